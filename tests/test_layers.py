@@ -46,6 +46,7 @@ TORCH_FREE_PACKAGES = (
 )
 TORCH_FREE_MODULES = (
     "media.decode",
+    "media.decode_pool",
     "data.dataset",
     "data.position",
     "data.resume",

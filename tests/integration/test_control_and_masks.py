@@ -21,7 +21,7 @@ from reelworks.core.errors import UserError
 from reelworks.data import loader
 from reelworks.data.loader import StepSource
 from reelworks.generate import writers
-from reelworks.media.decode import DecodePool
+from reelworks.media.decode_pool import DecodePool
 from reelworks.recipe import dataset, recipe_file
 from reelworks.recipe.dataset import RecipeData
 from reelworks.run import events
@@ -95,7 +95,7 @@ def first_batch(recipe):
     plan = data.plan(data.plan_spec(1, 1), 0)
     pool = DecodePool(0, 60.0)
     try:
-        return data, next(loader.read_ahead(StepSource(data, 0, 1).row(plan, 0, 0), pool, depth=1))
+        return data, next(loader.read_ahead(StepSource(data, 0, 1).row(plan, 0, 0), pool))
     finally:
         pool.close()
 

@@ -148,6 +148,10 @@ def test_every_switch_of_the_trainer_trains(tiny, tmp_path, loss_reduction, num_
     assert len(steps) == 3
     assert np.isfinite([step["loss"] for step in steps]).all()
     assert np.all(np.array([step["grad_norm"] for step in steps]) > 0)
+    for step in steps:
+        assert 0 < step["data_wait_seconds"] < step["seconds"]
+        assert 0 < step["decode_p50_seconds"] <= step["decode_p99_seconds"]
+        assert step["queue_bytes"] >= 0
     assert max(len(step["buckets"]) for step in steps) >= 2
 
 

@@ -1,16 +1,19 @@
 """Pool of spawned processes that run calls for threads of this one, so that a crash or hang stays isolated.
 
-Each process has its own pipe. A process that dies in the middle of a result, or is killed because it hangs,
-therefore fails only its own call, and that call is known. Arrays are sent without an intermediate copy.
+A process may run several calls at once, each in a thread and with a pipe of its own. A process that dies in the middle of
+a result, or is killed because a call hangs, therefore fails only its own calls, and these are known. Arrays are sent without
+an intermediate copy, or written to shared memory.
 """
 
 from __future__ import annotations
 
 import atexit
+import itertools
 import multiprocessing
 import os
 import pickle
 import signal
+import socket
 import threading
 import time
 import traceback
@@ -20,7 +23,12 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
+from reelworks.core import shared_array
+from reelworks.core.shared_array import Slot
+
 _CHECK_EVERY_SECONDS = 1.0
+# A process may be killed from outside while it starts, which no call is to blame for.
+_STARTS = 5
 
 
 def end_with_parent() -> None:
@@ -43,6 +51,10 @@ class WorkerDied(Exception):  # noqa: N818
     """A worker process ended during a call."""
 
 
+class WorkerStopped(WorkerDied):
+    """A worker process was killed because of another call, which hung; this one is not to blame."""
+
+
 class WorkerHung(Exception):  # noqa: N818
     """A call took too long, and its worker process was killed."""
 
@@ -50,35 +62,52 @@ class WorkerHung(Exception):  # noqa: N818
 class WorkerPool:
     """Pool of worker processes, which are started on demand and reused.
 
-    Each thread that calls has a process for the time of its call, so the pool grows to the largest number of
+    Each thread that calls has a thread of a process for the time of its call, so the pool grows to the largest number of
     concurrent calls. Processes are spawned, never forked: a forked child inherits locks that threads of its parent
     held.
+
+    Args:
+        threads: Calls that a process runs at once.
     """
 
-    def __init__(self) -> None:
-        self._idle: list[_Worker] = []
-        self._busy: set[_Worker] = set()
+    def __init__(self, threads: int = 1) -> None:
+        self.threads = threads
+        self._idle: list[_Channel] = []
+        self._busy: set[_Channel] = set()
         self._changed = threading.Condition()
         self._closed = False
         # Runs before multiprocessing's own exit handler, which waits for all processes.
         atexit.register(self.close)
 
-    def call(self, function: Callable[[T], R], value: T, timeout_seconds: float | None = None) -> R:
+    def call(
+        self,
+        function: Callable[[T], R],
+        value: T,
+        timeout_seconds: float | None = None,
+        *,
+        into: Slot | None = None,
+        alone: bool = False,
+    ) -> R:
         """Return `function(value)`, computed in a worker process; its exceptions are raised in the calling thread.
 
         All three must be picklable. After `timeout_seconds`, not counting its start, the process is killed.
 
+        Args:
+            into: Memory where the arrays of the result are to lie, if they fill it exactly.
+            alone: Whether to use a fresh process that runs no other call, so that its death has one cause.
+
         Raises:
             WorkerDied: The process ended during the call, or the pool is closed.
+            WorkerStopped: The process was killed because of another of its calls.
             WorkerHung: The call took longer than `timeout_seconds`.
         """
-        worker = self._take()
+        channel = self._take(alone)
         usable = False
         try:
-            result = worker.call(function, value, timeout_seconds)
+            result = channel.call(function, value, timeout_seconds, into)
             usable = True
         finally:
-            self._give_back(worker, usable)
+            self._give_back(channel, usable and not alone)
         if isinstance(result, _Raised):
             raise result.error
         return result
@@ -91,34 +120,53 @@ class WorkerPool:
         with self._changed:
             self._closed = True
             self._changed.wait_for(lambda: not self._busy, patience_seconds)
-            for worker in self._busy:
-                worker.process.kill()
-        for worker in self._idle:
-            worker.connection.close()
+            for channel in self._busy:
+                channel.process.kill()
+            idle = {channel.process for channel in self._idle}
         deadline = time.monotonic() + patience_seconds
-        for worker in self._idle:
-            worker.process.join(max(deadline - time.monotonic(), 0))
-            worker.end()
+        for channel in self._idle:
+            channel.connection.close()
+        for process in idle:
+            process.join(max(deadline - time.monotonic(), 0))
+            process.end()
         self._idle.clear()
         atexit.unregister(self.close)
 
-    def _take(self) -> _Worker:
-        with self._changed:
-            if self._closed:
-                raise WorkerDied("the pool is closed")
-            worker = self._idle.pop() if self._idle else _Worker()
-            self._busy.add(worker)
-            return worker
+    def _take(self, alone: bool) -> _Channel:
+        for _ in range(_STARTS):
+            with self._changed:
+                if self._closed:
+                    raise WorkerDied("the pool is closed")
+                if alone or not self._idle:
+                    channel, *others = _Process(1 if alone else self.threads).channels
+                    self._idle += others
+                else:
+                    channel = self._idle.pop()
+                self._busy.add(channel)
+            begun = False
+            try:
+                begun = channel.await_start()
+            finally:
+                if not begun:
+                    self._give_back(channel, usable=False)
+            if begun:
+                return channel
+        raise WorkerDied(f"{_STARTS} processes ended as they started")
 
-    def _give_back(self, worker: _Worker, usable: bool) -> None:
+    def _give_back(self, channel: _Channel, usable: bool) -> None:
+        process = channel.process
         with self._changed:
-            usable = usable and not self._closed
+            usable = usable and not process.is_ended
             if usable:
-                self._idle.append(worker)
+                self._idle.append(channel)
+            else:
+                process.is_ended = True
+                self._idle = [other for other in self._idle if other.process is not process]
         if not usable:
-            worker.end()
+            process.end()
+            channel.connection.close()
         with self._changed:
-            self._busy.discard(worker)
+            self._busy.discard(channel)
             self._changed.notify_all()
 
 
@@ -127,41 +175,92 @@ class _Raised:
     error: Exception
 
 
-class _Worker:
-    def __init__(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs,), daemon=True)
-        self.process.start()
-        theirs.close()
+class _Process:
+    """A worker process, with a channel to each of its threads."""
 
-    def call(self, function: Callable[[T], R], value: T, timeout_seconds: float | None) -> R | _Raised:
-        try:
-            self.connection.send((function, value))
-            self.connection.recv()  # the worker's message that the call has begun
-            if not self.connection.poll(timeout_seconds):
-                raise WorkerHung(f"a call took more than {timeout_seconds:g} s")
-            result: R | _Raised = _receive(self.connection)
-            return result
-        except (EOFError, ConnectionError) as error:
-            raise WorkerDied("a process ended during its call") from error
+    def __init__(self, threads: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        pipes = [context.Pipe() for _ in range(threads)]
+        self._process = context.Process(target=_serve, args=([theirs for _, theirs in pipes],), daemon=True)
+        self._process.start()
+        self._lock = threading.Lock()  # a process can be waited for by one thread at a time
+        self.is_ended = False  # or about to be
+        self.has_hung = False
+        self.channels = [_Channel(self, ours) for ours, _ in pipes]
+        for _, theirs in pipes:
+            theirs.close()
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def join(self, timeout_seconds: float | None = None) -> None:
+        with self._lock:
+            self._process.join(timeout_seconds)
 
     def end(self) -> None:
-        self.process.kill()
-        self.process.join()
-        self.connection.close()
+        self.kill()
+        self.join()
 
 
-def _serve(connection: Connection) -> None:
+class _Channel:
+    """A pipe to one thread of a worker process."""
+
+    def __init__(self, process: _Process, connection: Connection) -> None:
+        self.process, self.connection = process, connection
+        self._has_started = False
+
+    def await_start(self) -> bool:
+        """Wait until the worker's thread has started; return False if its process ended before."""
+        with suppress(EOFError, ConnectionError):
+            if not self._has_started:
+                self.connection.recv()
+            self._has_started = True
+        return self._has_started
+
+    def call(
+        self, function: Callable[[T], R], value: T, timeout_seconds: float | None, into: Slot | None
+    ) -> R | _Raised:
+        try:
+            file = None if into is None else into.memory.file
+            place = None if into is None or file is None else (into.offset, into.array.nbytes)
+            self.connection.send((function, value, place))
+            if file is not None:
+                _send_file(self.connection, file)
+            self.connection.recv()  # the worker's message that the call has begun
+            if not self.connection.poll(timeout_seconds):
+                self.process.has_hung = True
+                raise WorkerHung(f"a call took more than {timeout_seconds:g} s")
+            result: R | _Raised = _receive(self.connection, into)
+            return result
+        except (EOFError, ConnectionError) as error:
+            if self.process.has_hung:
+                raise WorkerStopped("a process was killed because of another call") from error
+            raise WorkerDied("a process ended during its call") from error
+
+
+def _serve(connections: list[Connection]) -> None:
     # Ctrl-C and a scheduler's signals reach every process of a job, but only the parent handles them.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     end_with_parent()
+    for connection in connections[1:]:
+        threading.Thread(target=_serve_calls, args=(connection,)).start()
+    _serve_calls(connections[0])
+
+
+def _serve_calls(connection: Connection) -> None:
     with suppress(EOFError, ConnectionError):
+        connection.send(None)
         while True:
-            function, value = connection.recv()
-            connection.send(None)
-            _send(connection, _result(function, value))
+            function, value, place = connection.recv()
+            file = None if place is None else _receive_file(connection)
+            try:
+                connection.send(None)
+                result = _result(function, value)
+                _send(connection, result, file, place)
+            finally:
+                if file is not None:
+                    os.close(file)
 
 
 def _result(function: Callable[[T], R], value: T) -> R | _Raised:
@@ -172,25 +271,51 @@ def _result(function: Callable[[T], R], value: T) -> R | _Raised:
         return _Raised(error)
 
 
-def _send(connection: Connection, message: object) -> None:
-    """Send an object: its pickle and the sizes of its arrays, then the arrays themselves without a copy."""
+def _send_file(connection: Connection, file: int) -> None:
+    with socket.socket(fileno=os.dup(connection.fileno())) as pipe:
+        socket.send_fds(pipe, [b"\0"], [file])
+
+
+def _receive_file(connection: Connection) -> int:
+    with socket.socket(fileno=os.dup(connection.fileno())) as pipe:
+        _, files, _, _ = socket.recv_fds(pipe, 1, 1)
+    if not files:
+        raise EOFError
+    return files[0]
+
+
+def _send(connection: Connection, message: object, file: int | None, place: tuple[int, int] | None) -> None:
+    """Send an object: its pickle and the sizes of its arrays; the arrays go to shared memory or follow, without a copy."""
     arrays: list[pickle.PickleBuffer] = []
     data = pickle.dumps(message, protocol=5, buffer_callback=arrays.append)
     raw = [array.raw() for array in arrays]
-    connection.send((data, [view.nbytes for view in raw]))
-    for view in raw:
+    sizes = [view.nbytes for view in raw]
+    is_shared = file is not None and place is not None and sum(sizes) == place[1]
+    if is_shared and file is not None and place is not None:
+        shared_array.write(file, place[0], raw)
+    connection.send((data, sizes, is_shared))
+    for view in [] if is_shared else raw:
         while view.nbytes:
             view = view[os.write(connection.fileno(), view) :]
 
 
-def _receive(connection: Connection) -> Any:
-    data, sizes = connection.recv()
-    arrays = [bytearray(size) for size in sizes]
-    for array in arrays:
-        view = memoryview(array)
+def _receive(connection: Connection, into: Slot | None) -> Any:
+    data, sizes, is_shared = connection.recv()
+    arrays = _views(into, sizes) if into is not None and sum(sizes) == into.array.nbytes else list(map(_memory, sizes))
+    for view in [] if is_shared else arrays:
         while view.nbytes:
             count = os.readv(connection.fileno(), [view])
             if count == 0:
                 raise EOFError
             view = view[count:]
     return pickle.loads(data, buffers=arrays)
+
+
+def _views(into: Slot, sizes: list[int]) -> list[memoryview[Any]]:
+    memory = into.array.data.cast("B")
+    ends = list(itertools.accumulate(sizes))
+    return [memory[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+
+
+def _memory(size: int) -> memoryview[Any]:
+    return memoryview(bytearray(size))

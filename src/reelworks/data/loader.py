@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import base64
+import itertools
+import math
 import os
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,19 +21,28 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from reelworks.core.errors import UserError
+from reelworks.core.log import logger
 from reelworks.core.shape import Shape
 from reelworks.data import decode_requests, resume, segment_record
 from reelworks.data.dataset import Dataset
 from reelworks.data.position import DataPosition, next_epoch
 from reelworks.media import decode
+from reelworks.media.config import PREFETCH_BYTES
 from reelworks.media.crop_box import CropBox
-from reelworks.media.decode import DecodePool, Failure, Frames, Request
+from reelworks.media.decode import Frames, Request
+from reelworks.media.decode_pool import DecodePool, Failure
 from reelworks.run.folder import RunFolder
 from reelworks.schedule import plan as planning
 from reelworks.schedule.cursor import Aliases, Cursor, Excluded
 from reelworks.schedule.plan import EpochPlan, PlanSpec, Samples
 
 _CLIPS = "clips"
+_NO_COMPANION = 255  # white
+# More micro-batches than these bridge no longer stall; they would only take memory.
+_MOST_AHEAD = 64
+# Requests are prepared while training waits, so the queue grows over several steps.
+_MOST_AT_ONCE = 4
+_WARN_SECONDS = 60.0
 # Decode jobs by kind of companion; the jobs of the clips themselves are under `_CLIPS`.
 _Jobs = dict[str, list[Future[Frames | Failure] | None]]
 
@@ -89,6 +101,23 @@ class MicroBatchRequest:
 
 
 @dataclass(frozen=True)
+class StreamState:
+    """State of reading ahead when a micro-batch was delivered.
+
+    Attributes:
+        wait_seconds: Time that training waited for the micro-batch.
+        queue_bytes: Decoded frames that were waiting behind it.
+        decode_p50_seconds, decode_p99_seconds: Median and 99th percentile of the time that each of the last 1000 clips
+            took in its decoder; None before the first.
+    """
+
+    wait_seconds: float = 0.0
+    queue_bytes: int = 0
+    decode_p50_seconds: float | None = None
+    decode_p99_seconds: float | None = None
+
+
+@dataclass(frozen=True)
 class MicroBatch:
     """A decoded micro-batch.
 
@@ -97,6 +126,7 @@ class MicroBatch:
         is_valid: `[B]` True where a clip counts in the loss: decoded, no padding, and not idle.
         failures: Index in the micro-batch and reason of each failed clip, padding left out.
         companions: `[B, T, H, W, 3]` uint8 by kind; white where a clip has none.
+        stream: How far decoding was ahead when it was delivered.
     """
 
     work: MicroBatchRequest
@@ -104,6 +134,7 @@ class MicroBatch:
     is_valid: Tensor
     failures: tuple[tuple[int, str], ...]
     companions: Mapping[str, Tensor] = field(default_factory=dict)
+    stream: StreamState = StreamState()
 
     @property
     def is_idle(self) -> bool:
@@ -134,57 +165,161 @@ class MicroBatch:
         return sum(bool(self.work.is_first_use[index]) for index, _ in self.failures)
 
 
-def read_ahead(work: Iterable[MicroBatchRequest], pool: DecodePool, depth: int) -> Iterator[MicroBatch]:
-    """Yield the micro-batches of `work` in its order, with up to `depth` of them decoding ahead.
+class _Pending:
+    """A micro-batch that is being decoded, each clip straight to its place."""
 
-    Reading ahead crosses the end of an epoch if `work` does.
-    """
-    queue: deque[tuple[MicroBatchRequest, _Jobs]] = deque()
-    source = iter(work)
+    def __init__(self, work: MicroBatchRequest, pool: DecodePool) -> None:
+        self.work = work
+        size = _frames_size(work)
+        self._frames = {kind: pool.array(size) for kind in (_CLIPS, *work.companions)}
+        self._jobs: _Jobs = {kind: [] for kind in self._frames}
+        for index, request in enumerate(work.requests):
+            self._jobs[_CLIPS].append(pool.submit(request, self._frames[_CLIPS].slot(index)))
+            for kind, requests in work.companions.items():
+                companion = requests[index]
+                slot = self._frames[kind].slot(index)
+                self._jobs[kind].append(None if companion is None else pool.submit(companion, slot))
+
+    @property
+    def decoded_bytes(self) -> int:
+        """Bytes of the clips that are done."""
+        done = sum(job is not None and job.done() for jobs in self._jobs.values() for job in jobs)
+        return done * math.prod(_frames_size(self.work)[1:])
+
+    def cancel(self) -> None:
+        """Drop the clips that are still queued."""
+        for job in itertools.chain(*self._jobs.values()):
+            if job is not None:
+                job.cancel()
+
+    def collect(self) -> tuple[dict[str, Frames], dict[int, str]]:
+        """Wait for the clips, and return the frames by kind, and the reason of each clip that failed."""
+        failures: dict[int, str] = {}
+        for kind, jobs in self._jobs.items():
+            frames = self._frames[kind].array
+            for index, job in enumerate(jobs):
+                if job is None:
+                    frames[index] = _NO_COMPANION
+                elif reason := self._reason(kind, index, _result(job, self.work.requests[index].path)):
+                    frames[index] = 0 if kind == _CLIPS else _NO_COMPANION  # a worker may have died while writing
+                    failures.setdefault(index, reason)
+            self._frames[kind].close_file()
+        return {kind: frames.array for kind, frames in self._frames.items()}, failures
+
+    def _reason(self, kind: str, index: int, result: Frames | Failure) -> str:
+        if kind == "loss_mask" and not isinstance(result, Failure) and not decode.counts(result):
+            result = Failure(decode.EMPTY)  # the clip would have no loss
+        if not isinstance(result, Failure):
+            return ""
+        if kind == _CLIPS:
+            return result.reason
+        companion = self.work.companions[kind][index]
+        assert companion is not None  # it was submitted
+        return f"{kind} {companion.path}: {result.reason}"
+
+
+def _frames_size(work: MicroBatchRequest) -> tuple[int, ...]:
+    return len(work.requests), work.shape.num_frames, work.shape.height, work.shape.width, 3
+
+
+def _result(job: Future[Frames | Failure], path: Path) -> Frames | Failure:
     while True:
-        while len(queue) < depth and (item := next(source, None)) is not None:
-            queue.append((item, _submit(item, pool)))
-        if not queue:
-            return
-        item, jobs = queue.popleft()
-        yield _collect(item, jobs)
+        try:
+            return job.result(timeout=_WARN_SECONDS)
+        except TimeoutError:
+            logger.warning(f"still waiting after {_WARN_SECONDS:g} s for a clip to be decoded: {path}")
 
 
-def _submit(work: MicroBatchRequest, pool: DecodePool) -> _Jobs:
-    jobs: _Jobs = {kind: [] for kind in (_CLIPS, *work.companions)}
-    for index, request in enumerate(work.requests):
-        jobs[_CLIPS].append(pool.submit(request))
-        for kind, requests in work.companions.items():
-            companion = requests[index]
-            jobs[kind].append(None if companion is None else pool.submit(companion))
-    return jobs
+class _ReadAhead:
+    """Queue of micro-batches that are decoding, in the order in which they are delivered."""
+
+    def __init__(self, work: Iterable[MicroBatchRequest], pool: DecodePool, budget_bytes: int) -> None:
+        self._source, self._pool, self._budget_bytes = iter(work), pool, budget_bytes
+        self._queue: deque[_Pending] = deque()
+        self._queued_bytes = 0
+        self._error: Exception | None = None
+        self._next = self._take()
+
+    def fill(self) -> None:
+        """Queue micro-batches while the budget lasts, at least one."""
+        for _ in range(_MOST_AT_ONCE):
+            work = self._next
+            if work is None or len(self._queue) >= _MOST_AHEAD:
+                return
+            if self._queue and self._queued_bytes + _bytes(work) > self._budget_bytes:
+                return
+            self._queue.append(_Pending(work, self._pool))
+            self._queued_bytes += _bytes(work)
+            self._next = self._take()
+
+    def deliver(self) -> MicroBatch | None:
+        """Return the next micro-batch when it is decoded, None after the last.
+
+        Raises:
+            Exception: What the source raised, after all that it had given.
+        """
+        began = time.perf_counter()
+        self.fill()
+        if not self._queue:
+            if self._error is not None:
+                raise self._error
+            return None
+        head = self._queue.popleft()
+        self._queued_bytes -= _bytes(head.work)
+        self.fill()  # decoding goes on while this micro-batch is waited for and trained
+        frames, failures = head.collect()
+        p50, p99 = self._pool.percentiles(50, 99)
+        state = StreamState(
+            wait_seconds=time.perf_counter() - began,
+            queue_bytes=sum(pending.decoded_bytes for pending in self._queue),
+            decode_p50_seconds=p50,
+            decode_p99_seconds=p99,
+        )
+        return _micro_batch(head.work, frames, failures, state)
+
+    def cancel(self) -> None:
+        """Drop what is queued."""
+        for pending in self._queue:
+            pending.cancel()
+
+    def _take(self) -> MicroBatchRequest | None:
+        try:
+            return next(self._source, None)
+        except Exception as error:  # it concerns later steps; those before it are trained first
+            self._error = error
+            return None
 
 
-def _collect(work: MicroBatchRequest, jobs: _Jobs) -> MicroBatch:
-    size = (len(work.requests), work.shape.num_frames, work.shape.height, work.shape.width, 3)
-    frames = {kind: np.full(size, 0 if kind == _CLIPS else 255, dtype=np.uint8) for kind in jobs}
-    failures: dict[int, str] = {}
-    for kind, queued in jobs.items():
-        for index, job in enumerate(queued):
-            if job is None:
-                continue
-            result = job.result()
-            if kind == "loss_mask" and not isinstance(result, Failure) and not decode.counts(result):
-                result = Failure(decode.EMPTY)  # the clip would have no loss
-            if not isinstance(result, Failure):
-                frames[kind][index] = result
-            elif kind == _CLIPS:
-                failures[index] = result.reason
-            else:
-                companion = work.companions[kind][index]
-                assert companion is not None  # it was submitted
-                failures.setdefault(index, f"{kind} {companion.path}: {result.reason}")
+def _bytes(work: MicroBatchRequest) -> int:
+    return math.prod(_frames_size(work)) * (1 + len(work.companions))
+
+
+def read_ahead(
+    work: Iterable[MicroBatchRequest], pool: DecodePool, budget_bytes: int = PREFETCH_BYTES
+) -> Iterator[MicroBatch]:
+    """Yield the micro-batches of `work` in its order, while those behind them are decoded ahead.
+
+    Clips are begun in this order and finished in any. Frames of at most `budget_bytes` are decoded ahead, or one
+    micro-batch if it is larger. Reading ahead crosses the end of an epoch if `work` does. An error of `work` is raised
+    after all micro-batches before it.
+    """
+    ahead = _ReadAhead(work, pool, budget_bytes)
+    try:
+        while (micro_batch := ahead.deliver()) is not None:
+            yield micro_batch
+    finally:
+        ahead.cancel()
+
+
+def _micro_batch(
+    work: MicroBatchRequest, frames: dict[str, Frames], failures: dict[int, str], stream: StreamState
+) -> MicroBatch:
     real = work.real & (not work.is_idle)
     is_valid = real.copy()
     is_valid[list(failures)] = False
     real_failures = tuple((index, reason) for index, reason in sorted(failures.items()) if real[index])
     decoded = {kind: torch.from_numpy(array) for kind, array in frames.items()}
-    return MicroBatch(work, decoded.pop(_CLIPS), torch.from_numpy(is_valid), real_failures, decoded)
+    return MicroBatch(work, decoded.pop(_CLIPS), torch.from_numpy(is_valid), real_failures, decoded, stream)
 
 
 @dataclass(frozen=True)
@@ -319,8 +454,8 @@ class Loader:
         micro_batches_per_step: Micro-batches of an optimizer step, over all ranks; None for one on each rank.
         rank: This rank; None takes it from torch.distributed or the environment (RANK), else 0.
         world_size: Number of ranks; None takes it from torch.distributed or the environment (WORLD_SIZE), else 1.
-        num_workers: Spawned processes that decode; 0 decodes in threads of this process.
-        prefetch: Micro-batches that are decoded ahead.
+        num_workers: Spawned processes that decode, with two threads each; 0 decodes in threads of this process.
+        prefetch_bytes: Frames that are decoded ahead, in bytes; at least one micro-batch is.
         decode_timeout: Seconds after which a process that still decodes the same clip is ended; the clip has failed.
         record_to: Folder of records of the trained clips, the same on all ranks. With it a resume is exact even if
             the data or the buckets changed in between.
@@ -345,14 +480,14 @@ class Loader:
         rank: int | None = None,
         world_size: int | None = None,
         num_workers: int = 0,
-        prefetch: int = 4,
+        prefetch_bytes: int = PREFETCH_BYTES,
         decode_timeout: float = 120.0,
         record_to: str | Path | None = None,
     ) -> None:
         self.dataset = dataset
         self.rank, self.world_size = place_of(rank, world_size)
         self.micro_batches_per_step = micro_batches_per_step or self.world_size
-        self._workers, self._timeout, self._depth = num_workers, decode_timeout, prefetch
+        self._workers, self._timeout, self._prefetch = num_workers, decode_timeout, prefetch_bytes
         self._run = None if record_to is None else RunFolder(Path(record_to))
         self._recorded: tuple[int, int, int] | None = None
         self._pool: DecodePool | None = None
@@ -383,7 +518,7 @@ class Loader:
             self._pool = DecodePool(self._workers, self._timeout)
             weakref.finalize(self, self._pool.close)
         feed = StepSource(self.dataset, self.rank, self.world_size, max_epochs=begun.epoch + 1)
-        stream = read_ahead(feed.rows(begun), self._pool, self._depth)
+        stream = read_ahead(feed.rows(begun), self._pool, self._prefetch)
         for row in range(begun.row, begun.plan.steps):
             now = self._position
             clips, first = _clips_of_row(begun.plan, row), begun.plan.planned_in(row)

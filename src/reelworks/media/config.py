@@ -6,7 +6,11 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from reelworks.core import units
 from reelworks.core.config import Config
+
+_PREFETCH = "2GB"
+PREFETCH_BYTES = units.size_bytes(_PREFETCH, "data.prefetch_bytes")
 
 ShortClips = Literal["reject", "hold", "loop"]
 RenamedClips = Literal["same", "new"]
@@ -52,17 +56,33 @@ class DataConfig(Config):
         description="when a dataset is renamed, split or swapped with another in mid-epoch, its files are recognised "
         'by content and path: "same" continues each as the clip it was, "new" trains it again in this epoch',
     )
-    num_workers: int = Field(2, ge=0, description="decoding processes; 0 decodes in threads of the trainer")
+    num_workers: int = Field(
+        2, ge=0, description="decoding processes, with two threads each; 0 decodes in two threads of the trainer"
+    )
     decode_timeout: float = Field(
         120.0,
         gt=0,
         description="seconds that a decoding process may spend on one clip before it is killed and the clip recorded "
-        "as failed. Threads (num_workers = 0) cannot be killed: a decoder that hangs in one stops the run",
+        "as failed; its other clip is decoded again. Threads (num_workers = 0) cannot be killed: a decoder that hangs in one stops the run",
     )
-    prefetch_micro_batches: int = Field(4, ge=1, description="micro-batches decoded ahead of training")
+    prefetch_bytes: str = Field(
+        _PREFETCH,
+        description="memory of each training process for frames decoded ahead of training, from one epoch into the next, "
+        'as in "500MB"; at least one micro-batch is decoded ahead, and at most 64',
+    )
     max_decode_failures: float = Field(
         0.1, ge=0, le=1, description="stop when more than this fraction of an epoch's clips cannot be decoded"
     )
+
+    @property
+    def prefetch_budget_bytes(self) -> int:
+        """`prefetch_bytes` as a number."""
+        return units.size_bytes(self.prefetch_bytes, "data.prefetch_bytes")
+
+    @model_validator(mode="after")
+    def _known_size(self) -> DataConfig:
+        _ = self.prefetch_budget_bytes
+        return self
 
     @model_validator(mode="after")
     def _one_rate(self) -> DataConfig:

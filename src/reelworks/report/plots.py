@@ -147,6 +147,15 @@ def throughput(data: RunData) -> Figure | None:
     return _figure("throughput", "Throughput", note, traces, "clips / s", rangemode="tozero")
 
 
+def data_wait(data: RunData) -> Figure | None:
+    """Plot the share of each step that waited for clips."""
+    events = [e for e in data.events_of("step") if e.get("seconds") and e.get("data_wait_seconds") is not None]
+    values = [finite(e["data_wait_seconds"] / e["seconds"]) for e in events]
+    traces = _raw_and_smooth([e["step"] for e in events], values, "@c3")
+    note = "Share of each step; above 20 %, more data.num_workers help if cores are idle."
+    return _figure("data-wait", "Waiting for clips", note, traces, "share", rangemode="tozero", tickformat=".0%")
+
+
 def learning_rate(data: RunData) -> Figure | None:
     """Plot the learning rate."""
     events = [e for e in data.events_of("step") if e.get("learning_rate") is not None]
@@ -164,5 +173,5 @@ def grad_norm(data: RunData) -> Figure | None:
 
 def all_of(data: RunData) -> list[Figure]:
     """Return every figure that has data, in the page's order."""
-    drawn = (loss_curve, validation, loss_by_bucket, throughput, learning_rate, grad_norm)
+    drawn = (loss_curve, validation, loss_by_bucket, throughput, data_wait, learning_rate, grad_norm)
     return [figure for draw in drawn if (figure := draw(data))]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import cycle
 from typing import Any, NamedTuple
 
+from reelworks.analysis import data_wait
 from reelworks.analysis.coverage import EpochCoverage, State
 from reelworks.core import units
 from reelworks.report import status
@@ -195,7 +196,22 @@ def _training_facts(data: RunData) -> list[Fact]:
         Fact("Epochs", units.count(done), note),
         Fact("Training time", units.duration(status.training_seconds(data)), resumes),
         Fact("Throughput", speed, "mean over the steps"),
+        *_stream_facts(steps),
     ]
+
+
+def _stream_facts(steps: list[Json]) -> list[Fact]:
+    measured = [e for e in steps if e.get("data_wait_seconds") is not None]
+    waited, seconds = (sum(e[key] for e in measured) for key in ("data_wait_seconds", "seconds"))
+    if not seconds:
+        return []
+    facts = [Fact("Waiting for clips", units.percent(waited / seconds), data_wait.advice(waited, seconds))]
+    last = measured[-1]
+    median, slowest = last.get("decode_p50_seconds"), last.get("decode_p99_seconds")
+    if median is not None and slowest is not None:
+        note = f"99th percentile {1000 * slowest:,.0f} ms; {units.size(last.get('queue_bytes'))} decoded ahead"
+        facts.append(Fact("Decoding of a clip", f"{1000 * median:,.0f} ms", note))
+    return facts
 
 
 def _quality_facts(data: RunData) -> list[Fact]:

@@ -7,7 +7,8 @@ Every event has `v` (schema version), `time` (seconds since 1970), `kind` and, e
                 resumed_from (step or null)
     epoch       data_restarts, epoch, segment, planned, rows, plan (digest): an epoch's plan begins
     step        epoch, row, loss, loss_by_bucket {name: loss}, learning_rate, grad_norm, clips, tokens,
-                seconds, buckets [name, ...]
+                seconds, data_wait_seconds (of them, waiting for clips), decode_p50_seconds and decode_p99_seconds (of the
+                last 1000 clips, or null), queue_bytes (decoded frames that wait), buckets [name, ...]
     validation  loss, loss_by_time {"100": loss, ...}, clips, seconds
     checkpoint  name, bytes, seconds
     retention   kept [{step, reasons}], deleted [{step, reasons}]

@@ -17,10 +17,11 @@ import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch.utils.tensorboard import SummaryWriter
 
+from reelworks.analysis import data_wait
 from reelworks.core import files, log, waiting_threads
 from reelworks.core.log import logger
 from reelworks.data import loader
-from reelworks.data.loader import MicroBatch
+from reelworks.data.loader import MicroBatch, StreamState
 from reelworks.data.position import DataPosition
 from reelworks.distributed.mesh import World
 from reelworks.recipe.dataset import RecipeData
@@ -34,6 +35,7 @@ from reelworks.train.validation import Validation
 
 _LINE_EVERY_SECONDS = 10.0
 _SPEED_WINDOW = 50
+_FIRST_STEPS = 5
 
 
 class RunLogger:
@@ -61,7 +63,8 @@ class RunLogger:
         # Steps that a resume repeats must not be in the curves twice.
         self._board = SummaryWriter(run.tensorboard_folder, purge_step=first_step + 1) if world.is_main else None
         self._progress = _StepProgress(first_step, total_steps, data.recipe.train.log_every)
-        self._has_warned_of_spinning = False
+        self._has_warned_of_spinning = self._has_warned_of_waiting = False
+        self._waits: deque[tuple[float, float]] = deque(maxlen=_SPEED_WINDOW)  # for data, and seconds, of each step
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -115,6 +118,8 @@ class RunLogger:
         buckets = self._data.table.buckets
         names = [buckets[i].name for i in result.loss_by_bucket]
         planned = loader.batches_of_row(position.plan, position.row)
+        wait_seconds = sum(batch.stream.wait_seconds for batch in batches)
+        stream = batches[-1].stream if batches else StreamState()
         self.event(
             "step",
             step=step,
@@ -128,6 +133,10 @@ class RunLogger:
             repeated=result.repeats,
             tokens=sum(buckets[bucket].tokens * clips for bucket, clips in planned),
             seconds=seconds,
+            data_wait_seconds=wait_seconds,
+            decode_p50_seconds=stream.decode_p50_seconds,
+            decode_p99_seconds=stream.decode_p99_seconds,
+            queue_bytes=stream.queue_bytes,
             buckets=names,
         )
         self._scalars(
@@ -137,11 +146,13 @@ class RunLogger:
                 "train/grad_norm": result.grad_norm,
                 "train/learning_rate": result.learning_rate,
                 "train/clips_per_second": result.clips / seconds,
+                "train/data_wait_share": wait_seconds / seconds,
             },
         )
         label = names[0] + (f" +{len(names) - 1}" if len(names) > 1 else "") if names else "no clip"
         self._progress.step(step, result, label)
         self._warn_of_spinning()
+        self._warn_of_waiting(wait_seconds, seconds)
         if not result.applied:
             logger.info("step %d is skipped: %s", step, result.why_not)
         if result.blame is not None:
@@ -190,6 +201,17 @@ class RunLogger:
                 f"{waiting_threads.cores()} cores), and threads that spin while they wait make steps many times slower: "
                 "stop with Ctrl-C, set OMP_WAIT_POLICY=passive, and give the same command again"
             )
+
+    def _warn_of_waiting(self, wait_seconds: float, seconds: float) -> None:
+        """Warn once if steps wait for clips too long, of a whole window of steps that are not the first."""
+        self._waits.append((wait_seconds, seconds))
+        if self._has_warned_of_waiting or len(self._waits) < _SPEED_WINDOW:
+            return
+        # The first clips are always waited for.
+        waited, total = (sum(each) for each in zip(*itertools.islice(self._waits, _FIRST_STEPS, None), strict=True))
+        if advice := data_wait.advice(waited, total):
+            self._has_warned_of_waiting = True
+            logger.warning(advice)
 
     def _failures(self, position: DataPosition, step: int, batches: Sequence[MicroBatch]) -> list[Failure]:
         """Log the clips that failed on any rank, and return the failures of first uses. Collective."""

@@ -22,7 +22,7 @@ from reelworks.data.loader import MicroBatch, StepSource
 from reelworks.data.position import DataPosition, next_epoch, no_steps
 from reelworks.distributed import mesh
 from reelworks.generate.pipeline import GenerateOptions
-from reelworks.media.decode import DecodePool
+from reelworks.media.decode_pool import DecodePool
 from reelworks.recipe import dataset, recipe_file
 from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
@@ -180,7 +180,7 @@ class Trainer:
             if not resumed:
                 self._validate(position, pool)  # of the untrained weights, for comparison
             # Micro-batches from here to the end of training, across epochs, planned as `next_epoch` plans them.
-            batches = loader.read_ahead(self._source.rows(position), pool, config.prefetch_micro_batches)
+            batches = loader.read_ahead(self._source.rows(position), pool, config.prefetch_budget_bytes)
             self._begin_segment(position)
             while not self._is_done(position):
                 if position.at_end:

@@ -14,7 +14,7 @@ import torch
 from reelworks.data import loader
 from reelworks.data.loader import MicroBatchRequest, StepSource
 from reelworks.distributed.mesh import World
-from reelworks.media.decode import DecodePool
+from reelworks.media.decode_pool import DecodePool
 from reelworks.recipe.recipe import Recipe
 from reelworks.schedule.plan import Samples
 from reelworks.train.batch_inputs import validation_example
@@ -54,7 +54,7 @@ class Validator:
         model, objective, times = self.model, self.recipe.objective, self.recipe.validation.timesteps
         sums = torch.zeros(len(times) + 1, dtype=torch.float64)  # of the loss at each timestep, and of clips
         with model.state.averaged():
-            for batch in loader.read_ahead(self._requests(), pool, depth=4):
+            for batch in loader.read_ahead(self._requests(), pool, self.recipe.data.prefetch_budget_bytes):
                 example = validation_example(batch, model.encoder, objective, seed=self.recipe.seed, times=times)
                 losses = example.losses(model.boundary(example.inputs), objective).double().cpu()
                 if bool(batch.is_valid.all()):

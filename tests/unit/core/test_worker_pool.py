@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import worker_calls
 
-from reelworks.core.worker_pool import WorkerDied, WorkerHung, WorkerPool
+from reelworks.core.worker_pool import WorkerDied, WorkerHung, WorkerPool, WorkerStopped
 
 
 @pytest.fixture
@@ -81,6 +81,38 @@ def test_a_call_that_takes_too_long_is_ended(pool: WorkerPool, tmp_path: Path) -
 
 def test_the_time_until_a_call_begins_does_not_count(pool: WorkerPool) -> None:
     assert pool.call(worker_calls.is_none, worker_calls.SlowToArrive(1.0), timeout_seconds=0.5)
+
+
+def test_a_process_runs_several_calls_and_only_the_one_that_hangs_is_to_blame(tmp_path: Path) -> None:
+    pool = WorkerPool(threads=2)
+    try:
+        with ThreadPoolExecutor(2) as threads:
+            hangs = threads.submit(pool.call, worker_calls.hang, tmp_path / "begun", 0.5)
+            first = threads.submit(pool.call, worker_calls.process_id, tmp_path / "begun").result()
+            (process,) = multiprocessing.active_children()
+            assert first == process.pid
+            other = threads.submit(pool.call, worker_calls.hang, tmp_path / "other")
+            with pytest.raises(WorkerHung):
+                hangs.result()
+            with pytest.raises(WorkerStopped):
+                other.result()
+        assert pool.call(worker_calls.double, 2) == 4
+    finally:
+        pool.close()
+    assert multiprocessing.active_children() == []
+
+
+def test_a_call_that_is_alone_shares_its_process_with_no_other(tmp_path: Path) -> None:
+    pool = WorkerPool(threads=2)
+    (tmp_path / "begun").touch()
+    try:
+        shared = {pool.call(worker_calls.process_id, tmp_path / "begun") for _ in range(3)}
+        alone = {pool.call(worker_calls.process_id, tmp_path / "begun", alone=True) for _ in range(2)}
+        assert (len(shared), len(alone | shared)) == (1, 3)
+        (process,) = multiprocessing.active_children()
+        assert {process.pid} == shared
+    finally:
+        pool.close()
 
 
 def test_a_closed_pool_takes_no_calls() -> None:

@@ -53,3 +53,15 @@ class SlowToArrive:
 
 def is_none(value: object) -> bool:
     return value is None
+
+
+def filled(value_and_shape: tuple[int, tuple[int, ...]]) -> NDArray[np.uint8]:
+    value, shape = value_and_shape
+    return np.full(shape, value, dtype=np.uint8)
+
+
+def process_id(begun: Path) -> int:
+    """Return the process that runs the call, once the call that runs beside it has begun."""
+    while not begun.exists():
+        time.sleep(0.01)
+    return os.getpid()

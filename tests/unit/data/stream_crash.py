@@ -10,7 +10,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from reelworks.core.shape import Shape
-from reelworks.media.decode import DecodePool, Request
+from reelworks.media.decode import Request
+from reelworks.media.decode_pool import DecodePool
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from reelworks.data.loader import MicroBatch, MicroBatchRequest
 from reelworks.media.decode import Request
 
 SHAPE = Shape(1, 16, 16)
+CLIP_BYTES = 16 * 16 * 3
 LONG_SECONDS = 60.0  # no clip of these takes so long
 
 

@@ -3,27 +3,43 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from PIL import Image
-from stream_works import LONG_SECONDS, greys, request, work
+from stream_works import CLIP_BYTES, LONG_SECONDS, greys, request, work
 
-from reelworks.data.loader import MicroBatchRequest, read_ahead
-from reelworks.media.decode import DecodePool, Failure, Frames, Request
+from reelworks.core.shared_array import Slot
+from reelworks.data.loader import MicroBatchRequest, StepSource, read_ahead
+from reelworks.data.position import next_epoch
+from reelworks.media.decode import Frames, Request
+from reelworks.media.decode_pool import DecodePool, Failure
+from reelworks.testing import sample_dataset
 
 
 class Watched(DecodePool):
     """A pool that remembers in which order clips were finished."""
 
-    def submit(self, request: Request) -> Future[Frames | Failure]:
+    on_submit: Callable[[Request], None] = staticmethod(lambda request: None)
+    cancelled = 0
+
+    def submit(self, request: Request, into: Slot | None = None) -> Future[Frames | Failure]:
         number = next(self.numbers)
-        job = super().submit(request)
-        job.add_done_callback(lambda _: self.finished.append(number))
+        self.on_submit(request)
+        job = super().submit(request, into)
+        job.add_done_callback(lambda job: self.note(number, job))
         return job
+
+    def note(self, number: int, job: Future[Frames | Failure]) -> None:
+        self.finished.append(number)
+        self.cancelled += job.cancelled()
 
     @cached_property
     def numbers(self) -> Iterator[int]:
@@ -34,9 +50,9 @@ class Watched(DecodePool):
         return []
 
 
-@pytest.mark.parametrize(("num_workers", "depth"), [(0, 1), (0, 9), (1, 2), (3, 4)])
+@pytest.mark.parametrize(("num_workers", "budget"), [(0, 1), (0, 10**9), (1, 4000), (2, 10**9)])
 def test_order_and_contents_are_those_of_the_work_for_any_number_of_workers(
-    pictures: list[Path], tmp_path: Path, num_workers: int, depth: int
+    pictures: list[Path], tmp_path: Path, num_workers: int, budget: int
 ) -> None:
     """Clips finish out of order, and some fail; neither shows in what is delivered."""
     slow, bad, none = tmp_path / "slow.png", tmp_path / "bad.png", tmp_path / "none.png"
@@ -55,14 +71,14 @@ def test_order_and_contents_are_those_of_the_work_for_any_number_of_workers(
     pool = Watched(num_workers, LONG_SECONDS)
     try:
         source = (work(row, order) for row, order in enumerate(orders))
-        batches = list(read_ahead(source, pool, depth=depth))
+        batches = list(read_ahead(source, pool, budget))
     finally:
         pool.close()
     assert [greys(batch) for batch in batches] == [[99, 3], [8], [0, 0, 2], [3, 3], [99, 22, 0], [7, 99], [1]]
     assert [batch.work.row for batch in batches] == list(range(7))
     assert [[place for place, _ in batch.failures] for batch in batches] == [[], [], [1], [], [2], [], []]
     assert all(batch.is_valid.sum() + len(batch.failures) == len(batch.is_valid) for batch in batches)
-    if num_workers != 1:
+    if budget > 1:
         assert pool.finished != sorted(pool.finished), "nothing finished out of order"
 
 
@@ -76,7 +92,7 @@ def test_a_clip_that_fails_counts_nothing_and_tells_why(pictures: list[Path], tm
         work(2, [pictures[1], bad], is_idle=True),
         work(3, [pictures[2]]),
     ]
-    first, padded, filler, last = read_ahead(works, pool, depth=2)
+    first, padded, filler, last = read_ahead(works, pool)
     pool.close()
     assert greys(first) == [9, 0, 4, 0]
     assert first.is_valid.tolist() == [True, False, True, False]
@@ -90,19 +106,73 @@ def test_a_clip_that_fails_counts_nothing_and_tells_why(pictures: list[Path], tm
     assert works[0].real.all()  # what was asked for is left as it was
 
 
-def test_no_more_is_read_ahead_than_asked_for(pictures: list[Path]) -> None:
-    taken: list[int] = []
-
-    def source() -> Iterator[MicroBatchRequest]:
-        for row in range(8):
-            taken.append(row)
-            yield work(row, [pictures[row]])
-
-    pool = DecodePool(0, LONG_SECONDS)
-    for batch in read_ahead(source(), pool, depth=3):
-        assert len(taken) == min(batch.work.row + 3, 8)
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(clips=st.lists(st.integers(1, 4), min_size=1, max_size=12), budget=st.integers(0, 12))
+def test_no_more_is_read_ahead_than_the_budget_or_one_micro_batch(
+    pictures: list[Path], clips: list[int], budget: int
+) -> None:
+    """And something always is, so that a clip larger than the budget stops nothing."""
+    pool = Watched(0, LONG_SECONDS)
+    submitted, delivered = [], 0
+    pool.on_submit = lambda request: submitted.append(request.path)
+    works = [work(row, pictures[:n]) for row, n in enumerate(clips)]
+    for batch in read_ahead(works, pool, budget_bytes=budget * CLIP_BYTES):
+        delivered += clips[batch.work.row]
+        ahead, rest = len(submitted) - delivered, clips[batch.work.row + 1 :]
+        assert ahead <= max(budget, *rest[:1]) if rest else ahead == 0
+        assert ahead >= sum(rest[:1])
     pool.close()
-    assert len(taken) == 8
+    assert (delivered, len(submitted)) == (sum(clips), sum(clips))
+
+
+def test_an_error_of_the_source_comes_after_all_that_it_gave(pictures: list[Path]) -> None:
+    def source() -> Iterator[MicroBatchRequest]:
+        yield from (work(row, [pictures[row]]) for row in range(5))
+        raise ValueError("no next epoch")
+
+    pool, got = DecodePool(0, LONG_SECONDS), []
+    with pytest.raises(ValueError, match="no next epoch"):
+        got.extend(greys(batch) for batch in read_ahead(source(), pool))
+    pool.close()
+    assert got == [[0], [1], [2], [3], [4]]
+
+
+class Gated(type(Path())):  # type: ignore[misc]
+    """A file that can be opened once the gate is."""
+
+    gate = threading.Event()
+
+    def open(self, *arguments: Any, **more: Any) -> Any:
+        self.gate.wait()
+        return super().open(*arguments, **more)
+
+
+def test_what_is_left_behind_is_not_decoded(pictures: list[Path]) -> None:
+    pool = Watched(0, LONG_SECONDS)
+    batches = read_ahead([work(0, [pictures[0]]), *(work(row, [Gated(pictures[1])] * 2) for row in (1, 2, 3))], pool)
+    assert greys(next(batches)) == [0]
+    batches.close()
+    Gated.gate.set()
+    pool.close()
+    assert len(pool.finished) == 7
+    assert pool.cancelled >= 4
+
+
+def test_micro_batches_tell_how_far_decoding_is_ahead(pictures: list[Path]) -> None:
+    pool = DecodePool(0, LONG_SECONDS)
+    batches = read_ahead((work(row, pictures[:2]) for row in range(3)), pool)
+    first = next(batches).stream
+    assert 0 <= first.queue_bytes <= 4 * CLIP_BYTES
+    assert first.wait_seconds > 0
+    pool.submit(request(pictures[0])).result()  # all that was queued before it has begun, and one thread is free
+    pool.submit(request(pictures[0])).result()
+    second, third = (batch.stream for batch in batches)
+    pool.close()
+    assert second.queue_bytes == 2 * CLIP_BYTES
+    assert third.queue_bytes == 0
+    assert third.decode_p50_seconds is not None
+    assert third.decode_p99_seconds is not None
+    assert 0 < third.decode_p50_seconds <= third.decode_p99_seconds
 
 
 def test_a_closed_pool_drops_what_is_queued(pictures: list[Path]) -> None:
@@ -119,3 +189,25 @@ def test_a_failure_is_a_value() -> None:
     pool.close()
     assert isinstance(result, Failure)
     assert "No such file" in result.reason
+
+
+def test_the_next_epoch_is_decoded_before_the_last_step_of_this_one() -> None:
+    """Whatever is decoded ahead, the micro-batches and their order are those of the plans."""
+    sample = sample_dataset()
+    begun, _ = next_epoch(sample, sample.plan_spec(1, 1), None)
+    source = StepSource(sample, 0, 1, max_epochs=2)
+    clips = begun.plan.planned
+    orders = []
+    for budget in (0, 10**9):
+        pool = Watched(0, LONG_SECONDS)
+        submitted: list[Request] = []
+        pool.on_submit = submitted.append
+        order: list[tuple[int, list[int]]] = []
+        for batch in read_ahead(source.rows(begun), pool, budget):
+            order.append((batch.work.epoch, batch.work.uids.tolist()))
+            if (batch.work.epoch, batch.work.row) == (0, begun.plan.steps - 1):
+                assert len(submitted) > clips, "nothing of the next epoch is begun"
+        pool.close()
+        orders.append(order)
+    assert orders[0] == orders[1] == [(work.epoch, work.uids.tolist()) for work in source.rows(begun)]
+    assert [sum(len(uids) for number, uids in orders[0] if number == epoch) for epoch in (0, 1)] == [clips, clips]

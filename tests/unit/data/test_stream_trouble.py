@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import errno
+import gc
 import multiprocessing
 import os
+import random
 import signal
 import time
 from collections.abc import Callable
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +18,11 @@ import psutil
 import pytest
 import stream_crash
 from stream_crash import Deadly
-from stream_works import LONG_SECONDS, greys, request, work
+from stream_works import CLIP_BYTES, LONG_SECONDS, greys, request, work
 
 from reelworks.data.loader import read_ahead
-from reelworks.media import decode
-from reelworks.media.decode import DecodePool
+from reelworks.media import decode_pool
+from reelworks.media.decode_pool import DecodePool
 
 
 @pytest.fixture
@@ -48,16 +51,40 @@ def workers() -> list[int]:
     return [process.pid for process in multiprocessing.active_children() if process.pid]
 
 
-def test_a_killed_worker_loses_no_clip(pictures: list[Path]) -> None:
-    pool = DecodePool(2, LONG_SECONDS)
+@pytest.mark.parametrize("kills", [2, pytest.param(50, marks=pytest.mark.slow)])
+def test_workers_killed_at_random_moments_lose_no_clip_and_leave_nothing(pictures: list[Path], kills: int) -> None:
+    chance, pool, got = random.Random(kills), DecodePool(2, LONG_SECONDS), []
+    resource_tracker.ensure_running()  # which the first process of all starts, and which stays
+    files = len(list(Path("/proc/self/fd").iterdir()))
+    rows = 40 * kills
     try:
-        batches = read_ahead((work(row, pictures[row : row + 3]) for row in range(12)), pool, depth=4)
-        got = [greys(next(batches))]
-        os.kill(workers()[0], signal.SIGKILL)
-        got += [greys(batch) for batch in batches]
-        assert got == [[row, row + 1, row + 2] for row in range(12)]
+        for batch in read_ahead((work(row, pictures[row % 20 :][:4]) for row in range(rows)), pool, 40 * CLIP_BYTES):
+            got.append(greys(batch))
+            assert not batch.failures
+            if len(got) % 30 == 10 and (alive := workers()):
+                time.sleep(chance.random() / 20)
+                os.kill(chance.choice(alive), signal.SIGKILL)
     finally:
         pool.close()
+    assert got == [list(range(row % 20, row % 20 + 4)) for row in range(rows)]
+    assert workers() == []
+    del batch
+    gc.collect()
+    assert len(list(Path("/proc/self/fd").iterdir())) <= files
+    assert "memfd:reelworks" not in Path("/proc/self/maps").read_text()
+
+
+def test_the_neighbours_of_a_clip_that_kills_are_not_to_blame(pictures: list[Path], tmp_path: Path) -> None:
+    """Both threads of a process share its death, again and again."""
+    deadly: list[Any] = [Deadly(tmp_path / f"{i}", 99, pictures[i]) for i in range(2)]
+    pool = DecodePool(1, LONG_SECONDS)
+    try:
+        rows = [[deadly[0], pictures[1], pictures[2]], [pictures[3], deadly[1], pictures[4]]]
+        batches = list(read_ahead((work(row, paths) for row, paths in enumerate(rows)), pool))
+    finally:
+        pool.close()
+    assert [batch.is_valid.tolist() for batch in batches] == [[False, True, True], [True, False, True]]
+    assert [greys(batch) for batch in batches] == [[0, 1, 2], [3, 0, 4]]
 
 
 def test_only_the_clip_that_kills_again_and_again_is_to_blame(pictures: list[Path], tmp_path: Path) -> None:
@@ -67,7 +94,7 @@ def test_only_the_clip_that_kills_again_and_again_is_to_blame(pictures: list[Pat
     paths[5] = Deadly(always, 99, pictures[5])
     pool = DecodePool(1, LONG_SECONDS)
     try:
-        batches = list(read_ahead((work(row, paths[row : row + 2]) for row in (0, 2, 4, 6)), pool, depth=4))
+        batches = list(read_ahead((work(row, paths[row : row + 2]) for row in (0, 2, 4, 6)), pool))
     finally:
         pool.close()
     assert [greys(batch) for batch in batches] == [[0, 1], [2, 3], [4, 0], [6, 7]]
@@ -82,7 +109,7 @@ def test_a_clip_that_hangs_is_ended_named_and_not_tried_again(pictures: list[Pat
     pool = DecodePool(2, timeout_seconds=1.0)
     rows = [[pictures[0], pictures[1]], [pictures[2], pipe, pictures[3]], pictures[4:8]]
     try:
-        batches = list(read_ahead((work(row, paths) for row, paths in enumerate(rows)), pool, depth=3))
+        batches = list(read_ahead((work(row, paths) for row, paths in enumerate(rows)), pool))
     finally:
         pool.close()
     assert [greys(batch) for batch in batches] == [[0, 1], [2, 0, 3], [4, 5, 6, 7]]
@@ -97,7 +124,7 @@ def test_a_clip_that_hangs_is_ended_named_and_not_tried_again(pictures: list[Pat
 
 
 def test_a_worker_that_hangs_is_killed_when_the_pool_closes(pipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode, "_PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(decode_pool, "_PATIENCE_SECONDS", 0.1)
     pool = DecodePool(1, LONG_SECONDS)
     pool.submit(request(pipe))
     with pipe.open("wb"):  # returns when the worker has opened it, which then waits for what is never written

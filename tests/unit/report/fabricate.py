@@ -71,6 +71,7 @@ def step(clock: Clock, number: int, rng: random.Random, total: int) -> None:
         loss=base * rng.uniform(0.8, 1.2), loss_by_bucket=by_bucket,
         learning_rate=1e-4 * min(1, number / 30) * (1 - 0.7 * number / total),
         grad_norm=rng.uniform(0.6, 1.4) * base, clips=clips, tokens=clips * 408, seconds=seconds,
+        data_wait_seconds=0.1 * seconds, decode_p50_seconds=0.012, decode_p99_seconds=0.34, queue_bytes=123_000_000,
         buckets=list(by_bucket),
     )  # fmt: skip
 

@@ -185,3 +185,13 @@ def test_many_preview_steps_are_spread_with_both_ends():
 ])  # fmt: skip
 def test_numbers_read_as_people_write_them(text, expected):
     assert text == expected
+
+
+@pytest.mark.parametrize(("wait", "advises"), [(0.09, False), (0.11, True), (0.5, True)])
+def test_a_run_that_waits_for_clips_is_told_what_helps(wait, advises):
+    """Steps of half a second; a run of before the measure has no such fact."""
+    steps = [step(i, data_wait_seconds=wait, decode_p50_seconds=0.1, decode_p99_seconds=None) for i in range(1, 4)]
+    facts = {fact.label: fact for fact in run_facts.headline(told(step(0), *steps))}
+    assert facts["Waiting for clips"].value == units.percent(wait / 0.5)
+    assert ("raise data.num_workers" in facts["Waiting for clips"].note) == advises
+    assert "Waiting for clips" not in {fact.label for fact in run_facts.headline(told(step(0)))}

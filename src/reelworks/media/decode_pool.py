@@ -1,0 +1,114 @@
+"""Decode clips in the background, in threads or in processes that are killed if they hang on a clip."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from reelworks.core.shared_array import SharedArray, Slot
+from reelworks.core.worker_pool import WorkerDied, WorkerHung, WorkerPool, WorkerStopped
+from reelworks.media.decode import Frames, MediaError, Request, load
+
+THREADS_PER_WORKER = 2
+_THREADS = 2  # without workers
+_PATIENCE_SECONDS = 5.0
+# A process may be killed from outside, e.g. for memory; a clip is blamed only if every attempt dies.
+_ATTEMPTS = 3
+_WINDOW = 1000
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Reason why a clip could not be decoded."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class _Read:
+    result: Frames | Failure
+    seconds: float
+
+
+class DecodePool:
+    """Decodes clips in the background, in threads or in processes; queued clips are begun in the order of submission.
+
+    Args:
+        num_workers: Spawned processes, each with `THREADS_PER_WORKER` threads; 0 uses two threads of this process.
+        timeout_seconds: Seconds that a process may spend on one clip before it is killed and the clip fails. Clips that
+            its other threads were decoding are decoded again.
+            A thread cannot be killed: with 0 workers, a decoder that hangs is waited for.
+
+    Attributes:
+        decode_seconds: Time that each of the last 1000 clips took in its decoder.
+    """
+
+    def __init__(self, num_workers: int, timeout_seconds: float) -> None:
+        self.timeout_seconds = timeout_seconds
+        self.decode_seconds: deque[float] = deque(maxlen=_WINDOW)
+        self._threads = ThreadPoolExecutor(num_workers * THREADS_PER_WORKER or _THREADS, thread_name_prefix="decode")
+        self._processes = WorkerPool(THREADS_PER_WORKER) if num_workers else None
+
+    def array(self, shape: tuple[int, ...]) -> SharedArray:
+        """Return zeros that `submit` can decode into without a copy between processes."""
+        return SharedArray(shape, shared=self._processes is not None)
+
+    def submit(self, request: Request, into: Slot | None = None) -> Future[Frames | Failure]:
+        """Queue a clip; one that hangs, or whose process dies in every attempt, results in a `Failure`.
+
+        Args:
+            into: Place for the frames, of their shape; without it they have memory of their own.
+        """
+        return self._threads.submit(self._decode, request, into)
+
+    def percentiles(self, *percents: float) -> list[float | None]:
+        """Return percentiles of `decode_seconds`, None before the first clip."""
+        seconds = list(self.decode_seconds)
+        return np.percentile(seconds, percents).tolist() if seconds else [None for _ in percents]
+
+    def close(self) -> None:
+        """Stop the workers: drop queued clips, and kill a process that hangs in a decoder."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        if self._processes is not None:
+            self._processes.close(_PATIENCE_SECONDS)
+        self._threads.shutdown()
+
+    def _decode(self, request: Request, into: Slot | None) -> Frames | Failure:
+        read = _read(request) if self._processes is None else self._read_in_process(self._processes, request, into)
+        if isinstance(read, Failure):
+            return read
+        self.decode_seconds.append(read.seconds)
+        if into is None or isinstance(read.result, Failure):
+            return read.result
+        if not np.may_share_memory(read.result, into.array):
+            into.array[...] = read.result
+        return into.array
+
+    def _read_in_process(self, processes: WorkerPool, request: Request, into: Slot | None) -> _Read | Failure:
+        deaths = 0
+        while deaths < _ATTEMPTS:
+            try:
+                # A process that dies takes the clips of its other threads with it; alone, a clip cannot be such a victim.
+                return processes.call(_read, request, self.timeout_seconds, into=into, alone=deaths > 0)
+            except WorkerHung:
+                return Failure(f"decoding took more than {self.timeout_seconds:g} s and was stopped")
+            except WorkerStopped:
+                continue
+            except WorkerDied:
+                deaths += 1
+        return Failure("the decoder crashed on it")
+
+
+def _read(request: Request) -> _Read:
+    """Decode one clip; return a file's failure as a value, so that it never stops a worker."""
+    began = time.perf_counter()
+    try:
+        # Arrays that are not contiguous would be copied once more on their way between processes.
+        result: Frames | Failure = np.ascontiguousarray(load(request))
+    except MediaError as error:
+        result = Failure(str(error))
+    return _Read(result, time.perf_counter() - began)
