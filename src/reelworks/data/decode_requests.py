@@ -29,7 +29,8 @@ def decode_requests(
     `copies` combine `copy` and `repeat_index` of each clip, as `schedule.plan.draw_copies` numbers them.
     """
     config, shape, r = data.spec.data, data.table.buckets[bucket].shape, data.rows
-    first, down, across = _draws(data, r.uid[rows], copies, epoch)
+    numbers = data.spec.draw_numbers(epoch, copies)
+    first, down, across = _draws(data, r.uid[rows], *numbers)
     return [
         Request(
             path=r.file(row),
@@ -67,7 +68,7 @@ def _of_companion(companions: Found, row: int, own: Request) -> Request | None:
 
 
 def _draws(
-    data: Dataset, uids: NDArray[np.uint64], copies: NDArray[np.int64], epoch: int
+    data: Dataset, uids: NDArray[np.uint64], epoch: int | NDArray[np.int64], copies: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
     """Draw the start of each clip and its crop along height and width, all in [0, 1)."""
     seed, config = data.spec.seed, data.spec.data

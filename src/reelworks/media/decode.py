@@ -18,6 +18,8 @@ from reelworks.core.shape import Shape
 from reelworks.core.worker_pool import WorkerDied, WorkerHung, WorkerPool
 from reelworks.media.config import DataConfig, ShortClips
 
+# Raise it when frames of the same request change: latents that were stored of them are then encoded again.
+VERSION = 1
 # Open-Sora v1.2 conditions the model on this frame rate for pictures; its published weights expect it.
 IMAGE_FPS = 120.0
 # Rounding may leave a product such as 25 · (30 / 24) just below an integer.
