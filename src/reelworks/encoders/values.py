@@ -47,7 +47,7 @@ def pack(embedding: TextEmbedding) -> Tensor:
     sizes = [len(mask_L), len(kept), tokens_LD.shape[1], len(pooled)]
     flags = [int(part.dtype == torch.bfloat16) for part in (kept, pooled)]
     parts = [torch.tensor(sizes + flags, dtype=torch.int64), mask_L, kept, pooled]
-    return torch.cat([part.contiguous().reshape(-1).view(torch.uint8) for part in parts])
+    return torch.cat([part.contiguous().reshape(-1).view(torch.uint8) for part in parts if part.numel()])
 
 
 def unpack(packed: Tensor) -> TextEmbedding:

@@ -85,3 +85,8 @@ class Recipe(Config):
     def encoded_folder(self) -> str:
         """Folder of stored latents and embeddings."""
         return self.encode.folder or str(PurePath(self.output).parent / "encoded")
+
+    @property
+    def keeps_encoders(self) -> bool:
+        """Whether encoders stay in memory while the network trains: previews need them, stored latents do not."""
+        return not self.encode.store or bool(self.samples.prompts)

@@ -97,14 +97,15 @@ def encoding(
     spec: PlanSpec,
     *,
     limit: int | None = None,
+    encoder: LiveEncoder | None = None,
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> Encoding:
-    """Prepare the encoding of all that a recipe's training reads."""
+    """Prepare the encoding of all that a recipe's training reads; by default, encoders are loaded when it needs them."""
     recipe = data.recipe
     epoch_count = epochs(data, spec) if reachable.varies(data) else 1
     return Encoding(
         source,
-        lazy_encoder(recipe, device),
+        lazy_encoder(recipe, device) if encoder is None else encoder,
         reachable.chunks(data, spec, epoch_count, limit),
         num_workers=recipe.data.num_workers,
         timeout=recipe.data.decode_timeout,
