@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import random
-import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -78,7 +76,7 @@ def test_encoding_goes_on_after_kills(recipes: Callable[[str], Recipe], tmp_path
     for _ in range(kills):
         process = start(recipes("killed"))
         time.sleep(draw.uniform(0, 1.5 * seconds))
-        os.kill(process.pid, signal.SIGKILL)
+        process.kill()  # SIGKILL
         process.join(100)
         stored = len(EncodedStore.open(tmp_path / "killed"))
         assert stored >= seen  # what was committed stays

@@ -84,12 +84,13 @@ def run(
         world.wait()
     if not main:
         return
+    encoded = progress.done - len(progress.failures)
     result = {
         "folder": loaded.encoded_folder,
         "missing_clips": forecast.clips,
         "missing_captions": forecast.captions,
         "forecast_bytes": forecast.bytes,
-        "encoded_clips": progress.done - len(progress.failures),
+        "encoded_clips": encoded,
         "encoded_captions": progress.captions,
         "encoded_bytes": progress.bytes,
         "failed": [{"clip": label, "reason": reason} for label, reason in progress.failures],
@@ -98,7 +99,7 @@ def run(
         show.json(result)
         return
     show.line(
-        f"{units.plural(result['encoded_clips'], 'clip')} and {units.plural(progress.captions, 'caption')} encoded, "
+        f"{units.plural(encoded, 'clip')} and {units.plural(progress.captions, 'caption')} encoded, "
         f"{units.size(progress.bytes)}, in {loaded.encoded_folder}"
     )
     if not stores:

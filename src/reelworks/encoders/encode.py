@@ -76,15 +76,15 @@ class Progress:
     frames: int = 0
     bytes: int = 0
     failures: list[tuple[str, str]] = field(default_factory=list)
-    began: float = field(default_factory=time.monotonic)
-    seconds: float = 0.0  # between the first and the last batch of clips
     captions: int = 0
+    first: int = 0  # clips of the first batch
+    first_at: float = 0.0  # when it was encoded
 
     @property
     def seconds_left(self) -> float | None:
-        """Seconds to the end at the speed so far; None before the first batch."""
-        passed = time.monotonic() - self.began
-        return None if not self.done else passed / self.done * (self.total - self.done)
+        """Seconds to the end at the speed so far; None before the second batch."""
+        measured = self.done - self.first  # without the start of workers and the loading of encoders
+        return (time.monotonic() - self.first_at) / measured * (self.total - self.done) if measured else None
 
 
 class Encoding:
@@ -253,6 +253,8 @@ class Encoding:
         progress.failures += [(wanted_of[i]["latent"].label, reason) for i, reason in failed.items()]
         encoded = {name: self._values(name, batch, good) for name in self._names(wanted_of[0])} if good else {}
         progress.done += len(rows)
+        if not progress.first:
+            progress.first, progress.first_at = len(rows), time.monotonic()
         progress.frames += len(good) * work.shape.num_frames
 
         def store() -> None:
