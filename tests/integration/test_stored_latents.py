@@ -98,6 +98,7 @@ def test_processes_share_the_work(recipes: Callable[[str], Recipe], tmp_path: Pa
     assert len(entries) == CLIPS + CAPTIONS  # nothing was encoded twice
 
 
+@pytest.mark.slow
 def test_two_ranks_train_from_one_store(tiny: Callable[..., Recipe], tmp_path: Path) -> None:
     recipe = tiny("two", data=FIXED, encode={"store": True}, train={"max_steps": 2})
     assert children.train(recipe, world=2) == [0, 0], children.output(recipe)
