@@ -158,6 +158,21 @@ def num_bytes(file: MediaPath) -> int:
     return _path(file).stat().st_size
 
 
+def fingerprint(file: MediaPath) -> str:
+    """Return the fingerprint of a local file's content, or of its range; see `digests.fingerprint`."""
+    with file.open("rb") as opened:
+        return digests.fingerprint(opened, num_bytes(file))
+
+
+def is_as_listed(file: MediaPath, size: int, changed_ns: int) -> bool:
+    """Return whether a file has the size and time of change that it was listed with; a remote one is not asked."""
+    if isinstance(file, Location) and is_url(file.file):
+        return True  # it is read from the copy of this very version
+    status = _path(file).stat()
+    in_archive = isinstance(file, Location) and file.start is not None
+    return status.st_mtime_ns == changed_ns and (in_archive or status.st_size == size)
+
+
 def ffmpeg_url(file: MediaPath) -> str:
     """Return the address by which FFmpeg opens a local file; a range needs its protocol `subfile`."""
     path = str(_path(file).absolute())

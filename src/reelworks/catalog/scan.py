@@ -28,7 +28,7 @@ from reelworks.catalog.location import MediaPath
 from reelworks.catalog.probe import kind_of
 from reelworks.catalog.rows import SCORE, as_numpy, schema
 from reelworks.catalog.store import Catalog
-from reelworks.core import digests, hash_rng
+from reelworks.core import hash_rng
 from reelworks.core.errors import UserError
 from reelworks.run import lock
 
@@ -64,7 +64,7 @@ def examine(order: Look) -> Finding:
         if order.open and order.stated is not None:
             return Finding(caption, order.fingerprint, order.stated)
         path = location.local(order.file) if order.open else order.file
-        fingerprint = _fingerprint(path) if order.open else None
+        fingerprint = location.fingerprint(path) if order.open else None
     except OSError as error:
         return Finding(None, "", error=f"cannot be read: {error.strerror or error}")
     if fingerprint is None or fingerprint == order.known:
@@ -73,11 +73,6 @@ def examine(order: Look) -> Finding:
         return Finding(caption, fingerprint, probe.probe(path))
     except probe.ProbeError as error:
         return Finding(caption, fingerprint, error=str(error))
-
-
-def _fingerprint(file: MediaPath) -> str:
-    with file.open("rb") as opened:
-        return digests.fingerprint(opened, location.num_bytes(file))
 
 
 def crashed(order: Look) -> Finding:

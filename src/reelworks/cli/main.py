@@ -16,6 +16,7 @@ from reelworks.cli import (
     contact_sheet,
     coverage,
     demo,
+    encode,
     generate,
     import_opensora,
     new,
@@ -52,6 +53,7 @@ app.command("replay")(replay.replay)
 app.command("report")(report.report)
 app.command("import-opensora")(import_opensora.import_opensora)
 app.add_typer(new.app, name="new")
+app.add_typer(encode.app, name="encode")
 app.add_typer(checkpoints.app, name="checkpoints")
 
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 from typer import Argument, Exit, Option
 
-from reelworks.cli import new, show
+from reelworks.cli import encode, new, show
 from reelworks.cli.options import DataPath, Overrides, load_recipe, setting
 from reelworks.core import waiting_threads
 from reelworks.core.errors import UserError
@@ -99,6 +99,6 @@ def train(
     from reelworks.train.trainer import run
 
     options = RunOptions(resume=resume, load=load, weights_only=weights_only, restart_data=restart_data, debug=debug)
-    with show.scan_progress() as on_scan:
-        code = run(loaded, options, on_scan)
+    with show.scan_progress() as on_scan, encode.encode_progress(quiet=os.environ.get("RANK", "0") != "0") as on_encode:
+        code = run(loaded, options, on_scan, on_encode)
     raise Exit(code)

@@ -51,6 +51,7 @@ class DataSpec:
         split: Share of files, or of folders, held out for validation.
         max_held_out: Maximum number of held-out clips that validation uses.
         exclude_file: Text file that lists clips not to train, or None.
+        variants: Number of crops and first frames of each clip; None draws anew in each epoch.
     """
 
     datasets: tuple[DatasetConfig, ...]
@@ -61,6 +62,16 @@ class DataSpec:
     max_held_out: int = 64
     exclude_file: str | None = None
     cost: CostConfig = field(default_factory=CostConfig)
+    variants: int | None = None
+
+    def draw_numbers(self, epoch: int, copies: I64) -> tuple[int | I64, I64]:
+        """Return the numbers of epoch and copy from which a clip's crop and first frame are drawn.
+
+        With `variants`, repeats and epochs use so many draws in turn, so that the latents of all can be stored.
+        """
+        if self.variants is None:
+            return epoch, copies
+        return (epoch + (copies & 0xFFFFFFFF) + (copies >> 32)) % self.variants, np.zeros_like(copies)
 
 
 @dataclass

@@ -33,7 +33,7 @@ def decode_requests(
     `augments`, as for validation, no clip is flipped, rotated or recoloured.
     """
     config, shape, r = data.spec.data, data.table.buckets[bucket].shape, data.rows
-    words = hash_rng.hash64(data.spec.seed, epoch, r.uid[rows], copies)
+    words = _words(data, rows, copies, epoch)
     first, down, across = _draws(data, words)
     return [
         Request(
@@ -77,6 +77,12 @@ def _of_companion(companions: Found, row: int, own: Request) -> Request | None:
         return own
     # The values of controls and masks are measures, not colours.
     return replace(own, nearest=companions.kind == "loss_mask", augmentation=own.augmentation.without_color())
+
+
+def _words(data: Dataset, rows: NDArray[np.int64], copies: NDArray[np.int64], epoch: int) -> U64:
+    """Return the hashes of uses of clips, by which all about them is drawn."""
+    epochs, copies = data.spec.draw_numbers(epoch, copies)
+    return hash_rng.hash64(data.spec.seed, epochs, data.rows.uid[rows], copies)
 
 
 def _draws(data: Dataset, words: U64) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
@@ -133,7 +139,7 @@ def captions_of(
 
     Without `draws`, as for validation, each clip has its first caption with the tags as they are.
     """
-    words = hash_rng.hash64(data.spec.seed, epoch, data.rows.uid[rows], copies)
+    words = _words(data, rows, copies, epoch)
     return tuple(caption_of_row(data, row, words[i] if draws else None) for i, row in enumerate(rows.tolist()))
 
 

@@ -27,25 +27,34 @@ def encode_conditioning(
     Companions are `[B, T, H, W, 3]` uint8 frames by name, and the first frames are uint8 too. A picture
     (`num_frames` is 1) is its own first frame, so that none is encoded for it.
     """
-    inputs = {name: encoder.latents(companions[name]) for name in encoder.given}
+    encoded = {name: encoder.latents(companions[name]) for name in encoder.given}
+    if encoder.conditioning.first_frame == "grey" or (encoder.conditioning.first_frame is not None and num_frames > 1):
+        encoded["first_frame"] = first_frame_latents(encoder, first_BHWC, num_frames)
+    if encoder.image_encoder is not None and num_frames > 1:
+        encoded["image"] = encoder.image_encoder.encode(first_BHWC)
+    return join(encoder, latent_BCTHW, encoded)
+
+
+def join(encoder: LiveEncoder, latent_BCTHW: Tensor, encoded: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the same inputs, given what was encoded for them; a picture's first frame and image are zeros."""
+    inputs = {name: encoded[name].to(encoder.device) for name in encoder.given}
     if encoder.conditioning.first_frame is not None:
-        inputs["first_frame"] = _first_frame(encoder, latent_BCTHW, first_BHWC, num_frames)
-    if encoder.image_encoder is not None:
-        image_BNE = encoder.image_encoder.encode(first_BHWC).to(encoder.device)
-        inputs["image"] = torch.zeros_like(image_BNE) if num_frames == 1 else image_BNE
+        first = encoded["first_frame"].to(encoder.device) if "first_frame" in encoded else latent_BCTHW[:, :, :0]
+        inputs["first_frame"] = pad(first, (0, 0, 0, 0, 0, latent_BCTHW.shape[2] - first.shape[2]))
+    if (image := encoder.image_encoder) is not None:
+        blank_BNE = latent_BCTHW.new_zeros(len(latent_BCTHW), image.tokens, image.dim)
+        inputs["image"] = encoded["image"].to(encoder.device) if "image" in encoded else blank_BNE
     return nothing_given(latent_BCTHW) | inputs
 
 
-def _first_frame(encoder: LiveEncoder, latent_BCTHW: Tensor, first_BHWC: Tensor, num_frames: int) -> Tensor:
-    """Return the latents of the first frame followed by grey or zero frames, as long as the clip's."""
+def first_frame_latents(encoder: LiveEncoder, first_BHWC: Tensor, num_frames: int) -> Tensor:
+    """Return the latents of the first frame, alone or followed by grey frames; a picture's are those of a grey one."""
     first_B1HWC = first_BHWC[:, None].float()
-    if encoder.conditioning.first_frame == "grey":
-        grey = torch.full_like(first_B1HWC, _GREY)
-        rest = grey.expand(-1, num_frames - 1, -1, -1, -1)
-        return encoder.latents(torch.cat([grey if num_frames == 1 else first_B1HWC, rest], dim=1))
-    if num_frames == 1:
-        return torch.zeros_like(latent_BCTHW)
-    return pad(encoder.latents(first_B1HWC), (0, 0, 0, 0, 0, latent_BCTHW.shape[2] - 1))
+    if encoder.conditioning.first_frame != "grey":
+        return encoder.latents(first_B1HWC)
+    grey = torch.full_like(first_B1HWC, _GREY)
+    rest = grey.expand(-1, num_frames - 1, -1, -1, -1)
+    return encoder.latents(torch.cat([grey if num_frames == 1 else first_B1HWC, rest], dim=1))
 
 
 def blank(encoder: LiveEncoder, latent_BCTHW: Tensor) -> dict[str, Tensor]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from reelworks.encoders.lazy import LazyAutoencoder, LazyTextEncoder
 from reelworks.models.api import Autoencoder, ImageEncoder, TextEmbedding, TextEncoder
 from reelworks.models.family import LEARNED, Conditioning
 
@@ -61,6 +62,15 @@ class LiveEncoder:
     image_encoder: ImageEncoder | None = None
     given: tuple[str, ...] = ()  # companions that the model takes
     embedded: CaptionCache = field(default_factory=CaptionCache)
+
+    def loaded(self) -> LiveEncoder:
+        """Return the same encoders with those in memory that were to be loaded at their first use."""
+        autoencoder, text = self.autoencoder, self.text_encoder
+        return replace(
+            self,
+            autoencoder=autoencoder.later.get() if isinstance(autoencoder, LazyAutoencoder) else autoencoder,
+            text_encoder=text.later.get() if isinstance(text, LazyTextEncoder) else text,
+        )
 
     @torch.no_grad()
     def latents(self, frames_BTHWC: Tensor) -> Tensor:

@@ -17,6 +17,8 @@ from reelworks.core.shape import Shape
 from reelworks.media.augment import NO_AUGMENTATION, Augmentation
 from reelworks.media.config import DataConfig, Resize, ShortClips
 
+# Raise it when frames of the same request change: latents that were stored of them are then encoded again.
+VERSION = 1
 # Open-Sora v1.2 conditions the model on this frame rate for pictures; its published weights expect it.
 IMAGE_FPS = 120.0
 # Rounding may leave a product such as 25 · (30 / 24) just below an integer.

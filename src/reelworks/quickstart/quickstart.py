@@ -64,7 +64,10 @@ def lora_table(
     if not len(found.videos):
         lines += [Line("[data]", "num_workers", 0, "decode in threads: enough for pictures")]
     rank = Line("[lora]", "rank", 16, "usual for a subject or a style; a larger one learns, and forgets, more")
-    return [*lines, *parts, rank, *_objective(preset, known), *_training(found), *_files(known, found)]
+    store = Line(
+        "[encode]", "store", True, "clips and captions are encoded once, and training needs no encoder in memory"
+    )
+    return [*lines, *parts, store, rank, *_objective(preset, known), *_training(found), *_files(known, found)]
 
 
 def _datasets(datasets: Sequence[DatasetConfig], found: FolderSurvey, trigger: str | None) -> list[Line]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import PurePath
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -12,6 +13,7 @@ from reelworks.checkpoint.config import CheckpointsConfig, ExportsConfig
 from reelworks.core.config import Config
 from reelworks.diffusion.config import ObjectiveConfig
 from reelworks.distributed.config import ParallelConfig
+from reelworks.encoders.config import EncodeConfig
 from reelworks.media.config import DataConfig
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
 from reelworks.models.lora.config import LoraConfig
@@ -56,6 +58,7 @@ class Recipe(Config):
     lora: LoraConfig | None = Field(None, description="train a LoRA; without it, all weights are trained")
     autoencoder: AutoencoderConfig = AutoencoderConfig()
     text_encoder: TextEncoderConfig = TextEncoderConfig()
+    encode: EncodeConfig = EncodeConfig()
     objective: ObjectiveConfig = ObjectiveConfig()
     precision: PrecisionConfig = PrecisionConfig()
     parallel: ParallelConfig = ParallelConfig()
@@ -77,3 +80,13 @@ class Recipe(Config):
     def catalog_folder(self) -> str:
         """Folder of the catalog."""
         return self.catalog or f"{self.output}/catalog"
+
+    @property
+    def encoded_folder(self) -> str:
+        """Folder of stored latents and embeddings."""
+        return self.encode.folder or str(PurePath(self.output).parent / "encoded")
+
+    @property
+    def keeps_encoders(self) -> bool:
+        """Whether encoders stay in memory while the network trains: previews need them, stored latents do not."""
+        return not self.encode.store or bool(self.samples.prompts)

@@ -5,6 +5,7 @@ Every random draw is a function of (seed, epoch, uid, copy, purpose), so it does
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +22,7 @@ from reelworks.data.loader import MicroBatch, MicroBatchRequest
 from reelworks.diffusion import frame_masks, objectives, timesteps
 from reelworks.diffusion.config import ObjectiveConfig
 from reelworks.diffusion.rectified_flow import generated_only, mean_over_generated
-from reelworks.encoders import conditioning
+from reelworks.encoders import conditioning, stored_batches
 from reelworks.encoders.encoders import LiveEncoder
 from reelworks.models.api import DenoiserInputs
 from reelworks.models.expert_pair.config import switch_timestep
@@ -144,20 +145,21 @@ def normal(shape: tuple[int, ...], seeds: U64, device: torch.device) -> Tensor:
 
 def training_example(batch: MicroBatch, encoder: LiveEncoder, config: ObjectiveConfig, *, seed: int) -> Example:
     """Encode a micro-batch, and draw its timesteps, noise, masks and caption dropout."""
-    latent = encoder.latents(batch.frames)
-    drawn = draw(batch.work, config, seed=seed, latent_frames=latent.shape[2])
-    return _example(batch, encoder, config, latent, drawn, _seeds(batch.work, Purpose.NOISE, seed))
+    encoded = stored_batches.clip_values(batch, encoder)
+    drawn = draw(batch.work, config, seed=seed, latent_frames=encoded["latent"].shape[2])
+    return _example(batch, encoder, config, encoded, drawn, _seeds(batch.work, Purpose.NOISE, seed))
 
 
 def validation_example(
     batch: MicroBatch, encoder: LiveEncoder, config: ObjectiveConfig, *, seed: int, times: list[float]
 ) -> Example:
     """Encode one held-out clip, repeated for each timestep, with noise that is the same in all validations and runs."""
-    latent, n = encoder.latents(batch.frames), len(times)
+    encoded, n = stored_batches.clip_values(batch, encoder), len(times)
     time = torch.tensor(times, dtype=torch.float32)
-    fixed = Choices(time, time, np.ones((n, latent.shape[2]), dtype=np.bool_), np.zeros(n, dtype=np.bool_))
+    frames = encoded["latent"].shape[2]
+    fixed = Choices(time, time, np.ones((n, frames), dtype=np.bool_), np.zeros(n, dtype=np.bool_))
     noise_seeds = hash_rng.hash64(seed, "validation", batch.work.uids, np.arange(n), Purpose.NOISE)
-    return _example(batch, encoder, config, latent.expand(n, -1, -1, -1, -1), fixed, noise_seeds)
+    return _example(batch, encoder, config, encoded, fixed, noise_seeds)
 
 
 def _crop(work: MicroBatchRequest, config: ObjectiveConfig) -> Tensor:
@@ -169,17 +171,19 @@ def _crop(work: MicroBatchRequest, config: ObjectiveConfig) -> Tensor:
 
 
 def _example(
-    batch: MicroBatch, encoder: LiveEncoder, config: ObjectiveConfig, x0: Tensor, drawn: Choices, noise_seeds: U64
+    batch: MicroBatch,
+    encoder: LiveEncoder,
+    config: ObjectiveConfig,
+    encoded: Mapping[str, Tensor],
+    drawn: Choices,
+    noise_seeds: U64,
 ) -> Example:
-    work, device, n = batch.work, encoder.device, len(x0)
+    work, device, n = batch.work, encoder.device, len(drawn.time)
+    x0 = encoded["latent"].expand(n, -1, -1, -1, -1)
     time, frame_mask = drawn.time.to(device), torch.from_numpy(drawn.frame_mask).to(device)
     noise = normal(tuple(x0.shape[1:]), noise_seeds, device)
-    companions, first_frames = batch.companions, batch.frames[:, 0]
-    source = companions["source"][:, 0] if "source" in encoder.given else None
-    text = encoder.texts(work.captions, drawn.drop_text[: len(work.captions)].tolist(), source)
-    conditions = conditioning.encode_conditioning(
-        encoder, x0[: len(first_frames)], companions, first_frames, work.shape.num_frames
-    )
+    text = stored_batches.texts(batch, encoder, drawn.drop_text[: len(work.captions)].tolist())
+    conditions = stored_batches.conditions(batch, encoder, encoded, encoded["latent"])
     fps = torch.tensor(work.fps, dtype=torch.float32, device=device)
     inputs = DenoiserInputs(
         latent=objectives.from_config(config).noised(x0, noise, time, frame_mask),
@@ -198,8 +202,8 @@ def _example(
     )
     counts = batch.is_valid.to(device).expand(n)
     weight = None
-    if "loss_mask" in companions:
-        mask = companions["loss_mask"].to(device)
+    if "loss_mask" in batch.companions:
+        mask = batch.companions["loss_mask"].to(device)
         weight = conditioning.weights(mask, encoder.autoencoder.geometry).expand(n, -1, -1, -1)
         # A mask may cover conditioning frames only: such a clip has no loss, and no weight in the step.
         counts = counts & (weight.amax(dim=(2, 3)) * frame_mask).any(dim=1)

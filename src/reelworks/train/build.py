@@ -13,7 +13,7 @@ from reelworks.distributed import mesh
 from reelworks.distributed.mesh import World
 from reelworks.encoders.encoders import LiveEncoder
 from reelworks.models import components, factory, weights
-from reelworks.models.api import Denoiser, DenoiserInputs
+from reelworks.models.api import Autoencoder, Denoiser, DenoiserInputs, ImageEncoder, TextEncoder
 from reelworks.models.diffusers_denoiser import FamilyDenoiser
 from reelworks.models.expert_pair.config import PARTS, switch_timestep
 from reelworks.models.expert_pair.denoiser import ExpertPairDenoiser
@@ -38,12 +38,17 @@ class TrainedModel:
     base: Base | None
 
     @classmethod
-    def build(cls, data: RecipeData, world: World, *, resumed: bool) -> TrainedModel:
-        """Build a recipe's model, check its dtypes for all buckets, and shard it. Collective."""
+    def build(
+        cls, data: RecipeData, world: World, *, resumed: bool, encoders: LiveEncoder | None = None
+    ) -> TrainedModel:
+        """Build a recipe's model, check its dtypes for all buckets, and shard it. Collective.
+
+        `encoders` take the place of the recipe's, such as those that are loaded at their first use.
+        """
         recipe = data.recipe
         require_sources(recipe, resumed=resumed)
         network = denoiser(recipe, world.home, resumed=resumed)
-        encoders = encoder(recipe, world.device)
+        encoders = encoder(recipe, world.device) if encoders is None else encoders
         dry_run.audit_shapes(network, encoders, data.table, world)
         for fault in dry_run.faults_of_encoders(encoders):
             raise fault
@@ -118,18 +123,33 @@ def encoder(recipe: Recipe, device: torch.device) -> LiveEncoder:
     """Build the recipe's autoencoder, its text encoder, and the image encoder if the model has one."""
     conditioning, image = components.conditioning(recipe.model), recipe.model.image_encoder
     kind = conditioning.image_encoder
-    autoencoder = factory.build_autoencoder(recipe.autoencoder)
-    text = factory.build_text_encoder(recipe.text_encoder)
-    check_contract(autoencoder.contract, "autoencoder")
-    check_contract(text.contract, "text")
     return LiveEncoder(
-        autoencoder.to(device),
-        text.to(device if recipe.text_encoder.device == "auto" else torch.device("cpu")),
+        autoencoder(recipe, device),
+        text_encoder(recipe, device),
         device,
         conditioning,
-        None if kind is None or image is None else VisionEncoder(kind, image).to(device),
+        None if kind is None or image is None else image_encoder(kind, image, device),
         given_companions(recipe),
     )
+
+
+def autoencoder(recipe: Recipe, device: torch.device) -> Autoencoder:
+    """Build the recipe's autoencoder on a device."""
+    built = factory.build_autoencoder(recipe.autoencoder)
+    check_contract(built.contract, "autoencoder")
+    return built.to(device)
+
+
+def text_encoder(recipe: Recipe, device: torch.device) -> TextEncoder:
+    """Build the recipe's text encoder on a device, or in CPU memory if the recipe says so."""
+    built = factory.build_text_encoder(recipe.text_encoder)
+    check_contract(built.contract, "text")
+    return built.to(device if recipe.text_encoder.device == "auto" else torch.device("cpu"))
+
+
+def image_encoder(kind: Literal["clip", "siglip"], weights: str, device: torch.device) -> ImageEncoder:
+    """Build the encoder of a clip's first frame on a device."""
+    return VisionEncoder(kind, weights).to(device)
 
 
 def given_companions(recipe: Recipe) -> tuple[str, ...]:

@@ -75,7 +75,9 @@ class Previewer:
         logger.info(f"making previews: {clips} of {options.shape}, {options.to_text()}")
         try:
             with self.state.averaged():
-                generated = diffusers_pipeline.generate(self.recipe, self.boundary, self.encoder, prompts, options)
+                generated = diffusers_pipeline.generate(
+                    self.recipe, self.boundary, self.encoder.loaded(), prompts, options
+                )
         except UserError as error:  # such as a lack of memory
             if self.world.size > 1:  # the other ranks may be waiting for this one
                 raise

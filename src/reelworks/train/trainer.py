@@ -21,13 +21,26 @@ from reelworks.data import loader
 from reelworks.data.loader import MicroBatch, StepSource
 from reelworks.data.position import DataPosition, next_epoch, no_steps
 from reelworks.distributed import mesh
+from reelworks.encoders import stored_batches
+from reelworks.encoders.encode import Progress
+from reelworks.encoders.stored_batches import StoredLatents
 from reelworks.generate.pipeline import GenerateOptions
 from reelworks.media.decode_pool import DecodePool
 from reelworks.recipe import dataset, recipe_file
 from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
 from reelworks.run.folder import RunFolder
-from reelworks.train import checkpointing, open_run, optimizer_names, progress, resume, run_logger, sample_logging
+from reelworks.train import (
+    build,
+    checkpointing,
+    encoding,
+    open_run,
+    optimizer_names,
+    progress,
+    resume,
+    run_logger,
+    sample_logging,
+)
 from reelworks.train.build import TrainedModel
 from reelworks.train.checkpointing import CheckpointManager
 from reelworks.train.lr_schedule import no_end
@@ -68,7 +81,12 @@ def train(
     return run(recipe, RunOptions(resume=resume, restart_data=restart_data))
 
 
-def run(recipe: Recipe, options: RunOptions, on_scan: Callable[[ScanProgress], None] | None = None) -> int:
+def run(
+    recipe: Recipe,
+    options: RunOptions,
+    on_scan: Callable[[ScanProgress], None] | None = None,
+    on_encode: Callable[[Progress], None] = lambda progress: None,
+) -> int:
     """Train a recipe in this process, and return the exit code, as `train` does; under torchrun, every rank calls it."""
     if options.weights_only and options.load is None:
         raise UserError(
@@ -96,10 +114,18 @@ def run(recipe: Recipe, options: RunOptions, on_scan: Callable[[ScanProgress], N
             raise no_end(recipe.train, data.plan(spec, 0).steps)
         previews = sample_logging.options(data)
 
+        # Encode what the store lacks, if the recipe has one: clips are then read from it, and no encoder is loaded.
+        build.require_sources(recipe, resumed=True)
+        stored = encoding.before_training(data, world, spec, on_encode)
+        encoders = None
+        if stored is not None:
+            stack.callback(stored.close)
+            encoders = encoding.lazy_encoder(recipe, world.device)
+
         # Build the model.
         resumed_from = resume.pick(this_run, recipe, options.resume)
         resumed = resumed_from is not None
-        model = TrainedModel.build(data, world, resumed=resumed)
+        model = TrainedModel.build(data, world, resumed=resumed, encoders=encoders)
 
         # Resume: load the checkpoint, if there is one, and find the position in the data that belongs to it.
         position = resume.restore(this_run, data, spec, options, model, step=resumed_from)
@@ -130,7 +156,7 @@ def run(recipe: Recipe, options: RunOptions, on_scan: Callable[[ScanProgress], N
         run_log.start(spec, threads=threads, resumed_from=resumed_from)
         mirror = stack.enter_context(checkpointing.mirroring(this_run, recipe, run_log, resumed_from))
         checkpoints = CheckpointManager(this_run, data, model, run_log, mirror, resumed_from)
-        trainer = Trainer(this_run, data, model, previews, checkpoints, run_log)
+        trainer = Trainer(this_run, data, model, previews, checkpoints, run_log, stored)
         reason = trainer.train(position, resumed=resumed)
     return EXIT_REQUEUE if reason == "signal" else 0
 
@@ -146,7 +172,9 @@ class Trainer:
         previews: GenerateOptions | None,
         checkpoints: CheckpointManager,
         log: RunLogger,
+        stored: StoredLatents | None = None,
     ) -> None:
+        self._stored = stored
         recipe, world = data.recipe, run.world
         boundary, encoder, state = model.boundary, model.encoder, model.state
         self.data = data
@@ -161,7 +189,7 @@ class Trainer:
             skips=recipe.train.skips,
         )
         self._train_step = TrainStep(boundary, encoder, state, data.table, world, recipe)
-        self._validator = Validator(model, world, self._source, data.held_out(), recipe)
+        self._validator = Validator(model, world, self._source, data.held_out(), recipe, stored)
         self._previewer = Previewer(recipe, boundary, encoder, state, world, run.folder, previews)
         self._non_finite_in_a_row = 0
         self._step_seconds = 0.0
@@ -180,7 +208,8 @@ class Trainer:
             if not resumed:
                 self._validate(position, pool)  # of the untrained weights, for comparison
             # Micro-batches from here to the end of training, across epochs, planned as `next_epoch` plans them.
-            batches = loader.read_ahead(self._source.rows(position), pool, config.prefetch_budget_bytes)
+            work = self._source.rows(position)
+            batches = stored_batches.read_ahead(work, pool, config.prefetch_budget_bytes, self._stored)
             self._begin_segment(position)
             while not self._is_done(position):
                 if position.at_end:

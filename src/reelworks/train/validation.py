@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from reelworks.data import loader
 from reelworks.data.loader import MicroBatchRequest, StepSource
 from reelworks.distributed.mesh import World
+from reelworks.encoders import stored_batches
+from reelworks.encoders.stored_batches import StoredLatents
 from reelworks.media.decode_pool import DecodePool
 from reelworks.recipe.recipe import Recipe
 from reelworks.schedule.plan import Samples
@@ -45,6 +46,7 @@ class Validator:
     source: StepSource
     held_out: Samples
     recipe: Recipe
+    stored: StoredLatents | None = None
 
     @torch.no_grad()
     def run(self, pool: DecodePool) -> Validation | None:
@@ -54,7 +56,8 @@ class Validator:
         model, objective, times = self.model, self.recipe.objective, self.recipe.validation.timesteps
         sums = torch.zeros(len(times) + 1, dtype=torch.float64)  # of the loss at each timestep, and of clips
         with model.state.averaged():
-            for batch in loader.read_ahead(self._requests(), pool, self.recipe.data.prefetch_budget_bytes):
+            budget_bytes = self.recipe.data.prefetch_budget_bytes
+            for batch in stored_batches.read_ahead(self._requests(), pool, budget_bytes, self.stored):
                 example = validation_example(batch, model.encoder, objective, seed=self.recipe.seed, times=times)
                 losses = example.losses(model.boundary(example.inputs), objective).double().cpu()
                 if bool(batch.is_valid.all()):

@@ -266,3 +266,27 @@ def test_weights_in_cpu_memory_cost_the_time_in_which_they_are_moved() -> None:
     (bucket,) = moves.flops
     more = moves.seconds(bucket) - stays.seconds(bucket)
     assert more == pytest.approx(moves.moved_bytes / 25e9)
+
+
+def test_stored_latents_leave_no_encoder_in_memory() -> None:
+    """Previews keep the encoders; without them only what encoding needs beyond the memory of training counts."""
+    values = {
+        "version": 1,
+        "output": "r",
+        "dataset": [{"path": "p"}],
+        "bucket": [{"resolution": "64px", "num_frames": 1}],
+        "model": {"name": "wan-tiny"},
+        "autoencoder": {"name": "wan-2.1", "weights": "-"},
+        "text_encoder": {"name": "wan", "weights": "-"},
+        "lora": {"rank": 4},
+        "train": {"max_steps": 1},
+    }
+
+    def memory(**changes: object) -> estimate.Memory:
+        recipe = recipe_file.parse({**values, **changes})
+        return estimate.estimate(recipe, memory_presets.bucket_table(recipe)).memory
+
+    live, stored = memory(), memory(encode={"store": True})
+    encoders = live.encoders
+    assert stored.total == max(live.total - encoders, encoders + stored.reserve)
+    assert memory(encode={"store": True}, samples={"prompts": ["a"], "every_steps": 1}) == live

@@ -289,6 +289,8 @@ def _memory(
         parts["encoders"] += text
     else:
         host += text
+    if not recipe.keeps_encoders:
+        parts["encoders"] = host = 0  # they are dropped before the network is built
     if recipe.parallel.offload:
         host += sum(parts.pop(name) for name in ("weights", "gradients", "optimizer", "ema"))
         parts = {"weights": estimate.bytes_in_use(state.module, units), **parts}

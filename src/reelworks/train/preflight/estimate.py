@@ -39,7 +39,8 @@ class Memory:
     Attributes:
         base: Frozen weights, 0 without a LoRA; with offload only those on the GPU at one time.
         trained: Trained weights: a LoRA, or the network.
-        encoders: Autoencoder, text encoders and image encoder.
+        encoders: Autoencoder, text encoders and image encoder; if latents are stored and there are no previews, what
+            encoding needs beyond the memory of training.
         activations: Peak of a forward and backward pass of the largest bucket; memory of encoding is released by then.
         reserve: Memory for CUDA itself.
         host: CPU memory, not part of the total.
@@ -138,6 +139,11 @@ def _pass(recipe: Recipe, denoiser: Denoiser, bucket: Bucket) -> Pass:
 def from_passes(recipe: Recipe, table: BucketTable, denoiser: Denoiser, passes: dict[str, Pass]) -> Estimate:
     """Return the estimate of a recipe, given its network and its passes."""
     parameters, memory = _count(denoiser), memory_without_activations(recipe, denoiser)
+    memory = replace(memory, activations=max(each.peak_bytes for each in passes.values()))
+    if not recipe.keeps_encoders:  # they have the memory for themselves before the network is there
+        encoders, text = _encoder_bytes(recipe)
+        while_encoding = encoders + (text if recipe.text_encoder.device == "auto" else 0)
+        memory = replace(memory, encoders=max(while_encoding + memory.reserve - memory.total, 0))
     trained = sum(p.numel() for p in denoiser.module.parameters() if p.requires_grad)
     # Scale the operations of each entry's largest bucket to the tokens of the others.
     per_token = {b.entry: passes[b.name].flops / (b.tokens * b.batch_size) for b in table.buckets if b.name in passes}
@@ -147,7 +153,7 @@ def from_passes(recipe: Recipe, table: BucketTable, denoiser: Denoiser, passes: 
     return Estimate(
         parameters - trained if recipe.lora is not None else parameters,
         trained,
-        replace(memory, activations=max(each.peak_bytes for each in passes.values())),
+        memory,
         {b.name: per_token[b.entry] * b.tokens * b.batch_size for b in table.buckets},
         denoiser.runs_on_meta,
         moved,
@@ -195,6 +201,8 @@ def memory_without_activations(recipe: Recipe, denoiser: Denoiser) -> Memory:
     encoders, text = _encoder_bytes(recipe)
     if recipe.text_encoder.device == "cpu":
         host, text = host + text, 0
+    if not recipe.keeps_encoders:
+        encoders = text = 0
     return Memory(**sizes, encoders=encoders + text, activations=0, host=host)
 
 

@@ -1,0 +1,274 @@
+"""`reelworks encode`: encode a recipe's clips and captions ahead of training, and look after what is stored."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer import Argument, Exit, Option
+from typer.core import TyperGroup
+
+from reelworks.cli import show
+from reelworks.cli.exit_codes import ExitCode
+from reelworks.cli.options import DataPath, Json, Overrides, RecipeArgument, load_recipe
+from reelworks.core import units
+
+if TYPE_CHECKING:
+    from reelworks.encoders.encode import Progress
+    from reelworks.encoders.reachable import Chunk
+    from reelworks.encoders.stored_batches import StoredLatents
+    from reelworks.recipe.recipe import Recipe
+
+_LINE_SECONDS = 10.0
+_SHOWN = 20
+
+
+class _RunByDefault(TyperGroup):
+    """A group whose first argument may be a recipe, which stands for `run RECIPE`."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command of the arguments."""
+        known = args and (args[0] in self.commands or args[0].startswith("-"))
+        return super().resolve_command(ctx, args if known else ["run", *args])
+
+
+app = typer.Typer(
+    cls=_RunByDefault,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Encode clips and captions once, ahead of training; `reelworks encode RECIPE` is short for `encode run RECIPE`.",
+)
+FolderArgument = Annotated[Path, Argument(metavar="FOLDER", help="A folder of stored latents: encode.folder.")]
+
+
+@app.command()
+def run(
+    recipe: RecipeArgument,
+    limit: Annotated[int | None, Option(min=1, help="Encode only so many clips.")] = None,
+    data_path: DataPath = None,
+    overrides: Overrides = None,
+    json: Json = False,
+) -> None:
+    """Encode all clips and captions that a recipe's training reads.
+
+    Scans the data first. What is stored already is not encoded again; after a kill the same command goes on. Several
+    processes share the work: start the command several times, or under torchrun. Says before it starts how much disk
+    it takes, and names clips that cannot be read.
+
+    Training reads the result if the recipe has `[encode] store = true`, and then also encodes by itself what is missing.
+    """
+    from reelworks.core import log
+    from reelworks.distributed import mesh
+    from reelworks.recipe import dataset
+    from reelworks.recipe.dataset import RecipeData
+    from reelworks.train import encoding
+
+    loaded, stores = _storing(load_recipe(recipe, overrides, data_path))
+    main = os.environ.get("RANK", "0") == "0"
+    with log.to_terminal(speaks=main and not json), mesh.join() as world:
+        if main:
+            with show.scan_progress(quiet=json) as on_scan:
+                dataset.scan_recipe(loaded, on_scan)
+        world.wait()
+        data = RecipeData.open(loaded)
+        source = encoding.open_store(data)
+        with encode_progress(quiet=json or not main) as on_progress:
+            spec = encoding.plan_spec(data, world.size)
+            job = encoding.encoding(data, source, world.device, spec, limit=limit, on_progress=on_progress)
+            forecast, progress = encoding.encode_missing(job)
+        world.wait()
+    if not main:
+        return
+    encoded = progress.done - len(progress.failures)
+    result = {
+        "folder": loaded.encoded_folder,
+        "missing_clips": forecast.clips,
+        "missing_captions": forecast.captions,
+        "forecast_bytes": forecast.bytes,
+        "encoded_clips": encoded,
+        "encoded_captions": progress.captions,
+        "encoded_bytes": progress.bytes,
+        "failed": [{"clip": label, "reason": reason} for label, reason in progress.failures],
+    }
+    if json:
+        show.json(result)
+        return
+    show.line(
+        f"{units.plural(encoded, 'clip')} and {units.plural(progress.captions, 'caption')} encoded, "
+        f"{units.size(progress.bytes)}, in {loaded.encoded_folder}"
+    )
+    if not stores:
+        show.line("training reads them once the recipe has [encode] store = true")
+
+
+@app.command("ls")
+def list_entries(folder: FolderArgument, json: Json = False) -> None:
+    """List what is stored by encoder and dtype."""
+    from dataclasses import asdict
+
+    from reelworks.encoders import upkeep
+
+    groups = upkeep.summarise(_existing(folder))
+    if json:
+        show.json([asdict(group) for group in groups])
+        return
+    table = show.new_table("kind", "encoder", "dtype", "entries", "bytes")
+    for group in groups:
+        table.add_row(group.kind, group.encoder[:12], group.dtype, f"{group.entries:,}", units.size(group.bytes))
+    show.print_table(table)
+
+
+@app.command()
+def verify(folder: FolderArgument, json: Json = False) -> None:
+    """Read every stored tensor and compare its checksum; the exit code is 1 if one is damaged.
+
+    Damaged ones are encoded again when they are needed.
+    """
+    checked, damaged = 0, []
+    for row, problem in _existing(folder).verify():
+        checked += 1
+        if problem:
+            damaged.append({"clip": row["label"], "kind": row["kind"], "problem": problem})
+    if json:
+        show.json({"checked": checked, "damaged": damaged})
+    else:
+        for each in damaged:
+            show.line(f"damaged: {each['kind']} of {each['clip']}: {each['problem']}")
+        show.line(f"{checked:,} entries checked, {len(damaged)} damaged")
+    if damaged:
+        raise Exit(ExitCode.FAILED)
+
+
+@app.command()
+def prune(
+    recipes: Annotated[list[Path], Argument(metavar="RECIPE...", help="All recipes that share the folder.")],
+    delete: Annotated[bool, Option("--delete", help="Delete them; without it they are only named.")] = False,
+    overrides: Overrides = None,
+    json: Json = False,
+) -> None:
+    """Name entries that none of the recipes can reach, such as those of deleted files and former captions.
+
+    Scans the data of each recipe first. All recipes must have the same folder; entries of a recipe that is not given are
+    named too.
+    """
+    from reelworks.encoders import upkeep
+
+    reached, source = set[str](), None
+    for path in recipes:
+        source, chunks = _source_of(_storing(load_recipe(path, overrides))[0], source)
+        reached |= upkeep.reachable_keys(source, chunks)
+    assert source is not None, "at least one recipe is given"
+    lost = upkeep.orphans(source.store, reached)
+    freed = source.store.remove({row["key"] for row in lost}) if delete else 0
+    if json:
+        named = [{"kind": row["kind"], "clip": row["label"], "bytes": row["bytes"]} for row in lost]
+        show.json({"entries": named, "deleted": delete, "freed_bytes": freed})
+        return
+    for row in lost[:_SHOWN]:
+        show.line(f"  {row['kind']} of {row['label']}, {units.size(row['bytes'])}")
+    if len(lost) > _SHOWN:
+        show.line(f"  and {len(lost) - _SHOWN:,} more")
+    total = units.size(sum(row["bytes"] for row in lost))
+    what = f"deleted, {units.size(freed)} freed" if delete else "no recipe reaches them; --delete deletes them"
+    show.line(f"{len(lost):,} entries, {total}: {what}" if lost else "every entry is reached")
+
+
+@app.command("show")
+def show_entries(
+    recipe: RecipeArgument,
+    pictures: Annotated[Path, Option(metavar="FILE.png", help="Contact sheet to write.")] = Path("encoded.png"),
+    clips: Annotated[int, Option(min=1, help="Clips to show.")] = 12,
+    overrides: Overrides = None,
+) -> None:
+    """Decode stored latents and draw their frames, to see what training reads."""
+    import torch
+
+    from reelworks.core import files
+    from reelworks.encoders import upkeep
+    from reelworks.train import encoding
+
+    loaded = _storing(load_recipe(recipe, overrides))[0]
+    source, chunks = _source_of(loaded, None)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    sheet = upkeep.contact_sheet(source, encoding.lazy_encoder(loaded, device), chunks, clips)
+    if not sheet:
+        show.line(f"nothing of this recipe is stored in {loaded.encoded_folder}")
+        raise Exit(ExitCode.FAILED)
+    files.write_for("--pictures", pictures, sheet)
+    show.line(str(pictures))
+
+
+def _storing(recipe: Recipe) -> tuple[Recipe, bool]:
+    """Return a recipe as if it stored latents, and whether it does."""
+    encode = recipe.encode.model_copy(update={"store": True})
+    return recipe.model_copy(update={"encode": encode}), recipe.encode.store
+
+
+def _existing(folder: Path) -> Any:
+    from reelworks.core.errors import UserError
+    from reelworks.encoders.store import EncodedStore
+
+    if not (folder / "format.json").is_file():
+        raise UserError(
+            "there are no stored latents in this folder",
+            code="no-encoded",
+            field="FOLDER",
+            value=str(folder),
+            remedy="name the folder that `reelworks encode RECIPE` prints",
+        )
+    return EncodedStore.open(folder)
+
+
+def _source_of(recipe: Recipe, other: StoredLatents | None) -> tuple[StoredLatents, list[Chunk]]:
+    from reelworks.core.errors import UserError
+    from reelworks.encoders import reachable
+    from reelworks.recipe import dataset
+    from reelworks.recipe.dataset import RecipeData
+    from reelworks.train import encoding
+
+    _existing(Path(recipe.encoded_folder))
+    dataset.scan_recipe(recipe)
+    data = RecipeData.open(recipe)
+    source = encoding.open_store(data)
+    if other is not None and other.store.path.resolve() != source.store.path.resolve():
+        raise UserError(
+            f"the recipes before it store in {other.store.path}",
+            code="encoded-folders-differ",
+            field="encode.folder",
+            value=recipe.encoded_folder,
+            remedy="prune each folder by itself, with the recipes that share it",
+        )
+    spec = encoding.plan_spec(data)
+    return source, reachable.chunks(data, spec, encoding.epochs(data, spec))
+
+
+@contextmanager
+def encode_progress(quiet: bool = False) -> Iterator[Callable[[Progress], None]]:
+    """Show a progress bar with the time left, or a line every ten seconds without a terminal."""
+    from rich import progress as rich_progress
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    p = rich_progress
+    columns = (p.TextColumn("encoding"), p.BarColumn(), p.MofNCompleteColumn(), p.TimeRemainingColumn())
+    bar = p.Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal)
+    task, last = bar.add_task("encoding", total=None), [time.monotonic()]
+
+    def report(progress: Progress) -> None:
+        bar.start()
+        bar.update(task, total=progress.total, completed=progress.done)
+        if not console.is_terminal and not quiet and time.monotonic() - last[0] >= _LINE_SECONDS:
+            last[0] = time.monotonic()
+            left = progress.seconds_left
+            rest = "" if left is None else f", about {units.duration(left)} left"
+            show.line(f"encoding: {progress.done:,} of {progress.total:,} clips{rest}")
+
+    try:
+        yield report
+    finally:
+        bar.stop()

@@ -1,0 +1,36 @@
+"""Recipe keys for latents and embeddings that are encoded once and stored."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from reelworks.core.config import Config
+
+
+class EncodeConfig(Config):
+    """`[encode]`: encode clips and captions once, ahead of training, and read the results from a folder."""
+
+    store: bool = Field(
+        False,
+        description="encode what training needs before the first step, and train from the stored latents and "
+        "embeddings, without autoencoder and text encoder in memory; `reelworks encode` does the same ahead of time",
+    )
+    folder: str | None = Field(
+        None,
+        min_length=1,
+        description="folder of stored latents and embeddings, which runs and recipes may share: an entry is found by "
+        "the digest of its complete request and can never be stale; default: the folder `encoded` beside the run",
+    )
+    variants: int = Field(
+        1,
+        ge=1,
+        description="crops and first frames stored of each clip, which epochs and repeats use in turn; only for clips "
+        'with random ones (`data.crop = "random"`, `data.clip_start = "random"`)',
+    )
+    dtype: Literal["float32", "bfloat16"] = Field(
+        "float32",
+        description="dtype of stored latents: float32 keeps them exactly, bfloat16 takes half the disk and keeps three "
+        "digits. Embeddings are always stored exactly, and without padding",
+    )

@@ -1,0 +1,95 @@
+"""List what a training needs encoded: every clip in every bucket and variant that its epochs can reach."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from reelworks.core import digests
+from reelworks.data.dataset import Dataset
+from reelworks.data.loader import MicroBatchRequest, StepSource
+from reelworks.schedule.plan import PlanSpec, Samples
+
+_CHUNK_CLIPS = 1024
+_CHUNKS = 16  # at least, so that processes can share a small job
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Clips of one bucket and variant, which one process encodes.
+
+    Attributes:
+        epoch: An epoch that shows this variant of the clips.
+    """
+
+    clips: Samples
+    epoch: int
+
+    @property
+    def name(self) -> str:
+        """Name by which processes claim the chunk, equal in all of them."""
+        c = self.clips
+        return digests.digest_arrays(uid=c.uid, bucket=c.bucket, epoch=np.array([self.epoch]))
+
+    def __len__(self) -> int:
+        return len(self.clips)
+
+    def work(self, data: Dataset) -> MicroBatchRequest:
+        """Return the request of all clips of the chunk."""
+        return request(data, self.clips, self.epoch)
+
+    def part(self, data: Dataset, where: list[int]) -> MicroBatchRequest:
+        """Return the request of some of its clips."""
+        return request(data, self.clips.take(np.array(where)), self.epoch)
+
+
+def request(data: Dataset, clips: Samples, epoch: int) -> MicroBatchRequest:
+    """Return what training reads of some clips of one bucket."""
+    return StepSource(data, rank=0, world=1).work(clips, epoch=epoch)
+
+
+def chunks(data: Dataset, spec: PlanSpec, epochs: int, limit: int | None = None) -> list[Chunk]:
+    """Return all clips that epochs can reach in chunks, each clip, bucket and variant once; held-out clips come last."""
+    trained, held_out = _trained(data, spec, epochs), data.held_out()
+    if limit is not None:
+        trained, held_out = trained.take(np.arange(min(limit, len(trained)))), held_out.take(np.arange(0))
+    variants = data.spec.variants or 1
+    size = max(min(_CHUNK_CLIPS, -(-len(trained) * variants // _CHUNKS)), 1)
+    return [
+        *(chunk for epoch in range(variants) for chunk in _cut(data, trained, epoch, size)),
+        *_cut(data, held_out, 0, size),
+    ]
+
+
+def _cut(data: Dataset, clips: Samples, epoch: int, size: int) -> Iterator[Chunk]:
+    sizes = data.table.batch_sizes()
+    for bucket in np.unique(clips.bucket).tolist():
+        where, batch = np.flatnonzero(clips.bucket == bucket), max(int(sizes[bucket]), 1)
+        whole = max(size // batch, 1) * batch  # whole micro-batches
+        for first in range(0, len(where), whole):
+            yield Chunk(clips.take(where[first : first + whole]), epoch)
+
+
+def _trained(data: Dataset, spec: PlanSpec, epochs: int) -> Samples:
+    """Return clips once for each bucket that they have in an epoch, in the order of the catalog."""
+    seen = [_of_epoch(data, spec, epoch) for epoch in range(epochs if varies(data) else 1)]
+    names = ("uid", "ordinal", "bucket")
+    uid, ordinal, bucket = (np.concatenate([getattr(clips, name) for clips in seen]) for name in names)
+    _, first = np.unique(ordinal * len(data.table.buckets) + bucket, return_index=True)
+    return Samples(uid[first], np.zeros(len(first), dtype=np.int64), ordinal[first], bucket[first])
+
+
+def _of_epoch(data: Dataset, spec: PlanSpec, epoch: int) -> Samples:
+    if data.table.config.incomplete_batch != "merge":
+        return data.entries(epoch)
+    plan = data.plan(spec, epoch)  # which moves clips to other buckets
+    return Samples(plan.uid, plan.copy, plan.ordinal, plan.bucket)
+
+
+def varies(data: Dataset) -> bool:
+    """Whether clips or their buckets differ between epochs."""
+    chance = any(entry.keep_prob < 1 for entry in data.table.entries) or data.table.dialect is not None
+    fractional = any(dataset.repeats != int(dataset.repeats) for dataset in data.spec.datasets)
+    return chance or fractional or data.table.config.incomplete_batch == "merge"

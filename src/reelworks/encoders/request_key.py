@@ -1,0 +1,219 @@
+"""Keys of stored latents and embeddings: digests of everything that their values depend on.
+
+A key covers the content of the file, the decode request in full, the encoder's weights and settings, and the versions of
+decoding and encoding. What changes any of these changes the key, so that a stored value cannot be stale. Fields that
+`Request` gets later are covered by themselves.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel
+
+from reelworks.catalog import location
+from reelworks.catalog.location import MediaPath
+from reelworks.core import digests, files
+from reelworks.core.log import logger
+from reelworks.data.dataset import Dataset
+from reelworks.data.loader import MicroBatchRequest
+from reelworks.media.decode import VERSION as DECODER_VERSION
+from reelworks.media.decode import Request
+from reelworks.models import weights
+
+ENCODER_VERSION = 1  # raise it when an encoder's code returns other values for the same weights
+LATENT, FIRST_FRAME, IMAGE, TEXT = "latent", "first_frame", "image", "text"
+# Keys of a recipe's tables that do not change what an encoder returns.
+_WITHOUT_EFFECT = {"weights", "device"}
+# Folders of a pipeline that have no part in embedding captions.
+_NOT_OF_TEXT = {"transformer", "transformer_2", "unet", "vae", "audio_vae", "vocoder", "scheduler", "prompt_enhancer"}
+
+
+@dataclass(frozen=True)
+class EncoderIds:
+    """Identities of a recipe's encoders.
+
+    Attributes:
+        autoencoder, text: Digests of weights and settings.
+        image: Digest of the image encoder; None if the model has none.
+        first_frame: How the first frame is encoded for the model, "grey" or "zeros"; None if it is not.
+        given: Kinds of companions whose latents the model takes.
+        text_sees_pictures: Whether an embedding also depends on the first frame of the source.
+        latent_dtype: Dtype in which latents are stored.
+    """
+
+    autoencoder: str
+    text: str
+    image: str | None = None
+    first_frame: str | None = None
+    given: tuple[str, ...] = ()
+    text_sees_pictures: bool = False
+    latent_dtype: str = "float32"
+
+
+def encoder_id(config: BaseModel, field: str, known: FileDigests, *, part: str | None = None) -> str:
+    """Return the digest of an encoder: its settings and the content of its weights.
+
+    Args:
+        config: The recipe's table of the encoder, with a key `weights`.
+        field: Recipe key of the weights, for errors.
+        part: Folder of the weights if they are a whole pipeline; None takes all folders that embed captions.
+
+    Raises:
+        UserError: The weights do not exist.
+    """
+    source = getattr(config, "weights", None)
+    settings = config.model_dump(exclude=_WITHOUT_EFFECT)
+    return digests.digest_json(
+        [ENCODER_VERSION, settings, None if source is None else _content(source, field, part, known)]
+    )
+
+
+def image_encoder_id(kind: str, source: str, known: FileDigests) -> str:
+    """Return the digest of an image encoder, with what prepares pictures for it."""
+    parts = [_content(source, "model.image_encoder", part, known) for part in ("image_encoder", "feature_extractor")]
+    return digests.digest_json([ENCODER_VERSION, kind, parts])
+
+
+def _content(source: str, field: str, part: str | None, known: FileDigests) -> Any:
+    """Identify weights: a snapshot of the hub by its commit, other files by their bytes."""
+    place = weights.require_there(source, field).resolve()
+    if place.parent.name == "snapshots":
+        return [source, place.name, part]
+    if place.is_file():
+        config = place.parent / "config.json"
+        return [known.digest(place), known.digest(config) if config.is_file() else None]
+    if part is not None and (place / part).is_dir():
+        place = place / part
+    found = {path.relative_to(place).as_posix(): path for path in sorted(place.rglob("*")) if path.is_file()}
+    used = {name: path for name, path in found.items() if part is not None or name.split("/")[0] not in _NOT_OF_TEXT}
+    return {name: known.digest(path) for name, path in used.items()}
+
+
+class FileDigests:
+    """Digests of large files, which are computed again when size or time of change differ; kept in a JSON file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._known = path, dict[str, Any]()
+        if path.is_file():
+            try:
+                self._known = json.loads(path.read_text())
+            except (OSError, ValueError):
+                logger.debug("%s cannot be read; the files are digested again", path)
+
+    def digest(self, path: Path) -> str:
+        """Return the digest of a file's content."""
+        status = path.stat()
+        name, now = str(path), [status.st_size, status.st_mtime_ns, status.st_ino]
+        former = self._known.get(name)
+        if former is None or former[:3] != now:
+            former = [*now, digests.of_file(path)]
+            self._known[name] = former
+            if self._path.parent.is_dir():
+                files.write_json(self._path, self._known)
+        return str(former[3])
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A value that a clip needs in training: its key, and what it was computed from, for people."""
+
+    key: str
+    kind: str
+    encoder: str
+    fingerprint: str
+    label: str
+    request: str
+
+
+def of_request(kind: str, encoder: str, request: Request | None, fingerprint: str, *extra: Any) -> tuple[str, str]:
+    """Return the key of a value that is encoded from a file, and the request as JSON text."""
+    shown = None if request is None else _plain(request)
+    text = json.dumps(shown, sort_keys=True)
+    return digests.digest_json([DECODER_VERSION, kind, encoder, fingerprint, shown, *extra]), text
+
+
+def _plain(request: Request) -> dict[str, Any]:
+    """Return all fields but the path as JSON values; a field of another kind of value is an error of ours."""
+    if request.is_image:  # which has one frame, whatever is drawn
+        request = dataclasses.replace(request, step=1.0, first_frame_draw=0.0, short_clips="reject")
+    values = dataclasses.asdict(request)
+    del values["path"]  # the content counts, wherever the file lies
+    return values
+
+
+class Keys:
+    """Keys of all values that the clips of a dataset need."""
+
+    def __init__(self, data: Dataset, ids: EncoderIds) -> None:
+        self.data, self.ids = data, ids
+        self._own = dict[MediaPath, str]()
+        self._lock = threading.Lock()
+
+    def wanted(self, work: MicroBatchRequest) -> list[dict[str, Wanted]]:
+        """Return the wanted values of each clip of a micro-batch by name: "latent", "text", "control" and so on."""
+        rows = self.data.rows.find(work.uids)
+        return [self._of_clip(work, i, row) for i, row in enumerate(rows.tolist())]
+
+    def text(self, caption: str, source: Wanted | None = None) -> Wanted:
+        """Return the embedding of a caption, which may depend on the source's first frame."""
+        encoder = self.ids.text
+        seen = None if source is None else source.key
+        return Wanted(digests.digest_json([TEXT, encoder, caption, seen]), TEXT, encoder, "", caption, "")
+
+    def _of_clip(self, work: MicroBatchRequest, i: int, row: int) -> dict[str, Wanted]:
+        ids, request, label = self.ids, work.requests[i], self.data.rows.label(row)
+        print_ = self._fingerprint(self.data.rows.fingerprint[row].as_py(), request.path)
+        latents = ids.autoencoder
+        wanted = {LATENT: self._wanted(LATENT, latents, request, print_, label, ids.latent_dtype)}
+        for kind in ids.given:
+            companion, found = work.companions[kind][i], self.data.companions[kind]
+            if companion is not None:
+                theirs = found.rows.fingerprint[int(found.row[row])].as_py()
+                theirs = self._fingerprint(theirs, companion.path)
+                wanted[kind] = self._wanted(LATENT, latents, companion, theirs, label, ids.latent_dtype)
+        moves = work.shape.num_frames > 1
+        if ids.first_frame is not None and (moves or ids.first_frame == "grey"):
+            kind = f"{FIRST_FRAME} {ids.first_frame}"
+            wanted[FIRST_FRAME] = self._wanted(kind, latents, request, print_, label, ids.latent_dtype)
+        if ids.image is not None and moves:
+            wanted[IMAGE] = self._wanted(IMAGE, ids.image, request, print_, label)
+        wanted[TEXT] = self.text(work.captions[i], wanted.get("source") if ids.text_sees_pictures else None)
+        return wanted
+
+    def _wanted(self, kind: str, encoder: str, request: Request, fingerprint: str, label: str, *extra: Any) -> Wanted:
+        key, text = of_request(kind, encoder, request, fingerprint, *extra)
+        return Wanted(key, kind, encoder, fingerprint, label, text)
+
+    def _fingerprint(self, scanned: str, path: MediaPath) -> str:
+        """Return the content's fingerprint: the catalog's, or the file's own where the catalog has none."""
+        if scanned:
+            return scanned
+        with self._lock:
+            if path not in self._own:
+                try:
+                    self._own[path] = location.fingerprint(path)
+                except OSError:
+                    return ""  # decoding will fail and say why
+            return self._own[path]
+
+
+def unchanged(data: Dataset, row: int, path: MediaPath) -> bool:
+    """Return whether a clip's file still is the one that was scanned, so that its latents may be stored under its key."""
+    scanned = data.rows.fingerprint[row].as_py()
+    try:
+        same = location.is_as_listed(path, int(data.rows.size_bytes[row]), int(data.rows.mtime_ns[row]))
+        return same or not scanned or location.fingerprint(path) == scanned
+    except OSError:
+        return False
+
+
+def key_words(keys: list[str]) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    """Return keys as rows of two integers, `[N, 2]`."""
+    return np.frombuffer(bytes.fromhex("".join(keys)), dtype=">u8").astype(np.uint64).reshape(-1, 2)

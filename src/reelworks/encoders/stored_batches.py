@@ -1,0 +1,302 @@
+"""Micro-batches whose clips are read from the store in place of their files; clips that are missing there are decoded.
+
+What is missing is encoded when the trainer needs it, as without a store, and then stored. A clip of which everything is
+stored is not opened at all. Loss masks are small and always decoded.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from reelworks.core.errors import UserError
+from reelworks.core.log import logger
+from reelworks.data import loader
+from reelworks.data.dataset import Dataset
+from reelworks.data.loader import MicroBatch, MicroBatchRequest
+from reelworks.encoders import conditioning, request_key, store, values
+from reelworks.encoders.encoders import LiveEncoder
+from reelworks.encoders.request_key import TEXT, Keys, Wanted
+from reelworks.encoders.store import DamagedEntry, EncodedStore
+from reelworks.encoders.values import CLIP
+from reelworks.media import decode
+from reelworks.media.decode import Request
+from reelworks.media.decode_pool import DecodePool
+from reelworks.models.api import TextEmbedding
+
+_READERS = 2
+_ITEMS_AHEAD = 4
+_MASK = "loss_mask"
+Found = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class StoredLatents:
+    """A store and the keys of a dataset's clips in it."""
+
+    store: EncodedStore
+    keys: Keys
+
+    @property
+    def data(self) -> Dataset:
+        """The dataset of the clips."""
+        return self.keys.data
+
+    def find(self, wanted: Mapping[str, Wanted]) -> Found:
+        """Read the values of a clip that are stored, without the embedding of its caption."""
+        found = {}
+        for name, each in wanted.items():
+            if name != TEXT and (value := self.get(each)) is not None:
+                found[name] = value
+        return found
+
+    def get(self, wanted: Wanted) -> Tensor | None:
+        """Read a value; None if it is not stored, or damaged."""
+        try:
+            return self.store.read(wanted.key)
+        except KeyError:
+            return None
+        except DamagedEntry as damage:
+            store.log_damage(damage)
+            self.store.forget(wanted.key)
+            return None
+
+    def keep(self, wanted: Wanted, value: Tensor) -> None:
+        """Store a value that was missing; a full disk is no reason to end a training."""
+        try:
+            self.store.put(wanted, value)
+        except UserError as error:
+            logger.warning("a latent cannot be stored (%s); going on without", error.problem)
+            self.store.drop_pending()
+
+    def close(self) -> None:
+        """Write what was put last."""
+        try:
+            self.store.commit()
+        except UserError as error:
+            logger.warning("latents cannot be stored (%s)", error.problem)
+
+    def kinds_to_read(self, wanted: Mapping[str, Wanted], found: Found) -> list[str]:
+        """Return the kinds of frames that the missing values of a clip are computed from."""
+        sees = self.keys.ids.text_sees_pictures
+        missing = [
+            name for name in wanted if name not in found and not (name == TEXT and wanted[TEXT].key in self.store)
+        ]
+        kinds = (values.frames_for(name, text_sees_pictures=sees) for name in missing)
+        return sorted({kind for kind in kinds if kind is not None})
+
+
+@dataclass(frozen=True)
+class StoredBatch(MicroBatch):
+    """A micro-batch whose latents were stored, of which `frames` hold nothing.
+
+    Attributes:
+        source: Store and keys.
+        wanted: Keys of each clip's values by name.
+        found: Stored values of each clip by name.
+        decoded: `[1, T, H, W, 3]` frames of each clip by kind, of which the other values are computed.
+        broken: Clips of which a file could not be decoded, padding included.
+    """
+
+    source: StoredLatents = None  # type: ignore[assignment]  # fields after defaults need one
+    wanted: Sequence[Mapping[str, Wanted]] = ()
+    found: Sequence[Found] = ()
+    decoded: Sequence[Mapping[str, Tensor]] = ()
+    broken: frozenset[int] = frozenset()
+
+    def values(self, encoder: LiveEncoder) -> dict[str, Tensor]:
+        """Return the clips' latents and conditions by name, `[B, ...]` float32 on the encoder's device."""
+        for i in range(len(self.wanted)):
+            self._complete(i, encoder)
+        names = [name for name in self.wanted[0] if name != TEXT]
+        return {name: torch.stack([f[name] for f in self.found]).to(encoder.device).float() for name in names}
+
+    def texts(self, encoder: LiveEncoder, dropped: Sequence[bool]) -> TextEmbedding:
+        """Return the captions' embeddings as `LiveEncoder.texts` does."""
+        drops = encoder.conditioning.empty_caption == "encoded"
+        rows = []
+        for i, drop in enumerate(dropped):
+            caption = "" if drop and drops else self.work.captions[i]
+            picture = self.wanted[i].get("source") if self.source.keys.ids.text_sees_pictures else None
+            wanted = self.source.keys.text(caption, picture)
+            rows.append(encoder.embedded.get(wanted.key, partial(self._embed, encoder, wanted, caption, i)))
+        return TextEmbedding(*(torch.cat(parts).to(encoder.device) for parts in zip(*rows, strict=True)))
+
+    def _embed(self, encoder: LiveEncoder, wanted: Wanted, caption: str, i: int) -> TextEmbedding:
+        packed = self.source.get(wanted)
+        if packed is None and i in self.broken and self.source.keys.ids.text_sees_pictures:
+            return values.blank_text(encoder)
+        if packed is None:
+            pictures = self.decoded[i]["source"][:, 0] if "source" in self.decoded[i] else None
+            packed = values.pack(encoder.text_encoder.encode([caption], pictures))
+            if pictures is not None or not self.source.keys.ids.text_sees_pictures:
+                self.source.keep(wanted, packed)
+        return values.unpack(packed)
+
+    def _complete(self, i: int, encoder: LiveEncoder) -> None:
+        """Compute the values that are missing of a clip, and store them unless its file failed or has changed."""
+        for name in self.wanted[i]:
+            if name == TEXT or name in self.found[i]:
+                continue
+            if i in self.broken:  # its loss is left out, so that no encoder is loaded for it
+                self.found[i][name] = values.blank(encoder, name, self.work.shape)
+                continue
+            kind = values.frames_for(name, text_sees_pictures=False)
+            assert kind is not None
+            value = values.encode(encoder, name, self.decoded[i][kind])[0].cpu()
+            self.found[i][name] = value = value.to(latent_dtype(self.source.keys, name))
+            if self._is_as_scanned(i):
+                self.source.keep(self.wanted[i][name], value)
+
+    def _is_as_scanned(self, i: int) -> bool:
+        row = int(self.source.data.rows.find(self.work.uids[i : i + 1])[0])
+        return request_key.unchanged(self.source.data, row, self.work.requests[i].path)
+
+
+def latent_dtype(keys: Keys, name: str) -> torch.dtype:
+    """Return the dtype in which a value is stored; embeddings of images stay float32."""
+    dtype: torch.dtype = getattr(torch, keys.ids.latent_dtype)
+    return torch.float32 if name == request_key.IMAGE else dtype
+
+
+def clip_values(batch: MicroBatch, encoder: LiveEncoder) -> dict[str, Tensor]:
+    """Return the latents of a micro-batch, and what its other conditions are made of, live or stored."""
+    if isinstance(batch, StoredBatch):
+        return batch.values(encoder)
+    return {request_key.LATENT: encoder.latents(batch.frames)}
+
+
+def conditions(
+    batch: MicroBatch, encoder: LiveEncoder, encoded: Mapping[str, Tensor], latent_BCTHW: Tensor
+) -> dict[str, Tensor]:
+    """Return the last four inputs of a denoiser for a micro-batch; see `models.api.DenoiserInputs`."""
+    if isinstance(batch, StoredBatch):
+        return conditioning.join(encoder, latent_BCTHW, encoded)
+    num_frames = batch.work.shape.num_frames
+    return conditioning.encode_conditioning(encoder, latent_BCTHW, batch.companions, batch.frames[:, 0], num_frames)
+
+
+def texts(batch: MicroBatch, encoder: LiveEncoder, dropped: Sequence[bool]) -> TextEmbedding:
+    """Return the embeddings of a micro-batch's captions."""
+    if isinstance(batch, StoredBatch):
+        return batch.texts(encoder, dropped)
+    source = batch.companions["source"][:, 0] if "source" in encoder.given else None
+    return encoder.texts(batch.captions, dropped, source)
+
+
+class _Item:
+    """A micro-batch on its way: what is stored of it, and the requests that remain to be decoded."""
+
+    def __init__(self, work: MicroBatchRequest, source: StoredLatents) -> None:
+        self.work, self.source = work, source
+        self.wanted = source.keys.wanted(work)
+        self.found = [source.find(wanted) for wanted in self.wanted]
+        self.to_read: list[tuple[int, str, Request]] = []
+        for i, (wanted, found) in enumerate(zip(self.wanted, self.found, strict=True)):
+            kinds = source.kinds_to_read(wanted, found)
+            self.to_read += [(i, kind, request) for kind in kinds if (request := _request(work, i, kind)) is not None]
+            if (mask := _request(work, i, _MASK)) is not None:
+                self.to_read.append((i, _MASK, mask))
+
+    def remaining(self) -> MicroBatchRequest:
+        """Return the micro-batch with the requests that remain as its clips, perhaps none."""
+        n = len(self.to_read)
+        at = [i for i, _, _ in self.to_read]
+        return replace(
+            self.work,
+            uids=self.work.uids[at],
+            copies=self.work.copies[at],
+            repeat_index=np.zeros(n, dtype=np.int32),
+            is_idle=False,
+            requests=tuple(request for _, _, request in self.to_read),
+            captions=("",) * n,
+            fps=(0.0,) * n,
+            companions={},
+            target_is_base=(False,) * n,
+        )
+
+    def complete(self, read: MicroBatch) -> StoredBatch:
+        """Return the micro-batch with what was decoded of it."""
+        work, failures = self.work, dict[int, str]()
+        broken = dict(read.failures)
+        decoded: list[dict[str, Tensor]] = [{} for _ in work.requests]
+        masks = (
+            read.frames.new_full((len(work.requests), *read.frames.shape[1:]), 255)
+            if _MASK in work.companions
+            else None
+        )
+        for at, (i, kind, request) in enumerate(self.to_read):
+            reason = broken.get(at)
+            if kind == _MASK and masks is not None:
+                if reason is None and not decode.counts(read.frames[at].numpy()):
+                    reason = decode.EMPTY  # the clip would have no loss
+                if reason is None:
+                    masks[i] = read.frames[at]
+            else:
+                decoded[i][kind] = read.frames[at : at + 1]
+            if reason is not None:
+                failures.setdefault(i, reason if kind == CLIP else f"{kind} {request.path}: {reason}")
+        valid = work.real & (not work.is_idle)
+        valid[list(failures)] = False
+        real = work.real & (not work.is_idle)
+        return StoredBatch(
+            work=work,
+            frames=torch.zeros(len(work.requests), 0, 0, 0, 3, dtype=torch.uint8),
+            is_valid=torch.from_numpy(valid),
+            failures=tuple((i, reason) for i, reason in sorted(failures.items()) if real[i]),
+            companions={} if masks is None else {_MASK: masks},
+            stream=read.stream,
+            source=self.source,
+            wanted=self.wanted,
+            found=self.found,
+            decoded=decoded,
+            broken=frozenset(failures),
+        )
+
+
+def _request(work: MicroBatchRequest, i: int, kind: str) -> Request | None:
+    if kind == CLIP:
+        return work.requests[i]
+    return work.companions[kind][i] if kind in work.companions else None
+
+
+def read_ahead(
+    work: Iterable[MicroBatchRequest], pool: DecodePool, budget_bytes: int, source: StoredLatents | None
+) -> Iterator[MicroBatch]:
+    """Yield the micro-batches of `work` in its order, as `loader.read_ahead` does, from a store if there is one."""
+    if source is None:
+        yield from loader.read_ahead(work, pool, budget_bytes)
+        return
+    with ThreadPoolExecutor(_READERS, thread_name_prefix="stored") as readers:
+        items = _in_order(work, lambda each: readers.submit(_Item, each, source))
+        waiting: deque[_Item] = deque()
+        with suppress(GeneratorExit):
+            for batch in loader.read_ahead(_remaining(items, waiting), pool, budget_bytes):
+                yield waiting.popleft().complete(batch)
+
+
+def _in_order(
+    work: Iterable[MicroBatchRequest], submit: Callable[[MicroBatchRequest], Future[_Item]]
+) -> Iterator[_Item]:
+    queue: deque[Future[_Item]] = deque()
+    source = iter(work)
+    while True:
+        while len(queue) < _ITEMS_AHEAD and (each := next(source, None)) is not None:
+            queue.append(submit(each))
+        if not queue:
+            return
+        yield queue.popleft().result()
+
+
+def _remaining(items: Iterator[_Item], waiting: deque[_Item]) -> Iterator[MicroBatchRequest]:
+    for item in items:
+        waiting.append(item)
+        yield item.remaining()

@@ -1,0 +1,92 @@
+"""Compute what is stored of a clip, and pack it: latents, embeddings of captions and of first frames.
+
+Names of values are those of `request_key.Keys.wanted`; frames are `[B, T, H, W, 3]` uint8 by kind, the clips' own
+under `CLIP`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from reelworks.core.shape import Shape
+from reelworks.encoders import conditioning
+from reelworks.encoders.encoders import LiveEncoder
+from reelworks.encoders.request_key import FIRST_FRAME, IMAGE, LATENT, TEXT
+from reelworks.models.api import TextEmbedding
+
+CLIP = "clip"
+
+
+def frames_for(name: str, *, text_sees_pictures: bool) -> str | None:
+    """Return the kind of frames that a value is computed from; None if it needs none."""
+    if name == TEXT:
+        return "source" if text_sees_pictures else None
+    return CLIP if name in (LATENT, FIRST_FRAME, IMAGE) else name
+
+
+@torch.no_grad()
+def encode(encoder: LiveEncoder, name: str, frames_BTHWC: Tensor) -> Tensor:
+    """Return a value of each clip, `[B, ...]` on the encoder's device, in the dtype of live encoding."""
+    if name == FIRST_FRAME:
+        return conditioning.first_frame_latents(encoder, frames_BTHWC[:, 0], frames_BTHWC.shape[1])
+    if name == IMAGE:
+        assert encoder.image_encoder is not None
+        return encoder.image_encoder.encode(frames_BTHWC[:, 0])
+    return encoder.latents(frames_BTHWC)
+
+
+def pack(embedding: TextEmbedding) -> Tensor:
+    """Return an embedding of one caption as bytes, without padding and in the narrowest dtype that keeps its values.
+
+    The bytes are six integers (tokens, kept tokens, width, pooled width, and 1 for each of both in bfloat16), the mask,
+    the kept tokens and the pooled embedding.
+    """
+    tokens_LD, mask_L, pooled_P = (part[0].cpu() for part in embedding)
+    kept, pooled = _narrow(tokens_LD[mask_L].contiguous()), _narrow(pooled_P)
+    sizes = [len(mask_L), len(kept), tokens_LD.shape[1], len(pooled)]
+    flags = [int(part.dtype == torch.bfloat16) for part in (kept, pooled)]
+    parts = [torch.tensor(sizes + flags, dtype=torch.int64), mask_L, kept, pooled]
+    return torch.cat([part.contiguous().reshape(-1).view(torch.uint8) for part in parts if part.numel()])
+
+
+def unpack(packed: Tensor) -> TextEmbedding:
+    """Return the embedding `[1, L, D]` of packed bytes; masked tokens are zeros."""
+    length, kept, width, pooled_width, tokens_narrow, pooled_narrow = packed[:48].view(torch.int64).tolist()
+    mask_L = packed[48 : 48 + length].view(torch.bool)
+    dtypes = [torch.bfloat16 if narrow else torch.float32 for narrow in (tokens_narrow, pooled_narrow)]
+    first = 48 + length
+    end = first + kept * width * dtypes[0].itemsize
+    tokens_LD = torch.zeros(length, width)
+    tokens_LD[mask_L] = packed[first:end].clone().view(dtypes[0]).reshape(kept, width).float()
+    pooled_P = packed[end:].clone().view(dtypes[1]).reshape(pooled_width).float()
+    return TextEmbedding(tokens_LD[None], mask_L[None].clone(), pooled_P[None])
+
+
+def _narrow(values: Tensor) -> Tensor:
+    """Return the values as bfloat16 if that loses nothing, as in the output of published text encoders."""
+    half = values.bfloat16()
+    return half if torch.equal(half.float(), values) else values.float()
+
+
+def blank(encoder: LiveEncoder, name: str, shape: Shape) -> Tensor:
+    """Return zeros in the shape of a clip's value, for a clip that could not be decoded."""
+    return torch.zeros(value_shape(encoder, name, shape))
+
+
+def value_shape(encoder: LiveEncoder, name: str, shape: Shape) -> tuple[int, ...]:
+    """Return the shape of a value of one clip."""
+    if name == IMAGE:
+        assert encoder.image_encoder is not None
+        return encoder.image_encoder.tokens, encoder.image_encoder.dim
+    t, h, w = encoder.autoencoder.geometry.latent(shape)
+    if name == FIRST_FRAME and encoder.conditioning.first_frame != "grey":
+        t = 1
+    return encoder.autoencoder.latent_channels, t, h, w
+
+
+def blank_text(encoder: LiveEncoder) -> TextEmbedding:
+    """Return an embedding of zeros, for a clip whose picture could not be decoded."""
+    text = encoder.text_encoder
+    mask = torch.ones(1, text.max_length, dtype=torch.bool)
+    return TextEmbedding(torch.zeros(1, text.max_length, text.dim), mask, torch.zeros(1, text.pooled_dim))

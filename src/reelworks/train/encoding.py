@@ -1,0 +1,146 @@
+"""Encode a recipe's clips and captions ahead of training, and open the store for training from it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from reelworks.analysis import plan_report
+from reelworks.core.log import logger
+from reelworks.distributed.mesh import World
+from reelworks.encoders import encode, reachable, request_key
+from reelworks.encoders.encode import Encoding, Forecast, Progress
+from reelworks.encoders.encoders import LiveEncoder
+from reelworks.encoders.lazy import LazyAutoencoder, LazyImageEncoder, LazyTextEncoder
+from reelworks.encoders.request_key import EncoderIds, FileDigests, Keys
+from reelworks.encoders.store import EncodedStore
+from reelworks.encoders.stored_batches import StoredLatents
+from reelworks.models import components, registry
+from reelworks.models.family import IMAGE_ENCODERS
+from reelworks.recipe.dataset import RecipeData
+from reelworks.recipe.recipe import Recipe
+from reelworks.schedule.plan import PlanSpec
+from reelworks.train import build
+
+
+def encoder_ids(recipe: Recipe, folder: Path) -> EncoderIds:
+    """Return the identities of a recipe's encoders; digests of large files are remembered in the store's folder."""
+    known = FileDigests(folder / "digests.json")
+    conditioning, image = components.conditioning(recipe.model), recipe.model.image_encoder
+    kind, text = conditioning.image_encoder, registry.TEXT_ENCODERS.get(recipe.text_encoder.name)
+    return EncoderIds(
+        autoencoder=request_key.encoder_id(recipe.autoencoder, "autoencoder.weights", known, part="vae"),
+        text=request_key.encoder_id(recipe.text_encoder, "text_encoder.weights", known),
+        image=None if kind is None or image is None else request_key.image_encoder_id(kind, image, known),
+        first_frame=conditioning.first_frame,
+        given=build.given_companions(recipe),
+        text_sees_pictures=text is not None and text.sees_pictures,
+        latent_dtype=recipe.encode.dtype,
+    )
+
+
+def open_store(data: RecipeData) -> StoredLatents:
+    """Open the recipe's store with the keys of its clips."""
+    store = EncodedStore.open(data.recipe.encoded_folder)
+    return StoredLatents(store, Keys(data, encoder_ids(data.recipe, store.path)))
+
+
+def lazy_encoder(recipe: Recipe, device: torch.device) -> LiveEncoder:
+    """Return the recipe's encoders, each of which is loaded when it is first used."""
+    conditioning, image = components.conditioning(recipe.model), recipe.model.image_encoder
+    text, kind = recipe.text_encoder, conditioning.image_encoder
+    known = registry.TEXT_ENCODERS.get(text.name)
+    autoencoder: Any = LazyAutoencoder(
+        components.autoencoder_geometry(recipe.autoencoder),
+        components.latent_channels(recipe.autoencoder),
+        partial(build.autoencoder, recipe, device),
+    )
+    text_encoder: Any = LazyTextEncoder(
+        text.dim,
+        text.pooled_dim,
+        text.max_length,
+        sees_pictures=known is not None and known.sees_pictures,
+        build=partial(build.text_encoder, recipe, device),
+    )
+    image_encoder: Any = None
+    if kind is not None and image is not None:
+        tokens = IMAGE_ENCODERS[kind].tokens
+        make = partial(build.image_encoder, kind, image, device)
+        image_encoder = LazyImageEncoder(tokens, conditioning.image_dim, make)
+    given = build.given_companions(recipe)
+    return LiveEncoder(autoencoder, text_encoder, device, conditioning, image_encoder, given)
+
+
+def epochs(data: RecipeData, spec: PlanSpec) -> int:
+    """Return how many epochs a recipe trains; later ones are taken to be as long as the first."""
+    train = data.recipe.train
+    if train.max_steps is None:
+        return train.max_epochs or 1
+    needed = math.ceil(train.max_steps / max(data.plan(spec, 0).steps, 1))
+    return max(min(needed, train.max_epochs or needed), 1)
+
+
+def plan_spec(data: RecipeData, world: int = 1) -> PlanSpec:
+    """Return the settings of the plans of a run that begins with so many ranks."""
+    return data.plan_spec(*plan_report.step_shape(data.recipe, world))
+
+
+def encoding(
+    data: RecipeData,
+    source: StoredLatents,
+    device: torch.device,
+    spec: PlanSpec,
+    *,
+    limit: int | None = None,
+    encoder: LiveEncoder | None = None,
+    on_progress: Callable[[Progress], None] = lambda progress: None,
+) -> Encoding:
+    """Prepare the encoding of all that a recipe's training reads; by default, encoders are loaded when it needs them."""
+    recipe = data.recipe
+    epoch_count = epochs(data, spec) if reachable.varies(data) else 1
+    return Encoding(
+        source,
+        lazy_encoder(recipe, device) if encoder is None else encoder,
+        reachable.chunks(data, spec, epoch_count, limit),
+        num_workers=recipe.data.num_workers,
+        timeout=recipe.data.decode_timeout,
+        text_width=4 if recipe.text_encoder.name == "hashed" else 2,
+        on_progress=on_progress,
+    )
+
+
+def encode_missing(encoding: Encoding) -> tuple[Forecast, Progress]:
+    """Say what will be encoded, check the disk's space, and encode it; the work is shared with other processes.
+
+    Raises:
+        UserError: The disk has too little space.
+    """
+    forecast = encoding.forecast()
+    logger.info(forecast.to_text())
+    progress = Progress(0)
+    if forecast.clips or forecast.captions:
+        encoding.require_space(forecast)
+        progress = encoding.run(forecast)
+        encode.log_failures(progress)
+    return forecast, progress
+
+
+def before_training(
+    data: RecipeData, world: World, spec: PlanSpec, on_progress: Callable[[Progress], None]
+) -> StoredLatents | None:
+    """Encode what a recipe lacks, on all ranks together, and return its store; None if it encodes live. Collective."""
+    if not data.recipe.encode.store:
+        return None
+    if world.is_main:
+        open_store(data)  # digests large files once, and creates the folder
+    world.wait()
+    source = open_store(data)
+    encode_missing(encoding(data, source, world.device, spec, on_progress=on_progress))
+    world.wait()
+    source.store.refresh()
+    return source

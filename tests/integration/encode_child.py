@@ -1,0 +1,19 @@
+"""Encoding of a recipe in a process of its own."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def encode(recipe: dict[str, Any]) -> None:
+    """Encode what a recipe lacks, from a catalog that exists."""
+    import torch
+
+    from reelworks.recipe import recipe_file
+    from reelworks.recipe.dataset import RecipeData
+    from reelworks.train import encoding
+
+    torch.set_num_threads(1)
+    data = RecipeData.open(recipe_file.parse(recipe))
+    job = encoding.encoding(data, encoding.open_store(data), torch.device("cpu"), encoding.plan_spec(data))
+    encoding.encode_missing(job)

@@ -1,0 +1,106 @@
+"""Training from stored latents is the training that encodes live, whatever was killed and whoever shared the work."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import children
+import encode_child
+import pytest
+
+from reelworks.encoders.store import EncodedStore
+from reelworks.recipe import dataset, recipe_file
+from reelworks.run import events
+from reelworks.run.folder import RunFolder
+
+Recipe = dict[str, Any]
+FIXED = {"num_workers": 0, "clip_start": "start"}
+CLIPS, CAPTIONS = 17, 18
+
+
+def losses(recipe: Recipe) -> list[tuple[float, float]]:
+    """Train a recipe, and return loss and gradient norm of its steps with the losses of its validations."""
+    assert children.train(recipe) == [0], children.output(recipe)
+    file = RunFolder(Path(recipe["output"])).events_file
+    steps = [(e["loss"], e["grad_norm"]) for e in events.read(file, "step")]
+    return steps + [(e["loss"], 0.0) for e in events.read(file, "validation")]
+
+
+def checksums(folder: Path) -> dict[str, str]:
+    """Return the checksum of every stored tensor, none of which is damaged."""
+    store = EncodedStore.open(folder)
+    assert not [row for row, problem in store.verify() if problem]
+    rows = store.table().select(["key", "checksum"]).to_pylist()
+    return {row["key"]: row["checksum"] for row in rows}
+
+
+def start(recipe: Recipe) -> Any:
+    process = children.SERVER.Process(target=encode_child.encode, args=(recipe,))
+    process.start()
+    return process
+
+
+@pytest.fixture
+def recipes(tiny: Callable[..., Recipe], tmp_path: Path) -> Callable[[str], Recipe]:
+    """Make a recipe that stores in a folder of its own; all have one catalog."""
+
+    def make(folder: str) -> Recipe:
+        stores = {"store": True, "folder": str(tmp_path / folder)}
+        return tiny(catalog=str(tmp_path / "catalog"), encode=stores)
+
+    dataset.scan_recipe(recipe_file.parse(make("unused")))
+    return make
+
+
+def test_losses_from_the_store_are_those_of_live_encoding(tiny: Callable[..., Recipe], tmp_path: Path) -> None:
+    objective = {"caption_dropout": 0.3}
+    live = losses(tiny("live", data=FIXED, objective=objective))
+    stored = losses(tiny("stored", data=FIXED, objective=objective, encode={"store": True}))
+    assert stored == live
+    assert len(checksums(tmp_path / "encoded")) == CLIPS + CAPTIONS
+
+
+@pytest.mark.parametrize("kills", [4, pytest.param(50, marks=pytest.mark.slow)])
+def test_encoding_goes_on_after_kills(recipes: Callable[[str], Recipe], tmp_path: Path, kills: int) -> None:
+    whole = start(recipes("whole"))
+    whole.join(100)
+    assert whole.exitcode == 0
+    began = time.monotonic()
+    encode_child.encode(recipes("timed"))
+    seconds = time.monotonic() - began
+    draw, seen = random.Random(kills), 0
+    for _ in range(kills):
+        process = start(recipes("killed"))
+        time.sleep(draw.uniform(0, 1.5 * seconds))
+        process.kill()  # SIGKILL
+        process.join(100)
+        stored = len(EncodedStore.open(tmp_path / "killed"))
+        assert stored >= seen  # what was committed stays
+        seen = stored
+    last = start(recipes("killed"))
+    last.join(100)
+    assert last.exitcode == 0
+    assert checksums(tmp_path / "killed") == checksums(tmp_path / "whole")
+
+
+def test_processes_share_the_work(recipes: Callable[[str], Recipe], tmp_path: Path) -> None:
+    pair = [start(recipes("shared")) for _ in range(2)]
+    for process in pair:
+        process.join(100)
+    assert [process.exitcode for process in pair] == [0, 0]
+    encode_child.encode(recipes("alone"))
+    assert checksums(tmp_path / "shared") == checksums(tmp_path / "alone")
+    entries = EncodedStore.open(tmp_path / "shared").table()
+    assert len(entries) == CLIPS + CAPTIONS  # nothing was encoded twice
+
+
+@pytest.mark.slow
+def test_two_ranks_train_from_one_store(tiny: Callable[..., Recipe], tmp_path: Path) -> None:
+    recipe = tiny("two", data=FIXED, encode={"store": True}, train={"max_steps": 2})
+    assert children.train(recipe, world=2) == [0, 0], children.output(recipe)
+    entries = EncodedStore.open(tmp_path / "encoded").table()
+    assert len(entries) == CLIPS + CAPTIONS
