@@ -30,7 +30,8 @@ from reelworks.encoders import reachable, stored_batches, upkeep
 from reelworks.encoders.encode import Progress
 from reelworks.encoders.encoders import LiveEncoder
 from reelworks.encoders.stored_batches import StoredLatents
-from reelworks.media.decode import DecodePool
+from reelworks.media.config import PREFETCH_BYTES
+from reelworks.media.decode_pool import DecodePool
 from reelworks.recipe import dataset, recipe_file
 from reelworks.recipe.dataset import RecipeData
 from reelworks.train import batch_inputs, build, encoding
@@ -116,7 +117,7 @@ def step_seconds(data: RecipeData, encoder: LiveEncoder, source: StoredLatents |
     pool = DecodePool(recipe.data.num_workers, 120.0)
     began = 0.0
     try:
-        for number, batch in enumerate(stored_batches.read_ahead(work, pool, 4, source)):
+        for number, batch in enumerate(stored_batches.read_ahead(work, pool, PREFETCH_BYTES, source)):
             if number == 2:  # workers have started, memory is allocated
                 _wait(device)
                 began = time.perf_counter()

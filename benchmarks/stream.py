@@ -128,7 +128,7 @@ def bare_clip(one: Request) -> Frames:
         top, left = (height - CLIP.height) // 2, (width - CLIP.width) // 2
         for frame in container.decode(stream):
             pixels = frame.reformat(
-                width=width, height=height, format="rgb24", interpolation=decode._RESIZE
+                width=width, height=height, format="rgb24", interpolation=decode._RESIZE["bicubic"]
             ).to_ndarray()
             frames.append(pixels[top : top + CLIP.height, left : left + CLIP.width])
             if len(frames) == CLIP.num_frames:

@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from reelworks.catalog.location import MediaPath
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
 from reelworks.core.shape import Shape
@@ -222,7 +223,7 @@ def _frames_size(work: MicroBatchRequest) -> tuple[int, ...]:
     return len(work.requests), work.shape.num_frames, work.shape.height, work.shape.width, 3
 
 
-def _result(job: Future[Frames | Failure], path: Path) -> Frames | Failure:
+def _result(job: Future[Frames | Failure], path: MediaPath) -> Frames | Failure:
     while True:
         try:
             return job.result(timeout=_WARN_SECONDS)

@@ -31,10 +31,10 @@ from reelworks.encoders.reachable import Chunk
 from reelworks.encoders.request_key import TEXT, Wanted
 from reelworks.encoders.stored_batches import StoredLatents, latent_dtype
 from reelworks.encoders.values import CLIP
-from reelworks.media.decode import DecodePool
+from reelworks.media.config import PREFETCH_BYTES
+from reelworks.media.decode_pool import DecodePool
 
 _CAPTIONS = 64  # of a chunk
-_AHEAD = 4  # batches that are decoded ahead, at least
 _BEHIND = 8  # batches that may wait to be written
 _SPARE = 1.02
 _PACKED_HEAD = 48  # bytes before an embedding's mask
@@ -95,6 +95,7 @@ class Encoding:
         encoder: Encoders; those that are loaded at their first use are dropped after it.
         chunks: Clips by chunk, as `reachable.chunks` returns them.
         num_workers, timeout: Processes that decode, and seconds after which one is ended.
+        prefetch_bytes: Frames that are decoded ahead.
         text_width: Bytes of a number in an embedding, for the forecast: 2 for encoders that compute in bfloat16.
         on_progress: Called after each batch.
     """
@@ -107,11 +108,13 @@ class Encoding:
         *,
         num_workers: int = 0,
         timeout: float = 120.0,
+        prefetch_bytes: int = PREFETCH_BYTES,
         text_width: int = 4,
         on_progress: Callable[[Progress], None] = lambda progress: None,
     ) -> None:
         self.source, self._encoder, self._chunks = source, encoder, chunks
         self._workers, self._timeout, self._report = num_workers, timeout, on_progress
+        self._budget_bytes = prefetch_bytes
         self._text_width = text_width
         self._sees = source.keys.ids.text_sees_pictures
         self._missing: list[Chunk] = []
@@ -211,9 +214,8 @@ class Encoding:
         """Encode claimed chunks, and release each when its values are on disk; decoding runs ahead of encoding."""
         ends: dict[int, Chunk] = {}  # by the identity of the last micro-batch of each
         behind: deque[Future[None]] = deque()
-        depth = max(_AHEAD, 2 * self._workers)
         with ThreadPoolExecutor(1, thread_name_prefix="store") as writer:
-            for batch in loader.read_ahead(self._work(chunks, claims, ends), pool, depth):
+            for batch in loader.read_ahead(self._work(chunks, claims, ends), pool, self._budget_bytes):
                 behind.append(self._encode_batch(batch, writer, progress))
                 if (chunk := ends.pop(id(batch.work), None)) is not None:
                     behind.append(writer.submit(self._finish, claims, chunk))

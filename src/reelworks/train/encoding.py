@@ -109,6 +109,7 @@ def encoding(
         reachable.chunks(data, spec, epoch_count, limit),
         num_workers=recipe.data.num_workers,
         timeout=recipe.data.decode_timeout,
+        prefetch_bytes=recipe.data.prefetch_budget_bytes,
         text_width=4 if recipe.text_encoder.name == "hashed" else 2,
         on_progress=on_progress,
     )

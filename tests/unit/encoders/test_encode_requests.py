@@ -22,7 +22,9 @@ from reelworks.data.loader import MicroBatch
 from reelworks.encoders import reachable, request_key, stored_batches, upkeep
 from reelworks.encoders.encode import Encoding, Forecast
 from reelworks.encoders.stored_batches import StoredLatents
-from reelworks.media.decode import DecodePool, Request
+from reelworks.media.config import PREFETCH_BYTES
+from reelworks.media.decode import Request
+from reelworks.media.decode_pool import DecodePool
 from reelworks.recipe import dataset, recipe_file
 from reelworks.recipe.dataset import RecipeData
 from reelworks.train import encoding
@@ -180,7 +182,7 @@ def batches(data: RecipeData, source: StoredLatents | None, epoch: int = 0) -> l
         reachable.request(data, data.entries(epoch).take(data.entries(epoch).bucket == b), epoch)
         for b in set(data.entries(epoch).bucket.tolist())
     ]
-    found = list(stored_batches.read_ahead(work, pool, 2, source))
+    found = list(stored_batches.read_ahead(work, pool, PREFETCH_BYTES, source))
     pool.close()
     return found
 
