@@ -1,4 +1,7 @@
-"""List the videos and pictures below a folder with size and time of each file, and read their caption files."""
+"""List the files below a folder with size and time of each, and read the captions of clips.
+
+Files of other types are listed with the reason why they are not read, except sidecars, which are counted.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from reelworks.catalog import probe
+from reelworks.catalog import formats
 from reelworks.core.errors import UserError
 from reelworks.run.folder import RunFolder
 
@@ -38,7 +41,7 @@ def read(media: Path) -> str | None:
 
 
 class SourceFile(NamedTuple):
-    """A file with the extension of a video or picture."""
+    """A file of a dataset that is a video or picture, or is named as one that is not read."""
 
     path: str  # below the listed folder, with forward slashes
     size_bytes: int
@@ -57,7 +60,7 @@ class Listing(NamedTuple):
 
 
 def list_folder(name: str, root: Path) -> Listing:
-    """List a dataset's media files, depth first, in sorted order; hidden files and folders are skipped.
+    """List a dataset's files, depth first, in sorted order, but for captions, sidecars, and what is hidden.
 
     Links are followed, except to a folder that contains them. Run folders are skipped: what a run generated is
     not training data. An unreadable folder is refused, since its clips would otherwise count as deleted.
@@ -70,23 +73,31 @@ def list_folder(name: str, root: Path) -> Listing:
             value=str(root),
             remedy="give the folder that holds the videos and pictures",
         )
-    others: Counter[str] = Counter()
-    entries = list(_walk(name, root, "", (), others))
-    other_files = ", ".join(f"{extension} ({count})" for extension, count in others.most_common(8))
-    if not entries:
+    sidecars: Counter[str] = Counter()
+    entries = list(_walk(name, root, "", (), sidecars))
+    if not any(formats.kind_of(entry.path) for entry in entries):
+        found = sidecars + Counter(_extension(entry.path) for entry in entries)
         raise UserError(
-            f"the folder contains no videos or pictures; it contains: {other_files or 'nothing'}",
+            f"the folder contains no videos or pictures; it contains: {_counts(found) or 'nothing'}",
             code="no-media",
             field=f"dataset {name!r}",
             value=str(root),
-            remedy=f"give a folder that contains files of the types {' '.join(sorted(probe.EXTENSIONS))}",
+            remedy=f"give a folder that contains files of the types {' '.join(sorted(formats.EXTENSIONS))}",
         )
-    note = f"{root}: ignored files that are not videos or pictures: {other_files}" if other_files else None
+    note = f"{root}: files beside the clips: {_counts(sidecars)}" if sidecars else None
     return Listing(entries, note=note)
 
 
+def _counts(extensions: Counter[str]) -> str:
+    return ", ".join(f"{extension} ({count})" for extension, count in extensions.most_common(8))
+
+
+def _extension(name: str) -> str:
+    return Path(name).suffix.lower() or "no extension"
+
+
 def _walk(
-    name: str, folder: Path, prefix: str, above: tuple[tuple[int, int], ...], others: Counter[str]
+    name: str, folder: Path, prefix: str, above: tuple[tuple[int, int], ...], sidecars: Counter[str]
 ) -> Iterator[SourceFile]:
     try:
         status = folder.stat()
@@ -106,12 +117,19 @@ def _walk(
     if prefix and RunFolder(folder).info_file.name in names and _is_run(RunFolder(folder)):
         return
     for entry in inside:
-        if entry.is_dir():
-            yield from _walk(name, folder / entry.name, f"{prefix}{entry.name}/", (*above, identity), others)
-        elif probe.kind_of(entry.name) is not None:
+        if _is_folder(entry):
+            yield from _walk(name, folder / entry.name, f"{prefix}{entry.name}/", (*above, identity), sidecars)
+        elif formats.is_sidecar(entry.name):
+            sidecars.update([] if entry.name.endswith(SUFFIX) else [_extension(entry.name)])
+        else:
             yield _entry(entry, prefix, names)
-        elif not entry.name.endswith(SUFFIX):
-            others[Path(entry.name).suffix.lower() or "no extension"] += 1
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
 
 
 def _is_run(run: RunFolder) -> bool:
@@ -133,5 +151,6 @@ def _entry(entry: os.DirEntry[str], prefix: str, names: set[str]) -> SourceFile:
         status = entry.stat()
     except OSError as error:
         return SourceFile(path, 0, 0, captioned, f"cannot be read: {error.strerror}")
-    problem = None if stat.S_ISREG(status.st_mode) else "not a regular file"
+    problem = None if formats.kind_of(entry.name) else formats.why_not_read(entry.name)
+    problem = problem if stat.S_ISREG(status.st_mode) else "not a regular file"
     return SourceFile(path, status.st_size, status.st_mtime_ns, captioned, problem)

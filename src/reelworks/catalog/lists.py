@@ -28,7 +28,7 @@ import pyarrow.json
 import pyarrow.parquet
 from numpy.typing import NDArray
 
-from reelworks.catalog import probe
+from reelworks.catalog import formats
 from reelworks.catalog.config import Source
 from reelworks.catalog.filter_expression import NUMBERS, TEXTS
 from reelworks.catalog.integrity import OUTSIDE, is_text
@@ -37,7 +37,6 @@ from reelworks.catalog.rows import SCHEMA, SCORE, CatalogRows, as_numpy
 from reelworks.core.errors import UserError
 
 _NO_FILE = "no such file"
-_NO_MEDIA = "its extension is not that of a video or picture"
 _ROUNDABOUT = r"//|(^|/)\.{1,2}(/|$)|/$"
 
 
@@ -105,7 +104,7 @@ def _entries(paths: Any, source: Source) -> list[SourceFile]:
     If all are missing, the folder is probably wrong or not mounted, and the clips must not count as deleted.
     """
     files = [_entry(path, str(source.root)) for path in paths.to_pylist()]
-    if all(file.problem in (_NO_FILE, _NO_MEDIA) for file in files):
+    if all(file.problem == _NO_FILE or formats.kind_of(file.path) is None for file in files):
         first = f"; the first is {source.root}/{files[0].path}: {files[0].problem}" if files else ""
         raise ListError(
             f"none of the {len(files)} files of the list is an existing video or picture{first}",
@@ -117,8 +116,8 @@ def _entries(paths: Any, source: Source) -> list[SourceFile]:
 
 
 def _entry(path: str, root: str) -> SourceFile:
-    if probe.kind_of(path) is None:
-        return SourceFile(path, 0, 0, False, _NO_MEDIA)
+    if formats.kind_of(path) is None:
+        return SourceFile(path, 0, 0, False, formats.why_not_read(path))
     try:
         # Making a Path for each of millions of files takes longer than the lookup.
         status = os.stat(f"{root}/{path}")  # noqa: PTH116

@@ -19,6 +19,7 @@ from reelworks.core.shape import Shape
 from reelworks.data.dataset import Dataset
 from reelworks.media import decode
 from reelworks.media.decode import Request
+from reelworks.media.pictures import WHITE
 
 
 def decode_requests(
@@ -39,6 +40,7 @@ def decode_requests(
             first_frame_draw=float(first[i]),
             crop_draw=(float(down[i]), float(across[i])),
             short_clips=config.short_clips,
+            alpha_color=config.alpha_color,
             measures=Shape(int(r.num_frames[row]), int(r.height[row]), int(r.width[row])) if data.companions else None,
         )
         for i, row in enumerate(rows.tolist())
@@ -63,7 +65,9 @@ def _of_companion(companions: Found, row: int, own: Request) -> Request | None:
     if at < 0:
         return None
     is_image = companions.rows.kind[at].as_py() == "image"
-    return replace(own, path=companions.rows.file(at), is_image=is_image, nearest=companions.kind == "loss_mask")
+    is_mask = companions.kind == "loss_mask"
+    color = WHITE if is_mask else own.alpha_color
+    return replace(own, path=companions.rows.file(at), is_image=is_image, nearest=is_mask, alpha_color=color)
 
 
 def _draws(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from reelworks.core.config import Config
 
+_Level = Annotated[int, Field(ge=0, le=255)]
 ShortClips = Literal["reject", "hold", "loop"]
 RenamedClips = Literal["same", "new"]
 
@@ -27,6 +28,19 @@ class DataConfig(Config):
         "use the entry with the fewest frames",
     )
     crop: Literal["center", "random"] = Field("center", description="part used of a wider or taller frame")
+    hdr: Literal["tone_map", "reject"] = Field(
+        "tone_map",
+        description='what to do with videos of high dynamic range (PQ, HLG): "tone_map" converts their colours to SDR, '
+        '"reject" leaves them out',
+    )
+    interlaced: Literal["deinterlace", "reject"] = Field(
+        "deinterlace",
+        description='what to do with interlaced videos: "deinterlace" rebuilds whole frames from their fields, "reject" '
+        "leaves them out",
+    )
+    alpha_color: tuple[_Level, _Level, _Level] = Field(
+        (255, 255, 255), description="red, green and blue of the background over which transparent pixels are blended"
+    )
     locality: Literal["folder", "file"] | None = Field(
         None,
         description="read clips from one folder, or clips cut from one file, close together within an epoch; for "
