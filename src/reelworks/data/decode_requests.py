@@ -30,6 +30,7 @@ def decode_requests(
     `copies` combine `copy` and `repeat_index` of each clip, as `schedule.plan.draw_copies` numbers them.
     """
     config, shape, r = data.spec.data, data.table.buckets[bucket].shape, data.rows
+    red, green, blue = config.alpha_color
     first, down, across = _draws(data, r.uid[rows], copies, epoch)
     return [
         Request(
@@ -40,7 +41,7 @@ def decode_requests(
             first_frame_draw=float(first[i]),
             crop_draw=(float(down[i]), float(across[i])),
             short_clips=config.short_clips,
-            alpha_color=config.alpha_color,
+            alpha_color=(red, green, blue),
             measures=Shape(int(r.num_frames[row]), int(r.height[row]), int(r.width[row])) if data.companions else None,
         )
         for i, row in enumerate(rows.tolist())

@@ -38,8 +38,11 @@ class DataConfig(Config):
         description='what to do with interlaced videos: "deinterlace" rebuilds whole frames from their fields, "reject" '
         "leaves them out",
     )
-    alpha_color: tuple[_Level, _Level, _Level] = Field(
-        (255, 255, 255), description="red, green and blue of the background over which transparent pixels are blended"
+    alpha_color: list[_Level] = Field(
+        [255, 255, 255],
+        min_length=3,
+        max_length=3,
+        description="red, green and blue of the background over which transparent pixels are blended",
     )
     locality: Literal["folder", "file"] | None = Field(
         None,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from av.video.reformatter import Interpolation
+from av.video.reformatter import Interpolation, VideoReformatter
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -210,18 +210,19 @@ def _load_video(request: Request) -> Frames:
 def _collect(container: Any, timed: bool, keys: set[int], request: Request) -> dict[int, Frames]:
     """Convert the frames of these times in ticks, or numbers, until all are converted or the file ends."""
     converted: dict[int, Frames] = {}
+    reformatter = VideoReformatter()
     stream = probe.stream(container)
     ratio = display.pixel_aspect_ratio(stream)
     decoded = ((frame.pts if timed else number, frame) for number, frame in enumerate(container.decode(stream)))
     for key, frame in progressive(decoded):
         if key in keys:
-            converted.setdefault(key, _convert(frame, ratio, request))
+            converted.setdefault(key, _convert(frame, ratio, reformatter, request))
         if len(converted) == len(keys):
             break
     return converted
 
 
-def _convert(frame: Any, ratio: Fraction, request: Request) -> Frames:
+def _convert(frame: Any, ratio: Fraction, reformatter: VideoReformatter, request: Request) -> Frames:
     """Resize and convert colours in one pass, then turn and crop."""
     orientation = display.orientation(frame)
     turned = orientation in (5, 6, 7, 8)
@@ -232,12 +233,14 @@ def _convert(frame: Any, ratio: Fraction, request: Request) -> Frames:
     transparent = any(component.is_alpha for component in frame.format.components)
     transfer, wide_gamut = display.hdr(frame), display.is_wide_gamut(frame)
     high_range = (transfer or wide_gamut) and not request.nearest
-    pixels = frame.reformat(
+    pixels: Any = reformatter.reformat(
+        frame,
         width=width,
         height=height,
         format="rgb48le" if high_range else "rgba" if transparent else "rgb24",
         interpolation=_RESIZE_NEAREST if request.nearest else _RESIZE,
         src_colorspace=display.assumed_matrix(frame),
+        threads=1,  # clips are decoded in parallel
     ).to_ndarray()
     if high_range:
         pixels = tone_map.to_sdr(pixels, transfer, wide_gamut=wide_gamut)

@@ -205,6 +205,27 @@ def test_hdr_is_tone_mapped(tmp_path: Path, transfer: str) -> None:
     np.testing.assert_allclose(greys[dark], expected, atol=2)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("transfer", TRANSFERS)
+def test_hdr_colors_below_the_knee_are_those_of_ffmpeg(tmp_path: Path, transfer: str) -> None:
+    """FFmpeg's scaler converts with its own code; where light is not compressed, both give the same colours."""
+    values = np.random.default_rng(1).integers((150, 480, 480), (380, 544, 544), (24, 3)).astype(np.uint16)
+    planes = [np.broadcast_to(np.repeat(plane, 2), (32, 48)) for plane in values.T]  # a stripe for each colour
+    tags = {"colorspace": BT2020, "color_range": LIMITED, "color_primaries": ColorPrimaries.BT2020}
+    tags["color_trc"] = TRANSFERS[transfer]
+    clip = odd.write_planes(tmp_path / "a.mkv", [planes], pixel_format="yuv444p10le", tags=tags)
+    to_sdr = {"dst_color_trc": ColorTrc.BT709, "dst_color_primaries": ColorPrimaries.BT709}
+    with av.open(str(clip)) as container:
+        frame = next(container.decode(video=0))
+        reference = frame.reformat(format="rgb24", threads=1, **to_sdr).to_ndarray()[0, ::2].astype(int)
+    shown = first(clip, 32, 48)[0, ::2].astype(int)
+    inside = (shown.min(axis=1) > 8) & (shown.max(axis=1) < 150)  # in the gamut of BT.709, and not compressed
+    assert inside.sum() >= 12
+    off = np.abs(shown[inside] - reference[inside])
+    assert off.max() <= 8  # FFmpeg interpolates in a table
+    assert off.mean() < 1.5
+
+
 def test_pq_and_hlg_are_the_curves_of_bt_2100() -> None:
     """The values are those of ITU-R BT.2408-7, tables 1 and 2: reference white is at 58 % of PQ and 75 % of HLG."""
     assert tone_map.light_to_pq(203.0) == pytest.approx(0.58, abs=0.001)
