@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from reelworks.core.config import Config
+from reelworks.core.errors import UserError
 
-_Level = Annotated[int, Field(ge=0, le=255)]
 ShortClips = Literal["reject", "hold", "loop"]
 RenamedClips = Literal["same", "new"]
 
@@ -38,7 +38,7 @@ class DataConfig(Config):
         description='what to do with interlaced videos: "deinterlace" rebuilds whole frames from their fields, "reject" '
         "leaves them out",
     )
-    alpha_color: list[_Level] = Field(
+    alpha_color: list[int] = Field(
         [255, 255, 255],
         min_length=3,
         max_length=3,
@@ -70,6 +70,19 @@ class DataConfig(Config):
     max_decode_failures: float = Field(
         0.1, ge=0, le=1, description="stop when more than this fraction of an epoch's clips cannot be decoded"
     )
+
+    @field_validator("alpha_color")
+    @classmethod
+    def _levels(cls, value: list[int]) -> list[int]:
+        if not all(0 <= level <= 255 for level in value):
+            raise UserError(
+                "a color consists of three levels from 0 to 255",
+                code="color-out-of-range",
+                field="data.alpha_color",
+                value=value,
+                remedy="give red, green and blue, for example [0, 0, 0] for black",
+            )
+        return value
 
     @model_validator(mode="after")
     def _one_rate(self) -> DataConfig:

@@ -80,6 +80,12 @@ def test_hdr_and_interlaced_clips_are_left_out_only_if_the_recipe_says_so(key: s
     assert set(told(DataConfig())) == {"none", "no_caption"}
 
 
+def test_a_background_is_three_levels(folder: Path) -> None:
+    assert recipe(folder, data={"alpha_color": [0, 0, 255]}).data.alpha_color == [0, 0, 255]
+    with refused("color-out-of-range", "data.alpha_color", says="0 to 255"):
+        recipe(folder, data={"alpha_color": [0, 0, 256]})
+
+
 def test_a_filtered_clip_is_told_with_what_it_has(folder: Path) -> None:
     made = recipe(folder, {"more": "height <= width and kind == 'image'"})
     told = plan_report.forecast(made, 1)
