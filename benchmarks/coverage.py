@@ -60,11 +60,15 @@ def make_catalog(folder: Path, n: int) -> None:
         "duration_seconds": np.where(clips.is_image, 0.0, clips.num_frames / 24),
         "size_bytes": np.full(n, 1_000_000),
         "kind": pa.array(["video", "image"]).take(pa.array(clips.is_image.astype(np.int32))),
-        "variable_fps": np.zeros(n, np.bool_),
-        "has_alpha": np.zeros(n, np.bool_),
+        **{
+            name: np.zeros(n, np.bool_)
+            for name in ("variable_fps", "has_alpha", "mirrored", "interlaced", "full_range")
+        },
+        "pixel_aspect_ratio": np.ones(n),
         "error": pa.nulls(n, pa.string()),
     }
     texts = {"dataset": "web", "root": "/data/web", "codec": "h264", "pixel_format": "yuv420p"}
+    texts |= dict.fromkeys(("color_matrix", "hdr", "icc_profile"), "")
     columns |= {name: pa.DictionaryArray.from_arrays(np.zeros(n, np.int32), [text]) for name, text in texts.items()}
     zeros = np.zeros(n, np.int64)
     table = pa.table({f.name: columns.get(f.name, zeros) for f in SCHEMA}).cast(SCHEMA)

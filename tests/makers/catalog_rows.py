@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import pyarrow as pa
 
+from reelworks.catalog.probe import Probe
 from reelworks.catalog.rows import SCHEMA, CatalogRows
 
+PLAIN: dict[str, Any] = asdict(Probe("video", pixel_aspect_ratio=1.0))  # measures of a file without peculiarities
 VIDEO = {
     "kind": "video",
     "num_frames": 100,
@@ -38,5 +41,5 @@ def _row(i: int, value: dict[str, Any]) -> dict[str, Any]:
     identity = {"ordinal": i, "uid": 1000 + 7919 * i, "path": path, "group": path, "fingerprint": path}
     where = {"dataset": "data", "root": "/data", "size_bytes": 1000, "mtime_ns": 0, "start": -1}
     stream = {"codec": "h264", "pixel_format": "yuv420p", "bit_depth": 8, "rotation": 0}
-    flags = {"variable_fps": False, "has_alpha": False, "caption": f"shot number {i}", "error": None}
-    return {**identity, **where, **stream, **flags, **VIDEO, **value}
+    flags = {**PLAIN, "caption": f"shot number {i}", "error": None}
+    return {**flags, **identity, **where, **stream, **VIDEO, **value}

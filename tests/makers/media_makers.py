@@ -72,7 +72,11 @@ def write_picture(path: Path, value: int = 0, *, size: tuple[int, int] = (4, 3),
 def rotate(path: Path, clockwise: int) -> None:
     """Write a rotation into the track header, as phones do; the frames stay as they are."""
     matrices = {90: (0, 1, -1, 0), 180: (-1, 0, 0, -1), 270: (0, -1, 1, 0)}
-    a, b, c, d = (value << 16 for value in matrices[clockwise])
+    set_matrix(path, *(value << 16 for value in matrices[clockwise]))
+
+
+def set_matrix(path: Path, a: int, b: int, c: int, d: int) -> None:
+    """Write a display matrix into the track header; the frames stay as they are."""
     data = bytearray(path.read_bytes())
     start = data.index(b"tkhd") + 44  # version and flags, times, ids, layer, volume
     data[start : start + 36] = struct.pack(">9i", a, b, 0, c, d, 0, 0, 0, 1 << 30)

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from reelworks.catalog import pictures
 from reelworks.catalog.config import DatasetConfig
 from reelworks.catalog.rows import CatalogRows
 from reelworks.catalog.summary import summarise
@@ -132,6 +133,14 @@ def _duplicates(rows: CatalogRows) -> NDArray[np.bool_]:
     return where
 
 
+def _color_profile(rows: CatalogRows) -> NDArray[np.bool_]:
+    return rows.per_word("icc_profile", lambda name: not pictures.is_srgb(name))
+
+
+def _unusual_colors(rows: CatalogRows) -> NDArray[np.bool_]:
+    return rows.full_range | rows.per_word("color_matrix", lambda name: name not in ("", "bt601", "bt709"))
+
+
 def _mixed_fps(rows: CatalogRows) -> Finding:
     fps = rows.fps[rows.readable & rows.is_video]
     if not len(fps) or fps.max() < 1.2 * fps.min():
@@ -210,7 +219,44 @@ RULES: dict[str, Callable[[CatalogRows], Finding]] = {
     ),
     "one_aspect": _one_aspect,
     "transparent": _ClipRule(
-        lambda rows: rows.has_alpha, "{clips} with transparency", "they are drawn on a white background"
+        lambda rows: rows.has_alpha,
+        "{clips} with transparency",
+        "they are drawn on a white background; [data] alpha_color sets another colour",
+    ),
+    "hdr": _ClipRule(
+        lambda rows: rows.is_hdr,
+        "{clips} of high dynamic range (PQ or HLG)",
+        'their colours are converted to SDR; [data] hdr = "reject" leaves them out',
+    ),
+    "interlaced": _ClipRule(
+        lambda rows: rows.interlaced,
+        "{clips} interlaced",
+        'whole frames are rebuilt from their fields; [data] interlaced = "reject" leaves them out',
+    ),
+    "pixel_shape": _ClipRule(
+        lambda rows: rows.pixel_aspect_ratio != 1,
+        "{clips} with pixels that are not square",
+        "they are widened or narrowed as players do, and the catalog has that width",
+    ),
+    "mirrored": _ClipRule(
+        lambda rows: rows.mirrored,
+        "{clips} stored mirrored",
+        "they are mirrored back as players do; check text in them if a camera's tags may be wrong",
+    ),
+    "hidden_frames": _ClipRule(
+        lambda rows: rows.hidden_frames > 0,
+        "{clips} with frames that an edit list hides",
+        "those frames are not trained; encode the clips anew if they should be",
+    ),
+    "color_profile": _ClipRule(
+        _color_profile,
+        "{clips} with a colour profile other than sRGB",
+        "their colours are converted to sRGB",
+    ),
+    "unusual_colors": _ClipRule(
+        _unusual_colors,
+        "{clips} in full range or with a colour matrix other than BT.601 and BT.709",
+        "they are converted as their tags say; correct the tags if the colours on a contact sheet look wrong",
     ),
 }
 

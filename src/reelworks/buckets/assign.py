@@ -48,6 +48,8 @@ class Reason(IntEnum):
     HELD_OUT = 8
     NOT_DRAWN = 9
     NO_COMPANION = 10
+    HDR = 11
+    INTERLACED = 12
 
     @property
     def label(self) -> str:

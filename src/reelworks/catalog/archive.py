@@ -12,9 +12,10 @@ from __future__ import annotations
 import json
 import posixpath
 import tarfile
+from collections import Counter
 from typing import BinaryIO, NamedTuple
 
-from reelworks.catalog import probe
+from reelworks.catalog import formats
 
 CAPTION_SUFFIXES = ("txt", "caption", "json")
 CAPTION_KEYS = ("caption", "text")
@@ -29,7 +30,7 @@ class Range(NamedTuple):
 
 
 class Member(NamedTuple):
-    """A media file in an archive."""
+    """A file in an archive."""
 
     name: str  # path in the archive
     start: int
@@ -38,28 +39,28 @@ class Member(NamedTuple):
     problem: str | None = None
 
 
-def members(file: BinaryIO) -> tuple[list[Member], int]:
-    """List the media members of an open archive, and count the members that are neither media nor captions.
+def members(file: BinaryIO) -> tuple[list[Member], Counter[str]]:
+    """List the members of an open archive but for captions and sidecars, which are counted by suffix.
 
     Raises:
         tarfile.TarError, OSError: The archive is damaged, compressed or cannot be read.
     """
-    media, captions, others = [], dict[str, Range](), 0
+    media, captions, sidecars = [], dict[str, Range](), Counter[str]()
     with tarfile.open(fileobj=file, mode="r:") as archive:
         for member in archive:
             if member.isdir():
                 continue
             stem, _, suffix = posixpath.basename(member.name).partition(".")
             key, last = posixpath.join(posixpath.dirname(member.name), stem), suffix.rpartition(".")[2].lower()
-            if probe.kind_of(member.name) is not None:
-                media.append((key, member))
-            elif last in CAPTION_SUFFIXES:
+            if last in CAPTION_SUFFIXES:
                 found = captions.get(key)
                 if found is None or CAPTION_SUFFIXES.index(last) < CAPTION_SUFFIXES.index(found.suffix):
                     captions[key] = Range(member.offset_data, member.size, last)
+            elif formats.is_sidecar(member.name) or last == "cls":  # a class label
+                sidecars[f".{last}"] += 1
             else:
-                others += 1
-    return [_member(member, captions.get(key)) for key, member in media], others
+                media.append((key, member))
+    return [_member(member, captions.get(key)) for key, member in media], sidecars
 
 
 def _member(member: tarfile.TarInfo, caption: Range | None) -> Member:
@@ -70,6 +71,8 @@ def _member(member: tarfile.TarInfo, caption: Range | None) -> Member:
     if any("\udc80" <= letter <= "\udcff" for letter in name):
         readable = name.encode(errors="surrogateescape").decode(errors="backslashreplace")
         return Member(readable, -1, 0, None, "file name is not UTF-8")
+    if formats.kind_of(name) is None:
+        return Member(name, -1, 0, None, formats.why_not_read(name))
     if not member.isreg() or member.issparse():
         return Member(name, -1, 0, None, "not a regular file in the archive")
     return Member(name, member.offset_data, member.size, caption)

@@ -103,7 +103,8 @@ def find(clips: CatalogRows, companions: CatalogRows, kind: str, folder: Mapping
     problem = np.zeros(len(clips), dtype=np.int8)
     for dataset in folder:
         mine = np.flatnonzero(clips.of_datasets([dataset]))
-        theirs = np.flatnonzero(companions.of_datasets([dataset_of(dataset, kind)]))
+        own = companions.of_datasets([dataset_of(dataset, kind)])
+        theirs = np.flatnonzero(own & (companions.is_video | companions.is_image))
         index, several = _match(_stems(clips, mine), _stems(companions, theirs))
         row[mine] = np.where(index < 0, -1, theirs[index] if len(theirs) else -1)
         problem[mine] = np.where(index < 0, Problem.MISSING, np.where(several, Problem.SEVERAL, Problem.NONE))

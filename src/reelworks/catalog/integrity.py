@@ -14,7 +14,11 @@ from reelworks.catalog.filter_expression import KINDS_OF_FILE
 from reelworks.catalog.rows import CatalogRows, as_numpy
 from reelworks.core.errors import UserError
 
-_NOT_NEGATIVE = ("size_bytes", "num_frames", "height", "width", "fps", "duration_seconds", "bit_depth", "rotation")
+KINDS = (*KINDS_OF_FILE, "other")  # a file of another type is never trained
+_NOT_NEGATIVE = (
+    *("size_bytes", "num_frames", "height", "width", "fps", "duration_seconds", "bit_depth", "rotation"),
+    *("pixel_aspect_ratio", "hidden_frames"),
+)
 _POSITIVE_IF_READABLE = ("num_frames", "height", "width")
 # Training must only open scanned files: no empty or absolute path, and none that leaves the folder.
 ROOT = r"^(/|[A-Za-z][A-Za-z0-9+.-]*://)"
@@ -38,7 +42,7 @@ def check_rows(rows: CatalogRows, path: Path) -> None:
     _refuse(as_numpy(pc.match_substring_regex(rows.path, OUTSIDE)), rows, "path", path)
     roots = as_numpy(pc.match_substring_regex(rows.root.dictionary, ROOT))
     _refuse(~roots[rows.root.indices], rows, "root", path)
-    kinds = as_numpy(pc.is_in(rows.kind.dictionary, pa.array(KINDS_OF_FILE)))
+    kinds = as_numpy(pc.is_in(rows.kind.dictionary, pa.array(KINDS)))
     _refuse(~kinds[rows.kind.indices], rows, "kind", path)
     for name in _NOT_NEGATIVE:
         values = getattr(rows, name)

@@ -1,4 +1,7 @@
-"""List the videos and pictures below a folder with size and time of each file, and read their caption files."""
+"""List the files below a folder with size and time of each, and read the captions of clips.
+
+Files of other types are listed with the reason why they are not read, except sidecars, which are counted.
+"""
 
 from __future__ import annotations
 
@@ -16,15 +19,15 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from reelworks.catalog import archive, location, probe
+from reelworks.catalog import archive, formats, location
 from reelworks.catalog.archive import Range
 from reelworks.catalog.location import MediaPath
+from reelworks.catalog.probe import Probe
 from reelworks.core.errors import UserError
 from reelworks.run.folder import RunFolder
 
 SUFFIX = ".txt"
 NO_FILE = "no such file"
-NO_MEDIA = "its extension is not that of a video or picture"
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
@@ -57,7 +60,7 @@ def _read(file: MediaPath) -> str | None:
 
 
 class SourceFile(NamedTuple):
-    """A file with the extension of a video or picture."""
+    """A file of a dataset that is a video or picture, or is named as one that is not read."""
 
     path: str  # below the listed folder, with forward slashes
     size_bytes: int
@@ -66,7 +69,7 @@ class SourceFile(NamedTuple):
     problem: str | None = None  # why it cannot be opened, if the folder entry shows that already
     start: int = -1  # first byte in an archive; -1 for a file of its own
     caption: Range | None = None  # of a member of an archive
-    stated: probe.Probe | None = None  # measures that a trusted list states, for which the file is not opened
+    stated: Probe | None = None  # measures that a trusted list states, for which the file is not opened
 
 
 class Listing(NamedTuple):
@@ -79,7 +82,7 @@ class Listing(NamedTuple):
 
 
 def list_folder(name: str, root: Path) -> Listing:
-    """List a dataset's media files, depth first, in sorted order; hidden files and folders are skipped.
+    """List a dataset's files, depth first, in sorted order, but for captions, sidecars, and what is hidden.
 
     Links are followed, except to a folder that contains them. Run folders are skipped: what a run generated is
     not training data. An unreadable folder is refused, since its clips would otherwise count as deleted.
@@ -92,27 +95,33 @@ def list_folder(name: str, root: Path) -> Listing:
             value=str(root),
             remedy="give the folder that holds the videos and pictures",
         )
-    others: Counter[str] = Counter()
-    entries = list(_walk(name, root, "", (), others))
-    if not entries:
+    sidecars: Counter[str] = Counter()
+    entries = list(_walk(name, root, "", (), sidecars))
+    if not any(formats.may_hold_clips(entry.path) for entry in entries):
+        found = sidecars + Counter(extension_of(entry.path) for entry in entries)
         raise UserError(
-            f"the folder contains no videos or pictures; it contains: {other_files(others) or 'nothing'}",
+            f"the folder contains no videos or pictures; it contains: {count_text(found) or 'nothing'}",
             code="no-media",
             field=f"dataset {name!r}",
             value=str(root),
-            remedy=f"give a folder that contains files of the types {' '.join(sorted(probe.EXTENSIONS))}",
+            remedy=f"give a folder that contains files of the types {' '.join(sorted(formats.EXTENSIONS))}",
         )
-    note = f"{root}: ignored files that are not videos or pictures: {other_files(others)}" if others else None
+    note = f"{root}: files beside the clips: {count_text(sidecars)}" if sidecars else None
     return Listing(entries, note=note)
 
 
-def other_files(counts: Counter[str]) -> str:
-    """Return the commonest types of files that are not media, with their counts."""
-    return ", ".join(f"{extension} ({count})" for extension, count in counts.most_common(8))
+def count_text(extensions: Counter[str]) -> str:
+    """Return the commonest suffixes with their counts."""
+    return ", ".join(f"{extension} ({count})" for extension, count in extensions.most_common(8))
+
+
+def extension_of(name: str) -> str:
+    """Return the suffix by which a file is counted."""
+    return Path(name).suffix.lower() or "no extension"
 
 
 def _walk(
-    name: str, folder: Path, prefix: str, above: tuple[tuple[int, int], ...], others: Counter[str]
+    name: str, folder: Path, prefix: str, above: tuple[tuple[int, int], ...], sidecars: Counter[str]
 ) -> Iterator[SourceFile]:
     try:
         status = folder.stat()
@@ -132,29 +141,36 @@ def _walk(
     if prefix and RunFolder(folder).info_file.name in names and _is_run(RunFolder(folder)):
         return
     for entry in inside:
-        if entry.is_dir():
-            yield from _walk(name, folder / entry.name, f"{prefix}{entry.name}/", (*above, identity), others)
-        elif probe.kind_of(entry.name) is not None:
+        if _is_folder(entry):
+            yield from _walk(name, folder / entry.name, f"{prefix}{entry.name}/", (*above, identity), sidecars)
+        elif formats.is_sidecar(entry.name):
+            sidecars.update([] if entry.name.endswith(SUFFIX) else [extension_of(entry.name)])
+        elif entry.name.endswith(formats.ARCHIVE_SUFFIX):
+            yield from _archive(entry, prefix, sidecars)
+        else:
             yield _entry(entry, prefix, names)
-        elif entry.name.endswith(location.ARCHIVE_SUFFIX):
-            yield from _archive(entry, prefix, others)
-        elif not entry.name.endswith(SUFFIX):
-            others[Path(entry.name).suffix.lower() or "no extension"] += 1
 
 
-def _archive(entry: os.DirEntry[str], prefix: str, others: Counter[str]) -> Iterator[SourceFile]:
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself
+        return False
+
+
+def _archive(entry: os.DirEntry[str], prefix: str, sidecars: Counter[str]) -> Iterator[SourceFile]:
     path = prefix + entry.name
     try:
         with Path(entry.path).open("rb") as file:
-            yield from archived(path, entry.stat().st_mtime_ns, file, others)
+            yield from archived(path, entry.stat().st_mtime_ns, file, sidecars)
     except OSError as error:
         yield SourceFile(path, 0, 0, False, f"cannot be read: {error.strerror}")
 
 
-def archived(path: str, changed_ns: int, file: BinaryIO, others: Counter[str]) -> Iterator[SourceFile]:
+def archived(path: str, changed_ns: int, file: BinaryIO, sidecars: Counter[str]) -> Iterator[SourceFile]:
     """Yield the media members of a tar archive, or the archive itself with the reason why it cannot be read."""
     try:
-        members, num_others = archive.members(file)
+        members, inside = archive.members(file)
     except tarfile.TarError as error:
         compressed = file.seek(0) == 0 and file.read(4).startswith(
             (b"\x1f\x8b", b"BZh", b"\xfd7zX", b"\x28\xb5\x2f\xfd")
@@ -162,8 +178,7 @@ def archived(path: str, changed_ns: int, file: BinaryIO, others: Counter[str]) -
         reason = "it is compressed, so clips cannot be read in place; unpack it" if compressed else str(error)
         yield SourceFile(path, 0, 0, False, f"not a tar archive: {reason}")
         return
-    if num_others:
-        others[f"members of {location.ARCHIVE_SUFFIX}"] += num_others
+    sidecars.update(inside)
     for m in members:
         yield SourceFile(
             f"{path}/{m.name}", m.size, changed_ns, m.caption is not None, m.problem, start=m.start, caption=m.caption
@@ -179,7 +194,7 @@ def _caption_files(media: Path, names: set[str]) -> int:
 
 
 def _is_media(stem: str, names: set[str]) -> bool:
-    return any(stem + extension in names or stem + extension.upper() in names for extension in probe.EXTENSIONS)
+    return any(stem + extension in names or stem + extension.upper() in names for extension in formats.EXTENSIONS)
 
 
 def _is_run(run: RunFolder) -> bool:
@@ -201,5 +216,6 @@ def _entry(entry: os.DirEntry[str], prefix: str, names: set[str]) -> SourceFile:
         status = entry.stat()
     except OSError as error:
         return SourceFile(path, 0, 0, captioned, f"cannot be read: {error.strerror}")
-    problem = None if stat.S_ISREG(status.st_mode) else "not a regular file"
+    problem = None if formats.kind_of(entry.name) else formats.why_not_read(entry.name)
+    problem = problem if stat.S_ISREG(status.st_mode) else "not a regular file"
     return SourceFile(path, status.st_size, status.st_mtime_ns, captioned, problem)

@@ -29,11 +29,11 @@ import pyarrow.json
 import pyarrow.parquet
 from numpy.typing import NDArray
 
-from reelworks.catalog import location, probe, remote
+from reelworks.catalog import formats, location, probe, remote
 from reelworks.catalog.config import Source
 from reelworks.catalog.filter_expression import NUMBERS, TEXTS
 from reelworks.catalog.integrity import OUTSIDE, is_text
-from reelworks.catalog.listing import NO_FILE, NO_MEDIA, Listing, SourceFile
+from reelworks.catalog.listing import NO_FILE, Listing, SourceFile
 from reelworks.catalog.location import MediaPath
 from reelworks.catalog.rows import SCHEMA, SCORE, CatalogRows, as_numpy
 from reelworks.core.errors import UserError
@@ -110,7 +110,7 @@ def _entries(paths: Any, source: Source) -> list[SourceFile]:
         files = [_entry(path, str(source.root)) for path in paths.to_pylist()]
     else:
         files = remote.look_up(source.name, source.url, paths.to_pylist())
-    if all(file.problem in (NO_FILE, NO_MEDIA) for file in files):
+    if all(file.problem == NO_FILE or formats.kind_of(file.path) is None for file in files):
         first = f"; the first is {source.url or source.root}/{files[0].path}: {files[0].problem}" if files else ""
         raise ListError(
             f"none of the {len(files)} files of the list is an existing video or picture{first}",
@@ -122,8 +122,8 @@ def _entries(paths: Any, source: Source) -> list[SourceFile]:
 
 
 def _entry(path: str, root: str) -> SourceFile:
-    if probe.kind_of(path) is None:
-        return SourceFile(path, 0, 0, False, NO_MEDIA)
+    if formats.kind_of(path) is None:
+        return SourceFile(path, 0, 0, False, formats.why_not_read(path))
     try:
         # Making a Path for each of millions of files takes longer than the lookup.
         status = os.stat(f"{root}/{path}")  # noqa: PTH116
@@ -215,7 +215,7 @@ def _numbers(column: Any, name: str, source: Source) -> NDArray[np.float64]:
 
 
 def _probe(path: str, num_frames: float, height: float, width: float, fps: float) -> probe.Probe | None:
-    kind = probe.kind_of(path) or "video"
+    kind = formats.kind_of(path) or "video"
     if kind == "image":
         num_frames, fps = 1, 0.0
     sizes_are_whole = all(value >= 1 and value.is_integer() for value in (float(num_frames), height, width))

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
+from reelworks.catalog.formats import ARCHIVE_SUFFIX
 from reelworks.core import digests
 from reelworks.core.errors import UserError
 from reelworks.core.file_cache import FileCache
 
 _URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]*://")
-ARCHIVE_SUFFIX = ".tar"
 
 
 def is_url(text: str) -> bool:

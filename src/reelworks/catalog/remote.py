@@ -10,8 +10,8 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from reelworks.catalog import location, probe
-from reelworks.catalog.listing import NO_FILE, NO_MEDIA, Listing, SourceFile, archived, other_files
+from reelworks.catalog import formats, location
+from reelworks.catalog.listing import NO_FILE, Listing, SourceFile, archived, count_text, extension_of
 from reelworks.catalog.location import Location, MediaPath
 from reelworks.core.errors import UserError
 
@@ -23,17 +23,18 @@ def list_address(name: str, url: str) -> Listing:
         UserError: The storage cannot be reached, or has no media there.
     """
     fs, root = location.filesystem(url)
-    others: Counter[str] = Counter()
-    entries = list(_entries(fs, root, _find(fs, root, name, url), others))
-    if not entries:
+    sidecars: Counter[str] = Counter()
+    entries = list(_entries(fs, root, _find(fs, root, name, url), sidecars))
+    if not any(formats.may_hold_clips(entry.path) for entry in entries):
+        found = sidecars + Counter(extension_of(entry.path) for entry in entries)
         raise UserError(
-            f"there are no videos or pictures below the address; there are: {other_files(others) or 'no files'}",
+            f"there are no videos or pictures below the address; there are: {count_text(found) or 'no files'}",
             code="no-media",
             field=f"dataset {name!r}",
             value=url,
-            remedy=f"give an address below which there are files of the types {' '.join(sorted(probe.EXTENSIONS))}",
+            remedy=f"give an address below which there are files of the types {' '.join(sorted(formats.EXTENSIONS))}",
         )
-    note = f"{url}: ignored files that are not videos or pictures: {other_files(others)}" if others else None
+    note = f"{url}: files beside the clips: {count_text(sidecars)}" if sidecars else None
     return Listing(entries, note=note)
 
 
@@ -51,24 +52,26 @@ def _find(fs: Any, root: str, name: str, url: str) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _entries(fs: Any, root: str, found: dict[str, dict[str, Any]], others: Counter[str]) -> Iterator[SourceFile]:
+def _entries(fs: Any, root: str, found: dict[str, dict[str, Any]], sidecars: Counter[str]) -> Iterator[SourceFile]:
     prefix = root.rstrip("/") + "/"
     for full, info in sorted(found.items()):
         path = full.removeprefix(prefix)
         if any(part.startswith(".") for part in path.split("/")):
             continue
         size, changed = int(info.get("size") or 0), changed_ns(info)
-        if path.endswith(location.ARCHIVE_SUFFIX):
+        if path.endswith(formats.ARCHIVE_SUFFIX):
             try:
                 with fs.open(full, "rb") as file:
-                    yield from archived(path, changed, file, others)
+                    yield from archived(path, changed, file, sidecars)
             except OSError as error:
                 yield SourceFile(path, 0, 0, False, f"cannot be read: {error.strerror or error}")
-        elif probe.kind_of(path) is not None:
+        elif formats.is_sidecar(posixpath.basename(path)):
+            sidecars.update([] if path.endswith(".txt") else [extension_of(path)])
+        elif formats.kind_of(path) is None:
+            yield SourceFile(path, size, changed, False, formats.why_not_read(path))
+        else:
             captioned = posixpath.splitext(full)[0] + ".txt" in found
             yield SourceFile(path, size, changed, captioned)
-        elif not path.endswith(".txt"):
-            others[posixpath.splitext(path)[1].lower() or "no extension"] += 1
 
 
 def changed_ns(info: dict[str, Any]) -> int:
@@ -96,8 +99,8 @@ def look_up(name: str, url: str, paths: Sequence[str]) -> list[SourceFile]:
     files = []
     for path in paths:
         info = _info(fs, prefix + path) if _is_web(url) else found.get(prefix + path)
-        if probe.kind_of(path) is None:
-            files.append(SourceFile(path, 0, 0, False, NO_MEDIA))
+        if formats.kind_of(path) is None:
+            files.append(SourceFile(path, 0, 0, False, formats.why_not_read(path)))
         elif info is None:
             files.append(SourceFile(path, 0, 0, False, NO_FILE))
         else:

@@ -1,13 +1,13 @@
 """The columns of a catalog as arrays.
 
 Numbers are numpy arrays and texts are Arrow arrays, so that ten million clips need no Python object each. Texts
-that repeat (dataset, root, kind, codec, pixel_format) are dictionary-encoded. Each score of a list is a column of
+that repeat (dataset, root, kind, codec and others) are dictionary-encoded. Each score of a list is a column of
 its own, which only parts written since the list had it contain.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -54,6 +54,14 @@ SCHEMA = pa.schema(
         pa.field("rotation", pa.int64(), nullable=False),
         pa.field("variable_fps", pa.bool_(), nullable=False),
         pa.field("has_alpha", pa.bool_(), nullable=False),
+        pa.field("mirrored", pa.bool_(), nullable=False),
+        pa.field("pixel_aspect_ratio", pa.float64(), nullable=False),
+        pa.field("hidden_frames", pa.int64(), nullable=False),
+        pa.field("interlaced", pa.bool_(), nullable=False),
+        pa.field("color_matrix", _WORD, nullable=False),
+        pa.field("full_range", pa.bool_(), nullable=False),
+        pa.field("hdr", _WORD, nullable=False),
+        pa.field("icc_profile", _WORD, nullable=False),
         pa.field("caption", _TEXT),
         pa.field("group", _TEXT, nullable=False),
         pa.field("error", _TEXT),
@@ -71,7 +79,7 @@ def schema(scores: Iterable[str]) -> Any:
 class CatalogRows:
     """Rows of a catalog; all arrays have one element for each row.
 
-    The measures, `num_frames` to `has_alpha`, are those of `probe.Probe`.
+    The measures, `num_frames` to `icc_profile`, are those of `probe.Probe`.
     """
 
     ordinal: NDArray[np.int64]  # permanent number of the row
@@ -95,6 +103,14 @@ class CatalogRows:
     rotation: NDArray[np.int64]
     variable_fps: NDArray[np.bool_]
     has_alpha: NDArray[np.bool_]
+    mirrored: NDArray[np.bool_]
+    pixel_aspect_ratio: NDArray[np.float64]
+    hidden_frames: NDArray[np.int64]
+    interlaced: NDArray[np.bool_]
+    color_matrix: pa.Array
+    full_range: NDArray[np.bool_]
+    hdr: pa.Array
+    icc_profile: pa.Array
     caption: pa.Array  # null if there is no caption file or the list has none, "" if the file is empty
     group: pa.Array  # path of the source file; clips of one group are held out together
     error: pa.Array  # why the file cannot be trained on, in which case all measures are 0; null for a good file
@@ -141,12 +157,24 @@ class CatalogRows:
     @cached_property
     def is_video(self) -> NDArray[np.bool_]:
         """Mask of the rows of videos."""
-        return as_numpy(pc.equal(self.kind.cast(pa.string()), "video"))
+        return self.per_word("kind", "video".__eq__)
 
     @cached_property
     def is_image(self) -> NDArray[np.bool_]:
         """Mask of the rows of pictures."""
-        return ~self.is_video
+        return self.per_word("kind", "image".__eq__)
+
+    @cached_property
+    def is_hdr(self) -> NDArray[np.bool_]:
+        """Mask of the rows of videos of high dynamic range."""
+        return self.per_word("hdr", bool)
+
+    def per_word(self, name: str, test: Callable[[str], bool]) -> NDArray[np.bool_]:
+        """Return where the text of a dictionary-encoded column passes a test, which is called once for each text."""
+        column = getattr(self, name)
+        passes = np.array([*(test(word) for word in column.dictionary.to_pylist()), False], dtype=np.bool_)
+        of_row: NDArray[np.bool_] = passes[as_numpy(column.indices)]
+        return of_row
 
     @cached_property
     def captioned(self) -> NDArray[np.bool_]:

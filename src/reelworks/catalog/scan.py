@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from reelworks.catalog import listing, lists, location, probe, probe_pool, remote
 from reelworks.catalog.archive import Range
 from reelworks.catalog.config import Source
+from reelworks.catalog.formats import ProbeError, kind_of
 from reelworks.catalog.listing import Listing, SourceFile, list_folder
 from reelworks.catalog.location import MediaPath
-from reelworks.catalog.probe import kind_of
 from reelworks.catalog.rows import SCORE, as_numpy, schema
 from reelworks.catalog.store import Catalog
 from reelworks.core import hash_rng
@@ -71,7 +71,7 @@ def examine(order: Look) -> Finding:
         return Finding(caption, fingerprint)
     try:
         return Finding(caption, fingerprint, probe.probe(path))
-    except probe.ProbeError as error:
+    except ProbeError as error:
         return Finding(caption, fingerprint, error=str(error))
 
 
@@ -209,7 +209,7 @@ class Update:
             self._replaced[position] = True
         values |= self._listed_values(listed, number)
         if measured:
-            values |= asdict(finding.probe or probe.Probe(values["kind"]))
+            values |= asdict(finding.probe or probe.Probe(kind_of(values["path"]) or "other"))
         self._waiting.append((-1 if measured else position, values))
         if len(self._waiting) >= _ROWS_PER_BATCH:
             self._flush()
@@ -226,7 +226,6 @@ class Update:
             "dataset": listed.dataset,
             "path": entry.path,
             "start": entry.start,
-            "kind": kind_of(entry.path) or "video",  # a list's file of another type, which is never trained
             "size_bytes": entry.size_bytes,
             "mtime_ns": entry.mtime_ns,
             "group": entry.path,
@@ -283,7 +282,7 @@ class ScanProgress(NamedTuple):
 class ScanResult:
     """Result of a scan; `found` = `new` + `changed` + `unchanged`."""
 
-    found: int  # number of files with the extension of a video or picture, and of rows of lists
+    found: int  # number of files but for captions and sidecars, and of rows of lists
     new: int
     changed: int  # number of files whose content, caption, scores or folder differ from their former row
     unchanged: int
@@ -291,7 +290,7 @@ class ScanResult:
     # Path and reason of each file that cannot be trained on, known ones included.
     bad_files: tuple[tuple[str, str], ...]
     version: int  # of the catalog after the scan
-    # Messages about the columns used and ignored of each list, and the files ignored in each folder.
+    # Messages about the columns used and ignored of each list, and the sidecars in each folder.
     notes: tuple[str, ...] = ()
 
     @property

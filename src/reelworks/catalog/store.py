@@ -30,7 +30,7 @@ from reelworks.catalog.rows import SCHEMA, SCORE, CatalogRows
 from reelworks.core import files, storage
 from reelworks.core.errors import UserError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 _RETIRED_SCHEMA = pa.schema([pa.field("ordinal", pa.int64(), nullable=False)])
 
 
@@ -242,6 +242,14 @@ def _read_parts(path: Path) -> tuple[Part, ...]:
         parts = () if newer else tuple(Part.from_json(part) for part in stored["parts"])
     except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
         raise integrity.damaged(path, f"catalog.json cannot be read: {error}") from error
+    if stored["format"] < FORMAT_VERSION:
+        raise UserError(
+            f"the catalog has format {stored['format']}, which lacks measures that this version reads",
+            code="catalog-too-old",
+            field="catalog",
+            value=str(path),
+            remedy="delete the folder and scan again: reelworks scan DIR -o CATALOG",
+        )
     if newer:
         raise UserError(
             f"the catalog has format {stored['format']}, this version reads up to {FORMAT_VERSION}",

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from reelworks.report.inspect import Inspection
 
 _FILES_SHOWN = 3
+_BAD_FILES_SHOWN = 50
 
 
 def scan(
@@ -69,8 +70,11 @@ def _print_scan(result: ScanResult, summary: Summary) -> None:
     show.line(f"captions: {summary.captions_missing} missing, {summary.captions_empty} empty")
     for note in result.notes:
         show.line(note)
-    for path, reason in result.bad_files:
+    for path, reason in result.bad_files[:_BAD_FILES_SHOWN]:
         show.line(f"  bad: {path}: {reason}")
+    if result.bad > _BAD_FILES_SHOWN:
+        show.line(f"  and {result.bad - _BAD_FILES_SHOWN} more bad files; --json lists them. By reason:")
+        _print_reasons(summary)
     _print_histogram("resolution", summary.resolution)
     _print_histogram("frames", summary.num_frames)
     _print_histogram("fps", summary.fps)
@@ -108,6 +112,7 @@ def _print_inspection(inspected: Inspection, html: Path | None) -> None:
     s = inspected.summary
     kinds = ", ".join(f"{count} {kind}s" for kind, count in s.by_kind)
     show.line(f"{s.clips} clips: {kinds}, {s.bad} unreadable; {s.duration_seconds:.0f} s of video")
+    _print_reasons(s)
     for title, unit, histogram in inspected.histograms:
         _print_histogram(f"{title} ({unit})", histogram, max(12, *(len(label) for label, _ in histogram)))
     if inspected.advice:
@@ -122,6 +127,11 @@ def _print_inspection(inspected: Inspection, html: Path | None) -> None:
     show.line(inspected.proposal.to_toml())
     if html is not None:
         show.line(str(html))
+
+
+def _print_reasons(summary: Summary) -> None:
+    for reason, count in summary.bad_reasons:
+        show.line(f"  {count} × {reason}")
 
 
 def _print_histogram(title: str, histogram: Histogram, width: int = 12) -> None:

@@ -159,7 +159,11 @@ class Dataset:
     def excluded(self) -> NDArray[np.int8]:
         """Reason why each row is excluded whatever its shape, or `Reason.NONE`."""
         return eligibility.exclusion_reasons(
-            self.rows, self.spec.datasets, companions=self.companions.values(), in_exclude_file=self.in_exclude_file
+            self.rows,
+            self.spec.datasets,
+            self.spec.data,
+            companions=self.companions.values(),
+            in_exclude_file=self.in_exclude_file,
         )
 
     @cached_property

@@ -22,6 +22,7 @@ from reelworks.media import decode
 from reelworks.media.augment import NO_AUGMENTATION, Augmentation
 from reelworks.media.crop_box import CropBox, crop_box
 from reelworks.media.decode import Request
+from reelworks.media.pictures import WHITE
 
 
 def decode_requests(
@@ -35,6 +36,7 @@ def decode_requests(
     config, shape, r = data.spec.data, data.table.buckets[bucket].shape, data.rows
     words = _words(data, rows, copies, epoch)
     first, down, across = _draws(data, words)
+    red, green, blue = config.alpha_color
     return [
         Request(
             path=r.file(row),
@@ -44,6 +46,7 @@ def decode_requests(
             first_frame_draw=float(first[i]),
             crop_draw=(float(down[i]), float(across[i])),
             short_clips=config.short_clips,
+            alpha_color=(red, green, blue),
             measures=Shape(int(r.num_frames[row]), int(r.height[row]), int(r.width[row])) if data.companions else None,
             size=(int(r.height[row]), int(r.width[row])),
             resize=config.resize,
@@ -76,7 +79,8 @@ def _of_companion(companions: Found, row: int, own: Request) -> Request | None:
     if companions.kind == "source":  # the clip is an edit of it, and the difference must remain the edit
         return own
     # The values of controls and masks are measures, not colours.
-    return replace(own, nearest=companions.kind == "loss_mask", augmentation=own.augmentation.without_color())
+    own = replace(own, augmentation=own.augmentation.without_color())
+    return replace(own, nearest=True, alpha_color=WHITE) if companions.kind == "loss_mask" else own
 
 
 def _words(data: Dataset, rows: NDArray[np.int64], copies: NDArray[np.int64], epoch: int) -> U64:

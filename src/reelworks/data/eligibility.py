@@ -19,18 +19,28 @@ from reelworks.catalog.filter_expression import NUMBERS
 from reelworks.catalog.rows import CatalogRows
 from reelworks.core import digests
 from reelworks.core.errors import UserError
+from reelworks.media.config import DataConfig
 
 Mask = NDArray[np.bool_]
 
 
 def exclusion_reasons(
-    rows: CatalogRows, datasets: Sequence[DatasetConfig], *, companions: Iterable[Found], in_exclude_file: Mask
+    rows: CatalogRows,
+    datasets: Sequence[DatasetConfig],
+    data: DataConfig,
+    *,
+    companions: Iterable[Found],
+    in_exclude_file: Mask,
 ) -> NDArray[np.int8]:
     """Return why each row is excluded, or `Reason.NONE`; of several reasons the one assigned last below."""
     excluded = np.full(len(rows), Reason.NONE, dtype=np.int8)
     for text in {d.filter for d in datasets if d.filter is not None}:
         filtered = rows.of_datasets([d.dataset_name for d in datasets if d.filter == text])
         excluded[filtered & ~filters.keeps(rows, text)] = Reason.FILTERED
+    if data.hdr == "reject":
+        excluded[rows.is_hdr] = Reason.HDR
+    if data.interlaced == "reject":
+        excluded[rows.interlaced] = Reason.INTERLACED
     for found in companions:
         excluded[found.problem != Problem.NONE] = Reason.NO_COMPANION
     filled = rows.of_datasets([d.dataset_name for d in datasets if d.missing_caption is not None])

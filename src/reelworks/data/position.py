@@ -162,6 +162,13 @@ def _settings(spec: DataSpec) -> dict[Reason, tuple[str, str, Any, str]]:
             [dataset.filter for dataset in spec.datasets],
             "loosen the filter; `reelworks inspect CATALOG` shows the values that the clips have",
         ),
+        Reason.HDR: ("are of high dynamic range", "data.hdr", spec.data.hdr, 'set data.hdr = "tone_map"'),
+        Reason.INTERLACED: (
+            "are interlaced",
+            "data.interlaced",
+            spec.data.interlaced,
+            'set data.interlaced = "deinterlace"',
+        ),
         Reason.IN_EXCLUDE_FILE: (
             "are in the exclude list",
             "exclude_file",

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from reelworks.catalog import probe
+from reelworks.catalog import formats
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Geometry, Shape
 from reelworks.encoders.encoders import LiveEncoder
@@ -78,7 +78,7 @@ def _check(num_frames: int, geometry: Geometry, shape: Shape, field: str) -> Non
 
 def read(path: Path, shape: Shape, condition_frames: int, option: str = "--reference") -> Frames:
     """Read a picture, or the last frames of a clip, resized to `shape`."""
-    is_image = path.suffix.lower() in probe.IMAGE_EXTENSIONS
+    is_image = path.suffix.lower() in formats.IMAGE_EXTENSIONS
     wanted = Shape(1 if is_image else condition_frames, shape.height, shape.width)
     try:
         return decode.load(Request(path, is_image, wanted, first_frame_draw=_LAST))
@@ -96,7 +96,7 @@ def read(path: Path, shape: Shape, condition_frames: int, option: str = "--refer
 
 def companion(path: Path, shape: Shape, option: str) -> Frames:
     """Read a picture, repeated for all frames, or a clip from its start, resized to `shape`."""
-    is_image = path.suffix.lower() in probe.IMAGE_EXTENSIONS
+    is_image = path.suffix.lower() in formats.IMAGE_EXTENSIONS
     wanted = Shape(1, shape.height, shape.width) if is_image else shape
     try:
         frames = decode.load(Request(path, is_image, wanted))

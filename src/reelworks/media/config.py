@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from reelworks.core import units
 from reelworks.core.config import Config
+from reelworks.core.errors import UserError
 
 _PREFETCH = "2GB"
 PREFETCH_BYTES = units.size_bytes(_PREFETCH, "data.prefetch_bytes")
@@ -40,6 +41,22 @@ class DataConfig(Config):
         "bicubic",
         description='filter of resizing. Each averages over all pixels that it makes smaller; "lanczos" is sharper '
         'and may leave halos at edges, "area" is softer and leaves none',
+    )
+    hdr: Literal["tone_map", "reject"] = Field(
+        "tone_map",
+        description='what to do with videos of high dynamic range (PQ, HLG): "tone_map" converts their colours to SDR, '
+        '"reject" leaves them out',
+    )
+    interlaced: Literal["deinterlace", "reject"] = Field(
+        "deinterlace",
+        description='what to do with interlaced videos: "deinterlace" rebuilds whole frames from their fields, "reject" '
+        "leaves them out",
+    )
+    alpha_color: list[int] = Field(
+        [255, 255, 255],
+        min_length=3,
+        max_length=3,
+        description="red, green and blue of the background over which transparent pixels are blended",
     )
     locality: Literal["folder", "file"] | None = Field(
         None,
@@ -83,6 +100,19 @@ class DataConfig(Config):
     def _known_size(self) -> DataConfig:
         _ = self.prefetch_budget_bytes
         return self
+
+    @field_validator("alpha_color")
+    @classmethod
+    def _levels(cls, value: list[int]) -> list[int]:
+        if not all(0 <= level <= 255 for level in value):
+            raise UserError(
+                "a color consists of three levels from 0 to 255",
+                code="color-out-of-range",
+                field="data.alpha_color",
+                value=value,
+                remedy="give red, green and blue, for example [0, 0, 0] for black",
+            )
+        return value
 
     @model_validator(mode="after")
     def _one_rate(self) -> DataConfig:

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
-from av.video.reformatter import Interpolation
+from av.video.reformatter import Interpolation, VideoReformatter
 from numpy.typing import NDArray
 from PIL import Image
 
-from reelworks.catalog import location, probe
+from reelworks.catalog import display, location, pictures, probe
+from reelworks.catalog.formats import ProbeError, kind_of
 from reelworks.catalog.location import MediaPath
 from reelworks.core import retry
 from reelworks.core.shape import Shape
+from reelworks.media import tone_map
 from reelworks.media.augment import NO_AUGMENTATION, Augmentation
 from reelworks.media.config import DataConfig, Resize, ShortClips
+from reelworks.media.deinterlace import progressive
+from reelworks.media.pictures import WHITE, Color, displayed, over, upright
 
 # Raise it when frames of the same request change: latents that were stored of them are then encoded again.
 VERSION = 1
@@ -90,17 +95,6 @@ _RESAMPLING: dict[Resize, Image.Resampling] = {
     "area": Image.Resampling.BOX,
 }
 
-# Transposition that turns a picture of each EXIF orientation upright; 1 is upright already.
-_UPRIGHT = {
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
-}
-
 
 class MediaError(Exception):
     """A file cannot provide the requested frames; the message is the reason."""
@@ -123,8 +117,9 @@ class Request:
     measures: Shape | None = None
     # Height and width as scanned; a file of another size has changed, or a trusted list was wrong. None for any size.
     size: tuple[int, int] | None = None
-    nearest: bool = False  # whether to resize by nearest neighbour, without interpolation
+    nearest: bool = False  # whether to resize by nearest neighbour, without interpolation, and to keep colour values
     resize: Resize = "bicubic"  # filter of resizing, unless `nearest`
+    alpha_color: Color = WHITE  # background of transparent pixels
     augmentation: Augmentation = NO_AUGMENTATION
 
     def cover(self, height: int, width: int) -> tuple[int, int]:
@@ -139,7 +134,8 @@ class Request:
 def load(request: Request) -> Frames:
     """Read frames `[T, H, W, 3]`, uint8 RGB, of a clip or picture; transient storage errors are retried after a pause.
 
-    Frames are as displayed: rotation metadata and EXIF orientation are applied, and transparency is blended over white.
+    Frames are as a player shows them: turned and mirrored as metadata say, with square pixels, deinterlaced, in SDR and
+    sRGB, and blended over `alpha_color`.
 
     Raises:
         MediaError: The file is missing or damaged, or has fewer frames than requested.
@@ -147,7 +143,7 @@ def load(request: Request) -> Frames:
     wanted, request = request, replace(request, shape=request.augmentation.read_shape(request.shape))
     try:
         frames = retry.with_retries(lambda: _load(replace(request, path=location.local(request.path))))
-    except (MediaError, probe.ProbeError) as error:
+    except (MediaError, ProbeError) as error:
         raise MediaError(str(error)) from None
     except FileNotFoundError:
         raise MediaError("No such file or directory") from None
@@ -162,35 +158,50 @@ def load(request: Request) -> Frames:
 
 
 def _load(request: Request) -> Frames:
-    return _load_image(request) if request.is_image else _load_video(request)
+    if request.is_image:
+        return _load_image(request)
+    return _load_animation(request) if kind_of(request.path.name) == "image" else _load_video(request)
 
 
 def _load_image(request: Request) -> Frames:
-    with request.path.open("rb") as file, probe.picture(file) as opened:
+    with request.path.open("rb") as file, pictures.picture(file) as opened:
+        opened.seek(pictures.shown_frames(opened)[0])
         opened.load()
-        orientation = probe.orientation(opened)
-        image = opened.transpose(_UPRIGHT[orientation]) if orientation in _UPRIGHT else opened.copy()
-    image = _to_rgb(image)
+        frame = _resize(opened, request)[None]
+    return frame if request.measures is None else np.repeat(frame, request.shape.num_frames, axis=0)
+
+
+def _load_animation(request: Request) -> Frames:
+    with request.path.open("rb") as file, pictures.picture(file) as opened:
+        shown = pictures.shown_frames(opened)
+        wanted, converted = _choose(request, len(shown)), {}
+        for i in sorted(set(wanted)):
+            opened.seek(shown[i])
+            opened.load()
+            converted[i] = _resize(opened, request)
+    return np.stack([converted[i] for i in wanted])
+
+
+def _resize(opened: Image.Image, request: Request) -> Frames:
+    image = displayed(opened, request.alpha_color, convert_profile=not request.nearest)
     height, width = request.cover(image.height, image.width)
     if (width, height) != image.size:
         resampling = Image.Resampling.NEAREST if request.nearest else _RESAMPLING[request.resize]
         image = image.resize((width, height), resampling)
-    frame = _crop(np.asarray(image), request)[None]
-    return frame if request.measures is None else np.repeat(frame, request.shape.num_frames, axis=0)
+    return _crop(np.asarray(image), request)
 
 
-def _to_rgb(image: Image.Image) -> Image.Image:
-    if image.mode.startswith("I;16"):
-        # Pillow would clip 16 bits to 8, which leaves all but the darkest pixels white.
-        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-    if image.has_transparency_data:
-        rgba = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", rgba.size, (255, 255, 255, 255)), rgba)
-    return image.convert("RGB")
+def _choose(request: Request, available: int) -> list[int]:
+    """Return the numbers of the requested frames of a file that has this many."""
+    count = available if request.measures is None else request.measures.num_frames
+    wanted = request.shape.num_frames
+    indices = frame_indices(count, wanted, request.step, request.first_frame_draw, request.short_clips)
+    if indices[-1] >= available:
+        raise MediaError(f"the file has {available} frames, {int(indices[-1]) + 1} are needed")
+    return [int(i) for i in indices]
 
 
 def _load_video(request: Request) -> Frames:
-    shape = request.shape
     with probe.video(request.path) as container:
         stream = probe.stream(container)
         # Packets alone tell the time of each frame exactly, for variable rates too.
@@ -199,14 +210,13 @@ def _load_video(request: Request) -> Frames:
             raise MediaError("the file has no frames")
         timed = None not in times  # otherwise frames are identified by their number
         in_order = sorted(times) if timed else range(len(times))
-        count = len(times) if request.measures is None else request.measures.num_frames
-        indices = frame_indices(count, shape.num_frames, request.step, request.first_frame_draw, request.short_clips)
-        if indices[-1] >= len(times):
-            raise MediaError(f"the file has {len(times)} frames, {int(indices[-1]) + 1} are needed")
+        indices = _choose(request, len(times))
         keys = [in_order[i] for i in indices]
         needed, converted = set(keys), {}
         if timed:
-            container.seek(keys[0], stream=stream, backward=True)
+            # The fields of a frame are completed by those of the frame before it.
+            before = 1 if display.may_be_interlaced(stream) else 0
+            container.seek(in_order[max(indices[0] - before, 0)], stream=stream, backward=True)
             converted = _collect(container, timed, needed, request)
     if len(converted) < len(needed):  # AVI files and raw streams may seek past the needed key frame
         with probe.video(request.path) as container:
@@ -219,36 +229,43 @@ def _load_video(request: Request) -> Frames:
 def _collect(container: Any, timed: bool, keys: set[int], request: Request) -> dict[int, Frames]:
     """Convert the frames of these times in ticks, or numbers, until all are converted or the file ends."""
     converted: dict[int, Frames] = {}
-    for number, frame in enumerate(container.decode(probe.stream(container))):
-        key = frame.pts if timed else number
+    reformatter = VideoReformatter()
+    stream = probe.stream(container)
+    ratio = display.pixel_aspect_ratio(stream)
+    decoded = ((frame.pts if timed else number, frame) for number, frame in enumerate(container.decode(stream)))
+    for key, frame in progressive(decoded):
         if key in keys:
-            converted.setdefault(key, _convert(frame, request))
+            converted.setdefault(key, _convert(frame, ratio, reformatter, request))
         if len(converted) == len(keys):
             break
     return converted
 
 
-def _convert(frame: Any, request: Request) -> Frames:
-    """Resize and convert colours in one pass, then rotate and crop."""
-    quarter_turns = round(frame.rotation / 90) % 4
-    turned = quarter_turns % 2 == 1
-    shown = (frame.width, frame.height) if turned else (frame.height, frame.width)
-    height, width = request.cover(*shown)
+def _convert(frame: Any, ratio: Fraction, reformatter: VideoReformatter, request: Request) -> Frames:
+    """Resize and convert colours in one pass, then turn and crop."""
+    orientation = display.orientation(frame)
+    turned = orientation in (5, 6, 7, 8)
+    shown = display.size(frame, ratio)
+    height, width = request.cover(*(shown[::-1] if turned else shown))
     if turned:
         height, width = width, height
     transparent = any(component.is_alpha for component in frame.format.components)
-    pixels = frame.reformat(
+    transfer, wide_gamut = display.hdr(frame), display.is_wide_gamut(frame)
+    high_range = (transfer or wide_gamut) and not request.nearest
+    pixels: Any = reformatter.reformat(
+        frame,
         width=width,
         height=height,
-        format="rgba" if transparent else "rgb24",
+        format="rgb48le" if high_range else "rgba" if transparent else "rgb24",
         interpolation=_RESIZE_NEAREST if request.nearest else _RESIZE[request.resize],
+        src_colorspace=display.assumed_matrix(frame),
+        threads=1,  # clips are decoded in parallel
     ).to_ndarray()
-    return _crop(np.rot90(_over_white(pixels) if transparent else pixels, quarter_turns), request)
-
-
-def _over_white(rgba: Frames) -> Frames:
-    colour, alpha = rgba[..., :3].astype(np.uint16), rgba[..., 3:].astype(np.uint16)
-    return ((colour * alpha + 255 * (255 - alpha) + 127) // 255).astype(np.uint8)
+    if high_range:
+        pixels = tone_map.to_sdr(pixels, transfer, wide_gamut=wide_gamut)
+    elif transparent:
+        pixels = over(pixels, request.alpha_color)
+    return _crop(upright(pixels, orientation), request)
 
 
 def _crop(frame: Frames, request: Request) -> Frames:

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from reelworks.catalog import probe
+from reelworks.catalog import formats
 from reelworks.catalog.config import DatasetConfig, Source, is_list
 from reelworks.catalog.rows import CatalogRows
 from reelworks.core.errors import UserError
@@ -133,7 +133,7 @@ def _left_out(folder: Path, inside: Sequence[Path]) -> list[str]:
     if not inside:
         return []
     with os.scandir(folder) as entries:
-        loose = [e.name for e in entries if e.is_file() and probe.kind_of(e.name) is not None]
+        loose = [e.name for e in entries if e.is_file() and formats.kind_of(e.name) is not None]
     others = [child.name for child in _folders(folder) if child not in inside]
     if not loose and not others:
         return []

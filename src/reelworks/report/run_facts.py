@@ -27,6 +27,8 @@ REASONS: dict[str, tuple[str, str]] = {
     ),
     "no_caption": ("no caption", "Add a caption, or allow clips without one."),
     "filtered": ("filtered out", "The recipe's filter excludes it."),
+    "hdr": ("HDR", 'It is of high dynamic range, and [data] hdr = "reject" leaves such videos out.'),
+    "interlaced": ("interlaced", 'Its frames are two fields each, and [data] interlaced = "reject" leaves it out.'),
     "too_short": ("too short", "It has fewer frames than any bucket; add a bucket with fewer frames."),
     "too_small": ("too small", "Every bucket would need upscaling; add a smaller resolution."),
     "no_bucket": ("no bucket", "It is too large, too long or of another aspect ratio for every bucket."),

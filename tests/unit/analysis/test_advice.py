@@ -92,6 +92,23 @@ CASES = [
         [SIXTEEN_BY_NINE] * 8 + [PICTURE] * 2,
     ),
     ("transparent", [{"has_alpha": True}], "1 clip with transparency", [VIDEO]),
+    ("hdr", [{"hdr": "pq"}, {"hdr": "hlg"}], "2 clips of high dynamic range (PQ or HLG)", [VIDEO]),
+    ("interlaced", [{"interlaced": True}], "1 clip interlaced", [VIDEO]),
+    ("pixel_shape", [{"pixel_aspect_ratio": 1.5}], "1 clip with pixels that are not square", [VIDEO, PICTURE]),
+    ("mirrored", [{"mirrored": True}], "1 clip stored mirrored", [{"rotation": 90}]),
+    ("hidden_frames", [{"hidden_frames": 3}], "1 clip with frames that an edit list hides", [VIDEO]),
+    (
+        "color_profile",
+        [{"icc_profile": "Display P3"}],
+        "1 clip with a colour profile other than sRGB",
+        [{"icc_profile": "sRGB IEC61966-2.1"}, PICTURE],
+    ),
+    (
+        "unusual_colors",
+        [{"full_range": True}, {"color_matrix": "bt2020"}],
+        "2 clips in full range or with a colour matrix other than BT.601 and BT.709",
+        [{"color_matrix": "bt709"}, {"color_matrix": "bt601"}, VIDEO],
+    ),
 ]
 
 

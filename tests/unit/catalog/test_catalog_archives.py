@@ -90,7 +90,7 @@ def test_webdataset_json_holds_the_caption(tmp_path: Path) -> None:
     assert captions == {
         "a.tar/one.png": "a cat", "a.tar/two.png": None, "a.tar/three.crop.png": "a wolf", "a.tar/sub/one.png": None,
     }  # fmt: skip
-    assert "members of .tar (1)" in result.notes[0]
+    assert ".cls (1)" in result.notes[0]
 
 
 def write_members(to: Path, members: dict[str, bytes]) -> None:

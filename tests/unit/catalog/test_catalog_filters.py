@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from catalog_rows import PLAIN
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,6 +21,7 @@ from reelworks.catalog.rows import SCHEMA, CatalogRows
 from reelworks.core.errors import UserError
 
 _PLAIN: dict[str, Any] = {
+    **PLAIN,
     "dataset": "data",
     "root": "/data",
     "kind": "video",
@@ -36,8 +38,6 @@ _PLAIN: dict[str, Any] = {
     "pixel_format": "yuv420p",
     "bit_depth": 8,
     "rotation": 0,
-    "variable_fps": False,
-    "has_alpha": False,
     "caption": "a cat",
     "error": None,
 }

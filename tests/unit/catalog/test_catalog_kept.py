@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from catalog_rows import PLAIN
 
 from reelworks.catalog import store
 from reelworks.catalog.rows import SCHEMA
@@ -20,9 +21,10 @@ from reelworks.core import storage
 from reelworks.core.errors import UserError
 
 ROW = {
+    **PLAIN,
     "dataset": "d", "root": "/data", "kind": "video", "size_bytes": 1000, "mtime_ns": 0, "start": -1, "num_frames": 48,
     "height": 480, "width": 640, "fps": 24.0, "duration_seconds": 2.0, "codec": "h264", "pixel_format": "yuv420p",
-    "bit_depth": 8, "rotation": 0, "variable_fps": False, "has_alpha": False, "caption": "a shot", "error": None,
+    "bit_depth": 8, "rotation": 0, "caption": "a shot", "error": None,
     "ordinal": 0,
 }  # fmt: skip
 

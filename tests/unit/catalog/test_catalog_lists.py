@@ -87,7 +87,7 @@ def test_each_row_is_a_clip_or_has_a_reason_with_its_caption_and_scores(folder: 
         "gone.mp4": {"caption": "a film", "error": "no such file", "aes": 4, "flow": None},
         "sub/notes.pdf": {
             "caption": "123",
-            "error": "its extension is not that of a video or picture",
+            "error": "not a video or picture: .pdf",
             "aes": 1e3,
             "flow": 1,
         },

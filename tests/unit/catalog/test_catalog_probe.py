@@ -162,8 +162,8 @@ def test_a_playlist_in_disguise_opens_nothing(clips: Path, tmp_path: Path) -> No
 
 
 def test_unknown_extension_and_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(probe.ProbeError, match=r"unknown extension '.gif'"):
-        probe.probe(tmp_path / "a.gif")
+    with pytest.raises(probe.ProbeError, match=r"not a video or picture: \.xyz"):
+        probe.probe(tmp_path / "a.xyz")
     with pytest.raises(probe.ProbeError, match="No such file"):
         probe.probe(tmp_path / "a.png")
 
@@ -199,13 +199,6 @@ def test_modes_of_pictures(tmp_path: Path, name: str, mode: str, bits: int, alph
     )
     found = probe.probe(picture)
     assert (found.bit_depth, found.has_alpha, found.width) == (bits, alpha, 6)
-
-
-def test_animated_webp_is_a_picture(tmp_path: Path) -> None:
-    frames = [Image.new("RGB", (8, 6), color) for color in ("red", "blue")]
-    frames[0].save(tmp_path / "a.webp", save_all=True, append_images=frames[1:])
-    found = probe.probe(tmp_path / "a.webp")
-    assert (found.kind, found.num_frames) == ("image", 1)
 
 
 @pytest.mark.parametrize("name", ["a.png", "a.jpg", "a.webp", "a.bmp"])

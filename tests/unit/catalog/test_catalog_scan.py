@@ -69,7 +69,7 @@ def test_a_first_scan(data: Path, target: Path) -> None:
     assert counts(result) == (4, 0, 0, 0)
     assert result.bad_files == ((str(data / "sub/bad.mp4"), "zero bytes"),)
     assert (result.bad, result.version) == (1, 1)
-    assert result.notes == (f"{data}: ignored files that are not videos or pictures: .md (1)",)
+    assert result.notes == (f"{data}: files beside the clips: .md (1)",)
     assert paths(target) == ["a.png", "sub/B.PNG", "sub/bad.mp4", "sub/c.mp4"]
     rows = {row["path"]: row for row in Catalog.open(target).live().to_table().to_pylist()}
     film, bad = rows["sub/c.mp4"], rows["sub/bad.mp4"]
@@ -212,13 +212,13 @@ def test_many_rows_pass_through_several_batches(tmp_path: Path, target: Path, mo
 def test_sources_that_cannot_be_scanned(data: Path, target: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "gifs").mkdir()
-    for name in ("a.gif", "b.GIF", "c.zip", "a.txt"):
+    for name in ("a.psd", "b.PSD", "c.zip", "a.txt", "d.json"):
         (tmp_path / "gifs" / name).write_text("")
     cases = {
         tmp_path / "nowhere": "no such folder",
         data / "a.png": "this is a file, not a folder",
         tmp_path / "empty": "it contains: nothing",
-        tmp_path / "gifs": r"it contains: \.gif \(2\), \.zip \(1\)(?s:.*)\.mp4",
+        tmp_path / "gifs": r"it contains: \.psd \(2\), \.json \(1\), \.zip \(1\)(?s:.*)\.mp4",
     }
     for folder, message in cases.items():
         with pytest.raises(UserError, match=message) as caught:

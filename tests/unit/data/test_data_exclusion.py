@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import prepare_files as files
 import pytest
 from catalog_rows import rows
@@ -16,6 +17,7 @@ from reelworks.cli import show_plan
 from reelworks.core.errors import UserError
 from reelworks.data import eligibility
 from reelworks.data.eligibility import ExcludeList
+from reelworks.media.config import DataConfig
 from reelworks.recipe import dataset as sources
 from reelworks.recipe.dataset import RecipeData
 
@@ -62,6 +64,26 @@ def test_a_filter_holds_for_its_own_dataset_and_other_reasons_come_first(folder:
     assert {n for n in others if told[n] == "filtered"} == {n for n in others if "/shot-1/" not in n}
     assert {told[n] for n in others if "/shot-1/" in n} == {"none"}
     assert sorted(len(data.entries(epoch)) for epoch in range(2)) == [3, 3]
+
+
+@pytest.mark.parametrize("key", ["hdr", "interlaced"])
+def test_hdr_and_interlaced_clips_are_left_out_only_if_the_recipe_says_so(key: str) -> None:
+    clips = rows({"hdr": "pq"}, {"hdr": "hlg"}, {"interlaced": True}, {"hdr": "pq", "caption": None}, {})
+    label = {"hdr": [key, key, "none", "no_caption", "none"], "interlaced": ["none", "none", key, "no_caption", "none"]}
+    nothing = np.zeros(len(clips), np.bool_)
+
+    def told(config: DataConfig) -> list[str]:
+        found = eligibility.exclusion_reasons(clips, [], config, companions=(), in_exclude_file=nothing)
+        return [Reason(reason).label for reason in found.tolist()]
+
+    assert told(DataConfig(**{key: "reject"})) == label[key]
+    assert set(told(DataConfig())) == {"none", "no_caption"}
+
+
+def test_a_background_is_three_levels(folder: Path) -> None:
+    assert recipe(folder, data={"alpha_color": [0, 0, 255]}).data.alpha_color == [0, 0, 255]
+    with refused("color-out-of-range", "data.alpha_color", says="0 to 255"):
+        recipe(folder, data={"alpha_color": [0, 0, 256]})
 
 
 def test_a_filtered_clip_is_told_with_what_it_has(folder: Path) -> None:

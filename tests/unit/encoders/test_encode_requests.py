@@ -22,6 +22,7 @@ from reelworks.data.loader import MicroBatch
 from reelworks.encoders import reachable, request_key, stored_batches, upkeep
 from reelworks.encoders.encode import Encoding, Forecast
 from reelworks.encoders.stored_batches import StoredLatents
+from reelworks.media.augment import Augmentation
 from reelworks.media.config import PREFETCH_BYTES
 from reelworks.media.decode import Request
 from reelworks.media.decode_pool import DecodePool
@@ -144,7 +145,8 @@ def test_changed_weights_invalidate_all_latents(recipe: dict[str, Any], tmp_path
 def test_every_field_of_a_request_is_part_of_its_key() -> None:
     """A field that is added later is covered too: the loop reads them from the class."""
     request = Request(Path("a"), False, Shape(3, 32, 32), measures=Shape(9, 32, 48))
-    other = {"short_clips": "loop", "is_image": True, "nearest": True, "measures": None}
+    other: dict[str, Any] = {"short_clips": "loop", "is_image": True, "nearest": True, "measures": None}
+    other |= {"size": (32, 48), "resize": "area", "augmentation": Augmentation(flip=True)}
     key, _ = request_key.of_request("latent", "e", request, "f")
     for field in dataclasses.fields(request):
         value = getattr(request, field.name)

@@ -1,0 +1,79 @@
+"""Know files by their suffix: videos, pictures, sidecars, and the reason why any other file is not read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+VIDEO_EXTENSIONS = _words(
+    ".mp4 .mov .mkv .webm .avi .m4v .mpg .mpeg .3g2 .3gp .asf .f4v .flv .m2ts .mts .mxf .ogv .qt .ts .vob .wmv"
+)
+# Animations among them (GIF, WebP, PNG, AVIF) are clips; the content decides.
+IMAGE_EXTENSIONS = _words(".png .jpg .jpeg .webp .bmp .apng .avif .gif .heic .heif .hif .jfif .jpe .tif .tiff")
+ARCHIVE_SUFFIX = ".tar"
+EXTENSIONS = VIDEO_EXTENSIONS | IMAGE_EXTENSIONS
+
+# Files that belong beside clips and are no clips themselves: captions, lists, records, caches of other trainers,
+# programs and texts. They are counted, but are no rows of a catalog.
+SIDECARS = _words(
+    ".aae .arrow .ass .bib .bin .caption .cfg .ckpt .conf .csv .db .doc .docx .feather .htm .html .idx .ini "
+    ".ipynb .js .json .jsonl .jsonld .lnk .lock .log .md .md5 .ndjson .npy .npz .odt .onnx .parquet .pdf .pickle "
+    ".pkl .pt .pth .py .pyc .rst .rtf .safetensors .sh .sha1 .sha256 .sqlite .srt .ssa .sub .tags .tex .toml "
+    ".torrent .tsv .txt .url .vtt .xls .xlsx .xml .xmp .yaml .yml"
+)
+_SIDECAR_NAMES = _words("authors changelog copying license licence makefile notice readme")
+
+_SOUND = _words(".aac .ac3 .aif .aiff .amr .ape .flac .m4a .mid .mka .mp3 .oga .ogg .opus .wav .wma")
+_ARCHIVES = _words(".7z .bz2 .cab .dmg .gz .iso .rar .tbz2 .tgz .txz .xz .zip .zst")
+_CAMERA_RAW = _words(
+    ".3fr .arw .braw .cr2 .cr3 .crw .dng .erf .iiq .kdc .mef .mos .mrw .nef .nrw .orf .pef .r3d .raf .raw .rw2 "
+    ".rwl .sr2 .srw .x3f"
+)
+_OTHER_MEDIA = _words(
+    ".ai .dds .dpx .drc .eps .exr .hdr .ico .ivf .j2k .jp2 .jpx .jxl .lrv .m2v .nut .pbm .pcx .pgm .pnm .ppm .psb "
+    ".psd .rm .rmvb .svg .swf .tga .thm .webarchive .xcf .y4m"
+)
+_UNFINISHED = _words(".crdownload .download .part .partial .tmp")
+_REASONS = (
+    (_SOUND, "sound without pictures"),
+    (_ARCHIVES, "an archive, which is not unpacked"),
+    (_CAMERA_RAW, "raw data of a camera, to be developed to TIFF or PNG first"),
+    (_OTHER_MEDIA, "a format that is not read, to be converted to MP4 or PNG first"),
+    (_UNFINISHED, "an unfinished download"),
+)
+
+
+class ProbeError(Exception):
+    """A file cannot be trained on, or not be opened as what its name says; the message is short enough for a table."""
+
+
+def kind_of(name: str) -> str | None:
+    """Return "video", "image" or None by a file's extension, in upper or lower case."""
+    extension = Path(name).suffix.lower()
+    if extension in VIDEO_EXTENSIONS:
+        return "video"
+    return "image" if extension in IMAGE_EXTENSIONS else None
+
+
+def may_hold_clips(name: str) -> bool:
+    """Return whether a file is a video, a picture or an archive that is read in place, by its suffix."""
+    return kind_of(name) is not None or name.endswith(ARCHIVE_SUFFIX)
+
+
+def is_sidecar(name: str) -> bool:
+    """Return whether a file belongs beside clips without being one: a caption, a list, a text, weights."""
+    extension = Path(name).suffix.lower()
+    return extension in SIDECARS or (not extension and name.lower() in _SIDECAR_NAMES)
+
+
+def why_not_read(name: str) -> str:
+    """Return why a file that is neither a video, a picture nor a sidecar is not read; what precedes ":" is its class."""
+    extension = Path(name).suffix.lower()
+    if not extension:
+        return "the name has no extension"
+    reason = next((text for extensions, text in _REASONS if extension in extensions), "not a video or picture")
+    return f"{reason}: {extension}"

@@ -1,0 +1,319 @@
+"""A clip is decoded as a player shows it, whatever its tags; the catalog knows the size and the peculiarity."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import subprocess
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import media_makers as media
+import numpy as np
+import odd_media as odd
+import pytest
+from av.video.reformatter import ColorPrimaries, ColorRange, ColorTrc
+from numpy.typing import NDArray
+from PIL import Image, ImageCms
+
+from reelworks.catalog import probe
+from reelworks.core.shape import Shape
+from reelworks.media import tone_map
+from reelworks.media.decode import Frames, Request, load
+
+BT709, BT601, YCGCO, BT2020 = 1, 5, 8, 9
+LIMITED, FULL = ColorRange.MPEG, ColorRange.JPEG
+RED_GREEN_BLUE = ((200, 40, 60), (30, 180, 90), (70, 50, 210))
+# Weights of red and blue in luma, from the recommendations of these names.
+WEIGHTS = {BT601: (0.299, 0.114), BT709: (0.2126, 0.0722), BT2020: (0.2627, 0.0593)}
+
+
+def ycc(rgb: tuple[int, int, int], matrix: int, full: bool) -> list[int]:
+    """Luma and chroma of 8 bits, by the definitions."""
+    red, green, blue = (value / 255 for value in rgb)
+    kr, kb = WEIGHTS[matrix]
+    luma = kr * red + (1 - kr - kb) * green + kb * blue
+    chroma = [(blue - luma) / (2 - 2 * kb), (red - luma) / (2 - 2 * kr)]
+    if full:
+        return [round(255 * luma), *(round(128 + 255 * c) for c in chroma)]
+    return [round(16 + 219 * luma), *(round(128 + 224 * c) for c in chroma)]
+
+
+def first(path: Path, height: int, width: int) -> Frames:
+    """The first frame, of this size."""
+    return load(Request(path, False, Shape(1, height, width)))[0]
+
+
+@pytest.mark.parametrize("matrix", [BT601, BT709, BT2020])
+@pytest.mark.parametrize("color_range", [LIMITED, FULL])
+def test_colors_follow_the_stated_matrix_and_range(tmp_path: Path, matrix: int, color_range: ColorRange) -> None:
+    tags = {"colorspace": matrix, "color_range": color_range}
+    frames = [odd.flat(*ycc(rgb, matrix, color_range == FULL)) for rgb in RED_GREEN_BLUE]
+    clip = odd.write_planes(tmp_path / "a.mkv", frames, tags=tags)
+    found = probe.probe(clip)
+    assert found.color_matrix == {BT601: "bt601", BT709: "bt709", BT2020: "bt2020"}[matrix]
+    assert found.full_range == (color_range == FULL)
+    shown = load(Request(clip, False, Shape(3, 32, 48)))
+    for frame, rgb in zip(shown, RED_GREEN_BLUE, strict=True):
+        assert np.abs(frame.astype(int) - rgb).max() <= 3
+
+
+@pytest.mark.parametrize(("size", "assumed"), [((32, 48), BT601), ((720, 64), BT709), ((64, 1280), BT709)])
+def test_a_matrix_that_is_not_stated_depends_on_the_size(tmp_path: Path, size: tuple[int, int], assumed: int) -> None:
+    rgb = RED_GREEN_BLUE[0]
+    clip = odd.write_planes(tmp_path / "a.mkv", [odd.flat(*ycc(rgb, assumed, False), size=size)])
+    assert probe.probe(clip).color_matrix == ""
+    assert np.abs(first(clip, *size).astype(int) - rgb).max() <= 3
+
+
+def test_a_matrix_that_cannot_be_converted_is_a_reason(tmp_path: Path) -> None:
+    clip = odd.write_planes(tmp_path / "a.mkv", [odd.flat(90, 100, 110)], tags={"colorspace": YCGCO})
+    with pytest.raises(probe.ProbeError, match="matrix 8"):
+        probe.probe(clip)
+
+
+@pytest.mark.parametrize("name", ["a.mp4", "a.mkv"])
+def test_pixels_that_are_not_square(tmp_path: Path, name: str) -> None:
+    picture = media.quarters(48, 64)
+    planes = av.VideoFrame.from_ndarray(picture, format="rgb24").reformat(format="yuv444p").to_ndarray()
+    clip = odd.write_planes(
+        tmp_path / name, [list(planes)], codec="libx264", pixel_aspect_ratio=Fraction(3, 2), options={"qp": "0"}
+    )
+    found = probe.probe(clip)
+    assert (found.height, found.width, found.pixel_aspect_ratio) == (48, 96, 1.5)
+    assert media.differ(first(clip, 48, 96), media.quarters(48, 96)) < 3
+
+
+def test_an_implausible_shape_of_pixels_is_a_reason(tmp_path: Path) -> None:
+    clip = odd.write_planes(
+        tmp_path / "a.mp4", [odd.flat(90, 128, 128)], codec="libx264", pixel_aspect_ratio=Fraction(1, 12)
+    )
+    with pytest.raises(probe.ProbeError, match="1:12 is not plausible"):
+        probe.probe(clip)
+
+
+# EXIF orientation of each display matrix (a, b, c, d): x' = ax + cy, y' = bx + dy.
+MATRICES = {
+    (1, 0, 0, 1): 1, (-1, 0, 0, 1): 2, (-1, 0, 0, -1): 3, (1, 0, 0, -1): 4,
+    (0, 1, 1, 0): 5, (0, 1, -1, 0): 6, (0, -1, -1, 0): 7, (0, -1, 1, 0): 8,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("signs", MATRICES)
+def test_display_matrices_turn_and_mirror_as_exif_does(tmp_path: Path, signs: tuple[int, int, int, int]) -> None:
+    picture = media.quarters(48, 64)
+    clip = media.write(tmp_path / "a.mov", [picture], codec="qtrle", pixel_format="rgb24")
+    a, b, c, d = (sign << 16 for sign in signs)
+    media.set_matrix(clip, a, b, c, d)
+    exif = Image.Exif()
+    exif[0x0112] = MATRICES[signs]
+    Image.fromarray(picture).save(tmp_path / "a.png", exif=exif)
+    expected, found = probe.probe(tmp_path / "a.png"), probe.probe(clip)
+    for name in ("height", "width", "rotation", "mirrored"):
+        assert getattr(found, name) == getattr(expected, name)
+    size = (found.height, found.width)
+    by_pillow = load(Request(tmp_path / "a.png", True, Shape(1, *size)))[0]
+    np.testing.assert_array_equal(first(clip, *size), by_pillow)
+
+
+def test_a_hidden_and_delayed_start(tmp_path: Path) -> None:
+    """An edit list hides three frames; a transport stream starts at 1.4 s."""
+    frames = media.numbered(9, (48, 64))
+    whole = media.write(tmp_path / "whole.mp4", frames)
+    media.hide_first_frames(whole, tmp_path / "cut.mp4", 3)
+    late = media.write(tmp_path / "late.ts", frames)
+    found = probe.probe(tmp_path / "cut.mp4")
+    assert (found.num_frames, found.hidden_frames, probe.probe(whole).hidden_frames) == (6, 3, 0)
+    assert probe.probe(late).num_frames == 9
+    with av.open(str(late)) as container:
+        assert container.streams.video[0].start_time > 0
+    for clip, numbers in ((tmp_path / "cut.mp4", range(3, 9)), (late, range(9))):
+        assert media.numbers(load(Request(clip, False, Shape(len(numbers), 48, 64)))) == list(numbers)
+
+
+def fields(n: int) -> list[odd.Planes]:
+    """Frames of a bar that moves between the two fields of a frame, top field first."""
+    frames = []
+    for i in range(n):
+        luma = np.full((64, 96), 40, np.uint8)
+        for field in (0, 1):
+            left = 4 * (2 * i + field)
+            luma[field::2, left : left + 24] = 200
+        frames.append([luma, np.full((32, 48), 128, np.uint8), np.full((32, 48), 128, np.uint8)])
+    return frames
+
+
+def combing(frame: Frames) -> float:
+    """Mean difference of neighbouring rows."""
+    return float(np.abs(np.diff(frame[..., 0].astype(int), axis=0)).mean())
+
+
+@pytest.fixture(scope="module", params=["mpeg2video", "libx264"])
+def interlaced(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    options = {"flags": "+ildct+ilme", "top": "1", "g": "4", "b": "4M"}
+    if request.param == "libx264":
+        options = {"flags": "+ildct+ilme", "x264-params": "interlaced=1:tff=1:keyint=4:qp=8"}
+    path = tmp_path_factory.mktemp("interlaced") / "a.mkv"
+    return odd.write_planes(path, fields(9), codec=request.param, pixel_format="yuv420p", options=options)
+
+
+def test_interlaced_frames_are_rebuilt_the_same_from_any_start(interlaced: Path) -> None:
+    found = probe.probe(interlaced)
+    assert (found.interlaced, found.num_frames) == (True, 9)
+    with av.open(str(interlaced)) as container:
+        woven = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+    whole = load(Request(interlaced, False, Shape(9, 64, 96)))
+    assert all(combing(shown) < combing(stored) / 4 for shown, stored in zip(whole, woven, strict=True))
+    for start in range(8):
+        part = load(Request(interlaced, False, Shape(2, 64, 96), first_frame_draw=(start + 0.5) / 8))
+        np.testing.assert_array_equal(part, whole[start : start + 2])
+
+
+def test_progressive_video_is_not_called_interlaced(tmp_path: Path) -> None:
+    assert not probe.probe(media.write_video(tmp_path / "a.mp4")).interlaced
+
+
+TRANSFERS = {"pq": ColorTrc.SMPTE2084, "hlg": ColorTrc.ARIB_STD_B67}
+
+
+def hdr_clip(path: Path, transfer: str, codes: NDArray[np.float64]) -> Path:
+    """A clip in BT.2020 of 10 bits whose frames are grey, of these code values in [0, 1]."""
+    frames = [odd.flat(round(64 + 876 * code), 512, 512, dtype=np.uint16) for code in codes]
+    tags = {"colorspace": BT2020, "color_range": LIMITED, "color_primaries": ColorPrimaries.BT2020}
+    tags["color_trc"] = TRANSFERS[transfer]
+    return odd.write_planes(path, frames, pixel_format="yuv444p10le", tags=tags)
+
+
+@pytest.mark.parametrize("transfer", TRANSFERS)
+def test_hdr_is_tone_mapped(tmp_path: Path, transfer: str) -> None:
+    """Greys stay grey and in order; black is black; light of a tenth of SDR's white is kept as it is."""
+    codes = np.linspace(0, 1, 12)
+    clip = hdr_clip(tmp_path / "a.mkv", transfer, codes)
+    found = probe.probe(clip)
+    assert (found.hdr, found.bit_depth, found.color_matrix) == (transfer, 10, "bt2020")
+    shown = load(Request(clip, False, Shape(12, 32, 48))).astype(int)
+    assert np.ptp(shown, axis=(1, 2, 3)).max() <= 1
+    greys = shown[:, 16, 24, 1]
+    assert greys[0] == 0
+    assert greys[-1] == 255
+    assert (np.diff(greys) >= 0).all()
+    to_light = tone_map.pq_to_light if transfer == "pq" else tone_map.hlg_to_light
+    light = to_light(np.repeat(codes[:, None], 3, axis=1))[:, 1]
+    dark = light < 0.1 * tone_map.SDR_WHITE
+    expected = 255 * (light[dark] / tone_map.SDR_WHITE) ** (1 / 2.4)
+    np.testing.assert_allclose(greys[dark], expected, atol=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transfer", TRANSFERS)
+def test_hdr_colors_below_the_knee_are_those_of_ffmpeg(tmp_path: Path, transfer: str) -> None:
+    """FFmpeg's scaler converts with its own code; where light is not compressed, both give the same colours."""
+    values = np.random.default_rng(1).integers((150, 480, 480), (380, 544, 544), (24, 3)).astype(np.uint16)
+    planes = [np.broadcast_to(np.repeat(plane, 2), (32, 48)) for plane in values.T]  # a stripe for each colour
+    tags = {"colorspace": BT2020, "color_range": LIMITED, "color_primaries": ColorPrimaries.BT2020}
+    tags["color_trc"] = TRANSFERS[transfer]
+    clip = odd.write_planes(tmp_path / "a.mkv", [planes], pixel_format="yuv444p10le", tags=tags)
+    to_sdr = {"dst_color_trc": ColorTrc.BT709, "dst_color_primaries": ColorPrimaries.BT709}
+    with av.open(str(clip)) as container:
+        frame = next(container.decode(video=0))
+        reference = frame.reformat(format="rgb24", threads=1, **to_sdr).to_ndarray()[0, ::2].astype(int)
+    shown = first(clip, 32, 48)[0, ::2].astype(int)
+    inside = (shown.min(axis=1) > 8) & (shown.max(axis=1) < 150)  # in the gamut of BT.709, and not compressed
+    assert inside.sum() >= 12
+    off = np.abs(shown[inside] - reference[inside])
+    assert off.max() <= 8  # FFmpeg interpolates in a table
+    assert off.mean() < 1.5
+
+
+def test_pq_and_hlg_are_the_curves_of_bt_2100() -> None:
+    """The values are those of ITU-R BT.2408-7, tables 1 and 2: reference white is at 58 % of PQ and 75 % of HLG."""
+    assert tone_map.light_to_pq(203.0) == pytest.approx(0.58, abs=0.001)
+    assert tone_map.light_to_pq(10_000.0) == pytest.approx(1)
+    assert tone_map.light_to_pq(1000.0) == pytest.approx(0.7518, abs=0.0005)
+    light = np.geomspace(0.01, 10_000, 50)
+    np.testing.assert_allclose(tone_map.pq_to_light(tone_map.light_to_pq(light)), light, rtol=1e-3)
+    assert tone_map.hlg_to_light(np.full(3, 0.75))[0] == pytest.approx(203, abs=1)
+    assert tone_map.hlg_to_light(np.ones(3))[0] == pytest.approx(1000, rel=1e-3)
+
+
+def test_the_eetf_keeps_what_is_dark_and_ends_at_white() -> None:
+    light = np.linspace(0, 1000, 200)
+    mapped = tone_map.eetf(light)
+    np.testing.assert_allclose(mapped[light < 80], light[light < 80], rtol=1e-3, atol=1e-3)
+    assert (np.diff(mapped) > -1e-3).all()
+    assert mapped[-1] == pytest.approx(tone_map.SDR_WHITE, rel=1e-3)
+    assert tone_map.eetf(np.array([4000.0]))[0] == pytest.approx(tone_map.SDR_WHITE, rel=1e-3)
+
+
+def test_primaries_of_bt_2020_become_those_of_bt_709() -> None:
+    """The green of BT.709, given in BT.2020 (columns of BT.2087's M1), is pure green again; white stays white."""
+    green = np.array([0.3293, 0.9195, 0.0880]) ** (1 / 2.4) * 65535
+    codes = np.round([[green, [65535, 65535, 65535]]]).astype(np.uint16)
+    shown = tone_map.to_sdr(codes, "", wide_gamut=True)[0].astype(int)
+    assert np.abs(shown - [[0, 255, 0], [255, 255, 255]]).max() <= 8
+    assert shown[1].min() >= 254
+
+
+def wide_profile() -> bytes:
+    """The profile of a made-up display: sRGB with red and green exchanged, so that conversion shows."""
+    data = bytearray(ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes())
+    red, green = data.index(b"rXYZ"), data.index(b"gXYZ")
+    data[red : red + 4], data[green : green + 4] = b"gXYZ", b"rXYZ"
+    at = data.index("sRGB".encode("utf-16-be"))
+    data[at : at + 8] = "Odd ".encode("utf-16-be")
+    return bytes(data)
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.jpg", "a.tif", "a.webp", "a.avif", "a.heic"])
+def test_a_color_profile_is_converted_to_srgb(tmp_path: Path, name: str) -> None:
+    import pillow_heif
+
+    pillow_heif.register_heif_opener()
+    picture = Image.new("RGB", (64, 64), (210, 30, 40))
+    picture.save(tmp_path / name, icc_profile=wide_profile(), quality=100)
+    found = probe.probe(tmp_path / name)
+    assert (found.kind, found.height, found.width) == ("image", 64, 64)
+    assert found.icc_profile.startswith("Odd")
+    shown = load(Request(tmp_path / name, True, Shape(1, 64, 64)))[0].astype(int)
+    assert np.abs(shown[8:-8, 8:-8] - [30, 210, 40]).max() <= 8
+    mask = load(Request(tmp_path / name, True, Shape(1, 64, 64), nearest=True))[0].astype(int)
+    assert np.abs(mask[8:-8, 8:-8] - [210, 30, 40]).max() <= 8, "numbers of masks are kept"
+
+
+def test_profiles_that_cannot_be_used_change_nothing(tmp_path: Path) -> None:
+    srgb = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
+    for i, profile in enumerate((b"no profile", srgb, srgb[:200])):
+        Image.new("RGB", (8, 8), (210, 30, 40)).save(tmp_path / f"{i}.png", icc_profile=profile)
+        shown = load(Request(tmp_path / f"{i}.png", True, Shape(1, 8, 8)))
+        np.testing.assert_array_equal(shown[0, 0, 0], (210, 30, 40))
+    Image.new("L", (8, 8), 77).save(tmp_path / "grey.png", icc_profile=srgb)
+    assert probe.probe(tmp_path / "grey.png").icc_profile == ""
+    assert (load(Request(tmp_path / "grey.png", True, Shape(1, 8, 8))) == 77).all()
+
+
+@pytest.mark.parametrize("color", [(255, 255, 255), (0, 128, 255)])
+def test_transparency_shows_the_background(tmp_path: Path, color: tuple[int, int, int]) -> None:
+    half = np.zeros((8, 8, 4), np.uint8)
+    half[..., 0], half[..., 3] = 200, 51  # a fifth of it covers
+    half[:4, :, 3] = 0
+    Image.fromarray(half).save(tmp_path / "a.png")
+    media.write(tmp_path / "a.mov", [half], codec="qtrle", pixel_format="argb")
+    covered = np.array(color) * 0.8 + np.array([200, 0, 0]) * 0.2
+    for name in ("a.png", "a.mov"):
+        request = Request(tmp_path / name, name == "a.png", Shape(1, 8, 8), alpha_color=color)
+        shown = load(request)[0].astype(int)
+        np.testing.assert_array_equal(shown[:4], np.broadcast_to(color, (4, 8, 3)))
+        assert np.abs(shown[4:] - covered).max() <= 1
+
+
+@pytest.mark.skipif(shutil.which("ffmpeg") is None, reason="FFmpeg's program is not installed")
+@pytest.mark.parametrize("matrix", [BT601, BT709])
+def test_size_and_colors_are_those_of_ffmpeg(tmp_path: Path, matrix: int) -> None:
+    tags = {"colorspace": matrix, "color_range": LIMITED}
+    clip = odd.write_planes(tmp_path / "a.mkv", [odd.flat(120, 90, 170)], tags=tags, pixel_aspect_ratio=Fraction(4, 3))
+    command = ["ffmpeg", "-v", "error", "-i", str(clip), "-vf", "scale=iw*sar:ih", "-pix_fmt", "rgb24"]
+    raw = subprocess.run([*command, "-f", "rawvideo", "-"], capture_output=True, check=True).stdout
+    found = probe.probe(clip)
+    reference = np.frombuffer(io.BytesIO(raw).getvalue(), np.uint8).reshape(found.height, found.width, 3)
+    assert media.differ(first(clip, found.height, found.width), reference) < 2
