@@ -244,7 +244,7 @@ class Dataset:
                 buckets.config.model_dump(exclude=_BUCKET_SEARCH),
                 [entry.model_dump() for entry in buckets.given],
                 spec.data.frame_interval,
-                spec.data.fps,
+                spec.data.frame_rate,
                 [dataset.model_dump(exclude=_NOT_OF_A_PLAN) for dataset in spec.datasets],
                 spec.data.short_clips,
                 spec.split,

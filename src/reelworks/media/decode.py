@@ -26,9 +26,9 @@ _EPSILON = 1e-6
 
 def frame_step(fps: NDArray[Any] | float, config: DataConfig) -> NDArray[np.float64]:
     """Return the source frames from one used frame to the next; at least 1, since no frames are interpolated."""
-    if config.fps is None:
+    if config.frame_rate is None:
         return np.full(np.shape(fps), float(config.frame_interval))
-    return np.maximum(np.asarray(fps, dtype=np.float64) / config.fps, 1.0)
+    return np.maximum(np.asarray(fps, dtype=np.float64) / config.frame_rate, 1.0)
 
 
 def frames_available(num_frames: NDArray[Any], fps: NDArray[Any] | float, config: DataConfig) -> NDArray[np.int64]:
