@@ -38,5 +38,12 @@ def _row(i: int, value: dict[str, Any]) -> dict[str, Any]:
     identity = {"ordinal": i, "uid": 1000 + 7919 * i, "path": path, "group": path, "fingerprint": path}
     where = {"dataset": "data", "root": "/data", "size_bytes": 1000, "mtime_ns": 0}
     stream = {"codec": "h264", "pixel_format": "yuv420p", "bit_depth": 8, "rotation": 0}
-    flags = {"variable_fps": False, "has_alpha": False, "caption": f"shot number {i}", "error": None}
+    flags = {
+        "first_frame": 0,
+        "cut": "",
+        "variable_fps": False,
+        "has_alpha": False,
+        "caption": f"shot number {i}",
+        "error": None,
+    }
     return {**identity, **where, **stream, **flags, **VIDEO, **value}

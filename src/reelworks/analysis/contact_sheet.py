@@ -138,4 +138,4 @@ def placed(request: Request, source: Shape) -> tuple[int, tuple[int, int, int, i
     left = decode.crop_offset(width, shape.width, request.crop_draw[1])
     indices = decode.frame_indices(source.num_frames, shape.num_frames, request.step, request.first_frame_draw)
     window = (top, left, shape.height, shape.width)
-    return int(indices[0]), window, Shape(shape.num_frames, height, width)
+    return request.first_frame + int(indices[0]), window, Shape(shape.num_frames, height, width)

@@ -30,7 +30,7 @@ from reelworks.run import records
 from reelworks.run.folder import RunFolder
 from reelworks.run.records import RecordError
 
-_NAMED = ("dataset", "path", "num_frames", "height", "width", "error")
+_NAMED = ("dataset", "path", "first_frame", "num_frames", "height", "width", "error")
 FILES_NAMED = 1000  # most files listed for each reason
 _WRITERS: dict[str, Callable[[Any, Any], None]] = {".parquet": parquet.write_table, ".csv": csv.write_csv}
 
@@ -128,7 +128,7 @@ def _frames_text(data: RecipeData, row: int) -> str:
     text = f"{frames} frames"
     if not rows.is_video[row] or float(decode.frame_step(rate, config)) == 1:
         return text
-    read = int(decode.frames_available(np.int64(frames), max(rate, 1e-6), config))
+    read = int(decode.frames_available(np.array(frames), max(rate, 1e-6), config))
     how = f"at {config.frame_rate:g} fps" if config.frame_rate else f"with frame_interval {config.frame_interval}"
     return f"{text}, {read} {how},"
 
@@ -206,6 +206,7 @@ def _table(
             "dataset": _words(rows.column("dataset")),
             "path": rows.column("path"),
             "reason": pa.array(labels, type=pa.string()).take(pa.array(out.reason)),
+            "first_frame": rows.column("first_frame"),
             "num_frames": rows.column("num_frames"),
             "height": rows.column("height"),
             "width": rows.column("width"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -30,6 +30,7 @@ class Source:
     name: str
     root: Path
     list_file: Path | None = None
+    cut: str = ""  # how videos are cut into clips, as `clip_ranges` reads it; "" leaves them whole
 
     @classmethod
     def from_path(cls, path: str | Path, name: str | None = None, root: str | Path | None = None) -> Source:
@@ -99,6 +100,17 @@ class DatasetConfig(Config):
         description="Folder of loss masks, with names as for control: white areas count in the loss, black ones do "
         "not, grey ones in part. For all models.",
     )
+    clip_seconds: float | None = Field(
+        default=None,
+        gt=0,
+        description="Cut each video into clips of this length, which are trained like separate files. A rest of less "
+        "than half of it belongs to the clip before. The validation split keeps the clips of a video together.",
+    )
+    scene_cuts: bool = Field(
+        default=False,
+        description="Cut each video into its scenes, which the network TransNet V2 finds during the scan "
+        "(`pip install 'reelworks[scenes]'`); with clip_seconds, scenes are cut further.",
+    )
     prior_prediction: bool = Field(
         default=False,
         description="Train a LoRA on these clips to predict what the base model predicts without it, instead of the "
@@ -134,7 +146,13 @@ class DatasetConfig(Config):
     @property
     def place(self) -> Source:
         """Source of the clips: a folder or a list."""
-        return Source.from_path(self.path, self.name, self.root)
+        return replace(Source.from_path(self.path, self.name, self.root), cut=self.cut)
+
+    @property
+    def cut(self) -> str:
+        """How videos are cut into clips: "", "scenes", "5s" or "scenes 5s"."""
+        length = f"{self.clip_seconds!r}s" if self.clip_seconds is not None else ""
+        return f"{'scenes' * self.scene_cuts} {length}".strip()
 
     @property
     def companions(self) -> dict[str, str]:

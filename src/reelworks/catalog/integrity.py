@@ -14,7 +14,17 @@ from reelworks.catalog.filter_expression import KINDS_OF_FILE
 from reelworks.catalog.rows import CatalogRows, as_numpy
 from reelworks.core.errors import UserError
 
-_NOT_NEGATIVE = ("size_bytes", "num_frames", "height", "width", "fps", "duration_seconds", "bit_depth", "rotation")
+_NOT_NEGATIVE = (
+    "first_frame",
+    "size_bytes",
+    "num_frames",
+    "height",
+    "width",
+    "fps",
+    "duration_seconds",
+    "bit_depth",
+    "rotation",
+)
 _POSITIVE_IF_READABLE = ("num_frames", "height", "width")
 # Training must only open scanned files: no empty or absolute path, and none that leaves the folder.
 OUTSIDE = r"^$|^/|(^|/)\.\.(/|$)|\x00"

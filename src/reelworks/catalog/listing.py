@@ -45,6 +45,8 @@ class SourceFile(NamedTuple):
     mtime_ns: int
     captioned: bool  # whether it may have a caption file
     problem: str | None = None  # why it cannot be opened, if the folder entry shows that already
+    cut: str = ""  # `CatalogRows.cut` that its rows shall have
+    clip: str = ""  # text of its range of frames (`clip_ranges`); "" for the whole file, or for one that is not cut yet
 
 
 class Listing(NamedTuple):

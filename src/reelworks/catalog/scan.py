@@ -20,7 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from reelworks.catalog import listing, lists, probe, probe_pool
+from reelworks.catalog import clip_ranges, listing, lists, probe, probe_pool, scenes
+from reelworks.catalog.clip_ranges import ClipRange
 from reelworks.catalog.config import Source
 from reelworks.catalog.listing import Listing, SourceFile, list_folder
 from reelworks.catalog.probe import kind_of
@@ -39,6 +40,8 @@ class Look(NamedTuple):
     open: bool  # whether to open the file; otherwise only its caption is read
     known: str  # fingerprint of the content at the last scan, which need not be measured again
     problem: str | None = None  # found by the listing; the file is then not opened
+    cut: str = ""  # how to cut the file into clips
+    clip: str = ""  # text of the only clip that is wanted of it; "" for all
 
 
 class Finding(NamedTuple):
@@ -48,6 +51,7 @@ class Finding(NamedTuple):
     fingerprint: str | None  # fingerprint of the content; None if the file was not opened, "" if it could not be read
     probe: probe.Probe | None = None  # measures; None if the content is known, or after an error
     error: str | None = None  # why the file cannot be trained on; only for files that were opened
+    clips: tuple[ClipRange, ...] = ()  # ranges that are clips of their own; none for a whole file
 
 
 def examine(order: Look) -> Finding:
@@ -63,6 +67,8 @@ def examine(order: Look) -> Finding:
     if fingerprint is None or fingerprint == order.known:
         return Finding(caption, fingerprint)
     try:
+        if order.cut:
+            return Finding(caption, fingerprint, probe.probe(path), clips=clip_ranges.find(path, order.cut, order.clip))
         return Finding(caption, fingerprint, probe.probe(path))
     except probe.ProbeError as error:
         return Finding(caption, fingerprint, error=str(error))
@@ -117,14 +123,16 @@ class Update:
         self._waiting: list[tuple[int, dict[str, Any]]] = []  # index of the live row with the measures (or -1), values
         self._batches: list[Any] = []
 
-    def compare(self, dataset: str, root: Path, files: Listing) -> Listed:
+    def compare(self, dataset: str, root: Path, files: Listing, cut: str = "") -> Listed:
         """Find the live rows of a dataset's files, and the files to examine.
 
-        If a list has the captions, rows of unchanged files are brought up to date at once.
+        If a list has the captions, rows of unchanged files are brought up to date at once. If videos are `cut`,
+        unchanged ones are replaced by their clips.
         """
+        files = clip_ranges.expand(files, self._live, dataset, cut) if cut else files
         entries = files.entries
         self._scores |= dict.fromkeys(files.scores)
-        uid = uids_of(dataset, [entry.path for entry in entries])
+        uid = uids_of(dataset, [entry.path for entry in entries], [entry.clip for entry in entries])
         position = self._live.find(uid)
         _refuse_collision(uid, entries)
         known = np.flatnonzero(position >= 0)
@@ -135,6 +143,9 @@ class Update:
         is_current = (self._live.size_bytes[row] == size) & (self._live.mtime_ns[row] == mtime)
         # Without a fingerprint the file could not be read, which may change without a new time of change.
         is_current &= as_numpy(pc.not_equal(self._live.fingerprint, ""))[row]
+        if any(entry.cut for entry in entries) or self._live.is_range.any():
+            was, now = self._live.cut.take(pa.array(row)).to_pylist(), [entries[i].cut for i in known.tolist()]
+            is_current &= np.array([a == b for a, b in zip(was, now, strict=True)], dtype=np.bool_)
         open_ = np.ones(len(entries), dtype=np.bool_)
         open_[known] = ~is_current
         same_scores = np.zeros(len(entries), dtype=np.bool_)
@@ -167,9 +178,12 @@ class Update:
         read_captions = listed.files.captions is None
         for i in np.flatnonzero(listed.look).tolist():
             entry, position = listed.files.entries[i], int(listed.position[i])
-            known = self._live.fingerprint[position].as_py() if position >= 0 else ""
+            opened = bool(listed.open[i])
+            # A clip, and a file that was cut before, is measured anew even if the content is the same.
+            ranged = opened and position >= 0 and (entry.cut or self._live.cut[position].as_py())
+            known = self._live.fingerprint[position].as_py() if position >= 0 and not ranged else ""
             file, captioned = f"{listed.root}/{entry.path}", entry.captioned and read_captions
-            yield Task(listed, i, Look(file, captioned, bool(listed.open[i]), known, entry.problem))
+            yield Task(listed, i, Look(file, captioned, opened, known, entry.problem, entry.cut, entry.clip))
 
     def apply(self, task: Task, finding: Finding) -> None:
         """Update the part with the result of examining a file."""
@@ -184,7 +198,11 @@ class Update:
             "fingerprint": look.known if finding.fingerprint is None else finding.fingerprint,
             "caption": finding.caption if captions is None else captions[number].as_py(),
             "error": error,
+            "cut": look.cut,
         }
+        if finding.clips:
+            self._apply_clips(task, finding, values)
+            return
         if position < 0:
             self.new += 1
         elif listed.same_scores[number] and all(
@@ -197,8 +215,27 @@ class Update:
             self._replaced[position] = True
         values |= self._listed_values(listed, number)
         if measured:
-            values |= asdict(finding.probe or probe.Probe(values["kind"]))
-        self._waiting.append((-1 if measured else position, values))
+            values |= asdict(finding.probe or probe.Probe(values["kind"])) | {"first_frame": 0}
+        self._wait(-1 if measured else position, values)
+
+    def _apply_clips(self, task: Task, finding: Finding, values: dict[str, Any]) -> None:
+        """Add a row for each clip of a file; the former row of the whole file is retired."""
+        listed, number, look = task
+        if (whole := int(listed.position[number])) >= 0:
+            self._listed[whole] = False
+        texts = [look.clip or clip.text for clip in finding.clips]
+        uids = uids_of(listed.dataset, [listed.files.entries[number].path] * len(texts), texts)
+        for clip, uid, position in zip(finding.clips, uids.tolist(), self._live.find(uids).tolist(), strict=True):
+            if position >= 0:
+                self._listed[position] = self._replaced[position] = True
+                self.changed += 1
+            else:
+                self.new += 1
+            measures = asdict(finding.probe) | clip._asdict()  # type: ignore[arg-type]
+            self._wait(-1, values | self._listed_values(listed, number) | measures | {"uid": uid})
+
+    def _wait(self, position: int, values: dict[str, Any]) -> None:
+        self._waiting.append((position, values))
         if len(self._waiting) >= _ROWS_PER_BATCH:
             self._flush()
 
@@ -238,9 +275,12 @@ class Update:
         return self._live.ordinal[self._replaced | (as_numpy(scanned) & ~self._listed)]
 
 
-def uids_of(dataset: str, paths: Sequence[str]) -> NDArray[np.uint64]:
-    """Return the uids of clips: a hash of the dataset's name and the path below its folder."""
-    return hash_rng.hash64(dataset, hash_rng.text_words(paths))
+def uids_of(dataset: str, paths: Sequence[str], clips: Sequence[str] = ()) -> NDArray[np.uint64]:
+    """Return the uids of clips: a hash of the dataset's name, the path below its folder and the text of a range."""
+    uids = hash_rng.hash64(dataset, hash_rng.text_words(paths))
+    at = np.array([i for i, clip in enumerate(clips) if clip], dtype=np.int64)
+    uids[at] = hash_rng.hash64(uids[at], hash_rng.text_words([clips[i] for i in at.tolist()]))
+    return uids
 
 
 def _refuse_collision(uid: NDArray[np.uint64], entries: list[SourceFile]) -> None:
@@ -301,6 +341,8 @@ def scan_sources(
         on_progress: Called a few times a second and once at the end, if any file must be examined.
     """
     _check_names(sources)
+    if any(source.cut.startswith(clip_ranges.SCENES) for source in sources):
+        scenes.require()
     listings = [
         list_folder(source.name, source.root.resolve()) if source.list_file is None else lists.read(source)
         for source in sources
@@ -309,7 +351,7 @@ def scan_sources(
         catalog = Catalog.open_or_new(catalog_path)
         update = Update(catalog)
         pairs = zip(sources, listings, strict=True)
-        listed = [update.compare(source.name, source.root.resolve(), listing) for source, listing in pairs]
+        listed = [update.compare(source.name, source.root.resolve(), files, source.cut) for source, files in pairs]
         _examine_all(update, listed, workers, on_progress)
         retired = update.retired([source.name for source in sources])
         if update.new or update.changed or len(retired):
@@ -345,7 +387,12 @@ def _examine_all(
     update: Update, listed: Sequence[Listed], workers: int, on_progress: Callable[[ScanProgress], None] | None
 ) -> None:
     to_apply, to_examine = itertools.tee(task for files in listed for task in update.tasks(files))
-    processes = sum(int(files.open.sum()) for files in listed) >= PROCESSES_FROM
+    cuts_scenes = any(
+        files.files.entries[i].cut.startswith(clip_ranges.SCENES)
+        for files in listed
+        for i in np.flatnonzero(files.open)
+    )
+    processes = cuts_scenes or sum(int(files.open.sum()) for files in listed) >= PROCESSES_FROM
     looks = (task.look for task in to_examine)
     findings = probe_pool.map_ordered(examine, looks, workers=workers, processes=processes, crashed=crashed)
     total, reported = sum(int(files.look.sum()) for files in listed), time.monotonic()

@@ -30,7 +30,7 @@ from reelworks.catalog.rows import SCHEMA, SCORE, CatalogRows
 from reelworks.core import files, storage
 from reelworks.core.errors import UserError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 _RETIRED_SCHEMA = pa.schema([pa.field("ordinal", pa.int64(), nullable=False)])
 
 

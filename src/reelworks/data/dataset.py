@@ -18,7 +18,7 @@ from reelworks.buckets.table import BucketTable
 from reelworks.catalog import companions
 from reelworks.catalog.companions import Found
 from reelworks.catalog.config import DatasetConfig, Source
-from reelworks.catalog.rows import CatalogRows
+from reelworks.catalog.rows import CatalogRows, as_numpy
 from reelworks.catalog.store import Catalog
 from reelworks.core import digests
 from reelworks.core.errors import UserError
@@ -39,8 +39,8 @@ I64 = NDArray[np.int64]
 _MOST = 1 << 30  # more clips and repeats would not fit into memory
 # Only the buckets that result from these are digested.
 _BUCKET_SEARCH = {"entries", "max_tokens", "max_batch_size"}
-# Clips that lack a companion are covered by the catalog's digest.
-_NOT_OF_A_PLAN = {"path", "root", "caption", *companions.KINDS}
+# Clips that lack a companion, and how videos are cut, are covered by the catalog's digest.
+_NOT_OF_A_PLAN = {"path", "root", "caption", "clip_seconds", "scene_cuts", *companions.KINDS}
 
 
 @dataclass(frozen=True)
@@ -309,7 +309,7 @@ def group_keys(rows: CatalogRows, by: Literal["file", "folder"]) -> NDArray[np.u
         folder = pc.replace_substring_regex(rows.path, pattern=r"/?[^/]*$", replacement="").dictionary_encode()
         return hash64(_hashes(rows.dataset), _hashes(folder))
     groups = rows.uid.copy()
-    shared = np.flatnonzero(pc.not_equal(rows.group, rows.path))
+    shared = np.flatnonzero(rows.is_range | as_numpy(pc.not_equal(rows.group, rows.path)))
     groups[shared] = _hashes(rows.group.take(pa.array(shared)).dictionary_encode())
     return groups
 

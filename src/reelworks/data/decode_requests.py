@@ -39,6 +39,8 @@ def decode_requests(
             first_frame_draw=float(first[i]),
             crop_draw=(float(down[i]), float(across[i])),
             short_clips=config.short_clips,
+            first_frame=int(r.first_frame[row]),
+            num_frames=int(r.num_frames[row]) if r.is_range[row] else None,
             measures=Shape(int(r.num_frames[row]), int(r.height[row]), int(r.width[row])) if data.companions else None,
         )
         for i, row in enumerate(rows.tolist())

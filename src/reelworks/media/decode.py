@@ -111,6 +111,8 @@ class Request:
     # frames and region; None for the file's own. A companion picture is used for every frame.
     measures: Shape | None = None
     nearest: bool = False  # whether to resize by nearest neighbour, without interpolation
+    first_frame: int = 0  # number in its file of the clip's first frame
+    num_frames: int | None = None  # frames of a clip that is a range of its file; None for a whole file
 
     def cover(self, height: int, width: int) -> tuple[int, int]:
         """Return the size to which a file of this size is resized before the crop."""
@@ -176,10 +178,14 @@ def _load_video(request: Request) -> Frames:
             raise MediaError("the file has no frames")
         timed = None not in times  # otherwise frames are identified by their number
         in_order = sorted(times) if timed else range(len(times))
-        count = len(times) if request.measures is None else request.measures.num_frames
+        whole = len(times) if request.measures is None else request.measures.num_frames
+        count = whole if request.num_frames is None else request.num_frames
         indices = frame_indices(count, shape.num_frames, request.step, request.first_frame_draw, request.short_clips)
+        indices += request.first_frame
         if indices[-1] >= len(times):
             raise MediaError(f"the file has {len(times)} frames, {int(indices[-1]) + 1} are needed")
+        if request.num_frames is not None and indices.max() >= request.first_frame + request.num_frames:
+            raise MediaError(f"the clip has {request.num_frames} frames, the bucket takes more")
         keys = [in_order[i] for i in indices]
         needed, converted = set(keys), {}
         if timed:

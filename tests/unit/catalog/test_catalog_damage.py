@@ -22,7 +22,7 @@ from reelworks.core.errors import UserError
 ROW = {
     "dataset": "d", "root": "/data", "kind": "video", "size_bytes": 1000, "mtime_ns": 0, "fingerprint": "f",
     "num_frames": 48, "height": 480, "width": 640, "fps": 24.0, "duration_seconds": 2.0, "codec": "h264",
-    "pixel_format": "yuv420p", "bit_depth": 8, "rotation": 0, "variable_fps": False, "has_alpha": False,
+    "pixel_format": "yuv420p", "bit_depth": 8, "rotation": 0, "variable_fps": False, "has_alpha": False, "first_frame": 0, "cut": "",
     "caption": "a shot", "error": None, "ordinal": 0,
 }  # fmt: skip
 
@@ -222,9 +222,9 @@ def test_a_damaged_index_is_refused(catalog: Path, text: str) -> None:
 
 
 def test_a_newer_format_asks_for_an_update(catalog: Path) -> None:
-    document = json.loads((catalog / "catalog.json").read_text()) | {"format": 2}
+    document = json.loads((catalog / "catalog.json").read_text()) | {"format": 3}
     (catalog / "catalog.json").write_text(json.dumps(document))
-    with pytest.raises(UserError, match=r"format 2, this version reads up to 1\n  remedy: update Reelworks"):
+    with pytest.raises(UserError, match=r"format 3, this version reads up to 2\n  remedy: update Reelworks"):
         Catalog.open(catalog)
 
 

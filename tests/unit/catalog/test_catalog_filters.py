@@ -37,6 +37,8 @@ _PLAIN: dict[str, Any] = {
     "rotation": 0,
     "variable_fps": False,
     "has_alpha": False,
+    "first_frame": 0,
+    "cut": "",
     "caption": "a cat",
     "error": None,
 }

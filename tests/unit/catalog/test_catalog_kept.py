@@ -22,7 +22,7 @@ from reelworks.core.errors import UserError
 ROW = {
     "dataset": "d", "root": "/data", "kind": "video", "size_bytes": 1000, "mtime_ns": 0, "num_frames": 48,
     "height": 480, "width": 640, "fps": 24.0, "duration_seconds": 2.0, "codec": "h264", "pixel_format": "yuv420p",
-    "bit_depth": 8, "rotation": 0, "variable_fps": False, "has_alpha": False, "caption": "a shot", "error": None,
+    "bit_depth": 8, "rotation": 0, "variable_fps": False, "has_alpha": False, "first_frame": 0, "cut": "", "caption": "a shot", "error": None,
     "ordinal": 0,
 }  # fmt: skip
 
