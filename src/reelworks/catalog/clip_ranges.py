@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
+from fractions import Fraction
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -141,6 +142,6 @@ def _measured(times: FrameTimes, start: int, end: int) -> ClipRange:
     if not times.timed:
         fps = float(times.declared_fps or 0)
         return ClipRange(start, end - start, fps, (end - start) / fps if fps else 0.0, False)
-    tick = probe.Fraction(times.tick_seconds).limit_denominator(10**9)
+    tick = Fraction(times.tick_seconds).limit_denominator(10**9)
     measures = probe.measure(end - start, times.ticks[start:end].tolist(), last, tick, times.declared_fps)
     return ClipRange(start, end - start, *measures)

@@ -24,7 +24,8 @@ class FrameTimes(NamedTuple):
     @property
     def seconds(self) -> NDArray[np.float64]:
         """Seconds from the first frame to each frame."""
-        return (self.ticks - self.ticks[0]) * self.tick_seconds
+        seconds: NDArray[np.float64] = (self.ticks - self.ticks[0]) * self.tick_seconds
+        return seconds
 
     def end_seconds(self) -> float:
         """Return the end of the last frame, which lasts as long as the one before."""

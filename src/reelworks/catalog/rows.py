@@ -7,6 +7,7 @@ its own, which only parts written since the list had it contain.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -60,6 +61,25 @@ SCHEMA = pa.schema(
     ]
 )
 SCORE = "score:"  # prefix of score columns, so that a score cannot replace a measure
+
+
+_RANGE_OF_LABEL = re.compile(r"\[\d+:\d+\]$")
+LABEL_COLUMNS = ("dataset", "path", "cut", "first_frame", "num_frames")
+
+
+def labels(table: pa.Table) -> list[str]:
+    """Return the labels (`CatalogRows.label`) of rows, given as a table of `LABEL_COLUMNS`."""
+    dataset, path = (table.column(name).cast(_TEXT) for name in LABEL_COLUMNS[:2])
+    result = pc.binary_join_element_wise(dataset, path, pa.scalar("/", _TEXT)).to_pylist()
+    first, count = (as_numpy(table.column(name)) for name in LABEL_COLUMNS[3:])
+    for i in np.flatnonzero(as_numpy(pc.not_equal(table.column("cut").cast(pa.string()), ""))).tolist():
+        result[i] += f"[{first[i]}:{first[i] + count[i]}]"
+    return list(result)
+
+
+def without_range(label: str) -> str:
+    """Return the "dataset/path" of a label, which names all ranges of the file."""
+    return _RANGE_OF_LABEL.sub("", label)
 
 
 def schema(scores: Iterable[str]) -> Any:

@@ -79,7 +79,8 @@ def _batches(path: Path) -> Iterator[NDArray[np.uint8]]:
     batch: list[NDArray[np.uint8]] = []
     with probe.video(path) as container:
         for frame in container.decode(probe.stream(container)):
-            batch.append(frame.reformat(width=_SIZE[1], height=_SIZE[0], format="rgb24").to_ndarray())
+            small: Any = frame.reformat(width=_SIZE[1], height=_SIZE[0], format="rgb24")
+            batch.append(small.to_ndarray())
             if len(batch) == _JUDGED:
                 yield np.stack(batch)
                 batch = []

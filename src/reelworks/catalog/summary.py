@@ -79,7 +79,7 @@ def _size_bytes(rows: CatalogRows) -> int:
     size_of = dict(
         zip(zip(*(texts.to_pylist() for texts in files), strict=True), rows.size_bytes[ranged].tolist(), strict=True)
     )
-    return size + sum(size_of.values())
+    return int(size + sum(size_of.values()))
 
 
 def _score(score: NDArray[np.float64]) -> Histogram:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +16,11 @@ from reelworks.catalog import filter_expression, filters, template
 from reelworks.catalog.companions import Found, Problem
 from reelworks.catalog.config import DatasetConfig
 from reelworks.catalog.filter_expression import NUMBERS
-from reelworks.catalog.rows import CatalogRows
+from reelworks.catalog.rows import CatalogRows, without_range
 from reelworks.core import digests
 from reelworks.core.errors import UserError
 
 Mask = NDArray[np.bool_]
-_RANGE = re.compile(r"\[\d+:\d+\]$")  # of a label
 
 
 def exclusion_reasons(
@@ -95,7 +93,7 @@ def _rows_by_name(rows: CatalogRows, clips: set[str]) -> dict[str, list[int]]:
     # Compare the paths alone: joining millions of them with their datasets would copy them all.
     for dataset in set(rows.dataset.dictionary.to_pylist()):
         below = [clip.removeprefix(f"{dataset}/") for clip in clips if clip.startswith(f"{dataset}/")]
-        below += [_RANGE.sub("", path) for path in below]
+        below += [without_range(path) for path in below]
         if not below:
             continue
         inside = pc.is_in(rows.path, value_set=pa.array(below, type=rows.path.type))
