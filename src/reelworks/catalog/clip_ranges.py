@@ -85,8 +85,7 @@ def find(path: Path, cut: str, clip: str) -> tuple[ClipRange, ...]:
     """Return the clips of a video: the one with the text `clip`, or else all; raise `ProbeError` if it has no such."""
     if kind_of(path.name) != "video":
         raise ProbeError("a picture has no range of frames")
-    status = path.stat()
-    times = _times(str(path), status.st_size, status.st_mtime_ns)
+    times = frame_times_of(path)
     if clip:
         return (_measured(times, *_listed(times, clip)),)
     *found, length = ["", *cut.split()] if not cut.endswith(SCENES) else [cut, ""]
@@ -94,6 +93,12 @@ def find(path: Path, cut: str, clip: str) -> tuple[ClipRange, ...]:
     if length:
         ranges = [piece for start, end in ranges for piece in pieces(times, start, end, float(length.rstrip("s")))]
     return tuple(_measured(times, start, end) for start, end in ranges)
+
+
+def frame_times_of(path: Path) -> FrameTimes:
+    """Read the frame times of a file; those of the last files are remembered."""
+    status = path.stat()
+    return _times(str(path), status.st_size, status.st_mtime_ns)
 
 
 @lru_cache(maxsize=2)  # rows of a list often name one file after another

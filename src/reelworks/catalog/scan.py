@@ -12,17 +12,19 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from reelworks.catalog import clip_ranges, listing, lists, probe, probe_pool, scenes
+from reelworks.catalog import clip_ranges, frame_index, listing, lists, probe, probe_pool, scenes
 from reelworks.catalog.clip_ranges import ClipRange
 from reelworks.catalog.config import Source
+from reelworks.catalog.frame_index import Packed
 from reelworks.catalog.listing import Listing, SourceFile, list_folder
 from reelworks.catalog.probe import kind_of
 from reelworks.catalog.rows import SCORE, as_numpy, schema
@@ -30,6 +32,8 @@ from reelworks.catalog.store import Catalog
 from reelworks.core import digests, hash_rng
 from reelworks.core.errors import UserError
 from reelworks.run import lock
+
+T = TypeVar("T")
 
 
 class Look(NamedTuple):
@@ -51,6 +55,7 @@ class Finding(NamedTuple):
     fingerprint: str | None  # fingerprint of the content; None if the file was not opened, "" if it could not be read
     probe: probe.Probe | None = None  # measures; None if the content is known, or after an error
     error: str | None = None  # why the file cannot be trained on; only for files that were opened
+    times: Packed | None = None  # frame times of a long video
     clips: tuple[ClipRange, ...] = ()  # ranges that are clips of their own; none for a whole file
 
 
@@ -61,17 +66,34 @@ def examine(order: Look) -> Finding:
     path = Path(order.file)
     try:
         caption = listing.read(path) if order.captioned else None
-        fingerprint = digests.fingerprint_file(path) if order.open else None
+        fingerprint = _of_file(digests.fingerprint_file, order) if order.open else None
     except OSError as error:
         return Finding(None, "", error=f"cannot be read: {error.strerror}")
     if fingerprint is None or fingerprint == order.known:
         return Finding(caption, fingerprint)
     try:
-        if order.cut:
-            return Finding(caption, fingerprint, probe.probe(path), clips=clip_ranges.find(path, order.cut, order.clip))
-        return Finding(caption, fingerprint, probe.probe(path))
+        measured = _of_file(probe.probe, order)
+        long = measured.duration_seconds >= frame_index.FROM_SECONDS
+        times = frame_index.pack(clip_ranges.frame_times_of(path)) if long else None
+        clips = clip_ranges.find(path, order.cut, order.clip) if order.cut else ()
+        return Finding(caption, fingerprint, measured, times=times, clips=clips)
     except probe.ProbeError as error:
         return Finding(caption, fingerprint, error=str(error))
+
+
+def _of_file(measure: Callable[[Path], T], order: Look) -> T:
+    """Measure the file of an order; of a list's ranges of one file, which follow each other, only the first does it."""
+    path = Path(order.file)
+    if not order.clip:
+        return measure(path)
+    status = path.stat()
+    result: T = _remembered(measure, path, status.st_size, status.st_mtime_ns)
+    return result
+
+
+@lru_cache(maxsize=4)
+def _remembered(measure: Callable[[Path], Any], path: Path, size_bytes: int, mtime_ns: int) -> Any:
+    return measure(path)
 
 
 def crashed(order: Look) -> Finding:
@@ -110,12 +132,14 @@ class Update:
         catalog: The catalog before the update.
         new, changed, unchanged: Number of files without a live row, with an outdated and with a valid one.
         bad_files: Path and reason of each file that cannot be trained on.
+        frame_times: Frame times of long videos by fingerprint.
     """
 
     def __init__(self, catalog: Catalog) -> None:
         self.catalog = catalog
         self.new = self.changed = self.unchanged = 0
         self.bad_files: list[tuple[str, str]] = []
+        self.frame_times: dict[str, Packed] = {}
         self._live = catalog.live()
         self._scores: dict[str, None] = dict.fromkeys(self._live.scores)  # an ordered set of names
         self._listed = np.zeros(len(self._live), dtype=np.bool_)
@@ -193,6 +217,8 @@ class Update:
         error = finding.error if measured else self._live.error[position].as_py()
         if error is not None:
             self.bad_files.append((look.file, error))
+        if finding.times is not None and finding.fingerprint:
+            self.frame_times[finding.fingerprint] = finding.times
         values: dict[str, Any] = {
             "root": listed.root,
             "fingerprint": look.known if finding.fingerprint is None else finding.fingerprint,
@@ -353,6 +379,7 @@ def scan_sources(
         pairs = zip(sources, listings, strict=True)
         listed = [update.compare(source.name, source.root.resolve(), files, source.cut) for source, files in pairs]
         _examine_all(update, listed, workers, on_progress)
+        frame_index.write(catalog_path, update.frame_times)
         retired = update.retired([source.name for source in sources])
         if update.new or update.changed or len(retired):
             named = [{"name": source.name, "root": str(source.root.resolve())} for source in sources]

@@ -18,6 +18,7 @@ from reelworks.buckets.table import BucketTable
 from reelworks.catalog import companions
 from reelworks.catalog.companions import Found
 from reelworks.catalog.config import DatasetConfig, Source
+from reelworks.catalog.frame_index import FrameIndex
 from reelworks.catalog.rows import CatalogRows, as_numpy
 from reelworks.catalog.store import Catalog
 from reelworks.core import digests
@@ -118,6 +119,11 @@ class Dataset:
         rows = np.full(int(self.rows.ordinal.max(initial=-1)) + 1, -1, dtype=np.int64)
         rows[self.rows.ordinal] = np.arange(len(self.rows))
         return rows
+
+    @cached_property
+    def frame_index(self) -> FrameIndex:
+        """Frame times of long videos."""
+        return FrameIndex(self.catalog.path)
 
     @cached_property
     def exclude_list(self) -> ExcludeList:

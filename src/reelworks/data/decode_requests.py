@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from reelworks.catalog import template
+from reelworks.catalog import frame_index, template
 from reelworks.catalog.companions import Found
 from reelworks.catalog.filter_expression import NUMBERS
 from reelworks.catalog.rows import CatalogRows
@@ -18,7 +18,7 @@ from reelworks.core.hash_rng import Purpose
 from reelworks.core.shape import Shape
 from reelworks.data.dataset import Dataset
 from reelworks.media import decode
-from reelworks.media.decode import Request
+from reelworks.media.decode import MediaError, Request
 
 
 def decode_requests(
@@ -30,7 +30,7 @@ def decode_requests(
     """
     config, shape, r = data.spec.data, data.table.buckets[bucket].shape, data.rows
     first, down, across = _draws(data, r.uid[rows], copies, epoch)
-    return [
+    requests = [
         Request(
             path=r.file(row),
             is_image=bool(r.is_image[row]),
@@ -45,6 +45,19 @@ def decode_requests(
         )
         for i, row in enumerate(rows.tolist())
     ]
+    return [_with_spot(data, row, request) for row, request in zip(rows.tolist(), requests, strict=True)]
+
+
+def _with_spot(data: Dataset, row: int, request: Request) -> Request:
+    """Add the place of the frames of a long video, if the catalog knows its frame times."""
+    r = data.rows
+    if not (r.is_range[row] or r.duration_seconds[row] >= frame_index.FROM_SECONDS):
+        return request
+    times = data.frame_index.get(r.fingerprint[row].as_py())
+    try:
+        return request if times is None else replace(request, spot=decode.spot(request, times))
+    except MediaError:
+        return request  # decoding reports it
 
 
 def companion_requests(
@@ -65,7 +78,9 @@ def _of_companion(companions: Found, row: int, own: Request) -> Request | None:
     if at < 0:
         return None
     is_image = companions.rows.kind[at].as_py() == "image"
-    return replace(own, path=companions.rows.file(at), is_image=is_image, nearest=companions.kind == "loss_mask")
+    return replace(
+        own, path=companions.rows.file(at), is_image=is_image, nearest=companions.kind == "loss_mask", spot=None
+    )
 
 
 def _draws(

@@ -5,14 +5,15 @@ from __future__ import annotations
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from av.video.reformatter import Interpolation
 from numpy.typing import NDArray
 from PIL import Image
 
-from reelworks.catalog import probe
+from reelworks.catalog import frame_times, probe
+from reelworks.catalog.frame_times import FrameTimes
 from reelworks.core import retry
 from reelworks.core.shape import Shape
 from reelworks.core.worker_pool import WorkerDied, WorkerHung, WorkerPool
@@ -95,6 +96,13 @@ class MediaError(Exception):
     """A file cannot provide the requested frames; the message is the reason."""
 
 
+class Spot(NamedTuple):
+    """Frames in a file, by their times in ticks."""
+
+    ticks: tuple[int, ...]  # of the frames to return, in their order
+    key_tick: int  # of a frame before them with which a decoder can begin
+
+
 @dataclass(frozen=True)
 class Request:
     """A request to read one clip, with every random choice already drawn."""
@@ -113,6 +121,7 @@ class Request:
     nearest: bool = False  # whether to resize by nearest neighbour, without interpolation
     first_frame: int = 0  # number in its file of the clip's first frame
     num_frames: int | None = None  # frames of a clip that is a range of its file; None for a whole file
+    spot: Spot | None = None  # place of the frames, if the catalog knows it; otherwise all packets are read to find it
 
     def cover(self, height: int, width: int) -> tuple[int, int]:
         """Return the size to which a file of this size is resized before the crop."""
@@ -168,35 +177,44 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     return image.convert("RGB")
 
 
+def spot(request: Request, times: FrameTimes) -> Spot:
+    """Find the frames of a request in a file with these frame times; raise `MediaError` if it has too few."""
+    total, wanted = len(times.ticks), request.shape.num_frames
+    whole = total if request.measures is None else request.measures.num_frames
+    count = whole if request.num_frames is None else request.num_frames
+    indices = frame_indices(count, wanted, request.step, request.first_frame_draw, request.short_clips)
+    if request.num_frames is not None and indices.max() >= count:
+        raise MediaError(f"the clip has {count} frames, {int(indices.max()) + 1} are needed")
+    indices += request.first_frame
+    if indices.max() >= total:
+        raise MediaError(f"the file has {total} frames, {int(indices.max()) + 1} are needed")
+    before = times.keys[times.keys <= indices[0]]
+    return Spot(tuple(times.ticks[indices].tolist()), int(times.ticks[before[-1] if len(before) else indices[0]]))
+
+
 def _load_video(request: Request) -> Frames:
-    shape = request.shape
+    if request.spot is not None:
+        with probe.video(request.path) as container:
+            converted = _seek(container, request.spot, request)
+        if len(converted) == len(set(request.spot.ticks)):
+            return np.stack([converted[tick] for tick in request.spot.ticks])
     with probe.video(request.path) as container:
-        stream = probe.stream(container)
-        # Packets alone tell the time of each frame exactly, for variable rates too.
-        times: list[Any] = [packet.pts for packet in container.demux(stream) if packet.size and not packet.is_discard]
-        if not times:
-            raise MediaError("the file has no frames")
-        timed = None not in times  # otherwise frames are identified by their number
-        in_order = sorted(times) if timed else range(len(times))
-        whole = len(times) if request.measures is None else request.measures.num_frames
-        count = whole if request.num_frames is None else request.num_frames
-        indices = frame_indices(count, shape.num_frames, request.step, request.first_frame_draw, request.short_clips)
-        indices += request.first_frame
-        if indices[-1] >= len(times):
-            raise MediaError(f"the file has {len(times)} frames, {int(indices[-1]) + 1} are needed")
-        if request.num_frames is not None and indices.max() >= request.first_frame + request.num_frames:
-            raise MediaError(f"the clip has {request.num_frames} frames, the bucket takes more")
-        keys = [in_order[i] for i in indices]
-        needed, converted = set(keys), {}
-        if timed:
-            container.seek(keys[0], stream=stream, backward=True)
-            converted = _collect(container, timed, needed, request)
+        times = frame_times.of_stream(container, probe.stream(container))
+        found = spot(request, times)
+        needed = set(found.ticks)
+        converted = _seek(container, found, request) if times.timed else {}
     if len(converted) < len(needed):  # AVI files and raw streams may seek past the needed key frame
         with probe.video(request.path) as container:
-            converted = _collect(container, timed, needed, request)
+            converted = _collect(container, times.timed, needed, request)
     if missing := len(needed) - len(converted):
         raise MediaError(f"{missing} of {len(needed)} frames could not be decoded")
-    return np.stack([converted[key] for key in keys])
+    return np.stack([converted[tick] for tick in found.ticks])
+
+
+def _seek(container: Any, place: Spot, request: Request) -> dict[int, Frames]:
+    """Convert the frames from the key frame before them on, as far as the container finds that."""
+    container.seek(place.key_tick, stream=probe.stream(container), backward=True)
+    return _collect(container, True, set(place.ticks), request)
 
 
 def _collect(container: Any, timed: bool, keys: set[int], request: Request) -> dict[int, Frames]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +13,22 @@ import av
 import media_makers as media
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reelworks.catalog import clip_ranges, frame_times, scenes
+from reelworks.buckets.table import BucketEntry, BucketTable
+from reelworks.catalog import clip_ranges, frame_times, probe, scenes
 from reelworks.catalog.config import DatasetConfig, Source
+from reelworks.catalog.frame_index import FrameIndex
 from reelworks.catalog.frame_times import FrameTimes
 from reelworks.catalog.rows import CatalogRows
 from reelworks.catalog.scan import ScanResult, scan_sources
 from reelworks.catalog.store import Catalog
 from reelworks.core.errors import UserError
-from reelworks.core.shape import Shape
+from reelworks.core.shape import Geometry, Shape
+from reelworks.data import decode_requests
+from reelworks.data.dataset import Dataset
+from reelworks.media import decode
 from reelworks.media.decode import MediaError, Request, load
 
 FRAMES = 36
@@ -170,6 +176,19 @@ def test_a_list_gives_ranges_with_captions_of_their_own(footage: Path, tmp_path:
     assert sorted(rows.caption.to_pylist()) == ["across", "renamed", "rest"]
 
 
+def test_a_file_is_opened_once_for_all_ranges_of_a_list(
+    footage: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = shutil.copytree(footage, tmp_path / "films")
+    probed: list[Path] = []
+    measure = probe.probe
+    monkeypatch.setattr(probe, "probe", lambda path: probed.append(path) or measure(path))
+    _, rows = listed(folder, [{"path": "vp9.webm", "start_frame": i, "end_frame": i + 9} for i in range(20)])
+    assert len(rows) == 20
+    assert len(set(rows.fingerprint.to_pylist())) == 1
+    assert probed == [folder / "vp9.webm"]
+
+
 def test_a_list_may_give_seconds(footage: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(footage, tmp_path / "films")
     _, rows = listed(
@@ -213,6 +232,7 @@ def test_a_list_of_ranges_is_not_cut_again(footage: Path, tmp_path: Path) -> Non
     assert error.value.code == "ranges-given-twice"
 
 
+@settings(max_examples=50)
 @given(steps=st.lists(st.integers(1, 200), min_size=1, max_size=60), seconds=st.floats(0.01, 20.0), data=st.data())
 def test_pieces_cover_every_frame_once(steps: list[int], seconds: float, data: st.DataObject) -> None:
     ticks = np.cumsum([0, *steps])
@@ -286,3 +306,62 @@ def test_a_source_without_settings_is_whole() -> None:
     }
     assert cuts == {"", "5.0s", "scenes", "scenes 5.0s"}
     assert Source.from_path("a").cut == ""
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A video of 70 seconds at two frames a second, with a key frame every 20."""
+    folder = tmp_path_factory.mktemp("long") / "films"
+    folder.mkdir()
+    frames = (np.full((32, 32, 3), 20 + i, np.uint8) for i in range(140))
+    media.write(folder / "long.mp4", frames, rate=2, options={"g": "20", "bf": "2"})
+    (folder / "long.txt").write_text("a film")
+    return folder
+
+
+def test_frames_of_long_videos_are_found_without_reading_the_file(long: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, rows = scanned(long, clip_seconds=30.0)
+    index = FrameIndex(long.parent / "catalog")
+    times, read = index.get(rows.fingerprint[0].as_py()), frame_times.read(long / "long.mp4")
+    assert times is not None
+    assert np.array_equal(times.ticks, read.ticks)
+    assert np.array_equal(times.keys, read.keys)
+    assert index.get("another file") is None
+
+    requests = [
+        Request(
+            long / "long.mp4",
+            False,
+            Shape(9, 32, 32),
+            step=step,
+            first_frame_draw=draw,
+            first_frame=first,
+            num_frames=60,
+        )
+        for first in (0, 60, 79)
+        for step, draw in ((1.0, 0.0), (2.5, 0.7), (1.0, 0.99))
+    ]
+    expected = [load(request) for request in requests]
+    placed = [replace(request, spot=decode.spot(request, times)) for request in requests]
+    with monkeypatch.context() as patch:
+        patch.setattr(frame_times, "of_stream", None)  # to read all packets would fail
+        assert all(np.array_equal(load(request), frames) for request, frames in zip(placed, expected, strict=True))
+    elsewhere = replace(placed[0], spot=decode.Spot(tuple(tick + 1 for tick in placed[0].spot.ticks), 0))
+    assert np.array_equal(load(elsewhere), expected[0]), "frames that are not where the index says are looked for"
+
+
+def test_requests_of_long_videos_have_their_place(long: Path) -> None:
+    catalog = Catalog.scan(str(long), to=long.parent / "of-dataset")
+    table = BucketTable.from_entries(
+        [BucketEntry("32px", num_frames=[9], batch_size=[1])], geometry=Geometry((1, 8, 8), (1, 1, 1))
+    )
+    data = Dataset(catalog, table)
+    (request,) = decode_requests.decode_requests(data, np.zeros(1, np.int64), np.zeros(1, np.int64), 0, epoch=0)
+    assert request.spot is not None
+    assert np.array_equal(load(request), load(replace(request, spot=None)))
+    for file in (long.parent / "of-dataset").glob("times-*.parquet"):
+        file.write_bytes(b"damaged")
+    (request,) = decode_requests.decode_requests(
+        Dataset(catalog, table), np.zeros(1, np.int64), np.zeros(1, np.int64), 0, epoch=0
+    )
+    assert request.spot is None
