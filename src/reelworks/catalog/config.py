@@ -150,7 +150,7 @@ class DatasetConfig(Config):
 
     @property
     def cut(self) -> str:
-        """How videos are cut into clips: "", "scenes", "5s" or "scenes 5s"."""
+        """The cut of videos into clips: "", "scenes", "5.0s" or "scenes 5.0s"."""
         length = f"{self.clip_seconds!r}s" if self.clip_seconds is not None else ""
         return f"{'scenes' * self.scene_cuts} {length}".strip()
 
