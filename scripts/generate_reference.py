@@ -14,7 +14,7 @@ import types
 import typing
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Union
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Union
 
 import cli_page
 import errors_page
@@ -246,9 +246,12 @@ def _default(name: str, field: FieldInfo) -> str:
 
 
 def _type(field: FieldInfo) -> str:
-    limits = ", ".join(f"{_SIGNS[type(m)]} {_limit(m)}" for m in field.metadata if type(m) in _SIGNS)
     words, *others = _type_words(field.annotation).split(" or ")
-    return " or ".join([f"{words} {limits}".strip(), *others])
+    return " or ".join([f"{words} {_limits(field)}".strip(), *others])
+
+
+def _limits(field: FieldInfo) -> str:
+    return ", ".join(f"{_SIGNS[type(m)]} {_limit(m)}" for m in field.metadata if type(m) in _SIGNS)
 
 
 def _limit(bound: Ge | Gt | Le | Lt) -> str:
@@ -262,6 +265,8 @@ def _type_words(annotation: Any) -> str:
         return ", ".join(f"`{json.dumps(value)}`" for value in args)
     if origin in (Union, types.UnionType):
         return " or ".join(dict.fromkeys(_type_words(inner) for inner in args))
+    if origin is Annotated:
+        return f"{_type_words(args[0])} {_limits(args[1])}"
     if annotation is types.NoneType:
         return f'`"{toml_none.WORD}"`'
     if origin in (list, tuple):

@@ -28,9 +28,10 @@ Each row is a family, with the names that `model.name` takes. All of them pass t
 learning one clip by heart. What the table says was found by running them. *Is shown* says what a network sees of a
 clip beside its noise: a `control` or a `source` of the `[[dataset]]`, without brackets where it cannot do without; or
 the clip's own first frame, and what an image encoder (`model.image_encoder`) says of it. All take a `loss_mask`.
+*Frames per second* is the published rate, which `data.fps = "model"` stands for.
 
-| names | parameters | trains on | is told given frames | is shown | takes a summary of the caption | takes the guidance scale | empty caption |
-|---|---|---|---|---|---|---|---|"""
+| names | parameters | trains on | frames per second | is told given frames | is shown | takes a summary of the caption | takes the guidance scale | empty caption |
+|---|---|---|---|---|---|---|---|---|"""
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,7 @@ def page() -> str:
             _listed(presets),
             ", ".join(_shown(parameters(preset)) for preset in presets if preset not in contract.FAMILIES),
             "clips and pictures" if found.clips else "pictures",
+            _rates(presets) if found.clips else "",
             _which(presets, [p for p in presets if wants[p].frames and found.given_frames]),
             _beside(presets, wants, found.shown),
             "yes" if found.pooled_text else "no",
@@ -94,6 +96,16 @@ def page() -> str:
         )
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join([_PAGE_HEAD, *rows, ""])
+
+
+def _rates(presets: list[str]) -> str:
+    """Say at which frame rates the presets were trained."""
+    by_rate: dict[float | None, list[str]] = {}
+    for preset in presets:
+        by_rate.setdefault(registry.PRESETS[preset].fps, []).append(preset)
+    if list(by_rate) == [None]:
+        return "those of the clips"
+    return ", ".join(f"{rate:g}" + f" ({_listed(p)})" * (len(by_rate) > 1) for rate, p in by_rate.items())
 
 
 def parameters(preset: str) -> int:

@@ -57,6 +57,18 @@ def make(*arguments: str, model: str = "wan-tiny"):
     return recipe_file.load(Path(told["recipe"])), told
 
 
+def test_clips_are_read_at_the_rate_of_a_model_that_has_one() -> None:
+    found = FolderSurvey(np.zeros((0, 2), np.int64), np.array([[20, 64, 64], [40, 64, 64]]), showings=2)
+    dataset = DatasetConfig(path="clips")
+    rates = {
+        model: [line.value for line in quickstart.lora_table(model, [dataset], found) if line.key == "fps"]
+        for model in ("wan-tiny", "ltx-tiny", "stdit3-tiny")
+    }
+    assert rates == {"wan-tiny": ["model"], "ltx-tiny": ["model"], "stdit3-tiny": []}
+    text = toml_writer.write("", quickstart.lora_table("wan-tiny", [dataset], found))
+    assert recipe_file.parse({"output": "runs/a"} | tomllib.loads(text)).data.fps == 16.0
+
+
 def test_train_writes_a_recipe_trains_it_and_resumes_by_the_same_command():
     """One command from pictures to a LoRA; once more goes on, and leaves the recipe as a person edited it."""
     pictures("mug", caption=None)

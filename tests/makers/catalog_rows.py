@@ -41,5 +41,5 @@ def _row(i: int, value: dict[str, Any]) -> dict[str, Any]:
     identity = {"ordinal": i, "uid": 1000 + 7919 * i, "path": path, "group": path, "fingerprint": path}
     where = {"dataset": "data", "root": "/data", "size_bytes": 1000, "mtime_ns": 0, "start": -1}
     stream = {"codec": "h264", "pixel_format": "yuv420p", "bit_depth": 8, "rotation": 0}
-    flags = {**PLAIN, "caption": f"shot number {i}", "error": None}
+    flags = {**PLAIN, "first_frame": 0, "cut": "", "caption": f"shot number {i}", "error": None}
     return {**flags, **identity, **where, **stream, **VIDEO, **value}

@@ -139,4 +139,5 @@ def placed(request: Request, source: Shape) -> tuple[int, tuple[int, int, int, i
     shape, box = request.shape, crop_box(request, source)
     indices = decode.frame_indices(source.num_frames, shape.num_frames, request.step, request.first_frame_draw)
     window = (box.top, box.left, shape.height, shape.width)
-    return int(indices[0]), window, Shape(shape.num_frames, box.resized_height, box.resized_width)
+    first = request.first_frame + int(indices[0])
+    return first, window, Shape(shape.num_frames, box.resized_height, box.resized_width)

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from reelworks.buckets.assign import Reason
+from reelworks.catalog import rows
 from reelworks.catalog.store import Catalog
 from reelworks.core.errors import UserError
 from reelworks.schedule.cursor import Aliases
@@ -144,11 +145,8 @@ class Named:
     uids: NDArray[np.uint64]
 
     def paths(self, ordinal: I64) -> list[str]:
-        """Return "dataset/path" of rows."""
-        rows = self.catalog.columns("dataset", "path").take(pa.array(ordinal))
-        dataset = rows.column("dataset").cast(pa.large_string())
-        joined = pc.binary_join_element_wise(dataset, rows.column("path"), pa.scalar("/", pa.large_string()))
-        return list(joined.to_pylist())
+        """Return "dataset/path" of rows, with the frames of ranges."""
+        return rows.labels(self.catalog.columns(*rows.LABEL_COLUMNS).take(pa.array(ordinal)))
 
     def datasets(self, ordinal: I64) -> list[str]:
         """Return the datasets of rows."""
@@ -156,11 +154,17 @@ class Named:
 
     def keys_named(self, clip: str) -> NDArray[np.uint64]:
         """Return the keys of the clips that have, or once had, a path that matches a user's text."""
-        likely = pc.ends_with(self.catalog.columns("path").column("path"), Path(clip).name)
-        rows = np.flatnonzero(likely.to_numpy())
-        named = [o for o, path in zip(rows.tolist(), self.paths(rows), strict=True) if _matches(path, clip)]
+        ends = (pc.ends_with(self.catalog.columns("path").column("path"), Path(end).name) for end in _readings(clip))
+        likely = np.flatnonzero(pc.or_(*ends).to_numpy())
+        labels = zip(likely.tolist(), self.paths(likely), strict=True)
+        named = [o for o, path in labels if any(_matches(one, clip) for one in _readings(path))]
         ordinal = np.array(named, dtype=np.int64)
         return self.aliases.keys(ordinal, self.uids[ordinal])
+
+
+def _readings(label: str) -> tuple[str, str]:
+    """Return the clip and the file that a text may name."""
+    return label, rows.without_range(label)
 
 
 @dataclass(frozen=True)

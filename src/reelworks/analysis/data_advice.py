@@ -18,6 +18,7 @@ from reelworks.catalog import pictures
 from reelworks.catalog.config import DatasetConfig
 from reelworks.catalog.rows import CatalogRows
 from reelworks.catalog.summary import summarise
+from reelworks.core.hash_rng import hash64
 
 FEW_PICTURES = 15  # LoRA guides agree on 15 to 20 pictures of a subject
 MAX_TOKENS = 77  # limit of CLIP's text encoder, the shortest in use
@@ -127,7 +128,9 @@ def _few_pictures(rows: CatalogRows) -> Finding:
 
 def _duplicates(rows: CatalogRows) -> NDArray[np.bool_]:
     where, good = rows.readable.copy(), np.flatnonzero(rows.readable)
-    codes = rows.fingerprint.take(pa.array(good)).dictionary_encode().indices.to_numpy()
+    codes = rows.fingerprint.take(pa.array(good)).dictionary_encode().indices.to_numpy().astype(np.uint64)
+    ranged = rows.is_range[good]  # ranges of one file differ
+    codes[ranged] = hash64(codes[ranged], rows.first_frame[good[ranged]], rows.num_frames[good[ranged]])
     _, first = np.unique(codes, return_index=True)
     where[good[first]] = False
     return where

@@ -31,7 +31,8 @@ def losses(data: RecipeData, plan: EpochPlan) -> dict[str, Any]:
         `crop`: the mean share of the frame's area that is cropped, in total and `by_bucket`, and the `worst` clips.
         `frames`: for videos, the frames `trained` of those available (`there`) at the frame rate of reading, in total
         and `by_bucket`; the number of clips with `less_than_half` of their frames trained, and the `longest` of these.
-        `short_clips`: the number of videos shorter than their bucket. Means and sums count each repeat.
+        `short_clips`: the number of videos shorter than their bucket. `below_rate`: the number of videos with a lower
+        frame rate than `data.fps`, which keep their own. Means and sums count each repeat.
     """
     entries = planned(plan)
     lost = lost_shares(data, entries)
@@ -43,6 +44,7 @@ def losses(data: RecipeData, plan: EpochPlan) -> dict[str, Any]:
         },
         "frames": _frames(data, entries),
         "short_clips": short_clips(data, entries),
+        "below_rate": below_rate(data, entries),
     }
 
 
@@ -50,6 +52,16 @@ def short_clips(data: RecipeData, entries: Samples) -> int:
     """Return the number of videos that are shorter than their bucket."""
     available, wanted = _frames_available(data, entries)
     return int(np.count_nonzero(np.bincount(entries.ordinal[available < wanted])))
+
+
+def below_rate(data: RecipeData, entries: Samples) -> int:
+    """Return the number of videos with a frame rate lower than `data.fps`."""
+    rate, rows = data.spec.data.frame_rate, data.rows
+    if rate is None:
+        return 0
+    row = np.unique(data.rows_at(entries.ordinal))
+    # 1 % is the difference between 24 and 23.976 frames per second, and more.
+    return int(np.count_nonzero(rows.is_video[row] & (rows.fps[row] < 0.99 * rate)))
 
 
 def lost_shares(data: RecipeData, entries: Samples) -> F64:
@@ -83,7 +95,7 @@ def worst(data: RecipeData, entries: Samples, lost: F64, count: int) -> list[dic
 def _frames_available(data: RecipeData, entries: Samples) -> tuple[I64, I64]:
     """Return the frames that each clip has at the frame rate of reading, and those that its bucket takes."""
     rows, row = data.rows, data.rows_at(entries.ordinal)
-    frames = decode.frames_available(rows.num_frames[row], np.maximum(rows.fps[row], 1e-6), data.recipe.data)
+    frames = decode.frames_available(rows.num_frames[row], np.maximum(rows.fps[row], 1e-6), data.spec.data)
     wanted = np.array([bucket.shape.num_frames for bucket in data.table.buckets], dtype=np.int64)
     return np.where(rows.is_image[row], 1, frames), wanted[entries.bucket]
 

@@ -24,12 +24,13 @@ from reelworks.core.errors import UserError
 from reelworks.data import segment_record
 from reelworks.data.plan_cache import Unplanned
 from reelworks.data.segment_record import LABELS
+from reelworks.media import decode
 from reelworks.recipe.dataset import RecipeData
 from reelworks.run import records
 from reelworks.run.folder import RunFolder
 from reelworks.run.records import RecordError
 
-_NAMED = ("dataset", "path", "num_frames", "height", "width", "error")
+_NAMED = ("dataset", "path", "first_frame", "num_frames", "height", "width", "error")
 FILES_NAMED = 1000  # most files listed for each reason
 _WRITERS: dict[str, Callable[[Any, Any], None]] = {".parquet": parquet.write_table, ".csv": csv.write_csv}
 
@@ -112,10 +113,24 @@ def _explain(data: RecipeData, reason: Reason, row: int, nearest: int) -> dict[s
     elif reason == Reason.NO_COMPANION:
         detail = "; ".join(f.explain(rows, row) for f in data.companions.values() if f.problem[row])
     elif reason in (Reason.TOO_SHORT, Reason.TOO_SMALL, Reason.NO_BUCKET):
-        detail = f"{rows.num_frames[row]} frames of {rows.height[row]} × {rows.width[row]}"
+        detail = f"{_frames_text(data, row)} of {rows.height[row]} × {rows.width[row]}"
+        if nearest >= 0 and reason == Reason.TOO_SHORT:
+            detail += f"; needs {data.table.entries[nearest].needed_frames}"
         if nearest >= 0:
             detail += f"; nearest entry: {data.table.entries[nearest]}"
     return {"path": rows.label(row), "detail": detail}
+
+
+def _frames_text(data: RecipeData, row: int) -> str:
+    """Return a clip's number of frames, and after thinning too where some are not read: "40 frames, 26 at 16 fps,"."""
+    rows, config = data.rows, data.spec.data
+    frames, rate = int(rows.num_frames[row]), float(rows.fps[row])
+    text = f"{frames} frames"
+    if not rows.is_video[row] or float(decode.frame_step(rate, config)) == 1:
+        return text
+    read = int(decode.frames_available(np.array(frames), max(rate, 1e-6), config))
+    how = f"at {config.frame_rate:g} fps" if config.frame_rate else f"with frame_interval {config.frame_interval}"
+    return f"{text}, {read} {how},"
 
 
 def _value_text(name: str, value: Any) -> str:
@@ -191,6 +206,7 @@ def _table(
             "dataset": _words(rows.column("dataset")),
             "path": rows.column("path"),
             "reason": pa.array(labels, type=pa.string()).take(pa.array(out.reason)),
+            "first_frame": rows.column("first_frame"),
             "num_frames": rows.column("num_frames"),
             "height": rows.column("height"),
             "width": rows.column("width"),

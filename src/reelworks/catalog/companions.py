@@ -61,7 +61,7 @@ class Found:
             Problem.SEVERAL: "is not the only file of that name",
             Problem.UNREADABLE: f"is unusable: {rows.error[row].as_py()}",
             Problem.CLIP_FOR_PICTURE: "is a video, but the clip is a picture",
-            Problem.SHORTER: f"has {rows.num_frames[row]} frames, the clip {clips.num_frames[index]}",
+            Problem.SHORTER: f"has {rows.num_frames[row]} frames, the clip {clips.first_frame[index] + clips.num_frames[index]}",
             Problem.OTHER_RATE: f"has {rows.fps[row]:g} frames a second, the clip {clips.fps[index]:g}",
             Problem.OTHER_ASPECT: f"is {rows.height[row]} × {rows.width[row]} pixels, "
             f"the clip {clips.height[index]} × {clips.width[index]}",
@@ -139,7 +139,7 @@ def _compare(
     for problem, wrong in (
         (Problem.OTHER_ASPECT, np.abs(np.log(their_aspect / aspect)) > _ASPECT_TOLERANCE),
         (Problem.OTHER_RATE, moves & (np.abs(their_fps - fps) > _RATE_TOLERANCE * fps)),
-        (Problem.SHORTER, moves & (companions.num_frames[row] < clips.num_frames[at])),
+        (Problem.SHORTER, moves & (companions.num_frames[row] < clips.first_frame[at] + clips.num_frames[at])),
         (Problem.CLIP_FOR_PICTURE, moves & clips.is_image[at]),
         (Problem.UNREADABLE, ~companions.readable[row]),
     ):

@@ -33,6 +33,7 @@ class Source:
     list_file: MediaPath | None = None
     url: str | None = None  # address of the folder, if it is not on this machine
     trust_list: bool = False  # whether files are not opened whose measures the list states
+    cut: str = ""  # how videos are cut into clips, as `clip_ranges` reads it; "" leaves them whole
 
     @classmethod
     def from_path(cls, path: str | Path, name: str | None = None, root: str | Path | None = None) -> Source:
@@ -121,6 +122,17 @@ class DatasetConfig(Config):
         default=None,
         description="Folder of loss masks, with names as for control: white areas count in the loss, black ones do "
         "not, grey ones in part. For all models.",
+    )
+    clip_seconds: float | None = Field(
+        default=None,
+        gt=0,
+        description="Cut each video into clips of this length, which are trained like separate files. A rest of less "
+        "than half of it belongs to the clip before. The validation split keeps the clips of a video together.",
+    )
+    scene_cuts: bool = Field(
+        default=False,
+        description="Cut each video into its scenes, which the network TransNet V2 finds during the scan "
+        "(`pip install 'reelworks[scenes]'`); with clip_seconds, scenes are cut further.",
     )
     prior_prediction: bool = Field(
         default=False,
@@ -218,7 +230,14 @@ class DatasetConfig(Config):
     @property
     def place(self) -> Source:
         """Source of the clips: a folder or a list."""
-        return replace(Source.from_path(self.path, self.name, self.root), trust_list=self.trust_list)
+        source = Source.from_path(self.path, self.name, self.root)
+        return replace(source, trust_list=self.trust_list, cut=self.cut)
+
+    @property
+    def cut(self) -> str:
+        """The cut of videos into clips: "", "scenes", "5.0s" or "scenes 5.0s"."""
+        length = f"{self.clip_seconds!r}s" if self.clip_seconds is not None else ""
+        return f"{'scenes' * self.scene_cuts} {length}".strip()
 
     @property
     def companions(self) -> dict[str, str]:

@@ -17,7 +17,7 @@ from reelworks.core.errors import UserError
 KINDS = (*KINDS_OF_FILE, "other")  # a file of another type is never trained
 _NOT_NEGATIVE = (
     *("size_bytes", "num_frames", "height", "width", "fps", "duration_seconds", "bit_depth", "rotation"),
-    *("pixel_aspect_ratio", "hidden_frames"),
+    *("pixel_aspect_ratio", "hidden_frames", "first_frame"),
 )
 _POSITIVE_IF_READABLE = ("num_frames", "height", "width")
 # Training must only open scanned files: no empty or absolute path, and none that leaves the folder.

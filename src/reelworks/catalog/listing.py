@@ -70,6 +70,8 @@ class SourceFile(NamedTuple):
     start: int = -1  # first byte in an archive; -1 for a file of its own
     caption: Range | None = None  # of a member of an archive
     stated: Probe | None = None  # measures that a trusted list states, for which the file is not opened
+    cut: str = ""  # `CatalogRows.cut` that its rows shall have
+    clip: str = ""  # text of its range of frames (`clip_ranges`); "" for the whole file, or for one that is not cut yet
 
 
 class Listing(NamedTuple):

@@ -3,6 +3,8 @@
     path             required; absolute, or relative to the list's folder or to `root`. Other names of the column are
                      file_name (Hugging Face), video_path and image_path (musubi-tuner), video, image
     text, caption    the clip's caption, or a list of them; without either, its caption file is read
+    start_frame, end_frame, or start_seconds, end_seconds
+                     the clip is a range of the file: the frames from the start on and before the end
     aes, flow, …     any other column of numbers is a score, which filters and captions may use
 
 Columns of values that the catalog measures itself, and other columns of texts, are ignored. Columns are processed
@@ -65,7 +67,6 @@ def _relative(paths: Any, source: Source) -> Any:
         paths = pc.if_else(below, pc.utf8_slice_codeunits(paths, len(prefix)), paths)
     outside = pc.match_substring_regex(paths, OUTSIDE)
     _refuse_at(outside, paths, source, f"lies outside {root}", _root_for(named))
-    _refuse_twice(paths, source)
     return paths
 
 
@@ -78,18 +79,68 @@ def _root_for(paths: Any) -> str:
     return f'set root (--root of scan) to a folder that contains all files, as in root = "{folder}"'
 
 
-def _refuse_twice(paths: Any, source: Source) -> None:
-    """Refuse a file in several rows: which of its captions and scores is valid, only the user can tell."""
+def _clips(table: Any, paths: Any, source: Source) -> list[str]:
+    """Return the range of each row as text (`clip_ranges`), "" for a whole file; nothing if no column has ranges."""
+    pairs = [pair for pair in RANGES if any(name in table.column_names for name in pair)]
+    if not pairs:
+        return []
+    given = [name for pair in pairs for name in pair if name in table.column_names]
+    if len(pairs) > 1 or source.cut:
+        raise ListError(
+            f"the list has the columns {', '.join(given)}, which give ranges of files"
+            + (", and the dataset cuts its videos too" if source.cut else " in two ways"),
+            source,
+            code="ranges-given-twice",
+            remedy="remove clip_seconds and scene_cuts, or the columns" if source.cut else "keep one pair of columns",
+        )
+    start, end = (_numbers(table, name, len(paths), source) for name in pairs[0])
+    missing = np.isnan(start) & np.isnan(end)
+    start = np.where(np.isnan(start), 0.0, start)
+    unit = "" if pairs[0] == RANGES[0] else "s"
+    wrong = ~missing & ((start < 0) | (end <= start))
+    if not unit:
+        wrong |= ~missing & ((start % 1 != 0) | (~np.isnan(end) & (end % 1 != 0)))
+    where = f"with {pairs[0][0]} and {pairs[0][1]}"
+    _refuse_at(
+        pa.array(wrong), paths, source, f"has an invalid range {where}", "give a start from 0 on, and a later end"
+    )
+    show = repr if unit else lambda number: str(int(number))
+    return [
+        "" if none else f"{show(a)}{unit}:" + ("" if math.isnan(b) else f"{show(b)}{unit}")
+        for a, b, none in zip(start.tolist(), end.tolist(), missing.tolist(), strict=True)
+    ]
+
+
+def _numbers(table: Any, name: str, count: int, source: Source) -> NDArray[np.float64]:
+    if name not in table.column_names:
+        return np.full(count, np.nan)
+    column = table.column(name)
+    if not any(is_kind(column.type) for is_kind in (*_NUMERIC, pa.types.is_null)):
+        raise ListError(
+            f"the column {name} has no numbers",
+            source,
+            code="range-not-a-number",
+            remedy="give numbers, or leave cells empty",
+        )
+    values: NDArray[np.float64] = column.cast(pa.float64(), safe=False).to_numpy()
+    return np.where(np.isfinite(values), values, np.nan)
+
+
+def _refuse_twice(paths: Any, clips: list[str], source: Source) -> None:
+    """Refuse a clip in several rows: which of its captions and scores is valid, only the user can tell."""
+    if clips:
+        texts = pa.array([f" {clip}" if clip else "" for clip in clips], _TEXT)
+        paths = pc.binary_join_element_wise(paths.cast(_TEXT), texts, pa.scalar("", _TEXT))
     counts = paths.value_counts()
     duplicates = counts.field("values").filter(pc.greater(counts.field("counts"), 1))
     if len(duplicates):
         path = duplicates[0].as_py()
         rows = (np.flatnonzero(as_numpy(pc.equal(paths, path))) + 1).tolist()
         raise ListError(
-            f"{len(duplicates)} files are in several rows; the first is {path} in rows {', '.join(map(str, rows[:5]))}",
+            f"{len(duplicates)} {'clips' if clips else 'files'} are in several rows; the first is {path} in rows {', '.join(map(str, rows[:5]))}",
             source,
             code="duplicate-path",
-            remedy="keep one row for each file; to train clips more than once, use dataset.repeats",
+            remedy="keep one row for each file, or for each range of one (start_frame, end_frame); to train clips more than once, use dataset.repeats",
         )
 
 
@@ -150,6 +201,7 @@ def _check_quotes(file: Path) -> None:
 PATH, CAPTIONS = "path", ("text", "caption")
 # Names that other trainers' lists give to the column of paths.
 PATH_ALIASES = ("file_name", "video_path", "image_path", "video", "image", "media_path")
+RANGES = (("start_frame", "end_frame"), ("start_seconds", "end_seconds"))
 MEASURED = frozenset((*SCHEMA.names, *NUMBERS, *TEXTS, "aspect_ratio", "resolution"))
 _TEXT = pa.large_string()
 _NUMERIC = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
@@ -173,11 +225,15 @@ def read(source: Source) -> Listing:
             remedy="separate columns with commas" if is_one_column else f"rename the column of file names to {PATH}",
         )
     paths = _relative(table.column(PATH).combine_chunks(), source)
+    clips = _clips(table, paths, source)
+    _refuse_twice(paths, clips, source)
     captions = next((_captions(table.column(name)) for name in CAPTIONS if name in table.column_names), None)
     scores, note = _scores(table, str(source.list_file), trusted=source.trust_list)
     entries = _entries(paths, source)
     if source.trust_list:
         entries = _with_measures(entries, table, source)
+    if clips:  # a range is measured in its file, whatever the list states
+        entries = [e._replace(clip=c, cut="list", stated=None) if c else e for e, c in zip(entries, clips, strict=True)]
     return Listing(entries, captions, scores, note)
 
 
@@ -194,7 +250,7 @@ def _with_measures(entries: list[SourceFile], table: Any, source: Source) -> lis
             code="list-without-sizes",
             remedy="add the columns num_frames, height, width and fps, or remove trust_list",
         )
-    columns = {n: _numbers(table.column(n), n, source) for n in _STATED if n in table.column_names}
+    columns = {n: _stated_numbers(table.column(n), n, source) for n in _STATED if n in table.column_names}
     values = np.stack([columns.get(name, np.full(len(table), np.nan)) for name in _STATED], axis=1)
     return [
         entry if entry.problem is not None else entry._replace(stated=_probe(entry.path, *row))
@@ -202,7 +258,7 @@ def _with_measures(entries: list[SourceFile], table: Any, source: Source) -> lis
     ]
 
 
-def _numbers(column: Any, name: str, source: Source) -> NDArray[np.float64]:
+def _stated_numbers(column: Any, name: str, source: Source) -> NDArray[np.float64]:
     try:
         return as_numpy(column.cast(pa.float64(), safe=False))
     except pa.ArrowInvalid as error:
@@ -308,7 +364,7 @@ def _scores(table: Any, file: str, *, trusted: bool) -> tuple[dict[str, NDArray[
     ignored: list[str] = []
     for name in table.column_names:
         column = table.column(name) if table.column_names.count(name) == 1 else None
-        if name in (PATH, *CAPTIONS):
+        if name in (PATH, *CAPTIONS, *RANGES[0], *RANGES[1]):
             continue
         if trusted and name in _STATED:
             continue

@@ -158,6 +158,12 @@ def num_bytes(file: MediaPath) -> int:
     return _path(file).stat().st_size
 
 
+def stamp(file: MediaPath) -> tuple[int, int]:
+    """Return size and time of change of a local file, or of the archive that it is in."""
+    status = _path(file).stat()
+    return status.st_size, status.st_mtime_ns
+
+
 def fingerprint(file: MediaPath) -> str:
     """Return the fingerprint of a local file's content, or of its range; see `digests.fingerprint`."""
     with file.open("rb") as opened:

@@ -7,6 +7,7 @@ its own, which only parts written since the list had it contain.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -64,10 +65,31 @@ SCHEMA = pa.schema(
         pa.field("icc_profile", _WORD, nullable=False),
         pa.field("caption", _TEXT),
         pa.field("group", _TEXT, nullable=False),
+        pa.field("first_frame", pa.int64(), nullable=False),
+        pa.field("cut", _WORD, nullable=False),
         pa.field("error", _TEXT),
     ]
 )
 SCORE = "score:"  # prefix of score columns, so that a score cannot replace a measure
+
+
+_RANGE_OF_LABEL = re.compile(r"\[\d+:\d+\]$")
+LABEL_COLUMNS = ("dataset", "path", "cut", "first_frame", "num_frames")
+
+
+def labels(table: pa.Table) -> list[str]:
+    """Return the labels (`CatalogRows.label`) of rows, given as a table of `LABEL_COLUMNS`."""
+    dataset, path = (table.column(name).cast(_TEXT) for name in LABEL_COLUMNS[:2])
+    result = pc.binary_join_element_wise(dataset, path, pa.scalar("/", _TEXT)).to_pylist()
+    first, count = (as_numpy(table.column(name)) for name in LABEL_COLUMNS[3:])
+    for i in np.flatnonzero(as_numpy(pc.not_equal(table.column("cut").cast(pa.string()), ""))).tolist():
+        result[i] += f"[{first[i]}:{first[i] + count[i]}]"
+    return list(result)
+
+
+def without_range(label: str) -> str:
+    """Return the "dataset/path" of a label, which names all ranges of the file."""
+    return _RANGE_OF_LABEL.sub("", label)
 
 
 def schema(scores: Iterable[str]) -> Any:
@@ -113,6 +135,8 @@ class CatalogRows:
     icc_profile: pa.Array
     caption: pa.Array  # null if there is no caption file or the list has none, "" if the file is empty
     group: pa.Array  # path of the source file; clips of one group are held out together
+    first_frame: NDArray[np.int64]  # number in its file of the first of the clip's `num_frames` frames
+    cut: pa.Array  # how the clip was cut from its file: "list", or the setting of a `Source`; "" for a whole file
     error: pa.Array  # why the file cannot be trained on, in which case all measures are 0; null for a good file
     # Scores of lists by name; NaN for rows without that score.
     scores: dict[str, NDArray[np.float64]] = field(default_factory=dict)
@@ -177,6 +201,12 @@ class CatalogRows:
         return of_row
 
     @cached_property
+    def is_range(self) -> NDArray[np.bool_]:
+        """Mask of the rows of clips that are a range of frames of their file."""
+        is_cut = np.array([bool(word) for word in self.cut.dictionary.to_pylist()], dtype=np.bool_)
+        return is_cut[as_numpy(self.cut.indices)] if len(self) else np.zeros(0, dtype=np.bool_)
+
+    @cached_property
     def captioned(self) -> NDArray[np.bool_]:
         """Mask of the rows with a caption that is not empty."""
         return as_numpy(pc.greater(pc.binary_length(self.caption.fill_null("")), 0))
@@ -197,8 +227,10 @@ class CatalogRows:
         return location.below(self.root[index].as_py(), self.path[index].as_py(), *numbers)
 
     def label(self, index: int) -> str:
-        """Return a row's "dataset/path"."""
-        return f"{self.dataset[index].as_py()}/{self.path[index].as_py()}"
+        """Return a row's "dataset/path", with the frames of a range: "films/a.mp4[120:240]" has frames 120 to 239."""
+        first = int(self.first_frame[index])
+        frames = f"[{first}:{first + int(self.num_frames[index])}]" if self.is_range[index] else ""
+        return f"{self.dataset[index].as_py()}/{self.path[index].as_py()}{frames}"
 
     def to_table(self) -> pa.Table:
         """Return the rows as a table that shares their memory; missing scores are null."""

@@ -12,18 +12,31 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from reelworks.catalog import listing, lists, location, probe, probe_pool, remote
+from reelworks.catalog import (
+    clip_ranges,
+    frame_index,
+    listing,
+    lists,
+    location,
+    probe,
+    probe_pool,
+    remote,
+    scenes,
+)
 from reelworks.catalog.archive import Range
+from reelworks.catalog.clip_ranges import ClipRange
 from reelworks.catalog.config import Source
 from reelworks.catalog.formats import ProbeError, kind_of
+from reelworks.catalog.frame_index import Packed
 from reelworks.catalog.listing import Listing, SourceFile, list_folder
 from reelworks.catalog.location import MediaPath
 from reelworks.catalog.rows import SCORE, as_numpy, schema
@@ -31,6 +44,8 @@ from reelworks.catalog.store import Catalog
 from reelworks.core import hash_rng
 from reelworks.core.errors import UserError
 from reelworks.run import lock
+
+T = TypeVar("T")
 
 
 class Look(NamedTuple):
@@ -44,6 +59,8 @@ class Look(NamedTuple):
     caption: Range | None = None  # bytes of an archive that hold its caption
     stated: probe.Probe | None = None  # measures of a trusted list
     fingerprint: str = ""  # in place of that of the content, if measures are `stated`
+    cut: str = ""  # how to cut the file into clips
+    clip: str = ""  # text of the only clip that is wanted of it; "" for all
 
 
 class Finding(NamedTuple):
@@ -53,6 +70,8 @@ class Finding(NamedTuple):
     fingerprint: str | None  # fingerprint of the content; None if the file was not opened, "" if it could not be read
     probe: probe.Probe | None = None  # measures; None if the content is known, or after an error
     error: str | None = None  # why the file cannot be trained on; only for files that were opened
+    times: Packed | None = None  # frame times of a long video
+    clips: tuple[ClipRange, ...] = ()  # ranges that are clips of their own; none for a whole file
 
 
 def examine(order: Look) -> Finding:
@@ -64,15 +83,32 @@ def examine(order: Look) -> Finding:
         if order.open and order.stated is not None:
             return Finding(caption, order.fingerprint, order.stated)
         path = location.local(order.file) if order.open else order.file
-        fingerprint = location.fingerprint(path) if order.open else None
+        fingerprint = _of_file(location.fingerprint, path, order) if order.open else None
     except OSError as error:
         return Finding(None, "", error=f"cannot be read: {error.strerror or error}")
     if fingerprint is None or fingerprint == order.known:
         return Finding(caption, fingerprint)
     try:
-        return Finding(caption, fingerprint, probe.probe(path))
+        measured = _of_file(probe.probe, path, order)
+        long = measured.duration_seconds >= frame_index.FROM_SECONDS and measured.kind == kind_of(path.name)
+        times = frame_index.pack(clip_ranges.frame_times_of(path)) if long else None
+        clips = clip_ranges.find(path, order.cut, order.clip) if order.cut else ()
+        return Finding(caption, fingerprint, measured, times=times, clips=clips)
     except ProbeError as error:
         return Finding(caption, fingerprint, error=str(error))
+
+
+def _of_file(measure: Callable[[MediaPath], T], path: MediaPath, order: Look) -> T:
+    """Measure the file of an order; of a list's ranges of one file, which follow each other, only the first does it."""
+    if not order.clip:
+        return measure(path)
+    result: T = _remembered(measure, path, location.stamp(path))
+    return result
+
+
+@lru_cache(maxsize=4)
+def _remembered(measure: Callable[[MediaPath], Any], path: MediaPath, stamp: tuple[int, int]) -> Any:
+    return measure(path)
 
 
 def crashed(order: Look) -> Finding:
@@ -111,12 +147,14 @@ class Update:
         catalog: The catalog before the update.
         new, changed, unchanged: Number of files without a live row, with an outdated and with a valid one.
         bad_files: Path and reason of each file that cannot be trained on.
+        frame_times: Frame times of long videos by fingerprint.
     """
 
     def __init__(self, catalog: Catalog) -> None:
         self.catalog = catalog
         self.new = self.changed = self.unchanged = 0
         self.bad_files: list[tuple[str, str]] = []
+        self.frame_times: dict[str, Packed] = {}
         self._live = catalog.live()
         self._scores: dict[str, None] = dict.fromkeys(self._live.scores)  # an ordered set of names
         self._listed = np.zeros(len(self._live), dtype=np.bool_)
@@ -124,14 +162,16 @@ class Update:
         self._waiting: list[tuple[int, dict[str, Any]]] = []  # index of the live row with the measures (or -1), values
         self._batches: list[Any] = []
 
-    def compare(self, dataset: str, root: str, files: Listing) -> Listed:
+    def compare(self, dataset: str, root: str, files: Listing, cut: str = "") -> Listed:
         """Find the live rows of a dataset's files, and the files to examine.
 
-        If a list has the captions, rows of unchanged files are brought up to date at once.
+        If a list has the captions, rows of unchanged files are brought up to date at once. If videos are `cut`,
+        unchanged ones are replaced by their clips.
         """
+        files = clip_ranges.expand(files, self._live, dataset, cut) if cut else files
         entries = files.entries
         self._scores |= dict.fromkeys(files.scores)
-        uid = uids_of(dataset, [entry.path for entry in entries])
+        uid = uids_of(dataset, [entry.path for entry in entries], [entry.clip for entry in entries])
         position = self._live.find(uid)
         _refuse_collision(uid, entries)
         known = np.flatnonzero(position >= 0)
@@ -142,6 +182,9 @@ class Update:
         is_current = (self._live.size_bytes[row] == size) & (self._live.mtime_ns[row] == mtime)
         # Without a fingerprint the file could not be read, which may change without a new time of change.
         is_current &= as_numpy(pc.not_equal(self._live.fingerprint, ""))[row]
+        if any(entry.cut for entry in entries) or self._live.is_range.any():
+            was, now = self._live.cut.take(pa.array(row)).to_pylist(), [entries[i].cut for i in known.tolist()]
+            is_current &= np.array([a == b for a, b in zip(was, now, strict=True)], dtype=np.bool_)
         open_ = np.ones(len(entries), dtype=np.bool_)
         open_[known] = ~is_current
         same_scores = np.zeros(len(entries), dtype=np.bool_)
@@ -174,12 +217,14 @@ class Update:
         read_captions = listed.files.captions is None
         for i in np.flatnonzero(listed.look).tolist():
             entry, position = listed.files.entries[i], int(listed.position[i])
-            known = self._live.fingerprint[position].as_py() if position >= 0 else ""
+            opened = bool(listed.open[i])
+            # A clip, and a file that was cut before, is measured anew even if the content is the same.
+            ranged = opened and position >= 0 and (entry.cut or self._live.cut[position].as_py())
+            known = self._live.fingerprint[position].as_py() if position >= 0 and not ranged else ""
             file = location.below(listed.root, entry.path, entry.start, entry.size_bytes, entry.mtime_ns)
             captioned = entry.captioned if read_captions else 0
-            stated = (entry.stated, f"{entry.size_bytes:x}-{entry.mtime_ns:x}")
-            look = Look(file, captioned, bool(listed.open[i]), known, entry.problem, entry.caption, *stated)
-            yield Task(listed, i, look)
+            stated = (entry.stated, f"{entry.size_bytes:x}-{entry.mtime_ns:x}", entry.cut, entry.clip)
+            yield Task(listed, i, Look(file, captioned, opened, known, entry.problem, entry.caption, *stated))
 
     def apply(self, task: Task, finding: Finding) -> None:
         """Update the part with the result of examining a file."""
@@ -189,12 +234,18 @@ class Update:
         error = finding.error if measured else self._live.error[position].as_py()
         if error is not None:
             self.bad_files.append((str(look.file), error))
+        if finding.times is not None and finding.fingerprint:
+            self.frame_times[finding.fingerprint] = finding.times
         values: dict[str, Any] = {
             "root": listed.root,
             "fingerprint": look.known if finding.fingerprint is None else finding.fingerprint,
             "caption": finding.caption if captions is None else captions[number].as_py(),
             "error": error,
+            "cut": look.cut,
         }
+        if finding.clips:
+            self._apply_clips(task, finding, values)
+            return
         if position < 0:
             self.new += 1
         elif (
@@ -209,8 +260,27 @@ class Update:
             self._replaced[position] = True
         values |= self._listed_values(listed, number)
         if measured:
-            values |= asdict(finding.probe or probe.Probe(kind_of(values["path"]) or "other"))
-        self._waiting.append((-1 if measured else position, values))
+            values |= asdict(finding.probe or probe.Probe(kind_of(values["path"]) or "other")) | {"first_frame": 0}
+        self._wait(-1 if measured else position, values)
+
+    def _apply_clips(self, task: Task, finding: Finding, values: dict[str, Any]) -> None:
+        """Add a row for each clip of a file; the former row of the whole file is retired."""
+        listed, number, look = task
+        if (whole := int(listed.position[number])) >= 0:
+            self._listed[whole] = False
+        texts = [look.clip or clip.text for clip in finding.clips]
+        uids = uids_of(listed.dataset, [listed.files.entries[number].path] * len(texts), texts)
+        for clip, uid, position in zip(finding.clips, uids.tolist(), self._live.find(uids).tolist(), strict=True):
+            if position >= 0:
+                self._listed[position] = self._replaced[position] = True
+                self.changed += 1
+            else:
+                self.new += 1
+            measures = asdict(finding.probe) | clip._asdict()  # type: ignore[arg-type]
+            self._wait(-1, values | self._listed_values(listed, number) | measures | {"uid": uid})
+
+    def _wait(self, position: int, values: dict[str, Any]) -> None:
+        self._waiting.append((position, values))
         if len(self._waiting) >= _ROWS_PER_BATCH:
             self._flush()
 
@@ -250,9 +320,12 @@ class Update:
         return self._live.ordinal[self._replaced | (as_numpy(scanned) & ~self._listed)]
 
 
-def uids_of(dataset: str, paths: Sequence[str]) -> NDArray[np.uint64]:
-    """Return the uids of clips: a hash of the dataset's name and the path below its folder."""
-    return hash_rng.hash64(dataset, hash_rng.text_words(paths))
+def uids_of(dataset: str, paths: Sequence[str], clips: Sequence[str] = ()) -> NDArray[np.uint64]:
+    """Return the uids of clips: a hash of the dataset's name, the path below its folder and the text of a range."""
+    uids = hash_rng.hash64(dataset, hash_rng.text_words(paths))
+    at = np.array([i for i, clip in enumerate(clips) if clip], dtype=np.int64)
+    uids[at] = hash_rng.hash64(uids[at], hash_rng.text_words([clips[i] for i in at.tolist()]))
+    return uids
 
 
 def _refuse_collision(uid: NDArray[np.uint64], entries: list[SourceFile]) -> None:
@@ -313,13 +386,16 @@ def scan_sources(
         on_progress: Called a few times a second and once at the end, if any file must be examined.
     """
     _check_names(sources)
+    if any(source.cut.startswith(clip_ranges.SCENES) for source in sources):
+        scenes.require()
     listings = [_listing(source) for source in sources]
     with lock.hold(catalog_path / ".lock", doing="scan", field="catalog", remedy="wait until it has ended"):
         catalog = Catalog.open_or_new(catalog_path)
         update = Update(catalog)
         pairs = zip(sources, listings, strict=True)
-        listed = [update.compare(source.name, source.address, listing) for source, listing in pairs]
+        listed = [update.compare(source.name, source.address, files, source.cut) for source, files in pairs]
         _examine_all(update, listed, workers, on_progress)
+        frame_index.write(catalog_path, update.frame_times)
         retired = update.retired([source.name for source in sources])
         if update.new or update.changed or len(retired):
             named = [{"name": source.name, "root": source.address} for source in sources]
@@ -362,7 +438,12 @@ def _examine_all(
     update: Update, listed: Sequence[Listed], workers: int, on_progress: Callable[[ScanProgress], None] | None
 ) -> None:
     to_apply, to_examine = itertools.tee(task for files in listed for task in update.tasks(files))
-    processes = sum(int(files.open.sum()) for files in listed) >= PROCESSES_FROM
+    cuts_scenes = any(
+        files.files.entries[i].cut.startswith(clip_ranges.SCENES)
+        for files in listed
+        for i in np.flatnonzero(files.open)
+    )
+    processes = cuts_scenes or sum(int(files.open.sum()) for files in listed) >= PROCESSES_FROM
     looks = (task.look for task in to_examine)
     findings = probe_pool.map_ordered(examine, looks, workers=workers, processes=processes, crashed=crashed)
     total, reported = sum(int(files.look.sum()) for files in listed), time.monotonic()

@@ -9,6 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
@@ -60,7 +61,7 @@ def summarise(rows: CatalogRows) -> Summary:
         bad_reasons=Counter(reason.split(":")[0] for reason in rows.error.drop_null().to_pylist()).most_common(),
         captions_missing=good.caption.null_count,
         captions_empty=pc.sum(pc.equal(good.caption, "")).as_py() or 0,
-        size_bytes=int(good.size_bytes.sum()),
+        size_bytes=_size_bytes(good),
         duration_seconds=float(good.duration_seconds.sum()),
         resolution=_classes(np.minimum(good.height, good.width), (0, *_SHORT_SIDES), _SIDE_LABELS),
         num_frames=_classes(good.num_frames, _FRAME_EDGES, _FRAME_LABELS),
@@ -68,6 +69,17 @@ def summarise(rows: CatalogRows) -> Summary:
         aspect_ratio=_classes(np.log(good.width / good.height), (-np.inf, *middles), aspect_labels),
         scores={n: _score(s) for n, s in good.scores.items() if not np.isnan(s).all()},
     )
+
+
+def _size_bytes(rows: CatalogRows) -> int:
+    """Return the size of all files; the ranges of one file have its size once."""
+    size = int(rows.size_bytes[~rows.is_range].sum())
+    ranged = np.flatnonzero(rows.is_range)
+    files = rows.dataset.take(pa.array(ranged)), rows.path.take(pa.array(ranged))
+    size_of = dict(
+        zip(zip(*(texts.to_pylist() for texts in files), strict=True), rows.size_bytes[ranged].tolist(), strict=True)
+    )
+    return int(size + sum(size_of.values()))
 
 
 def _score(score: NDArray[np.float64]) -> Histogram:

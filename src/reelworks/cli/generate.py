@@ -39,7 +39,14 @@ def generate(
     num_frames: Annotated[
         int | None, Option(min=1, help="Default: 1 for a .png, else those of the same bucket.")
     ] = None,
-    fps: Annotated[float, Option(min=1, max=240, help="Frames per second.")] = 24.0,
+    fps: Annotated[
+        float | None,
+        Option(
+            min=1,
+            max=240,
+            help="Frames per second; default: samples.fps or data.fps of the recipe, or the model's rate.",
+        ),
+    ] = None,
     guidance_scale: Annotated[
         float | None,
         Option(
@@ -114,7 +121,7 @@ def generate(
     sampled = defaults.sampled(recipe)
     options = GenerateOptions(
         shape,
-        fps,
+        fps or defaults.fps(recipe),
         num_inference_steps or sampled.num_inference_steps,
         guidance_scale or sampled.guidance_scale,
         seed,
@@ -129,6 +136,6 @@ def generate(
         show.line(line)
     generated = model.generate(prompts, options)
     for path, frames in zip(paths, generated.clips, strict=True):
-        writers.write(path, frames, fps)
+        writers.write(path, frames, options.fps)
         size = Shape(len(frames), shape.height, shape.width)
         show.line(f"{path}: {size}, step {model.step}, by {generated.by}, {options.to_text()}")

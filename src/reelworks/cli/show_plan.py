@@ -104,6 +104,9 @@ def _losses(forecast: Json) -> None:
         show.line(f"  {one['trained']} of {one['there']} frames: {one['path']} in {one['bucket']}")
     if forecast["short_clips"]:
         show.line(show.short_clips(forecast["short_clips"]))
+    if n := forecast["below_rate"]:
+        who = "1 video has a frame rate" if n == 1 else f"{n} videos have frame rates"
+        show.line(f"{who} lower than data.fps and will be read at {'its' if n == 1 else 'their'} own")
 
 
 def _frames(one: Json | None) -> list[str]:

@@ -18,7 +18,8 @@ from reelworks.buckets.table import BucketTable
 from reelworks.catalog import companions
 from reelworks.catalog.companions import Found
 from reelworks.catalog.config import SHOWING, DatasetConfig, Source
-from reelworks.catalog.rows import CatalogRows
+from reelworks.catalog.frame_index import FrameIndex
+from reelworks.catalog.rows import CatalogRows, as_numpy
 from reelworks.catalog.store import Catalog
 from reelworks.core import digests
 from reelworks.core.errors import UserError
@@ -39,8 +40,8 @@ I64 = NDArray[np.int64]
 _MOST = 1 << 30  # more clips and repeats would not fit into memory
 # Only the buckets that result from these are digested.
 _BUCKET_SEARCH = {"entries", "max_tokens", "max_batch_size"}
-# Clips that lack a companion are covered by the catalog's digest.
-_NOT_OF_A_PLAN = {"path", "root", *SHOWING, *companions.KINDS}
+# Clips that lack a companion, and how videos are cut, are covered by the catalog's digest.
+_NOT_OF_A_PLAN = {"path", "root", "clip_seconds", "scene_cuts", *SHOWING, *companions.KINDS}
 
 
 @dataclass(frozen=True)
@@ -134,6 +135,11 @@ class Dataset:
     def dataset_by_name(self) -> dict[str, DatasetConfig]:
         """The spec's datasets by name."""
         return {d.dataset_name: d for d in self.spec.datasets}
+
+    @cached_property
+    def frame_index(self) -> FrameIndex:
+        """Frame times of long videos."""
+        return FrameIndex(self.catalog.path)
 
     @cached_property
     def exclude_list(self) -> ExcludeList:
@@ -264,7 +270,7 @@ class Dataset:
                 buckets.config.model_dump(exclude=_BUCKET_SEARCH),
                 [entry.model_dump() for entry in buckets.given],
                 spec.data.frame_interval,
-                spec.data.fps,
+                spec.data.frame_rate,
                 [dataset.model_dump(exclude=_NOT_OF_A_PLAN) for dataset in spec.datasets],
                 spec.data.short_clips,
                 spec.split,
@@ -329,7 +335,7 @@ def group_keys(rows: CatalogRows, by: Literal["file", "folder"]) -> NDArray[np.u
         folder = pc.replace_substring_regex(rows.path, pattern=r"/?[^/]*$", replacement="").dictionary_encode()
         return hash64(_hashes(rows.dataset), _hashes(folder))
     groups = rows.uid.copy()
-    shared = np.flatnonzero(pc.not_equal(rows.group, rows.path))
+    shared = np.flatnonzero(rows.is_range | as_numpy(pc.not_equal(rows.group, rows.path)))
     groups[shared] = _hashes(rows.group.take(pa.array(shared)).dictionary_encode())
     return groups
 

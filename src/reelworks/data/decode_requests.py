@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from reelworks.catalog import captions, template
+from reelworks.catalog import captions, frame_index, template
 from reelworks.catalog.companions import Found
 from reelworks.catalog.config import DatasetConfig
 from reelworks.catalog.filter_expression import NUMBERS
@@ -21,7 +21,7 @@ from reelworks.data.dataset import Dataset
 from reelworks.media import decode
 from reelworks.media.augment import NO_AUGMENTATION, Augmentation
 from reelworks.media.crop_box import CropBox, crop_box
-from reelworks.media.decode import Request
+from reelworks.media.decode import MediaError, Request
 from reelworks.media.pictures import WHITE
 
 
@@ -37,7 +37,7 @@ def decode_requests(
     words = _words(data, rows, copies, epoch)
     first, down, across = _draws(data, words)
     red, green, blue = config.alpha_color
-    return [
+    requests = [
         Request(
             path=r.file(row),
             is_image=bool(r.is_image[row]),
@@ -47,6 +47,8 @@ def decode_requests(
             crop_draw=(float(down[i]), float(across[i])),
             short_clips=config.short_clips,
             alpha_color=(red, green, blue),
+            first_frame=int(r.first_frame[row]),
+            num_frames=int(r.num_frames[row]) if r.is_range[row] else None,
             measures=Shape(int(r.num_frames[row]), int(r.height[row]), int(r.width[row])) if data.companions else None,
             size=(int(r.height[row]), int(r.width[row])),
             resize=config.resize,
@@ -54,6 +56,23 @@ def decode_requests(
         )
         for i, row in enumerate(rows.tolist())
     ]
+    return [_with_spot(data, row, request) for row, request in zip(rows.tolist(), requests, strict=True)]
+
+
+def _with_spot(data: Dataset, row: int, request: Request) -> Request:
+    """Add the place of the frames of a long video, if the catalog knows its frame times."""
+    r = data.rows
+    if not (r.is_range[row] or r.duration_seconds[row] >= frame_index.FROM_SECONDS):
+        return request
+    times = data.frame_index.get(r.fingerprint[row].as_py())
+    try:
+        return (
+            request
+            if times is None
+            else replace(request, spot=decode.spot(request, times, interlaced=bool(r.interlaced[row])))
+        )
+    except MediaError:
+        return request  # decoding reports it
 
 
 def companion_requests(
@@ -75,7 +94,7 @@ def _of_companion(companions: Found, row: int, own: Request) -> Request | None:
         return None
     size = (int(companions.rows.height[at]), int(companions.rows.width[at]))
     is_image = companions.rows.kind[at].as_py() == "image"
-    own = replace(own, path=companions.rows.file(at), is_image=is_image, size=size)
+    own = replace(own, path=companions.rows.file(at), is_image=is_image, size=size, spot=None)
     if companions.kind == "source":  # the clip is an edit of it, and the difference must remain the edit
         return own
     # The values of controls and masks are measures, not colours.

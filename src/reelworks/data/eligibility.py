@@ -16,7 +16,7 @@ from reelworks.catalog import filter_expression, filters, template
 from reelworks.catalog.companions import Found, Problem
 from reelworks.catalog.config import DatasetConfig
 from reelworks.catalog.filter_expression import NUMBERS
-from reelworks.catalog.rows import CatalogRows
+from reelworks.catalog.rows import CatalogRows, without_range
 from reelworks.core import digests
 from reelworks.core.errors import UserError
 from reelworks.media.config import DataConfig
@@ -76,7 +76,7 @@ class ExcludeList:
     def rows(self, rows: CatalogRows) -> Mask:
         """Return True for the rows that a line names."""
         named = np.zeros(len(rows), dtype=np.bool_)
-        named[list(self._matches(rows).values())] = True
+        named[[row for found in self._matches(rows).values() for row in found]] = True
         return named
 
     def unmatched(self, rows: CatalogRows) -> list[str]:
@@ -84,8 +84,8 @@ class ExcludeList:
         matches = self._matches(rows)
         return [line for line in self.lines if not any(clip in matches for clip in _readings(line))]
 
-    def _matches(self, rows: CatalogRows) -> dict[str, int]:
-        """Return the row of each clip that a line names; of a line's readings the first that is a clip counts."""
+    def _matches(self, rows: CatalogRows) -> dict[str, list[int]]:
+        """Return the rows of each clip or file that a line names; of a line's readings the first that is a clip counts."""
         known = _rows_by_name(rows, {clip for line in self.lines for clip in _readings(line)})
         chosen = (next((clip for clip in _readings(line) if clip in known), None) for line in self.lines)
         return {clip: known[clip] for clip in chosen if clip is not None}
@@ -97,19 +97,21 @@ def _readings(line: str) -> list[str]:
     return [line, path.rstrip()] if comment else [line]
 
 
-def _rows_by_name(rows: CatalogRows, clips: set[str]) -> dict[str, int]:
-    """Return the rows of those `clips` that exist, by "dataset/path"."""
-    row_of: dict[str, int] = {}
+def _rows_by_name(rows: CatalogRows, clips: set[str]) -> dict[str, list[int]]:
+    """Return the rows of those `clips` that exist, by "dataset/path", which names all ranges of a file, or by label."""
+    rows_of: dict[str, list[int]] = {}
     # Compare the paths alone: joining millions of them with their datasets would copy them all.
     for dataset in set(rows.dataset.dictionary.to_pylist()):
         below = [clip.removeprefix(f"{dataset}/") for clip in clips if clip.startswith(f"{dataset}/")]
+        below += [without_range(path) for path in below]
         if not below:
             continue
         inside = pc.is_in(rows.path, value_set=pa.array(below, type=rows.path.type))
         for row in np.flatnonzero(inside.to_numpy(zero_copy_only=False)).tolist():
             if rows.dataset[row].as_py() == dataset:
-                row_of[rows.label(row)] = row
-    return row_of
+                for name in {rows.label(row), f"{dataset}/{rows.path[row].as_py()}"} & clips:
+                    rows_of.setdefault(name, []).append(row)
+    return rows_of
 
 
 def read_exclude_list(path: str | None) -> ExcludeList:

@@ -28,6 +28,7 @@ I64 = NDArray[np.int64]
 U64 = NDArray[np.uint64]
 Mask = NDArray[np.bool_]
 _TEXTS = ("fingerprint", "root", "path", "dataset")
+_RANGE = ("cut", "first_frame", "num_frames")
 
 
 @dataclass(frozen=True)
@@ -145,15 +146,24 @@ class _Texts:
 
     @classmethod
     def from_rows(cls, rows: Any) -> _Texts:
-        """Read the texts of catalog rows, or of a table with the columns of `_TEXTS` and `uid`."""
+        """Read the texts of catalog rows, or of a table with the columns of `_TEXTS`, `_RANGE` and `uid`."""
         column = partial(getattr, rows) if isinstance(rows, CatalogRows) else rows.combine_chunks().column
         content, root, path, dataset = (column(name).cast(pa.large_string()) for name in _TEXTS)
+        is_range = np.asarray(pc.not_equal(column("cut").cast(pa.string()), ""))
+        first, count = (np.asarray(column(name))[is_range] for name in _RANGE[1:])
+
+        def hashes(texts: Any) -> U64:
+            """Hash texts, for a clip that is a range of its file together with the range."""
+            result = _hashes(texts)
+            result[is_range] = hash_rng.hash64(result[is_range], first, count)
+            return result
+
         return cls(
             np.asarray(column("uid")),
-            _hashes(content),
-            _hashes(pc.binary_join_element_wise(root, path, pa.scalar("/", pa.large_string()))),
-            _hashes(path),
-            _hashes(pc.replace_substring_regex(path, pattern="^.*/", replacement="")),
+            hashes(content),
+            hashes(pc.binary_join_element_wise(root, path, pa.scalar("/", pa.large_string()))),
+            hashes(path),
+            hashes(pc.replace_substring_regex(path, pattern="^.*/", replacement="")),
             dataset.to_pylist(),
             np.asarray(pc.not_equal(content, "")),
             path,
@@ -181,7 +191,7 @@ class _Gone:
             mine = np.flatnonzero(_find(held, key) < 0)
             keys.append(key[mine])
             if len(mine):
-                columns = known.catalog.columns("uid", *_TEXTS)
+                columns = known.catalog.columns("uid", *_TEXTS, *_RANGE)
                 tables.append(columns.take(pa.array(known.ordinal[mine])))
             latest.append(np.full(len(mine), i == 0))
             held = np.union1d(held, key)

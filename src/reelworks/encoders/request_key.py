@@ -144,7 +144,7 @@ def _plain(request: Request) -> dict[str, Any]:
     if request.is_image:  # which has one frame, whatever is drawn
         request = dataclasses.replace(request, step=1.0, first_frame_draw=0.0, short_clips="reject")
     values = dataclasses.asdict(request)
-    del values["path"]  # the content counts, wherever the file lies
+    del values["path"], values["spot"]  # the content counts, wherever the file lies and its frames are found
     return values
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -22,8 +22,10 @@ class DataConfig(Config):
     """`[data]`: which frames of a clip are read, how they are cropped to a bucket, and by how many workers."""
 
     frame_interval: int = Field(1, ge=1, description="read each n-th frame")
-    fps: float | None = Field(
-        None, gt=0, description="read at this frame rate instead; clips with a lower rate keep their own"
+    fps: Annotated[float, Field(gt=0)] | Literal["model"] | None = Field(
+        None,
+        description='read at this frame rate instead; "model" is the rate that the model was trained with '
+        "(docs/reference/models.md). Clips with a lower rate keep their own",
     )
     clip_start: Literal["random", "start"] = Field("random", description="first frame used of a longer clip")
     short_clips: ShortClips = Field(
@@ -90,6 +92,12 @@ class DataConfig(Config):
     max_decode_failures: float = Field(
         0.1, ge=0, le=1, description="stop when more than this fraction of an epoch's clips cannot be decoded"
     )
+
+    @property
+    def frame_rate(self) -> float | None:
+        """Frame rate to read at, in a config of a recipe, where "model" is replaced by a number."""
+        assert self.fps != "model", "a recipe replaces it"
+        return self.fps
 
     @property
     def prefetch_budget_bytes(self) -> int:

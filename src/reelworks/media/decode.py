@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from av.video.reformatter import Interpolation, VideoReformatter
 from numpy.typing import NDArray
 from PIL import Image
 
-from reelworks.catalog import display, location, pictures, probe
+from reelworks.catalog import display, frame_times, location, pictures, probe
 from reelworks.catalog.formats import ProbeError, kind_of
+from reelworks.catalog.frame_times import FrameTimes
 from reelworks.catalog.location import MediaPath
 from reelworks.core import retry
 from reelworks.core.shape import Shape
@@ -32,9 +33,9 @@ _EPSILON = 1e-6
 
 def frame_step(fps: NDArray[Any] | float, config: DataConfig) -> NDArray[np.float64]:
     """Return the source frames from one used frame to the next; at least 1, since no frames are interpolated."""
-    if config.fps is None:
+    if config.frame_rate is None:
         return np.full(np.shape(fps), float(config.frame_interval))
-    return np.maximum(np.asarray(fps, dtype=np.float64) / config.fps, 1.0)
+    return np.maximum(np.asarray(fps, dtype=np.float64) / config.frame_rate, 1.0)
 
 
 def frames_available(num_frames: NDArray[Any], fps: NDArray[Any] | float, config: DataConfig) -> NDArray[np.int64]:
@@ -100,6 +101,13 @@ class MediaError(Exception):
     """A file cannot provide the requested frames; the message is the reason."""
 
 
+class Spot(NamedTuple):
+    """Frames in a file, by their times in ticks."""
+
+    ticks: tuple[int, ...]  # of the frames to return, in their order
+    key_tick: int  # of a frame before them with which a decoder can begin
+
+
 @dataclass(frozen=True)
 class Request:
     """A request to read one clip, with every random choice already drawn."""
@@ -121,6 +129,9 @@ class Request:
     resize: Resize = "bicubic"  # filter of resizing, unless `nearest`
     alpha_color: Color = WHITE  # background of transparent pixels
     augmentation: Augmentation = NO_AUGMENTATION
+    first_frame: int = 0  # number in its file of the clip's first frame
+    num_frames: int | None = None  # frames of a clip that is a range of its file; None for a whole file
+    spot: Spot | None = None  # place of the frames, if the catalog knows it; otherwise all packets are read to find it
 
     def cover(self, height: int, width: int) -> tuple[int, int]:
         """Return the size to which a file of this size is resized before the crop."""
@@ -174,7 +185,7 @@ def _load_image(request: Request) -> Frames:
 def _load_animation(request: Request) -> Frames:
     with request.path.open("rb") as file, pictures.picture(file) as opened:
         shown = pictures.shown_frames(opened)
-        wanted, converted = _choose(request, len(shown)), {}
+        wanted, converted = _chosen(request, len(shown)).tolist(), {}
         for i in sorted(set(wanted)):
             opened.seek(shown[i])
             opened.load()
@@ -191,39 +202,53 @@ def _resize(opened: Image.Image, request: Request) -> Frames:
     return _crop(np.asarray(image), request)
 
 
-def _choose(request: Request, available: int) -> list[int]:
-    """Return the numbers of the requested frames of a file that has this many."""
-    count = available if request.measures is None else request.measures.num_frames
+def _chosen(request: Request, total: int) -> NDArray[np.int64]:
+    """Return the numbers of the requested frames in a file that has this many; raise `MediaError` if it has too few."""
+    whole = total if request.measures is None else request.measures.num_frames
+    count = whole if request.num_frames is None else request.num_frames
     wanted = request.shape.num_frames
     indices = frame_indices(count, wanted, request.step, request.first_frame_draw, request.short_clips)
-    if indices[-1] >= available:
-        raise MediaError(f"the file has {available} frames, {int(indices[-1]) + 1} are needed")
-    return [int(i) for i in indices]
+    if request.num_frames is not None and indices.max() >= count:
+        raise MediaError(f"the clip has {count} frames, {int(indices.max()) + 1} are needed")
+    indices += request.first_frame
+    if indices.max() >= total:
+        raise MediaError(f"the file has {total} frames, {int(indices.max()) + 1} are needed")
+    return indices
+
+
+def spot(request: Request, times: FrameTimes, *, interlaced: bool) -> Spot:
+    """Find the frames of a request in a file with these frame times; raise `MediaError` if it has too few."""
+    indices = _chosen(request, len(times.ticks))
+    # The fields of a frame are completed by those of the frame before it.
+    first = max(int(indices[0]) - 1, 0) if interlaced else int(indices[0])
+    before = times.keys[times.keys <= first]
+    return Spot(tuple(times.ticks[indices].tolist()), int(times.ticks[before[-1] if len(before) else first]))
 
 
 def _load_video(request: Request) -> Frames:
+    if request.spot is not None:
+        with probe.video(request.path) as container:
+            converted = _seek(container, request.spot, request)
+        if len(converted) == len(set(request.spot.ticks)):
+            return np.stack([converted[tick] for tick in request.spot.ticks])
     with probe.video(request.path) as container:
         stream = probe.stream(container)
-        # Packets alone tell the time of each frame exactly, for variable rates too.
-        times: list[Any] = [packet.pts for packet in container.demux(stream) if packet.size and not packet.is_discard]
-        if not times:
-            raise MediaError("the file has no frames")
-        timed = None not in times  # otherwise frames are identified by their number
-        in_order = sorted(times) if timed else range(len(times))
-        indices = _choose(request, len(times))
-        keys = [in_order[i] for i in indices]
-        needed, converted = set(keys), {}
-        if timed:
-            # The fields of a frame are completed by those of the frame before it.
-            before = 1 if display.may_be_interlaced(stream) else 0
-            container.seek(in_order[max(indices[0] - before, 0)], stream=stream, backward=True)
-            converted = _collect(container, timed, needed, request)
+        times = frame_times.of_stream(container, stream)
+        found = spot(request, times, interlaced=display.may_be_interlaced(stream))
+        needed = set(found.ticks)
+        converted = _seek(container, found, request) if times.timed else {}
     if len(converted) < len(needed):  # AVI files and raw streams may seek past the needed key frame
         with probe.video(request.path) as container:
-            converted = _collect(container, timed, needed, request)
+            converted = _collect(container, times.timed, needed, request)
     if missing := len(needed) - len(converted):
         raise MediaError(f"{missing} of {len(needed)} frames could not be decoded")
-    return np.stack([converted[key] for key in keys])
+    return np.stack([converted[tick] for tick in found.ticks])
+
+
+def _seek(container: Any, place: Spot, request: Request) -> dict[int, Frames]:
+    """Convert the frames from the key frame before them on, as far as the container finds that."""
+    container.seek(place.key_tick, stream=probe.stream(container), backward=True)
+    return _collect(container, True, set(place.ticks), request)
 
 
 def _collect(container: Any, timed: bool, keys: set[int], request: Request) -> dict[int, Frames]:

@@ -147,6 +147,8 @@ class Preset:
     parts: Parts
     sampling: SamplingDefaults
     release: Release | None = None  # how it was published; None for a tiny model, and if nothing is known
+    # Frames per second of the clips that it was trained on; None for pictures, or if it takes the rate as an input.
+    fps: float | None = None
     # Lowest timestep of the high-noise network, if two networks share the timesteps.
     switch_timestep: float | None = None
 

@@ -84,5 +84,20 @@ def release_of(preset: str) -> Release:
     return PRESETS[preset].release or _TINY
 
 
+def frame_rate(preset: str) -> float:
+    """Return the frame rate that a preset was trained with; refuse a model without one."""
+    known = PRESETS[preset]
+    if known.fps is None:
+        problem = "makes pictures only" if known.config.pictures_only else "takes the frame rate of a clip as an input"
+        raise UserError(
+            f"{preset} {problem}, so it has no frame rate of its own",
+            code="model-without-frame-rate",
+            field="data.fps",
+            value="model",
+            remedy="give a number, or leave it out to read all frames",
+        )
+    return known.fps
+
+
 for _folder in pkgutil.iter_modules(folders.__path__):
     register(importlib.import_module(f"{folders.__name__}.{_folder.name}.spec").FAMILY)

@@ -61,8 +61,12 @@ def lora_table(
     parts = _parts(preset, known, weights)
     lines = [Line("", "version", 1), Line("", "seed", 42)]
     lines += _datasets(datasets, found, trigger) + _buckets(preset, known, found)
+    rate = registry.PRESETS[preset].fps
     if not len(found.videos):
         lines += [Line("[data]", "num_workers", 0, "decode in threads: enough for pictures")]
+    elif rate is not None:
+        why = f"the rate that the model was trained with, {rate:g}; clips with a lower rate keep theirs"
+        lines += [Line("[data]", "fps", "model", why)]
     rank = Line("[lora]", "rank", 16, "usual for a subject or a style; a larger one learns, and forgets, more")
     store = Line(
         "[encode]", "store", True, "clips and captions are encoded once, and training needs no encoder in memory"
@@ -129,6 +133,8 @@ def _buckets(preset: str, known: Release, found: FolderSurvey) -> list[Line]:
         resolution, why = _resolution(steps, found.videos[:, 1:], "clips")
         frames = found.videos[:, 0]
         length_why = f"the clips have {frames.min()} to {frames.max()} frames"
+        if (rate := registry.PRESETS[preset].fps) is not None:
+            length_why += f" at {rate:g} fps"
         lines += [
             Line("[[bucket]]", "resolution", resolution, why, 1),
             Line("[[bucket]]", "num_frames", _lengths(frames, geometry, known.num_frames), length_why, 1),
@@ -335,7 +341,7 @@ def lora(
         catalog = Path("runs", path.stem, "catalog")  # which the new recipe points to
         sources = [dataset.place for dataset in datasets]
         scan.scan_sources(sources, catalog, workers=os.cpu_count() or 1, on_progress=on_progress)
-        found = survey.survey(Catalog.open(catalog).live(), datasets, wishes.trigger)
+        found = survey.survey(Catalog.open(catalog).live(), datasets, wishes.trigger, registry.PRESETS[preset].fps)
     lines = lora_table(preset, datasets, found, wishes.trigger, wishes.weights)
     drafted = _read(lines, path)
     choice = memory_presets.choose(drafted, _vram_bytes(wishes.vram_gb))

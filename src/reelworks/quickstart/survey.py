@@ -16,6 +16,8 @@ from reelworks.catalog import formats
 from reelworks.catalog.config import DatasetConfig, Source, is_list
 from reelworks.catalog.rows import CatalogRows
 from reelworks.core.errors import UserError
+from reelworks.media import decode
+from reelworks.media.config import DataConfig
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,7 @@ class FolderSurvey:
     """The contents of the folders."""
 
     pictures: NDArray[np.int64]  # `[N, 2]`: height and width
-    videos: NDArray[np.int64]  # `[N, 3]`: frames, height and width
+    videos: NDArray[np.int64]  # `[N, 3]`: frames (at the model's frame rate, if it has one), height and width
     showings: int  # clips of an epoch, including repeats
     uncaptioned: int = 0  # clips without a caption of their own
     triggered: int = 0  # captions that already contain the trigger word
@@ -42,8 +44,10 @@ class FolderSurvey:
 PLACEHOLDER = FolderSurvey(pictures=np.full((20, 2), 1024), videos=np.zeros((0, 3), dtype=np.int64), showings=20)
 
 
-def survey(rows: CatalogRows, datasets: Sequence[DatasetConfig], trigger: str | None) -> FolderSurvey:
-    """Count and measure the readable rows of some datasets in a catalog."""
+def survey(
+    rows: CatalogRows, datasets: Sequence[DatasetConfig], trigger: str | None, fps: float | None = None
+) -> FolderSurvey:
+    """Count and measure the readable rows of some datasets in a catalog; frames are those read at the rate `fps`."""
     repeats = {dataset.dataset_name: dataset.repeats for dataset in datasets}
     # Rows of other datasets in the catalog have 0 repeats.
     by_index = np.array([repeats.get(name, 0) for name in rows.dataset.dictionary.to_pylist()], dtype=np.float64)
@@ -57,7 +61,8 @@ def survey(rows: CatalogRows, datasets: Sequence[DatasetConfig], trigger: str | 
             remedy="run `reelworks scan DIR -o CATALOG`, which reports the reason for each file",
         )
     video = good.is_video
-    sizes = np.stack([good.num_frames, good.height, good.width], axis=1).astype(np.int64)
+    frames = decode.frames_available(good.num_frames, np.maximum(good.fps, 1e-6), DataConfig(fps=fps))
+    sizes = np.stack([frames, good.height, good.width], axis=1).astype(np.int64)
     captions = good.caption.fill_null("")
     triggered = pc.sum(pc.match_substring(captions, trigger)).as_py() if trigger else 0
     uncaptioned = pc.sum(pc.equal(captions, "")).as_py()

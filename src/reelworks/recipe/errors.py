@@ -110,7 +110,11 @@ def _suggestion(value: str, allowed: str) -> str:
 
 def _path(error: Any) -> list[int | str]:
     """Return the keys of a place without the types that pydantic adds for each alternative of a union."""
-    return [part for part in error["loc"] if "[" not in str(part) and part not in ("int", "float", "str")]
+    return [
+        part
+        for part in error["loc"]
+        if "[" not in str(part) and part not in ("int", "float", "constrained-float", "str")
+    ]
 
 
 def _keys_beside(path: Sequence[int | str]) -> list[str]:

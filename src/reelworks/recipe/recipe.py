@@ -15,6 +15,7 @@ from reelworks.diffusion.config import ObjectiveConfig
 from reelworks.distributed.config import ParallelConfig
 from reelworks.encoders.config import EncodeConfig
 from reelworks.media.config import DataConfig
+from reelworks.models import registry
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
 from reelworks.models.lora.config import LoraConfig
 from reelworks.precision.config import PrecisionConfig
@@ -74,6 +75,13 @@ class Recipe(Config):
         if self.lora is not None:
             for format in self.exports.formats:
                 self.lora.require_writable(format, "exports.formats")
+        return self
+
+    @model_validator(mode="after")
+    def _resolve_frame_rate(self) -> Self:
+        if self.data.fps == "model" and self.model.name in registry.PRESETS:  # unknown models are refused elsewhere
+            resolved = self.data.model_copy(update={"fps": registry.frame_rate(self.model.name)})
+            object.__setattr__(self, "data", resolved)
         return self
 
     @property

@@ -171,7 +171,9 @@ class SamplesConfig(Config):
     num_frames: int | None = Field(
         None, ge=1, description="frames; same default, among buckets of videos if there are any; 1 gives images"
     )
-    fps: float = Field(24.0, gt=0, le=240, description="frames per second")
+    fps: float | None = Field(
+        None, gt=0, le=240, description="frames per second; default: data.fps, or the rate of the model, or 24"
+    )
     num_inference_steps: int | None = Field(
         None, ge=1, description="steps of the sampler; default: usual value of the model"
     )

@@ -38,7 +38,7 @@ def options(data: RecipeData) -> GenerateOptions | None:
     reference = None if c.reference is None else conditions.read(Path(c.reference), shape, 1, "samples.reference")
     return GenerateOptions(
         shape,
-        c.fps,
+        defaults.fps(recipe),
         sampled.num_inference_steps,
         sampled.guidance_scale,
         recipe.seed,

@@ -115,6 +115,7 @@ def test_a_file_lists_all_of_them(folder, tmp_path, monkeypatch, suffix):
         "dataset": "more",
         "path": "9 é,.png",
         "reason": "too_small",
+        "first_frame": 0,
         "num_frames": 1,
         "height": 8,
         "width": 8,

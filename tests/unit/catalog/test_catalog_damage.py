@@ -24,7 +24,7 @@ ROW = {
     **PLAIN,
     "dataset": "d", "root": "/data", "kind": "video", "size_bytes": 1000, "mtime_ns": 0, "start": -1, "fingerprint": "f",
     "num_frames": 48, "height": 480, "width": 640, "fps": 24.0, "duration_seconds": 2.0, "codec": "h264",
-    "pixel_format": "yuv420p", "bit_depth": 8, "rotation": 0,
+    "pixel_format": "yuv420p", "bit_depth": 8, "rotation": 0, "first_frame": 0, "cut": "",
     "caption": "a shot", "error": None, "ordinal": 0,
 }  # fmt: skip
 

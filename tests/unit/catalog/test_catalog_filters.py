@@ -38,6 +38,8 @@ _PLAIN: dict[str, Any] = {
     "pixel_format": "yuv420p",
     "bit_depth": 8,
     "rotation": 0,
+    "first_frame": 0,
+    "cut": "",
     "caption": "a cat",
     "error": None,
 }

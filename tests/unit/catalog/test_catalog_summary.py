@@ -59,7 +59,8 @@ def of_score(*values: float) -> list[tuple[str, int]]:
     """Classes of a score that some clips have."""
     plain = {"dataset": "d", "root": "/d", "kind": "image", "fingerprint": "f", "codec": "png"}
     plain |= {"pixel_format": "RGB", "num_frames": 1, "height": 9, "width": 9, "path": "a", "group": "a"}
-    full = [{f.name: 0 for f in SCHEMA} | PLAIN | plain | {"caption": None, "error": None} for _ in values]
+    flags = {"first_frame": 0, "cut": "", "caption": None, "error": None}
+    full = [{f.name: 0 for f in SCHEMA} | PLAIN | plain | flags for _ in values]
     rows = CatalogRows.from_table(pa.Table.from_pylist(full, schema=SCHEMA))
     return summarise(replace(rows, scores={"aes": np.array(values)})).scores.get("aes", [])
 

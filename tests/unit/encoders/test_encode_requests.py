@@ -24,7 +24,7 @@ from reelworks.encoders.encode import Encoding, Forecast
 from reelworks.encoders.stored_batches import StoredLatents
 from reelworks.media.augment import Augmentation
 from reelworks.media.config import PREFETCH_BYTES
-from reelworks.media.decode import Request
+from reelworks.media.decode import Request, Spot
 from reelworks.media.decode_pool import DecodePool
 from reelworks.recipe import dataset, recipe_file
 from reelworks.recipe.dataset import RecipeData
@@ -147,6 +147,7 @@ def test_every_field_of_a_request_is_part_of_its_key() -> None:
     request = Request(Path("a"), False, Shape(3, 32, 32), measures=Shape(9, 32, 48))
     other: dict[str, Any] = {"short_clips": "loop", "is_image": True, "nearest": True, "measures": None}
     other |= {"size": (32, 48), "resize": "area", "augmentation": Augmentation(flip=True)}
+    other |= {"num_frames": 3, "spot": Spot((0, 1, 2), 0)}
     key, _ = request_key.of_request("latent", "e", request, "f")
     for field in dataclasses.fields(request):
         value = getattr(request, field.name)
@@ -161,7 +162,7 @@ def test_every_field_of_a_request_is_part_of_its_key() -> None:
         else:
             changed = value + 0.5
         differs = request_key.of_request("latent", "e", dataclasses.replace(request, **{field.name: changed}), "f")[0]
-        assert (differs != key) == (field.name != "path"), field.name
+        assert (differs != key) == (field.name not in ("path", "spot")), field.name
     for arguments in (("image", "e", request, "f"), ("latent", "x", request, "f"), ("latent", "e", request, "x")):
         assert request_key.of_request(*arguments)[0] != key
 

@@ -101,11 +101,12 @@ _TINY = HunyuanVideo15Config(
     image_embed_dim=16,
     rope_axes_dim=(4, 6, 6),
 )
-# Sampling defaults of its release.
+# Sampling defaults and frame rate of its release.
 _preset = partial(
     family.Preset,
     parts=family.Parts("hunyuan-video-1.5", "hunyuan-video-1.5"),
     sampling=family.SamplingDefaults(6.0, 50),
+    fps=24.0,
 )
 _release = partial(family.Release, side=640, lines=480, num_frames=81)
 FAMILY = family.Family(

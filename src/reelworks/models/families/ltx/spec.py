@@ -44,8 +44,9 @@ class LTXConfig(Config):
 
 
 _TINY = LTXConfig(num_attention_heads=2, attention_head_dim=16, cross_attention_dim=32, num_layers=2)
+# The frame rate is the default of diffusers' LTXPipeline.
 _preset = partial(
-    family.Preset, parts=family.Parts("ltx-video", "ltx-video"), sampling=family.SamplingDefaults(3.0, 50)
+    family.Preset, parts=family.Parts("ltx-video", "ltx-video"), sampling=family.SamplingDefaults(3.0, 50), fps=25.0
 )
 _release = partial(family.Release, side=640, lines=480, num_frames=97)
 FAMILY = family.Family(

@@ -107,7 +107,10 @@ _TINY = LTX2Config(
     audio_cross_attention_dim=16,
     num_layers=1,
 )
-_preset = partial(family.Preset, parts=family.Parts("ltx-2", "ltx-2"), sampling=family.SamplingDefaults(3.0, 30))
+# The frame rate is the default of diffusers' LTX2Pipeline.
+_preset = partial(
+    family.Preset, parts=family.Parts("ltx-2", "ltx-2"), sampling=family.SamplingDefaults(3.0, 30), fps=24.0
+)
 # Its scheduler shifts by e^0.95 at 1,024 tokens and by e^2.05 at 4,096; this value is in between.
 _release = partial(family.Release, side=640, lines=480, num_frames=121, timestep_shift=5.0)
 _autoencoder = partial(

@@ -89,7 +89,8 @@ _TINY = WanConfig(
 _SIGNS = ("encoder.norm_out.gamma", "encoder.middle.0.residual.0.gamma")
 # Qwen-Image's autoencoder was derived from this one and shares its encoder.
 _PARTS = family.Parts("wan-2.1", "wan", same_latents=("qwen-image",))
-_preset = partial(family.Preset, parts=_PARTS, sampling=family.SamplingDefaults(5.0, 50))
+# Frame rates of Wan's configs (`sample_fps`): 16, and 24 for the 5B of Wan 2.2.
+_preset = partial(family.Preset, parts=_PARTS, sampling=family.SamplingDefaults(5.0, 50), fps=16.0)
 _release = partial(family.Release, side=640, lines=480, num_frames=81)
 _autoencoder = partial(family.PublishedAutoencoder, "AutoencoderKLWan", frame_rule=(4, 1), signs=_SIGNS)
 _UMT5 = family.TextNetwork("text_encoder", "umt5", 256_384)
@@ -105,6 +106,7 @@ FAMILY = family.Family(
         "wan-2.2-5b": _preset(
             WanConfig(num_attention_heads=24, ffn_dim=14336, in_channels=48, out_channels=48, expand_timesteps=True),
             parts=_PARTS._replace(autoencoder="wan-2.2"),
+            fps=24.0,
             release=_release("Wan-AI/Wan2.2-TI2V-5B-Diffusers"),
         ),
         "wan-2.1-i2v-14b": _preset(
