@@ -135,7 +135,7 @@ class MicroBatch:
     is_valid: Tensor
     failures: tuple[tuple[int, str], ...]
     companions: Mapping[str, Tensor] = field(default_factory=dict)
-    stream: StreamState = StreamState()
+    stream: StreamState = field(default=StreamState(), compare=False)
 
     @property
     def is_idle(self) -> bool:
