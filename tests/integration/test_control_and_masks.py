@@ -180,7 +180,7 @@ def _one(batch):
     """The first clip of a micro-batch that counts, alone."""
     work, at = batch.work, [int(batch.is_valid.int().argmax())]
     arrays = {name: getattr(work, name)[at] for name in ("uids", "copies", "repeat_index")}
-    tuples = {name: tuple(getattr(work, name)[i] for i in at) for name in ("requests", "captions", "fps")}
+    tuples = {name: tuple(getattr(work, name)[i] for i in at) for name in ("requests", "captions", "fps", "crops")}
     return replace(
         batch,
         work=replace(work, **arrays, **tuples, companions={}),

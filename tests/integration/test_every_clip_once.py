@@ -54,16 +54,16 @@ def _lose_one(recipe: dict) -> None:
     from reelworks.recipe import recipe_file
     from reelworks.train.trainer import RunOptions, run
 
-    original, seen = loader._collect, []
+    original, seen = loader._micro_batch, []
 
-    def collect(work, jobs):
-        batch = original(work, jobs)
+    def lossy(work, *decoded):
+        batch = original(work, *decoded)
         seen.append(work)
         if len(seen) == 3:
             batch.is_valid[0] = False
         return batch
 
-    loader._collect = collect
+    loader._micro_batch = lossy
     run(recipe_file.parse(recipe), RunOptions(debug=True))
 
 

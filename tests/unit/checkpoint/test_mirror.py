@@ -323,7 +323,7 @@ def test_addresses_that_cannot_work_are_refused_at_once(tmp_path: Path, monkeypa
     assert "mount" in caught.value.remedy
     monkeypatch.setitem(sys.modules, "s3fs", None)
     # As where it is not installed and nobody has asked for it yet.
-    monkeypatch.setattr(sys.modules["fsspec.registry"], "_registry", {})
+    monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "s3", raising=False)
     with pytest.raises(UserError) as caught:
         RemoteFilesystem.open(MirrorConfig(url="s3://bucket/run"))
     assert caught.value.remedy == "pip install 'reelworks[s3]'"

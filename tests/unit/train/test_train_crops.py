@@ -12,7 +12,7 @@ from PIL import Image
 
 from reelworks.data import loader
 from reelworks.data.loader import StepSource
-from reelworks.media import decode
+from reelworks.media.decode_pool import DecodePool
 from reelworks.models import registry
 from reelworks.models.families.sdxl import network as sdxl
 from reelworks.testing import contract
@@ -44,9 +44,9 @@ def batches(folder, validates=False, **objective):
     works = [work for row in range(plan.steps) for work in source.row(plan, 0, row)]
     if validates:
         works = [source.work(clips.take(np.array([i])), epoch=0, augments=False) for i in range(len(clips))]
-    pool = decode.DecodePool(0, 60.0)
+    pool = DecodePool(0, 60.0)
     try:
-        return data.recipe, list(loader.read_ahead(works, pool, depth=2))
+        return data.recipe, list(loader.read_ahead(works, pool))
     finally:
         pool.close()
 
