@@ -30,7 +30,7 @@ def trained(run: Path) -> Counter[str]:
 
 @pytest.mark.parametrize(
     ("batch_sizes", "incomplete", "world"),
-    [([1, 1], "partial", 1), ([3, 2], "pad", 1), ([5, 4], "partial", 2)],
+    [pytest.param([1, 1], "partial", 1, marks=pytest.mark.slow), ([3, 2], "pad", 1), ([5, 4], "partial", 2)],
 )
 def test_trained_equals_the_catalog_less_the_reasons(tiny, footage, tmp_path, batch_sizes, incomplete, world):
     recipe = tiny(

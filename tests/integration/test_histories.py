@@ -74,7 +74,7 @@ def test_each_clip_has_the_account_that_it_should_have(tmp_path, story):
     assert not verdict.problems, said
 
 
-@pytest.mark.parametrize("number", [1, 6])
+@pytest.mark.parametrize("number", [6, pytest.param(1, marks=pytest.mark.slow)])
 def test_random_histories_have_the_account_that_they_should_have(tmp_path, number):
     history = draw.draw(random.Random(f"quick-{number}"), worlds=False)
     verdict, said = lived(history, tmp_path)

@@ -137,6 +137,7 @@ def test_killed_and_resumed_equals_the_uninterrupted_run(lora, tmp_path):
 SMALL_GPU = {"model": {"name": "wan-tiny", "gradient_checkpointing": True}}
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_on_a_base_of_4_bits(lora, tmp_path):
     """The base is quantised again to the same codes: nothing of it is saved, and no bit of the LoRA differs."""
 
