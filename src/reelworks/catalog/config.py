@@ -251,13 +251,15 @@ class DatasetConfig(Config):
         return self.place.name
 
 
-# Keys that change how clips and captions are shown, but not which clips are trained or when.
-SHOWING = frozenset(
+# Keys by which the frames or the caption of a clip are drawn anew at each use.
+DRAWN = frozenset(
     (
-        *("caption", "captions", "shuffle_tags", "tag_dropout", "keep_tags", "tag_separator", "flip", "rotate_degrees"),
+        *("captions", "shuffle_tags", "tag_dropout", "flip", "rotate_degrees"),
         *("jitter_brightness", "jitter_contrast", "jitter_saturation", "jitter_hue"),
     )
 )
+# Keys that change how clips and captions are shown, but not which clips are trained or when.
+SHOWING = DRAWN | {"caption", "keep_tags", "tag_separator"}
 
 
 def _is_list(info: ValidationInfo) -> bool:

@@ -26,8 +26,8 @@ class EncodeConfig(Config):
     variants: int = Field(
         1,
         ge=1,
-        description="crops and first frames stored of each clip, which epochs and repeats use in turn; only for clips "
-        'with random ones (`data.crop = "random"`, `data.clip_start = "random"`)',
+        description="variants stored of each clip, which epochs and repeats use in turn: of its crop and first frame, "
+        "where these are random, and of flip, rotation, colours, caption and tags, where the dataset draws them",
     )
     dtype: Literal["float32", "bfloat16"] = Field(
         "float32",

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from reelworks.analysis import plan_report
+from reelworks.catalog.config import DRAWN, DatasetConfig
 from reelworks.core.log import logger
 from reelworks.distributed.mesh import World
 from reelworks.encoders import encode, reachable, request_key
@@ -76,6 +77,14 @@ def lazy_encoder(recipe: Recipe, device: torch.device) -> LiveEncoder:
     return LiveEncoder(autoencoder, text_encoder, device, conditioning, image_encoder, given)
 
 
+def drawn_settings(recipe: Recipe) -> list[str]:
+    """Return the keys of a recipe by which a clip's frames or caption are drawn anew at each use."""
+    crop = ["data.crop"] if recipe.data.crop == "random" else []
+    plain = DatasetConfig(path="-")
+    drawn = DRAWN & {key for d in recipe.dataset for key in DRAWN if getattr(d, key) != getattr(plain, key)}
+    return [*crop, *(f"dataset.{key}" for key in sorted(drawn))]
+
+
 def epochs(data: RecipeData, spec: PlanSpec) -> int:
     """Return how many epochs a recipe trains; later ones are taken to be as long as the first."""
     train = data.recipe.train
@@ -102,6 +111,11 @@ def encoding(
 ) -> Encoding:
     """Prepare the encoding of all that a recipe's training reads; by default, encoders are loaded when it needs them."""
     recipe = data.recipe
+    if recipe.encode.variants == 1 and (fixed := drawn_settings(recipe)):
+        logger.warning(
+            f"encode.variants is 1, so each clip is shown alike in all epochs in spite of {', '.join(fixed)}; raise it to "
+            "store several variants of each clip"
+        )
     epoch_count = epochs(data, spec) if reachable.varies(data) else 1
     return Encoding(
         source,
