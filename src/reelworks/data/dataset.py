@@ -98,6 +98,7 @@ class Dataset:
     seed: InitVar[int | None] = None
 
     def __post_init__(self, seed: int | None) -> None:
+        self._last: tuple[int, BucketTable, DataSpec, Assignment] | None = None
         if self.rows is None:
             live = self.catalog.live()
             if self.spec is None:
@@ -155,19 +156,14 @@ class Dataset:
         """Return the clips to assign, a repeat as one element each, and the row of every element."""
         row, copy = _copies(self._showings, self.spec.datasets)
         r = self.rows
-        groups = group_keys(r, self.spec.group)
-        held = assign.held_out(self.spec.seed, groups, self.spec.split)
+        held = np.zeros(len(r), dtype=np.bool_)
+        if self.spec.split:  # the groups take all paths to compute
+            held = assign.held_out(self.spec.seed, group_keys(r, self.spec.group), self.spec.split)
         frames = decode.frames_available(r.num_frames, np.maximum(r.fps, 1e-6), self.spec.data)
-        clips = Clips(
-            uid=r.uid[row],
-            copy=copy,
-            num_frames=np.where(r.is_image, 1, frames)[row],
-            height=r.height.astype(np.int64)[row],
-            width=r.width.astype(np.int64)[row],
-            is_image=r.is_image[row],
-            excluded=self.excluded[row],
-            held_out=held[row],
-        )
+        frames[r.is_image] = 1
+        clips = Clips(r.uid, copy, frames, r.height, r.width, r.is_image, self.excluded, held)
+        if len(row) != len(r) or (row[1:] == row[:-1]).any():  # else a copy of millions of clips is saved
+            clips = replace(clips.take(row), copy=copy)
         return clips, row
 
     def assigned(self, epoch: int) -> tuple[Clips, I64, Assignment]:
@@ -176,17 +172,30 @@ class Dataset:
         Where `repeats` is fractional, chance decides whether the last repeat is trained.
         """
         clips, row = self.clips()
+        return clips, row, self._latest(epoch) or self._assign(epoch, clips, row)
+
+    def _assign(self, epoch: int, clips: Clips, row: I64) -> Assignment:
         result = assign.assign(clips, self.table, seed=self.spec.seed, epoch=epoch)
         chance = self._showings[row] - clips.copy
         at = np.flatnonzero((chance < 1) & (result.reason == Reason.NONE))
         drawn = passes(hash64(self.spec.seed, epoch, clips.uid[at], clips.copy[at], Purpose.SHARE), chance[at])
         result.reason[at[~drawn]] = Reason.NOT_DRAWN
-        return clips, row, result
+        self._last = (epoch, self.table, self.spec, result)
+        return result
+
+    def _latest(self, epoch: int) -> Assignment | None:
+        """Return the assignment of an epoch if it was the last one computed: plan and reports need the same."""
+        of_epoch, table, spec, result = self._last or (None, None, None, None)
+        return result if of_epoch == epoch and table is self.table and spec is self.spec else None
 
     def assignment(self, epoch: int) -> tuple[Assignment, I64]:
         """Return the assignment of every clip and repeat of an epoch, and the row of each."""
-        _, row, result = self.assigned(epoch)
-        return result, row
+        latest = self._latest(epoch)
+        if latest is None:
+            _, row, latest = self.assigned(epoch)
+        else:
+            row, _ = _copies(self._showings, self.spec.datasets)
+        return latest, row
 
     def entries(self, epoch: int) -> Samples:
         """Return the clips that an epoch trains."""
@@ -281,7 +290,7 @@ class Dataset:
         out = result.reason != Reason.NONE
         entries = self._entries_without_reason(clips, row, result)
         if excluded.bits.any():
-            entries = cursor.remaining_after(entries, excluded, self.catalog.all_rows().uid)
+            entries = cursor.remaining_after(entries, excluded, self.catalog.uids())
             out |= excluded.holds(ordinal, clips.copy)
         others = Unplanned(ordinal[out], clips.copy[out], result.reason[out], result.nearest[out])
         del clips, row, result, ordinal, out  # free the memory of millions of clips before planning
@@ -291,6 +300,8 @@ class Dataset:
 def _copies(shown: F64, datasets: Sequence[DatasetConfig]) -> tuple[I64, I64]:
     """Return row and repeat number of every clip that an epoch may show; repeats of a clip are adjacent."""
     times = np.ceil(shown).astype(np.int64)
+    if (times == 1).all():
+        return np.arange(len(times)), np.zeros(len(times), dtype=np.int64)
     if (total := int(times.sum())) > _MOST:
         raise UserError(
             f"an epoch would show {len(times)} clips {total} times in total, the maximum is {_MOST}",
