@@ -7,6 +7,7 @@ Small files are read at once instead: a catalog may have many.
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +21,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from reelworks.catalog import integrity
-from reelworks.catalog.rows import SCHEMA, SCORE, CatalogRows, as_column, as_numpy
+from reelworks.catalog.rows import DERIVED, SCHEMA, SCORE, CatalogRows, as_column, as_numpy, derive
 from reelworks.core.errors import UserError
 
 _SMALL_ROWS = 1 << 14  # rows that take about 10 MB
@@ -100,6 +101,10 @@ class PartFile:
 
     def _values(self, name: str, group: int, first: int) -> Any:
         length = self.num_rows if self.table is not None else self.metadata.row_group(group).num_rows
+        if name in DERIVED:
+            if name not in self.columns:
+                return derive(name, *(self._values(n, group, first) for n in DERIVED[name]))
+            return as_numpy(self._read(name, group).column(0).combine_chunks())
         if name not in self.columns:  # a score that the list had only later
             return np.full(length, np.nan)
         schema = pa.schema([SCHEMA.field(name) if name in SCHEMA.names else pa.field(name, _SCORE_TYPE)])
@@ -149,12 +154,26 @@ class Stored:
         scores = dict.fromkeys(name.removeprefix(SCORE) for file in self.files for name in file.scores)
         return CatalogRows(count, self._chunks, scores)
 
-    def _chunks(self, name: str) -> Iterator[Any]:
+    def tables(self) -> Iterator[Any]:
+        """Yield the rows as tables of all columns, those of `DERIVED` included, a row group of a file at a time."""
+        scores = list(dict.fromkeys(name for file in self.files for name in file.scores))
+        masks = [pa.field(name, pa.bool_()) for name in DERIVED]
+        schema = pa.schema([*SCHEMA, *masks, *(pa.field(name, _SCORE_TYPE) for name in scores)])
         for file in self.files:
             first = file.first
-            for values in ahead(file.chunks(name)):
-                yield values if self.alive is None else _shown(values, self.alive[first : first + len(values)])
-                first += len(values)
+            for columns in zip(*(file.chunks(name) for name in schema.names), strict=True):
+                alive = np.ones(len(columns[0]), np.bool_) if self.alive is None else self.alive[first:]
+                first += len(columns[0])
+                shown = [_shown(column, alive[: len(column)]) for column in columns]
+                arrays = [pa.array(c, type=f.type, from_pandas=f.nullable) for c, f in zip(shown, schema, strict=True)]
+                yield pa.table(arrays, schema=schema)
+
+    def _chunks(self, name: str) -> Iterator[Any]:
+        first = 0
+        chunks = itertools.chain.from_iterable(file.chunks(name) for file in self.files)
+        for values in chunks if sum(file.num_rows for file in self.files) < _SMALL_ROWS else ahead(chunks):
+            yield values if self.alive is None else _shown(values, self.alive[first : first + len(values)])
+            first += len(values)
 
 
 def _shown(values: Any, alive: NDArray[np.bool_]) -> Any:

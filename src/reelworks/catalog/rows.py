@@ -62,6 +62,18 @@ SCHEMA = pa.schema(
 SCORE = "score:"  # prefix of score columns, so that a score cannot replace a measure
 
 
+# Masks that files of rows have, too, because the texts that they follow from take long to read: rows with a caption
+# that is not empty, and rows that are a group of their own.
+DERIVED = {"captioned": ("caption",), "own_group": ("group", "path")}
+
+
+def derive(name: str, *columns: Any) -> NDArray[np.bool_]:
+    """Return a mask of `DERIVED` from the columns that it is listed with."""
+    if name == "captioned":
+        return as_numpy(pc.greater(pc.binary_length(columns[0]).fill_null(0), 0))
+    return as_numpy(pc.equal(*columns))
+
+
 def schema(scores: Iterable[str]) -> Any:
     """Return `SCHEMA` with a column for each score."""
     return pa.schema([*SCHEMA, *(pa.field(SCORE + name, pa.float64()) for name in scores)])
@@ -97,6 +109,8 @@ class CatalogRows:
     caption: pa.Array  # null if there is no caption file or the list has none, "" if the file is empty
     group: pa.Array  # path of the source file; clips of one group are held out together
     error: pa.Array  # why the file cannot be trained on, in which case all measures are 0; null for a good file
+    captioned: NDArray[np.bool_]  # whether there is a caption that is not empty
+    own_group: NDArray[np.bool_]  # whether `group` is the path
     # Scores of lists by name; NaN for rows without that score.
     scores: Mapping[str, NDArray[np.float64]]
 
@@ -116,7 +130,8 @@ class CatalogRows:
         """Make rows of a table of `SCHEMA`, with or without scores."""
 
         def chunks(name: str) -> Iterator[Any]:
-            yield as_column(name, table.column(name).combine_chunks())
+            columns = [table.column(n).combine_chunks() for n in DERIVED.get(name, (name,))]
+            yield derive(name, *columns) if name in DERIVED else as_column(name, columns[0])
 
         scores = [name.removeprefix(SCORE) for name in table.column_names if name.startswith(SCORE)]
         return cls(len(table), chunks, scores)
@@ -125,7 +140,7 @@ class CatalogRows:
         return self._count
 
     def __getattr__(self, name: str) -> Any:
-        if name not in _NAMES:
+        if name not in _ATTRIBUTES:
             raise AttributeError(name)
         return self.column(name)
 
@@ -172,6 +187,8 @@ class CatalogRows:
         columns |= {SCORE + name: score for name, score in (self.scores if scores is None else scores).items()}
 
         def chunks(name: str) -> Iterator[Any]:
+            if not columns.keys().isdisjoint(DERIVED.get(name, ())):
+                return iter([derive(name, *(columns.get(n, self.column(n)) for n in DERIVED[name]))])
             return iter([columns[name]]) if name in columns else self.chunks(name)
 
         return CatalogRows(len(self), chunks, self.scores if scores is None else scores)
@@ -203,12 +220,6 @@ class CatalogRows:
     def is_image(self) -> NDArray[np.bool_]:
         """Mask of the rows of pictures."""
         return ~self.is_video
-
-    @cached_property
-    def captioned(self) -> NDArray[np.bool_]:
-        """Mask of the rows with a caption that is not empty."""
-        lengths = (pc.binary_length(chunk).fill_null(0) for chunk in self.chunks("caption"))
-        return np.concatenate([np.zeros(0, np.bool_), *(as_numpy(pc.greater(length, 0)) for length in lengths)])
 
     def of_datasets(self, names: Collection[str]) -> NDArray[np.bool_]:
         """Return a mask of the rows of these datasets."""
@@ -242,8 +253,6 @@ class CatalogRows:
             text_bytes = ArrayParts(np.dtype(np.uint8), int(lengths.sum()), partial(self._bytes, name))
             of_text = {"lengths": ArrayParts.of(lengths), "bytes": text_bytes, "missing": ArrayParts.of(missing)}
             arrays |= {f"{name}_{part}": array for part, array in of_text.items()}
-            if name == "caption":
-                self.__dict__["captioned"] = lengths > 0  # which would otherwise read all captions again
         for name, score in self.scores.items():
             if not np.isnan(score).all():
                 arrays[SCORE + name] = ArrayParts.of(score)
@@ -290,6 +299,7 @@ class _Scores(Mapping[str, NDArray[np.float64]]):
 
 
 _NAMES = frozenset(SCHEMA.names)
+_ATTRIBUTES = _NAMES | DERIVED.keys()
 
 
 def as_column(name: str, column: Any) -> Any:
@@ -302,6 +312,8 @@ def _is_text(name: str) -> bool:
 
 
 def _dtype(name: str) -> Any:
+    if name in DERIVED:
+        return np.bool_
     return SCHEMA.field(name).type.to_pandas_dtype() if name in _NAMES else np.float64
 
 

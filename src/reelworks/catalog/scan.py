@@ -2,7 +2,7 @@
 
 A scan lists every file, but opens only those whose size or time of change differ from their live row. A new or
 changed file appends a row, a changed or vanished one retires its former row, and a scan that finds no change
-writes nothing. A file that cannot be trained on gets a row with the reason.
+writes nothing. A scan that is killed goes on where it was (`journal.py`). A file that cannot be trained on gets a row with the reason.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from reelworks.catalog import listing, lists, probe, probe_pool
 from reelworks.catalog.config import Source
+from reelworks.catalog.journal import ScanJournal
 from reelworks.catalog.listing import Listing, SourceFile, list_folder
 from reelworks.catalog.probe import kind_of
 from reelworks.catalog.rows import SCORE, as_numpy, schema
@@ -305,12 +306,13 @@ def scan_sources(
         list_folder(source.name, source.root.resolve()) if source.list_file is None else lists.read(source)
         for source in sources
     ]
-    with lock.hold(catalog_path / ".lock", doing="scan", field="catalog", remedy="wait until it has ended"):
+    locked = lock.hold(catalog_path / ".lock", doing="scan", field="catalog", remedy="wait until it has ended")
+    with locked, ScanJournal(catalog_path) as journal:
         catalog = Catalog.open_or_new(catalog_path)
         update = Update(catalog)
         pairs = zip(sources, listings, strict=True)
         listed = [update.compare(source.name, source.root.resolve(), listing) for source, listing in pairs]
-        _examine_all(update, listed, workers, on_progress)
+        _examine_all(update, listed, workers, on_progress, journal)
         retired = update.retired([source.name for source in sources])
         if update.new or update.changed or len(retired):
             named = [{"name": source.name, "root": str(source.root.resolve())} for source in sources]
@@ -342,14 +344,24 @@ def _check_names(sources: Sequence[Source]) -> None:
 
 
 def _examine_all(
-    update: Update, listed: Sequence[Listed], workers: int, on_progress: Callable[[ScanProgress], None] | None
+    update: Update,
+    listed: Sequence[Listed],
+    workers: int,
+    on_progress: Callable[[ScanProgress], None] | None,
+    journal: ScanJournal,
 ) -> None:
-    to_apply, to_examine = itertools.tee(task for files in listed for task in update.tasks(files))
-    processes = sum(int(files.open.sum()) for files in listed) >= PROCESSES_FROM
-    looks = (task.look for task in to_examine)
+    """Examine files and apply the results, except those that a scan which was killed has examined already."""
+    tasks = (task for files in listed for task in update.tasks(files))
+    to_apply, to_examine = itertools.tee((task, journal.get(task) if task.look.open else None) for task in tasks)
+    processes = sum(int(files.open.sum()) for files in listed) - journal.known >= PROCESSES_FROM
+    looks = (task.look if known is None else task.look._replace(open=False) for task, known in to_examine)
     findings = probe_pool.map_ordered(examine, looks, workers=workers, processes=processes, crashed=crashed)
     total, reported = sum(int(files.look.sum()) for files in listed), time.monotonic()
-    for done, (task, finding) in enumerate(zip(to_apply, findings, strict=True), start=1):
+    for done, ((task, known), finding) in enumerate(zip(to_apply, findings, strict=True), start=1):
+        if known is not None and finding.error is None:
+            finding = finding._replace(**known)
+        elif finding.fingerprint:  # a file that could not be read is tried again
+            journal.add(task, finding)
         update.apply(task, finding)
         due = done == total or time.monotonic() - reported >= _SECONDS_BETWEEN_REPORTS
         if on_progress is not None and due:

@@ -19,7 +19,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -33,14 +33,16 @@ from numpy.typing import NDArray
 
 from reelworks.catalog import integrity, part_files
 from reelworks.catalog.part_files import PartFile, Stored
-from reelworks.catalog.rows import SCHEMA, CatalogRows
-from reelworks.core import files, storage
+from reelworks.catalog.rows import DERIVED, SCHEMA, CatalogRows, derive
+from reelworks.core import digests, files, storage
 from reelworks.core.errors import UserError
 
 FORMAT_VERSION = 2
+_KEEP_DIGEST_FROM_ROWS = 1 << 18
+_DIGEST = "digest-{:06d}.json"
 _ORDINAL = pa.field("ordinal", pa.int64(), nullable=False)
 _RETIRED_SCHEMA = pa.schema([_ORDINAL])
-_TOMBSTONES_SCHEMA = pa.schema([_ORDINAL, SCHEMA.field("uid")])
+TOMBSTONES_SCHEMA = pa.schema([_ORDINAL, SCHEMA.field("uid")])
 
 
 @dataclass(frozen=True)
@@ -236,6 +238,10 @@ class Catalog:
             object.__setattr__(self, "compacted", compacted)  # the same version, in other files now
             return self._stored
 
+    def stored_files(self) -> tuple[PartFile, ...]:
+        """Return the open files of rows, oldest first."""
+        return self._stored.files
+
     def _open_files(self) -> tuple[PartFile, ...]:
         files, first = [], 0
         for name, rows in self._files():
@@ -270,12 +276,12 @@ class Catalog:
         """Return ordinal and uid of the rows that were compacted away."""
         gone = sum(part.retired for part in self.parts[: self.compacted])
         if not gone:
-            return _TOMBSTONES_SCHEMA.empty_table()
+            return TOMBSTONES_SCHEMA.empty_table()
         file = self.path / gone_name(self.compacted)
         if not file.exists() and (newest := Catalog.open(self.path)).compacted > self.compacted:
             later = newest._tombstones()  # has these rows too
             return later.filter(pc.less(later.column("ordinal"), sum(part.rows for part in self.parts)))
-        return _read_parquet(file, _TOMBSTONES_SCHEMA, gone)
+        return _read_parquet(file, TOMBSTONES_SCHEMA, gone)
 
     def _retired(self, ordinal: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return the indices of retired rows, among rows with these ordinals."""
@@ -303,7 +309,24 @@ class Catalog:
 
     def digest(self) -> str:
         """Return a digest of the live rows' ordinals, uids, contents, captions and scores."""
-        return self.live().digest()
+        return self.digest_of(self.live())
+
+    def digest_of(self, rows: CatalogRows) -> str:
+        """Return the digest of some of the live rows; it is kept in the folder if it took long to compute."""
+        if len(rows) < _KEEP_DIGEST_FROM_ROWS:
+            return rows.digest()
+        stats = [(self.path / name).stat() for name, _ in self._files()]
+        files_now = [[stat.st_size, stat.st_mtime_ns] for stat in stats]
+        parts = [asdict(part) for part in self.parts]
+        key = digests.digest_json([parts, files_now, digests.digest_arrays(ordinal=rows.ordinal)])
+        kept = self.path / _DIGEST.format(self.version)
+        with suppress(OSError, ValueError, AttributeError):
+            if (known := json.loads(kept.read_text(encoding="utf-8")).get(key)) is not None:
+                return str(known)
+        digest = rows.digest()
+        with suppress(OSError):  # the folder may be read-only
+            files.write_json(kept, {key: digest})
+        return digest
 
     def append(self, rows: pa.Table, retired: NDArray[np.int64], sources: Sequence[dict[str, str]]) -> Catalog:
         """Append a part; the caller must hold the catalog's lock.
@@ -320,7 +343,7 @@ class Catalog:
         ordinals = pa.array(np.arange(first, first + len(rows)), type=pa.int64())
         rows = rows.set_column(0, SCHEMA.field("ordinal"), ordinals)
         if len(rows):
-            _write_parquet(self.path / _part_name(self.version), rows)
+            _write_parquet(self.path / _part_name(self.version), with_derived(rows))
         if len(retired):
             table = pa.table([pa.array(np.sort(retired))], schema=_RETIRED_SCHEMA)
             _write_parquet(self.path / _retired_name(self.version), table)
@@ -339,6 +362,14 @@ def too_old(path: Path, version: int, compacted: int) -> UserError:
         value=version,
         remedy=f"open version {compacted} or a later one; runs keep copies of the versions that they trained on",
     )
+
+
+def with_derived(rows: pa.Table) -> pa.Table:
+    """Return a table of rows with the masks of `DERIVED` as further columns."""
+    for name, columns in DERIVED.items():
+        mask = derive(name, *(rows.column(n).combine_chunks() for n in columns))
+        rows = rows.append_column(name, pa.array(mask, pa.bool_()))
+    return rows
 
 
 def _part_name(index: int) -> str:

@@ -51,6 +51,7 @@ app.command("coverage")(coverage.coverage)
 app.command("replay")(replay.replay)
 app.command("report")(report.report)
 app.command("import-opensora")(import_opensora.import_opensora)
+app.add_typer(catalog.app, name="catalog")
 app.add_typer(new.app, name="new")
 app.add_typer(checkpoints.app, name="checkpoints")
 

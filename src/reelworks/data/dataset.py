@@ -105,7 +105,7 @@ class Dataset:
                 self.spec = DataSpec(datasets_of(live))
             self.rows = rows_of(live, [d.place for d in self.spec.datasets])
             self.companion_rows = rows_of(live, companion_sources(self.spec.datasets))
-            both = [self.rows.digest(), self.companion_rows.digest()]
+            both = [self.catalog.digest_of(rows) for rows in (self.rows, self.companion_rows)]
             self.digest = digests.digest_json(both) if len(self.companion_rows) else both[0]
         if seed is not None:
             self.spec = replace(self.spec, seed=seed)
@@ -320,8 +320,9 @@ def group_keys(rows: CatalogRows, by: Literal["file", "folder"]) -> NDArray[np.u
         folder = pc.replace_substring_regex(rows.path, pattern=r"/?[^/]*$", replacement="").dictionary_encode()
         return hash64(_hashes(rows.dataset), _hashes(folder))
     groups = rows.uid.copy()
-    shared = np.flatnonzero(pc.not_equal(rows.group, rows.path))
-    groups[shared] = _hashes(rows.group.take(pa.array(shared)).dictionary_encode())
+    shared = np.flatnonzero(~rows.own_group)
+    if len(shared):
+        groups[shared] = _hashes(rows.take(shared).group.dictionary_encode())
     return groups
 
 
