@@ -66,7 +66,7 @@ def shown(catalog: Catalog) -> dict[str, Any]:
         "digest": catalog.digest(),
         "uids": catalog.uids().tolist(),
         "version": catalog.version,
-        "paths": [p for p in catalog.columns("path").column("path").take(live.ordinal).to_pylist()],
+        "paths": catalog.columns("path").column("path").take(live.ordinal).to_pylist(),
     }
 
 
@@ -193,5 +193,5 @@ def test_a_damaged_compacted_file_is_named(catalog: Path) -> None:
     compact(catalog)
     file = catalog / store.compact_name(3)
     file.write_bytes(file.read_bytes()[:-4])
-    with pytest.raises(UserError, match="compact-000003.parquet cannot be read"):
+    with pytest.raises(UserError, match=r"compact-000003\.parquet cannot be read"):
         Catalog.open(catalog).live()

@@ -78,9 +78,10 @@ def interrupted(data: Path, catalog: Path, monkeypatch: pytest.MonkeyPatch) -> N
     def die(*_: object) -> None:
         raise Killed
 
-    with monkeypatch.context() as patch, pytest.raises(Killed):
+    with monkeypatch.context() as patch:
         patch.setattr(Catalog, "append", die)
-        scan_sources([Source("d", data)], catalog, workers=1)
+        with pytest.raises(Killed):
+            scan_sources([Source("d", data)], catalog, workers=1)
 
 
 def test_what_changed_since_is_examined_again_and_a_torn_line_dropped(
