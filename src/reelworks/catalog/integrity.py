@@ -51,12 +51,12 @@ def wrong(name: str, column: Any, readable: Callable[[], NDArray[np.bool_]]) -> 
     if name in ("root", "kind"):
         words = column.dictionary
         good = pc.starts_with(words, "/") if name == "root" else pc.is_in(words, pa.array(KINDS_OF_FILE))
-        return ~as_numpy(good)[as_numpy(column.indices)]
+        return np.asarray(~as_numpy(good)[as_numpy(column.indices)])
     if name in _POSITIVE_IF_READABLE:
         return np.asarray((column < 0) | (readable() & (column < 1)))
     if name in _NOT_NEGATIVE:
         return np.asarray(~np.isfinite(column) | (column < 0))
-    return np.isinf(column) if name.startswith(SCORE) else None
+    return np.asarray(np.isinf(column)) if name.startswith(SCORE) else None
 
 
 def check_one_row_per_uid(live: CatalogRows, path: Path) -> None:
