@@ -13,20 +13,31 @@ from array import array
 from contextlib import suppress
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from reelworks.catalog.probe import Probe
 from reelworks.core import digests
 
-if TYPE_CHECKING:
-    from reelworks.catalog.scan import Finding, Task
-
 NAME = "unfinished-scan.jsonl"
 _FORMAT = 1
 _SECONDS_BETWEEN_WRITES = 1.0
 _BUFFER_BYTES = 1 << 20
+
+
+class FileState(NamedTuple):
+    """A file as a scan's listing found it; `known` is the fingerprint at the last scan."""
+
+    file: str
+    size_bytes: int
+    mtime_ns: int
+    known: str
+
+    @property
+    def key(self) -> str:
+        """16 hexadecimal digits that differ for another state."""
+        return digests.digest_json(self)[:16]
 
 
 class ScanJournal:
@@ -61,31 +72,26 @@ class ScanJournal:
         self._reader = self._path.open("rb")
         self._written = time.monotonic()
 
-    def get(self, task: Task) -> dict[str, Any] | None:
+    def get(self, state: FileState) -> dict[str, Any] | None:
         """Return what an earlier scan found in a file: "fingerprint", "error" and "probe"; None if nothing."""
         if not self.known:
             return None
-        key = _key(task)
-        at = int(np.searchsorted(self._keys, np.uint64(int(key, 16))))
-        if at == self.known or int(self._keys[at]) != int(key, 16):
+        key = np.uint64(int(state.key, 16))
+        at = int(np.searchsorted(self._keys, key))
+        if at == self.known or self._keys[at] != key:
             return None
         self._reader.seek(int(self._offsets[at]))
         with suppress(ValueError, TypeError, KeyError):  # a damaged line is as good as none
             found = json.loads(self._reader.readline()[16:])
-            if found.pop("file") == str(task.look.file):
+            if found.pop("file") == state.file:
                 return {**found, "probe": None if found["probe"] is None else Probe(**found["probe"])}
         return None
 
-    def add(self, task: Task, finding: Finding) -> None:
+    def add(self, state: FileState, fingerprint: str, error: str | None, measures: Probe | None) -> None:
         """Keep what was found in a file; it is written within a second or so."""
-        probe = None if finding.probe is None else asdict(finding.probe)
-        found = {
-            "file": str(task.look.file),
-            "fingerprint": finding.fingerprint,
-            "error": finding.error,
-            "probe": probe,
-        }
-        self._file.write(f"{_key(task)}{json.dumps(found)}\n".encode())
+        probe = None if measures is None else asdict(measures)
+        found = {"file": state.file, "fingerprint": fingerprint, "error": error, "probe": probe}
+        self._file.write(f"{state.key}{json.dumps(found)}\n".encode())
         if time.monotonic() - self._written >= _SECONDS_BETWEEN_WRITES:
             self._file.flush()
             self._written = time.monotonic()
@@ -99,10 +105,3 @@ class ScanJournal:
         self._reader.close()
         if kind is None:
             self._path.unlink(missing_ok=True)
-
-
-def _key(task: Task) -> str:
-    """Return 16 hexadecimal digits for a file in the state in which the listing found it."""
-    entry = task.listed.files.entries[task.number]
-    state = [str(task.look.file), entry.size_bytes, entry.mtime_ns, task.look.known]
-    return digests.digest_json(state)[:16]

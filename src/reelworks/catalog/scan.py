@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from reelworks.catalog import listing, lists, probe, probe_pool
 from reelworks.catalog.config import Source
-from reelworks.catalog.journal import ScanJournal
+from reelworks.catalog.journal import FileState, ScanJournal
 from reelworks.catalog.listing import Listing, SourceFile, list_folder
 from reelworks.catalog.probe import kind_of
 from reelworks.catalog.rows import SCORE, as_numpy, schema
@@ -96,6 +96,12 @@ class Task(NamedTuple):
     listed: Listed
     number: int
     look: Look
+
+    @property
+    def state(self) -> FileState:
+        """The file as the listing found it, by which a journal knows it."""
+        entry = self.listed.files.entries[self.number]
+        return FileState(str(self.look.file), entry.size_bytes, entry.mtime_ns, self.look.known)
 
 
 class Update:
@@ -352,7 +358,7 @@ def _examine_all(
 ) -> None:
     """Examine files and apply the results, except those that a scan which was killed has examined already."""
     tasks = (task for files in listed for task in update.tasks(files))
-    to_apply, to_examine = itertools.tee((task, journal.get(task) if task.look.open else None) for task in tasks)
+    to_apply, to_examine = itertools.tee((task, journal.get(task.state) if task.look.open else None) for task in tasks)
     processes = sum(int(files.open.sum()) for files in listed) - journal.known >= PROCESSES_FROM
     looks = (task.look if known is None else task.look._replace(open=False) for task, known in to_examine)
     findings = probe_pool.map_ordered(examine, looks, workers=workers, processes=processes, crashed=crashed)
@@ -361,7 +367,7 @@ def _examine_all(
         if known is not None and finding.error is None:
             finding = finding._replace(**known)
         elif finding.fingerprint:  # a file that could not be read is tried again
-            journal.add(task, finding)
+            journal.add(task.state, finding.fingerprint, finding.error, finding.probe)
         update.apply(task, finding)
         due = done == total or time.monotonic() - reported >= _SECONDS_BETWEEN_REPORTS
         if on_progress is not None and due:
