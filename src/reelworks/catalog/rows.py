@@ -247,15 +247,19 @@ class CatalogRows:
 
     def digest(self) -> str:
         """Return a digest of all that training depends on: ordinals, uids, contents, captions and scores."""
-        arrays = {"ordinal": ArrayParts.of(self.ordinal), "uid": ArrayParts.of(self.uid)}
+        arrays = {"ordinal": ArrayParts.from_array(self.ordinal), "uid": ArrayParts.from_array(self.uid)}
         for name in ("fingerprint", "caption"):
             lengths, missing = self._lengths(name)
             text_bytes = ArrayParts(np.dtype(np.uint8), int(lengths.sum()), partial(self._bytes, name))
-            of_text = {"lengths": ArrayParts.of(lengths), "bytes": text_bytes, "missing": ArrayParts.of(missing)}
+            of_text = {
+                "lengths": ArrayParts.from_array(lengths),
+                "bytes": text_bytes,
+                "missing": ArrayParts.from_array(missing),
+            }
             arrays |= {f"{name}_{part}": array for part, array in of_text.items()}
         for name, score in self.scores.items():
             if not np.isnan(score).all():
-                arrays[SCORE + name] = ArrayParts.of(score)
+                arrays[SCORE + name] = ArrayParts.from_array(score)
         return digests.digest_parts(arrays)
 
     def _lengths(self, name: str) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:

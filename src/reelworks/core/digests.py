@@ -33,7 +33,7 @@ class ArrayParts(NamedTuple):
     parts: Callable[[], Iterable[np.ndarray[Any, Any]]]
 
     @classmethod
-    def of(cls, array: np.ndarray[Any, Any]) -> ArrayParts:
+    def from_array(cls, array: np.ndarray[Any, Any]) -> ArrayParts:
         """Return an array as one part."""
         return cls(array.dtype, len(array), lambda: [array])
 
