@@ -115,7 +115,7 @@ class _Catalogs:
         aliases = known.aliases if known else Aliases()
         if known is None or known.catalog.version < about.catalog_version:
             catalog = segment_record.recorded_catalog(self.run, about)
-            known = Named(catalog, aliases, catalog.columns("uid").column("uid").to_numpy())
+            known = Named(catalog, aliases, catalog.uids())
         if len(record.alias_ordinal):
             known = replace(known, aliases=aliases.with_more(record.alias_ordinal, record.alias_key))
         self._by_name[about.catalog] = known

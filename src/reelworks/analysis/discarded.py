@@ -140,11 +140,22 @@ def _by_bucket(data: RecipeData, entries: Samples, columns: dict[str, F64 | I64]
 
 def _largest(entries: Samples, value: F64 | I64, count: int) -> I64:
     """Return the indices of the largest values, descending, one for each clip, without values of about 0."""
-    order = np.argsort(-value, kind="stable")
-    order = order[value[order] > _ROUNDING]
     end = count
     while True:  # look further only if repeats of the same clips make it necessary
-        _, first = np.unique(entries.uid[order[:end]], return_index=True)
-        if len(first) >= count or end >= len(order):
+        order = _descending(value, end)
+        _, first = np.unique(entries.uid[order], return_index=True)
+        if len(first) >= count or len(order) < end:
             return order[np.sort(first)[:count]]
         end *= 4
+
+
+def _descending(value: F64 | I64, count: int) -> I64:
+    """Return the indices of the `count` largest values, descending and then by index, without values of about 0."""
+    if count < len(value):
+        least = np.partition(value, len(value) - count)[len(value) - count]
+        candidates = np.flatnonzero(value >= least)
+    else:
+        candidates = np.arange(len(value))
+    candidates = candidates[value[candidates] > _ROUNDING]
+    order: I64 = candidates[np.argsort(-value[candidates], kind="stable")][:count]
+    return order

@@ -18,6 +18,7 @@ from pyarrow import csv, parquet
 
 from reelworks.buckets.assign import Assignment, Reason
 from reelworks.catalog import filters
+from reelworks.catalog.rows import CatalogRows, as_numpy
 from reelworks.catalog.store import Catalog
 from reelworks.core import files
 from reelworks.core.errors import UserError
@@ -78,22 +79,56 @@ def counts(data: RecipeData, rejections: list[Rejection]) -> dict[str, dict[str,
 
 def named(data: RecipeData, rejections: list[Rejection]) -> dict[str, list[dict[str, str]]]:
     """Return the first files of each reason by dataset and path, at most `FILES_NAMED`, with details."""
+    first = _first(data.rows, rejections)
+    # Texts of these rows alone are read.
+    rows = np.unique(
+        np.concatenate([np.zeros(0, np.int64), *(r.row[i] for r, i in zip(rejections, first, strict=True))])
+    )
+    few = data.rows.take(rows)
     return {
-        r.reason.label: [_explain(data, r.reason, int(r.row[i]), int(r.nearest[i])) for i in _first(data, r.row)]
-        for r in rejections
+        r.reason.label: [
+            _explain(data, few, r.reason, int(np.searchsorted(rows, r.row[i])), int(r.row[i]), int(r.nearest[i]))
+            for i in chosen.tolist()
+        ]
+        for r, chosen in zip(rejections, first, strict=True)
     }
 
 
-def _first(data: RecipeData, row: NDArray[np.int64]) -> list[int]:
-    """Return the indices of the first rows by dataset and path."""
-    taken = pa.array(row)
-    names = pa.table({"dataset": _words(data.rows.dataset.take(taken)), "path": data.rows.path.take(taken)})
-    order = [("dataset", "ascending"), ("path", "ascending")]
-    return list(pc.select_k_unstable(names, FILES_NAMED, order).to_pylist())
+def _first(rows: CatalogRows, rejections: list[Rejection]) -> list[NDArray[np.int64]]:
+    """Return the indices of the first rows of each rejection by dataset and path, reading all paths once."""
+    names = rows.dataset.dictionary.to_pylist()
+    rank = np.argsort(np.argsort(np.array(names, dtype=object)))[as_numpy(rows.dataset.indices)]
+    best = [
+        pa.table(
+            {"rank": pa.array([], pa.int64()), "path": pa.array([], pa.large_string()), "at": pa.array([], pa.int64())}
+        )
+    ]
+    best = best * len(rejections)
+    begin = 0
+    for paths in rows.chunks("path") if rejections else ():
+        for number, r in enumerate(rejections):
+            at = np.arange(*np.searchsorted(r.row, [begin, begin + len(paths)]))
+            own = r.row[at]
+            found = pa.table({"rank": rank[own], "path": paths.take(pa.array(own - begin)), "at": at})
+            best[number] = _smallest(best[number], found)
+        begin += len(paths)
+    return [as_numpy(table.column("at")) for table in best]
 
 
-def _explain(data: RecipeData, reason: Reason, row: int, nearest: int) -> dict[str, str]:
-    rows = data.rows
+def _smallest(best: Any, found: Any) -> Any:
+    """Return the first `FILES_NAMED` of two tables by rank and path."""
+    if len(best) == FILES_NAMED:  # most of millions of paths come after the last one of these
+        last_rank, last_path = (best.column(name)[FILES_NAMED - 1] for name in ("rank", "path"))
+        same = pc.and_(pc.equal(found.column("rank"), last_rank), pc.less(found.column("path"), last_path))
+        found = found.filter(pc.or_(pc.less(found.column("rank"), last_rank), same))
+    both = pa.concat_tables([best, found])
+    return both.take(pc.select_k_unstable(both, FILES_NAMED, [("rank", "ascending"), ("path", "ascending")]))
+
+
+def _explain(
+    data: RecipeData, rows: CatalogRows, reason: Reason, row: int, row_of_data: int, nearest: int
+) -> dict[str, str]:
+    """Return path and details of a row of `rows`, which is `row_of_data` among all rows."""
     detail = ""
     if reason == Reason.UNREADABLE:
         detail = str(rows.error[row].as_py())
@@ -111,7 +146,9 @@ def _explain(data: RecipeData, reason: Reason, row: int, nearest: int) -> dict[s
         in_list = "no caption in the list, nor in a file next to the clip if the list has no captions"
         detail = in_list if rows.dataset[row].as_py() in listed else "no caption file"
     elif reason == Reason.NO_COMPANION:
-        detail = "; ".join(f.explain(rows, row) for f in data.companions.values() if f.problem[row])
+        detail = "; ".join(
+            f.explain(data.rows, row_of_data) for f in data.companions.values() if f.problem[row_of_data]
+        )
     elif reason in (Reason.TOO_SHORT, Reason.TOO_SMALL, Reason.NO_BUCKET):
         detail = f"{_frames_text(data, row)} of {rows.height[row]} × {rows.width[row]}"
         if nearest >= 0 and reason == Reason.TOO_SHORT:

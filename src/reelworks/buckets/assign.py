@@ -12,7 +12,9 @@ lengths again). Each decision about a clip has its own random draw.
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
@@ -31,6 +33,7 @@ Mask = NDArray[np.bool_]
 
 # Number of clips assigned at a time; small enough that intermediate results stay in the processor's cache.
 _BLOCK = 1 << 16
+_MOST_THREADS = 8
 _RESOLUTION, _LENGTH = 1, 2  # decisions about a clip in a table of Open-Sora
 
 
@@ -106,7 +109,8 @@ def assign(clips: Clips, table: BucketTable, *, seed: int, epoch: int) -> Assign
     of_entry = _NativeSizes.of_entry if table.dialect is None else _DialectSizes.of_entry
     sizes: Sequence[_Sizes] = [of_entry(table, i) for i in range(len(table.entries))]
     result = Assignment(np.full(n, -1, np.int32), clips.excluded.astype(np.int8), np.full(n, -1, np.int32))
-    for first in range(0, n, _BLOCK):
+
+    def assign_block(first: int) -> None:
         where = slice(first, first + _BLOCK)
         block = clips.take(where)
         state = hash_rng.hash64(seed, epoch, block.uid, block.copy, Purpose.KEEP)
@@ -117,6 +121,10 @@ def assign(clips: Clips, table: BucketTable, *, seed: int, epoch: int) -> Assign
         lost = np.flatnonzero((reason == Reason.NONE) & (bucket < 0))
         reason[(bucket >= 0) & block.held_out] = Reason.HELD_OUT
         reason[lost], nearest[lost] = _explain(block.take(lost), table, sizes)
+
+    with ThreadPoolExecutor(min(os.cpu_count() or 1, _MOST_THREADS)) as threads:  # numpy computes without Python's lock
+        for _ in threads.map(assign_block, range(0, n, _BLOCK)):
+            pass
     return result
 
 

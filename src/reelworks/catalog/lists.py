@@ -19,7 +19,6 @@ import math
 import os
 import stat
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,7 @@ from reelworks.catalog.filter_expression import NUMBERS, TEXTS
 from reelworks.catalog.integrity import OUTSIDE, is_text
 from reelworks.catalog.listing import NO_FILE, Listing, SourceFile
 from reelworks.catalog.location import MediaPath
-from reelworks.catalog.rows import SCHEMA, SCORE, CatalogRows, as_numpy
+from reelworks.catalog.rows import SCHEMA, CatalogRows, as_numpy
 from reelworks.core.errors import UserError
 
 _ROUNDABOUT = r"//|(^|/)\.{1,2}(/|$)|/$"
@@ -419,11 +418,5 @@ def same_words(live: CatalogRows, row: Indices, captions: Any, root: str) -> NDA
 
 def retold(live: CatalogRows, row: Indices, captions: Any, root: str, scores: Scores) -> Any:
     """Return rows with new captions, root and scores and their former measures, as a table."""
-    table = replace(live.take(row), scores={}).to_table()
     roots = pa.DictionaryArray.from_arrays(np.zeros(len(row), dtype=np.int32), [root])
-    for name, column in (("caption", captions), ("root", roots)):
-        index = table.schema.get_field_index(name)
-        table = table.set_column(index, table.schema.field(index), column)
-    for name, score in scores.items():
-        table = table.append_column(SCORE + name, pa.array(score, from_pandas=True))
-    return table
+    return live.take(row).replaced(scores, caption=captions, root=roots).to_table()

@@ -2,15 +2,16 @@
 
 Numbers are numpy arrays and texts are Arrow arrays, so that ten million clips need no Python object each. Texts
 that repeat (dataset, root, kind, codec and others) are dictionary-encoded. Each score of a list is a column of
-its own, which only parts written since the list had it contain.
+its own, which only parts written since the list had it contain. A column is read from disk when it is first used:
+most of a catalog's bytes are captions, paths and fingerprints, which few commands need as a whole.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 from reelworks.catalog import location
 from reelworks.catalog.location import MediaPath
 from reelworks.core import digests
+from reelworks.core.digests import ArrayParts
 
 _WORD = pa.dictionary(pa.int32(), pa.string())
 _TEXT = pa.large_string()  # captions of millions of clips exceed the 2 GB that `string` can address
@@ -92,16 +94,28 @@ def without_range(label: str) -> str:
     return _RANGE_OF_LABEL.sub("", label)
 
 
+# Masks that files of rows have, too, because the texts that they follow from take long to read: rows with a caption
+# that is not empty, and rows that are a group of their own.
+DERIVED = {"captioned": ("caption",), "own_group": ("group", "path")}
+
+
+def derive(name: str, *columns: Any) -> NDArray[np.bool_]:
+    """Return a mask of `DERIVED` from the columns that it is listed with."""
+    if name == "captioned":
+        return as_numpy(pc.greater(pc.binary_length(columns[0]).fill_null(0), 0))
+    return as_numpy(pc.equal(*columns))
+
+
 def schema(scores: Iterable[str]) -> Any:
     """Return `SCHEMA` with a column for each score."""
     return pa.schema([*SCHEMA, *(pa.field(SCORE + name, pa.float64()) for name in scores)])
 
 
-@dataclass(frozen=True, eq=False)
 class CatalogRows:
     """Rows of a catalog; all arrays have one element for each row.
 
-    The measures, `num_frames` to `icc_profile`, are those of `probe.Probe`.
+    The measures, `num_frames` to `icc_profile`, are those of `probe.Probe`. Reading a column that is damaged on disk
+    raises a UserError.
     """
 
     ordinal: NDArray[np.int64]  # permanent number of the row
@@ -138,27 +152,89 @@ class CatalogRows:
     first_frame: NDArray[np.int64]  # number in its file of the first of the clip's `num_frames` frames
     cut: pa.Array  # how the clip was cut from its file: "list", or the setting of a `Source`; "" for a whole file
     error: pa.Array  # why the file cannot be trained on, in which case all measures are 0; null for a good file
+    captioned: NDArray[np.bool_]  # whether there is a caption that is not empty
+    own_group: NDArray[np.bool_]  # whether `group` is the path
     # Scores of lists by name; NaN for rows without that score.
-    scores: dict[str, NDArray[np.float64]] = field(default_factory=dict)
+    scores: Mapping[str, NDArray[np.float64]]
+
+    def __init__(self, count: int, chunks: Callable[[str], Iterator[Any]], scores: Iterable[str] = ()) -> None:
+        """Make rows whose columns are read on demand.
+
+        Args:
+            count: Number of rows.
+            chunks: Yields a column by name in consecutive parts: numbers as numpy arrays, texts as Arrow arrays.
+            scores: Names of the scores, whose columns have the prefix `SCORE`.
+        """
+        self._count, self._chunks = count, chunks
+        self.scores = _Scores(self, tuple(scores))
 
     @classmethod
     def from_table(cls, table: pa.Table) -> CatalogRows:
         """Make rows of a table of `SCHEMA`, with or without scores."""
-        columns = {name: table.column(name).combine_chunks() for name in SCHEMA.names}
-        values: dict[str, Any] = {n: c if _is_text(n) else as_numpy(c) for n, c in columns.items()}
-        scores = [name for name in table.column_names if name.startswith(SCORE)]
-        return cls(**values, scores={n.removeprefix(SCORE): as_numpy(table.column(n)) for n in scores})
+
+        def chunks(name: str) -> Iterator[Any]:
+            columns = [table.column(n).combine_chunks() for n in DERIVED.get(name, (name,))]
+            yield derive(name, *columns) if name in DERIVED else as_column(name, columns[0])
+
+        scores = [name.removeprefix(SCORE) for name in table.column_names if name.startswith(SCORE)]
+        return cls(len(table), chunks, scores)
 
     def __len__(self) -> int:
-        return len(self.ordinal)
+        return self._count
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _ATTRIBUTES:
+            raise AttributeError(name)
+        return self.column(name)
+
+    def column(self, name: str) -> Any:
+        """Return a column, which stays in memory from now on; a score by its name with the prefix `SCORE`."""
+        if name not in self.__dict__:
+            self.__dict__[name] = self._whole(name)
+        return self.__dict__[name]
+
+    def chunks(self, name: str) -> Iterator[Any]:
+        """Yield a column in consecutive parts, none of which stays in memory unless the column already is."""
+        return iter([self.__dict__[name]]) if name in self.__dict__ else self._chunks(name)
+
+    def _whole(self, name: str) -> Any:
+        chunks = self._chunks(name)
+        if _is_text(name):
+            return _joined([c for c in chunks if len(c)] or [pa.array([], type=SCHEMA.field(name).type)])
+        first = next(chunks, np.zeros(0, _dtype(name)))
+        if len(first) == self._count:
+            return first
+        column = np.empty(self._count, dtype=first.dtype)
+        filled = 0
+        for chunk in itertools.chain([first], chunks):  # not concatenated, which would take the memory twice
+            column[filled : filled + len(chunk)] = chunk
+            filled += len(chunk)
+        return column
 
     def take(self, indices: NDArray[Any]) -> CatalogRows:
         """Return rows selected by indices or by a boolean mask."""
         selected = np.flatnonzero(indices) if indices.dtype == np.bool_ else indices
-        arrow_indices = pa.array(selected, type=pa.int64())
-        columns: dict[str, Any] = {name: getattr(self, name) for name in SCHEMA.names}
-        values = {n: c.take(arrow_indices) if _is_text(n) else c[selected] for n, c in columns.items()}
-        return CatalogRows(**values, scores={name: score[selected] for name, score in self.scores.items()})
+        in_order = bool((selected[1:] > selected[:-1]).all())
+
+        def chunks(name: str) -> Iterator[Any]:
+            first = 0
+            for chunk in self.chunks(name) if in_order else [self.column(name)]:
+                ends = np.searchsorted(selected, [first, first + len(chunk)]) if in_order else [0, len(selected)]
+                yield _taken(name, chunk, selected[ends[0] : ends[1]] - first)
+                first += len(chunk)
+
+        return CatalogRows(len(selected), chunks, self.scores)
+
+    def replaced(self, scores: Mapping[str, NDArray[np.float64]] | None = None, **columns: Any) -> CatalogRows:
+        """Return the rows with other scores, if given, and with other columns by name."""
+        columns |= {SCORE + name: score for name, score in (self.scores if scores is None else scores).items()}
+
+        def chunks(name: str) -> Iterator[Any]:
+            if not columns.keys().isdisjoint(DERIVED.get(name, ())):
+                return iter([derive(name, *(columns.get(n, self.column(n)) for n in DERIVED[name]))])
+            return iter([columns[name]]) if name in columns else self.chunks(name)
+
+        return CatalogRows(len(self), chunks, self.scores if scores is None else scores)
 
     def find(self, uids: NDArray[np.uint64]) -> NDArray[np.int64]:
         """Return the indices of clips by uid, -1 if absent; every uid must have one row at most."""
@@ -206,11 +282,6 @@ class CatalogRows:
         is_cut = np.array([bool(word) for word in self.cut.dictionary.to_pylist()], dtype=np.bool_)
         return is_cut[as_numpy(self.cut.indices)] if len(self) else np.zeros(0, dtype=np.bool_)
 
-    @cached_property
-    def captioned(self) -> NDArray[np.bool_]:
-        """Mask of the rows with a caption that is not empty."""
-        return as_numpy(pc.greater(pc.binary_length(self.caption.fill_null("")), 0))
-
     def of_datasets(self, names: Collection[str]) -> NDArray[np.bool_]:
         """Return a mask of the rows of these datasets."""
         return self.per_dataset(dict.fromkeys(names, True), default=False)
@@ -234,29 +305,92 @@ class CatalogRows:
 
     def to_table(self) -> pa.Table:
         """Return the rows as a table that shares their memory; missing scores are null."""
-        columns = [pa.array(getattr(self, f.name), type=f.type) for f in SCHEMA]
-        scores = [pa.array(score, from_pandas=True) for score in self.scores.values()]
-        return pa.table([*columns, *scores], schema=schema(self.scores))
+        columns = [pa.array(self.column(f.name), type=f.type) for f in SCHEMA]
+        columns += [pa.array(score, from_pandas=True) for score in self.scores.values()]
+        return pa.table(columns, schema=schema(self.scores))
 
     def digest(self) -> str:
         """Return a digest of all that training depends on: ordinals, uids, contents, captions and scores."""
-        arrays: dict[str, NDArray[Any]] = {"ordinal": self.ordinal, "uid": self.uid}
+        arrays = {"ordinal": ArrayParts.from_array(self.ordinal), "uid": ArrayParts.from_array(self.uid)}
         for name in ("fingerprint", "caption"):
-            arrays |= {f"{name}_{part}": a for part, a in _text_arrays(getattr(self, name)).items()}
-        arrays |= {SCORE + name: score for name, score in sorted(self.scores.items()) if not np.isnan(score).all()}
-        return digests.digest_arrays(**arrays)
+            lengths, missing = self._lengths(name)
+            text_bytes = ArrayParts(np.dtype(np.uint8), int(lengths.sum()), partial(self._bytes, name))
+            of_text = {
+                "lengths": ArrayParts.from_array(lengths),
+                "bytes": text_bytes,
+                "missing": ArrayParts.from_array(missing),
+            }
+            arrays |= {f"{name}_{part}": array for part, array in of_text.items()}
+        for name, score in self.scores.items():
+            if not np.isnan(score).all():
+                arrays[SCORE + name] = ArrayParts.from_array(score)
+        return digests.digest_parts(arrays)
+
+    def _lengths(self, name: str) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+        """Return the bytes of each text, 0 for a missing one, and whether it is missing."""
+        lengths, missing = np.zeros(len(self), dtype=np.int64), np.zeros(len(self), dtype=np.bool_)
+        first = 0
+        for chunk in self.chunks(name):
+            where = slice(first, first + len(chunk))
+            lengths[where] = as_numpy(pc.binary_length(chunk).fill_null(0))
+            missing[where] = as_numpy(chunk.is_null())
+            first += len(chunk)
+        return lengths, missing
+
+    def _bytes(self, name: str) -> Iterator[NDArray[np.uint8]]:
+        """Yield the bytes of all texts, which are equal for equal texts in any memory layout."""
+        for chunk in self.chunks(name):
+            filled = chunk.fill_null("")
+            _, offset_buffer, data_buffer = filled.buffers()
+            if len(filled) and data_buffer is not None:
+                offsets = np.frombuffer(offset_buffer, dtype=np.int64)[filled.offset :]
+                yield np.frombuffer(data_buffer, dtype=np.uint8)[offsets[0] : offsets[len(filled)]]
+
+
+class _Scores(Mapping[str, NDArray[np.float64]]):
+    """Scores of rows by name, each read when it is first used."""
+
+    def __init__(self, rows: CatalogRows, names: tuple[str, ...]) -> None:
+        self._rows, self._names = rows, names
+
+    def __getitem__(self, name: str) -> NDArray[np.float64]:
+        if name not in self._names:
+            raise KeyError(name)
+        column: NDArray[np.float64] = self._rows.column(SCORE + name)
+        return column
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+_NAMES = frozenset(SCHEMA.names)
+_ATTRIBUTES = _NAMES | DERIVED.keys()
+
+
+def as_column(name: str, column: Any) -> Any:
+    """Return an Arrow array as rows hold it: texts as they are, numbers as numpy arrays."""
+    return column if _is_text(name) else as_numpy(column)
 
 
 def _is_text(name: str) -> bool:
-    return bool(SCHEMA.field(name).type in (_WORD, _TEXT))
+    return name in _NAMES and SCHEMA.field(name).type in (_WORD, _TEXT)
 
 
-def _text_arrays(texts: Any) -> dict[str, NDArray[Any]]:
-    """Return lengths, bytes and nulls of a text column, which are equal for equal texts in any memory layout."""
-    filled = texts.fill_null("")
-    _, offset_buffer, data_buffer = filled.buffers()
-    offsets = np.zeros(1, dtype=np.int64)
-    if len(filled):
-        offsets = np.frombuffer(offset_buffer, dtype=np.int64)[filled.offset :][: len(filled) + 1]
-    data = np.frombuffer(data_buffer or b"", dtype=np.uint8)[offsets[0] : offsets[-1]]
-    return {"lengths": np.diff(offsets), "bytes": data, "missing": as_numpy(texts.is_null())}
+def _dtype(name: str) -> Any:
+    if name in DERIVED:
+        return np.bool_
+    return SCHEMA.field(name).type.to_pandas_dtype() if name in _NAMES else np.float64
+
+
+def _taken(name: str, column: Any, selected: NDArray[np.int64]) -> Any:
+    return column.take(pa.array(selected, type=pa.int64())) if _is_text(name) else column[selected]
+
+
+def _joined(chunks: list[Any]) -> Any:
+    """Join arrays of texts into one; those of repeated words share one dictionary then."""
+    if len(chunks) == 1:
+        return chunks[0]
+    return pa.chunked_array(chunks).unify_dictionaries().combine_chunks()

@@ -2,7 +2,7 @@
 
 A scan lists every file, but opens only those whose size or time of change differ from their live row. A new or
 changed file appends a row, a changed or vanished one retires its former row, and a scan that finds no change
-writes nothing. A file that cannot be trained on gets a row with the reason.
+writes nothing. A scan that is killed goes on where it was (`journal.py`). A file that cannot be trained on gets a row with the reason.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from reelworks.catalog.clip_ranges import ClipRange
 from reelworks.catalog.config import Source
 from reelworks.catalog.formats import ProbeError, kind_of
 from reelworks.catalog.frame_index import Packed
+from reelworks.catalog.journal import FileState, ScanJournal
 from reelworks.catalog.listing import Listing, SourceFile, list_folder
 from reelworks.catalog.location import MediaPath
 from reelworks.catalog.rows import SCORE, as_numpy, schema
@@ -138,6 +139,12 @@ class Task(NamedTuple):
     listed: Listed
     number: int
     look: Look
+
+    @property
+    def state(self) -> FileState:
+        """The file as the listing found it, by which a journal knows it."""
+        entry = self.listed.files.entries[self.number]
+        return FileState(str(self.look.file), entry.size_bytes, entry.mtime_ns, self.look.known)
 
 
 class Update:
@@ -389,12 +396,13 @@ def scan_sources(
     if any(source.cut.startswith(clip_ranges.SCENES) for source in sources):
         scenes.require()
     listings = [_listing(source) for source in sources]
-    with lock.hold(catalog_path / ".lock", doing="scan", field="catalog", remedy="wait until it has ended"):
+    locked = lock.hold(catalog_path / ".lock", doing="scan", field="catalog", remedy="wait until it has ended")
+    with locked, ScanJournal(catalog_path) as journal:
         catalog = Catalog.open_or_new(catalog_path)
         update = Update(catalog)
         pairs = zip(sources, listings, strict=True)
         listed = [update.compare(source.name, source.address, files, source.cut) for source, files in pairs]
-        _examine_all(update, listed, workers, on_progress)
+        _examine_all(update, listed, workers, on_progress, journal)
         frame_index.write(catalog_path, update.frame_times)
         retired = update.retired([source.name for source in sources])
         if update.new or update.changed or len(retired):
@@ -434,20 +442,35 @@ def _check_names(sources: Sequence[Source]) -> None:
             )
 
 
+def _known(task: Task, journal: ScanJournal) -> dict[str, Any] | None:
+    return journal.get(task.state) if task.look.open and not task.look.cut else None
+
+
 def _examine_all(
-    update: Update, listed: Sequence[Listed], workers: int, on_progress: Callable[[ScanProgress], None] | None
+    update: Update,
+    listed: Sequence[Listed],
+    workers: int,
+    on_progress: Callable[[ScanProgress], None] | None,
+    journal: ScanJournal,
 ) -> None:
-    to_apply, to_examine = itertools.tee(task for files in listed for task in update.tasks(files))
+    """Examine files and apply the results, except those that a scan which was killed has examined already."""
+    tasks = (task for files in listed for task in update.tasks(files))
+    to_apply, to_examine = itertools.tee((task, _known(task, journal)) for task in tasks)
     cuts_scenes = any(
         files.files.entries[i].cut.startswith(clip_ranges.SCENES)
         for files in listed
         for i in np.flatnonzero(files.open)
     )
-    processes = cuts_scenes or sum(int(files.open.sum()) for files in listed) >= PROCESSES_FROM
-    looks = (task.look for task in to_examine)
+    processes = cuts_scenes or sum(int(files.open.sum()) for files in listed) - journal.known >= PROCESSES_FROM
+    looks = (task.look if known is None else task.look._replace(open=False) for task, known in to_examine)
     findings = probe_pool.map_ordered(examine, looks, workers=workers, processes=processes, crashed=crashed)
     total, reported = sum(int(files.look.sum()) for files in listed), time.monotonic()
-    for done, (task, finding) in enumerate(zip(to_apply, findings, strict=True), start=1):
+    for done, ((task, known), finding) in enumerate(zip(to_apply, findings, strict=True), start=1):
+        if known is not None and finding.error is None:
+            finding = finding._replace(**known)
+        elif finding.fingerprint and not finding.clips and finding.times is None:
+            # A file that could not be read is tried again, and so are long ones: the journal has no frame times.
+            journal.add(task.state, finding.fingerprint, finding.error, finding.probe)
         update.apply(task, finding)
         due = done == total or time.monotonic() - reported >= _SECONDS_BETWEEN_REPORTS
         if on_progress is not None and due:

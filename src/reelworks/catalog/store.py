@@ -1,11 +1,15 @@
 """Read and write the folder of a catalog: Parquet parts, which are only ever added.
 
-    catalog.json            format, and one entry for each part: rows, retired, time, sources
-    part-000000.parquet     rows that a scan appended, sorted by uid
-    retired-000000.parquet  ordinals of former rows that the same scan retired
+    catalog.json                    format, `compacted`, and one entry for each part: rows, retired, time, sources
+    part-000000.parquet             rows that a scan appended, sorted by uid
+    retired-000000.parquet          ordinals of former rows that the same scan retired
+    compact-000012.parquet          in place of the first 12 parts: the rows that were live in version 12
+    compact-000012-retired.parquet  ordinal and uid of all other rows of these parts
 
-The number of parts is the catalog's version; an earlier version is its first parts. Parts are flushed to disk
-before `catalog.json` names them, so that a crash leaves at most unreferenced files, which the next scan replaces.
+The number of parts is the catalog's version; an earlier version is its first parts. Ordinals are permanent: after
+`compact` rows keep theirs, and only versions before the compacted one can no longer be opened. Files are flushed to
+disk before `catalog.json` names them, so that a crash leaves at most unreferenced files, which the next scan or
+compaction replaces.
 """
 
 from __future__ import annotations
@@ -14,7 +18,8 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -22,16 +27,22 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from reelworks.catalog import integrity
-from reelworks.catalog.rows import SCHEMA, SCORE, CatalogRows
-from reelworks.core import files, storage
+from reelworks.catalog import integrity, part_files
+from reelworks.catalog.part_files import PartFile, Stored
+from reelworks.catalog.rows import DERIVED, SCHEMA, CatalogRows, derive
+from reelworks.core import digests, files, storage
 from reelworks.core.errors import UserError
 
 FORMAT_VERSION = 2
-_RETIRED_SCHEMA = pa.schema([pa.field("ordinal", pa.int64(), nullable=False)])
+_KEEP_DIGEST_FROM_ROWS = 1 << 18
+_DIGEST = "digest-{:06d}.json"
+_ORDINAL = pa.field("ordinal", pa.int64(), nullable=False)
+_RETIRED_SCHEMA = pa.schema([_ORDINAL])
+TOMBSTONES_SCHEMA = pa.schema([_ORDINAL, SCHEMA.field("uid")])
 
 
 @dataclass(frozen=True)
@@ -59,6 +70,7 @@ class Catalog:
     Attributes:
         path: Folder of the catalog.
         parts: Parts that scans appended, oldest first.
+        compacted: Number of the first parts that are compacted into one file.
 
     Examples:
         >>> import reelworks as rw
@@ -70,6 +82,7 @@ class Catalog:
 
     path: Path
     parts: tuple[Part, ...]
+    compacted: int = 0
 
     @classmethod
     def scan(cls, folders: str | Path | Mapping[str, str | Path], *, to: str | Path, workers: int = 0) -> Catalog:
@@ -107,7 +120,9 @@ class Catalog:
                 value=str(path),
                 remedy=f"create one with: reelworks scan DIR -o {path}",
             )
-        parts = _read_parts(path)
+        parts, compacted = _read_parts(path)
+        if version is not None and version < compacted and version >= 0:
+            raise too_old(path, version, compacted)
         if version is not None and not 0 <= version <= len(parts):
             raise UserError(
                 f"the catalog {path} has no such version; its newest is {len(parts)}",
@@ -116,7 +131,7 @@ class Catalog:
                 value=version,
                 remedy=f"give a number from 0 to {len(parts)}, or leave it out for the newest",
             )
-        return cls(path, parts[:version])
+        return cls(path, parts[:version], compacted)
 
     @classmethod
     def open_or_new(cls, path: Path) -> Catalog:
@@ -132,61 +147,157 @@ class Catalog:
         """Return whether another catalog is a later version of this one, with the same ordinals for its rows."""
         return self.parts == other.parts[: len(self.parts)]
 
-    @cached_property
+    @property
     def table(self) -> pa.Table:
-        """Table of all rows appended up to this version, by ordinal.
+        """Table of all rows that have not been compacted away, by ordinal.
 
         Raises:
             UserError: A part is missing or damaged.
         """
-        return self._read(SCHEMA, scores=True)
-
-    def _read(self, schema: Any, *, scores: bool) -> pa.Table:
-        first, tables = 0, [schema.empty_table()]
-        for i, part in enumerate(self.parts):
-            if part.rows:
-                tables.append(_read_parquet(self.path / _part_name(i), schema, part.rows, first, scores=scores))
-            first += part.rows
-        return pa.concat_tables(tables, promote_options="default").unify_dictionaries()
+        return self.all_rows().to_table()
 
     def columns(self, *names: str) -> pa.Table:
-        """Return some columns of all rows appended up to this version, by ordinal, to save memory.
+        """Return some columns of all rows appended up to this version; a row's index is its ordinal.
+
+        Of rows that were compacted away only ordinal and uid are known, and all else is null.
 
         Raises:
             UserError: A part is missing or damaged.
         """
-        return self._read(pa.schema([SCHEMA.field(name) for name in names]), scores=False)
+        rows, total = self.all_rows(), sum(part.rows for part in self.parts)
+        columns = {}
+        for name in names:
+            column = pa.array(rows.column(name), type=SCHEMA.field(name).type)
+            if len(rows) < total:
+                whole = {"ordinal": lambda: np.arange(total), "uid": self.uids}.get(name)
+                where = self._index_of_ordinal
+                column = pa.array(whole()) if whole else column.take(pa.array(where, mask=where < 0))
+            columns[name] = column
+        return pa.table(columns)
+
+    def uids(self) -> NDArray[np.uint64]:
+        """Return the uids of all rows that the catalog ever had, indexed by ordinal."""
+        rows, total = self.all_rows(), sum(part.rows for part in self.parts)
+        if len(rows) == total:
+            return rows.uid
+        uids = np.zeros(total, dtype=np.uint64)
+        uids[rows.ordinal] = rows.uid
+        gone = self._tombstones()
+        uids[gone.column("ordinal").to_numpy()] = gone.column("uid").to_numpy()
+        return uids
+
+    def rows_at(self, ordinals: NDArray[np.int64]) -> CatalogRows:
+        """Return the rows with these ordinals, which must not be compacted away."""
+        return self.all_rows().take(self._index_of_ordinal[ordinals])
+
+    @cached_property
+    def _index_of_ordinal(self) -> NDArray[np.int64]:
+        index = np.full(sum(part.rows for part in self.parts), -1, dtype=np.int64)
+        index[self.all_rows().ordinal] = np.arange(len(self.all_rows()))
+        return index
 
     def all_rows(self) -> CatalogRows:
-        """Return all rows up to this version, retired ones included."""
-        return CatalogRows.from_table(self.table)
+        """Return all rows up to this version, retired ones included except those that were compacted away."""
+        return self._all
+
+    @cached_property
+    def _all(self) -> CatalogRows:
+        return self._stored.rows()
 
     def live(self) -> CatalogRows:
-        """Return the rows that are valid in this version, by ordinal: one for each clip."""
+        """Return the rows that are valid in this version, by ordinal: one for each clip.
+
+        Their columns are read from disk when they are used, also if the catalog has been compacted meanwhile.
+
+        Raises:
+            UserError: A part is missing or damaged. Damage in a column may be found when the column is used.
+        """
         return self._live
 
     @cached_property
     def _live(self) -> CatalogRows:
-        rows = self.all_rows()
-        integrity.check_rows(rows, self.path)
-        alive = np.ones(len(rows), dtype=np.bool_)
-        alive[self._retired()] = False
-        live = rows if alive.all() else rows.take(alive)
+        ordinal = self.all_rows().ordinal
+        self._check_ordinals(ordinal)
+        alive = np.ones(len(ordinal), dtype=np.bool_)
+        alive[self._retired(ordinal)] = False
+        live = self.all_rows() if alive.all() else Stored(self._stored.files, alive).rows()
         integrity.check_one_row_per_uid(live, self.path)
         return live
 
-    def _retired(self) -> NDArray[np.int64]:
-        first, ordinals = 0, [np.zeros(0, dtype=np.int64)]
-        for i, part in enumerate(self.parts):
+    @cached_property
+    def _stored(self) -> Stored:
+        """Open the files; their columns are read when they are used."""
+        try:
+            return Stored(self._open_files())
+        except FileNotFoundError as error:
+            _, compacted = _read_parts(self.path)
+            if compacted == self.compacted:
+                raise part_files.unreadable(Path(error.filename), error) from error
+            if compacted > self.version:
+                raise too_old(self.path, self.version, compacted) from error
+            object.__setattr__(self, "compacted", compacted)  # the same version, in other files now
+            return self._stored
+
+    def stored_files(self) -> tuple[PartFile, ...]:
+        """Return the open files of rows, oldest first."""
+        return self._stored.files
+
+    def _open_files(self) -> tuple[PartFile, ...]:
+        files, first = [], 0
+        for name, rows in self._files():
+            if rows:
+                files.append(PartFile.open(self.path / name, rows, first))
+                first += rows
+        return tuple(files)
+
+    def _files(self) -> list[tuple[str, int]]:
+        """List the files of rows with their numbers of rows."""
+        parts = [(_part_name(i), part.rows) for i, part in enumerate(self.parts)][self.compacted :]
+        if not self.compacted:
+            return parts
+        before = self.parts[: self.compacted]
+        live = sum(part.rows for part in before) - sum(part.retired for part in before)
+        return [(compact_name(self.compacted), live), *parts]
+
+    def _check_ordinals(self, ordinal: NDArray[np.int64]) -> None:
+        """Refuse ordinals other than 0, 1, 2, …; before the compacted version they are ascending, with gaps."""
+        first = sum(part.rows for part in self.parts[: self.compacted])
+        compact = self._files()[0][1] if self.compacted else 0
+        wrong = np.zeros(len(ordinal), dtype=np.bool_)
+        wrong[compact:] = ordinal[compact:] != np.arange(first, first + len(ordinal) - compact)
+        before = ordinal[:compact]
+        wrong[:compact] = (np.diff(before, prepend=-1) <= 0) | (before >= first)
+        if wrong.any():
+            at = int(np.argmax(wrong))
+            path = self.all_rows().path[at].as_py()
+            raise integrity.damaged(self.path, f"row {at} ({path!r}) has ordinal = {ordinal[at]}")
+
+    def _tombstones(self) -> pa.Table:
+        """Return ordinal and uid of the rows that were compacted away."""
+        gone = sum(part.retired for part in self.parts[: self.compacted])
+        if not gone:
+            return TOMBSTONES_SCHEMA.empty_table()
+        file = self.path / gone_name(self.compacted)
+        if not file.exists() and (newest := Catalog.open(self.path)).compacted > self.compacted:
+            later = newest._tombstones()  # has these rows too
+            return later.filter(pc.less(later.column("ordinal"), sum(part.rows for part in self.parts)))
+        return _read_parquet(file, TOMBSTONES_SCHEMA, gone)
+
+    def _retired(self, ordinal: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the indices of retired rows, among rows with these ordinals."""
+        first = sum(part.rows for part in self.parts[: self.compacted])
+        indices = [np.zeros(0, dtype=np.int64)]
+        for i, part in enumerate(self.parts[self.compacted :], self.compacted):
             if part.retired:
                 table = _read_parquet(self.path / _retired_name(i), _RETIRED_SCHEMA, part.retired)
                 retired = table.column("ordinal").to_numpy()
-                if retired.min() < 0 or retired.max() >= first:
+                index = np.minimum(np.searchsorted(ordinal, retired), len(ordinal) - 1)
+                if retired.min() < 0 or retired.max() >= first or (ordinal[index] != retired).any():
                     problem = f"a part retires a row that is not among the {first} rows before it"
                     raise integrity.damaged(self.path, problem)
-                ordinals.append(retired)
+                indices.append(index)
             first += part.rows
-        return np.concatenate(ordinals)
+        return np.concatenate(indices)
 
     def live_ordinals(self, uids: NDArray[np.uint64]) -> NDArray[np.int64]:
         """Return the ordinals of the live rows of clips, -1 for a clip without one."""
@@ -198,7 +309,24 @@ class Catalog:
 
     def digest(self) -> str:
         """Return a digest of the live rows' ordinals, uids, contents, captions and scores."""
-        return self.live().digest()
+        return self.digest_of(self.live())
+
+    def digest_of(self, rows: CatalogRows) -> str:
+        """Return the digest of some of the live rows; it is kept in the folder if it took long to compute."""
+        if len(rows) < _KEEP_DIGEST_FROM_ROWS:
+            return rows.digest()
+        stats = [(self.path / name).stat() for name, _ in self._files()]
+        files_now = [[stat.st_size, stat.st_mtime_ns] for stat in stats]
+        parts = [asdict(part) for part in self.parts]
+        key = digests.digest_json([parts, files_now, digests.digest_arrays(ordinal=rows.ordinal)])
+        kept = self.path / _DIGEST.format(self.version)
+        with suppress(OSError, ValueError, AttributeError):
+            if (known := json.loads(kept.read_text(encoding="utf-8")).get(key)) is not None:
+                return str(known)
+        digest = rows.digest()
+        with suppress(OSError):  # the folder may be read-only
+            files.write_json(kept, {key: digest})
+        return digest
 
     def append(self, rows: pa.Table, retired: NDArray[np.int64], sources: Sequence[dict[str, str]]) -> Catalog:
         """Append a part; the caller must hold the catalog's lock.
@@ -208,19 +336,40 @@ class Catalog:
             retired: Ordinals of live rows that are no longer valid.
             sources: The folders scanned, each with "name" and "root".
         """
-        assert self.parts == Catalog.open_or_new(self.path).parts, "only the newest version can grow"
+        newest = Catalog.open_or_new(self.path)
+        assert self.parts == newest.parts, "only the newest version can grow"
         rows = rows.sort_by("uid")
         first = sum(part.rows for part in self.parts)
         ordinals = pa.array(np.arange(first, first + len(rows)), type=pa.int64())
         rows = rows.set_column(0, SCHEMA.field("ordinal"), ordinals)
         if len(rows):
-            _write_parquet(self.path / _part_name(self.version), rows)
+            _write_parquet(self.path / _part_name(self.version), with_derived(rows))
         if len(retired):
             table = pa.table([pa.array(np.sort(retired))], schema=_RETIRED_SCHEMA)
             _write_parquet(self.path / _retired_name(self.version), table)
-        grown = Catalog(self.path, (*self.parts, Part(len(rows), len(retired), time.time(), list(sources))))
-        _write_parts(self.path, grown.parts)
+        part = Part(len(rows), len(retired), time.time(), list(sources))
+        grown = Catalog(self.path, (*self.parts, part), newest.compacted)
+        write_parts(grown)
         return grown
+
+
+def too_old(path: Path, version: int, compacted: int) -> UserError:
+    """Return the error for a version that was compacted away."""
+    return UserError(
+        f"the catalog {path} was compacted at version {compacted}, and earlier versions can no longer be opened",
+        code="catalog-version-compacted",
+        field="version",
+        value=version,
+        remedy=f"open version {compacted} or a later one; runs keep copies of the versions that they trained on",
+    )
+
+
+def with_derived(rows: pa.Table) -> pa.Table:
+    """Return a table of rows with the masks of `DERIVED` as further columns."""
+    for name, columns in DERIVED.items():
+        mask = derive(name, *(rows.column(n).combine_chunks() for n in columns))
+        rows = rows.append_column(name, pa.array(mask, pa.bool_()))
+    return rows
 
 
 def _part_name(index: int) -> str:
@@ -231,15 +380,34 @@ def _retired_name(index: int) -> str:
     return f"retired-{index:06d}.parquet"
 
 
-def _write_parts(path: Path, parts: Sequence[Part]) -> None:
-    files.write_json(path / "catalog.json", {"format": FORMAT_VERSION, "parts": [asdict(part) for part in parts]})
+def compact_name(version: int) -> str:
+    """Return the name of the file with the live rows of a compacted version."""
+    return f"compact-{version:06d}.parquet"
 
 
-def _read_parts(path: Path) -> tuple[Part, ...]:
+def gone_name(version: int) -> str:
+    """Return the name of the file with ordinal and uid of the rows that a compaction dropped."""
+    return f"compact-{version:06d}-retired.parquet"
+
+
+def write_parts(catalog: Catalog, path: Path | None = None) -> None:
+    """Write the list of a catalog's parts into its folder, or into another one."""
+    stored = {
+        "format": FORMAT_VERSION,
+        "compacted": catalog.compacted,
+        "parts": [asdict(part) for part in catalog.parts],
+    }
+    files.write_json((path or catalog.path) / "catalog.json", stored)
+
+
+def _read_parts(path: Path) -> tuple[tuple[Part, ...], int]:
     try:
         stored = json.loads((path / "catalog.json").read_text(encoding="utf-8"))
         newer = stored["format"] > FORMAT_VERSION
         parts = () if newer else tuple(Part.from_json(part) for part in stored["parts"])
+        compacted = 0 if newer else int(stored.get("compacted", 0))  # format 1 has no compaction
+        if not 0 <= compacted <= len(parts):
+            raise ValueError(f"{compacted} of {len(parts)} parts are compacted")
     except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
         raise integrity.damaged(path, f"catalog.json cannot be read: {error}") from error
     if stored["format"] < FORMAT_VERSION:
@@ -258,32 +426,37 @@ def _read_parts(path: Path) -> tuple[Part, ...]:
             value=str(path),
             remedy="update Reelworks",
         )
-    return parts
+    return parts, compacted
 
 
-def _read_parquet(file: Path, schema: Any, num_rows: int, first: int = 0, *, scores: bool = False) -> pa.Table:
+def _read_parquet(file: Path, schema: Any, num_rows: int) -> pa.Table:
     try:
-        stored = pq.read_schema(file).names
-        if scores:
-            schema = pa.schema([*schema, *((name, pa.float64()) for name in stored if name.startswith(SCORE))])
-        names = [name for name in schema.names if name in stored]
-        table = pq.read_table(file, columns=names, page_checksum_verification=True)
-        table = integrity.conform(table, schema, first)
+        with pa.OSFile(str(file)) as source:
+            table = pq.ParquetFile(source, page_checksum_verification=True).read()
+        table = integrity.conform(table, schema, 0)
     except integrity.ColumnError as error:
         raise integrity.damaged(file.parent, f"{file.name} {error}") from error
     except (OSError, ValueError, pa.ArrowException) as error:
-        raise integrity.damaged(file.parent, f"{file.name} cannot be read: {error}") from error
+        raise part_files.unreadable(file, error) from error
     if len(table) != num_rows:
         raise integrity.damaged(file.parent, f"{file.name} has {len(table)} rows instead of {num_rows}")
     return table
 
 
-def _write_parquet(file: Path, table: pa.Table) -> None:
+@contextmanager
+def new_parquet(file: Path, schema: Any) -> Iterator[Any]:
+    """Yield a writer of a Parquet file, which is flushed to disk at the end."""
     file.unlink(missing_ok=True)  # a run may have a hard link to the former file, which must not be overwritten
     with file.open("wb") as f:
-        pq.write_table(table, f, compression="zstd", write_page_checksum=True)
+        with pq.ParquetWriter(f, schema, compression="zstd", write_page_checksum=True) as writer:
+            yield writer
         f.flush()
         os.fsync(f.fileno())
+
+
+def _write_parquet(file: Path, table: pa.Table) -> None:
+    with new_parquet(file, table.schema) as writer:
+        writer.write_table(table)
 
 
 _NAME = "catalog-{:03d}"
@@ -295,17 +468,18 @@ def keep(catalog: Catalog, folder: Path) -> Path:
     number = 0
     while (path := folder / _NAME.format(number)).exists():
         copy = _open(path)
-        if copy is not None and (copy.is_prefix_of(catalog) or catalog.is_prefix_of(copy)):
-            _complete(path, catalog, copy.version)
+        if copy is not None and _continues(copy, catalog):
+            grown = Catalog(path, max(copy.parts, catalog.parts, key=len), copy.compacted)
+            _complete(path, catalog, copy)
             if copy.version < catalog.version:
-                _write_parts(path, catalog.parts)
+                write_parts(grown)
             return path
         number += 1
     unfinished = path.with_name(f".{path.name}.tmp")
     shutil.rmtree(unfinished, ignore_errors=True)
     storage.mkdir(unfinished)
-    _complete(unfinished, catalog, 0)
-    _write_parts(unfinished, catalog.parts)
+    _complete(unfinished, catalog, Catalog(unfinished, (), catalog.compacted))
+    write_parts(catalog, unfinished)
     storage.rename(unfinished, path)
     storage.fsync_folder(folder)
     return path
@@ -318,14 +492,31 @@ def _open(path: Path) -> Catalog | None:
         return None  # a damaged copy is left alone, and the catalog copied to another folder
 
 
-def _complete(path: Path, catalog: Catalog, version: int) -> None:
-    """Add the missing parts to a copy, whose `catalog.json` names the first `version` ones."""
+def _continues(copy: Catalog, catalog: Catalog) -> bool:
+    """Return whether a copy has, or can be given, all parts of a catalog without changing what it has."""
+    if not (copy.is_prefix_of(catalog) or catalog.is_prefix_of(copy)):
+        return False
+    return copy.compacted == catalog.compacted or (
+        copy.compacted <= catalog.version and catalog.compacted <= copy.version
+    )
+
+
+def _complete(path: Path, catalog: Catalog, copy: Catalog) -> None:
+    """Add the missing files to a copy, whose `catalog.json` names the files of `copy`."""
     names = [(i, _part_name(i)) for i, part in enumerate(catalog.parts) if part.rows]
     names += [(i, _retired_name(i)) for i, part in enumerate(catalog.parts) if part.retired]
+    compacted = copy.compacted
+    if compacted == catalog.compacted > 0:
+        gone = any(part.retired for part in catalog.parts[:compacted])
+        names += [(compacted - 1, compact_name(compacted))] + [(compacted - 1, gone_name(compacted))] * gone
     for i, name in names:
         target = path / name
-        if i < version and target.exists():  # an interrupted copy may have left later ones incomplete
+        if i < compacted and name in (_part_name(i), _retired_name(i)):
             continue
+        if i < copy.version and target.exists():  # an interrupted copy may have left later ones incomplete
+            continue
+        if i < catalog.compacted and compacted < catalog.compacted:
+            continue  # the copy has the parts that the catalog has compacted
         target.unlink(missing_ok=True)
         try:
             os.link(catalog.path / name, target)

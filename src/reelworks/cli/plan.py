@@ -32,6 +32,9 @@ def plan(
     diff: Annotated[
         bool, Option("--diff", help="Compare two recipes and their plans; --set and --data-path apply to both.")
     ] = False,
+    no_scan: Annotated[
+        bool, Option("--no-scan", help="Plan on the catalog as it is, without listing the files again.")
+    ] = False,
     data_path: DataPath = None,
     overrides: Overrides = None,
     json: Json = False,
@@ -46,7 +49,7 @@ def plan(
     With --diff it prints the keys that differ, and for both recipes steps, imbalance, padding, and clips by bucket and
     by reason. With a run in place of the recipe, --rejected lists the clips that its latest segment left out.
 
-    Scans the data, loads no model.
+    Scans the data unless --no-scan is given; loads no model.
     """
     from reelworks.analysis import plan_report
     from reelworks.cli import show_plan
@@ -61,7 +64,10 @@ def plan(
             f"{rejected}: clips that {segment} left out"
         )
         return
-    forecasts = [_forecast(load_recipe(path, overrides, data_path), world, epochs, json) for path in recipes]
+    forecasts = [
+        _forecast(load_recipe(path, overrides, data_path), world, epochs, quiet=json, scan=not no_scan)
+        for path in recipes
+    ]
     if diff:
         compared = plan_report.compare(*forecasts)
         show.json(compared) if json else show_plan.difference(compared, (str(recipes[0]), str(recipes[1])))
@@ -79,14 +85,15 @@ def plan(
     show.json(forecast) if json else show_plan.forecast(forecast, html)
 
 
-def _forecast(recipe: Recipe, world: int, epochs: int, quiet: bool) -> tuple[Recipe, dict[str, Any]]:
+def _forecast(recipe: Recipe, world: int, epochs: int, *, quiet: bool, scan: bool) -> tuple[Recipe, dict[str, Any]]:
     from reelworks.analysis import plan_report
     from reelworks.recipe import dataset
 
-    with show.scan_progress(quiet=quiet) as on_progress:
-        scanned = dataset.scan_recipe(recipe, on_progress)
-    for note in () if quiet else scanned.notes:
-        show.line(note)
+    if scan:
+        with show.scan_progress(quiet=quiet) as on_progress:
+            scanned = dataset.scan_recipe(recipe, on_progress)
+        for note in () if quiet else scanned.notes:
+            show.line(note)
     return recipe, plan_report.forecast(recipe, world, epochs)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
+import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -43,15 +46,21 @@ def print_table(filled: Table) -> None:
     Console(highlight=False).print(filled)
 
 
+_SECONDS_BETWEEN_LINES = 10.0
+
+
 @contextmanager
 def scan_progress(quiet: bool = False) -> Iterator[Callable[[ScanProgress], None]]:
-    """Show a progress bar with ETA from the first report to the last, then remove it."""
+    """Show the progress of a scan with the time that remains: a bar on a terminal, else a line every ten seconds."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     console = Console(highlight=False)
+    if not console.is_terminal:
+        yield (lambda _: None) if quiet else _progress_lines()
+        return
     columns = (TextColumn("scanning"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    bar = Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal)
+    bar = Progress(*columns, console=console, transient=True, disable=quiet)
     task = bar.add_task("scanning", total=None)
 
     def show(progress: ScanProgress) -> None:
@@ -64,6 +73,23 @@ def scan_progress(quiet: bool = False) -> Iterator[Callable[[ScanProgress], None
         yield show
     finally:
         bar.stop()
+
+
+def _progress_lines() -> Callable[[ScanProgress], None]:
+    """Return a function that prints files, rate and remaining time to stderr, unless it printed so just before."""
+    began = latest = time.monotonic()
+
+    def show(progress: ScanProgress) -> None:
+        nonlocal latest
+        now = time.monotonic()
+        if now - latest < _SECONDS_BETWEEN_LINES:
+            return
+        latest, rate = now, progress.done / (now - began)
+        left = datetime.timedelta(seconds=round((progress.total - progress.done) / rate))
+        text = f"scanning: {progress.done} of {progress.total} files, {rate:.0f} files/s, {left} left"
+        print(text, file=sys.stderr, flush=True)
+
+    return show
 
 
 def short_clips(count: int) -> str:

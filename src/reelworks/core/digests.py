@@ -5,8 +5,9 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
@@ -25,14 +26,40 @@ def digest_json(value: Any) -> str:
     return digest_bytes(json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode())
 
 
+class ArrayParts(NamedTuple):
+    """A one-dimensional array in consecutive parts, which need not be in memory at the same time."""
+
+    dtype: np.dtype[Any]
+    length: int
+    parts: Callable[[], Iterable[np.ndarray[Any, Any]]]
+
+    @classmethod
+    def from_array(cls, array: np.ndarray[Any, Any]) -> ArrayParts:
+        """Return an array as one part."""
+        return cls(array.dtype, len(array), lambda: [array])
+
+
 def digest_arrays(**arrays: np.ndarray[Any, Any]) -> str:
     """Return the digest of named arrays: their names, dtypes, shapes and little-endian contents."""
+    contiguous = {name: np.ascontiguousarray(array) for name, array in sorted(arrays.items())}
+    return _digest((name, array.dtype, array.shape, [array]) for name, array in contiguous.items())
+
+
+def digest_parts(arrays: Mapping[str, ArrayParts]) -> str:
+    """Return the digest that `digest_arrays` gives for the joined arrays."""
+    return _digest((name, a.dtype, (a.length,), a.parts()) for name, a in sorted(arrays.items()))
+
+
+def _digest(
+    arrays: Iterable[tuple[str, np.dtype[Any], tuple[int, ...], Iterable[np.ndarray[Any, Any]]]],
+) -> str:
     h = hashlib.blake2b(digest_size=16)
-    for name in sorted(arrays):
-        array = np.ascontiguousarray(arrays[name])
-        array = array.astype(array.dtype.newbyteorder("<"), copy=False)
-        h.update(f"{name}:{array.dtype.str}:{array.shape};".encode())
-        h.update(array.data.cast("B") if array.size else b"")
+    for name, dtype, shape, parts in arrays:
+        little = dtype.newbyteorder("<")
+        h.update(f"{name}:{little.str}:{shape};".encode())
+        for part in parts:
+            array = np.ascontiguousarray(part).astype(little, copy=False)
+            h.update(array.data.cast("B") if array.size else b"")
     return h.hexdigest()
 
 

@@ -19,7 +19,7 @@ from reelworks.catalog import companions
 from reelworks.catalog.companions import Found
 from reelworks.catalog.config import SHOWING, DatasetConfig, Source
 from reelworks.catalog.frame_index import FrameIndex
-from reelworks.catalog.rows import CatalogRows, as_numpy
+from reelworks.catalog.rows import CatalogRows
 from reelworks.catalog.store import Catalog
 from reelworks.core import digests
 from reelworks.core.errors import UserError
@@ -110,13 +110,14 @@ class Dataset:
     seed: InitVar[int | None] = None
 
     def __post_init__(self, seed: int | None) -> None:
+        self._last: tuple[int, BucketTable, DataSpec, Assignment] | None = None
         if self.rows is None:
             live = self.catalog.live()
             if self.spec is None:
                 self.spec = DataSpec(datasets_of(live))
             self.rows = rows_of(live, [d.place for d in self.spec.datasets])
             self.companion_rows = rows_of(live, companion_sources(self.spec.datasets))
-            both = [self.rows.digest(), self.companion_rows.digest()]
+            both = [self.catalog.digest_of(rows) for rows in (self.rows, self.companion_rows)]
             self.digest = digests.digest_json(both) if len(self.companion_rows) else both[0]
         if seed is not None:
             self.spec = replace(self.spec, seed=seed)
@@ -181,19 +182,14 @@ class Dataset:
         """Return the clips to assign, a repeat as one element each, and the row of every element."""
         row, copy = _copies(self._showings, self.spec.datasets)
         r = self.rows
-        groups = group_keys(r, self.spec.group)
-        held = assign.held_out(self.spec.seed, groups, self.spec.split)
+        held = np.zeros(len(r), dtype=np.bool_)
+        if self.spec.split:  # the groups take all paths to compute
+            held = assign.held_out(self.spec.seed, group_keys(r, self.spec.group), self.spec.split)
         frames = decode.frames_available(r.num_frames, np.maximum(r.fps, 1e-6), self.spec.data)
-        clips = Clips(
-            uid=r.uid[row],
-            copy=copy,
-            num_frames=np.where(r.is_image, 1, frames)[row],
-            height=r.height.astype(np.int64)[row],
-            width=r.width.astype(np.int64)[row],
-            is_image=r.is_image[row],
-            excluded=self.excluded[row],
-            held_out=held[row],
-        )
+        frames[r.is_image] = 1
+        clips = Clips(r.uid, copy, frames, r.height, r.width, r.is_image, self.excluded, held)
+        if len(row) != len(r) or (row[1:] == row[:-1]).any():  # else a copy of millions of clips is saved
+            clips = replace(clips.take(row), copy=copy)
         return clips, row
 
     def assigned(self, epoch: int) -> tuple[Clips, I64, Assignment]:
@@ -202,17 +198,30 @@ class Dataset:
         Where `repeats` is fractional, chance decides whether the last repeat is trained.
         """
         clips, row = self.clips()
+        return clips, row, self._latest(epoch) or self._assign(epoch, clips, row)
+
+    def _assign(self, epoch: int, clips: Clips, row: I64) -> Assignment:
         result = assign.assign(clips, self.table, seed=self.spec.seed, epoch=epoch)
         chance = self._showings[row] - clips.copy
         at = np.flatnonzero((chance < 1) & (result.reason == Reason.NONE))
         drawn = passes(hash64(self.spec.seed, epoch, clips.uid[at], clips.copy[at], Purpose.SHARE), chance[at])
         result.reason[at[~drawn]] = Reason.NOT_DRAWN
-        return clips, row, result
+        self._last = (epoch, self.table, self.spec, result)
+        return result
+
+    def _latest(self, epoch: int) -> Assignment | None:
+        """Return the assignment of an epoch if it was the last one computed: plan and reports need the same."""
+        of_epoch, table, spec, result = self._last or (None, None, None, None)
+        return result if of_epoch == epoch and table is self.table and spec is self.spec else None
 
     def assignment(self, epoch: int) -> tuple[Assignment, I64]:
         """Return the assignment of every clip and repeat of an epoch, and the row of each."""
-        _, row, result = self.assigned(epoch)
-        return result, row
+        latest = self._latest(epoch)
+        if latest is None:
+            _, row, latest = self.assigned(epoch)
+        else:
+            row, _ = _copies(self._showings, self.spec.datasets)
+        return latest, row
 
     def entries(self, epoch: int) -> Samples:
         """Return the clips that an epoch trains."""
@@ -307,7 +316,7 @@ class Dataset:
         out = result.reason != Reason.NONE
         entries = self._entries_without_reason(clips, row, result)
         if excluded.bits.any():
-            entries = cursor.remaining_after(entries, excluded, self.catalog.all_rows().uid)
+            entries = cursor.remaining_after(entries, excluded, self.catalog.uids())
             out |= excluded.holds(ordinal, clips.copy)
         others = Unplanned(ordinal[out], clips.copy[out], result.reason[out], result.nearest[out])
         del clips, row, result, ordinal, out  # free the memory of millions of clips before planning
@@ -317,6 +326,8 @@ class Dataset:
 def _copies(shown: F64, datasets: Sequence[DatasetConfig]) -> tuple[I64, I64]:
     """Return row and repeat number of every clip that an epoch may show; repeats of a clip are adjacent."""
     times = np.ceil(shown).astype(np.int64)
+    if (times == 1).all():
+        return np.arange(len(times)), np.zeros(len(times), dtype=np.int64)
     if (total := int(times.sum())) > _MOST:
         raise UserError(
             f"an epoch would show {len(times)} clips {total} times in total, the maximum is {_MOST}",
@@ -335,8 +346,9 @@ def group_keys(rows: CatalogRows, by: Literal["file", "folder"]) -> NDArray[np.u
         folder = pc.replace_substring_regex(rows.path, pattern=r"/?[^/]*$", replacement="").dictionary_encode()
         return hash64(_hashes(rows.dataset), _hashes(folder))
     groups = rows.uid.copy()
-    shared = np.flatnonzero(rows.is_range | as_numpy(pc.not_equal(rows.group, rows.path)))
-    groups[shared] = _hashes(rows.group.take(pa.array(shared)).dictionary_encode())
+    shared = np.flatnonzero(rows.is_range | ~rows.own_group)
+    if len(shared):
+        groups[shared] = _hashes(rows.take(shared).group.dictionary_encode())
     return groups
 
 

@@ -42,7 +42,7 @@ class Known:
     @cached_property
     def uids(self) -> U64:
         """Uids of all rows of the catalog, indexed by ordinal."""
-        return np.asarray(self.catalog.columns("uid").column("uid"))
+        return self.catalog.uids()
 
     def keys(self, ordinal: I64) -> U64:
         """Return the keys of rows of the catalog."""

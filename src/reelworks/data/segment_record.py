@@ -88,7 +88,7 @@ def begin(run: RunFolder, data: Dataset, position: DataPosition, recipe_file: st
 
 def uids_digest(catalog: Catalog) -> str:
     """Return the digest of the uids of a catalog's rows, which differs if the catalog was scanned again."""
-    return digests.digest_arrays(uid=catalog.columns("uid").column("uid").to_numpy())
+    return digests.digest_arrays(uid=catalog.uids())
 
 
 def _in_order_of_steps(plan: EpochPlan) -> tuple[I64, I64, I64, I64]:

@@ -83,7 +83,7 @@ class RecipeData(Dataset):
     @classmethod
     def of_rows(cls, recipe: Recipe, catalog: Catalog, ordinals: NDArray[np.int64]) -> RecipeData:
         """Make the dataset of some rows, by ascending ordinal, of an earlier catalog version and its recipe."""
-        spec, rows = _spec(recipe), catalog.all_rows().take(ordinals)
+        spec, rows = _spec(recipe), catalog.rows_at(ordinals)
         sources = companion_sources(spec.datasets)
         companions = rows_of(catalog.live(), sources) if sources else rows.take(ordinals[:0])
         return cls(catalog, _table(recipe), spec, rows, companions, rows.digest(), recipe=recipe)

@@ -164,7 +164,7 @@ def _row_of(record: Record, catalog: Catalog, row: int) -> EpochPlan:
     rows = np.full((1, record.about.spec["micro_batches_per_step"]), -1, dtype=np.int64)
     rows[0, record.column[first:last]] = np.arange(last - first)
     return EpochPlan(
-        uid=catalog.columns("uid").column("uid").to_numpy()[ordinal],
+        uid=catalog.uids()[ordinal],
         copy=record.copy[places],
         ordinal=ordinal,
         bucket=np.repeat(record.bucket[first:last], size),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import operator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -213,7 +212,7 @@ def test_what_is_not_there_makes_a_filter_true_of_a_row_only_by_the_rules_of_kle
         row["aes"] = None if np.isnan(score) else np.float64(score)
         with np.errstate(all="ignore"):
             expected.append(by_kleene(tree, row) is True)
-    scored = replace(rows(), scores={"aes": np.array(scores)})
+    scored = rows().replaced(scores={"aes": np.array(scores)})
     assert filters.keeps(scored, text).tolist() == expected
 
 
@@ -245,7 +244,7 @@ def test_a_clip_without_a_score_is_kept_only_if_it_would_be_with_any(text: str) 
     """What a filter says of a clip that lacks a score does not rest on that score."""
 
     def kept(score: float) -> np.ndarray:
-        return filters.keeps(replace(rows(), scores={"aes": np.full(len(_CLIPS), score)}), text)
+        return filters.keeps(rows().replaced(scores={"aes": np.full(len(_CLIPS), score)}), text)
 
     without = kept(np.nan)
     for score in (-1e9, 0.0, 3.0, 24.5, 480.0, 1e9):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -208,7 +207,7 @@ def test_the_digest_follows_scores(folder: Path) -> None:
     rows = live(folder / "meta.csv")
 
     def digest(**scores: list[float]) -> str:
-        return replace(rows, scores={name: np.array(score) for name, score in scores.items()}).digest()
+        return rows.replaced(scores={name: np.array(score) for name, score in scores.items()}).digest()
 
     aes = rows.scores["aes"].tolist()
     assert digest(aes=aes) == digest(aes=aes, flow=[np.nan, np.nan]) == rows.digest()

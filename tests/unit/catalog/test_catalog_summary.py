@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import media_makers as media
@@ -62,7 +62,7 @@ def of_score(*values: float) -> list[tuple[str, int]]:
     flags = {"first_frame": 0, "cut": "", "caption": None, "error": None}
     full = [{f.name: 0 for f in SCHEMA} | PLAIN | plain | flags for _ in values]
     rows = CatalogRows.from_table(pa.Table.from_pylist(full, schema=SCHEMA))
-    return summarise(replace(rows, scores={"aes": np.array(values)})).scores.get("aes", [])
+    return summarise(rows.replaced(scores={"aes": np.array(values)})).scores.get("aes", [])
 
 
 def test_scores_are_told_in_round_classes() -> None:

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from refused import refused
 
+from reelworks.catalog import compact
 from reelworks.data import position, resume, segment_record
 from reelworks.recipe.dataset import RecipeData
 from reelworks.run import records
@@ -127,6 +128,28 @@ def lose_the_catalog(training: Training) -> None:
     shutil.rmtree(training.root / "run" / "catalog", ignore_errors=True)
 
 
+def compact_the_catalog(training: Training) -> None:
+    if (training.root / "run" / "catalog" / "catalog.json").exists():
+        compact.compact(training.root / "run" / "catalog")
+
+
+def test_a_resume_goes_over_a_compaction(training: Training) -> None:
+    """Without a change it finds the same plan; and clips edited since they were trained are not trained again."""
+    training.step()
+    picture(training, "00.png", grey=99)
+    training.resume(training.save())
+    training.step()
+    saved = training.save()
+    compact_the_catalog(training)
+    assert training.resume(saved) == []
+    for i in range(9):
+        picture(training, f"{i:02}.png", grey=100 + i)
+    training.resume(training.save())
+    compact_the_catalog(training)
+    assert training.resume(training.save()) == []
+    training.check_end()
+
+
 def test_where_nothing_changed_the_same_row_is_next_at_every_row(training: Training) -> None:
     batch_size(training, 1)
     training.resume(training.save())  # a second segment, so that excluded clips count too
@@ -225,6 +248,7 @@ actions = st.lists(
         st.tuples(st.just("repeats"), st.integers(1, 3)),
         st.tuples(st.just("rename"), st.integers(0, 1)),
         st.tuples(st.just("anew"), st.just(0)),
+        st.tuples(st.just("compact"), st.just(0)),
         st.tuples(st.just("restart"), st.just(0)),
         st.tuples(st.just("back"), st.integers(0, 5)),
     ),
@@ -255,6 +279,8 @@ def act(training: Training, saves: list[Any], action: str, n: int) -> None:
         saves.append(training.save())
     elif action == "anew":
         lose_the_catalog(training)
+    elif action == "compact":
+        compact_the_catalog(training)
     elif action in ("restart", "back"):
         # Killed: what was trained since the checkpoint is undone, and later checkpoints are void.
         del saves[max(len(saves) - (n if action == "back" else 0), 1) :]

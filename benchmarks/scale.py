@@ -1,0 +1,148 @@
+"""Catalogs of millions of rows: seconds and memory to open and to plan; and the speed of scans of real small files.
+
+`python -m benchmarks.scale --json` prints as its last line what was seen; `--rows` sets the size of the synthetic
+catalog (`_catalogs.py`), `--files` the number of real pictures, which are scanned, scanned again and compacted.
+Each measurement has a process of its own. `scan_ratio` compares the files that a scan examines in a second with a
+bare loop that reads and probes the same files in as many threads. Seconds depend on what else the machine does (see
+`load_average`); `cpu_s` less so. The first plan of a catalog's version also digests it, which is kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from benchmarks import _catalogs
+from benchmarks.schedule import machine
+from reelworks.catalog import probe, probe_pool
+from reelworks.core import digests
+
+Json = dict[str, Any]
+RESULTS = Path(__file__).parent / "results" / "scale.json"
+RECIPE = Path(__file__).parents[1] / "recipes" / "opensora-1.2-stage1.toml"
+_COMMAND = """
+import json, sys, time
+began = time.perf_counter()
+try:
+    {body}
+finally:
+    seen = {{"s": time.perf_counter() - began, "cpu_s": time.process_time()}}
+    # Not ru_maxrss, which begins with what the parent used.
+    peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
+    seen["rss_gb"] = int(peak.split()[1]) * 1024 / 1e9
+    sys.stderr.write("\\n" + json.dumps(seen) + "\\n")
+    sys.stderr.flush()
+"""
+_OPEN = "from reelworks.catalog.store import Catalog; Catalog.open(sys.argv[1]).live()"
+_SCAN = "from reelworks.catalog.store import Catalog; Catalog.scan(sys.argv[1], to=sys.argv[2])"
+_CLI = "from reelworks.cli.main import app; app(sys.argv[1:], standalone_mode=False)"
+
+
+def alone(body: str, *arguments: str) -> Json:
+    """Run a line of Python in a fresh process; return its seconds, processor seconds and peak memory."""
+    command = [sys.executable, "-c", _COMMAND.format(body=body), *arguments]
+    done = subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    seen: Json = json.loads(done.stderr.strip().splitlines()[-1])
+    return {name: round(value, 3) for name, value in seen.items()}
+
+
+def of_rows(rows: int, folder: Path) -> Json:
+    """Open, plan twice and compact a synthetic catalog."""
+    catalog = folder / "catalog"
+    _catalogs.make(catalog, rows)
+    keys = ['dataset=[{path="/data/web", name="web"}]', f'catalog="{catalog}"', f'output="{folder}/run"']
+    plan = ["plan", str(RECIPE), "--world", "8", "--json", "--no-scan", *(a for key in keys for a in ("--set", key))]
+    return {
+        "rows": rows,
+        "open": alone(_OPEN, str(catalog)),
+        "first_plan": alone(_CLI, *plan),
+        "plan": alone(_CLI, *plan),
+        "compact": alone(_CLI, "catalog", "compact", str(catalog)),
+        "open_compacted": alone(_OPEN, str(catalog)),
+    }
+
+
+def of_files(files: int, folder: Path) -> Json:
+    """Scan real pictures, beside a bare loop over the same files; then scan them again, unchanged."""
+    data, catalog = folder / "data", folder / "scanned"
+    paths = _pictures(data, files)
+    workers = os.cpu_count() or 1
+    bare_s = _bare(paths, workers)
+    first = alone(_SCAN, str(data), str(catalog))
+    again = alone(_CLI, "scan", str(data), "-o", str(catalog), "--json")
+    return {
+        "files": files,
+        "bare_files_s": round(files / bare_s),
+        "scan_files_s": round(files / first["s"]),
+        "scan_ratio": round(bare_s / first["s"], 3),
+        "processes": files >= 2000,
+        "again": again,
+    }
+
+
+def _bare(paths: list[Path], workers: int) -> float:
+    """Seconds to read and probe all files in threads; processes from where a scan uses them."""
+    began = time.perf_counter()
+    if len(paths) < 2000:
+        with ThreadPoolExecutor(workers) as threads:
+            for _ in threads.map(_probe, paths, chunksize=64):
+                pass
+    else:
+        for _ in probe_pool.map_ordered(_probe, paths, workers=workers, processes=True, crashed=str, chunk_size=64):
+            pass
+    return time.perf_counter() - began
+
+
+def _probe(path: Path) -> str:
+    digests.fingerprint_file(path)
+    return str(probe.probe(path))
+
+
+def _pictures(data: Path, files: int) -> list[Path]:
+    """Write small JPEG pictures, 1000 in a folder, which differ in their last bytes."""
+    buffer = io.BytesIO()
+    noise = np.random.default_rng(0).integers(0, 256, (48, 64, 3), dtype=np.uint8)
+    Image.fromarray(noise).save(buffer, "JPEG")
+    paths = [data / f"{i // 1000:04d}" / f"{i:07d}.jpg" for i in range(files)]
+    for i, path in enumerate(paths):
+        if i % 1000 == 0:
+            path.parent.mkdir(parents=True)
+        path.write_bytes(buffer.getvalue() + i.to_bytes(4, "little"))
+    return paths
+
+
+def main() -> None:
+    """Parse, measure, print; keep the figures where asked."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--rows", type=int, default=10_000_000)
+    parser.add_argument("--files", type=int, default=100_000)
+    parser.add_argument("--json", action="store_true", help="print the JSON line alone")
+    parser.add_argument("--save", action="store_true", help=f"keep the figures in {RESULTS.name}")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        result: Json = of_rows(arguments.rows, Path(folder)) if arguments.rows else {}
+        result |= of_files(arguments.files, Path(folder)) if arguments.files else {}
+    result |= {"machine": machine(), "load_average": os.getloadavg()[0]}
+    if not arguments.json:
+        for name, value in result.items():
+            print(f"{name}: {value}")
+    if arguments.save:
+        kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+        RESULTS.write_text(json.dumps({**kept, str(arguments.rows): result}, indent=1) + "\n")
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""Keep what a scan has found so far, so that one that is killed goes on where it was.
+
+The journal is a file in the catalog's folder with a JSON line for each file that was opened. The next scan takes a
+line if path, size, time of change and known content of the file are the same, and removes the journal when the
+catalog has the rows. Caption files are read again, since a line does not depend on them.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from array import array
+from contextlib import suppress
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from reelworks.catalog.probe import Probe
+from reelworks.core import digests
+
+NAME = "unfinished-scan.jsonl"
+_FORMAT = 1
+_SECONDS_BETWEEN_WRITES = 1.0
+_BUFFER_BYTES = 1 << 20
+
+
+class FileState(NamedTuple):
+    """A file as a scan's listing found it; `known` is the fingerprint at the last scan."""
+
+    file: str
+    size_bytes: int
+    mtime_ns: int
+    known: str
+
+    @property
+    def key(self) -> str:
+        """16 hexadecimal digits that differ for another state."""
+        return digests.digest_json(self)[:16]
+
+
+class ScanJournal:
+    """Findings of an unfinished scan; only the holder of the catalog's lock may use it.
+
+    Attributes:
+        known: Number of findings that the journal had when it was opened.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Open the journal in a catalog's folder, or begin one; what cannot be read of it is dropped."""
+        self._path = folder / NAME
+        keys, offsets, end = array("Q"), array("Q"), 0
+        header = json.dumps({"format": _FORMAT, "measures": [f.name for f in fields(Probe)]}).encode() + b"\n"
+        with suppress(FileNotFoundError), self._path.open("rb") as stored:
+            end = len(header) if stored.readline() == header else 0
+            for line in stored if end else ():
+                if not line.endswith(b"\n"):  # the scan was killed while it wrote
+                    break
+                keys.append(int(line[:16], 16))
+                offsets.append(end)
+                end += len(line)
+        order = np.argsort(np.frombuffer(keys, dtype=np.uint64), kind="stable") if keys else np.zeros(0, np.int64)
+        self._keys = np.frombuffer(keys, dtype=np.uint64)[order] if keys else np.zeros(0, np.uint64)
+        self._offsets = np.frombuffer(offsets, dtype=np.uint64)[order] if keys else np.zeros(0, np.uint64)
+        self.known = len(self._keys)
+        self._file = self._path.open("r+b" if end else "w+b", buffering=_BUFFER_BYTES)
+        self._file.truncate(end)
+        self._file.seek(end)
+        if not end:
+            self._file.write(header)
+        self._reader = self._path.open("rb")
+        self._written = time.monotonic()
+
+    def get(self, state: FileState) -> dict[str, Any] | None:
+        """Return what an earlier scan found in a file: "fingerprint", "error" and "probe"; None if nothing."""
+        if not self.known:
+            return None
+        key = np.uint64(int(state.key, 16))
+        at = int(np.searchsorted(self._keys, key))
+        if at == self.known or self._keys[at] != key:
+            return None
+        self._reader.seek(int(self._offsets[at]))
+        with suppress(ValueError, TypeError, KeyError):  # a damaged line is as good as none
+            found = json.loads(self._reader.readline()[16:])
+            if found.pop("file") == state.file:
+                return {**found, "probe": None if found["probe"] is None else Probe(**found["probe"])}
+        return None
+
+    def add(self, state: FileState, fingerprint: str, error: str | None, measures: Probe | None) -> None:
+        """Keep what was found in a file; it is written within a second or so."""
+        probe = None if measures is None else asdict(measures)
+        found = {"file": state.file, "fingerprint": fingerprint, "error": error, "probe": probe}
+        self._file.write(f"{state.key}{json.dumps(found)}\n".encode())
+        if time.monotonic() - self._written >= _SECONDS_BETWEEN_WRITES:
+            self._file.flush()
+            self._written = time.monotonic()
+
+    def __enter__(self) -> ScanJournal:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Remove the journal of a scan that has ended well; else write what is left of it."""
+        self._file.close()
+        self._reader.close()
+        if kind is None:
+            self._path.unlink(missing_ok=True)

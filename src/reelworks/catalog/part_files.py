@@ -1,0 +1,191 @@
+"""Read the Parquet files of a catalog, each column when it is used, one row group at a time.
+
+A file stays open while its columns may be read, so that it can be removed meanwhile, as `catalog compact` does.
+Small files are read at once instead: a catalog may have many.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from reelworks.catalog import integrity
+from reelworks.catalog.rows import DERIVED, SCHEMA, SCORE, CatalogRows, as_column, as_numpy, derive
+from reelworks.core.errors import UserError
+
+_SMALL_ROWS = 1 << 14  # rows that take about 10 MB
+_SCORE_TYPE = pa.float64()
+
+
+@dataclass(frozen=True)
+class PartFile:
+    """An open Parquet file of rows.
+
+    Attributes:
+        first: Number of its first row among those of all files.
+        columns: Names of its columns.
+        table: All of a small file; of others None.
+    """
+
+    path: Path
+    first: int
+    source: Any
+    metadata: Any
+    columns: frozenset[str]
+    table: Any = None
+
+    @classmethod
+    def open(cls, path: Path, num_rows: int, first: int) -> PartFile:
+        """Open a file that must have so many rows and every column of `SCHEMA`.
+
+        Raises:
+            FileNotFoundError: It does not exist.
+            UserError: It is damaged.
+        """
+        if not path.exists():
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+        try:
+            source = pa.OSFile(str(path))
+            file = pq.ParquetFile(source, page_checksum_verification=True)
+            integrity.conform(file.schema_arrow.empty_table(), SCHEMA, first)
+            table = file.read() if file.metadata.num_rows < _SMALL_ROWS else None
+            if table is not None:
+                source.close()
+        except integrity.ColumnError as error:
+            raise integrity.damaged(path.parent, f"{path.name} {error}") from error
+        except (OSError, ValueError, pa.ArrowException) as error:
+            raise unreadable(path, error) from error
+        if file.metadata.num_rows != num_rows:
+            problem = f"{path.name} has {file.metadata.num_rows} rows instead of {num_rows}"
+            raise integrity.damaged(path.parent, problem)
+        opened = cls(path, first, source, file.metadata, frozenset(file.schema_arrow.names), table)
+        if table is not None:
+            for name in (*SCHEMA.names, *opened.scores):
+                for _ in opened.chunks(name):
+                    pass
+        return opened
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows of the file."""
+        return int(self.metadata.num_rows)
+
+    @property
+    def scores(self) -> list[str]:
+        """Names of the columns with scores, sorted, with their prefix."""
+        return sorted(name for name in self.columns if name.startswith(SCORE))
+
+    def chunks(self, name: str) -> Iterator[Any]:
+        """Yield a column's row groups as `CatalogRows` has them, checked.
+
+        Raises:
+            UserError: The column is damaged.
+        """
+        first = self.first
+        for group in range(1 if self.table is not None else self.metadata.num_row_groups):
+            values = self._values(name, group, first)
+            self._refuse_wrong(name, values, group, first)
+            yield values
+            first += len(values)
+
+    def _values(self, name: str, group: int, first: int) -> Any:
+        length = self.num_rows if self.table is not None else self.metadata.row_group(group).num_rows
+        if name in DERIVED:
+            if name not in self.columns:
+                return derive(name, *(self._values(n, group, first) for n in DERIVED[name]))
+            return as_numpy(self._read(name, group).column(0).combine_chunks())
+        if name not in self.columns:  # a score that the list had only later
+            return np.full(length, np.nan)
+        schema = pa.schema([SCHEMA.field(name) if name in SCHEMA.names else pa.field(name, _SCORE_TYPE)])
+        try:
+            column = integrity.conform(self._read(name, group), schema, first).column(0)
+        except integrity.ColumnError as error:
+            raise integrity.damaged(self.path.parent, f"{self.path.name} {error}") from error
+        except (OSError, ValueError, pa.ArrowException) as error:
+            raise unreadable(self.path, error) from error
+        return as_column(name, column.combine_chunks())
+
+    def _read(self, name: str, group: int) -> Any:
+        if self.table is not None:
+            return self.table.select([name])
+        # A reader of its own, since threads may read columns at the same time.
+        file = pq.ParquetFile(self.source, metadata=self.metadata, page_checksum_verification=True)
+        return file.read_row_group(group, columns=[name])
+
+    def _refuse_wrong(self, name: str, values: Any, group: int, first: int) -> None:
+        wrong = integrity.wrong(name, values, lambda: as_numpy(self._values("error", group, first).is_null()))
+        if wrong is not None and wrong.any():
+            at = int(np.argmax(wrong))
+            path = self._values("path", group, first)[at].as_py()
+            problem = f"row {first + at} ({path!r}) has {name.removeprefix(SCORE)} = {values[at]}"
+            raise integrity.damaged(self.path.parent, problem)
+
+
+def unreadable(path: Path, error: BaseException) -> UserError:
+    """Return the error for a file that is missing or cannot be decoded."""
+    return integrity.damaged(path.parent, f"{path.name} cannot be read: {error}")
+
+
+@dataclass(frozen=True)
+class Stored:
+    """The rows of a catalog's files.
+
+    Attributes:
+        alive: Mask of the rows to show; None shows all.
+    """
+
+    files: tuple[PartFile, ...]
+    alive: NDArray[np.bool_] | None = None
+
+    def rows(self) -> CatalogRows:
+        """Return the rows, whose columns are read when they are used."""
+        count = sum(file.num_rows for file in self.files) if self.alive is None else int(self.alive.sum())
+        scores = dict.fromkeys(name.removeprefix(SCORE) for file in self.files for name in file.scores)
+        return CatalogRows(count, self._chunks, scores)
+
+    def tables(self) -> Iterator[Any]:
+        """Yield the rows as tables of all columns, those of `DERIVED` included, a row group of a file at a time."""
+        scores = list(dict.fromkeys(name for file in self.files for name in file.scores))
+        masks = [pa.field(name, pa.bool_()) for name in DERIVED]
+        schema = pa.schema([*SCHEMA, *masks, *(pa.field(name, _SCORE_TYPE) for name in scores)])
+        for file in self.files:
+            first = file.first
+            for columns in zip(*(file.chunks(name) for name in schema.names), strict=True):
+                alive = np.ones(len(columns[0]), np.bool_) if self.alive is None else self.alive[first:]
+                first += len(columns[0])
+                shown = [_shown(column, alive[: len(column)]) for column in columns]
+                arrays = [pa.array(c, type=f.type, from_pandas=f.nullable) for c, f in zip(shown, schema, strict=True)]
+                yield pa.table(arrays, schema=schema)
+
+    def _chunks(self, name: str) -> Iterator[Any]:
+        first = 0
+        chunks = itertools.chain.from_iterable(file.chunks(name) for file in self.files)
+        for values in chunks if sum(file.num_rows for file in self.files) < _SMALL_ROWS else ahead(chunks):
+            yield values if self.alive is None else _shown(values, self.alive[first : first + len(values)])
+            first += len(values)
+
+
+def _shown(values: Any, alive: NDArray[np.bool_]) -> Any:
+    if alive.all():
+        return values
+    return values[alive] if isinstance(values, np.ndarray) else values.filter(pa.array(alive))
+
+
+def ahead(items: Iterator[Any]) -> Iterator[Any]:
+    """Yield items, of which the next one is computed in a thread meanwhile."""
+    with ThreadPoolExecutor(1) as thread:
+        waiting = thread.submit(next, items, None)
+        while (item := waiting.result()) is not None:
+            waiting = thread.submit(next, items, None)
+            yield item

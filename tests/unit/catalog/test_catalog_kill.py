@@ -1,0 +1,109 @@
+"""A scan that is killed at any moment goes on where it was, and the catalog is that of a scan which was not."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import media_makers as media
+import pytest
+
+from reelworks.catalog import journal
+from reelworks.catalog.config import Source
+from reelworks.catalog.scan import scan_sources
+from reelworks.catalog.store import Catalog
+
+FILES = 240
+IN_FLIGHT = 4 * 8 + 1  # files whose results one worker may have, while the journal has those before them
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    media.write_picture(folder / "0.png")
+    for i in range(1, FILES):
+        (folder / f"{i}.png").write_bytes((folder / "0.png").read_bytes() + bytes([i]) if i % 9 else b"broken")
+        (folder / f"{i}.txt").write_text(f"caption {i}")
+    return folder
+
+
+def shown(catalog: Path) -> tuple[object, str]:
+    opened = Catalog.open(catalog)
+    return opened.live().to_table().to_pylist(), opened.digest()
+
+
+def begin(data: Path, catalog: Path, opened: Path) -> subprocess.Popen[bytes]:
+    script = Path(__file__).with_name("scan_and_die.py")
+    return subprocess.Popen([sys.executable, str(script), str(data), str(catalog), str(opened)])
+
+
+def lines(file: Path) -> int:
+    return file.read_bytes().count(b"\n") if file.exists() else 0
+
+
+def test_a_killed_scan_goes_on(data: Path, tmp_path: Path) -> None:
+    catalog, opened = tmp_path / "catalog", tmp_path / "opened"
+    draw = random.Random(5)
+    for until in sorted(draw.sample(range(40, FILES - 40), 2)):
+        process = begin(data, catalog, opened)
+        while lines(opened) < until and process.poll() is None:
+            time.sleep(0.002)
+        process.send_signal(signal.SIGKILL)
+        assert process.wait() == -signal.SIGKILL
+        assert not (catalog / "catalog.json").exists()
+    kept = lines(catalog / journal.NAME) - 1
+    assert kept > 40
+    (data / "1.txt").write_text("another caption")  # which the journal must not hide
+    before = lines(opened)
+    assert begin(data, catalog, opened).wait() == 0
+    assert lines(opened) - before <= FILES - kept + 1
+    assert lines(opened) <= FILES + 2 * IN_FLIGHT
+    assert not (catalog / journal.NAME).exists()
+    scan_sources([Source("d", data)], tmp_path / "uninterrupted", workers=1)
+    assert shown(catalog) == shown(tmp_path / "uninterrupted")
+
+
+class Killed(BaseException):
+    """The process is gone."""
+
+
+def interrupted(data: Path, catalog: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scan until the rows are to be written."""
+
+    def die(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Catalog, "append", die)
+        with pytest.raises(Killed):
+            scan_sources([Source("d", data)], catalog, workers=1)
+
+
+def test_what_changed_since_is_examined_again_and_a_torn_line_dropped(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalog = tmp_path / "catalog"
+    interrupted(data, catalog, monkeypatch)
+    assert lines(catalog / journal.NAME) == FILES + 1
+    media.write_picture(data / "3.png", size=(7, 5))
+    (data / "4.png").unlink()
+    with (catalog / journal.NAME).open("ab") as file:
+        file.write(b'0123456789abcdef{"file": "to')
+    result = scan_sources([Source("d", data)], catalog, workers=1)
+    assert (result.found, result.new, result.version) == (FILES - 1, FILES - 1, 1)
+    scan_sources([Source("d", data)], tmp_path / "uninterrupted", workers=1)
+    assert shown(catalog) == shown(tmp_path / "uninterrupted")
+
+
+@pytest.mark.parametrize("content", [b"", b"{}\n", b"\xff\x00\n", b'{"format": 2, "measures": []}\nabc\n'])
+def test_a_journal_of_something_else_is_not_used(data: Path, tmp_path: Path, content: bytes) -> None:
+    catalog = tmp_path / "catalog"
+    catalog.mkdir()
+    (catalog / journal.NAME).write_bytes(content)
+    assert scan_sources([Source("d", data)], catalog, workers=1).new == FILES
+    assert not (catalog / journal.NAME).exists()

@@ -1,0 +1,70 @@
+"""One catalog serves several recipes: scans of one leave the datasets of the other alone, and readers never wait."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import media_makers as media
+import pytest
+
+from reelworks.catalog.config import Source
+from reelworks.catalog.scan import ScanProgress, scan_sources
+from reelworks.catalog.store import Catalog
+from reelworks.cli import show
+from reelworks.core.errors import UserError
+from reelworks.data.dataset import rows_of
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> list[Source]:
+    """Two datasets of two pictures each."""
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        for i in range(2):
+            media.write_picture(tmp_path / name / f"{i}.png", i)
+    return [Source(name, tmp_path / name) for name in "ab"]
+
+
+def test_two_recipes_share_a_catalog(sources: list[Source], tmp_path: Path) -> None:
+    folder, (a, b) = tmp_path / "catalog", sources
+    scan_sources([a], folder, workers=1)
+    before = rows_of(Catalog.open(folder).live(), [a]).digest()
+    assert scan_sources([b], folder, workers=1).removed == 0
+    (b.root / "0.png").unlink()
+    assert scan_sources([b], folder, workers=1).removed == 1
+    assert scan_sources([a], folder, workers=1).unchanged == 2
+    live = Catalog.open(folder).live()
+    assert rows_of(live, [a]).digest() == before  # what a run of the first recipe resumes by
+    assert sorted(rows_of(live, [b]).path.to_pylist()) == ["1.png"]
+
+
+def test_while_a_scan_runs_others_read_the_former_version(sources: list[Source], tmp_path: Path) -> None:
+    folder, (a, b) = tmp_path / "catalog", sources
+    scan_sources([a], folder, workers=1)
+    before, seen = Catalog.open(folder).digest(), []
+
+    def meanwhile(_: ScanProgress) -> None:
+        seen.append(Catalog.open(folder).digest())
+        with pytest.raises(UserError, match="another scan"):
+            scan_sources([a], folder, workers=1)
+
+    scan_sources([b], folder, workers=1, on_progress=meanwhile)
+    assert seen
+    assert set(seen) == {before}
+    assert Catalog.open(folder).digest() != before
+
+
+def test_progress_without_a_terminal_is_lines_of_text(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = iter([0.0, 5.0, 10.0, 12.0, 20.0])
+    monkeypatch.setattr(show.time, "monotonic", lambda: next(now))
+    with show.scan_progress() as on_progress:
+        for done in (100, 200, 240, 400):
+            on_progress(ScanProgress(done, 1000))
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.splitlines() == [
+        "scanning: 200 of 1000 files, 20 files/s, 0:00:40 left",
+        "scanning: 400 of 1000 files, 20 files/s, 0:00:30 left",
+    ]
