@@ -113,9 +113,18 @@ def _table(number: int, rows: int) -> Any:
         "has_alpha": np.zeros(rows, np.bool_),
         "caption": _captions(rng, rows),
         "group": path,
-        "error": pa.array(np.where(broken, "no video stream", None), pa.large_string()),
+        "error": pa.array(["no video stream" if bad else None for bad in broken.tolist()], pa.large_string()),
+        "start": np.full(rows, -1),
+        "pixel_aspect_ratio": np.ones(rows),
     }
-    return pa.table([pa.array(columns[f.name], type=f.type) for f in SCHEMA], schema=SCHEMA)
+    return pa.table([pa.array(_column(columns, f, rows), type=f.type) for f in SCHEMA], schema=SCHEMA)
+
+
+def _column(columns: dict[str, Any], field: Any, rows: int) -> Any:
+    """Return a column; those that are not given are zero, false or empty."""
+    if field.name in columns:
+        return columns[field.name]
+    return _one("", rows) if pa.types.is_dictionary(field.type) else np.zeros(rows, field.type.to_pandas_dtype())
 
 
 def _one(word: str, rows: int) -> Any:

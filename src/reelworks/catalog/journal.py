@@ -7,6 +7,7 @@ catalog has the rows. Caption files are read again, since a line does not depend
 
 from __future__ import annotations
 
+import base64
 import json
 import time
 from array import array
@@ -17,6 +18,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from reelworks.catalog.clip_ranges import ClipRange
+from reelworks.catalog.frame_index import Packed
 from reelworks.catalog.probe import Probe
 from reelworks.core import digests
 
@@ -27,12 +30,19 @@ _BUFFER_BYTES = 1 << 20
 
 
 class FileState(NamedTuple):
-    """A file as a scan's listing found it; `known` is the fingerprint at the last scan."""
+    """A file as a scan's listing found it.
+
+    Attributes:
+        known: Fingerprint of the content at the last scan.
+        cut, clip: How to cut the file into clips, and the text of the only one that is wanted.
+    """
 
     file: str
     size_bytes: int
     mtime_ns: int
     known: str
+    cut: str
+    clip: str
 
     @property
     def key(self) -> str:
@@ -51,7 +61,10 @@ class ScanJournal:
         """Open the journal in a catalog's folder, or begin one; what cannot be read of it is dropped."""
         self._path = folder / NAME
         keys, offsets, end = array("Q"), array("Q"), 0
-        header = json.dumps({"format": _FORMAT, "measures": [f.name for f in fields(Probe)]}).encode() + b"\n"
+        header = (
+            json.dumps({"format": _FORMAT, "measures": [*(f.name for f in fields(Probe)), *ClipRange._fields]}).encode()
+            + b"\n"
+        )
         with suppress(FileNotFoundError), self._path.open("rb") as stored:
             end = len(header) if stored.readline() == header else 0
             for line in stored if end else ():
@@ -73,7 +86,7 @@ class ScanJournal:
         self._written = time.monotonic()
 
     def get(self, state: FileState) -> dict[str, Any] | None:
-        """Return what an earlier scan found in a file: "fingerprint", "error" and "probe"; None if nothing."""
+        """Return what an earlier scan found in a file, as fields of a `scan.Finding`; None if nothing."""
         if not self.known:
             return None
         key = np.uint64(int(state.key, 16))
@@ -84,13 +97,33 @@ class ScanJournal:
         with suppress(ValueError, TypeError, KeyError):  # a damaged line is as good as none
             found = json.loads(self._reader.readline()[16:])
             if found.pop("file") == state.file:
-                return {**found, "probe": None if found["probe"] is None else Probe(**found["probe"])}
+                probe, times = found["probe"], found["times"]
+                found["probe"] = None if probe is None else Probe(**probe)
+                found["clips"] = tuple(ClipRange(*clip) for clip in found["clips"])
+                if times is not None:
+                    ticks, keys = (base64.b64decode(text) for text in times[:2])
+                    found["times"] = Packed(ticks, keys, times[2])
+                return dict(found)
         return None
 
-    def add(self, state: FileState, fingerprint: str, error: str | None, measures: Probe | None) -> None:
+    def add(
+        self,
+        state: FileState,
+        fingerprint: str,
+        error: str | None,
+        measures: Probe | None,
+        times: Packed | None = None,
+        clips: tuple[ClipRange, ...] = (),
+    ) -> None:
         """Keep what was found in a file; it is written within a second or so."""
-        probe = None if measures is None else asdict(measures)
-        found = {"file": state.file, "fingerprint": fingerprint, "error": error, "probe": probe}
+        found = {
+            "file": state.file,
+            "fingerprint": fingerprint,
+            "error": error,
+            "probe": None if measures is None else asdict(measures),
+            "times": times and [base64.b64encode(t).decode() for t in times[:2]] + [times.tick_seconds],
+            "clips": clips,
+        }
         self._file.write(f"{state.key}{json.dumps(found)}\n".encode())
         if time.monotonic() - self._written >= _SECONDS_BETWEEN_WRITES:
             self._file.flush()

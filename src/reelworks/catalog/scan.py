@@ -144,7 +144,8 @@ class Task(NamedTuple):
     def state(self) -> FileState:
         """The file as the listing found it, by which a journal knows it."""
         entry = self.listed.files.entries[self.number]
-        return FileState(str(self.look.file), entry.size_bytes, entry.mtime_ns, self.look.known)
+        look = self.look
+        return FileState(str(look.file), entry.size_bytes, entry.mtime_ns, look.known, look.cut, look.clip)
 
 
 class Update:
@@ -443,7 +444,7 @@ def _check_names(sources: Sequence[Source]) -> None:
 
 
 def _known(task: Task, journal: ScanJournal) -> dict[str, Any] | None:
-    return journal.get(task.state) if task.look.open and not task.look.cut else None
+    return journal.get(task.state) if task.look.open and task.look.stated is None else None
 
 
 def _examine_all(
@@ -468,9 +469,8 @@ def _examine_all(
     for done, ((task, known), finding) in enumerate(zip(to_apply, findings, strict=True), start=1):
         if known is not None and finding.error is None:
             finding = finding._replace(**known)
-        elif finding.fingerprint and not finding.clips and finding.times is None:
-            # A file that could not be read is tried again, and so are long ones: the journal has no frame times.
-            journal.add(task.state, finding.fingerprint, finding.error, finding.probe)
+        elif finding.fingerprint and task.look.stated is None:  # a file that could not be read is tried again
+            journal.add(task.state, finding.fingerprint, finding.error, finding.probe, finding.times, finding.clips)
         update.apply(task, finding)
         due = done == total or time.monotonic() - reported >= _SECONDS_BETWEEN_REPORTS
         if on_progress is not None and due:

@@ -350,6 +350,38 @@ def test_frames_of_long_videos_are_found_without_reading_the_file(long: Path, mo
     assert np.array_equal(load(elsewhere), expected[0]), "frames that are not where the index says are looked for"
 
 
+def test_a_killed_scan_keeps_what_it_found_in_long_and_cut_videos(
+    long: Path, footage: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(footage, tmp_path / "pieces")
+    shutil.copytree(long.parent, tmp_path / "whole")
+    cut = {"pieces": 0.5, "whole": None}
+    sources = [DatasetConfig(path=str(tmp_path / name), clip_seconds=length).place for name, length in cut.items()]
+    scan_sources(sources, tmp_path / "uninterrupted", workers=1)
+
+    def die(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Catalog, "append", die)
+        with pytest.raises(KeyboardInterrupt):
+            scan_sources(sources, tmp_path / "catalog", workers=1)
+    for file in (tmp_path / "catalog").glob("times-*.parquet"):  # written before the rows
+        file.unlink()
+    with monkeypatch.context() as patch:
+        patch.setattr(probe, "probe", die)
+        patch.setattr(frame_times, "read", die)
+        scan_sources(sources, tmp_path / "catalog", workers=1)
+    catalogs = [Catalog.open(tmp_path / name) for name in ("catalog", "uninterrupted")]
+    assert catalogs[0].live().to_table().equals(catalogs[1].live().to_table())
+    (fingerprint,) = {f for f in catalogs[0].live().fingerprint.to_pylist() if FrameIndex(catalogs[0].path).get(f)}
+    found, expected = (FrameIndex(catalog.path).get(fingerprint) for catalog in catalogs)
+    assert found is not None
+    assert expected is not None
+    assert np.array_equal(found.ticks, expected.ticks)
+    assert np.array_equal(found.keys, expected.keys)
+
+
 def test_requests_of_long_videos_have_their_place(long: Path) -> None:
     catalog = Catalog.scan(str(long), to=long.parent / "of-dataset")
     table = BucketTable.from_entries(
