@@ -150,7 +150,7 @@ def _explain(
             f.explain(data.rows, row_of_data) for f in data.companions.values() if f.problem[row_of_data]
         )
     elif reason in (Reason.TOO_SHORT, Reason.TOO_SMALL, Reason.NO_BUCKET):
-        detail = f"{_frames_text(data, row)} of {rows.height[row]} × {rows.width[row]}"
+        detail = f"{_frames_text(data, row_of_data)} of {rows.height[row]} × {rows.width[row]}"
         if nearest >= 0 and reason == Reason.TOO_SHORT:
             detail += f"; needs {data.table.entries[nearest].needed_frames}"
         if nearest >= 0:

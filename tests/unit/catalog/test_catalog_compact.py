@@ -12,6 +12,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import catalog_rows
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -25,11 +26,7 @@ from reelworks.catalog.store import Catalog
 from reelworks.core import storage
 from reelworks.core.errors import UserError
 
-ROW = {
-    "dataset": "d", "root": "/data", "kind": "video", "size_bytes": 1000, "mtime_ns": 0, "num_frames": 48,
-    "height": 480, "width": 640, "fps": 24.0, "duration_seconds": 2.0, "codec": "h264", "pixel_format": "yuv420p",
-    "bit_depth": 8, "rotation": 0, "variable_fps": False, "has_alpha": False, "error": None, "ordinal": 0,
-}  # fmt: skip
+ROW = catalog_rows.rows({"dataset": "d", "error": None}).to_table().to_pylist()[0] | {"ordinal": 0}
 # Each scan: the clips that it finds new or changed, and those that are gone.
 SCANS = st.lists(st.tuples(st.sets(st.integers(0, 9)), st.sets(st.integers(0, 9))), min_size=1, max_size=3)
 
