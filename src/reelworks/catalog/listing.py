@@ -11,7 +11,7 @@ import os
 import stat
 import tarfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO, NamedTuple
@@ -27,6 +27,7 @@ from reelworks.core.errors import UserError
 from reelworks.run.folder import RunFolder
 
 SUFFIX = ".txt"
+SUFFIXES = (SUFFIX, ".caption")  # of a clip's only or first caption file; the first that exists is read
 NO_FILE = "no such file"
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
@@ -43,9 +44,10 @@ def read(media: MediaPath, files: int = 1, inside: Range | None = None) -> str |
     if inside is not None:
         assert isinstance(media, location.Location)
         return archive.caption_of(media.bytes_at(inside.start, inside.size), inside.suffix)
+    first = next((text for suffix in SUFFIXES if (text := _read(media.with_suffix(suffix))) is not None), None)
     if files <= 1:
-        return _read(media.with_suffix(SUFFIX))
-    texts = [_read(media.with_suffix(suffix)) for suffix in (SUFFIX, *(f".{n}{SUFFIX}" for n in range(1, files)))]
+        return first
+    texts = [first, *(_read(media.with_suffix(f".{n}{SUFFIX}")) for n in range(1, files))]
     there = [" ".join(text.split()) for text in texts if text is not None]
     return "\n".join(filter(None, there)) if there else None
 
@@ -146,7 +148,7 @@ def _walk(
         if _is_folder(entry):
             yield from _walk(name, folder / entry.name, f"{prefix}{entry.name}/", (*above, identity), sidecars)
         elif formats.is_sidecar(entry.name):
-            sidecars.update([] if entry.name.endswith(SUFFIX) else [extension_of(entry.name)])
+            sidecars.update([] if entry.name.endswith(SUFFIXES) else [extension_of(entry.name)])
         elif entry.name.endswith(formats.ARCHIVE_SUFFIX):
             yield from _archive(entry, prefix, sidecars)
         else:
@@ -187,15 +189,20 @@ def archived(path: str, changed_ns: int, file: BinaryIO, sidecars: Counter[str])
         )
 
 
-def _caption_files(media: Path, names: set[str]) -> int:
-    """Count the caption files of a clip; x.1.txt belongs to a file x.1.mp4 if there is one, not to x.mp4."""
+def count_captions(stem: str, names: Container[str]) -> int:
+    """Count the caption files of a clip; x.1.txt belongs to a file x.1.mp4 if there is one, not to x.mp4.
+
+    Args:
+        stem: Path of the clip without its suffix.
+        names: Paths of all files.
+    """
     count = 0
-    while f"{media.stem}.{count + 1}{SUFFIX}" in names and not _is_media(f"{media.stem}.{count + 1}", names):
+    while f"{stem}.{count + 1}{SUFFIX}" in names and not _is_media(f"{stem}.{count + 1}", names):
         count += 1
-    return count + 1 if count or f"{media.stem}{SUFFIX}" in names else 0
+    return count + 1 if count or any(stem + suffix in names for suffix in SUFFIXES) else 0
 
 
-def _is_media(stem: str, names: set[str]) -> bool:
+def _is_media(stem: str, names: Container[str]) -> bool:
     return any(stem + extension in names or stem + extension.upper() in names for extension in formats.EXTENSIONS)
 
 
@@ -210,7 +217,7 @@ def _is_run(run: RunFolder) -> bool:
 
 def _entry(entry: os.DirEntry[str], prefix: str, names: set[str]) -> SourceFile:
     path = prefix + entry.name
-    captioned = _caption_files(Path(entry.name), names)
+    captioned = count_captions(Path(entry.name).stem, names)
     if not path.isprintable() and any("\udc80" <= letter <= "\udcff" for letter in path):
         readable = os.fsencode(path).decode("utf-8", errors="backslashreplace")
         return SourceFile(readable, 0, 0, False, "file name is not UTF-8")

@@ -11,7 +11,16 @@ from datetime import datetime
 from typing import Any
 
 from reelworks.catalog import formats, location
-from reelworks.catalog.listing import NO_FILE, Listing, SourceFile, archived, count_text, extension_of
+from reelworks.catalog.listing import (
+    NO_FILE,
+    SUFFIXES,
+    Listing,
+    SourceFile,
+    archived,
+    count_captions,
+    count_text,
+    extension_of,
+)
 from reelworks.catalog.location import Location, MediaPath
 from reelworks.core.errors import UserError
 
@@ -66,11 +75,11 @@ def _entries(fs: Any, root: str, found: dict[str, dict[str, Any]], sidecars: Cou
             except OSError as error:
                 yield SourceFile(path, 0, 0, False, f"cannot be read: {error.strerror or error}")
         elif formats.is_sidecar(posixpath.basename(path)):
-            sidecars.update([] if path.endswith(".txt") else [extension_of(path)])
+            sidecars.update([] if path.endswith(SUFFIXES) else [extension_of(path)])
         elif formats.kind_of(path) is None:
             yield SourceFile(path, size, changed, False, formats.why_not_read(path))
         else:
-            captioned = posixpath.splitext(full)[0] + ".txt" in found
+            captioned = count_captions(posixpath.splitext(full)[0], found)
             yield SourceFile(path, size, changed, captioned)
 
 
@@ -104,7 +113,7 @@ def look_up(name: str, url: str, paths: Sequence[str]) -> list[SourceFile]:
         elif info is None:
             files.append(SourceFile(path, 0, 0, False, NO_FILE))
         else:
-            captioned = posixpath.splitext(prefix + path)[0] + ".txt" in found
+            captioned = count_captions(posixpath.splitext(prefix + path)[0], found)
             files.append(SourceFile(path, int(info.get("size") or 0), changed_ns(info), captioned))
     return files
 

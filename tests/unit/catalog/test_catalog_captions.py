@@ -41,6 +41,16 @@ def written(folder: Path, **texts: str) -> Path:
     return folder
 
 
+@pytest.mark.parametrize(("names", "caption"), [(["a.caption"], "a.caption"), (["a.txt", "a.caption"], "a.txt")])
+def test_other_trainers_suffix_is_read_where_there_is_no_txt(tmp_path: Path, names: list[str], caption: str) -> None:
+    for name in names:
+        (tmp_path / name).write_text(name)
+    (tmp_path / "a.mp4").touch()
+    (entry,) = listing.list_folder("x", tmp_path).entries
+    assert entry.captioned == 1
+    assert listing.read(tmp_path / "a.mp4", entry.captioned) == caption
+
+
 @pytest.mark.parametrize(
     ("texts", "caption"),
     [
