@@ -56,21 +56,18 @@ def decode_requests(
         )
         for i, row in enumerate(rows.tolist())
     ]
-    return [_with_spot(data, row, request) for row, request in zip(rows.tolist(), requests, strict=True)]
+    return [_with_spot(data, r, row, request) for row, request in zip(rows.tolist(), requests, strict=True)]
 
 
-def _with_spot(data: Dataset, row: int, request: Request) -> Request:
+def _with_spot(data: Dataset, rows: CatalogRows, row: int, request: Request) -> Request:
     """Add the place of the frames of a long video, if the catalog knows its frame times."""
-    r = data.rows
-    if not (r.is_range[row] or r.duration_seconds[row] >= frame_index.FROM_SECONDS):
+    if request.num_frames is None and rows.duration_seconds[row] < frame_index.FROM_SECONDS:
         return request
-    times = data.frame_index.get(r.fingerprint[row].as_py())
+    times = data.frame_index.get(rows.fingerprint[row].as_py())
+    if times is None:
+        return request
     try:
-        return (
-            request
-            if times is None
-            else replace(request, spot=decode.spot(request, times, interlaced=bool(r.interlaced[row])))
-        )
+        return replace(request, spot=decode.spot(request, times, interlaced=bool(rows.interlaced[row])))
     except MediaError:
         return request  # decoding reports it
 
@@ -83,18 +80,19 @@ def companion_requests(
     A request is None where the clip's dataset has no companion of the kind.
     """
     return {
-        kind: tuple(_of_companion(c, row, request) for row, request in zip(rows.tolist(), own, strict=True))
+        kind: tuple(_of_companion(data, c, row, request) for row, request in zip(rows.tolist(), own, strict=True))
         for kind, c in data.companions.items()
     }
 
 
-def _of_companion(companions: Found, row: int, own: Request) -> Request | None:
+def _of_companion(data: Dataset, companions: Found, row: int, own: Request) -> Request | None:
     at = int(companions.row[row])
     if at < 0:
         return None
     size = (int(companions.rows.height[at]), int(companions.rows.width[at]))
     is_image = companions.rows.kind[at].as_py() == "image"
     own = replace(own, path=companions.rows.file(at), is_image=is_image, size=size, spot=None)
+    own = _with_spot(data, companions.rows, at, own)
     if companions.kind == "source":  # the clip is an edit of it, and the difference must remain the edit
         return own
     # The values of controls and masks are measures, not colours.

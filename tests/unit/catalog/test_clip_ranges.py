@@ -27,8 +27,9 @@ from reelworks.catalog.store import Catalog
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Geometry, Shape
 from reelworks.data import decode_requests
-from reelworks.data.dataset import Dataset
+from reelworks.data.dataset import Dataset, DataSpec, companion_sources
 from reelworks.media import decode
+from reelworks.media.config import DataConfig
 from reelworks.media.decode import MediaError, Request, load
 
 FRAMES = 36
@@ -354,7 +355,7 @@ def test_a_killed_scan_keeps_what_it_found_in_long_and_cut_videos(
     long: Path, footage: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(footage, tmp_path / "pieces")
-    shutil.copytree(long.parent, tmp_path / "whole")
+    shutil.copytree(long, tmp_path / "whole")
     cut = {"pieces": 0.5, "whole": None}
     sources = [DatasetConfig(path=str(tmp_path / name), clip_seconds=length).place for name, length in cut.items()]
     scan_sources(sources, tmp_path / "uninterrupted", workers=1)
@@ -397,3 +398,26 @@ def test_requests_of_long_videos_have_their_place(long: Path) -> None:
         Dataset(catalog, table), np.zeros(1, np.int64), np.zeros(1, np.int64), 0, epoch=0
     )
     assert request.spot is None
+
+
+def test_companions_of_long_videos_have_their_place_too(long: Path, tmp_path: Path) -> None:
+    shutil.copytree(long, tmp_path / "films")
+    (tmp_path / "masks").mkdir()
+    frames = (np.full((32, 32, 3), 255 - i, np.uint8) for i in range(150))
+    media.write(tmp_path / "masks" / "long.mp4", frames, rate=2, options={"g": "30", "bf": "2"})
+    config = DatasetConfig(path=str(tmp_path / "films"), loss_mask=str(tmp_path / "masks"))
+    scan_sources([config.place, *companion_sources([config])], tmp_path / "catalog", workers=1)
+    table = BucketTable.from_entries(
+        [BucketEntry("32px", num_frames=[9], batch_size=[1])], geometry=Geometry((1, 8, 8), (1, 1, 1))
+    )
+    data = Dataset(Catalog.open(tmp_path / "catalog"), table, DataSpec([config], data=DataConfig(clip_start="random")))
+    rows = np.zeros(6, np.int64)
+    own = decode_requests.decode_requests(data, rows, np.arange(6), 0, epoch=0)
+    masks = decode_requests.companion_requests(data, rows, own)["loss_mask"]
+    for clip, mask in zip(own, masks, strict=True):
+        assert mask is not None
+        assert mask.spot is not None
+        assert np.array_equal(load(mask), load(replace(mask, spot=None)))
+        shown = load(clip).astype(int)[..., 0].mean((1, 2)) + load(mask).astype(int)[..., 0].mean((1, 2))
+        assert np.abs(shown - 275).max() < 4, "a mask shows the same moment as its clip"
+    assert len({mask.spot for mask in masks if mask is not None}) > 3
