@@ -8,6 +8,7 @@ from pathlib import Path
 
 import children
 import numpy as np
+import pytest
 from PIL import Image
 
 from reelworks.analysis import clip_history
@@ -63,6 +64,7 @@ def test_coverage_equals_the_log_also_where_the_run_was_moved(tiny, tmp_path):
     assert covered(clip_history.cover(moved)) == logged(moved.path)
 
 
+@pytest.mark.slow
 def test_a_resume_after_changes_needs_no_plan_file(tiny, tmp_path):
     """The record tells which clips are done."""
     one_epoch = {"validation": {"split": 0.0}, "checkpoints": {"every_steps": 2}}
@@ -93,6 +95,7 @@ def test_a_killed_and_resumed_run_is_told_as_it_went(tiny, tmp_path):
     assert all(epoch.adds_up for epoch in told.epochs)
 
 
+@pytest.mark.slow
 def test_clips_that_come_and_go_in_mid_epoch(tiny, footage, tmp_path):
     folder = own_footage(footage, tmp_path)
     changes = {"dataset": [{"path": str(folder)}], "validation": {"split": 0.0}}
@@ -150,6 +153,7 @@ def test_two_ranks_and_other_buckets_in_mid_epoch(tiny, tmp_path):
     assert epoch.adds_up
 
 
+@pytest.mark.slow
 def test_data_that_began_again_have_epochs_of_their_own(tiny, tmp_path):
     """What the first generation trained is not taken for what the second one did."""
     (tmp_path / "bad.txt").write_text("footage/no such clip.mp4\n")

@@ -116,6 +116,7 @@ assert "torch" not in sys.modules
     assert "no epoch has begun" in done.stdout
 
 
+@pytest.mark.slow
 def test_a_plan_tells_what_becomes_of_incomplete_batches_and_of_auto_buckets(tiny, tmp_path, typed):
     """Every way to treat them, in all three forms that a plan is told in."""
     recipe = tmp_path / "recipe.toml"

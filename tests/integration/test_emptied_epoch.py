@@ -12,7 +12,7 @@ from reelworks.run import events
 from reelworks.run.folder import RunFolder
 
 
-@pytest.mark.parametrize("max_epochs", [1, 2])
+@pytest.mark.parametrize("max_epochs", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_an_epoch_that_is_emptied_in_its_middle_is_accounted_for(tiny, footage, tmp_path, max_epochs):
     """What was trained until then is all that it planned, whether another epoch follows or not."""
     data = shutil.copytree(footage, tmp_path / "data")

@@ -30,7 +30,11 @@ def trained(run: Path) -> Counter[str]:
 
 @pytest.mark.parametrize(
     ("batch_sizes", "incomplete", "world"),
-    [pytest.param([1, 1], "partial", 1, marks=pytest.mark.slow), ([3, 2], "pad", 1), ([5, 4], "partial", 2)],
+    [
+        pytest.param([1, 1], "partial", 1, marks=pytest.mark.slow),
+        pytest.param([3, 2], "pad", 1, marks=pytest.mark.slow),
+        ([5, 4], "partial", 2),
+    ],
 )
 def test_trained_equals_the_catalog_less_the_reasons(tiny, footage, tmp_path, batch_sizes, incomplete, world):
     recipe = tiny(
@@ -133,7 +137,14 @@ def _train_with_sigterm(recipe: dict) -> None:
     os._exit(run(recipe_file.parse(recipe), RunOptions()))
 
 
-@pytest.mark.parametrize(("loss_reduction", "num_workers"), [("token", 1), ("sample", 0), ("micro_batch", 0)])
+SWITCHES = [
+    ("token", 1),
+    pytest.param("sample", 0, marks=pytest.mark.slow),
+    pytest.param("micro_batch", 0, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("loss_reduction", "num_workers"), SWITCHES)
 def test_every_switch_of_the_trainer_trains(tiny, tmp_path, loss_reduction, num_workers):
     """bfloat16, recomputation, conditioning frames, accumulation, worker processes: all at once."""
     recipe = tiny(

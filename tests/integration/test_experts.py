@@ -83,6 +83,7 @@ def sides(run):
     return found
 
 
+@pytest.mark.slow
 def test_each_step_trains_one_and_a_kill_costs_nothing(experts, runs, calm):
     """All clips of a step lie on one side; each expert's optimizer counts its steps; a resume is bit-equal."""
     fault = ("after the average moved", 3)

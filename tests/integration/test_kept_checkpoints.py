@@ -127,6 +127,7 @@ def test_another_shape_of_the_step_is_taken_over_in_mid_epoch(tiny, tmp_path):
     assert (account["planned"], account["trained"]) == (17, 17)
 
 
+@pytest.mark.slow
 def test_epochs_that_draw_no_clip_are_passed_over(tiny, tmp_path):
     recipe = tiny(
         bucket=[{"resolution": "32px", "num_frames": [1, 5], "batch_size": [9, 9], "keep_prob": [0.06, 0.06]}],

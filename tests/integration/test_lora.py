@@ -87,7 +87,7 @@ def trained(run):
     return Counter((line["epoch"], Path(c["path"]).name) for line in children.debug_lines(run) for c in line["trained"])
 
 
-@pytest.mark.parametrize(("name", "world"), [("wan-tiny", 1), ("flux-tiny", 2)])
+@pytest.mark.parametrize(("name", "world"), [("wan-tiny", 1), pytest.param("flux-tiny", 2, marks=pytest.mark.slow)])
 def test_every_picture_is_trained_each_epoch_and_the_loss_falls(lora, pictures, tmp_path, name, world):
     """Buckets of four pictures, batches of eight, one process or two: each picture once per epoch."""
     assert children.train(lora(name=name), debug=True, world=world) == [0] * world

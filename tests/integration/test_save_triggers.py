@@ -96,7 +96,7 @@ def _full_disk(recipe: dict, *steps: int) -> None:
         os._exit(run(recipe_file.parse(recipe), RunOptions()))
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("asynchronous", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_on_a_full_disk_training_goes_on_and_saves_as_soon_as_it_can(tiny, tmp_path, asynchronous):
     recipe = tiny(checkpoints={"every_steps": 2, "keep_last": 9, "asynchronous": asynchronous}, train={"max_steps": 8})
     assert children.in_child(_full_disk, recipe, 2) == 0

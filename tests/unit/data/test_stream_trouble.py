@@ -74,6 +74,7 @@ def test_workers_killed_at_random_moments_lose_no_clip_and_leave_nothing(picture
     assert "memfd:reelworks" not in Path("/proc/self/maps").read_text()
 
 
+@pytest.mark.slow
 def test_the_neighbours_of_a_clip_that_kills_are_not_to_blame(pictures: list[Path], tmp_path: Path) -> None:
     """Both threads of a process share its death, again and again."""
     deadly: list[Any] = [Deadly(tmp_path / f"{i}", 99, pictures[i]) for i in range(2)]
