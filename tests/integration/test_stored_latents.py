@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import random
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import children
+import diffusers
 import encode_child
+import numpy as np
 import pytest
+import tiny_families
+import torch
+import transformers
 
 from reelworks.encoders.store import EncodedStore
+from reelworks.generate import writers
 from reelworks.recipe import dataset, recipe_file
 from reelworks.run import events
 from reelworks.run.folder import RunFolder
@@ -104,3 +111,49 @@ def test_two_ranks_train_from_one_store(tiny: Callable[..., Recipe], tmp_path: P
     assert children.train(recipe, world=2) == [0, 0], children.output(recipe)
     entries = EncodedStore.open(tmp_path / "encoded").table()
     assert len(entries) == CLIPS + CAPTIONS
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [pytest.param("float32", 1e-5, marks=pytest.mark.slow), ("bfloat16", 0.02)]
+)
+def test_a_first_frame_and_its_embedding_come_from_the_store_too(
+    vision: Path, tmp_path: Path, dtype: str, tolerance: float
+) -> None:
+    """With an autoencoder of diffusers, whose latents differ with the batch they are computed in."""
+    folder = tmp_path / "clips"
+    folder.mkdir()
+    generator = np.random.default_rng(0)
+    for i in range(4):
+        writers.write_video(folder / f"{i}.mp4", generator.integers(0, 256, (7, 32, 32, 3), dtype=np.uint8), 24.0)
+        (folder / f"{i}.txt").write_text(f"clip {i}")
+    values: Recipe = {
+        "version": 1,
+        "dataset": [{"path": str(folder)}],
+        "bucket": [{"resolution": "32x32", "num_frames": 5, "batch_size": 2}],
+        "data": FIXED,
+        "model": {"name": "wan-i2v-tiny", "image_encoder": str(vision)},
+        "autoencoder": {"name": "wan-2.1", "weights": str(vision)},
+        "text_encoder": {"dim": 16, "max_length": 6},
+        "precision": {"compute": "float32"},
+        "train": {"max_steps": 4, "threads": 1},
+        "validation": {"split": 0.0},
+    }
+    live = losses(values | {"output": str(tmp_path / "live")})
+    stores = {"store": True, "dtype": dtype, "folder": str(tmp_path / "encoded")}
+    stored = losses(values | {"output": str(tmp_path / "stored"), "encode": stores})
+    assert np.array(stored) == pytest.approx(np.array(live), rel=tolerance)
+    rows = EncodedStore.open(tmp_path / "encoded").table().to_pylist()
+    assert Counter(row["kind"] for row in rows) == {"latent": 4, "first_frame grey": 4, "image": 4, "text": 5}
+
+
+@pytest.fixture
+def vision(tmp_path: Path) -> Path:
+    """A tiny autoencoder of Wan and a tiny CLIP of random weights, in diffusers' layout."""
+    torch.manual_seed(0)
+    diffusers.AutoencoderKLWan(**tiny_families.WAN).eval().save_pretrained(tmp_path / "parts" / "vae")
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = transformers.CLIPVisionConfig(image_size=8, patch_size=4, **sizes)
+    transformers.CLIPVisionModel(config).save_pretrained(tmp_path / "parts" / "image_encoder")
+    processor = transformers.CLIPImageProcessor(size={"shortest_edge": 8}, crop_size={"height": 8, "width": 8})
+    processor.save_pretrained(tmp_path / "parts" / "image_processor")
+    return tmp_path / "parts"
