@@ -82,13 +82,13 @@ def choose(recipe: Recipe, vram_bytes: int | None) -> MemoryPlan:
         # The full estimate is slow: skip it if the recipe does not fit even without activations.
         result = search.estimate(recipe) if need <= vram_bytes else None
         need = need if result is None else result.memory.total
-        while waiting and not search.saves(recipe, waiting[0]):
-            waiting.pop(0)
-        if need <= vram_bytes or not waiting:
+        # One that saves nothing now may do so later: stored latents need the text encoder or the network at a time.
+        tier = next((each for each in waiting if search.saves(recipe, each)), None)
+        if need <= vram_bytes or tier is None:
             result = result or search.estimate(recipe)
             fits = result.memory.total <= vram_bytes
             return MemoryPlan(recipe, tuple(taken), result, fits, tuple(taken.values()))
-        tier = waiting.pop(0)
+        waiting.remove(tier)
         replaced = ((tier.table, tier.key), tier.without)
         taken = {old: size for old, size in taken.items() if (old.table, old.key) not in replaced}
         taken[tier] = need

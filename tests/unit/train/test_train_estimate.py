@@ -282,11 +282,19 @@ def test_stored_latents_leave_no_encoder_in_memory() -> None:
         "train": {"max_steps": 1},
     }
 
+    def parsed(**changes: object) -> Recipe:
+        return recipe_file.parse({**values, **changes})
+
     def memory(**changes: object) -> estimate.Memory:
-        recipe = recipe_file.parse({**values, **changes})
+        recipe = parsed(**changes)
         return estimate.estimate(recipe, memory_presets.bucket_table(recipe)).memory
 
     live, stored = memory(), memory(encode={"store": True})
     encoders = live.encoders
     assert stored.total == max(live.total - encoders, encoders + stored.reserve)
     assert memory(encode={"store": True}, samples={"prompts": ["a"], "every_steps": 1}) == live
+    # Encoding takes more than training: only what encodes can help.
+    fitted = memory_presets.choose(parsed(encode={"store": True}), encoders)
+    assert fitted.fits
+    assert fitted.recipe.text_encoder.device == "cpu"
+    assert "parallel.offload = true" not in [tier.to_text() for tier in fitted.tiers]

@@ -139,11 +139,7 @@ def _pass(recipe: Recipe, denoiser: Denoiser, bucket: Bucket) -> Pass:
 def from_passes(recipe: Recipe, table: BucketTable, denoiser: Denoiser, passes: dict[str, Pass]) -> Estimate:
     """Return the estimate of a recipe, given its network and its passes."""
     parameters, memory = _count(denoiser), memory_without_activations(recipe, denoiser)
-    memory = replace(memory, activations=max(each.peak_bytes for each in passes.values()))
-    if not recipe.keeps_encoders:  # they have the memory for themselves before the network is there
-        encoders, text = _encoder_bytes(recipe)
-        while_encoding = encoders + (text if recipe.text_encoder.device == "auto" else 0)
-        memory = replace(memory, encoders=max(while_encoding + memory.reserve - memory.total, 0))
+    memory = _with_encoders(recipe, replace(memory, activations=max(each.peak_bytes for each in passes.values())))
     trained = sum(p.numel() for p in denoiser.module.parameters() if p.requires_grad)
     # Scale the operations of each entry's largest bucket to the tokens of the others.
     per_token = {b.entry: passes[b.name].flops / (b.tokens * b.batch_size) for b in table.buckets if b.name in passes}
@@ -198,12 +194,19 @@ def memory_without_activations(recipe: Recipe, denoiser: Denoiser) -> Memory:
     if recipe.parallel.offload:
         host = sum(sizes.values())
         sizes = dict.fromkeys(sizes, 0) | {"base": bytes_in_use(module, blocks)}
-    encoders, text = _encoder_bytes(recipe)
     if recipe.text_encoder.device == "cpu":
-        host, text = host + text, 0
+        host += _encoder_bytes(recipe)[1]
+    return _with_encoders(recipe, Memory(**sizes, encoders=0, activations=0, host=host))
+
+
+def _with_encoders(recipe: Recipe, memory: Memory) -> Memory:
+    """Return the memory of training with that of the encoders, which come before the network if latents are stored."""
+    encoders, text = _encoder_bytes(recipe)
+    encoders += text if recipe.text_encoder.device == "auto" else 0
     if not recipe.keeps_encoders:
-        encoders = text = 0
-    return Memory(**sizes, encoders=encoders + text, activations=0, host=host)
+        training = memory.total - memory.encoders
+        encoders = max(encoders + memory.reserve - training, 0)
+    return replace(memory, encoders=encoders)
 
 
 def _encoder_bytes(recipe: Recipe) -> tuple[int, int]:
