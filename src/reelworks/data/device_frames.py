@@ -66,7 +66,7 @@ def _convert(data: Tensor, layout: Layout, into: Tensor) -> None:
 def _resized(data: Tensor, layout: Layout) -> list[Tensor]:
     """Return Y, U and V `[T, H, W]` float32 of the crop."""
     sizes, planes = layout.sizes, []
-    parts = data.split([height * width for height, width in sizes], dim=1)
+    parts = torch.split(data, [height * width for height, width in sizes], dim=1)
     for part, size, axes in zip(parts, sizes, layout.axes, strict=True):
         down, across = (
             _weights(axis, layout.resize, is_reversed, data.device)

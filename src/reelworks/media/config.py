@@ -56,7 +56,7 @@ class DataConfig(Config):
     )
     convert_on: Literal["auto", "cpu", "device"] = Field(
         "auto",
-        description="where plain videos (8 bits, YUV 4:2:0) are resized and converted to RGB: \"cpu\" in the decoding "
+        description='where plain videos (8 bits, YUV 4:2:0) are resized and converted to RGB: "cpu" in the decoding '
         'processes, "device" on the training device, which takes less of the CPU; "auto" is "device" when training on '
         "a GPU without a store of latents. Both give the same frames up to rounding",
     )

@@ -287,6 +287,7 @@ class ToRgb:
         self._request, self._reformatter = request, VideoReformatter()
 
     def __call__(self, frame: Any, ratio: Fraction) -> Frames:
+        """Convert one frame."""
         request, orientation = self._request, display.orientation(frame)
         turned = orientation in (5, 6, 7, 8)
         shown = display.size(frame, ratio)

@@ -95,9 +95,7 @@ class DecodePool:
             return replace(read.result, data=_placed(read.result.data, into))
         return _placed(read.result, into)
 
-    def _read_in_process(
-        self, processes: WorkerPool, call: tuple[Request, int], into: Slot | None
-    ) -> _Read | Failure:
+    def _read_in_process(self, processes: WorkerPool, call: tuple[Request, int], into: Slot | None) -> _Read | Failure:
         deaths = 0
         while deaths < _ATTEMPTS:
             try:

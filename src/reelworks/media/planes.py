@@ -96,9 +96,13 @@ class Layout:
         """Return the bytes of one frame."""
         parts = []
         for plane, ((top, bottom), (left, right)) in zip(frame.planes, self.spans, strict=True):
-            samples = np.frombuffer(plane, dtype=np.uint8).reshape(plane.height, plane.line_size)
-            parts.append(samples[top:bottom, left:right].ravel())
+            parts.append(_samples(plane)[top:bottom, left:right].ravel())
         return np.concatenate(parts)
+
+
+def _samples(plane: Any) -> NDArray[np.uint8]:
+    """Return all samples of a frame's plane, with the padding of its lines."""
+    return np.frombuffer(plane, dtype=np.uint8).reshape(plane.height, plane.line_size)
 
 
 def _chroma(axis: Axis, phase: int) -> Axis:
@@ -184,9 +188,7 @@ def _layout(request: Request, coded: tuple[int, int], shown: tuple[int, int], or
     if turned:
         axes, is_reversed = axes[::-1], is_reversed[::-1]
     rows, columns = (Axis(source, *axis) for source, axis in zip(coded, axes, strict=True))
-    return Layout(
-        rows, columns, (128, 128), request.resize, "bt709", False, turned, (is_reversed[0], is_reversed[1])
-    )
+    return Layout(rows, columns, (128, 128), request.resize, "bt709", False, turned, (is_reversed[0], is_reversed[1]))
 
 
 def _phases(frame: Any) -> tuple[int, int]:
@@ -210,8 +212,7 @@ def _phases(frame: Any) -> tuple[int, int]:
     )
     middle, phases = _PROBE // 2, []
     for plane, down in zip(whole.planes[1:], (True, False), strict=True):
-        samples = np.frombuffer(plane, dtype=np.uint8).reshape(plane.height, plane.line_size)
-        line = samples[:_PROBE, middle] if down else samples[middle, :_PROBE]
+        line = _samples(plane)[:_PROBE, middle] if down else _samples(plane)[middle, :_PROBE]
         place = (float(line[middle]) - _RAMP_FROM) / _RAMP_STEP  # of the pixel in the middle, among the samples
         phases.append(round(256 * ((middle + 0.5) / 2 - place)))
     return phases[0], phases[1]

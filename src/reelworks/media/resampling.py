@@ -50,7 +50,8 @@ class Axis:
 
     def centers(self) -> NDArray[np.float64]:
         """Return the place of each pixel among the samples."""
-        return (np.arange(self.first, self.first + self.count) + 0.5) * self.ratio - self.phase / 256
+        pixels = np.arange(self.first, self.first + self.count, dtype=np.float64)
+        return (pixels + 0.5) * self.ratio - self.phase / 256
 
     def reach(self, resize: Resize) -> float:
         """Return how far from its centre a pixel has weights."""
@@ -96,7 +97,9 @@ class Axis:
         if self.is_kept:
             return np.ones_like(distance)
         stretch, d = self._stretch, np.abs(distance)
-        if resize == "area":  # the overlap of a sample and a pixel; linear between samples when a picture is made larger
+        if (
+            resize == "area"
+        ):  # the overlap of a sample and a pixel; linear between samples when a picture is made larger
             return np.clip((stretch + 1) / 2 - d, 0, 1)
         d = d / stretch
         if resize == "lanczos":
