@@ -135,7 +135,7 @@ class StoredBatch(MicroBatch):
         if packed is None and i in self.broken and self.source.keys.ids.text_sees_pictures:
             return values.blank_text(encoder)
         if packed is None:
-            pictures = self.decoded[i]["source"][:, 0] if "source" in self.decoded[i] else None
+            pictures = self.decoded[i]["source"][:, 0].cpu() if "source" in self.decoded[i] else None
             packed = values.pack(encoder.text_encoder.encode([caption], pictures))
             if pictures is not None or not self.source.keys.ids.text_sees_pictures:
                 self.source.keep(wanted, packed)
