@@ -93,7 +93,7 @@ class WorkerPool:
         All three must be picklable. After `timeout_seconds`, not counting its start, the process is killed.
 
         Args:
-            into: Memory where the arrays of the result are to lie, if they fill it exactly.
+            into: Memory where the arrays of the result are to lie, if they fit.
             alone: Whether to use a fresh process that runs no other call, so that its death has one cause.
 
         Raises:
@@ -290,7 +290,7 @@ def _send(connection: Connection, message: object, file: int | None, place: tupl
     data = pickle.dumps(message, protocol=5, buffer_callback=arrays.append)
     raw = [array.raw() for array in arrays]
     sizes = [view.nbytes for view in raw]
-    is_shared = file is not None and place is not None and sum(sizes) == place[1]
+    is_shared = file is not None and place is not None and sum(sizes) <= place[1]
     if is_shared and file is not None and place is not None:
         shared_array.write(file, place[0], raw)
     connection.send((data, sizes, is_shared))
@@ -301,7 +301,7 @@ def _send(connection: Connection, message: object, file: int | None, place: tupl
 
 def _receive(connection: Connection, into: Slot | None) -> Any:
     data, sizes, is_shared = connection.recv()
-    arrays = _views(into, sizes) if into is not None and sum(sizes) == into.array.nbytes else list(map(_memory, sizes))
+    arrays = _views(into, sizes) if into is not None and sum(sizes) <= into.array.nbytes else list(map(_memory, sizes))
     for view in [] if is_shared else arrays:
         while view.nbytes:
             count = os.readv(connection.fileno(), [view])

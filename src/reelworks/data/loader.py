@@ -24,14 +24,15 @@ from reelworks.catalog.location import MediaPath
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
 from reelworks.core.shape import Shape
-from reelworks.data import decode_requests, resume, segment_record
+from reelworks.data import decode_requests, device_frames, resume, segment_record
 from reelworks.data.dataset import Dataset
 from reelworks.data.position import DataPosition, next_epoch
-from reelworks.media import decode
+from reelworks.media import decode, planes
 from reelworks.media.config import PREFETCH_BYTES
 from reelworks.media.crop_box import CropBox
 from reelworks.media.decode import Frames, Request
-from reelworks.media.decode_pool import DecodePool, Failure
+from reelworks.media.decode_pool import Decoded, DecodePool, Failure
+from reelworks.media.planes import Planes
 from reelworks.run.folder import RunFolder
 from reelworks.schedule import plan as planning
 from reelworks.schedule.cursor import Aliases, Cursor, Excluded
@@ -45,7 +46,7 @@ _MOST_AHEAD = 64
 _MOST_AT_ONCE = 4
 _WARN_SECONDS = 60.0
 # Decode jobs by kind of companion; the jobs of the clips themselves are under `_CLIPS`.
-_Jobs = dict[str, list[Future[Frames | Failure] | None]]
+_Jobs = dict[str, list[Future[Decoded] | None]]
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,7 @@ class StreamState:
 
     Attributes:
         wait_seconds: Time that training waited for the micro-batch.
-        queue_bytes: Decoded frames that were waiting behind it.
+        queue_bytes: Decoded frames, or planes of frames, that were waiting behind it.
         decode_p50_seconds, decode_p99_seconds: Median and 99th percentile of the time that each of the last 1000 clips
             took in its decoder; None before the first.
     """
@@ -123,7 +124,7 @@ class MicroBatch:
     """A decoded micro-batch.
 
     Attributes:
-        frames: `[B, T, H, W, 3]` uint8; zeros where a clip failed.
+        frames: `[B, T, H, W, 3]` uint8, on the device that converts, or else on the CPU; zeros where a clip failed.
         is_valid: `[B]` True where a clip counts in the loss: decoded, no padding, and not idle.
         failures: Index in the micro-batch and reason of each failed clip, padding left out.
         companions: `[B, T, H, W, 3]` uint8 by kind; white where a clip has none.
@@ -167,15 +168,20 @@ class MicroBatch:
 
 
 class _Pending:
-    """A micro-batch that is being decoded, each clip straight to its place."""
+    """A micro-batch that is being decoded, each clip straight to its place.
 
-    def __init__(self, work: MicroBatchRequest, pool: DecodePool) -> None:
-        self.work = work
+    If a device converts, a clip's place is large enough for its planes; memory that is not written to is not taken.
+    """
+
+    def __init__(self, work: MicroBatchRequest, pool: DecodePool, device: torch.device | None) -> None:
+        self.work, self._device = work, device
         size = _frames_size(work)
-        self._frames = {kind: pool.array(size) for kind in (_CLIPS, *work.companions)}
+        limits = [0 if device is None else planes.most_bytes(request) for request in work.requests]
+        own = size if device is None else (len(work.requests), max([math.prod(size[1:]), *limits]))
+        self._frames = {kind: pool.array(own if kind == _CLIPS else size) for kind in (_CLIPS, *work.companions)}
         self._jobs: _Jobs = {kind: [] for kind in self._frames}
-        for index, request in enumerate(work.requests):
-            self._jobs[_CLIPS].append(pool.submit(request, self._frames[_CLIPS].slot(index)))
+        for index, (request, limit) in enumerate(zip(work.requests, limits, strict=True)):
+            self._jobs[_CLIPS].append(pool.submit(request, self._frames[_CLIPS].slot(index), planes_bytes=limit))
             for kind, requests in work.companions.items():
                 companion = requests[index]
                 slot = self._frames[kind].slot(index)
@@ -184,8 +190,8 @@ class _Pending:
     @property
     def decoded_bytes(self) -> int:
         """Bytes of the clips that are done."""
-        done = sum(job is not None and job.done() for jobs in self._jobs.values() for job in jobs)
-        return done * math.prod(_frames_size(self.work)[1:])
+        done = (job for jobs in self._jobs.values() for job in jobs if job is not None and job.done())
+        return sum(_nbytes(job.result()) for job in done if not job.cancelled() and job.exception() is None)
 
     def cancel(self) -> None:
         """Drop the clips that are still queued."""
@@ -193,22 +199,32 @@ class _Pending:
             if job is not None:
                 job.cancel()
 
-    def collect(self) -> tuple[dict[str, Frames], dict[int, str]]:
+    def collect(self) -> tuple[dict[str, Tensor], dict[int, str]]:
         """Wait for the clips, and return the frames by kind, and the reason of each clip that failed."""
         failures: dict[int, str] = {}
+        clips: list[Frames | Planes | None] = []
         for kind, jobs in self._jobs.items():
             frames = self._frames[kind].array
             for index, job in enumerate(jobs):
-                if job is None:
-                    frames[index] = _NO_COMPANION
-                elif reason := self._reason(kind, index, _result(job, self.work.requests[index].path)):
-                    frames[index] = 0 if kind == _CLIPS else _NO_COMPANION  # a worker may have died while writing
+                result = None if job is None else _result(job, self.work.requests[index].path)
+                reason = "" if result is None else self._reason(kind, index, result)
+                if reason:
                     failures.setdefault(index, reason)
+                if kind == _CLIPS:
+                    clips.append(None if reason or isinstance(result, Failure) else result)
+                elif reason or result is None:
+                    frames[index] = _NO_COMPANION  # a worker may have died while writing
             self._frames[kind].close_file()
-        return {kind: frames.array for kind, frames in self._frames.items()}, failures
+        collected = {kind: torch.from_numpy(memory.array) for kind, memory in self._frames.items()}
+        if self._device is not None:
+            return {**collected, _CLIPS: device_frames.to_device(clips, self.work.shape, self._device)}, failures
+        for index, clip in enumerate(clips):
+            if clip is None:
+                collected[_CLIPS][index] = 0
+        return collected, failures
 
-    def _reason(self, kind: str, index: int, result: Frames | Failure) -> str:
-        if kind == "loss_mask" and not isinstance(result, Failure) and not decode.counts(result):
+    def _reason(self, kind: str, index: int, result: Decoded) -> str:
+        if kind == "loss_mask" and isinstance(result, np.ndarray) and not decode.counts(result):
             result = Failure(decode.EMPTY)  # the clip would have no loss
         if not isinstance(result, Failure):
             return ""
@@ -219,11 +235,17 @@ class _Pending:
         return f"{kind} {companion.path}: {result.reason}"
 
 
+def _nbytes(result: Decoded) -> int:
+    if isinstance(result, Failure):
+        return 0
+    return result.data.nbytes if isinstance(result, Planes) else result.nbytes
+
+
 def _frames_size(work: MicroBatchRequest) -> tuple[int, ...]:
     return len(work.requests), work.shape.num_frames, work.shape.height, work.shape.width, 3
 
 
-def _result(job: Future[Frames | Failure], path: MediaPath) -> Frames | Failure:
+def _result(job: Future[Decoded], path: MediaPath) -> Decoded:
     while True:
         try:
             return job.result(timeout=_WARN_SECONDS)
@@ -234,8 +256,10 @@ def _result(job: Future[Frames | Failure], path: MediaPath) -> Frames | Failure:
 class _ReadAhead:
     """Queue of micro-batches that are decoding, in the order in which they are delivered."""
 
-    def __init__(self, work: Iterable[MicroBatchRequest], pool: DecodePool, budget_bytes: int) -> None:
-        self._source, self._pool, self._budget_bytes = iter(work), pool, budget_bytes
+    def __init__(
+        self, work: Iterable[MicroBatchRequest], pool: DecodePool, budget_bytes: int, device: torch.device | None
+    ) -> None:
+        self._source, self._pool, self._budget_bytes, self._device = iter(work), pool, budget_bytes, device
         self._queue: deque[_Pending] = deque()
         self._queued_bytes = 0
         self._error: Exception | None = None
@@ -247,10 +271,11 @@ class _ReadAhead:
             work = self._next
             if work is None or len(self._queue) >= _MOST_AHEAD:
                 return
-            if self._queue and self._queued_bytes + _bytes(work) > self._budget_bytes:
+            size = self._bytes(work)
+            if self._queue and self._queued_bytes + size > self._budget_bytes:
                 return
-            self._queue.append(_Pending(work, self._pool))
-            self._queued_bytes += _bytes(work)
+            self._queue.append(_Pending(work, self._pool, self._device))
+            self._queued_bytes += size
             self._next = self._take()
 
     def deliver(self) -> MicroBatch | None:
@@ -266,7 +291,7 @@ class _ReadAhead:
                 raise self._error
             return None
         head = self._queue.popleft()
-        self._queued_bytes -= _bytes(head.work)
+        self._queued_bytes -= self._bytes(head.work)
         self.fill()  # decoding goes on while this micro-batch is waited for and trained
         frames, failures = head.collect()
         p50, p99 = self._pool.percentiles(50, 99)
@@ -277,6 +302,11 @@ class _ReadAhead:
             decode_p99_seconds=p99,
         )
         return _micro_batch(head.work, frames, failures, state)
+
+    def _bytes(self, work: MicroBatchRequest) -> int:
+        frames = math.prod(_frames_size(work))
+        own = frames if self._device is None else sum(map(planes.expected_bytes, work.requests))
+        return own + frames * len(work.companions)
 
     def cancel(self) -> None:
         """Drop what is queued."""
@@ -291,20 +321,20 @@ class _ReadAhead:
             return None
 
 
-def _bytes(work: MicroBatchRequest) -> int:
-    return math.prod(_frames_size(work)) * (1 + len(work.companions))
-
-
 def read_ahead(
-    work: Iterable[MicroBatchRequest], pool: DecodePool, budget_bytes: int = PREFETCH_BYTES
+    work: Iterable[MicroBatchRequest],
+    pool: DecodePool,
+    budget_bytes: int = PREFETCH_BYTES,
+    device: torch.device | None = None,
 ) -> Iterator[MicroBatch]:
     """Yield the micro-batches of `work` in its order, while those behind them are decoded ahead.
 
     Clips are begun in this order and finished in any. Frames of at most `budget_bytes` are decoded ahead, or one
     micro-batch if it is larger. Reading ahead crosses the end of an epoch if `work` does. An error of `work` is raised
-    after all micro-batches before it.
+    after all micro-batches before it. With a `device`, plain videos are resized and converted to RGB there, and the
+    frames of all clips lie there.
     """
-    ahead = _ReadAhead(work, pool, budget_bytes)
+    ahead = _ReadAhead(work, pool, budget_bytes, device)
     try:
         while (micro_batch := ahead.deliver()) is not None:
             yield micro_batch
@@ -313,14 +343,13 @@ def read_ahead(
 
 
 def _micro_batch(
-    work: MicroBatchRequest, frames: dict[str, Frames], failures: dict[int, str], stream: StreamState
+    work: MicroBatchRequest, frames: dict[str, Tensor], failures: dict[int, str], stream: StreamState
 ) -> MicroBatch:
     real = work.real & (not work.is_idle)
     is_valid = real.copy()
     is_valid[list(failures)] = False
     real_failures = tuple((index, reason) for index, reason in sorted(failures.items()) if real[index])
-    decoded = {kind: torch.from_numpy(array) for kind, array in frames.items()}
-    return MicroBatch(work, decoded.pop(_CLIPS), torch.from_numpy(is_valid), real_failures, decoded, stream)
+    return MicroBatch(work, frames.pop(_CLIPS), torch.from_numpy(is_valid), real_failures, frames, stream)
 
 
 @dataclass(frozen=True)
@@ -458,6 +487,8 @@ class Loader:
         num_workers: Spawned processes that decode, with two threads each; 0 decodes in threads of this process.
         prefetch_bytes: Frames that are decoded ahead, in bytes; at least one micro-batch is.
         decode_timeout: Seconds after which a process that still decodes the same clip is ended; the clip has failed.
+        device: Device where plain videos are resized and converted to RGB, and where all frames then lie; None leaves
+            both to the decoders.
         record_to: Folder of records of the trained clips, the same on all ranks. With it a resume is exact even if
             the data or the buckets changed in between.
 
@@ -483,12 +514,14 @@ class Loader:
         num_workers: int = 0,
         prefetch_bytes: int = PREFETCH_BYTES,
         decode_timeout: float = 120.0,
+        device: torch.device | str | None = None,
         record_to: str | Path | None = None,
     ) -> None:
         self.dataset = dataset
         self.rank, self.world_size = place_of(rank, world_size)
         self.micro_batches_per_step = micro_batches_per_step or self.world_size
         self._workers, self._timeout, self._prefetch = num_workers, decode_timeout, prefetch_bytes
+        self._device = None if device is None else torch.device(device)
         self._run = None if record_to is None else RunFolder(Path(record_to))
         self._recorded: tuple[int, int, int] | None = None
         self._pool: DecodePool | None = None
@@ -519,7 +552,7 @@ class Loader:
             self._pool = DecodePool(self._workers, self._timeout)
             weakref.finalize(self, self._pool.close)
         feed = StepSource(self.dataset, self.rank, self.world_size, max_epochs=begun.epoch + 1)
-        stream = read_ahead(feed.rows(begun), self._pool, self._prefetch)
+        stream = read_ahead(feed.rows(begun), self._pool, self._prefetch, self._device)
         for row in range(begun.row, begun.plan.steps):
             now = self._position
             clips, first = _clips_of_row(begun.plan, row), begun.plan.planned_in(row)

@@ -96,6 +96,7 @@ class Encoding:
         chunks: Clips by chunk, as `reachable.chunks` returns them.
         num_workers, timeout: Processes that decode, and seconds after which one is ended.
         prefetch_bytes: Frames that are decoded ahead.
+        frames_device: Device that converts plain videos to RGB; None leaves it to the decoding processes.
         text_width: Bytes of a number in an embedding, for the forecast: 2 for encoders that compute in bfloat16.
         on_progress: Called after each batch.
     """
@@ -109,12 +110,13 @@ class Encoding:
         num_workers: int = 0,
         timeout: float = 120.0,
         prefetch_bytes: int = PREFETCH_BYTES,
+        frames_device: torch.device | None = None,
         text_width: int = 4,
         on_progress: Callable[[Progress], None] = lambda progress: None,
     ) -> None:
         self.source, self._encoder, self._chunks = source, encoder, chunks
         self._workers, self._timeout, self._report = num_workers, timeout, on_progress
-        self._budget_bytes = prefetch_bytes
+        self._budget_bytes, self._frames_device = prefetch_bytes, frames_device
         self._text_width = text_width
         self._sees = source.keys.ids.text_sees_pictures
         self._missing: list[Chunk] = []
@@ -215,7 +217,8 @@ class Encoding:
         ends: dict[int, Chunk] = {}  # by the identity of the last micro-batch of each
         behind: deque[Future[None]] = deque()
         with ThreadPoolExecutor(1, thread_name_prefix="store") as writer:
-            for batch in loader.read_ahead(self._work(chunks, claims, ends), pool, self._budget_bytes):
+            work = self._work(chunks, claims, ends)
+            for batch in loader.read_ahead(work, pool, self._budget_bytes, self._frames_device):
                 behind.append(self._encode_batch(batch, writer, progress))
                 if (chunk := ends.pop(id(batch.work), None)) is not None:
                     behind.append(writer.submit(self._finish, claims, chunk))

@@ -12,7 +12,7 @@ import json
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import BaseModel
@@ -23,6 +23,7 @@ from reelworks.core import digests, files
 from reelworks.core.log import logger
 from reelworks.data.dataset import Dataset
 from reelworks.data.loader import MicroBatchRequest
+from reelworks.media import planes
 from reelworks.media.decode import VERSION as DECODER_VERSION
 from reelworks.media.decode import Request
 from reelworks.models import weights
@@ -46,6 +47,7 @@ class EncoderIds:
         given: Kinds of companions whose latents the model takes.
         text_sees_pictures: Whether an embedding also depends on the first frame of the source.
         latent_dtype: Dtype in which latents are stored.
+        converted_on: Where frames of plain videos become RGB, as the recipe says; both ways differ by rounding.
     """
 
     autoencoder: str
@@ -55,6 +57,7 @@ class EncoderIds:
     given: tuple[str, ...] = ()
     text_sees_pictures: bool = False
     latent_dtype: str = "float32"
+    converted_on: Literal["cpu", "device"] = "cpu"
 
 
 def encoder_id(config: BaseModel, field: str, known: FileDigests, *, part: str | None = None) -> str:
@@ -188,6 +191,8 @@ class Keys:
         return wanted
 
     def _wanted(self, kind: str, encoder: str, request: Request, fingerprint: str, label: str, *extra: Any) -> Wanted:
+        if self.ids.converted_on == "device" and planes.may_be_used(request):
+            extra = (*extra, "device", planes.VERSION)
         key, text = of_request(kind, encoder, request, fingerprint, *extra)
         return Wanted(key, kind, encoder, fingerprint, label, text)
 

@@ -135,7 +135,7 @@ class StoredBatch(MicroBatch):
         if packed is None and i in self.broken and self.source.keys.ids.text_sees_pictures:
             return values.blank_text(encoder)
         if packed is None:
-            pictures = self.decoded[i]["source"][:, 0] if "source" in self.decoded[i] else None
+            pictures = self.decoded[i]["source"][:, 0].cpu() if "source" in self.decoded[i] else None
             packed = values.pack(encoder.text_encoder.encode([caption], pictures))
             if pictures is not None or not self.source.keys.ids.text_sees_pictures:
                 self.source.keep(wanted, packed)
@@ -236,7 +236,7 @@ class _Item:
         for at, (i, kind, request) in enumerate(self.to_read):
             reason = broken.get(at)
             if kind == _MASK and masks is not None:
-                if reason is None and not decode.counts(read.frames[at].numpy()):
+                if reason is None and not decode.counts(read.frames[at].cpu().numpy()):
                     reason = decode.EMPTY  # the clip would have no loss
                 if reason is None:
                     masks[i] = read.frames[at]
@@ -269,17 +269,21 @@ def _request(work: MicroBatchRequest, i: int, kind: str) -> Request | None:
 
 
 def read_ahead(
-    work: Iterable[MicroBatchRequest], pool: DecodePool, budget_bytes: int, source: StoredLatents | None
+    work: Iterable[MicroBatchRequest],
+    pool: DecodePool,
+    budget_bytes: int,
+    source: StoredLatents | None,
+    device: torch.device | None = None,
 ) -> Iterator[MicroBatch]:
     """Yield the micro-batches of `work` in its order, as `loader.read_ahead` does, from a store if there is one."""
     if source is None:
-        yield from loader.read_ahead(work, pool, budget_bytes)
+        yield from loader.read_ahead(work, pool, budget_bytes, device)
         return
     with ThreadPoolExecutor(_READERS, thread_name_prefix="stored") as readers:
         items = _in_order(work, lambda each: readers.submit(_Item, each, source))
         waiting: deque[_Item] = deque()
         with suppress(GeneratorExit):
-            for batch in loader.read_ahead(_remaining(items, waiting), pool, budget_bytes):
+            for batch in loader.read_ahead(_remaining(items, waiting), pool, budget_bytes, device):
                 yield waiting.popleft().complete(batch)
 
 

@@ -54,6 +54,12 @@ class DataConfig(Config):
         description='what to do with interlaced videos: "deinterlace" rebuilds whole frames from their fields, "reject" '
         "leaves them out",
     )
+    convert_on: Literal["auto", "cpu", "device"] = Field(
+        "auto",
+        description='where plain videos (8 bits, YUV 4:2:0) are resized and converted to RGB: "cpu" in the decoding '
+        'processes, "device" on the training device, which takes less of the CPU; "auto" is "device" when training on '
+        "a GPU without a store of latents. Both give the same frames up to rounding",
+    )
     alpha_color: list[int] = Field(
         [255, 255, 255],
         min_length=3,

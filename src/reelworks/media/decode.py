@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from av.video.reformatter import Interpolation, VideoReformatter
@@ -81,6 +82,9 @@ def crop_offset(size: int, target: int, draw: float) -> int:
 
 
 Frames = NDArray[np.uint8]
+# Makes what is kept of a frame, whose pixels have this ratio of width to height.
+Convert = Callable[[Any, Fraction], Frames]
+R = TypeVar("R")
 
 # Without accurate rounding, swscale's SIMD paths may round differently from its C path.
 _ACCURATE = Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT
@@ -141,6 +145,11 @@ class Request:
         size = (height, width) if self.measures is None else (self.measures.height, self.measures.width)
         return cover(*size, self.shape.height, self.shape.width)
 
+    def crop_offsets(self, height: int, width: int) -> tuple[int, int]:
+        """Return the first row and column of the crop in a resized frame of this size."""
+        down, across = self.crop_draw
+        return crop_offset(height, self.shape.height, down), crop_offset(width, self.shape.width, across)
+
 
 def load(request: Request) -> Frames:
     """Read frames `[T, H, W, 3]`, uint8 RGB, of a clip or picture; transient storage errors are retried after a pause.
@@ -152,8 +161,17 @@ def load(request: Request) -> Frames:
         MediaError: The file is missing or damaged, or has fewer frames than requested.
     """
     wanted, request = request, replace(request, shape=request.augmentation.read_shape(request.shape))
+    frames = with_reasons(request, _load)
+    expected = (request.shape.num_frames, request.shape.height, request.shape.width, 3)
+    if frames.shape != expected:
+        raise MediaError(f"decoded to frames of shape {frames.shape} instead of {expected}")
+    return wanted.augmentation.apply(frames, wanted.shape, nearest=wanted.nearest)
+
+
+def with_reasons(request: Request, read: Callable[[Request], R]) -> R:
+    """Return what `read` makes of a request whose file is local, with retries; raise `MediaError` for any failure."""
     try:
-        frames = retry.with_retries(lambda: _load(replace(request, path=location.local(request.path))))
+        return retry.with_retries(lambda: read(replace(request, path=location.local(request.path))))
     except (MediaError, ProbeError) as error:
         raise MediaError(str(error)) from None
     except FileNotFoundError:
@@ -162,16 +180,12 @@ def load(request: Request) -> Frames:
         if retry.is_transient(error):
             raise MediaError(f"I/O error, {len(retry.WAITS_SECONDS) + 1} tries: {error}") from error
         raise MediaError(f"{type(error).__name__}: {error}") from error
-    expected = (request.shape.num_frames, request.shape.height, request.shape.width, 3)
-    if frames.shape != expected:
-        raise MediaError(f"decoded to frames of shape {frames.shape} instead of {expected}")
-    return wanted.augmentation.apply(frames, wanted.shape, nearest=wanted.nearest)
 
 
 def _load(request: Request) -> Frames:
     if request.is_image:
         return _load_image(request)
-    return _load_animation(request) if kind_of(request.path.name) == "image" else _load_video(request)
+    return _load_animation(request) if kind_of(request.path.name) == "image" else read_video(request, ToRgb(request))
 
 
 def _load_image(request: Request) -> Frames:
@@ -225,10 +239,11 @@ def spot(request: Request, times: FrameTimes, *, interlaced: bool) -> Spot:
     return Spot(tuple(times.ticks[indices].tolist()), int(times.ticks[before[-1] if len(before) else first]))
 
 
-def _load_video(request: Request) -> Frames:
+def read_video(request: Request, convert: Convert) -> Frames:
+    """Return what `convert` makes of each frame of a request for a video, `[T, ...]`."""
     if request.spot is not None:
         with probe.video(request.path) as container:
-            converted = _seek(container, request.spot, request)
+            converted = _seek(container, request.spot, convert)
         if len(converted) == len(set(request.spot.ticks)):
             return np.stack([converted[tick] for tick in request.spot.ticks])
     with probe.video(request.path) as container:
@@ -236,66 +251,70 @@ def _load_video(request: Request) -> Frames:
         times = frame_times.of_stream(container, stream)
         found = spot(request, times, interlaced=display.may_be_interlaced(stream))
         needed = set(found.ticks)
-        converted = _seek(container, found, request) if times.timed else {}
+        converted = _seek(container, found, convert) if times.timed else {}
     if len(converted) < len(needed):  # AVI files and raw streams may seek past the needed key frame
         with probe.video(request.path) as container:
-            converted = _collect(container, times.timed, needed, request)
+            converted = _collect(container, times.timed, needed, convert)
     if missing := len(needed) - len(converted):
         raise MediaError(f"{missing} of {len(needed)} frames could not be decoded")
     return np.stack([converted[tick] for tick in found.ticks])
 
 
-def _seek(container: Any, place: Spot, request: Request) -> dict[int, Frames]:
+def _seek(container: Any, place: Spot, convert: Convert) -> dict[int, Frames]:
     """Convert the frames from the key frame before them on, as far as the container finds that."""
     container.seek(place.key_tick, stream=probe.stream(container), backward=True)
-    return _collect(container, True, set(place.ticks), request)
+    return _collect(container, True, set(place.ticks), convert)
 
 
-def _collect(container: Any, timed: bool, keys: set[int], request: Request) -> dict[int, Frames]:
+def _collect(container: Any, timed: bool, keys: set[int], convert: Convert) -> dict[int, Frames]:
     """Convert the frames of these times in ticks, or numbers, until all are converted or the file ends."""
     converted: dict[int, Frames] = {}
-    reformatter = VideoReformatter()
     stream = probe.stream(container)
     ratio = display.pixel_aspect_ratio(stream)
     decoded = ((frame.pts if timed else number, frame) for number, frame in enumerate(container.decode(stream)))
     for key, frame in progressive(decoded):
         if key in keys:
-            converted.setdefault(key, _convert(frame, ratio, reformatter, request))
+            converted.setdefault(key, convert(frame, ratio))
         if len(converted) == len(keys):
             break
     return converted
 
 
-def _convert(frame: Any, ratio: Fraction, reformatter: VideoReformatter, request: Request) -> Frames:
-    """Resize and convert colours in one pass, then turn and crop."""
-    orientation = display.orientation(frame)
-    turned = orientation in (5, 6, 7, 8)
-    shown = display.size(frame, ratio)
-    height, width = request.cover(*(shown[::-1] if turned else shown))
-    if turned:
-        height, width = width, height
-    transparent = any(component.is_alpha for component in frame.format.components)
-    transfer, wide_gamut = display.hdr(frame), display.is_wide_gamut(frame)
-    high_range = (transfer or wide_gamut) and not request.nearest
-    pixels: Any = reformatter.reformat(
-        frame,
-        width=width,
-        height=height,
-        format="rgb48le" if high_range else "rgba" if transparent else "rgb24",
-        interpolation=_RESIZE_NEAREST if request.nearest else _RESIZE[request.resize],
-        src_colorspace=display.assumed_matrix(frame),
-        threads=1,  # clips are decoded in parallel
-    ).to_ndarray()
-    if high_range:
-        pixels = tone_map.to_sdr(pixels, transfer, wide_gamut=wide_gamut)
-    elif transparent:
-        pixels = over(pixels, request.alpha_color)
-    return _crop(upright(pixels, orientation), request)
+class ToRgb:
+    """Makes RGB frames of a request's shape: resizes and converts colours in one pass, then turns and crops."""
+
+    def __init__(self, request: Request) -> None:
+        self._request, self._reformatter = request, VideoReformatter()
+
+    def __call__(self, frame: Any, ratio: Fraction) -> Frames:
+        """Convert one frame."""
+        request, orientation = self._request, display.orientation(frame)
+        turned = orientation in (5, 6, 7, 8)
+        shown = display.size(frame, ratio)
+        height, width = request.cover(*(shown[::-1] if turned else shown))
+        if turned:
+            height, width = width, height
+        transparent = any(component.is_alpha for component in frame.format.components)
+        transfer, wide_gamut = display.hdr(frame), display.is_wide_gamut(frame)
+        high_range = (transfer or wide_gamut) and not request.nearest
+        pixels: Any = self._reformatter.reformat(
+            frame,
+            width=width,
+            height=height,
+            format="rgb48le" if high_range else "rgba" if transparent else "rgb24",
+            interpolation=_RESIZE_NEAREST if request.nearest else _RESIZE[request.resize],
+            src_colorspace=display.assumed_matrix(frame),
+            threads=1,  # clips are decoded in parallel
+        ).to_ndarray()
+        if high_range:
+            pixels = tone_map.to_sdr(pixels, transfer, wide_gamut=wide_gamut)
+        elif transparent:
+            pixels = over(pixels, request.alpha_color)
+        return _crop(upright(pixels, orientation), request)
 
 
 def _crop(frame: Frames, request: Request) -> Frames:
-    top = crop_offset(frame.shape[0], request.shape.height, request.crop_draw[0])
-    left = crop_offset(frame.shape[1], request.shape.width, request.crop_draw[1])
+    top, left = request.crop_offsets(*frame.shape[:2])
     return frame[top : top + request.shape.height, left : left + request.shape.width]
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import time
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from reelworks.core.shared_array import SharedArray, Slot
+from reelworks.core.shared_array import Bytes, SharedArray, Slot
 from reelworks.core.worker_pool import WorkerDied, WorkerHung, WorkerPool, WorkerStopped
-from reelworks.media.decode import Frames, MediaError, Request, load
+from reelworks.media import planes
+from reelworks.media.decode import Frames, MediaError, Request
+from reelworks.media.planes import Planes
 
 THREADS_PER_WORKER = 2
 _THREADS = 2  # without workers
@@ -28,9 +30,12 @@ class Failure:
     reason: str
 
 
+Decoded = Frames | Planes | Failure
+
+
 @dataclass(frozen=True)
 class _Read:
-    result: Frames | Failure
+    result: Decoded
     seconds: float
 
 
@@ -57,13 +62,14 @@ class DecodePool:
         """Return zeros that `submit` can decode into without a copy between processes."""
         return SharedArray(shape, shared=self._processes is not None)
 
-    def submit(self, request: Request, into: Slot | None = None) -> Future[Frames | Failure]:
+    def submit(self, request: Request, into: Slot | None = None, *, planes_bytes: int = 0) -> Future[Decoded]:
         """Queue a clip; one that hangs, or whose process dies in every attempt, results in a `Failure`.
 
         Args:
-            into: Place for the frames, of their shape; without it they have memory of their own.
+            into: Place for the result, of at least its bytes; without it, it has memory of its own.
+            planes_bytes: Result in the clip's planes if it is plain and they have no more bytes than these.
         """
-        return self._threads.submit(self._decode, request, into)
+        return self._threads.submit(self._decode, request, into, planes_bytes)
 
     def percentiles(self, *percents: float) -> list[float | None]:
         """Return percentiles of `decode_seconds`, None before the first clip."""
@@ -77,23 +83,24 @@ class DecodePool:
             self._processes.close(_PATIENCE_SECONDS)
         self._threads.shutdown()
 
-    def _decode(self, request: Request, into: Slot | None) -> Frames | Failure:
-        read = _read(request) if self._processes is None else self._read_in_process(self._processes, request, into)
+    def _decode(self, request: Request, into: Slot | None, planes_bytes: int) -> Decoded:
+        call = request, planes_bytes
+        read = _read(call) if self._processes is None else self._read_in_process(self._processes, call, into)
         if isinstance(read, Failure):
             return read
         self.decode_seconds.append(read.seconds)
         if into is None or isinstance(read.result, Failure):
             return read.result
-        if not np.may_share_memory(read.result, into.array):
-            into.array[...] = read.result
-        return into.array
+        if isinstance(read.result, Planes):
+            return replace(read.result, data=_placed(read.result.data, into))
+        return _placed(read.result, into)
 
-    def _read_in_process(self, processes: WorkerPool, request: Request, into: Slot | None) -> _Read | Failure:
+    def _read_in_process(self, processes: WorkerPool, call: tuple[Request, int], into: Slot | None) -> _Read | Failure:
         deaths = 0
         while deaths < _ATTEMPTS:
             try:
                 # A process that dies takes the clips of its other threads with it; alone, a clip cannot be such a victim.
-                return processes.call(_read, request, self.timeout_seconds, into=into, alone=deaths > 0)
+                return processes.call(_read, call, self.timeout_seconds, into=into, alone=deaths > 0)
             except WorkerHung:
                 return Failure(f"decoding took more than {self.timeout_seconds:g} s and was stopped")
             except WorkerStopped:
@@ -103,12 +110,24 @@ class DecodePool:
         return Failure("the decoder crashed on it")
 
 
-def _read(request: Request) -> _Read:
+def _placed(array: Bytes, into: Slot) -> Bytes:
+    """Return the array in the slot's memory, and copy it there unless a process has written it there already."""
+    if np.may_share_memory(array, into.array):
+        return array
+    place = into.array.reshape(-1)[: array.size].reshape(array.shape)
+    place[...] = array
+    return place
+
+
+def _read(call: tuple[Request, int]) -> _Read:
     """Decode one clip; return a file's failure as a value, so that it never stops a worker."""
+    request, planes_bytes = call
     began = time.perf_counter()
     try:
-        # Arrays that are not contiguous would be copied once more on their way between processes.
-        result: Frames | Failure = np.ascontiguousarray(load(request))
+        result: Decoded = planes.load(request, planes_bytes)
     except MediaError as error:
         result = Failure(str(error))
+    if isinstance(result, np.ndarray):
+        # Arrays that are not contiguous would be copied once more on their way between processes.
+        result = np.ascontiguousarray(result)
     return _Read(result, time.perf_counter() - began)

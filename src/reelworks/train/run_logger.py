@@ -293,7 +293,7 @@ def _clock(seconds: float) -> str:
 def note(batches: Iterable[MicroBatch], into: list[MicroBatch]) -> Iterator[MicroBatch]:
     """Yield the micro-batches, and append each to a list without its frames."""
     for batch in batches:
-        into.append(replace(batch, frames=batch.frames[:0], companions={}))
+        into.append(replace(batch, frames=batch.frames.new_empty(0), companions={}))  # a slice would keep their memory
         yield batch
 
 

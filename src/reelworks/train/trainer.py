@@ -209,7 +209,8 @@ class Trainer:
                 self._validate(position, pool)  # of the untrained weights, for comparison
             # Micro-batches from here to the end of training, across epochs, planned as `next_epoch` plans them.
             work = self._source.rows(position)
-            batches = stored_batches.read_ahead(work, pool, config.prefetch_budget_bytes, self._stored)
+            device = encoding.frames_device(self._recipe, self._world.device, stored=self._stored is not None)
+            batches = stored_batches.read_ahead(work, pool, config.prefetch_budget_bytes, self._stored, device)
             self._begin_segment(position)
             while not self._is_done(position):
                 if position.at_end:

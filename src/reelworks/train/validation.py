@@ -18,6 +18,7 @@ from reelworks.encoders.stored_batches import StoredLatents
 from reelworks.media.decode_pool import DecodePool
 from reelworks.recipe.recipe import Recipe
 from reelworks.schedule.plan import Samples
+from reelworks.train import encoding
 from reelworks.train.batch_inputs import validation_example
 from reelworks.train.build import TrainedModel
 
@@ -57,7 +58,8 @@ class Validator:
         sums = torch.zeros(len(times) + 1, dtype=torch.float64)  # of the loss at each timestep, and of clips
         with model.state.averaged():
             budget_bytes = self.recipe.data.prefetch_budget_bytes
-            for batch in stored_batches.read_ahead(self._requests(), pool, budget_bytes, self.stored):
+            device = encoding.frames_device(self.recipe, self.world.device, stored=self.stored is not None)
+            for batch in stored_batches.read_ahead(self._requests(), pool, budget_bytes, self.stored, device):
                 example = validation_example(batch, model.encoder, objective, seed=self.recipe.seed, times=times)
                 losses = example.losses(model.boundary(example.inputs), objective).double().cpu()
                 if bool(batch.is_valid.all()):

@@ -19,8 +19,8 @@ from stream_works import CLIP_BYTES, LONG_SECONDS, greys, request, work
 from reelworks.core.shared_array import Slot
 from reelworks.data.loader import MicroBatchRequest, StepSource, read_ahead
 from reelworks.data.position import next_epoch
-from reelworks.media.decode import Frames, Request
-from reelworks.media.decode_pool import DecodePool, Failure
+from reelworks.media.decode import Request
+from reelworks.media.decode_pool import Decoded, DecodePool, Failure
 from reelworks.testing import sample_dataset
 
 
@@ -30,14 +30,14 @@ class Watched(DecodePool):
     on_submit: Callable[[Request], None] = staticmethod(lambda request: None)
     cancelled = 0
 
-    def submit(self, request: Request, into: Slot | None = None) -> Future[Frames | Failure]:
+    def submit(self, request: Request, into: Slot | None = None, *, planes_bytes: int = 0) -> Future[Decoded]:
         number = next(self.numbers)
         self.on_submit(request)
-        job = super().submit(request, into)
+        job = super().submit(request, into, planes_bytes=planes_bytes)
         job.add_done_callback(lambda job: self.note(number, job))
         return job
 
-    def note(self, number: int, job: Future[Frames | Failure]) -> None:
+    def note(self, number: int, job: Future[Decoded]) -> None:
         self.finished.append(number)
         self.cancelled += job.cancelled()
 
