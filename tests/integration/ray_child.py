@@ -1,0 +1,1 @@
+"""Functions for processes of a cluster."""
