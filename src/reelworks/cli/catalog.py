@@ -58,7 +58,7 @@ def scan(
     from reelworks.catalog.summary import summarise
 
     sources = [Source.from_path(path, root=root) for path in paths]
-    with show.scan_progress(quiet=json) as on_progress:
+    with show.stdout_for_json(json), show.scan_progress(quiet=json) as on_progress:
         count = workers or os.cpu_count() or 1
         result = scan_sources(sources, output, workers=count, on_progress=on_progress, engine=engine)
     summary = summarise(Catalog.open(output).live())

@@ -71,7 +71,7 @@ def run(
 
     loaded, stores = _storing(load_recipe(recipe, overrides, data_path))
     main = os.environ.get("RANK", "0") == "0"
-    with log.to_terminal(speaks=main and not json):
+    with show.stdout_for_json(json), log.to_terminal(speaks=main and not json):
         work = _on_cluster if engine == "ray" else _here
         forecast, progress = work(loaded, limit, json)
     if not main:

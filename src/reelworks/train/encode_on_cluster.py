@@ -10,6 +10,7 @@ ends the command.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import socket
@@ -48,6 +49,7 @@ class Job:
         limit: Number of clips to encode; None for all.
         working_folder: Folder that the recipe's paths are relative to.
         tries: Folder in the store for the tries of each part, which only a node with the same files sees.
+        most_tries: Number of times that a part is begun.
         uses_gpu: Whether an actor has a GPU.
     """
 
@@ -56,6 +58,7 @@ class Job:
     limit: int | None
     working_folder: str
     tries: str
+    most_tries: int
     uses_gpu: bool
 
 
@@ -96,8 +99,15 @@ def encode_missing(
     parts += [Part((), number, job.chunks[number].name, clips) for number, clips in job.lacking.items()]
     if parts:
         with _tries(job.source.store.path) as tries:
-            folder, uses_gpu = str(Path.cwd()), cluster.gpus > 0
-            shared = Job(data.recipe, len(data.catalog.parts), limit, folder, str(tries.resolve()), uses_gpu)
+            shared = Job(
+                data.recipe,
+                len(data.catalog.parts),
+                limit,
+                working_folder=str(Path.cwd()),
+                tries=str(tries.resolve()),
+                most_tries=TRIES,
+                uses_gpu=cluster.gpus > 0,
+            )
             for part, done in _on_cluster(shared, parts, cluster):
                 progress.add(part.clips, done)
                 on_progress(progress)
@@ -127,6 +137,7 @@ def _on_cluster(job: Job, parts: list[Part], cluster: Cluster) -> Iterator[tuple
     import ray.data
     import ray.exceptions
 
+    logging.getLogger("ray.data").setLevel(logging.ERROR)  # which would print lines between ours
     context = ray.data.DataContext.get_current()
     context.enable_progress_bars = False
     context.max_consecutive_actor_init_deaths = TRIES
@@ -234,11 +245,11 @@ def _count_try(job: Job, part: Part) -> None:
         tries = os.fstat(file).st_size
     finally:
         os.close(file)
-    if tries <= TRIES:
+    if tries <= job.most_tries:
         return
     what = f"chunk {part.number} of {part.clips} clips" if part.clips else f"captions {first_few(part.captions)}"
     raise UserError(
-        f"its process ended {TRIES} times while it encoded {what}; everything else that was done is stored",
+        f"its process ended {job.most_tries} times while it encoded {what}; everything else that was done is stored",
         code="encode-actor-died",
         field="--engine",
         value="ray",
