@@ -41,6 +41,7 @@ from reelworks.encoders.store import EncodedStore
 from reelworks.recipe import dataset, recipe_file
 from reelworks.recipe.dataset import RecipeData
 from reelworks.train import encode_on_cluster, encoding
+from reelworks.train.encode_on_cluster import EncodeActor, Job
 
 # Ray warns of its own defaults.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")
@@ -169,6 +170,37 @@ def test_without_ray_the_error_says_what_to_install(
         scan_sources([Source("d", data)], tmp_path / "there", workers=2, engine="ray")
 
 
+def test_a_cluster_that_does_not_answer_is_named(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pytest.importorskip("ray"), "is_initialized", lambda: False)
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    with pytest.raises(UserError, match=r"RAY_ADDRESS = '127.0.0.1:1': no Ray cluster can be reached"):
+        scan_sources([Source("d", data)], tmp_path / "there", workers=2, engine="ray")
+
+
+@pytest.mark.parametrize("lost", ["working_folder", "tries", "catalog", "dataset"])
+def test_a_node_without_the_folders_is_named_with_the_path(
+    tiny: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    recipe = storing(tiny, tmp_path / "there")
+    (tmp_path / "there-catalog").mkdir()
+    (tmp_path / "there-catalog" / "catalog.json").write_text("{}")
+    places = {"working_folder": str(tmp_path), "tries": str(tmp_path)}
+    path = "/elsewhere"
+    if lost in places:
+        places[lost] = path
+        path = path if lost == "working_folder" else recipe["encode"]["folder"]
+    elif lost == "catalog":
+        recipe["catalog"] = path
+    else:
+        recipe["dataset"] = [{"path": path}]
+    job = Job(recipe_file.parse(recipe), 1, None, **places, most_tries=1, uses_gpu=False)
+    (row,) = EncodeActor(job)({"part": [json.dumps({"number": 0, "name": "chunk", "clips": 1})]})["result"]
+    error = json.loads(row)["error"]
+    assert (error["code"], error["value"]) == ("node-lacks-folder", path)
+    assert error["problem"].startswith(f"on node {socket.gethostname()}: ")
+
+
 @pytest.mark.slow
 def test_a_killed_scan_goes_on(cluster: str, data: Path, tmp_path: Path) -> None:
     catalog, opened = tmp_path / "catalog", tmp_path / "opened"
@@ -266,13 +298,12 @@ def test_a_part_that_kills_its_actor_ends_the_command(
 
 @pytest.mark.slow
 def test_a_cluster_that_was_started_for_a_command_ends_with_it(data: Path, tmp_path: Path) -> None:
-    environment = {**os.environ, "RAY_AUTH_MODE": "disabled", "TMPDIR": str(tmp_path)}
-    environment.pop("RAY_ADDRESS", None)
+    environment = {**os.environ, "RAY_AUTH_MODE": "disabled", "RAY_ADDRESS": "local", MARK: str(tmp_path)}
     command = [sys.executable, "-m", "reelworks", "scan", str(data), "-o", str(tmp_path / "there"), "--engine", "ray"]
 
     def left() -> list[str]:
         found = psutil.process_iter(["environ", "cmdline"])
-        return [p.info["cmdline"] for p in found if (p.info["environ"] or {}).get("TMPDIR") == str(tmp_path)]
+        return [p.info["cmdline"] for p in found if (p.info["environ"] or {}).get(MARK) == str(tmp_path)]
 
     assert subprocess.run(command, env=environment).returncode == 0
     wait_for_none(left)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from reelworks.core.worker_pool import WorkerDied
 T = TypeVar("T")
 R = TypeVar("R")
 Engine = Literal["local", "ray"]
+_ANSWER_SECONDS = 10.0
 
 
 class Cluster(NamedTuple):
@@ -42,8 +44,9 @@ def connect() -> Iterator[Cluster]:
     connects = not ray.is_initialized()
     if connects:
         try:
+            _require_answer(os.environ.get("RAY_ADDRESS", ""))
             ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
-        except (ConnectionError, RuntimeError, ValueError) as error:
+        except (OSError, RuntimeError, ValueError) as error:
             raise _unreachable(error) from error
     try:
         found = ray.cluster_resources()
@@ -132,6 +135,13 @@ def _ray() -> Any:
             remedy="pip install 'reelworks[ray]', on every node of the cluster",
         ) from error
     return ray
+
+
+def _require_answer(address: str) -> None:
+    """Raise OSError if nothing answers at `host:port`; Ray itself would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdecimal() and "/" not in host:
+        socket.create_connection((host.strip("[]"), int(port)), _ANSWER_SECONDS).close()
 
 
 def _unreachable(error: Exception) -> UserError:
