@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from reelworks.encoders import reachable, stored_batches, upkeep
-from reelworks.encoders.encode import Progress
+from reelworks.encoders.encode_worker import Progress
 from reelworks.encoders.encoders import LiveEncoder
 from reelworks.encoders.stored_batches import StoredLatents
 from reelworks.media.config import PREFETCH_BYTES

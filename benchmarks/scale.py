@@ -28,6 +28,7 @@ from benchmarks import _catalogs
 from benchmarks.schedule import machine
 from reelworks.catalog import probe, probe_pool
 from reelworks.core import digests
+from reelworks.core.worker_pool import WorkerPool
 
 Json = dict[str, Any]
 RESULTS = Path(__file__).parent / "results" / "scale.json"
@@ -100,7 +101,8 @@ def _bare(paths: list[Path], workers: int) -> float:
             for _ in threads.map(_probe, paths, chunksize=64):
                 pass
     else:
-        for _ in probe_pool.map_ordered(_probe, paths, workers=workers, processes=True, crashed=str, chunk_size=64):
+        pool = WorkerPool()
+        for _ in probe_pool.map_ordered(_probe, paths, workers=workers, processes=pool, crashed=str, chunk_size=64):
             pass
     return time.perf_counter() - began
 

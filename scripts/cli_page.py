@@ -141,7 +141,10 @@ def _value(parameter: Any) -> str:
     """What may be given, such as "whole number ≥ 1", and whether it may be given several times."""
     if getattr(parameter, "is_flag", False):
         return "flag"
-    kind = _kind(parameter.type_descriptor.annotation)
+    annotation = parameter.type_descriptor.annotation
+    if typing.get_origin(annotation) is typing.Literal:
+        return ", ".join(f"`{word}`" for word in typing.get_args(annotation))
+    kind = _kind(annotation)
     if issubclass(kind, enum.Enum):
         words = ", ".join(f"`{member.value}`" for member in kind)
     elif "|" in (parameter.metavar or "") and kind is str:

@@ -179,6 +179,11 @@ def is_as_listed(file: MediaPath, size: int, changed_ns: int) -> bool:
     return status.st_mtime_ns == changed_ns and (in_archive or status.st_size == size)
 
 
+def is_missing(file: MediaPath) -> bool:
+    """Return whether there is no such file on this machine; a remote one is not looked for."""
+    return not (isinstance(file, Location) and is_url(file.file)) and not _path(file).exists()
+
+
 def ffmpeg_url(file: MediaPath) -> str:
     """Return the address by which FFmpeg opens a local file; a range needs its protocol `subfile`."""
     path = str(_path(file).absolute())

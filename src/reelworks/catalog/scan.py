@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import itertools
 import math
+import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -42,8 +43,10 @@ from reelworks.catalog.listing import Listing, SourceFile, list_folder
 from reelworks.catalog.location import MediaPath
 from reelworks.catalog.rows import SCORE, as_numpy, schema
 from reelworks.catalog.store import Catalog
-from reelworks.core import hash_rng
+from reelworks.core import hash_rng, ray_cluster
 from reelworks.core.errors import UserError
+from reelworks.core.ray_cluster import Engine, RayPool
+from reelworks.core.worker_pool import WorkerPool
 from reelworks.run import lock
 
 T = TypeVar("T")
@@ -73,6 +76,7 @@ class Finding(NamedTuple):
     error: str | None = None  # why the file cannot be trained on; only for files that were opened
     times: Packed | None = None  # frame times of a long video
     clips: tuple[ClipRange, ...] = ()  # ranges that are clips of their own; none for a whole file
+    missing_on: str = ""  # name of the node of a cluster that does not see the file
 
 
 def examine(order: Look) -> Finding:
@@ -110,6 +114,13 @@ def _of_file(measure: Callable[[MediaPath], T], path: MediaPath, order: Look) ->
 @lru_cache(maxsize=4)
 def _remembered(measure: Callable[[MediaPath], Any], path: MediaPath, stamp: tuple[int, int]) -> Any:
     return measure(path)
+
+
+def examine_on_node(order: Look) -> Finding:
+    """Examine one file on a node of a cluster, which may not see the files that the listing has found."""
+    finding = examine(order)
+    unseen = finding.fingerprint == "" and order.problem is None and location.is_missing(order.file)
+    return finding._replace(missing_on=socket.gethostname()) if unseen else finding
 
 
 def crashed(order: Look) -> Finding:
@@ -350,6 +361,8 @@ def _refuse_collision(uid: NDArray[np.uint64], entries: list[SourceFile]) -> Non
 # Two threads open 3300 files a second; spawning processes takes a second or two for imports.
 PROCESSES_FROM = 2000
 _SECONDS_BETWEEN_REPORTS = 0.2
+_FILES_PER_TASK = 32  # of a cluster: a call takes a millisecond or two by itself
+_CALLS_PER_CPU = 2  # so that a node has the next call when one returns
 
 
 class ScanProgress(NamedTuple):
@@ -386,13 +399,36 @@ def scan_sources(
     *,
     workers: int,
     on_progress: Callable[[ScanProgress], None] | None = None,
+    engine: Engine = "local",
 ) -> ScanResult:
     """Scan folders and lists into a catalog, which is created if missing; its other datasets are not changed.
 
     Args:
         workers: Number of threads, or of processes if at least `PROCESSES_FROM` files must be opened.
         on_progress: Called a few times a second and once at the end, if any file must be examined.
+        engine: "ray" examines the files on all nodes of a Ray cluster, whatever `workers` is; they are listed, and the
+            catalog is written, here.
     """
+    if engine == "ray":
+        with ray_cluster.connect() as cluster:
+            examiners = Examiners(_CALLS_PER_CPU * cluster.cpus, is_cluster=True)
+            return _scan(sources, catalog_path, examiners, on_progress)
+    return _scan(sources, catalog_path, Examiners(workers), on_progress)
+
+
+class Examiners(NamedTuple):
+    """Number of threads that examine files, and whether they call the processes of the connected cluster."""
+
+    threads: int
+    is_cluster: bool = False
+
+
+def _scan(
+    sources: Sequence[Source],
+    catalog_path: Path,
+    examiners: Examiners,
+    on_progress: Callable[[ScanProgress], None] | None,
+) -> ScanResult:
     _check_names(sources)
     if any(source.cut.startswith(clip_ranges.SCENES) for source in sources):
         scenes.require()
@@ -403,7 +439,7 @@ def scan_sources(
         update = Update(catalog)
         pairs = zip(sources, listings, strict=True)
         listed = [update.compare(source.name, source.address, files, source.cut) for source, files in pairs]
-        _examine_all(update, listed, workers, on_progress, journal)
+        _examine_all(update, listed, examiners, on_progress, journal)
         frame_index.write(catalog_path, update.frame_times)
         retired = update.retired([source.name for source in sources])
         if update.new or update.changed or len(retired):
@@ -450,23 +486,19 @@ def _known(task: Task, journal: ScanJournal) -> dict[str, Any] | None:
 def _examine_all(
     update: Update,
     listed: Sequence[Listed],
-    workers: int,
+    examiners: Examiners,
     on_progress: Callable[[ScanProgress], None] | None,
     journal: ScanJournal,
 ) -> None:
     """Examine files and apply the results, except those that a scan which was killed has examined already."""
     tasks = (task for files in listed for task in update.tasks(files))
     to_apply, to_examine = itertools.tee((task, _known(task, journal)) for task in tasks)
-    cuts_scenes = any(
-        files.files.entries[i].cut.startswith(clip_ranges.SCENES)
-        for files in listed
-        for i in np.flatnonzero(files.open)
-    )
-    processes = cuts_scenes or sum(int(files.open.sum()) for files in listed) - journal.known >= PROCESSES_FROM
     looks = (task.look if known is None else task.look._replace(open=False) for task, known in to_examine)
-    findings = probe_pool.map_ordered(examine, looks, workers=workers, processes=processes, crashed=crashed)
+    findings = _find_all(looks, listed, examiners, journal.known)
     total, reported = sum(int(files.look.sum()) for files in listed), time.monotonic()
     for done, ((task, known), finding) in enumerate(zip(to_apply, findings, strict=True), start=1):
+        if finding.missing_on and not location.is_missing(task.look.file):
+            raise _unseen(task.look.file, finding.missing_on)
         if known is not None and finding.error is None:
             finding = finding._replace(**known)
         elif finding.fingerprint and task.look.stated is None:  # a file that could not be read is tried again
@@ -476,3 +508,27 @@ def _examine_all(
         if on_progress is not None and due:
             reported = time.monotonic()
             on_progress(ScanProgress(done, total))
+
+
+def _find_all(looks: Iterator[Look], listed: Sequence[Listed], examiners: Examiners, known: int) -> Iterator[Finding]:
+    """Yield the findings of all requests, in order; `known` is the number of files that need not be opened any more."""
+    each = partial(probe_pool.map_ordered, workers=examiners.threads, crashed=crashed)
+    if examiners.is_cluster:
+        return each(examine_on_node, looks, processes=RayPool(), chunk_size=_FILES_PER_TASK)
+    cuts_scenes = any(
+        files.files.entries[i].cut.startswith(clip_ranges.SCENES)
+        for files in listed
+        for i in np.flatnonzero(files.open)
+    )
+    many = cuts_scenes or sum(int(files.open.sum()) for files in listed) - known >= PROCESSES_FROM
+    return each(examine, looks, processes=WorkerPool() if many else None)
+
+
+def _unseen(file: MediaPath, node: str) -> UserError:
+    return UserError(
+        f"node {node} of the Ray cluster does not see {file}, which is there on this machine",
+        code="node-lacks-files",
+        field="--engine",
+        value="ray",
+        remedy="mount the folders of the datasets at the same place on every node, or scan with --engine local",
+    )

@@ -36,6 +36,7 @@ from reelworks.catalog.part_files import PartFile, Stored
 from reelworks.catalog.rows import DERIVED, SCHEMA, CatalogRows, derive
 from reelworks.core import digests, files, storage
 from reelworks.core.errors import UserError
+from reelworks.core.ray_cluster import Engine
 
 FORMAT_VERSION = 2
 _KEEP_DIGEST_FROM_ROWS = 1 << 18
@@ -85,23 +86,31 @@ class Catalog:
     compacted: int = 0
 
     @classmethod
-    def scan(cls, folders: str | Path | Mapping[str, str | Path], *, to: str | Path, workers: int = 0) -> Catalog:
+    def scan(
+        cls,
+        folders: str | Path | Mapping[str, str | Path],
+        *,
+        to: str | Path,
+        workers: int = 0,
+        engine: Engine = "local",
+    ) -> Catalog:
         """Bring a catalog up to date with folders of videos and pictures, or with lists of them.
 
         Args:
             folders: One folder or list, or several by the name of their dataset.
             to: Folder of the catalog; created if it does not exist. Unchanged files are not opened again.
             workers: Number of threads or processes that read files; 0 uses one for each core.
+            engine: "ray" reads the files on all nodes of a Ray cluster, whatever `workers` is.
 
         Raises:
-            UserError: A folder is missing or holds no media, or the catalog cannot be written.
+            UserError: A folder is missing or holds no media, the catalog cannot be written, or there is no Ray.
         """
         from reelworks.catalog import scan
         from reelworks.catalog.config import DatasetConfig
 
         named = folders if isinstance(folders, Mapping) else {None: folders}
         sources = [DatasetConfig(path=str(path), name=name).place for name, path in named.items()]
-        scan.scan_sources(sources, Path(to), workers=workers or os.cpu_count() or 1)
+        scan.scan_sources(sources, Path(to), workers=workers or os.cpu_count() or 1, engine=engine)
         return cls.open(to)
 
     @classmethod

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option, Typer
 
 from reelworks.cli import show
-from reelworks.cli.options import Html, Json
+from reelworks.cli.options import EngineOption, Html, Json
 
 if TYPE_CHECKING:
     from reelworks.catalog.scan import ScanResult
@@ -42,11 +42,15 @@ def scan(
         str | None,
         Option(metavar="DIR", help="Folder or address that paths of lists are relative to; default: the list's."),
     ] = None,
+    engine: EngineOption = "local",
     json: Json = False,
 ) -> None:
     """Probe clips and pictures and write the results to a catalog.
 
     A bad file becomes a row with its reason and never stops the scan. Another scan opens only files that changed.
+
+    With --engine ray, files are listed here and examined by tasks on all nodes of a cluster, which must see the same
+    folders; the catalog is the same.
     """
     from reelworks.catalog.config import Source
     from reelworks.catalog.scan import scan_sources
@@ -54,8 +58,9 @@ def scan(
     from reelworks.catalog.summary import summarise
 
     sources = [Source.from_path(path, root=root) for path in paths]
-    with show.scan_progress(quiet=json) as on_progress:
-        result = scan_sources(sources, output, workers=workers or os.cpu_count() or 1, on_progress=on_progress)
+    with show.stdout_for_json(json), show.scan_progress(quiet=json) as on_progress:
+        count = workers or os.cpu_count() or 1
+        result = scan_sources(sources, output, workers=count, on_progress=on_progress, engine=engine)
     summary = summarise(Catalog.open(output).live())
     if json:
         show.json({"scan": {**asdict(result), "bad": result.bad}, "summary": asdict(summary)})

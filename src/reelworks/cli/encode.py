@@ -15,11 +15,12 @@ from typer.core import TyperGroup
 
 from reelworks.cli import show
 from reelworks.cli.exit_codes import ExitCode
-from reelworks.cli.options import DataPath, Json, Overrides, RecipeArgument, load_recipe
+from reelworks.cli.options import DataPath, EngineOption, Json, Overrides, RecipeArgument, load_recipe
 from reelworks.core import units
 
 if TYPE_CHECKING:
-    from reelworks.encoders.encode import Progress
+    from reelworks.encoders.encode import Forecast
+    from reelworks.encoders.encode_worker import Progress
     from reelworks.encoders.reachable import Chunk
     from reelworks.encoders.stored_batches import StoredLatents
     from reelworks.recipe.recipe import Recipe
@@ -50,6 +51,7 @@ FolderArgument = Annotated[Path, Argument(metavar="FOLDER", help="A folder of st
 def run(
     recipe: RecipeArgument,
     limit: Annotated[int | None, Option(min=1, help="Encode only so many clips.")] = None,
+    engine: EngineOption = "local",
     data_path: DataPath = None,
     overrides: Overrides = None,
     json: Json = False,
@@ -61,27 +63,17 @@ def run(
     it takes, and names clips that cannot be read.
 
     Training reads the result if the recipe has `[encode] store = true`, and then also encodes by itself what is missing.
+
+    With --engine ray, the data is scanned and encoded by all nodes of a cluster, which must see the folders of data, catalog,
+    store and recipe at the same place: an encoder on each GPU, or on each CPU if there are no GPUs.
     """
     from reelworks.core import log
-    from reelworks.distributed import mesh
-    from reelworks.recipe import dataset
-    from reelworks.recipe.dataset import RecipeData
-    from reelworks.train import encoding
 
     loaded, stores = _storing(load_recipe(recipe, overrides, data_path))
     main = os.environ.get("RANK", "0") == "0"
-    with log.to_terminal(speaks=main and not json), mesh.join() as world:
-        if main:
-            with show.scan_progress(quiet=json) as on_scan:
-                dataset.scan_recipe(loaded, on_scan)
-        world.wait()
-        data = RecipeData.open(loaded)
-        source = encoding.open_store(data)
-        with encode_progress(quiet=json or not main) as on_progress:
-            spec = encoding.plan_spec(data, world.size)
-            job = encoding.encoding(data, source, world.device, spec, limit=limit, on_progress=on_progress)
-            forecast, progress = encoding.encode_missing(job)
-        world.wait()
+    with show.stdout_for_json(json), log.to_terminal(speaks=main and not json):
+        work = _on_cluster if engine == "ray" else _here
+        forecast, progress = work(loaded, limit, json)
     if not main:
         return
     encoded = progress.done - len(progress.failures)
@@ -104,6 +96,56 @@ def run(
     )
     if not stores:
         show.line("training reads them once the recipe has [encode] store = true")
+
+
+def _here(recipe: Recipe, limit: int | None, quiet: bool) -> tuple[Forecast, Progress]:
+    """Scan and encode in this process, and in those that torchrun started beside it."""
+    from reelworks.distributed import mesh
+    from reelworks.recipe import dataset
+    from reelworks.recipe.dataset import RecipeData
+    from reelworks.train import encoding
+
+    with mesh.join() as world:
+        if world.is_main:
+            with show.scan_progress(quiet=quiet) as on_scan:
+                dataset.scan_recipe(recipe, on_scan)
+        world.wait()
+        data = RecipeData.open(recipe)
+        source = encoding.open_store(data)
+        with encode_progress(quiet=quiet or not world.is_main) as on_progress:
+            spec = encoding.plan_spec(data, world.size)
+            job = encoding.encoding(data, source, world.device, spec, limit=limit, on_progress=on_progress)
+            done = encoding.encode_missing(job)
+        world.wait()
+    return done
+
+
+def _on_cluster(recipe: Recipe, limit: int | None, quiet: bool) -> tuple[Forecast, Progress]:
+    """Scan and encode on the nodes of a Ray cluster."""
+    import torch
+
+    from reelworks.core import ray_cluster
+    from reelworks.core.errors import UserError
+    from reelworks.recipe import dataset
+    from reelworks.recipe.dataset import RecipeData
+    from reelworks.train import encode_on_cluster, encoding
+
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UserError(
+            "torchrun has started several processes, and each would use the whole cluster",
+            code="ray-under-torchrun",
+            field="--engine",
+            value="ray",
+            remedy="start the command by itself: it uses all GPUs of the cluster",
+        )
+    with ray_cluster.connect() as cluster:
+        with show.scan_progress(quiet=quiet) as on_scan:
+            dataset.scan_recipe(recipe, on_scan, engine="ray")
+        data = RecipeData.open(recipe)
+        source = encoding.open_store(data)
+        job = encoding.encoding(data, source, torch.device("cpu"), encoding.plan_spec(data), limit=limit)
+        with encode_progress(quiet=quiet) as on_progress:
+            return encode_on_cluster.encode_missing(data, job, cluster, limit=limit, on_progress=on_progress)
 
 
 @app.command("ls")

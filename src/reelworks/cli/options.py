@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
+from reelworks.core.ray_cluster import Engine
+
 if TYPE_CHECKING:
     from reelworks.recipe.recipe import Recipe
 
@@ -27,6 +29,13 @@ DataPath = Annotated[
     Path | None,
     Option(
         help="Train on this folder or list only, with the options of the first dataset; wins over datasets of --set."
+    ),
+]
+EngineOption = Annotated[
+    Engine,
+    Option(
+        "--engine",
+        help="Use this machine, or all nodes of the Ray cluster of RAY_ADDRESS (without it, of one started here).",
     ),
 ]
 

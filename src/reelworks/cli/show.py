@@ -6,7 +6,7 @@ import datetime
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -47,6 +47,13 @@ def print_table(filled: Table) -> None:
 
 
 _SECONDS_BETWEEN_LINES = 10.0
+
+
+@contextmanager
+def stdout_for_json(json: bool) -> Iterator[None]:
+    """Send to stderr what libraries print, such as Ray about a process that died, if stdout is for one JSON value."""
+    with redirect_stdout(sys.stderr) if json else nullcontext():
+        yield
 
 
 @contextmanager

@@ -21,9 +21,13 @@ def digest_bytes(data: bytes) -> str:
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
+# The JSON text of a value whose digest `digest_json` returns; a digest of a list may so be made of texts of its elements.
+json_text = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False).encode
+
+
 def digest_json(value: Any) -> str:
     """Return the digest of a JSON value, which does not depend on the order of keys."""
-    return digest_bytes(json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode())
+    return digest_bytes(json_text(value).encode())
 
 
 class ArrayParts(NamedTuple):

@@ -24,6 +24,8 @@ from reelworks.media.crop_box import CropBox, crop_box
 from reelworks.media.decode import MediaError, Request
 from reelworks.media.pictures import WHITE
 
+_AUGMENTS = ("flip", "rotate_degrees", "jitter_brightness", "jitter_contrast", "jitter_saturation", "jitter_hue")
+
 
 def decode_requests(
     data: Dataset, rows: NDArray[np.int64], copies: NDArray[np.int64], bucket: int, *, epoch: int, augments: bool = True
@@ -119,6 +121,8 @@ def _draws(data: Dataset, words: U64) -> tuple[NDArray[np.float64], NDArray[np.f
 
 def _augmentation(dataset: DatasetConfig, word: U64) -> Augmentation:
     """Draw the changes to the frames of one use of a clip."""
+    if not any(getattr(dataset, key) for key in _AUGMENTS):  # as for most datasets, of perhaps millions of clips
+        return NO_AUGMENTATION
 
     def around(middle: float, most: float, *purpose: int) -> float:
         return middle + most * (2 * float(hash_rng.uniform(hash_rng.extend(word, *purpose))) - 1) if most else middle

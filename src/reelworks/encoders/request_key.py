@@ -8,6 +8,7 @@ decoding and encoding. What changes any of these changes the key, so that a stor
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import threading
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import pyarrow as pa
 from pydantic import BaseModel
 
 from reelworks.catalog import location
@@ -137,18 +139,33 @@ class Wanted:
 
 def of_request(kind: str, encoder: str, request: Request | None, fingerprint: str, *extra: Any) -> tuple[str, str]:
     """Return the key of a value that is encoded from a file, and the request as JSON text."""
-    shown = None if request is None else _plain(request)
-    text = json.dumps(shown, sort_keys=True)
-    return digests.digest_json([DECODER_VERSION, kind, encoder, fingerprint, shown, *extra]), text
+    text = digests.json_text(None if request is None else _plain(request))
+    # The JSON text of a list whose element the request is; to encode it a second time would double the time of a forecast.
+    before = digests.json_text([DECODER_VERSION, kind, encoder, fingerprint])[:-1]
+    after = "".join(f",{digests.json_text(each)}" for each in extra)
+    return digests.digest_bytes(f"{before},{text}{after}]".encode()), text
+
+
+# The content counts, wherever the file lies and its frames are found.
+_COUNTED = tuple(field.name for field in dataclasses.fields(Request) if field.name not in ("path", "spot"))
+_OF_PICTURES = {"step": 1.0, "first_frame_draw": 0.0, "short_clips": "reject"}  # one frame, whatever is drawn
 
 
 def _plain(request: Request) -> dict[str, Any]:
-    """Return all fields but the path as JSON values; a field of another kind of value is an error of ours."""
-    if request.is_image:  # which has one frame, whatever is drawn
-        request = dataclasses.replace(request, step=1.0, first_frame_draw=0.0, short_clips="reject")
-    values = dataclasses.asdict(request)
-    del values["path"], values["spot"]  # the content counts, wherever the file lies and its frames are found
-    return values
+    """Return all fields that count as JSON values; a field of another kind of value is an error of ours."""
+    values = {name: _value(getattr(request, name)) for name in _COUNTED}
+    return values | _OF_PICTURES if request.is_image else values
+
+
+def _value(value: Any) -> Any:
+    kind: Any = type(value)
+    names = _field_names(kind)
+    return value if names is None else {name: _value(getattr(value, name)) for name in names}
+
+
+@functools.cache
+def _field_names(kind: type) -> tuple[str, ...] | None:
+    return tuple(field.name for field in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else None
 
 
 class Keys:
@@ -162,7 +179,8 @@ class Keys:
     def wanted(self, work: MicroBatchRequest) -> list[dict[str, Wanted]]:
         """Return the wanted values of each clip of a micro-batch by name: "latent", "text", "control" and so on."""
         rows = self.data.rows.find(work.uids)
-        return [self._of_clip(work, i, row) for i, row in enumerate(rows.tolist())]
+        scanned = self.data.rows.fingerprint.take(pa.array(rows)).to_pylist()
+        return [self._of_clip(work, i, row, scanned[i]) for i, row in enumerate(rows.tolist())]
 
     def text(self, caption: str, source: Wanted | None = None) -> Wanted:
         """Return the embedding of a caption, which may depend on the source's first frame."""
@@ -170,9 +188,9 @@ class Keys:
         seen = None if source is None else source.key
         return Wanted(digests.digest_json([TEXT, encoder, caption, seen]), TEXT, encoder, "", caption, "")
 
-    def _of_clip(self, work: MicroBatchRequest, i: int, row: int) -> dict[str, Wanted]:
+    def _of_clip(self, work: MicroBatchRequest, i: int, row: int, scanned: str) -> dict[str, Wanted]:
         ids, request, label = self.ids, work.requests[i], self.data.rows.label(row)
-        print_ = self._fingerprint(self.data.rows.fingerprint[row].as_py(), request.path)
+        print_ = self._fingerprint(scanned, request.path)
         latents = ids.autoencoder
         wanted = {LATENT: self._wanted(LATENT, latents, request, print_, label, ids.latent_dtype)}
         for kind in ids.given:

@@ -16,7 +16,7 @@ import threading
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -124,9 +124,20 @@ class EncodedStore:
         with self._lock:
             return len(self._words) + len(self._added)
 
-    def missing(self, wanted: Iterable[Wanted]) -> list[Wanted]:
-        """Return the values that are not stored, each once."""
-        return list({each.key: each for each in wanted if each.key not in self}.values())
+    def missing(self, keys: Sequence[str]) -> set[str]:
+        """Return the keys whose values are not stored."""
+        with self._lock:
+            new = [key for key in dict.fromkeys(keys) if key not in self._added and key not in self._pending]
+            if not len(self._words) or not new:
+                return set(new)
+            words = key_words(new)
+            first, last = (np.searchsorted(self._words[:, 0], words[:, 0], side=s) for s in ("left", "right"))
+            # All but a few keys differ from all others in their first half already.
+            return {
+                key
+                for key, low, start, end in zip(new, words[:, 1], first.tolist(), last.tolist(), strict=True)
+                if not (self._words[start:end, 1] == low).any()
+            }
 
     def read(self, key: str) -> Tensor:
         """Return a stored tensor on the CPU, after its checksum was compared.

@@ -18,6 +18,7 @@ from reelworks.buckets.table import BucketTable
 from reelworks.catalog.scan import ScanProgress, ScanResult, scan_sources
 from reelworks.catalog.store import Catalog
 from reelworks.core.errors import UserError
+from reelworks.core.ray_cluster import Engine
 from reelworks.core.shape import Geometry
 from reelworks.data import eligibility
 from reelworks.data.dataset import Dataset, DataSpec, companion_sources, rows_of
@@ -153,8 +154,11 @@ def _no_clips(clips: Clips) -> UserError:
     )
 
 
-def scan_recipe(recipe: Recipe, on_progress: Callable[[ScanProgress], None] | None = None) -> ScanResult:
+def scan_recipe(
+    recipe: Recipe, on_progress: Callable[[ScanProgress], None] | None = None, engine: Engine = "local"
+) -> ScanResult:
     """Bring the recipe's catalog up to date; unchanged files are not opened."""
     sources = [d.place for d in recipe.dataset] + companion_sources(recipe.dataset)
     workers = os.cpu_count() or 1
-    return scan_sources(sources, Path(recipe.catalog_folder), workers=workers, on_progress=on_progress)
+    folder = Path(recipe.catalog_folder)
+    return scan_sources(sources, folder, workers=workers, on_progress=on_progress, engine=engine)

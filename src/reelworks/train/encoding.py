@@ -15,7 +15,8 @@ from reelworks.catalog.config import DRAWN, DatasetConfig
 from reelworks.core.log import logger
 from reelworks.distributed.mesh import World
 from reelworks.encoders import encode, reachable, request_key
-from reelworks.encoders.encode import Encoding, Forecast, Progress
+from reelworks.encoders.encode import Encoding, Forecast
+from reelworks.encoders.encode_worker import Progress
 from reelworks.encoders.encoders import LiveEncoder
 from reelworks.encoders.lazy import LazyAutoencoder, LazyImageEncoder, LazyTextEncoder
 from reelworks.encoders.request_key import EncoderIds, FileDigests, Keys
@@ -147,14 +148,24 @@ def encode_missing(encoding: Encoding) -> tuple[Forecast, Progress]:
     Raises:
         UserError: The disk has too little space.
     """
-    forecast = encoding.forecast()
-    logger.info(forecast.to_text())
+    forecast = announce(encoding)
     progress = Progress(0)
     if forecast.clips or forecast.captions:
-        encoding.require_space(forecast)
         progress = encoding.run(forecast)
         encode.log_failures(progress)
     return forecast, progress
+
+
+def announce(encoding: Encoding) -> Forecast:
+    """Say what will be encoded, and check the disk's space.
+
+    Raises:
+        UserError: The disk has too little space.
+    """
+    forecast = encoding.forecast()
+    logger.info(forecast.to_text())
+    encoding.require_space(forecast)
+    return forecast
 
 
 def before_training(

@@ -22,7 +22,7 @@ from reelworks.data.loader import MicroBatch, StepSource
 from reelworks.data.position import DataPosition, next_epoch, no_steps
 from reelworks.distributed import mesh
 from reelworks.encoders import stored_batches
-from reelworks.encoders.encode import Progress
+from reelworks.encoders.encode_worker import Progress
 from reelworks.encoders.stored_batches import StoredLatents
 from reelworks.generate.pipeline import GenerateOptions
 from reelworks.media.decode_pool import DecodePool

@@ -1,0 +1,155 @@
+"""Connect to a Ray cluster, and call functions there as in the processes of a `WorkerPool`.
+
+Ray is imported only by a command that asks for it. Functions, arguments and results must pickle; the nodes have the same
+version of this package, and see the same files at the same places.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Literal, NamedTuple, TypeVar
+
+from reelworks.core.errors import UserError
+from reelworks.core.log import logger
+from reelworks.core.worker_pool import WorkerDied
+
+T = TypeVar("T")
+R = TypeVar("R")
+Engine = Literal["local", "ray"]
+_ANSWER_SECONDS = 10.0
+
+
+class Cluster(NamedTuple):
+    """Size of a cluster when it was connected to; a node that joins later is used too."""
+
+    cpus: int
+    gpus: int
+
+
+@contextmanager
+def connect() -> Iterator[Cluster]:
+    """Connect to the cluster of RAY_ADDRESS, or to one that runs on this machine; start one here if there is none.
+
+    What was started is stopped at the end. Within a process that is connected already, that connection is used and kept.
+
+    Raises:
+        UserError: Ray is not installed, or the cluster cannot be reached.
+    """
+    ray = _ray()
+    connects = not ray.is_initialized()
+    if connects:
+        try:
+            _require_answer(os.environ.get("RAY_ADDRESS", ""))
+            ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        except (OSError, RuntimeError, ValueError) as error:
+            raise _unreachable(error) from error
+    try:
+        found = ray.cluster_resources()
+        cluster = Cluster(max(int(found.get("CPU", 0)), 1), int(found.get("GPU", 0)))
+        nodes = sum(node["Alive"] for node in ray.nodes())
+        logger.info("Ray: %d nodes, %d CPUs, %d GPUs", nodes, *cluster)
+        yield cluster
+    finally:
+        if connects:
+            ray.shutdown()
+
+
+def worker_environment() -> dict[str, Any]:
+    """Return the `runtime_env` with which processes of a cluster find the modules that this process finds."""
+    path = os.environ.get("PYTHONPATH")
+    return {"env_vars": {"PYTHONPATH": path}} if path else {}
+
+
+class RayPool:
+    """Processes of the connected cluster, with the interface of `WorkerPool`; safe to use from several threads.
+
+    A call takes one CPU and waits until one is free. It is made once: a call whose process dies is not repeated.
+    """
+
+    def __init__(self) -> None:
+        self._ray = _ray()
+        self._remote = self._ray.remote(_apply).options(
+            num_cpus=1, max_retries=0, runtime_env=worker_environment() or None
+        )
+        self._lock = threading.Lock()
+        self._running = set[Any]()
+        self._is_closed = False
+
+    def call(self, function: Callable[[T], R], value: T) -> R:
+        """Return `function(value)`, computed in the cluster; its exceptions are raised in the calling thread.
+
+        Raises:
+            WorkerDied: The process or its node ended during the call, or the pool is closed.
+        """
+        failures = self._ray.exceptions
+        with self._lock:
+            if self._is_closed:
+                raise WorkerDied("the pool is closed")
+            running = self._remote.remote(function, value)
+            self._running.add(running)
+        try:
+            result: R = self._ray.get(running)
+            return result
+        except failures.RayTaskError as error:
+            cause: Exception = error.cause
+            raise cause from error
+        except (
+            failures.WorkerCrashedError,
+            failures.NodeDiedError,
+            failures.OutOfMemoryError,
+            failures.ObjectLostError,
+            failures.TaskCancelledError,
+        ) as error:
+            raise WorkerDied("a process of the cluster ended during its call") from error
+        finally:
+            with self._lock:
+                self._running.discard(running)
+
+    def close(self) -> None:
+        """End the calls that are running; they fail."""
+        with self._lock:
+            self._is_closed = True
+            for running in self._running:
+                self._ray.cancel(running, force=True)
+
+
+def _apply(function: Callable[[T], R], value: T) -> R:
+    return function(value)
+
+
+def _ray() -> Any:
+    try:
+        import ray
+        import ray.exceptions
+    except ImportError as error:
+        raise UserError(
+            "the package ray is not installed",
+            code="no-ray",
+            field="--engine",
+            value="ray",
+            remedy="pip install 'reelworks[ray]', on every node of the cluster",
+        ) from error
+    return ray
+
+
+def _require_answer(address: str) -> None:
+    """Raise OSError if nothing answers at `host:port`; Ray itself would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdecimal() and "/" not in host:
+        socket.create_connection((host.strip("[]"), int(port)), _ANSWER_SECONDS).close()
+
+
+def _unreachable(error: Exception) -> UserError:
+    address = os.environ.get("RAY_ADDRESS")
+    return UserError(
+        f"no Ray cluster can be reached or started: {error}",
+        code="ray-unreachable",
+        field="RAY_ADDRESS" if address else "--engine",
+        value=address or "ray",
+        remedy="give RAY_ADDRESS of a running cluster (`ray start --head` prints it), or unset it to use this machine alone",
+    )

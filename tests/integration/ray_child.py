@@ -1,0 +1,48 @@
+"""Functions for processes of a cluster that are slow or die, and a driver to be killed; without torch, to start soon."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from reelworks.catalog import journal, scan
+from reelworks.catalog.config import Source
+from reelworks.catalog.scan import Finding, Look
+
+DEADLY = "deadly"
+
+
+def examine_unless_deadly(order: Look) -> Finding:
+    """Die on some files, as a decoder does on a segmentation fault."""
+    if DEADLY in str(order.file):
+        os._exit(139)
+    return scan.examine_on_node(order)
+
+
+def examine_and_note(order: Look) -> Finding:
+    """Note each file that is opened beside the folder."""
+    if order.open:
+        with Path(order.file).parent.with_name("opened").open("a") as noted:
+            noted.write(f"{order.file}\n")
+        time.sleep(0.01)  # so that there is time to be killed
+    return scan.examine(order)
+
+
+def elsewhere(order: Look) -> Finding:
+    """Examine as on a node that has no such folder."""
+    return scan.examine_on_node(order._replace(file=Path("/elsewhere") / Path(order.file).name))
+
+
+def main(data: str, catalog: str) -> None:
+    """Scan on the cluster of RAY_ADDRESS, and write the journal at once."""
+    journal._SECONDS_BETWEEN_WRITES = 0.0
+    scan.examine_on_node = examine_and_note
+    scan._FILES_PER_TASK = 4
+    scan.scan_sources([Source("d", Path(data))], Path(catalog), workers=1, engine="ray")
+
+
+if __name__ == "__main__":
+    sys.modules["ray_child"] = sys.modules["__main__"]
+    main(*sys.argv[1:])
