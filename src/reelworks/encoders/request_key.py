@@ -145,7 +145,7 @@ def of_request(kind: str, encoder: str, request: Request | None, fingerprint: st
 def _plain(request: Request) -> dict[str, Any]:
     """Return all fields but the path as JSON values; a field of another kind of value is an error of ours."""
     if request.is_image:  # which has one frame, whatever is drawn
-        request = dataclasses.replace(request, step=1.0, first_frame_draw=0.0, short_clips="reject")
+        request = dataclasses.replace(request, step=1.0, first_frame_draw=0.0, short_clips="reject", decoder="pyav")
     values = dataclasses.asdict(request)
     del values["path"], values["spot"]  # the content counts, wherever the file lies and its frames are found
     return values
