@@ -48,6 +48,7 @@ def decode_requests(
             first_frame_draw=float(first[i]),
             crop_draw=(float(down[i]), float(across[i])),
             short_clips=config.short_clips,
+            decoder=config.decoder,
             alpha_color=(red, green, blue),
             first_frame=int(r.first_frame[row]),
             num_frames=int(r.num_frames[row]) if r.is_range[row] else None,

@@ -148,7 +148,8 @@ def of_request(kind: str, encoder: str, request: Request | None, fingerprint: st
 
 # The content counts, wherever the file lies and its frames are found.
 _COUNTED = tuple(field.name for field in dataclasses.fields(Request) if field.name not in ("path", "spot"))
-_OF_PICTURES = {"step": 1.0, "first_frame_draw": 0.0, "short_clips": "reject"}  # one frame, whatever is drawn
+# A picture has one frame, whatever is drawn, and one decoder.
+_OF_PICTURES = {"step": 1.0, "first_frame_draw": 0.0, "short_clips": "reject", "decoder": "pyav"}
 
 
 def _plain(request: Request) -> dict[str, Any]:

@@ -15,6 +15,7 @@ PREFETCH_BYTES = units.size_bytes(_PREFETCH, "data.prefetch_bytes")
 
 ShortClips = Literal["reject", "hold", "loop"]
 RenamedClips = Literal["same", "new"]
+Decoder = Literal["pyav", "torchcodec"]
 Resize = Literal["bicubic", "lanczos", "area"]
 
 
@@ -53,6 +54,12 @@ class DataConfig(Config):
         "deinterlace",
         description='what to do with interlaced videos: "deinterlace" rebuilds whole frames from their fields, "reject" '
         "leaves them out",
+    )
+    decoder: Decoder = Field(
+        "pyav",
+        description='library that decodes plain videos (8 bits, YUV 4:2:0): "torchcodec" needs '
+        "pip install 'reelworks[torchcodec]' and FFmpeg's shared libraries; it decodes the same frames on the CPU, with less "
+        "accurate chroma, and convert_on has no effect on them",
     )
     convert_on: Literal["auto", "cpu", "device"] = Field(
         "auto",

@@ -18,9 +18,9 @@ from reelworks.catalog.frame_times import FrameTimes
 from reelworks.catalog.location import MediaPath
 from reelworks.core import retry
 from reelworks.core.shape import Shape
-from reelworks.media import tone_map
+from reelworks.media import tone_map, torchcodec_frames
 from reelworks.media.augment import NO_AUGMENTATION, Augmentation
-from reelworks.media.config import DataConfig, Resize, ShortClips
+from reelworks.media.config import DataConfig, Decoder, Resize, ShortClips
 from reelworks.media.deinterlace import progressive
 from reelworks.media.pictures import WHITE, Color, displayed, over, upright
 
@@ -135,6 +135,7 @@ class Request:
     augmentation: Augmentation = NO_AUGMENTATION
     first_frame: int = 0  # number in its file of the clip's first frame
     num_frames: int | None = None  # frames of a clip that is a range of its file; None for a whole file
+    decoder: Decoder = "pyav"  # of videos that are plain; PyAV decodes others
     spot: Spot | None = None  # place of the frames, if the catalog knows it; otherwise all packets are read to find it
 
     def cover(self, height: int, width: int) -> tuple[int, int]:
@@ -185,7 +186,10 @@ def with_reasons(request: Request, read: Callable[[Request], R]) -> R:
 def _load(request: Request) -> Frames:
     if request.is_image:
         return _load_image(request)
-    return _load_animation(request) if kind_of(request.path.name) == "image" else read_video(request, ToRgb(request))
+    if kind_of(request.path.name) == "image":
+        return _load_animation(request)
+    frames = _by_torchcodec(request) if request.decoder == "torchcodec" else None
+    return read_video(request, ToRgb(request)) if frames is None else frames
 
 
 def _load_image(request: Request) -> Frames:
@@ -258,6 +262,29 @@ def read_video(request: Request, convert: Convert) -> Frames:
     if missing := len(needed) - len(converted):
         raise MediaError(f"{missing} of {len(needed)} frames could not be decoded")
     return np.stack([converted[tick] for tick in found.ticks])
+
+
+def _by_torchcodec(request: Request) -> Frames | None:
+    """Return frames that TorchCodec decoded; None for files that are not plain, and clips with companions."""
+    if request.nearest or request.measures is not None:
+        return None
+    with probe.video(request.path) as container:
+        stream = probe.stream(container)
+        place, ratio, tick = request.spot, display.pixel_aspect_ratio(stream), stream.time_base
+        if tick is None or display.may_be_interlaced(stream):
+            return None
+        if place is None:
+            times = frame_times.of_stream(container, stream)
+            if not times.timed:
+                return None
+            place = spot(request, times, interlaced=False)
+    with probe.video(request.path) as container:
+        first = next(container.decode(probe.stream(container)), None)
+    if first is None or not torchcodec_frames.is_plain(first):
+        return None
+    convert = ToRgb(request)
+    found = torchcodec_frames.frames_at(request.path, place.ticks, float(tick), lambda frame: convert(frame, ratio))
+    return None if found is None else np.stack(found)
 
 
 def _seek(container: Any, place: Spot, convert: Convert) -> dict[int, Frames]:

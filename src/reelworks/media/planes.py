@@ -116,6 +116,7 @@ def may_be_used(request: Request) -> bool:
     """
     return (
         not request.is_image
+        and request.decoder == "pyav"
         and not request.nearest
         and request.measures is None
         and request.augmentation == Augmentation(flip=request.augmentation.flip)

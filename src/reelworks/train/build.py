@@ -12,6 +12,7 @@ from reelworks.diffusion import objectives
 from reelworks.distributed import mesh
 from reelworks.distributed.mesh import World
 from reelworks.encoders.encoders import LiveEncoder
+from reelworks.media import torchcodec_frames
 from reelworks.models import components, factory, weights
 from reelworks.models.api import Autoencoder, Denoiser, DenoiserInputs, ImageEncoder, TextEncoder
 from reelworks.models.diffusers_denoiser import FamilyDenoiser
@@ -57,10 +58,11 @@ class TrainedModel:
 
 
 def require_sources(recipe: Recipe, *, resumed: bool = False) -> None:
-    """Check that all weights that a recipe names exist, before any of them is read.
+    """Check that all weights that a recipe names exist, before any of them is read, and the decoder.
 
     If the run is resumed, the LoRA comes from a checkpoint, and lora.weights is not needed.
     """
+    torchcodec_frames.require(recipe.data.decoder)
     lora = None if recipe.lora is None or resumed else recipe.lora.weights
     sources = {
         "model.weights": recipe.model.weights,

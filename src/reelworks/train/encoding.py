@@ -22,6 +22,7 @@ from reelworks.encoders.lazy import LazyAutoencoder, LazyImageEncoder, LazyTextE
 from reelworks.encoders.request_key import EncoderIds, FileDigests, Keys
 from reelworks.encoders.store import EncodedStore
 from reelworks.encoders.stored_batches import StoredLatents
+from reelworks.media import torchcodec_frames
 from reelworks.models import components, registry
 from reelworks.models.family import IMAGE_ENCODERS
 from reelworks.recipe.dataset import RecipeData
@@ -150,6 +151,8 @@ def encode_missing(encoding: Encoding) -> tuple[Forecast, Progress]:
     """
     forecast = announce(encoding)
     progress = Progress(0)
+    if forecast.clips:
+        torchcodec_frames.require(encoding.source.data.spec.data.decoder)
     if forecast.clips or forecast.captions:
         progress = encoding.run(forecast)
         encode.log_failures(progress)

@@ -19,13 +19,14 @@ from stream_works import LONG_SECONDS
 
 from reelworks.core.shape import Shape
 from reelworks.data import device_frames
-from reelworks.data.loader import MicroBatchRequest, read_ahead
+from reelworks.data.loader import Loader, MicroBatchRequest, read_ahead
 from reelworks.media import decode, planes
 from reelworks.media.augment import Augmentation
 from reelworks.media.config import Resize
 from reelworks.media.decode import Request
 from reelworks.media.decode_pool import DecodePool
 from reelworks.media.planes import Planes
+from reelworks.testing import sample_dataset
 
 CPU = torch.device("cpu")
 MEAN, MOST = 0.1, 1  # levels of 255, as `media.planes` promises
@@ -256,6 +257,21 @@ def test_a_micro_batch_may_have_clips_of_all_kinds(tmp_path: Path, num_workers: 
         assert torch.equal(ours.frames[[1, 2]], theirs.frames[[1, 2]])
         assert ours.failures == theirs.failures
         assert ours.is_valid.tolist() == theirs.is_valid.tolist() == [True, False, True, True]
+
+
+def test_a_loader_asks_for_planes_if_it_has_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    submit, asked = DecodePool.submit, list[int]()
+
+    def noted(pool: DecodePool, *arguments: Any, planes_bytes: int = 0) -> Any:
+        asked.append(planes_bytes)
+        return submit(pool, *arguments, planes_bytes=planes_bytes)
+
+    monkeypatch.setattr(DecodePool, "submit", noted)
+    here, there = (
+        [batch.frames for step in Loader(sample_dataset(), device=device) for batch in step] for device in (None, "cpu")
+    )
+    assert sum(count > 0 for count in asked) == sum(len(batch) for batch in there if batch.shape[1] > 1)
+    assert all((ours.int() - theirs.int()).abs().max() <= MOST for ours, theirs in zip(here, there, strict=True))
 
 
 def test_planes_count_in_the_budget_and_the_queue(tmp_path: Path) -> None:
