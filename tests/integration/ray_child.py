@@ -10,6 +10,7 @@ from pathlib import Path
 from reelworks.catalog import journal, scan
 from reelworks.catalog.config import Source
 from reelworks.catalog.scan import Finding, Look
+from reelworks.core.errors import UserError
 
 DEADLY = "deadly"
 
@@ -33,6 +34,11 @@ def examine_and_note(order: Look) -> Finding:
 def elsewhere(order: Look) -> Finding:
     """Examine as on a node that has no such folder."""
     return scan.examine_on_node(order._replace(file=Path("/elsewhere") / Path(order.file).name))
+
+
+def refuse(value: int) -> None:
+    """Find that a value of the user is wrong."""
+    raise UserError("is too small", code="too-small", field="value", value=value, remedy="give more")
 
 
 def main(data: str, catalog: str) -> None:

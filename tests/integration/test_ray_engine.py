@@ -34,7 +34,7 @@ from reelworks.catalog.store import Catalog
 from reelworks.cli.main import app
 from reelworks.core import ray_cluster
 from reelworks.core.errors import UserError
-from reelworks.core.ray_cluster import Cluster
+from reelworks.core.ray_cluster import Cluster, RayPool
 from reelworks.encoders.encode import Forecast
 from reelworks.encoders.encode_worker import Progress
 from reelworks.encoders.store import EncodedStore
@@ -160,6 +160,12 @@ def test_a_node_that_does_not_see_the_files_is_named(
     monkeypatch.setattr(scan, "examine_on_node", ray_child.elsewhere)
     with pytest.raises(UserError, match=f"node {socket.gethostname()} .* does not see {data}/"):
         scan_sources([Source("d", data)], tmp_path / "there", workers=2, engine="ray")
+
+
+def test_an_error_of_a_call_is_raised_as_itself(cluster: str) -> None:
+    with pytest.raises(UserError, match="value = 3: is too small") as raised:
+        RayPool().call(ray_child.refuse, 3)
+    assert (type(raised.value), raised.value.code, raised.value.remedy) == (UserError, "too-small", "give more")
 
 
 def test_without_ray_the_error_says_what_to_install(

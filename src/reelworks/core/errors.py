@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 _MAX_NAMES = 3
 
@@ -23,6 +24,16 @@ class UserError(ValueError):
         self.field, self.value = field, value
         where = "" if field is None else f"{field} = {value!r}: " if value is not None else f"{field}: "
         super().__init__(f"{where}{problem}\n  remedy: {remedy}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle without the arguments of `__init__`, which differ between subclasses: errors come from other processes."""
+        return _restored, (type(self), self.args, self.__dict__)
+
+
+def _restored(kind: type[UserError], args: tuple[Any, ...], attributes: dict[str, Any]) -> UserError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(attributes)
+    return error
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple, TypeVar
 
+from reelworks.core import units
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
 from reelworks.core.worker_pool import WorkerDied
@@ -51,8 +52,9 @@ def connect() -> Iterator[Cluster]:
     try:
         found = ray.cluster_resources()
         cluster = Cluster(max(int(found.get("CPU", 0)), 1), int(found.get("GPU", 0)))
-        nodes = sum(node["Alive"] for node in ray.nodes())
-        logger.info("Ray: %d nodes, %d CPUs, %d GPUs", nodes, *cluster)
+        if connects:
+            counts = zip((sum(node["Alive"] for node in ray.nodes()), *cluster), ("node", "CPU", "GPU"), strict=True)
+            logger.info("Ray: %s", ", ".join(units.plural(number, name) for number, name in counts))
         yield cluster
     finally:
         if connects:
