@@ -151,8 +151,6 @@ def encode_missing(encoding: Encoding) -> tuple[Forecast, Progress]:
     """
     forecast = announce(encoding)
     progress = Progress(0)
-    if forecast.clips:
-        torchcodec_frames.require(encoding.source.data.spec.data.decoder)
     if forecast.clips or forecast.captions:
         progress = encoding.run(forecast)
         encode.log_failures(progress)
@@ -160,13 +158,15 @@ def encode_missing(encoding: Encoding) -> tuple[Forecast, Progress]:
 
 
 def announce(encoding: Encoding) -> Forecast:
-    """Say what will be encoded, and check the disk's space.
+    """Say what will be encoded, and check the disk's space and the decoder.
 
     Raises:
-        UserError: The disk has too little space.
+        UserError: The disk has too little space, or the decoder cannot be used.
     """
     forecast = encoding.forecast()
     logger.info(forecast.to_text())
+    if forecast.clips:
+        torchcodec_frames.require(encoding.source.data.spec.data.decoder)
     encoding.require_space(forecast)
     return forecast
 
