@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -36,7 +36,9 @@ from reelworks.catalog.part_files import PartFile, Stored
 from reelworks.catalog.rows import DERIVED, SCHEMA, CatalogRows, derive
 from reelworks.core import digests, files, storage
 from reelworks.core.errors import UserError
-from reelworks.core.ray_cluster import Engine
+
+if TYPE_CHECKING:
+    from reelworks.core.ray_cluster import Engine
 
 FORMAT_VERSION = 2
 _KEEP_DIGEST_FROM_ROWS = 1 << 18

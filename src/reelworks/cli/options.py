@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Argument, Option
-
-from reelworks.core.ray_cluster import Engine
 
 if TYPE_CHECKING:
     from reelworks.recipe.recipe import Recipe
@@ -32,7 +30,7 @@ DataPath = Annotated[
     ),
 ]
 EngineOption = Annotated[
-    Engine,
+    Literal["local", "ray"],
     Option(
         "--engine",
         help="Use this machine, or all nodes of the Ray cluster of RAY_ADDRESS (without it, of one started here).",

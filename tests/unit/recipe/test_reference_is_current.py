@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import json
 import re
@@ -28,6 +29,7 @@ def generator() -> ModuleType:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    module.contents = functools.cache(module.contents)  # type: ignore[attr-defined]
     return module
 
 
