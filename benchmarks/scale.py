@@ -1,9 +1,10 @@
 """Catalogs of millions of rows: seconds and memory to open and to plan; and the speed of scans of real small files.
 
 `python -m benchmarks.scale --json` prints as its last line what was seen; `--rows` sets the size of the synthetic
-catalog (`_catalogs.py`), `--files` the number of real pictures, which are scanned, scanned again and compacted.
-Each measurement has a process of its own. `scan_ratio` compares the files that a scan examines in a second with a
-bare loop that reads and probes the same files in as many threads. Seconds depend on what else the machine does (see
+catalog (`_catalogs.py`), `--files` the number of real pictures, which are scanned and scanned again, and `--videos` that of
+short videos. Each measurement has a process of its own. `scan_ratio` compares the videos that a scan examines in a second
+with a bare loop that reads and probes the same files in as many processes, `picture_ratio` tiny pictures, which are probed
+in a fifth of a millisecond, so that listing them and writing their rows takes as long. Seconds depend on what else the machine does (see
 `load_average`); `cpu_s` less so. The first plan of a catalog's version also digests it, which is kept.
 """
 
@@ -29,6 +30,7 @@ from benchmarks.schedule import machine
 from reelworks.catalog import probe, probe_pool
 from reelworks.core import digests
 from reelworks.core.worker_pool import WorkerPool
+from reelworks.generate import writers
 
 Json = dict[str, Any]
 RESULTS = Path(__file__).parent / "results" / "scale.json"
@@ -77,20 +79,34 @@ def of_rows(rows: int, folder: Path) -> Json:
 
 def of_files(files: int, folder: Path) -> Json:
     """Scan real pictures, beside a bare loop over the same files; then scan them again, unchanged."""
-    data, catalog = folder / "data", folder / "scanned"
-    paths = _pictures(data, files)
-    workers = os.cpu_count() or 1
-    bare_s = _bare(paths, workers)
-    first = alone(_SCAN, str(data), str(catalog))
-    again = alone(_CLI, "scan", str(data), "-o", str(catalog), "--json")
+    catalog = folder / "scanned"
+    bare_s, scan_s = _scanned(_copies(folder / "pictures", files, _picture(), ".jpg"), catalog)
+    again = alone(_CLI, "scan", str(folder / "pictures"), "-o", str(catalog), "--json")
     return {
         "files": files,
-        "bare_files_s": round(files / bare_s),
-        "scan_files_s": round(files / first["s"]),
-        "scan_ratio": round(bare_s / first["s"], 3),
-        "processes": files >= 2000,
+        "bare_pictures_s": round(files / bare_s),
+        "scan_pictures_s": round(files / scan_s),
+        "picture_ratio": round(bare_s / scan_s, 3),
         "again": again,
     }
+
+
+def of_videos(files: int, folder: Path) -> Json:
+    """Scan real short videos, beside a bare loop over the same files."""
+    bare_s, scan_s = _scanned(_copies(folder / "videos", files, _video(folder), ".mp4"), folder / "scanned-videos")
+    return {
+        "videos": files,
+        "bare_videos_s": round(files / bare_s),
+        "scan_videos_s": round(files / scan_s),
+        "scan_ratio": round(bare_s / scan_s, 3),
+    }
+
+
+def _scanned(paths: list[Path], catalog: Path) -> tuple[float, float]:
+    """Return the seconds of a bare loop over files, and of their scan."""
+    os.sync()  # so that their writing is over
+    bare_s = _bare(paths, os.cpu_count() or 1)
+    return bare_s, alone(_SCAN, str(paths[0].parents[1]), str(catalog))["s"]
 
 
 def _bare(paths: list[Path], workers: int) -> float:
@@ -112,16 +128,28 @@ def _probe(path: Path) -> str:
     return str(probe.probe(path))
 
 
-def _pictures(data: Path, files: int) -> list[Path]:
-    """Write small JPEG pictures, 1000 in a folder, which differ in their last bytes."""
+def _picture() -> bytes:
     buffer = io.BytesIO()
     noise = np.random.default_rng(0).integers(0, 256, (48, 64, 3), dtype=np.uint8)
     Image.fromarray(noise).save(buffer, "JPEG")
-    paths = [data / f"{i // 1000:04d}" / f"{i:07d}.jpg" for i in range(files)]
+    return buffer.getvalue()
+
+
+def _video(folder: Path) -> bytes:
+    """Return a video of two seconds, with the head of a box for the bytes that follow."""
+    file = folder / "video.mp4"
+    frames = np.random.default_rng(0).integers(0, 256, (48, 96, 128, 3), dtype=np.uint8)
+    writers.write_video(file, frames, 24.0)
+    return file.read_bytes() + (12).to_bytes(4, "big") + b"free"
+
+
+def _copies(data: Path, files: int, content: bytes, suffix: str) -> list[Path]:
+    """Write files that differ in their last bytes, 1000 in a folder."""
+    paths = [data / f"{i // 1000:04d}" / f"{i:07d}{suffix}" for i in range(files)]
     for i, path in enumerate(paths):
         if i % 1000 == 0:
             path.parent.mkdir(parents=True)
-        path.write_bytes(buffer.getvalue() + i.to_bytes(4, "little"))
+        path.write_bytes(content + i.to_bytes(4, "little"))
     return paths
 
 
@@ -130,12 +158,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rows", type=int, default=10_000_000)
     parser.add_argument("--files", type=int, default=100_000)
+    parser.add_argument("--videos", type=int, default=10_000)
     parser.add_argument("--json", action="store_true", help="print the JSON line alone")
     parser.add_argument("--save", action="store_true", help=f"keep the figures in {RESULTS.name}")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         result: Json = of_rows(arguments.rows, Path(folder)) if arguments.rows else {}
         result |= of_files(arguments.files, Path(folder)) if arguments.files else {}
+        result |= of_videos(arguments.videos, Path(folder)) if arguments.videos else {}
     result |= {"machine": machine(), "load_average": os.getloadavg()[0]}
     if not arguments.json:
         for name, value in result.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import posixpath
 
 
 def _words(text: str) -> frozenset[str]:
@@ -51,9 +51,17 @@ class ProbeError(Exception):
     """A file cannot be trained on, or not be opened as what its name says; the message is short enough for a table."""
 
 
+def extension_of(name: str) -> str:
+    """Return a file's extension in lower case, with its dot; "" without one."""
+    extension = posixpath.splitext(name)[
+        1
+    ].lower()  # a fifth of the time of `Path.suffix`, which a scan of millions notices
+    return "" if extension == "." else extension
+
+
 def kind_of(name: str) -> str | None:
     """Return "video", "image" or None by a file's extension, in upper or lower case."""
-    extension = Path(name).suffix.lower()
+    extension = extension_of(name)
     if extension in VIDEO_EXTENSIONS:
         return "video"
     return "image" if extension in IMAGE_EXTENSIONS else None
@@ -66,13 +74,13 @@ def may_hold_clips(name: str) -> bool:
 
 def is_sidecar(name: str) -> bool:
     """Return whether a file belongs beside clips without being one: a caption, a list, a text, weights."""
-    extension = Path(name).suffix.lower()
+    extension = extension_of(name)
     return extension in SIDECARS or (not extension and name.lower() in _SIDECAR_NAMES)
 
 
 def why_not_read(name: str) -> str:
     """Return why a file that is neither a video, a picture nor a sidecar is not read; what precedes ":" is its class."""
-    extension = Path(name).suffix.lower()
+    extension = extension_of(name)
     if not extension:
         return "the name has no extension"
     reason = next((text for extensions, text in _REASONS if extension in extensions), "not a video or picture")

@@ -12,7 +12,6 @@ import json
 import time
 from array import array
 from contextlib import suppress
-from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +19,7 @@ import numpy as np
 
 from reelworks.catalog.clip_ranges import ClipRange
 from reelworks.catalog.frame_index import Packed
-from reelworks.catalog.probe import Probe
+from reelworks.catalog.probe import MEASURES, Probe
 from reelworks.core import digests
 
 NAME = "unfinished-scan.jsonl"
@@ -61,10 +60,7 @@ class ScanJournal:
         """Open the journal in a catalog's folder, or begin one; what cannot be read of it is dropped."""
         self._path = folder / NAME
         keys, offsets, end = array("Q"), array("Q"), 0
-        header = (
-            json.dumps({"format": _FORMAT, "measures": [*(f.name for f in fields(Probe)), *ClipRange._fields]}).encode()
-            + b"\n"
-        )
+        header = json.dumps({"format": _FORMAT, "measures": [*MEASURES, *ClipRange._fields]}).encode() + b"\n"
         with suppress(FileNotFoundError), self._path.open("rb") as stored:
             end = len(header) if stored.readline() == header else 0
             for line in stored if end else ():
@@ -98,7 +94,7 @@ class ScanJournal:
             found = json.loads(self._reader.readline()[16:])
             if found.pop("file") == state.file:
                 probe, times = found["probe"], found["times"]
-                found["probe"] = None if probe is None else Probe(**probe)
+                found["probe"] = None if probe is None else Probe(*probe)
                 found["clips"] = tuple(ClipRange(*clip) for clip in found["clips"])
                 if times is not None:
                     ticks, keys = (base64.b64decode(text) for text in times[:2])
@@ -120,7 +116,7 @@ class ScanJournal:
             "file": state.file,
             "fingerprint": fingerprint,
             "error": error,
-            "probe": None if measures is None else asdict(measures),
+            "probe": None if measures is None else list(measures.values().values()),
             "times": times and [base64.b64encode(t).decode() for t in times[:2]] + [times.tick_seconds],
             "clips": clips,
         }

@@ -8,6 +8,7 @@ from __future__ import annotations
 import codecs
 import json
 import os
+import posixpath
 import stat
 import tarfile
 from collections import Counter
@@ -121,7 +122,7 @@ def count_text(extensions: Counter[str]) -> str:
 
 def extension_of(name: str) -> str:
     """Return the suffix by which a file is counted."""
-    return Path(name).suffix.lower() or "no extension"
+    return formats.extension_of(name) or "no extension"
 
 
 def _walk(
@@ -217,7 +218,7 @@ def _is_run(run: RunFolder) -> bool:
 
 def _entry(entry: os.DirEntry[str], prefix: str, names: set[str]) -> SourceFile:
     path = prefix + entry.name
-    captioned = count_captions(Path(entry.name).stem, names)
+    captioned = count_captions(posixpath.splitext(entry.name)[0], names)
     if not path.isprintable() and any("\udc80" <= letter <= "\udcff" for letter in path):
         readable = os.fsencode(path).decode("utf-8", errors="backslashreplace")
         return SourceFile(readable, 0, 0, False, "file name is not UTF-8")

@@ -12,7 +12,7 @@ import math
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -279,7 +279,8 @@ class Update:
             self._replaced[position] = True
         values |= self._listed_values(listed, number)
         if measured:
-            values |= asdict(finding.probe or probe.Probe(kind_of(values["path"]) or "other")) | {"first_frame": 0}
+            found = finding.probe or probe.Probe(kind_of(values["path"]) or "other")
+            values |= found.values() | {"first_frame": 0}
         self._wait(-1 if measured else position, values)
 
     def _apply_clips(self, task: Task, finding: Finding, values: dict[str, Any]) -> None:
@@ -295,7 +296,8 @@ class Update:
                 self.changed += 1
             else:
                 self.new += 1
-            measures = asdict(finding.probe) | clip._asdict()  # type: ignore[arg-type]
+            assert finding.probe is not None
+            measures = finding.probe.values() | clip._asdict()
             self._wait(-1, values | self._listed_values(listed, number) | measures | {"uid": uid})
 
     def _wait(self, position: int, values: dict[str, Any]) -> None:
@@ -360,8 +362,8 @@ def _refuse_collision(uid: NDArray[np.uint64], entries: list[SourceFile]) -> Non
 
 # Two threads open 3300 files a second; spawning processes takes a second or two for imports.
 PROCESSES_FROM = 2000
+_FILES_PER_CALL = 32  # of a process, where a call takes as long as two small pictures, or of a cluster
 _SECONDS_BETWEEN_REPORTS = 0.2
-_FILES_PER_TASK = 32  # of a cluster: a call takes a millisecond or two by itself
 _CALLS_PER_CPU = 2  # so that a node has the next call when one returns
 
 
@@ -480,7 +482,9 @@ def _check_names(sources: Sequence[Source]) -> None:
 
 
 def _known(task: Task, journal: ScanJournal) -> dict[str, Any] | None:
-    return journal.get(task.state) if task.look.open and task.look.stated is None else None
+    if not journal.known or not task.look.open or task.look.stated is not None:
+        return None
+    return journal.get(task.state)
 
 
 def _examine_all(
@@ -514,14 +518,17 @@ def _find_all(looks: Iterator[Look], listed: Sequence[Listed], examiners: Examin
     """Yield the findings of all requests, in order; `known` is the number of files that need not be opened any more."""
     each = partial(probe_pool.map_ordered, workers=examiners.threads, crashed=crashed)
     if examiners.is_cluster:
-        return each(examine_on_node, looks, processes=RayPool(), chunk_size=_FILES_PER_TASK)
+        return each(examine_on_node, looks, processes=RayPool(), chunk_size=_FILES_PER_CALL)
     cuts_scenes = any(
         files.files.entries[i].cut.startswith(clip_ranges.SCENES)
         for files in listed
         for i in np.flatnonzero(files.open)
     )
     many = cuts_scenes or sum(int(files.open.sum()) for files in listed) - known >= PROCESSES_FROM
-    return each(examine, looks, processes=WorkerPool() if many else None)
+    if not many:
+        return each(examine, looks, processes=None)
+    # The scenes of one file take minutes to find.
+    return each(examine, looks, processes=WorkerPool(), chunk_size=1 if cuts_scenes else _FILES_PER_CALL)
 
 
 def _unseen(file: MediaPath, node: str) -> UserError:
