@@ -79,23 +79,26 @@ def counts(data: RecipeData, rejections: list[Rejection]) -> dict[str, dict[str,
 
 def named(data: RecipeData, rejections: list[Rejection]) -> dict[str, list[dict[str, str]]]:
     """Return the first files of each reason by dataset and path, at most `FILES_NAMED`, with details."""
+    if not rejections:
+        return {}
     first = _first(data.rows, rejections)
-    # Texts of these rows alone are read.
-    rows = np.unique(
-        np.concatenate([np.zeros(0, np.int64), *(r.row[i] for r, i in zip(rejections, first, strict=True))])
+    chosen = [as_numpy(table.column("at")) for table in first]
+    rows, place = np.unique(
+        np.concatenate([r.row[at] for r, at in zip(rejections, chosen, strict=True)]), return_index=True
     )
-    few = data.rows.take(rows)
+    paths = pa.concat_tables(first).column("path").take(pa.array(place)).combine_chunks()
+    few = data.rows.take(rows).replaced(path=paths)  # whose other texts alone are kept in memory
     return {
         r.reason.label: [
             _explain(data, few, r.reason, int(np.searchsorted(rows, r.row[i])), int(r.row[i]), int(r.nearest[i]))
-            for i in chosen.tolist()
+            for i in at.tolist()
         ]
-        for r, chosen in zip(rejections, first, strict=True)
+        for r, at in zip(rejections, chosen, strict=True)
     }
 
 
-def _first(rows: CatalogRows, rejections: list[Rejection]) -> list[NDArray[np.int64]]:
-    """Return the indices of the first rows of each rejection by dataset and path, reading all paths once."""
+def _first(rows: CatalogRows, rejections: list[Rejection]) -> list[Any]:
+    """Return the first rows of each rejection by dataset and path as tables of path and index, reading all paths once."""
     names = rows.dataset.dictionary.to_pylist()
     rank = np.argsort(np.argsort(np.array(names, dtype=object)))[as_numpy(rows.dataset.indices)]
     best = [
@@ -105,14 +108,14 @@ def _first(rows: CatalogRows, rejections: list[Rejection]) -> list[NDArray[np.in
     ]
     best = best * len(rejections)
     begin = 0
-    for paths in rows.chunks("path") if rejections else ():
+    for paths in rows.chunks("path"):
         for number, r in enumerate(rejections):
             at = np.arange(*np.searchsorted(r.row, [begin, begin + len(paths)]))
             own = r.row[at]
             found = pa.table({"rank": rank[own], "path": paths.take(pa.array(own - begin)), "at": at})
             best[number] = _smallest(best[number], found)
         begin += len(paths)
-    return [as_numpy(table.column("at")) for table in best]
+    return best
 
 
 def _smallest(best: Any, found: Any) -> Any:
