@@ -266,7 +266,10 @@ PLANTS = [
 ]
 
 
-@pytest.mark.parametrize(("file", "line", "said"), PLANTS, ids=[plant[0] for plant in PLANTS])
+@pytest.mark.parametrize(
+    ("file", "line", "said"),
+    [pytest.param(*plant, id=plant[0], marks=[] if i < 4 else pytest.mark.slow) for i, plant in enumerate(PLANTS)],
+)
 def test_a_planted_import_is_found(tmp_path: Path, file: str, line: str, said: str) -> None:
     root = tmp_path / "reelworks"
     shutil.copytree(SOURCE, root, ignore=shutil.ignore_patterns("__pycache__"))

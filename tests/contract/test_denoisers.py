@@ -174,7 +174,7 @@ def test_full_sizes_are_those_published(name, count):
 
 @pytest.mark.parametrize(
     "families",
-    [("stdit3-tiny", "flux-tiny"), pytest.param(contract.FAMILIES, marks=pytest.mark.slow)],
+    [("flux-tiny",), pytest.param(contract.FAMILIES, marks=pytest.mark.slow)],
     ids=["few", "all"],
 )
 def test_two_ranks_compute_what_one_does(families):

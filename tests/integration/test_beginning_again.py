@@ -171,7 +171,8 @@ def _train_each(recipe: dict, source: str, begun: bool) -> None:
     Path(recipe["output"] + ".json").write_text(json.dumps(became))
 
 
-@pytest.mark.parametrize("begun", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("begun", [False, True])
 def test_no_combination_ends_in_a_traceback(tiny, tmp_path, trained, begun):
     """In a folder where nothing was trained, and in one with a checkpoint of step 2: one step, or a remedy."""
     recipe = tiny(train={"max_steps": 3 if begun else 1}, catalog=str(tmp_path / "catalog"), **BARE)

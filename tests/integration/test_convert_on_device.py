@@ -28,6 +28,7 @@ def trained(recipe: Recipe) -> list[float]:
     return losses(recipe)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_has_the_losses_of_one_that_reads_a_store(tiny: Callable[..., Recipe]) -> None:
     """So frames are the same after a resume, and those that were encoded ahead of training."""
     short: Recipe = {"data": DEVICE, "train": {"max_steps": 4}, "checkpoints": {"every_steps": 1}}

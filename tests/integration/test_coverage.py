@@ -85,6 +85,7 @@ def test_a_resume_after_changes_needs_no_plan_file(tiny, tmp_path):
     assert epoch.counts["trained"] == epoch.planned
 
 
+@pytest.mark.slow
 def test_a_killed_and_resumed_run_is_told_as_it_went(tiny, tmp_path):
     recipe = tiny(train={"max_steps": 9, "gradient_accumulation_steps": 2}, **SEVERAL_EPOCHS)
     assert children.train(recipe, fault=("after the optimizer stepped", 6), debug=True) != [0]

@@ -98,6 +98,7 @@ def test_every_picture_is_trained_each_epoch_and_the_loss_falls(lora, pictures, 
     assert np.mean(found[-third:]) < 0.9 * np.mean(found[:third])
 
 
+@pytest.mark.slow
 def test_clips_that_preserve_the_base_are_trained_on_one_process_and_on_two(lora, pictures, tmp_path):
     """With ranks that have such clips beside ranks that have none: all are trained, and losses agree."""
     values = lora(max_steps=3)
@@ -157,6 +158,7 @@ def test_killed_and_resumed_on_a_base_of_4_bits(lora, tmp_path):
     assert one.keys() == other.keys()
 
 
+@pytest.mark.slow
 def test_weights_in_cpu_memory_change_nothing(lora, tmp_path):
     """One process that fetches block by block, killed and resumed, ends as one that holds all, to the last bit."""
 
@@ -247,6 +249,7 @@ def test_a_lora_never_goes_on_upon_another_base(lora, tmp_path):
         LoadedModel.load(tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_lora_file_begins_another_run(lora, tmp_path):
     """--load with fused layers of a release, into sharded ones: the run has the file's numbers."""
     first = lora("first", "flux-tiny", max_steps=2)

@@ -74,7 +74,7 @@ def told(run: Path, field: str) -> list[float]:
 
 @pytest.mark.parametrize(
     "name",
-    ["adamw8bit", "prodigy", *(pytest.param(name, marks=pytest.mark.slow) for name in ("muon", "adafactor"))],
+    ["prodigy", *(pytest.param(name, marks=pytest.mark.slow) for name in ("adamw8bit", "muon", "adafactor"))],
 )
 def test_a_killed_run_ends_as_the_uninterrupted_one(bare, tmp_path, name):
     """To the last bit, with a rate that falls."""
@@ -89,6 +89,7 @@ def test_a_killed_run_ends_as_the_uninterrupted_one(bare, tmp_path, name):
     assert digest(tensors_at(killed, 3)) == digest(tensors_at(calm, 3))
 
 
+@pytest.mark.slow
 def test_one_process_goes_on_from_two_with_copies(bare, tmp_path):
     """What the optimizer found of all weights together comes along."""
     division = {"micro_batches_per_step": 2, "same_bucket_run": 1}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import children
 import numpy as np
+import pytest
 
 from reelworks.analysis import clip_history, epoch_stats
 from reelworks.run import events
@@ -59,6 +60,7 @@ def replay_all(run, steps):
     return [c for one in told for micro_batch in one["micro_batches"] for c in micro_batch["clips"]]
 
 
+@pytest.mark.slow
 def test_steps_that_the_recipe_leaves_out_train_nothing_and_are_accounted_for(tiny, tmp_path):
     calm, skipping = one_epoch(tiny, "calm"), one_epoch(tiny, "skipping", train={"skip_steps": [[2, 3]]})
     for recipe in (calm, skipping):

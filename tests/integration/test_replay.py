@@ -153,6 +153,7 @@ def test_clips_that_changed_since_are_told_as_they_were(tiny, footage, tmp_path)
     assert [look.path for look in lost] == [clips[gone]["path"]]
 
 
+@pytest.mark.slow
 def test_a_step_is_told_by_the_recipe_that_it_was_trained_by(tiny, tmp_path):
     """Objective and buckets change in mid-epoch, one after the other: draws and shapes are those of then."""
     common = {"validation": {"split": 0.0}, "data": {"crop": "random"}}

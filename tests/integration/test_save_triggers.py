@@ -198,6 +198,7 @@ def test_a_folder_asks_for_nothing(tiny, tmp_path):
     assert (tmp_path / "run" / "save").is_dir()
 
 
+@pytest.mark.slow
 def test_minutes_epochs_and_the_best_ask_for_a_save(tiny, tmp_path):
     base = {"every_steps": 1000, "keep_last": 99}
     by_time = tiny("time", checkpoints={**base, "every_minutes": 1e-6}, train={"max_steps": 3})
@@ -229,6 +230,7 @@ def test_a_save_that_takes_longer_than_the_grace_is_told(tiny, tmp_path):
     assert "checkpoints.grace_seconds = 1e-06" in children.output(recipe)
 
 
+@pytest.mark.slow
 def test_weights_for_use_are_of_the_step_that_they_name(tiny, tmp_path):
     """Written at each save, also where training went on meanwhile; kept by their own rule."""
     for name, asynchronous in (("waits", False), ("beside", True)):

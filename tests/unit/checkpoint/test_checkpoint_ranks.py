@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from checkpoint_rank import build, state_of
 from safetensors.torch import load_file
@@ -36,6 +37,7 @@ def texts(folder: Path, name: str) -> list[str]:
     return [(folder / f"{name}{rank}.txt").read_text() for rank in range(2)]
 
 
+@pytest.mark.slow
 def test_one_process_to_two_and_back(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path / "checkpoints")
     model, optimizer = plain()

@@ -195,6 +195,7 @@ def _released_names(state):
     return renamed
 
 
+@pytest.mark.slow
 def test_weights_of_another_model_are_refused(flux, wan):
     """Keys that do not fit are named, whichever way round."""
     with refused("weights-do-not-fit", "model.weights", says="(missing|unexpected)"):

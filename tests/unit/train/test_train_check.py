@@ -104,6 +104,7 @@ def test_a_base_of_few_bits_is_counted_as_it_lies(check) -> None:
     assert 0.5 * codes < memory["quantized base"] < 0.6 * codes
 
 
+@pytest.mark.slow
 def test_what_lies_in_cpu_memory_is_counted_there(check) -> None:
     """An offloaded network takes two blocks and what is in none; a text encoder in CPU memory takes nothing of the GPU."""
     deep = ("--json", "--set", "model.depth=3", "--set", "lora.rank=2")
@@ -132,6 +133,7 @@ def _denoiser(recipe: recipe_file.Recipe) -> Denoiser:
     )
 
 
+@pytest.mark.slow
 def test_shards_divide_what_is_sharded(check) -> None:
     """Weights, gradients, optimizer and average; a replica has all of them."""
     alone = json.loads(check("--json")[1])["memory"]
