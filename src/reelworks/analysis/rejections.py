@@ -142,7 +142,7 @@ def _explain(
         text = next(d.filter for d in data.recipe.dataset if d.filter and d.dataset_name == dataset)
         values = filters.values(rows, row, text)
         detail = f"{text}; the clip has " + ", ".join(_value_text(name, v) for name, v in values.items())
-    elif reason == Reason.NO_CAPTION and rows.caption[row].as_py() is not None:
+    elif reason == Reason.NO_CAPTION and not rows.no_caption[row]:
         detail = "the caption is empty"
     elif reason == Reason.NO_CAPTION:
         listed = {d.dataset_name for d in data.recipe.dataset if d.place.list_file is not None}

@@ -46,6 +46,8 @@ def wrong(name: str, column: Any, readable: Callable[[], NDArray[np.bool_]]) -> 
         readable: Returns a mask of the rows without an error.
     """
     if name == "path":
+        if not _may_leave(column):
+            return None
         # The expression takes ten times as long as all else that is checked, so only what may match it is tried.
         may = pc.or_(pc.match_substring(column, ".."), pc.match_substring(column, "\0"))
         may = pc.or_(may, pc.or_(pc.starts_with(column, "/"), pc.equal(pc.binary_length(column), 0)))
@@ -62,6 +64,23 @@ def wrong(name: str, column: Any, readable: Callable[[], NDArray[np.bool_]]) -> 
     if name in _NOT_NEGATIVE:
         return np.asarray(~np.isfinite(column) | (column < 0))
     return np.asarray(np.isinf(column)) if name.startswith(SCORE) else None
+
+
+def _may_leave(paths: Any) -> bool:
+    """Return whether any path may be empty, absolute or outside its folder, by the bytes of all of them together."""
+    _, offset_buffer, data_buffer = paths.buffers()
+    if not len(paths) or data_buffer is None:
+        return bool(len(paths))
+    offsets = np.frombuffer(offset_buffer, dtype=np.int64)[paths.offset : paths.offset + len(paths) + 1]
+    first, last = int(offsets[0]), int(offsets[-1])
+    text = data_buffer.slice(first, last - first).to_pybytes()
+    begins = offsets[:-1] - first
+    return bool(
+        (offsets[1:] == offsets[:-1]).any()
+        or (np.frombuffer(text, np.uint8)[begins] == ord("/")).any()
+        or b".." in text
+        or b"\0" in text
+    )
 
 
 def check_one_row_per_uid(live: CatalogRows, path: Path) -> None:

@@ -95,14 +95,16 @@ def without_range(label: str) -> str:
 
 
 # Masks that files of rows have, too, because the texts that they follow from take long to read: rows with a caption
-# that is not empty, and rows that are a group of their own.
-DERIVED = {"captioned": ("caption",), "own_group": ("group", "path")}
+# that is not empty, rows without any, and rows that are a group of their own.
+DERIVED = {"captioned": ("caption",), "no_caption": ("caption",), "own_group": ("group", "path")}
 
 
 def derive(name: str, *columns: Any) -> NDArray[np.bool_]:
     """Return a mask of `DERIVED` from the columns that it is listed with."""
     if name == "captioned":
         return as_numpy(pc.greater(pc.binary_length(columns[0]).fill_null(0), 0))
+    if name == "no_caption":
+        return as_numpy(columns[0].is_null())
     return as_numpy(pc.equal(*columns))
 
 
@@ -153,6 +155,7 @@ class CatalogRows:
     cut: pa.Array  # how the clip was cut from its file: "list", or the setting of a `Source`; "" for a whole file
     error: pa.Array  # why the file cannot be trained on, in which case all measures are 0; null for a good file
     captioned: NDArray[np.bool_]  # whether there is a caption that is not empty
+    no_caption: NDArray[np.bool_]  # whether `caption` is null
     own_group: NDArray[np.bool_]  # whether `group` is the path
     # Scores of lists by name; NaN for rows without that score.
     scores: Mapping[str, NDArray[np.float64]]
