@@ -221,10 +221,14 @@ class CatalogRows:
 
         def chunks(name: str) -> Iterator[Any]:
             first = 0
+            if not len(selected):
+                return
             for chunk in self.chunks(name) if in_order else [self.column(name)]:
                 ends = np.searchsorted(selected, [first, first + len(chunk)]) if in_order else [0, len(selected)]
                 yield _taken(name, chunk, selected[ends[0] : ends[1]] - first)
                 first += len(chunk)
+                if in_order and first > selected[-1]:  # what follows is not read
+                    return
 
         return CatalogRows(len(selected), chunks, self.scores)
 

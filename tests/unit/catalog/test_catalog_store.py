@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import media_makers as media
@@ -10,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from reelworks.catalog.config import Source
-from reelworks.catalog.rows import SCHEMA
+from reelworks.catalog.rows import SCHEMA, CatalogRows
 from reelworks.catalog.scan import scan_sources, uids_of
 from reelworks.catalog.store import Catalog
 from reelworks.core import hash_rng
@@ -132,3 +133,18 @@ def test_a_folder_that_cannot_be_written(data: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be written"):
         scan_sources([Source("d", data)], tmp_path / "file", workers=1)
+
+
+def test_rows_that_are_not_taken_are_not_read() -> None:
+    read: list[int] = []
+
+    def chunks(name: str) -> Iterator[np.ndarray]:
+        for i in range(3):
+            read.append(i)
+            yield np.arange(4 * i, 4 * i + 4)
+
+    rows = CatalogRows(12, chunks)
+    assert rows.take(np.zeros(0, np.int64)).ordinal.tolist() == []
+    assert not read
+    assert rows.take(np.array([1, 5])).ordinal.tolist() == [1, 5]
+    assert read == [0, 1]
