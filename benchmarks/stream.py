@@ -39,7 +39,8 @@ from PIL import Image
 
 from reelworks.core.shape import Shape
 from reelworks.data import device_frames
-from reelworks.data.loader import MicroBatchRequest, read_ahead
+from reelworks.data.micro_batch import MicroBatchRequest
+from reelworks.data.prefetch import read_ahead
 from reelworks.media import decode, planes
 from reelworks.media.config import PREFETCH_BYTES
 from reelworks.media.decode import Frames, Request

@@ -7,33 +7,33 @@ import sys
 import time
 from pathlib import Path
 
-from reelworks.catalog import journal, scan
+from reelworks.catalog import examine, journal, scan
 from reelworks.catalog.config import Source
-from reelworks.catalog.scan import Finding, Look
+from reelworks.catalog.examine import FileRequest, Finding
 from reelworks.core.errors import UserError
 
 DEADLY = "deadly"
 
 
-def examine_unless_deadly(order: Look) -> Finding:
+def examine_unless_deadly(order: FileRequest) -> Finding:
     """Die on some files, as a decoder does on a segmentation fault."""
     if DEADLY in str(order.file):
         os._exit(139)
-    return scan.examine_on_node(order)
+    return examine.examine_on_node(order)
 
 
-def examine_and_note(order: Look) -> Finding:
+def examine_and_note(order: FileRequest) -> Finding:
     """Note each file that is opened beside the folder."""
     if order.open:
         with Path(order.file).parent.with_name("opened").open("a") as noted:
             noted.write(f"{order.file}\n")
         time.sleep(0.01)  # so that there is time to be killed
-    return scan.examine(order)
+    return examine.examine(order)
 
 
-def elsewhere(order: Look) -> Finding:
+def elsewhere(order: FileRequest) -> Finding:
     """Examine as on a node that has no such folder."""
-    return scan.examine_on_node(order._replace(file=Path("/elsewhere") / Path(order.file).name))
+    return examine.examine_on_node(order._replace(file=Path("/elsewhere") / Path(order.file).name))
 
 
 def refuse(value: int) -> None:
@@ -45,7 +45,7 @@ def main(data: str, catalog: str) -> None:
     """Scan on the cluster of RAY_ADDRESS, and write the journal at once."""
     journal._SECONDS_BETWEEN_WRITES = 0.0
     scan.examine_on_node = examine_and_note
-    scan._FILES_PER_TASK = 4
+    scan._FILES_PER_CALL = 4
     scan.scan_sources([Source("d", Path(data))], Path(catalog), workers=1, engine="ray")
 
 

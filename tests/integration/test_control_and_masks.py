@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from reelworks.catalog import probe
 from reelworks.cli.main import app
 from reelworks.core.errors import UserError
-from reelworks.data import loader
+from reelworks.data import prefetch
 from reelworks.data.loader import StepSource
 from reelworks.generate import writers
 from reelworks.media.decode_pool import DecodePool
@@ -95,7 +95,7 @@ def first_batch(recipe):
     plan = data.plan(data.plan_spec(1, 1), 0)
     pool = DecodePool(0, 60.0)
     try:
-        return data, next(loader.read_ahead(StepSource(data, 0, 1).row(plan, 0, 0), pool))
+        return data, next(prefetch.read_ahead(StepSource(data, 0, 1).row(plan, 0, 0), pool))
     finally:
         pool.close()
 

@@ -11,7 +11,7 @@ import children
 import numpy as np
 import pytest
 
-from reelworks.data import loader
+from reelworks.data import prefetch
 from reelworks.run import events
 from reelworks.run.folder import RunFolder
 
@@ -58,7 +58,7 @@ def _lose_one(recipe: dict) -> None:
     from reelworks.recipe import recipe_file
     from reelworks.train.trainer import RunOptions, run
 
-    original, seen = loader._micro_batch, []
+    original, seen = prefetch._micro_batch, []
 
     def lossy(work, *decoded):
         batch = original(work, *decoded)
@@ -67,7 +67,7 @@ def _lose_one(recipe: dict) -> None:
             batch.is_valid[0] = False
         return batch
 
-    loader._micro_batch = lossy
+    prefetch._micro_batch = lossy
     run(recipe_file.parse(recipe), RunOptions(debug=True))
 
 

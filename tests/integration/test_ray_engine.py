@@ -17,13 +17,13 @@ from typing import Any
 
 import diffusers
 import encode_child
-import media_makers as media
 import psutil
 import pytest
 import ray_actors
 import ray_child
 import tiny_families
 import torch
+from killed_scans import lines, shown, write_pictures
 from test_stored_latents import CAPTIONS, CLIPS, checksums
 from typer.testing import CliRunner
 
@@ -67,28 +67,13 @@ def cluster() -> Iterator[str]:
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    folder = tmp_path / "data"
-    folder.mkdir()
-    media.write_picture(folder / "0.png")
-    for i in range(1, FILES):
-        (folder / f"{i}.png").write_bytes((folder / "0.png").read_bytes() + bytes([i]) if i % 9 else b"broken")
-        (folder / f"{i}.txt").write_text(f"caption {i}")
-    return folder
-
-
-def shown(catalog: Path) -> tuple[object, str]:
-    opened = Catalog.open(catalog)
-    return opened.live().to_table().to_pylist(), opened.digest()
+    return write_pictures(tmp_path / "data", FILES)
 
 
 def by_uid(catalog: Path) -> dict[int, dict[str, Any]]:
     """Rows without their ordinals, which depend on the history of a catalog."""
     rows = Catalog.open(catalog).live().to_table().drop_columns("ordinal").to_pylist()
     return {row["uid"]: row for row in rows}
-
-
-def lines(file: Path) -> int:
-    return file.read_bytes().count(b"\n") if file.exists() else 0
 
 
 def storing(tiny: Callable[..., Recipe], folder: Path, **changes: Any) -> Recipe:

@@ -82,7 +82,7 @@ class ScanJournal:
         self._written = time.monotonic()
 
     def get(self, state: FileState) -> dict[str, Any] | None:
-        """Return what an earlier scan found in a file, as fields of a `scan.Finding`; None if nothing."""
+        """Return what an earlier scan found in a file, as fields of a `examine.Finding`; None if nothing."""
         if not self.known:
             return None
         key = np.uint64(int(state.key, 16))

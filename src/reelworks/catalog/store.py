@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -34,7 +33,7 @@ from numpy.typing import NDArray
 from reelworks.catalog import integrity, part_files
 from reelworks.catalog.part_files import PartFile, Stored
 from reelworks.catalog.rows import DERIVED, SCHEMA, CatalogRows, derive
-from reelworks.core import digests, files, storage
+from reelworks.core import digests, files
 from reelworks.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -263,7 +262,7 @@ class Catalog:
 
     def _files(self) -> list[tuple[str, int]]:
         """List the files of rows with their numbers of rows."""
-        parts = [(_part_name(i), part.rows) for i, part in enumerate(self.parts)][self.compacted :]
+        parts = [(part_name(i), part.rows) for i, part in enumerate(self.parts)][self.compacted :]
         if not self.compacted:
             return parts
         before = self.parts[: self.compacted]
@@ -300,7 +299,7 @@ class Catalog:
         indices = [np.zeros(0, dtype=np.int64)]
         for i, part in enumerate(self.parts[self.compacted :], self.compacted):
             if part.retired:
-                table = _read_parquet(self.path / _retired_name(i), _RETIRED_SCHEMA, part.retired)
+                table = _read_parquet(self.path / retired_name(i), _RETIRED_SCHEMA, part.retired)
                 retired = table.column("ordinal").to_numpy()
                 index = np.minimum(np.searchsorted(ordinal, retired), len(ordinal) - 1)
                 if retired.min() < 0 or retired.max() >= first or (ordinal[index] != retired).any():
@@ -354,10 +353,10 @@ class Catalog:
         ordinals = pa.array(np.arange(first, first + len(rows)), type=pa.int64())
         rows = rows.set_column(0, SCHEMA.field("ordinal"), ordinals)
         if len(rows):
-            _write_parquet(self.path / _part_name(self.version), with_derived(rows))
+            _write_parquet(self.path / part_name(self.version), with_derived(rows))
         if len(retired):
             table = pa.table([pa.array(np.sort(retired))], schema=_RETIRED_SCHEMA)
-            _write_parquet(self.path / _retired_name(self.version), table)
+            _write_parquet(self.path / retired_name(self.version), table)
         part = Part(len(rows), len(retired), time.time(), list(sources))
         grown = Catalog(self.path, (*self.parts, part), newest.compacted)
         write_parts(grown)
@@ -383,11 +382,13 @@ def with_derived(rows: pa.Table) -> pa.Table:
     return rows
 
 
-def _part_name(index: int) -> str:
+def part_name(index: int) -> str:
+    """Return the name of the file with the rows of a part."""
     return f"part-{index:06d}.parquet"
 
 
-def _retired_name(index: int) -> str:
+def retired_name(index: int) -> str:
+    """Return the name of the file with the rows that a part retires."""
     return f"retired-{index:06d}.parquet"
 
 
@@ -468,70 +469,3 @@ def new_parquet(file: Path, schema: Any) -> Iterator[Any]:
 def _write_parquet(file: Path, table: pa.Table) -> None:
     with new_parquet(file, table.schema) as writer:
         writer.write_table(table)
-
-
-_NAME = "catalog-{:03d}"
-
-
-def keep(catalog: Catalog, folder: Path) -> Path:
-    """Copy a catalog into a folder of copies, or bring its copy there up to date; return the path of the copy."""
-    storage.mkdirs(folder)
-    number = 0
-    while (path := folder / _NAME.format(number)).exists():
-        copy = _open(path)
-        if copy is not None and _continues(copy, catalog):
-            grown = Catalog(path, max(copy.parts, catalog.parts, key=len), copy.compacted)
-            _complete(path, catalog, copy)
-            if copy.version < catalog.version:
-                write_parts(grown)
-            return path
-        number += 1
-    unfinished = path.with_name(f".{path.name}.tmp")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    storage.mkdir(unfinished)
-    _complete(unfinished, catalog, Catalog(unfinished, (), catalog.compacted))
-    write_parts(catalog, unfinished)
-    storage.rename(unfinished, path)
-    storage.fsync_folder(folder)
-    return path
-
-
-def _open(path: Path) -> Catalog | None:
-    try:
-        return Catalog.open(path)
-    except UserError:
-        return None  # a damaged copy is left alone, and the catalog copied to another folder
-
-
-def _continues(copy: Catalog, catalog: Catalog) -> bool:
-    """Return whether a copy has, or can be given, all parts of a catalog without changing what it has."""
-    if not (copy.is_prefix_of(catalog) or catalog.is_prefix_of(copy)):
-        return False
-    return copy.compacted == catalog.compacted or (
-        copy.compacted <= catalog.version and catalog.compacted <= copy.version
-    )
-
-
-def _complete(path: Path, catalog: Catalog, copy: Catalog) -> None:
-    """Add the missing files to a copy, whose `catalog.json` names the files of `copy`."""
-    names = [(i, _part_name(i)) for i, part in enumerate(catalog.parts) if part.rows]
-    names += [(i, _retired_name(i)) for i, part in enumerate(catalog.parts) if part.retired]
-    compacted = copy.compacted
-    if compacted == catalog.compacted > 0:
-        gone = any(part.retired for part in catalog.parts[:compacted])
-        names += [(compacted - 1, compact_name(compacted))] + [(compacted - 1, gone_name(compacted))] * gone
-    for i, name in names:
-        target = path / name
-        if i < compacted and name in (_part_name(i), _retired_name(i)):
-            continue
-        if i < copy.version and target.exists():  # an interrupted copy may have left later ones incomplete
-            continue
-        if i < catalog.compacted and compacted < catalog.compacted:
-            continue  # the copy has the parts that the catalog has compacted
-        target.unlink(missing_ok=True)
-        try:
-            os.link(catalog.path / name, target)
-        except OSError:
-            with (catalog.path / name).open("rb") as source, storage.create(target) as f:
-                shutil.copyfileobj(source, f)
-    storage.fsync_folder(path)

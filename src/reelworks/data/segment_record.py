@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from reelworks.buckets.assign import Reason
-from reelworks.catalog import store
+from reelworks.catalog import copies
 from reelworks.catalog.companions import Problem
 from reelworks.catalog.store import Catalog
 from reelworks.core import digests, files
@@ -36,7 +36,7 @@ def begin(run: RunFolder, data: Dataset, position: DataPosition, recipe_file: st
     Raises:
         OSError: The record could not be written.
     """
-    kept_catalog = store.keep(data.catalog, run.coverage_folder)
+    kept_catalog = copies.keep(data.catalog, run.coverage_folder)
     # The files that the recipe names may change.
     exclude_list = "".join(f"{line}\n" for line in data.exclude_list.lines)
     about = About(

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from reelworks.core import digests
-from reelworks.data import loader
-from reelworks.data.loader import MicroBatch, MicroBatchRequest
+from reelworks.data import prefetch
+from reelworks.data.micro_batch import MicroBatch, MicroBatchRequest
 from reelworks.encoders import request_key, values
 from reelworks.encoders.claims import Claims
 from reelworks.encoders.encoders import LiveEncoder
@@ -146,7 +146,7 @@ class EncodeWorker:
         behind: deque[Future[None]] = deque()
         with ThreadPoolExecutor(1, thread_name_prefix="store") as writer:
             work = self._work(chunks, ends)
-            for batch in loader.read_ahead(work, self._pool, self._budget_bytes, self._frames_device):
+            for batch in prefetch.read_ahead(work, self._pool, self._budget_bytes, self._frames_device):
                 behind.append(self._encode_batch(batch, writer, progress))
                 if (chunk := ends.pop(id(batch.work), None)) is not None:
                     behind.append(writer.submit(self._finish, chunk))

@@ -9,7 +9,8 @@ import numpy as np
 
 from reelworks.core import digests
 from reelworks.data.dataset import Dataset
-from reelworks.data.loader import MicroBatchRequest, StepSource
+from reelworks.data.loader import StepSource
+from reelworks.data.micro_batch import MicroBatchRequest
 from reelworks.schedule.plan import PlanSpec, Samples
 
 _CHUNK_CLIPS = 1024

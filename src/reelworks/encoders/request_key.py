@@ -24,7 +24,7 @@ from reelworks.catalog.location import MediaPath
 from reelworks.core import digests, files
 from reelworks.core.log import logger
 from reelworks.data.dataset import Dataset
-from reelworks.data.loader import MicroBatchRequest
+from reelworks.data.micro_batch import MicroBatchRequest
 from reelworks.media import planes
 from reelworks.media.decode import VERSION as DECODER_VERSION
 from reelworks.media.decode import Request

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
-from reelworks.data import loader
+from reelworks.data import prefetch
 from reelworks.data.dataset import Dataset
-from reelworks.data.loader import MicroBatch, MicroBatchRequest
+from reelworks.data.micro_batch import MicroBatch, MicroBatchRequest
 from reelworks.encoders import conditioning, request_key, store, values
 from reelworks.encoders.encoders import LiveEncoder
 from reelworks.encoders.request_key import TEXT, Keys, Wanted
@@ -275,15 +275,15 @@ def read_ahead(
     source: StoredLatents | None,
     device: torch.device | None = None,
 ) -> Iterator[MicroBatch]:
-    """Yield the micro-batches of `work` in its order, as `loader.read_ahead` does, from a store if there is one."""
+    """Yield the micro-batches of `work` in its order, as `prefetch.read_ahead` does, from a store if there is one."""
     if source is None:
-        yield from loader.read_ahead(work, pool, budget_bytes, device)
+        yield from prefetch.read_ahead(work, pool, budget_bytes, device)
         return
     with ThreadPoolExecutor(_READERS, thread_name_prefix="stored") as readers:
         items = _in_order(work, lambda each: readers.submit(_Item, each, source))
         waiting: deque[_Item] = deque()
         with suppress(GeneratorExit):
-            for batch in loader.read_ahead(_remaining(items, waiting), pool, budget_bytes, device):
+            for batch in prefetch.read_ahead(_remaining(items, waiting), pool, budget_bytes, device):
                 yield waiting.popleft().complete(batch)
 
 

@@ -24,7 +24,7 @@ from reelworks.report import page
 from reelworks.schedule.plan import Samples
 
 if TYPE_CHECKING:
-    from reelworks.data.loader import MicroBatchRequest
+    from reelworks.data.micro_batch import MicroBatchRequest
     from reelworks.train.replay import Replay
 
 Json = dict[str, Any]

@@ -18,7 +18,7 @@ from reelworks.core import hash_rng
 from reelworks.core.hash_rng import U64, Purpose
 from reelworks.core.shape import Geometry, Shape
 from reelworks.data import loader
-from reelworks.data.loader import MicroBatch, MicroBatchRequest
+from reelworks.data.micro_batch import MicroBatch, MicroBatchRequest
 from reelworks.diffusion import frame_masks, objectives, timesteps
 from reelworks.diffusion.config import ObjectiveConfig
 from reelworks.diffusion.rectified_flow import generated_only, mean_over_generated

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from reelworks.core.errors import first_few
-from reelworks.data.loader import MicroBatch
+from reelworks.data.micro_batch import MicroBatch
 from reelworks.distributed.mesh import local
 from reelworks.models.api import DenoiserInputs
 

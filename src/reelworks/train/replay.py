@@ -17,7 +17,8 @@ from reelworks.catalog.store import Catalog
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
 from reelworks.data import segment_record
-from reelworks.data.loader import MicroBatchRequest, StepSource
+from reelworks.data.loader import StepSource
+from reelworks.data.micro_batch import MicroBatchRequest
 from reelworks.recipe import recipe_file
 from reelworks.recipe.dataset import RecipeData
 from reelworks.run import history, records

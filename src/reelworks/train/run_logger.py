@@ -21,7 +21,7 @@ from reelworks.analysis import data_wait
 from reelworks.core import files, log, waiting_threads
 from reelworks.core.log import logger
 from reelworks.data import loader
-from reelworks.data.loader import MicroBatch, StreamState
+from reelworks.data.micro_batch import MicroBatch, StreamState
 from reelworks.data.position import DataPosition
 from reelworks.distributed.mesh import World
 from reelworks.recipe.dataset import RecipeData

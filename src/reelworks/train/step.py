@@ -24,7 +24,7 @@ from reelworks.buckets.table import BucketTable
 from reelworks.core import hash_rng
 from reelworks.core.hash_rng import Purpose
 from reelworks.data import loader
-from reelworks.data.loader import MicroBatch, MicroBatchRequest
+from reelworks.data.micro_batch import MicroBatch, MicroBatchRequest
 from reelworks.diffusion.config import ObjectiveConfig
 from reelworks.distributed import mesh
 from reelworks.distributed.mesh import World

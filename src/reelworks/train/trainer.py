@@ -17,8 +17,8 @@ from reelworks.catalog.scan import ScanProgress
 from reelworks.core import log
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
-from reelworks.data import loader
-from reelworks.data.loader import MicroBatch, StepSource
+from reelworks.data.loader import StepSource
+from reelworks.data.micro_batch import MicroBatch, one_step
 from reelworks.data.position import DataPosition, next_epoch, no_steps
 from reelworks.distributed import mesh
 from reelworks.encoders import stored_batches
@@ -249,7 +249,7 @@ class Trainer:
             result = StepResult.skipped(self._train_step.set_rate(step))  # the source omits this row too
         else:
             result = self._train_step.run(
-                run_logger.note(loader.one_step(batches), taken),
+                run_logger.note(one_step(batches), taken),
                 plan=position.plan,
                 row=position.row,
                 step=step,

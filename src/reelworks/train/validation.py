@@ -11,7 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from reelworks.data.loader import MicroBatchRequest, StepSource
+from reelworks.data.loader import StepSource
+from reelworks.data.micro_batch import MicroBatchRequest
 from reelworks.distributed.mesh import World
 from reelworks.encoders import stored_batches
 from reelworks.encoders.stored_batches import StoredLatents

@@ -8,7 +8,7 @@ import pytest
 from PIL import Image
 
 from reelworks.analysis import contact_sheet, discarded
-from reelworks.data import decode_requests, loader
+from reelworks.data import decode_requests, prefetch
 from reelworks.data.loader import StepSource
 from reelworks.generate import writers
 from reelworks.media.decode import load
@@ -139,7 +139,7 @@ def test_what_is_shown_beside_clips_is_what_training_gets_beside_them(tmp_path, 
     data = made.opened(beside_recipe(tmp_path, kind))
     plan, pool, shown = data.plan(data.plan_spec(1, 1), 0), DecodePool(0, 60.0), 0
     work = [one for row in range(plan.steps) for one in StepSource(data, 0, 1).row(plan, 0, row)]
-    for batch in loader.read_ahead(work, pool):
+    for batch in prefetch.read_ahead(work, pool):
         uids, copies = batch.work.uids, batch.work.copies
         entries = Samples(uids, copies, np.zeros(len(uids), np.int64), np.full(len(uids), batch.work.bucket, np.int64))
         looks, reasons = (

@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reelworks.catalog import part_files, store
+from reelworks.catalog import copies, part_files, store
 from reelworks.catalog.compact import compact
 from reelworks.catalog.rows import SCHEMA, SCORE
 from reelworks.catalog.store import Catalog
@@ -78,7 +78,7 @@ def test_any_history_shows_the_same_with_and_without_compactions(
         for found, gone in scans:
             one = scan(plain, found, gone)
             scan(compacted, found, gone)
-        copy = store.keep(Catalog.open(compacted), kept)
+        copy = copies.keep(Catalog.open(compacted), kept)
         result = compact(compacted)
         assert shown(Catalog.open(compacted)) == shown(one)
         assert result.rows == len(one.live())
@@ -86,7 +86,7 @@ def test_any_history_shows_the_same_with_and_without_compactions(
         assert (again.dropped, again.bytes_before, again.bytes_after) == (0, result.bytes_after, result.bytes_after)
         # The copy that a run keeps shows the same, before the compaction and grown after it.
         assert shown(Catalog.open(copy)) == shown(one)
-        assert shown(Catalog.open(store.keep(Catalog.open(compacted), kept))) == shown(one)
+        assert shown(Catalog.open(copies.keep(Catalog.open(compacted), kept))) == shown(one)
     assert len(list(compacted.glob("*.parquet"))) <= 2
     shutil.rmtree(folder)
 
@@ -125,14 +125,14 @@ def test_readers_go_on_over_a_compaction(catalog: Path, monkeypatch: pytest.Monk
 
 
 def test_a_copy_of_an_earlier_version_cannot_grow_and_is_left_alone(catalog: Path, tmp_path: Path) -> None:
-    first = store.keep(Catalog.open(catalog, 2), tmp_path / "run")
+    first = copies.keep(Catalog.open(catalog, 2), tmp_path / "run")
     before = shown(Catalog.open(first))
     compact(catalog)
-    second = store.keep(Catalog.open(catalog), tmp_path / "run")
+    second = copies.keep(Catalog.open(catalog), tmp_path / "run")
     assert second != first
     assert shown(Catalog.open(first)) == before
     scan(catalog, {7}, {1})
-    assert store.keep(Catalog.open(catalog), tmp_path / "run") == second
+    assert copies.keep(Catalog.open(catalog), tmp_path / "run") == second
     assert shown(Catalog.open(second)) == shown(Catalog.open(catalog))
 
 

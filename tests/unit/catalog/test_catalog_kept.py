@@ -14,7 +14,7 @@ import pyarrow as pa
 import pytest
 from catalog_rows import PLAIN
 
-from reelworks.catalog import store
+from reelworks.catalog import copies
 from reelworks.catalog.rows import SCHEMA
 from reelworks.catalog.store import Catalog
 from reelworks.core import storage
@@ -89,7 +89,7 @@ def names(folder: Path) -> list[str]:
 
 
 def test_parts_are_shared_and_the_list_of_them_is_not(original: Path, there: Path) -> None:
-    place = store.keep(Catalog.open(original), there)
+    place = copies.keep(Catalog.open(original), there)
     assert place == there / "catalog-000"
     assert content(Catalog.open(place)) == content(Catalog.open(original))
     assert parts(place) == parts(original)
@@ -100,66 +100,66 @@ def test_parts_are_shared_and_the_list_of_them_is_not(original: Path, there: Pat
 
 
 def test_it_grows_with_the_original(original: Path, there: Path) -> None:
-    place = store.keep(Catalog.open(original), there)
+    place = copies.keep(Catalog.open(original), there)
     before = content(Catalog.open(place))
     scanned(original, 16, retired=3)
     assert content(Catalog.open(place)) == before  # until it is kept again
-    assert store.keep(Catalog.open(original), there) == place
+    assert copies.keep(Catalog.open(original), there) == place
     assert content(Catalog.open(place)) == content(Catalog.open(original))
     assert parts(place) == parts(original)
 
 
 def test_an_earlier_version_is_kept_already(original: Path, there: Path) -> None:
     """As where another process has scanned since, or training goes back to a former segment's catalog."""
-    place = store.keep(Catalog.open(original), there)
+    place = copies.keep(Catalog.open(original), there)
     before = content(Catalog.open(place))
-    assert store.keep(Catalog.open(original, 1), there) == place
+    assert copies.keep(Catalog.open(original, 1), there) == place
     assert content(Catalog.open(place)) == before
 
 
 def test_only_the_parts_of_its_version_are_kept(original: Path, there: Path) -> None:
-    place = store.keep(Catalog.open(original, 1), there)
+    place = copies.keep(Catalog.open(original, 1), there)
     assert content(Catalog.open(place)) == content(Catalog.open(original, 1))
     assert parts(place).keys() == {"part-000000.parquet"}
 
 
 @pytest.mark.parametrize("how", [shutil.rmtree, lambda path: path.rename(path.with_name("elsewhere"))])
 def test_it_outlives_the_original(original: Path, there: Path, how: Callable[[Path], object]) -> None:
-    place = store.keep(Catalog.open(original), there)
+    place = copies.keep(Catalog.open(original), there)
     before = content(Catalog.open(original))
     how(original)
     assert content(Catalog.open(place)) == before
 
 
 def test_a_catalog_that_was_moved_is_the_same_one(original: Path, there: Path) -> None:
-    place = store.keep(Catalog.open(original), there)
+    place = copies.keep(Catalog.open(original), there)
     moved = original.rename(original.with_name("elsewhere"))
     scanned(moved, 16)
-    assert store.keep(Catalog.open(moved), there) == place
+    assert copies.keep(Catalog.open(moved), there) == place
     assert content(Catalog.open(place)) == content(Catalog.open(moved))
 
 
 @pytest.mark.parametrize("lost", ["catalog", "catalog/catalog.json"])
 def test_a_catalog_made_anew_is_kept_beside_the_former(original: Path, there: Path, tmp_path: Path, lost: str) -> None:
     """Whether its folder was removed or only the list in it, whose parts the next scan replaces."""
-    first = store.keep(Catalog.open(original), there)
+    first = copies.keep(Catalog.open(original), there)
     before = content(Catalog.open(first))
     storage.rmtree(tmp_path / lost)
     scanned(original, 20, 21, 22)
     scanned(original, 23)
-    second = store.keep(Catalog.open(original), there)
+    second = copies.keep(Catalog.open(original), there)
     assert second == there / "catalog-001"
     assert content(Catalog.open(first)) == before
     assert content(Catalog.open(second)) == content(Catalog.open(original))
     scanned(original, 24)
-    assert store.keep(Catalog.open(original), there) == second
+    assert copies.keep(Catalog.open(original), there) == second
     assert content(Catalog.open(second)) == content(Catalog.open(original))
 
 
 def test_a_kept_catalog_that_cannot_be_read_is_left_alone(original: Path, there: Path) -> None:
-    first = store.keep(Catalog.open(original), there)
+    first = copies.keep(Catalog.open(original), there)
     (first / "catalog.json").write_text("torn")
-    second = store.keep(Catalog.open(original), there)
+    second = copies.keep(Catalog.open(original), there)
     assert second == there / "catalog-001"
     assert content(Catalog.open(second)) == content(Catalog.open(original))
     assert (first / "catalog.json").read_text() == "torn"
@@ -169,9 +169,9 @@ def test_a_kept_catalog_that_cannot_be_read_is_left_alone(original: Path, there:
 
 @pytest.mark.usefixtures("without_links")
 def test_where_no_link_can_be_made_it_is_copied(original: Path, there: Path) -> None:
-    place = store.keep(Catalog.open(original), there)
+    place = copies.keep(Catalog.open(original), there)
     scanned(original, 16)
-    store.keep(Catalog.open(original), there)
+    copies.keep(Catalog.open(original), there)
     assert content(Catalog.open(place)) == content(Catalog.open(original))
     assert parts(place).keys() == parts(original).keys()
     assert not set(parts(place).values()) & set(parts(original).values())
@@ -189,9 +189,9 @@ def test_a_disk_that_takes_neither_link_nor_copy_is_told_and_nothing_is_half_kep
             raise OSError(errno.ENOSPC, "no space left")
 
     with storage.guarded(guard), pytest.raises(OSError, match="no space left"):
-        store.keep(Catalog.open(original), there)
+        copies.keep(Catalog.open(original), there)
     assert not (there / "catalog-000").exists()
-    assert content(Catalog.open(store.keep(Catalog.open(original), there)))["live"][-1] == [
+    assert content(Catalog.open(copies.keep(Catalog.open(original), there)))["live"][-1] == [
         10,
         12,
         13,
@@ -229,11 +229,11 @@ def test_wherever_keeping_dies_the_next_call_completes_it(
         nonlocal calls, die_at
         there = tmp_path / f"coverage-{number}"
         if grows:
-            store.keep(Catalog.open(original, 1), there)
+            copies.keep(Catalog.open(original, 1), there)
         calls, die_at = 0, number
         try:
             with storage.guarded(come_to):
-                store.keep(catalog, there)
+                copies.keep(catalog, there)
         except Killed:
             pass
         came, die_at = calls, 10**9
@@ -241,7 +241,7 @@ def test_wherever_keeping_dies_the_next_call_completes_it(
             assert shown(Catalog.open(there / "catalog-000")) in ([expected, former] if grows else [expected])
         else:
             assert not grows
-        assert shown(Catalog.open(store.keep(catalog, there))) == expected
+        assert shown(Catalog.open(copies.keep(catalog, there))) == expected
         assert names(there) == ["catalog-000"]
         return came
 

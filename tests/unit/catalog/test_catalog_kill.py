@@ -11,6 +11,7 @@ from pathlib import Path
 
 import media_makers as media
 import pytest
+from killed_scans import lines, shown, write_pictures
 
 from reelworks.catalog import journal
 from reelworks.catalog.config import Source
@@ -23,27 +24,12 @@ IN_FLIGHT = 4 * 8 + 1  # files whose results one worker may have, while the jour
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
-    folder = tmp_path / "data"
-    folder.mkdir()
-    media.write_picture(folder / "0.png")
-    for i in range(1, FILES):
-        (folder / f"{i}.png").write_bytes((folder / "0.png").read_bytes() + bytes([i]) if i % 9 else b"broken")
-        (folder / f"{i}.txt").write_text(f"caption {i}")
-    return folder
-
-
-def shown(catalog: Path) -> tuple[object, str]:
-    opened = Catalog.open(catalog)
-    return opened.live().to_table().to_pylist(), opened.digest()
+    return write_pictures(tmp_path / "data", FILES)
 
 
 def begin(data: Path, catalog: Path, opened: Path) -> subprocess.Popen[bytes]:
     script = Path(__file__).with_name("scan_and_die.py")
     return subprocess.Popen([sys.executable, str(script), str(data), str(catalog), str(opened)])
-
-
-def lines(file: Path) -> int:
-    return file.read_bytes().count(b"\n") if file.exists() else 0
 
 
 def test_a_killed_scan_goes_on(data: Path, tmp_path: Path) -> None:

@@ -18,8 +18,9 @@ import pytest
 from reelworks.catalog import filters, lists, probe
 from reelworks.catalog.config import Source
 from reelworks.catalog.rows import CatalogRows
-from reelworks.catalog.scan import ScanResult, scan_sources, uids_of
+from reelworks.catalog.scan import ScanResult, scan_sources
 from reelworks.catalog.store import Catalog
+from reelworks.catalog.update import uids_of
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
 from reelworks.media.decode import MediaError, Request, load

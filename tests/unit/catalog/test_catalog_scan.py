@@ -198,7 +198,7 @@ def test_progress_ends_at_the_total(data: Path, target: Path) -> None:
 
 
 def test_many_rows_pass_through_several_batches(tmp_path: Path, target: Path, monkeypatch) -> None:
-    monkeypatch.setattr("reelworks.catalog.scan._ROWS_PER_BATCH", 3)
+    monkeypatch.setattr("reelworks.catalog.update._ROWS_PER_BATCH", 3)
     for i in range(10):
         media.write_picture(tmp_path / f"{i}.png", i)
     run(tmp_path, target)

@@ -12,8 +12,9 @@ import pytest
 
 from reelworks.catalog.config import Source
 from reelworks.catalog.rows import SCHEMA, CatalogRows
-from reelworks.catalog.scan import scan_sources, uids_of
+from reelworks.catalog.scan import scan_sources
 from reelworks.catalog.store import Catalog
+from reelworks.catalog.update import uids_of
 from reelworks.core import hash_rng
 from reelworks.core.errors import UserError
 from reelworks.run import lock

@@ -10,7 +10,7 @@ import torch
 from stream_crash import Deadly
 
 from reelworks.core.shape import Shape
-from reelworks.data.loader import MicroBatch, MicroBatchRequest
+from reelworks.data.micro_batch import MicroBatch, MicroBatchRequest
 from reelworks.media.decode import Request
 
 SHAPE = Shape(1, 16, 16)

@@ -19,7 +19,9 @@ from stream_works import LONG_SECONDS
 
 from reelworks.core.shape import Shape
 from reelworks.data import device_frames
-from reelworks.data.loader import Loader, MicroBatchRequest, read_ahead
+from reelworks.data.loader import Loader
+from reelworks.data.micro_batch import MicroBatchRequest
+from reelworks.data.prefetch import read_ahead
 from reelworks.media import decode, planes
 from reelworks.media.augment import Augmentation
 from reelworks.media.config import Resize

@@ -20,7 +20,7 @@ import stream_crash
 from stream_crash import Deadly
 from stream_works import CLIP_BYTES, LONG_SECONDS, greys, request, work
 
-from reelworks.data.loader import read_ahead
+from reelworks.data.prefetch import read_ahead
 from reelworks.media import decode_pool
 from reelworks.media.decode_pool import DecodePool
 

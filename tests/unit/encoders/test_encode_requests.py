@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 
 from reelworks.core.shape import Shape
-from reelworks.data.loader import MicroBatch
+from reelworks.data.micro_batch import MicroBatch
 from reelworks.encoders import reachable, request_key, stored_batches, upkeep
 from reelworks.encoders.encode import Encoding, Forecast
 from reelworks.encoders.stored_batches import StoredLatents

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from reelworks.data import loader
+from reelworks.data import prefetch
 from reelworks.data.loader import StepSource
 from reelworks.media.decode_pool import DecodePool
 from reelworks.models import registry
@@ -46,7 +46,7 @@ def batches(folder, validates=False, **objective):
         works = [source.work(clips.take(np.array([i])), epoch=0, augments=False) for i in range(len(clips))]
     pool = DecodePool(0, 60.0)
     try:
-        return data.recipe, list(loader.read_ahead(works, pool))
+        return data.recipe, list(prefetch.read_ahead(works, pool))
     finally:
         pool.close()
 

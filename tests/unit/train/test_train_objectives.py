@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from reelworks.core.shape import Shape
-from reelworks.data.loader import MicroBatch, MicroBatchRequest
+from reelworks.data.micro_batch import MicroBatch, MicroBatchRequest
 from reelworks.precision.boundary import DtypeBoundary
 from reelworks.recipe import recipe_file
 from reelworks.train import build

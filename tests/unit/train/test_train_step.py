@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from reelworks.buckets import table
 from reelworks.buckets.config import BucketEntryConfig, BucketsConfig
-from reelworks.data.loader import MicroBatch, MicroBatchRequest
+from reelworks.data.micro_batch import MicroBatch, MicroBatchRequest
 from reelworks.distributed.mesh import World
 from reelworks.media.decode import Request
 from reelworks.models.components import geometry

@@ -1,0 +1,259 @@
+"""Collect the next part of a catalog: compare listed files with their live rows, and apply what a scan finds in them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from reelworks.catalog import (
+    clip_ranges,
+    lists,
+    location,
+    probe,
+)
+from reelworks.catalog.examine import FileRequest, Finding
+from reelworks.catalog.formats import kind_of
+from reelworks.catalog.frame_index import Packed
+from reelworks.catalog.journal import FileState
+from reelworks.catalog.listing import Listing, SourceFile
+from reelworks.catalog.rows import SCORE, as_numpy, schema
+from reelworks.catalog.store import Catalog
+from reelworks.core import hash_rng
+from reelworks.core.errors import UserError
+
+_ROWS_PER_BATCH = 8192  # rows collected as Python values before they are converted to Arrow arrays
+
+
+class Listed(NamedTuple):
+    """A dataset's files and their live rows; arrays have one element for each file."""
+
+    dataset: str
+    root: str  # absolute path or address of the dataset's folder
+    files: Listing
+    uid: NDArray[np.uint64]
+    position: NDArray[np.int64]  # indices of the live rows, -1 for new files
+    open: NDArray[np.bool_]  # mask of files that must be opened, because their row may be out of date
+    look: NDArray[np.bool_]  # mask of files to examine: those to open, and those whose caption file must be read
+    same_scores: NDArray[np.bool_]  # mask of files whose live row has the scores of the list
+
+
+class Task(NamedTuple):
+    """One listed file with the request to examine it; `number` is its index in `listed`."""
+
+    listed: Listed
+    number: int
+    request: FileRequest
+
+    @property
+    def state(self) -> FileState:
+        """The file as the listing found it, by which a journal knows it."""
+        entry = self.listed.files.entries[self.number]
+        r = self.request
+        return FileState(str(r.file), entry.size_bytes, entry.mtime_ns, r.known, r.cut, r.clip)
+
+
+class Update:
+    """The next part of a catalog while it is being collected.
+
+    Attributes:
+        catalog: The catalog before the update.
+        new, changed, unchanged: Number of files without a live row, with an outdated and with a valid one.
+        bad_files: Path and reason of each file that cannot be trained on.
+        frame_times: Frame times of long videos by fingerprint.
+    """
+
+    def __init__(self, catalog: Catalog) -> None:
+        self.catalog = catalog
+        self.new = self.changed = self.unchanged = 0
+        self.bad_files: list[tuple[str, str]] = []
+        self.frame_times: dict[str, Packed] = {}
+        self._live = catalog.live()
+        self._scores: dict[str, None] = dict.fromkeys(self._live.scores)  # an ordered set of names
+        self._listed = np.zeros(len(self._live), dtype=np.bool_)
+        self._replaced = np.zeros(len(self._live), dtype=np.bool_)
+        self._waiting: list[tuple[int, dict[str, Any]]] = []  # index of the live row with the measures (or -1), values
+        self._batches: list[Any] = []
+
+    def compare(self, dataset: str, root: str, files: Listing, cut: str = "") -> Listed:
+        """Find the live rows of a dataset's files, and the files to examine.
+
+        If a list has the captions, rows of unchanged files are brought up to date at once. If videos are `cut`,
+        unchanged ones are replaced by their clips.
+        """
+        files = clip_ranges.expand(files, self._live, dataset, cut) if cut else files
+        entries = files.entries
+        self._scores |= dict.fromkeys(files.scores)
+        uid = uids_of(dataset, [entry.path for entry in entries], [entry.clip for entry in entries])
+        position = self._live.find(uid)
+        _refuse_collision(uid, entries)
+        known = np.flatnonzero(position >= 0)
+        row = position[known]
+        self._listed[row] = True
+        size = np.fromiter((e.size_bytes for e in entries), dtype=np.int64, count=len(entries))[known]
+        mtime = np.fromiter((e.mtime_ns for e in entries), dtype=np.int64, count=len(entries))[known]
+        is_current = (self._live.size_bytes[row] == size) & (self._live.mtime_ns[row] == mtime)
+        # Without a fingerprint the file could not be read, which may change without a new time of change.
+        is_current &= as_numpy(pc.not_equal(self._live.fingerprint, ""))[row]
+        if any(entry.cut for entry in entries) or self._live.is_range.any():
+            was, now = self._live.cut.take(pa.array(row)).to_pylist(), [entries[i].cut for i in known.tolist()]
+            is_current &= np.array([a == b for a, b in zip(was, now, strict=True)], dtype=np.bool_)
+        open_ = np.ones(len(entries), dtype=np.bool_)
+        open_[known] = ~is_current
+        same_scores = np.zeros(len(entries), dtype=np.bool_)
+        same_scores[known] = lists.same_scores(self._live, row, files.scores, known)
+        look = open_ if files.captions is not None else np.ones(len(entries), dtype=np.bool_)
+        listed = Listed(dataset, root, files, uid, position, open_, look, same_scores)
+        if files.captions is not None:
+            self._update_listed(listed, np.flatnonzero(~look))
+        return listed
+
+    def _update_listed(self, listed: Listed, number: NDArray[np.int64]) -> None:
+        """Update the rows of files that need no examination, where the list differs from them."""
+        row, files = listed.position[number], listed.files
+        error = self._live.error.take(pa.array(row))
+        for i in np.flatnonzero(error.is_valid()).tolist():
+            self.bad_files.append((f"{listed.root}/{files.entries[number[i]].path}", error[i].as_py()))
+        captions = files.captions.take(pa.array(number))
+        same = listed.same_scores[number] & lists.same_words(self._live, row, captions, listed.root)
+        self.unchanged += int(same.sum())
+        differs = np.flatnonzero(~same)
+        if len(differs):
+            scores = {name: score[number[differs]] for name, score in files.scores.items()}
+            captions = captions.take(pa.array(differs))
+            self._batches.append(lists.retold(self._live, row[differs], captions, listed.root, scores))
+            self._replaced[row[differs]] = True
+            self.changed += len(differs)
+
+    def tasks(self, listed: Listed) -> Iterator[Task]:
+        """Yield the files to examine one by one, since ten million tasks would take too much memory."""
+        read_captions = listed.files.captions is None
+        for i in np.flatnonzero(listed.look).tolist():
+            entry, position = listed.files.entries[i], int(listed.position[i])
+            opened = bool(listed.open[i])
+            # A clip, and a file that was cut before, is measured anew even if the content is the same.
+            ranged = opened and position >= 0 and (entry.cut or self._live.cut[position].as_py())
+            known = self._live.fingerprint[position].as_py() if position >= 0 and not ranged else ""
+            file = location.below(listed.root, entry.path, entry.start, entry.size_bytes, entry.mtime_ns)
+            captioned = entry.captioned if read_captions else 0
+            stated = (entry.stated, f"{entry.size_bytes:x}-{entry.mtime_ns:x}", entry.cut, entry.clip)
+            yield Task(listed, i, FileRequest(file, captioned, opened, known, entry.problem, entry.caption, *stated))
+
+    def apply(self, task: Task, finding: Finding) -> None:
+        """Update the part with the result of examining a file."""
+        listed, number, request = task
+        position, captions = int(listed.position[number]), listed.files.captions
+        measured = finding.probe is not None or finding.error is not None
+        error = finding.error if measured else self._live.error[position].as_py()
+        if error is not None:
+            self.bad_files.append((str(request.file), error))
+        if finding.times is not None and finding.fingerprint:
+            self.frame_times[finding.fingerprint] = finding.times
+        values: dict[str, Any] = {
+            "root": listed.root,
+            "fingerprint": request.known if finding.fingerprint is None else finding.fingerprint,
+            "caption": finding.caption if captions is None else captions[number].as_py(),
+            "error": error,
+            "cut": request.cut,
+        }
+        if finding.clips:
+            self._apply_clips(task, finding, values)
+            return
+        if position < 0:
+            self.new += 1
+        elif (
+            listed.same_scores[number]
+            and self._live.start[position] == listed.files.entries[number].start
+            and all(getattr(self._live, name)[position].as_py() == value for name, value in values.items())
+        ):
+            self.unchanged += 1
+            return
+        else:
+            self.changed += 1
+            self._replaced[position] = True
+        values |= self._listed_values(listed, number)
+        if measured:
+            found = finding.probe or probe.Probe(kind_of(values["path"]) or "other")
+            values |= found.values() | {"first_frame": 0}
+        self._wait(-1 if measured else position, values)
+
+    def _apply_clips(self, task: Task, finding: Finding, values: dict[str, Any]) -> None:
+        """Add a row for each clip of a file; the former row of the whole file is retired."""
+        listed, number, request = task
+        if (whole := int(listed.position[number])) >= 0:
+            self._listed[whole] = False
+        texts = [request.clip or clip.text for clip in finding.clips]
+        uids = uids_of(listed.dataset, [listed.files.entries[number].path] * len(texts), texts)
+        for clip, uid, position in zip(finding.clips, uids.tolist(), self._live.find(uids).tolist(), strict=True):
+            if position >= 0:
+                self._listed[position] = self._replaced[position] = True
+                self.changed += 1
+            else:
+                self.new += 1
+            assert finding.probe is not None
+            measures = finding.probe.values() | clip._asdict()
+            self._wait(-1, values | self._listed_values(listed, number) | measures | {"uid": uid})
+
+    def _wait(self, position: int, values: dict[str, Any]) -> None:
+        self._waiting.append((position, values))
+        if len(self._waiting) >= _ROWS_PER_BATCH:
+            self._flush()
+
+    def _listed_values(self, listed: Listed, number: int) -> dict[str, Any]:
+        """Return the columns that depend only on a file's path, folder entry and row in a list."""
+        entry = listed.files.entries[number]
+        scores: dict[str, Any] = dict.fromkeys(SCORE + name for name in self._scores)
+        for name, score in listed.files.scores.items():
+            scores[SCORE + name] = None if math.isnan(score[number]) else float(score[number])
+        return scores | {
+            "ordinal": 0,  # assigned when the part is written
+            "uid": int(listed.uid[number]),
+            "dataset": listed.dataset,
+            "path": entry.path,
+            "start": entry.start,
+            "size_bytes": entry.size_bytes,
+            "mtime_ns": entry.mtime_ns,
+            "group": entry.path,
+        }
+
+    def _flush(self) -> None:
+        """Convert the collected values to Arrow columns, with measures of former rows that are still valid."""
+        positions = np.array([p for p, _ in self._waiting if p >= 0], dtype=np.int64)
+        former = iter(self._live.take(positions).to_table().to_pylist())
+        rows = [(next(former) if p >= 0 else {}) | values for p, values in self._waiting]
+        self._batches.append(pa.Table.from_pylist(rows, schema=schema(self._scores)))
+        self._waiting = []
+
+    def table(self) -> Any:
+        """Return the rows to append, as a table of `SCHEMA` and scores."""
+        self._flush()
+        return pa.concat_tables(self._batches, promote_options="default").unify_dictionaries()
+
+    def retired(self, datasets: Sequence[str]) -> NDArray[np.int64]:
+        """Return the ordinals of rows to retire: changed files, and vanished files of these datasets."""
+        scanned = pc.is_in(self._live.dataset.dictionary_decode(), value_set=pa.array(datasets, pa.string()))
+        return self._live.ordinal[self._replaced | (as_numpy(scanned) & ~self._listed)]
+
+
+def uids_of(dataset: str, paths: Sequence[str], clips: Sequence[str] = ()) -> NDArray[np.uint64]:
+    """Return the uids of clips: a hash of the dataset's name, the path below its folder and the text of a range."""
+    uids = hash_rng.hash64(dataset, hash_rng.text_words(paths))
+    at = np.array([i for i, clip in enumerate(clips) if clip], dtype=np.int64)
+    uids[at] = hash_rng.hash64(uids[at], hash_rng.text_words([clips[i] for i in at.tolist()]))
+    return uids
+
+
+def _refuse_collision(uid: NDArray[np.uint64], entries: list[SourceFile]) -> None:
+    """Refuse two files with the same uid; with ten million files, the probability is 3 in a million."""
+    order = np.argsort(uid)
+    duplicates = np.flatnonzero(uid[order][1:] == uid[order][:-1])
+    if len(duplicates):
+        first, second = (entries[order[duplicates[0] + i]].path for i in (0, 1))
+        raise UserError(
+            f"{first} and {second} have the same uid", code="duplicate-uid", remedy="rename one of the two files"
+        )

@@ -1,0 +1,141 @@
+"""Micro-batches: what is to be decoded, and what was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from reelworks.core.shape import Shape
+from reelworks.media.crop_box import CropBox
+from reelworks.media.decode import Request
+from reelworks.schedule import plan as planning
+
+
+@dataclass(frozen=True)
+class MicroBatchRequest:
+    """A micro-batch to be decoded; every random choice about its clips is already drawn.
+
+    Attributes:
+        row: Row (optimizer step) of the epoch's plan.
+        index: Index of the micro-batch in its step over all ranks; seeds the model's random numbers.
+        ends_step: True for the last micro-batch of this rank in the row.
+        is_idle: True if the rank runs this micro-batch only to take part in collectives; it has no weight in the loss.
+        bucket: Index into the bucket table.
+        copies: Repeat number of each clip.
+        repeat_index: 0 for the first use of a clip, n for its nth repeat that fills a micro-batch, -1 for padding.
+        captions, fps: Caption and frames per second of each clip, as the model gets them.
+        companions: Decode requests of companions by kind, None for a clip whose dataset has none of the kind.
+        target_is_base: True for a clip whose target is the base model's prediction.
+        crops: Size of each clip's file and place of its crop; empty if they are not known.
+        clips_in_step: Clips that count in the loss of the optimizer step, over all ranks.
+    """
+
+    epoch: int
+    row: int
+    index: int
+    ends_step: bool
+    is_idle: bool
+    bucket: int
+    shape: Shape
+    uids: NDArray[np.uint64]
+    copies: NDArray[np.int64]
+    repeat_index: NDArray[np.int32]
+    requests: tuple[Request, ...]
+    captions: tuple[str, ...]
+    fps: tuple[float, ...]
+    companions: Mapping[str, tuple[Request | None, ...]] = field(default_factory=dict)
+    target_is_base: tuple[bool, ...] = ()
+    crops: tuple[CropBox, ...] = ()
+    clips_in_step: int = 1
+
+    @property
+    def real(self) -> NDArray[np.bool_]:
+        """False where a clip only pads the micro-batch."""
+        return np.asarray(self.repeat_index >= 0)
+
+    @property
+    def is_first_use(self) -> NDArray[np.bool_]:
+        """True for the first use of a clip, False for repeats and padding."""
+        return np.asarray(self.repeat_index == 0)
+
+    @property
+    def draw_copies(self) -> NDArray[np.int64]:
+        """Numbers that make the random draws of a clip's copies and repeats differ."""
+        return planning.draw_copies(self.copies, self.repeat_index)
+
+
+@dataclass(frozen=True)
+class StreamState:
+    """State of reading ahead when a micro-batch was delivered.
+
+    Attributes:
+        wait_seconds: Time that training waited for the micro-batch.
+        queue_bytes: Decoded frames, or planes of frames, that were waiting behind it.
+        decode_p50_seconds, decode_p99_seconds: Median and 99th percentile of the time that each of the last 1000 clips
+            took in its decoder; None before the first.
+    """
+
+    wait_seconds: float = 0.0
+    queue_bytes: int = 0
+    decode_p50_seconds: float | None = None
+    decode_p99_seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """A decoded micro-batch.
+
+    Attributes:
+        frames: `[B, T, H, W, 3]` uint8, on the device that converts, or else on the CPU; zeros where a clip failed.
+        is_valid: `[B]` True where a clip counts in the loss: decoded, no padding, and not idle.
+        failures: Index in the micro-batch and reason of each failed clip, padding left out.
+        companions: `[B, T, H, W, 3]` uint8 by kind; white where a clip has none.
+        stream: How far decoding was ahead when it was delivered.
+    """
+
+    work: MicroBatchRequest
+    frames: Tensor
+    is_valid: Tensor
+    failures: tuple[tuple[int, str], ...]
+    companions: Mapping[str, Tensor] = field(default_factory=dict)
+    stream: StreamState = field(default=StreamState(), compare=False)
+
+    @property
+    def is_idle(self) -> bool:
+        """True if the rank runs this micro-batch only to take part in collectives; all weights are 0."""
+        return self.work.is_idle
+
+    @property
+    def captions(self) -> tuple[str, ...]:
+        """Caption of each clip, as the model gets it."""
+        return self.work.captions
+
+    @property
+    def fps(self) -> tuple[float, ...]:
+        """Frames per second of each clip, as the model gets them."""
+        return self.work.fps
+
+    @property
+    def loss_weight(self) -> Tensor:
+        """`[B]` float32: 1 / clips of the step, and 0 where a clip does not count.
+
+        The weighted losses, summed over the micro-batches of all ranks, are the mean over the step's clips.
+        """
+        return self.is_valid.float() / max(self.work.clips_in_step, 1)
+
+    @property
+    def failed(self) -> int:
+        """Number of clips that could not be decoded; repeats are not counted again."""
+        return sum(bool(self.work.is_first_use[index]) for index, _ in self.failures)
+
+
+def one_step(stream: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
+    """Yield the micro-batches of the next step, and leave those behind it in the stream."""
+    for micro_batch in stream:
+        yield micro_batch
+        if micro_batch.work.ends_step:
+            return

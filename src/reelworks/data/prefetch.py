@@ -1,0 +1,219 @@
+"""Decode micro-batches ahead of training: out of order inside, in order outside, within a budget of bytes."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from reelworks.catalog.location import MediaPath
+from reelworks.core.log import logger
+from reelworks.data import device_frames
+from reelworks.data.micro_batch import MicroBatch, MicroBatchRequest, StreamState
+from reelworks.media import decode, planes
+from reelworks.media.config import PREFETCH_BYTES
+from reelworks.media.decode import Frames
+from reelworks.media.decode_pool import Decoded, DecodePool, Failure
+from reelworks.media.planes import Planes
+
+_CLIPS = "clips"
+_NO_COMPANION = 255  # white
+# More micro-batches than these bridge no longer stall; they would only take memory.
+_MOST_AHEAD = 64
+# Requests are prepared while training waits, so the queue grows over several steps.
+_MOST_AT_ONCE = 4
+_WARN_SECONDS = 60.0
+# Decode jobs by kind of companion; the jobs of the clips themselves are under `_CLIPS`.
+_Jobs = dict[str, list[Future[Decoded] | None]]
+
+
+class _Pending:
+    """A micro-batch that is being decoded, each clip straight to its place.
+
+    If a device converts, a clip's place is large enough for its planes; memory that is not written to is not taken.
+    """
+
+    def __init__(self, work: MicroBatchRequest, pool: DecodePool, device: torch.device | None) -> None:
+        self.work, self._device = work, device
+        size = _frames_size(work)
+        limits = [0 if device is None else planes.most_bytes(request) for request in work.requests]
+        own = size if device is None else (len(work.requests), max([math.prod(size[1:]), *limits]))
+        self._frames = {kind: pool.array(own if kind == _CLIPS else size) for kind in (_CLIPS, *work.companions)}
+        self._jobs: _Jobs = {kind: [] for kind in self._frames}
+        for index, (request, limit) in enumerate(zip(work.requests, limits, strict=True)):
+            self._jobs[_CLIPS].append(pool.submit(request, self._frames[_CLIPS].slot(index), planes_bytes=limit))
+            for kind, requests in work.companions.items():
+                companion = requests[index]
+                slot = self._frames[kind].slot(index)
+                self._jobs[kind].append(None if companion is None else pool.submit(companion, slot))
+
+    @property
+    def decoded_bytes(self) -> int:
+        """Bytes of the clips that are done."""
+        done = (job for jobs in self._jobs.values() for job in jobs if job is not None and job.done())
+        return sum(_nbytes(job.result()) for job in done if not job.cancelled() and job.exception() is None)
+
+    def cancel(self) -> None:
+        """Drop the clips that are still queued."""
+        for job in itertools.chain(*self._jobs.values()):
+            if job is not None:
+                job.cancel()
+
+    def collect(self) -> tuple[dict[str, Tensor], dict[int, str]]:
+        """Wait for the clips, and return the frames by kind, and the reason of each clip that failed."""
+        failures: dict[int, str] = {}
+        clips: list[Frames | Planes | None] = []
+        for kind, jobs in self._jobs.items():
+            frames = self._frames[kind].array
+            for index, job in enumerate(jobs):
+                result = None if job is None else _result(job, self.work.requests[index].path)
+                reason = "" if result is None else self._reason(kind, index, result)
+                if reason:
+                    failures.setdefault(index, reason)
+                if kind == _CLIPS:
+                    clips.append(None if reason or isinstance(result, Failure) else result)
+                elif reason or result is None:
+                    frames[index] = _NO_COMPANION  # a worker may have died while writing
+            self._frames[kind].close_file()
+        collected = {kind: torch.from_numpy(memory.array) for kind, memory in self._frames.items()}
+        if self._device is not None:
+            return {**collected, _CLIPS: device_frames.to_device(clips, self.work.shape, self._device)}, failures
+        for index, clip in enumerate(clips):
+            if clip is None:
+                collected[_CLIPS][index] = 0
+        return collected, failures
+
+    def _reason(self, kind: str, index: int, result: Decoded) -> str:
+        if kind == "loss_mask" and isinstance(result, np.ndarray) and not decode.counts(result):
+            result = Failure(decode.EMPTY)  # the clip would have no loss
+        if not isinstance(result, Failure):
+            return ""
+        if kind == _CLIPS:
+            return result.reason
+        companion = self.work.companions[kind][index]
+        assert companion is not None  # it was submitted
+        return f"{kind} {companion.path}: {result.reason}"
+
+
+def _nbytes(result: Decoded) -> int:
+    if isinstance(result, Failure):
+        return 0
+    return result.data.nbytes if isinstance(result, Planes) else result.nbytes
+
+
+def _frames_size(work: MicroBatchRequest) -> tuple[int, ...]:
+    return len(work.requests), work.shape.num_frames, work.shape.height, work.shape.width, 3
+
+
+def _result(job: Future[Decoded], path: MediaPath) -> Decoded:
+    while True:
+        try:
+            return job.result(timeout=_WARN_SECONDS)
+        except TimeoutError:
+            logger.warning(f"still waiting after {_WARN_SECONDS:g} s for a clip to be decoded: {path}")
+
+
+class _ReadAhead:
+    """Queue of micro-batches that are decoding, in the order in which they are delivered."""
+
+    def __init__(
+        self, work: Iterable[MicroBatchRequest], pool: DecodePool, budget_bytes: int, device: torch.device | None
+    ) -> None:
+        self._source, self._pool, self._budget_bytes, self._device = iter(work), pool, budget_bytes, device
+        self._queue: deque[_Pending] = deque()
+        self._queued_bytes = 0
+        self._error: Exception | None = None
+        self._next = self._take()
+
+    def fill(self) -> None:
+        """Queue micro-batches while the budget lasts, at least one."""
+        for _ in range(_MOST_AT_ONCE):
+            work = self._next
+            if work is None or len(self._queue) >= _MOST_AHEAD:
+                return
+            size = self._bytes(work)
+            if self._queue and self._queued_bytes + size > self._budget_bytes:
+                return
+            self._queue.append(_Pending(work, self._pool, self._device))
+            self._queued_bytes += size
+            self._next = self._take()
+
+    def deliver(self) -> MicroBatch | None:
+        """Return the next micro-batch when it is decoded, None after the last.
+
+        Raises:
+            Exception: What the source raised, after all that it had given.
+        """
+        began = time.perf_counter()
+        self.fill()
+        if not self._queue:
+            if self._error is not None:
+                raise self._error
+            return None
+        head = self._queue.popleft()
+        self._queued_bytes -= self._bytes(head.work)
+        self.fill()  # decoding goes on while this micro-batch is waited for and trained
+        frames, failures = head.collect()
+        p50, p99 = self._pool.percentiles(50, 99)
+        state = StreamState(
+            wait_seconds=time.perf_counter() - began,
+            queue_bytes=sum(pending.decoded_bytes for pending in self._queue),
+            decode_p50_seconds=p50,
+            decode_p99_seconds=p99,
+        )
+        return _micro_batch(head.work, frames, failures, state)
+
+    def _bytes(self, work: MicroBatchRequest) -> int:
+        frames = math.prod(_frames_size(work))
+        own = frames if self._device is None else sum(map(planes.expected_bytes, work.requests))
+        return own + frames * len(work.companions)
+
+    def cancel(self) -> None:
+        """Drop what is queued."""
+        for pending in self._queue:
+            pending.cancel()
+
+    def _take(self) -> MicroBatchRequest | None:
+        try:
+            return next(self._source, None)
+        except Exception as error:  # it concerns later steps; those before it are trained first
+            self._error = error
+            return None
+
+
+def read_ahead(
+    work: Iterable[MicroBatchRequest],
+    pool: DecodePool,
+    budget_bytes: int = PREFETCH_BYTES,
+    device: torch.device | None = None,
+) -> Iterator[MicroBatch]:
+    """Yield the micro-batches of `work` in its order, while those behind them are decoded ahead.
+
+    Clips are begun in this order and finished in any. Frames of at most `budget_bytes` are decoded ahead, or one
+    micro-batch if it is larger. Reading ahead crosses the end of an epoch if `work` does. An error of `work` is raised
+    after all micro-batches before it. With a `device`, plain videos are resized and converted to RGB there, and the
+    frames of all clips lie there.
+    """
+    ahead = _ReadAhead(work, pool, budget_bytes, device)
+    try:
+        while (micro_batch := ahead.deliver()) is not None:
+            yield micro_batch
+    finally:
+        ahead.cancel()
+
+
+def _micro_batch(
+    work: MicroBatchRequest, frames: dict[str, Tensor], failures: dict[int, str], stream: StreamState
+) -> MicroBatch:
+    real = work.real & (not work.is_idle)
+    is_valid = real.copy()
+    is_valid[list(failures)] = False
+    real_failures = tuple((index, reason) for index, reason in sorted(failures.items()) if real[index])
+    return MicroBatch(work, frames.pop(_CLIPS), torch.from_numpy(is_valid), real_failures, frames, stream)
