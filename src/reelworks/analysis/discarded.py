@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from reelworks.media import decode
+from reelworks.core import blocks
 from reelworks.recipe.dataset import RecipeData
 from reelworks.schedule.plan import EpochPlan, Samples
 
@@ -42,16 +42,9 @@ def losses(data: RecipeData, plan: EpochPlan) -> dict[str, Any]:
             "by_bucket": _by_bucket(data, entries, {"mean": lost}),
             "worst": worst(data, entries, lost, FILES_NAMED),
         },
-        "frames": _frames(data, entries),
-        "short_clips": short_clips(data, entries),
+        **frames(data, entries),
         "below_rate": below_rate(data, entries),
     }
-
-
-def short_clips(data: RecipeData, entries: Samples) -> int:
-    """Return the number of videos that are shorter than their bucket."""
-    available, wanted = _frames_available(data, entries)
-    return int(np.count_nonzero(np.bincount(entries.ordinal[available < wanted])))
 
 
 def below_rate(data: RecipeData, entries: Samples) -> int:
@@ -66,14 +59,17 @@ def below_rate(data: RecipeData, entries: Samples) -> int:
 
 def lost_shares(data: RecipeData, entries: Samples) -> F64:
     """Return the share of the frame's area that the crop to its bucket cuts away, for each entry."""
-    row = data.rows_at(entries.ordinal)
-    height, width = data.rows.height[row].astype(np.float64), data.rows.width[row].astype(np.float64)
     shapes = [bucket.shape for bucket in data.table.buckets]
-    to_height = np.array([s.height for s in shapes], dtype=np.float64)[entries.bucket]
-    to_width = np.array([s.width for s in shapes], dtype=np.float64)[entries.bucket]
-    scale = np.maximum(to_height / height, to_width / width)
-    lost: F64 = 1 - to_height * to_width / (scale * scale * height * width)
-    return np.maximum(lost, 0.0)
+    heights, widths = (np.array([getattr(s, side) for s in shapes], dtype=np.float64) for side in ("height", "width"))
+
+    def lost(ordinal: I64, bucket: I64) -> F64:
+        row = data.rows_at(ordinal)
+        height, width = data.rows.height[row].astype(np.float64), data.rows.width[row].astype(np.float64)
+        to_height, to_width = heights[bucket], widths[bucket]
+        scale = np.maximum(to_height / height, to_width / width)
+        return np.maximum(1 - to_height * to_width / (scale * scale * height * width), 0.0)
+
+    return blocks.elementwise(lost, entries.ordinal, entries.bucket, dtype=np.float64)
 
 
 def worst(data: RecipeData, entries: Samples, lost: F64, count: int) -> list[dict[str, Any]]:
@@ -82,45 +78,42 @@ def worst(data: RecipeData, entries: Samples, lost: F64, count: int) -> list[dic
     row = data.rows_at(entries.ordinal[first])
     return [
         {
-            "path": data.rows.label(r),
+            "path": label,
             "width": int(data.rows.width[r]),
             "height": int(data.rows.height[r]),
             "bucket": data.table.buckets[int(entries.bucket[i])].name,
             "lost": float(lost[i]),
         }
-        for i, r in zip(first.tolist(), row.tolist(), strict=True)
+        for i, r, label in zip(first.tolist(), row.tolist(), data.rows.labels(row), strict=True)
     ]
 
 
-def _frames_available(data: RecipeData, entries: Samples) -> tuple[I64, I64]:
-    """Return the frames that each clip has at the frame rate of reading, and those that its bucket takes."""
-    rows, row = data.rows, data.rows_at(entries.ordinal)
-    frames = decode.frames_available(rows.num_frames[row], np.maximum(rows.fps[row], 1e-6), data.spec.data)
-    wanted = np.array([bucket.shape.num_frames for bucket in data.table.buckets], dtype=np.int64)
-    return np.where(rows.is_image[row], 1, frames), wanted[entries.bucket]
-
-
-def _frames(data: RecipeData, entries: Samples) -> dict[str, Any]:
-    videos = entries.take(np.flatnonzero(~data.rows.is_image[data.rows_at(entries.ordinal)]))
-    available, wanted = _frames_available(data, videos)
-    row, trained = data.rows_at(videos.ordinal), np.minimum(wanted, available)
+def frames(data: RecipeData, entries: Samples) -> dict[str, Any]:
+    """Return `frames` and `short_clips` of `losses`."""
+    row = data.rows_at(entries.ordinal)
+    is_video = np.flatnonzero(~data.rows.is_image[row])
+    videos, row = entries.take(is_video), row[is_video]
+    of_bucket = np.array([bucket.shape.num_frames for bucket in data.table.buckets], dtype=np.int64)
+    available, wanted = data.frames[row], of_bucket[videos.bucket]
+    trained = np.minimum(wanted, available)
     half = np.flatnonzero(2 * trained < available)
     longest = half[_largest(videos.take(half), available[half], FILES_NAMED)]
-    return {
+    counts = {
         "trained": int(trained.sum()),
         "there": int(available.sum()),
         "by_bucket": _by_bucket(data, videos, {"trained": trained, "there": available}),
         "less_than_half": int(np.count_nonzero(np.bincount(row[half]))),
         "longest": [
             {
-                "path": data.rows.label(int(row[i])),
+                "path": label,
                 "bucket": data.table.buckets[int(videos.bucket[i])].name,
                 "trained": int(trained[i]),
                 "there": int(available[i]),
             }
-            for i in longest.tolist()
+            for i, label in zip(longest.tolist(), data.rows.labels(row[longest]), strict=True)
         ],
     }
+    return {"frames": counts, "short_clips": int(np.count_nonzero(np.bincount(row[available < wanted])))}
 
 
 def _by_bucket(data: RecipeData, entries: Samples, columns: dict[str, F64 | I64]) -> list[dict[str, Any]]:

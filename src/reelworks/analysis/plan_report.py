@@ -179,8 +179,7 @@ def _never_seen(data: RecipeData, seen: NDArray[np.bool_], reason: NDArray[np.in
     for kind in Reason:
         where = np.flatnonzero(lost & (reason == kind))
         if len(where):
-            first = where[:FILES_NAMED].tolist()
-            paths = sorted(data.rows.label(i) for i in first)
+            paths = sorted(data.rows.labels(where[:FILES_NAMED]))
             by_reason[kind.label] = {"clips": len(where), "files": paths}
     return {"clips": int(lost.sum()), "by_reason": by_reason}
 

@@ -12,9 +12,7 @@ lengths again). Each decision about a clip has its own random draw.
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
@@ -23,7 +21,7 @@ from numpy.typing import NDArray
 
 from reelworks.buckets.opensora.ratios import Resolution
 from reelworks.buckets.table import Bucket, BucketTable, Entry
-from reelworks.core import hash_rng
+from reelworks.core import blocks, hash_rng
 from reelworks.core.hash_rng import Purpose
 
 U64 = NDArray[np.uint64]
@@ -31,9 +29,6 @@ I64 = NDArray[np.int64]
 I32 = NDArray[np.int32]
 Mask = NDArray[np.bool_]
 
-# Number of clips assigned at a time; small enough that intermediate results stay in the processor's cache.
-_BLOCK = 1 << 16
-_MOST_THREADS = 8
 _RESOLUTION, _LENGTH = 1, 2  # decisions about a clip in a table of Open-Sora
 
 
@@ -110,8 +105,7 @@ def assign(clips: Clips, table: BucketTable, *, seed: int, epoch: int) -> Assign
     sizes: Sequence[_Sizes] = [of_entry(table, i) for i in range(len(table.entries))]
     result = Assignment(np.full(n, -1, np.int32), clips.excluded.astype(np.int8), np.full(n, -1, np.int32))
 
-    def assign_block(first: int) -> None:
-        where = slice(first, first + _BLOCK)
+    def assign_block(where: slice) -> None:
         block = clips.take(where)
         state = hash_rng.hash64(seed, epoch, block.uid, block.copy, Purpose.KEEP)
         bucket, reason, nearest = result.bucket[where], result.reason[where], result.nearest[where]
@@ -122,9 +116,7 @@ def assign(clips: Clips, table: BucketTable, *, seed: int, epoch: int) -> Assign
         reason[(bucket >= 0) & block.held_out] = Reason.HELD_OUT
         reason[lost], nearest[lost] = _explain(block.take(lost), table, sizes)
 
-    with ThreadPoolExecutor(min(os.cpu_count() or 1, _MOST_THREADS)) as threads:  # numpy computes without Python's lock
-        for _ in threads.map(assign_block, range(0, n, _BLOCK)):
-            pass
+    blocks.for_each(n, assign_block)
     return result
 
 

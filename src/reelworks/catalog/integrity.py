@@ -72,15 +72,12 @@ def _may_leave(paths: Any) -> bool:
     if not len(paths) or data_buffer is None:
         return bool(len(paths))
     offsets = np.frombuffer(offset_buffer, dtype=np.int64)[paths.offset : paths.offset + len(paths) + 1]
-    first, last = int(offsets[0]), int(offsets[-1])
-    text = data_buffer.slice(first, last - first).to_pybytes()
-    begins = offsets[:-1] - first
-    return bool(
-        (offsets[1:] == offsets[:-1]).any()
-        or (np.frombuffer(text, np.uint8)[begins] == ord("/")).any()
-        or b".." in text
-        or b"\0" in text
-    )
+    if (offsets[1:] == offsets[:-1]).any():
+        return True
+    data = np.frombuffer(data_buffer, dtype=np.uint8)
+    text = data[offsets[0] : offsets[-1]]
+    dots = text == ord(".")
+    return bool((dots[1:] & dots[:-1]).any() or text.min() == 0 or (data[offsets[:-1]] == ord("/")).any())
 
 
 def check_one_row_per_uid(live: CatalogRows, path: Path) -> None:

@@ -7,7 +7,6 @@ Small files are read at once instead: a catalog may have many.
 from __future__ import annotations
 
 import errno
-import itertools
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -21,7 +20,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from reelworks.catalog import integrity
-from reelworks.catalog.rows import DERIVED, SCHEMA, SCORE, CatalogRows, as_column, as_numpy, derive
+from reelworks.catalog.rows import DERIVED, SCHEMA, SCORE, CatalogRows, Wanted, as_column, as_numpy, derive
 from reelworks.core.errors import UserError
 
 _SMALL_ROWS = 1 << 14  # rows that take about 10 MB
@@ -72,8 +71,7 @@ class PartFile:
         opened = cls(path, first, source, file.metadata, frozenset(file.schema_arrow.names), table)
         if table is not None:
             for name in (*SCHEMA.names, *opened.scores):
-                for _ in opened.chunks(name):
-                    pass
+                opened.read(name, 0, first)
         return opened
 
     @property
@@ -86,21 +84,25 @@ class PartFile:
         """Names of the columns with scores, sorted, with their prefix."""
         return sorted(name for name in self.columns if name.startswith(SCORE))
 
-    def chunks(self, name: str) -> Iterator[Any]:
-        """Yield a column's row groups as `CatalogRows` has them, checked.
+    @property
+    def group_lengths(self) -> list[int]:
+        """Number of rows of each row group; a small file is read as one."""
+        if self.table is not None:
+            return [self.num_rows]
+        return [self.metadata.row_group(group).num_rows for group in range(self.metadata.num_row_groups)]
+
+    def read(self, name: str, group: int, first: int) -> Any:
+        """Read a column of a row group as `CatalogRows` has it, checked; `first` is the number of its first row.
 
         Raises:
             UserError: The column is damaged.
         """
-        first = self.first
-        for group in range(1 if self.table is not None else self.metadata.num_row_groups):
-            values = self._values(name, group, first)
-            self._refuse_wrong(name, values, group, first)
-            yield values
-            first += len(values)
+        values = self._values(name, group, first)
+        self._refuse_wrong(name, values, group, first)
+        return values
 
     def _values(self, name: str, group: int, first: int) -> Any:
-        length = self.num_rows if self.table is not None else self.metadata.row_group(group).num_rows
+        length = self.group_lengths[group]
         if name in DERIVED:
             if name not in self.columns:
                 return derive(name, *(self._values(n, group, first) for n in DERIVED[name]))
@@ -124,7 +126,7 @@ class PartFile:
         return file.read_row_group(group, columns=[name])
 
     def _refuse_wrong(self, name: str, values: Any, group: int, first: int) -> None:
-        wrong = integrity.wrong(name, values, lambda: as_numpy(self._values("error", group, first).is_null()))
+        wrong = integrity.wrong(name, values, lambda: self._values("readable", group, first))
         if wrong is not None and wrong.any():
             at = int(np.argmax(wrong))
             path = self._values("path", group, first)[at].as_py()
@@ -159,21 +161,35 @@ class Stored:
         scores = list(dict.fromkeys(name for file in self.files for name in file.scores))
         masks = [pa.field(name, pa.bool_()) for name in DERIVED]
         schema = pa.schema([*SCHEMA, *masks, *(pa.field(name, _SCORE_TYPE) for name in scores)])
-        for file in self.files:
-            first = file.first
-            for columns in zip(*(file.chunks(name) for name in schema.names), strict=True):
-                alive = np.ones(len(columns[0]), np.bool_) if self.alive is None else self.alive[first:]
-                first += len(columns[0])
-                shown = [_shown(column, alive[: len(column)]) for column in columns]
+        for file, group, where in self._groups():
+            columns = [file.read(name, group, where.start) for name in schema.names]
+            if len(columns[0]):
+                shown = columns if self.alive is None else [_shown(column, self.alive[where]) for column in columns]
                 arrays = [pa.array(c, type=f.type, from_pandas=f.nullable) for c, f in zip(shown, schema, strict=True)]
                 yield pa.table(arrays, schema=schema)
 
-    def _chunks(self, name: str) -> Iterator[Any]:
+    def _groups(self) -> Iterator[tuple[PartFile, int, slice]]:
+        """Yield each row group of a file, with the numbers of its rows among those of all files."""
+        for file in self.files:
+            first = file.first
+            for group, length in enumerate(file.group_lengths):
+                yield file, group, slice(first, first + length)
+                first += length
+
+    def _chunks(self, name: str, wanted: Wanted) -> Iterator[Any]:
+        chunks = self._read(name, wanted)
+        return chunks if sum(file.num_rows for file in self.files) < _SMALL_ROWS else ahead(chunks)
+
+    def _read(self, name: str, wanted: Wanted) -> Iterator[Any]:
         first = 0
-        chunks = itertools.chain.from_iterable(file.chunks(name) for file in self.files)
-        for values in chunks if sum(file.num_rows for file in self.files) < _SMALL_ROWS else ahead(chunks):
-            yield values if self.alive is None else _shown(values, self.alive[first : first + len(values)])
-            first += len(values)
+        for file, group, where in self._groups():
+            length = where.stop - where.start if self.alive is None else int(self.alive[where].sum())
+            if wanted is not None and np.equal(*np.searchsorted(wanted, [first, first + length])):
+                yield length
+            else:
+                values = file.read(name, group, where.start)
+                yield values if self.alive is None else _shown(values, self.alive[where])
+            first += length
 
 
 def _shown(values: Any, alive: NDArray[np.bool_]) -> Any:

@@ -95,15 +95,20 @@ def without_range(label: str) -> str:
 
 
 # Masks that files of rows have, too, because the texts that they follow from take long to read: rows with a caption
-# that is not empty, rows without any, and rows that are a group of their own.
-DERIVED = {"captioned": ("caption",), "no_caption": ("caption",), "own_group": ("group", "path")}
+# that is not empty, rows without any, rows that are a group of their own, and rows without an error.
+DERIVED = {
+    "captioned": ("caption",),
+    "no_caption": ("caption",),
+    "own_group": ("group", "path"),
+    "readable": ("error",),
+}
 
 
 def derive(name: str, *columns: Any) -> NDArray[np.bool_]:
     """Return a mask of `DERIVED` from the columns that it is listed with."""
     if name == "captioned":
         return as_numpy(pc.greater(pc.binary_length(columns[0]).fill_null(0), 0))
-    if name == "no_caption":
+    if name in ("no_caption", "readable"):
         return as_numpy(columns[0].is_null())
     return as_numpy(pc.equal(*columns))
 
@@ -111,6 +116,10 @@ def derive(name: str, *columns: Any) -> NDArray[np.bool_]:
 def schema(scores: Iterable[str]) -> Any:
     """Return `SCHEMA` with a column for each score."""
     return pa.schema([*SCHEMA, *(pa.field(SCORE + name, pa.float64()) for name in scores)])
+
+
+Wanted = NDArray[np.int64] | None
+Chunks = Callable[[str, Wanted], Iterator[Any]]
 
 
 class CatalogRows:
@@ -157,15 +166,16 @@ class CatalogRows:
     captioned: NDArray[np.bool_]  # whether there is a caption that is not empty
     no_caption: NDArray[np.bool_]  # whether `caption` is null
     own_group: NDArray[np.bool_]  # whether `group` is the path
+    readable: NDArray[np.bool_]  # whether the file can be trained on: `error` is null
     # Scores of lists by name; NaN for rows without that score.
     scores: Mapping[str, NDArray[np.float64]]
 
-    def __init__(self, count: int, chunks: Callable[[str], Iterator[Any]], scores: Iterable[str] = ()) -> None:
+    def __init__(self, count: int, chunks: Chunks, scores: Iterable[str] = ()) -> None:
         """Make rows whose columns are read on demand.
 
         Args:
             count: Number of rows.
-            chunks: Yields a column by name in consecutive parts: numbers as numpy arrays, texts as Arrow arrays.
+            chunks: Yields a column in consecutive parts, as `chunks` does.
             scores: Names of the scores, whose columns have the prefix `SCORE`.
         """
         self._count, self._chunks = count, chunks
@@ -175,7 +185,7 @@ class CatalogRows:
     def from_table(cls, table: pa.Table) -> CatalogRows:
         """Make rows of a table of `SCHEMA`, with or without scores."""
 
-        def chunks(name: str) -> Iterator[Any]:
+        def chunks(name: str, _: Wanted = None) -> Iterator[Any]:
             columns = [table.column(n).combine_chunks() for n in DERIVED.get(name, (name,))]
             yield derive(name, *columns) if name in DERIVED else as_column(name, columns[0])
 
@@ -196,12 +206,16 @@ class CatalogRows:
             self.__dict__[name] = self._whole(name)
         return self.__dict__[name]
 
-    def chunks(self, name: str) -> Iterator[Any]:
-        """Yield a column in consecutive parts, none of which stays in memory unless the column already is."""
-        return iter([self.__dict__[name]]) if name in self.__dict__ else self._chunks(name)
+    def chunks(self, name: str, wanted: Wanted = None) -> Iterator[Any]:
+        """Yield a column in consecutive parts, none of which stays in memory unless the column already is.
+
+        Numbers are numpy arrays, and texts Arrow arrays. If only some rows are `wanted`, by ascending indices, a part
+        without any of them may be its length alone.
+        """
+        return iter([self.__dict__[name]]) if name in self.__dict__ else self._chunks(name, wanted)
 
     def _whole(self, name: str) -> Any:
-        chunks = self._chunks(name)
+        chunks = self._chunks(name, None)
         if _is_text(name):
             return _joined([c for c in chunks if len(c)] or [pa.array([], type=SCHEMA.field(name).type)])
         first = next(chunks, np.zeros(0, _dtype(name)))
@@ -219,16 +233,19 @@ class CatalogRows:
         selected = np.flatnonzero(indices) if indices.dtype == np.bool_ else indices
         in_order = bool((selected[1:] > selected[:-1]).all())
 
-        def chunks(name: str) -> Iterator[Any]:
-            first = 0
-            if not len(selected):
+        def chunks(name: str, wanted: Wanted = None) -> Iterator[Any]:
+            if not in_order:
+                yield _taken(name, self.column(name), selected)
                 return
-            for chunk in self.chunks(name) if in_order else [self.column(name)]:
-                ends = np.searchsorted(selected, [first, first + len(chunk)]) if in_order else [0, len(selected)]
-                yield _taken(name, chunk, selected[ends[0] : ends[1]] - first)
-                first += len(chunk)
-                if in_order and first > selected[-1]:  # what follows is not read
-                    return
+            first = 0
+            for chunk in self.chunks(name, selected if wanted is None else selected[wanted]):
+                length = chunk if isinstance(chunk, int) else len(chunk)
+                begin, end = np.searchsorted(selected, [first, first + length])
+                if not isinstance(chunk, int):
+                    yield _taken(name, chunk, selected[begin:end] - first)
+                elif wanted is not None:
+                    yield int(end - begin)
+                first += length
 
         return CatalogRows(len(selected), chunks, self.scores)
 
@@ -236,10 +253,10 @@ class CatalogRows:
         """Return the rows with other scores, if given, and with other columns by name."""
         columns |= {SCORE + name: score for name, score in (self.scores if scores is None else scores).items()}
 
-        def chunks(name: str) -> Iterator[Any]:
+        def chunks(name: str, wanted: Wanted = None) -> Iterator[Any]:
             if not columns.keys().isdisjoint(DERIVED.get(name, ())):
                 return iter([derive(name, *(columns.get(n, self.column(n)) for n in DERIVED[name]))])
-            return iter([columns[name]]) if name in columns else self.chunks(name)
+            return iter([columns[name]]) if name in columns else self.chunks(name, wanted)
 
         return CatalogRows(len(self), chunks, self.scores if scores is None else scores)
 
@@ -255,11 +272,6 @@ class CatalogRows:
     def _by_uid(self) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
         order = np.argsort(self.uid, kind="stable")
         return order, self.uid[order]
-
-    @cached_property
-    def readable(self) -> NDArray[np.bool_]:
-        """Mask of the rows whose files can be trained on."""
-        return as_numpy(self.error.is_null())
 
     @cached_property
     def is_video(self) -> NDArray[np.bool_]:
@@ -309,6 +321,12 @@ class CatalogRows:
         first = int(self.first_frame[index])
         frames = f"[{first}:{first + int(self.num_frames[index])}]" if self.is_range[index] else ""
         return f"{self.dataset[index].as_py()}/{self.path[index].as_py()}{frames}"
+
+    def labels(self, indices: NDArray[np.integer[Any]]) -> list[str]:
+        """Return the labels of some rows, without reading the paths of all others."""
+        at, place = np.unique(indices, return_inverse=True)
+        few = self.take(at)
+        return [few.label(int(i)) for i in place]
 
     def to_table(self) -> pa.Table:
         """Return the rows as a table that shares their memory; missing scores are null."""

@@ -21,7 +21,7 @@ from reelworks.catalog.config import SHOWING, DatasetConfig, Source
 from reelworks.catalog.frame_index import FrameIndex
 from reelworks.catalog.rows import CatalogRows
 from reelworks.catalog.store import Catalog
-from reelworks.core import digests
+from reelworks.core import blocks, digests
 from reelworks.core.errors import UserError
 from reelworks.core.hash_rng import Purpose, hash64, passes, text_words
 from reelworks.data import eligibility
@@ -178,6 +178,18 @@ class Dataset:
         # Mean number of times that an epoch shows each row.
         return self.rows.per_dataset({d.dataset_name: d.repeats for d in self.spec.datasets}, default=0.0)
 
+    @cached_property
+    def frames(self) -> I64:
+        """Frames of each row at the frame rate of reading; 1 for a picture."""
+        config, r = self.spec.data, self.rows
+        return blocks.elementwise(
+            lambda count, fps, is_image: np.where(
+                is_image, 1, decode.frames_available(count, np.maximum(fps, 1e-6), config)
+            ),
+            *(r.num_frames, r.fps, r.is_image),
+            dtype=np.int64,
+        )
+
     def clips(self) -> tuple[Clips, I64]:
         """Return the clips to assign, a repeat as one element each, and the row of every element."""
         row, copy = _copies(self._showings, self.spec.datasets)
@@ -185,9 +197,7 @@ class Dataset:
         held = np.zeros(len(r), dtype=np.bool_)
         if self.spec.split:  # the groups take all paths to compute
             held = assign.held_out(self.spec.seed, group_keys(r, self.spec.group), self.spec.split)
-        frames = decode.frames_available(r.num_frames, np.maximum(r.fps, 1e-6), self.spec.data)
-        frames[r.is_image] = 1
-        clips = Clips(r.uid, copy, frames, r.height, r.width, r.is_image, self.excluded, held)
+        clips = Clips(r.uid, copy, self.frames, r.height, r.width, r.is_image, self.excluded, held)
         if len(row) != len(r) or (row[1:] == row[:-1]).any():  # else a copy of millions of clips is saved
             clips = replace(clips.take(row), copy=copy)
         return clips, row

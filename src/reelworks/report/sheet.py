@@ -175,7 +175,7 @@ def write_page(recipe: Recipe, folder: Path, clips: int) -> Json:
         sheets["beside"] = sorted(
             {companion["kind"] for b in buckets for clip in b["shown"] for companion in clip["beside"]}
         )
-        sheets["short_clips"] = discarded.short_clips(data, entries)
+        sheets["short_clips"] = discarded.frames(data, entries)["short_clips"]
         text = page.render("contact_sheet.html", figures=[], name=Path(recipe.output).name, sheets=sheets)
         files.write_bytes(folder / "index.html", text.encode())
     except OSError as error:

@@ -113,6 +113,7 @@ def test_a_file_that_could_not_be_read_has_no_measures(catalog: Path) -> None:
         edit(catalog, name, pa.array([48, 48, 0]))
     assert "row 5" in refusal(catalog)
     edit(catalog, "error", pa.array([None, None, "truncated"]))
+    edit(catalog, "readable", pa.array([True, True, False]))
     assert Catalog.open(catalog).live().readable.tolist() == [True, True, True, False, True, True, True]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import media_makers as media
@@ -11,7 +10,8 @@ import pyarrow as pa
 import pytest
 
 from reelworks.catalog.config import Source
-from reelworks.catalog.rows import SCHEMA, CatalogRows
+from reelworks.catalog.part_files import PartFile
+from reelworks.catalog.rows import SCHEMA
 from reelworks.catalog.scan import scan_sources
 from reelworks.catalog.store import Catalog
 from reelworks.catalog.update import uids_of
@@ -136,16 +136,21 @@ def test_a_folder_that_cannot_be_written(data: Path, tmp_path: Path) -> None:
         scan_sources([Source("d", data)], tmp_path / "file", workers=1)
 
 
-def test_rows_that_are_not_taken_are_not_read() -> None:
-    read: list[int] = []
-
-    def chunks(name: str) -> Iterator[np.ndarray]:
-        for i in range(3):
-            read.append(i)
-            yield np.arange(4 * i, 4 * i + 4)
-
-    rows = CatalogRows(12, chunks)
-    assert rows.take(np.zeros(0, np.int64)).ordinal.tolist() == []
+def test_rows_that_are_not_taken_are_not_read(data: Path, catalog: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in "defgh":
+        media.write_picture(data / f"{name}.png")
+        scan_sources([Source("d", data)], catalog, workers=1)
+    paths = Catalog.open(catalog).live().path.to_pylist()
+    assert len(paths) == 7
+    rows = Catalog.open(catalog).live()
+    read: list[str] = []
+    values = PartFile.read
+    monkeypatch.setattr(PartFile, "read", lambda file, *args: (read.append(file.path.name), values(file, *args))[1])
+    assert len(rows.take(np.zeros(0, np.int64)).path) == 0
     assert not read
-    assert rows.take(np.array([1, 5])).ordinal.tolist() == [1, 5]
-    assert read == [0, 1]
+    taken = rows.take(np.array([3, 5, 6]))
+    assert taken.take(np.array([0, 2])).path.to_pylist() == [paths[3], paths[6]]
+    assert len(read) == 2
+    assert taken.take(np.array([2, 0])).path.to_pylist() == [paths[6], paths[3]]
+    assert rows.labels(np.array([5, 3, 5])) == [f"d/{paths[i]}" for i in (5, 3, 5)]
+    assert "path" not in vars(rows)
