@@ -59,6 +59,9 @@ def wrong(name: str, column: Any, readable: Callable[[], NDArray[np.bool_]]) -> 
         words = column.dictionary
         good = pc.match_substring_regex(words, ROOT) if name == "root" else pc.is_in(words, pa.array(KINDS))
         return np.asarray(~as_numpy(good)[as_numpy(column.indices)])
+    least = 1 if name in _POSITIVE_IF_READABLE else 0
+    if name in _NOT_NEGATIVE and len(column) and least <= column.min() and column.max() < np.inf:  # False for NaN
+        return None
     if name in _POSITIVE_IF_READABLE:
         return np.asarray((column < 0) | (readable() & (column < 1)))
     if name in _NOT_NEGATIVE:

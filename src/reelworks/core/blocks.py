@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_BLOCK = 1 << 16
+_BLOCK = 1 << 18
 _MOST_THREADS = 8
 
 
