@@ -24,7 +24,9 @@ class BucketEntryConfig(Config):
         "(height x width)"
     )
     num_frames: int | list[int] = Field(description="frame counts; 1 takes pictures, all others take videos")
-    batch_size: int | list[int] | None = Field(None, description="clips per micro-batch on one GPU")
+    batch_size: int | list[int] | Literal["auto"] | None = Field(
+        None, description='clips per micro-batch on one GPU; "auto": as `buckets.tuned` has measured'
+    )
     keep_prob: float | list[float] = Field(1.0, description="chance that a fitting clip is assigned here")
 
     @model_validator(mode="after")
@@ -37,7 +39,7 @@ class BucketEntryConfig(Config):
         if not frames:
             raise _bad_entry("num_frames", [], "the list is empty", "list at least one, as in [1, 17]")
         _check_each("num_frames", frames, 1, math.inf, "give a whole number of at least 1")
-        sizes = [b for b in self.batch_sizes() if b is not None]
+        sizes = [b for b in self.batch_sizes() if isinstance(b, int)]
         _check_each("batch_size", sizes, 1, parse.MOST_CLIPS, f"give a whole number from 1 to {parse.MOST_CLIPS}")
         _check_each("keep_prob", self.keep_probs(), 0, 1, "give a probability from 0 to 1")
         return self
@@ -46,7 +48,7 @@ class BucketEntryConfig(Config):
         """Return the frame counts as a list."""
         return self.num_frames if isinstance(self.num_frames, list) else [self.num_frames]
 
-    def batch_sizes(self) -> list[int | None]:
+    def batch_sizes(self) -> list[int | Literal["auto"] | None]:
         """Return the batch size for each frame count."""
         return list(self.batch_size) if isinstance(self.batch_size, list) else [self.batch_size] * len(self.frames())
 
@@ -83,7 +85,12 @@ class BucketsConfig(Config):
     max_batch_size: int = Field(
         64, ge=1, le=parse.MOST_CLIPS, description="with proposed entries: maximum of clips per micro-batch"
     )
-    batch_size: int = Field(1, ge=1, le=parse.MOST_CLIPS, description="batch size of entries without one")
+    batch_size: Annotated[int, Field(ge=1, le=parse.MOST_CLIPS)] | Literal["auto"] = Field(
+        1, description="batch size of entries without one"
+    )
+    tuned: str | None = Field(
+        None, min_length=1, description='file of `reelworks tune`, for entries whose batch_size is "auto"'
+    )
     incomplete_batch: Literal["partial", "pad", "merge", "repeat"] = Field(
         "partial",
         description='how to treat the incomplete last micro-batch of a bucket. "partial": keep it with fewer clips. '

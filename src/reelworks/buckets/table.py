@@ -258,7 +258,9 @@ def _expand(entry: BucketEntryConfig, config: BucketsConfig, geometry: Geometry)
     result = []
     for frames, batch, keep in zip(entry.frames(), entry.batch_sizes(), entry.keep_probs(), strict=True):
         _check_frames(frames, geometry, "bucket.num_frames")
-        result.append(Entry(entry.resolution, pixels, frames, batch or config.batch_size, keep, size))
+        size_of_batch = batch or config.batch_size
+        assert size_of_batch != "auto", "tuned.measured or tuned.unmeasured was called"
+        result.append(Entry(entry.resolution, pixels, frames, size_of_batch, keep, size))
     return result
 
 

@@ -35,7 +35,7 @@ def check(
     Each violation is reported with the path of its module, both dtypes and a remedy, and the exit code is 1.
     `train` checks only the largest bucket at each start.
     """
-    loaded, table = _with_buckets(load_recipe(recipe, overrides, data_path), quiet=json)
+    loaded, table = with_buckets(load_recipe(recipe, overrides, data_path), quiet=json)
     from reelworks.train.preflight.check import check_recipe
 
     report = check_recipe(loaded, table, world)
@@ -44,7 +44,7 @@ def check(
         raise Exit(ExitCode.FAILED)
 
 
-def _with_buckets(recipe: Recipe, quiet: bool) -> tuple[Recipe, BucketTable]:
+def with_buckets(recipe: Recipe, quiet: bool) -> tuple[Recipe, BucketTable]:
     """Return recipe and bucket table; scan the data only if entries have to be proposed from them."""
     from reelworks.buckets import table
     from reelworks.models.components import geometry
@@ -56,6 +56,7 @@ def _with_buckets(recipe: Recipe, quiet: bool) -> tuple[Recipe, BucketTable]:
             dataset.scan_recipe(recipe, on_progress)
         data = RecipeData.open(recipe)
         return data.recipe, data.table
+    recipe = dataset.with_batch_sizes(recipe)
     return recipe, table.build(recipe.bucket, recipe.buckets, geometry(recipe.model, recipe.autoencoder))
 
 

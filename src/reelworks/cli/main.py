@@ -24,6 +24,7 @@ from reelworks.cli import (
     replay,
     report,
     train,
+    tune,
 )
 from reelworks.cli.exit_codes import ExitCode
 from reelworks.core.errors import UserError
@@ -46,6 +47,7 @@ app.command("inspect")(catalog.inspect)
 app.command("contact-sheet")(contact_sheet.contact_sheet)
 app.command("plan")(plan.plan)
 app.command("check")(check.check)
+app.command("tune")(tune.tune)
 app.command("train")(train.train)
 app.command("generate")(generate.generate)
 app.command("coverage")(coverage.coverage)

@@ -39,7 +39,7 @@ F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 _MOST = 1 << 30  # more clips and repeats would not fit into memory
 # Only the buckets that result from these are digested.
-_BUCKET_SEARCH = {"entries", "max_tokens", "max_batch_size"}
+_BUCKET_SEARCH = {"entries", "max_tokens", "max_batch_size", "tuned"}
 # Clips that lack a companion, and how videos are cut, are covered by the catalog's digest.
 _NOT_OF_A_PLAN = {"path", "root", "clip_seconds", "scene_cuts", *SHOWING, *companions.KINDS}
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from reelworks.buckets import propose, table
+from reelworks.buckets import propose, table, tuned
 from reelworks.buckets.assign import Clips, Reason
 from reelworks.buckets.propose import Proposal, Suggestion
 from reelworks.buckets.table import BucketTable
@@ -79,6 +79,8 @@ class RecipeData(Dataset):
         if recipe.buckets.proposes:
             recipe, chosen = opened._choose_entries()
             opened = replace(opened, recipe=recipe, chosen=chosen)
+        recipe = with_batch_sizes(recipe)
+        opened = replace(opened, recipe=recipe)
         return replace(opened, table=_table(recipe))
 
     @classmethod
@@ -110,6 +112,12 @@ class RecipeData(Dataset):
         return recipe.model_copy(update=update), Chosen(stored, proposal, recipe.output)
 
 
+def with_batch_sizes(recipe: Recipe) -> Recipe:
+    """Return the recipe with numbers for the batch sizes that were measured, as its run keeps it."""
+    entries, settings = tuned.measured(recipe.bucket, recipe.buckets)
+    return recipe.model_copy(update={"bucket": entries, "buckets": settings})
+
+
 def _table(recipe: Recipe) -> BucketTable:
     geometry = components.geometry(recipe.model, recipe.autoencoder)
     return table.build(recipe.bucket, recipe.buckets, geometry, extends_short=recipe.data.short_clips != "reject")
@@ -132,7 +140,7 @@ def _stored_entries(recipe: Recipe) -> tuple[Suggestion, ...] | None:
     if stored.buckets.entries != "keep" or stored_limits != limits:
         return None
     return tuple(
-        Suggestion(entry.resolution, frames, batch_size or stored.buckets.batch_size, keep_prob)
+        Suggestion(entry.resolution, frames, int(batch_size or stored.buckets.batch_size), keep_prob)  # a number in runs
         for entry in stored.bucket
         for frames, batch_size, keep_prob in zip(entry.frames(), entry.batch_sizes(), entry.keep_probs(), strict=True)
     )

@@ -10,7 +10,7 @@ from typing import Any
 import tomli_w
 from pydantic import ValidationError
 
-from reelworks.buckets import table
+from reelworks.buckets import table, tuned
 from reelworks.buckets.config import as_table
 from reelworks.core import toml_none
 from reelworks.core.errors import UserError
@@ -75,7 +75,7 @@ def parse(values: dict[str, Any]) -> Recipe:
     if recipe.buckets.proposes:
         _refuse_entries(recipe)
     else:
-        table.build(recipe.bucket, recipe.buckets, geometry)
+        table.build(*tuned.unmeasured(recipe.bucket, recipe.buckets), geometry)
     if recipe.samples.prompts:
         _require_samples(recipe, geometry)
     return recipe

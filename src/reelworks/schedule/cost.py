@@ -33,7 +33,7 @@ class CostConfig(Config):
         None,
         min_length=1,
         description="path of a JSON file with milliseconds per clip by bucket name, as `reelworks report RUN "
-        "--costs FILE` writes it; buckets missing from it use the formula, scaled to the measured buckets",
+        "--costs FILE` and `reelworks tune` write it; buckets missing from it use the formula, scaled to the measured buckets",
     )
     per_clip_us: float = Field(0.0, ge=0, allow_inf_nan=False, description="microseconds per clip")
     per_token_us: float = Field(1.0, ge=0, allow_inf_nan=False, description="microseconds per latent token")
@@ -109,6 +109,7 @@ def read_measured(path: str | None, names: Sequence[str]) -> dict[str, float]:
         raise _bad(path, f"it is not JSON ({error})") from error
     if not isinstance(values, dict):
         raise _bad(path, "it is not a JSON object")
+    values = values.get("ms_per_clip", values)  # of `reelworks tune`
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
             raise _bad(path, f'"{name}" is {value!r}, not a positive number of milliseconds')
@@ -123,5 +124,5 @@ def _bad(path: str, problem: str) -> UserError:
         code="cost-table-invalid",
         field="cost.measured",
         value=path,
-        remedy="write it again with `reelworks report RUN --costs FILE`, or remove the key",
+        remedy="write it again with `reelworks report RUN --costs FILE` or `reelworks tune`, or remove the key",
     )

@@ -132,7 +132,7 @@ def _pass(recipe: Recipe, denoiser: Denoiser, bucket: Bucket) -> Pass:
         times = 2 if recipe.lora is not None else 3  # frozen weights get no gradient
         times += recipe.model.gradient_checkpointing
         return Pass(0, 2 * times * _count(denoiser) * bucket.tokens * bucket.batch_size)
-    inputs = dry_run.blank(_encoder_sizes(recipe), bucket, bucket.batch_size, torch.device("meta"))
+    inputs = dry_run.blank(encoder_sizes(recipe), bucket, bucket.batch_size, torch.device("meta"))
     return meter.measure_few_blocks(denoiser, inputs)
 
 
@@ -160,7 +160,7 @@ def _count(denoiser: Denoiser) -> int:
     return sum(p.numel() for p in denoiser.module.parameters()) + frozen.count(denoiser.module)
 
 
-def _encoder_sizes(recipe: Recipe) -> LiveEncoder:
+def encoder_sizes(recipe: Recipe) -> LiveEncoder:
     """Return encoders that have only the sizes which `dry_run.blank` needs."""
     conditioning = components.conditioning(recipe.model)
     autoencoder: Any = SimpleNamespace(

@@ -1,0 +1,86 @@
+"""The file that `reelworks tune` writes: batch sizes by entry, and milliseconds per clip by bucket."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from reelworks.buckets.config import BucketEntryConfig, BucketsConfig
+from reelworks.buckets.opensora import parse
+from reelworks.core.errors import UserError
+
+BATCH_SIZES, COSTS = "batch_sizes", "ms_per_clip"
+
+
+def read(path: str) -> dict[str, int]:
+    """Return the measured batch sizes by entry, such as "480p ×17"."""
+    try:
+        value: Any = json.loads(Path(path).read_text(encoding="utf-8"))
+        sizes = value[BATCH_SIZES]
+        bad = [n for n in sizes.values() if type(n) is not int or not 0 <= n <= parse.MOST_CLIPS]
+    except OSError as error:
+        raise _bad(path, f"it cannot be read ({error.strerror})") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _bad(path, "it is not a file of measured batch sizes") from error
+    if bad:
+        raise _bad(path, f"{bad[0]!r} is not a number of clips")
+    return dict(sizes)
+
+
+def with_numbers(
+    entries: Sequence[BucketEntryConfig], config: BucketsConfig, size_of: Callable[[str], int]
+) -> tuple[list[BucketEntryConfig], BucketsConfig]:
+    """Return entries and settings with a number for each batch size that is "auto"."""
+
+    def of_entry(entry: BucketEntryConfig) -> BucketEntryConfig:
+        wanted = entry.batch_size or config.batch_size
+        if wanted != "auto":
+            return entry
+        sizes = [size_of(f"{entry.resolution} ×{frames}") for frames in entry.frames()]
+        return entry.model_copy(update={"batch_size": sizes if isinstance(entry.num_frames, list) else sizes[0]})
+
+    default = {"batch_size": 1} if config.batch_size == "auto" else {}
+    return [of_entry(entry) for entry in entries], config.model_copy(update={"tuned": None, **default})
+
+
+def measured(
+    entries: Sequence[BucketEntryConfig], config: BucketsConfig
+) -> tuple[list[BucketEntryConfig], BucketsConfig]:
+    """Return entries and settings with the numbers of the file `config.tuned`."""
+    return with_numbers(entries, config, lambda entry: _batch_size(entry, config.tuned))
+
+
+def unmeasured(
+    entries: Sequence[BucketEntryConfig], config: BucketsConfig
+) -> tuple[list[BucketEntryConfig], BucketsConfig]:
+    """Return entries and settings with 1 for each batch size to be measured; the file is not read."""
+    return with_numbers(entries, config, lambda entry: 1)
+
+
+def _batch_size(entry: str, path: str | None) -> int:
+    if path is None:
+        raise _not_measured(f'{entry} has batch_size = "auto", and the recipe names no file of measured ones', path)
+    size = read(path).get(entry)
+    if size is None:
+        raise _not_measured(f'the file does not have {entry}, whose batch_size is "auto"', path)
+    if not size:
+        raise _not_measured(f"not even one clip of {entry} kept the limits when it was measured", path)
+    return size
+
+
+def _not_measured(problem: str, path: str | None) -> UserError:
+    return UserError(
+        problem,
+        code="batch-size-not-measured",
+        field="buckets.tuned",
+        value=path,
+        remedy="run `reelworks tune` on the recipe, or give the entry a batch_size",
+    )
+
+
+def _bad(path: str, problem: str) -> UserError:
+    return UserError(
+        problem, code="tuned-file-invalid", field="buckets.tuned", value=path, remedy="write it with `reelworks tune`"
+    )

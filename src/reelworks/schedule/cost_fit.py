@@ -1,0 +1,76 @@
+"""Fit the time of a micro-batch to measured times, and judge the fit by shapes that it has not seen."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+F64 = NDArray[np.float64]
+
+
+class Timing(NamedTuple):
+    """Measured time of a micro-batch of `batch_size` clips of `tokens` latent tokens each."""
+
+    tokens: int
+    batch_size: int
+    milliseconds: float
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """Milliseconds of a micro-batch: per_batch + batch_size · (per_clip + per_token · n + per_token_squared · n²).
+
+    No coefficient is negative, so that a larger micro-batch never costs less.
+    """
+
+    per_batch: float
+    per_clip: float
+    per_token: float
+    per_token_squared: float
+
+    def milliseconds(self, tokens: int, batch_size: int) -> float:
+        """Return the predicted time of a micro-batch."""
+        per_clip = self.per_clip + self.per_token * tokens + self.per_token_squared * tokens * tokens
+        return self.per_batch + batch_size * per_clip
+
+    def residuals(self, timings: Sequence[Timing]) -> list[float]:
+        """Return predicted / measured - 1 for each timing."""
+        return [self.milliseconds(t.tokens, t.batch_size) / t.milliseconds - 1 for t in timings]
+
+
+def fit(timings: Sequence[Timing]) -> CostModel:
+    """Return the model with the least sum of squared relative errors, at least one timing given."""
+    terms = np.array([[1.0, t.batch_size, t.batch_size * t.tokens, t.batch_size * t.tokens**2] for t in timings])
+    measured = np.array([t.milliseconds for t in timings])
+    scale = terms.max(axis=0)
+    return CostModel(*(float(c) for c in _nonnegative(terms / scale / measured[:, None]) / scale))
+
+
+def _nonnegative(relative: F64) -> F64:
+    """Solve relative · x = 1 by least squares with x ≥ 0, which some subset of the columns solves without a bound."""
+    ones, best = np.ones(len(relative)), (float("inf"), np.zeros(relative.shape[1]))
+    for count in range(1, relative.shape[1] + 1):
+        for columns in map(list, itertools.combinations(range(relative.shape[1]), count)):
+            values, *_ = np.linalg.lstsq(relative[:, columns], ones, rcond=None)
+            error = float(np.square(relative[:, columns] @ values - ones).sum())
+            if (values >= 0).all() and error < best[0] * (1 - 1e-9):  # of equal ones, that with fewer terms
+                x = np.zeros(relative.shape[1])
+                x[columns] = values
+                best = (error, x)
+    return best[1]
+
+
+def held_out_errors(timings: Sequence[Timing]) -> dict[int, float]:
+    """Return the largest relative error at each number of tokens, predicted from the timings at all others."""
+    errors = {}
+    for tokens in sorted({t.tokens for t in timings}):
+        others = [t for t in timings if t.tokens != tokens]
+        if others:
+            own = [t for t in timings if t.tokens == tokens]
+            errors[tokens] = max(fit(others).residuals(own), key=abs)
+    return errors

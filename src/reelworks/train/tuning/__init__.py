@@ -1,0 +1,1 @@
+"""Measure which batch sizes fit, and how long they take."""

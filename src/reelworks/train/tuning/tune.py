@@ -1,0 +1,162 @@
+"""Measure batch sizes and times of a recipe's entries, and write the file that plans use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from reelworks.buckets import tuned
+from reelworks.buckets.table import Bucket, BucketTable
+from reelworks.core import files
+from reelworks.core.errors import UserError
+from reelworks.recipe.recipe import Recipe
+from reelworks.schedule import cost_fit
+from reelworks.schedule.cost_fit import CostModel, Timing
+from reelworks.train.preflight import dry_run, estimate, meter
+from reelworks.train.preflight.estimate import ASSUMED_TFLOPS, UTILISATION
+from reelworks.train.tuning import search, workbench
+from reelworks.train.tuning.search import Limits, Trial
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """Batch sizes that keep the limits, and the cost model.
+
+    Attributes:
+        device: Name of the device, or "estimate".
+        batch_sizes: Clips per micro-batch by entry; 0 where not even one kept the limits.
+        trials: All measurements that memory allowed.
+        model: The fitted time of a micro-batch.
+        held_out: Relative error at each number of tokens, predicted from the others.
+    """
+
+    device: str
+    limits: Limits
+    batch_sizes: dict[str, int]
+    trials: list[Trial]
+    model: CostModel
+    held_out: dict[int, float]
+    ms_per_clip: dict[str, float]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values, as the file has them."""
+        timings = [Timing(t.tokens, t.batch_size, t.milliseconds) for t in self.trials]
+        return {
+            "device": self.device,
+            "limits": asdict(self.limits),
+            tuned.BATCH_SIZES: self.batch_sizes,
+            tuned.COSTS: self.ms_per_clip,
+            "trials": [
+                asdict(trial) | {"residual": residual}
+                for trial, residual in zip(self.trials, self.model.residuals(timings), strict=True)
+            ],
+            "model_ms": asdict(self.model),
+            "held_out_errors": {str(tokens): error for tokens, error in self.held_out.items()},
+        }
+
+
+def tune(recipe: Recipe, table: BucketTable, limits: Limits, on_trial: Callable[[Trial | str], None]) -> Tuned:
+    """Measure the largest bucket of each entry, in a process of its own.
+
+    `on_trial` gets every trial, and a message where memory did not suffice.
+
+    Raises:
+        UserError: Not even one clip of the smallest entry fits.
+    """
+    batch_sizes: dict[str, int] = {}
+    trials: list[Trial] = []
+    with workbench.child(recipe, limits.memory_bytes) as process:
+        # The smallest first: if it does not fit, nothing does.
+        for bucket in sorted(_largest_of_entries(table), key=lambda b: b.tokens):
+
+            def measure(batch_size: int, bucket: Bucket = bucket) -> Trial | None:
+                trial = process.trial(bucket, batch_size)
+                on_trial(trial or f"{bucket.name}, {_clips(batch_size)}: memory does not suffice")
+                return trial
+
+            size, own = search.largest_batch(measure, limits)
+            batch_sizes[str(table.entries[bucket.entry])] = size
+            trials += own
+    device = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "cpu"
+    return _tuned(device, table, limits, batch_sizes, trials)
+
+
+def estimated(recipe: Recipe, table: BucketTable, limits: Limits) -> Tuned:
+    """Estimate the same for a GPU with the memory of `limits`, without one: passes on the meta device.
+
+    Times assume a GPU of `estimate.ASSUMED_TFLOPS`; their ratios matter.
+
+    Raises:
+        UserError: The network cannot run on the meta device, or not even one clip fits.
+    """
+    denoiser = estimate.network(recipe)
+    if not denoiser.runs_on_meta:
+        raise UserError(
+            "this network cannot run without a device",
+            code="no-estimate",
+            field="model.name",
+            value=recipe.model.name,
+            remedy="measure on the GPU, without --estimate",
+        )
+    fixed = estimate.memory_without_activations(recipe, denoiser)
+    sizes, meta = estimate.encoder_sizes(recipe), torch.device("meta")
+    batch_sizes: dict[str, int] = {}
+    trials: list[Trial] = []
+    for bucket in sorted(_largest_of_entries(table), key=lambda b: b.tokens):
+
+        def measure(batch_size: int, bucket: Bucket = bucket) -> Trial:
+            inputs = dry_run.blank(sizes, bucket, batch_size, meta)
+            peak, flops = meter.measure_few_blocks(denoiser, inputs)
+            seconds = flops / (ASSUMED_TFLOPS * 1e12 * UTILISATION)
+            return Trial(bucket.name, bucket.tokens, batch_size, 1000 * seconds, fixed.total + peak)
+
+        size, own = search.largest_batch(measure, limits)
+        batch_sizes[str(table.entries[bucket.entry])] = size
+        trials += own
+    return _tuned("estimate", table, limits, batch_sizes, trials)
+
+
+def _largest_of_entries(table: BucketTable) -> list[Bucket]:
+    largest: dict[int, Bucket] = {}
+    for bucket in sorted(table.buckets, key=lambda b: b.tokens):
+        largest[bucket.entry] = bucket
+    return list(largest.values())
+
+
+def _tuned(
+    device: str, table: BucketTable, limits: Limits, batch_sizes: dict[str, int], trials: Sequence[Trial]
+) -> Tuned:
+    if not any(batch_sizes.values()):
+        least = min((t.peak_bytes for t in trials), default=0)
+        found = f"; one clip of the smallest takes {least / 1e9:.2f} GB" if least else ""
+        raise UserError(
+            f"no entry keeps the limits with one clip{found}",
+            code="out-of-memory",
+            field="--memory",
+            value=f"{limits.memory_bytes / 1e9:.2f} GB",
+            remedy="raise the limits, set model.gradient_checkpointing or parallel.offload = true, or lower resolutions",
+        )
+    timings = [Timing(t.tokens, t.batch_size, t.milliseconds) for t in trials]
+    model = cost_fit.fit(timings)
+    measured = {(t.bucket, t.batch_size): t.milliseconds for t in trials}
+    ms_per_clip = {}
+    for bucket in table.buckets:
+        size = batch_sizes[str(table.entries[bucket.entry])]
+        if size:
+            known = measured.get((bucket.name, size), model.milliseconds(bucket.tokens, size))
+            ms_per_clip[bucket.name] = known / size
+    errors = cost_fit.held_out_errors(timings)
+    return Tuned(device, limits, batch_sizes, list(trials), model, errors, ms_per_clip)
+
+
+def write(path: Path, result: Tuned) -> None:
+    """Write the file that `buckets.tuned` and `cost.measured` name."""
+    files.write_for("--out", path, (files.to_json(result.to_json()) + "\n").encode())
+
+
+def _clips(count: int) -> str:
+    return "1 clip" if count == 1 else f"{count} clips"
