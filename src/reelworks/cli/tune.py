@@ -27,7 +27,8 @@ def tune(
         Option(min=0.1, metavar="GB", help="Memory to use; default: 92 % of the GPU, or half of what a CPU has free."),
     ] = None,
     step_seconds: Annotated[
-        float | None, Option(min=0.001, metavar="S", help="Longest time of a micro-batch of several clips, with its optimizer step.")
+        float | None,
+        Option(min=0.001, metavar="S", help="Longest time of a micro-batch of several clips, with its optimizer step."),
     ] = None,
     max_batch: Annotated[int, Option(min=1, metavar="N", help="Most clips of a micro-batch.")] = 512,
     estimate: Annotated[

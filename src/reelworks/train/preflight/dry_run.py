@@ -73,8 +73,8 @@ def rehearse(denoiser: Predictor[DenoiserInputs], encoder: LiveEncoder, state: T
         inputs = blank(encoder, bucket, bucket.batch_size, encoder.device)
         with audit.watched(denoiser) as run:
             torch.autograd.backward(run(inputs).sum())
-    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-        if not isinstance(error, torch.OutOfMemoryError | MemoryError) and "alloc" not in str(error):
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
             raise
         raise UserError(
             f"the largest bucket does not fit into memory ({str(error).splitlines()[0][:200]})",
@@ -85,6 +85,15 @@ def rehearse(denoiser: Predictor[DenoiserInputs], encoder: LiveEncoder, state: T
         ) from error
     finally:
         state.optimizer.zero_grad()
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Return whether an error says that memory did not suffice; torch has a class for it on GPUs only."""
+    # The second text is oneDNN's.
+    texts = ("alloc", "could not create a primitive")
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
+        isinstance(error, RuntimeError) and any(text in str(error) for text in texts)
+    )
 
 
 def blank(encoder: LiveEncoder, bucket: Bucket, batch: int, device: torch.device) -> DenoiserInputs:

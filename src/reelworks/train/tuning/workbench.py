@@ -27,8 +27,7 @@ from reelworks.train.state import TrainState
 from reelworks.train.tuning.search import Trial
 
 _OUT_OF_MEMORY = "out of memory"
-_MIN_SECONDS, _MOST_REPEATS = 0.5, 20  # of timing; a step that takes longer is timed three times
-_LEAST_REPEATS = 3
+_SECONDS, _MOST_REPEATS = 1.0, 20  # of timing; a step that takes longer is timed once
 
 
 class Workbench:
@@ -48,7 +47,7 @@ class Workbench:
         self._step(bucket, batch_size)
         reset_peak(self._device)
         times: list[float] = []
-        while len(times) < _LEAST_REPEATS or (sum(times) < _MIN_SECONDS and len(times) < _MOST_REPEATS):
+        while sum(times) < _SECONDS and len(times) < _MOST_REPEATS:
             began = time.perf_counter()
             self._step(bucket, batch_size)
             if self._device.type == "cuda":
@@ -113,13 +112,17 @@ class ChildProcess:
         self._pipe.send((bucket, batch_size))
         connection.wait([self._pipe, self._process.sentinel])
         try:
-            reply = self._pipe.recv()
+            reply: Any = self._pipe.recv()
         except (EOFError, ConnectionError):  # ended by the system, or by a library that found no memory
             self._process.join()
             return None
         if isinstance(reply, Exception):
             raise reply
-        return None if reply == _OUT_OF_MEMORY else reply
+        if isinstance(reply, Trial):
+            return reply
+        if not torch.cuda.is_available():  # what a capped process has left is in pieces; building another takes seconds
+            self.close()
+        return None
 
     def close(self) -> None:
         """End the process."""
@@ -127,6 +130,7 @@ class ChildProcess:
             self._pipe.close()
             self._process.join(10)
             self._process.kill()
+            self._process = None
 
     def _start(self) -> None:
         context = get_context("spawn")
@@ -142,13 +146,17 @@ class ChildProcess:
         try:
             return self._pipe.recv()
         except EOFError:
-            return UserError(
-                "the process that measures ended while it built the network: memory does not suffice for it",
-                code="out-of-memory",
-                field="--memory",
-                value=f"{self._memory_bytes / 1e9:.1f} GB",
-                remedy="give more, or set model.gradient_checkpointing or parallel.offload = true, or a base of few bits",
-            )
+            return _too_large(self._memory_bytes)
+
+
+def _too_large(memory_bytes: int) -> UserError:
+    return UserError(
+        "memory does not suffice for the network with gradients and optimizer",
+        code="out-of-memory",
+        field="--memory",
+        value=f"{memory_bytes / 1e9:.1f} GB",
+        remedy="give more, set parallel.offload = true, or train a LoRA on a base of few bits",
+    )
 
 
 @contextmanager
@@ -170,8 +178,11 @@ def _serve(pipe: Any, recipe: Recipe, memory_bytes: int) -> None:
     with mesh.join(offload=recipe.parallel.offload) as world:
         try:
             bench = Workbench(recipe, world)
+        except UserError as error:
+            pipe.send(error)
+            return
         except Exception as error:
-            pipe.send(error if isinstance(error, UserError) else RuntimeError(f"{type(error).__name__}: {error}"))
+            pipe.send(_too_large(memory_bytes) if dry_run.is_out_of_memory(error) else RuntimeError(repr(error)))
             return
         pipe.send("ready")
         with contextlib.suppress(EOFError):
@@ -184,7 +195,5 @@ def _reply(bench: Workbench, bucket: Bucket, batch_size: int) -> Any:
         return bench.trial(bucket, batch_size)
     except UserError as error:
         return error
-    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-        if isinstance(error, torch.OutOfMemoryError | MemoryError) or "alloc" in str(error):
-            return _OUT_OF_MEMORY
-        return RuntimeError(f"{type(error).__name__}: {error}")
+    except Exception as error:
+        return _OUT_OF_MEMORY if dry_run.is_out_of_memory(error) else RuntimeError(repr(error))

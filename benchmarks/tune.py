@@ -1,0 +1,70 @@
+"""How well `reelworks tune` predicts: `python -m benchmarks.tune --json`.
+
+Measures a small network at several resolutions, lengths and batch sizes on this machine's device. `held_out_error` is
+the largest relative error of a time that is predicted from those of all other token counts, the smallest and largest
+of them left out, since plans interpolate between the entries of a recipe.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from reelworks.buckets import tuned
+from reelworks.cli.check import with_buckets
+from reelworks.recipe import recipe_file
+from reelworks.train.tuning import tune, workbench
+from reelworks.train.tuning.search import Limits, Trial
+
+RESULTS = Path(__file__).parent / "results" / "tune.json"
+_RECIPE: dict[str, Any] = {
+    "version": 1,
+    "output": "unused",
+    "dataset": [{"path": "unused"}],
+    "bucket": [
+        {"resolution": "128px", "num_frames": [1, 5, 9, 17]},
+        {"resolution": "192px", "num_frames": [1, 9, 17]},
+        {"resolution": "256px", "num_frames": [1, 5]},
+    ],
+    "buckets": {"aspect_ratios": ["16:9", "1:1"]},
+    "model": {"name": "stdit3-tiny", "hidden_size": 192, "depth": 4, "num_heads": 4},
+    "train": {"max_steps": 1},
+}
+
+
+def measure(most_clips: int) -> dict[str, Any]:
+    """Return the figures, with the times of all trials."""
+    recipe = recipe_file.parse(_RECIPE)
+    _, table = with_buckets(recipe, quiet=True)
+    found = tune.tune(recipe, table, Limits(workbench.device_bytes(), None, most_clips), _ignore)
+    inner = sorted(found.held_out)[1:-1]
+    return {
+        "device": found.device,
+        "held_out_error": max(abs(found.held_out[tokens]) for tokens in inner),
+        "held_out_errors": {str(tokens): round(error, 4) for tokens, error in found.held_out.items()},
+        "residual": max(abs(t["residual"]) for t in found.to_json()["trials"]),
+        tuned.BATCH_SIZES: found.batch_sizes,
+    }
+
+
+def _ignore(_: Trial | str) -> None:
+    pass
+
+
+def main() -> None:
+    """Measure, and print or save the figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--most-clips", type=int, default=4)
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
+    parser.add_argument("--save", action="store_true", help=f"write {RESULTS.name}")
+    options = parser.parse_args()
+    figures = measure(options.most_clips)
+    if options.save:
+        RESULTS.write_text(json.dumps(figures, indent=2) + "\n")
+    print(json.dumps(figures) if options.json else json.dumps(figures, indent=2))
+
+
+if __name__ == "__main__":
+    main()
