@@ -85,9 +85,7 @@ class BucketsConfig(Config):
     max_batch_size: int = Field(
         64, ge=1, le=parse.MOST_CLIPS, description="with proposed entries: maximum of clips per micro-batch"
     )
-    batch_size: Annotated[int, Field(ge=1, le=parse.MOST_CLIPS)] | Literal["auto"] = Field(
-        1, description="batch size of entries without one"
-    )
+    batch_size: int | Literal["auto"] = Field(1, description="batch size of entries without one")
     tuned: str | None = Field(
         None, min_length=1, description='file of `reelworks tune`, for entries whose batch_size is "auto"'
     )
@@ -120,6 +118,19 @@ class BucketsConfig(Config):
     def proposes(self) -> bool:
         """Whether the entries are to be proposed."""
         return self.entries in ("auto", "refresh")
+
+    @field_validator("batch_size")
+    @classmethod
+    def _batch_size_is_possible(cls, value: int | str) -> int | str:
+        if isinstance(value, str) or 1 <= value <= parse.MOST_CLIPS:
+            return value
+        raise UserError(
+            "no micro-batch can have so many clips",
+            code="batch-size-invalid",
+            field="buckets.batch_size",
+            value=value,
+            remedy=f'give a whole number from 1 to {parse.MOST_CLIPS}, or "auto"',
+        )
 
     @field_validator("opensora", mode="before")
     @classmethod

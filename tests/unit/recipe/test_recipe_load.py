@@ -249,7 +249,7 @@ def test_auto_is_short_for_a_table_whose_keys_can_be_set(tmp_path: Path, overrid
         (["buckets.entries=keep"], AUTO, "bucket", None, 'write buckets = "auto"'),
         (["buckets=automatic"], AUTO, "buckets", "automatic", "table"),
         (["buckets.max_tokens=0"], AUTO, "buckets.max_tokens", 0, "a number greater than or equal to 1"),
-        (["buckets.batch_size=0"], SMALL, "buckets.batch_size", 0, "equal to 1"),
+        (["buckets.batch_size=0"], SMALL, "buckets.batch_size", 0, "number from 1 to"),
         (["bucket.0.keep_prob=nan"], SMALL, "bucket.0.keep_prob", ..., "finite number"),
         (["bucket.0.keep_prob=[0.5, nan]"], SMALL, "bucket.0.keep_prob.1", ..., "finite number"),
         (["bucket.0.keep_prob=1.01"], SMALL, "bucket.keep_prob", 1.01, "from 0 to 1"),
