@@ -289,7 +289,7 @@ class TrainStep:
         if base is None:
             return losses_B
         preserved_B = torch.tensor(work.target_is_base).to(losses_B.device, non_blocking=True)
-        return torch.where(preserved_B, example.distances(output, base), losses_B)
+        return torch.where(preserved_B, example.distances(output, base, objective), losses_B)
 
     def _find_cause(self, kept: list[KeptBatch], objective: ObjectiveConfig, step: int) -> NonFiniteCause:
         """Find where numbers stopped being finite, by another forward pass of a micro-batch. Collective.
