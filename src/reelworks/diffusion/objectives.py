@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from reelworks.diffusion import ddpm, iddpm, loss_terms, rectified_flow, timesteps
-from reelworks.diffusion.config import ObjectiveConfig
+from reelworks.diffusion.config import NUM_TIMESTEPS, ObjectiveConfig
 
 
 @final
@@ -80,7 +80,7 @@ class RectifiedFlow:
         self, error: Tensor, t_B: Tensor, frame_mask_BT: Tensor | None, weight_BTHW: Tensor | None = None
     ) -> Tensor:
         """Return the loss of each clip for the errors of its velocity."""
-        share_B = t_B / timesteps.NUM_TIMESTEPS
+        share_B = t_B / NUM_TIMESTEPS
         weights_B = loss_terms.weights(self.config, 1 - share_B, share_B, "velocity")
         return _mean_loss(self.config, error, t_B, weights_B, frame_mask_BT, weight_BTHW)
 
