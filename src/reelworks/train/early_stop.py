@@ -19,7 +19,7 @@ class EarlyStop:
     Examples:
         >>> early = EarlyStop(ValidationConfig(patience=2))
         >>> for step, loss in enumerate([1.0, 0.8, 0.9, 0.85]):
-        ...     early.look(step, loss)
+        ...     early.add(step, loss)
         >>> early.is_over, early.best_step
         (True, 1)
     """
@@ -38,7 +38,7 @@ class EarlyStop:
             losses = world.broadcast({event["step"]: event["loss"] for event in past if event["step"] <= step})
             assert isinstance(losses, dict)
             for validated, loss in losses.items():
-                early.look(validated, math.nan if loss is None else loss)
+                early.add(validated, math.nan if loss is None else loss)
         return early
 
     @property
@@ -46,7 +46,7 @@ class EarlyStop:
         """Whether training ends."""
         return self.config.patience is not None and self.without_progress >= self.config.patience
 
-    def look(self, step: int, loss: float) -> None:
+    def add(self, step: int, loss: float) -> None:
         """Take the result of a validation."""
         if loss < self.best - self.config.min_delta:
             self.best, self.best_step, self.without_progress = loss, step, 0

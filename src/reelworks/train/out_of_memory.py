@@ -44,7 +44,7 @@ def snapshot(device: torch.device, file: Path) -> Path | None:
 
 
 @contextmanager
-def told(bucket: Bucket, device: torch.device, file: Path | None = None, *, what: str) -> Iterator[None]:
+def naming_bucket(bucket: Bucket, device: torch.device, file: Path | None = None, *, what: str) -> Iterator[None]:
     """Turn a failed allocation into a `UserError` that names a bucket; a snapshot is written to `file`, if given."""
     try:
         yield

@@ -3,7 +3,8 @@
 A value is a spike if it is above median + threshold · spread of the recent values of its kind. The spread is the median
 absolute deviation, scaled so that it equals the standard deviation of a normal distribution, but at least a tenth of the
 median: the values of a calm run may hardly vary. Losses are compared within their bucket, and gradient norms with those
-of steps whose largest bucket is the same, since shapes differ in both.
+of steps whose largest bucket is the same, since shapes differ in both. As long as a bucket has few values, they are
+compared with those of all buckets.
 
 Spikes join the recent values, so that a level that stays is usual after half a window. All values are sums over ranks,
 so all ranks find the same spikes; a checkpoint holds the recent values, so a resumed run does too.
@@ -23,7 +24,8 @@ import numpy as np
 from reelworks.core.errors import first_few
 
 WINDOW = 100  # recent values of each kind
-FEWEST = 20  # with fewer values nothing is a spike
+FEWEST = 20  # with fewer values, those of all buckets decide, and with fewer of these, nothing is a spike
+_ALL = ""  # in place of a bucket's name
 MAX_CLIPS = 64  # clips of a spike that are recorded, those with the largest losses
 _NORMAL = 1.4826  # standard deviation of a normal distribution by its median absolute deviation
 _SMALLEST_SHARE = 0.1
@@ -88,26 +90,27 @@ class SpikeDetector:
 
     Examples:
         >>> detector = SpikeDetector()
-        >>> calm = [detector.look({"480p": 0.5 + 0.01 * (i % 5)}, 1.0, "480p", threshold=8.0) for i in range(30)]
-        >>> any(calm), detector.look({"480p": 4.0}, 1.0, "480p", threshold=8.0).what
+        >>> calm = [detector.add({"480p": 0.5 + 0.01 * (i % 5)}, 1.0, "480p", threshold=8.0) for i in range(30)]
+        >>> any(calm), detector.add({"480p": 4.0}, 1.0, "480p", threshold=8.0).what
         (False, 'loss')
     """
 
     recent: dict[tuple[str, str], deque[float]] = field(default_factory=dict)
 
-    def look(
+    def add(
         self, loss_by_bucket: dict[str, float], grad_norm: float, largest_bucket: str, *, threshold: float
     ) -> Spike | None:
         """Add the values of a step, and return what was far above the usual, if anything was: the worst by its limit."""
         values = {("loss", bucket): loss for bucket, loss in loss_by_bucket.items()}
         values["grad_norm", largest_bucket] = grad_norm
-        found = [spike for key, value in values.items() if (spike := self._add(key, value, threshold))]
+        found = [spike for key, value in values.items() if (spike := self._add_value(key, value, threshold))]
         return max(found, key=lambda spike: spike.value / spike.limit, default=None)
 
-    def _add(self, key: tuple[str, str], value: float, threshold: float) -> Spike | None:
+    def _add_value(self, key: tuple[str, str], value: float, threshold: float) -> Spike | None:
         if not math.isfinite(value):
             return None
-        recent = self.recent.setdefault(key, deque(maxlen=WINDOW))
+        own, of_all = (self.recent.setdefault(each, deque(maxlen=WINDOW)) for each in (key, (key[0], _ALL)))
+        recent = own if len(own) >= FEWEST else of_all
         spike = None
         if len(recent) >= FEWEST:
             past = np.array(recent)
@@ -117,7 +120,8 @@ class SpikeDetector:
             if value > limit:
                 what: Literal["loss", "grad_norm"] = "loss" if key[0] == "loss" else "grad_norm"
                 spike = Spike(what, key[1], value, usual, limit)
-        recent.append(value)
+        own.append(value)
+        of_all.append(value)
         return spike
 
     def to_bytes(self) -> bytes:

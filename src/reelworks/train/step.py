@@ -286,7 +286,7 @@ class TrainStep:
             return None
         largest, _ = max(loader.batches_of_row(plan, row), key=lambda each: buckets[each[0]].tokens * each[1])
         losses = {buckets[i].name: loss for i, loss in loss_by_bucket.items()}
-        spike = self.state.spikes.look(losses, grad_norm, buckets[largest].name, threshold=train.spike_threshold)
+        spike = self.state.spikes.add(losses, grad_norm, buckets[largest].name, threshold=train.spike_threshold)
         return spike and spike.with_clips(self.world.gather(_clips(kept)))
 
     def set_rate(self, step: int) -> float:

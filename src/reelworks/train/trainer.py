@@ -283,7 +283,7 @@ class Trainer:
             if not taken or not out_of_memory.is_lack(error):
                 raise
             bucket, file = self.data.table.buckets[taken[-1].work.bucket], _snapshot_file(self._run)
-            with out_of_memory.told(bucket, world.device, file, what=f"a micro-batch of step {step + 1}"):
+            with out_of_memory.naming_bucket(bucket, world.device, file, what=f"a micro-batch of step {step + 1}"):
                 raise
 
     def _after_step(self, position: DataPosition, pool: DecodePool, flags: StepFlags | None) -> dict[str, float]:
@@ -315,7 +315,7 @@ class Trainer:
             return {}
         self._log.validation(position.global_step, result, time.monotonic() - began)
         was_over = self._early.is_over
-        self._early.look(position.global_step, result.loss)
+        self._early.add(position.global_step, result.loss)
         if self._early.is_over and not was_over:
             best = {"best": self._early.best, "best_step": self._early.best_step}
             self._log.event("early_stop", step=position.global_step, patience=self._early.config.patience, **best)

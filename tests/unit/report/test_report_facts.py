@@ -7,7 +7,7 @@ import pytest
 
 from reelworks.analysis.coverage import EpochCoverage, Lost
 from reelworks.core import units
-from reelworks.report import html, plots, previews, run_data, run_facts, status
+from reelworks.report import plots, previews, run_data, run_facts, status
 from reelworks.report.run_data import RunData
 
 

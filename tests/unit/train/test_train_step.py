@@ -394,7 +394,7 @@ def test_a_spike_is_reported_with_its_clips_and_skipped_if_asked_for(stepper, po
     s = stepper(spikes=policy)
     bucket = s.table.buckets[0].name
     for _ in range(30):
-        s.state.spikes.look({bucket: 1e-6}, 1e6, bucket, threshold=8)
+        s.state.spikes.add({bucket: 1e-6}, 1e6, bucket, threshold=8)
     former = [parameter.detach().clone() for parameter in s.state.module.parameters()]
     batch = micro_batch(s, 0, [1, 2])
     result = s.run([batch], plan=plan_of([batch]), row=0, step=0, flags=QUIET)

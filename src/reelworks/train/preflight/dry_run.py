@@ -79,7 +79,7 @@ def rehearse(
         UserError: Memory does not suffice; names the bucket.
     """
     try:
-        with out_of_memory.told(bucket, encoder.device, file, what="the largest bucket"):
+        with out_of_memory.naming_bucket(bucket, encoder.device, file, what="the largest bucket"):
             inputs = blank(encoder, bucket, bucket.batch_size, encoder.device)
             with audit.watched(denoiser) as run:
                 torch.autograd.backward(run(inputs).sum())
