@@ -159,7 +159,7 @@ def grad_norm_by_block(data: RunData) -> Figure | None:
     rows = [[finite(event["grad_norm_by_block"].get(name)) for event in measured] for name in names]
     logs = [[math.log10(norm) if norm else None for norm in row] for row in rows]
     shades = [[i / (RAMP - 1), f"@ramp{i + 1}"] for i in range(RAMP)]
-    map_of_blocks = {"type": "heatmap", "x": [event["step"] for event in measured], "y": names, "z": logs}
+    map_of_blocks: Trace = {"type": "heatmap", "x": [event["step"] for event in measured], "y": names, "z": logs}
     map_of_blocks |= {"colorscale": shades, "colorbar": {"title": {"text": "log₁₀"}}, "customdata": rows}
     map_of_blocks |= {"hovertemplate": "step %{x}<br>%{y}<br>norm %{customdata:.3g}<extra></extra>"}
     axis = {"autorange": "reversed", "type": "category"}

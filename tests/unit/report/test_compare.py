@@ -41,7 +41,7 @@ def test_the_table_has_the_results_and_the_keys_that_differ(runs):
     results = {row.label: row.values for row in found.results}
     assert results["steps"][0] == "40"
     assert results["validation loss, best"][0] == "0.3000 at step 40"
-    steps = [event for event in found.runs[0].events_of("step")]
+    steps = found.runs[0].events_of("step")
     assert results["clips trained"][0] == str(sum(event["clips"] for event in steps))
     same = compare.compare([runs[0], runs[0]])
     assert same.recipe == []
