@@ -69,6 +69,10 @@ class RunFolder:
                 remedy="choose a folder you may write to with --output DIR, or fix its permissions",
             ) from error
 
+    def snapshot_file(self, rank: int) -> Path:
+        """Return the file to which a rank writes a snapshot of GPU memory."""
+        return self.profiles_folder / f"out-of-memory-rank-{rank}.pickle"
+
     def keep_recipe(self, text: str) -> str:
         """Store a start's resolved recipe beside those of former starts; return its file's name, as `keep_input` does."""
         name = self.keep_input("recipe.toml", text)

@@ -14,12 +14,11 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
-
-import numpy as np
 
 from reelworks.core.errors import first_few
 
@@ -113,10 +112,12 @@ class SpikeDetector:
         recent = own if len(own) >= FEWEST else of_all
         spike = None
         if len(recent) >= FEWEST:
-            past = np.array(recent)
-            usual = float(np.median(past))
-            spread = max(_NORMAL * float(np.median(np.abs(past - usual))), _SMALLEST_SHARE * abs(usual))
-            limit = usual + threshold * spread
+            usual = statistics.median(recent)
+            smallest = _SMALLEST_SHARE * abs(usual)
+            limit = usual + threshold * smallest
+            if value > limit:  # else the deviations need not be computed, in nearly all steps
+                deviation = statistics.median(abs(past - usual) for past in recent)
+                limit = usual + threshold * max(_NORMAL * deviation, smallest)
             if value > limit:
                 what: Literal["loss", "grad_norm"] = "loss" if key[0] == "loss" else "grad_norm"
                 spike = Spike(what, key[1], value, usual, limit)

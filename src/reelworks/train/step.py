@@ -63,7 +63,7 @@ class StepSums:
         failed: Number of clips that could not be decoded.
         flags: `[3]` number of ranks that set each of `StepFlags`.
         loss_by_bucket, weight_by_bucket: `[buckets]` loss and weight of each bucket.
-        loss_by_range, weight_by_range: `[TIMESTEP_RANGES]` loss and weight of the clips in each range of timesteps.
+        by_range: `[2, TIMESTEP_RANGES]` loss, and weight, of the clips in each range of timesteps.
     """
 
     loss: Tensor
@@ -74,8 +74,7 @@ class StepSums:
     flags: Tensor
     loss_by_bucket: Tensor
     weight_by_bucket: Tensor
-    loss_by_range: Tensor
-    weight_by_range: Tensor
+    by_range: Tensor
 
     @classmethod
     def begin(cls, flags: StepFlags, buckets: int, device: torch.device) -> StepSums:
@@ -95,8 +94,7 @@ class StepSums:
             flags=torch.tensor(flags, dtype=torch.float64, device=device),
             loss_by_bucket=zeros(buckets),
             weight_by_bucket=zeros(buckets),
-            loss_by_range=zeros(TIMESTEP_RANGES),
-            weight_by_range=zeros(TIMESTEP_RANGES),
+            by_range=zeros(2, TIMESTEP_RANGES),
         )
 
     def add(self, batch: MicroBatch, losses_B: Tensor, weights_B: Tensor, time_B: Tensor) -> None:
@@ -105,9 +103,10 @@ class StepSums:
         # Move first, then convert: MPS cannot convert to float64.
         loss, weight = (value.sum().to(self.loss.device).double() for value in (losses_B, weights_B))
         ranges = torch.arange(TIMESTEP_RANGES, device=time_B.device)[:, None]
-        is_in = (time_B * (TIMESTEP_RANGES / NUM_TIMESTEPS)).long().clamp(0, TIMESTEP_RANGES - 1) == ranges
-        for sums, values_B in ((self.loss_by_range, losses_B), (self.weight_by_range, weights_B)):
-            sums.add_(torch.where(is_in, values_B, 0.0).sum(dim=1).to(sums.device).double())
+        # 1000, and what rounding might put beyond it, belongs to the last range.
+        is_in = (time_B * (TIMESTEP_RANGES / NUM_TIMESTEPS)).long().clamp(max=TIMESTEP_RANGES - 1) == ranges
+        by_range = torch.where(is_in, torch.stack([losses_B, weights_B])[:, None], 0.0).sum(dim=-1)
+        self.by_range.add_(by_range.to(self.by_range.device).double())
         self.loss.add_(loss)
         self.weight.add_(weight)
         self.loss_by_bucket[bucket].add_(loss)
@@ -264,7 +263,7 @@ class TrainStep:
             flags=StepFlags(*(ranks > 0 for ranks in totals.flags.tolist())),
             loss=loss_sum / weight if weight > 0 else math.nan,
             loss_by_bucket=by_bucket,
-            loss_by_range=_means(totals.loss_by_range, totals.weight_by_range),
+            loss_by_range=_means(*totals.by_range),
             grad_norm=grad_norm if weight > 0 else math.nan,
             grad_norm_by_block=block_norms.by_name(state.module, state.blocks, block_squares) if by_block else {},
             clips=int(totals.clips),

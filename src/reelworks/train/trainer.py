@@ -138,7 +138,7 @@ def run(
         bucket = dry_run.largest(data.table, planned)
         if options.debug:
             out_of_memory.record_history(world.device)
-        snapshot = _snapshot_file(this_run)
+        snapshot = this_run.folder.snapshot_file(world.rank)
         dry_run.rehearse(model.boundary.denoiser, model.encoder, model.state, bucket, snapshot)
         for line in data.chosen.lines() if data.chosen else []:
             logger.info(line)
@@ -282,7 +282,7 @@ class Trainer:
         except Exception as error:
             if not taken or not out_of_memory.is_lack(error):
                 raise
-            bucket, file = self.data.table.buckets[taken[-1].work.bucket], _snapshot_file(self._run)
+            bucket, file = self.data.table.buckets[taken[-1].work.bucket], self._run.folder.snapshot_file(world.rank)
             with out_of_memory.naming_bucket(bucket, world.device, file, what=f"a micro-batch of step {step + 1}"):
                 raise
 
@@ -394,11 +394,6 @@ def _advance(position: DataPosition, result: StepResult) -> DataPosition:
         trained, repeated, skipped = 0, 0, position.plan.planned_in(position.row) - result.failed
     counts = position.counts.add(trained, result.failed, skipped, repeated)
     return replace(position, row=position.row + 1, global_step=position.global_step + 1, counts=counts)
-
-
-def _snapshot_file(run: OpenRun) -> Path:
-    """Return the file to which a rank writes a snapshot of GPU memory."""
-    return run.folder.profiles_folder / f"out-of-memory-rank-{run.world.rank}.pickle"
 
 
 def _is_due(every_steps: int | None, step: int) -> bool:
