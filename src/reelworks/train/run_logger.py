@@ -22,7 +22,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from reelworks.analysis import data_wait
 from reelworks.checkpoint.store import CheckpointStore
-from reelworks.core import files, log, waiting_threads
+from reelworks.core import files, log, units, waiting_threads
 from reelworks.core.log import logger
 from reelworks.data import loader
 from reelworks.data.micro_batch import MicroBatch, StreamState
@@ -323,7 +323,7 @@ class _StepProgress:
         if math.isfinite(result.loss):
             self._losses.append(result.loss)
         parts = [
-            f"loss {_mean(self._losses):.4f}",
+            f"loss {units.loss(_mean(self._losses))}",
             f"{_mean(self._seconds):.2f} s/it",
             f"lr {result.learning_rate:.2g}",
             _memory(self._device),
