@@ -12,7 +12,7 @@ import pytest
 from reelworks.run import events
 from reelworks.run.folder import RunFolder
 
-TRAIN = {"max_steps": 6, "micro_batches_per_step": 4, "same_bucket_run": 2}
+TRAIN = {"max_steps": 6, "micro_batches_per_step": 4, "same_bucket_run": 2, "log_block_grad_norms_every": 1}
 
 
 def global_batches(run: Path) -> dict[int, list[tuple[int, int]]]:
@@ -51,6 +51,10 @@ def test_global_batches_do_not_depend_on_the_number_of_processes(tiny, tmp_path)
     assert len(set(map(str, global_batches(one).values()))) == 6, "steps must differ from one another"
     assert told(one, "step", "loss") == pytest.approx(told(many, "step", "loss"), rel=5e-4)
     assert told(one, "step", "grad_norm") == pytest.approx(told(many, "step", "grad_norm"), rel=5e-4)
+    by_block = [told(run, "step", "grad_norm_by_block") for run in (one, many)]
+    for alone, sharded, whole in zip(*by_block, told(many, "step", "grad_norm"), strict=True):
+        assert alone == pytest.approx(sharded, rel=5e-4)
+        assert sum(norm**2 for norm in sharded.values()) ** 0.5 == pytest.approx(whole, rel=1e-5)
     assert RunFolder(many).info()["micro_batches_per_step"] == 4
 
 

@@ -13,6 +13,7 @@ from reelworks.cli import (
     catalog,
     check,
     checkpoints,
+    compare,
     contact_sheet,
     coverage,
     demo,
@@ -53,6 +54,7 @@ app.command("generate")(generate.generate)
 app.command("coverage")(coverage.coverage)
 app.command("replay")(replay.replay)
 app.command("report")(report.report)
+app.command("compare")(compare.compare)
 app.command("import-opensora")(import_opensora.import_opensora)
 app.add_typer(catalog.app, name="catalog")
 app.add_typer(new.app, name="new")

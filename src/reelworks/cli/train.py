@@ -53,7 +53,15 @@ def train(
     ] = False,
     nproc_per_node: Annotated[int, Option(min=1, help="Processes on this machine.")] = 1,
     overrides: Overrides = None,
-    debug: Annotated[bool, Option("--debug", help="Log the clips of every step.")] = False,
+    debug: Annotated[
+        bool, Option("--debug", help="Log the clips of every step, and keep the stacks of GPU allocations.")
+    ] = False,
+    profile: Annotated[
+        str | None,
+        Option(
+            metavar="FIRST:LAST", help="Write a trace of these steps to the run folder, for https://ui.perfetto.dev."
+        ),
+    ] = None,
 ) -> None:
     """Train a recipe; the same command resumes it.
 
@@ -78,6 +86,7 @@ def train(
             value=str(recipe),
             remedy="leave out the recipe or these options; --data-path and --set change values of a recipe",
         )
+    steps = None if profile is None else _steps(profile)
     changes = list(overrides or [])
     if output is not None:
         changes.append(setting("output", str(output)))
@@ -95,10 +104,32 @@ def train(
 
     if LAUNCHED in os.environ:
         worker_pool.end_with_parent()
+    from reelworks.train.profile import Steps
     from reelworks.train.resume import RunOptions
     from reelworks.train.trainer import run
 
-    options = RunOptions(resume=resume, load=load, weights_only=weights_only, restart_data=restart_data, debug=debug)
+    options = RunOptions(
+        resume=resume,
+        load=load,
+        weights_only=weights_only,
+        restart_data=restart_data,
+        debug=debug,
+        profile=None if steps is None else Steps(*steps),
+    )
     with show.scan_progress() as on_scan, encode.encode_progress(quiet=os.environ.get("RANK", "0") != "0") as on_encode:
         code = run(loaded, options, on_scan, on_encode)
     raise Exit(code)
+
+
+def _steps(text: str) -> tuple[int, int]:
+    """Return the first and the last step of a range such as `10:20`."""
+    first, _, last = text.partition(":")
+    if first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last):
+        return int(first), int(last)
+    raise UserError(
+        "not a first and a last step, counted from 1",
+        code="step-range-invalid",
+        field="--profile",
+        value=text,
+        remedy="write a range such as 10:20; one step is 7:7",
+    )

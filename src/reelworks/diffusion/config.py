@@ -10,15 +10,31 @@ from reelworks.core.config import Config
 from reelworks.core.errors import UserError, nearest
 from reelworks.diffusion import frame_masks
 
+NUM_TIMESTEPS = 1000
+
 _RECTIFIED_FLOW_KEYS = (
     "timestep_sampling",
     "logit_mean",
     "logit_std",
+    "mode_scale",
+    "beta_alpha",
+    "beta_beta",
     "timestep_shift",
     "timestep_range",
     "opensora_frame_quantization",
     "prediction",
 )
+_FLOW_WEIGHTINGS = ("sigma-sqrt", "cosmap", "bell")
+_LOSS_KEYS = ("loss", "loss_weighting")
+# Keys that belong to values of another key.
+_BELONGS_TO = {
+    "mode_scale": ("timestep_sampling", ("mode",)),
+    "beta_alpha": ("timestep_sampling", ("beta",)),
+    "beta_beta": ("timestep_sampling", ("beta",)),
+    "snr_gamma": ("loss_weighting", ("min-snr",)),
+    "huber_delta": ("loss", ("huber", "smooth-l1")),
+    "huber_schedule": ("loss", ("huber", "smooth-l1")),
+}
 
 
 class ObjectiveConfig(Config):
@@ -28,10 +44,14 @@ class ObjectiveConfig(Config):
         name: `rectified-flow`; `iddpm`: Open-Sora 1.1's 1000 diffusion steps with a learned variance; `epsilon` or
             `v-prediction`: Stable Diffusion's 1000 diffusion steps, with a network that predicts the noise or v.
             All but the first have no density, shift and range of timesteps and no `prediction`.
-        timestep_sampling: Density of the timesteps before the shift.
+        timestep_sampling: Density of the timesteps before the shift. `mode` is that of Stable Diffusion 3, `beta` the
+            beta distribution.
         logit_mean: Mean of the normal variable whose sigmoid is a logit-normal timestep; above 0 trains more at high
             noise, below 0 less. Open-Sora's `loc`.
         logit_std: Standard deviation of that variable. Open-Sora's `scale`.
+        mode_scale: Strength of the density `mode`: above 0 trains medium noise more, below 0 both ends.
+        beta_alpha: First parameter of the density `beta`; above `beta_beta` trains more at high noise.
+        beta_beta: Second parameter of the density `beta`.
         timestep_shift: "auto" moves timesteps towards noise for large and long clips, "none" leaves them unchanged,
             a number is a fixed ratio r in t' = r·t / (1 + (r − 1)·t).
         timestep_range: Lowest and highest timestep to train, after the shift; the density between them does not
@@ -42,6 +62,13 @@ class ObjectiveConfig(Config):
         prediction: Meaning of the network's output: the velocity, or the clean sample, from which the velocity is
             computed. A narrow network over large patches cannot reproduce the noise in a velocity, but can predict
             the sample.
+        loss: Distance of prediction and target: squared error, or one that large errors enter with their size only,
+            half the square up to `huber_delta` (`huber`), or that divided by `huber_delta` (`smooth-l1`).
+        huber_delta: Error from which on the distance grows linearly.
+        huber_schedule: `exponential` lets that error fall from 1 at timestep 0 to `huber_delta` at timestep 1000.
+        loss_weighting: Weight of a clip's loss by its timestep. `min-snr` and `debiased` are for all predictions;
+            `sigma-sqrt`, `cosmap` and `bell` for rectified flow. The validation loss has no weights.
+        snr_gamma: Signal-to-noise ratio above which `min-snr` gives all timesteps the same weight.
         caption_dropout: Share of clips trained with the empty caption, which guidance needs.
         crop_conditioning: What a network that takes crops (SDXL) is told of each picture. `file`: the size of its
             file, and where in it the crop lies, as its published weights expect; `none`: the size of its bucket,
@@ -49,14 +76,22 @@ class ObjectiveConfig(Config):
     """
 
     name: Literal["rectified-flow", "iddpm", "epsilon", "v-prediction"] = "rectified-flow"
-    timestep_sampling: Literal["logit-normal", "uniform"] = "logit-normal"
+    timestep_sampling: Literal["logit-normal", "uniform", "mode", "beta"] = "logit-normal"
     logit_mean: float = Field(default=0.0, ge=-10, le=10)
     logit_std: float = Field(default=1.0, gt=0, le=10)
+    mode_scale: float = Field(default=1.29, ge=-1, le=1.75)
+    beta_alpha: float = Field(default=2.0, ge=0.5, le=50)
+    beta_beta: float = Field(default=2.0, ge=0.5, le=50)
     timestep_shift: float | Literal["auto", "none"] = "auto"
     timestep_range: list[float] = Field(default=[0.0, 1000.0], min_length=2, max_length=2)
     opensora_frame_quantization: bool = False
     mask_ratios: dict[str, float] = Field(default_factory=dict)
     prediction: Literal["velocity", "sample"] = "velocity"
+    loss: Literal["mse", "huber", "smooth-l1"] = "mse"
+    huber_delta: float = Field(default=0.1, gt=0, le=10)
+    huber_schedule: Literal["constant", "exponential"] = "constant"
+    loss_weighting: Literal["none", "min-snr", "debiased", "sigma-sqrt", "cosmap", "bell"] = "none"
+    snr_gamma: float = Field(default=5.0, gt=0)
     caption_dropout: float = Field(default=0.1, ge=0, le=1)
     crop_conditioning: Literal["file", "none"] = "file"
 
@@ -133,3 +168,46 @@ class ObjectiveConfig(Config):
                     remedy='leave it out, or set objective.name = "rectified-flow"',
                 )
         return self
+
+    @model_validator(mode="after")
+    def _keys_belong_to_the_chosen_values(self) -> Self:
+        for key, (chooser, choices) in _BELONGS_TO.items():
+            value, chosen = getattr(self, key), getattr(self, chooser)
+            if value != type(self).model_fields[key].default and chosen not in choices:
+                names = " or ".join(f'"{choice}"' for choice in choices)
+                raise UserError(
+                    f'it has no effect with {chooser} = "{chosen}"',
+                    code="key-without-effect",
+                    field=f"objective.{key}",
+                    value=value,
+                    remedy=f"leave it out, or set objective.{chooser} = {names}",
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _the_loss_fits_the_objective(self) -> Self:
+        if self.name == "rectified-flow":
+            return self
+        for key in _LOSS_KEYS:
+            value, default = getattr(self, key), type(self).model_fields[key].default
+            if value != default and self.name == "iddpm":
+                raise UserError(
+                    "IDDPM's loss is a squared error and a bound on the likelihood, which belong together",
+                    code="loss-of-another-objective",
+                    field=f"objective.{key}",
+                    value=value,
+                    remedy='leave it out, or set objective.name to another objective, such as "v-prediction"',
+                )
+        if self.loss_weighting in _FLOW_WEIGHTINGS:
+            raise UserError(
+                f"this weight is defined for rectified flow, and not for {self.name}",
+                code="loss-of-another-objective",
+                field="objective.loss_weighting",
+                value=self.loss_weighting,
+                remedy='set it to "min-snr", "debiased" or "none"',
+            )
+        return self
+
+    def for_validation(self) -> Self:
+        """Return the objective with squared errors without weights, so that runs with different losses can be compared."""
+        return self.model_copy(update={"loss": "mse", "loss_weighting": "none"})

@@ -2,22 +2,23 @@
 
 `times` maps `[B]` draws in [0, 1) to timesteps before and after the shift, `noised` blends latents `[B, C, T, H, W]`
 with noise, and `losses` returns the loss of each clip, `[B]`, from the network's output `[B, C or 2·C, T, H, W]`. With
-`weight_BTHW`, it is the weighted mean, so that a small mask counts as much as a large one. `learns_variance` tells
-whether the network outputs twice the channels, the second half for the variance.
+`weight_BTHW`, it is the weighted mean, so that a small mask counts as much as a large one. `of_error` returns the same
+for an error that is given. `learns_variance` tells whether the network outputs twice the channels, the second half for
+the variance.
 
 Legend: B clips, C channels, T latent frames, H height, W width.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, final
 
 import torch
 from torch import Tensor
 
-from reelworks.diffusion import ddpm, iddpm, rectified_flow, timesteps
-from reelworks.diffusion.config import ObjectiveConfig
+from reelworks.diffusion import ddpm, iddpm, loss_terms, rectified_flow, timesteps
+from reelworks.diffusion.config import NUM_TIMESTEPS, ObjectiveConfig
 
 
 @final
@@ -52,11 +53,9 @@ class RectifiedFlow:
 
     def times(self, uniform_B: Tensor, shift: float) -> tuple[Tensor, Tensor]:
         """Map draws to timesteps of the configured density and range, before and after the shift."""
-        config = self.config
-        kind, mean, std = config.timestep_sampling, config.logit_mean, config.logit_std
-        first, last = config.timestep_range
-        low, high = (timesteps.share_below(t, kind, shift, mean, std) for t in (first, last))
-        t_B = timesteps.sample(low + uniform_B * (high - low), kind, mean, std)
+        first, last = self.config.timestep_range
+        low, high = (timesteps.share_below(t, self.config, shift) for t in (first, last))
+        t_B = timesteps.sample(low + uniform_B * (high - low), self.config)
         return t_B, timesteps.within(timesteps.shift(t_B, shift), first, last)
 
     def noised(self, x0: Tensor, noise: Tensor, t_B: Tensor, frame_mask_BT: Tensor | None) -> Tensor:
@@ -73,9 +72,31 @@ class RectifiedFlow:
         frame_mask_BT: Tensor | None,
         weight_BTHW: Tensor | None = None,
     ) -> Tensor:
-        """Return the mean squared error of the velocity of each clip."""
+        """Return the loss of the velocity of each clip: the mean distance, by the weight of its timestep."""
         velocity = rectified_flow.velocity_from(output, x_t, t_B, self.config.prediction)
-        return rectified_flow.loss_per_sample(velocity, x0, noise, frame_mask_BT, weight_BTHW)
+        return self.of_error(velocity.float() - (x0.float() - noise.float()), t_B, frame_mask_BT, weight_BTHW)
+
+    def of_error(
+        self, error: Tensor, t_B: Tensor, frame_mask_BT: Tensor | None, weight_BTHW: Tensor | None = None
+    ) -> Tensor:
+        """Return the loss of each clip for the errors of its velocity."""
+        share_B = t_B / NUM_TIMESTEPS
+        weights_B = loss_terms.weights(self.config, 1 - share_B, share_B, "velocity")
+        return _mean_loss(self.config, error, t_B, weights_B, frame_mask_BT, weight_BTHW)
+
+
+def _mean_loss(
+    config: ObjectiveConfig,
+    error: Tensor,
+    t_B: Tensor,
+    weights_B: Tensor | None,
+    frame_mask_BT: Tensor | None,
+    weight_BTHW: Tensor | None,
+) -> Tensor:
+    """Return the mean distance of each clip by the weight of its timestep."""
+    distance = loss_terms.distance(config, t_B)
+    loss_B = rectified_flow.mean_distance(error, frame_mask_BT, weight_BTHW, distance)
+    return loss_B if weights_B is None else weights_B * loss_B
 
 
 def _uniform_steps(uniform_B: Tensor, shift: float) -> tuple[Tensor, Tensor]:
@@ -106,6 +127,12 @@ class Iddpm:
         mse_B, bound_B = iddpm.terms(output, x_t, x0, noise, t_B, frame_mask_BT, weight_BTHW)
         return mse_B + bound_B
 
+    def of_error(
+        self, error: Tensor, t_B: Tensor, frame_mask_BT: Tensor | None, weight_BTHW: Tensor | None = None
+    ) -> Tensor:
+        """Return the mean square of each clip's errors."""
+        return rectified_flow.mean_distance(error, frame_mask_BT, weight_BTHW)
+
 
 @final
 @dataclass(frozen=True)
@@ -113,6 +140,7 @@ class Ddpm:
     """Diffusion with prediction of the noise or v (`diffusion.ddpm`)."""
 
     prediction: ddpm.Prediction
+    config: ObjectiveConfig = field(default_factory=ObjectiveConfig)
     learns_variance = False
     times = staticmethod(_uniform_steps)
     noised = staticmethod(ddpm.noised)
@@ -127,9 +155,18 @@ class Ddpm:
         frame_mask_BT: Tensor | None,
         weight_BTHW: Tensor | None = None,
     ) -> Tensor:
-        """Return the mean squared error of the predicted noise or v of each clip."""
+        """Return the loss of the predicted noise or v of each clip: the mean distance, by the weight of its step."""
         error = output.float() - ddpm.target(self.prediction, x0.float(), noise.float(), t_B)
-        return rectified_flow.mean_square(error, frame_mask_BT, weight_BTHW)
+        return self.of_error(error, t_B, frame_mask_BT, weight_BTHW)
+
+    def of_error(
+        self, error: Tensor, t_B: Tensor, frame_mask_BT: Tensor | None, weight_BTHW: Tensor | None = None
+    ) -> Tensor:
+        """Return the loss of each clip for the errors of its noise or v."""
+        data_B, noise_B = (factor.flatten() for factor in ddpm.weights(t_B))
+        predicted: loss_terms.Predicted = "noise" if self.prediction == "epsilon" else "velocity"
+        weights_B = loss_terms.weights(self.config, data_B, noise_B, predicted)
+        return _mean_loss(self.config, error, t_B, weights_B, frame_mask_BT, weight_BTHW)
 
 
 Objective = RectifiedFlow | Iddpm | Ddpm
@@ -139,5 +176,5 @@ PREDICTIONS: dict[str, ddpm.Prediction] = {"epsilon": "epsilon", "v-prediction":
 def from_config(config: ObjectiveConfig) -> Objective:
     """Return the objective that a recipe names."""
     if config.name in PREDICTIONS:
-        return Ddpm(PREDICTIONS[config.name])
+        return Ddpm(PREDICTIONS[config.name], config)
     return Iddpm() if config.name == "iddpm" else RectifiedFlow(config)

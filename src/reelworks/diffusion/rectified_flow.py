@@ -9,12 +9,13 @@ generated and False where it is a condition.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from reelworks.diffusion.timesteps import NUM_TIMESTEPS
+from reelworks.diffusion.config import NUM_TIMESTEPS
 
 _SMALLEST_SHARE = 0.05
 
@@ -50,27 +51,20 @@ def velocity_from(
     return (output_BCTHW - x_t_BCTHW) / share
 
 
-def loss_per_sample(
-    prediction_BCTHW: Tensor,
-    x0_BCTHW: Tensor,
-    noise_BCTHW: Tensor,
+def mean_distance(
+    error_BCTHW: Tensor,
     frame_mask_BT: Tensor | None,
     weight_BTHW: Tensor | None = None,
+    distance: Callable[[Tensor], Tensor] = torch.square,
 ) -> Tensor:
-    """Return the mean squared error of the velocity over each clip's counted elements, `[B]` float32.
+    """Return the mean over each clip's counted elements of a function of the error, by default its square, `[B]`.
 
     Elements of generated frames are counted, by their weights if there are any. A clip without counted elements
     has loss 0 and no gradient. Non-finite values of other elements affect neither: they are replaced, not
     multiplied by 0.
     """
-    error_BCTHW = prediction_BCTHW.float() - (x0_BCTHW.float() - noise_BCTHW.float())
-    return mean_square(error_BCTHW, frame_mask_BT, weight_BTHW)
-
-
-def mean_square(error_BCTHW: Tensor, frame_mask_BT: Tensor | None, weight_BTHW: Tensor | None = None) -> Tensor:
-    """Return the mean square over each clip's counted elements, `[B]`."""
     counted_BCTHW = generated_only(error_BCTHW, frame_mask_BT, weight_BTHW)
-    return mean_over_generated(counted_BCTHW.square(), frame_mask_BT, weight_BTHW)
+    return mean_over_generated(distance(counted_BCTHW), frame_mask_BT, weight_BTHW)
 
 
 def generated_only(value_BCTHW: Tensor, frame_mask_BT: Tensor | None, weight_BTHW: Tensor | None = None) -> Tensor:

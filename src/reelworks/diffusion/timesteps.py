@@ -1,4 +1,4 @@
-"""Timesteps of rectified flow: their density and the shift for large and long clips.
+"""Timesteps of rectified flow: drawn from a density, and shifted for large and long clips.
 
 Timesteps lie in [0, 1000]; 0 is clean and 1000 is noise. Legend: B clips.
 """
@@ -6,41 +6,34 @@ Timesteps lie in [0, 1000]; 0 is clean and 1000 is noise. Legend: B clips.
 from __future__ import annotations
 
 import math
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from reelworks.diffusion.config import ObjectiveConfig
+from reelworks.diffusion import densities
+from reelworks.diffusion.config import NUM_TIMESTEPS, ObjectiveConfig
 
-NUM_TIMESTEPS = 1000
 _BASE_SIZE_PX = 512  # the shift is 1 for a picture of 512 × 512
 _EDGE = 2.0**-53  # hashed draws are multiples of 2^-53; a draw of 0 counts as half of that, and 1 never occurs
 
 
-def sample(uniform_B: Tensor, kind: Literal["logit-normal", "uniform"], mean: float = 0.0, std: float = 1.0) -> Tensor:
-    """Map uniform draws to timesteps before the shift.
+def sample(uniform_B: Tensor, config: ObjectiveConfig) -> Tensor:
+    """Map uniform draws to timesteps of the configured density, before the shift.
 
-    Logit-normal timesteps, as in Stable Diffusion 3 (Esser et al. 2024), are the sigmoid of a normal variable,
-    which is the inverse normal distribution function of the draw here.
     The draws are in [0, 1), hashed per clip, so that no generator is needed; the timesteps are float32 in (0, 1000].
     """
     u_B = uniform_B.double().clamp(_EDGE / 2, 1 - _EDGE)
-    share_B = torch.sigmoid(mean + std * torch.special.ndtri(u_B)) if kind == "logit-normal" else u_B
-    return (share_B * NUM_TIMESTEPS).float()
+    return (densities.quantile(config, u_B) * NUM_TIMESTEPS).float()
 
 
-def share_below(
-    t: float, kind: Literal["logit-normal", "uniform"], ratio: float, mean: float = 0.0, std: float = 1.0
-) -> float:
+def share_below(t: float, config: ObjectiveConfig, ratio: float) -> float:
     """Return the share of shifted timesteps below `t`: the draw that `sample` and `shift` map to `t`."""
     if t <= 0 or t >= NUM_TIMESTEPS:
         return float(t >= NUM_TIMESTEPS)
     share = t / NUM_TIMESTEPS
     before = share / (ratio - (ratio - 1) * share)
-    if kind == "uniform" or before >= 1:  # r = 0 (opensora_frame_quantization alone)
-        return before
-    return 0.5 * (1 + math.erf((math.log(before / (1 - before)) - mean) / (std * math.sqrt(2))))
+    # r = 0 (opensora_frame_quantization alone) moves all but pure noise below.
+    return before if before >= 1 else densities.share_below(config, before)
 
 
 def within(t_B: Tensor, first: float, last: float) -> Tensor:

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from reelworks.core.errors import UserError
-from reelworks.diffusion import ddpm, timesteps
+from reelworks.diffusion import ddpm
+from reelworks.diffusion.config import NUM_TIMESTEPS
 from reelworks.diffusion.objectives import PREDICTIONS
 from reelworks.encoders.encoders import LiveEncoder
 from reelworks.generate import pipeline
@@ -100,7 +101,7 @@ def _build(
     assert isinstance(denoiser, FamilyDenoiser | ExpertPairDenoiser)
     assert isinstance(autoencoder, DiffusersAutoencoder)
     if isinstance(denoiser, ExpertPairDenoiser):
-        settings = {"boundary_ratio": denoiser.switch_timestep / timesteps.NUM_TIMESTEPS}
+        settings = {"boundary_ratio": denoiser.switch_timestep / NUM_TIMESTEPS}
     else:
         settings = _family(recipe).pipeline_settings(denoiser.config, options.guidance_scale)
     kind = getattr(optional_imports.diffusers(), registry.TEXT_ENCODERS[recipe.text_encoder.name].pipeline)

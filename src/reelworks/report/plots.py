@@ -7,8 +7,9 @@ light and dark schemes share one definition.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from reelworks.core import units
@@ -17,6 +18,8 @@ from reelworks.report.run_data import Event, RunData
 MAX_POINTS = 1500  # per curve; neighbours are averaged beyond that
 COLOURS = 8
 RAMP = 7
+MAX_BLOCK_COLUMNS = 400
+MAX_MARKERS = 100
 Series = Sequence[float | None]
 Trace = dict[str, Any]
 
@@ -98,18 +101,22 @@ def _resume_lines(data: RunData) -> list[dict[str, Any]]:
 
 def loss_curve(data: RunData) -> Figure | None:
     """Plot the training loss of each step (faint) and smoothed."""
-    resumes = _resume_lines(data)
+    resumes, spikes = _resume_lines(data), data.events_of("spike")
     traces = _raw_and_smooth(*_series(data.events_of("step"), "loss"), "@c1")
+    losses = {event["step"]: finite(event.get("loss")) for event in data.events_of("step")}
+    if spikes and traces:
+        steps = [event["step"] for event in spikes]
+        marker = {"color": "@c6", "size": 8, "symbol": "circle-open"}
+        marks = {"type": "scatter", "mode": "markers", "name": "spike", "marker": marker}
+        traces.append({**marks, "x": steps, "y": [losses.get(step) for step in steps]})
     note = "Faint: each step. Strong: smoothed." + (" Dotted: a resume." if resumes else "")
+    note += " Circle: a spike." if spikes else ""
     return _figure("loss", "Training loss", note, traces, "loss", shapes=resumes)
 
 
 def loss_by_bucket(data: RunData) -> Figure | None:
     """Plot the smoothed loss of each bucket, the most trained ones in colour."""
-    points: dict[str, list[tuple[int, float | None]]] = {}
-    for event in data.events_of("step"):
-        for name, loss in (event.get("loss_by_bucket") or {}).items():
-            points.setdefault(name, []).append((event["step"], finite(loss)))
+    points = _by_part(data, "loss_by_bucket")
     traces = []
     for i, (name, pairs) in enumerate(sorted(points.items(), key=lambda item: -len(item[1]))):
         steps, values = zip(*pairs, strict=True)
@@ -117,6 +124,50 @@ def loss_by_bucket(data: RunData) -> Figure | None:
         traces.append(_line(name, steps, smooth(values), colour, visible=visible))
     note = "Smoothed. Shapes differ in difficulty, so compare each line only with itself."
     return _figure("loss-by-bucket", "Loss by bucket", note, traces, "loss", legend=True)
+
+
+def _by_part(data: RunData, key: str) -> dict[str, list[tuple[int, float | None]]]:
+    """Return step and value of each part in the steps that have it, by the part's name."""
+    points: dict[str, list[tuple[int, float | None]]] = {}
+    for event in data.events_of("step"):
+        for name, value in (event.get(key) or {}).items():
+            points.setdefault(name, []).append((event["step"], finite(value)))
+    return points
+
+
+def loss_by_timestep(data: RunData) -> Figure | None:
+    """Plot the smoothed loss of each range of timesteps, from light (little noise) to dark (much)."""
+    points = _by_part(data, "loss_by_timestep")
+    names = sorted(points, key=lambda name: float(name.partition("-")[0]))
+    traces = []
+    for i, name in enumerate(names):
+        steps, values = zip(*points[name], strict=True)
+        shade = 1 + round(i * (RAMP - 1) / max(1, len(names) - 1))
+        traces.append(_line(f"t = {name}", steps, smooth(values), f"@ramp{shade}", width=1.8))
+    note = "Smoothed, by the noise that a clip had; t = 0 is clean, t = 1000 pure noise."
+    return _figure("loss-by-timestep", "Loss by timestep", note, traces, "loss", legend=True)
+
+
+def grad_norm_by_block(data: RunData) -> Figure | None:
+    """Plot the gradient norm of each block over the steps that measured it, by colour on a logarithmic scale."""
+    measured = [event for event in data.events_of("step") if event.get("grad_norm_by_block")]
+    if not measured:
+        return None
+    stride = -(-len(measured) // MAX_BLOCK_COLUMNS)
+    measured = measured[::stride]
+    names = list(measured[-1]["grad_norm_by_block"])
+    rows = [[finite(event["grad_norm_by_block"].get(name)) for event in measured] for name in names]
+    logs = [[math.log10(norm) if norm else None for norm in row] for row in rows]
+    shades = [[i / (RAMP - 1), f"@ramp{i + 1}"] for i in range(RAMP)]
+    map_of_blocks: Trace = {"type": "heatmap", "x": [event["step"] for event in measured], "y": names, "z": logs}
+    map_of_blocks |= {"colorscale": shades, "colorbar": {"title": {"text": "log₁₀"}}, "customdata": rows}
+    map_of_blocks |= {"hovertemplate": "step %{x}<br>%{y}<br>norm %{customdata:.3g}<extra></extra>"}
+    axis = {"autorange": "reversed", "type": "category"}
+    note = "Before clipping. A block that stays light gets no gradient; one that darkens is where it grows."
+    figure = _figure("grad-norm-by-block", "Gradient norm by block", note, [map_of_blocks], "", **axis)
+    if figure is not None:
+        figure.plot["layout"]["hovermode"] = "closest"
+    return figure
 
 
 def validation(data: RunData) -> Figure | None:
@@ -140,9 +191,7 @@ def validation(data: RunData) -> Figure | None:
 
 def throughput(data: RunData) -> Figure | None:
     """Plot clips per second."""
-    events = [e for e in data.events_of("step") if e.get("seconds")]
-    values = [finite(e["clips"] / e["seconds"]) for e in events]
-    traces = _raw_and_smooth([e["step"] for e in events], values, "@c2")
+    traces = _raw_and_smooth(*_clips_per_second(data), "@c2")
     note = "Long clips cost more than pictures."
     return _figure("throughput", "Throughput", note, traces, "clips / s", rangemode="tozero")
 
@@ -173,5 +222,38 @@ def grad_norm(data: RunData) -> Figure | None:
 
 def all_of(data: RunData) -> list[Figure]:
     """Return every figure that has data, in the page's order."""
-    drawn = (loss_curve, validation, loss_by_bucket, throughput, data_wait, learning_rate, grad_norm)
+    losses = (loss_curve, validation, loss_by_bucket, loss_by_timestep)
+    drawn = (*losses, throughput, data_wait, learning_rate, grad_norm, grad_norm_by_block)
     return [figure for draw in drawn if (figure := draw(data))]
+
+
+def overlaid(runs: Sequence[tuple[str, RunData]]) -> list[Figure]:
+    """Return figures with a curve of each run in its colour: losses, learning rate, gradient norm and throughput."""
+    loss = partial(_series, key="loss")
+    curves: list[tuple[str, str, str, str, Callable[[RunData], tuple[list[float], list[float | None]]], bool]] = [
+        ("loss", "Training loss", "Smoothed.", "loss", lambda data: loss(data.events_of("step")), True),
+        ("validation", "Validation loss", "", "loss", lambda data: loss(data.events_of("validation")), False),
+        ("learning-rate", "Learning rate", "", "learning rate", _of_steps("learning_rate"), False),
+        ("grad-norm", "Gradient norm", "Smoothed; before clipping.", "norm", _of_steps("grad_norm"), True),
+        ("throughput", "Throughput", "Smoothed.", "clips / s", _clips_per_second, True),
+    ]
+    drawn = []
+    for name, title, note, unit, series, smoothed in curves:
+        traces = []
+        for i, (run, data) in enumerate(runs):
+            steps, values = series(data)
+            if steps:
+                more = {} if smoothed else {"mode": "lines+markers" if len(steps) < MAX_MARKERS else "lines"}
+                shown = smooth(values) if smoothed else values
+                traces.append(_line(run, steps, shown, f"@c{i % COLOURS + 1}", **more))
+        drawn.append(_figure(name, title, note, traces, unit, legend=True))
+    return [figure for figure in drawn if figure]
+
+
+def _of_steps(key: str) -> Callable[[RunData], tuple[list[float], list[float | None]]]:
+    return lambda data: _series([e for e in data.events_of("step") if e.get(key) is not None], key)
+
+
+def _clips_per_second(data: RunData) -> tuple[list[float], list[float | None]]:
+    events = [e for e in data.events_of("step") if e.get("seconds")]
+    return [e["step"] for e in events], [finite(e["clips"] / e["seconds"]) for e in events]

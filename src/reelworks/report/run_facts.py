@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from itertools import cycle
 from typing import Any, NamedTuple
 
@@ -10,9 +11,11 @@ from reelworks.analysis.coverage import EpochCoverage, State
 from reelworks.core import units
 from reelworks.report import status
 from reelworks.report.run_data import RunData
+from reelworks.train import spikes as advice
 
 Json = dict[str, Any]
 MAX_NAMES = 500  # file names listed per reason, so that browsers can open the page
+MAX_SPIKES = 50
 
 # Label and remedy of each reason.
 REASONS: dict[str, tuple[str, str]] = {
@@ -160,6 +163,39 @@ def _state(epoch: EpochCoverage) -> str:
     if not (epoch.adds_up or epoch.pruned):
         return "contradiction"
     return "adds up" if epoch.ended else "under way"
+
+
+class SpikeRow(NamedTuple):
+    """A step far above the usual, with its clips and what can be done about it."""
+
+    step: int
+    measure: str
+    value: float
+    usual: float
+    bucket: str
+    skipped: bool
+    clips: list[Json]  # with path and loss, by falling loss
+    remedy: str
+
+
+def spikes(data: RunData) -> list[SpikeRow]:
+    """Return the last spikes, newest first."""
+    events = data.events_of("spike")[-MAX_SPIKES:]
+    skips = _skip_steps(data.recipe)
+    rows = []
+    for e in reversed(events):
+        remedy = "" if e["skipped"] else advice.remedy(e["step"], data.on_disk, skips)
+        measure = e["what"].replace("grad_norm", "gradient norm")
+        rows.append(SpikeRow(e["step"], measure, e["value"], e["usual"], e["bucket"], e["skipped"], e["clips"], remedy))
+    return rows
+
+
+def _skip_steps(recipe: str) -> list[list[int]]:
+    try:
+        steps = tomllib.loads(recipe).get("train", {}).get("skip_steps", [])
+    except ValueError:
+        return []
+    return steps if isinstance(steps, list) else []
 
 
 def headline(data: RunData) -> list[Fact]:

@@ -130,6 +130,9 @@ def _moment(event: Event) -> Moment | None:
         return Moment(time, resumed_from or 0, title, detail, "start")
     if kind == "signal":
         return Moment(time, step, str(event.get("name", "signal")), "asked to save and exit", "warn")
+    if kind == "early_stop":
+        detail = f"no lower validation loss in {units.plural(event['patience'], 'validation')}"
+        return Moment(time, step, "Ended early", f"{detail}; best {units.loss(event['best'])}", "warn")
     if kind == "stop":
         return Moment(time, step, "Stopped", str(event.get("reason", "")).replace("_", " "), "good")
     return None

@@ -6,9 +6,15 @@ Every event has `v` (schema version), `time` (seconds since 1970), `kind` and, e
     start       world_size, micro_batches_per_step, same_bucket_run, threads, device, recipe (file below recipes/),
                 resumed_from (step or null)
     epoch       data_restarts, epoch, segment, planned, rows, plan (digest): an epoch's plan begins
-    step        epoch, row, loss, loss_by_bucket {name: loss}, learning_rate, grad_norm, clips, tokens,
+    step        epoch, row, loss, loss_by_bucket {name: loss}, loss_by_timestep {"300-400": loss}, applied (false if the
+                step was skipped), learning_rate, grad_norm, grad_norm_by_block {name: norm} (where it was measured),
+                clips, tokens,
                 seconds, data_wait_seconds (of them, waiting for clips), decode_p50_seconds and decode_p99_seconds (of the
                 last 1000 clips, or null), queue_bytes (decoded frames that wait), buckets [name, ...]
+    spike       what ("loss" or "grad_norm"), bucket, value, usual (median of recent steps), limit, skipped,
+                clips [{uid, path, loss}]: a step far above the usual
+    early_stop  patience, best, best_step: the validation loss did not fall any more, and training ends
+    profile     file, first, last: steps whose trace was written
     validation  loss, loss_by_time {"100": loss, ...}, clips, seconds
     checkpoint  name, bytes, seconds
     retention   kept [{step, reasons}], deleted [{step, reasons}]

@@ -40,6 +40,7 @@ class RunFolder:
     coverage_folder = _Below("coverage")  # records of segments, copies of their catalogs, and failures by epoch
     tensorboard_folder = _Below("tensorboard")  # TensorBoard's event files
     samples_folder = _Below("samples")  # videos and images generated on schedule, such as `step-000000100/00.mp4`
+    profiles_folder = _Below("profiles")  # traces of steps and snapshots of GPU memory
     checkpoints_folder = _Below("checkpoints")  # only the checkpoint package writes here
     exports_folder = _Below("exports")  # exported weights for inference, written along with checkpoints
     report_file = _Below("report.html")  # the report as one HTML file
@@ -67,6 +68,10 @@ class RunFolder:
                 value=str(self.path),
                 remedy="choose a folder you may write to with --output DIR, or fix its permissions",
             ) from error
+
+    def snapshot_file(self, rank: int) -> Path:
+        """Return the file to which a rank writes a snapshot of GPU memory."""
+        return self.profiles_folder / f"out-of-memory-rank-{rank}.pickle"
 
     def keep_recipe(self, text: str) -> str:
         """Store a start's resolved recipe beside those of former starts; return its file's name, as `keep_input` does."""

@@ -24,7 +24,7 @@ class Step:
     Attributes:
         step: Number of the step, from 1.
         clips: Clips that counted in the loss.
-        applied: False if the step was skipped: a loss or gradient was not finite, or no clip was decoded.
+        applied: False if the step was skipped: a loss or gradient was not finite or a spike, or no clip was decoded.
         recipe: File of the recipe that its start used, below `recipes/`.
     """
 
@@ -95,7 +95,8 @@ def epochs(run: RunFolder) -> list[Epoch]:
             continue
         elif event["kind"] == "step":
             # Values that are not finite are stored as null; such a step was not applied.
-            applied = event["loss"] is not None and event["grad_norm"] is not None and event["clips"] > 0
+            finite = event["loss"] is not None and event["grad_norm"] is not None
+            applied = finite and event["clips"] > 0 and event.get("applied", True)
             step = Step(event["step"], event["row"], event["clips"], applied, recipe, world_size)
             now.steps.setdefault(now.segment, []).append(step)
         elif event["kind"] == "failure" and event["repeat_index"]:

@@ -21,7 +21,6 @@ from reelworks.data import loader
 from reelworks.data.micro_batch import MicroBatch, MicroBatchRequest
 from reelworks.diffusion import frame_masks, objectives, timesteps
 from reelworks.diffusion.config import ObjectiveConfig
-from reelworks.diffusion.rectified_flow import generated_only, mean_over_generated
 from reelworks.encoders import conditioning, stored_batches
 from reelworks.encoders.encoders import LiveEncoder
 from reelworks.models.api import DenoiserInputs
@@ -47,9 +46,7 @@ def objective_of_step(
     for bucket, count in loader.batches_of_row(plan, row):
         shape = table.buckets[bucket].shape
         ratio = _shift_ratio(objective, shape, geometry.latent(shape)[0])
-        share = timesteps.share_below(
-            switch, objective.timestep_sampling, ratio, objective.logit_mean, objective.logit_std
-        )
+        share = timesteps.share_below(switch, objective, ratio)
         low += count * share
         clips += count
     draw = float(hash_rng.uniform(hash_rng.hash64(recipe.seed, step, Purpose.EXPERT)))
@@ -124,11 +121,11 @@ class Example:
             output_BCTHW, i.latent, self.x0, self.noise, i.time, i.frame_mask, self.loss_weight
         )
 
-    def distances(self, output_BCTHW: Tensor, base_BCTHW: Tensor) -> Tensor:
-        """Return the mean squared difference of each clip's output and the base model's, `[B]`."""
-        mask, weight = self.inputs.frame_mask, self.loss_weight
-        difference = generated_only(output_BCTHW.float() - base_BCTHW.float(), mask, weight)
-        return mean_over_generated(difference.square(), mask, weight)
+    def distances(self, output_BCTHW: Tensor, base_BCTHW: Tensor, config: ObjectiveConfig) -> Tensor:
+        """Return the loss of each clip, `[B]`, with the base model's output as the target."""
+        i = self.inputs
+        difference = output_BCTHW.float() - base_BCTHW.float()
+        return objectives.from_config(config).of_error(difference, i.time, i.frame_mask, self.loss_weight)
 
 
 def normal(shape: tuple[int, ...], seeds: U64, device: torch.device) -> Tensor:

@@ -38,6 +38,7 @@ from reelworks.train.step import StepFlags
 
 _EXCLUDED = "excluded.npz"
 _ALIASES = "aliases.npz"
+_SPIKES = "recent_losses.json"
 # With `asynchronous = "auto"` states of this size or more are saved in a thread; smaller ones are written at once.
 _ASYNCHRONOUS_BYTES = 1_000_000_000
 # A failed save is repeated after this time; each attempt may write up to a whole checkpoint.
@@ -55,6 +56,8 @@ def restore(checkpoint: Path, state: TrainState, base: Base | None) -> tuple[Cur
         excluded = Excluded.from_bytes(load.read_extra(checkpoint, _EXCLUDED))
     if load.has_extra(checkpoint, _ALIASES):
         aliases = Aliases.from_bytes(load.read_extra(checkpoint, _ALIASES))
+    if load.has_extra(checkpoint, _SPIKES):
+        state.spikes.load(load.read_extra(checkpoint, _SPIKES))
     return Cursor(**json.loads(load.read_extra(checkpoint, names.CURSOR))), excluded, aliases
 
 
@@ -243,12 +246,14 @@ class CheckpointManager:
         self._after_publishing(saved)
 
     def _extra(self, position: DataPosition) -> dict[str, bytes]:
-        """Return the files of a checkpoint other than tensors: the position in the data, and the LoRA's base."""
+        """Return the files of a checkpoint other than tensors: the position in the data, recent losses, the LoRA's base."""
         extra = {names.CURSOR: files.to_json(position.to_cursor(self._data).to_json(), indent=2).encode()}
         if position.excluded:
             extra[_EXCLUDED] = position.excluded.to_bytes()
         if position.aliases:
             extra[_ALIASES] = position.aliases.to_bytes()
+        if self._state.spikes.recent:
+            extra[_SPIKES] = self._state.spikes.to_bytes()
         if self._base is not None:
             extra[BASE] = self._base.to_json().encode()
         return extra

@@ -62,6 +62,20 @@ class TrainConfig(Config):
         "skip", description="whether a loss or gradient that is not finite skips the step, or stops the run"
     )
     max_non_finite: int = Field(10, ge=1, description="number of such steps in a row that stops the run with skip")
+    spikes: Literal["off", "report", "skip"] = Field(
+        "report",
+        description="whether a step whose loss or gradient norm is far above the recent ones is reported with its clips, "
+        "or also skipped: its update is not applied",
+    )
+    spike_threshold: float = Field(
+        8.0,
+        gt=0,
+        description="distance from the median of the recent values, in robust standard deviations, from which on a value "
+        "is such a spike",
+    )
+    log_block_grad_norms_every: int | None = Field(
+        None, ge=1, description="steps between two measurements of the gradient norm of each block; default: none"
+    )
     log_every: int = Field(1, ge=1, description="steps between two lines of progress")
     threads: int | None = Field(None, ge=1, description="CPU threads of each rank; default: cores / ranks")
 
@@ -143,6 +157,33 @@ class ValidationConfig(Config):
     every_steps: int | None = Field(500, ge=1, description="steps between two validations")
     timesteps: list[float] = Field([100.0, 300.0, 500.0, 700.0, 900.0], description="timesteps in (0, 1000]")
     max_clips: int = Field(64, ge=1, description="held-out clips that are evaluated, the same ones each time")
+    patience: int | None = Field(
+        None,
+        ge=1,
+        description="validations in a row without a lower loss after which training ends; default: it does not end early",
+    )
+    min_delta: float = Field(0.0, ge=0, description="decrease of the loss that counts as lower, with patience")
+
+    @model_validator(mode="after")
+    def _check_patience(self) -> ValidationConfig:
+        if self.patience is None and self.min_delta:
+            raise UserError(
+                "it has no effect without patience",
+                code="key-without-effect",
+                field="validation.min_delta",
+                value=self.min_delta,
+                remedy="leave it out, or set validation.patience",
+            )
+        if self.patience is not None and (self.every_steps is None or not self.split):
+            lacking = "split" if self.every_steps is not None else "every_steps"
+            raise UserError(
+                f"there is no validation during training, as validation.{lacking} says so",
+                code="patience-without-validation",
+                field="validation.patience",
+                value=self.patience,
+                remedy=f"leave it out, or set validation.{lacking}",
+            )
+        return self
 
     @field_validator("timesteps")
     @classmethod

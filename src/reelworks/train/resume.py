@@ -27,9 +27,10 @@ from reelworks.run import events, history, records
 from reelworks.run.folder import RunFolder
 from reelworks.schedule.cursor import Cursor
 from reelworks.schedule.plan import PlanSpec
-from reelworks.train import checkpointing, init_from, progress
+from reelworks.train import checkpointing, init_from
 from reelworks.train.build import TrainedModel
 from reelworks.train.open_run import OpenRun
+from reelworks.train.profile import Steps
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ class RunOptions:
         load: Another run, or a checkpoint, to start from; ignored once this run has a checkpoint of its own.
         weights_only: Load only the weights of `load`.
         restart_data: Start the data again at epoch 0, and keep weights, optimizer and step count.
-        debug: Log the clips of every step, on every rank.
+        debug: Log the clips of every step, on every rank, and keep the stacks of GPU allocations.
+        profile: Steps of which a trace is written, if any.
     """
 
     resume: str = "auto"
@@ -49,6 +51,7 @@ class RunOptions:
     weights_only: bool = False
     restart_data: bool = False
     debug: bool = False
+    profile: Steps | None = None
 
 
 def set_threads(recipe: Recipe) -> int:
@@ -146,8 +149,12 @@ def require_same_plan(world: World, position: DataPosition) -> None:
         )
 
 
-def prepare_folder(run: OpenRun, data: RecipeData, position: DataPosition, *, threads: int, resumed: bool) -> str:
+def prepare_folder(
+    run: OpenRun, data: RecipeData, position: DataPosition, *, threads: int, resumed: bool, done: bool
+) -> str:
     """Update the run folder for a start, on the main rank: set later checkpoints aside, write recipe and plan.
+
+    `done` tells whether nothing is left to train.
 
     Call this before logging the start event, which voids the events of later steps: after a kill in between, there
     would be a checkpoint without events of its steps. Returns the name of the recipe's file in `recipes/`.
@@ -157,7 +164,6 @@ def prepare_folder(run: OpenRun, data: RecipeData, position: DataPosition, *, th
         for later in [step for step in run.store.steps() if step > position.global_step]:
             aside = run.store.quarantine(later, f"abandoned: the run went back to step {position.global_step}")
             logger.info("checkpoint of step %d is set aside as %s", later, aside.name)
-        done = progress.is_done(data.recipe.train, position)
         records.reopen(run.folder, position.global_step, None if done else position.key)
     recipe_name = run.folder.keep_recipe(recipe_file.dump(data.recipe))
     starts = list(events.read(run.folder.events_file, "start"))

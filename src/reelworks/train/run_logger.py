@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import os
+import resource
+import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import Any, Self
@@ -18,24 +21,30 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch.utils.tensorboard import SummaryWriter
 
 from reelworks.analysis import data_wait
-from reelworks.core import files, log, waiting_threads
+from reelworks.checkpoint.store import CheckpointStore
+from reelworks.core import files, log, units, waiting_threads
 from reelworks.core.log import logger
 from reelworks.data import loader
 from reelworks.data.micro_batch import MicroBatch, StreamState
 from reelworks.data.position import DataPosition
+from reelworks.diffusion.config import NUM_TIMESTEPS
 from reelworks.distributed.mesh import World
 from reelworks.recipe.dataset import RecipeData
 from reelworks.run.events import EventLog
 from reelworks.run.folder import RunFolder
 from reelworks.run.records import Failure
 from reelworks.schedule.plan import PlanSpec
+from reelworks.train import spikes
 from reelworks.train.segment_records import RecordKeeper
-from reelworks.train.step import StepResult
+from reelworks.train.spikes import Spike
+from reelworks.train.step import TIMESTEP_RANGES, StepResult
 from reelworks.train.validation import Validation
 
 _LINE_EVERY_SECONDS = 10.0
 _SPEED_WINDOW = 50
 _FIRST_STEPS = 5
+_MEAN_STEPS = 10  # steps over which losses by bucket and by timestep are averaged for TensorBoard
+_SPIKE_MESSAGE_STEPS = 50  # steps between two messages about spikes; each has an event
 
 
 class RunLogger:
@@ -62,7 +71,9 @@ class RunLogger:
         self._events = log.EventHandler(EventLog(run.events_file).write)
         # Steps that a resume repeats must not be in the curves twice.
         self._board = SummaryWriter(run.tensorboard_folder, purge_step=first_step + 1) if world.is_main else None
-        self._progress = _StepProgress(first_step, total_steps, data.recipe.train.log_every)
+        self._progress = _StepProgress(first_step, total_steps, data.recipe.train.log_every, world.device)
+        self._parts: dict[str, list[float]] = {}  # losses of parts of the last steps, by name
+        self._last_spike_message: int | None = None
         self._has_warned_of_spinning = self._has_warned_of_waiting = False
         self._waits: deque[tuple[float, float]] = deque(maxlen=_SPEED_WINDOW)  # for data, and seconds, of each step
 
@@ -116,7 +127,9 @@ class RunLogger:
         """Log the step of the row at a position, with this rank's micro-batches and the wall time."""
         step = position.global_step + 1
         buckets = self._data.table.buckets
-        names = [buckets[i].name for i in result.loss_by_bucket]
+        by_bucket = {buckets[i].name: loss for i, loss in result.loss_by_bucket.items()}
+        by_range = {_range(i): loss for i, loss in result.loss_by_range.items()}
+        names = list(by_bucket)
         planned = loader.batches_of_row(position.plan, position.row)
         wait_seconds = sum(batch.stream.wait_seconds for batch in batches)
         stream = batches[-1].stream if batches else StreamState()
@@ -126,7 +139,9 @@ class RunLogger:
             epoch=position.epoch,
             row=position.row,
             loss=result.loss,
-            loss_by_bucket={buckets[i].name: loss for i, loss in result.loss_by_bucket.items()},
+            loss_by_bucket=by_bucket,
+            loss_by_timestep=by_range,
+            applied=result.applied,
             learning_rate=result.learning_rate,
             grad_norm=result.grad_norm,
             clips=result.clips,
@@ -138,6 +153,7 @@ class RunLogger:
             decode_p99_seconds=stream.decode_p99_seconds,
             queue_bytes=stream.queue_bytes,
             buckets=names,
+            **({"grad_norm_by_block": result.grad_norm_by_block} if result.grad_norm_by_block else {}),
         )
         self._scalars(
             step,
@@ -147,14 +163,18 @@ class RunLogger:
                 "train/learning_rate": result.learning_rate,
                 "train/clips_per_second": result.clips / seconds,
                 "train/data_wait_share": wait_seconds / seconds,
+                **{f"grad_norm/{block}": norm for block, norm in result.grad_norm_by_block.items()},
             },
         )
+        self._write_parts(step, {"loss_by_bucket": by_bucket, "loss_by_timestep": by_range})
         label = names[0] + (f" +{len(names) - 1}" if len(names) > 1 else "") if names else "no clip"
-        self._progress.step(step, result, label)
+        self._progress.step(step, result, label, seconds)
         self._warn_of_spinning()
         self._warn_of_waiting(wait_seconds, seconds)
         if not result.applied:
             logger.info("step %d is skipped: %s", step, result.why_not)
+        if result.spike is not None:
+            self._log_spike(step, result.spike, skipped=not result.applied)
         if result.blame is not None:
             origin = result.blame.origin
             what, module = (origin.what, origin.path) if origin else (None, None)
@@ -182,6 +202,30 @@ class RunLogger:
         self.event("validation", step=step, **asdict(result), seconds=seconds)
         self._scalars(step, {"validation/loss": result.loss})
         logger.info(f"step {step}  validation loss {result.loss:.4f} on {result.clips} clips")
+
+    def _write_parts(self, step: int, losses: dict[str, dict[str, float]]) -> None:
+        """Add losses of parts of a step to TensorBoard, as means of several steps: each part is small and noisy."""
+        if self._board is None:
+            return
+        for group, by_name in losses.items():
+            for name, loss in by_name.items():
+                self._parts.setdefault(f"{group}/{name}", []).append(loss)
+        if step % _MEAN_STEPS == 0:
+            self._scalars(step, {name: sum(values) / len(values) for name, values in self._parts.items()})
+            self._parts.clear()
+
+    def _log_spike(self, step: int, spike: Spike, *, skipped: bool) -> None:
+        """Log a step that is far above the usual, with its clips and what can be done about it."""
+        clips = [clip._asdict() for clip in spike.clips]
+        values = {"bucket": spike.bucket, "value": spike.value, "usual": spike.usual, "limit": spike.limit}
+        self.event("spike", step=step, what=spike.what, **values, skipped=skipped, clips=clips)
+        last = self._last_spike_message
+        if skipped or (last is not None and step < last + _SPIKE_MESSAGE_STEPS):
+            return
+        self._last_spike_message = step
+        saved = CheckpointStore(self._run.checkpoints_folder).steps()
+        remedy = spikes.remedy(step, saved, self._data.recipe.train.skip_steps)
+        logger.warning(f"step {step}: {spike}. If training does not recover, {remedy}")
 
     def _scalars(self, step: int, values: dict[str, float]) -> None:
         if self._board is not None:
@@ -242,7 +286,7 @@ class RunLogger:
 class _StepProgress:
     """Show finished steps by a progress bar on a terminal, and elsewhere by a line every few seconds."""
 
-    def __init__(self, first_step: int, total_steps: int | None, log_every: int) -> None:
+    def __init__(self, first_step: int, total_steps: int | None, log_every: int, device: torch.device) -> None:
         console = log.terminal()
         self._bar: Progress | None = None
         if console is not None and console.is_terminal:
@@ -256,7 +300,10 @@ class _StepProgress:
             )
             self._bar.add_task("training", total=total_steps, completed=first_step, now="")
         self._total, self._log_every = total_steps, log_every
+        self._device = device
         self._recent: deque[tuple[float, int]] = deque(maxlen=_SPEED_WINDOW)  # time and clips of each step
+        self._losses: deque[float] = deque(maxlen=_SPEED_WINDOW)
+        self._seconds: deque[float] = deque(maxlen=_SPEED_WINDOW)
         self._last_line = 0.0
 
     def start(self) -> None:
@@ -267,12 +314,23 @@ class _StepProgress:
         if self._bar is not None:
             self._bar.stop()
 
-    def step(self, step: int, result: StepResult, buckets: str) -> None:
+    def step(self, step: int, result: StepResult, buckets: str, step_seconds: float) -> None:
         now = time.monotonic()
         self._recent.append((now, result.clips))
         seconds, steps = now - self._recent[0][0], len(self._recent) - 1
         speed = (sum(clips for _, clips in self._recent) - self._recent[0][1]) / max(seconds, 1e-9)
-        text = f"loss {result.loss:.4f}  {speed:.1f} clips/s  {buckets}"
+        self._seconds.append(step_seconds)
+        if math.isfinite(result.loss):
+            self._losses.append(result.loss)
+        parts = [
+            f"loss {units.loss(_mean(self._losses))}",
+            f"{_mean(self._seconds):.2f} s/it",
+            f"lr {result.learning_rate:.2g}",
+            _memory(self._device),
+            f"{speed:.1f} clips/s",
+            buckets,
+        ]
+        text = "  ".join(parts)
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=step, now=text)
             return
@@ -282,6 +340,24 @@ class _StepProgress:
             total = f"/{self._total}" if self._total else ""
             eta = f"  ETA {_clock(seconds / steps * max(self._total - step, 0))}" if self._total and steps else ""
             logger.info(f"step {step}{total}  {text}{eta}")
+
+
+def _mean(values: Collection[float]) -> float:
+    return sum(values) / len(values) if values else math.nan
+
+
+def _memory(device: torch.device) -> str:
+    """Return the largest memory so far, of the device or, without one, of this process."""
+    if device.type == "cuda":
+        return f"{torch.cuda.max_memory_reserved(device) / 1e9:.1f} GB"
+    unit = 1 if sys.platform == "darwin" else 1024  # bytes on macOS
+    return f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9:.1f} GB"
+
+
+def _range(index: int) -> str:
+    """Return the name of a range of timesteps, such as `300-400`."""
+    width = NUM_TIMESTEPS // TIMESTEP_RANGES
+    return f"{index * width}-{(index + 1) * width}"
 
 
 def _clock(seconds: float) -> str:

@@ -19,6 +19,7 @@ from reelworks.recipe import validation
 from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
 from reelworks.run.folder import RunFolder
+from reelworks.train import out_of_memory
 from reelworks.train.run_logger import RunLogger
 from reelworks.train.state import TrainState
 
@@ -79,6 +80,8 @@ class Previewer:
                     self.recipe, self.boundary, self.encoder.loaded(), prompts, options
                 )
         except UserError as error:  # such as a lack of memory
+            if error.code == "out-of-memory":
+                out_of_memory.snapshot(self.world.device, self.run_folder.snapshot_file(self.world.rank))
             if self.world.size > 1:  # the other ranks may be waiting for this one
                 raise
             logger.warning("previews could not be generated: %s", error.problem)

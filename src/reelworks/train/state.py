@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,30 +16,35 @@ from reelworks.models.lora import inject
 from reelworks.train.config import TrainConfig
 from reelworks.train.nonfinite import not_finite
 from reelworks.train.optimizers import ShardedOptimizer, matrices
+from reelworks.train.spikes import SpikeDetector
 
 
 @dataclass
 class TrainState:
-    """Weights in training, their float32 average by name, sharded as the weights are, and the optimizer."""
+    """Weights in training, their float32 average by name, sharded as the weights are, the optimizer, recent losses."""
 
     module: nn.Module
     ema: dict[str, Tensor]
     optimizer: ShardedOptimizer
+    spikes: SpikeDetector = field(default_factory=SpikeDetector)
+    blocks: tuple[nn.Module, ...] = ()  # of the module
 
     @classmethod
     def start(cls, denoiser: Denoiser, config: TrainConfig) -> TrainState:
         """Start training a network: copy the average from the weights, and allocate the optimizer's state."""
         module = denoiser.module
         trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
-        optimizer = ShardedOptimizer(config, trained, matrices(module, denoiser.sharding().blocks))
+        blocks = tuple(denoiser.sharding().blocks)
+        optimizer = ShardedOptimizer(config, trained, matrices(module, blocks))
         ema = {name: parameter.detach().clone() for name, parameter in trained.items()}
-        return cls(module, ema, optimizer)
+        return cls(module, ema, optimizer, blocks=blocks)
 
     def begin_again(self) -> None:
-        """Copy the average from the weights again, and reset the optimizer's state."""
+        """Copy the average from the weights again, and reset the optimizer's state and the recent losses."""
         for name, average in self.ema.items():
             local(average).copy_(local(self.optimizer.trained[name].detach()))
         self.optimizer.begin()
+        self.spikes = SpikeDetector()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of a checkpoint; its tensors are loaded in place, the rest by `optimizer.load_state_dict`."""

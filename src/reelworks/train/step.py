@@ -25,7 +25,7 @@ from reelworks.core import hash_rng
 from reelworks.core.hash_rng import Purpose
 from reelworks.data import loader
 from reelworks.data.micro_batch import MicroBatch, MicroBatchRequest
-from reelworks.diffusion.config import ObjectiveConfig
+from reelworks.diffusion.config import NUM_TIMESTEPS, ObjectiveConfig
 from reelworks.distributed import mesh
 from reelworks.distributed.mesh import World
 from reelworks.encoders.encoders import LiveEncoder
@@ -35,11 +35,14 @@ from reelworks.precision.boundary import DtypeBoundary
 from reelworks.recipe.recipe import Recipe
 from reelworks.schedule import cost
 from reelworks.schedule.plan import EpochPlan
-from reelworks.train import batch_inputs, nonfinite
+from reelworks.train import batch_inputs, block_norms, nonfinite
 from reelworks.train.batch_inputs import Example, training_example
 from reelworks.train.lr_schedule import learning_rate
 from reelworks.train.nonfinite import KeptBatch, NonFiniteCause
+from reelworks.train.spikes import Clip, Spike
 from reelworks.train.state import TrainState
+
+TIMESTEP_RANGES = 10  # of 100 timesteps each, in which losses are summed
 
 
 class StepFlags(NamedTuple):
@@ -60,6 +63,7 @@ class StepSums:
         failed: Number of clips that could not be decoded.
         flags: `[3]` number of ranks that set each of `StepFlags`.
         loss_by_bucket, weight_by_bucket: `[buckets]` loss and weight of each bucket.
+        by_range: `[2, TIMESTEP_RANGES]` loss, and weight, of the clips in each range of timesteps.
     """
 
     loss: Tensor
@@ -70,6 +74,7 @@ class StepSums:
     flags: Tensor
     loss_by_bucket: Tensor
     weight_by_bucket: Tensor
+    by_range: Tensor
 
     @classmethod
     def begin(cls, flags: StepFlags, buckets: int, device: torch.device) -> StepSums:
@@ -89,13 +94,19 @@ class StepSums:
             flags=torch.tensor(flags, dtype=torch.float64, device=device),
             loss_by_bucket=zeros(buckets),
             weight_by_bucket=zeros(buckets),
+            by_range=zeros(2, TIMESTEP_RANGES),
         )
 
-    def add(self, batch: MicroBatch, loss: Tensor, weight: Tensor) -> None:
-        """Add the sum of a micro-batch's weighted losses and of its weights, without waiting for the device."""
+    def add(self, batch: MicroBatch, losses_B: Tensor, weights_B: Tensor, time_B: Tensor) -> None:
+        """Add a micro-batch's weighted losses, its weights and its timesteps, without waiting for the device."""
         bucket, counts, first = batch.work.bucket, batch.is_valid.numpy(), batch.work.is_first_use
         # Move first, then convert: MPS cannot convert to float64.
-        loss, weight = (value.to(self.loss.device).double() for value in (loss, weight))
+        loss, weight = (value.sum().to(self.loss.device).double() for value in (losses_B, weights_B))
+        ranges = torch.arange(TIMESTEP_RANGES, device=time_B.device)[:, None]
+        # 1000, and what rounding might put beyond it, belongs to the last range.
+        is_in = (time_B * (TIMESTEP_RANGES / NUM_TIMESTEPS)).long().clamp(max=TIMESTEP_RANGES - 1) == ranges
+        by_range = torch.where(is_in, torch.stack([losses_B, weights_B])[:, None], 0.0).sum(dim=-1)
+        self.by_range.add_(by_range.to(self.by_range.device).double())
         self.loss.add_(loss)
         self.weight.add_(weight)
         self.loss_by_bucket[bucket].add_(loss)
@@ -108,11 +119,12 @@ class StepSums:
         """Return the sums over all ranks, with one all-reduce."""
         return self._unpacked(world.sum(self._packed()))
 
-    def read(self, grad_norm: Tensor) -> tuple[StepSums, float]:
-        """Copy the sums and the gradient norm to the host, in one transfer that waits for the device."""
-        norm = grad_norm.to(self.loss.device).double()
-        values = torch.cat([self._packed(), norm.reshape(1)]).cpu()
-        return self._unpacked(values[:-1]), float(values[-1])
+    def read(self, *others: Tensor) -> tuple[StepSums, list[list[float]]]:
+        """Copy the sums and other values to the host, in one transfer that waits for the device."""
+        packed, flat = self._packed(), [other.reshape(-1) for other in others]
+        values = torch.cat([packed, *(other.to(packed.device).double() for other in flat)]).cpu()
+        own, *copied = torch.split(values, [len(packed), *map(len, flat)])
+        return self._unpacked(own), [other.tolist() for other in copied]
 
     def _parts(self) -> list[Tensor]:
         return [getattr(self, each.name) for each in fields(self)]
@@ -136,9 +148,12 @@ class StepResult:
         learning_rate: Rate of this step, including the factor that Prodigy finds.
         loss: Weighted mean over the clips of all ranks; NaN if no clip counted.
         loss_by_bucket: Loss by index of each bucket that had clips.
+        loss_by_range: Loss by index of each range of timesteps that had clips.
         grad_norm: Norm of the whole gradient before clipping.
+        grad_norm_by_block: Norm of each block's gradient; empty in steps that do not measure it.
         clips, repeats, failed: As in `StepSums`.
         skipped_by_recipe: True if train.skip_steps names the step.
+        spike: What was far above the usual, if anything was.
     """
 
     applied: bool
@@ -147,18 +162,23 @@ class StepResult:
     flags: StepFlags
     loss: float = math.nan
     loss_by_bucket: dict[int, float] = field(default_factory=dict)
+    loss_by_range: dict[int, float] = field(default_factory=dict)
     grad_norm: float = math.nan
+    grad_norm_by_block: dict[str, float] = field(default_factory=dict)
     clips: int = 0
     repeats: int = 0
     failed: int = 0
     skipped_by_recipe: bool = False
     blame: NonFiniteCause | None = None
+    spike: Spike | None = None
 
     @property
     def why_not(self) -> str:
         """Reason why the step was not applied."""
         if self.skipped_by_recipe:
             return "train.skip_steps names it"
+        if self.spike is not None:
+            return f'{self.spike}; train.spikes = "skip"'
         if self.finite:
             return "no clip could be decoded"
         return f"loss or gradient is not finite, {self.blame}"
@@ -206,10 +226,10 @@ class TrainStep:
             example = self._example(batch, objective, step)
             losses_B = self._losses(batch.work, example, objective)
             weights_B = self._weights(batch.work, example)
-            loss = torch.where(example.counts, weights_B * losses_B, 0.0).sum()
+            weighted_B = torch.where(example.counts, weights_B * losses_B, 0.0)
             # FSDP takes the mean of gradients over ranks; the loss of a step is a sum over them.
-            torch.autograd.backward(loss * (world.size / planned_weight))
-            sums.add(batch, loss.detach(), weights_B.sum())
+            torch.autograd.backward(weighted_B.sum() * (world.size / planned_weight))
+            sums.add(batch, weighted_B.detach(), weights_B, example.inputs.time)
             kept.append(KeptBatch(batch, losses_B.detach(), example.counts))
 
         totals = sums.over_ranks(world)
@@ -218,12 +238,17 @@ class TrainStep:
         # Failed clips and conditioning frames were planned, and have no weight.
         _scale(gradients, planned_weight / totals.weight)
         norm = torch.nn.utils.get_total_norm(gradients)
+        by_block = _is_due(train.log_block_grad_norms_every, step + 1)
+        squares = block_norms.squares(state.module, state.blocks, world) if by_block else totals.loss.new_zeros(0)
         # The host waits for the device here, and nowhere else in the step.
-        totals, grad_norm = totals.read(norm.full_tensor() if hasattr(norm, "full_tensor") else norm)
+        whole_norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        totals, ((grad_norm,), block_squares) = totals.read(whole_norm, squares)
 
         loss_sum, weight = float(totals.loss), float(totals.weight)
         finite = math.isfinite(loss_sum) and (weight == 0 or math.isfinite(grad_norm))
-        applied = finite and weight > 0
+        by_bucket = _means(totals.loss_by_bucket, totals.weight_by_bucket)
+        spike = self._find_spike(by_bucket, grad_norm, plan, row, kept) if finite and weight > 0 else None
+        applied = finite and weight > 0 and (spike is None or train.spikes != "skip")
         if applied:
             if train.max_grad_norm is not None:
                 torch.nn.utils.clip_grads_with_norm_(parameters, train.max_grad_norm, norm)
@@ -231,20 +256,37 @@ class TrainStep:
             state.update_ema(step, train.ema_decay)
         blame = None if finite else self._find_cause(kept, objective, step)
         state.optimizer.zero_grad()
-        by_bucket = zip(totals.loss_by_bucket.tolist(), totals.weight_by_bucket.tolist(), strict=True)
         return StepResult(
             applied=applied,
             finite=finite,
             learning_rate=rate,
             flags=StepFlags(*(ranks > 0 for ranks in totals.flags.tolist())),
             loss=loss_sum / weight if weight > 0 else math.nan,
-            loss_by_bucket={i: total / share for i, (total, share) in enumerate(by_bucket) if share > 0},
+            loss_by_bucket=by_bucket,
+            loss_by_range=_means(*totals.by_range),
             grad_norm=grad_norm if weight > 0 else math.nan,
+            grad_norm_by_block=block_norms.by_name(state.module, state.blocks, block_squares) if by_block else {},
             clips=int(totals.clips),
             repeats=int(totals.repeats),
             failed=int(totals.failed),
             blame=blame,
+            spike=spike,
         )
+
+    def _find_spike(
+        self, loss_by_bucket: dict[int, float], grad_norm: float, plan: EpochPlan, row: int, kept: list[KeptBatch]
+    ) -> Spike | None:
+        """Compare a step with recent ones, and return what was far above the usual, with the clips of all ranks.
+
+        Collective if there is something: all ranks compare the same numbers.
+        """
+        train, buckets = self.recipe.train, self.table.buckets
+        if train.spikes == "off":
+            return None
+        largest, _ = max(loader.batches_of_row(plan, row), key=lambda each: buckets[each[0]].tokens * each[1])
+        losses = {buckets[i].name: loss for i, loss in loss_by_bucket.items()}
+        spike = self.state.spikes.add(losses, grad_norm, buckets[largest].name, threshold=train.spike_threshold)
+        return spike and spike.with_clips(self.world.gather(_clips(kept)))
 
     def set_rate(self, step: int) -> float:
         """Set the learning rate of the step that follows `step` done ones, and return it."""
@@ -289,7 +331,7 @@ class TrainStep:
         if base is None:
             return losses_B
         preserved_B = torch.tensor(work.target_is_base).to(losses_B.device, non_blocking=True)
-        return torch.where(preserved_B, example.distances(output, base), losses_B)
+        return torch.where(preserved_B, example.distances(output, base, objective), losses_B)
 
     def _find_cause(self, kept: list[KeptBatch], objective: ObjectiveConfig, step: int) -> NonFiniteCause:
         """Find where numbers stopped being finite, by another forward pass of a micro-batch. Collective.
@@ -300,6 +342,27 @@ class TrainStep:
         example = self._example(batch, objective, step)
         origin = nonfinite.origin(self.state.module, example.inputs, lambda: self.boundary(example.inputs))
         return NonFiniteCause.from_parts(self.world.gather((origin, clips)))
+
+
+def _means(losses: Tensor, weights: Tensor) -> dict[int, float]:
+    """Return the mean loss at each index that has a weight."""
+    pairs = zip(losses.tolist(), weights.tolist(), strict=True)
+    return {i: total / weight for i, (total, weight) in enumerate(pairs) if weight > 0}
+
+
+def _clips(kept: list[KeptBatch]) -> list[Clip]:
+    """Return the clips of this rank that count, with their losses."""
+    clips = []
+    for batch, losses_B, counts_B in kept:
+        work, losses, counts = batch.work, losses_B.tolist(), counts_B.tolist()
+        clips += [
+            Clip(int(work.uids[i]), str(work.requests[i].path), losses[i]) for i in range(len(losses)) if counts[i]
+        ]
+    return clips
+
+
+def _is_due(every_steps: int | None, step: int) -> bool:
+    return every_steps is not None and step % every_steps == 0
 
 
 @torch.no_grad()

@@ -36,6 +36,7 @@ from reelworks.train import (
     encoding,
     open_run,
     optimizer_names,
+    out_of_memory,
     progress,
     resume,
     run_logger,
@@ -43,9 +44,11 @@ from reelworks.train import (
 )
 from reelworks.train.build import TrainedModel
 from reelworks.train.checkpointing import CheckpointManager
+from reelworks.train.early_stop import EarlyStop
 from reelworks.train.lr_schedule import no_end
 from reelworks.train.open_run import OpenRun
 from reelworks.train.preflight import dry_run
+from reelworks.train.profile import StepProfiler
 from reelworks.train.resume import RunOptions
 from reelworks.train.run_logger import RunLogger
 from reelworks.train.sample_logging import Previewer
@@ -133,13 +136,18 @@ def run(
         # Run the largest planned bucket now: a lack of memory shows before the first step, or not at all.
         planned = set(position.plan.bucket.tolist()) or {0}  # the plan is empty if nothing is left of the epoch
         bucket = dry_run.largest(data.table, planned)
-        dry_run.rehearse(model.boundary.denoiser, model.encoder, model.state, bucket)
+        if options.debug:
+            out_of_memory.record_history(world.device)
+        snapshot = this_run.folder.snapshot_file(world.rank)
+        dry_run.rehearse(model.boundary.denoiser, model.encoder, model.state, bucket, snapshot)
         for line in data.chosen.lines() if data.chosen else []:
             logger.info(line)
         checkpointing.try_disk(this_run, recipe, model.state, position)
+        early = EarlyStop.resume(recipe.validation, this_run.folder.events_file, position.global_step, world)
         recipe_name = ""
         if world.is_main:
-            recipe_name = resume.prepare_folder(this_run, data, position, threads=threads, resumed=resumed)
+            done = early.is_over or progress.is_done(recipe.train, position)
+            recipe_name = resume.prepare_folder(this_run, data, position, threads=threads, resumed=resumed, done=done)
 
         # Loop over steps.
         run_log = stack.enter_context(
@@ -156,7 +164,10 @@ def run(
         run_log.start(spec, threads=threads, resumed_from=resumed_from)
         mirror = stack.enter_context(checkpointing.mirroring(this_run, recipe, run_log, resumed_from))
         checkpoints = CheckpointManager(this_run, data, model, run_log, mirror, resumed_from)
-        trainer = Trainer(this_run, data, model, previews, checkpoints, run_log, stored)
+        profiler = StepProfiler(
+            options.profile, this_run.folder.profiles_folder, run_log, world.device, is_main=world.is_main
+        )
+        trainer = Trainer(this_run, data, model, previews, checkpoints, run_log, early, profiler, stored)
         reason = trainer.train(position, resumed=resumed)
     return EXIT_REQUEUE if reason == "signal" else 0
 
@@ -172,9 +183,11 @@ class Trainer:
         previews: GenerateOptions | None,
         checkpoints: CheckpointManager,
         log: RunLogger,
+        early: EarlyStop,
+        profiler: StepProfiler,
         stored: StoredLatents | None = None,
     ) -> None:
-        self._stored = stored
+        self._early, self._profiler, self._stored = early, profiler, stored
         recipe, world = data.recipe, run.world
         boundary, encoder, state = model.boundary, model.encoder, model.state
         self.data = data
@@ -232,7 +245,7 @@ class Trainer:
             return self._stop(position, "finished")
 
     def _is_done(self, position: DataPosition) -> bool:
-        return progress.is_done(self._recipe.train, position)
+        return self._early.is_over or progress.is_done(self._recipe.train, position)
 
     def _take_step(
         self, position: DataPosition, batches: Iterator[MicroBatch], *, stop: bool
@@ -248,19 +261,30 @@ class Trainer:
         if self._recipe.train.skips(step + 1):
             result = StepResult.skipped(self._train_step.set_rate(step))  # the source omits this row too
         else:
-            result = self._train_step.run(
-                run_logger.note(one_step(batches), taken),
-                plan=position.plan,
-                row=position.row,
-                step=step,
-                flags=self._checkpoints.flags(stop=stop),
-            )
+            self._profiler.before(step + 1)
+            result = self._run_step(position, batches, taken, self._checkpoints.flags(stop=stop))
+            self._profiler.after(step + 1)
         self._step_seconds = time.monotonic() - began
         self._log.step(position, result, taken, self._step_seconds)
         position = _advance(position, result)
         self._require_few_failures(position)
         self._require_finite(position.global_step, result)
         return position, result.flags
+
+    def _run_step(
+        self, position: DataPosition, batches: Iterator[MicroBatch], taken: list[MicroBatch], flags: StepFlags
+    ) -> StepResult:
+        """Train the row at a position, and put its micro-batches into `taken`; tell which one memory was too small for."""
+        plan, row, step, world = position.plan, position.row, position.global_step, self._world
+        try:
+            noted = run_logger.note(one_step(batches), taken)
+            return self._train_step.run(noted, plan=plan, row=row, step=step, flags=flags)
+        except Exception as error:
+            if not taken or not out_of_memory.is_lack(error):
+                raise
+            bucket, file = self.data.table.buckets[taken[-1].work.bucket], self._run.folder.snapshot_file(world.rank)
+            with out_of_memory.naming_bucket(bucket, world.device, file, what=f"a micro-batch of step {step + 1}"):
+                raise
 
     def _after_step(self, position: DataPosition, pool: DecodePool, flags: StepFlags | None) -> dict[str, float]:
         """End the epoch, validate, save and preview, each if it is due.
@@ -275,6 +299,7 @@ class Trainer:
         # Validate before saving, so that the checkpoint holds its loss.
         if done or _is_due(self._recipe.validation.every_steps, step):
             metrics = self._validate(position, pool)
+            done = self._is_done(position)  # the validation loss may have ended training
         if done:
             self._checkpoints.save_last(position, metrics)
         elif flags is not None:
@@ -289,6 +314,12 @@ class Trainer:
         if result is None:
             return {}
         self._log.validation(position.global_step, result, time.monotonic() - began)
+        was_over = self._early.is_over
+        self._early.add(position.global_step, result.loss)
+        if self._early.is_over and not was_over:
+            best = {"best": self._early.best, "best_step": self._early.best_step}
+            self._log.event("early_stop", step=position.global_step, patience=self._early.config.patience, **best)
+            logger.info("training ends: %s", self._early)
         return {"validation/loss": result.loss}
 
     def _begin_segment(self, position: DataPosition) -> None:
@@ -306,7 +337,10 @@ class Trainer:
             raise no_steps(self.data)
         if not position.plan.steps:
             self._begin_segment(position)
-        logger.info("nothing left to train at step %d; raise train.max_steps or max_epochs", step)
+        if self._early.is_over:
+            logger.info("nothing left to train at step %d: %s; raise it to train on", step, self._early)
+        else:
+            logger.info("nothing left to train at step %d; raise train.max_steps or max_epochs", step)
         if not self._checkpoints.has_metrics(step) and (metrics := self._validate(position, pool)):
             self._checkpoints.record_metrics(step, metrics)
         if not self._previewer.exist(step):
@@ -318,6 +352,7 @@ class Trainer:
             self._log.records.end(position)
 
     def _stop(self, position: DataPosition, reason: str) -> str:
+        self._profiler.close(position.global_step)
         self._log.event("stop", step=position.global_step, reason=reason)
         return reason
 

@@ -55,7 +55,8 @@ class Validator:
         """Validate; returns None if there is no held-out clip, or none could be decoded."""
         if not len(self.held_out):
             return None
-        model, objective, times = self.model, self.recipe.objective, self.recipe.validation.timesteps
+        model, times = self.model, self.recipe.validation.timesteps
+        objective = self.recipe.objective.for_validation()
         sums = torch.zeros(len(times) + 1, dtype=torch.float64)  # of the loss at each timestep, and of clips
         with model.state.averaged():
             budget_bytes = self.recipe.data.prefetch_budget_bytes

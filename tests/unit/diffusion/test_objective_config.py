@@ -17,6 +17,14 @@ from reelworks.diffusion.config import ObjectiveConfig
         ({"timestep_shift": 0.0}, ["objective.timestep_shift = 0.0", "remedy"]),
         ({"timestep_shift": "automatic"}, ["timestep_shift"]),
         ({"caption_dropout": 1.5}, ["caption_dropout"]),
+        ({"snr_gamma": 4.0}, ["objective.snr_gamma = 4.0", 'loss_weighting = "min-snr"']),
+        ({"huber_schedule": "exponential"}, ["no effect with loss", '"huber" or "smooth-l1"']),
+        ({"mode_scale": 1.0, "timestep_sampling": "beta"}, ["objective.mode_scale", '"mode"']),
+        ({"mode_scale": 2.0, "timestep_sampling": "mode"}, ["mode_scale", "1.75"]),
+        ({"name": "epsilon", "loss_weighting": "cosmap"}, ["loss_weighting = 'cosmap'", "min-snr"]),
+        ({"name": "iddpm", "loss": "huber"}, ["objective.loss = 'huber'", "remedy"]),
+        ({"name": "iddpm", "loss_weighting": "min-snr"}, ["loss_weighting = 'min-snr'", "remedy"]),
+        ({"name": "epsilon", "timestep_sampling": "beta"}, ["timestep_sampling = 'beta'", "rectified flow"]),
     ],
 )
 def test_a_wrong_value_is_named_with_its_remedy(values, words):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from reelworks.diffusion import rectified_flow
+from reelworks.diffusion import objectives, rectified_flow
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "rflow.safetensors"
 
@@ -21,7 +21,7 @@ def test_noised_latents_and_losses_equal_the_reference(golden, masked):
     x_t = rectified_flow.noised(golden["x0"], golden["noise"], golden["t"], mask)
     torch.testing.assert_close(x_t, golden[f"x_t_{suffix}"], rtol=0, atol=1e-5)
     prediction = golden["model_out"][:, :4]
-    loss = rectified_flow.loss_per_sample(prediction, golden["x0"], golden["noise"], mask)
+    loss = rectified_flow.mean_distance(prediction - (golden["x0"] - golden["noise"]), mask)
     torch.testing.assert_close(loss, golden[f"loss_{suffix}"], rtol=1e-5, atol=0)
 
 
@@ -38,7 +38,7 @@ def test_a_clip_without_generated_frames_has_loss_and_gradient_zero(golden):
     prediction = golden["model_out"][:, :4].clone()
     prediction[0] = float("nan")
     prediction.requires_grad_()
-    loss = rectified_flow.loss_per_sample(prediction, golden["x0"], golden["noise"], mask)
+    loss = rectified_flow.mean_distance(prediction - (golden["x0"] - golden["noise"]), mask)
     loss.sum().backward()
     assert loss[0] == 0
     assert (loss[1:] > 0).all()
@@ -51,7 +51,8 @@ def test_bfloat16_latents_are_blended_and_compared_in_float32():
     x_t = rectified_flow.noised(x0, noise, torch.tensor([999.0]), torch.ones(1, 3, dtype=torch.bool))
     assert x_t.dtype == torch.float32
     torch.testing.assert_close(x_t, 0.001 * x0.float() + 0.999 * noise.float())
-    loss = rectified_flow.loss_per_sample(torch.zeros_like(x0), x0, noise, None)
+    t = torch.tensor([999.0])
+    loss = objectives.RectifiedFlow().losses(torch.zeros_like(x0), x_t, x0, noise, t, None)
     torch.testing.assert_close(loss, (x0.float() - noise.float()).square().mean()[None])
 
 

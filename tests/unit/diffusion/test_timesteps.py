@@ -10,6 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 from safetensors.torch import load_file
+from scipy import stats
 
 from reelworks.core import hash_rng
 from reelworks.diffusion import objectives, timesteps
@@ -72,7 +73,7 @@ def _bfloat16(number: float) -> float:
 @pytest.mark.parametrize("name", [n for n in TIMES["samplers"] if "discrete" not in n])
 def test_the_density_equals_the_reference(name, uniform):
     kind, _, shape = name.split("|")
-    t = timesteps.sample(uniform, kind)
+    t = timesteps.sample(uniform, ObjectiveConfig(timestep_sampling=kind))
     if shape != "None":
         height, width, num_frames = json.loads(shape)
         config = ObjectiveConfig(opensora_frame_quantization=True)
@@ -88,8 +89,8 @@ def test_the_density_equals_the_reference(name, uniform):
 
 def test_extreme_draws_stay_finite_and_inside():
     edge = torch.tensor([0.0, 2.0**-53, 0.5, 1 - 2.0**-53, 1.0], dtype=torch.float64)
-    for kind in ("logit-normal", "uniform"):
-        t = timesteps.sample(edge, kind)
+    for kind in ("logit-normal", "uniform", "mode", "beta"):
+        t = timesteps.sample(edge, ObjectiveConfig(timestep_sampling=kind))
         assert t.dtype == torch.float32
         assert torch.isfinite(t).all()
         assert ((t > 0) & (t <= 1000)).all()
@@ -123,17 +124,17 @@ def test_clean_and_noise_are_fixed_points_of_every_shift(ratio):
 
 
 def test_a_draw_does_not_depend_on_its_neighbours(uniform):
-    together = timesteps.sample(uniform[:64], "logit-normal")
-    alone = torch.cat([timesteps.sample(u[None], "logit-normal") for u in uniform[:64]])
+    together = timesteps.sample(uniform[:64], ObjectiveConfig())
+    alone = torch.cat([timesteps.sample(u[None], ObjectiveConfig()) for u in uniform[:64]])
     assert torch.equal(together, alone)
 
 
-@pytest.mark.parametrize("kind", ["logit-normal", "uniform"])
+@pytest.mark.parametrize("kind", ["logit-normal", "uniform", "mode", "beta"])
 @pytest.mark.parametrize("ratio", [0.5, 1.0, 6.0])
 def test_a_range_keeps_the_density_within_it(kind, ratio):
     """Timesteps of two ranges that meet are, in their shares, those of no range; each stays within its own."""
     u = torch.arange(0.5, 4000, dtype=torch.float64) / 4000
-    shares = timesteps.share_below(875, kind, ratio)
+    shares = timesteps.share_below(875, ObjectiveConfig(timestep_sampling=kind), ratio)
     made = []
     for low, high in ((0.0, 875.0), (875.0, 1000.0)):
         config = ObjectiveConfig(timestep_sampling=kind, timestep_range=[low, high])
@@ -165,5 +166,48 @@ def test_the_logit_of_a_timestep_has_the_mean_and_deviation_asked_for(mean, std,
     assert logit.mean().item() == pytest.approx(mean, abs=1e-3)
     assert logit.std().item() == pytest.approx(std, rel=1e-2)
     for t in (100.0, 500.0, 875.0):
-        share = timesteps.share_below(t, "logit-normal", ratio, mean, std)
+        share = timesteps.share_below(t, config, ratio)
         assert (after < t).double().mean().item() == pytest.approx(share, abs=1e-3)
+
+
+def _analytic(config: ObjectiveConfig):
+    """The distribution function of a density, as a function of the share of noise."""
+    if config.timestep_sampling == "beta":
+        return stats.beta(config.beta_alpha, config.beta_beta).cdf
+    # f(u) = 1 − u − s · (cos²(π·u/2) − 1 + u) falls in u, so f(U) lies below f(u) with the probability 1 − u.
+    u = np.linspace(1, 0, 200_001)
+    at = 1 - u - config.mode_scale * (np.cos(np.pi * u / 2) ** 2 - 1 + u)
+    return lambda x: np.interp(x, at, 1 - u)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        *({"timestep_sampling": "mode", "mode_scale": scale} for scale in (-1.0, -0.4, 0.0, 1.29, 1.75)),
+        *({"timestep_sampling": "beta", "beta_alpha": a, "beta_beta": b} for a, b in ((0.5, 0.5), (1.5, 1.0), (2, 9))),
+    ],
+)
+def test_drawn_timesteps_have_the_density_of_their_name(settings, uniform):
+    config = ObjectiveConfig(**settings)
+    t = timesteps.sample(uniform[:20_000], config).double().numpy() / 1000
+    assert stats.kstest(t, _analytic(config)).pvalue > 1e-3
+
+
+@given(
+    settings=st.one_of(
+        st.fixed_dictionaries({"timestep_sampling": st.just("mode"), "mode_scale": st.floats(-1, 1.75)}),
+        st.fixed_dictionaries(
+            {"timestep_sampling": st.just("beta"), "beta_alpha": st.sampled_from([0.5, 0.6, 1, 3, 50]),
+             "beta_beta": st.sampled_from([0.5, 1.3, 7])}
+        ),
+    ),
+    draw=st.floats(0.001, 0.999),
+    ratio=st.floats(0.2, 8),
+)  # fmt: skip
+def test_the_share_below_a_timestep_is_the_draw_that_gives_it(settings, draw, ratio):
+    config = ObjectiveConfig(**settings)
+    drawn = torch.tensor([draw, draw + 5e-4], dtype=torch.float64)
+    t = timesteps.shift(timesteps.sample(drawn, config), ratio)
+    assert t[0] <= t[1]
+    near = [timesteps.share_below(float(t[0]) + change, config, ratio) for change in (-1e-3, 1e-3)]
+    assert near[0] - 1e-6 <= draw <= near[1] + 1e-6

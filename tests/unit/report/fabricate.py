@@ -69,6 +69,8 @@ def step(clock: Clock, number: int, rng: random.Random, total: int) -> None:
     clock.tell(
         "step", seconds, step=number, epoch=(number - 1) // 13, row=(number - 1) % 13,
         loss=base * rng.uniform(0.8, 1.2), loss_by_bucket=by_bucket,
+        loss_by_timestep={"0-100": base * 0.3, "900-1000": base * 1.4}, applied=True,
+        **({"grad_norm_by_block": {"blocks.0": 0.4 * base, "blocks.1": 0.1 * base, "rest": 0.0}} if number % 10 == 0 else {}),
         learning_rate=1e-4 * min(1, number / 30) * (1 - 0.7 * number / total),
         grad_norm=rng.uniform(0.6, 1.4) * base, clips=clips, tokens=clips * 408, seconds=seconds,
         data_wait_seconds=0.1 * seconds, decode_p50_seconds=0.012, decode_p99_seconds=0.34, queue_bytes=123_000_000,
@@ -116,6 +118,10 @@ def train(clock, rng, saved, first, last, total, every):
             clock.tell("epoch", step=number - 1, data_restarts=0, epoch=number // 13, segment=0, planned=64, rows=13,
                        plan="")  # fmt: skip
         step(clock, number, rng, total)
+        if number == 140:
+            clips = [{"uid": 7, "path": f"<i>{i}</i>.mp4", "loss": 9.0 - i} for i in range(5)]
+            clock.tell("spike", step=number, what="loss", bucket=BUCKETS[0][0], value=8.25, usual=0.5, limit=1.5,
+                       skipped=False, clips=clips)  # fmt: skip
         if number == 100:
             reason = "packet is corrupt"
             clock.tell("failure", step=number, uid=255, copy=0, repeat_index=0, path="shots/012.mp4", reason=reason)

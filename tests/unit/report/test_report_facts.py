@@ -7,7 +7,7 @@ import pytest
 
 from reelworks.analysis.coverage import EpochCoverage, Lost
 from reelworks.core import units
-from reelworks.report import html, plots, run_data, run_facts, status
+from reelworks.report import plots, previews, run_data, run_facts, status
 from reelworks.report.run_data import RunData
 
 
@@ -171,9 +171,9 @@ def test_more_buckets_than_colours_stay_in_the_legend():
 
 
 def test_many_preview_steps_are_spread_with_both_ends():
-    picked = [event["step"] for event in html._spread({i: {"step": i} for i in range(0, 1000, 10)})]
-    assert (picked[0], picked[-1], len(picked)) == (990, 0, html.MAX_PREVIEW_STEPS)
-    assert html._spread({5: {"step": 5}}) == [{"step": 5}]
+    picked = [event["step"] for event in previews._spread({i: {"step": i} for i in range(0, 1000, 10)})]
+    assert (picked[0], picked[-1], len(picked)) == (990, 0, previews.MAX_PREVIEW_STEPS)
+    assert previews._spread({5: {"step": 5}}) == [{"step": 5}]
 
 
 @pytest.mark.parametrize(("text", "expected"), [
@@ -195,3 +195,22 @@ def test_a_run_that_waits_for_clips_is_told_what_helps(wait, advises):
     assert facts["Waiting for clips"].value == units.percent(wait / 0.5)
     assert ("raise data.num_workers" in facts["Waiting for clips"].note) == advises
     assert "Waiting for clips" not in {fact.label for fact in run_facts.headline(told(step(0)))}
+
+
+def test_parts_of_a_loss_and_blocks_have_their_figures():
+    events = [
+        step(n, loss_by_timestep={"900-1000": 2.0, "0-100": 1.0}, **blocks)
+        for n, blocks in enumerate(({}, {"grad_norm_by_block": {"b.0": 100.0, "rest": 0.0}}, {}))
+    ]
+    drawn = {figure.name: figure for figure in plots.all_of(told(*events))}
+    assert [trace["name"] for trace in drawn["loss-by-timestep"].plot["data"]] == ["t = 0-100", "t = 900-1000"]
+    (blocks,) = drawn["grad-norm-by-block"].plot["data"]
+    assert (blocks["x"], blocks["y"], blocks["z"]) == ([1], ["b.0", "rest"], [[2.0], [None]])
+
+
+def test_a_spike_advises_the_last_checkpoint_before_it_unless_it_was_skipped():
+    spike = {"kind": "spike", "what": "grad_norm", "bucket": "a", "value": 9.0, "usual": 1.0, "limit": 2.0, "clips": []}
+    data = told({**spike, "step": 12, "skipped": False}, {**spike, "step": 20, "skipped": True}, on_disk=(5, 10, 15))
+    skipped, reported = run_facts.spikes(data)
+    assert (skipped.step, skipped.remedy) == (20, "")
+    assert "--resume 10 --set 'train.skip_steps=[[12, 12]]'" in reported.remedy

@@ -110,6 +110,8 @@ def test_figures_are_json_that_a_browser_and_plotly_take(page):
         "data-wait",
         "learning-rate",
         "grad-norm",
+        "loss-by-timestep",
+        "grad-norm-by-block",
     }
     for name, figure in figures.items():
         tokens = set(re.findall(r'"@(\w+)"', json.dumps(figure)))
@@ -170,3 +172,11 @@ def test_the_report_needs_no_torch(tmp_path):
         f"html.write(RunFolder(pathlib.Path({str(tmp_path / 'r')!r}))); sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_spikes_are_shown_with_clips_and_what_to_do(run, page):
+    """The newest checkpoint on disk that is older than the spike is named; the page of a calm run has no such part."""
+    assert "Spikes" in page.words
+    for text in ("8.25", "<i>0</i>.mp4", "and 2 more in events.jsonl"):
+        assert text in page.words
+    assert "--output DIR --set 'train.skip_steps=[[140, 140]]'" in page.words, "both older checkpoints are deleted"

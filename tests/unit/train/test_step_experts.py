@@ -56,7 +56,7 @@ def test_each_expert_gets_the_steps_that_its_timesteps_would_have(buckets):
         ratio = timesteps.shift_ratio(
             RECIPE.objective, height=shape.height, width=shape.width, num_frames=1, latent_frames=1
         )
-        shares.append(1 - timesteps.share_below(875, "logit-normal", ratio))
+        shares.append(1 - timesteps.share_below(875, ObjectiveConfig(), ratio))
     found = np.mean([first(step, *buckets) for step in range(4000)])
     assert found == pytest.approx(np.mean(shares), abs=4 * np.sqrt(0.25 / 4000))
     assert max(shares) > 0.01

@@ -357,3 +357,52 @@ def test_the_average_follows_its_formula_and_steps_aside(stepper):
     with s.state.averaged():
         assert torch.equal(parameter, s.state.ema[name])
     assert torch.equal(parameter, former)
+
+
+def test_losses_by_timestep_are_means_over_the_clips_in_each_range(stepper, monkeypatch):
+    s = stepper()
+    batches = [micro_batch(s, 0, [1, 2, 3, 4], last=False), micro_batch(s, 1, [5, 6, 7])]
+    losses, times, weights = [], [], []
+    for batch in batches:
+        example = training_example(batch, s.encoder, s.recipe.objective, seed=s.recipe.seed)
+        losses += example.losses(s.boundary(example.inputs), s.recipe.objective).tolist()
+        times += example.inputs.time.tolist()
+        weights += [s.table.buckets[batch.work.bucket].tokens] * len(batch.work.uids)
+    result, _ = take(s, batches, monkeypatch)
+    expected = {}
+    for place in {int(time // 100) for time in times}:
+        inside = [int(time // 100) == place for time in times]
+        expected[place] = np.average(np.array(losses)[inside], weights=np.array(weights)[inside])
+    assert len(expected) > 1
+    assert result.loss_by_range == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_squares_of_block_norms_sum_to_the_whole(stepper):
+    s = stepper(log_block_grad_norms_every=2)
+    batch = micro_batch(s, 0, [1, 2])
+    first = s.run([batch], plan=plan_of([batch]), row=0, step=0, flags=QUIET)
+    assert first.grad_norm_by_block == {}
+    second = s.run([batch], plan=plan_of([batch]), row=0, step=1, flags=QUIET)
+    norms = second.grad_norm_by_block
+    assert {"spatial_blocks.0", "temporal_blocks.0", "rest"} <= norms.keys()
+    assert min(norms.values()) > 0
+    assert np.sqrt(sum(norm**2 for norm in norms.values())) == pytest.approx(second.grad_norm, rel=1e-5)
+
+
+@pytest.mark.parametrize("policy", ["report", "skip", "off"])
+def test_a_spike_is_reported_with_its_clips_and_skipped_if_asked_for(stepper, policy):
+    s = stepper(spikes=policy)
+    bucket = s.table.buckets[0].name
+    for _ in range(30):
+        s.state.spikes.add({bucket: 1e-6}, 1e6, bucket, threshold=8)
+    former = [parameter.detach().clone() for parameter in s.state.module.parameters()]
+    batch = micro_batch(s, 0, [1, 2])
+    result = s.run([batch], plan=plan_of([batch]), row=0, step=0, flags=QUIET)
+    changed = any(not torch.equal(a, b) for a, b in zip(former, s.state.module.parameters(), strict=True))
+    assert changed == result.applied == (policy != "skip")
+    if policy == "off":
+        assert result.spike is None
+        return
+    assert (result.spike.what, result.spike.bucket) == ("loss", bucket)
+    assert sorted(clip.path for clip in result.spike.clips) == ["1.mp4", "2.mp4"]
+    assert np.mean([clip.loss for clip in result.spike.clips]) == pytest.approx(result.loss, rel=1e-5)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from reelworks.core.errors import UserError
 from reelworks.diffusion import rectified_flow, timesteps
+from reelworks.diffusion.config import NUM_TIMESTEPS
 
 Network = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """`network(z_2B, t_2B, frame_mask_2B)` predicts `[2B, C, T, H, W]`, or `2·C` channels if it learns the variance.
@@ -39,7 +40,7 @@ class Edit:
 def times(num_steps: int, shift: float | Tensor = 1.0) -> Tensor:
     """Return the shifted timesteps of all steps, from 1000 (noise) down to a final 0 (data), `[num_steps + 1]`."""
     index = torch.arange(num_steps, dtype=torch.float64)
-    t = timesteps.shift((1 - index / num_steps) * timesteps.NUM_TIMESTEPS, shift)
+    t = timesteps.shift((1 - index / num_steps) * NUM_TIMESTEPS, shift)
     return torch.cat([t, t.new_zeros(1)]).float()
 
 
@@ -88,11 +89,11 @@ def sample_flow(
     for i in range(num_steps):
         now_BT = None
         if edit is not None and started_BT is not None:
-            now_BT = edit.ratio * timesteps.NUM_TIMESTEPS >= t[i]
+            now_BT = edit.ratio * NUM_TIMESTEPS >= t[i]
             z = rectified_flow.noised(z, edit.noise(i), t[i].expand(len(z)), now_BT & ~started_BT).to(z.dtype)
             started_BT = now_BT | started_BT
         cond, uncond = with_and_without(velocity, z, t[i].expand(len(z)), now_BT)
         v = (uncond + guidance_scale * (cond - uncond)).to(z.dtype)
-        moved = z + v * ((t[i] - t[i + 1]) / timesteps.NUM_TIMESTEPS).to(z.dtype)
+        moved = z + v * ((t[i] - t[i + 1]) / NUM_TIMESTEPS).to(z.dtype)
         z = moved if now_BT is None else torch.where(rectified_flow.per_frame(now_BT), moved, z)
     return z

@@ -6,19 +6,20 @@ Wrong dtypes, wrong shapes and a lack of memory are found here, and not hours in
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from reelworks.buckets.table import Bucket, BucketTable
-from reelworks.core.errors import UserError
 from reelworks.distributed.mesh import World
 from reelworks.encoders import conditioning
 from reelworks.encoders.encoders import LiveEncoder
 from reelworks.models.api import Autoencoder, Denoiser, DenoiserInputs, ImageEncoder, TextEncoder
 from reelworks.precision import audit
 from reelworks.precision.boundary import DtypeError, Predictor
+from reelworks.train import out_of_memory
 from reelworks.train.state import TrainState
 
 Encoder = Autoencoder | TextEncoder | ImageEncoder
@@ -62,38 +63,28 @@ def largest(table: BucketTable, used: set[int]) -> Bucket:
     return max((table.buckets[i] for i in sorted(used)), key=lambda b: b.tokens * b.batch_size)
 
 
-def rehearse(denoiser: Predictor[DenoiserInputs], encoder: LiveEncoder, state: TrainState, bucket: Bucket) -> None:
+def rehearse(
+    denoiser: Predictor[DenoiserInputs],
+    encoder: LiveEncoder,
+    state: TrainState,
+    bucket: Bucket,
+    file: Path | None = None,
+) -> None:
     """Run a bucket forward and backward while the optimizer's state is allocated, and drop the gradients.
+
+    If memory does not suffice, a snapshot of the GPU's is written to `file`, if given.
 
     Raises:
         DtypeError: Two dtypes meet that must not, in a model that cannot run on the meta device.
         UserError: Memory does not suffice; names the bucket.
     """
     try:
-        inputs = blank(encoder, bucket, bucket.batch_size, encoder.device)
-        with audit.watched(denoiser) as run:
-            torch.autograd.backward(run(inputs).sum())
-    except (MemoryError, RuntimeError) as error:
-        if not is_out_of_memory(error):
-            raise
-        raise UserError(
-            f"the largest bucket does not fit into memory ({str(error).splitlines()[0][:200]})",
-            code="out-of-memory",
-            field="bucket.batch_size",
-            value=f"{bucket.batch_size} for {bucket.name}",
-            remedy="lower it, set model.gradient_checkpointing or parallel.offload = true, or remove that bucket",
-        ) from error
+        with out_of_memory.naming_bucket(bucket, encoder.device, file, what="the largest bucket"):
+            inputs = blank(encoder, bucket, bucket.batch_size, encoder.device)
+            with audit.watched(denoiser) as run:
+                torch.autograd.backward(run(inputs).sum())
     finally:
         state.optimizer.zero_grad()
-
-
-def is_out_of_memory(error: Exception) -> bool:
-    """Return whether an error says that memory did not suffice; torch has a class for it on GPUs only."""
-    # The second text is oneDNN's.
-    texts = ("alloc", "could not create a primitive")
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
-        isinstance(error, RuntimeError) and any(text in str(error) for text in texts)
-    )
 
 
 def blank(encoder: LiveEncoder, bucket: Bucket, batch: int, device: torch.device) -> DenoiserInputs:

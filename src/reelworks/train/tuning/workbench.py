@@ -21,7 +21,7 @@ from reelworks.distributed import mesh
 from reelworks.distributed.mesh import World
 from reelworks.precision.boundary import DtypeBoundary
 from reelworks.recipe.recipe import Recipe
-from reelworks.train import build
+from reelworks.train import build, out_of_memory
 from reelworks.train.preflight import dry_run, estimate
 from reelworks.train.state import TrainState
 from reelworks.train.tuning.search import Trial
@@ -182,7 +182,7 @@ def _serve(pipe: Any, recipe: Recipe, memory_bytes: int) -> None:
             pipe.send(error)
             return
         except Exception as error:
-            pipe.send(_too_large(memory_bytes) if dry_run.is_out_of_memory(error) else RuntimeError(repr(error)))
+            pipe.send(_too_large(memory_bytes) if out_of_memory.is_lack(error) else RuntimeError(repr(error)))
             return
         pipe.send("ready")
         with contextlib.suppress(EOFError):
@@ -196,4 +196,4 @@ def _reply(bench: Workbench, bucket: Bucket, batch_size: int) -> Any:
     except UserError as error:
         return error
     except Exception as error:
-        return _OUT_OF_MEMORY if dry_run.is_out_of_memory(error) else RuntimeError(repr(error))
+        return _OUT_OF_MEMORY if out_of_memory.is_lack(error) else RuntimeError(repr(error))

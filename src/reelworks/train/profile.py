@@ -1,0 +1,61 @@
+"""Write a trace of some steps, which https://ui.perfetto.dev and chrome://tracing show (`reelworks train --profile`)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from reelworks.core.log import logger
+from reelworks.train.run_logger import RunLogger
+
+
+class Steps(NamedTuple):
+    """A range of optimizer steps, counted from 1, both ends included."""
+
+    first: int
+    last: int
+
+
+class StepProfiler:
+    """Profile a range of steps with torch's profiler, on the main rank: operators, kernels, and their shapes."""
+
+    def __init__(
+        self, steps: Steps | None, folder: Path, log: RunLogger, device: torch.device, *, is_main: bool
+    ) -> None:
+        self._steps = steps if is_main else None
+        self._folder, self._log, self._device = folder, log, device
+        self._running: Any = None
+        self._began = 0
+
+    def before(self, step: int) -> None:
+        """Begin with the first step of the range, or within it if a resume has passed that."""
+        if self._steps is None or self._running is not None or not self._steps.first <= step <= self._steps.last:
+            return
+        from torch.profiler import ProfilerActivity, profile  # its first use takes long
+
+        activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if self._device.type == "cuda" else [])
+        self._running, self._began = profile(activities=activities, record_shapes=True), step
+        self._running.__enter__()
+
+    def after(self, step: int) -> None:
+        """Write the trace after the last step of the range."""
+        if self._running is not None and self._steps is not None and step >= self._steps.last:
+            self.close(step)
+
+    def close(self, step: int) -> None:
+        """Write what was profiled up to a step, if anything was."""
+        if self._running is None:
+            return
+        profiler, self._running, self._steps = self._running, None, None
+        profiler.__exit__(None, None, None)
+        file = self._folder / f"steps-{self._began}-{step}.json.gz"
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            profiler.export_chrome_trace(str(file))
+        except (OSError, RuntimeError) as error:
+            logger.warning("the trace could not be written (%s)", error)
+            return
+        self._log.event("profile", step=step, file=file.name, first=self._began, last=step)
+        logger.info(f"steps {self._began} to {step} are traced in {file}; https://ui.perfetto.dev shows it")

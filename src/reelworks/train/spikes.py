@@ -1,0 +1,134 @@
+"""Find steps whose loss or gradient norm lies far above what was usual before, by robust statistics.
+
+A value is a spike if it is above median + threshold · spread of the recent values of its kind. The spread is the median
+absolute deviation, scaled so that it equals the standard deviation of a normal distribution, but at least a tenth of the
+median: the values of a calm run may hardly vary. Losses are compared within their bucket, and gradient norms with those
+of steps whose largest bucket is the same, since shapes differ in both. As long as a bucket has few values, they are
+compared with those of all buckets.
+
+Spikes join the recent values, so that a level that stays is usual after half a window. All values are sums over ranks,
+so all ranks find the same spikes; a checkpoint holds the recent values, so a resumed run does too.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple
+
+from reelworks.core.errors import first_few
+
+WINDOW = 100  # recent values of each kind
+FEWEST = 20  # with fewer values, those of all buckets decide, and with fewer of these, nothing is a spike
+_ALL = ""  # in place of a bucket's name
+MAX_CLIPS = 64  # clips of a spike that are recorded, those with the largest losses
+_NORMAL = 1.4826  # standard deviation of a normal distribution by its median absolute deviation
+_SMALLEST_SHARE = 0.1
+
+
+class Clip(NamedTuple):
+    """A clip of a step, with its loss."""
+
+    uid: int
+    path: str
+    loss: float
+
+
+@dataclass(frozen=True)
+class Spike:
+    """A step whose loss or gradient norm is far above the usual.
+
+    Attributes:
+        what: The measure that is above its limit.
+        bucket: Bucket of the loss; largest bucket of the step for a gradient norm.
+        value, usual, limit: The value, the median of the recent ones, and the highest value that would be no spike.
+        clips: Clips of the step, of all ranks, by falling loss; at most `MAX_CLIPS`.
+    """
+
+    what: Literal["loss", "grad_norm"]
+    bucket: str
+    value: float
+    usual: float
+    limit: float
+    clips: tuple[Clip, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The measure in words."""
+        return "loss" if self.what == "loss" else "gradient norm"
+
+    def __str__(self) -> str:
+        above = f"its {self.name} {self.value:.4g} is far above the recent {self.usual:.4g} (bucket {self.bucket})"
+        if not self.clips:
+            return above
+        return f"{above}; largest losses: {first_few([f'{clip.path} ({clip.loss:.4g})' for clip in self.clips])}"
+
+    def with_clips(self, parts: Iterable[Any]) -> Spike:
+        """Return the spike with the clips of all ranks."""
+        clips = sorted((clip for part in parts for clip in part), key=lambda clip: (-clip.loss, clip.uid))
+        return replace(self, clips=tuple(clips[:MAX_CLIPS]))
+
+
+def remedy(step: int, checkpoints: Iterable[int], skip_steps: list[list[int]]) -> str:
+    """Return the options of `reelworks train` that leave a step out, by the checkpoints and the steps skipped so far."""
+    skips = json.dumps([*skip_steps, [step, step]])
+    change = f"--set 'train.skip_steps={skips}'"
+    before = max((saved for saved in checkpoints if saved < step), default=None)
+    if before is None:
+        return f"begin again in another folder with --output DIR {change}, as no checkpoint is older"
+    return f"stop, and give the same command with --resume {before} {change}"
+
+
+@dataclass
+class SpikeDetector:
+    """Recent values by measure and bucket, which decide whether the next ones are spikes.
+
+    Examples:
+        >>> detector = SpikeDetector()
+        >>> calm = [detector.add({"480p": 0.5 + 0.01 * (i % 5)}, 1.0, "480p", threshold=8.0) for i in range(30)]
+        >>> any(calm), detector.add({"480p": 4.0}, 1.0, "480p", threshold=8.0).what
+        (False, 'loss')
+    """
+
+    recent: dict[tuple[str, str], deque[float]] = field(default_factory=dict)
+
+    def add(
+        self, loss_by_bucket: dict[str, float], grad_norm: float, largest_bucket: str, *, threshold: float
+    ) -> Spike | None:
+        """Add the values of a step, and return what was far above the usual, if anything was: the worst by its limit."""
+        values = {("loss", bucket): loss for bucket, loss in loss_by_bucket.items()}
+        values["grad_norm", largest_bucket] = grad_norm
+        found = [spike for key, value in values.items() if (spike := self._add_value(key, value, threshold))]
+        return max(found, key=lambda spike: spike.value / spike.limit, default=None)
+
+    def _add_value(self, key: tuple[str, str], value: float, threshold: float) -> Spike | None:
+        if not math.isfinite(value):
+            return None
+        own, of_all = (self.recent.setdefault(each, deque(maxlen=WINDOW)) for each in (key, (key[0], _ALL)))
+        recent = own if len(own) >= FEWEST else of_all
+        spike = None
+        if len(recent) >= FEWEST:
+            usual = statistics.median(recent)
+            smallest = _SMALLEST_SHARE * abs(usual)
+            limit = usual + threshold * smallest
+            if value > limit:  # else the deviations need not be computed, in nearly all steps
+                deviation = statistics.median(abs(past - usual) for past in recent)
+                limit = usual + threshold * max(_NORMAL * deviation, smallest)
+            if value > limit:
+                what: Literal["loss", "grad_norm"] = "loss" if key[0] == "loss" else "grad_norm"
+                spike = Spike(what, key[1], value, usual, limit)
+        own.append(value)
+        of_all.append(value)
+        return spike
+
+    def to_bytes(self) -> bytes:
+        """Return the recent values as JSON; numbers are exact."""
+        return json.dumps([[*key, list(values)] for key, values in sorted(self.recent.items())]).encode()
+
+    def load(self, content: bytes) -> None:
+        """Replace the recent values by those of `to_bytes`."""
+        self.recent = {(what, bucket): deque(values, maxlen=WINDOW) for what, bucket, values in json.loads(content)}
