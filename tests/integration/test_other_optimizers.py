@@ -17,6 +17,7 @@ from reelworks.checkpoint.store import CheckpointStore
 from reelworks.core import digests
 from reelworks.core.errors import UserError
 from reelworks.distributed import mesh
+from reelworks.distributed.layout import Layout
 from reelworks.distributed.mesh import local
 from reelworks.recipe import recipe_file
 from reelworks.run import events
@@ -117,7 +118,13 @@ def _compare_with_copies(recipe: dict[str, Any]) -> None:
         for name in OTHERS:
             keys = {"max_steps": 9, "optimizer": name, "weight_decay": 0.01}
             alone, copied = (build.denoiser(parsed, torch.device("cpu")) for _ in range(2))
-            mesh.shard(copied.module, copied.sharding().blocks, copied.contract, world, "replicated")
+            mesh.shard(
+                copied.module,
+                copied.sharding().blocks,
+                copied.contract,
+                world,
+                Layout.from_strategy("replicated", world.size),
+            )
             states = [TrainState.start(one, TrainConfig.model_validate(keys)) for one in (alone, copied)]
             before = [p.detach().clone() for p in alone.module.parameters()]
             for step in range(3):

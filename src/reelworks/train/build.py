@@ -8,6 +8,7 @@ from typing import Literal
 
 import torch
 
+from reelworks.core.log import logger
 from reelworks.diffusion import objectives
 from reelworks.distributed import mesh
 from reelworks.distributed.mesh import World
@@ -23,6 +24,7 @@ from reelworks.models.vision import VisionEncoder
 from reelworks.precision.boundary import DtypeBoundary, check_contract
 from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
+from reelworks.train import weights_layout
 from reelworks.train.preflight import dry_run
 from reelworks.train.state import TrainState
 
@@ -53,7 +55,12 @@ class TrainedModel:
         dry_run.audit_shapes(network, encoders, data.table, world)
         for fault in dry_run.faults_of_encoders(encoders):
             raise fault
-        mesh.shard(network.module, network.sharding().blocks, network.contract, world, recipe.parallel.strategy)
+        layout, reason = weights_layout.choose(
+            recipe, network, ranks=world.size, local_ranks=world.local_size, device_bytes=world.device_bytes
+        )
+        if world.size > 1 and world.is_main:
+            logger.info(f"{layout} ({layout.strategy}): {reason}")
+        mesh.shard(network.module, network.sharding().blocks, network.contract, world, layout)
         return cls(DtypeBoundary(network), encoders, TrainState.start(network, recipe.train), network.base)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from reelworks.core.errors import UserError
+from reelworks.distributed.layout import Layout
 
 
 @dataclass(frozen=True)
@@ -75,13 +76,14 @@ def require_installed(name: str) -> None:
         )
 
 
-def require(name: str, strategy: str, world: int) -> None:
-    """Check that an optimizer can train with a `parallel.strategy` on some number of processes."""
+def require(name: str, layout: Layout | None) -> None:
+    """Check that an optimizer can train with the weights in a layout; None if that is not chosen yet."""
     require_installed(name)
     whole = OPTIMIZERS[name].whole
-    if whole and strategy == "fsdp" and world > 1:
+    if whole and layout is not None and layout.shards > 1:
         raise UserError(
-            f'{whole}, and with parallel.strategy = "fsdp" each of {world} processes has a shard of the weights',
+            f'{whole}, and with parallel.strategy = "{layout.strategy}" each of {layout.shards} ranks has a shard of '
+            "the weights",
             code="optimizer-not-shardable",
             field="train.optimizer",
             value=name,

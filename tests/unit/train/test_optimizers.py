@@ -12,6 +12,7 @@ from refused import refused
 from torch import Tensor, nn
 
 from reelworks.core.errors import UserError
+from reelworks.distributed.layout import Layout
 from reelworks.models import factory
 from reelworks.recipe import recipe_file
 from reelworks.recipe.recipe import Recipe
@@ -159,12 +160,12 @@ def test_the_rate_that_prodigy_finds_is_told_and_looked_at() -> None:
 def test_what_needs_whole_weights_is_refused_where_there_are_shards(name: str) -> None:
     """And nowhere else; the error tells why and what to do."""
     for strategy, world in (("fsdp", 1), ("replicated", 1), ("replicated", 8)):
-        optimizer_names.require(name, strategy, world)
-    with refused("optimizer-not-shardable", "train.optimizer", says="each of 2 processes has a shard") as caught:
-        optimizer_names.require(name, "fsdp", 2)
+        optimizer_names.require(name, Layout.from_strategy(strategy, world))
+    with refused("optimizer-not-shardable", "train.optimizer", says="each of 2 ranks has a shard") as caught:
+        optimizer_names.require(name, Layout.from_strategy("fsdp", 2))
     assert (caught.value.field, caught.value.value) == ("train.optimizer", name)
     assert "replicated" in caught.value.remedy
-    optimizer_names.require("adamw", "fsdp", 8)
+    optimizer_names.require("adamw", Layout.from_strategy("fsdp", 8))
 
 
 @pytest.mark.parametrize("name", ["adamw8bit", "prodigy"])
