@@ -29,6 +29,7 @@ from reelworks.train.preflight import check
 from reelworks.train.state import TrainState
 
 OTHERS = sorted(set(OPTIMIZERS) - {"adamw"})
+ON_SHARDS = sorted(name for name, one in OPTIMIZERS.items() if not one.whole)
 FALLING = {"learning_rate_schedule": "cosine", "final_learning_rate": 1e-5}
 
 
@@ -75,7 +76,7 @@ def told(run: Path, field: str) -> list[float]:
 
 @pytest.mark.parametrize(
     "name",
-    ["prodigy", *(pytest.param(name, marks=pytest.mark.slow) for name in ("adamw8bit", "muon", "adafactor"))],
+    ["prodigy", *(pytest.param(name, marks=pytest.mark.slow) for name in ("adamw8bit", "muon", "adafactor", "schedulefree"))],
 )
 def test_a_killed_run_ends_as_the_uninterrupted_one(bare, tmp_path, name):
     """To the last bit, with a rate that falls."""
@@ -145,11 +146,50 @@ def _compare_with_copies(recipe: dict[str, Any]) -> None:
         world.wait()  # rank 0 keeps the address book of the others
 
 
+@pytest.mark.parametrize(("strategy", "world"), [("fsdp", 2), pytest.param("hsdp", 4, marks=pytest.mark.slow)])
+def test_shards_are_updated_as_whole_weights_are(bare, strategy, world):
+    """By every optimizer that works on shards, its own average too; with rows that two ranks cannot share evenly."""
+    recipe = bare("run", "adamw", 1) | {"model": {"name": "stdit3-tiny", "hidden_size": 40, "depth": 1, "num_heads": 2}}
+    assert children.on_ranks(_compare_with_shards, recipe, strategy, world=world) == [0] * world, children.output(recipe)
+
+
+def _compare_with_shards(recipe: dict[str, Any], strategy: str) -> None:
+    from torch.distributed.tensor import distribute_tensor
+
+    parsed = recipe_file.parse(recipe)
+    with mesh.join() as world:
+        for name in ON_SHARDS:
+            keys = {"max_steps": 9, "optimizer": name, "weight_decay": 0.01, "learning_rate": 1e-2}
+            alone, shared = (build.denoiser(parsed, torch.device("cpu")) for _ in range(2))
+            layout = Layout.from_strategy(strategy, world.size, 2)
+            mesh.shard(shared.module, shared.sharding().blocks, shared.contract, world, layout)
+            states = [TrainState.start(one, TrainConfig.model_validate(keys)) for one in (alone, shared)]
+            before = [p.detach().clone() for p in alone.module.parameters()]
+            for step in range(3):
+                torch.manual_seed(step)
+                pairs = list(zip(alone.module.parameters(), shared.module.parameters(), strict=True))
+                for whole, part in pairs:
+                    whole.grad = torch.randn_like(whole)
+                    part.grad = distribute_tensor(whole.grad, part.device_mesh, part.placements)
+                for state in states:
+                    state.optimizer.step()
+                    state.update_ema(step, None if name == "schedulefree" else 0.9)
+            for (path, whole), part in zip(
+                alone.module.named_parameters(), shared.module.parameters(), strict=True
+            ):
+                told = f"{name}: {path}"
+                torch.testing.assert_close(part.full_tensor(), whole, rtol=1e-4, atol=1e-6, msg=lambda m, t=told: t + m)
+                mean = states[1].ema[path].full_tensor()
+                torch.testing.assert_close(mean, states[0].ema[path], rtol=1e-4, atol=1e-6)
+            assert all(not torch.equal(p, q) for p, q in zip(before, alone.module.parameters(), strict=True)), name
+        world.wait()
+
+
 def test_what_cannot_be_is_refused_before_anything_is_done(bare, tmp_path):
     """Shards for whole weights, and the state of one optimizer for another; weights alone are of use to any."""
-    sharded = bare("sharded", "muon", 1) | {"parallel": {"strategy": "fsdp"}}
+    sharded = bare("sharded", "adafactor", 1) | {"parallel": {"strategy": "fsdp"}}
     assert 0 not in children.train(sharded, world=2)
-    assert "it works on whole matrices" in children.output(sharded)
+    assert "it keeps statistics of whole rows and columns" in children.output(sharded)
     assert not (tmp_path / "sharded").exists()
 
     assert children.train(bare("run", "adafactor", 1)) == [0]

@@ -36,7 +36,10 @@ def test_a_run_folder_that_some_ranks_do_not_see_is_refused(tiny):
     assert children.on_ranks(_in_a_folder_of_its_own, recipe, world=3) == [0] * 3, children.output(recipe)
     told = children.output(recipe)
     for rank in range(3):
-        assert f"{rank} run-folder-not-shared: rank 1, 2 on {os.uname().nodename} cannot see the run folder of rank 0" in told
+        assert (
+            f"{rank} run-folder-not-shared: rank 1, 2 on {os.uname().nodename} cannot see the run folder of rank 0"
+            in told
+        )
 
 
 def _with_another_rate(recipe: dict[str, Any]) -> None:

@@ -34,7 +34,9 @@ OPTIMIZERS = {
         package="bitsandbytes",
         whole="its state is stored in blocks of 8-bit numbers, which cannot be sharded like the weights",
     ),
-    "muon": Optimizer(whole="it works on whole matrices"),
+    # On shards, each matrix is gathered for its update.
+    "muon": Optimizer(),
+    "schedulefree": Optimizer(defaults={"learning_rate": 2.5e-3}, lacks=("ema_decay",), package="schedulefree"),
     "prodigy": Optimizer(
         defaults={"learning_rate": 1.0}, package="prodigyopt", whole="it computes its rate from norms over all weights"
     ),

@@ -11,15 +11,15 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 
 from reelworks.core.errors import UserError
 from reelworks.distributed.mesh import local
 from reelworks.train import optimizer_names
 from reelworks.train.config import TrainConfig
 
-# Values that Prodigy computes over all weights; it stores them in its parameter groups.
-_FOUND = ("d", "d_max", "d_numerator", "k")
+# Values that Prodigy and schedule-free AdamW compute over all weights; they store them in their parameter groups.
+_FOUND = ("d", "d_max", "d_numerator", "k", "weight_sum", "lr_max")
 
 
 class _Part(NamedTuple):
@@ -41,8 +41,10 @@ class ShardedOptimizer:
     def __init__(self, config: TrainConfig, trained: Mapping[str, nn.Parameter], matrices: Collection[str]) -> None:
         optimizer_names.require_installed(config.optimizer)
         self.trained = dict(trained)
-        whole = bool(optimizer_names.OPTIMIZERS[config.optimizer].whole)
-        self._weights = {name: _whole(p) if whole else p for name, p in self.trained.items()}
+        # AdamW works on copies as they are; other libraries get plain tensors where they can.
+        plain = config.optimizer != "adamw"
+        self._weights = {name: _whole(p) if plain and _is_whole(p) else p for name, p in self.trained.items()}
+        assert not optimizer_names.OPTIMIZERS[config.optimizer].whole or all(map(_is_whole, self.trained.values()))
         self._names = {id(weight): name for name, weight in self._weights.items()}
         inner = [weight for name, weight in self._weights.items() if name in matrices]
         others = [weight for name, weight in self._weights.items() if name not in matrices]
@@ -75,6 +77,22 @@ class ShardedOptimizer:
         self._update_views()
         for part in self._parts:
             part.optimizer.step()
+
+    @torch.no_grad()
+    def own_averages(self) -> dict[str, Tensor]:
+        """Return the average of the weights, by name, that the optimizer has by itself: schedule-free AdamW's.
+
+        It trains on points between this average and a fast sequence z, and holds both of them only implicitly.
+        """
+        self._update_views()
+        averages = {}
+        for part in self._parts:
+            for group in part.optimizer.param_groups:
+                for weight in group["params"]:
+                    if (fast := part.optimizer.state[weight].get("z")) is not None:
+                        average = local(weight.detach()).clone()
+                        averages[self._names[id(weight)]] = average.lerp_(local(fast), 1 - 1 / group["betas"][0])
+        return averages
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of each weight by name, and Prodigy's values; settings are in the recipe."""
@@ -132,13 +150,17 @@ def matrices(module: nn.Module, blocks: Sequence[nn.Module]) -> set[str]:
     return {name for name, parameter in module.named_parameters() if id(parameter) in weights}
 
 
+def _is_whole(parameter: Tensor) -> bool:
+    """Return whether each rank holds all of a parameter."""
+    if not isinstance(parameter, DTensor):
+        return True
+    sharded = [i for i, placement in enumerate(parameter.placements) if placement.is_shard()]
+    return all(parameter.device_mesh.size(i) == 1 for i in sharded)
+
+
 def _whole(parameter: nn.Parameter) -> nn.Parameter:
     """Return a plain parameter that shares the memory of one that FSDP replicates."""
-    if not isinstance(parameter, DTensor):
-        return parameter
-    part = local(parameter.detach())
-    assert part.shape == parameter.shape, "optimizers.require refuses shards"
-    return nn.Parameter(part)
+    return nn.Parameter(local(parameter.detach())) if isinstance(parameter, DTensor) else parameter
 
 
 def _adamw(config: TrainConfig, inner: list[nn.Parameter], others: list[nn.Parameter]) -> list[_Part]:
@@ -170,7 +192,8 @@ def _muon(config: TrainConfig, inner: list[nn.Parameter], others: list[nn.Parame
             value="muon",
             remedy='set it to "adamw"',
         )
-    optimizer = torch.optim.Muon(
+    kind = torch.optim.Muon if all(map(_is_whole, inner)) else GatheredMuon
+    optimizer = kind(
         inner,
         lr=config.learning_rate,
         weight_decay=config.weight_decay,
@@ -178,6 +201,50 @@ def _muon(config: TrainConfig, inner: list[nn.Parameter], others: list[nn.Parame
     )
     part = _Part(optimizer, lambda _, p: {"momentum_buffer": torch.zeros_like(p)})
     return [part, *_adamw(config, [], others)]
+
+
+class GatheredMuon(torch.optim.Muon):
+    """Muon for matrices in shards: gathers the update of each, one after the other, and keeps this rank's rows.
+
+    Every rank orthogonalises all matrices. Momentum is in shards.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Update the matrices that have a gradient, in place. Collective."""
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is None:
+                    continue
+                momentum, gradient = self.state[weight]["momentum_buffer"], weight.grad
+                momentum.lerp_(gradient, 1 - group["momentum"])
+                towards = gradient.lerp(momentum, group["momentum"]) if group["nesterov"] else momentum
+                change = self._orthogonal(towards.full_tensor(), group)
+                whole = [Replicate()] * weight.device_mesh.ndim
+                rows = DTensor.from_local(change, weight.device_mesh, whole).redistribute(placements=weight.placements)
+                weight.mul_(1 - group["lr"] * group["weight_decay"]).add_(rows)
+
+    def _orthogonal(self, towards: Tensor, group: dict[str, Any]) -> Tensor:
+        """Return the change of a whole matrix by a step of torch's Muon, without momentum, from zeros."""
+        change = nn.Parameter(torch.zeros_like(towards))
+        change.grad = towards
+        keys = ("lr", "eps", "ns_coefficients", "ns_steps", "adjust_lr_fn")
+        kept = {key: group[key] for key in keys}
+        once: torch.optim.Optimizer = torch.optim.Muon([change], momentum=0.0, weight_decay=0.0, **kept)
+        once.step()
+        return change.detach()
+
+
+def _schedulefree(config: TrainConfig, inner: list[nn.Parameter], others: list[nn.Parameter]) -> list[_Part]:
+    library: Any = importlib.import_module("schedulefree")
+
+    def begin(_: int, p: Tensor) -> dict[str, Any]:
+        return {"z": p.detach().clone(), "exp_avg_sq": torch.zeros_like(p)}
+
+    # Its collective calls on lists are not made for shards.
+    optimizer = library.AdamWScheduleFree([*inner, *others], **_settings(config), foreach=False)
+    optimizer.train()  # and so for good: the average is computed by `own_averages`
+    return [_Part(optimizer, begin)]
 
 
 def _prodigy(config: TrainConfig, inner: list[nn.Parameter], others: list[nn.Parameter]) -> list[_Part]:
@@ -219,4 +286,11 @@ def _settings(config: TrainConfig) -> dict[str, Any]:
     }
 
 
-_PARTS = {"adamw": _adamw, "adamw8bit": _adamw8bit, "muon": _muon, "prodigy": _prodigy, "adafactor": _adafactor}
+_PARTS = {
+    "adamw": _adamw,
+    "adamw8bit": _adamw8bit,
+    "muon": _muon,
+    "prodigy": _prodigy,
+    "adafactor": _adafactor,
+    "schedulefree": _schedulefree,
+}

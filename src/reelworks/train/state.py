@@ -53,8 +53,15 @@ class TrainState:
         return [*not_finite(weights | averages | states), *self.optimizer.not_finite()]
 
     @torch.no_grad()
-    def update_ema(self, step: int, decay: float) -> None:
-        """Move the average towards the weights; the decay is lower in early steps, whose weights are mostly noise."""
+    def update_ema(self, step: int, decay: float | None) -> None:
+        """Move the average towards the weights; the decay is lower in early steps, whose weights are mostly noise.
+
+        Without a decay, copy the average that the optimizer has by itself.
+        """
+        if decay is None:
+            for name, average in self.optimizer.own_averages().items():
+                local(self.ema[name]).copy_(average)
+            return
         rate = min(decay, (1 + step) / (10 + step))
         parameters = dict(self.module.named_parameters())
         averages = [local(average) for average in self.ema.values()]

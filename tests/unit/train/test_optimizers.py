@@ -230,3 +230,36 @@ def test_memory_is_told_before_it_is_taken(name: str, least: float, most: float)
     assert told == estimate.size(list(state.optimizer.tensors().values()))
     weights = sum(parameter.numel() for parameter in state.module.parameters())
     assert least <= told / weights <= most
+
+
+def test_the_average_of_schedule_free_weights_is_that_of_the_library() -> None:
+    """As the library's own `eval` would put it into the weights, which this leaves alone."""
+    module = network()
+    made = updater(module, "schedulefree")
+    trained = steps(module, made, 0, 5)
+    averages = made.own_averages()
+    assert all(torch.equal(p, q) for p, q in zip(module.parameters(), trained, strict=True))
+    made._parts[0].optimizer.eval()
+    for name, parameter in module.named_parameters():
+        torch.testing.assert_close(averages[name], parameter.detach(), rtol=0, atol=0)
+        assert not torch.equal(averages[name], dict(zip(averages, trained, strict=True))[name])
+
+
+@pytest.mark.parametrize(
+    ("keys", "code"),
+    [
+        ({"learning_rate_schedule": "cosine"}, "schedule-with-schedulefree"),
+        ({"ema_decay": 0.99}, "unknown-optimizer-setting"),
+    ],
+)
+def test_what_schedule_free_replaces_is_refused(keys: dict[str, object], code: str) -> None:
+    recipe = {
+        "version": 1,
+        "output": "run",
+        "dataset": [{"path": "data"}],
+        "bucket": [{"resolution": "48px", "num_frames": 1}],
+        "model": {"name": "stdit3-tiny"},
+        "train": {"max_steps": 9, "optimizer": "schedulefree", **keys},
+    }
+    with refused(code, f"train.{next(iter(keys))}"):
+        recipe_file.parse(recipe)
