@@ -4,8 +4,11 @@
 #   HEAD=node-0.example:29400 ./torchrun.sh recipe.toml
 #
 # NNODES may be a range such as 1:4. Training then goes on when machines are lost or join, from the last checkpoint.
-# MASTER_ADDR is not set: torchrun finds it by the rendezvous.
+# The machine of HEAD must stay.
 set -euo pipefail
+
+# Without it, machines that join later are not told where rank 0 is (torch 2.13).
+export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
 
 exec torchrun \
     --nnodes "${NNODES:-1:4}" \

@@ -75,5 +75,6 @@ with mesh.join() as world:
     check("flux-tiny", world, lora=LoraConfig(rank=2, dora=True))
     check("wan-tiny", world, lora=LoraConfig(rank=2, base="int8"))
     check("flux-tiny", world, "replicated", lora=LoraConfig(rank=2, base="nf4"))
+    check("stdit3-tiny", world, gradient_checkpointing="selective")
     check_lowered("wan-tiny", world)
     check("wan-tiny", dataclasses.replace(world, offload=True), lora=LoraConfig(rank=2))

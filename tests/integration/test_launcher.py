@@ -67,7 +67,7 @@ def test_a_rank_that_dies_ends_the_others(start, tmp_path):
     assert len(ranks) == 2
     ranks[1].send_signal(signal.SIGKILL)
     _, told = process.communicate(timeout=30)
-    assert process.returncode == 128 + signal.SIGKILL
+    assert process.returncode == 128 + signal.SIGKILL, told
     assert told.count("error: ") == 1, told
     assert "rank 1 was ended by SIGKILL" in told
     assert "Traceback" not in told

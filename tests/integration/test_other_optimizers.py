@@ -76,7 +76,10 @@ def told(run: Path, field: str) -> list[float]:
 
 @pytest.mark.parametrize(
     "name",
-    ["prodigy", *(pytest.param(name, marks=pytest.mark.slow) for name in ("adamw8bit", "muon", "adafactor", "schedulefree"))],
+    [
+        "prodigy",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("adamw8bit", "muon", "adafactor", "schedulefree")),
+    ],
 )
 def test_a_killed_run_ends_as_the_uninterrupted_one(bare, tmp_path, name):
     """To the last bit, with a rate that falls."""
@@ -150,7 +153,9 @@ def _compare_with_copies(recipe: dict[str, Any]) -> None:
 def test_shards_are_updated_as_whole_weights_are(bare, strategy, world):
     """By every optimizer that works on shards, its own average too; with rows that two ranks cannot share evenly."""
     recipe = bare("run", "adamw", 1) | {"model": {"name": "stdit3-tiny", "hidden_size": 40, "depth": 1, "num_heads": 2}}
-    assert children.on_ranks(_compare_with_shards, recipe, strategy, world=world) == [0] * world, children.output(recipe)
+    assert children.on_ranks(_compare_with_shards, recipe, strategy, world=world) == [0] * world, children.output(
+        recipe
+    )
 
 
 def _compare_with_shards(recipe: dict[str, Any], strategy: str) -> None:
@@ -174,9 +179,7 @@ def _compare_with_shards(recipe: dict[str, Any], strategy: str) -> None:
                 for state in states:
                     state.optimizer.step()
                     state.update_ema(step, None if name == "schedulefree" else 0.9)
-            for (path, whole), part in zip(
-                alone.module.named_parameters(), shared.module.parameters(), strict=True
-            ):
+            for (path, whole), part in zip(alone.module.named_parameters(), shared.module.parameters(), strict=True):
                 told = f"{name}: {path}"
                 torch.testing.assert_close(part.full_tensor(), whole, rtol=1e-4, atol=1e-6, msg=lambda m, t=told: t + m)
                 mean = states[1].ema[path].full_tensor()

@@ -14,7 +14,7 @@ from reelworks.distributed import mesh
 from reelworks.distributed.mesh import World
 from reelworks.encoders.encoders import LiveEncoder
 from reelworks.media import torchcodec_frames
-from reelworks.models import components, factory, weights
+from reelworks.models import attention, components, factory, weights
 from reelworks.models.api import Autoencoder, Denoiser, DenoiserInputs, ImageEncoder, TextEncoder
 from reelworks.models.diffusers_denoiser import FamilyDenoiser
 from reelworks.models.expert_pair.config import PARTS, switch_timestep
@@ -55,6 +55,7 @@ class TrainedModel:
         dry_run.audit_shapes(network, encoders, data.table, world)
         for fault in dry_run.faults_of_encoders(encoders):
             raise fault
+        attention.use(network, recipe.model.attention, world.device)
         layout, reason = weights_layout.choose(
             recipe, network, ranks=world.size, local_ranks=world.local_size, device_bytes=world.device_bytes
         )

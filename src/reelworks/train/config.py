@@ -50,6 +50,11 @@ class TrainConfig(Config):
     ema_decay: float | None = Field(
         0.9999, ge=0, lt=1, description="decay of the weight average; in early steps (1 + step) / (10 + step)"
     )
+    ema_device: Literal["auto", "cpu"] = Field(
+        "auto",
+        description='where the average is kept: beside the weights, or in CPU memory with "cpu", which saves 4 bytes of '
+        "GPU memory per trained weight and copies the weights there after each step",
+    )
     loss_reduction: Literal["token", "sample", "micro_batch"] = Field(
         "token", description="unit that has the same weight everywhere in the loss"
     )

@@ -164,12 +164,19 @@ def _whole(parameter: nn.Parameter) -> nn.Parameter:
 
 
 def _adamw(config: TrainConfig, inner: list[nn.Parameter], others: list[nn.Parameter]) -> list[_Part]:
+    weights = [*inner, *others]
+    fused = _is_fused(weights)
+
     def begin(_: int, p: Tensor) -> dict[str, Any]:
         zeros = {key: torch.zeros_like(p) for key in ("exp_avg", "exp_avg_sq")}
-        return {"step": torch.tensor(0.0), **zeros}
+        return {"step": torch.zeros((), device=p.device if fused else None), **zeros}
 
-    weights = [*inner, *others]
-    return [_Part(torch.optim.AdamW(weights, **_settings(config)), begin)] if weights else []
+    return [_Part(torch.optim.AdamW(weights, **_settings(config), fused=fused or None), begin)] if weights else []
+
+
+def _is_fused(weights: list[nn.Parameter]) -> bool:
+    """Return whether AdamW updates all weights in one kernel: on CUDA, as on a CPU it would round in another order."""
+    return bool(weights) and all(weight.device.type == "cuda" for weight in weights)
 
 
 def _adamw8bit(config: TrainConfig, inner: list[nn.Parameter], others: list[nn.Parameter]) -> list[_Part]:

@@ -32,7 +32,10 @@ class TrainState:
         module = denoiser.module
         trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
         optimizer = ShardedOptimizer(config, trained, matrices(module, denoiser.sharding().blocks))
+        # With the weights' placement, also for shards in CPU memory.
         ema = {name: parameter.detach().clone() for name, parameter in trained.items()}
+        if config.ema_device == "cpu":
+            ema = {name: average.cpu() for name, average in ema.items()}
         return cls(module, ema, optimizer)
 
     def begin_again(self) -> None:
@@ -66,6 +69,7 @@ class TrainState:
         parameters = dict(self.module.named_parameters())
         averages = [local(average) for average in self.ema.values()]
         current = [local(parameters[name].detach()) for name in self.ema]
+        current = [value.to(average.device) for value, average in zip(current, averages, strict=True)]
         torch._foreach_lerp_(averages, current, 1 - rate)
 
     @contextmanager

@@ -26,6 +26,7 @@ from reelworks.encoders.encode_worker import Progress
 from reelworks.encoders.stored_batches import StoredLatents
 from reelworks.generate.pipeline import GenerateOptions
 from reelworks.media.decode_pool import DecodePool
+from reelworks.models import attention
 from reelworks.recipe import dataset, recipe_file
 from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
@@ -128,6 +129,7 @@ def run(
             encoders = encoding.lazy_encoder(recipe, world.device)
 
         # Build the model.
+        stack.enter_context(attention.preferred(recipe.model.attention))
         resumed_from = resume.pick(this_run, recipe, options.resume)
         resumed = resumed_from is not None
         model = TrainedModel.build(data, world, resumed=resumed, encoders=encoders)

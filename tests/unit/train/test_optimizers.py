@@ -16,7 +16,8 @@ from reelworks.distributed.layout import Layout
 from reelworks.models import factory
 from reelworks.recipe import recipe_file
 from reelworks.recipe.recipe import Recipe
-from reelworks.train import optimizer_names
+from reelworks.testing import contract
+from reelworks.train import optimizer_names, optimizers
 from reelworks.train.config import TrainConfig
 from reelworks.train.optimizer_names import OPTIMIZERS
 from reelworks.train.optimizers import ShardedOptimizer, matrices
@@ -263,3 +264,32 @@ def test_what_schedule_free_replaces_is_refused(keys: dict[str, object], code: s
     }
     with refused(code, f"train.{next(iter(keys))}"):
         recipe_file.parse(recipe)
+
+
+def test_an_average_in_cpu_memory_is_the_one_beside_the_weights() -> None:
+    """It moves, saves and is put into the network as the other, wherever the weights are."""
+    averages = []
+    for device in ("auto", "cpu"):
+        denoiser = contract.build("stdit3-tiny")
+        state = TrainState.start(denoiser, config("adamw", ema_device=device))
+        for step in range(3):
+            for parameter in state.module.parameters():
+                parameter.grad = torch.full_like(parameter, 0.1 * (step + 1))
+            state.optimizer.step()
+            state.update_ema(step, 0.9)
+        with state.averaged():
+            inside = {name: p.detach().clone() for name, p in state.module.named_parameters()}
+        assert all(torch.equal(inside[name], average) for name, average in state.ema.items())
+        averages.append(state.ema)
+    assert all(torch.equal(averages[0][name], average) for name, average in averages[1].items())
+
+
+def test_one_kernel_for_all_weights_updates_them_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state that it needs is there before the first step, too; torch has the kernel for CPUs as well."""
+    calm, fused = network(), network()
+    expected = steps(calm, updater(calm, "adamw"), 0, 4)
+    monkeypatch.setattr(optimizers, "_is_fused", lambda weights: True)
+    made = updater(fused, "adamw")
+    assert made._parts[0].optimizer.defaults["fused"] is True
+    for one, other in zip(steps(fused, made, 0, 4), expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)

@@ -301,6 +301,8 @@ def _memory(
         host += text
     if not recipe.keeps_encoders:
         parts["encoders"] = host = 0  # they are dropped before the network is built
+    if recipe.train.ema_device == "cpu" and not recipe.parallel.offload:
+        host, parts["ema"] = host + parts["ema"], 0
     if recipe.parallel.offload:
         host += sum(parts.pop(name) for name in ("weights", "gradients", "optimizer", "ema"))
         parts = {"weights": estimate.bytes_in_use(state.module, units), **parts}
