@@ -16,32 +16,32 @@ LAYOUTS = {"replicated": Layout(4, 1), "fsdp": Layout(1, 4), "hsdp": Layout(2, 2
 
 
 @pytest.mark.slow
-def test_each_cell_trains_or_is_refused(tiny):
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_each_cell_trains_or_is_refused(tiny, name):
     recipe = tiny()
-    assert children.on_ranks(_all_cells, recipe, world=4) == [0] * 4, children.output(recipe)
+    assert children.on_ranks(_cells_of, recipe, name, world=4) == [0] * 4, children.output(recipe)
     told = [line for line in children.output(recipe).splitlines() if line.startswith("cell ")]
-    assert len(told) == 2 * len(LAYOUTS) * len(OPTIMIZERS)
+    assert len(told) == 2 * len(LAYOUTS)
     for line in told:
-        _, name, strategy, _, outcome = line.split()
+        _, strategy, _, outcome = line.split()
         assert outcome == ("refused" if OPTIMIZERS[name].whole and strategy != "replicated" else "trained")
 
 
-def _all_cells(recipe: dict[str, Any]) -> None:
+def _cells_of(recipe: dict[str, Any], name: str) -> None:
     import torch
 
     from reelworks.distributed import mesh
 
     with mesh.join() as world:
-        for name in OPTIMIZERS:
-            for strategy, layout in LAYOUTS.items():
-                for compute in (torch.float32, torch.bfloat16):
-                    try:
-                        optimizer_names.require(name, layout)
-                        outcome = _steps(name, layout, compute, world)
-                    except UserError as error:
-                        outcome = "refused" if error.code == "optimizer-not-shardable" else f"{error}"
-                    if world.is_main:
-                        print(f"cell {name} {strategy} {compute} {outcome}", flush=True)
+        for strategy, layout in LAYOUTS.items():
+            for compute in (torch.float32, torch.bfloat16):
+                try:
+                    optimizer_names.require(name, layout)
+                    outcome = _steps(name, layout, compute, world)
+                except UserError as error:
+                    outcome = "refused" if error.code == "optimizer-not-shardable" else f"{error}"
+                if world.is_main:
+                    print(f"cell {strategy} {compute} {outcome}", flush=True)
         world.wait()
 
 

@@ -82,15 +82,16 @@ def told(run: Path, field: str) -> list[float]:
     ],
 )
 def test_a_killed_run_ends_as_the_uninterrupted_one(bare, tmp_path, name):
-    """To the last bit, with a rate that falls."""
-    assert children.train(bare("calm", name, 3, **FALLING)) == [0]
-    recipe = bare("killed", name, 3, **FALLING)
+    """To the last bit, with a rate that falls where the optimizer allows it."""
+    falling = {} if name == "schedulefree" else FALLING
+    assert children.train(bare("calm", name, 3, **falling)) == [0]
+    recipe = bare("killed", name, 3, **falling)
     assert children.train(recipe, fault=("after the optimizer stepped", 2)) == [-signal.SIGKILL]
     assert children.train(recipe) == [0]
     calm, killed = tmp_path / "calm", tmp_path / "killed"
     assert told(killed, "loss") == told(calm, "loss")
     assert told(killed, "learning_rate") == told(calm, "learning_rate")
-    assert len(set(told(calm, "learning_rate"))) == 3
+    assert len(set(told(calm, "learning_rate"))) == (3 if falling else 1)
     assert digest(tensors_at(killed, 3)) == digest(tensors_at(calm, 3))
 
 

@@ -35,6 +35,10 @@ class ParallelConfig(Config):
         1800.0, gt=0, description="time without progress of a step after which the slowest rank and its clips are named"
     )
 
+    lost_seconds: float = Field(
+        20.0, gt=0, description="time without a sign of life of a rank after which it counts as lost, and all ranks end"
+    )
+
     @model_validator(mode="after")
     def _shard_size_has_use(self) -> Self:
         if self.shard_size is not None and self.strategy != "hsdp":

@@ -45,7 +45,7 @@ def launch(processes: int, arguments: list[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
         signal.signal(number, forward)
     first = 0
-    while any(rank.poll() is None for rank in ranks):
+    while None in [rank.poll() for rank in ranks]:  # each is asked, also behind one that still runs
         failed = [rank.returncode for rank in ranks if rank.returncode]
         if failed:
             first = failed[0]

@@ -22,6 +22,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
+from reelworks.core.errors import UserError
 from reelworks.distributed import collectives, roll_call
 from reelworks.distributed.config import ParallelConfig
 from reelworks.distributed.layout import Layout
@@ -134,9 +135,17 @@ def join(
         with _formed():
             yield World(0, 1, device, None, offload, local_size)
         return
+    if missing := [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]:
+        raise UserError(
+            f"it is above 1, and {', '.join(missing)} is not set, so ranks cannot find each other",
+            code="launcher-variable-missing",
+            field="WORLD_SIZE",
+            value=size,
+            remedy="start with --nproc-per-node, with torchrun, or as in examples/launch; or unset WORLD_SIZE",
+        )
     rank = int(os.environ["RANK"])
     store = roll_call.hold(rank, size, facts(), limits.join_seconds)
-    with Watch(PrefixStore("watch", roll_call.another_connection(store)), rank, size, limits.step_seconds) as watch:
+    with Watch(PrefixStore("watch", roll_call.another_connection(store)), rank, size, limits) as watch:
         # Later than the watch, which names the rank that is late.
         timeout = timedelta(seconds=limits.step_seconds + 60)
         dist.init_process_group(

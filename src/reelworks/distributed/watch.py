@@ -22,10 +22,9 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
 from reelworks.core.errors import UserError, first_few
+from reelworks.distributed.config import ParallelConfig
 
 BEAT_SECONDS = 1.0
-# A beat that is late by less may come from a busy machine.
-LOST_SECONDS = 20.0
 # After a collective failed, a rank that is still alive has been heard in this time.
 SUSPECT_SECONDS = 5.0
 # Time for the other ranks to raise an error of their own, as they do if it is one of all ranks.
@@ -77,8 +76,8 @@ class Watch:
     step, on all ranks equally often.
     """
 
-    def __init__(self, store: Store, rank: int, size: int, step_seconds: float) -> None:
-        self._store, self._rank, self._size, self._step_seconds = store, rank, size, step_seconds
+    def __init__(self, store: Store, rank: int, size: int, limits: ParallelConfig) -> None:
+        self._store, self._rank, self._size, self._limits = store, rank, size, limits
         self._host = socket.gethostname()
         self._lock = threading.Lock()
         self._marks, self._step, self._doing, self._is_limited = 0, 0, "starting", False
@@ -99,7 +98,7 @@ class Watch:
         if error is not None and _is_of_communication(error):
             # Another rank is gone, which its beats will show; the process ends with the verdict.
             self._suspects = True
-            self._thread.join(LOST_SECONDS + SUSPECT_SECONDS)
+            self._thread.join(self._limits.lost_seconds + SUSPECT_SECONDS)
         self._stop.set()
         self._thread.join()
         with self._lock:
@@ -165,7 +164,7 @@ class Watch:
     def _verdict(self) -> str | None:
         """Return why the run must end, if it must."""
         now = time.monotonic()
-        patience = SUSPECT_SECONDS if self._suspects else LOST_SECONDS
+        patience = SUSPECT_SECONDS if self._suspects else self._limits.lost_seconds
         for rank, (beat, at) in sorted(self._heard.items()):
             if beat.fault and now - at > _GRACE_SECONDS:
                 return f"rank {rank} on {beat.host} failed: {beat.fault}"
@@ -187,7 +186,7 @@ class Watch:
         """
         beats = {0: self._own()} | {rank: beat for rank, (beat, _) in self._heard.items() if not beat.ended}
         behind = min(beats, key=lambda rank: (beats[rank].marks, beats[rank].waits))
-        beat, limit = beats[behind], self._step_seconds
+        beat, limit = beats[behind], self._limits.step_seconds
         if beat.idle_seconds is None or beat.idle_seconds < limit:
             return None
         level = [str(rank) for rank, one in beats.items() if (one.marks, one.waits) == (beat.marks, beat.waits)]

@@ -13,6 +13,8 @@ import torch
 import reelworks
 from reelworks.core import digests
 from reelworks.core.errors import UserError
+from reelworks.distributed import collectives
+from reelworks.distributed.collectives import RanksFailed
 from reelworks.distributed.mesh import World
 from reelworks.recipe import recipe_file
 from reelworks.recipe.recipe import Recipe
@@ -46,12 +48,22 @@ def require_shared_folder(folder: Path, world: World) -> None:
     """
     if world.size == 1:
         return
-    token = folder / f".seen-by-all-ranks-{uuid.uuid4().hex}"
-    token = folder / str(world.broadcast(token.name))
-    if world.is_main:
+    token = folder / str(world.broadcast(f".seen-by-all-ranks-{uuid.uuid4().hex}"))
+
+    def write() -> None:
         folder.mkdir(parents=True, exist_ok=True)
         token.touch()
-    world.barrier()
+
+    try:
+        collectives.on_first(write)
+    except RanksFailed as error:
+        raise UserError(
+            f"the folder cannot be written ({error})",
+            code="file-unwritable",
+            field="output",
+            value=str(folder),
+            remedy="choose a folder you may write to with --output DIR, or fix its permissions",
+        ) from error
     seen: list[Any] = world.gather((world.rank, socket.gethostname(), _appears(token)))
     blind = [(rank, host) for rank, host, sees in seen if not sees]
     if world.is_main:

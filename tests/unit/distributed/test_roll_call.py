@@ -8,10 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
+from refused import refused
 from torch.distributed import TCPStore
 
 from reelworks.core.errors import UserError
-from reelworks.distributed import roll_call
+from reelworks.distributed import mesh, roll_call
 
 Outcome = bytes | UserError
 
@@ -83,3 +84,12 @@ def test_a_rank_0_that_is_not_there_is_told_with_its_address(monkeypatch: pytest
     with pytest.raises(UserError, match=r"rank 1 on .* cannot reach rank 0 there within 0.3 s") as caught:
         roll_call.hold(1, 2, {}, 0.3)
     assert (caught.value.code, caught.value.value) == ("rank-0-unreachable", "127.0.0.1:9")
+
+
+def test_a_number_of_ranks_without_an_address_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a scheduler sets one variable for its own use."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    with refused("launcher-variable-missing", "WORLD_SIZE", says="RANK, MASTER_ADDR, MASTER_PORT"), mesh.join():
+        pass

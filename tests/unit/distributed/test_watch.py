@@ -8,6 +8,7 @@ import pytest
 import torch.distributed as dist
 
 from reelworks.distributed import watch
+from reelworks.distributed.config import ParallelConfig
 from reelworks.distributed.watch import Watch
 
 
@@ -24,7 +25,7 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> list[Watch]:
 
     monkeypatch.setattr(Watch, "_leave", leave)
     store = dist.HashStore()
-    made = [Watch(store, rank, 3, 10.0) for rank in range(3)]
+    made = [Watch(store, rank, 3, ParallelConfig()) for rank in range(3)]
     for one in made:
         one._beat()
     return made
@@ -50,7 +51,7 @@ def test_a_rank_that_stops_beating_is_named_with_its_clips(ranks: list[Watch], m
         one.mark("in a forward and backward pass", 7, lambda rank: [f"clip-of-{rank}.mp4"])
         one._beat()
     assert verdict(first, [1, 2]) is None
-    monkeypatch.setattr(watch, "LOST_SECONDS", 0.05)
+    ranks[0]._limits = ParallelConfig(lost_seconds=0.05)
     time.sleep(0.1)
     ranks[1]._beat()
     told = verdict(first, [1, 2])
@@ -59,22 +60,20 @@ def test_a_rank_that_stops_beating_is_named_with_its_clips(ranks: list[Watch], m
     assert "(clips: clip-of-2.mp4)" in told
 
 
-def test_a_rank_that_ended_in_order_is_not_missed(ranks: list[Watch], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_ended_in_order_is_not_missed(ranks: list[Watch]) -> None:
     ranks[2]._ended = True
     ranks[2]._beat()
-    monkeypatch.setattr(watch, "LOST_SECONDS", 0.05)
+    ranks[0]._limits = ParallelConfig(lost_seconds=0.05)
     ranks[0]._listen([1, 2])
     time.sleep(0.1)
     ranks[1]._beat()
     assert verdict(ranks[0], [1, 2]) is None
 
 
-def test_the_slowest_rank_of_a_step_that_does_not_go_on_is_named(
-    ranks: list[Watch], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_slowest_rank_of_a_step_that_does_not_go_on_is_named(ranks: list[Watch]) -> None:
     """All began the step, and one waits for its clips while the others have gone further."""
     for one in ranks:
-        one._step_seconds = 0.05
+        one._limits = ParallelConfig(step_seconds=0.05)
         one.mark("waiting for clips", 3, lambda rank: [f"clip-of-{rank}.mp4"])
     for one in (ranks[0], ranks[2]):
         one.mark("in a forward and backward pass", 3)
@@ -89,7 +88,7 @@ def test_the_slowest_rank_of_a_step_that_does_not_go_on_is_named(
 
 def test_a_phase_without_a_limit_may_last(ranks: list[Watch]) -> None:
     for one in ranks:
-        one._step_seconds = 0.05
+        one._limits = ParallelConfig(step_seconds=0.05)
         one.mark("after it", 3, limited=False)
     time.sleep(0.1)
     for one in ranks:

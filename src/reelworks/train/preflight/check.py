@@ -107,12 +107,14 @@ class CheckReport:
 
     Attributes:
         world: Number of processes that memory is estimated for.
+        layout: How they would share the weights, and why.
         shapes: Number of shapes that were run on the meta device.
         rehearsed: Buckets that were run on `device`; none if there are violations.
     """
 
     device: str
     world: int
+    layout: str
     shapes: int
     components: list[ComponentReport]
     rehearsed: list[RehearsedBucket]
@@ -124,6 +126,7 @@ class CheckReport:
         return {
             "device": self.device,
             "world": self.world,
+            "layout": self.layout,
             "shapes": self.shapes,
             "components": [component.to_json() for component in self.components],
             "rehearsed": [asdict(bucket) for bucket in self.rehearsed],
@@ -163,7 +166,7 @@ def _check(recipe: Recipe, table: BucketTable, this_process: World, world: int) 
     units = denoiser.sharding().blocks
     violations = list(audit.faults(denoiser, shapes, sharded=world > 1 or this_process.shards, units=units))
     violations += _encoder_faults(encoder, table)
-    planned, _ = weights_layout.choose(
+    planned, reason = weights_layout.choose(
         recipe, denoiser, ranks=world, local_ranks=_local_ranks(world), device_bytes=this_process.device_bytes
     )
     if not violations:
@@ -181,6 +184,7 @@ def _check(recipe: Recipe, table: BucketTable, this_process: World, world: int) 
     return CheckReport(
         device=str(this_process.device),
         world=world,
+        layout=f"{planned} ({planned.strategy}): {reason}",
         shapes=len(shapes),
         components=_components(recipe, denoiser, encoder, str(this_process.device)),
         rehearsed=rehearsed,
