@@ -28,7 +28,7 @@ class TrainConfig(Config):
     )
     optimizer: Literal["adamw", "adamw8bit", "muon", "prodigy", "adafactor", "schedulefree"] = Field(
         "adamw",
-        description="AdamW, Muon and schedule-free AdamW work on sharded weights; the others need whole ones. Muon updates "
+        description="Prodigy and Adafactor need whole weights; the others work on shards, too. Muon updates "
         "the matrices of blocks, and AdamW the rest. Schedule-free AdamW has an average of its own in place of ema_decay",
     )
     learning_rate: float = Field(

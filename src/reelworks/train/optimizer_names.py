@@ -30,10 +30,7 @@ class Optimizer:
 
 OPTIMIZERS = {
     "adamw": Optimizer(),
-    "adamw8bit": Optimizer(
-        package="bitsandbytes",
-        whole="its state is stored in blocks of 8-bit numbers, which cannot be sharded like the weights",
-    ),
+    "adamw8bit": Optimizer(package="bitsandbytes"),
     # On shards, each matrix is gathered for its update.
     "muon": Optimizer(),
     "schedulefree": Optimizer(defaults={"learning_rate": 2.5e-3}, lacks=("ema_decay",), package="schedulefree"),

@@ -44,6 +44,8 @@ class ShardedOptimizer:
         # AdamW works on copies as they are; other libraries get plain tensors where they can.
         plain = config.optimizer != "adamw"
         self._weights = {name: _whole(p) if plain and _is_whole(p) else p for name, p in self.trained.items()}
+        if config.optimizer == "adamw8bit":
+            self._weights |= {name: _Rows(p) for name, p in self._weights.items() if _shares_blocks(p)}
         assert not optimizer_names.OPTIMIZERS[config.optimizer].whole or all(map(_is_whole, self.trained.values()))
         self._names = {id(weight): name for name, weight in self._weights.items()}
         inner = [weight for name, weight in self._weights.items() if name in matrices]
@@ -97,7 +99,7 @@ class ShardedOptimizer:
     def state_dict(self) -> dict[str, Any]:
         """Return the state of each weight by name, and Prodigy's values; settings are in the recipe."""
         states = {
-            self._names[id(weight)]: dict(part.optimizer.state[weight])
+            self._names[id(weight)]: self._saved(weight, part.optimizer.state[weight])
             for part in self._parts
             for group in part.optimizer.param_groups
             for weight in group["params"]
@@ -111,7 +113,10 @@ class ShardedOptimizer:
             for group in part.optimizer.param_groups:
                 group.update(state.get("found", {}))
                 for weight in group["params"]:
-                    part.optimizer.state[weight].update(state["state"][self._names[id(weight)]])
+                    values = state["state"][self._names[id(weight)]]
+                    if isinstance(weight, _Rows):
+                        values = {key: local(value) for key, value in values.items()}
+                    part.optimizer.state[weight].update(values)
 
     def tensors(self) -> dict[tuple[str, str], Tensor]:
         """Return the tensors of the state, by name of the weight and of the value, each tensor once."""
@@ -126,6 +131,16 @@ class ShardedOptimizer:
         """Return the names of Prodigy's values that are not finite."""
         found = self.state_dict().get("found", {})
         return [f"the optimizer's {key}" for key, value in found.items() if not math.isfinite(value)]
+
+    def _saved(self, weight: nn.Parameter, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the state of a weight as it is saved: that of a rank's rows as its part of the whole state."""
+        values = dict(state)
+        if isinstance(weight, _Rows):
+            whole = self.trained[self._names[id(weight)]]
+            assert isinstance(whole, DTensor)
+            for key in ("state1", "state2", "absmax1", "absmax2"):
+                values[key] = DTensor.from_local(values[key], whole.device_mesh, whole.placements, run_check=False)
+        return values
 
     def _update_views(self) -> None:
         """Point optimizers that need whole weights to the memory where FSDP keeps them now."""
@@ -163,6 +178,37 @@ def _whole(parameter: nn.Parameter) -> nn.Parameter:
     return nn.Parameter(local(parameter.detach())) if isinstance(parameter, DTensor) else parameter
 
 
+class _Rows(nn.Parameter):
+    """This rank's rows of a weight in shards, as a plain tensor that shares their memory."""
+
+    def __new__(cls, weight: Tensor) -> _Rows:
+        return super().__new__(cls, local(weight.detach()))
+
+
+# AdamW in 8 bits has a scale for each block of so many numbers.
+_BLOCK = 256
+# Smaller ones keep 32 bits, and so do those with few rows, which could not be shared by many ranks in whole blocks.
+_FEWEST_NUMBERS, _FEWEST_ROWS = 4096, 64
+
+
+def _has_8_bits(weight: Tensor) -> bool:
+    """Return whether the state of a weight is kept in 8 bits, whatever the layout."""
+    return weight.ndim >= 2 and weight.numel() >= _FEWEST_NUMBERS and weight.shape[0] >= _FEWEST_ROWS
+
+
+def _shares_blocks(weight: Tensor) -> bool:
+    """Return whether a weight in shards has a state in 8 bits: if each rank has equally many rows, of whole blocks.
+
+    The blocks are then those of the whole weight, so that a checkpoint can be continued in another layout.
+    """
+    if _is_whole(weight) or not _has_8_bits(weight):
+        return False
+    assert isinstance(weight, DTensor)
+    mesh = weight.device_mesh
+    shards = math.prod(mesh.size(i) for i, placement in enumerate(weight.placements) if placement.is_shard())
+    return weight.shape[0] % shards == 0 and weight.numel() // shards % _BLOCK == 0
+
+
 def _adamw(config: TrainConfig, inner: list[nn.Parameter], others: list[nn.Parameter]) -> list[_Part]:
     weights = [*inner, *others]
     fused = _is_fused(weights)
@@ -181,13 +227,19 @@ def _is_fused(weights: list[nn.Parameter]) -> bool:
 
 def _adamw8bit(config: TrainConfig, inner: list[nn.Parameter], others: list[nn.Parameter]) -> list[_Part]:
     library: Any = importlib.import_module("bitsandbytes.optim")
-    optimizer = library.AdamW8bit([*inner, *others], **_settings(config))
+    weights = [*inner, *others]
+    lowered = [p for p in weights if isinstance(p, _Rows) or (_is_whole(p) and _has_8_bits(p))]
+    ids = set(map(id, lowered))
+    rest = _adamw(config, [], [p for p in weights if id(p) not in ids])
+    if not lowered:
+        return rest
+    optimizer = library.AdamW8bit(lowered, **_settings(config), min_8bit_size=_BLOCK)
 
     def begin(i: int, p: Tensor) -> dict[str, Any]:
         optimizer.init_state(optimizer.param_groups[0], p, 0, i)
         return dict(optimizer.state[p])
 
-    return [_Part(optimizer, begin)]
+    return [_Part(optimizer, begin), *rest]
 
 
 def _muon(config: TrainConfig, inner: list[nn.Parameter], others: list[nn.Parameter]) -> list[_Part]:
