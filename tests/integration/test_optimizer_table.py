@@ -58,7 +58,7 @@ def _steps(name: str, layout: Layout, compute: Any, world: Any) -> str:
 
     denoiser = contract.build("stdit3-tiny", compute=compute)
     mesh.shard(denoiser.module, denoiser.sharding().blocks, denoiser.contract, world, layout)
-    rate = {"prodigy": 1.0, "adafactor": 1e-2}.get(name, 1e-3)
+    rate = 1.0 if name == "prodigy" else 1e-3
     keys = {"max_steps": 9, "optimizer": name, "learning_rate": rate}
     state = TrainState.start(denoiser, TrainConfig.model_validate(keys))
     inputs: DenoiserInputs = contract.example(contract.shapes("stdit3-tiny")[0], "stdit3-tiny", batch=1)
