@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from reelworks.distributed import mesh
+from reelworks.distributed.layout import Layout
 from reelworks.models import factory, registry
 from reelworks.models.api import DenoiserInputs, nothing_given
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
@@ -54,7 +55,13 @@ def measure(args: argparse.Namespace, base: Any, offload: bool) -> tuple[str, fl
             compute=torch.bfloat16,
             lora=LoraConfig(base=base),
         )
-        mesh.shard(denoiser.module, denoiser.sharding().blocks, denoiser.contract, world, "fsdp")
+        mesh.shard(
+            denoiser.module,
+            denoiser.sharding().blocks,
+            denoiser.contract,
+            world,
+            Layout.from_strategy("fsdp", world.size),
+        )
         given, boundary = inputs(args, world.device, denoiser.latent_channels), DtypeBoundary(denoiser)
         if world.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats()

@@ -170,7 +170,7 @@ def plain(case: Case, device: str, compiled: bool) -> Callable[[], None]:
     from diffusers.training_utils import EMAModel
 
     clean, module = case.clean(device), case.build(device).module
-    average = EMAModel(module.parameters(), decay=TRAIN.ema_decay)
+    average = EMAModel(module.parameters(), decay=TRAIN.ema_decay or 0.0)
     optimizer = torch.optim.AdamW(module.parameters(), lr=TRAIN.learning_rate)
     noise = torch.randn_like(clean.latent)
     sigma = clean.time.view(-1, 1, 1, 1, 1) / 1000

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Union
 
 import cli_page
 import errors_page
+import optimizers_page
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -117,6 +118,7 @@ def contents() -> dict[str, str]:
         "dtypes.md": _dtypes(),
         "cli.md": cli_page.page(),
         "errors.md": errors_page.page(),
+        "optimizers.md": optimizers_page.page(),
     }
 
 

@@ -12,6 +12,7 @@ import warnings
 import torch
 
 from reelworks.distributed import mesh
+from reelworks.distributed.layout import Layout
 from reelworks.models.config import ModelConfig
 from reelworks.models.expert_pair.config import switch_timestep
 from reelworks.models.lora.config import LoraConfig
@@ -36,7 +37,9 @@ def check(name, world, strategy="fsdp", **kinds):
         inputs = dataclasses.replace(inputs, time=torch.full_like(inputs.time, 900.0))
     wanted = gradients(contract.build(name, **kinds), inputs)
     sharded = contract.build(name, **kinds)
-    mesh.shard(sharded.module, sharded.sharding().blocks, sharded.contract, world, strategy)
+    mesh.shard(
+        sharded.module, sharded.sharding().blocks, sharded.contract, world, Layout.from_strategy(strategy, world.size)
+    )
     own = {key: value[world.rank : world.rank + 1] for key, value in vars(inputs).items()}
     found = gradients(sharded, dataclasses.replace(inputs, **own))
     assert found.keys() == wanted.keys(), (name, found.keys() ^ wanted.keys())
@@ -50,7 +53,9 @@ def check_lowered(name, world):
     inputs = contract.example(contract.shapes(name)[-1], name)
     wanted = gradients(contract.build(name, **kinds), inputs)
     sharded = contract.build(name, **kinds)
-    mesh.shard(sharded.module, sharded.sharding().blocks, sharded.contract, world, "fsdp")
+    mesh.shard(
+        sharded.module, sharded.sharding().blocks, sharded.contract, world, Layout.from_strategy("fsdp", world.size)
+    )
     stored = {p.dtype for p in sharded.module.parameters()}
     assert stored == {torch.bfloat16, torch.float32}, stored
     own = {key: value[world.rank : world.rank + 1] for key, value in vars(inputs).items()}
@@ -70,5 +75,6 @@ with mesh.join() as world:
     check("flux-tiny", world, lora=LoraConfig(rank=2, dora=True))
     check("wan-tiny", world, lora=LoraConfig(rank=2, base="int8"))
     check("flux-tiny", world, "replicated", lora=LoraConfig(rank=2, base="nf4"))
+    check("stdit3-tiny", world, gradient_checkpointing="selective")
     check_lowered("wan-tiny", world)
     check("wan-tiny", dataclasses.replace(world, offload=True), lora=LoraConfig(rank=2))

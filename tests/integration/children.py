@@ -29,6 +29,7 @@ SERVER.set_forkserver_preload(
         "peft",
         "bitsandbytes",
         "prodigyopt",
+        "schedulefree",
         "diffusers.models.transformers.transformer_flux",
         "diffusers.models.transformers.transformer_wan",
         "numpy.ma",

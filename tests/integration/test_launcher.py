@@ -66,8 +66,11 @@ def test_a_rank_that_dies_ends_the_others(start, tmp_path):
     ranks = psutil.Process(process.pid).children()
     assert len(ranks) == 2
     ranks[1].send_signal(signal.SIGKILL)
-    process.communicate(timeout=30)
-    assert process.returncode != 0
+    _, told = process.communicate(timeout=30)
+    assert process.returncode == 128 + signal.SIGKILL, told
+    assert told.count("error: ") == 1, told
+    assert "rank 1 was ended by SIGKILL" in told
+    assert "Traceback" not in told
     assert not any(rank.is_running() for rank in ranks)
 
 

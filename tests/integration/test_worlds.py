@@ -39,8 +39,8 @@ def test_global_batches_do_not_depend_on_the_number_of_processes(tiny, tmp_path)
     entries = [{"resolution": "32px", "num_frames": [1, 5], "batch_size": [2, 1]}]
     train = partial(tiny, bucket=entries, validation={"split": 0.0})
     assert children.train(train("one", train=TRAIN), debug=True) == [0]
-    # The same run wanders: 4 ranks in shards, then 2 with copies, then 1.
-    wandering = {"parallel": {"strategy": "fsdp"}, "train": {**TRAIN, "max_steps": 2}}
+    # The same run wanders: 4 ranks, of which pairs share a copy in shards, then 2 with copies, then 1.
+    wandering = {"parallel": {"strategy": "hsdp", "shard_size": 2}, "train": {**TRAIN, "max_steps": 2}}
     assert children.train(train("many", **wandering), debug=True, world=4) == [0] * 4
     wandering = {"parallel": {"strategy": "replicated"}, "train": {**TRAIN, "max_steps": 4}}
     assert children.train(train("many", **wandering), debug=True, world=2) == [0] * 2

@@ -111,6 +111,8 @@ def _memory(report: CheckReport) -> None:
     on_host = f"; {_size(memory.host)} of CPU memory" if memory.host else ""
     each = f" of each of {report.world} processes" if report.world > 1 else ""
     show.line(f"\nmemory{each}, estimated: {_size(memory.total)} ({', '.join(parts)}){on_host}")
+    if report.world > 1:
+        show.line(report.layout)
 
 
 def _size(count_bytes: int) -> str:

@@ -93,6 +93,9 @@ def train(
     if max_steps is not None:
         changes.append(f"train.max_steps={max_steps}")
     waiting_threads.choose()
+    if "RANK" in os.environ:
+        # Before torch is loaded: one lost rank would fill the others' output with messages about sockets.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     # Load before any process starts, so that a mistake is reported once.
     loaded = load_recipe(recipe, changes, data_path)
     if nproc_per_node > 1 and "LOCAL_RANK" not in os.environ:

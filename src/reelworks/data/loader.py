@@ -79,6 +79,12 @@ class StepSource:
                 clips_in_step=clips,
             )
 
+    def paths(self, position: DataPosition, rank: int) -> list[str]:
+        """Return the files that a rank reads for the step at a position, with those of fillers."""
+        other = replace(self, rank=rank)
+        work = other.row(position.plan, position.epoch, position.row)
+        return list(dict.fromkeys(str(request.path) for each in work for request in each.requests))
+
     def work(
         self,
         clips: Samples,

@@ -2,22 +2,51 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from reelworks.core.config import Config
+from reelworks.core.errors import UserError
 
 
 class ParallelConfig(Config):
-    """Distribution of weights over ranks, and offloading to CPU memory."""
+    """Distribution of weights over ranks, offloading to CPU memory, and limits on waiting for other ranks."""
 
-    strategy: Literal["replicated", "fsdp"] = Field(
-        "fsdp",
-        description='"replicated" holds a full copy on every rank; "fsdp" shards weights, gradients and optimizer',
+    strategy: Literal["auto", "replicated", "fsdp", "hsdp"] = Field(
+        "auto",
+        description='"replicated" holds a full copy on every rank; "fsdp" shards weights, gradients and optimizer over '
+        'all ranks; "hsdp" shards them over the ranks of a node and keeps a copy per node; "auto" replicates a LoRA '
+        "whose base fits, and otherwise shards over the nodes' ranks if that fits, or over all; the start prints which "
+        "and why",
+    )
+    shard_size: int | None = Field(
+        None, ge=1, description='ranks that share one copy of the weights with "hsdp"; default: the ranks of a node'
     )
     offload: bool = Field(
         False,
         description="keep weights, optimizer state and average in CPU memory and copy each block's weights to the GPU "
         "when it is used; slower, for networks that do not fit; also works with one process",
     )
+    join_seconds: float = Field(
+        300.0, gt=0, description="time for all ranks to arrive at the start; then the missing ones are named"
+    )
+    step_seconds: float = Field(
+        1800.0, gt=0, description="time without progress of a step after which the slowest rank and its clips are named"
+    )
+
+    lost_seconds: float = Field(
+        20.0, gt=0, description="time without a sign of life of a rank after which it counts as lost, and all ranks end"
+    )
+
+    @model_validator(mode="after")
+    def _shard_size_has_use(self) -> Self:
+        if self.shard_size is not None and self.strategy != "hsdp":
+            raise UserError(
+                f'strategy = "{self.strategy}" has no shards of a chosen size',
+                code="shard-size-without-use",
+                field="parallel.shard_size",
+                value=self.shard_size,
+                remedy='set parallel.strategy = "hsdp", or leave it out',
+            )
+        return self

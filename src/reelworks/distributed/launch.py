@@ -34,7 +34,10 @@ def launch(processes: int, arguments: list[str]) -> int:
         port = free.getsockname()[1]
     ranks = [_start(rank, processes, port, arguments) for rank in range(processes)]
 
+    forwarded: list[int] = []
+
     def forward(number: int, _frame: FrameType | None) -> None:
+        forwarded.append(number)
         for rank in ranks:
             if rank.poll() is None:
                 rank.send_signal(number)
@@ -42,10 +45,12 @@ def launch(processes: int, arguments: list[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
         signal.signal(number, forward)
     first = 0
-    while any(rank.poll() is None for rank in ranks):
+    while None in [rank.poll() for rank in ranks]:  # each is asked, also behind one that still runs
         failed = [rank.returncode for rank in ranks if rank.returncode]
         if failed:
             first = failed[0]
+            if first < 0 and not forwarded:
+                _tell_of_signal(next(i for i, rank in enumerate(ranks) if rank.returncode == first), -first)
             # Ranks that saved on a signal all exit by themselves.
             time.sleep(_GRACE_SECONDS)
             for rank in ranks:
@@ -55,6 +60,17 @@ def launch(processes: int, arguments: list[str]) -> int:
         time.sleep(_POLL_SECONDS)
     codes = [first, *(rank.returncode for rank in ranks)]
     return next((code if code > 0 else 128 - code for code in codes if code), 0)
+
+
+def _tell_of_signal(rank: int, number: int) -> None:
+    name = signal.Signals(number).name
+    hint = ", as the system does when CPU memory is full" if number == signal.SIGKILL else ""
+    print(
+        f"error: rank {rank} was ended by {name}{hint}, and the others were stopped\n"
+        "  remedy: give the same command again, which goes on from the last checkpoint",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def _start(rank: int, processes: int, port: int, arguments: list[str]) -> subprocess.Popen[bytes]:

@@ -1,16 +1,16 @@
 """Process groups and sharding.
 
-Several processes always use FSDP2: "replicated" is a mesh of (ranks, 1), where each rank holds a full copy and
-gradients are summed, "fsdp" is (1, ranks). This gives one code path, one set of names in a state dict, and one
-dtype policy. A single process uses it too if its weights lie in CPU memory, from where FSDP2 fetches them block
-by block.
+Several processes always use FSDP2 on a mesh with the dimensions replicate × shard: "replicated" is (ranks, 1), where
+each rank holds a full copy and gradients are summed, "fsdp" is (1, ranks), and "hsdp" lies between them. This gives
+one code path, one set of names in a state dict, and one dtype policy. A single process uses it too if its weights
+lie in CPU memory, from where FSDP2 fetches them block by block.
 """
 
 from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -19,9 +19,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
-from reelworks.distributed import collectives
+from reelworks.core.errors import UserError
+from reelworks.distributed import collectives, roll_call
+from reelworks.distributed.config import ParallelConfig
+from reelworks.distributed.layout import Layout
+from reelworks.distributed.roll_call import Facts
+from reelworks.distributed.watch import ClipsOf, Watch
 from reelworks.precision.contract import Contract
 
 
@@ -35,6 +41,8 @@ class World:
     # Process group with a timeout of days, for barriers behind long work of one rank.
     patient: dist.ProcessGroup | None = None
     offload: bool = False  # whether the trained weights lie in CPU memory
+    local_size: int = 1  # ranks on this machine
+    watch: Watch | None = None  # None for one process
 
     @property
     def is_main(self) -> bool:
@@ -50,6 +58,13 @@ class World:
     def home(self) -> torch.device:
         """Device on which a network is built and its weights are stored between uses."""
         return torch.device("cpu") if self.offload else self.device
+
+    @property
+    def device_bytes(self) -> int:
+        """Memory of the device; on a CPU, this rank's share of the machine's memory."""
+        if self.device.type == "cuda":
+            return int(torch.cuda.get_device_properties(self.device).total_memory)
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // self.local_size
 
     def sum(self, values: Tensor) -> Tensor:
         """Return the sum of a small float64 tensor over ranks."""
@@ -75,6 +90,11 @@ class World:
         """Return every rank's picklable value, by rank, on every rank."""
         return collectives.gather(value)
 
+    def mark(self, doing: str, step: int, clips_of: ClipsOf | None = None, *, limited: bool = True) -> None:
+        """Begin a phase of a step, as `Watch.mark` does; nothing for one process."""
+        if self.watch is not None:
+            self.watch.mark(doing, step, clips_of, limited=limited)
+
     def wait(self) -> None:
         """Wait for all ranks however long one takes, as during a first scan; hangs are not detected."""
         if self.size > 1:
@@ -87,10 +107,20 @@ class World:
 
 
 @contextmanager
-def join(*, offload: bool = False) -> Iterator[World]:
-    """Initialize the process group of the ranks that a launcher started, if any, and yield this process's `World`."""
+def join(
+    *, offload: bool = False, parallel: ParallelConfig | None = None, facts: Callable[[], Facts] = dict
+) -> Iterator[World]:
+    """Initialize the process group of the ranks that a launcher started, if any, and yield this process's `World`.
+
+    `facts` returns values that must be equal on all ranks; it is not called for one process.
+
+    Raises:
+        UserError: On every rank, if a rank does not arrive, or has other facts.
+    """
+    limits = parallel or ParallelConfig()
     size = int(os.environ.get("WORLD_SIZE", "1"))
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     cuda = torch.cuda.is_available()
     device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
     if cuda:
@@ -102,24 +132,48 @@ def join(*, offload: bool = False) -> Iterator[World]:
     backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
     if size == 1:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
-    else:
-        dist.init_process_group(backend)
+        with _formed():
+            yield World(0, 1, device, None, offload, local_size)
+        return
+    if missing := [name for name in ("RANK", "MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]:
+        raise UserError(
+            f"it is above 1, and {', '.join(missing)} is not set, so ranks cannot find each other",
+            code="launcher-variable-missing",
+            field="WORLD_SIZE",
+            value=size,
+            remedy="start with --nproc-per-node, with torchrun, or as in examples/launch; or unset WORLD_SIZE",
+        )
+    rank = int(os.environ["RANK"])
+    store = roll_call.hold(rank, size, facts(), limits.join_seconds)
+    with Watch(PrefixStore("watch", roll_call.another_connection(store)), rank, size, limits) as watch:
+        # Later than the watch, which names the rank that is late.
+        timeout = timedelta(seconds=limits.step_seconds + 60)
+        dist.init_process_group(
+            backend, store=PrefixStore("groups", store), rank=rank, world_size=size, timeout=timeout
+        )
+        with _formed():
+            patient = dist.new_group(backend="gloo", timeout=timedelta(days=7))
+            yield World(rank, size, device, patient, offload, local_size, watch)
+
+
+@contextmanager
+def _formed() -> Iterator[None]:
+    """Destroy the default process group on leaving."""
     try:
-        patient = dist.new_group(backend="gloo", timeout=timedelta(days=7))
-        yield World(dist.get_rank(), size, device, patient, offload)
+        yield
     finally:
         dist.destroy_process_group()
 
 
-def shard(module: nn.Module, blocks: Sequence[nn.Module], contract: Contract, world: World, strategy: str) -> None:
+def shard(module: nn.Module, blocks: Sequence[nn.Module], contract: Contract, world: World, layout: Layout) -> None:
     """Wrap a model, equal on all ranks and on `world.home`, and before it its blocks in FSDP2, in place.
 
-    Does nothing for one process without offloading. `strategy` is "replicated" or "fsdp".
+    Does nothing for one process without offloading.
     """
     if not world.shards:
         return
-    replicas, shards = (world.size, 1) if strategy == "replicated" else (1, world.size)
-    mesh = init_device_mesh(world.device.type, (replicas, shards), mesh_dim_names=("replicate", "shard"))
+    grid = (layout.replicas, layout.shards)
+    mesh = init_device_mesh(world.device.type, grid, mesh_dim_names=("replicate", "shard"))
     # Casting inputs, the default, would round timesteps and sizes to the compute dtype.
     dtypes = {"param_dtype": contract.compute, "reduce_dtype": contract.reduction}
     policy = MixedPrecisionPolicy(**dtypes, cast_forward_inputs=False)

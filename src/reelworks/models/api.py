@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from reelworks.core.shape import Geometry
 from reelworks.models.lora.base_model import Base
 from reelworks.models.lora.config import Targets
+from reelworks.models.recompute import Recompute
 from reelworks.precision.contract import Contract, Role
 
 PURE_NOISE = 1000.0  # timestep at which no signal is left
@@ -110,7 +111,7 @@ class FamilyNetwork(Protocol):
     def keeps_file_tensors(self) -> bool:
         """Whether parameters may be memory-mapped tensors of the weights file, in the file's dtypes."""
 
-    def build(self, config: Any, *, gradient_checkpointing: bool = False) -> nn.Module:
+    def build(self, config: Any, *, gradient_checkpointing: Recompute = False) -> nn.Module:
         """Build a network on the default device (shapes only on `meta`)."""
 
     def load(self, module: Any, config: Any, source: str | None, part: str | None = None) -> None:

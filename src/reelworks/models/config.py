@@ -11,6 +11,7 @@ from reelworks.core.config import Config
 from reelworks.core.errors import UserError, nearest
 from reelworks.models import registry
 
+Attention = Literal["native", "cudnn", "flash", "flash-3", "flash-4"]
 # Autoencoders and text encoders that belong to no family; the first of each has no weights.
 OWN_AUTOENCODERS = ("pixel", "opensora-1.1", "opensora-1.2")
 OWN_TEXT_ENCODERS = ("hashed", "t5")
@@ -25,7 +26,10 @@ class ModelConfig(Config):
         weights: Folder, `.safetensors` or `.pt` file, or hub id to start from; None starts from scratch.
         experts: Networks to train of a model with two for different timesteps (Wan 2.2's 14B): "high" (high noise),
             "low", or "both", of which each step trains one. Timesteps are drawn accordingly.
-        gradient_checkpointing: Store only block inputs for the backward pass and recompute the rest.
+        gradient_checkpointing: Store only block inputs for the backward pass and recompute the rest; "selective" also
+            stores the results of matrix products and attention, which is faster and takes more memory.
+        attention: Kernel of attention: "native" (torch chooses), "cudnn", or FlashAttention 2, 3 or 4 by the packages of
+            its authors ("flash", "flash-3", "flash-4"); all but "native" need a CUDA GPU and bfloat16.
         hidden_size: Width, overrides the preset's; only for STDiT, as are the next two.
         depth: Number of pairs of spatial and temporal blocks, overrides the preset's.
         num_heads: Number of attention heads, overrides the preset's.
@@ -37,7 +41,8 @@ class ModelConfig(Config):
     name: str = "stdit3-xl"
     weights: str | None = Field(default=None, min_length=1)
     experts: Literal["high", "low", "both"] | None = None
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: bool | Literal["selective"] = False
+    attention: Attention = "native"
     hidden_size: int | None = Field(default=None, gt=0)
     depth: int | None = Field(default=None, gt=0)
     num_heads: int | None = Field(default=None, gt=0)

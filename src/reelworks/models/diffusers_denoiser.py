@@ -19,12 +19,13 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from reelworks.core.errors import UserError
-from reelworks.models import optional_imports, weights
+from reelworks.models import optional_imports, recompute, weights
 from reelworks.models.api import INPUT_ROLES, DenoiserInputs, ShardingPlan, TextEmbedding
 from reelworks.models.family import FamilyConfig
 from reelworks.models.lora import inject
 from reelworks.models.lora.base_model import Base
 from reelworks.models.lora.config import Targets
+from reelworks.models.recompute import Recompute
 from reelworks.precision.contract import Contract
 
 _COMFYUI = "model.diffusion_model."  # prefix of every key in ComfyUI's files
@@ -119,14 +120,13 @@ class DiffusersNetwork:
 
     keeps_file_tensors = True
 
-    def build(self, config: FamilyConfig, *, gradient_checkpointing: bool = False) -> nn.Module:
+    def build(self, config: FamilyConfig, *, gradient_checkpointing: Recompute = False) -> nn.Module:
         """Build a network with fresh weights from the global generator (shapes only on `meta`)."""
         # nn.RMSNorm warns under autocast of low-precision inputs and float32 weights: right, only slower.
         warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
         kind: Any = getattr(optional_imports.diffusers(), config.network.name)
         module: Any = kind(**config.model_dump())
-        if gradient_checkpointing:
-            module.enable_gradient_checkpointing()
+        recompute.enable(module, gradient_checkpointing)
         result: nn.Module = module.train()
         return result
 

@@ -22,6 +22,7 @@ from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderC
 from reelworks.models.expert_pair.config import switch_timestep
 from reelworks.models.lora import frozen, inject
 from reelworks.models.lora.config import BaseStorage, LoraConfig, Targets
+from reelworks.models.recompute import Recompute
 from reelworks.precision import audit
 from reelworks.precision.boundary import DtypeBoundary
 
@@ -65,7 +66,7 @@ def shapes(name: str) -> list[Shape]:
     return [shape for shape in _CLIPS if geometry.accepts_frames(shape.num_frames)]
 
 
-def build(name: str, *, gradient_checkpointing: bool = False, **dtypes: Any) -> Denoiser:
+def build(name: str, *, gradient_checkpointing: Recompute = False, **dtypes: Any) -> Denoiser:
     """Build a family's tiny network; parameters of zeros get random values, so that every path has an effect."""
     model = ModelConfig(name=name, gradient_checkpointing=gradient_checkpointing)
     if switch_timestep(model) is not None:
@@ -197,7 +198,7 @@ def check_lora(name: str, targets: Targets = "default") -> None:
 
 
 def with_lora(
-    name: str, base: BaseStorage, compute: torch.dtype, *, gradient_checkpointing: bool = False, dora: bool = False
+    name: str, base: BaseStorage, compute: torch.dtype, *, gradient_checkpointing: Recompute = False, dora: bool = False
 ) -> Denoiser:
     """Build a family's tiny network with a frozen base in some format and a random LoRA."""
     denoiser = build(name, gradient_checkpointing=gradient_checkpointing, compute=compute)
@@ -222,17 +223,21 @@ def answer(denoiser: Denoiser, inputs: DenoiserInputs) -> dict[str, Tensor]:
 
 
 def check_gradient_checkpointing(name: str) -> None:
-    """Check that gradient checkpointing gives bit-identical LoRA gradients and saves less memory for backward."""
+    """Check that gradient checkpointing gives bit-identical LoRA gradients and saves less memory for backward.
+
+    Selective checkpointing stores more than the full one, and less than none.
+    """
     inputs, answers, saved = example(shapes(name)[-1], name, batch=1), [], []
-    for checkpointing in (False, True):
+    for checkpointing in (False, "selective", True):
         denoiser = with_lora(name, "float32", torch.float32, gradient_checkpointing=checkpointing)
         with counted() as activations:
             DtypeBoundary(denoiser)(inputs)
         saved.append(activations.bytes)
         answers.append(answer(denoiser, inputs))
-    assert saved[1] < saved[0], f"{name}: gradient checkpointing recomputes no block"
-    differing = _differing(*answers)
-    assert not differing, f"{name}: gradient checkpointing changes {differing[:5]}"
+    assert saved[2] < saved[0], f"{name}: gradient checkpointing recomputes no block"
+    for kind, found in zip(("selective", "full"), answers[1:], strict=True):
+        differing = _differing(answers[0], found)
+        assert not differing, f"{name}: {kind} gradient checkpointing changes {differing[:5]}"
 
 
 def check_bases(name: str) -> None:

@@ -8,12 +8,13 @@ from typing import Literal
 
 import torch
 
+from reelworks.core.log import logger
 from reelworks.diffusion import objectives
 from reelworks.distributed import mesh
 from reelworks.distributed.mesh import World
 from reelworks.encoders.encoders import LiveEncoder
 from reelworks.media import torchcodec_frames
-from reelworks.models import components, factory, weights
+from reelworks.models import attention, components, factory, weights
 from reelworks.models.api import Autoencoder, Denoiser, DenoiserInputs, ImageEncoder, TextEncoder
 from reelworks.models.diffusers_denoiser import FamilyDenoiser
 from reelworks.models.expert_pair.config import PARTS, switch_timestep
@@ -23,6 +24,7 @@ from reelworks.models.vision import VisionEncoder
 from reelworks.precision.boundary import DtypeBoundary, check_contract
 from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
+from reelworks.train import weights_layout
 from reelworks.train.preflight import dry_run
 from reelworks.train.state import TrainState
 
@@ -53,7 +55,13 @@ class TrainedModel:
         dry_run.audit_shapes(network, encoders, data.table, world)
         for fault in dry_run.faults_of_encoders(encoders):
             raise fault
-        mesh.shard(network.module, network.sharding().blocks, network.contract, world, recipe.parallel.strategy)
+        attention.use(network, recipe.model.attention, world.device)
+        layout, reason = weights_layout.choose(
+            recipe, network, ranks=world.size, local_ranks=world.local_size, device_bytes=world.device_bytes
+        )
+        if world.size > 1 and world.is_main:
+            logger.info(f"{layout} ({layout.strategy}): {reason}")
+        mesh.shard(network.module, network.sharding().blocks, network.contract, world, layout)
         return cls(DtypeBoundary(network), encoders, TrainState.start(network, recipe.train), network.base)
 
 

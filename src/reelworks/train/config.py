@@ -26,16 +26,16 @@ class TrainConfig(Config):
     same_bucket_run: int | None = Field(
         None, ge=1, description="L, consecutive micro-batches of one bucket; default: ranks at the start"
     )
-    optimizer: Literal["adamw", "adamw8bit", "muon", "prodigy", "adafactor"] = Field(
+    optimizer: Literal["adamw", "adamw8bit", "muon", "prodigy", "adafactor", "schedulefree"] = Field(
         "adamw",
-        description="AdamW works on sharded weights; the others need whole ones. Muon updates the "
-        "matrices of blocks, and AdamW the rest",
+        description="Prodigy and Adafactor need whole weights; the others work on shards, too. Muon updates "
+        "the matrices of blocks, and AdamW the rest. Schedule-free AdamW has an average of its own in place of ema_decay",
     )
     learning_rate: float = Field(
         1e-4,
         gt=0,
         description="rate after warm-up. Prodigy multiplies the rate that it finds by this (default 1.0), Adafactor the "
-        "size of the weights (default 0.01)",
+        "size of the weights (default 0.01); the default of schedule-free AdamW is 0.0025",
     )
     learning_rate_schedule: Literal["constant", "linear", "cosine"] = Field(
         "constant", description="course of the rate after warm-up: constant, or falling until max_steps"
@@ -47,8 +47,13 @@ class TrainConfig(Config):
     eps: float | None = Field(1e-15, gt=0, description="epsilon of AdamW and Prodigy; Adafactor has its own")
     weight_decay: float = Field(0.0, ge=0, description="decoupled from the gradient")
     max_grad_norm: float | None = Field(1.0, gt=0, description="norm to which the whole gradient is clipped")
-    ema_decay: float = Field(
+    ema_decay: float | None = Field(
         0.9999, ge=0, lt=1, description="decay of the weight average; in early steps (1 + step) / (10 + step)"
+    )
+    ema_device: Literal["auto", "cpu"] = Field(
+        "auto",
+        description='where the average is kept: beside the weights, or in CPU memory with "cpu", which saves 4 bytes of '
+        "GPU memory per trained weight and copies the weights there after each step",
     )
     loss_reduction: Literal["token", "sample", "micro_batch"] = Field(
         "token", description="unit that has the same weight everywhere in the loss"
@@ -90,6 +95,8 @@ class TrainConfig(Config):
             raise ValueError("say when to stop: set max_steps or max_epochs")
         if self.betas is not None and (len(self.betas) != 2 or not all(0 <= b < 1 for b in self.betas)):
             raise ValueError("betas are two numbers in [0, 1)")
+        if self.optimizer == "schedulefree" and self.betas is not None and not self.betas[0]:
+            raise ValueError("schedulefree needs a first beta above 0")
         g, width = self.micro_batches_per_step, self.same_bucket_run
         if g is not None and width is not None and g % width:
             raise ValueError(f"same_bucket_run {width} must divide micro_batches_per_step {g}")
@@ -104,6 +111,14 @@ class TrainConfig(Config):
                 field="train.learning_rate",
                 value=self.learning_rate,
                 remedy="leave it out, or set it to 1.0",
+            )
+        if self.optimizer == "schedulefree" and self.learning_rate_schedule != "constant":
+            raise UserError(
+                "schedule-free AdamW averages in place of a schedule, and needs a constant rate",
+                code="schedule-with-schedulefree",
+                field="train.learning_rate_schedule",
+                value=self.learning_rate_schedule,
+                remedy="leave it out; warmup_steps may stay",
             )
         if self.learning_rate_schedule == "constant" and self.final_learning_rate:
             raise UserError(

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from reelworks.core.errors import UserError
+from reelworks.distributed.layout import Layout
 
 
 @dataclass(frozen=True)
@@ -29,11 +30,10 @@ class Optimizer:
 
 OPTIMIZERS = {
     "adamw": Optimizer(),
-    "adamw8bit": Optimizer(
-        package="bitsandbytes",
-        whole="its state is stored in blocks of 8-bit numbers, which cannot be sharded like the weights",
-    ),
-    "muon": Optimizer(whole="it works on whole matrices"),
+    "adamw8bit": Optimizer(package="bitsandbytes"),
+    # On shards, each matrix is gathered for its update.
+    "muon": Optimizer(),
+    "schedulefree": Optimizer(defaults={"learning_rate": 2.5e-3}, lacks=("ema_decay",), package="schedulefree"),
     "prodigy": Optimizer(
         defaults={"learning_rate": 1.0}, package="prodigyopt", whole="it computes its rate from norms over all weights"
     ),
@@ -75,13 +75,14 @@ def require_installed(name: str) -> None:
         )
 
 
-def require(name: str, strategy: str, world: int) -> None:
-    """Check that an optimizer can train with a `parallel.strategy` on some number of processes."""
+def require(name: str, layout: Layout | None) -> None:
+    """Check that an optimizer can train with the weights in a layout; None if that is not chosen yet."""
     require_installed(name)
     whole = OPTIMIZERS[name].whole
-    if whole and strategy == "fsdp" and world > 1:
+    if whole and layout is not None and layout.shards > 1:
         raise UserError(
-            f'{whole}, and with parallel.strategy = "fsdp" each of {world} processes has a shard of the weights',
+            f'{whole}, and with parallel.strategy = "{layout.strategy}" each of {layout.shards} ranks has a shard of '
+            "the weights",
             code="optimizer-not-shardable",
             field="train.optimizer",
             value=name,

@@ -11,15 +11,15 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 
 from reelworks.core.errors import UserError
 from reelworks.distributed.mesh import local
 from reelworks.train import optimizer_names
 from reelworks.train.config import TrainConfig
 
-# Values that Prodigy computes over all weights; it stores them in its parameter groups.
-_FOUND = ("d", "d_max", "d_numerator", "k")
+# Values that Prodigy and schedule-free AdamW compute over all weights; they store them in their parameter groups.
+_FOUND = ("d", "d_max", "d_numerator", "k", "weight_sum", "lr_max")
 
 
 class _Part(NamedTuple):
@@ -41,8 +41,12 @@ class ShardedOptimizer:
     def __init__(self, config: TrainConfig, trained: Mapping[str, nn.Parameter], matrices: Collection[str]) -> None:
         optimizer_names.require_installed(config.optimizer)
         self.trained = dict(trained)
-        whole = bool(optimizer_names.OPTIMIZERS[config.optimizer].whole)
-        self._weights = {name: _whole(p) if whole else p for name, p in self.trained.items()}
+        # AdamW works on copies as they are; other libraries get plain tensors where they can.
+        plain = config.optimizer != "adamw"
+        self._weights = {name: _whole(p) if plain and _is_whole(p) else p for name, p in self.trained.items()}
+        if config.optimizer == "adamw8bit":
+            self._weights |= {name: _Rows(p) for name, p in self._weights.items() if _shares_blocks(p)}
+        assert not optimizer_names.OPTIMIZERS[config.optimizer].whole or all(map(_is_whole, self.trained.values()))
         self._names = {id(weight): name for name, weight in self._weights.items()}
         inner = [weight for name, weight in self._weights.items() if name in matrices]
         others = [weight for name, weight in self._weights.items() if name not in matrices]
@@ -76,10 +80,26 @@ class ShardedOptimizer:
         for part in self._parts:
             part.optimizer.step()
 
+    @torch.no_grad()
+    def own_averages(self) -> dict[str, Tensor]:
+        """Return the average of the weights, by name, that the optimizer has by itself: schedule-free AdamW's.
+
+        It trains on points between this average and a fast sequence z, and holds both of them only implicitly.
+        """
+        self._update_views()
+        averages = {}
+        for part in self._parts:
+            for group in part.optimizer.param_groups:
+                for weight in group["params"]:
+                    if (fast := part.optimizer.state[weight].get("z")) is not None:
+                        average = local(weight.detach()).clone()
+                        averages[self._names[id(weight)]] = average.lerp_(local(fast), 1 - 1 / group["betas"][0])
+        return averages
+
     def state_dict(self) -> dict[str, Any]:
         """Return the state of each weight by name, and Prodigy's values; settings are in the recipe."""
         states = {
-            self._names[id(weight)]: dict(part.optimizer.state[weight])
+            self._names[id(weight)]: self._saved(weight, part.optimizer.state[weight])
             for part in self._parts
             for group in part.optimizer.param_groups
             for weight in group["params"]
@@ -93,7 +113,10 @@ class ShardedOptimizer:
             for group in part.optimizer.param_groups:
                 group.update(state.get("found", {}))
                 for weight in group["params"]:
-                    part.optimizer.state[weight].update(state["state"][self._names[id(weight)]])
+                    values = state["state"][self._names[id(weight)]]
+                    if isinstance(weight, _Rows):
+                        values = {key: local(value) for key, value in values.items()}
+                    part.optimizer.state[weight].update(values)
 
     def tensors(self) -> dict[tuple[str, str], Tensor]:
         """Return the tensors of the state, by name of the weight and of the value, each tensor once."""
@@ -108,6 +131,16 @@ class ShardedOptimizer:
         """Return the names of Prodigy's values that are not finite."""
         found = self.state_dict().get("found", {})
         return [f"the optimizer's {key}" for key, value in found.items() if not math.isfinite(value)]
+
+    def _saved(self, weight: nn.Parameter, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the state of a weight as it is saved: that of a rank's rows as its part of the whole state."""
+        values = dict(state)
+        if isinstance(weight, _Rows):
+            whole = self.trained[self._names[id(weight)]]
+            assert isinstance(whole, DTensor)
+            for key in ("state1", "state2", "absmax1", "absmax2"):
+                values[key] = DTensor.from_local(values[key], whole.device_mesh, whole.placements, run_check=False)
+        return values
 
     def _update_views(self) -> None:
         """Point optimizers that need whole weights to the memory where FSDP keeps them now."""
@@ -132,33 +165,81 @@ def matrices(module: nn.Module, blocks: Sequence[nn.Module]) -> set[str]:
     return {name for name, parameter in module.named_parameters() if id(parameter) in weights}
 
 
+def _is_whole(parameter: Tensor) -> bool:
+    """Return whether each rank holds all of a parameter."""
+    if not isinstance(parameter, DTensor):
+        return True
+    sharded = [i for i, placement in enumerate(parameter.placements) if placement.is_shard()]
+    return all(parameter.device_mesh.size(i) == 1 for i in sharded)
+
+
 def _whole(parameter: nn.Parameter) -> nn.Parameter:
     """Return a plain parameter that shares the memory of one that FSDP replicates."""
-    if not isinstance(parameter, DTensor):
-        return parameter
-    part = local(parameter.detach())
-    assert part.shape == parameter.shape, "optimizers.require refuses shards"
-    return nn.Parameter(part)
+    return nn.Parameter(local(parameter.detach())) if isinstance(parameter, DTensor) else parameter
+
+
+class _Rows(nn.Parameter):
+    """This rank's rows of a weight in shards, as a plain tensor that shares their memory."""
+
+    def __new__(cls, weight: Tensor) -> _Rows:
+        return super().__new__(cls, local(weight.detach()))
+
+
+# AdamW in 8 bits has a scale for each block of so many numbers.
+_BLOCK = 256
+# Smaller ones keep 32 bits, and so do those with few rows, which could not be shared by many ranks in whole blocks.
+_FEWEST_NUMBERS, _FEWEST_ROWS = 4096, 64
+
+
+def _has_8_bits(weight: Tensor) -> bool:
+    """Return whether the state of a weight is kept in 8 bits, whatever the layout."""
+    return weight.ndim >= 2 and weight.numel() >= _FEWEST_NUMBERS and weight.shape[0] >= _FEWEST_ROWS
+
+
+def _shares_blocks(weight: Tensor) -> bool:
+    """Return whether a weight in shards has a state in 8 bits: if each rank has equally many rows, of whole blocks.
+
+    The blocks are then those of the whole weight, so that a checkpoint can be continued in another layout.
+    """
+    if _is_whole(weight) or not _has_8_bits(weight):
+        return False
+    assert isinstance(weight, DTensor)
+    mesh = weight.device_mesh
+    shards = math.prod(mesh.size(i) for i, placement in enumerate(weight.placements) if placement.is_shard())
+    return weight.shape[0] % shards == 0 and weight.numel() // shards % _BLOCK == 0
 
 
 def _adamw(config: TrainConfig, inner: list[nn.Parameter], others: list[nn.Parameter]) -> list[_Part]:
+    weights = [*inner, *others]
+    fused = _is_fused(weights)
+
     def begin(_: int, p: Tensor) -> dict[str, Any]:
         zeros = {key: torch.zeros_like(p) for key in ("exp_avg", "exp_avg_sq")}
-        return {"step": torch.tensor(0.0), **zeros}
+        return {"step": torch.zeros((), device=p.device if fused else None), **zeros}
 
-    weights = [*inner, *others]
-    return [_Part(torch.optim.AdamW(weights, **_settings(config)), begin)] if weights else []
+    return [_Part(torch.optim.AdamW(weights, **_settings(config), fused=fused or None), begin)] if weights else []
+
+
+def _is_fused(weights: list[nn.Parameter]) -> bool:
+    """Return whether AdamW updates all weights in one kernel: on CUDA, as on a CPU it would round in another order."""
+    return bool(weights) and all(weight.device.type == "cuda" for weight in weights)
 
 
 def _adamw8bit(config: TrainConfig, inner: list[nn.Parameter], others: list[nn.Parameter]) -> list[_Part]:
     library: Any = importlib.import_module("bitsandbytes.optim")
-    optimizer = library.AdamW8bit([*inner, *others], **_settings(config))
+    weights = [*inner, *others]
+    lowered = [p for p in weights if isinstance(p, _Rows) or (_is_whole(p) and _has_8_bits(p))]
+    ids = set(map(id, lowered))
+    rest = _adamw(config, [], [p for p in weights if id(p) not in ids])
+    if not lowered:
+        return rest
+    optimizer = library.AdamW8bit(lowered, **_settings(config), min_8bit_size=_BLOCK)
 
     def begin(i: int, p: Tensor) -> dict[str, Any]:
         optimizer.init_state(optimizer.param_groups[0], p, 0, i)
         return dict(optimizer.state[p])
 
-    return [_Part(optimizer, begin)]
+    return [_Part(optimizer, begin), *rest]
 
 
 def _muon(config: TrainConfig, inner: list[nn.Parameter], others: list[nn.Parameter]) -> list[_Part]:
@@ -170,7 +251,8 @@ def _muon(config: TrainConfig, inner: list[nn.Parameter], others: list[nn.Parame
             value="muon",
             remedy='set it to "adamw"',
         )
-    optimizer = torch.optim.Muon(
+    kind = torch.optim.Muon if all(map(_is_whole, inner)) else GatheredMuon
+    optimizer = kind(
         inner,
         lr=config.learning_rate,
         weight_decay=config.weight_decay,
@@ -178,6 +260,50 @@ def _muon(config: TrainConfig, inner: list[nn.Parameter], others: list[nn.Parame
     )
     part = _Part(optimizer, lambda _, p: {"momentum_buffer": torch.zeros_like(p)})
     return [part, *_adamw(config, [], others)]
+
+
+class GatheredMuon(torch.optim.Muon):
+    """Muon for matrices in shards: gathers the update of each, one after the other, and keeps this rank's rows.
+
+    Every rank orthogonalises all matrices. Momentum is in shards.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Update the matrices that have a gradient, in place. Collective."""
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is None:
+                    continue
+                momentum, gradient = self.state[weight]["momentum_buffer"], weight.grad
+                momentum.lerp_(gradient, 1 - group["momentum"])
+                towards = gradient.lerp(momentum, group["momentum"]) if group["nesterov"] else momentum
+                change = self._orthogonal(towards.full_tensor(), group)
+                whole = [Replicate()] * weight.device_mesh.ndim
+                rows = DTensor.from_local(change, weight.device_mesh, whole).redistribute(placements=weight.placements)
+                weight.mul_(1 - group["lr"] * group["weight_decay"]).add_(rows)
+
+    def _orthogonal(self, towards: Tensor, group: dict[str, Any]) -> Tensor:
+        """Return the change of a whole matrix by a step of torch's Muon, without momentum, from zeros."""
+        change = nn.Parameter(torch.zeros_like(towards))
+        change.grad = towards
+        keys = ("lr", "eps", "ns_coefficients", "ns_steps", "adjust_lr_fn")
+        kept = {key: group[key] for key in keys}
+        once: torch.optim.Optimizer = torch.optim.Muon([change], momentum=0.0, weight_decay=0.0, **kept)
+        once.step()
+        return change.detach()
+
+
+def _schedulefree(config: TrainConfig, inner: list[nn.Parameter], others: list[nn.Parameter]) -> list[_Part]:
+    library: Any = importlib.import_module("schedulefree")
+
+    def begin(_: int, p: Tensor) -> dict[str, Any]:
+        return {"z": p.detach().clone(), "exp_avg_sq": torch.zeros_like(p)}
+
+    # Its collective calls on lists are not made for shards.
+    optimizer = library.AdamWScheduleFree([*inner, *others], **_settings(config), foreach=False)
+    optimizer.train()  # and so for good: the average is computed by `own_averages`
+    return [_Part(optimizer, begin)]
 
 
 def _prodigy(config: TrainConfig, inner: list[nn.Parameter], others: list[nn.Parameter]) -> list[_Part]:
@@ -219,4 +345,11 @@ def _settings(config: TrainConfig) -> dict[str, Any]:
     }
 
 
-_PARTS = {"adamw": _adamw, "adamw8bit": _adamw8bit, "muon": _muon, "prodigy": _prodigy, "adafactor": _adafactor}
+_PARTS = {
+    "adamw": _adamw,
+    "adamw8bit": _adamw8bit,
+    "muon": _muon,
+    "prodigy": _prodigy,
+    "adafactor": _adafactor,
+    "schedulefree": _schedulefree,
+}

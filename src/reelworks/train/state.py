@@ -36,7 +36,10 @@ class TrainState:
         trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
         blocks = tuple(denoiser.sharding().blocks)
         optimizer = ShardedOptimizer(config, trained, matrices(module, blocks))
+        # With the weights' placement, also for shards in CPU memory.
         ema = {name: parameter.detach().clone() for name, parameter in trained.items()}
+        if config.ema_device == "cpu":
+            ema = {name: average.cpu() for name, average in ema.items()}
         return cls(module, ema, optimizer, blocks=blocks)
 
     def begin_again(self) -> None:
@@ -58,12 +61,20 @@ class TrainState:
         return [*not_finite(weights | averages | states), *self.optimizer.not_finite()]
 
     @torch.no_grad()
-    def update_ema(self, step: int, decay: float) -> None:
-        """Move the average towards the weights; the decay is lower in early steps, whose weights are mostly noise."""
+    def update_ema(self, step: int, decay: float | None) -> None:
+        """Move the average towards the weights; the decay is lower in early steps, whose weights are mostly noise.
+
+        Without a decay, copy the average that the optimizer has by itself.
+        """
+        if decay is None:
+            for name, average in self.optimizer.own_averages().items():
+                local(self.ema[name]).copy_(average)
+            return
         rate = min(decay, (1 + step) / (10 + step))
         parameters = dict(self.module.named_parameters())
         averages = [local(average) for average in self.ema.values()]
         current = [local(parameters[name].detach()) for name in self.ema]
+        current = [value.to(average.device) for value, average in zip(current, averages, strict=True)]
         torch._foreach_lerp_(averages, current, 1 - rate)
 
     @contextmanager

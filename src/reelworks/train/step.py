@@ -222,6 +222,7 @@ class TrainStep:
 
         state.optimizer.zero_grad()
         for batch in batches:
+            world.mark("in a forward and backward pass", step + 1)
             mesh.set_gradient_sync(state.module, batch.work.ends_step)
             example = self._example(batch, objective, step)
             losses_B = self._losses(batch.work, example, objective)
@@ -231,6 +232,8 @@ class TrainStep:
             torch.autograd.backward(weighted_B.sum() * (world.size / planned_weight))
             sums.add(batch, weighted_B.detach(), weights_B, example.inputs.time)
             kept.append(KeptBatch(batch, losses_B.detach(), example.counts))
+            if not batch.work.ends_step:
+                world.mark("waiting for clips", step + 1)
 
         totals = sums.over_ranks(world)
         parameters = [p for p in state.module.parameters() if p.grad is not None]

@@ -20,12 +20,13 @@ from reelworks.core.log import logger
 from reelworks.data.loader import StepSource
 from reelworks.data.micro_batch import MicroBatch, one_step
 from reelworks.data.position import DataPosition, next_epoch, no_steps
-from reelworks.distributed import mesh
+from reelworks.distributed import layout, mesh
 from reelworks.encoders import stored_batches
 from reelworks.encoders.encode_worker import Progress
 from reelworks.encoders.stored_batches import StoredLatents
 from reelworks.generate.pipeline import GenerateOptions
 from reelworks.media.decode_pool import DecodePool
+from reelworks.models import attention
 from reelworks.recipe import dataset, recipe_file
 from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
@@ -38,6 +39,7 @@ from reelworks.train import (
     optimizer_names,
     out_of_memory,
     progress,
+    rendezvous,
     resume,
     run_logger,
     sample_logging,
@@ -98,11 +100,15 @@ def run(
             field="--weights-only",
             remedy="add --load RUN|CHECKPOINT",
         )
-    with mesh.join(offload=recipe.parallel.offload) as world, ExitStack() as stack:
+    joined = mesh.join(
+        offload=recipe.parallel.offload, parallel=recipe.parallel, facts=lambda: rendezvous.facts(recipe)
+    )
+    with joined as world, ExitStack() as stack:
         stack.enter_context(log.to_terminal(speaks=world.is_main))
-        optimizer_names.require(recipe.train.optimizer, recipe.parallel.strategy, world.size)
+        optimizer_names.require(recipe.train.optimizer, layout.fixed(recipe.parallel, world.size, world.local_size))
         threads = resume.set_threads(recipe)
 
+        rendezvous.require_shared_folder(Path(recipe.output), world)
         # Open the run folder, and lock it against other processes for as long as this one trains.
         folder_lock = stack.enter_context(open_run.lock_folder(recipe, options.resume, world))
         # Scan the footage on the main rank, and open the catalog on all ranks.
@@ -126,6 +132,7 @@ def run(
             encoders = encoding.lazy_encoder(recipe, world.device)
 
         # Build the model.
+        stack.enter_context(attention.preferred(recipe.model.attention))
         resumed_from = resume.pick(this_run, recipe, options.resume)
         resumed = resumed_from is not None
         model = TrainedModel.build(data, world, resumed=resumed, encoders=encoders)
@@ -258,6 +265,7 @@ class Trainer:
         began = time.monotonic()
         step = position.global_step
         taken: list[MicroBatch] = []  # without their frames
+        self._world.mark("waiting for clips", step + 1, lambda rank: self._source.paths(position, rank))
         if self._recipe.train.skips(step + 1):
             result = StepResult.skipped(self._train_step.set_rate(step))  # the source omits this row too
         else:
@@ -293,6 +301,8 @@ class Trainer:
         metrics measured here; a loss of an earlier step does not belong to this step's checkpoint.
         """
         step, done = position.global_step, self._is_done(position)
+        # Validation, saves and previews last as long as they do.
+        self._world.mark("after it", step, limited=False)
         metrics: dict[str, float] = {}
         if position.at_end:
             self._log.epoch_ends(position)

@@ -33,7 +33,9 @@ def generator() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("name", ["recipe.md", "recipe.schema.json", "dtypes.md", "cli.md", "errors.md"])
+@pytest.mark.parametrize(
+    "name", ["recipe.md", "recipe.schema.json", "dtypes.md", "cli.md", "errors.md", "optimizers.md"]
+)
 def test_the_file_is_what_the_script_would_write(generator: ModuleType, name: str) -> None:
     written = (ROOT / "docs" / "reference" / name).read_text(encoding="utf-8")
     assert written == generator.contents()[name], "out of date: run `make reference`"

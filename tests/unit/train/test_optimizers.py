@@ -12,10 +12,12 @@ from refused import refused
 from torch import Tensor, nn
 
 from reelworks.core.errors import UserError
+from reelworks.distributed.layout import Layout
 from reelworks.models import factory
 from reelworks.recipe import recipe_file
 from reelworks.recipe.recipe import Recipe
-from reelworks.train import optimizer_names
+from reelworks.testing import contract
+from reelworks.train import optimizer_names, optimizers
 from reelworks.train.config import TrainConfig
 from reelworks.train.optimizer_names import OPTIMIZERS
 from reelworks.train.optimizers import ShardedOptimizer, matrices
@@ -159,12 +161,12 @@ def test_the_rate_that_prodigy_finds_is_told_and_looked_at() -> None:
 def test_what_needs_whole_weights_is_refused_where_there_are_shards(name: str) -> None:
     """And nowhere else; the error tells why and what to do."""
     for strategy, world in (("fsdp", 1), ("replicated", 1), ("replicated", 8)):
-        optimizer_names.require(name, strategy, world)
-    with refused("optimizer-not-shardable", "train.optimizer", says="each of 2 processes has a shard") as caught:
-        optimizer_names.require(name, "fsdp", 2)
+        optimizer_names.require(name, Layout.from_strategy(strategy, world))
+    with refused("optimizer-not-shardable", "train.optimizer", says="each of 2 ranks has a shard") as caught:
+        optimizer_names.require(name, Layout.from_strategy("fsdp", 2))
     assert (caught.value.field, caught.value.value) == ("train.optimizer", name)
     assert "replicated" in caught.value.remedy
-    optimizer_names.require("adamw", "fsdp", 8)
+    optimizer_names.require("adamw", Layout.from_strategy("fsdp", 8))
 
 
 @pytest.mark.parametrize("name", ["adamw8bit", "prodigy"])
@@ -229,3 +231,65 @@ def test_memory_is_told_before_it_is_taken(name: str, least: float, most: float)
     assert told == estimate.size(list(state.optimizer.tensors().values()))
     weights = sum(parameter.numel() for parameter in state.module.parameters())
     assert least <= told / weights <= most
+
+
+def test_the_average_of_schedule_free_weights_is_that_of_the_library() -> None:
+    """As the library's own `eval` would put it into the weights, which this leaves alone."""
+    module = network()
+    made = updater(module, "schedulefree")
+    trained = steps(module, made, 0, 5)
+    averages = made.own_averages()
+    assert all(torch.equal(p, q) for p, q in zip(module.parameters(), trained, strict=True))
+    made._parts[0].optimizer.eval()
+    for name, parameter in module.named_parameters():
+        torch.testing.assert_close(averages[name], parameter.detach(), rtol=0, atol=0)
+        assert not torch.equal(averages[name], dict(zip(averages, trained, strict=True))[name])
+
+
+@pytest.mark.parametrize(
+    ("keys", "code"),
+    [
+        ({"learning_rate_schedule": "cosine"}, "schedule-with-schedulefree"),
+        ({"ema_decay": 0.99}, "unknown-optimizer-setting"),
+    ],
+)
+def test_what_schedule_free_replaces_is_refused(keys: dict[str, object], code: str) -> None:
+    recipe = {
+        "version": 1,
+        "output": "run",
+        "dataset": [{"path": "data"}],
+        "bucket": [{"resolution": "48px", "num_frames": 1}],
+        "model": {"name": "stdit3-tiny"},
+        "train": {"max_steps": 9, "optimizer": "schedulefree", **keys},
+    }
+    with refused(code, f"train.{next(iter(keys))}"):
+        recipe_file.parse(recipe)
+
+
+def test_an_average_in_cpu_memory_is_the_one_beside_the_weights() -> None:
+    """It moves, saves and is put into the network as the other, wherever the weights are."""
+    averages = []
+    for device in ("auto", "cpu"):
+        denoiser = contract.build("stdit3-tiny")
+        state = TrainState.start(denoiser, config("adamw", ema_device=device))
+        for step in range(3):
+            for parameter in state.module.parameters():
+                parameter.grad = torch.full_like(parameter, 0.1 * (step + 1))
+            state.optimizer.step()
+            state.update_ema(step, 0.9)
+        with state.averaged():
+            inside = {name: p.detach().clone() for name, p in state.module.named_parameters()}
+        assert all(torch.equal(inside[name], average) for name, average in state.ema.items())
+        averages.append(state.ema)
+    assert all(torch.equal(averages[0][name], average) for name, average in averages[1].items())
+
+
+def test_one_kernel_for_all_weights_updates_them_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state that it needs is there before the first step, too; torch has the kernel for CPUs as well."""
+    calm, fused = network(), network()
+    expected = steps(calm, updater(calm, "adamw"), 0, 4)
+    monkeypatch.setattr(optimizers, "_is_fused", lambda weights: True)
+    made = updater(fused, "adamw")
+    assert made._parts[0].optimizer.defaults["fused"] is True
+    for one, other in zip(steps(fused, made, 0, 4), expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from reelworks.buckets.table import Bucket, BucketTable
-from reelworks.distributed import mesh
+from reelworks.distributed import layout, mesh
+from reelworks.distributed.layout import Layout
 from reelworks.distributed.mesh import World
 from reelworks.encoders.encoders import LiveEncoder
 from reelworks.models.api import Denoiser
@@ -20,7 +21,7 @@ from reelworks.precision import audit
 from reelworks.precision.boundary import DtypeError
 from reelworks.precision.contract import Contract, Role, name_of
 from reelworks.recipe.recipe import Recipe
-from reelworks.train import build, optimizer_names
+from reelworks.train import build, optimizer_names, weights_layout
 from reelworks.train.lr_schedule import no_end
 from reelworks.train.preflight import dry_run, estimate, meter
 from reelworks.train.preflight.dry_run import Encoder
@@ -106,12 +107,14 @@ class CheckReport:
 
     Attributes:
         world: Number of processes that memory is estimated for.
+        layout: How they would share the weights, and why.
         shapes: Number of shapes that were run on the meta device.
         rehearsed: Buckets that were run on `device`; none if there are violations.
     """
 
     device: str
     world: int
+    layout: str
     shapes: int
     components: list[ComponentReport]
     rehearsed: list[RehearsedBucket]
@@ -123,6 +126,7 @@ class CheckReport:
         return {
             "device": self.device,
             "world": self.world,
+            "layout": self.layout,
             "shapes": self.shapes,
             "components": [component.to_json() for component in self.components],
             "rehearsed": [asdict(bucket) for bucket in self.rehearsed],
@@ -148,7 +152,7 @@ def check_recipe(recipe: Recipe, table: BucketTable, world: int = 1) -> CheckRep
     Raises:
         UserError: Weights cannot be loaded, a contract or the optimizer cannot train, or memory does not suffice.
     """
-    optimizer_names.require(recipe.train.optimizer, recipe.parallel.strategy, world)
+    optimizer_names.require(recipe.train.optimizer, layout.fixed(recipe.parallel, world, _local_ranks(world)))
     if recipe.train.lacks_end:
         raise no_end(recipe.train)
     with mesh.join(offload=recipe.parallel.offload) as this_process:
@@ -162,8 +166,13 @@ def _check(recipe: Recipe, table: BucketTable, this_process: World, world: int) 
     units = denoiser.sharding().blocks
     violations = list(audit.faults(denoiser, shapes, sharded=world > 1 or this_process.shards, units=units))
     violations += _encoder_faults(encoder, table)
+    planned, reason = weights_layout.choose(
+        recipe, denoiser, ranks=world, local_ranks=_local_ranks(world), device_bytes=this_process.device_bytes
+    )
     if not violations:
-        mesh.shard(denoiser.module, units, denoiser.contract, this_process, recipe.parallel.strategy)
+        mesh.shard(
+            denoiser.module, units, denoiser.contract, this_process, Layout.from_strategy("fsdp", this_process.size)
+        )
     state = TrainState.start(denoiser, recipe.train)
     rehearsed: list[RehearsedBucket] = []
     if not violations:
@@ -171,17 +180,22 @@ def _check(recipe: Recipe, table: BucketTable, this_process: World, world: int) 
             rehearsed += _rehearse(recipe, denoiser, encoder, state, table)
         except DtypeError as fault:
             violations.append(fault)
-    shards = world if recipe.parallel.strategy == "fsdp" else 1
     activations = max((bucket.activations_bytes for bucket in rehearsed), default=0)
     return CheckReport(
         device=str(this_process.device),
         world=world,
+        layout=f"{planned} ({planned.strategy}): {reason}",
         shapes=len(shapes),
         components=_components(recipe, denoiser, encoder, str(this_process.device)),
         rehearsed=rehearsed,
-        memory=_memory(recipe, state, encoder, units, activations=activations, shards=shards),
+        memory=_memory(recipe, state, encoder, units, activations=activations, shards=planned.shards),
         violations=violations,
     )
+
+
+def _local_ranks(world: int) -> int:
+    """Return the ranks of a node if `world` are started on nodes like this one; without GPUs all run on one."""
+    return min(torch.cuda.device_count() or world, world)
 
 
 def largest_of_each(table: BucketTable) -> list[Bucket]:
@@ -291,6 +305,8 @@ def _memory(
         host += text
     if not recipe.keeps_encoders:
         parts["encoders"] = host = 0  # they are dropped before the network is built
+    if recipe.train.ema_device == "cpu" and not recipe.parallel.offload:
+        host, parts["ema"] = host + parts["ema"], 0
     if recipe.parallel.offload:
         host += sum(parts.pop(name) for name in ("weights", "gradients", "optimizer", "ema"))
         parts = {"weights": estimate.bytes_in_use(state.module, units), **parts}

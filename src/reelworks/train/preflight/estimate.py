@@ -130,7 +130,7 @@ def passes(recipe: Recipe, denoiser: Denoiser, table: BucketTable) -> dict[str, 
 def _pass(recipe: Recipe, denoiser: Denoiser, bucket: Bucket) -> Pass:
     if not denoiser.runs_on_meta:
         times = 2 if recipe.lora is not None else 3  # frozen weights get no gradient
-        times += recipe.model.gradient_checkpointing
+        times += recipe.model.gradient_checkpointing is True
         return Pass(0, 2 * times * _count(denoiser) * bucket.tokens * bucket.batch_size)
     inputs = dry_run.blank(encoder_sizes(recipe), bucket, bucket.batch_size, torch.device("meta"))
     return meter.measure_few_blocks(denoiser, inputs)
@@ -191,6 +191,8 @@ def memory_without_activations(recipe: Recipe, denoiser: Denoiser) -> Memory:
         "ema": trained_bytes,
     }
     host = 0
+    if recipe.train.ema_device == "cpu" and not recipe.parallel.offload:
+        host, sizes["ema"] = sizes["ema"], 0
     if recipe.parallel.offload:
         host = sum(sizes.values())
         sizes = dict.fromkeys(sizes, 0) | {"base": bytes_in_use(module, blocks)}

@@ -18,6 +18,7 @@ import torch
 from reelworks.buckets.table import Bucket
 from reelworks.core.errors import UserError
 from reelworks.distributed import mesh
+from reelworks.distributed.layout import Layout
 from reelworks.distributed.mesh import World
 from reelworks.precision.boundary import DtypeBoundary
 from reelworks.recipe.recipe import Recipe
@@ -37,7 +38,7 @@ class Workbench:
         self._recipe, self._device = recipe, world.device
         denoiser = build.denoiser(recipe, world.home)
         units = denoiser.sharding().blocks
-        mesh.shard(denoiser.module, units, denoiser.contract, world, recipe.parallel.strategy)
+        mesh.shard(denoiser.module, units, denoiser.contract, world, Layout.from_strategy("fsdp", world.size))
         self._sizes = estimate.encoder_sizes(recipe)
         self._boundary = DtypeBoundary(denoiser)
         self._state = TrainState.start(denoiser, recipe.train)

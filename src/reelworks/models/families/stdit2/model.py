@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from reelworks.models.families.stdit2.spec import STDiT2Config
 from reelworks.models.families.stdit3 import layers
 from reelworks.models.families.stdit3.model import FinalLayer, modulate, modulation_of_frames, run_block
+from reelworks.models.recompute import Recompute
 
 
 class Modulation(NamedTuple):
@@ -64,7 +65,7 @@ class Block(nn.Module):
 class STDiT2(nn.Module):
     """The STDiT2 network; see the module's docstring."""
 
-    def __init__(self, config: STDiT2Config, *, gradient_checkpointing: bool = False) -> None:
+    def __init__(self, config: STDiT2Config, *, gradient_checkpointing: Recompute = False) -> None:
         super().__init__()
         D = config.hidden_size
         self.config, self.gradient_checkpointing = config, gradient_checkpointing

@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
-from torch.utils.checkpoint import checkpoint
 
+from reelworks.models import recompute
 from reelworks.models.families.stdit3 import layers
 from reelworks.models.families.stdit3.spec import STDiT3Config
+from reelworks.models.recompute import Recompute
 
 
 def modulate(x_BTSD: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
@@ -98,19 +99,16 @@ def modulation_of_frames(
     return out.view(*out.shape[:2], -1, time_BD.shape[-1])
 
 
-def run_block(block: nn.Module, gradient_checkpointing: bool, *args: Any) -> Tensor:
-    """Call a block; with gradient checkpointing, only its inputs are stored for the backward pass."""
-    if gradient_checkpointing and torch.is_grad_enabled():
-        out: Tensor = checkpoint(block, *args, use_reentrant=False)
-    else:
-        out = block(*args)
+def run_block(block: nn.Module, gradient_checkpointing: Recompute, *args: Any) -> Tensor:
+    """Call a block; with gradient checkpointing, less is stored for the backward pass."""
+    out: Tensor = recompute.run_block(block, gradient_checkpointing, *args)
     return out
 
 
 class STDiT3(nn.Module):
     """The STDiT3 network; see the module's docstring."""
 
-    def __init__(self, config: STDiT3Config, *, gradient_checkpointing: bool = False) -> None:
+    def __init__(self, config: STDiT3Config, *, gradient_checkpointing: Recompute = False) -> None:
         super().__init__()
         D = config.hidden_size
         self.config, self.gradient_checkpointing = config, gradient_checkpointing

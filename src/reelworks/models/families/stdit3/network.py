@@ -17,6 +17,7 @@ from reelworks.models.diffusers_denoiser import FamilyDenoiser, Predict
 from reelworks.models.families.stdit3.layers import PatchProjection, RotaryEmbedding
 from reelworks.models.families.stdit3.model import STDiT3
 from reelworks.models.families.stdit3.spec import STDiT3Config
+from reelworks.models.recompute import Recompute
 from reelworks.precision.contract import Contract
 
 _EMPTY_CAPTION = "y_embedder.y_embedding"
@@ -38,7 +39,7 @@ class STDiTNetwork:
 
     keeps_file_tensors = False  # the empty caption is cut, and weights that PixArt lacks are drawn
 
-    def build(self, config: STDiT3Config, *, gradient_checkpointing: bool = False) -> nn.Module:
+    def build(self, config: STDiT3Config, *, gradient_checkpointing: Recompute = False) -> nn.Module:
         """Build a network on the default device (shapes only on `meta`), without values."""
         return self.network(config, gradient_checkpointing=gradient_checkpointing)
 

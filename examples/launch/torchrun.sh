@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# Train on several machines with torchrun: run this on each of them, with the same HEAD.
+#
+#   HEAD=node-0.example:29400 ./torchrun.sh recipe.toml
+#
+# NNODES may be a range such as 1:4. Training then goes on when machines are lost or join, from the last checkpoint.
+# The machine of HEAD must stay.
+set -euo pipefail
+
+# Without it, machines that join later are not told where rank 0 is (torch 2.13).
+export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1
+
+exec torchrun \
+    --nnodes "${NNODES:-1:4}" \
+    --nproc-per-node "${GPUS:-gpu}" \
+    --rdzv-backend c10d \
+    --rdzv-endpoint "${HEAD:?set it to HOST:PORT of one of the machines}" \
+    --rdzv-id "${RUN_ID:-reelworks}" \
+    --rdzv-conf "last_call_timeout=10" \
+    --max-restarts "${MAX_RESTARTS:-100}" \
+    -m reelworks train "$@"

@@ -1,0 +1,52 @@
+"""Store less in the forward pass of blocks and recompute it in the backward pass (gradient checkpointing)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+# False stores all, True only the inputs of blocks, "selective" these and the results of matrix products and attention.
+Recompute = bool | Literal["selective"]
+
+_aten = torch.ops.aten
+# Their results take long to compute for their size; what lies between them is quick.
+_KEPT = frozenset(
+    {
+        _aten.mm.default,
+        _aten.addmm.default,
+        _aten.bmm.default,
+        _aten.baddbmm.default,
+        _aten.linear.default,
+        _aten.convolution.default,
+        _aten._scaled_dot_product_flash_attention.default,
+        _aten._scaled_dot_product_flash_attention_for_cpu.default,
+        _aten._scaled_dot_product_efficient_attention.default,
+        _aten._scaled_dot_product_cudnn_attention.default,
+    }
+)
+
+
+def _policy(_context: Any, operation: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if operation in _KEPT else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def run_block(block: Callable[..., Any], recompute: Recompute, *args: Any) -> Any:
+    """Call a block, storing for the backward pass what `recompute` says."""
+    if not recompute or not torch.is_grad_enabled():
+        return block(*args)
+    if recompute == "selective":
+        contexts = partial(create_selective_checkpoint_contexts, _policy)
+        return checkpoint(block, *args, use_reentrant=False, context_fn=contexts)
+    return checkpoint(block, *args, use_reentrant=False)
+
+
+def enable(module: Any, recompute: Recompute) -> None:
+    """Turn recomputation on in a network of diffusers."""
+    if recompute == "selective":
+        module.enable_gradient_checkpointing(lambda block, *args: run_block(block.__call__, "selective", *args))
+    elif recompute:
+        module.enable_gradient_checkpointing()

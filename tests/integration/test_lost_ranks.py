@@ -1,0 +1,136 @@
+"""A rank that dies, fails alone or hangs ends all ranks soon, with one message; the run goes on as if nothing was."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import children
+import pytest
+
+from reelworks.run import events
+from reelworks.run.folder import RunFolder
+
+TRAIN = {"max_steps": 4, "micro_batches_per_step": 3, "same_bucket_run": 1}
+LIMIT_SECONDS = 30
+
+
+@pytest.fixture
+def recipe(tiny):
+    def make(output: str, **parallel: Any) -> dict[str, Any]:
+        made: dict[str, Any] = tiny(
+            output,
+            bucket=[{"resolution": "32px", "num_frames": [1, 5], "batch_size": [2, 1]}],
+            train=TRAIN,
+            validation={"split": 0.0},
+            checkpoints={"every_steps": 1},
+            parallel=parallel,
+        )
+        return made
+
+    return make
+
+
+def losses(run: Path) -> list[float]:
+    return [event["loss"] for event in events.timeline(RunFolder(run).events_file, "step")]
+
+
+def _die_on(recipe: dict[str, Any], rank: int, point: str, call: int) -> None:
+    """Train, and on one rank die at a point, after noting the time."""
+    from benchmarks._faults import points as faults
+
+    if int(os.environ["RANK"]) == rank:
+        die = os.kill
+
+        def note_and_die(pid: int, number: int) -> None:
+            Path(recipe["output"] + ".died").touch()
+            die(pid, number)
+
+        faults.os.kill = note_and_die
+        faults.kill_at(point, call)
+    children._child(recipe, None, {})
+
+
+def kill(killed: dict[str, Any], rank: int, point: str, call: int, world: int = 3) -> None:
+    """Train until a rank is killed, and check what the others do."""
+    codes = children.on_ranks(_die_on, killed, rank, point, call, world=world)
+    seconds = time.time() - Path(killed["output"] + ".died").stat().st_mtime
+    output = children.output(killed)
+    assert codes[rank] == -signal.SIGKILL
+    assert seconds < LIMIT_SECONDS
+    assert [code for i, code in enumerate(codes) if i != rank] == [1] * (world - 1), output
+    assert output.count("error: ") == 1, output
+    assert f"error: rank {rank} on " in output
+    assert "was lost at step " in output
+    assert "Traceback" not in output
+
+
+def test_a_killed_rank_ends_all_soon_with_one_message(recipe):
+    kill(recipe("killed"), 1, "after a forward pass", 3, world=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("rank", "point", "call"),
+    [
+        (0, "before the optimizer steps", 3),
+        (2, "after shards are written", 2),
+        (0, "before the commit's rename", 2),
+        (1, "after the average moved", 1),
+    ],
+)
+def test_a_run_goes_on_to_the_same_end_wherever_a_rank_was_killed(recipe, tmp_path, rank, point, call):
+    killed = recipe("killed")
+    kill(killed, rank, point, call)
+    assert children.train(killed, world=3) == [0] * 3, children.output(killed)
+    assert children.train(recipe("calm"), world=3) == [0] * 3
+    assert losses(tmp_path / "killed") == losses(tmp_path / "calm")
+    assert len(losses(tmp_path / "calm")) == TRAIN["max_steps"]
+
+
+def _fail_on(recipe: dict[str, Any], rank: int, what: str) -> None:
+    """Train, and fail or hang on one rank, within its second step."""
+    from reelworks.train.step import TrainStep
+
+    original, calls = TrainStep._losses, []
+
+    def losses_of(self: Any, *args: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 2:
+            if what == "hang":
+                time.sleep(100)
+            raise ValueError("a weight is missing")
+        return original(self, *args)
+
+    if int(os.environ["RANK"]) == rank:
+        TrainStep._losses = losses_of  # type: ignore[method-assign]
+    children._child(recipe, None, {})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 2])
+def test_an_error_of_one_rank_is_told_once(recipe, rank):
+    failing = recipe("failing")
+    codes = children.on_ranks(_fail_on, failing, rank, "fail", world=3)
+    output = children.output(failing)
+    assert 0 not in codes
+    assert output.count("Traceback") == 1, output
+    # The other ranks say it too, unless it is rank 0, whose own message is theirs.
+    assert output.count(f"error: rank {rank} on ") == (rank != 0)
+    assert output.count("error: ") == (rank != 0)
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_is_named_with_its_clips(recipe):
+    hanging = recipe("hanging", step_seconds=8)
+    codes = children.on_ranks(_fail_on, hanging, 1, "hang", world=3)
+    output = children.output(hanging)
+    assert codes == [1, 1, 1], output
+    assert output.count("error: ") == 1, output
+    assert "rank 1 on " in output
+    assert re.search(r"did not go on for \d+ s \(parallel.step_seconds = 8\) at step 2, ", output), output
+    assert "in a forward and backward pass (clips: " in output

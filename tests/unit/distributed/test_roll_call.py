@@ -1,0 +1,95 @@
+"""Ranks find each other on a store that may be used before, and tell in a sentence why they do not fit together."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import pytest
+from refused import refused
+from torch.distributed import TCPStore
+
+from reelworks.core.errors import UserError
+from reelworks.distributed import mesh, roll_call
+
+Outcome = bytes | UserError
+
+
+@pytest.fixture
+def join(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Outcome]]:
+    """Let ranks, as threads, hold a roll call; each returns a value that rank 0 stored, or its error."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(port))
+    monkeypatch.setattr(roll_call, "_READING_SECONDS", 0.2)
+    monkeypatch.setattr(roll_call, "_LONGER_SECONDS", 0.5)
+    # As torchrun's agent, whose store outlives its ranks.
+    server = TCPStore("127.0.0.1", port, None, True, timedelta(seconds=5), wait_for_workers=False)
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+
+    def one(rank: int, size: int, facts: dict[str, str], seconds: float, value: str) -> Outcome:
+        try:
+            store = roll_call.hold(rank, size, facts, seconds)
+        except UserError as error:
+            return error
+        if rank == 0:
+            store.set("value", value)
+        return bytes(store.get("value"))
+
+    def all_of(*ranks: tuple[int, int, dict[str, str]], seconds: float = 5.0, value: str = "") -> list[Outcome]:
+        assert server is not None
+        with ThreadPoolExecutor(len(ranks)) as pool:
+            return list(pool.map(lambda rank: one(*rank, seconds, value), ranks))
+
+    return all_of
+
+
+def test_a_later_start_on_the_same_store_is_its_own(join: Callable[..., list[Outcome]]) -> None:
+    """With other facts, fewer ranks, and after one that was never completed."""
+    assert join(*((rank, 3, {"recipe": "a"}) for rank in range(3)), value="first") == [b"first"] * 3
+    lonely = join((1, 3, {"recipe": "a"}), seconds=0.1)  # its hello stays
+    assert "rank 0 did not answer rank 1" in str(lonely[0])
+    assert join(*((rank, 2, {"recipe": "b"}) for rank in range(2)), value="second") == [b"second"] * 2
+
+
+def test_another_fact_is_told_to_all_with_both_values(join: Callable[..., list[Outcome]]) -> None:
+    outcomes = join((0, 3, {"recipe": "a"}), (1, 3, {"recipe": "a"}), (2, 3, {"recipe": "b"}))
+    for error in outcomes:
+        assert isinstance(error, UserError)
+        assert error.code == "ranks-differ"
+        assert "rank 2 on " in error.problem
+        assert "another recipe than rank 0: b instead of a" in error.problem
+
+
+def test_another_number_of_ranks_is_told(join: Callable[..., list[Outcome]]) -> None:
+    outcomes = join((0, 2, {}), (5, 8, {}))
+    assert all("has another number of ranks than rank 0: 8 instead of 2" in str(error) for error in outcomes)
+
+
+def test_missing_ranks_are_named(join: Callable[..., list[Outcome]]) -> None:
+    outcomes = join((0, 4, {}), (2, 4, {}), seconds=0.5)
+    for error in outcomes:
+        assert isinstance(error, UserError)
+        assert error.problem == "rank 1, 3 of 4 ranks did not arrive within 0.5 s"
+        assert (error.code, error.field) == ("ranks-missing", "parallel.join_seconds")
+
+
+def test_a_rank_0_that_is_not_there_is_told_with_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "9")
+    with pytest.raises(UserError, match=r"rank 1 on .* cannot reach rank 0 there within 0.3 s") as caught:
+        roll_call.hold(1, 2, {}, 0.3)
+    assert (caught.value.code, caught.value.value) == ("rank-0-unreachable", "127.0.0.1:9")
+
+
+def test_a_number_of_ranks_without_an_address_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a scheduler sets one variable for its own use."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    with refused("launcher-variable-missing", "WORLD_SIZE", says="RANK, MASTER_ADDR, MASTER_PORT"), mesh.join():
+        pass

@@ -1,0 +1,87 @@
+"""A kernel of attention is used, or refused with the reason, before training begins."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+import torch
+from refused import refused
+
+from reelworks.core.errors import UserError
+from reelworks.models import attention
+from reelworks.models.config import Attention
+from reelworks.testing import contract
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.mark.parametrize("family", ["stdit3-tiny", "wan-tiny"])
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("cudnn", "needs a CUDA GPU, and the network is on cpu"),
+        ("flash", "needs a CUDA GPU"),
+        ("flash-3", "without gradients"),
+        ("flash-4", "code that it downloads"),
+    ],
+)
+def test_what_cannot_serve_is_refused_with_the_reason(family: str, name: Attention, reason: str) -> None:
+    denoiser = contract.build(family, compute=torch.bfloat16)
+    with refused("attention-cannot-serve", "model.attention", says=reason):
+        attention.use(denoiser, name, CPU)
+
+
+def test_a_gpu_needs_low_precision_and_the_package() -> None:
+    exact, lowered = (contract.build("stdit3-tiny", compute=dtype) for dtype in (torch.float32, torch.bfloat16))
+    assert "bfloat16 only" in attention._reason_against("flash", exact, CUDA, in_diffusers=False)
+    assert attention._reason_against("flash", lowered, CUDA, in_diffusers=False) == ""
+    if importlib.util.find_spec("flash_attn") is None:
+        told = attention._reason_against("flash", lowered, CUDA, in_diffusers=True)
+        assert told == "the package flash-attn is not installed"
+
+
+def test_native_attention_is_left_as_it_is() -> None:
+    denoiser = contract.build("stdit3-tiny")
+    attention.use(denoiser, "native", CPU)
+    with attention.preferred("native"):
+        contract.answer(denoiser, contract.example(contract.shapes("stdit3-tiny")[0], "stdit3-tiny", batch=1))
+
+
+def test_a_mask_that_a_kernel_does_not_take_is_told_as_such() -> None:
+    """In the words of diffusers, which shows it at the first call."""
+    with refused("attention-cannot-serve", "model.attention", says="takes no masks"), attention.preferred("flash"):
+        raise ValueError("`attn_mask` is not supported for flash-attn 2.")
+    with pytest.raises(ValueError, match="another"), attention.preferred("flash"):
+        raise ValueError("another")
+
+
+def test_names_in_diffusers_exist() -> None:
+    from diffusers.models.attention_dispatch import AttentionBackendName
+
+    known = {one.value for one in AttentionBackendName}
+    assert set(attention._IN_DIFFUSERS.values()) <= known
+
+
+def test_an_unknown_name_is_refused() -> None:
+    from reelworks.recipe import recipe_file
+
+    recipe = {
+        "version": 1,
+        "output": "run",
+        "dataset": [{"path": "data"}],
+        "bucket": [{"resolution": "48px", "num_frames": 1}],
+        "model": {"name": "stdit3-tiny", "attention": "flahs"},
+        "train": {"max_steps": 9},
+    }
+    for table, key, value in (
+        ("model", "attention", "flahs"),
+        ("train", "optimizer", "adanw"),
+        ("train", "learning_rate", 0),
+    ):
+        wrong = {**recipe, "model": {"name": "stdit3-tiny"}}
+        wrong[table] = {**wrong[table], key: value}  # type: ignore[dict-item]
+        with pytest.raises(UserError) as caught:
+            recipe_file.parse(wrong)
+        assert caught.value.field == f"{table}.{key}"
+        assert caught.value.remedy
