@@ -63,6 +63,17 @@ class TrainConfig(Config):
     )
     max_non_finite: int = Field(10, ge=1, description="number of such steps in a row that stops the run with skip")
     log_every: int = Field(1, ge=1, description="steps between two lines of progress")
+    compile: bool = Field(
+        False,
+        description="compile the model's blocks: steps are faster, and each of the first ones takes minutes on a new "
+        "shape. The sizes of buckets change too, unless buckets.token_families = false",
+    )
+    compile_graphs: int = Field(
+        32,
+        ge=1,
+        description="with compile: largest number of graphs, each for one batch size, number of frames and number of "
+        "tokens; buckets beyond it run without compilation, and plan names them",
+    )
     threads: int | None = Field(None, ge=1, description="CPU threads of each rank; default: cores / ranks")
 
     @model_validator(mode="before")
