@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -65,21 +66,22 @@ def _families(data: RecipeData) -> Json:
     config, multiple = data.table.config, data.geometry.multiple
     ratios = tuple(parse_ratio(text) for text in config.aspect_ratios)
     names = {entry.resolution for entry in data.table.entries if entry.size is None}
-    counts, free_counts, crop, free_crop, area = [], [], [], [], []
+    if not names:
+        return {"token_counts": 0, "free_token_counts": 0, "crop": 0.0, "free_crop": 0.0, "area": 1.0}
+    token_counts = free_token_counts = 0
+    crop, free_crop, area = list[float](), list[float](), list[float]()
     for name in sorted(names):
         chosen = families.sizes_of(name, ratios, multiple, config.token_family_crop)
         free = [sizes.size_at(name, ratio, multiple) for ratio in ratios]
-        counts += {height * width for height, width in chosen}
-        free_counts += {height * width for height, width in free}
-        crop += [families.lost(size, ratio) for size, ratio in zip(chosen, ratios, strict=True)]
-        free_crop += [families.lost(size, ratio) for size, ratio in zip(free, ratios, strict=True)]
+        token_counts += len({math.prod(size) for size in chosen})
+        free_token_counts += len({math.prod(size) for size in free})
+        crop += map(families.lost, chosen, ratios)
+        free_crop += map(families.lost, free, ratios)
         pixels, _ = sizes.pixel_budget(name)
-        area += [height * width / pixels for height, width in chosen]
-    if not names:
-        return {"token_counts": 0, "free_token_counts": 0, "crop": 0.0, "free_crop": 0.0, "area": 1.0}
+        area += [math.prod(size) / pixels for size in chosen]
     return {
-        "token_counts": len(counts),
-        "free_token_counts": len(free_counts),
+        "token_counts": token_counts,
+        "free_token_counts": free_token_counts,
         "crop": float(np.mean(crop)),
         "free_crop": float(np.mean(free_crop)),
         "area": float(np.mean(area)),

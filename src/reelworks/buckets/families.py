@@ -78,7 +78,10 @@ def _collect(
     spread = math.exp(max_error)
     first, last = math.sqrt(fewest / ratio / spread), min(math.sqrt(most / ratio * spread), limits[0])
     for rows in range(max(math.ceil(first), 1), math.floor(last) + 1):
-        narrowest, widest = max(fewest / rows, rows * ratio / spread), min(most / rows, rows * ratio * spread, limits[1])
+        narrowest, widest = (
+            max(fewest / rows, rows * ratio / spread),
+            min(most / rows, rows * ratio * spread, limits[1]),
+        )
         for columns in range(max(math.ceil(narrowest), 1), math.floor(widest) + 1):
             fit = _Fit(round(abs(math.log(columns / rows / ratio)), 9), rows, columns)
             of_count = fits.setdefault(rows * columns, {})
@@ -90,12 +93,11 @@ def _counts(fits: _Fits, budget: float) -> list[int]:
     left = {index for of_count in fits.values() for index in of_count}
     chosen = []
     while left:
-
-        def rank(count: int) -> tuple[int, float, int]:
-            served = [fit for index, fit in fits[count].items() if index in left]
-            return -len(served), round(sum(_cost(fit, count, budget) for fit in served), 9), count
-
-        best = min(fits, key=rank)
+        ranks = []
+        for count, of_count in fits.items():
+            served = [_cost(fit, count, budget) for index, fit in of_count.items() if index in left]
+            ranks.append((-len(served), round(sum(served), 9), count))
+        best = min(ranks)[2]
         chosen.append(best)
         left -= fits[best].keys()
     return chosen

@@ -63,7 +63,6 @@ def epoch(forecast: Json) -> None:
         f"imbalance {forecast['imbalance']:.1%}, padding {forecast['padding']:.1%}"
     )
 
-
     for text in compiled_graphs.lines(forecast["graphs"]):
         show.line(text)
 

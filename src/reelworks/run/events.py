@@ -9,6 +9,8 @@ Every event has `v` (schema version), `time` (seconds since 1970), `kind` and, e
     step        epoch, row, loss, loss_by_bucket {name: loss}, learning_rate, grad_norm, clips, tokens,
                 seconds, data_wait_seconds (of them, waiting for clips), decode_p50_seconds and decode_p99_seconds (of the
                 last 1000 clips, or null), queue_bytes (decoded frames that wait), buckets [name, ...]
+    compiled    buckets [name, ...] that were new in the step, graphs (so far, over all kinds of blocks), seconds (of the
+                step's, spent on compiling)
     validation  loss, loss_by_time {"100": loss, ...}, clips, seconds
     checkpoint  name, bytes, seconds
     retention   kept [{step, reasons}], deleted [{step, reasons}]

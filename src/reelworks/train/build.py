@@ -23,6 +23,7 @@ from reelworks.models.vision import VisionEncoder
 from reelworks.precision.boundary import DtypeBoundary, check_contract
 from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
+from reelworks.train.compiled_blocks import CompiledBlocks
 from reelworks.train.preflight import dry_run
 from reelworks.train.state import TrainState
 
@@ -37,6 +38,7 @@ class TrainedModel:
     encoder: LiveEncoder
     state: TrainState
     base: Base | None
+    compiled: CompiledBlocks
 
     @classmethod
     def build(
@@ -54,7 +56,8 @@ class TrainedModel:
         for fault in dry_run.faults_of_encoders(encoders):
             raise fault
         mesh.shard(network.module, network.sharding().blocks, network.contract, world, recipe.parallel.strategy)
-        return cls(DtypeBoundary(network), encoders, TrainState.start(network, recipe.train), network.base)
+        compiled = CompiledBlocks.of_recipe(network, data)
+        return cls(DtypeBoundary(network), encoders, TrainState.start(network, recipe.train), network.base, compiled)
 
 
 def require_sources(recipe: Recipe, *, resumed: bool = False) -> None:

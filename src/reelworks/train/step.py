@@ -37,6 +37,7 @@ from reelworks.schedule import cost
 from reelworks.schedule.plan import EpochPlan
 from reelworks.train import batch_inputs, nonfinite
 from reelworks.train.batch_inputs import Example, training_example
+from reelworks.train.compiled_blocks import CompiledBlocks
 from reelworks.train.lr_schedule import learning_rate
 from reelworks.train.nonfinite import KeptBatch, NonFiniteCause
 from reelworks.train.state import TrainState
@@ -181,6 +182,7 @@ class TrainStep:
     table: BucketTable
     world: World
     recipe: Recipe
+    compiled: CompiledBlocks = field(default_factory=CompiledBlocks.none)
 
     def run(
         self, batches: Iterable[MicroBatch], *, plan: EpochPlan, row: int, step: int, flags: StepFlags
@@ -204,11 +206,12 @@ class TrainStep:
         for batch in batches:
             mesh.set_gradient_sync(state.module, batch.work.ends_step)
             example = self._example(batch, objective, step)
-            losses_B = self._losses(batch.work, example, objective)
-            weights_B = self._weights(batch.work, example)
-            loss = torch.where(example.counts, weights_B * losses_B, 0.0).sum()
-            # FSDP takes the mean of gradients over ranks; the loss of a step is a sum over them.
-            torch.autograd.backward(loss * (world.size / planned_weight))
+            with self.compiled.running(batch.work, example.inputs.text_mask):
+                losses_B = self._losses(batch.work, example, objective)
+                weights_B = self._weights(batch.work, example)
+                loss = torch.where(example.counts, weights_B * losses_B, 0.0).sum()
+                # FSDP takes the mean of gradients over ranks; the loss of a step is a sum over them.
+                torch.autograd.backward(loss * (world.size / planned_weight))
             sums.add(batch, loss.detach(), weights_B.sum())
             kept.append(KeptBatch(batch, losses_B.detach(), example.counts))
 
@@ -282,7 +285,8 @@ class TrainStep:
         base = None
         # The recipe decides, and not the clips: all ranks must run the base, as its sharded weights are gathered.
         if any(d.prior_prediction for d in self.recipe.dataset):
-            with torch.no_grad(), inject.adapters_disabled(self.state.module):
+            # Without gradients and adapters, it would need graphs of its own.
+            with torch.no_grad(), inject.adapters_disabled(self.state.module), self.compiled.paused():
                 base = self.boundary(example.inputs)
         output = self.boundary(example.inputs)
         losses_B = example.losses(output, objective)

@@ -72,9 +72,7 @@ def test_the_usual_resolutions_have_one_count_for_all_nine_ratios(resolution: st
     ("resolution", "ratio", "most"),
     [("480p", 16 / 9, (480, 854)), ("1080p", 9 / 16, (1920, 1080)), ("512px", 1.0, (512, 512))],
 )
-def test_footage_of_the_format_still_fills_its_size(
-    resolution: str, ratio: float, most: tuple[int, int]
-) -> None:
+def test_footage_of_the_format_still_fills_its_size(resolution: str, ratio: float, most: tuple[int, int]) -> None:
     (height, width), *_ = families.sizes_of(resolution, (ratio, *RATIOS), (16, 16), 0.1)
     assert height <= most[0]
     assert width <= most[1]
