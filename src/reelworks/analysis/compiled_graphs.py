@@ -93,9 +93,9 @@ def lines(value: Json) -> list[str]:
     result = []
     if (family := value["families"]) is not None and family["token_counts"]:
         result.append(
-            f"token families: {family['token_counts']} token counts of a frame instead of "
+            f"token families: different token counts of a frame: {family['token_counts']} instead of "
             f"{family['free_token_counts']}; a frame of each aspect ratio loses {family['crop']:.1%} on average "
-            f"instead of {family['free_crop']:.1%}, and has {family['area'] - 1:+.1%} pixels"
+            f"instead of {family['free_crop']:.1%}; pixels {family['area'] - 1:+.1%}"
         )
     if not value["compile"]:
         return result

@@ -200,16 +200,19 @@ def test_a_compiler_that_fails_is_told_as_the_recipes_key() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["stdit3-tiny", "wan-tiny", "sd3-tiny", "z-image-tiny"])
-def test_lora_and_checkpointing_keep_their_gradients(name: str) -> None:
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")  # of torch, when it is imported
+@pytest.mark.parametrize("backend", [Counting(), "inductor"], ids=["eager", "inductor"])
+@pytest.mark.parametrize("name", ["stdit2-tiny", "wan-tiny"])
+def test_lora_and_checkpointing_keep_their_gradients(name: str, backend: Any) -> None:
     geometry, network = of(name)
     buckets = buckets_of(geometry, "16px", [5 if geometry.accepts_frames(5) else 1])
     kinds: dict[str, Any] = {"gradient_checkpointing": True, "lora": LoraConfig(rank=2)}
-    asked, shape, backend = work(buckets, 0, 1), buckets.buckets[0].shape, Counting()
+    asked, shape = work(buckets, 0, 1), buckets.buckets[0].shape
     wanted = gradients(contract.build(name, **kinds), name, shape, geometry, CompiledBlocks.none(), asked)
     denoiser = contract.build(name, **kinds)
     compiled = CompiledBlocks(denoiser.sharding().blocks, network, buckets, geometry, 1, backend)
     found = gradients(denoiser, name, shape, geometry, compiled, asked)
-    assert 2 <= backend.graphs <= 3  # the first block's input needs no gradient
+    if isinstance(backend, Counting):
+        assert backend.graphs == 2  # the first block's input needs no gradient
     assert any("lora" in key and value.any() for key, value in found.items())
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-7)
