@@ -297,7 +297,8 @@ class Trainer:
 
     def _begin_segment(self, position: DataPosition) -> None:
         """Record and log the plan of an epoch, or of the rest of one."""
-        self._compiled.prefer(compiled_graphs.choose(self.data, position.plan).compiled)
+        if self._recipe.train.compile:
+            self._compiled.prefer(compiled_graphs.choose(self.data, position.plan).compiled)
         if self._world.is_main:
             self._log.records.begin(position, self._checkpoints.epochs_in_use())
         self._log.epoch_begins(position)
