@@ -53,8 +53,11 @@ def test_two_sharded_ranks_with_lora_and_checkpointing_train_as_eager_ones_do(ti
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")  # of torch, when it is imported
-def test_inductor_trains_as_eager_blocks_do_and_a_bucket_beyond_the_bound_is_named(tiny, tmp_path, caplog):
-    """All weights train, pictures have no graph left, and a resumed run compiles again. In this process, without haste."""
+def test_inductor_trains_as_eager_blocks_do(tiny, tmp_path):
+    """All weights train, one bucket has no graph left, and a resumed run compiles again.
+
+    It runs in this process, since compiling may take longer than other tests wait for a child.
+    """
     made: dict[str, Any] = {}
     for output, train in (("eager", {}), ("compiled", {"compile": True, "compile_graphs": 1})):
         made = recipe(tiny, output, **train)
@@ -62,7 +65,6 @@ def test_inductor_trains_as_eager_blocks_do_and_a_bucket_beyond_the_bound_is_nam
         assert trainer.train(recipe_file.parse(made)) == 0
     assert_same_training(tmp_path / "compiled", tmp_path / "eager")
     assert told(tmp_path / "compiled", "compiled", "graphs") == [1]
-    assert "leaves no graph" in caplog.text
     made["train"]["max_steps"] = 6
     assert trainer.train(recipe_file.parse(made)) == 0
     assert told(tmp_path / "compiled", "step", "step")[-1] == 6
