@@ -141,7 +141,7 @@ class CompiledBlocks:
         seconds, self._reported_seconds = total - self._reported_seconds, total
         buckets, self._new = self._new, []
         count = int(utils.counters["stats"]["unique_graphs"])
-        logger.info(f"compiled {', '.join(buckets)} in {seconds:.1f} s, {count} graphs so far")
+        logger.info(f"compiled {', '.join(buckets)} in {seconds:.1f} s; graphs so far: {count}")
         return {"buckets": buckets, "graphs": count, "seconds": round(seconds, 3)}
 
     def _has_graph(self, work: MicroBatchRequest, text_mask_BL: Tensor) -> bool:
