@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from reelworks.analysis import data_advice, discarded, epoch_stats, plan_fixes, rejections
+from reelworks.analysis import compiled_graphs, data_advice, discarded, epoch_stats, plan_fixes, rejections
 from reelworks.analysis.epoch_stats import Figures, figures
 from reelworks.buckets.assign import Reason
 from reelworks.core import toml_none
@@ -57,6 +57,7 @@ def summarise(data: RecipeData, spec: PlanSpec, plan: EpochPlan, *, world: int, 
         "imbalance": plan.waste(spec, world),
         "padding": 1 - int(plan.real.sum()) / places if places else 0.0,
         "rows_not_full": int((plan.rows < 0).any(axis=1).sum()),
+        "graphs": compiled_graphs.of_plan(data, plan),
         "chosen_buckets": None if data.chosen is None else data.chosen.to_json(),
     } | discarded.losses(data, plan)
 

@@ -96,6 +96,19 @@ class BucketsConfig(Config):
         '"repeat": fill it with clips of the bucket that are trained once more',
     )
     aspect_ratios: list[str] = Field(DEFAULT_ASPECT_RATIOS, description="aspect ratios as width:height")
+    token_families: bool | None = Field(
+        None,
+        description="choose sizes so that the aspect ratios of a resolution have as few different token counts as "
+        "token_family_crop allows, one where possible, since a graph is compiled for each. Default: true with "
+        "train.compile, else false. Does not apply to single sizes and to a table of Open-Sora, which keep theirs",
+    )
+    token_family_crop: float = Field(
+        0.1,
+        ge=0,
+        lt=1,
+        description="with token_families: the largest share of a frame of one of the aspect_ratios that its size may "
+        "crop away; a ratio that would lose more gets another token count",
+    )
     upscale: bool = Field(False, description="enlarge clips that are smaller than a bucket")
     max_crop: float = Field(0.5, gt=0, lt=1, description="largest share of a frame that may be cropped away")
     probability: Literal["native", "opensora-1.2", "opensora-2.0", "downgrade"] = Field(
@@ -145,6 +158,14 @@ class BucketsConfig(Config):
     def dialect(self) -> parse.Dialect | None:
         """Return the parsed table of Open-Sora, or None."""
         if self.opensora is not None:
+            if self.token_families:
+                raise UserError(
+                    "a bucket table of Open-Sora keeps its sizes",
+                    code="opensora-sizes-are-fixed",
+                    field="buckets.token_families",
+                    value=True,
+                    remedy="leave it out, or write [[bucket]] entries instead of the table",
+                )
             return parse.parse(self.opensora, self.probability, drop_exact_length=self.opensora_drop_exact_length)
         for key, unset in (("probability", "native"), ("opensora_drop_exact_length", False)):
             if (value := getattr(self, key)) != unset:

@@ -51,12 +51,23 @@ def size_at(resolution: str, ratio: float, multiple: tuple[int, int]) -> tuple[i
     pixels, size = pixel_budget(resolution)
     if size is not None:
         return size
-    lines = re.fullmatch(_NUMBER + "p", resolution)
-    most = (math.inf, math.inf)
-    if lines is not None and math.isclose(max(ratio, 1 / ratio), _WIDE, rel_tol=0.01):
-        sides = int(lines[1]), int(lines[1]) * _WIDE
-        most = sides if ratio > 1 else sides[::-1]
+    most = largest_sides(resolution, ratio)
     return nearest_size(pixels, ratio, multiple, most)
+
+
+def largest_sides(resolution: str, ratio: float, *, squares: bool = False) -> tuple[float, float]:
+    """Return the height and width that sizes at an aspect ratio do not exceed, infinite where there is no limit.
+
+    A resolution named by its lines has a format at 16:9 and at 9:16. With `squares`, one named by the side of a
+    square has one too.
+    """
+    if lines := re.fullmatch(_NUMBER + "p", resolution):
+        if math.isclose(max(ratio, 1 / ratio), _WIDE, rel_tol=0.01):
+            sides = int(lines[1]), int(lines[1]) * _WIDE
+            return sides if ratio > 1 else sides[::-1]
+    elif squares and (side := re.fullmatch(_NUMBER + "px", resolution)) and math.isclose(ratio, 1, rel_tol=0.01):
+        return int(side[1]), int(side[1])
+    return math.inf, math.inf
 
 
 def nearest_size(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from reelworks.buckets import sizes
+from reelworks.buckets import families, sizes
 from reelworks.buckets.config import BucketEntryConfig, BucketsConfig, parse_ratio
 from reelworks.buckets.opensora.parse import PIXEL_SHARE, Dialect
 from reelworks.buckets.opensora.ratios import COMPUTED_MULTIPLE, Resolution
@@ -283,10 +283,17 @@ def _sizes_of(index: int, entry: Entry, config: BucketsConfig, geometry: Geometr
         _check_multiple(entry, entry.size, geometry)
         chosen[entry.size] = f"{entry.size[1]}:{entry.size[0]}"
     else:
-        for text in config.aspect_ratios:
-            size = sizes.size_at(entry.resolution, parse_ratio(text), geometry.multiple)
+        for text, size in zip(config.aspect_ratios, _sizes_at(entry.resolution, config, geometry), strict=True):
             chosen.setdefault(size, text)
     return [_bucket(index, entry, ratio, size, geometry) for size, ratio in chosen.items()]
+
+
+def _sizes_at(resolution: str, config: BucketsConfig, geometry: Geometry) -> Sequence[tuple[int, int]]:
+    """Return the size of a resolution at each of the aspect ratios."""
+    ratios = tuple(parse_ratio(text) for text in config.aspect_ratios)
+    if config.token_families:
+        return families.sizes_of(resolution, ratios, geometry.multiple, config.token_family_crop)
+    return [sizes.size_at(resolution, ratio, geometry.multiple) for ratio in ratios]
 
 
 def _check_multiple(entry: Entry, size: tuple[int, int], geometry: Geometry) -> None:

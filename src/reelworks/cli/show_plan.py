@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from reelworks.analysis import plan_report
+from reelworks.analysis import compiled_graphs, plan_report
 from reelworks.cli import show
 from reelworks.core import units
 
@@ -62,6 +62,9 @@ def epoch(forecast: Json) -> None:
         f"{forecast['planned']} clips planned; at {forecast['world']} GPU{'s' if forecast['world'] > 1 else ''}: "
         f"imbalance {forecast['imbalance']:.1%}, padding {forecast['padding']:.1%}"
     )
+
+    for text in compiled_graphs.lines(forecast["graphs"]):
+        show.line(text)
 
 
 def _incomplete(forecast: Json) -> str:

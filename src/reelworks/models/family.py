@@ -76,6 +76,10 @@ class Network:
     renamed_keys: Mapping[str, str] = field(default_factory=dict)
     alternates: bool = False  # whether the first blocks of all lists are used before the second ones
     pads_patches: bool = False  # whether it pads sizes that are not multiples of the patch
+    # Whether blocks see heights and widths, as convolutions do, and not only the number of tokens.
+    blocks_see_shapes: bool = False
+    # Blocks see captions at their own length, rounded up to a multiple of this; 0 if all have one length.
+    caption_multiple: int = 0
 
 
 class FamilyConfig(Protocol):

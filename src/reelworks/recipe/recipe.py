@@ -84,6 +84,13 @@ class Recipe(Config):
             object.__setattr__(self, "data", resolved)
         return self
 
+    @model_validator(mode="after")
+    def _resolve_token_families(self) -> Self:
+        buckets = self.buckets
+        if self.train.compile and buckets.token_families is None and buckets.opensora is None:
+            object.__setattr__(self, "buckets", buckets.model_copy(update={"token_families": True}))
+        return self
+
     @property
     def catalog_folder(self) -> str:
         """Folder of the catalog."""

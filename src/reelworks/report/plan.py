@@ -9,6 +9,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from reelworks.analysis import compiled_graphs
 from reelworks.core import files, units
 from reelworks.report import page, run_facts
 from reelworks.report.plots import COLOURS
@@ -72,6 +73,7 @@ def write_plan_page(forecast: Json, name: str, file: Path) -> None:
         wasted=dict(_WASTED),
         cut={one["name"]: one["mean"] for one in forecast["crop"]["by_bucket"]},
         frames={one["name"]: one["trained"] / one["there"] for one in forecast["frames"]["by_bucket"]},
+        graphs=compiled_graphs.lines(forecast["graphs"]),
         accounting=run_facts.accounting(forecast),
         balance=run_facts.balance(forecast),
         reasons=run_facts.reasons(forecast),

@@ -15,6 +15,8 @@ Every event has `v` (schema version), `time` (seconds since 1970), `kind` and, e
                 clips [{uid, path, loss}]: a step far above the usual
     early_stop  patience, best, best_step: the validation loss did not fall any more, and training ends
     profile     file, first, last: steps whose trace was written
+    compiled    buckets [name, ...] that were new in the step, graphs (so far, over all kinds of blocks), seconds (of the
+                step's, spent on compiling)
     validation  loss, loss_by_time {"100": loss, ...}, clips, seconds
     checkpoint  name, bytes, seconds
     retention   kept [{step, reasons}], deleted [{step, reasons}]

@@ -25,6 +25,7 @@ from reelworks.precision.boundary import DtypeBoundary, check_contract
 from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
 from reelworks.train import weights_layout
+from reelworks.train.compiled_blocks import CompiledBlocks
 from reelworks.train.preflight import dry_run
 from reelworks.train.state import TrainState
 
@@ -39,6 +40,7 @@ class TrainedModel:
     encoder: LiveEncoder
     state: TrainState
     base: Base | None
+    compiled: CompiledBlocks
 
     @classmethod
     def build(
@@ -62,7 +64,8 @@ class TrainedModel:
         if world.size > 1 and world.is_main:
             logger.info(f"{layout} ({layout.strategy}): {reason}")
         mesh.shard(network.module, network.sharding().blocks, network.contract, world, layout)
-        return cls(DtypeBoundary(network), encoders, TrainState.start(network, recipe.train), network.base)
+        compiled = CompiledBlocks.of_recipe(network, data)
+        return cls(DtypeBoundary(network), encoders, TrainState.start(network, recipe.train), network.base, compiled)
 
 
 def require_sources(recipe: Recipe, *, resumed: bool = False) -> None:

@@ -82,6 +82,22 @@ class TrainConfig(Config):
         None, ge=1, description="steps between two measurements of the gradient norm of each block; default: none"
     )
     log_every: int = Field(1, ge=1, description="steps between two lines of progress")
+    compile: bool = Field(
+        False,
+        description="compile the model's blocks: steps are faster, and the first step with each graph takes up to "
+        "minutes longer. The sizes of buckets change too, unless buckets.token_families = false",
+    )
+    compile_graphs: int = Field(
+        32,
+        ge=1,
+        description="with compile: largest number of graphs, each for one batch size, number of frames and number of "
+        "tokens; buckets beyond it run without compilation, and plan names them",
+    )
+    compile_backend: Literal["inductor", "aot_eager", "eager"] = Field(
+        "inductor",
+        description='backend of torch.compile. "aot_eager" and "eager" trace blocks and do not make them faster; they '
+        "tell in which part a fault of compilation lies",
+    )
     threads: int | None = Field(None, ge=1, description="CPU threads of each rank; default: cores / ranks")
 
     @model_validator(mode="before")

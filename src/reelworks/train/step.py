@@ -37,6 +37,7 @@ from reelworks.schedule import cost
 from reelworks.schedule.plan import EpochPlan
 from reelworks.train import batch_inputs, block_norms, nonfinite
 from reelworks.train.batch_inputs import Example, training_example
+from reelworks.train.compiled_blocks import CompiledBlocks
 from reelworks.train.lr_schedule import learning_rate
 from reelworks.train.nonfinite import KeptBatch, NonFiniteCause
 from reelworks.train.spikes import Clip, Spike
@@ -201,6 +202,7 @@ class TrainStep:
     table: BucketTable
     world: World
     recipe: Recipe
+    compiled: CompiledBlocks = field(default_factory=CompiledBlocks.none)
 
     def run(
         self, batches: Iterable[MicroBatch], *, plan: EpochPlan, row: int, step: int, flags: StepFlags
@@ -225,11 +227,12 @@ class TrainStep:
             world.mark("in a forward and backward pass", step + 1)
             mesh.set_gradient_sync(state.module, batch.work.ends_step)
             example = self._example(batch, objective, step)
-            losses_B = self._losses(batch.work, example, objective)
-            weights_B = self._weights(batch.work, example)
-            weighted_B = torch.where(example.counts, weights_B * losses_B, 0.0)
-            # FSDP takes the mean of gradients over ranks; the loss of a step is a sum over them.
-            torch.autograd.backward(weighted_B.sum() * (world.size / planned_weight))
+            with self.compiled.running(batch.work, example.inputs.text_mask):
+                losses_B = self._losses(batch.work, example, objective)
+                weights_B = self._weights(batch.work, example)
+                weighted_B = torch.where(example.counts, weights_B * losses_B, 0.0)
+                # FSDP takes the mean of gradients over ranks; the loss of a step is a sum over them.
+                torch.autograd.backward(weighted_B.sum() * (world.size / planned_weight))
             sums.add(batch, weighted_B.detach(), weights_B, example.inputs.time)
             kept.append(KeptBatch(batch, losses_B.detach(), example.counts))
             if not batch.work.ends_step:
@@ -327,7 +330,8 @@ class TrainStep:
         base = None
         # The recipe decides, and not the clips: all ranks must run the base, as its sharded weights are gathered.
         if any(d.prior_prediction for d in self.recipe.dataset):
-            with torch.no_grad(), inject.adapters_disabled(self.state.module):
+            # Without gradients and adapters, it would need graphs of its own.
+            with torch.no_grad(), inject.adapters_disabled(self.state.module), self.compiled.paused():
                 base = self.boundary(example.inputs)
         output = self.boundary(example.inputs)
         losses_B = example.losses(output, objective)

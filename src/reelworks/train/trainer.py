@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+from reelworks.analysis import compiled_graphs
 from reelworks.catalog.scan import ScanProgress
 from reelworks.core import log
 from reelworks.core.errors import UserError
@@ -208,7 +209,8 @@ class Trainer:
             max_epochs=recipe.train.max_epochs,
             skips=recipe.train.skips,
         )
-        self._train_step = TrainStep(boundary, encoder, state, data.table, world, recipe)
+        self._compiled = model.compiled
+        self._train_step = TrainStep(boundary, encoder, state, data.table, world, recipe, model.compiled)
         self._validator = Validator(model, world, self._source, data.held_out(), recipe, stored)
         self._previewer = Previewer(recipe, boundary, encoder, state, world, run.folder, previews)
         self._non_finite_in_a_row = 0
@@ -274,6 +276,8 @@ class Trainer:
             self._profiler.after(step + 1)
         self._step_seconds = time.monotonic() - began
         self._log.step(position, result, taken, self._step_seconds)
+        if (news := self._compiled.news()) is not None:
+            self._log.event("compiled", step=step + 1, **news)
         position = _advance(position, result)
         self._require_few_failures(position)
         self._require_finite(position.global_step, result)
@@ -334,6 +338,8 @@ class Trainer:
 
     def _begin_segment(self, position: DataPosition) -> None:
         """Record and log the plan of an epoch, or of the rest of one."""
+        if self._recipe.train.compile:
+            self._compiled.prefer(compiled_graphs.choose(self.data, position.plan).compiled)
         if self._world.is_main:
             self._log.records.begin(position, self._checkpoints.epochs_in_use())
         self._log.epoch_begins(position)

@@ -55,6 +55,7 @@ class SDXLConfig(Config):
             "UNet2DConditionModel",
             ("down_blocks", "up_blocks"),
             part="unet",
+            blocks_see_shapes=True,
             release_layers=(*_EMBEDDINGS, *self._release_blocks()),
         )
 

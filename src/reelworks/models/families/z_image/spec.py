@@ -30,6 +30,7 @@ class ZImageConfig(Config):
         ("noise_refiner", "context_refiner", "layers"),
         release_layers=_RELEASE_LAYERS,
         comfyui_layers="diffusers",
+        caption_multiple=32,
     )
 
     in_channels: int = 16

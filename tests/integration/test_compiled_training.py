@@ -1,0 +1,71 @@
+"""Training with compiled blocks is training without them: equal losses, gradients and names, on one process and two."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import children
+import pytest
+
+from reelworks.recipe import recipe_file
+from reelworks.run import events
+from reelworks.run.folder import RunFolder
+from reelworks.train import trainer
+
+# All blocks of this network are of one kind, so that few graphs are traced.
+MODEL = {"name": "stdit2-tiny", "gradient_checkpointing": True}
+TRAIN = {"max_steps": 4, "micro_batches_per_step": 2, "same_bucket_run": 2}
+FAMILIES = {
+    "upscale": True,
+    "max_crop": 0.7,
+    "token_families": True,
+    "token_family_crop": 0.4,
+    "incomplete_batch": "pad",
+}
+
+
+def told(run: Path, kind: str, field: str) -> list[Any]:
+    return [event[field] for event in events.timeline(RunFolder(run).events_file, kind)]
+
+
+def assert_same_training(run: Path, other: Path) -> None:
+    for kind, field in (("step", "loss"), ("step", "grad_norm"), ("validation", "loss")):
+        assert told(run, kind, field) == pytest.approx(told(other, kind, field), rel=1e-5), field
+
+
+def recipe(tiny: Any, output: str, *, world: int = 1, **train: Any) -> dict[str, Any]:
+    made: dict[str, Any] = tiny(output, train=TRAIN | train, buckets=FAMILIES, lora={"rank": 2})
+    del made["model"], made["buckets"]["aspect_ratios"]
+    return made | {"model": MODEL, "parallel": {"strategy": "fsdp" if world > 1 else "replicated"}}
+
+
+def test_two_sharded_ranks_with_lora_and_checkpointing_train_as_eager_ones_do(tiny, tmp_path):
+    clips = [{"resolution": "32px", "num_frames": 5, "batch_size": 2}]
+    assert children.train(recipe(tiny, "eager", world=2) | {"bucket": clips}, world=2) == [0] * 2
+    compiled = recipe(tiny, "compiled", world=2, compile=True, compile_backend="eager") | {"bucket": clips}
+    assert children.train(compiled, world=2) == [0] * 2, children.output(compiled)
+    assert_same_training(tmp_path / "compiled", tmp_path / "eager")
+    assert told(tmp_path / "eager", "compiled", "graphs") == []
+    # One graph for a block whose input needs no gradients, and one for the others.
+    assert told(tmp_path / "compiled", "compiled", "graphs") == [2]
+    assert all(seconds > 0 for seconds in told(tmp_path / "compiled", "compiled", "seconds"))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method.*:DeprecationWarning")  # of torch, when it is imported
+def test_inductor_trains_as_eager_blocks_do(tiny, tmp_path):
+    """All weights train, one bucket has no graph left, and a resumed run compiles again.
+
+    It runs in this process, since compiling may take longer than other tests wait for a child.
+    """
+    made: dict[str, Any] = {}
+    for output, train in (("eager", {}), ("compiled", {"compile": True, "compile_graphs": 1})):
+        made = recipe(tiny, output, **train)
+        del made["lora"]
+        assert trainer.train(recipe_file.parse(made)) == 0
+    assert_same_training(tmp_path / "compiled", tmp_path / "eager")
+    assert told(tmp_path / "compiled", "compiled", "graphs") == [1]
+    made["train"]["max_steps"] = 6
+    assert trainer.train(recipe_file.parse(made)) == 0
+    assert told(tmp_path / "compiled", "step", "step")[-1] == 6
