@@ -39,7 +39,7 @@ def losses(data: RecipeData, plan: EpochPlan) -> dict[str, Any]:
     return {
         "crop": {
             "mean": float(lost.mean()) if len(lost) else 0.0,
-            "by_bucket": _by_bucket(data, entries, {"mean": lost}),
+            "by_bucket": _by_bucket(data, entries.bucket, {"mean": lost}),
             "worst": worst(data, entries, lost, FILES_NAMED),
         },
         **frames(data, entries),
@@ -74,7 +74,7 @@ def lost_shares(data: RecipeData, entries: Samples) -> F64:
 
 def worst(data: RecipeData, entries: Samples, lost: F64, count: int) -> list[dict[str, Any]]:
     """Return the clips that lose most to cropping, each once, without those that lose nothing."""
-    first = _largest(entries, lost, count)
+    first = _largest(entries.uid, lost, count)
     row = data.rows_at(entries.ordinal[first])
     return [
         {
@@ -92,21 +92,21 @@ def frames(data: RecipeData, entries: Samples) -> dict[str, Any]:
     """Return `frames` and `short_clips` of `losses`."""
     row = data.rows_at(entries.ordinal)
     is_video = np.flatnonzero(~data.rows.is_image[row])
-    videos, row = entries.take(is_video), row[is_video]
+    row, bucket = row[is_video], entries.bucket[is_video]
     of_bucket = np.array([bucket.shape.num_frames for bucket in data.table.buckets], dtype=np.int64)
-    available, wanted = data.frames[row], of_bucket[videos.bucket]
+    available, wanted = data.frames[row], of_bucket[bucket]
     trained = np.minimum(wanted, available)
     half = np.flatnonzero(2 * trained < available)
-    longest = half[_largest(videos.take(half), available[half], FILES_NAMED)]
+    longest = half[_largest(row[half], available[half], FILES_NAMED)]
     counts = {
         "trained": int(trained.sum()),
         "there": int(available.sum()),
-        "by_bucket": _by_bucket(data, videos, {"trained": trained, "there": available}),
+        "by_bucket": _by_bucket(data, bucket, {"trained": trained, "there": available}),
         "less_than_half": int(np.count_nonzero(np.bincount(row[half]))),
         "longest": [
             {
                 "path": label,
-                "bucket": data.table.buckets[int(videos.bucket[i])].name,
+                "bucket": data.table.buckets[int(bucket[i])].name,
                 "trained": int(trained[i]),
                 "there": int(available[i]),
             }
@@ -116,11 +116,11 @@ def frames(data: RecipeData, entries: Samples) -> dict[str, Any]:
     return {"frames": counts, "short_clips": int(np.count_nonzero(np.bincount(row[available < wanted])))}
 
 
-def _by_bucket(data: RecipeData, entries: Samples, columns: dict[str, F64 | I64]) -> list[dict[str, Any]]:
+def _by_bucket(data: RecipeData, bucket: I64, columns: dict[str, F64 | I64]) -> list[dict[str, Any]]:
     """Return means of float columns and sums of integer columns for the buckets that have clips."""
     n = len(data.table.buckets)
-    clips = np.bincount(entries.bucket, minlength=n)
-    sums = {name: np.bincount(entries.bucket, values, minlength=n) for name, values in columns.items()}
+    clips = np.bincount(bucket, minlength=n)
+    sums = {name: np.bincount(bucket, values, minlength=n) for name, values in columns.items()}
     return [
         {"name": data.table.buckets[i].name}
         | {
@@ -131,12 +131,12 @@ def _by_bucket(data: RecipeData, entries: Samples, columns: dict[str, F64 | I64]
     ]
 
 
-def _largest(entries: Samples, value: F64 | I64, count: int) -> I64:
+def _largest(clip: NDArray[Any], value: F64 | I64, count: int) -> I64:
     """Return the indices of the largest values, descending, one for each clip, without values of about 0."""
     end = count
     while True:  # look further only if repeats of the same clips make it necessary
         order = _descending(value, end)
-        _, first = np.unique(entries.uid[order], return_index=True)
+        _, first = np.unique(clip[order], return_index=True)
         if len(first) >= count or len(order) < end:
             return order[np.sort(first)[:count]]
         end *= 4

@@ -58,8 +58,10 @@ def left_out(assignment: Assignment, row: NDArray[np.int64]) -> list[Rejection]:
     trained = np.zeros(int(row.max(initial=-1)) + 1, dtype=np.bool_)
     trained[row[assignment.reason == Reason.NONE]] = True
     rejections = []
+    never = np.flatnonzero(assignment.reason != Reason.NONE)
+    never = never[~trained[row[never]]]
     for reason in list(Reason)[1:]:  # all but NONE
-        where = np.flatnonzero((assignment.reason == reason) & ~trained[row])
+        where = never[assignment.reason[never] == reason]
         where = where[np.diff(row[where], prepend=-1) != 0]
         if len(where):
             rejections.append(Rejection(reason, row[where], assignment.nearest[where]))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from typing import Any
 
@@ -72,6 +73,7 @@ SCHEMA = pa.schema(
         pa.field("error", _TEXT),
     ]
 )
+_READERS = 2  # further ones would take memory, and are not faster
 SCORE = "score:"  # prefix of score columns, so that a score cannot replace a measure
 
 
@@ -205,6 +207,12 @@ class CatalogRows:
         if name not in self.__dict__:
             self.__dict__[name] = self._whole(name)
         return self.__dict__[name]
+
+    def load(self, *names: str) -> None:
+        """Read columns into memory, several at a time."""
+        with ThreadPoolExecutor(_READERS) as threads:
+            for _ in threads.map(self.column, names):
+                pass
 
     def chunks(self, name: str, wanted: Wanted = None) -> Iterator[Any]:
         """Yield a column in consecutive parts, none of which stays in memory unless the column already is.

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 FORMAT_VERSION = 2
 _KEEP_DIGEST_FROM_ROWS = 1 << 18
+_GROUP_ROWS = 1 << 17  # rows that are read at once to show a few of them
 _DIGEST = "digest-{:06d}.json"
 _ORDINAL = pa.field("ordinal", pa.int64(), nullable=False)
 _RETIRED_SCHEMA = pa.schema([_ORDINAL])
@@ -468,4 +469,4 @@ def new_parquet(file: Path, schema: Any) -> Iterator[Any]:
 
 def _write_parquet(file: Path, table: pa.Table) -> None:
     with new_parquet(file, table.schema) as writer:
-        writer.write_table(table)
+        writer.write_table(table, row_group_size=_GROUP_ROWS)

@@ -194,6 +194,7 @@ class Dataset:
         """Return the clips to assign, a repeat as one element each, and the row of every element."""
         row, copy = _copies(self._showings, self.spec.datasets)
         r = self.rows
+        r.load("num_frames", "fps", "height", "width", "kind", "captioned", "readable")
         held = np.zeros(len(r), dtype=np.bool_)
         if self.spec.split:  # the groups take all paths to compute
             held = assign.held_out(self.spec.seed, group_keys(r, self.spec.group), self.spec.split)
