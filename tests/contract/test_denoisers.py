@@ -74,7 +74,11 @@ def test_state(name):
     contract.check_state(name)
 
 
-@every_family
+# It takes as long as all others, and the integration tests train it too.
+_OVERFIT = [pytest.param(n, marks=pytest.mark.slow) if n == "stdit3-tiny" else n for n in contract.FAMILIES]
+
+
+@pytest.mark.parametrize("name", _OVERFIT)
 def test_overfits(name):
     """One clip at a fixed time and noise is learnt to a tenth of the loss."""
     contract.check_overfits(name)

@@ -40,6 +40,7 @@ def recipe(tiny: Any, output: str, *, world: int = 1, **train: Any) -> dict[str,
     return made | {"model": MODEL, "parallel": {"strategy": "fsdp" if world > 1 else "replicated"}}
 
 
+@pytest.mark.slow
 def test_two_sharded_ranks_with_lora_and_checkpointing_train_as_eager_ones_do(tiny, tmp_path):
     clips = [{"resolution": "32px", "num_frames": 5, "batch_size": 2}]
     assert children.train(recipe(tiny, "eager", world=2) | {"bucket": clips}, world=2) == [0] * 2
