@@ -23,7 +23,7 @@ def footage(tmp_path: Path) -> Path:
 
 
 def run(tmp_path: Path, *command: str | Path) -> list[str]:
-    settings = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    settings = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "PYTHONFAULTHANDLER": "1"}
     done = subprocess.run([*map(str, command)], cwd=tmp_path, env=settings, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout.splitlines()
