@@ -176,19 +176,15 @@ def test_full_sizes_are_those_published(name, count):
     assert sum(parameter.numel() for parameter in module.parameters()) == models_page.parameters(name) == count
 
 
-@pytest.mark.parametrize(
-    "families",
-    [("flux-tiny",), pytest.param(contract.FAMILIES, marks=pytest.mark.slow)],
-    ids=["few", "all"],
-)
-def test_two_ranks_compute_what_one_does(families):
+@pytest.mark.slow
+def test_two_ranks_compute_what_one_does():
     """Under FSDP2 they give the gradients of one process, summed over both halves of a batch."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     ranks = [
         subprocess.Popen(
-            [sys.executable, HERE / "two_ranks.py", *families],
+            [sys.executable, HERE / "two_ranks.py", *contract.FAMILIES],
             env={
                 **os.environ,
                 "RANK": str(rank),
@@ -206,7 +202,7 @@ def test_two_ranks_compute_what_one_does(families):
     ]
     done = [rank.communicate(timeout=120) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], done[0][1][-3000:] + done[1][1][-3000:]
-    assert done[0][0].split() == list(families)
+    assert done[0][0].split() == list(contract.FAMILIES)
 
 
 def test_clips_and_broken_patches_are_refused_by_name():

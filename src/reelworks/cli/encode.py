@@ -217,7 +217,8 @@ def prune(
         show.line(f"  and {len(lost) - _SHOWN:,} more")
     total = units.size(sum(row["bytes"] for row in lost))
     what = f"deleted, {units.size(freed)} freed" if delete else "no recipe reaches them; --delete deletes them"
-    show.line(f"{len(lost):,} entries, {total}: {what}" if lost else "every entry is reached")
+    count = "1 entry" if len(lost) == 1 else f"{len(lost):,} entries"
+    show.line(f"{count}, {total}: {what}" if lost else "every entry is reached")
 
 
 @app.command("show")
