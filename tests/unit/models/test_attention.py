@@ -42,10 +42,17 @@ def test_a_gpu_needs_low_precision_and_the_package() -> None:
 
 
 def test_native_attention_is_left_as_it_is() -> None:
-    denoiser = contract.build("stdit3-tiny")
+    denoiser, inputs = (
+        contract.build("stdit3-tiny"),
+        contract.example(contract.shapes("stdit3-tiny")[0], "stdit3-tiny", batch=1),
+    )
+    before = contract.answer(denoiser, inputs)
+    denoiser.module.zero_grad()
     attention.use(denoiser, "native", CPU)
     with attention.preferred("native"):
-        contract.answer(denoiser, contract.example(contract.shapes("stdit3-tiny")[0], "stdit3-tiny", batch=1))
+        after = contract.answer(denoiser, inputs)
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
 
 
 def test_a_mask_that_a_kernel_does_not_take_is_told_as_such() -> None:
