@@ -104,7 +104,7 @@ def begin(root: Path) -> tuple[RunFolder, RecipeData, DataPosition]:
 def tell(run: RunFolder, position: DataPosition) -> int:
     """Write the events of the first half of the epoch's steps; returns how many clips they trained."""
     plan, now = position.plan, time.time()
-    own = np.concatenate([plan.own_clips(), [0]])
+    own = np.concatenate([plan.own_clips, [0]])
     per_row = own[plan.rows].sum(axis=1)
     half = plan.steps // 2
     common = {"v": 1, "time": now}

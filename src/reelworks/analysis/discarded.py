@@ -94,7 +94,7 @@ def frames(data: RecipeData, entries: Samples) -> dict[str, Any]:
     is_video = np.flatnonzero(~data.rows.is_image[row])
     row, bucket = row[is_video], entries.bucket[is_video]
     of_bucket = np.array([bucket.shape.num_frames for bucket in data.table.buckets], dtype=np.int64)
-    available, wanted = data.frames[row], of_bucket[bucket]
+    available, wanted = blocks.taken(data.frames, row), of_bucket[bucket]
     trained = np.minimum(wanted, available)
     half = np.flatnonzero(2 * trained < available)
     longest = half[_largest(row[half], available[half], FILES_NAMED)]

@@ -84,7 +84,7 @@ def figures(plan: EpochPlan, spec: PlanSpec, tokens: I64, world: int) -> Figures
         repeated=plan.repeated,
         tokens=int((clips * tokens[bucket]).sum()),
         micro_batches=len(bucket),
-        incomplete=int((plan.own_clips() < np.array(spec.batch_sizes, dtype=np.int64)[bucket]).sum()),
+        incomplete=int((plan.own_clips < np.array(spec.batch_sizes, dtype=np.int64)[bucket]).sum()),
         places=len(plan.uid),
         useful_us=float((clips * costs[bucket]).sum()) / world,
         busy_us=busy,
@@ -94,7 +94,7 @@ def figures(plan: EpochPlan, spec: PlanSpec, tokens: I64, world: int) -> Figures
 
 def micro_batches(plan: EpochPlan) -> tuple[I64, I64]:
     """Return the bucket of every micro-batch, and the number of its clips that count."""
-    return plan.bucket[plan.offsets[:-1]].astype(np.int64), plan.counted(plan.real)
+    return plan.bucket[plan.offsets[:-1]].astype(np.int64), plan.real_clips
 
 
 def gradient_weight(plan: EpochPlan, tokens: I64, loss_reduction: LossReduction) -> F64:

@@ -67,7 +67,7 @@ def _buckets(data: RecipeData, plan: EpochPlan, spec: PlanSpec) -> list[Json]:
     table, n = data.table, len(data.table.buckets)
     bucket, _ = epoch_stats.micro_batches(plan)
     clips = np.bincount(plan.bucket[plan.is_first_use], minlength=n).tolist()
-    incomplete = np.bincount(bucket[plan.own_clips() < table.batch_sizes()[bucket]], minlength=n).tolist()
+    incomplete = np.bincount(bucket[plan.own_clips < table.batch_sizes()[bucket]], minlength=n).tolist()
     batches = np.bincount(bucket, minlength=n).tolist()
     return [
         {

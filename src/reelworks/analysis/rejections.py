@@ -1,4 +1,4 @@
-"""List the clips that an epoch leaves out: their number by reason, the first by name, all of them in a file.
+"""List the clips that an epoch leaves out: their number by reason, some by name, all of them in a file.
 
 Repeats of a clip count once, and not at all if one of them is trained.
 """
@@ -18,7 +18,7 @@ from pyarrow import csv, parquet
 
 from reelworks.buckets.assign import Assignment, Reason
 from reelworks.catalog import filters
-from reelworks.catalog.rows import CatalogRows, as_numpy
+from reelworks.catalog.rows import CatalogRows
 from reelworks.catalog.store import Catalog
 from reelworks.core import files
 from reelworks.core.errors import UserError
@@ -32,7 +32,7 @@ from reelworks.run.folder import RunFolder
 from reelworks.run.records import RecordError
 
 _NAMED = ("dataset", "path", "first_frame", "num_frames", "height", "width", "error")
-FILES_NAMED = 1000  # most files listed for each reason
+FILES_NAMED = 1000  # most clips listed for each reason
 _WRITERS: dict[str, Callable[[Any, Any], None]] = {".parquet": parquet.write_table, ".csv": csv.write_csv}
 
 
@@ -80,54 +80,17 @@ def counts(data: RecipeData, rejections: list[Rejection]) -> dict[str, dict[str,
 
 
 def named(data: RecipeData, rejections: list[Rejection]) -> dict[str, list[dict[str, str]]]:
-    """Return the first files of each reason by dataset and path, at most `FILES_NAMED`, with details."""
+    """Return the first clips of each reason in the catalog's order, at most `FILES_NAMED`, by path and with details."""
     if not rejections:
         return {}
-    first = _first(data.rows, rejections)
-    chosen = [as_numpy(table.column("at")) for table in first]
-    rows, place = np.unique(
-        np.concatenate([r.row[at] for r, at in zip(rejections, chosen, strict=True)]), return_index=True
-    )
-    paths = pa.concat_tables(first).column("path").take(pa.array(place)).combine_chunks()
-    few = data.rows.take(rows).replaced(path=paths)  # whose other texts alone are kept in memory
-    return {
-        r.reason.label: [
-            _explain(data, few, r.reason, int(np.searchsorted(rows, r.row[i])), int(r.row[i]), int(r.nearest[i]))
-            for i in at.tolist()
-        ]
-        for r, at in zip(rejections, chosen, strict=True)
-    }
-
-
-def _first(rows: CatalogRows, rejections: list[Rejection]) -> list[Any]:
-    """Return the first rows of each rejection by dataset and path as tables of path and index, reading all paths once."""
-    names = rows.dataset.dictionary.to_pylist()
-    rank = np.argsort(np.argsort(np.array(names, dtype=object)))[as_numpy(rows.dataset.indices)]
-    best = [
-        pa.table(
-            {"rank": pa.array([], pa.int64()), "path": pa.array([], pa.large_string()), "at": pa.array([], pa.int64())}
-        )
-    ]
-    best = best * len(rejections)
-    begin = 0
-    for paths in rows.chunks("path"):
-        for number, r in enumerate(rejections):
-            at = np.arange(*np.searchsorted(r.row, [begin, begin + len(paths)]))
-            own = r.row[at]
-            found = pa.table({"rank": rank[own], "path": paths.take(pa.array(own - begin)), "at": at})
-            best[number] = _smallest(best[number], found)
-        begin += len(paths)
-    return best
-
-
-def _smallest(best: Any, found: Any) -> Any:
-    """Return the first `FILES_NAMED` of two tables by rank and path."""
-    if len(best) == FILES_NAMED:  # most of millions of paths come after the last one of these
-        last_rank, last_path = (best.column(name)[FILES_NAMED - 1] for name in ("rank", "path"))
-        same = pc.and_(pc.equal(found.column("rank"), last_rank), pc.less(found.column("path"), last_path))
-        found = found.filter(pc.or_(pc.less(found.column("rank"), last_rank), same))
-    both = pa.concat_tables([best, found])
-    return both.take(pc.select_k_unstable(both, FILES_NAMED, [("rank", "ascending"), ("path", "ascending")]))
+    rows = np.unique(np.concatenate([r.row[:FILES_NAMED] for r in rejections]))
+    few = data.rows.take(rows)  # only their texts are read
+    by_reason = {}
+    for r in rejections:
+        first = zip(r.row[:FILES_NAMED].tolist(), r.nearest.tolist(), strict=False)
+        explained = [_explain(data, few, r.reason, int(np.searchsorted(rows, row)), row, near) for row, near in first]
+        by_reason[r.reason.label] = sorted(explained, key=lambda file: file["path"])
+    return by_reason
 
 
 def _explain(

@@ -231,7 +231,10 @@ class Catalog:
         self._check_ordinals(ordinal)
         alive = np.ones(len(ordinal), dtype=np.bool_)
         alive[self._retired(ordinal)] = False
-        live = self.all_rows() if alive.all() else Stored(self._stored.files, alive).rows()
+        live = self.all_rows()
+        if not alive.all():
+            live = Stored(self._stored.files, alive).rows()
+            vars(live)["ordinal"] = ordinal[alive]  # not read again
         integrity.check_one_row_per_uid(live, self.path)
         return live
 

@@ -31,3 +31,8 @@ def elementwise(compute: Callable[..., NDArray[Any]], *columns: NDArray[Any], dt
 
     for_each(len(result), fill)
     return result
+
+
+def taken(column: NDArray[Any], where: NDArray[np.int64]) -> NDArray[Any]:
+    """Return `column[where]`."""
+    return elementwise(column.__getitem__, where, dtype=column.dtype)

@@ -124,7 +124,7 @@ class Dataset:
 
     def rows_at(self, ordinals: I64) -> I64:
         """Return the indices into `rows` of live clips by ordinal; for millions much faster than by uid."""
-        return self._row_of_ordinal[ordinals]
+        return blocks.taken(self._row_of_ordinal, ordinals)
 
     @cached_property
     def _row_of_ordinal(self) -> I64:
@@ -194,7 +194,8 @@ class Dataset:
         """Return the clips to assign, a repeat as one element each, and the row of every element."""
         row, copy = _copies(self._showings, self.spec.datasets)
         r = self.rows
-        r.load("num_frames", "fps", "height", "width", "kind", "captioned", "readable")
+        of_groups = ("cut", "own_group") if self.spec.split else ()
+        r.load("num_frames", "fps", "height", "width", "kind", "captioned", "readable", *of_groups)
         held = np.zeros(len(r), dtype=np.bool_)
         if self.spec.split:  # the groups take all paths to compute
             held = assign.held_out(self.spec.seed, group_keys(r, self.spec.group), self.spec.split)
@@ -213,10 +214,11 @@ class Dataset:
 
     def _assign(self, epoch: int, clips: Clips, row: I64) -> Assignment:
         result = assign.assign(clips, self.table, seed=self.spec.seed, epoch=epoch)
-        chance = self._showings[row] - clips.copy
-        at = np.flatnonzero((chance < 1) & (result.reason == Reason.NONE))
-        drawn = passes(hash64(self.spec.seed, epoch, clips.uid[at], clips.copy[at], Purpose.SHARE), chance[at])
-        result.reason[at[~drawn]] = Reason.NOT_DRAWN
+        if any(d.repeats % 1 for d in self.spec.datasets):
+            chance = self._showings[row] - clips.copy
+            at = np.flatnonzero((chance < 1) & (result.reason == Reason.NONE))
+            drawn = passes(hash64(self.spec.seed, epoch, clips.uid[at], clips.copy[at], Purpose.SHARE), chance[at])
+            result.reason[at[~drawn]] = Reason.NOT_DRAWN
         self._last = (epoch, self.table, self.spec, result)
         return result
 
@@ -253,8 +255,8 @@ class Dataset:
         return self._entries(clips, row, result, where[: self.spec.max_held_out])
 
     def _entries(self, clips: Clips, row: I64, result: Assignment, where: I64) -> Samples:
-        ordinal, bucket = self.rows.ordinal[row[where]], result.bucket[where].astype(np.int64)
-        return Samples(clips.uid[where], clips.copy[where], ordinal, bucket)
+        ordinal, bucket = blocks.taken(self.rows.ordinal, row[where]), result.bucket[where].astype(np.int64)
+        return Samples(blocks.taken(clips.uid, where), clips.copy[where], ordinal, bucket)
 
     @cached_property
     def measured_ms(self) -> dict[str, float]:
@@ -336,9 +338,9 @@ class Dataset:
 
 def _copies(shown: F64, datasets: Sequence[DatasetConfig]) -> tuple[I64, I64]:
     """Return row and repeat number of every clip that an epoch may show; repeats of a clip are adjacent."""
+    if all(0 < d.repeats <= 1 for d in datasets):
+        return np.arange(len(shown)), np.zeros(len(shown), dtype=np.int64)
     times = np.ceil(shown).astype(np.int64)
-    if (times == 1).all():
-        return np.arange(len(times)), np.zeros(len(times), dtype=np.int64)
     if (total := int(times.sum())) > _MOST:
         raise UserError(
             f"an epoch would show {len(times)} clips {total} times in total, the maximum is {_MOST}",

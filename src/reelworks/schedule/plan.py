@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from reelworks.core import digests, hash_rng
+from reelworks.core import blocks, digests, hash_rng
 from reelworks.core.hash_rng import Purpose
 from reelworks.schedule.micro_batches import cut_micro_batches, group_into_steps, merge_into_larger
 
@@ -122,14 +122,19 @@ class EpochPlan:
         columns: I64 = self.rows[row]
         return columns[columns >= 0]
 
-    def counted(self, places: NDArray[np.bool_]) -> I64:
-        """Return how many places of each micro-batch are True in a mask of places."""
-        before = np.concatenate([[0], np.cumsum(places)]).astype(np.int64)
-        return np.diff(before[self.offsets])
+    @cached_property
+    def real_clips(self) -> I64:
+        """Number of clips of each micro-batch that count in the loss."""
+        return self._counted(self.real)
 
+    @cached_property
     def own_clips(self) -> I64:
-        """Return the number of clips of each micro-batch, without copies and repeats that fill it."""
-        return self.counted(self.is_first_use)
+        """Number of clips of each micro-batch, without copies and repeats that fill it."""
+        return self._counted(self.is_first_use)
+
+    def _counted(self, places: NDArray[np.bool_]) -> I64:
+        before = np.concatenate([[0], np.cumsum(places)])
+        return np.diff(before[self.offsets])
 
     def planned_in(self, row: int) -> int:
         """Return the number of clips that a row trains, each counted once."""
@@ -206,7 +211,7 @@ def plan_epoch(entries: Samples, spec: PlanSpec, epoch: int) -> EpochPlan:
         seed=spec.seed,
         epoch=epoch,
     )
-    bucket = entries.bucket[order]
+    bucket = blocks.taken(entries.bucket, order)
     if spec.incomplete_batch == "merge":
         moved, bucket = merge_into_larger(bucket, spec.batch_sizes, spec.merge_to)
         order = order[moved]
@@ -225,9 +230,9 @@ def plan_epoch(entries: Samples, spec: PlanSpec, epoch: int) -> EpochPlan:
         window=None if windows is None else windows[order[cuts.offsets[:-1]]],
     )
     return EpochPlan(
-        uid=entries.uid[order],
-        copy=entries.copy[order],
-        ordinal=entries.ordinal[order],
+        uid=blocks.taken(entries.uid, order),
+        copy=blocks.taken(entries.copy, order),
+        ordinal=blocks.taken(entries.ordinal, order),
         bucket=bucket,
         repeat_index=repeat_index,
         offsets=cuts.offsets,
