@@ -30,6 +30,7 @@ SERVER.set_forkserver_preload(
         "bitsandbytes",
         "prodigyopt",
         "schedulefree",
+        "came_pytorch",
         "diffusers.models.transformers.transformer_flux",
         "diffusers.models.transformers.transformer_wan",
         "numpy.ma",

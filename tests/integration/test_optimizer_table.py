@@ -12,6 +12,7 @@ from reelworks.distributed.layout import Layout
 from reelworks.train import optimizer_names
 from reelworks.train.optimizer_names import OPTIMIZERS
 
+RATES = {"prodigy": 1.0, "came": 1e-4}
 LAYOUTS = {"replicated": Layout(4, 1), "fsdp": Layout(1, 4), "hsdp": Layout(2, 2)}
 
 
@@ -58,8 +59,7 @@ def _steps(name: str, layout: Layout, compute: Any, world: Any) -> str:
 
     denoiser = contract.build("stdit3-tiny", compute=compute)
     mesh.shard(denoiser.module, denoiser.sharding().blocks, denoiser.contract, world, layout)
-    rate = 1.0 if name == "prodigy" else 1e-3
-    keys = {"max_steps": 9, "optimizer": name, "learning_rate": rate}
+    keys = {"max_steps": 9, "optimizer": name, "learning_rate": RATES.get(name, 1e-3)}
     state = TrainState.start(denoiser, TrainConfig.model_validate(keys))
     inputs: DenoiserInputs = contract.example(contract.shapes("stdit3-tiny")[0], "stdit3-tiny", batch=1)
     losses = []

@@ -19,14 +19,18 @@ class Optimizer:
         defaults: Default values of `[train]` that differ with this optimizer.
         lacks: Keys of `[train]` that it does not have.
         package: Its package on PyPI; None for an optimizer of torch.
+        module: Name under which the package is imported, if it differs.
         whole: Why each rank must hold whole weights; empty if the optimizer works on shards.
     """
 
     defaults: Mapping[str, Any] = field(default_factory=dict)
     lacks: tuple[str, ...] = ()
     package: str | None = None
+    module: str | None = None
     whole: str = ""
 
+
+_ROWS_AND_COLUMNS = "it keeps statistics of whole rows and columns"
 
 OPTIMIZERS = {
     "adamw": Optimizer(),
@@ -37,9 +41,8 @@ OPTIMIZERS = {
     "prodigy": Optimizer(
         defaults={"learning_rate": 1.0}, package="prodigyopt", whole="it computes its rate from norms over all weights"
     ),
-    "adafactor": Optimizer(
-        defaults={"learning_rate": 1e-2}, lacks=("betas", "eps"), whole="it keeps statistics of whole rows and columns"
-    ),
+    "adafactor": Optimizer(defaults={"learning_rate": 1e-2}, lacks=("betas", "eps"), whole=_ROWS_AND_COLUMNS),
+    "came": Optimizer(lacks=("eps",), package="came-pytorch", module="came_pytorch", whole=_ROWS_AND_COLUMNS),
 }
 
 _LACKED_BY_SOME = {key for optimizer in OPTIMIZERS.values() for key in optimizer.lacks}
@@ -65,7 +68,7 @@ def complete(values: dict[str, Any]) -> dict[str, Any]:
 def require_installed(name: str) -> None:
     """Check that the optimizer's package is installed."""
     package = OPTIMIZERS[name].package
-    if package is not None and importlib.util.find_spec(package) is None:
+    if package is not None and importlib.util.find_spec(OPTIMIZERS[name].module or package) is None:
         raise UserError(
             f"it is in the package {package}, which is not installed",
             code="optimizer-package-missing",

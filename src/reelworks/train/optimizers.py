@@ -20,6 +20,7 @@ from reelworks.train.config import TrainConfig
 
 # Values that Prodigy and schedule-free AdamW compute over all weights; they store them in their parameter groups.
 _FOUND = ("d", "d_max", "d_numerator", "k", "weight_sum", "lr_max")
+_CAME_INSTABILITY_BETA = 0.9999  # the default of its authors
 
 
 class _Part(NamedTuple):
@@ -335,6 +336,23 @@ def _adafactor(config: TrainConfig, inner: list[nn.Parameter], others: list[nn.P
     return [_Part(optimizer, begin)]
 
 
+def _came(config: TrainConfig, inner: list[nn.Parameter], others: list[nn.Parameter]) -> list[_Part]:
+    library: Any = importlib.import_module("came_pytorch")
+    assert config.betas is not None
+
+    def begin(_: int, p: Tensor) -> dict[str, Any]:
+        state = {"step": 0, "RMS": torch.zeros((), device=p.device), "exp_avg": torch.zeros_like(p)}
+        if p.dim() < 2:
+            return {**state, "exp_avg_sq": torch.zeros_like(p)}
+        rows = {f"exp_avg_{kind}_row": torch.zeros_like(p[..., 0]) for kind in ("sq", "res")}
+        columns = {f"exp_avg_{kind}_col": torch.zeros_like(p[..., 0, :]) for kind in ("sq", "res")}
+        return {**state, **rows, **columns}
+
+    betas = (*config.betas, _CAME_INSTABILITY_BETA)
+    settings = {"lr": config.learning_rate, "betas": betas, "weight_decay": config.weight_decay}
+    return [_Part(library.CAME([*inner, *others], **settings), begin)]
+
+
 def _settings(config: TrainConfig) -> dict[str, Any]:
     assert config.betas is not None
     return {
@@ -351,5 +369,6 @@ _PARTS = {
     "muon": _muon,
     "prodigy": _prodigy,
     "adafactor": _adafactor,
+    "came": _came,
     "schedulefree": _schedulefree,
 }

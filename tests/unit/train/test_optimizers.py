@@ -215,6 +215,7 @@ def recipe(name: str, **keys: object) -> Recipe:
         ("muon", 4, 5),
         ("prodigy", 16, 16),
         ("adafactor", 0, 0.5),
+        ("came", 4, 4.5),
     ],
 )
 def test_memory_is_told_before_it_is_taken(name: str, least: float, most: float) -> None:
