@@ -78,7 +78,10 @@ def told(run: Path, field: str) -> list[float]:
     "name",
     [
         "prodigy",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("adamw8bit", "muon", "adafactor", "came", "schedulefree")),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("adamw8bit", "muon", "adafactor", "came", "schedulefree")
+        ),
     ],
 )
 def test_a_killed_run_ends_as_the_uninterrupted_one(bare, tmp_path, name):

@@ -42,7 +42,10 @@ class TrainConfig(Config):
     )
     final_learning_rate: float = Field(0.0, ge=0, description="rate at max_steps, to which linear and cosine fall")
     warmup_steps: int = Field(0, ge=0, description="steps of linear warm-up")
-    betas: list[float] | None = Field([0.9, 0.99], description="coefficients of AdamW and Prodigy, and the first two of CAME, whose third is 0.9999; Adafactor has none")
+    betas: list[float] | None = Field(
+        [0.9, 0.99],
+        description="coefficients of AdamW and Prodigy, and the first two of CAME, whose third is 0.9999; Adafactor has none",
+    )
     # As in v1.2: bfloat16 gradients are far below the usual 1e-8.
     eps: float | None = Field(1e-15, gt=0, description="epsilon of AdamW and Prodigy; Adafactor has its own")
     weight_decay: float = Field(0.0, ge=0, description="decoupled from the gradient")
