@@ -17,8 +17,9 @@ class ExitCode(enum.IntEnum):
             learn; or an unexpected error occurred, which prints a traceback.
         BAD_INPUT: An error that you can fix: a mistake on the command line, in the recipe or in the data, or a full
             disk. The message tells what is wrong and how to fix it.
-        REQUEUE: A signal asked `train` to save and exit, and it did. The same command resumes.
-        INTERRUPTED: Ctrl-C ended the command, without a save.
+        REQUEUE: A signal or Ctrl-C asked `train` to save and exit, and it did. The same command resumes.
+        INTERRUPTED: Ctrl-C ended the command without a save: another command than `train`, `train` before its first
+            step, or pressed twice.
     """
 
     DONE = 0

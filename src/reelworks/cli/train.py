@@ -72,7 +72,8 @@ def train(
     keys with both values), and how many clips are planned or left out, by reason. Epochs for which keep_prob draws no
     clip are reported and skipped.
 
-    SIGTERM and SIGUSR1 save after the current step and one more, and end with code 75; a second signal changes nothing.
+    Ctrl-C, SIGTERM and SIGUSR1 save after the current step and one more, and end with code 75. A second Ctrl-C leaves at
+    once, without a save; a second signal of another kind changes nothing.
     A save that fails during training is a warning; one that fails at the end or on a signal is an error. A preview that
     cannot be written is a warning, and so is one that does not fit into memory, unless several processes train.
     """

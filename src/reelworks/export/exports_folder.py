@@ -6,6 +6,7 @@ Runs cannot resume from them. Only files that this rule wrote are deleted, known
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -23,6 +24,11 @@ _KEPT_BY = ("kept_by", "exports.keep_last")
 _NAME = re.compile(
     r"(step-\d{9,})-(ema|model)(-lora-(?:diffusers|comfyui|kohya))?(-transformer(?:_2)?)?(-\d{5}-of-\d{5})?\.safetensors"
 )
+_USES = {
+    "-lora-diffusers": 'for diffusers, pipe.load_lora_weights("{file}")',
+    "-lora-comfyui": "for ComfyUI, copy it to models/loras and load it with the node Load LoRA",
+    "-lora-kohya": "for Forge and kohya's scripts, copy it to models/Lora",
+}
 _LEFTOVER = re.compile(rf"\.{_NAME.pattern}\.[0-9a-f]{{8}}\.tmp")
 
 
@@ -55,6 +61,15 @@ def write(run: RunFolder, checkpoint: Path, config: ExportsConfig, *, step: int,
             written += lora.files(target) if lora else [target]
         _retire(run.exports_folder, weights, step, config.keep_last)
     return written
+
+
+def how_to_use(files: Sequence[Path]) -> list[str]:
+    """Return a line for each file that `write` has written: where it lies, and how other programs load it."""
+    lines = []
+    for file in files:
+        form = (match := _NAME.fullmatch(file.name)) and match[3]
+        lines.append(f"{file}: {_USES[form].format(file=file)}" if form else f"{file}: the network's weights")
+    return lines
 
 
 def _about(run: RunFolder, config: ExportsConfig, step: int, epoch: int) -> dict[str, str] | None:

@@ -18,7 +18,7 @@ from reelworks.checkpoint.manifest import BadCheckpoint
 from reelworks.checkpoint.mirror.mirror import Mirror
 from reelworks.checkpoint.policy import rank_best
 from reelworks.checkpoint.save import DiskFull, Saved, SaveFailed
-from reelworks.core import files, storage
+from reelworks.core import files, storage, units
 from reelworks.core.errors import UserError, first_few
 from reelworks.core.log import logger
 from reelworks.data.position import DataPosition
@@ -121,6 +121,7 @@ class CheckpointManager:
         self._retry_at: float | None = None  # time to repeat a failed save
         self._has_warned_of_grace = False
         self._step_seconds = 0.0
+        self.exported: list[Path] = []  # files of the latest export of this start, on rank 0
 
     def epochs_in_use(self) -> set[tuple[int, int]]:
         """Return data_restarts and epoch of the position in each checkpoint, without damaged ones."""
@@ -280,6 +281,7 @@ class CheckpointManager:
         self._retry_at = None
         step, name = saved.info.step, saved.info.path.name
         self._log.event("checkpoint", step=step, name=name, bytes=saved.bytes, seconds=saved.seconds)
+        logger.info("saved step %d: %s, %.1f s", step, units.format_bytes(saved.bytes), saved.seconds)
         if self._world.is_main:
             if self._mirror is not None:
                 self._mirror.offer(step)
@@ -317,6 +319,7 @@ class CheckpointManager:
         except UserError as error:
             logger.warning(error)
         else:
+            self.exported = written or self.exported
             for file in written:
                 self._log.event("export", step=step, name=file.name)
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from reelworks.analysis import compiled_graphs
 from reelworks.catalog.scan import ScanProgress
@@ -25,6 +26,7 @@ from reelworks.distributed import layout, mesh
 from reelworks.encoders import stored_batches
 from reelworks.encoders.encode_worker import Progress
 from reelworks.encoders.stored_batches import StoredLatents
+from reelworks.export import exports_folder
 from reelworks.generate.pipeline import GenerateOptions
 from reelworks.media.decode_pool import DecodePool
 from reelworks.models import attention
@@ -370,6 +372,10 @@ class Trainer:
     def _stop(self, position: DataPosition, reason: str) -> str:
         self._profiler.close(position.global_step)
         self._log.event("stop", step=position.global_step, reason=reason)
+        if reason == "signal":
+            logger.info("stopped after step %d; the same command goes on", position.global_step)
+        for line in exports_folder.how_to_use(self._checkpoints.exported) if reason == "finished" else ():
+            logger.info(line)
         return reason
 
     def _require_few_failures(self, position: DataPosition) -> None:
@@ -418,9 +424,18 @@ def _is_due(every_steps: int | None, step: int) -> bool:
 
 @contextmanager
 def _stop_signals() -> Iterator[list[int]]:
-    """Yield a list that receives each SIGTERM and SIGUSR1; a scheduler and a launcher may both send one."""
+    """Yield a list that receives each SIGTERM, SIGUSR1 and the first Ctrl-C; a second one does what it usually does."""
     received: list[int] = []
-    former = {s: signal.signal(s, lambda number, _: received.append(number)) for s in (signal.SIGTERM, signal.SIGUSR1)}
+    former: dict[int, Any] = {}
+
+    def receive(number: int, _frame: object) -> None:
+        received.append(number)
+        if number == signal.SIGINT:
+            logger.info("Ctrl-C: saves after the next step and leaves; press it again to leave at once without a save")
+            signal.signal(number, former[number])
+
+    for each in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+        former[each] = signal.signal(each, receive)
     try:
         yield received
     finally:

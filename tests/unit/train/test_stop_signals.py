@@ -1,0 +1,35 @@
+"""Signals that end training: the first ones ask for a save, and a second Ctrl-C is obeyed at once."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+
+import pytest
+
+from reelworks.train import trainer
+
+
+def test_the_first_ctrl_c_is_received_and_told_and_the_second_interrupts(caplog):
+    before = signal.getsignal(signal.SIGINT)
+    with caplog.at_level(logging.INFO, "reelworks"), trainer._stop_signals() as received:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert received == [signal.SIGINT]
+        assert "press it again to leave at once" in caplog.text
+        with pytest.raises(KeyboardInterrupt):
+            _kill_and_wait(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) == before
+
+
+def test_a_second_signal_of_a_scheduler_changes_nothing():
+    with trainer._stop_signals() as received:
+        for _ in range(2):
+            _kill_and_wait(signal.SIGTERM)
+    assert received == [signal.SIGTERM] * 2
+
+
+def _kill_and_wait(number: int) -> None:
+    os.kill(os.getpid(), number)
+    time.sleep(0.01)
