@@ -213,3 +213,32 @@ def test_the_recipe_that_comes_with_the_project_is_what_the_verb_writes():
     lines = quickstart.with_setting(lines, Line(f"[{first.table}]", first.key, first.value, first.why))
     text = toml_writer.write(f"A LoRA of {PLACEHOLDER.to_text()} on wan-2.1-1.3b.", lines)
     assert (RECIPES / "lora-20-pictures.toml").read_text() == text
+
+
+def test_a_few_thumbnails_do_not_make_all_small_and_are_named() -> None:
+    """The bulk chooses the size of pictures and of clips, and those below it are told with what becomes of them."""
+    pictures = np.array([[1200, 1500]] * 20 + [[96, 128]] * 3)
+    clips = np.array([[81, 480, 854]] * 8 + [[81, 144, 256]] * 2)
+    few, all_ = (
+        FolderSurvey(
+            p, v, len(p) + len(v), 0, 0, tuple(f"p{i:02}" for i in range(len(p))), tuple(f"v{i}" for i in range(len(v)))
+        )
+        for p, v in ((pictures[:20], clips[:8]), (pictures, clips))
+    )
+    preset = "wan-2.1-1.3b"
+    sizes = [
+        [
+            line.value
+            for line in quickstart.lora_table(preset, [DatasetConfig(path="p")], found, "word")
+            if line.key == "resolution"
+        ]
+        for found in (few, all_)
+    ]
+    assert sizes[0] == sizes[1]
+    known = quickstart.registry.release_of(preset)
+    assert quickstart._small_ones(preset, known, few) == []
+    of_pictures, of_clips = quickstart._small_ones(preset, known, all_)
+    assert of_pictures.startswith("3 of 23 pictures are smaller than")
+    assert of_pictures.endswith("p20 (128 × 96), p21 (128 × 96), p22 (128 × 96)")
+    assert of_clips.startswith("2 of 10 clips are smaller than")
+    assert of_clips.endswith("v8 (256 × 144), v9 (256 × 144)")

@@ -81,6 +81,8 @@ def lora(
             value=str(path),
             remedy="give --force to overwrite it, or another name with -o",
         )
+    if not json:
+        _announce(data or [], model)
     from reelworks.quickstart.quickstart import QuickstartOptions
     from reelworks.train.preflight.estimate import ASSUMED_TFLOPS
 
@@ -123,10 +125,17 @@ def recipe_for(
             remedy="run `reelworks new lora` first and train its recipe, or use --nproc-per-node",
         )
     else:
+        _announce(data, model)
         from reelworks.quickstart.quickstart import QuickstartOptions
 
         write(path, QuickstartOptions(model, tuple(data), vram, trigger, weights))
     return path
+
+
+def _announce(data: list[Path], model: str) -> None:
+    """Say what takes the next seconds, before the libraries are loaded, which takes some of them."""
+    read = f"reading {', '.join(map(str, data))}, and " if data else ""
+    show.line(f"{read}computing the memory that {model} takes, without its weights ...")
 
 
 def write(path: Path, options: QuickstartOptions, *, json: bool = False) -> None:

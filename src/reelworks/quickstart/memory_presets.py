@@ -82,12 +82,12 @@ def choose(recipe: Recipe, vram_bytes: int | None) -> MemoryPlan:
         # The full estimate is slow: skip it if the recipe does not fit even without activations.
         result = search.estimate(recipe) if need <= vram_bytes else None
         need = need if result is None else result.memory.total
+        if result is not None and need <= vram_bytes:
+            return MemoryPlan(recipe, tuple(taken), result, True, tuple(taken.values()))
         # One that saves nothing now may do so later: stored latents need the text encoder or the network at a time.
         tier = next((each for each in waiting if search.saves(recipe, each)), None)
-        if need <= vram_bytes or tier is None:
-            result = result or search.estimate(recipe)
-            fits = result.memory.total <= vram_bytes
-            return MemoryPlan(recipe, tuple(taken), result, fits, tuple(taken.values()))
+        if tier is None:
+            return MemoryPlan(recipe, tuple(taken), result or search.estimate(recipe), False, tuple(taken.values()))
         waiting.remove(tier)
         replaced = ((tier.table, tier.key), tier.without)
         taken = {old: size for old, size in taken.items() if (old.table, old.key) not in replaced}
@@ -99,12 +99,22 @@ class _Search:
     """Estimates of recipes that differ in few settings, with caches of built networks and their passes."""
 
     def __init__(self) -> None:
-        self._networks: dict[str, Denoiser] = {}
+        self._networks: list[tuple[Recipe, Denoiser]] = []
+        self._held: dict[str, int] = {}
         self._passes: dict[str, dict[str, Pass]] = {}
 
     def held(self, recipe: Recipe) -> int:
         """Return the bytes on the GPU without activations."""
-        return estimate.memory_without_activations(recipe, self._network(recipe)).total
+        key = recipe.model_dump_json(exclude={"model": {"gradient_checkpointing"}, "buckets": True})
+        if key not in self._held:
+            self._held[key] = self._measure(recipe)
+        return self._held[key]
+
+    def _measure(self, recipe: Recipe) -> int:
+        # Checkpointing changes nothing here, so that a network with another setting of it serves as well.
+        return estimate.memory_without_activations(
+            recipe, self._network(recipe, ignored="gradient_checkpointing")
+        ).total
 
     def estimate(self, recipe: Recipe) -> Estimate:
         network, buckets = self._network(recipe), bucket_table(recipe)
@@ -120,11 +130,18 @@ class _Search:
             return False
         return tier.passing or self.held(_with(recipe, tier)) < self.held(recipe)
 
-    def _network(self, recipe: Recipe) -> Denoiser:
-        key = recipe.model_dump_json(include={"model", "lora"})
-        if key not in self._networks:
-            self._networks[key] = estimate.network(recipe)
-        return self._networks[key]
+    def _network(self, recipe: Recipe, ignored: str | None = None) -> Denoiser:
+        """Return the network of a recipe, or one already built for a recipe that differs in an ignored model setting."""
+        wanted = _network_key(recipe, ignored)
+        for built_for, network in self._networks:
+            if _network_key(built_for, ignored) == wanted:
+                return network
+        self._networks.append((recipe, estimate.network(recipe)))
+        return self._networks[-1][1]
+
+
+def _network_key(recipe: Recipe, ignored: str | None) -> str:
+    return recipe.model_dump_json(include={"model", "lora"}, exclude={"model": {ignored}} if ignored else None)
 
 
 def bucket_table(recipe: Recipe) -> BucketTable:

@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -39,7 +39,8 @@ from reelworks.train.preflight.estimate import ASSUMED_TFLOPS
 
 _SIDES = (64, 128, 256, 384, 512, 640, 768, 1024)
 _LINES = (64, 144, 240, 360, 480, 720)
-_MOST_FILL = 0.9  # share of clips that must fill the chosen size; the rest is enlarged
+_BULK = 2 / 3  # share of clips that must fill the chosen size; the rest is enlarged
+_SMALL_NAMED = 5
 _MOST_LENGTHS = 3
 _SHOWINGS = 2000  # for 20 pictures, 100 each
 _SMALL_CLIPS = 4  # largest micro-batch of pictures
@@ -114,29 +115,24 @@ def _captions(dataset: DatasetConfig, found: FolderSurvey, trigger: str | None) 
 
 
 def _buckets(preset: str, known: Release, found: FolderSurvey) -> list[Line]:
-    size = min(_SMALL_CLIPS, found.clips)
+    batch_size = min(_SMALL_CLIPS, found.clips)
     lines = [
-        Line("[buckets]", "batch_size", size, "buckets of fewer are trained as smaller batches"),
+        Line("[buckets]", "batch_size", batch_size, "buckets of fewer are trained as smaller batches"),
         Line("[buckets]", "upscale", True, "few pictures: take small ones too"),
     ]
-    autoencoder = AutoencoderConfig()
-    if registry.PRESETS[preset].release:
-        autoencoder = AutoencoderConfig(name=registry.PRESETS[preset].parts.autoencoder, weights=preset)
-    geometry = components.geometry(ModelConfig(name=preset), autoencoder)
+    geometry = _geometry(preset)
     if len(found.pictures):
-        steps = Ladder.from_steps([side for side in _SIDES if side <= known.side], BucketsConfig(), geometry)
-        resolution, why = _resolution(steps, found.pictures, "pictures")
-        lines += [Line("[[bucket]]", "resolution", resolution, why), Line("[[bucket]]", "num_frames", 1)]
+        size = _picture_size(preset, known, found)
+        lines += [Line("[[bucket]]", "resolution", size.resolution, size.why), Line("[[bucket]]", "num_frames", 1)]
     if len(found.videos):
         _require_clips(preset, known, len(found.videos))
-        steps = Ladder.from_steps([f"{n}p" for n in _LINES if n <= known.lines], BucketsConfig(), geometry)
-        resolution, why = _resolution(steps, found.videos[:, 1:], "clips")
+        size = _video_size(preset, known, found)
         frames = found.videos[:, 0]
         length_why = f"the clips have {frames.min()} to {frames.max()} frames"
         if (rate := registry.PRESETS[preset].fps) is not None:
             length_why += f" at {rate:g} fps"
         lines += [
-            Line("[[bucket]]", "resolution", resolution, why, 1),
+            Line("[[bucket]]", "resolution", size.resolution, size.why, 1),
             Line("[[bucket]]", "num_frames", _lengths(frames, geometry, known.num_frames), length_why, 1),
             Line("[[bucket]]", "batch_size", 1, "clips take much more memory than pictures", 1),
         ]
@@ -155,14 +151,63 @@ def _require_clips(preset: str, known: Release, clips: int) -> None:
         )
 
 
-def _resolution(steps: Ladder, sizes: NDArray[np.int64], noun: str) -> tuple[str, str]:
-    """Return the largest resolution that most clips fill, or else the lowest, and the reason."""
-    highest = steps.highest(sizes[:, 0], sizes[:, 1])
-    reach = [float((highest >= rung).mean()) for rung in range(len(steps.names))]
-    chosen = max((rung for rung, share in enumerate(reach) if share >= _MOST_FILL), default=0)
-    who = "all" if reach[chosen] == 1 else f"{reach[chosen]:.0%} of the"
-    last = ", and the model was released for it" if chosen == len(reach) - 1 else "; the next larger fewer do"
-    return steps.names[chosen], f"{who} {noun} fill it{last}"
+def _geometry(preset: str) -> Geometry:
+    autoencoder = AutoencoderConfig()
+    if registry.PRESETS[preset].release:
+        autoencoder = AutoencoderConfig(name=registry.PRESETS[preset].parts.autoencoder, weights=preset)
+    return components.geometry(ModelConfig(name=preset), autoencoder)
+
+
+class _Size(NamedTuple):
+    """A size for clips or pictures, the reason for it, and the mask of those that are smaller."""
+
+    resolution: str
+    why: str
+    small: NDArray[np.bool_]
+
+    @classmethod
+    def of_bulk(cls, steps: Ladder, sizes: NDArray[np.int64], noun: str) -> _Size:
+        """Choose the largest size that the bulk of heights and widths fills: few thumbnails must not make all small."""
+        highest = steps.highest(sizes[:, 0], sizes[:, 1])
+        reach = [float((highest >= rung).mean()) for rung in range(len(steps.names))]
+        chosen = max((rung for rung, share in enumerate(reach) if share >= _BULK), default=0)
+        who = "all" if reach[chosen] == 1 else f"{reach[chosen]:.0%} of the"
+        last = ", and the model was released for it" if chosen == len(reach) - 1 else "; the next larger fewer do"
+        return cls(steps.names[chosen], f"{who} {noun} fill it{last}", highest < chosen)
+
+    def remark(self, names: Sequence[str], sizes: NDArray[np.int64], noun: str) -> list[str]:
+        """Name the smaller ones, with their heights and widths, for people; nothing if there are none."""
+        small = sorted(np.flatnonzero(self.small).tolist(), key=names.__getitem__)
+        if not small:
+            return []
+        named = [f"{names[i]} ({sizes[i, 1]} × {sizes[i, 0]})" for i in small[:_SMALL_NAMED]]
+        named += [f"{len(small) - len(named)} more"] * (len(small) > len(named))
+        verb = "is" if len(small) == 1 else "are"
+        return [
+            f"{len(small)} of {len(sizes)} {noun} {verb} smaller than {self.resolution} or of another shape and will be "
+            f"enlarged or cropped, and the model learns their blur; replace or remove them if it should not: "
+            + ", ".join(named)
+        ]
+
+
+def _picture_size(preset: str, known: Release, found: FolderSurvey) -> _Size:
+    sides = [side for side in _SIDES if side <= known.side]
+    return _Size.of_bulk(Ladder.from_steps(sides, BucketsConfig(), _geometry(preset)), found.pictures, "pictures")
+
+
+def _video_size(preset: str, known: Release, found: FolderSurvey) -> _Size:
+    lines = [f"{n}p" for n in _LINES if n <= known.lines]
+    return _Size.of_bulk(Ladder.from_steps(lines, BucketsConfig(), _geometry(preset)), found.videos[:, 1:], "clips")
+
+
+def _small_ones(preset: str, known: Release, found: FolderSurvey) -> list[str]:
+    """Return remarks on pictures and clips that are smaller than the size of the others."""
+    remarks = []
+    if len(found.pictures):
+        remarks += _picture_size(preset, known, found).remark(found.picture_names, found.pictures, "pictures")
+    if len(found.videos):
+        remarks += _video_size(preset, known, found).remark(found.video_names, found.videos[:, 1:], "clips")
+    return remarks
 
 
 def _lengths(frames: NDArray[np.int64], geometry: Geometry, most: int) -> list[int]:
@@ -343,6 +388,8 @@ def lora(
         scan.scan_sources(sources, catalog, workers=os.cpu_count() or 1, on_progress=on_progress)
         found = survey.survey(Catalog.open(catalog).live(), datasets, wishes.trigger, registry.PRESETS[preset].fps)
     lines = lora_table(preset, datasets, found, wishes.trigger, wishes.weights)
+    if wishes.folders:
+        remarks += _small_ones(preset, registry.release_of(preset), found)
     drafted = _read(lines, path)
     choice = memory_presets.choose(drafted, _vram_bytes(wishes.vram_gb))
     if choice.fits is False:

@@ -29,6 +29,8 @@ class FolderSurvey:
     showings: int  # clips of an epoch, including repeats
     uncaptioned: int = 0  # clips without a caption of their own
     triggered: int = 0  # captions that already contain the trigger word
+    picture_names: tuple[str, ...] = ()
+    video_names: tuple[str, ...] = ()
 
     @property
     def clips(self) -> int:
@@ -67,7 +69,8 @@ def survey(
     triggered = pc.sum(pc.match_substring(captions, trigger)).as_py() if trigger else 0
     uncaptioned = pc.sum(pc.equal(captions, "")).as_py()
     showings = round(row_repeats[rows.readable].sum())
-    return FolderSurvey(sizes[~video][:, 1:], sizes[video], showings, uncaptioned or 0, triggered or 0)
+    names = (tuple(good.labels(np.flatnonzero(of_kind))) for of_kind in (~video, video))
+    return FolderSurvey(sizes[~video][:, 1:], sizes[video], showings, uncaptioned or 0, triggered or 0, *names)
 
 
 _KOHYA = re.compile(r"([1-9][0-9]*)_(.+)")

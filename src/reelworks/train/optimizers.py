@@ -158,10 +158,12 @@ class ShardedOptimizer:
 def matrices(module: nn.Module, blocks: Sequence[nn.Module]) -> set[str]:
     """Return the names of the weights of linear layers within blocks."""
     weights = {
-        id(layer.weight)
+        id(parameter)
         for block in blocks
         for layer in block.modules()
-        if isinstance(layer, nn.Linear) and layer.weight.ndim == 2
+        if isinstance(layer, nn.Linear)  # a frozen one may have no such parameter
+        for name, parameter in layer.named_parameters(recurse=False)
+        if name == "weight" and parameter.ndim == 2
     }
     return {name for name, parameter in module.named_parameters() if id(parameter) in weights}
 

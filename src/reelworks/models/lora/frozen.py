@@ -115,6 +115,8 @@ class QuantizedLinear(nn.Linear):
     def widened(self, dtype: torch.dtype) -> Tensor:
         """Return the weight in a dtype."""
         shape = (self.out_features, self.in_features)
+        if self.codes.is_meta:  # networks whose memory is estimated are asked for their weights often
+            return torch.empty(shape, dtype=dtype, device="meta")
         return dequantize(Quantized(self.codes, self.scale), self.format, shape, dtype)
 
     def forward(self, input: Tensor) -> Tensor:
