@@ -20,14 +20,21 @@ class BucketEntryConfig(Config):
     """One `[[bucket]]`: a resolution crossed with frame counts."""
 
     resolution: str = Field(
-        description='"480p" (480 lines at 16:9), "512px" (512 × 512 pixels in total), or one size as "480x854" '
-        "(height x width)"
+        description='"480p" (480 lines at 16:9), "512px" (512 × 512 pixels in total), one size as "480x854" '
+        "(height x width); 512 is read as 512px"
     )
     num_frames: int | list[int] = Field(description="frame counts; 1 takes pictures, all others take videos")
     batch_size: int | list[int] | Literal["auto"] | None = Field(
         None, description='clips per micro-batch on one GPU; "auto": as `buckets.tuned` has measured'
     )
     keep_prob: float | list[float] = Field(1.0, description="chance that a fitting clip is assigned here")
+
+    @field_validator("resolution", mode="before")
+    @classmethod
+    def _side(cls, value: Any) -> Any:
+        """Take a number as the side of a square, as other trainers write it."""
+        is_side = isinstance(value, str | int) and not isinstance(value, bool) and str(value).isdecimal()
+        return f"{value}px" if is_side else value
 
     @model_validator(mode="after")
     def _check(self) -> BucketEntryConfig:

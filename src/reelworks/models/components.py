@@ -22,7 +22,7 @@ CHUNK_FRAMES = 17  # that the autoencoder of Open-Sora v1.2 encodes at a time
 
 def family_config(model: ModelConfig) -> FamilyConfig:
     """Return the sizes of a model's preset; an unknown name is refused."""
-    require_known("model.name", model.name, registry.PRESETS)
+    registry.require(model.name)
     return registry.PRESETS[model.name].config
 
 

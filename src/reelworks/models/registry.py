@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -65,18 +66,70 @@ def load_network(family: Family) -> FamilyNetwork:
     return network
 
 
+def find(name: str) -> str | None:
+    """Return the preset that a name means: its own or a short name, in any spelling, or the hub id of its weights."""
+    if name in PRESETS:
+        return name
+    meant = {_plain(short): preset for short, preset in SHORT_NAMES.items()} | {_plain(p): p for p in PRESETS}
+    for preset, known in PRESETS.items():
+        if known.release is not None and known.release.weights is not None:
+            address = known.release.weights.removesuffix("-Diffusers")
+            meant |= {_plain(address): preset, _plain(address.rpartition("/")[2]): preset}
+    return meant.get(_plain(name.removesuffix("-Diffusers")))
+
+
 def preset_name(name: str) -> str:
-    """Return the preset of a name, which is the preset's own or a short one; an unknown name is refused."""
-    preset = SHORT_NAMES.get(name, name)
-    if preset not in PRESETS:
-        raise UserError(
-            "there is no such model",
-            code="unknown-model",
-            field="--model",
-            value=name,
-            remedy=nearest(name, {*PRESETS, *SHORT_NAMES}),
-        )
+    """Return the preset that a name on the command line means, as `find` does; a name of no model is refused."""
+    preset = find(name)
+    if preset is None:
+        raise _unknown(name, "--model")
     return preset
+
+
+def require(name: str) -> None:
+    """Refuse a name in a recipe that is not a preset's own, on which identities of runs depend."""
+    if name not in PRESETS:
+        raise _unknown(name, "model.name")
+
+
+def _unknown(name: str, field: str) -> UserError:
+    if (preset := find(name)) is not None:
+        remedy = f'write "{preset}"'
+        problem = "recipes name models by their presets"
+        return UserError(problem, code="unknown-model", field=field, value=name, remedy=remedy)
+    elsewhere = next((model for start, model in _NOT_HERE.items() if _plain(name).startswith(start)), None)
+    if elsewhere is None:
+        remedy, problem = nearest(name, {*PRESETS, *SHORT_NAMES}), "there is no such model"
+    else:
+        problem = f"{elsewhere} cannot be trained here"
+        remedy = "choose one of these: " + ", ".join(name for name, known in PRESETS.items() if known.release)
+    return UserError(problem, code="unknown-model", field=field, value=name, remedy=remedy)
+
+
+def _plain(name: str) -> str:
+    """Return a name as people spell it differently: Wan2.1, wan-2.1 and WAN_2_1 are the same."""
+    return re.sub("[^a-z0-9]", "", name.casefold())
+
+
+# Models that people ask for under these names, by the beginning of the plain name.
+_NOT_HERE = {
+    "hunyuanvideo": "the first HunyuanVideo (13B, 2024)",
+    **dict.fromkeys(
+        ("sd1", "sd2", "stablediffusion1", "stablediffusion2", "stablediffusionv1", "stablediffusionv2"),
+        "Stable Diffusion 1 and 2",
+    ),
+    "stablevideodiffusion": "Stable Video Diffusion",
+    "svd": "Stable Video Diffusion",
+    "animatediff": "AnimateDiff",
+    "auraflow": "AuraFlow",
+    "cogvideo": "CogVideoX",
+    "cosmos": "Cosmos",
+    "hidream": "HiDream",
+    "kolors": "Kolors",
+    "lumina": "Lumina",
+    "mochi": "Mochi",
+    "pixart": "PixArt",
+}
 
 
 def release_of(preset: str) -> Release:

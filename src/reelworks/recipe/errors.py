@@ -46,9 +46,67 @@ _RENAMED = {
 }
 
 
+# Keys of other trainers, without the underscores and hyphens that they are spelt with, and what to write here.
+_ELSEWHERE = {
+    "alpha": "lora.alpha",
+    "batchsize": "buckets.batch_size, or batch_size in a [[bucket]]",
+    "cachelatents": "encode.store",
+    "captionext": "nothing: captions are read from .txt files beside the clips",
+    "captionprefix": 'dataset.caption, as in "WORD, {text}"',
+    "checkpointingsteps": "checkpoints.every_steps",
+    "checkpointevery": "checkpoints.every_steps",
+    "datasetpath": "dataset.path",
+    "dim": "lora.rank",
+    "discreteflowshift": "objective.timestep_shift",
+    "epochs": "train.max_epochs",
+    "flowshift": "objective.timestep_shift",
+    "folderpath": "dataset.path",
+    "frames": "bucket.num_frames",
+    "framebuckets": "bucket.num_frames",
+    "gradientaccumulation": "train.gradient_accumulation_steps",
+    "instancedatadir": "dataset.path",
+    "instanceprompt": "dataset.caption, or dataset.missing_caption for clips without one",
+    "learningrate": "train.learning_rate",
+    "linear": "lora.rank",
+    "linearalpha": "lora.alpha",
+    "lr": "train.learning_rate",
+    "lrscheduler": "train.learning_rate_schedule",
+    "lrwarmupsteps": "train.warmup_steps",
+    "maxtrainepochs": "train.max_epochs",
+    "maxtrainsteps": "train.max_steps",
+    "mixedprecision": "precision.compute",
+    "modelname": "model.name",
+    "nameorpath": "model.weights",
+    "networkalpha": "lora.alpha",
+    "networkdim": "lora.rank",
+    "networkrank": "lora.rank",
+    "numepochs": "train.max_epochs",
+    "numrepeats": "dataset.repeats",
+    "numtrainepochs": "train.max_epochs",
+    "numtrainsteps": "train.max_steps",
+    "optimizertype": "train.optimizer",
+    "outputdir": "output",
+    "outputname": "output",
+    "pretrainedmodelnameorpath": "model.weights",
+    "prompts": "samples.prompts",
+    "resolution": 'a [[bucket]] with resolution = "512px"',
+    "sampleevery": "samples.every_steps",
+    "saveevery": "checkpoints.every_steps",
+    "saveeverynepochs": "checkpoints.at_epoch_end",
+    "saveeverynsteps": "checkpoints.every_steps",
+    "size": 'a [[bucket]] with resolution = "512px"',
+    "steps": "train.max_steps",
+    "traindatadir": "dataset.path",
+    "trainbatchsize": "buckets.batch_size, or batch_size in a [[bucket]]",
+    "triggerword": 'dataset.caption, as in "WORD, {text}"',
+    "warmup": "train.warmup_steps",
+}
+
+
 def explain(error: ValidationError) -> UserError:
     """Combine all problems into one error: the first in full, the others below its remedy."""
-    errors = error.errors()
+    # An unknown key is told first: it is often the cause of the others.
+    errors = sorted(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
     paths = [_path(e) for e in errors]
     # Each alternative of a union reports an error; the most specific path belongs to the intended one.
     first, *others = [
@@ -75,7 +133,8 @@ def _problem(error: Any) -> UserError:
             return UserError(
                 "this key was renamed", code="renamed-key", field=field, value=value, remedy=f"write {new}"
             )
-        remedy = nearest(str(path[-1]), _keys_beside(path))
+        elsewhere = _ELSEWHERE.get(re.sub("[_-]", "", str(path[-1]).casefold()))
+        remedy = f"write {elsewhere}" if elsewhere else nearest(str(path[-1]), _keys_beside(path))
         return UserError("there is no such key", code="unknown-key", field=field, value=value, remedy=remedy)
     if kind == "missing":
         return UserError("this key is required", code="key-missing", field=field, remedy=f"add {field} to the recipe")

@@ -71,7 +71,7 @@ def test_geometry():
             ModelConfig(name="stdit3-xs"),
             PIXEL,
             TEXT,
-            r"(?s)model.name = 'stdit3-xs'.*stdit3-tiny.*did you mean",
+            r"(?s)model.name = 'stdit3-xs'.*did you mean \"stdit3",
         ),
         (SMALL, AutoencoderConfig(name="pixels"), TEXT, r"autoencoder.name = 'pixels'.*known: pixel"),
         (SMALL, PIXEL, TextEncoderConfig(name="t6"), r"text_encoder.name = 't6'.*known: hashed"),

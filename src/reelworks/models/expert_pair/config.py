@@ -6,7 +6,7 @@ from pathlib import Path
 
 from reelworks.core.errors import UserError
 from reelworks.models import registry
-from reelworks.models.config import ModelConfig, require_known
+from reelworks.models.config import ModelConfig
 
 PARTS = {"high": "transformer", "low": "transformer_2"}  # folders of a pipeline
 _ALL = [0.0, 1000.0]
@@ -14,7 +14,7 @@ _ALL = [0.0, 1000.0]
 
 def switch_timestep(model: ModelConfig) -> float | None:
     """Return the timestep at which the high-noise expert begins; None for a model of one network."""
-    require_known("model.name", model.name, registry.PRESETS)
+    registry.require(model.name)
     return registry.PRESETS[model.name].switch_timestep
 
 

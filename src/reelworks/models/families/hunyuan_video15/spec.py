@@ -144,5 +144,5 @@ FAMILY = family.Family(
             asks_autoencoder="AutoencoderKLHunyuanVideo15",
         )
     },
-    short_names={"hunyuan": "hunyuan-video-1.5", "hunyuan-video": "hunyuan-video-1.5"},
+    short_names={"hunyuan": "hunyuan-video-1.5"},
 )
