@@ -72,7 +72,8 @@ def test_clips_are_read_at_the_rate_of_a_model_that_has_one() -> None:
 def test_train_writes_a_recipe_trains_it_and_resumes_by_the_same_command():
     """One command from pictures to a LoRA; once more goes on, and leaves the recipe as a person edited it."""
     pictures("mug", caption=None)
-    command = ("train", "--data", "mug", "--model", "wan-tiny", "--trigger", "rwmug")
+    quick = ("--set", "samples.num_inference_steps=2")
+    command = ("train", "--data", "mug", "--model", "wan-tiny", "--trigger", "rwmug", *quick)
     told = reelworks(*command, "--max-steps", "1")
     assert "5 pictures, 5 without a caption" in told
     file = Path("mug-wan-tiny.toml")

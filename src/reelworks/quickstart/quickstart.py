@@ -6,7 +6,7 @@ import math
 import os
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -72,7 +72,9 @@ def lora_table(
     store = Line(
         "[encode]", "store", True, "clips and captions are encoded once, and training needs no encoder in memory"
     )
-    return [*lines, *parts, store, rank, *_objective(preset, known), *_training(found), *_files(known, found)]
+    previews = _previews(preset, datasets, found, trigger)
+    lines = [*lines, *parts, store, rank, *_objective(preset, known), *_training(found)]
+    return [*lines, *_files(known, found), *previews]
 
 
 def _datasets(datasets: Sequence[DatasetConfig], found: FolderSurvey, trigger: str | None) -> list[Line]:
@@ -288,18 +290,39 @@ def _training(found: FolderSurvey) -> list[Line]:
 
 
 def _files(known: Release, found: FolderSurvey) -> list[Line]:
-    steps = _epochs(found) * math.ceil(found.showings / _SMALL_CLIPS)
     few = found.clips < _HELD_OUT_FROM
     return [
         *([Line("[validation]", "split", 0.0, "too few to keep any back")] if few else []),
-        _saves(steps),
+        Line("[checkpoints]", "every_steps", _save_interval(_steps(found)), "some ten, of which the last three stay"),
         Line("[exports]", "weights", "ema"),
         Line("[exports]", "formats", list(known.formats), "a small file of each with every checkpoint"),
     ]
 
 
-def _saves(steps: int) -> Line:
-    return Line("[checkpoints]", "every_steps", max(steps // 10, 10), "some ten, of which the last three stay")
+def _previews(preset: str, datasets: Sequence[DatasetConfig], found: FolderSurvey, trigger: str | None) -> list[Line]:
+    """Return the lines of previews, unless the model needs more than a prompt for each."""
+    wants = components.conditioning(ModelConfig(name=preset))
+    if wants.needs or wants.first_frame is not None:
+        return []
+    added = trigger if trigger is not None and not 0 < found.triggered == found.clips - found.uncaptioned else None
+    subject = trigger or next((d.missing_caption for d in datasets if d.missing_caption), None)
+    prompts = [subject] if subject else []
+    prompts += [f"{added}, {caption}" if added else caption for caption in found.captions]
+    if not prompts:
+        return []
+    why = "of the size that is trained most; add what the captions lack, to see what is learnt"
+    return [
+        Line("[samples]", "prompts", list(dict.fromkeys(prompts)), why),
+        Line("[samples]", "every_steps", _save_interval(_steps(found)), "with every checkpoint, and at the end"),
+    ]
+
+
+def _steps(found: FolderSurvey) -> int:
+    return _epochs(found) * math.ceil(found.showings / _SMALL_CLIPS)
+
+
+def _save_interval(steps: int) -> int:
+    return max(steps // 10, 10)
 
 
 def with_setting(lines: Sequence[Line], setting: Line) -> list[Line]:
@@ -398,7 +421,8 @@ def lora(
         lines = with_setting(lines, Line(f"[{tier.table}]", tier.key, tier.value, tier.why))
     per_epoch = _micro_batches(_read(lines, path), bool(wishes.folders))
     # Settings that save memory change the number of steps.
-    lines = with_setting(lines, _saves(sum(per_epoch.values()) * (drafted.train.max_epochs or 1)))
+    interval = _save_interval(sum(per_epoch.values()) * (drafted.train.max_epochs or 1))
+    lines = [replace(line, value=interval) if line.key == "every_steps" else line for line in lines]
     text = toml_writer.write(f"A LoRA of {found.to_text()} on {preset}.", lines)
     recipe = _read(lines, path)
     if not registry.PRESETS[preset].release:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
@@ -31,6 +32,7 @@ class FolderSurvey:
     triggered: int = 0  # captions that already contain the trigger word
     picture_names: tuple[str, ...] = ()
     video_names: tuple[str, ...] = ()
+    captions: tuple[str, ...] = ()  # the first two by name, for previews
 
     @property
     def clips(self) -> int:
@@ -69,8 +71,19 @@ def survey(
     triggered = pc.sum(pc.match_substring(captions, trigger)).as_py() if trigger else 0
     uncaptioned = pc.sum(pc.equal(captions, "")).as_py()
     showings = round(row_repeats[rows.readable].sum())
-    names = (tuple(good.labels(np.flatnonzero(of_kind))) for of_kind in (~video, video))
-    return FolderSurvey(sizes[~video][:, 1:], sizes[video], showings, uncaptioned or 0, triggered or 0, *names)
+    labels = np.array(good.labels(np.arange(len(good))), dtype=object)
+    captioned = np.flatnonzero(np.asarray(pc.not_equal(captions, "")))
+    first = captioned[np.argsort(labels[captioned])[:2]]
+    return FolderSurvey(
+        sizes[~video][:, 1:],
+        sizes[video],
+        showings,
+        uncaptioned or 0,
+        triggered or 0,
+        tuple(labels[~video]),
+        tuple(labels[video]),
+        tuple(text.strip() for text in captions.take(pa.array(first)).to_pylist()),
+    )
 
 
 _KOHYA = re.compile(r"([1-9][0-9]*)_(.+)")

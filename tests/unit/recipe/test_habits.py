@@ -1,0 +1,101 @@
+"""Names and keys that people bring from other trainers: taken where their meaning is clear, else answered by ours."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from pydantic import BaseModel
+from refused import refused
+
+from reelworks.core import toml_none
+from reelworks.models import registry
+from reelworks.recipe import errors, recipe_file
+from reelworks.recipe.recipe import Recipe
+
+RECIPE = {
+    "version": 1,
+    "output": "unused",
+    "dataset": [{"path": "unused"}],
+    "bucket": [{"resolution": "32px", "num_frames": 1}],
+    "model": {"name": "stdit3-tiny"},
+    "train": {"max_steps": 9},
+}
+
+
+@pytest.mark.parametrize(
+    ("asked", "preset"),
+    [
+        ("Wan", "wan-2.1-1.3b"),
+        ("WAN_2.1", "wan-2.1-1.3b"),
+        ("black-forest-labs/FLUX.1-dev", "flux-dev"),
+        ("FLUX.1-dev", "flux-dev"),
+        ("Wan-AI/Wan2.2-TI2V-5B-Diffusers", "wan-2.2-5b"),
+        ("Wan-AI/Wan2.2-TI2V-5B", "wan-2.2-5b"),
+        ("SDXL", "sdxl"),
+    ],
+)
+def test_a_model_is_found_by_other_spellings_and_by_its_address(asked, preset):
+    assert registry.preset_name(asked) == preset
+
+
+def test_each_preset_and_short_name_is_found_as_itself():
+    for name in registry.PRESETS:
+        assert registry.preset_name(name) == name
+    for short, preset in registry.SHORT_NAMES.items():
+        assert registry.preset_name(short.upper()) == preset
+
+
+@pytest.mark.parametrize(
+    ("asked", "says"),
+    [
+        ("sd15", "Stable Diffusion 1 and 2 cannot be trained here"),
+        ("hunyuan-video", "the first HunyuanVideo (13B, 2024) cannot be trained here"),
+        ("CogVideoX-5b", "CogVideoX cannot be trained here"),
+    ],
+)
+def test_a_model_that_is_not_here_is_refused_by_its_own_name_with_those_that_are(asked, says):
+    with refused("unknown-model", says=re.escape(says)) as caught:
+        registry.preset_name(asked)
+    assert "sdxl" in caught.value.remedy
+    assert "hunyuan-video-1.5" in caught.value.remedy
+
+
+def test_a_recipe_is_answered_by_the_presets_name():
+    with refused("unknown-model") as caught:
+        recipe_file.parse({**RECIPE, "model": {"name": "black-forest-labs/FLUX.1-dev"}})
+    assert caught.value.remedy == 'write "flux-dev"'
+
+
+@pytest.mark.parametrize(
+    ("where", "key", "remedy"),
+    [
+        ("", "lr", "write train.learning_rate"),
+        ("train", "steps", "write train.max_steps"),
+        ("train", "batch_size", "write buckets.batch_size"),
+        ("", "resolution", "write a [[bucket]] with resolution"),
+        ("lora", "network_dim", "write lora.rank"),
+    ],
+)
+def test_a_key_of_others_is_told_first_with_ours(where, key, remedy):
+    recipe = {name: value for name, value in RECIPE.items() if name != "dataset"}  # which is wrong too
+    recipe |= {where: {**recipe.get(where, {}), key: 1}} if where else {key: 1}
+    with refused("unknown-key") as caught:
+        recipe_file.parse(recipe)
+    assert caught.value.remedy.startswith(remedy)
+    assert "also dataset" in caught.value.remedy
+
+
+def test_each_key_that_is_told_instead_exists():
+    for remedy in errors._ELSEWHERE.values():
+        if key := re.match(r"([a-z_]+)\.([a-z_]+)", remedy):
+            config = toml_none.config_in(Recipe.model_fields[key[1]].annotation)
+            assert config is not None
+            assert issubclass(config, BaseModel)
+            assert key[2] in config.model_fields, remedy
+
+
+@pytest.mark.parametrize("side", [512, "512"])
+def test_a_number_is_the_side_of_a_square(side):
+    recipe = recipe_file.parse({**RECIPE, "bucket": [{"resolution": side, "num_frames": 1}]})
+    assert recipe.bucket[0].resolution == "512px"
