@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import pickle
-import re
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,6 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from reelworks.core.errors import UserError, first_few
+from reelworks.models import hub
 
 _PICKLED = (".pt", ".pth", ".bin")
 _WEIGHT_FILES = ["*.safetensors", "*.json", "*.bin", "*.pt"]
@@ -89,8 +88,8 @@ def _locate(source: str, patterns: list[str]) -> Path:
     path = Path(source).expanduser()
     if path.exists():
         return path
-    if re.fullmatch(r"[\w.-]+/[\w.-]+", source) and path.suffix not in (".safetensors", *_PICKLED):
-        return _download(source, patterns)
+    if hub.is_id(source) and path.suffix not in (".safetensors", *_PICKLED):
+        return hub.download(source, patterns)
     raise UserError(
         "no such file or folder, and not a hub id (owner/name)", code="weights-not-found", remedy="check the path"
     )
@@ -107,26 +106,7 @@ def _part(source: str, place: Path, part: str) -> Path:
             remedy="set it to a folder or hub id that has it, or to a file",
         )
     is_local = Path(source).expanduser().exists()
-    return place if is_local else _download(source, _WEIGHT_FILES, without=["*/*"])
-
-
-def _download(hub_id: str, patterns: list[str], without: list[str] | None = None) -> Path:
-    try:
-        hub: Any = importlib.import_module("huggingface_hub")
-    except ImportError as error:
-        raise UserError(
-            "there is no such path, and hub ids need a package that is not installed",
-            code="hub-package-missing",
-            remedy="pip install huggingface_hub, or pass the path of a local copy",
-        ) from error
-    try:
-        return Path(hub.snapshot_download(hub_id, allow_patterns=patterns, ignore_patterns=without))
-    except (OSError, ValueError) as error:  # the hub's own errors, refused names and lost connections
-        raise UserError(
-            f"the hub did not answer with these weights ({str(error).partition(chr(10))[0]})",
-            code="hub-failed",
-            remedy="check the name and the connection, or pass the path of a local copy",
-        ) from error
+    return place if is_local else hub.download(source, _WEIGHT_FILES, without=["*/*"])
 
 
 def _files(path: Path) -> list[Path]:
