@@ -118,7 +118,7 @@ def _explain(
             f.explain(data.rows, row_of_data) for f in data.companions.values() if f.problem[row_of_data]
         )
     elif reason in (Reason.TOO_SHORT, Reason.TOO_SMALL, Reason.NO_BUCKET):
-        detail = f"{_frames_text(data, row_of_data)} of {rows.height[row]} × {rows.width[row]}"
+        detail = f"{_frames_text(data, row_of_data)} of {rows.width[row]} × {rows.height[row]}"
         if nearest >= 0 and reason == Reason.TOO_SHORT:
             detail += f"; needs {data.table.entries[nearest].needed_frames}"
         if nearest >= 0:
@@ -130,7 +130,7 @@ def _frames_text(data: RecipeData, row: int) -> str:
     """Return a clip's number of frames, and after thinning too where some are not read: "40 frames, 26 at 16 fps,"."""
     rows, config = data.rows, data.spec.data
     frames, rate = int(rows.num_frames[row]), float(rows.fps[row])
-    text = f"{frames} frames"
+    text = "1 frame" if frames == 1 else f"{frames} frames"
     if not rows.is_video[row] or float(decode.frame_step(rate, config)) == 1:
         return text
     read = int(decode.frames_available(np.array(frames), max(rate, 1e-6), config))

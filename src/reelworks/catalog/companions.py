@@ -63,8 +63,8 @@ class Found:
             Problem.CLIP_FOR_PICTURE: "is a video, but the clip is a picture",
             Problem.SHORTER: f"has {rows.num_frames[row]} frames, the clip {clips.first_frame[index] + clips.num_frames[index]}",
             Problem.OTHER_RATE: f"has {rows.fps[row]:g} frames a second, the clip {clips.fps[index]:g}",
-            Problem.OTHER_ASPECT: f"is {rows.height[row]} × {rows.width[row]} pixels, "
-            f"the clip {clips.height[index]} × {clips.width[index]}",
+            Problem.OTHER_ASPECT: f"is {rows.width[row]} × {rows.height[row]} pixels, "
+            f"the clip {clips.width[index]} × {clips.height[index]}",
         }[problem]
         return f"{self.kind} {rows.file(row)} {description}"
 

@@ -9,6 +9,7 @@ from typer import Option
 
 from reelworks.cli import show
 from reelworks.cli.options import RunArgument
+from reelworks.core.shape import Shape
 
 
 def replay(
@@ -55,7 +56,7 @@ def _print(value: dict[str, Any]) -> None:
     )
     show.line(f"plan {value['plan']}")
     for batch in value["micro_batches"]:
-        size = f"{batch['num_frames']}×{batch['height']}×{batch['width']}"
+        size = Shape(batch["num_frames"], batch["height"], batch["width"])
         show.line(f"\ncolumn {batch['column']}, rank {batch['rank']}: {batch['bucket']}, {size}")
         for clip in batch["clips"]:
             show.line(f"  {_clip(clip)}")

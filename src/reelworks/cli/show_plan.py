@@ -48,7 +48,7 @@ def epoch(forecast: Json) -> None:
     buckets = show.new_table("bucket", "size", "batch", "global", "clips", "batches", "not full", "tokens")
     for bucket in forecast["buckets"]:
         cells = [bucket[key] for key in _BUCKET_KEYS]
-        buckets.add_row(bucket["name"], f"{bucket['height']}×{bucket['width']}", *map(str, cells))
+        buckets.add_row(bucket["name"], f"{bucket['width']}×{bucket['height']}", *map(str, cells))
     show.print_table(buckets)
     _reasons(forecast)
     for warning in plan_report.warnings(forecast):

@@ -16,7 +16,9 @@ class Shape:
     width: int
 
     def __str__(self) -> str:
-        return f"{self.num_frames}×{self.height}×{self.width}"
+        """Return what people read: "854×480, 17 frames"; of a picture its size alone."""
+        size = f"{self.width}×{self.height}"
+        return size if self.num_frames == 1 else f"{size}, {self.num_frames} frames"
 
 
 @dataclass(frozen=True)

@@ -141,8 +141,8 @@ class Request:
     def cover(self, height: int, width: int) -> tuple[int, int]:
         """Return the size to which a file of this size is resized before the crop."""
         if self.size is not None and self.size != (height, width):
-            listed = "{} × {}".format(*self.size)
-            raise MediaError(f"the file has {height} × {width} pixels, but was scanned or listed with {listed}")
+            listed = "{1} × {0}".format(*self.size)
+            raise MediaError(f"the file has {width} × {height} pixels, but was scanned or listed with {listed}")
         size = (height, width) if self.measures is None else (self.measures.height, self.measures.width)
         return cover(*size, self.shape.height, self.shape.width)
 

@@ -60,7 +60,7 @@ WORDS = {
     "broken": "broken.mp4 is unusable: ",
     "short": "short.mp4 has 7 frames, the clip 8",
     "slow": "slow.mp4 has 12 frames a second, the clip 24",
-    "square": "square.mp4 is 48 × 48 pixels, the clip 48 × 64",
+    "square": "square.mp4 is 48 × 48 pixels, the clip 64 × 48",
     "moves": "moves.mp4 is a video, but the clip is a picture",
 }
 

@@ -385,7 +385,7 @@ def test_a_trusted_list_opens_no_file_and_a_lie_is_named(tmp_path: Path, monkeyp
 
     assert len(load(request("true.mp4", 8))) == 8
     assert len(load(request("p.png", 1))) == 1
-    with pytest.raises(MediaError, match="has 48 × 64 pixels, but was scanned or listed with 96 × 64"):
+    with pytest.raises(MediaError, match="has 64 × 48 pixels, but was scanned or listed with 64 × 96"):
         load(request("lie.mp4", 8))
     with pytest.raises(MediaError, match="the file has 8 frames, 60 are needed"):
         load(request("short.mp4", 60))

@@ -69,8 +69,8 @@ def test_every_other_file_is_named_with_its_reason(folder: Path) -> None:
     assert "not a picture" in details["data/broken.png"]
     assert details["data/mute.png"] == "no caption file"
     assert details["data/silent.png"] == "the caption is empty"
-    assert details["data/short.mp4"] == "8 frames of 48 × 64; needs 9; nearest entry: 48px ×9"
-    assert details["data/tiny.png"] == "1 frames of 16 × 16; nearest entry: 48px ×1"
+    assert details["data/short.mp4"] == "8 frames of 64 × 48; needs 9; nearest entry: 48px ×9"
+    assert details["data/tiny.png"] == "1 frame of 16 × 16; nearest entry: 48px ×1"
     assert told["catalog"] == {"clips": 12, "videos": 3, "images": 8, "bad": 1}
     assert told["planned"] == sum(b["clips"] for b in told["buckets"]) == len(GOOD)
 

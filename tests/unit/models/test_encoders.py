@@ -38,7 +38,7 @@ def test_default_scale_gives_about_unit_variance_to_uniform_pixels():
 
 
 def test_sizes_that_the_stride_does_not_divide_are_refused():
-    with refused("size-not-a-multiple", "autoencoder.stride", says="12×16 pixels.*multiples of 8"):
+    with refused("size-not-a-multiple", "autoencoder.stride", says="16×12 pixels.*multiples of 8"):
         factory.build_autoencoder(AutoencoderConfig()).encode(torch.zeros(1, 3, 1, 12, 16))
 
 

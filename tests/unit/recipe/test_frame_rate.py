@@ -76,9 +76,9 @@ def test_reasons_count_frames_before_and_after_thinning(folder: Path) -> None:
         told = plan_report.summarise(opened, opened.plan_spec(2, 1), opened.plan(opened.plan_spec(2, 1), 0), world=2)
         return next(f["detail"] for f in told["reasons"]["too_short"] if f["path"] == f"data/{name}")
 
-    assert detail("12.mp4", fps="model").startswith("12 frames, 8 at 16 fps, of 48 × 64; needs 9; nearest entry")
-    assert detail("12.mp4", frame_interval=2).startswith("12 frames, 6 with frame_interval 2, of 48 × 64; needs 9")
-    assert detail("6.mp4").startswith("6 frames of 48 × 64; needs 9")
+    assert detail("12.mp4", fps="model").startswith("12 frames, 8 at 16 fps, of 64 × 48; needs 9; nearest entry")
+    assert detail("12.mp4", frame_interval=2).startswith("12 frames, 6 with frame_interval 2, of 64 × 48; needs 9")
+    assert detail("6.mp4").startswith("6 frames of 64 × 48; needs 9")
 
 
 def test_clips_below_the_rate_keep_theirs_and_are_counted(folder: Path) -> None:

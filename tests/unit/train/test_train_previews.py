@@ -138,7 +138,7 @@ def test_previews_beyond_memory_end_no_training(
             previewer.run(1, log)
     said = capsys.readouterr().out
     assert "warning: previews could not be generated: this shape does not fit into memory" in said
-    assert "making previews: 1 clip of 1×48×32, 2 steps, guidance scale 7\n" in said
+    assert "making previews: 1 clip of 32×48, 2 steps, guidance scale 7\n" in said
     (told,) = events.read(run.events_file, "samples")
     assert (told["num_inference_steps"], told["guidance_scale"]) == (2, 7.0)
 

@@ -50,7 +50,7 @@ class PixelAutoencoder:
         s = self._stride
         if H % s or W % s:
             raise UserError(
-                f"frames of {H}×{W} pixels cannot be divided into squares of stride × stride",
+                f"frames of {W}×{H} pixels cannot be divided into squares of stride × stride",
                 code="size-not-a-multiple",
                 field="autoencoder.stride",
                 value=s,
