@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 
 import children
 import pytest
@@ -137,3 +138,43 @@ def test_two_groups_train_as_two_ranks_and_a_run_wanders_between_them(tiny, tmp_
         told(tmp_path / "two", "step", "loss"), rel=1e-4
     )
     assert_same_clips(tmp_path / "wandering", tmp_path / "two")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"encode": {"store": True}, "model": {"gradient_checkpointing": "selective"}},
+        {"lora": {"rank": 2}, "model": {"gradient_checkpointing": True}},
+        {"data": {"num_workers": 1}, "precision": {"compute": "bfloat16"}},
+    ],
+    ids=["stored", "lora", "bfloat16"],
+)
+def test_groups_train_as_one_rank_with(tiny, tmp_path, changes):
+    made = recipes(tiny, train={**TRAIN, "max_steps": 4}, **changes)
+    assert children.train(made("one"), debug=True) == [0], children.output(made("one"))
+    recipe = made("two", parallel={"sequence_degree": 2})
+    assert children.train(recipe, world=2, debug=True) == [0] * 2, children.output(recipe)
+    assert_same_training(tmp_path / "two", tmp_path / "one", rel=0.02 if "precision" in changes else 1e-4)
+    assert_same_clips(tmp_path / "two", tmp_path / "one")
+
+
+@pytest.mark.slow
+def test_a_lost_clip_is_counted_once(tiny, tmp_path, footage):
+    victim = str(footage / "clip-3.mp4")
+    kept = Path(victim).read_bytes()
+    lost = []
+    for name, degree in (("one", 1), ("two", 2)):
+        recipe = tiny(
+            name, parallel={"sequence_degree": degree}, train={"max_steps": 12}, data={"max_decode_failures": 0.5}
+        )
+        assert children.on_ranks(children.lose_a_file, recipe, victim, world=degree) == [0] * degree, children.output(
+            recipe
+        )
+        Path(victim).write_bytes(kept)
+        lost.append(
+            [(e["step"], e["path"]) for e in events.timeline(RunFolder(tmp_path / name).events_file, "failure")]
+        )
+    assert lost[0] == lost[1]
+    assert lost[0]
+    assert told(tmp_path / "two", "epoch_end", "failed") == told(tmp_path / "one", "epoch_end", "failed")

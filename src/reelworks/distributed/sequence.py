@@ -12,6 +12,7 @@ Legend: N sequences, A heads, L tokens, E head width, P ranks of the group.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -19,6 +20,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812
+
+Projections = tuple[Tensor, Tensor, Tensor]  # queries, keys and values
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,25 @@ class Shares:
         out = F.scaled_dot_product_attention(q, k, v)
         return _exchange(_pad(out, 2, self.padding), self.of, to_heads=False)
 
+    def attend_with_whole(
+        self, shared: Projections, whole: Projections, attend: Callable[[Tensor, Tensor, Tensor], Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Return attention among divided tokens `[B, L, A, E]` and others, `[B, M, A, E]`, that each rank has.
+
+        `attend` computes it of queries, keys and values of some heads, the divided tokens first.
+        """
+        heads = shared[0].shape[2] // self.of.size
+        packed = torch.cat([each.transpose(1, 2) for each in shared])
+        mine = _exchange(packed, self.of, to_heads=True).transpose(1, 2).narrow(1, 0, self.tokens).chunk(3)
+        others = [each.narrow(2, self.of.rank * heads, heads) for each in whole]
+        out = attend(*(torch.cat(pair, 1) for pair in zip(mine, others, strict=True)))
+        own, rest = out.narrow(1, 0, self.tokens), out.narrow(1, self.tokens, out.shape[1] - self.tokens)
+        own = _exchange(_pad(own, 1, self.padding).transpose(1, 2).contiguous(), self.of, to_heads=False).transpose(
+            1, 2
+        )
+        rest = cast(Tensor, _GatherParts.apply(rest.movedim(2, 0), self.of))  # type: ignore[no-untyped-call]
+        return own, rest.movedim(0, 2)
+
 
 def _pad(whole: Tensor, dim: int, count: int) -> Tensor:
     if not count:
@@ -105,12 +127,30 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, part: Tensor, of: SequenceGroup) -> Tensor:
         ctx.of = of
-        part = part.contiguous()
-        whole = part.new_empty(of.size * part.shape[0], *part.shape[1:])
-        dist.all_gather_into_tensor(whole, part, group=of.group)
-        return whole
+        return _gathered(part, of)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         # Not summed over ranks: each has computed the same loss of the whole.
         return grads[0].chunk(ctx.of.size)[ctx.of.rank], None
+
+
+class _GatherParts(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, of: SequenceGroup) -> Tensor:
+        ctx.of = of
+        return _gathered(part, of)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        # Summed: each rank goes on with a whole of its own, on which its divided tokens depend.
+        summed = grads[0].contiguous()
+        dist.all_reduce(summed, group=ctx.of.group)
+        return summed.chunk(ctx.of.size)[ctx.of.rank], None
+
+
+def _gathered(part: Tensor, of: SequenceGroup) -> Tensor:
+    part = part.contiguous()
+    whole = part.new_empty(of.size * part.shape[0], *part.shape[1:])
+    dist.all_gather_into_tensor(whole, part, group=of.group)
+    return whole

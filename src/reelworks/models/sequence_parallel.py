@@ -15,6 +15,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from reelworks.distributed.mesh import World
+from reelworks.distributed.sequence import SequenceGroup
 from reelworks.models.api import Denoiser
 from reelworks.models.family import Network, SequenceSplit
 
@@ -28,47 +29,77 @@ class SequenceParallel:
 
     def __init__(self, denoiser: Denoiser, network: Network, world: World) -> None:
         """Begin to share the tokens of a denoiser, which is not yet sharded. Collective."""
-        self._world = world
-        self._networks: list[Any] = []
+        self._networks: list[_Own | _OfDiffusers] = []
         if world.sequence is None:
             return
         assert network.sequence is not None, "the recipe was checked"
-        self._networks = [m for m in denoiser.module.modules() if type(m).__name__ == network.name]
-        self._is_own = all(hasattr(m, "sequence") for m in self._networks)
-        self._split = network.sequence
-        self._config: Any = None if self._is_own else _diffusers_config(world)
-        self._start()
+        modules: list[Any] = [m for m in denoiser.module.modules() if type(m).__name__ == network.name]
+        if all(hasattr(m, "sequence") for m in modules):
+            self._networks += [_Own(m, world.sequence) for m in modules]
+        else:
+            config = _diffusers_config(world)
+            self._networks += [_OfDiffusers(m, network.sequence, config, world.sequence) for m in modules]
+        for each in self._networks:
+            each.start()
 
     @contextmanager
     def paused(self) -> Iterator[Self]:
         """While open, each rank computes all tokens, as many as they may be."""
-        self._stop()
+        for each in self._networks:
+            each.stop()
         try:
             yield self
         finally:
-            self._start()
+            for each in self._networks:
+                each.start()
 
-    def _start(self) -> None:
-        for network in self._networks:
-            if self._is_own:
-                network.sequence = self._world.sequence
-                continue
-            for attention in _self_attentions(network, self._split):
+
+class _Own:
+    """A network that divides its tokens itself."""
+
+    def __init__(self, module: Any, group: SequenceGroup) -> None:
+        self._module, self._group = module, group
+
+    def start(self) -> None:
+        self._module.sequence = self._group
+
+    def stop(self) -> None:
+        self._module.sequence = None
+
+
+class _OfDiffusers:
+    """A network whose inputs and outputs hooks divide and gather, with its attentions among divided tokens."""
+
+    def __init__(self, module: Any, split: SequenceSplit, config: Any, group: SequenceGroup) -> None:
+        self._module, self._config = module, config
+        self._hooks: Any = importlib.import_module("diffusers.hooks.context_parallel")
+        self._exchanging = None
+        if split.module:
+            family: Any = importlib.import_module(split.module)
+            self._plan = family.plan()
+            named = [(n, m) for n, m in module.named_modules() if n.startswith(family.ATTENTIONS)]
+            self._attentions = [m for _, m in named if hasattr(m, "processor")]
+            self._former = [m.processor for m in self._attentions]
+            self._exchanging = [family.Processor(group, former._attention_backend) for former in self._former]
+        else:
+            self._plan = _plan(module, split)
+            self._attentions = list(_self_attentions(module, split))
+
+    def start(self) -> None:
+        for i, attention in enumerate(self._attentions):
+            if self._exchanging is None:
                 attention.processor._parallel_config = self._config
-            _hooks().apply_context_parallel(network, self._config.context_parallel_config, _plan(network, self._split))
+            else:
+                attention.processor = self._exchanging[i]
+        self._hooks.apply_context_parallel(self._module, self._config.context_parallel_config, self._plan)
 
-    def _stop(self) -> None:
-        for network in self._networks:
-            if self._is_own:
-                network.sequence = None
-                continue
-            for attention in _self_attentions(network, self._split):
+    def stop(self) -> None:
+        for i, attention in enumerate(self._attentions):
+            if self._exchanging is None:
                 attention.processor._parallel_config = None
-            _hooks().remove_context_parallel(network, _plan(network, self._split))
-
-
-def _hooks() -> Any:
-    return importlib.import_module("diffusers.hooks.context_parallel")
+            else:
+                attention.processor = self._former[i]
+        self._hooks.remove_context_parallel(self._module, self._plan)
 
 
 def _diffusers_config(world: World) -> Any:

@@ -1,0 +1,70 @@
+"""Share the tokens of a HunyuanVideo 1.5 network over ranks; diffusers has no plan for it.
+
+The clip's tokens are divided. Those of texts and of the first frame, few and masked, are whole on each rank, which computes
+attention of its heads among all of them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from torch import Tensor
+from torch.nn.functional import pad
+
+from reelworks.distributed.sequence import SequenceGroup
+
+ATTENTIONS = "transformer_blocks."  # prefix of the names of attentions with divided tokens
+
+
+def plan() -> dict[str, Any]:
+    """Return where tokens are divided and gathered, in the terms of diffusers."""
+    parallel: Any = importlib.import_module("diffusers.models._modeling_parallel")
+    angles = parallel.ContextParallelInput(split_dim=0, expected_dims=2, split_output=True)
+    return {
+        "rope": {0: angles, 1: angles},
+        "transformer_blocks.0": {"hidden_states": parallel.ContextParallelInput(split_dim=1, expected_dims=3)},
+        "proj_out": parallel.ContextParallelOutput(gather_dim=1, expected_dims=3),
+    }
+
+
+class Processor:
+    """Compute the joint attention of a block as the network's own processor does, with divided tokens of the clip.
+
+    Legend: B clips, S tokens of this rank, M tokens of texts, D width, A heads, E head width.
+    """
+
+    def __init__(self, group: SequenceGroup, backend: Any) -> None:
+        self._group, self._backend = group, backend
+
+    def __call__(
+        self,
+        attention: Any,
+        hidden_states: Tensor,
+        encoder_hidden_states: Tensor,
+        attention_mask: Tensor,
+        image_rotary_emb: tuple[Tensor, Tensor],
+    ) -> tuple[Tensor, Tensor]:
+        """Return `[B, S, D]` and `[B, M, D]`; `attention_mask` `[B, M]` is nonzero where a token is attended to."""
+        embeddings: Any = importlib.import_module("diffusers.models.embeddings")
+        attend: Any = importlib.import_module("diffusers.models.attention_dispatch").dispatch_attention_fn
+        clip_BSD, text_BMD = hidden_states, encoder_hidden_states
+        own = [layer(clip_BSD) for layer in (attention.to_q, attention.to_k, attention.to_v)]
+        q, k, v = (each.unflatten(2, (attention.heads, -1)) for each in own)
+        q, k = attention.norm_q(q), attention.norm_k(k)
+        q, k = (embeddings.apply_rotary_emb(each, image_rotary_emb, sequence_dim=1) for each in (q, k))
+        of_text = [layer(text_BMD) for layer in (attention.add_q_proj, attention.add_k_proj, attention.add_v_proj)]
+        text_q, text_k, text_v = (each.unflatten(2, (attention.heads, -1)) for each in of_text)
+        if attention.norm_added_q is not None:
+            text_q, text_k = attention.norm_added_q(text_q), attention.norm_added_k(text_k)
+
+        def among_all(q_BAE: Tensor, k_BAE: Tensor, v_BAE: Tensor) -> Tensor:
+            # A masked token attends to others here, and to none in the network's own attention: nothing depends on it.
+            mask = pad(attention_mask, (k_BAE.shape[1] - attention_mask.shape[1], 0), value=True).bool()
+            out: Tensor = attend(q_BAE, k_BAE, v_BAE, attn_mask=mask[:, None, None], backend=self._backend)
+            return out
+
+        shares = self._group.shares(self._group.size * clip_BSD.shape[1])
+        clip, text = shares.attend_with_whole((q, k, v), (text_q, text_k, text_v), among_all)
+        clip, text = clip.flatten(2).to(q.dtype), text.flatten(2).to(q.dtype)
+        return attention.to_out[1](attention.to_out[0](clip)), attention.to_add_out(text)
