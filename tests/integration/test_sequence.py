@@ -10,8 +10,11 @@ import pytest
 import sequence_child
 import torch
 
+from reelworks.analysis import plan_report
+from reelworks.core.errors import UserError
 from reelworks.distributed.mesh import World
 from reelworks.models import registry
+from reelworks.recipe import dataset, recipe_file
 from reelworks.run import events
 from reelworks.run.folder import RunFolder
 
@@ -104,6 +107,30 @@ def assert_same_training(run, other, rel=1e-4):
         assert one == pytest.approx(two, rel=rel)
     assert told(run, "epoch_end", "trained") == told(other, "epoch_end", "trained")
     assert told(run, "validation", "clips") == told(other, "validation", "clips")
+
+
+def test_a_plan_counts_groups_and_names_buckets_that_they_cannot_share(tiny):
+    """Four GPUs in groups of two work on as many micro-batches as two GPUs."""
+
+    def forecast(world, degree, **changes):
+        recipe = recipe_file.parse(tiny(train={"max_steps": 2}, parallel={"sequence_degree": degree}, **changes))
+        return plan_report.forecast(recipe, world)
+
+    dataset.scan_recipe(recipe_file.parse(tiny(train={"max_steps": 2})))
+    two, groups = forecast(2, 1), forecast(4, 2)
+    assert groups["world"] == 4
+    for key in ("steps_per_epoch", "micro_batches_per_step", "same_bucket_run", "imbalance", "planned"):
+        assert groups[key] == two[key], key
+    with pytest.raises(UserError, match="3 ranks cannot be divided into groups of 2"):
+        forecast(3, 2)
+    with pytest.raises(UserError, match=r"of 1 of 1 buckets equally: 24x40 .* 15 tokens"):
+        forecast(
+            2,
+            2,
+            model=WAN,
+            autoencoder={"stride": 4},
+            bucket=[{"resolution": "24x40", "num_frames": 1, "batch_size": 1}],
+        )
 
 
 @pytest.mark.slow

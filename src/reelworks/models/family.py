@@ -64,7 +64,7 @@ class SequenceSplit:
     pads: bool = False  # whether any number of tokens can be shared; if not, it must be a multiple of the ranks
     captions: bool = False  # whether tokens of captions are shared too, as they attend to all others
     caption_attention: str = ""  # name of the attentions to captions in each block, which need no exchange
-    module: str = ""  # module with `plan`, `ATTENTIONS` and `Processor`, where diffusers has no plan
+    module: str = ""  # module with `plan`, `ATTENTIONS` and `Processor`, in place of diffusers' plan
     inputs: tuple[str, ...] = ()  # further inputs `[B, tokens]` that are shared beside those in diffusers' plan
 
 

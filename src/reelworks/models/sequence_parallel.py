@@ -7,6 +7,7 @@ would set both, but refuses CPUs, and its plan for LTX-Video shares captions, fo
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Self
@@ -73,14 +74,14 @@ class _OfDiffusers:
     def __init__(self, module: Any, split: SequenceSplit, config: Any, group: SequenceGroup) -> None:
         self._module, self._config = module, config
         self._hooks: Any = importlib.import_module("diffusers.hooks.context_parallel")
-        self._exchanging = None
+        self._exchanging: list[Any] | None = None  # processors in place of diffusers'
         if split.module:
             family: Any = importlib.import_module(split.module)
-            self._plan = family.plan()
-            named = [(n, m) for n, m in module.named_modules() if n.startswith(family.ATTENTIONS)]
-            self._attentions = [m for _, m in named if hasattr(m, "processor")]
-            self._former = [m.processor for m in self._attentions]
-            self._exchanging = [family.Processor(group, former._attention_backend) for former in self._former]
+            self._plan = family.plan(module)
+            self._attentions = [m for name, m in module.named_modules() if re.fullmatch(family.ATTENTIONS, name)]
+            if family.Processor is not None:
+                self._former = [m.processor for m in self._attentions]
+                self._exchanging = [family.Processor(group, former._attention_backend) for former in self._former]
         else:
             self._plan = _plan(module, split)
             self._attentions = list(_self_attentions(module, split))

@@ -14,10 +14,10 @@ from torch.nn.functional import pad
 
 from reelworks.distributed.sequence import SequenceGroup
 
-ATTENTIONS = "transformer_blocks."  # prefix of the names of attentions with divided tokens
+ATTENTIONS = r"transformer_blocks\.\d+\.attn"  # names of attentions with divided tokens
 
 
-def plan() -> dict[str, Any]:
+def plan(_network: Any) -> dict[str, Any]:
     """Return where tokens are divided and gathered, in the terms of diffusers."""
     parallel: Any = importlib.import_module("diffusers.models._modeling_parallel")
     angles = parallel.ContextParallelInput(split_dim=0, expected_dims=2, split_output=True)
