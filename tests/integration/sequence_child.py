@@ -62,7 +62,7 @@ def example(config: Any, channels: int, text: Any, draw: torch.Generator) -> Any
     from reelworks.models.api import DenoiserInputs, nothing_given
 
     # 9 tokens a frame, which no group shares equally, where the network pads.
-    B, T, side = 2, 1 if config.pictures_only else 3, 6 if config.network.sequence.pads else 8
+    B, T, side = 2, 1 if config.pictures_only else 3, 3 * config.patch_size[-1] if config.network.sequence.pads else 8
     latent = torch.randn(B, channels, T, side, side, generator=draw)
     mask = torch.ones(B, text.max_length, dtype=torch.bool)
     mask[0, 4:] = False

@@ -74,6 +74,13 @@ class Shares:
         out = F.scaled_dot_product_attention(q, k, v)
         return _exchange(_pad(out, 2, self.padding), self.of, to_heads=False)
 
+    def attend_by(self, attend: Callable[..., Tensor], q_BSAE: Tensor, k_BSAE: Tensor, v_BSAE: Tensor) -> Tensor:
+        """Return what `attend`, which takes and returns `[B, L, A, E]`, computes among all tokens of some heads."""
+        packed = torch.cat([each.transpose(1, 2) for each in (q_BSAE, k_BSAE, v_BSAE)])
+        all_tokens = _exchange(packed, self.of, to_heads=True).transpose(1, 2).narrow(1, 0, self.tokens)
+        out = _pad(attend(*all_tokens.chunk(3)), 1, self.padding)
+        return _exchange(out.transpose(1, 2), self.of, to_heads=False).transpose(1, 2)
+
     def attend_with_whole(
         self, shared: Projections, whole: Projections, attend: Callable[[Tensor, Tensor, Tensor], Tensor]
     ) -> tuple[Tensor, Tensor]:
@@ -151,6 +158,6 @@ class _GatherParts(torch.autograd.Function):
 
 def _gathered(part: Tensor, of: SequenceGroup) -> Tensor:
     part = part.contiguous()
-    whole = part.new_empty(of.size * part.shape[0], *part.shape[1:])
-    dist.all_gather_into_tensor(whole, part, group=of.group)
-    return whole
+    parts = [torch.empty_like(part) for _ in range(of.size)]
+    dist.all_gather(parts, part, group=of.group)
+    return torch.cat(parts)

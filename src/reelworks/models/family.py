@@ -63,9 +63,8 @@ class SequenceSplit:
     heads: str = "num_attention_heads"  # field of the config with the number of heads
     pads: bool = False  # whether any number of tokens can be shared; if not, it must be a multiple of the ranks
     captions: bool = False  # whether tokens of captions are shared too, as they attend to all others
-    caption_attention: str = ""  # name of the attentions to captions in each block, which need no exchange
-    module: str = ""  # module with `plan`, `ATTENTIONS` and `Processor`, in place of diffusers' plan
-    inputs: tuple[str, ...] = ()  # further inputs `[B, tokens]` that are shared beside those in diffusers' plan
+    plan: str = ""  # module with `plan` and `ATTENTIONS` in place of diffusers' plan
+    divided: str = ""  # module with `PLACES` and `Processor` in place of diffusers' plan and exchange
 
 
 @dataclass(frozen=True)

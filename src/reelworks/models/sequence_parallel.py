@@ -1,7 +1,8 @@
-"""Let the ranks of a group share the tokens of a network: our own networks know how, others have a plan in diffusers.
+"""Let the ranks of a group share the tokens of a network.
 
-diffusers' hooks split inputs and gather the output, and its attention exchanges tokens for heads. `enable_parallelism`
-would set both, but refuses CPUs, and its plan for LTX-Video shares captions, for which its attention has no backward pass.
+Our own networks know how. Some networks of diffusers have hooks and attentions of ours (`divided_tokens`). For the others,
+diffusers' hooks split inputs and gather the output, and its attention exchanges tokens for heads; `enable_parallelism`
+would set both, but refuses CPUs.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from reelworks.distributed.mesh import World
 from reelworks.distributed.sequence import SequenceGroup
 from reelworks.models.api import Denoiser
+from reelworks.models.divided_tokens import DividedTokens
 from reelworks.models.family import Network, SequenceSplit
 
 
@@ -30,16 +32,18 @@ class SequenceParallel:
 
     def __init__(self, denoiser: Denoiser, network: Network, world: World) -> None:
         """Begin to share the tokens of a denoiser, which is not yet sharded. Collective."""
-        self._networks: list[_Own | _OfDiffusers] = []
+        self._networks: list[_Own | _Divided | _OfDiffusers] = []
         if world.sequence is None:
             return
         assert network.sequence is not None, "the recipe was checked"
         modules: list[Any] = [m for m in denoiser.module.modules() if type(m).__name__ == network.name]
         if all(hasattr(m, "sequence") for m in modules):
             self._networks += [_Own(m, world.sequence) for m in modules]
+        elif network.sequence.divided:
+            self._networks += [_Divided(m, network.sequence, world.sequence) for m in modules]
         else:
             config = _diffusers_config(world)
-            self._networks += [_OfDiffusers(m, network.sequence, config, world.sequence) for m in modules]
+            self._networks += [_OfDiffusers(m, network.sequence, config) for m in modules]
         for each in self._networks:
             each.start()
 
@@ -68,38 +72,44 @@ class _Own:
         self._module.sequence = None
 
 
-class _OfDiffusers:
-    """A network whose inputs and outputs hooks divide and gather, with its attentions among divided tokens."""
+class _Divided:
+    """A network of diffusers with hooks and attentions of our own."""
 
-    def __init__(self, module: Any, split: SequenceSplit, config: Any, group: SequenceGroup) -> None:
-        self._module, self._config = module, config
-        self._hooks: Any = importlib.import_module("diffusers.hooks.context_parallel")
-        self._exchanging: list[Any] | None = None  # processors in place of diffusers'
-        if split.module:
-            family: Any = importlib.import_module(split.module)
-            self._plan = family.plan(module)
-            self._attentions = [m for name, m in module.named_modules() if re.fullmatch(family.ATTENTIONS, name)]
-            if family.Processor is not None:
-                self._former = [m.processor for m in self._attentions]
-                self._exchanging = [family.Processor(group, former._attention_backend) for former in self._former]
-        else:
-            self._plan = _plan(module, split)
-            self._attentions = list(_self_attentions(module, split))
+    def __init__(self, module: Any, split: SequenceSplit, group: SequenceGroup) -> None:
+        family: Any = importlib.import_module(split.divided)
+        self._divided = DividedTokens(module, family.PLACES, group)
+        self._attentions: list[Any] = [m for path, m in module.named_modules() if family.PLACES.attentions(path)]
+        self._former = [each.processor for each in self._attentions]
+        self._own = [family.Processor(self._divided, former._attention_backend) for former in self._former]
 
     def start(self) -> None:
-        for i, attention in enumerate(self._attentions):
-            if self._exchanging is None:
-                attention.processor._parallel_config = self._config
-            else:
-                attention.processor = self._exchanging[i]
+        for attention, processor in zip(self._attentions, self._own, strict=True):
+            attention.processor = processor
+        self._divided.start()
+
+    def stop(self) -> None:
+        for attention, processor in zip(self._attentions, self._former, strict=True):
+            attention.processor = processor
+        self._divided.stop()
+
+
+class _OfDiffusers:
+    """A network with diffusers' hooks and exchange."""
+
+    def __init__(self, module: Any, split: SequenceSplit, config: Any) -> None:
+        self._module, self._config = module, config
+        self._hooks: Any = importlib.import_module("diffusers.hooks.context_parallel")
+        self._plan = _plan(module, split)
+        self._attentions = list(_self_attentions(module, split))
+
+    def start(self) -> None:
+        for attention in self._attentions:
+            attention.processor._parallel_config = self._config
         self._hooks.apply_context_parallel(self._module, self._config.context_parallel_config, self._plan)
 
     def stop(self) -> None:
-        for i, attention in enumerate(self._attentions):
-            if self._exchanging is None:
-                attention.processor._parallel_config = None
-            else:
-                attention.processor = self._former[i]
+        for attention in self._attentions:
+            attention.processor._parallel_config = None
         self._hooks.remove_context_parallel(self._module, self._plan)
 
 
@@ -119,18 +129,14 @@ def _diffusers_config(world: World) -> Any:
 
 def _self_attentions(network: nn.Module, split: SequenceSplit) -> Iterator[Any]:
     """Yield the attentions among shared tokens."""
-    for name, module in network.named_modules():
+    family: Any = importlib.import_module(split.plan) if split.plan else None
+    for path, module in network.named_modules():
         exchanges = hasattr(getattr(module, "processor", None), "_parallel_config")
-        if exchanges and name.rpartition(".")[2] != split.caption_attention:
+        if exchanges and (family is None or re.fullmatch(family.ATTENTIONS, path)):
             yield module
 
 
 def _plan(network: Any, split: SequenceSplit) -> dict[str, Any]:
-    """Return diffusers' plan by module, with captions whole if no attention is among them and other tokens."""
-    parallel: Any = importlib.import_module("diffusers.models._modeling_parallel")
-    plan = dict(network._cp_plan)
-    inputs = dict(plan.get("", {}))
-    if not split.captions:
-        inputs = {name: how for name, how in inputs.items() if not name.startswith("encoder_")}
-    inputs |= {name: parallel.ContextParallelInput(split_dim=1, expected_dims=2) for name in split.inputs}
-    return {**plan, "": inputs} if inputs else plan
+    """Return where tokens are divided and gathered, by module."""
+    plan: dict[str, Any] = importlib.import_module(split.plan).plan(network) if split.plan else network._cp_plan
+    return plan

@@ -48,14 +48,15 @@ def test_networks_that_cannot_share_are_refused(name, degree, code, words):
 
 
 def test_uneven_buckets_are_named_unless_the_network_pads():
-    sizes = ["48x48", "64x64"]  # 9 and 16 tokens a frame
-    buckets("wan-tiny", 1, sizes, 1)
-    buckets("stdit3-tiny", 2, sizes, 1)
-    buckets("wan-tiny", 2, ["64x64"], 5)
+    sizes = ["24x24", "32x32"]  # 9 and 16 tokens
+    buckets("ltx-tiny", 1, sizes, 1)
+    for name in ("stdit3-tiny", "wan-tiny"):
+        buckets(name, 2, ["48x48"], 1)  # 9 tokens a frame
+    buckets("ltx-tiny", 2, ["32x32"], 5)
     with pytest.raises(UserError, match="1 of 2 buckets") as refused:
-        buckets("wan-tiny", 2, sizes, 1)
+        buckets("ltx-tiny", 2, sizes, 1)
     assert "9 tokens" in str(refused.value)
-    assert "48×48" in str(refused.value)
+    assert "24×24" in str(refused.value)
 
 
 def test_ranks_are_counted_by_group():

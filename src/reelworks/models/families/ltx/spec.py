@@ -27,7 +27,7 @@ class LTXConfig(Config):
         "LTXVideoTransformer3DModel",
         ("transformer_blocks",),
         release_layers=_RELEASE_LAYERS,
-        sequence=family.SequenceSplit(caption_attention="attn2", inputs=("timestep",)),
+        sequence=family.SequenceSplit(plan=f"{__package__}.shared_tokens"),
     )
 
     in_channels: int = 128

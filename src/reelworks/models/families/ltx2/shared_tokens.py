@@ -6,7 +6,6 @@ import importlib
 from typing import Any
 
 ATTENTIONS = r"transformer_blocks\.\d+\.attn1"  # names of attentions among divided tokens
-Processor = None  # diffusers' own exchange tokens for heads
 
 
 def plan(network: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Share the tokens of a HunyuanVideo 1.5 network over ranks; diffusers has no plan for it.
+"""Divide the tokens of a HunyuanVideo 1.5 network over ranks.
 
 The clip's tokens are divided. Those of texts and of the first frame, few and masked, are whole on each rank, which computes
 attention of its heads among all of them.
@@ -7,25 +7,20 @@ attention of its heads among all of them.
 from __future__ import annotations
 
 import importlib
+import re
 from typing import Any
 
 from torch import Tensor
 from torch.nn.functional import pad
 
-from reelworks.distributed.sequence import SequenceGroup
+from reelworks.models.divided_tokens import DividedTokens, Places
 
-ATTENTIONS = r"transformer_blocks\.\d+\.attn"  # names of attentions with divided tokens
-
-
-def plan(_network: Any) -> dict[str, Any]:
-    """Return where tokens are divided and gathered, in the terms of diffusers."""
-    parallel: Any = importlib.import_module("diffusers.models._modeling_parallel")
-    angles = parallel.ContextParallelInput(split_dim=0, expected_dims=2, split_output=True)
-    return {
-        "rope": {0: angles, 1: angles},
-        "transformer_blocks.0": {"hidden_states": parallel.ContextParallelInput(split_dim=1, expected_dims=3)},
-        "proj_out": parallel.ContextParallelOutput(gather_dim=1, expected_dims=3),
-    }
+PLACES = Places(
+    attentions=lambda path: re.fullmatch(r"transformer_blocks\.\d+\.attn", path) is not None,
+    first="transformer_blocks.0",
+    angles="rope",
+    angles_dim=0,
+)
 
 
 class Processor:
@@ -34,8 +29,8 @@ class Processor:
     Legend: B clips, S tokens of this rank, M tokens of texts, D width, A heads, E head width.
     """
 
-    def __init__(self, group: SequenceGroup, backend: Any) -> None:
-        self._group, self._backend = group, backend
+    def __init__(self, divided: DividedTokens, backend: Any) -> None:
+        self._divided, self._backend = divided, backend
 
     def __call__(
         self,
@@ -64,7 +59,8 @@ class Processor:
             out: Tensor = attend(q_BAE, k_BAE, v_BAE, attn_mask=mask[:, None, None], backend=self._backend)
             return out
 
-        shares = self._group.shares(self._group.size * clip_BSD.shape[1])
+        shares = self._divided.shares
+        assert shares is not None, "the first block has set it"
         clip, text = shares.attend_with_whole((q, k, v), (text_q, text_k, text_v), among_all)
         clip, text = clip.flatten(2).to(q.dtype), text.flatten(2).to(q.dtype)
         return attention.to_out[1](attention.to_out[0](clip)), attention.to_add_out(text)
