@@ -203,7 +203,7 @@ def measure_costs(run: RunFolder) -> dict[str, float]:
     world = since_start = 0
     for event in events.timeline(run.events_file, "start", "step"):
         if event["kind"] == "start":
-            world, since_start = event["world_size"], 0
+            world, since_start = event["world_size"] // event.get("sequence_degree", 1), 0
             continue
         since_start += 1
         shown = event["clips"] + event["repeated"]

@@ -15,6 +15,7 @@ from reelworks.buckets.assign import Reason
 from reelworks.core import toml_none
 from reelworks.core.errors import UserError
 from reelworks.data.position import begin_epoch
+from reelworks.models import sequence_limits
 from reelworks.recipe import diff
 from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
@@ -227,14 +228,19 @@ def too_many_ranks(micro_batches_per_step: int, world: int) -> UserError:
 
 
 def forecast(recipe: Recipe, world: int, epochs: int = 1) -> Json:
-    """Summarise the first epoch of a run on `world` ranks, and look so many epochs ahead; the catalog must exist.
+    """Summarise the first epoch of a run on `world` GPUs, and look so many epochs ahead; the catalog must exist.
 
     Returns:
         The results of `summarise` and `look_ahead`, with `proposals` if imbalance or padding is above
         `plan_fixes.WASTE_ALLOWED`, `fewer_ranks` if no proposal suffices, and `max_steps_to_set` if the learning rate
         decays without an end; all three are None otherwise.
+
+    Raises:
+        UserError: GPUs cannot be divided into sequence groups, or these cannot share the tokens of a bucket.
     """
+    degree, world = recipe.parallel.sequence_degree, recipe.parallel.data_ranks(world)
     data = RecipeData.open(recipe)
+    sequence_limits.require_buckets(recipe.model, data.table, degree)
     spec = _spec(data, world)
     position = begin_epoch(data, spec, epoch=0)
     summary = summarise(data, spec, position.plan, world=world)
@@ -246,11 +252,14 @@ def forecast(recipe: Recipe, world: int, epochs: int = 1) -> Json:
             fewer = plan_fixes.fewer_ranks(data, partial(_spec, data), world=world, epochs=epochs)
     train = recipe.train
     max_steps = (train.max_epochs or 0) * position.plan.steps if train.lacks_end else None
+    smaller = smaller_worlds(data, partial(_spec, data), world)
+    for value in (summary, *smaller, *([] if fewer is None else [fewer])):
+        value["world"] *= degree
     return (
         summary
         | further
         | {
-            "smaller_worlds": smaller_worlds(data, partial(_spec, data), world),
+            "smaller_worlds": smaller,
             "loss_reduction": train.loss_reduction,
             "max_steps_to_set": max_steps,
             "proposals": proposals,

@@ -94,7 +94,8 @@ def _forecast(recipe: Recipe, world: int, epochs: int, *, quiet: bool, scan: boo
             scanned = dataset.scan_recipe(recipe, on_progress)
         for note in () if quiet else scanned.notes:
             show.line(note)
-    return recipe, plan_report.forecast(recipe, world, epochs)
+    # A recipe whose clips are shared by several GPUs is planned for that many at least.
+    return recipe, plan_report.forecast(recipe, max(world, recipe.parallel.sequence_degree), epochs)
 
 
 def _check_options(recipes: list[Path], diff: bool, files: dict[str, Path | None]) -> None:

@@ -1,1 +1,1 @@
-"""Distributed training: process groups, the device mesh, FSDP2 wrapping, reductions. Knows no model and no data."""
+"""Distributed training: process groups, mesh, FSDP2, reductions, shared tokens. Knows no model and no data."""

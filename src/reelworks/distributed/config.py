@@ -23,6 +23,12 @@ class ParallelConfig(Config):
     shard_size: int | None = Field(
         None, ge=1, description='ranks that share one copy of the weights with "hsdp"; default: the ranks of a node'
     )
+    sequence_degree: int = Field(
+        1,
+        ge=1,
+        description="ranks that share the tokens of each clip, for clips whose activations do not fit into one GPU; they "
+        "exchange tokens for heads around attention (Ulysses); a divisor of the number of attention heads",
+    )
     offload: bool = Field(
         False,
         description="keep weights, optimizer state and average in CPU memory and copy each block's weights to the GPU "
@@ -38,6 +44,23 @@ class ParallelConfig(Config):
     lost_seconds: float = Field(
         20.0, gt=0, description="time without a sign of life of a rank after which it counts as lost, and all ranks end"
     )
+
+    def data_ranks(self, ranks: int) -> int:
+        """Return how many micro-batches so many ranks work on at once: those of a sequence group share theirs.
+
+        Raises:
+            UserError: The number of ranks is not a multiple of `sequence_degree`.
+        """
+        degree = self.sequence_degree
+        if ranks % degree:
+            raise UserError(
+                f"{ranks} rank{'s' if ranks > 1 else ''} cannot be divided into groups of {degree} that share clips",
+                code="ranks-not-divisible",
+                field="parallel.sequence_degree",
+                value=degree,
+                remedy=f"start (or plan with --world) a multiple of {degree} ranks, or set it to a divisor of {ranks}",
+            )
+        return ranks // degree
 
     @model_validator(mode="after")
     def _shard_size_has_use(self) -> Self:

@@ -27,6 +27,7 @@ from reelworks.distributed import collectives, roll_call
 from reelworks.distributed.config import ParallelConfig
 from reelworks.distributed.layout import Layout
 from reelworks.distributed.roll_call import Facts
+from reelworks.distributed.sequence import SequenceGroup
 from reelworks.distributed.watch import ClipsOf, Watch
 from reelworks.precision.contract import Contract
 
@@ -43,6 +44,27 @@ class World:
     offload: bool = False  # whether the trained weights lie in CPU memory
     local_size: int = 1  # ranks on this machine
     watch: Watch | None = None  # None for one process
+    sequence: SequenceGroup | None = None  # ranks that share this one's clips; None if each has its own
+
+    @property
+    def sequence_degree(self) -> int:
+        """Ranks that share the tokens of a clip."""
+        return 1 if self.sequence is None else self.sequence.size
+
+    @property
+    def data_rank(self) -> int:
+        """Place of this rank's micro-batches among those of a step, which the ranks of a sequence group share."""
+        return self.rank // self.sequence_degree
+
+    @property
+    def data_size(self) -> int:
+        """Micro-batches that ranks work on at once."""
+        return self.size // self.sequence_degree
+
+    @property
+    def counts(self) -> bool:
+        """Whether this rank's clips and losses count: those of the others of its sequence group are the same."""
+        return self.sequence is None or self.sequence.rank == 0
 
     @property
     def is_main(self) -> bool:
@@ -90,6 +112,10 @@ class World:
         """Return every rank's picklable value, by rank, on every rank."""
         return collectives.gather(value)
 
+    def gather_data(self, value: object) -> list[object]:
+        """Return the value of one rank of each sequence group, on every rank."""
+        return self.gather(value)[:: self.sequence_degree]
+
     def mark(self, doing: str, step: int, clips_of: ClipsOf | None = None, *, limited: bool = True) -> None:
         """Begin a phase of a step, as `Watch.mark` does; nothing for one process."""
         if self.watch is not None:
@@ -125,6 +151,7 @@ def join(
     device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
+    limits.data_ranks(size)
     if size == 1 and not offload:
         yield World(0, 1, device)
         return
@@ -153,7 +180,17 @@ def join(
         )
         with _formed():
             patient = dist.new_group(backend="gloo", timeout=timedelta(days=7))
-            yield World(rank, size, device, patient, offload, local_size, watch)
+            sequence = _sequence_group(rank, size, limits, timeout)
+            yield World(rank, size, device, patient, offload, local_size, watch, sequence)
+
+
+def _sequence_group(rank: int, size: int, config: ParallelConfig, timeout: timedelta) -> SequenceGroup | None:
+    degree = config.sequence_degree
+    if degree == 1:
+        return None
+    # Every rank takes part in the making of every group.
+    groups = [dist.new_group(range(first, first + degree), timeout=timeout) for first in range(0, size, degree)]
+    return SequenceGroup(groups[rank // degree], rank % degree, degree)
 
 
 @contextmanager

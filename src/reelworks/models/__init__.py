@@ -1,4 +1,4 @@
 """Denoisers, autoencoders and text encoders behind small protocols (`api.py`), one folder per family.
 
-Imports core and precision, but no data, schedule or trainer. Recipe keys are in torch-free `config.py` files.
+Imports core, buckets, precision and distributed, but no data or trainer. Recipe keys are in torch-free `config.py` files.
 """

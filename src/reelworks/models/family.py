@@ -57,6 +57,17 @@ class KeyRule(NamedTuple):
 
 
 @dataclass(frozen=True)
+class SequenceSplit:
+    """Describes how ranks share the tokens of a network, and exchange heads around attention."""
+
+    heads: str = "num_attention_heads"  # field of the config with the number of heads
+    pads: bool = False  # whether any number of tokens can be shared; if not, it must be a multiple of the ranks
+    captions: bool = False  # whether tokens of captions are shared too, as they attend to all others
+    plan: str = ""  # module with `plan` and `ATTENTIONS` in place of diffusers' plan
+    divided: str = ""  # module with `PLACES` and `Processor` in place of diffusers' plan and exchange
+
+
+@dataclass(frozen=True)
 class Network:
     """Names of a network's class, blocks, parameters and files."""
 
@@ -80,6 +91,7 @@ class Network:
     blocks_see_shapes: bool = False
     # Blocks see captions at their own length, rounded up to a multiple of this; 0 if all have one length.
     caption_multiple: int = 0
+    sequence: SequenceSplit | None = None  # None if ranks cannot share tokens
 
 
 class FamilyConfig(Protocol):

@@ -15,7 +15,7 @@ from reelworks.buckets.config import as_table
 from reelworks.core import toml_none
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Geometry, Shape
-from reelworks.models import components
+from reelworks.models import components, sequence_limits
 from reelworks.models.config import require_known, text_encoder_names
 from reelworks.models.expert_pair.config import timestep_range
 from reelworks.recipe import validation
@@ -71,6 +71,7 @@ def parse(values: dict[str, Any]) -> Recipe:
     _require_base_target(recipe)
     validation.require_image_encoder(recipe.model)
     validation.require_companions(recipe.model, [d.companions for d in recipe.dataset], "dataset.")
+    _require_shared_tokens(recipe)
     recipe = _with_timestep_range(recipe)
     if recipe.buckets.proposes:
         _refuse_entries(recipe)
@@ -90,6 +91,19 @@ def _require_samples(recipe: Recipe, geometry: Geometry) -> None:
     validation.require_companions(recipe.model, [samples.companions], "samples.")
     if samples.num_frames is not None:
         validation.require_first_frame(recipe.model, samples.reference, "samples.reference", samples.num_frames)
+
+
+def _require_shared_tokens(recipe: Recipe) -> None:
+    degree = recipe.parallel.sequence_degree
+    sequence_limits.require_network(recipe.model, recipe.autoencoder, recipe.text_encoder, degree)
+    if degree > 1 and recipe.train.compile:
+        raise UserError(
+            f"blocks whose tokens {degree} ranks share are not compiled",
+            code="compiled-with-shared-tokens",
+            field="train.compile",
+            value=True,
+            remedy="leave it out, or leave out parallel.sequence_degree",
+        )
 
 
 def _require_lora_base(recipe: Recipe) -> None:

@@ -3,7 +3,7 @@
 Every event has `v` (schema version), `time` (seconds since 1970), `kind` and, except for the first few,
 `step` (optimizer steps done). The kinds and their fields are:
 
-    start       world_size, micro_batches_per_step, same_bucket_run, threads, device, recipe (file below recipes/),
+    start       world_size, sequence_degree (ranks that share clips, if more than 1), micro_batches_per_step, same_bucket_run, threads, device, recipe (file below recipes/),
                 resumed_from (step or null)
     epoch       data_restarts, epoch, segment, planned, rows, plan (digest): an epoch's plan begins
     step        epoch, row, loss, loss_by_bucket {name: loss}, loss_by_timestep {"300-400": loss}, applied (false if the

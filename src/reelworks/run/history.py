@@ -80,7 +80,8 @@ def epochs(run: RunFolder) -> list[Epoch]:
     recipe, world_size, goes_back = "", 1, False
     for event in events.timeline(run.events_file, "start", "epoch", "step", "failure", "epoch_end"):
         if event["kind"] == "start":
-            recipe, world_size, goes_back = event["recipe"], event["world_size"], True
+            world_size = event["world_size"] // event.get("sequence_degree", 1)
+            recipe, goes_back = event["recipe"], True
         elif event["kind"] == "epoch":
             goes_back = False
             key = (event["data_restarts"], event["epoch"])

@@ -20,6 +20,7 @@ from reelworks.models.diffusers_denoiser import FamilyDenoiser
 from reelworks.models.expert_pair.config import PARTS, switch_timestep
 from reelworks.models.expert_pair.denoiser import ExpertPairDenoiser
 from reelworks.models.lora.base_model import Base
+from reelworks.models.sequence_parallel import SequenceParallel
 from reelworks.models.vision import VisionEncoder
 from reelworks.precision.boundary import DtypeBoundary, check_contract
 from reelworks.recipe.dataset import RecipeData
@@ -41,6 +42,7 @@ class TrainedModel:
     state: TrainState
     base: Base | None
     compiled: CompiledBlocks
+    sequence: SequenceParallel
 
     @classmethod
     def build(
@@ -63,9 +65,12 @@ class TrainedModel:
         )
         if world.size > 1 and world.is_main:
             logger.info(f"{layout} ({layout.strategy}): {reason}")
+        sequence = SequenceParallel(network, components.family_config(recipe.model).network, world)
         mesh.shard(network.module, network.sharding().blocks, network.contract, world, layout)
         compiled = CompiledBlocks.of_recipe(network, data)
-        return cls(DtypeBoundary(network), encoders, TrainState.start(network, recipe.train), network.base, compiled)
+        return cls(
+            DtypeBoundary(network), encoders, TrainState.start(network, recipe.train), network.base, compiled, sequence
+        )
 
 
 def require_sources(recipe: Recipe, *, resumed: bool = False) -> None:

@@ -94,7 +94,7 @@ def _fix_step_shape(recipe: Recipe, folder: RunFolder, store: CheckpointStore, w
     has_checkpoints = bool(store.steps())
     if has_checkpoints and former.get("asked") == asked:
         return
-    micro_batches, same_bucket_run = plan_report.step_shape(recipe, world.size)
+    micro_batches, same_bucket_run = plan_report.step_shape(recipe, world.data_size)
     frozen = {"micro_batches_per_step": micro_batches, "same_bucket_run": same_bucket_run, "asked": asked}
     folder.refreeze(frozen) if former else folder.create(frozen)
     if has_checkpoints and former.get("micro_batches_per_step") is not None:
@@ -103,6 +103,6 @@ def _fix_step_shape(recipe: Recipe, folder: RunFolder, store: CheckpointStore, w
 
 def plan_spec(data: Dataset, run: OpenRun) -> PlanSpec:
     """Return the settings of the run's plans."""
-    if run.world.size > run.micro_batches_per_step:
-        raise plan_report.too_many_ranks(run.micro_batches_per_step, run.world.size)
+    if run.world.data_size > run.micro_batches_per_step:
+        raise plan_report.too_many_ranks(run.micro_batches_per_step, run.world.data_size)
     return data.plan_spec(run.micro_batches_per_step, run.same_bucket_run)

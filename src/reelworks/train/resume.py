@@ -189,7 +189,7 @@ def _write_plan(run: OpenRun, data: RecipeData, position: DataPosition) -> None:
     spec, epoch = position.spec, position.epoch
     # A later segment is only the rest of an epoch; the summary is of the whole one.
     plan = position.plan if position.segment == 0 else replace(data, run=None).plan(spec, epoch)
-    summary = plan_report.summarise(data, spec, plan, world=run.world.size, epoch=epoch)
+    summary = plan_report.summarise(data, spec, plan, world=run.world.data_size, epoch=epoch)
     files.write_json(run.folder.plan_folder / "summary.json", summary)
     rejections.write(run.folder.plan_folder / "left-out.parquet", data, epoch)
     left_out = ", ".join(f"{group['clips']} {reason}" for reason, group in summary["left_out"].items())

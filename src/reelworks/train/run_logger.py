@@ -102,6 +102,7 @@ class RunLogger:
             "start",
             step=self._first_step,
             world_size=self._world.size,
+            **({"sequence_degree": degree} if (degree := self._world.sequence_degree) > 1 else {}),
             micro_batches_per_step=spec.micro_batches_per_step,
             same_bucket_run=spec.same_bucket_run,
             threads=threads,
@@ -181,7 +182,7 @@ class RunLogger:
             self.event("non_finite", step=step, what=what, module=module, clips=list(result.blame.clips))
         failures = self._failures(position, step, batches) if result.failed else []
         self.records.step(position.row, result.applied, failures)
-        if self._debug:
+        if self._debug and self._world.counts:
             self._log_clips(position, step, result, batches)
 
     def epoch_ends(self, position: DataPosition) -> None:
@@ -260,7 +261,7 @@ class RunLogger:
     def _failures(self, position: DataPosition, step: int, batches: Sequence[MicroBatch]) -> list[Failure]:
         """Log the clips that failed on any rank, and return the failures of first uses. Collective."""
         own = [{**_clip(b, i), "reason": reason} for b in batches for i, reason in b.failures]
-        of_ranks: list[Any] = self._world.gather(own)
+        of_ranks: list[Any] = self._world.gather_data(own)
         regular = []
         for failure in itertools.chain(*of_ranks):
             self.event("failure", step=step, **failure)

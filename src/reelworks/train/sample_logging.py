@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from reelworks.generate import conditions, defaults, diffusers_pipeline, writers
 from reelworks.generate.conditions import Conditions
 from reelworks.generate.pipeline import GenerateOptions
 from reelworks.models.api import DenoiserInputs
+from reelworks.models.sequence_parallel import SequenceParallel
 from reelworks.precision.boundary import DtypeBoundary
 from reelworks.recipe import validation
 from reelworks.recipe.dataset import RecipeData
@@ -59,6 +61,7 @@ class Previewer:
     world: World
     run_folder: RunFolder
     options: GenerateOptions | None
+    sequence: SequenceParallel | None = None  # paused here, as any size may be generated
 
     def exist(self, step: int) -> bool:
         """Whether the previews of a step exist; equal on all ranks."""
@@ -75,7 +78,7 @@ class Previewer:
         clips = "1 clip" if len(prompts) == 1 else f"{len(prompts)} clips"
         logger.info(f"making previews: {clips} of {options.shape}, {options.to_text()}")
         try:
-            with self.state.averaged():
+            with self.state.averaged(), nullcontext() if self.sequence is None else self.sequence.paused():
                 generated = diffusers_pipeline.generate(
                     self.recipe, self.boundary, self.encoder.loaded(), prompts, options
                 )

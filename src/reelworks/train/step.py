@@ -118,7 +118,8 @@ class StepSums:
 
     def over_ranks(self, world: World) -> StepSums:
         """Return the sums over all ranks, with one all-reduce."""
-        return self._unpacked(world.sum(self._packed()))
+        own = self if world.counts else self._of_flags_alone()
+        return self._unpacked(world.sum(own._packed()))
 
     def read(self, *others: Tensor) -> tuple[StepSums, list[list[float]]]:
         """Copy the sums and other values to the host, in one transfer that waits for the device."""
@@ -126,6 +127,11 @@ class StepSums:
         values = torch.cat([packed, *(other.to(packed.device).double() for other in flat)]).cpu()
         own, *copied = torch.split(values, [len(packed), *map(len, flat)])
         return self._unpacked(own), [other.tolist() for other in copied]
+
+    def _of_flags_alone(self) -> StepSums:
+        """Return sums of 0 with this rank's requests; zeros instead of products, since 0 · NaN is NaN."""
+        zeros = {each.name: torch.zeros_like(getattr(self, each.name)) for each in fields(self)}
+        return StepSums(**(zeros | {"flags": self.flags}))
 
     def _parts(self) -> list[Tensor]:
         return [getattr(self, each.name) for each in fields(self)]
@@ -231,7 +237,8 @@ class TrainStep:
                 losses_B = self._losses(batch.work, example, objective)
                 weights_B = self._weights(batch.work, example)
                 weighted_B = torch.where(example.counts, weights_B * losses_B, 0.0)
-                # FSDP takes the mean of gradients over ranks; the loss of a step is a sum over them.
+                # FSDP takes the mean of gradients over ranks; the loss of a step is a sum over them. Each rank of a
+                # sequence group has the gradient of its own tokens, so that the same sum holds for these.
                 torch.autograd.backward(weighted_B.sum() * (world.size / planned_weight))
             sums.add(batch, weighted_B.detach(), weights_B, example.inputs.time)
             kept.append(KeptBatch(batch, losses_B.detach(), example.counts))
@@ -292,7 +299,7 @@ class TrainStep:
         largest, _ = max(loader.batches_of_row(plan, row), key=lambda each: buckets[each[0]].tokens * each[1])
         losses = {buckets[i].name: loss for i, loss in loss_by_bucket.items()}
         spike = self.state.spikes.add(losses, grad_norm, buckets[largest].name, threshold=train.spike_threshold)
-        return spike and spike.with_clips(self.world.gather(_clips(kept)))
+        return spike and spike.with_clips(self.world.gather_data(_clips(kept)))
 
     def set_rate(self, step: int) -> float:
         """Set the learning rate of the step that follows `step` done ones, and return it."""
@@ -348,7 +355,7 @@ class TrainStep:
         batch, clips = nonfinite.first_bad(kept)
         example = self._example(batch, objective, step)
         origin = nonfinite.origin(self.state.module, example.inputs, lambda: self.boundary(example.inputs))
-        return NonFiniteCause.from_parts(self.world.gather((origin, clips)))
+        return NonFiniteCause.from_parts(self.world.gather((origin, clips if self.world.counts else [])))
 
 
 def _means(losses: Tensor, weights: Tensor) -> dict[int, float]:

@@ -29,7 +29,7 @@ from reelworks.encoders.stored_batches import StoredLatents
 from reelworks.export import exports_folder
 from reelworks.generate.pipeline import GenerateOptions
 from reelworks.media.decode_pool import DecodePool
-from reelworks.models import attention
+from reelworks.models import attention, sequence_limits
 from reelworks.recipe import dataset, recipe_file
 from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
@@ -46,6 +46,7 @@ from reelworks.train import (
     resume,
     run_logger,
     sample_logging,
+    shared_batches,
 )
 from reelworks.train.build import TrainedModel
 from reelworks.train.checkpointing import CheckpointManager
@@ -120,6 +121,7 @@ def run(
         world.wait()
         data = replace(RecipeData.open(recipe), run=RunFolder(Path(recipe.output)))
         recipe = data.recipe  # now with the buckets that were proposed, if the file names none
+        sequence_limits.require_buckets(recipe.model, data.table, recipe.parallel.sequence_degree)
         this_run = open_run.open_run(recipe, folder_lock, world)
         spec = open_run.plan_spec(data, this_run)
         if recipe.train.lacks_end:
@@ -205,8 +207,8 @@ class Trainer:
         self._checkpoints, self._log = checkpoints, log
         self._source = StepSource(
             data,
-            rank=world.rank,
-            world=world.size,
+            rank=world.data_rank,
+            world=world.data_size,
             max_steps=recipe.train.max_steps,
             max_epochs=recipe.train.max_epochs,
             skips=recipe.train.skips,
@@ -214,7 +216,7 @@ class Trainer:
         self._compiled = model.compiled
         self._train_step = TrainStep(boundary, encoder, state, data.table, world, recipe, model.compiled)
         self._validator = Validator(model, world, self._source, data.held_out(), recipe, stored)
-        self._previewer = Previewer(recipe, boundary, encoder, state, world, run.folder, previews)
+        self._previewer = Previewer(recipe, boundary, encoder, state, world, run.folder, previews, model.sequence)
         self._non_finite_in_a_row = 0
         self._step_seconds = 0.0
 
@@ -222,7 +224,9 @@ class Trainer:
         """Train from a position to the end, and return why training stopped: "finished", or "signal"."""
         config = self._recipe.data
         with ExitStack() as stack:
-            pool = DecodePool(config.num_workers, config.decode_timeout)
+            # Clips that other ranks of a sequence group need too are decoded on the first.
+            workers = config.num_workers if self._world.counts or self._stored is not None else 0
+            pool = DecodePool(workers, config.decode_timeout)
             stack.callback(pool.close)
             stop_signals = stack.enter_context(_stop_signals())
             if self._is_done(position):
@@ -235,6 +239,8 @@ class Trainer:
             work = self._source.rows(position)
             device = encoding.frames_device(self._recipe, self._world.device, stored=self._stored is not None)
             batches = stored_batches.read_ahead(work, pool, config.prefetch_budget_bytes, self._stored, device)
+            if self._stored is None:
+                batches = shared_batches.over_group(batches, self._world)
             self._begin_segment(position)
             while not self._is_done(position):
                 if position.at_end:
@@ -269,7 +275,7 @@ class Trainer:
         began = time.monotonic()
         step = position.global_step
         taken: list[MicroBatch] = []  # without their frames
-        self._world.mark("waiting for clips", step + 1, lambda rank: self._source.paths(position, rank))
+        self._world.mark("waiting for clips", step + 1, self._paths_at(position))
         if self._recipe.train.skips(step + 1):
             result = StepResult.skipped(self._train_step.set_rate(step))  # the source omits this row too
         else:
@@ -284,6 +290,11 @@ class Trainer:
         self._require_few_failures(position)
         self._require_finite(position.global_step, result)
         return position, result.flags
+
+    def _paths_at(self, position: DataPosition) -> Callable[[int], list[str]]:
+        """Return the paths of a rank's clips in the step at a position."""
+        degree = self._world.sequence_degree
+        return lambda rank: self._source.paths(position, rank // degree)
 
     def _run_step(
         self, position: DataPosition, batches: Iterator[MicroBatch], taken: list[MicroBatch], flags: StepFlags

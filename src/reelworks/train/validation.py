@@ -19,7 +19,7 @@ from reelworks.encoders.stored_batches import StoredLatents
 from reelworks.media.decode_pool import DecodePool
 from reelworks.recipe.recipe import Recipe
 from reelworks.schedule.plan import Samples
-from reelworks.train import encoding
+from reelworks.train import encoding, shared_batches
 from reelworks.train.batch_inputs import validation_example
 from reelworks.train.build import TrainedModel
 
@@ -61,10 +61,13 @@ class Validator:
         with model.state.averaged():
             budget_bytes = self.recipe.data.prefetch_budget_bytes
             device = encoding.frames_device(self.recipe, self.world.device, stored=self.stored is not None)
-            for batch in stored_batches.read_ahead(self._requests(), pool, budget_bytes, self.stored, device):
+            batches = stored_batches.read_ahead(self._requests(), pool, budget_bytes, self.stored, device)
+            if self.stored is None:
+                batches = shared_batches.over_group(batches, self.world)
+            for batch in batches:
                 example = validation_example(batch, model.encoder, objective, seed=self.recipe.seed, times=times)
                 losses = example.losses(model.boundary(example.inputs), objective).double().cpu()
-                if bool(batch.is_valid.all()):
+                if self.world.counts and bool(batch.is_valid.all()):
                     sums[:-1] += losses
                     sums[-1] += 1
         sums = self.world.sum(sums)
@@ -78,7 +81,7 @@ class Validator:
     def _requests(self) -> Iterator[MicroBatchRequest]:
         """Yield this rank's clips one by one; all ranks get the same number, filled up with fillers."""
         clips = len(self.held_out)
-        for first in range(0, clips, self.world.size):
-            own = first + self.world.rank
+        for first in range(0, clips, self.world.data_size):
+            own = first + self.world.data_rank
             clip = self.held_out.take(np.array([min(own, clips - 1)]))
             yield self.source.work(clip, epoch=0, is_idle=own >= clips, augments=False)

@@ -15,6 +15,7 @@ from reelworks.distributed import layout, mesh
 from reelworks.distributed.layout import Layout
 from reelworks.distributed.mesh import World
 from reelworks.encoders.encoders import LiveEncoder
+from reelworks.models import sequence_limits
 from reelworks.models.api import Denoiser
 from reelworks.models.lora import frozen
 from reelworks.precision import audit
@@ -152,6 +153,8 @@ def check_recipe(recipe: Recipe, table: BucketTable, world: int = 1) -> CheckRep
     Raises:
         UserError: Weights cannot be loaded, a contract or the optimizer cannot train, or memory does not suffice.
     """
+    recipe.parallel.data_ranks(world)
+    sequence_limits.require_buckets(recipe.model, table, recipe.parallel.sequence_degree)
     optimizer_names.require(recipe.train.optimizer, layout.fixed(recipe.parallel, world, _local_ranks(world)))
     if recipe.train.lacks_end:
         raise no_end(recipe.train)
@@ -180,7 +183,8 @@ def _check(recipe: Recipe, table: BucketTable, this_process: World, world: int) 
             rehearsed += _rehearse(recipe, denoiser, encoder, state, table)
         except DtypeError as fault:
             violations.append(fault)
-    activations = max((bucket.activations_bytes for bucket in rehearsed), default=0)
+    # This process has run whole clips, of which each rank of a sequence group has its share.
+    activations = max((b.activations_bytes for b in rehearsed), default=0) // recipe.parallel.sequence_degree
     return CheckReport(
         device=str(this_process.device),
         world=world,

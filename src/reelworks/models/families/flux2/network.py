@@ -34,8 +34,9 @@ def predict(module: Any, inputs: DenoiserInputs, config: Flux2Config) -> Tensor:
             tokens,
             encoder_hidden_states=inputs.text,
             timestep=inputs.time / PURE_NOISE,
-            img_ids=positions,
-            txt_ids=pad(grid(inputs.text.shape[1], device=device), (3, 0)),
+            # With a dimension for the clips, by which diffusers' plan for shared tokens knows them.
+            img_ids=positions[None],
+            txt_ids=pad(grid(inputs.text.shape[1], device=device), (3, 0))[None],
             guidance=guidance,
             return_dict=False,
         )[0]

@@ -26,7 +26,10 @@ class Flux2Config(Config):
     patch_size: ClassVar[tuple[int, int, int]] = (1, 1, 1)
     pictures_only: ClassVar[bool] = True
     network: ClassVar[family.Network] = family.Network(
-        "Flux2Transformer2DModel", ("transformer_blocks", "single_transformer_blocks"), release_layers=_RELEASE_LAYERS
+        "Flux2Transformer2DModel",
+        ("transformer_blocks", "single_transformer_blocks"),
+        release_layers=_RELEASE_LAYERS,
+        sequence=family.SequenceSplit(captions=True),
     )
 
     in_channels: int = 128

@@ -82,6 +82,7 @@ class HunyuanVideo15Config(Config):
             without_gradient=tuple(unused),
             shape_only=False,
             release_layers=_RELEASE_LAYERS,
+            sequence=family.SequenceSplit(pads=True, divided=f"{__package__}.divided_tokens"),
         )
 
     def fit(self, components: family.ComponentShapes) -> Self:

@@ -24,7 +24,10 @@ class LTXConfig(Config):
     pictures_only: ClassVar[bool] = False
     conditioning: ClassVar[family.Conditioning] = family.Conditioning(frames=True)
     network: ClassVar[family.Network] = family.Network(
-        "LTXVideoTransformer3DModel", ("transformer_blocks",), release_layers=_RELEASE_LAYERS
+        "LTXVideoTransformer3DModel",
+        ("transformer_blocks",),
+        release_layers=_RELEASE_LAYERS,
+        sequence=family.SequenceSplit(plan=f"{__package__}.shared_tokens"),
     )
 
     in_channels: int = 128

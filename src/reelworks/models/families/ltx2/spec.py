@@ -71,6 +71,7 @@ class LTX2Config(Config):
             without_gradient=("audio_", "av_cross_attn_", *in_blocks),
             release_layers=_RELEASE_LAYERS,
             renamed_keys={"prompt_adaln_single": "prompt_adaln"},  # in LTX-2.3
+            sequence=family.SequenceSplit(plan=f"{__package__}.shared_tokens"),
         )
 
     def fit(self, components: family.ComponentShapes) -> Self:

@@ -40,7 +40,12 @@ class QwenImageConfig(Config):
         # The last block's results for texts are not used.
         parts = ("txt_mlp", "attn.to_add_out", "attn.norm_added_q", "attn.add_q_proj")
         unused = tuple(f"transformer_blocks.{self.num_layers - 1}.{part}" for part in parts)
-        return family.Network("QwenImageTransformer2DModel", ("transformer_blocks",), without_gradient=unused)
+        return family.Network(
+            "QwenImageTransformer2DModel",
+            ("transformer_blocks",),
+            without_gradient=unused,
+            sequence=family.SequenceSplit(captions=True),
+        )
 
     def fit(self, components: family.ComponentShapes) -> Self:
         """Return a copy with the widths of the components."""

@@ -14,9 +14,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from reelworks.distributed.sequence import SequenceGroup, Shares
 from reelworks.models.families.stdit2.spec import STDiT2Config
 from reelworks.models.families.stdit3 import layers
-from reelworks.models.families.stdit3.model import FinalLayer, modulate, modulation_of_frames, run_block
+from reelworks.models.families.stdit3.model import FinalLayer, modulate, modulation_of_frames, run_block, shares_of
 from reelworks.models.recompute import Recompute
 
 
@@ -47,13 +48,14 @@ class Block(nn.Module):
         mask_B11L: Tensor | None,
         modulation: Modulation,
         rotation: layers.Rotation,
+        shares: Shares | None = None,
     ) -> Tensor:
-        """Return tokens `[B, T, S, D]`."""
+        """Return tokens `[B, T, S, D]`; `shares` as in `SelfAttention`."""
         spatial = (self.scale_shift_table + modulation.spatial).unsqueeze(2)
         temporal = (self.scale_shift_table_temporal + modulation.temporal).unsqueeze(2)
         shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = spatial.unbind(3)
         B, T, S, D = x_BTSD.shape
-        out = self.attn(modulate(x_BTSD, shift, scale).flatten(0, 1), None)
+        out = self.attn(modulate(x_BTSD, shift, scale).flatten(0, 1), None, shares)
         x_BTSD = torch.addcmul(x_BTSD, gate, out.view(B, T, S, D))
         shift, scale, gate = temporal.unbind(3)
         out = self.attn_temp(modulate(x_BTSD, shift, scale).transpose(1, 2).flatten(0, 1), rotation)
@@ -69,6 +71,7 @@ class STDiT2(nn.Module):
         super().__init__()
         D = config.hidden_size
         self.config, self.gradient_checkpointing = config, gradient_checkpointing
+        self.sequence: SequenceGroup | None = None  # ranks that share the tokens of this one's clips
         self.rope = layers.RotaryEmbedding(config.head_dim)
         self.pos_embed = layers.PositionEmbedding(D, config.input_sq_size)
         self.x_embedder = layers.PatchEmbedding(config.in_channels, D, config.patch_size)
@@ -124,9 +127,13 @@ class STDiT2(nn.Module):
         text_BLD = self.y_embedder(y.squeeze(1), drop_text)
         mask_B11L = None if mask is None else layers.tile_rows(mask.bool(), B)[:, None, None]
         rotation = self.rope(T)
+        shares, tokens = shares_of(self.sequence, tokens)
+        given = (text_BLD, mask_B11L, modulation, rotation, shares)
         for block in self.blocks:
-            tokens = run_block(block, self.gradient_checkpointing, tokens, text_BLD, mask_B11L, modulation, rotation)
+            tokens = run_block(block, self.gradient_checkpointing, tokens, *given)
         # As in v1.1, sizes enter only the final modulation of condition frames.
         patches = self.final_layer(tokens, time_BD, sized_BD, x_mask)
+        if shares is not None:
+            patches = shares.gather(patches, 2)
         # Cloned because FSDP2 warns of an output that is a view; it is small.
         return layers.unpatchify(patches, grid, self.config.patch_size)[..., :H, :W].float().clone()

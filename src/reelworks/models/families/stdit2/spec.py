@@ -19,7 +19,9 @@ class STDiT2Config(STDiT3Config):
     The fields are STDiT3's; `depth` counts blocks, each with spatial and temporal attention.
     """
 
-    network: ClassVar[family.Network] = family.Network("STDiT2", ("blocks",), pads_patches=True)
+    network: ClassVar[family.Network] = family.Network(
+        "STDiT2", ("blocks",), pads_patches=True, sequence=family.SequenceSplit("num_heads", pads=True)
+    )
 
     model_max_length: int = Field(default=200, gt=0)
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
 from reelworks.core.errors import UserError
+from reelworks.distributed.sequence import Shares
 
 Rotation = tuple[Tensor, Tensor]
 FREQUENCIES = 256  # number of sines and cosines of a timestep or a frame rate, as in v1.2
@@ -64,13 +65,13 @@ class SelfAttention(nn.Module):
         self.k_norm = HeadNorm(head_dim) if qk_norm else nn.Identity()
         self.proj = nn.Linear(hidden_size, hidden_size)
 
-    def forward(self, x_NLD: Tensor, rotation: Rotation | None) -> Tensor:
-        """Return `[N, L, D]`."""
+    def forward(self, x_NLD: Tensor, rotation: Rotation | None, shares: Shares | None = None) -> Tensor:
+        """Return `[N, L, D]`; with `shares`, L are this rank's positions, which attend to those of all ranks."""
         q_NALE, k_NALE, v_NALE = split_heads(self.qkv(x_NLD), 3, self.num_heads)
         q_NALE = self._normalize_and_rotate(q_NALE, self.q_norm, rotation)
         k_NALE = self._normalize_and_rotate(k_NALE, self.k_norm, rotation)
-        out_NALE = F.scaled_dot_product_attention(q_NALE, k_NALE, v_NALE)
-        out: Tensor = self.proj(out_NALE.transpose(1, 2).flatten(2))
+        attend = F.scaled_dot_product_attention if shares is None else shares.attend
+        out: Tensor = self.proj(attend(q_NALE, k_NALE, v_NALE).transpose(1, 2).flatten(2))
         return out
 
     def _normalize_and_rotate(self, x_NALE: Tensor, norm: nn.Module, rotation: Rotation | None) -> Tensor:

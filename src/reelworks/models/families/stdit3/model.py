@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
+from reelworks.distributed.sequence import SequenceGroup, Shares
 from reelworks.models import recompute
 from reelworks.models.families.stdit3 import layers
 from reelworks.models.families.stdit3.spec import STDiT3Config
@@ -45,20 +46,21 @@ class Block(nn.Module):
         mask_B11L: Tensor | None,
         modulation_BR6D: Tensor,
         rotation: layers.Rotation,
+        shares: Shares | None = None,
     ) -> Tensor:
-        """Return tokens `[B, T, S, D]`; `modulation_BR6D` depends on the timesteps."""
+        """Return tokens `[B, T, S, D]`; `modulation_BR6D` depends on the timesteps, `shares` as in `SelfAttention`."""
         table = (self.scale_shift_table + modulation_BR6D).unsqueeze(2)
         shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = table.unbind(3)
-        x_BTSD = torch.addcmul(x_BTSD, gate, self._attend(modulate(x_BTSD, shift, scale), rotation))
+        x_BTSD = torch.addcmul(x_BTSD, gate, self._attend(modulate(x_BTSD, shift, scale), rotation, shares))
         x_BTSD = x_BTSD + self.cross_attn(x_BTSD.flatten(1, 2), text_BLD, mask_B11L).view_as(x_BTSD)
         return torch.addcmul(x_BTSD, mlp_gate, self.mlp(modulate(x_BTSD, mlp_shift, mlp_scale)))
 
-    def _attend(self, x_BTSD: Tensor, rotation: layers.Rotation) -> Tensor:
+    def _attend(self, x_BTSD: Tensor, rotation: layers.Rotation, shares: Shares | None) -> Tensor:
         B, T, S, D = x_BTSD.shape
         if self.temporal:
             out: Tensor = self.attn(x_BTSD.transpose(1, 2).flatten(0, 1), rotation)
             return out.view(B, S, T, D).transpose(1, 2)
-        out = self.attn(x_BTSD.flatten(0, 1), None)
+        out = self.attn(x_BTSD.flatten(0, 1), None, shares)
         return out.view(B, T, S, D)
 
 
@@ -99,6 +101,14 @@ def modulation_of_frames(
     return out.view(*out.shape[:2], -1, time_BD.shape[-1])
 
 
+def shares_of(sequence: SequenceGroup | None, tokens_BTSD: Tensor) -> tuple[Shares | None, Tensor]:
+    """Divide the tokens of each frame over the ranks of a group; a position is then on one rank in all frames."""
+    if sequence is None:
+        return None, tokens_BTSD
+    shares = sequence.shares(tokens_BTSD.shape[2])
+    return shares, shares.split(tokens_BTSD, 2)
+
+
 def run_block(block: nn.Module, gradient_checkpointing: Recompute, *args: Any) -> Tensor:
     """Call a block; with gradient checkpointing, less is stored for the backward pass."""
     out: Tensor = recompute.run_block(block, gradient_checkpointing, *args)
@@ -112,6 +122,7 @@ class STDiT3(nn.Module):
         super().__init__()
         D = config.hidden_size
         self.config, self.gradient_checkpointing = config, gradient_checkpointing
+        self.sequence: SequenceGroup | None = None  # ranks that share the tokens of this one's clips
         self.rope = layers.RotaryEmbedding(config.head_dim)
         self.pos_embed = layers.PositionEmbedding(D, config.input_sq_size)
         self.x_embedder = layers.PatchEmbedding(config.in_channels, D, config.patch_size)
@@ -161,11 +172,14 @@ class STDiT3(nn.Module):
         text_BLD = self.y_embedder(y.squeeze(1), drop_text)
         mask_B11L = None if mask is None else layers.tile_rows(mask.bool(), B)[:, None, None]
         rotation = self.rope(T)
+        shares, tokens = shares_of(self.sequence, tokens)
         for pair in zip(self.spatial_blocks, self.temporal_blocks, strict=True):
             for block in pair:
                 tokens = run_block(
-                    block, self.gradient_checkpointing, tokens, text_BLD, mask_B11L, modulation, rotation
+                    block, self.gradient_checkpointing, tokens, text_BLD, mask_B11L, modulation, rotation, shares
                 )
         patches = self.final_layer(tokens, time_BD, clean_BD, x_mask)
+        if shares is not None:
+            patches = shares.gather(patches, 2)
         # Cloned because FSDP2 warns of an output that is a view; it is small.
         return layers.unpatchify(patches, grid, self.config.patch_size)[..., :H, :W].float().clone()

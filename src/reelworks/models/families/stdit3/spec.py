@@ -19,7 +19,11 @@ class STDiT3Config(Config):
     pictures_only: ClassVar[bool] = False
     conditioning: ClassVar[family.Conditioning] = family.LEARNED
     network: ClassVar[family.Network] = family.Network(
-        "STDiT3", ("spatial_blocks", "temporal_blocks"), alternates=True, pads_patches=True
+        "STDiT3",
+        ("spatial_blocks", "temporal_blocks"),
+        alternates=True,
+        pads_patches=True,
+        sequence=family.SequenceSplit("num_heads", pads=True),
     )
 
     in_channels: int = Field(default=4, gt=0)  # latent channels

@@ -43,7 +43,10 @@ class WanConfig(Config):
     patch_size: ClassVar[tuple[int, int, int]] = (1, 2, 2)
     pictures_only: ClassVar[bool] = False
     network: ClassVar[family.Network] = family.Network(
-        "WanTransformer3DModel", ("blocks",), release_layers=_RELEASE_LAYERS
+        "WanTransformer3DModel",
+        ("blocks",),
+        release_layers=_RELEASE_LAYERS,
+        sequence=family.SequenceSplit(pads=True, divided=f"{__package__}.divided_tokens"),
     )
 
     num_attention_heads: int = 12

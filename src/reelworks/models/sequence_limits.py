@@ -1,0 +1,69 @@
+"""Check that ranks can share the tokens of a recipe's clips; torch-free."""
+
+from __future__ import annotations
+
+from reelworks.buckets.table import BucketTable
+from reelworks.core.errors import UserError, first_few
+from reelworks.models import components, registry
+from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
+from reelworks.models.family import SequenceSplit
+
+_FIELD = "parallel.sequence_degree"
+
+
+def require_network(model: ModelConfig, autoencoder: AutoencoderConfig, text: TextEncoderConfig, degree: int) -> None:
+    """Refuse a network whose tokens cannot be shared, and a number of ranks that does not divide its heads or captions."""
+    if degree == 1:
+        return
+    split = _split(model, degree)
+    config = components.resolve_denoiser(model, autoencoder=autoencoder, text=text, learns_variance=False)
+    heads = int(getattr(config, split.heads))
+    if heads % degree:
+        divisors = [n for n in range(1, heads + 1) if heads % n == 0]
+        raise UserError(
+            f"{model.name} has {heads} attention heads, which {degree} ranks cannot share equally",
+            code="heads-not-divisible",
+            field=_FIELD,
+            value=degree,
+            remedy=f"set it to a divisor of {heads}: {', '.join(map(str, divisors))}",
+        )
+    if split.captions and text.max_length % degree:
+        raise UserError(
+            f"captions have {text.max_length} tokens, which {degree} ranks cannot share equally",
+            code="tokens-not-divisible",
+            field="text_encoder.max_length",
+            value=text.max_length,
+            remedy=f"set it to a multiple of {degree}, or lower {_FIELD}",
+        )
+
+
+def require_buckets(model: ModelConfig, table: BucketTable, degree: int) -> None:
+    """Refuse buckets whose clips have a number of tokens that the ranks cannot share equally."""
+    if degree == 1 or _split(model, degree).pads:
+        return
+    used = [b for b in table.buckets if b.batch_size and table.entries[b.entry].is_used]
+    uneven = [f"{bucket.name} ({bucket.shape}, {bucket.tokens} tokens)" for bucket in used if bucket.tokens % degree]
+    if uneven:
+        raise UserError(
+            f"{degree} ranks cannot share the tokens of {len(uneven)} of {len(used)} buckets equally: {first_few(uneven)}",
+            code="tokens-not-divisible",
+            field=_FIELD,
+            value=degree,
+            remedy="lower it, name sizes with a number of tokens that it divides, or set buckets.aspect_ratios to those "
+            "that have one",
+        )
+
+
+def _split(model: ModelConfig, degree: int) -> SequenceSplit:
+    split = components.family_config(model).network.sequence
+    if split is None:
+        able = [name for name, each in registry.PRESETS.items() if each.config.network.sequence is not None]
+        names = ", ".join(name for name in able if not name.endswith("-tiny"))
+        raise UserError(
+            f"the tokens of {model.name} cannot be shared by ranks",
+            code="sequence-not-shared",
+            field=_FIELD,
+            value=degree,
+            remedy=f"leave it out, or train one of {names}",
+        )
+    return split

@@ -1,0 +1,142 @@
+"""Let the ranks of a group share the tokens of a network.
+
+Our own networks know how. Some networks of diffusers have hooks and attentions of ours (`divided_tokens`). For the others,
+diffusers' hooks split inputs and gather the output, and its attention exchanges tokens for heads; `enable_parallelism`
+would set both, but refuses CPUs.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Self
+
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+from reelworks.distributed.mesh import World
+from reelworks.distributed.sequence import SequenceGroup
+from reelworks.models.api import Denoiser
+from reelworks.models.divided_tokens import DividedTokens
+from reelworks.models.family import Network, SequenceSplit
+
+
+class SequenceParallel:
+    """The networks of a denoiser whose tokens the ranks of a sequence group share.
+
+    All ranks of a group call them together, with the same inputs, and get the same output. A gradient is the sum over
+    the group. Without a group, nothing is shared.
+    """
+
+    def __init__(self, denoiser: Denoiser, network: Network, world: World) -> None:
+        """Begin to share the tokens of a denoiser, which is not yet sharded. Collective."""
+        self._networks: list[_Own | _Divided | _OfDiffusers] = []
+        if world.sequence is None:
+            return
+        assert network.sequence is not None, "the recipe was checked"
+        modules: list[Any] = [m for m in denoiser.module.modules() if type(m).__name__ == network.name]
+        if all(hasattr(m, "sequence") for m in modules):
+            self._networks += [_Own(m, world.sequence) for m in modules]
+        elif network.sequence.divided:
+            self._networks += [_Divided(m, network.sequence, world.sequence) for m in modules]
+        else:
+            config = _diffusers_config(world)
+            self._networks += [_OfDiffusers(m, network.sequence, config) for m in modules]
+        for each in self._networks:
+            each.start()
+
+    @contextmanager
+    def paused(self) -> Iterator[Self]:
+        """While open, each rank computes all tokens, as many as they may be."""
+        for each in self._networks:
+            each.stop()
+        try:
+            yield self
+        finally:
+            for each in self._networks:
+                each.start()
+
+
+class _Own:
+    """A network that divides its tokens itself."""
+
+    def __init__(self, module: Any, group: SequenceGroup) -> None:
+        self._module, self._group = module, group
+
+    def start(self) -> None:
+        self._module.sequence = self._group
+
+    def stop(self) -> None:
+        self._module.sequence = None
+
+
+class _Divided:
+    """A network of diffusers with hooks and attentions of our own."""
+
+    def __init__(self, module: Any, split: SequenceSplit, group: SequenceGroup) -> None:
+        family: Any = importlib.import_module(split.divided)
+        self._divided = DividedTokens(module, family.PLACES, group)
+        self._attentions: list[Any] = [m for path, m in module.named_modules() if family.PLACES.attentions(path)]
+        self._former = [each.processor for each in self._attentions]
+        self._own = [family.Processor(self._divided, former._attention_backend) for former in self._former]
+
+    def start(self) -> None:
+        for attention, processor in zip(self._attentions, self._own, strict=True):
+            attention.processor = processor
+        self._divided.start()
+
+    def stop(self) -> None:
+        for attention, processor in zip(self._attentions, self._former, strict=True):
+            attention.processor = processor
+        self._divided.stop()
+
+
+class _OfDiffusers:
+    """A network with diffusers' hooks and exchange."""
+
+    def __init__(self, module: Any, split: SequenceSplit, config: Any) -> None:
+        self._module, self._config = module, config
+        self._hooks: Any = importlib.import_module("diffusers.hooks.context_parallel")
+        self._plan = _plan(module, split)
+        self._attentions = list(_self_attentions(module, split))
+
+    def start(self) -> None:
+        for attention in self._attentions:
+            attention.processor._parallel_config = self._config
+        self._hooks.apply_context_parallel(self._module, self._config.context_parallel_config, self._plan)
+
+    def stop(self) -> None:
+        for attention in self._attentions:
+            attention.processor._parallel_config = None
+        self._hooks.remove_context_parallel(self._module, self._plan)
+
+
+def _diffusers_config(world: World) -> Any:
+    """Return the ranks of this one's group, as diffusers wants them."""
+    parallel: Any = importlib.import_module("diffusers.models._modeling_parallel")
+    mesh = init_device_mesh(
+        world.device.type,
+        (world.data_size, 1, world.sequence_degree),
+        mesh_dim_names=("data", "ring", "ulysses"),
+    )
+    ulysses = parallel.ContextParallelConfig(ulysses_degree=world.sequence_degree, mesh=mesh)
+    config = parallel.ParallelConfig(context_parallel_config=ulysses)
+    config.setup(world.rank, world.size, world.device, mesh=mesh)
+    return config
+
+
+def _self_attentions(network: nn.Module, split: SequenceSplit) -> Iterator[Any]:
+    """Yield the attentions among shared tokens."""
+    family: Any = importlib.import_module(split.plan) if split.plan else None
+    for path, module in network.named_modules():
+        exchanges = hasattr(getattr(module, "processor", None), "_parallel_config")
+        if exchanges and (family is None or re.fullmatch(family.ATTENTIONS, path)):
+            yield module
+
+
+def _plan(network: Any, split: SequenceSplit) -> dict[str, Any]:
+    """Return where tokens are divided and gathered, by module."""
+    plan: dict[str, Any] = importlib.import_module(split.plan).plan(network) if split.plan else network._cp_plan
+    return plan

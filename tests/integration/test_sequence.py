@@ -1,0 +1,211 @@
+"""Ranks that share the tokens of clips compute what one rank does: gradients, losses, clips, checkpoints."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import children
+import pytest
+import sequence_child
+import torch
+
+from reelworks.analysis import plan_report
+from reelworks.core.errors import UserError
+from reelworks.distributed.mesh import World
+from reelworks.models import registry
+from reelworks.recipe import dataset, recipe_file
+from reelworks.run import events
+from reelworks.run.folder import RunFolder
+
+ALONE = World(0, 1, torch.device("cpu"))
+ABLE = [
+    name
+    for name, preset in registry.PRESETS.items()
+    if name.endswith("tiny") and preset.config.network.sequence is not None
+]
+
+
+def assert_equal_gradients(tmp_path, models, variants, degree=2):
+    """The loss of each rank is that of one rank, and the gradients of all of them sum to its gradient."""
+    recipe = {"output": str(tmp_path / "run"), "models": models, "variants": variants, "degree": degree}
+    assert children.on_ranks(sequence_child.gradients, recipe, str(tmp_path), world=degree) == [0] * degree, (
+        children.output(recipe)
+    )
+    for name in models:
+        for variant in variants:
+            whole = sequence_child.loss_and_gradients(name, ALONE, **variant)
+            files = [tmp_path / f"{name}-{'-'.join(variant)}-{degree}-{rank}.pt" for rank in range(degree)]
+            parts = [torch.load(file) for file in files]
+            loss = whole.pop("loss")
+            for part in parts:
+                torch.testing.assert_close(part.pop("loss"), loss, rtol=1e-5, atol=1e-6)
+                assert part.keys() == whole.keys()
+            for key, gradient in whole.items():
+                summed = sum(part[key] for part in parts)
+                assert torch.allclose(summed, gradient, rtol=1e-4, atol=1e-6), (name, variant, key)
+            assert any(gradient.abs().max() > 1e-4 for gradient in whole.values())
+
+
+def test_gradients_sum_to_those_of_one_rank(tmp_path):
+    assert_equal_gradients(tmp_path, ["stdit3-tiny", "wan-tiny"], [{}])
+
+
+@pytest.mark.slow
+def test_gradients_of_every_network_that_can(tmp_path):
+    variants = [{}, {"gradient_checkpointing": True}, {"gradient_checkpointing": "selective", "lora": True}]
+    assert_equal_gradients(tmp_path, ABLE, variants)
+
+
+@pytest.mark.slow
+def test_a_rank_may_have_nothing_but_padding(tmp_path):
+    """Nine tokens of a frame on four ranks: three for each of the first three."""
+    assert_equal_gradients(tmp_path, ["stdit2-tiny", "stdit3-tiny"], [{}], degree=4)
+
+
+TRAIN = {
+    "micro_batches_per_step": 4,
+    "same_bucket_run": 2,
+    "learning_rate": 1e-4,
+    "max_grad_norm": 0.5,
+    "log_block_grad_norms_every": 1,
+}
+SAMPLES = {"prompts": ["a clip"], "num_frames": 5, "every_steps": 3, "num_inference_steps": 2}
+WAN = {"name": "wan-tiny", "hidden_size": "none", "depth": "none", "num_heads": "none"}
+
+
+def told(run, kind, field):
+    return [event[field] for event in events.timeline(RunFolder(run).events_file, kind)]
+
+
+def assert_same_clips(run, other):
+    """Each clip is logged as often, by one rank of its group."""
+    lines = [
+        sorted(
+            (line["step"], clip["uid"], clip["copy"]) for line in children.debug_lines(each) for clip in line["trained"]
+        )
+        for each in (run, other)
+    ]
+    assert lines[0] == lines[1]
+    assert lines[0]
+
+
+def recipes(tiny, **changes):
+    entries = [{"resolution": "32px", "num_frames": [1, 5], "batch_size": [2, 1]}]
+    return partial(tiny, bucket=entries, validation={"every_steps": 3}, **changes)
+
+
+def assert_same_training(run, other, rel=1e-4):
+    for kind, field in (("step", "loss"), ("step", "grad_norm"), ("validation", "loss")):
+        assert told(run, kind, field) == pytest.approx(told(other, kind, field), rel=rel), (kind, field)
+        assert told(run, kind, field)
+    for field in ("clips", "tokens", "loss_by_bucket", "loss_by_timestep"):
+        for one, two in zip(told(run, "step", field), told(other, "step", field), strict=True):
+            assert one == (pytest.approx(two, rel=rel) if isinstance(two, dict) else two), field
+    for one, two in zip(
+        told(run, "step", "grad_norm_by_block"), told(other, "step", "grad_norm_by_block"), strict=True
+    ):
+        assert one == pytest.approx(two, rel=rel)
+    assert told(run, "epoch_end", "trained") == told(other, "epoch_end", "trained")
+    assert told(run, "validation", "clips") == told(other, "validation", "clips")
+
+
+def test_a_plan_counts_groups_and_names_buckets_that_they_cannot_share(tiny):
+    """Four GPUs in groups of two work on as many micro-batches as two GPUs."""
+
+    def forecast(world, degree, **changes):
+        recipe = recipe_file.parse(tiny(train={"max_steps": 2}, parallel={"sequence_degree": degree}, **changes))
+        return plan_report.forecast(recipe, world)
+
+    dataset.scan_recipe(recipe_file.parse(tiny(train={"max_steps": 2})))
+    two, groups = forecast(2, 1), forecast(4, 2)
+    assert groups["world"] == 4
+    for key in ("steps_per_epoch", "micro_batches_per_step", "same_bucket_run", "imbalance", "planned"):
+        assert groups[key] == two[key], key
+    with pytest.raises(UserError, match="3 ranks cannot be divided into groups of 2"):
+        forecast(3, 2)
+    with pytest.raises(UserError, match=r"of 1 of 1 buckets equally: 24x40 .* 15 tokens"):
+        forecast(
+            2,
+            2,
+            model={**WAN, "name": "ltx-tiny"},
+            bucket=[{"resolution": "24x40", "num_frames": 1, "batch_size": 1}],
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["stdit3-tiny", "wan-tiny", "ltx-tiny"])
+def test_two_ranks_train_as_one(tiny, tmp_path, model):
+    """They share tokens in three ways; in previews, which come between steps, they share none."""
+    sizes = {} if model == "stdit3-tiny" else {"model": {**WAN, "name": model}}
+    if model == "ltx-tiny":
+        sizes["buckets"] = {"aspect_ratios": ["1:1"]}  # 3:2 has 15 tokens a frame
+    made = recipes(tiny, train={**TRAIN, "max_steps": 6}, samples=SAMPLES, **sizes)
+    assert children.train(made("one"), debug=True) == [0], children.output(made("one"))
+    for name, strategy in (("copies", "replicated"), ("shards", "fsdp")):
+        recipe = made(name, parallel={"strategy": strategy, "sequence_degree": 2})
+        assert children.train(recipe, world=2, debug=True) == [0] * 2, children.output(recipe)
+        assert_same_training(tmp_path / name, tmp_path / "one")
+        assert_same_clips(tmp_path / name, tmp_path / "one")
+        assert len(list(RunFolder(tmp_path / name).samples_folder.rglob("*.mp4"))) == 2
+
+
+@pytest.mark.slow
+def test_two_groups_train_as_two_ranks_and_a_run_wanders_between_them(tiny, tmp_path):
+    """4 ranks in 2 groups, 2 ranks in 1 group, 2 ranks without, 1 rank: the same global batches, checkpoints of all."""
+    made = recipes(tiny, samples=SAMPLES)
+    train = {**TRAIN, "max_steps": 8}
+    assert children.train(made("two", train=train), world=2, debug=True) == [0] * 2
+    for name, strategy in (("groups", {"strategy": "hsdp", "shard_size": 2}), ("shards", {"strategy": "fsdp"})):
+        recipe = made(name, train=train, parallel={**strategy, "sequence_degree": 2})
+        assert children.train(recipe, world=4, debug=True) == [0] * 4, children.output(recipe)
+        assert_same_training(tmp_path / name, tmp_path / "two")
+        assert_same_clips(tmp_path / name, tmp_path / "two")
+        assert len(list(RunFolder(tmp_path / name).samples_folder.rglob("*.mp4"))) == 3
+    for steps, degree, world in ((2, 1, 1), (4, 2, 2), (6, 2, 4), (7, 1, 2), (8, 2, 2)):
+        recipe = made("wandering", train={**TRAIN, "max_steps": steps}, parallel={"sequence_degree": degree})
+        assert children.train(recipe, world=world, debug=True) == [0] * world, children.output(recipe)
+    assert told(tmp_path / "wandering", "step", "loss") == pytest.approx(
+        told(tmp_path / "two", "step", "loss"), rel=1e-4
+    )
+    assert_same_clips(tmp_path / "wandering", tmp_path / "two")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"encode": {"store": True}, "model": {"gradient_checkpointing": "selective"}},
+        {"lora": {"rank": 2}, "model": {"gradient_checkpointing": True}},
+        {"data": {"num_workers": 1}, "precision": {"compute": "bfloat16"}},
+    ],
+    ids=["stored", "lora", "bfloat16"],
+)
+def test_groups_train_as_one_rank_with(tiny, tmp_path, changes):
+    made = recipes(tiny, train={**TRAIN, "max_steps": 4}, **changes)
+    assert children.train(made("one"), debug=True) == [0], children.output(made("one"))
+    recipe = made("two", parallel={"sequence_degree": 2})
+    assert children.train(recipe, world=2, debug=True) == [0] * 2, children.output(recipe)
+    assert_same_training(tmp_path / "two", tmp_path / "one", rel=0.02 if "precision" in changes else 1e-4)
+    assert_same_clips(tmp_path / "two", tmp_path / "one")
+
+
+@pytest.mark.slow
+def test_a_lost_clip_is_counted_once(tiny, tmp_path, footage):
+    victim = str(footage / "clip-3.mp4")
+    kept = Path(victim).read_bytes()
+    lost = []
+    for name, degree in (("one", 1), ("two", 2)):
+        recipe = tiny(
+            name, parallel={"sequence_degree": degree}, train={"max_steps": 12}, data={"max_decode_failures": 0.5}
+        )
+        assert children.on_ranks(children.lose_a_file, recipe, victim, world=degree) == [0] * degree, children.output(
+            recipe
+        )
+        Path(victim).write_bytes(kept)
+        lost.append(
+            [(e["step"], e["path"]) for e in events.timeline(RunFolder(tmp_path / name).events_file, "failure")]
+        )
+    assert lost[0] == lost[1]
+    assert lost[0]
+    assert told(tmp_path / "two", "epoch_end", "failed") == told(tmp_path / "one", "epoch_end", "failed")

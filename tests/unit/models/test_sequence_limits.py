@@ -1,0 +1,66 @@
+"""Ranks that cannot share the tokens of a recipe's clips are refused before anything is trained."""
+
+from __future__ import annotations
+
+import pytest
+
+from reelworks.buckets import table
+from reelworks.buckets.config import BucketEntryConfig, BucketsConfig
+from reelworks.core.errors import UserError
+from reelworks.distributed.config import ParallelConfig
+from reelworks.models import components, sequence_limits
+from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
+
+HASHED = TextEncoderConfig(dim=32, max_length=6, pooled_dim=16)
+
+
+def network(name, degree, **sizes):
+    return sequence_limits.require_network(ModelConfig(name=name, **sizes), AutoencoderConfig(), HASHED, degree)
+
+
+def buckets(name, degree, sizes, num_frames):
+    model, autoencoder = ModelConfig(name=name), AutoencoderConfig(stride=8)
+    entries = [BucketEntryConfig(resolution=size, num_frames=num_frames, batch_size=1) for size in sizes]
+    made = table.build(entries, BucketsConfig(), components.geometry(model, autoencoder))
+    sequence_limits.require_buckets(model, made, degree)
+
+
+def test_degrees_that_divide_the_heads_are_taken():
+    for degree in (1, 2, 4, 8, 16):
+        network("stdit3-xl", degree)
+    network("stdit3-tiny", 3, hidden_size=36, num_heads=3)
+
+
+@pytest.mark.parametrize(
+    ("name", "degree", "code", "words"),
+    [
+        ("stdit3-xl", 3, "heads-not-divisible", "a divisor of 16: 1, 2, 4, 8, 16"),
+        ("wan-2.1-1.3b", 8, "heads-not-divisible", "a divisor of 12: 1, 2, 3, 4, 6, 12"),
+        ("flux-dev", 4, "tokens-not-divisible", "a multiple of 4"),
+        ("sdxl", 2, "sequence-not-shared", "stdit3-xl"),
+    ],
+)
+def test_networks_that_cannot_share_are_refused(name, degree, code, words):
+    with pytest.raises(UserError) as refused:
+        network(name, degree)
+    assert refused.value.code == code
+    assert words in str(refused.value)
+
+
+def test_uneven_buckets_are_named_unless_the_network_pads():
+    sizes = ["24x24", "32x32"]  # 9 and 16 tokens
+    buckets("ltx-tiny", 1, sizes, 1)
+    for name in ("stdit3-tiny", "wan-tiny"):
+        buckets(name, 2, ["48x48"], 1)  # 9 tokens a frame
+    buckets("ltx-tiny", 2, ["32x32"], 5)
+    with pytest.raises(UserError, match="1 of 2 buckets") as refused:
+        buckets("ltx-tiny", 2, sizes, 1)
+    assert "9 tokens" in str(refused.value)
+    assert "24×24" in str(refused.value)
+
+
+def test_ranks_are_counted_by_group():
+    assert ParallelConfig(sequence_degree=4).data_ranks(8) == 2
+    assert ParallelConfig().data_ranks(3) == 3
+    with pytest.raises(UserError, match="3 ranks cannot be divided into groups of 2"):
+        ParallelConfig(sequence_degree=2).data_ranks(3)
