@@ -14,6 +14,7 @@ limit; one that fails leaves its error in the file, and the others go on. Anothe
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -156,10 +157,8 @@ def _keep(unit: Unit, found: Results, file: Path, read: int) -> int:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """End a process and all that it started."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait()
 
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -62,4 +61,4 @@ class Results:
         self.file.parent.mkdir(parents=True, exist_ok=True)
         fresh = self.file.with_suffix(".tmp")
         fresh.write_text(json.dumps(self.values, indent=1) + "\n")
-        os.replace(fresh, self.file)
+        fresh.replace(self.file)

@@ -54,6 +54,7 @@ UNITS = (
     Unit("memory", "full", "training", "memory of a training against the estimate of `check`", 50, 180),
     Unit("memory", "lora", "training", "the same for a LoRA on a base in int8", 50, 180),
     Unit("gaps", "", "training", "a profile of training: where the device waits for more than 2 % of a step", 60, 180),
+    Unit("syncs", "", "syncs", "where a pass of each family makes the host wait for the device", 40, 120),
 )
 SECTIONS = tuple(dict.fromkeys(unit.section for unit in UNITS))
 

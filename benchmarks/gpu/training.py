@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks.gpu import machine
 from reelworks import testing
 from reelworks.cli.check import with_buckets
 from reelworks.recipe import recipe_file
@@ -26,6 +25,7 @@ from reelworks.train.profile import Steps
 from reelworks.train.resume import RunOptions
 from reelworks.train.tuning import workbench
 
+_SMALL = {"name": "stdit3-tiny", "hidden_size": 64, "depth": 2, "num_heads": 2}
 _PROFILED = Steps(7, 9)
 _SHARE = 0.02  # of a step, from which on a gap is told
 _MOST_GAPS = 10
@@ -45,10 +45,10 @@ def recipe_in(folder: Path, tiny: bool, **changes: Any) -> dict[str, Any]:
         "version": 1,
         "output": str(folder / "run"),
         "dataset": [{"path": str(testing.sample_folder()), "repeats": 64}],
-        "bucket": [{"resolution": "64px" if tiny else "240p", "num_frames": 5, "batch_size": 4 if tiny else 16}],
+        "bucket": [{"resolution": "48px" if tiny else "240p", "num_frames": 5, "batch_size": 2 if tiny else 16}],
         "buckets": {"upscale": True, "max_crop": 0.9, "aspect_ratios": ["16:9"]},
         "data": {"num_workers": 0, "clip_start": "start"},
-        "model": {"name": "stdit3-tiny" if tiny else "stdit3-xl", "gradient_checkpointing": "selective"},
+        "model": {**(_SMALL if tiny else {"name": "stdit3-xl"}), "gradient_checkpointing": "selective"},
         "autoencoder": {"stride": 4 if tiny else 8},
         "text_encoder": {"dim": 32, "max_length": 12} if tiny else {"dim": 4096, "max_length": 300},
         "encode": {"store": True},
@@ -56,9 +56,7 @@ def recipe_in(folder: Path, tiny: bool, **changes: Any) -> dict[str, Any]:
         "train": {"max_steps": 3},
         "checkpoints": {"every_steps": 1000},
     }
-    for key, value in changes.items():
-        recipe[key] = {**recipe.get(key, {}), **value} if isinstance(value, dict) else value
-    return recipe
+    return recipe | changes
 
 
 def _memory(folder: Path, device: str, tiny: bool, unit: str) -> Iterator[dict[str, Any]]:
@@ -72,26 +70,38 @@ def _memory(folder: Path, device: str, tiny: bool, unit: str) -> Iterator[dict[s
     estimated = estimate.estimate(loaded, table).memory
     report = check.check_recipe(loaded, table)
     gc.collect()
-    where = torch.device(device)
-    workbench.reset_peak(where)
-    before = workbench.peak_bytes(where)
-    trainer.run(recipe, RunOptions())
-    peak = torch.cuda.max_memory_allocated() if device == "cuda" else workbench.peak_bytes(where) - before
-    said = report.memory.total
     yield {
         "recipe": f"{recipe.model.name}{', LoRA on int8' if recipe.lora else ''}",
-        "parts_gb": {part: round(size / 1e9, 3) for part, size in report.memory.parts.items() if size},
-        "check_gb": round(said / 1e9, 3),
+        "parts_gb": {part: round(size / 1e9, 4) for part, size in report.memory.parts.items() if size},
+        "check_gb": round(report.memory.total / 1e9, 4),
+        "estimate_gb": round(estimated.total / 1e9, 4),
+        "estimated_reserve_gb": round(estimated.reserve / 1e9, 4),
+    }
+    workbench.reset_peak(torch.device(device))
+    trainer.run(recipe, RunOptions())
+    if device == "cuda":
+        yield _measured(report.memory.total, estimated)
+    else:  # of which libraries are the most
+        yield {"process_gb": round(workbench.peak_bytes(torch.device(device)) / 1e9, 3)}
+
+
+def _measured(said: int, estimated: estimate.Memory) -> dict[str, Any]:
+    """Return the peak of a GPU's memory, and by which share `check` and `new` are off.
+
+    The reserve of `new` is for what torch does not count: it is compared with all that the device has given away.
+    """
+    peak, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
+    return {
         "peak_gb": round(peak / 1e9, 3),
-        "reserved_gb": round(torch.cuda.max_memory_reserved() / 1e9, 3) if device == "cuda" else None,
+        "reserved_gb": round(reserved / 1e9, 3),
         "check_error": round(said / peak - 1, 3),
-        "estimate_without_reserve_error": round((estimated.total - estimated.reserve) / peak - 1, 3),
+        "estimate_error": round(estimated.total / reserved - 1, 3),
     }
 
 
 def _gaps(folder: Path, device: str, tiny: bool) -> Iterator[dict[str, Any]]:
     """Train with a profile of some steps, and tell the largest gaps between the device's operations."""
-    steps = {"max_steps": _PROFILED.last + 1, "compile": device == "cuda"}
+    steps: dict[str, Any] = {"max_steps": _PROFILED.last + 1, "compile": device == "cuda"}
     recipe = recipe_file.parse(recipe_in(folder, tiny, train=steps))
     trainer.run(recipe, RunOptions(profile=_PROFILED))
     [file] = folder.rglob("steps-*.json.gz")

@@ -17,7 +17,7 @@ from reelworks.recipe import recipe_file
 from reelworks.train.tuning import tune, workbench
 from reelworks.train.tuning.search import Limits
 
-_TINY_BYTES = 1_500_000_000  # to which a CPU is capped
+_TINY_BYTES = 1_200_000_000  # to which a CPU is capped
 
 
 def rows(_: str, device: str, tiny: bool) -> Iterator[dict[str, Any]]:
