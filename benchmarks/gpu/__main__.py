@@ -8,7 +8,7 @@
 
 Figures go to benchmarks/results/gpu-NAME.json while they are measured. Each unit is a process of its own with a time
 limit; one that fails leaves its error in the file, and the others go on. Another call goes on with what is missing.
-`python scripts/gpu_page.py` writes docs/reference/gpu-figures.md from the files.
+`make reference` writes docs/reference/gpu-figures.md from the files.
 """
 
 from __future__ import annotations

@@ -291,7 +291,8 @@ def measure(case: Case, way: Way, device: str, forward_flops: int, speed: machin
 
 
 def _named(case: Case, way: Way) -> dict[str, Any]:
-    return {"case": case.name, "loop": way.loop, "compiled": way.compiled, "checkpointing": str(way.checkpointing)}
+    checkpointing = {False: "none", True: "full"}.get(way.checkpointing, "selective")  # type: ignore[call-overload]
+    return {"case": case.name, "loop": way.loop, "compiled": way.compiled, "checkpointing": checkpointing}
 
 
 def fitting(case: Case, device: str) -> Case:
