@@ -45,16 +45,14 @@ UNITS = (
     _step("sd3.5-1024px", "a step of Stable Diffusion 3.5 medium against the loop of diffusers", 100, 240),
     _step("stdit3-16x240p", "a step of STDiT3-XL/2, clips of 16 frames in 240p", 45, 150),
     _step("stdit3-1x720p", "a step of STDiT3-XL/2, pictures in 720p", 45, 150),
-    Unit(
-        "families", "", "families", "compiled steps over nine aspect ratios, with token families and without", 90, 300
-    ),
-    Unit("tune", "", "tuning", "batch size of `tune` against the largest that fits", 60, 240),
+    Unit("tune", "", "tuning", "batch size of `tune` against the largest that fits", 100, 300),
     Unit("latents", "", "latents", "clips per second from stored latents against encoding live", 60, 240),
     Unit("saves", "", "saves", "time that training waits for an asynchronous save", 45, 180),
     Unit("memory", "full", "training", "memory of a training against the estimate of `check`", 50, 180),
     Unit("memory", "lora", "training", "the same for a LoRA on a base in int8", 50, 180),
     Unit("gaps", "", "training", "a profile of training: where the device waits for more than 2 % of a step", 60, 180),
     Unit("syncs", "", "syncs", "where a pass of each family makes the host wait for the device", 40, 120),
+    Unit("families", "", "families", "compiled steps over nine aspect ratios, with token families or not", 200, 400),
 )
 SECTIONS = tuple(dict.fromkeys(unit.section for unit in UNITS))
 
