@@ -11,6 +11,7 @@ from typing import Any
 
 import gpu_page
 import pytest
+import torch
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import formulas, machine, sections, steps, training
 from benchmarks.gpu.results import DONE, FAILED, UNFINISHED, Results
@@ -51,15 +52,32 @@ def test_the_published_rate_is_that_of_the_longest_name() -> None:
     assert machine.published_tflops("NVIDIA GeForce GTX 1080") is None
 
 
+def test_a_case_that_does_not_fit_is_timed_with_half_its_clips(monkeypatch: pytest.MonkeyPatch) -> None:
+    case, asked = steps.TINY["wan-49x480p"], []
+
+    def measure(case: steps.Case, way: steps.Way, device: str, flops: int, _: machine.Speed) -> dict[str, Any]:
+        asked.append((case.batch_size, flops))
+        if len(asked) % 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return {"tokens_per_s": 7}
+
+    monkeypatch.setattr(steps, "measure", measure)
+    speed = machine.Speed(None, 1.0)
+    assert steps._measure_or_fewer(case, case.ways[0], "cpu", 10, speed) == {"tokens_per_s": 7}
+    assert asked == [(2, 10), (1, 5)]
+    with pytest.raises(torch.OutOfMemoryError):
+        steps._measure_or_fewer(dataclasses.replace(case, batch_size=1), case.ways[0], "cpu", 5, speed)
+
+
 def test_loops_are_compared_at_their_best_and_with_equal_settings() -> None:
     way = steps.Way
-    seconds = {
-        way("ours", True, "selective"): 1.0,
-        way("ours", False, True): 3.0,
-        way("diffusers", True, True): 2.0,
-        way("diffusers", False, True): 4.5,
+    tokens_per_s = {
+        way("ours", True, "selective"): 900.0,
+        way("ours", False, True): 300.0,
+        way("diffusers", True, True): 450.0,
+        way("diffusers", False, True): 200.0,
     }
-    told = steps._compared(seconds)
+    told = steps._compared(tokens_per_s)
     assert told == {"best_over_best": 2.0, "same_settings_eager": 1.5, "compiled_over_eager": 3.0}
 
 
