@@ -13,7 +13,6 @@ REPOSITORY = Path(__file__).parents[2]
 @pytest.mark.parametrize(
     ("arguments", "rows"),
     [
-        (["model", "--steps", "1", "--only", "stdit3"], ["ours ", "ours, compiled"]),
         (["lora_memory", "--steps", "1", "--latent", "3", "8", "8"], ["float32", "float8", "int8", "nf4", "CPU memory"]),
         (["checkpoint", "--gb", "0.01", "--json"], ["{"]),
         (["stream", "--convert", "--quick", "--json"], ["planes_bytes", "worker_cpu_ratio"]),

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 import torch
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+from torch.distributed.checkpoint._state_dict_stager import StateDictStager
 
 from reelworks.checkpoint import save, shards
 from reelworks.checkpoint.save import Saved, SaveDetails, Saving
@@ -56,7 +56,7 @@ class Background:
     """Saver of one checkpoint at a time; `processes_on_host` ranks share this machine's memory and stage together."""
 
     processes_on_host: int = 1
-    _stager: DefaultStager | None = None
+    _stager: StateDictStager | None = None
     _staged_bytes: int = 0
     _saving: Saving | None = None
     _thread: threading.Thread | None = field(default=None, repr=False)
@@ -98,13 +98,13 @@ class Background:
         return saving.finish()
 
     def _stage(self, state: dict[str, Any]) -> dict[str, Any]:
+        pinned = torch.cuda.is_available()
         if self._stager is None:
-            pinned = torch.cuda.is_available()
-            options = StagingOptions(
-                use_pinned_memory=pinned, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=pinned
-            )
-            self._stager = DefaultStager(options)
-        staged = self._stager.stage(state)
+            # Not DefaultStager, which in torch 2.11 serves a single save.
+            self._stager = StateDictStager(pin_memory=pinned, share_memory=False)
+        staged = self._stager.stage(state, non_blocking=pinned)
+        if pinned:
+            torch.cuda.synchronize()
         assert isinstance(staged, dict)
         self._staged_bytes = held_bytes(state)
         return staged

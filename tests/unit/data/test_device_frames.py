@@ -292,18 +292,3 @@ def test_planes_count_in_the_budget_and_the_queue(tmp_path: Path) -> None:
     assert max(seen) <= 2 * size
     assert set(seen) <= {0, size, 2 * size}
     assert max(seen) > 0
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-def test_a_gpu_gives_the_frames_of_the_decoder(tmp_path: Path) -> None:
-    cuda, path = torch.device("cuda"), clip(tmp_path / "a.mp4", (90, 160), options=H264)
-    for target in ((90, 160), (48, 80), (120, 200)):
-        pool = DecodePool(1, LONG_SECONDS)
-        requests = [request(path, target, augmentation=Augmentation(flip=flip)) for flip in (False, True)]
-        [batch] = read_ahead([work_of(0, requests)], pool, device=cuda)
-        pool.close()
-        assert batch.frames.device.type == "cuda"
-        expected = np.stack([decode.load(each) for each in requests])
-        difference = np.abs(batch.frames.cpu().numpy().astype(int) - expected)
-        assert difference.mean() <= MEAN
-        assert difference.max() <= MOST

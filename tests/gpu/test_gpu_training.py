@@ -1,0 +1,154 @@
+"""Data, checkpoints and whole trainings on a GPU: what is read, saved and resumed is what the CPU would have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import devices
+import media_makers
+import numpy as np
+import pytest
+import torch
+
+from reelworks import testing
+from reelworks.checkpoint.async_save import Background
+from reelworks.checkpoint.load import load
+from reelworks.checkpoint.store import CheckpointStore
+from reelworks.core.shape import Shape
+from reelworks.data import device_frames
+from reelworks.media import decode, planes
+from reelworks.media.augment import Augmentation
+from reelworks.media.decode import Request
+from reelworks.media.planes import Planes
+from reelworks.recipe import recipe_file
+from reelworks.run import events
+from reelworks.run.folder import RunFolder
+from reelworks.train import trainer
+from reelworks.train.resume import RunOptions
+
+MEAN, MOST = 0.1, 1  # levels of 255, as `media.planes` promises
+
+
+@devices.both(["90x160", "48x80", "120x200"], quick=["90x160", "48x80", "120x200"])
+def test_frames_from_planes_are_those_of_the_decoder(device: str, name: str, tmp_path: Path) -> None:
+    height, width = (int(side) for side in name.split("x"))
+    rng = np.random.default_rng(0)
+    soft = rng.integers(0, 256, (9, 16, 3)).repeat(10, 0).repeat(10, 1)
+    frames = [np.clip(soft + 5 * i, 0, 255).astype(np.uint8) for i in range(6)]
+    file = media_makers.write(tmp_path / "a.mp4", frames, options={"crf": "4", "bf": "2"})
+    for flip in (False, True):
+        wanted = Request(file, False, Shape(5, height, width), augmentation=Augmentation(flip=flip))
+        read = planes.load(wanted, 1 << 30)
+        assert isinstance(read, Planes)
+        found = device_frames.to_device([read, None], wanted.shape, torch.device(device))
+        assert found.device.type == device
+        assert not found[1].any()
+        difference = np.abs(decode.load(wanted).astype(int) - found[0].cpu().numpy())
+        assert difference.mean() <= MEAN
+        assert difference.max() <= MOST
+
+
+@devices.both(["float32", "bfloat16"], quick=["float32", "bfloat16"])
+def test_a_save_has_what_was_there_when_it_began(device: str, name: str, tmp_path: Path) -> None:
+    """Training overwrites its weights at once, while they are still on their way into pinned memory."""
+    store, background = CheckpointStore(tmp_path / "checkpoints"), Background()
+    count = 1 << 24 if device == "cuda" else 1 << 12
+    dtype = getattr(torch, name)
+    for step in (1, 2):  # the second takes the memory of the first
+        generator = torch.Generator().manual_seed(step)
+        values = [torch.randn(count, generator=generator).to(dtype) for _ in range(3)]
+        state = {"model": {f"w{i}": value.clone().to(device) for i, value in enumerate(values)}}
+        background.start(store, step, state)
+        for value in state["model"].values():
+            value.zero_()
+        background.finish()
+        found = {"model": {f"w{i}": torch.empty(count, dtype=dtype, device=device) for i in range(3)}}
+        load(store.path(step), found)
+        assert all(torch.equal(found["model"][f"w{i}"].cpu(), value) for i, value in enumerate(values))
+
+
+def recipe_in(folder: Path, output: str, **changes: Any) -> dict[str, Any]:
+    recipe: dict[str, Any] = {
+        "version": 1,
+        "output": str(folder / output),
+        "seed": 7,
+        "dataset": [{"path": str(testing.sample_folder())}],
+        "catalog": str(folder / "catalog"),
+        "bucket": [{"resolution": "48px", "num_frames": [1, 5], "batch_size": [3, 2]}],
+        "buckets": {"upscale": True, "max_crop": 0.7, "aspect_ratios": ["3:2", "1:1"]},
+        "data": {"num_workers": 0, "clip_start": "start", "convert_on": "cpu"},
+        "model": {"name": "stdit3-tiny", "hidden_size": 32, "depth": 1, "num_heads": 2},
+        "autoencoder": {"stride": 4},
+        "text_encoder": {"dim": 16, "max_length": 6},
+        "train": {"max_steps": 4, "learning_rate": 1e-3},
+        "validation": {"split": 0.4, "every_steps": 2, "timesteps": [200.0, 800.0]},
+        "checkpoints": {"every_steps": 2, "asynchronous": True},
+    }
+    for key, value in changes.items():
+        recipe[key] = {**recipe.get(key, {}), **value} if isinstance(value, dict) else value
+    return recipe
+
+
+def trained(recipe: dict[str, Any]) -> list[float]:
+    """Train, and return the losses of all steps and validations."""
+    assert trainer.run(recipe_file.parse(recipe), RunOptions()) == 0
+    file = RunFolder(Path(recipe["output"])).events_file
+    return [event["loss"] for kind in ("step", "validation") for event in events.timeline(file, kind)]
+
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "stored latents": {"encode": {"store": True}},
+    "planes": {"data": {"convert_on": "device"}},
+    "compiled": {"train": {"compile": True}},
+    "checkpointing": {"model": {"gradient_checkpointing": "selective"}},
+    "average on the CPU": {"train": {"ema_device": "cpu"}},
+    "resume": {},
+}
+# A graph takes long to compile: one size of pictures is enough.
+_PICTURES: dict[str, Any] = {
+    "bucket": [{"resolution": "48px", "num_frames": 1, "batch_size": 3}],
+    "buckets": {"aspect_ratios": ["1:1"], "token_families": False},
+}
+
+
+@devices.both(CHANGES)
+def test_losses_are_those_of_the_plain_training(device: str, name: str, tmp_path: Path) -> None:
+    """Up to rounding in bfloat16, whatever saves memory or time."""
+    if device == "cpu" and torch.cuda.is_available():
+        pytest.skip("the GPU is used where there is one")
+    base, changes = _PICTURES if name == "compiled" else {}, CHANGES[name]
+    if device == "cpu" and name == "compiled":
+        changes = {"train": {"compile": True, "compile_backend": "eager"}}
+    expected = trained(recipe_in(tmp_path, "plain", **base))
+    if name == "resume":
+        trained(recipe_in(tmp_path, "other", train={"max_steps": 2}))
+    found = trained(recipe_in(tmp_path, "other", **base, **changes))
+    assert len(expected) > 4
+    assert found == pytest.approx(expected, rel=0.02)
+
+
+@devices.both(["wan-tiny int8", "flux-tiny nf4"])
+def test_a_lora_learns(device: str, name: str, tmp_path: Path) -> None:
+    """A whole run of a LoRA on a quantised base, with a preview at its end."""
+    if device == "cpu" and torch.cuda.is_available():
+        pytest.skip("the GPU is used where there is one")
+    model, base = name.split()
+    losses = trained(
+        recipe_in(
+            tmp_path,
+            "run",
+            model={
+                "name": model,
+                "gradient_checkpointing": True,
+                "hidden_size": None,
+                "depth": None,
+                "num_heads": None,
+            },
+            bucket=[{"resolution": "48px", "num_frames": 1, "batch_size": 3}],
+            lora={"rank": 2, "base": base},
+            samples={"prompts": ["a sample"], "num_inference_steps": 2},
+        )
+    )
+    assert np.isfinite(losses).all()
+    assert list((tmp_path / "run").rglob("*.png")) or list((tmp_path / "run").rglob("*.mp4"))

@@ -1,0 +1,21 @@
+"""Parameters of tests whose body runs on the CPU and on a GPU, so that it is known to be right before a GPU is there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+import torch
+
+GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
+on_a_gpu = pytest.mark.parametrize("device", [pytest.param("cuda", marks=GPU)])
+
+
+def both(names: Iterable[str], quick: Iterable[str] = ()) -> Any:
+    """Parametrise `device` and `name`: on the CPU all names, those not in `quick` as slow tests, and on a GPU all."""
+    cases: list[Any] = []
+    for name in names:
+        marks = [] if name in set(quick) else [pytest.mark.slow]
+        cases += [pytest.param("cpu", name, marks=marks), pytest.param("cuda", name, marks=GPU)]
+    return pytest.mark.parametrize(("device", "name"), cases)
