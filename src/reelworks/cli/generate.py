@@ -58,7 +58,10 @@ def generate(
         int | None,
         Option(min=1, help="Default: samples.num_inference_steps of the recipe, or the model's usual value."),
     ] = None,
-    seed: Annotated[int, Option(min=0, max=2**63 - 1, help="Seed of the noise.")] = 0,
+    seed: Annotated[
+        int,
+        Option(min=0, max=2**63 - 1, help="Seed of the noise, as of the generator that a script gives to diffusers."),
+    ] = 0,
     reference: Annotated[
         Path | None,
         Option(

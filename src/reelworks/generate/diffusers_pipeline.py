@@ -166,7 +166,7 @@ def _sample(
         height=shape.height,
         width=shape.width,
         num_inference_steps=options.num_inference_steps,
-        generator=pipeline.generator_of(prompt, options, encoder.device),
+        generator=pipeline.generator_of(options, encoder.device),
         output_type="np",
         return_dict=False,
     )[0]

@@ -14,9 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from reelworks.core import hash_rng
 from reelworks.core.errors import UserError
-from reelworks.core.hash_rng import Purpose
 from reelworks.core.shape import Shape
 from reelworks.diffusion import rectified_flow, timesteps
 from reelworks.diffusion.config import ObjectiveConfig
@@ -41,7 +39,7 @@ class GenerateOptions:
     fps: float  # frames per second, which some models take as an input
     num_inference_steps: int  # steps of the sampler
     guidance_scale: float  # scale of classifier-free or embedded guidance; 1 means none
-    seed: int  # seed of the noise, which also depends on the prompt
+    seed: int  # seed of the noise, the same for each prompt
     conditions: Conditions = field(default_factory=Conditions)  # condition frames and joined clips
     # `[T, H, W, 3]` uint8 frames of a control or source by name, at the size of `shape`.
     companions: Mapping[str, NDArray[np.uint8]] = field(default_factory=dict)
@@ -113,10 +111,9 @@ def enough_memory(shape: Shape) -> Iterator[None]:
         ) from error
 
 
-def generator_of(prompt: str, options: GenerateOptions, device: torch.device) -> torch.Generator:
-    """Return the generator of all random numbers of a prompt."""
-    seed = hash_rng.hash_int(options.seed, prompt, Purpose.SAMPLES) >> 1
-    return torch.Generator(device).manual_seed(seed)
+def generator_of(options: GenerateOptions, device: torch.device) -> torch.Generator:
+    """Return the generator of all random numbers of a prompt, as scripts give it to pipelines of diffusers."""
+    return torch.Generator(device).manual_seed(options.seed)
 
 
 def _generate_one(
@@ -128,7 +125,7 @@ def _generate_one(
 ) -> NDArray[np.uint8]:
     shape, device = options.shape, encoder.device
     latent_shape = encoder.autoencoder.geometry.latent(shape)
-    generator = generator_of(prompt, options, device)
+    generator = generator_of(options, device)
     companions = {name: torch.from_numpy(np.array(f))[None] for name, f in options.companions.items()}
     pictures = companions["source"][:, 0].expand(2, -1, -1, -1) if "source" in companions else None
     text = encoder.texts([prompt, prompt], [False, True], pictures)
