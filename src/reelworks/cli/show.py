@@ -39,11 +39,15 @@ def new_table(first: str, *others: str) -> Table:
     return empty
 
 
-def print_table(filled: Table) -> None:
-    """Print a table in the width of the terminal."""
+def print_table(filled: Table, *, whole: bool = False) -> None:
+    """Print a table in the width of the terminal; a `whole` one is wider if numbers would be cut off."""
     from rich.console import Console
+    from rich.measure import Measurement
 
-    Console(highlight=False).print(filled)
+    console = Console(highlight=False)
+    if whole:
+        console.width = max(console.width, Measurement.get(console, console.options.update(width=1000), filled).maximum)
+    console.print(filled)
 
 
 _SECONDS_BETWEEN_LINES = 10.0

@@ -17,7 +17,7 @@ Every event has `v` (schema version), `time` (seconds since 1970), `kind` and, e
     profile     file, first, last: steps whose trace was written
     compiled    buckets [name, ...] that were new in the step, graphs (so far, over all kinds of blocks), seconds (of the
                 step's, spent on compiling)
-    validation  loss, loss_by_time {"100": loss, ...}, clips, seconds
+    validation  loss, loss_by_time {"100": loss, ...}, loss_by_bucket {name: loss}, clips, seconds
     checkpoint  name, bytes, seconds
     retention   kept [{step, reasons}], deleted [{step, reasons}]
     mirrored    bytes, seconds: the step's checkpoint is in the mirror

@@ -199,8 +199,12 @@ class RunLogger:
 
     def validation(self, step: int, result: Validation, seconds: float) -> None:
         """Log the result of a validation."""
-        self.event("validation", step=step, **asdict(result), seconds=seconds)
-        self._scalars(step, {"validation/loss": result.loss})
+        by_bucket = {name: of_bucket.loss for name, of_bucket in result.by_bucket.items()}
+        losses = {"loss": result.loss, "loss_by_time": result.loss_by_time, "loss_by_bucket": by_bucket}
+        self.event("validation", step=step, **losses, clips=result.clips, seconds=seconds)
+        self._scalars(
+            step, {"validation/loss": result.loss, **{f"validation_by_bucket/{n}": v for n, v in by_bucket.items()}}
+        )
         logger.info(f"step {step}  validation loss {result.loss:.4f} on {result.clips} clips")
 
     def _write_parts(self, step: int, losses: dict[str, dict[str, float]]) -> None:

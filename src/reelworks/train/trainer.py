@@ -211,7 +211,8 @@ class Trainer:
         )
         self._compiled = model.compiled
         self._train_step = TrainStep(boundary, encoder, state, data.table, world, recipe, model.compiled)
-        self._validator = Validator(model, world, self._source, data.held_out(), recipe, stored)
+        self._state = state
+        self._validator = Validator(boundary, encoder, world, self._source, data.held_out(), recipe, stored)
         self._previewer = Previewer(recipe, boundary, encoder, state, world, run.folder, previews)
         self._non_finite_in_a_row = 0
         self._step_seconds = 0.0
@@ -323,8 +324,11 @@ class Trainer:
         return metrics
 
     def _validate(self, position: DataPosition, pool: DecodePool) -> dict[str, float]:
+        if not len(self._validator.held_out):
+            return {}
         began = time.monotonic()
-        result = self._validator.run(pool)
+        with self._state.averaged():
+            result = self._validator.run(pool)
         if result is None:
             return {}
         self._log.validation(position.global_step, result, time.monotonic() - began)
