@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import tomli_w
 
+from reelworks.checkpoint.store import CheckpointStore
 from reelworks.core.errors import UserError
 from reelworks.evaluation import held_out
 from reelworks.evaluation.held_out import Evaluation, Source
@@ -92,3 +94,75 @@ def test_a_recipe_without_held_out_clips_names_the_way_out(tiny: Any, tmp_path: 
         measured(written)
     with pytest.raises(UserError, match="no checkpoints"):
         measured(written, best=True)
+
+
+@pytest.fixture
+def typed(monkeypatch: Any, capsys: Any) -> Any:
+    """Run the command line in this process; returns what it prints and its exit code."""
+    from reelworks.cli import main
+
+    def run(*words: Any) -> tuple[str, int]:
+        monkeypatch.setattr(sys, "argv", ["reelworks", *map(str, words)])
+        with pytest.raises(SystemExit) as left:
+            main.main()
+        said = capsys.readouterr()
+        return said.out + said.err, int(left.value.code or 0)
+
+    return run
+
+
+def test_the_command_on_folders_and_results_of_vbench(typed: Any, tmp_path: Path, footage: Path) -> None:
+    vbench = tmp_path / "a_eval_results.json"
+    vbench.write_text('{"dynamic_degree": [0.25, []]}')
+    told, code = typed("eval", "--generated", footage, "--reference", footage, "--vbench", vbench, "--json")
+    assert code == 0
+    value = json.loads(told)
+    found = {metric["name"]: metric for metric in value["metrics"]}
+    assert found["psnr"]["value"] == 100.0
+    assert found["motion"]["clips"] == 11  # pictures have none
+    assert found["vbench/dynamic_degree"]["value"] == 0.25
+    assert "--weights clip=PATH" in found["fid-clip"]["skipped"]
+    assert [file["name"] for file in value["unreadable"]] == ["damaged"]
+    assert "nothing is named" in typed("eval")[0]
+    told, code = typed("eval", "--generated", footage, "--metric", "motion", "--weights", "clap=x")
+    assert code == 2
+    assert "clip, dinov2, inception, videomae" in told
+
+
+STEADY = """
+class Steadiness:
+    name, higher_is_better, requires_reference = "steadiness", True, False
+
+    def __init__(self, settings):
+        self.clips = 0
+
+    def value(self, clip):
+        assert clip.caption == "a clip" and clip.frames.dtype.name == "uint8"
+        return -float(abs(clip.frames.astype(float).mean() - 128))
+"""
+
+
+def test_a_metric_of_previews_decides_which_checkpoint_is_kept(tiny: Any, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(STEADY)
+    samples = {"prompts": ["a clip"], "every_steps": 1, "num_inference_steps": 1, "num_frames": 5, "height": 32}
+    samples |= {"width": 32, "metrics": [f"{tmp_path}/own.py:Steadiness", "motion"]}
+    best = {"metric": "samples/steadiness", "mode": "max"}
+    recipe = tiny(
+        train={"max_steps": 3, "learning_rate": 0.1, "ema_decay": 0.0},
+        samples=samples,
+        validation={"split": 0.0},
+        checkpoints={"every_steps": 1, "keep_last": 1, "keep_best": best},
+    )
+    assert children.train(recipe) == [0], children.output(recipe)
+    run = RunFolder(tmp_path / "run")
+    values = {event["step"]: event["values"] for event in events.timeline(run.events_file, "metrics")}
+    assert set(values) == {1, 2, 3}
+    assert len({each["motion"] for each in values.values()}) == 3
+    kept = CheckpointStore(run.checkpoints_folder)
+    best_step = max(values, key=lambda step: values[step]["steadiness"])
+    assert kept.steps() == sorted({best_step, 3})
+    assert kept.info(3).metrics["samples/steadiness"] == values[3]["steadiness"]
+
+    recipe["samples"]["metrics"] = ["psnr"]
+    assert children.train(recipe) != [0]
+    assert "previews have none" in children.output(recipe)

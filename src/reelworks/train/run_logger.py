@@ -29,6 +29,7 @@ from reelworks.data.micro_batch import MicroBatch, StreamState
 from reelworks.data.position import DataPosition
 from reelworks.diffusion.config import NUM_TIMESTEPS
 from reelworks.distributed.mesh import World
+from reelworks.evaluation.measure import Measured
 from reelworks.recipe.dataset import RecipeData
 from reelworks.run.events import EventLog
 from reelworks.run.folder import RunFolder
@@ -206,6 +207,19 @@ class RunLogger:
             step, {"validation/loss": result.loss, **{f"validation_by_bucket/{n}": v for n, v in by_bucket.items()}}
         )
         logger.info(f"step {step}  validation loss {result.loss:.4f} on {result.clips} clips")
+
+    def preview_metrics(self, step: int, measured: Sequence[Measured]) -> None:
+        """Log metrics of previews, those that were skipped with the reason."""
+        if not measured:
+            return
+        values = {m.name: m.value for m in measured if m.value is not None}
+        skipped = {m.name: m.skipped for m in measured if m.value is None}
+        self.event("metrics", step=step, values=values, skipped=skipped)
+        self._scalars(step, {f"samples/{name}": value for name, value in values.items()})
+        told = [f"{name} {value:.4g}" for name, value in values.items()]
+        logger.info(
+            f"step {step}  previews: {', '.join([*told, *(f'{n} skipped: {why}' for n, why in skipped.items())])}"
+        )
 
     def _write_parts(self, step: int, losses: dict[str, dict[str, float]]) -> None:
         """Add losses of parts of a step to TensorBoard, as means of several steps: each part is small and noisy."""

@@ -213,7 +213,9 @@ class Trainer:
         self._train_step = TrainStep(boundary, encoder, state, data.table, world, recipe, model.compiled)
         self._state = state
         self._validator = Validator(boundary, encoder, world, self._source, data.held_out(), recipe, stored)
-        self._previewer = Previewer(recipe, boundary, encoder, state, world, run.folder, previews)
+        self._previewer = Previewer(
+            recipe, boundary, encoder, state, world, run.folder, previews, sample_logging.metrics(recipe, world.device)
+        )
         self._non_finite_in_a_row = 0
         self._step_seconds = 0.0
 
@@ -315,11 +317,15 @@ class Trainer:
         if done or _is_due(self._recipe.validation.every_steps, step):
             metrics = self._validate(position, pool)
             done = self._is_done(position)  # the validation loss may have ended training
+        previews_due = done or _is_due(self._recipe.samples.every_steps, step)
+        # Only if they are measured, previews are made before saving; otherwise their failure could cost a checkpoint.
+        if previews_due and self._previewer.metrics is not None:
+            metrics = metrics | self._previewer.run(step, self._log)
         if done:
             self._checkpoints.save_last(position, metrics)
         elif flags is not None:
             self._checkpoints.after_step(position, metrics, flags, self._step_seconds)
-        if done or _is_due(self._recipe.samples.every_steps, step):
+        if previews_due and self._previewer.metrics is None:
             self._previewer.run(step, self._log)
         return metrics
 
