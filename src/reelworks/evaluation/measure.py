@@ -30,9 +30,9 @@ class PreviewMetrics:
     settings: Settings
 
     @classmethod
-    def of(cls, names: Sequence[str], weights: Mapping[str, str], device: torch.device) -> PreviewMetrics:
+    def named(cls, names: Sequence[str], weights: Mapping[str, str], device: torch.device) -> PreviewMetrics:
         """Find metrics by their names; raises `UserError` for one that is unknown or needs references."""
-        kinds = registry.of(names, "samples.metrics")
+        kinds = registry.all_named(names, "samples.metrics")
         for kind in kinds:
             if kind.requires_reference:
                 raise UserError(

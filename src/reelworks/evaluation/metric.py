@@ -25,7 +25,7 @@ class Skip(Exception):  # noqa: N818 - a reason rather than an error
 
 @dataclass(frozen=True)
 class Settings:
-    """What metrics are constructed with.
+    """Weights, device and limits that metrics are constructed with.
 
     Attributes:
         weights: Local folder or file of each network's weights, by the network's name.

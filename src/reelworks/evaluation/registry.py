@@ -68,7 +68,7 @@ def named(name: str, field: str) -> type[Any]:
     return register(metric)
 
 
-def of(given: Sequence[str], field: str) -> list[type[Any]]:
+def all_named(given: Sequence[str], field: str) -> list[type[Any]]:
     """Return the classes of several metrics, each once."""
     return list(dict.fromkeys(named(name, field) for name in given))
 

@@ -59,7 +59,7 @@ def of_folders(
     Raises:
         UserError: A folder holds no media, or a metric or a name of weights is unknown.
     """
-    kinds = registry.of(names or registry.names(), "--metric")
+    kinds = registry.all_named(names or registry.names(), "--metric")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     settings = Settings(weights_of(weights), device, min_samples)
     files = clips.files_of(generated, "--generated")

@@ -56,7 +56,7 @@ def options(data: RecipeData) -> GenerateOptions | None:
 def metrics(recipe: Recipe, device: torch.device) -> PreviewMetrics | None:
     """Return the metrics of the recipe's previews; None if it has none."""
     c = recipe.samples
-    return PreviewMetrics.of(c.metrics, c.metric_weights, device) if c.metrics else None
+    return PreviewMetrics.named(c.metrics, c.metric_weights, device) if c.metrics else None
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Previewer:
         assert options is not None
         if not self.world.is_main:
             return
-        names = []
+        names, written = [], []
         for index, frames in enumerate(generated.clips):
             path = self._folder(step) / f"{index:02d}.{'png' if len(frames) == 1 else 'mp4'}"
             try:
@@ -124,7 +124,9 @@ class Previewer:
             except UserError as error:
                 logger.warning("a preview could not be written: %s", error.problem)
                 return
+            written.append(path)
             names.append(path.relative_to(self.run_folder.samples_folder).as_posix())
+        log.previews(step, written, prompts)
         log.event(
             "samples",
             step=step,

@@ -44,6 +44,7 @@ from reelworks.train import (
     resume,
     run_logger,
     sample_logging,
+    trackers,
 )
 from reelworks.train.build import TrainedModel
 from reelworks.train.checkpointing import CheckpointManager
@@ -106,6 +107,7 @@ def run(
     )
     with joined as world, ExitStack() as stack:
         stack.enter_context(log.to_terminal(speaks=world.is_main))
+        trackers.require_installed(recipe.logging)
         optimizer_names.require(recipe.train.optimizer, layout.fixed(recipe.parallel, world.size, world.local_size))
         threads = resume.set_threads(recipe)
 
