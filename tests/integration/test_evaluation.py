@@ -59,7 +59,7 @@ def test_a_checkpoint_has_the_loss_that_training_measured(tiny: Any, tmp_path: P
 
 @pytest.mark.slow
 def test_checkpoints_by_name_other_clips_and_the_weights_before_training(
-    tiny: Any, tmp_path: Path, footage: Path
+    tiny: Any, tmp_path: Path, footage: Path, typed: Any
 ) -> None:
     run, told, recipe = trained(tiny, tmp_path)
     assert measured(run.path, step=2).validation.loss == told[2]["loss"]
@@ -79,6 +79,22 @@ def test_checkpoints_by_name_other_clips_and_the_weights_before_training(
     assert untrained.validation.loss == told[0]["loss"]
     assert untrained.file() is None
     assert not (tmp_path / "other" / "run.json").exists()
+    listed = tmp_path / "prompts.txt"
+    listed.write_text("a cat\na dog, running\n")
+    words = ("generate", run.path, "--prompt-file", listed, "--samples", 2, "-o", tmp_path / "vbench")
+    sizes = ("--num-frames", 5, "--height", 32, "--width", 32, "--num-inference-steps", 1)
+    told, code = typed(*words, *sizes)
+    assert code == 0, told
+    files = {path.name: path.read_bytes() for path in (tmp_path / "vbench").iterdir()}
+    assert set(files) == {f"{prompt}-{i}.mp4" for prompt in ("a cat", "a dog, running") for i in range(2)}
+    assert files["a cat-0.mp4"] != files["a cat-1.mp4"]  # of another seed
+    (tmp_path / "vbench" / "a cat-1.mp4").unlink()
+    assert "3 of 4 clips are there already" in typed(*words, *sizes)[0]
+    assert (tmp_path / "vbench" / "a cat-1.mp4").read_bytes() == files["a cat-1.mp4"]
+    told, code = typed("eval", "--generated", tmp_path / "vbench", "--metric", "motion", "--record", run.path)
+    assert code == 0, told
+    assert "eval/motion" in CheckpointStore(run.checkpoints_folder).info(4).metrics
+
     with pytest.raises(UserError) as refused:
         measured(run.path, step=3)
     assert refused.value.code == "no-such-checkpoint"

@@ -13,6 +13,8 @@ from reelworks.cli import show
 from reelworks.cli.options import SourceArgument
 from reelworks.core.errors import UserError
 
+_TOGETHER = 8  # clips of --prompt-file that are generated before they are written
+
 
 class Sampler(enum.StrEnum):
     """Sampler to generate with."""
@@ -186,4 +188,10 @@ def _jobs(prompts: list[str], prompt_file: Path | None, output: Path, samples: i
     missing = {path: of for path, of in files.items() if not path.exists()}
     if len(missing) < len(files):
         show.line(f"{len(files) - len(missing)} of {len(files)} clips are there already")
-    return [_Job([prompt], [path], index) for path, (prompt, index) in missing.items()]
+    jobs = []
+    for index in range(samples):
+        own = [(prompt, path) for path, (prompt, i) in missing.items() if i == index]
+        for first in range(0, len(own), _TOGETHER):
+            some = own[first : first + _TOGETHER]
+            jobs.append(_Job([prompt for prompt, _ in some], [path for _, path in some], index))
+    return jobs
