@@ -111,7 +111,14 @@ def evaluate(
     _check_options(source, of_clips, {"--reference": reference if generated is None else None})
     if of_clips:
         report = _measure_clips(
-            generated, reference, metrics or [], weights or [], min_samples, vbench, prompts_in_names=prompts_in_names
+            generated,
+            reference,
+            metrics or [],
+            weights or [],
+            min_samples,
+            vbench,
+            prompts_in_names=prompts_in_names,
+            quiet=json,
         )
         values, value, written = report.values, report.to_json(), _write(out, report.to_json())
     else:
@@ -165,8 +172,8 @@ def _measure_model(
     found = Source.locate(source, **which)
     times = held_out.spread(found.recipe, timesteps) if timesteps else None
     found = found.measuring(timesteps=times, max_clips=max_clips)
-    with show.scan_progress(quiet=quiet) as on_scan:
-        return held_out.evaluate(found, times_at_once=batch_size, on_scan=on_scan)
+    with show.scan_progress(quiet=quiet) as on_scan, show.clip_progress(quiet=quiet) as on_clip:
+        return held_out.evaluate(found, times_at_once=batch_size, on_scan=on_scan, on_clip=on_clip)
 
 
 def _measure_clips(
@@ -178,6 +185,7 @@ def _measure_clips(
     vbench: Path | None,
     *,
     prompts_in_names: bool,
+    quiet: bool,
 ) -> Report:
     from reelworks.evaluation import report as reporting
     from reelworks.evaluation import vbench as exchange
@@ -186,7 +194,10 @@ def _measure_clips(
     foreign = [] if vbench is None else exchange.results(vbench)
     if generated is None:
         return Report(None, None, foreign)
-    own = reporting.of_folders(generated, reference, metrics, weights, min_samples, prompts_in_names=prompts_in_names)
+    with show.clip_progress(quiet=quiet) as on_clip:
+        own = reporting.of_folders(
+            generated, reference, metrics, weights, min_samples, prompts_in_names=prompts_in_names, on_clip=on_clip
+        )
     return Report(generated, reference, [*own.metrics, *foreign], own.unreadable)
 
 

@@ -103,6 +103,37 @@ def _progress_lines() -> Callable[[ScanProgress], None]:
     return show
 
 
+@contextmanager
+def clip_progress(quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
+    """Show how many clips of how many are measured: a bar on a terminal, else a line every ten seconds on stderr."""
+    from rich import progress
+    from rich.console import Console
+
+    console = Console(stderr=True, highlight=False)
+    columns = (progress.TextColumn("measuring"), progress.BarColumn(), progress.MofNCompleteColumn())
+    bar = progress.Progress(
+        *columns,
+        progress.TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=quiet or not console.is_terminal,
+    )
+    task, latest = bar.add_task("measuring", total=None), time.monotonic()
+
+    def report(done: int, total: int) -> None:
+        nonlocal latest
+        bar.start()
+        bar.update(task, completed=done, total=total)
+        if not console.is_terminal and not quiet and time.monotonic() - latest >= _SECONDS_BETWEEN_LINES:
+            latest = time.monotonic()
+            print(f"measuring: {done} of {total} clips", file=sys.stderr, flush=True)
+
+    try:
+        yield report
+    finally:
+        bar.stop()
+
+
 def short_clips(count: int) -> str:
     """Return a sentence with the number of videos that `data.short_clips` extends."""
     return f"{count} clip{' is' if count == 1 else 's are'} shorter than {'its' if count == 1 else 'their'} bucket"

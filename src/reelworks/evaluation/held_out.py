@@ -214,7 +214,11 @@ class Evaluation:
 
 
 def evaluate(
-    source: Source, *, times_at_once: int | None = None, on_scan: Callable[[ScanProgress], None] | None = None
+    source: Source,
+    *,
+    times_at_once: int | None = None,
+    on_scan: Callable[[ScanProgress], None] | None = None,
+    on_clip: Callable[[int, int], None] = lambda done, total: None,
 ) -> Evaluation:
     """Measure the loss of weights on held-out clips; the same call returns the same numbers on the same machine.
 
@@ -233,9 +237,8 @@ def evaluate(
             attention.use(model.denoiser, recipe.model.attention, world.device)
             stored = encoding.open_store(data) if recipe.encode.store else None
             steps = StepSource(data, rank=world.rank, world=world.size)
-            validator = Validator(
-                model.boundary, model.encoder, world, steps, clips, recipe, stored, times_at_once=times_at_once
-            )
+            parts = (model.boundary, model.encoder, world, steps, clips, recipe, stored)
+            validator = Validator(*parts, times_at_once=times_at_once, on_clip=on_clip)
             result = validator.run(pool)
             if stored is not None:
                 stored.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from reelworks.checkpoint.store import CheckpointStore
 from reelworks.core.errors import UserError, first_few
 from reelworks.core.log import logger
 from reelworks.evaluation import clips, registry, vbench
-from reelworks.evaluation.clips import Unreadable
+from reelworks.evaluation.clips import Clip, Unreadable
 from reelworks.evaluation.measure import Measured, measure
 from reelworks.evaluation.metric import Settings
 from reelworks.train import init_from
@@ -53,6 +53,7 @@ def of_folders(
     min_samples: int,
     *,
     prompts_in_names: bool = False,
+    on_clip: Callable[[int, int], None] = lambda done, total: None,
 ) -> Report:
     """Measure the clips of a folder by metrics, all registered ones by default.
 
@@ -67,9 +68,16 @@ def of_folders(
     if references is not None and not files.keys() & references.keys():
         names_there = first_few(sorted(references))
         logger.info("no reference has the name of a clip (%s, ...), so sets can be compared, but no pairs", names_there)
-    of_references = None if references is None else clips.read(references)
+    total = len(files) + len(references or ())
+
+    def counted(read: Iterable[Clip | Unreadable], first: int) -> Iterator[Clip | Unreadable]:
+        for done, clip in enumerate(read, first):
+            on_clip(done, total)
+            yield clip
+
+    of_references = None if references is None else counted(clips.read(references), len(files))
     captions = {name: vbench.prompt_of(name) for name in files} if prompts_in_names else None
-    measured, unreadable = measure(kinds, clips.read(files, references, captions), of_references, settings)
+    measured, unreadable = measure(kinds, counted(clips.read(files, references, captions), 0), of_references, settings)
     return Report(generated, reference, measured, unreadable)
 
 

@@ -5,7 +5,7 @@ It does not depend on the step, so two checkpoints, or two runs, can be compared
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -64,6 +64,7 @@ class Validator:
     Attributes:
         recipe: Its validation.timesteps are those to measure at.
         times_at_once: Timesteps of a clip that run as one batch; None for all. Losses differ by rounding only.
+        on_clip: Called after each clip with the number of clips that are measured, and of all.
     """
 
     boundary: DtypeBoundary[DenoiserInputs]
@@ -74,6 +75,7 @@ class Validator:
     recipe: Recipe
     stored: StoredLatents | None = None
     times_at_once: int | None = None
+    on_clip: Callable[[int, int], None] = lambda done, total: None
 
     @torch.no_grad()
     def run(self, pool: DecodePool) -> Validation | None:
@@ -85,12 +87,14 @@ class Validator:
         sums = torch.zeros(1 + len(buckets), len(times) + 1, dtype=torch.float64)
         budget_bytes = self.recipe.data.prefetch_budget_bytes
         device = encoding.frames_device(self.recipe, self.world.device, stored=self.stored is not None)
-        for batch in stored_batches.read_ahead(self._requests(), pool, budget_bytes, self.stored, device):
+        batches = stored_batches.read_ahead(self._requests(), pool, budget_bytes, self.stored, device)
+        for done, batch in enumerate(batches, 1):
             losses = self._losses(batch)
             if bool(batch.is_valid.all()):
                 for row in (0, 1 + batch.work.bucket):
                     sums[row, :-1] += losses
                     sums[row, -1] += 1
+            self.on_clip(done * self.world.size, len(self.held_out))
         sums = self.world.sum(sums)
         if not sums[0, -1]:
             return None
