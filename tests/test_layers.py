@@ -26,7 +26,7 @@ LEVELS = (
     ("export", "encoders"),
     ("recipe",),
     ("analysis",),
-    ("generate", "train"),
+    ("evaluation", "generate", "train"),
     ("quickstart", "report", "compat", "testing", "demo"),
     ("cli",),
 )

@@ -23,7 +23,8 @@ class KeepBest(Config):
     """Keep the checkpoints with the best values of one metric; `mode` is never guessed from its name.
 
     Attributes:
-        metric: Name of the metric, such as "validation/loss".
+        metric: Name of the metric: "validation/loss", "samples/NAME" for one of samples.metrics, or "eval/NAME" for one
+            that `reelworks eval --record` adds.
         mode: Whether the lowest or the highest value is the best.
         n: Number of checkpoints to keep.
     """

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import enum
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 from typer import Option
 
 from reelworks.cli import show
 from reelworks.cli.options import SourceArgument
+from reelworks.core.errors import UserError
+
+_TOGETHER = 8  # clips of --prompt-file that are generated before they are written
 
 
 class Sampler(enum.StrEnum):
@@ -21,17 +25,27 @@ class Sampler(enum.StrEnum):
 
 def generate(
     source: SourceArgument,
-    prompts: Annotated[
-        list[str], Option("--prompt", help="Text to generate from; give it several times for several clips.")
-    ],
     output: Annotated[
         Path,
         Option(
             "--output",
             "-o",
-            help="A .mp4 or .webm file, or a .png for one frame. Several clips need {index} in its name, which becomes 00, 01, ...",
+            help="A .mp4 or .webm file, or a .png for one frame. Several clips need {index} in its name, which becomes 00, 01, ... With --prompt-file, a folder.",
         ),
     ],
+    prompts: Annotated[
+        list[str] | None, Option("--prompt", help="Text to generate from; give it several times for several clips.")
+    ] = None,
+    prompt_file: Annotated[
+        Path | None,
+        Option(
+            metavar="FILE",
+            help="Generate clips for VBench from a prompt in each line, or from VBench_full_info.json: PROMPT-0.mp4, ...",
+        ),
+    ] = None,
+    samples: Annotated[
+        int, Option(min=1, max=100, help="Clips of each prompt of --prompt-file; the next one has the next seed.")
+    ] = 5,
     height: Annotated[
         int | None, Option(min=1, help="Pixels; default: those of the bucket with the most trained tokens.")
     ] = None,
@@ -98,6 +112,8 @@ def generate(
     Uses the averaged weights of a run's newest checkpoint, or of one checkpoint, and the recipe that trained it. Warns
     if a prompt has more tokens than the text encoder takes. Prints a line for each file, with its sampler, steps and
     guidance scale.
+
+    With --prompt-file, clips that are in the folder already are kept, so that the same command goes on.
     """
     from reelworks.checkpoint.store import CheckpointStore
     from reelworks.core.shape import Shape
@@ -109,8 +125,19 @@ def generate(
     from reelworks.run import history
     from reelworks.train import init_from
 
-    paths = writers.numbered(output, len(prompts))
-    picture = writers.is_picture(output) if num_frames is None else num_frames == 1
+    if (prompt_file is None) == (not prompts):
+        raise UserError(
+            "prompts come from --prompt or from --prompt-file",
+            code="prompts-not-given",
+            field="--prompt",
+            value=prompts,
+            remedy="give one of the two",
+        )
+    jobs = _jobs(prompts or [], prompt_file, output, samples)
+    paths = [path for job in jobs for path in job.paths]
+    if not paths:
+        return
+    picture = (prompt_file is None and writers.is_picture(output)) if num_frames is None else num_frames == 1
     run, step = init_from.locate(source)
     recipe = recipe_file.load(history.recipe_of(run, step))
     usual = defaults.shape(run, recipe, picture=picture)
@@ -135,10 +162,39 @@ def generate(
     load_run.require(recipe, options)
     # Load the step whose recipe was read: a run in progress may have saved again meanwhile.
     model = LoadedModel.load(CheckpointStore(run.checkpoints_folder).path(step), averaged=not raw_weights)
-    for line in model.unseen(prompts):
+    for line in model.unseen(list(dict.fromkeys(prompt for job in jobs for prompt in job.prompts))):
         show.line(line)
-    generated = model.generate(prompts, options)
-    for path, frames in zip(paths, generated.clips, strict=True):
-        writers.write(path, frames, options.fps)
-        size = Shape(len(frames), shape.height, shape.width)
-        show.line(f"{path}: {size}, step {model.step}, by {generated.by}, {options.to_text()}")
+    for job in jobs:
+        generated = model.generate(job.prompts, replace(options, seed=seed + job.seeds_further))
+        for path, frames in zip(job.paths, generated.clips, strict=True):
+            writers.write(path, frames, options.fps)
+            size = Shape(len(frames), shape.height, shape.width)
+            show.line(f"{path}: {size}, step {model.step}, by {generated.by}, {options.to_text()}")
+
+
+class _Job(NamedTuple):
+    """Clips to generate together, with their files, and the distance of their seed from the given one."""
+
+    prompts: list[str]
+    paths: list[Path]
+    seeds_further: int = 0
+
+
+def _jobs(prompts: list[str], prompt_file: Path | None, output: Path, samples: int) -> list[_Job]:
+    """Return what is to be generated; of the prompts of a file, what does not exist yet."""
+    from reelworks.evaluation import vbench
+    from reelworks.generate import writers
+
+    if prompt_file is None:
+        return [_Job(prompts, writers.numbered(output, len(prompts)))]
+    files = vbench.files(output, vbench.prompts(prompt_file, "--prompt-file"), samples)
+    missing = {path: of for path, of in files.items() if not path.exists()}
+    if len(missing) < len(files):
+        show.line(f"{len(files) - len(missing)} of {len(files)} clips are there already")
+    jobs = []
+    for index in range(samples):
+        own = [(prompt, path) for path, (prompt, i) in missing.items() if i == index]
+        for first in range(0, len(own), _TOGETHER):
+            some = own[first : first + _TOGETHER]
+            jobs.append(_Job([prompt for prompt, _ in some], [path for _, path in some], index))
+    return jobs

@@ -18,6 +18,7 @@ from reelworks.cli import (
     coverage,
     demo,
     encode,
+    eval,
     generate,
     import_opensora,
     new,
@@ -51,6 +52,7 @@ app.command("check")(check.check)
 app.command("tune")(tune.tune)
 app.command("train")(train.train)
 app.command("generate")(generate.generate)
+app.command("eval")(eval.evaluate)
 app.command("coverage")(coverage.coverage)
 app.command("replay")(replay.replay)
 app.command("report")(report.report)

@@ -39,11 +39,15 @@ def new_table(first: str, *others: str) -> Table:
     return empty
 
 
-def print_table(filled: Table) -> None:
-    """Print a table in the width of the terminal."""
+def print_table(filled: Table, *, whole: bool = False) -> None:
+    """Print a table in the width of the terminal; a `whole` one is wider if numbers would be cut off."""
     from rich.console import Console
+    from rich.measure import Measurement
 
-    Console(highlight=False).print(filled)
+    console = Console(highlight=False)
+    if whole:
+        console.width = max(console.width, Measurement.get(console, console.options.update(width=1000), filled).maximum)
+    console.print(filled)
 
 
 _SECONDS_BETWEEN_LINES = 10.0
@@ -97,6 +101,37 @@ def _progress_lines() -> Callable[[ScanProgress], None]:
         print(text, file=sys.stderr, flush=True)
 
     return show
+
+
+@contextmanager
+def clip_progress(quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
+    """Show how many clips of how many are measured: a bar on a terminal, else a line every ten seconds on stderr."""
+    from rich import progress
+    from rich.console import Console
+
+    console = Console(stderr=True, highlight=False)
+    columns = (progress.TextColumn("measuring"), progress.BarColumn(), progress.MofNCompleteColumn())
+    bar = progress.Progress(
+        *columns,
+        progress.TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=quiet or not console.is_terminal,
+    )
+    task, latest = bar.add_task("measuring", total=None), time.monotonic()
+
+    def report(done: int, total: int) -> None:
+        nonlocal latest
+        bar.start()
+        bar.update(task, completed=done, total=total)
+        if not console.is_terminal and not quiet and time.monotonic() - latest >= _SECONDS_BETWEEN_LINES:
+            latest = time.monotonic()
+            print(f"measuring: {done} of {total} clips", file=sys.stderr, flush=True)
+
+    try:
+        yield report
+    finally:
+        bar.stop()
 
 
 def short_clips(count: int) -> str:

@@ -65,10 +65,22 @@ class LoadedModel:
     encoder: LiveEncoder
 
     @classmethod
-    def load(cls, source: Path, *, averaged: bool = True, to_merge: bool = False) -> Self:
+    def begin(cls, recipe: Recipe, encoders: LiveEncoder) -> Self:
+        """Build the model that training of a recipe begins with."""
+        device = encoders.device
+        build.require_sources(recipe)
+        denoiser = build.denoiser(recipe, device)
+        denoiser.module.requires_grad_(False).eval()
+        return cls(recipe, 0, denoiser, DtypeBoundary(denoiser), encoders)
+
+    @classmethod
+    def load(
+        cls, source: Path, *, averaged: bool = True, to_merge: bool = False, encoders: LiveEncoder | None = None
+    ) -> Self:
         """Load a model from a run folder (its newest good checkpoint) or from a checkpoint's folder.
 
         With `to_merge`, the base of a LoRA is loaded in float32, since updates cannot be added to quantised weights.
+        `encoders` take the place of the recipe's, such as those that are loaded at their first use.
         """
         run, step = init_from.locate(source)
         path = CheckpointStore(run.checkpoints_folder).path(step)
@@ -90,7 +102,7 @@ class LoadedModel:
             load.load(path, state)
         for name, value in state.get("ema", {}).items():
             trained[name].copy_(value)
-        return cls(recipe, step, denoiser, DtypeBoundary(denoiser), build.encoder(recipe, device))
+        return cls(recipe, step, denoiser, DtypeBoundary(denoiser), encoders or build.encoder(recipe, device))
 
     def merge(self) -> dict[str, Tensor]:
         """Return all weights with the LoRA added to its base; this object cannot be used afterwards."""

@@ -19,7 +19,7 @@ from reelworks.models import registry
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
 from reelworks.models.lora.config import LoraConfig
 from reelworks.precision.config import PrecisionConfig
-from reelworks.run.config import CoverageConfig
+from reelworks.run.config import CoverageConfig, LoggingConfig
 from reelworks.schedule.cost import CostConfig
 from reelworks.train.config import SamplesConfig, TrainConfig, ValidationConfig
 
@@ -69,6 +69,7 @@ class Recipe(Config):
     checkpoints: CheckpointsConfig = CheckpointsConfig()
     exports: ExportsConfig = ExportsConfig()
     coverage: CoverageConfig = CoverageConfig()
+    logging: LoggingConfig = LoggingConfig()
 
     @model_validator(mode="after")
     def _files_can_hold_the_lora(self) -> Self:

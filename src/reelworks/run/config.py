@@ -1,13 +1,14 @@
-"""`[coverage]` of a recipe: the disk space for the records of former epochs."""
+"""`[coverage]` and `[logging]` of a recipe: the disk space for records of former epochs, and trackers."""
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
 from reelworks.core import units
 from reelworks.core.config import Config
+from reelworks.core.errors import UserError
 
 
 class CoverageConfig(Config):
@@ -27,4 +28,35 @@ class CoverageConfig(Config):
     @model_validator(mode="after")
     def _readable(self) -> Self:
         _ = self.max_disk_bytes
+        return self
+
+
+class LoggingConfig(Config):
+    """`[logging]`: trackers beside TensorBoard, which get the same curves and the previews."""
+
+    trackers: list[Literal["wandb", "trackio"]] = Field(
+        [],
+        description='Weights & Biases and Trackio (`pip install "reelworks[wandb]"`, `[trackio]`); one that fails is a '
+        "warning, and training goes on",
+    )
+    project: str = Field("reelworks", min_length=1, description="project of the trackers")
+    name: str | None = Field(None, min_length=1, description="name of the run there; default: that of the run folder")
+    entity: str | None = Field(None, min_length=1, description="user or team of Weights & Biases")
+    tags: list[str] = Field([], description="tags of the run in Weights & Biases")
+    offline: bool = Field(
+        False,
+        description="keep what Weights & Biases logs in the run folder, for a later `wandb sync`, as WANDB_MODE=offline "
+        "does; so does a run that cannot log in",
+    )
+
+    @model_validator(mode="after")
+    def _check_trackers(self) -> Self:
+        changed = self.model_fields_set - {"trackers"}
+        if not self.trackers and any(getattr(self, key) != LoggingConfig.model_fields[key].default for key in changed):
+            raise UserError(
+                "it is for trackers, and there is none",
+                code="key-without-effect",
+                field=f"logging.{sorted(changed)[0]}",
+                remedy='leave it out, or set logging.trackers = ["wandb"]',
+            )
         return self

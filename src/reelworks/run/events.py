@@ -17,7 +17,7 @@ Every event has `v` (schema version), `time` (seconds since 1970), `kind` and, e
     profile     file, first, last: steps whose trace was written
     compiled    buckets [name, ...] that were new in the step, graphs (so far, over all kinds of blocks), seconds (of the
                 step's, spent on compiling)
-    validation  loss, loss_by_time {"100": loss, ...}, clips, seconds
+    validation  loss, loss_by_time {"100": loss, ...}, loss_by_bucket {name: loss}, clips, seconds
     checkpoint  name, bytes, seconds
     retention   kept [{step, reasons}], deleted [{step, reasons}]
     mirrored    bytes, seconds: the step's checkpoint is in the mirror
@@ -25,6 +25,7 @@ Every event has `v` (schema version), `time` (seconds since 1970), `kind` and, e
     unmirrored  reason: the checkpoint could not be mirrored; training continued
     mirror_retention  kept, deleted: as in retention
     samples     files [path below samples/], prompts [text, ...], by (what made them), num_inference_steps, guidance_scale
+    metrics     values {name: value}, skipped {name: reason}: metrics of the previews
     failure     uid, copy, repeat_index, path, reason: a clip could not be decoded and was trained with weight 0
     epoch_end   epoch, planned, trained, failed, skipped
     unsaved     reason: a checkpoint could not be written; training continued

@@ -40,6 +40,7 @@ class RunFolder:
     coverage_folder = _Below("coverage")  # records of segments, copies of their catalogs, and failures by epoch
     tensorboard_folder = _Below("tensorboard")  # TensorBoard's event files
     samples_folder = _Below("samples")  # videos and images generated on schedule, such as `step-000000100/00.mp4`
+    evaluations_folder = _Below("evaluations")  # results of `reelworks eval`
     profiles_folder = _Below("profiles")  # traces of steps and snapshots of GPU memory
     checkpoints_folder = _Below("checkpoints")  # only the checkpoint package writes here
     exports_folder = _Below("exports")  # exported weights for inference, written along with checkpoints

@@ -255,11 +255,32 @@ class SamplesConfig(Config):
     guidance_scale: float | None = Field(
         None, ge=1, description="strength of the prompt; 1 is no guidance; default: usual value of the model"
     )
+    metrics: list[str] = Field(
+        [],
+        description='metrics of the previews that need no references, such as "motion", "clip-score" or a class of yours '
+        '("my_metrics.py:Sharpness"): samples/NAME in logs and for checkpoints.keep_best. With them, previews are made '
+        "before the checkpoint is saved",
+    )
+    metric_weights: dict[str, str] = Field(
+        {}, description='local weights of networks that metrics need, as in { clip = "models/clip" }'
+    )
     reference: str | None = Field(
         None, min_length=1, description="image that every clip begins with; i2v models need one"
     )
     control: str | None = Field(None, min_length=1, description="control image or clip of all previews")
     source: str | None = Field(None, min_length=1, description="image that all previews edit")
+
+    @model_validator(mode="after")
+    def _check_metrics(self) -> SamplesConfig:
+        if self.metrics and not self.prompts:
+            raise UserError(
+                "metrics are measured on previews, and there are no prompts to make any from",
+                code="metrics-without-prompts",
+                field="samples.metrics",
+                value=self.metrics,
+                remedy="give samples.prompts, or leave it out",
+            )
+        return self
 
     @property
     def companions(self) -> dict[str, str]:

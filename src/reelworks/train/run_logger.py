@@ -1,4 +1,4 @@
-"""Log a run: events, TensorBoard curves, records of clips, and progress on the terminal."""
+"""Log a run: events, curves for TensorBoard and other trackers, records of clips, and progress on the terminal."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from torch.utils.tensorboard import SummaryWriter
 
 from reelworks.analysis import data_wait
 from reelworks.checkpoint.store import CheckpointStore
@@ -29,12 +29,13 @@ from reelworks.data.micro_batch import MicroBatch, StreamState
 from reelworks.data.position import DataPosition
 from reelworks.diffusion.config import NUM_TIMESTEPS
 from reelworks.distributed.mesh import World
+from reelworks.evaluation.measure import Measured
 from reelworks.recipe.dataset import RecipeData
 from reelworks.run.events import EventLog
 from reelworks.run.folder import RunFolder
 from reelworks.run.records import Failure
 from reelworks.schedule.plan import PlanSpec
-from reelworks.train import spikes
+from reelworks.train import spikes, trackers
 from reelworks.train.segment_records import RecordKeeper
 from reelworks.train.spikes import Spike
 from reelworks.train.step import TIMESTEP_RANGES, StepResult
@@ -43,7 +44,7 @@ from reelworks.train.validation import Validation
 _LINE_EVERY_SECONDS = 10.0
 _SPEED_WINDOW = 50
 _FIRST_STEPS = 5
-_MEAN_STEPS = 10  # steps over which losses by bucket and by timestep are averaged for TensorBoard
+_MEAN_STEPS = 10  # steps over which losses by bucket and by timestep are averaged for curves
 _SPIKE_MESSAGE_STEPS = 50  # steps between two messages about spikes; each has an event
 
 
@@ -69,8 +70,7 @@ class RunLogger:
         self._run, self._data, self._world, self._debug = run, data, world, debug
         self._recipe_name, self._first_step = recipe_name, first_step
         self._events = log.EventHandler(EventLog(run.events_file).write)
-        # Steps that a resume repeats must not be in the curves twice.
-        self._board = SummaryWriter(run.tensorboard_folder, purge_step=first_step + 1) if world.is_main else None
+        self._trackers = trackers.start(run, data.recipe, first_step) if world.is_main else []
         self._progress = _StepProgress(first_step, total_steps, data.recipe.train.log_every, world.device)
         self._parts: dict[str, list[float]] = {}  # losses of parts of the last steps, by name
         self._last_spike_message: int | None = None
@@ -81,10 +81,10 @@ class RunLogger:
         self._progress.start()
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         self._progress.stop()
-        if self._board is not None:
-            self._board.close()
+        for tracker in self._trackers:
+            tracker.close(failed=error is not None)
 
     def event(self, kind: str, **fields: Any) -> None:
         """Append an event to the events file; may be called from any thread."""
@@ -200,13 +200,35 @@ class RunLogger:
 
     def validation(self, step: int, result: Validation, seconds: float) -> None:
         """Log the result of a validation."""
-        self.event("validation", step=step, **asdict(result), seconds=seconds)
-        self._scalars(step, {"validation/loss": result.loss})
+        by_bucket = {name: of_bucket.loss for name, of_bucket in result.by_bucket.items()}
+        losses = {"loss": result.loss, "loss_by_time": result.loss_by_time, "loss_by_bucket": by_bucket}
+        self.event("validation", step=step, **losses, clips=result.clips, seconds=seconds)
+        self._scalars(
+            step, {"validation/loss": result.loss, **{f"validation_by_bucket/{n}": v for n, v in by_bucket.items()}}
+        )
         logger.info(f"step {step}  validation loss {result.loss:.4f} on {result.clips} clips")
 
+    def preview_metrics(self, step: int, measured: Sequence[Measured]) -> None:
+        """Log metrics of previews, those that were skipped with the reason."""
+        if not measured:
+            return
+        values = {m.name: m.value for m in measured if m.value is not None}
+        skipped = {m.name: m.skipped for m in measured if m.value is None}
+        self.event("metrics", step=step, values=values, skipped=skipped)
+        self._scalars(step, {f"samples/{name}": value for name, value in values.items()})
+        told = [f"{name} {value:.4g}" for name, value in values.items()]
+        logger.info(
+            f"step {step}  previews: {', '.join([*told, *(f'{n} skipped: {why}' for n, why in skipped.items())])}"
+        )
+
+    def previews(self, step: int, files: Sequence[Path], prompts: Sequence[str]) -> None:
+        """Show the files of previews in the trackers."""
+        for tracker in self._trackers:
+            tracker.show(step, files, prompts)
+
     def _write_parts(self, step: int, losses: dict[str, dict[str, float]]) -> None:
-        """Add losses of parts of a step to TensorBoard, as means of several steps: each part is small and noisy."""
-        if self._board is None:
+        """Add losses of parts of a step to the curves, as means of several steps: each part is small and noisy."""
+        if not self._trackers:
             return
         for group, by_name in losses.items():
             for name, loss in by_name.items():
@@ -229,9 +251,8 @@ class RunLogger:
         logger.warning(f"step {step}: {spike}. If training does not recover, {remedy}")
 
     def _scalars(self, step: int, values: dict[str, float]) -> None:
-        if self._board is not None:
-            for name, value in values.items():
-                self._board.add_scalar(name, value, step)
+        for tracker in self._trackers:
+            tracker.log(step, values)
 
     def _warn_of_spinning(self) -> None:
         """Warn once if other processes keep the CPU busy and spinning threads make that worse."""

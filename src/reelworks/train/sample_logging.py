@@ -6,13 +6,17 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
 from reelworks.core.shape import Shape
 from reelworks.distributed.mesh import World
 from reelworks.encoders.encoders import LiveEncoder
+from reelworks.evaluation.measure import PreviewMetrics
 from reelworks.generate import conditions, defaults, diffusers_pipeline, writers
 from reelworks.generate.conditions import Conditions
+from reelworks.generate.diffusers_pipeline import PipelineOutput
 from reelworks.generate.pipeline import GenerateOptions
 from reelworks.models.api import DenoiserInputs
 from reelworks.models.sequence_parallel import SequenceParallel
@@ -29,6 +33,7 @@ from reelworks.train.state import TrainState
 def options(data: RecipeData) -> GenerateOptions | None:
     """Return the settings of the recipe's previews, with all their files read; None if it has no prompts."""
     recipe, c = data.recipe, data.recipe.samples
+    metrics(recipe, torch.device("cpu"))  # refuses those that cannot be measured
     if not c.prompts:
         return None
     num_frames, height, width = c.num_frames, c.height, c.width
@@ -50,6 +55,12 @@ def options(data: RecipeData) -> GenerateOptions | None:
     )
 
 
+def metrics(recipe: Recipe, device: torch.device) -> PreviewMetrics | None:
+    """Return the metrics of the recipe's previews; None if it has none."""
+    c = recipe.samples
+    return PreviewMetrics.named(c.metrics, c.metric_weights, device) if c.metrics else None
+
+
 @dataclass(frozen=True)
 class Previewer:
     """Generate the recipe's previews; all ranks compute, since weights may be sharded."""
@@ -62,6 +73,7 @@ class Previewer:
     run_folder: RunFolder
     options: GenerateOptions | None
     sequence: SequenceParallel | None = None  # paused here, as any size may be generated
+    metrics: PreviewMetrics | None = None
 
     def exist(self, step: int) -> bool:
         """Whether the previews of a step exist; equal on all ranks."""
@@ -70,28 +82,44 @@ class Previewer:
     def _folder(self, step: int) -> Path:
         return self.run_folder.samples_folder / f"step-{step:09d}"
 
-    def run(self, step: int, log: RunLogger) -> None:
-        """Generate a clip for every prompt, with the same noise at every step."""
+    def run(self, step: int, log: RunLogger) -> dict[str, float]:
+        """Generate a clip for every prompt, with the same noise at every step; returns their metrics, on all ranks."""
+        generated = self._generate()
+        if generated is None:
+            return {}
+        self._write(step, generated, log)
+        if self.metrics is None:
+            return {}
+        measured = self.metrics.values(generated.clips, self.recipe.samples.prompts) if self.world.is_main else []
+        log.preview_metrics(step, measured)
+        values = {f"samples/{m.name}": m.value for m in measured if m.value is not None}
+        return self.world.broadcast(values)  # type: ignore[return-value]
+
+    def _generate(self) -> PipelineOutput | None:
+        """Return the previews; None if there are none to make, or they could not be made."""
         options, prompts = self.options, self.recipe.samples.prompts
         if options is None:
-            return
+            return None
         clips = "1 clip" if len(prompts) == 1 else f"{len(prompts)} clips"
         logger.info(f"making previews: {clips} of {options.shape}, {options.to_text()}")
         try:
             with self.state.averaged(), nullcontext() if self.sequence is None else self.sequence.paused():
-                generated = diffusers_pipeline.generate(
-                    self.recipe, self.boundary, self.encoder.loaded(), prompts, options
-                )
+                return diffusers_pipeline.generate(self.recipe, self.boundary, self.encoder.loaded(), prompts, options)
         except UserError as error:  # such as a lack of memory
             if error.code == "out-of-memory":
                 out_of_memory.snapshot(self.world.device, self.run_folder.snapshot_file(self.world.rank))
             if self.world.size > 1:  # the other ranks may be waiting for this one
                 raise
             logger.warning("previews could not be generated: %s", error.problem)
-            return
+            return None
+
+    def _write(self, step: int, generated: PipelineOutput, log: RunLogger) -> None:
+        """Write the previews on the main rank."""
+        options, prompts = self.options, self.recipe.samples.prompts
+        assert options is not None
         if not self.world.is_main:
             return
-        names = []
+        names, written = [], []
         for index, frames in enumerate(generated.clips):
             path = self._folder(step) / f"{index:02d}.{'png' if len(frames) == 1 else 'mp4'}"
             try:
@@ -99,7 +127,9 @@ class Previewer:
             except UserError as error:
                 logger.warning("a preview could not be written: %s", error.problem)
                 return
+            written.append(path)
             names.append(path.relative_to(self.run_folder.samples_folder).as_posix())
+        log.previews(step, written, prompts)
         log.event(
             "samples",
             step=step,

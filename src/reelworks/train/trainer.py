@@ -47,6 +47,7 @@ from reelworks.train import (
     run_logger,
     sample_logging,
     shared_batches,
+    trackers,
 )
 from reelworks.train.build import TrainedModel
 from reelworks.train.checkpointing import CheckpointManager
@@ -109,6 +110,7 @@ def run(
     )
     with joined as world, ExitStack() as stack:
         stack.enter_context(log.to_terminal(speaks=world.is_main))
+        trackers.require_installed(recipe.logging)
         optimizer_names.require(recipe.train.optimizer, layout.fixed(recipe.parallel, world.size, world.local_size))
         threads = resume.set_threads(recipe)
 
@@ -215,8 +217,12 @@ class Trainer:
         )
         self._compiled = model.compiled
         self._train_step = TrainStep(boundary, encoder, state, data.table, world, recipe, model.compiled)
-        self._validator = Validator(model, world, self._source, data.held_out(), recipe, stored)
-        self._previewer = Previewer(recipe, boundary, encoder, state, world, run.folder, previews, model.sequence)
+        self._state = state
+        self._validator = Validator(boundary, encoder, world, self._source, data.held_out(), recipe, stored)
+        metrics = sample_logging.metrics(recipe, world.device)
+        self._previewer = Previewer(
+            recipe, boundary, encoder, state, world, run.folder, previews, model.sequence, metrics
+        )
         self._non_finite_in_a_row = 0
         self._step_seconds = 0.0
 
@@ -327,17 +333,24 @@ class Trainer:
         if done or _is_due(self._recipe.validation.every_steps, step):
             metrics = self._validate(position, pool)
             done = self._is_done(position)  # the validation loss may have ended training
+        previews_due = done or _is_due(self._recipe.samples.every_steps, step)
+        # Only if they are measured, previews are made before saving; otherwise their failure could cost a checkpoint.
+        if previews_due and self._previewer.metrics is not None:
+            metrics = metrics | self._previewer.run(step, self._log)
         if done:
             self._checkpoints.save_last(position, metrics)
         elif flags is not None:
             self._checkpoints.after_step(position, metrics, flags, self._step_seconds)
-        if done or _is_due(self._recipe.samples.every_steps, step):
+        if previews_due and self._previewer.metrics is None:
             self._previewer.run(step, self._log)
         return metrics
 
     def _validate(self, position: DataPosition, pool: DecodePool) -> dict[str, float]:
+        if not len(self._validator.held_out):
+            return {}
         began = time.monotonic()
-        result = self._validator.run(pool)
+        with self._state.averaged():
+            result = self._validator.run(pool)
         if result is None:
             return {}
         self._log.validation(position.global_step, result, time.monotonic() - began)

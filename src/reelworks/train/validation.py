@@ -1,32 +1,35 @@
-"""Validation loss of the averaged weights, on held-out clips at fixed timesteps with fixed noise.
+"""Loss on held-out clips at fixed timesteps with fixed noise, in training and in `reelworks eval`.
 
 It does not depend on the step, so two checkpoints, or two runs, can be compared.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from reelworks.data.loader import StepSource
-from reelworks.data.micro_batch import MicroBatchRequest
+from reelworks.data.micro_batch import MicroBatch, MicroBatchRequest
 from reelworks.distributed.mesh import World
 from reelworks.encoders import stored_batches
+from reelworks.encoders.encoders import LiveEncoder
 from reelworks.encoders.stored_batches import StoredLatents
 from reelworks.media.decode_pool import DecodePool
+from reelworks.models.api import DenoiserInputs
+from reelworks.precision.boundary import DtypeBoundary
 from reelworks.recipe.recipe import Recipe
 from reelworks.schedule.plan import Samples
 from reelworks.train import encoding, shared_batches
 from reelworks.train.batch_inputs import validation_example
-from reelworks.train.build import TrainedModel
 
 
 @dataclass(frozen=True)
-class Validation:
-    """Result of a validation, equal on all ranks.
+class HeldOutLoss:
+    """Loss of some held-out clips.
 
     Attributes:
         loss: Mean over clips and timesteps; every clip has the same weight.
@@ -38,45 +41,80 @@ class Validation:
     loss_by_time: dict[str, float]
     clips: int
 
+    @classmethod
+    def of_sums(cls, sums: Tensor, times: Sequence[float]) -> HeldOutLoss:
+        """Return the means for the sums of the loss at each timestep, and last the number of clips."""
+        clips = int(sums[-1])
+        means = (sums[:-1] / clips).tolist()
+        by_time = {f"{time:g}": mean for time, mean in zip(times, means, strict=True)}
+        return cls(sum(means) / len(means), by_time, clips)
+
+
+@dataclass(frozen=True)
+class Validation(HeldOutLoss):
+    """Result of a validation, equal on all ranks: the loss of all clips, and that of each bucket's."""
+
+    by_bucket: dict[str, HeldOutLoss]
+
 
 @dataclass(frozen=True)
 class Validator:
-    """Validate on the same held-out clips each time."""
+    """Measure the loss of the weights that a network holds, on the same held-out clips each time.
 
-    model: TrainedModel
+    Attributes:
+        recipe: Its validation.timesteps are those to measure at.
+        times_at_once: Timesteps of a clip that run as one batch; None for all. Losses differ by rounding only.
+        on_clip: Called after each clip with the number of clips that are measured, and of all.
+    """
+
+    boundary: DtypeBoundary[DenoiserInputs]
+    encoder: LiveEncoder
     world: World
     source: StepSource
     held_out: Samples
     recipe: Recipe
     stored: StoredLatents | None = None
+    times_at_once: int | None = None
+    on_clip: Callable[[int, int], None] = lambda done, total: None
 
     @torch.no_grad()
     def run(self, pool: DecodePool) -> Validation | None:
         """Validate; returns None if there is no held-out clip, or none could be decoded."""
         if not len(self.held_out):
             return None
-        model, times = self.model, self.recipe.validation.timesteps
-        objective = self.recipe.objective.for_validation()
-        sums = torch.zeros(len(times) + 1, dtype=torch.float64)  # of the loss at each timestep, and of clips
-        with model.state.averaged():
-            budget_bytes = self.recipe.data.prefetch_budget_bytes
-            device = encoding.frames_device(self.recipe, self.world.device, stored=self.stored is not None)
-            batches = stored_batches.read_ahead(self._requests(), pool, budget_bytes, self.stored, device)
-            if self.stored is None:
-                batches = shared_batches.over_group(batches, self.world)
-            for batch in batches:
-                example = validation_example(batch, model.encoder, objective, seed=self.recipe.seed, times=times)
-                losses = example.losses(model.boundary(example.inputs), objective).double().cpu()
-                if self.world.counts and bool(batch.is_valid.all()):
-                    sums[:-1] += losses
-                    sums[-1] += 1
+        times, buckets = self.recipe.validation.timesteps, self.source.data.table.buckets
+        # Of all clips, and then of each bucket's: sums of the loss at each timestep, and of clips.
+        sums = torch.zeros(1 + len(buckets), len(times) + 1, dtype=torch.float64)
+        budget_bytes = self.recipe.data.prefetch_budget_bytes
+        device = encoding.frames_device(self.recipe, self.world.device, stored=self.stored is not None)
+        batches = stored_batches.read_ahead(self._requests(), pool, budget_bytes, self.stored, device)
+        if self.stored is None:
+            batches = shared_batches.over_group(batches, self.world)
+        for done, batch in enumerate(batches, 1):
+            losses = self._losses(batch)
+            if self.world.counts and bool(batch.is_valid.all()):
+                for row in (0, 1 + batch.work.bucket):
+                    sums[row, :-1] += losses
+                    sums[row, -1] += 1
+            self.on_clip(done * self.world.data_size, len(self.held_out))
         sums = self.world.sum(sums)
-        clips = int(sums[-1])
-        if not clips:
+        if not sums[0, -1]:
             return None
-        means = (sums[:-1] / clips).tolist()
-        by_time = {f"{time:g}": mean for time, mean in zip(times, means, strict=True)}
-        return Validation(sum(means) / len(means), by_time, clips)
+        by_bucket = {
+            bucket.name: HeldOutLoss.of_sums(row, times)
+            for bucket, row in zip(buckets, sums[1:], strict=True)
+            if row[-1]
+        }
+        whole = HeldOutLoss.of_sums(sums[0], times)
+        return Validation(whole.loss, whole.loss_by_time, whole.clips, by_bucket)
+
+    def _losses(self, batch: MicroBatch) -> Tensor:
+        """Return the loss of one clip at each timestep, float64 on the CPU."""
+        objective, times = self.recipe.objective.for_validation(), self.recipe.validation.timesteps
+        example = validation_example(batch, self.encoder, objective, seed=self.recipe.seed, times=times)
+        at_once = self.times_at_once or len(times)
+        parts = [self.boundary(_part(example.inputs, i, at_once)) for i in range(0, len(times), at_once)]
+        return example.losses(torch.cat(parts), objective).double().cpu()
 
     def _requests(self) -> Iterator[MicroBatchRequest]:
         """Yield this rank's clips one by one; all ranks get the same number, filled up with fillers."""
@@ -85,3 +123,10 @@ class Validator:
             own = first + self.world.data_rank
             clip = self.held_out.take(np.array([min(own, clips - 1)]))
             yield self.source.work(clip, epoch=0, is_idle=own >= clips, augments=False)
+
+
+def _part(inputs: DenoiserInputs, first: int, count: int) -> DenoiserInputs:
+    """Return some of the clips of a micro-batch."""
+    if first == 0 and count >= len(inputs.time):
+        return inputs
+    return DenoiserInputs(**{f.name: getattr(inputs, f.name)[first : first + count] for f in fields(inputs)})

@@ -96,7 +96,7 @@ def test_options_have_values_defaults_and_meanings(generator: ModuleType) -> Non
     text = generator.contents()["cli.md"]
     assert "| `--world` | whole number ≥ 1 | `1` | Number of GPUs to plan for |" in text
     assert "| `--ema`, `--weights` | flag | `--ema` | Export the averaged or the trained weights |" in text
-    assert "reelworks generate RUN|CHECKPOINT --prompt PROMPT --output OUTPUT [OPTIONS]" in text
+    assert "reelworks generate RUN|CHECKPOINT --output OUTPUT [OPTIONS]" in text
     assert not re.search(r"\| +\|$", text, flags=re.MULTILINE), "an option without help"
 
 

@@ -262,6 +262,8 @@ _KEYS: dict[str, Rule] = {
     "restart_data": rules.only((False,), "a run resumes by itself", "give `train --restart-data`"),
     "load_video_features": rules.only((False,), "clips are read", _FEATURES),
     "load_text_features": rules.only((False,), "captions are read", _FEATURES),
-    "wandb": rules.only((False,), "TensorBoard is always written", "TensorBoard logs are written instead"),
+    "wandb": rules.only(
+        (False,), "TensorBoard is always written", 'for Weights & Biases set logging.trackers = ["wandb"]'
+    ),
     "_base_": rules.not_needed("the base config is read too"),
 }

@@ -1,0 +1,140 @@
+"""Networks whose features metrics compare, loaded from local files: CLIP, DINOv2, VideoMAE, Inception.
+
+Legend: N frames, T frames of a clip, H height, W width, D features.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar, final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from reelworks.evaluation.clips import Clip, Frames
+from reelworks.evaluation.metric import Array, Settings, Skip
+from reelworks.models import optional_imports
+
+N = TypeVar("N")
+_FRAMES = 8  # of a clip, for networks that see pictures
+
+
+def shared(settings: Settings, name: str, load: Callable[[str, torch.device], N]) -> N:
+    """Return the network of a name, which is loaded once; raise `Skip` if its weights are not named or not readable."""
+    if name not in settings.networks:
+        source = settings.weights.get(name)
+        if source is None:
+            raise Skip(f"no weights are named for {name}; add --weights {name}=PATH")
+        if not Path(source).exists():
+            raise Skip(f"the weights of {name} are not there: {source}")
+        try:
+            settings.networks[name] = load(source, settings.device)
+        except Exception as error:  # damaged files raise errors of any kind
+            first_line = str(error).strip().partition("\n")[0]
+            raise Skip(f"the weights of {name} cannot be loaded from {source} ({first_line})") from error
+    network: N = settings.networks[name]
+    return network
+
+
+def _pretrained(kind: str, source: str, **options: Any) -> Any:
+    """Load a part by transformers from a local folder."""
+    return getattr(optional_imports.transformers(), kind).from_pretrained(source, local_files_only=True, **options)
+
+
+def _model(kind: str, source: str, device: torch.device) -> Any:
+    return _pretrained(kind, source, dtype=torch.float32).requires_grad_(False).eval().to(device)
+
+
+def _pixels(processor: Any, frames_NHW3: Frames, device: torch.device) -> Tensor:
+    """Prepare frames as the network expects them, `[N, 3, H, W]` float32."""
+    prepared = processor(images=list(frames_NHW3), return_tensors="pt")
+    pixels: Tensor = prepared["pixel_values"].to(device)
+    return pixels
+
+
+def _array(features_ND: Tensor) -> Array:
+    return features_ND.double().cpu().numpy()
+
+
+@final
+class ClipNetwork:
+    """CLIP: embeddings of pictures and texts in one space."""
+
+    def __init__(self, source: str, device: torch.device) -> None:
+        self._model, self._device = _model("CLIPModel", source, device), device
+        self._processor = _pretrained("CLIPImageProcessor", source)
+        self._tokenizer = _pretrained("AutoTokenizer", source)
+
+    @torch.no_grad()
+    def pictures(self, clip: Clip) -> Array:
+        """Embed some frames of a clip, `[N, D]`."""
+        pixels = _pixels(self._processor, clip.some_frames(_FRAMES), self._device)
+        return _array(self._model.visual_projection(self._model.vision_model(pixels).pooler_output))
+
+    @torch.no_grad()
+    def text(self, caption: str) -> Array:
+        """Embed a caption, `[1, D]`; tokens beyond those that the model reads are left out."""
+        most = self._model.config.text_config.max_position_embeddings
+        tokens = self._tokenizer([caption], truncation=True, max_length=most, return_tensors="pt").to(self._device)
+        pooled = self._model.text_model(tokens["input_ids"], attention_mask=tokens["attention_mask"]).pooler_output
+        return _array(self._model.text_projection(pooled))
+
+
+@final
+class Dinov2Network:
+    """DINOv2: the embedding of the class token."""
+
+    def __init__(self, source: str, device: torch.device) -> None:
+        self._model, self._device = _model("AutoModel", source, device), device
+        self._processor = _pretrained("AutoImageProcessor", source)
+
+    @torch.no_grad()
+    def pictures(self, clip: Clip) -> Array:
+        """Embed some frames of a clip, `[N, D]`."""
+        pixels = _pixels(self._processor, clip.some_frames(_FRAMES), self._device)
+        return _array(self._model(pixels).pooler_output)
+
+
+@final
+class InceptionNetwork:
+    """Inception-v3 as the TorchScript file `inception-2015-12-05.pt` of StyleGAN, which resizes by itself."""
+
+    def __init__(self, source: str, device: torch.device) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # the file is published in this format only
+            self._model: Any = torch.jit.load(source, map_location=device).eval()  # type: ignore[no-untyped-call]
+        self._device = device
+
+    @torch.no_grad()
+    def pictures(self, clip: Clip) -> Array:
+        """Embed some frames of a clip, `[N, 2048]`."""
+        frames = torch.from_numpy(clip.some_frames(_FRAMES).copy()).movedim(-1, 1).to(self._device)
+        return _array(self._model(frames, return_features=True))
+
+
+@final
+class VideoMaeNetwork:
+    """VideoMAE: the mean of the last hidden states of a whole clip."""
+
+    def __init__(self, source: str, device: torch.device) -> None:
+        self._model, self._device = _model("VideoMAEModel", source, device), device
+        self._processor = _pretrained("VideoMAEImageProcessor", source)
+        self._num_frames: int = self._model.config.num_frames
+
+    @torch.no_grad()
+    def clips(self, clip: Clip) -> Array:
+        """Embed frames of a clip in equal distances, `[1, D]`."""
+        if len(clip.frames) < self._num_frames:
+            raise Skip(f"VideoMAE needs {self._num_frames} frames, and it has {len(clip.frames)}")
+        frames = list(clip.some_frames(self._num_frames))
+        pixels_1T3HW = self._processor(frames, return_tensors="pt")["pixel_values"].to(self._device)
+        return _array(self._model(pixels_1T3HW).last_hidden_state.mean(dim=1))
+
+
+def unit(features_ND: Array) -> Array:
+    """Return features of length 1."""
+    normed: Array = features_ND / np.linalg.norm(features_ND, axis=1, keepdims=True)
+    return normed

@@ -1,0 +1,106 @@
+"""Results of metrics as a value and as a file, and as metrics of a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from reelworks.checkpoint.store import CheckpointStore
+from reelworks.core.errors import UserError, first_few
+from reelworks.core.log import logger
+from reelworks.evaluation import clips, registry, vbench
+from reelworks.evaluation.clips import Clip, Unreadable
+from reelworks.evaluation.measure import Measured, measure
+from reelworks.evaluation.metric import Settings
+from reelworks.train import init_from
+
+WEIGHTS = ("clip", "dinov2", "inception", "videomae")
+
+
+@dataclass(frozen=True)
+class Report:
+    """Results of metrics on a folder of clips, and those that VBench measured."""
+
+    generated: Path | None
+    reference: Path | None
+    metrics: list[Measured]
+    unreadable: list[Unreadable] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the results as a JSON value."""
+        return {
+            "generated": None if self.generated is None else str(self.generated),
+            "reference": None if self.reference is None else str(self.reference),
+            "metrics": [measured.to_json() for measured in self.metrics],
+            "unreadable": [asdict(file) for file in self.unreadable],
+        }
+
+    @property
+    def values(self) -> dict[str, float]:
+        """Values of the metrics that were measured, by name."""
+        return {measured.name: measured.value for measured in self.metrics if measured.value is not None}
+
+
+def of_folders(
+    generated: Path,
+    reference: Path | None,
+    names: Sequence[str],
+    weights: Sequence[str],
+    min_samples: int,
+    *,
+    prompts_in_names: bool = False,
+    on_clip: Callable[[int, int], None] = lambda done, total: None,
+) -> Report:
+    """Measure the clips of a folder by metrics, all registered ones by default.
+
+    Raises:
+        UserError: A folder holds no media, or a metric or a name of weights is unknown.
+    """
+    kinds = registry.all_named(names or registry.names(), "--metric")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    settings = Settings(weights_of(weights), device, min_samples)
+    files = clips.files_of(generated, "--generated")
+    references = None if reference is None else clips.files_of(reference, "--reference")
+    if references is not None and not files.keys() & references.keys():
+        names_there = first_few(sorted(references))
+        logger.info("no reference has the name of a clip (%s, ...), so sets can be compared, but no pairs", names_there)
+    total = len(files) + len(references or ())
+
+    def counted(read: Iterable[Clip | Unreadable], first: int) -> Iterator[Clip | Unreadable]:
+        for done, clip in enumerate(read, first):
+            on_clip(done, total)
+            yield clip
+
+    of_references = None if references is None else counted(clips.read(references), len(files))
+    captions = {name: vbench.prompt_of(name) for name in files} if prompts_in_names else None
+    measured, unreadable = measure(kinds, counted(clips.read(files, references, captions), 0), of_references, settings)
+    return Report(generated, reference, measured, unreadable)
+
+
+def weights_of(given: Sequence[str]) -> dict[str, str]:
+    """Return paths of weights by name from texts such as `clip=models/clip`."""
+    found = {}
+    for text in given:
+        name, equals, path = text.partition("=")
+        if name not in WEIGHTS or not equals or not path:
+            raise UserError(
+                "not a name and a path",
+                code="weights-not-understood",
+                field="--weights",
+                value=text,
+                remedy=f"write NAME=PATH, with one of the names {', '.join(WEIGHTS)}",
+            )
+        found[name] = path
+    return found
+
+
+def record(target: Path, values: dict[str, float]) -> str:
+    """Add values to the metrics of a checkpoint as `eval/NAME`, where keep_best finds them; returns a sentence."""
+    run, step = init_from.locate(target)
+    metrics = {name if name.startswith("vbench/") else f"eval/{name}": value for name, value in values.items()}
+    CheckpointStore(run.checkpoints_folder).record_metrics(step, metrics)
+    return f"recorded for step {step}: {', '.join(metrics)}"

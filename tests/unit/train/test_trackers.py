@@ -1,0 +1,87 @@
+"""Trackers that fail, that are not installed, and recipes without any."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from reelworks.core.errors import UserError
+from reelworks.core.log import logger
+from reelworks.recipe import recipe_file
+from reelworks.run.config import LoggingConfig
+from reelworks.train import trackers
+from reelworks.train.trackers import Guarded
+
+
+class Fragile:
+    """A tracker that works until it is to fail."""
+
+    def __init__(self, fails_in: str = "") -> None:
+        self.fails_in, self.logged, self.closed = fails_in, [], False
+
+    def _maybe(self, what: str) -> None:
+        if self.fails_in == what:
+            raise ConnectionError("no route\nto host")
+
+    def log(self, step: int, values: Any) -> None:
+        self._maybe("log")
+        self.logged.append((step, dict(values)))
+
+    def show(self, step: int, files: Any, prompts: Any) -> None:
+        self._maybe("show")
+
+    def close(self, *, failed: bool) -> None:
+        self._maybe("close")
+        self.closed = True
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    said: list[str] = []
+    monkeypatch.setattr(logger, "warning", lambda text, *args: said.append(str(text) % args))
+    return said
+
+
+@pytest.mark.parametrize("where", ["log", "show", "close", "start"])
+def test_a_tracker_that_fails_is_told_once_and_left_out(told: list[str], where: str) -> None:
+    inner = Fragile(where)
+
+    def start() -> Fragile:
+        inner._maybe("start")
+        return inner
+
+    tracker = Guarded("mine", start)
+    for step in (1, 2):
+        tracker.log(step, {"loss": 0.5, "bad": math.nan})
+        tracker.show(step, [Path("a.png")], ["a"])
+    tracker.close(failed=False)
+    assert told == ["mine failed, and logs nothing more: no route"]
+    assert not inner.closed
+    assert inner.logged == {"show": [(1, {"loss": 0.5})], "close": [(s, {"loss": 0.5}) for s in (1, 2)]}.get(where, [])
+
+
+def test_a_tracker_that_never_ends_is_left_behind(told: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(Fragile):
+        def close(self, *, failed: bool) -> None:
+            time.sleep(0.3)
+
+    monkeypatch.setattr(trackers, "_CLOSE_SECONDS", 0.01)
+    Guarded("mine", Slow).close(failed=True)
+    assert "has not finished" in told[0]
+
+
+def test_a_package_that_is_missing_and_settings_without_trackers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match="pip install wandb"):
+        trackers.require_installed(LoggingConfig(trackers=["wandb"]))
+    trackers.require_installed(LoggingConfig())
+    base = {"version": 1, "output": "o", "dataset": [{"path": "d"}], "train": {"max_steps": 1}}
+    base["bucket"] = [{"resolution": "32px", "num_frames": 1, "batch_size": 1}]
+    with pytest.raises(UserError) as refused:
+        recipe_file.parse({**base, "logging": {"tags": ["a"]}})
+    assert refused.value.code == "key-without-effect"
