@@ -7,7 +7,7 @@ the request, `why_not` returns the reason, and our own sampler generates.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
 
@@ -47,7 +47,7 @@ def generate(
     recipe: Recipe,
     boundary: DtypeBoundary[DenoiserInputs],
     encoder: LiveEncoder,
-    prompts: Sequence[str],
+    prompts: Iterable[str],
     options: GenerateOptions,
 ) -> PipelineOutput:
     """Generate a clip for each prompt, with the family's pipeline if possible and `options.sampler` does not exclude it."""

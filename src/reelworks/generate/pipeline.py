@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
@@ -75,7 +75,7 @@ def generate(
     boundary: DtypeBoundary[DenoiserInputs],
     encoder: LiveEncoder,
     objective: ObjectiveConfig,
-    prompts: Sequence[str],
+    prompts: Iterable[str],
     options: GenerateOptions,
 ) -> list[NDArray[np.uint8]]:
     """Generate a clip `[T, H, W, 3]` uint8 for each prompt, independent of the others.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,6 +62,14 @@ def metrics(recipe: Recipe, device: torch.device) -> PreviewMetrics | None:
     return PreviewMetrics.named(c.metrics, c.metric_weights, device) if c.metrics else None
 
 
+def _told(prompts: Sequence[str]) -> Iterator[str]:
+    """Yield prompts, and log each of several before its clip is made, which may take minutes."""
+    for number, prompt in enumerate(prompts, 1):
+        if len(prompts) > 1:
+            logger.info("preview %d of %d: %s", number, len(prompts), prompt)
+        yield prompt
+
+
 @dataclass(frozen=True)
 class Previewer:
     """Generate the recipe's previews; all ranks compute, since weights may be sharded."""
@@ -76,8 +85,12 @@ class Previewer:
     metrics: PreviewMetrics | None = None
 
     def exist(self, step: int) -> bool:
-        """Whether the previews of a step exist; equal on all ranks."""
-        return bool(self.world.broadcast(self.world.is_main and self._folder(step).is_dir()))
+        """Whether all previews of a step exist; equal on all ranks."""
+        return bool(self.world.broadcast(self.world.is_main and self._are_written(step)))
+
+    def _are_written(self, step: int) -> bool:
+        written = {file.stem for file in self._folder(step).glob("*")}
+        return written.issuperset(f"{i:02d}" for i in range(len(self.recipe.samples.prompts)))
 
     def _folder(self, step: int) -> Path:
         return self.run_folder.samples_folder / f"step-{step:09d}"
@@ -104,7 +117,8 @@ class Previewer:
         logger.info(f"making previews: {clips} of {options.shape}, {options.to_text()}")
         try:
             with self.state.averaged(), nullcontext() if self.sequence is None else self.sequence.paused():
-                return diffusers_pipeline.generate(self.recipe, self.boundary, self.encoder.loaded(), prompts, options)
+                told = _told(prompts)
+                return diffusers_pipeline.generate(self.recipe, self.boundary, self.encoder.loaded(), told, options)
         except UserError as error:  # such as a lack of memory
             if error.code == "out-of-memory":
                 out_of_memory.snapshot(self.world.device, self.run_folder.snapshot_file(self.world.rank))

@@ -241,6 +241,8 @@ class Trainer:
 
             if not resumed:
                 self._validate(position, pool)  # of the untrained weights, for comparison
+            elif _is_due(self._recipe.samples.every_steps, position.global_step):
+                self._make_lacking_previews(position.global_step)
             # Micro-batches from here to the end of training, across epochs, planned as `next_epoch` plans them.
             work = self._source.rows(position)
             device = encoding.frames_device(self._recipe, self._world.device, stored=self._stored is not None)
@@ -385,6 +387,10 @@ class Trainer:
             logger.info("nothing left to train at step %d; raise train.max_steps or max_epochs", step)
         if not self._checkpoints.has_metrics(step) and (metrics := self._validate(position, pool)):
             self._checkpoints.record_metrics(step, metrics)
+        self._make_lacking_previews(step)
+
+    def _make_lacking_previews(self, step: int) -> None:
+        """Make the previews of the checkpoint that training went on from, if it was stopped before they were written."""
         if not self._previewer.exist(step):
             self._previewer.run(step, self._log)
 

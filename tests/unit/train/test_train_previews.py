@@ -136,6 +136,9 @@ def test_previews_beyond_memory_end_no_training(
         for data in (too_large, fits):
             previewer = Previewer(data.recipe, *parts, alone, run, sample_logging.options(data))
             previewer.run(1, log)
+    assert previewer.exist(1)
+    next(run.samples_folder.glob("step-000000001/*")).unlink()
+    assert not previewer.exist(1), "a training that was killed before the last preview makes them again"
     said = capsys.readouterr().out
     assert "warning: previews could not be generated: this shape does not fit into memory" in said
     assert "making previews: 1 clip of 32×48, 2 steps, guidance scale 7\n" in said
