@@ -21,6 +21,7 @@ from reelworks.data import loader
 from reelworks.data.micro_batch import MicroBatch, MicroBatchRequest
 from reelworks.diffusion import frame_masks, objectives, timesteps
 from reelworks.diffusion.config import ObjectiveConfig
+from reelworks.distributed.transfer import to_device
 from reelworks.encoders import conditioning, stored_batches
 from reelworks.encoders.encoders import LiveEncoder
 from reelworks.models.api import DenoiserInputs
@@ -77,20 +78,22 @@ class Choices:
     drop_text: NDArray[np.bool_]
 
 
-def _seeds(work: MicroBatchRequest, purpose: Purpose, seed: int) -> U64:
-    return hash_rng.hash64(seed, work.epoch, work.uids, work.draw_copies, purpose)
+def _words(work: MicroBatchRequest, seed: int) -> U64:
+    """Return the beginning of the hashes of each clip's draws, which the purpose of a draw ends."""
+    return hash_rng.hash64(seed, work.epoch, work.uids, work.draw_copies)
 
 
 def draw(work: MicroBatchRequest, config: ObjectiveConfig, *, seed: int, latent_frames: int) -> Choices:
     """Draw timesteps, frame masks and dropped captions for the clips of a micro-batch."""
-    uniform_B = torch.from_numpy(hash_rng.uniform(_seeds(work, Purpose.TIMESTEP, seed)))
+    words_B = _words(work, seed)
+    uniform_B = torch.from_numpy(hash_rng.uniform(hash_rng.extend(words_B, Purpose.TIMESTEP)))
     ratio = _shift_ratio(config, work.shape, latent_frames)
     unshifted_B, time_B = objectives.from_config(config).times(uniform_B, ratio)
     return Choices(
         unshifted_B,
         time_B,
-        frame_masks.draw_frame_mask(config.mask_ratios, latent_frames, _seeds(work, Purpose.MASK, seed)),
-        hash_rng.passes(_seeds(work, Purpose.TEXT_DROPOUT, seed), config.caption_dropout),
+        frame_masks.draw_frame_mask(config.mask_ratios, latent_frames, hash_rng.extend(words_B, Purpose.MASK)),
+        hash_rng.passes(hash_rng.extend(words_B, Purpose.TEXT_DROPOUT), config.caption_dropout),
     )
 
 
@@ -144,7 +147,7 @@ def training_example(batch: MicroBatch, encoder: LiveEncoder, config: ObjectiveC
     """Encode a micro-batch, and draw its timesteps, noise, masks and caption dropout."""
     encoded = stored_batches.clip_values(batch, encoder)
     drawn = draw(batch.work, config, seed=seed, latent_frames=encoded["latent"].shape[2])
-    return _example(batch, encoder, config, encoded, drawn, _seeds(batch.work, Purpose.NOISE, seed))
+    return _example(batch, encoder, config, encoded, drawn, hash_rng.extend(_words(batch.work, seed), Purpose.NOISE))
 
 
 def validation_example(
@@ -177,11 +180,11 @@ def _example(
 ) -> Example:
     work, device, n = batch.work, encoder.device, len(drawn.time)
     x0 = encoded["latent"].expand(n, -1, -1, -1, -1)
-    time, frame_mask = drawn.time.to(device), torch.from_numpy(drawn.frame_mask).to(device)
+    time, frame_mask = (to_device(value, device) for value in (drawn.time, torch.from_numpy(drawn.frame_mask)))
     noise = normal(tuple(x0.shape[1:]), noise_seeds, device)
     text = stored_batches.texts(batch, encoder, drawn.drop_text[: len(work.captions)].tolist())
     conditions = stored_batches.conditions(batch, encoder, encoded, encoded["latent"])
-    fps = torch.tensor(work.fps, dtype=torch.float32, device=device)
+    fps = to_device(torch.tensor(work.fps, dtype=torch.float32), device)
     inputs = DenoiserInputs(
         latent=objectives.from_config(config).noised(x0, noise, time, frame_mask),
         time=time,
@@ -193,14 +196,14 @@ def _example(
         fps=fps.expand(n),
         height=torch.full((n,), float(work.shape.height), device=device),
         width=torch.full((n,), float(work.shape.width), device=device),
-        crop=_crop(work, config).to(device).expand(n, -1),
-        drop_text=torch.from_numpy(drawn.drop_text).to(device),
+        crop=to_device(_crop(work, config), device).expand(n, -1),
+        drop_text=to_device(torch.from_numpy(drawn.drop_text), device),
         **{name: value.expand(n, *value.shape[1:]) for name, value in conditions.items()},
     )
-    counts = batch.is_valid.to(device).expand(n)
+    counts = to_device(batch.is_valid, device).expand(n)
     weight = None
     if "loss_mask" in batch.companions:
-        mask = batch.companions["loss_mask"].to(device)
+        mask = to_device(batch.companions["loss_mask"], device)
         weight = conditioning.weights(mask, encoder.autoencoder.geometry).expand(n, -1, -1, -1)
         # A mask may cover conditioning frames only: such a clip has no loss, and no weight in the step.
         counts = counts & (weight.amax(dim=(2, 3)) * frame_mask).any(dim=1)

@@ -18,6 +18,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
 from torch.utils.tensorboard import SummaryWriter
 
 from reelworks.analysis import data_wait
@@ -70,7 +71,9 @@ class RunLogger:
         self._recipe_name, self._first_step = recipe_name, first_step
         self._events = log.EventHandler(EventLog(run.events_file).write)
         # Steps that a resume repeats must not be in the curves twice.
-        self._board = SummaryWriter(run.tensorboard_folder, purge_step=first_step + 1) if world.is_main else None
+        self._board: Any = None
+        if world.is_main:
+            self._board = SummaryWriter(run.tensorboard_folder, purge_step=first_step + 1)
         self._progress = _StepProgress(first_step, total_steps, data.recipe.train.log_every, world.device)
         self._parts: dict[str, list[float]] = {}  # losses of parts of the last steps, by name
         self._last_spike_message: int | None = None
@@ -229,8 +232,9 @@ class RunLogger:
 
     def _scalars(self, step: int, values: dict[str, float]) -> None:
         if self._board is not None:
-            for name, value in values.items():
-                self._board.add_scalar(name, value, step)
+            # One record for all: `add_scalar` would write one for each.
+            scalars = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+            self._board.file_writer.add_summary(Summary(value=scalars), step)
 
     def _warn_of_spinning(self) -> None:
         """Warn once if other processes keep the CPU busy and spinning threads make that worse."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -26,7 +26,7 @@ from reelworks.core.hash_rng import Purpose
 from reelworks.data import loader
 from reelworks.data.micro_batch import MicroBatch, MicroBatchRequest
 from reelworks.diffusion.config import NUM_TIMESTEPS, ObjectiveConfig
-from reelworks.distributed import mesh
+from reelworks.distributed import mesh, transfer
 from reelworks.distributed.mesh import World
 from reelworks.encoders.encoders import LiveEncoder
 from reelworks.models.api import DenoiserInputs
@@ -59,84 +59,66 @@ class StepSums:
     """Sums over the micro-batches of a step, in float64 on the device, first of one rank and then of all.
 
     Attributes:
+        packed: All values one after another, of which the others are views.
         loss, weight: Weighted losses, and weights, of the clips that count.
-        clips, repeats: Number of clips that count, first uses of a clip, and repeats that fill a micro-batch.
-        failed: Number of clips that could not be decoded.
+        counts: `[3]` number of clips that count: first uses of a clip, repeats that fill a micro-batch; and of those that
+            could not be decoded.
         flags: `[3]` number of ranks that set each of `StepFlags`.
-        loss_by_bucket, weight_by_bucket: `[buckets]` loss and weight of each bucket.
+        by_bucket: `[2, buckets]` loss, and weight, of each bucket.
         by_range: `[2, TIMESTEP_RANGES]` loss, and weight, of the clips in each range of timesteps.
     """
 
+    packed: Tensor
     loss: Tensor
     weight: Tensor
-    clips: Tensor
-    repeats: Tensor
-    failed: Tensor
+    counts: Tensor
     flags: Tensor
-    loss_by_bucket: Tensor
-    weight_by_bucket: Tensor
+    by_bucket: Tensor
     by_range: Tensor
+
+    @classmethod
+    def of(cls, packed: Tensor) -> StepSums:
+        """Return views of values that lie one after another."""
+        ends = [1, 2, 5, 8, len(packed) - 2 * TIMESTEP_RANGES]
+        loss, weight, counts, flags, buckets, ranges = torch.tensor_split(packed, ends)
+        return cls(packed, loss[0], weight[0], counts, flags, buckets.view(2, -1), ranges.view(2, -1))
 
     @classmethod
     def begin(cls, flags: StepFlags, buckets: int, device: torch.device) -> StepSums:
         """Return sums of 0, with this rank's requests."""
         if device.type == "mps":
             device = torch.device("cpu")
-
-        def zeros(*shape: int) -> Tensor:
-            return torch.zeros(shape, dtype=torch.float64, device=device)
-
-        return cls(
-            loss=zeros(),
-            weight=zeros(),
-            clips=zeros(),
-            repeats=zeros(),
-            failed=zeros(),
-            flags=torch.tensor(flags, dtype=torch.float64, device=device),
-            loss_by_bucket=zeros(buckets),
-            weight_by_bucket=zeros(buckets),
-            by_range=zeros(2, TIMESTEP_RANGES),
-        )
+        start = torch.zeros(8 + 2 * (buckets + TIMESTEP_RANGES), dtype=torch.float64)
+        start[5:8] = torch.tensor(flags)
+        return cls.of(transfer.to_device(start, device))
 
     def add(self, batch: MicroBatch, losses_B: Tensor, weights_B: Tensor, time_B: Tensor) -> None:
         """Add a micro-batch's weighted losses, its weights and its timesteps, without waiting for the device."""
-        bucket, counts, first = batch.work.bucket, batch.is_valid.numpy(), batch.work.is_first_use
-        # Move first, then convert: MPS cannot convert to float64.
-        loss, weight = (value.sum().to(self.loss.device).double() for value in (losses_B, weights_B))
+        counts, first = batch.is_valid.numpy(), batch.work.is_first_use
+        both = torch.stack([losses_B, weights_B])
         ranges = torch.arange(TIMESTEP_RANGES, device=time_B.device)[:, None]
         # 1000, and what rounding might put beyond it, belongs to the last range.
         is_in = (time_B * (TIMESTEP_RANGES / NUM_TIMESTEPS)).long().clamp(max=TIMESTEP_RANGES - 1) == ranges
-        by_range = torch.where(is_in, torch.stack([losses_B, weights_B])[:, None], 0.0).sum(dim=-1)
-        self.by_range.add_(by_range.to(self.by_range.device).double())
-        self.loss.add_(loss)
-        self.weight.add_(weight)
-        self.loss_by_bucket[bucket].add_(loss)
-        self.weight_by_bucket[bucket].add_(weight)
-        self.clips.add_(int((counts & first).sum()))
-        self.repeats.add_(int((counts & ~first).sum()))
-        self.failed.add_(batch.failed)
+        by_range = torch.where(is_in, both[:, None], 0.0).sum(dim=-1)
+        # Move first, then convert: MPS cannot convert to float64.
+        device = self.packed.device
+        sums = both.sum(dim=1).to(device).double()
+        self.packed[:2].add_(sums)
+        self.by_bucket[:, batch.work.bucket].add_(sums)
+        self.by_range.add_(by_range.to(device).double())
+        numbers = torch.tensor([int((counts & first).sum()), int((counts & ~first).sum()), batch.failed])
+        self.counts.add_(transfer.to_device(numbers, device))
 
     def over_ranks(self, world: World) -> StepSums:
         """Return the sums over all ranks, with one all-reduce."""
-        return self._unpacked(world.sum(self._packed()))
+        return StepSums.of(world.sum(self.packed))
 
     def read(self, *others: Tensor) -> tuple[StepSums, list[list[float]]]:
         """Copy the sums and other values to the host, in one transfer that waits for the device."""
-        packed, flat = self._packed(), [other.reshape(-1) for other in others]
-        values = torch.cat([packed, *(other.to(packed.device).double() for other in flat)]).cpu()
-        own, *copied = torch.split(values, [len(packed), *map(len, flat)])
-        return self._unpacked(own), [other.tolist() for other in copied]
-
-    def _parts(self) -> list[Tensor]:
-        return [getattr(self, each.name) for each in fields(self)]
-
-    def _packed(self) -> Tensor:
-        return torch.cat([part.reshape(-1) for part in self._parts()])
-
-    def _unpacked(self, values: Tensor) -> StepSums:
-        parts = self._parts()
-        pieces = torch.split(values, [part.numel() for part in parts])
-        return StepSums(*(piece.view_as(part) for piece, part in zip(pieces, parts, strict=True)))
+        flat = [other.reshape(-1) for other in others]
+        values = torch.cat([self.packed, *(other.to(self.packed.device).double() for other in flat)]).cpu()
+        own, *copied = torch.split(values, [len(self.packed), *map(len, flat)])
+        return StepSums.of(own), [other.tolist() for other in copied]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +134,7 @@ class StepResult:
         loss_by_range: Loss by index of each range of timesteps that had clips.
         grad_norm: Norm of the whole gradient before clipping.
         grad_norm_by_block: Norm of each block's gradient; empty in steps that do not measure it.
-        clips, repeats, failed: As in `StepSums`.
+        clips, repeats, failed: Numbers of clips, as in `StepSums.counts`.
         skipped_by_recipe: True if train.skip_steps names the step.
         spike: What was far above the usual, if anything was.
     """
@@ -239,7 +221,7 @@ class TrainStep:
                 world.mark("waiting for clips", step + 1)
 
         totals = sums.over_ranks(world)
-        parameters = [p for p in state.module.parameters() if p.grad is not None]
+        parameters = [p for p in state.optimizer.trained.values() if p.grad is not None]
         gradients = [p.grad for p in parameters if p.grad is not None]  # again, for the type checker
         # Failed clips and conditioning frames were planned, and have no weight.
         _scale(gradients, planned_weight / totals.weight)
@@ -252,7 +234,8 @@ class TrainStep:
 
         loss_sum, weight = float(totals.loss), float(totals.weight)
         finite = math.isfinite(loss_sum) and (weight == 0 or math.isfinite(grad_norm))
-        by_bucket = _means(totals.loss_by_bucket, totals.weight_by_bucket)
+        by_bucket = _means(*totals.by_bucket)
+        clips, repeats, failed = map(int, totals.counts.tolist())
         spike = self._find_spike(by_bucket, grad_norm, plan, row, kept) if finite and weight > 0 else None
         applied = finite and weight > 0 and (spike is None or train.spikes != "skip")
         if applied:
@@ -272,9 +255,9 @@ class TrainStep:
             loss_by_range=_means(*totals.by_range),
             grad_norm=grad_norm if weight > 0 else math.nan,
             grad_norm_by_block=block_norms.by_name(state.module, state.blocks, block_squares) if by_block else {},
-            clips=int(totals.clips),
-            repeats=int(totals.repeats),
-            failed=int(totals.failed),
+            clips=clips,
+            repeats=repeats,
+            failed=failed,
             blame=blame,
             spike=spike,
         )
@@ -322,7 +305,7 @@ class TrainStep:
         seed = self.recipe.seed
         example = training_example(batch, self.encoder, objective, seed=seed)
         # Dropout depends on the step and the micro-batch, so that a resumed run draws the same.
-        torch.manual_seed(hash_rng.hash_int(seed, step, batch.work.index, Purpose.MODEL) >> 1)
+        _seed(self.world.device, hash_rng.hash_int(seed, step, batch.work.index, Purpose.MODEL) >> 1)
         return example
 
     def _losses(self, work: MicroBatchRequest, example: Example, objective: ObjectiveConfig) -> Tensor:
@@ -337,7 +320,7 @@ class TrainStep:
         losses_B = example.losses(output, objective)
         if base is None:
             return losses_B
-        preserved_B = torch.tensor(work.target_is_base).to(losses_B.device, non_blocking=True)
+        preserved_B = transfer.to_device(torch.tensor(work.target_is_base), losses_B.device)
         return torch.where(preserved_B, example.distances(output, base, objective), losses_B)
 
     def _find_cause(self, kept: list[KeptBatch], objective: ObjectiveConfig, step: int) -> NonFiniteCause:
@@ -370,6 +353,13 @@ def _clips(kept: list[KeptBatch]) -> list[Clip]:
 
 def _is_due(every_steps: int | None, step: int) -> bool:
     return every_steps is not None and step % every_steps == 0
+
+
+def _seed(device: torch.device, seed: int) -> None:
+    """Seed the generators of the CPU and of this rank's device; `torch.manual_seed` also asks for all other kinds."""
+    torch.default_generator.manual_seed(seed)
+    if device.type != "cpu":
+        torch.get_device_module(device).manual_seed(seed)
 
 
 @torch.no_grad()
