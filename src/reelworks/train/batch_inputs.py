@@ -24,7 +24,7 @@ from reelworks.diffusion.config import ObjectiveConfig
 from reelworks.distributed.transfer import to_device
 from reelworks.encoders import conditioning, stored_batches
 from reelworks.encoders.encoders import LiveEncoder
-from reelworks.models.api import DenoiserInputs
+from reelworks.models.api import DenoiserInputs, TextEmbedding
 from reelworks.models.expert_pair.config import switch_timestep
 from reelworks.recipe.recipe import Recipe
 from reelworks.schedule.plan import EpochPlan
@@ -93,8 +93,12 @@ def draw(work: MicroBatchRequest, config: ObjectiveConfig, *, seed: int, latent_
         unshifted_B,
         time_B,
         frame_masks.draw_frame_mask(config.mask_ratios, latent_frames, hash_rng.extend(words_B, Purpose.MASK)),
-        hash_rng.passes(hash_rng.extend(words_B, Purpose.TEXT_DROPOUT), config.caption_dropout),
+        _dropped(words_B, config),
     )
+
+
+def _dropped(words_B: U64, config: ObjectiveConfig) -> NDArray[np.bool_]:
+    return hash_rng.passes(hash_rng.extend(words_B, Purpose.TEXT_DROPOUT), config.caption_dropout)
 
 
 @dataclass(frozen=True)
@@ -143,10 +147,42 @@ def normal(shape: tuple[int, ...], seeds: U64, device: torch.device) -> Tensor:
     return torch.stack(clips)
 
 
-def training_example(batch: MicroBatch, encoder: LiveEncoder, config: ObjectiveConfig, *, seed: int) -> Example:
-    """Encode a micro-batch, and draw its timesteps, noise, masks and caption dropout."""
-    encoded = stored_batches.clip_values(batch, encoder)
-    drawn = draw(batch.work, config, seed=seed, latent_frames=encoded["latent"].shape[2])
+@dataclass(frozen=True)
+class Encoded:
+    """Outputs of the encoders for a micro-batch, on the training device: all that takes long in making an example.
+
+    Attributes:
+        latent: `[B, C, T, H, W]` clean latents.
+        text: Embeddings of the captions, of dropped ones as the model wants them.
+        conditions: The last four inputs of a denoiser; see `models.api.DenoiserInputs`.
+    """
+
+    latent: Tensor
+    text: TextEmbedding
+    conditions: Mapping[str, Tensor]
+
+    def tensors(self) -> list[Tensor]:
+        """Return all tensors."""
+        return [self.latent, *self.text, *self.conditions.values()]
+
+
+def encode(batch: MicroBatch, encoder: LiveEncoder, config: ObjectiveConfig, *, seed: int) -> Encoded:
+    """Encode the clips and captions of a micro-batch, of which some captions are dropped."""
+    return _encode(batch, encoder, _dropped(_words(batch.work, seed), config))
+
+
+def _encode(batch: MicroBatch, encoder: LiveEncoder, drop_text: NDArray[np.bool_]) -> Encoded:
+    values = stored_batches.clip_values(batch, encoder)
+    text = stored_batches.texts(batch, encoder, drop_text[: len(batch.work.captions)].tolist())
+    return Encoded(values["latent"], text, stored_batches.conditions(batch, encoder, values, values["latent"]))
+
+
+def training_example(
+    batch: MicroBatch, encoder: LiveEncoder, config: ObjectiveConfig, *, seed: int, encoded: Encoded | None = None
+) -> Example:
+    """Encode a micro-batch, unless that is done, and draw its timesteps, noise, masks and caption dropout."""
+    encoded = encoded or encode(batch, encoder, config, seed=seed)
+    drawn = draw(batch.work, config, seed=seed, latent_frames=encoded.latent.shape[2])
     return _example(batch, encoder, config, encoded, drawn, hash_rng.extend(_words(batch.work, seed), Purpose.NOISE))
 
 
@@ -154,9 +190,10 @@ def validation_example(
     batch: MicroBatch, encoder: LiveEncoder, config: ObjectiveConfig, *, seed: int, times: list[float]
 ) -> Example:
     """Encode one held-out clip, repeated for each timestep, with noise that is the same in all validations and runs."""
-    encoded, n = stored_batches.clip_values(batch, encoder), len(times)
+    n = len(times)
     time = torch.tensor(times, dtype=torch.float32)
-    frames = encoded["latent"].shape[2]
+    encoded = _encode(batch, encoder, np.zeros(n, dtype=np.bool_))
+    frames = encoded.latent.shape[2]
     fixed = Choices(time, time, np.ones((n, frames), dtype=np.bool_), np.zeros(n, dtype=np.bool_))
     noise_seeds = hash_rng.hash64(seed, "validation", batch.work.uids, np.arange(n), Purpose.NOISE)
     return _example(batch, encoder, config, encoded, fixed, noise_seeds)
@@ -174,16 +211,15 @@ def _example(
     batch: MicroBatch,
     encoder: LiveEncoder,
     config: ObjectiveConfig,
-    encoded: Mapping[str, Tensor],
+    encoded: Encoded,
     drawn: Choices,
     noise_seeds: U64,
 ) -> Example:
     work, device, n = batch.work, encoder.device, len(drawn.time)
-    x0 = encoded["latent"].expand(n, -1, -1, -1, -1)
+    x0 = encoded.latent.expand(n, -1, -1, -1, -1)
     time, frame_mask = (to_device(value, device) for value in (drawn.time, torch.from_numpy(drawn.frame_mask)))
     noise = normal(tuple(x0.shape[1:]), noise_seeds, device)
-    text = stored_batches.texts(batch, encoder, drawn.drop_text[: len(work.captions)].tolist())
-    conditions = stored_batches.conditions(batch, encoder, encoded, encoded["latent"])
+    text = encoded.text
     fps = to_device(torch.tensor(work.fps, dtype=torch.float32), device)
     inputs = DenoiserInputs(
         latent=objectives.from_config(config).noised(x0, noise, time, frame_mask),
@@ -198,7 +234,7 @@ def _example(
         width=torch.full((n,), float(work.shape.width), device=device),
         crop=to_device(_crop(work, config), device).expand(n, -1),
         drop_text=to_device(torch.from_numpy(drawn.drop_text), device),
-        **{name: value.expand(n, *value.shape[1:]) for name, value in conditions.items()},
+        **{name: value.expand(n, *value.shape[1:]) for name, value in encoded.conditions.items()},
     )
     counts = to_device(batch.is_valid, device).expand(n)
     weight = None

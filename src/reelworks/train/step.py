@@ -13,8 +13,9 @@ The suffix of a tensor is its shape: `_B` has one value for each clip of a micro
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -36,7 +37,8 @@ from reelworks.recipe.recipe import Recipe
 from reelworks.schedule import cost
 from reelworks.schedule.plan import EpochPlan
 from reelworks.train import batch_inputs, block_norms, nonfinite
-from reelworks.train.batch_inputs import Example, training_example
+from reelworks.train.ahead import Ahead
+from reelworks.train.batch_inputs import Encoded, Example, training_example
 from reelworks.train.compiled_blocks import CompiledBlocks
 from reelworks.train.lr_schedule import learning_rate
 from reelworks.train.nonfinite import KeptBatch, NonFiniteCause
@@ -187,11 +189,19 @@ class TrainStep:
     compiled: CompiledBlocks = field(default_factory=CompiledBlocks.none)
 
     def run(
-        self, batches: Iterable[MicroBatch], *, plan: EpochPlan, row: int, step: int, flags: StepFlags
+        self,
+        batches: Iterable[MicroBatch],
+        *,
+        plan: EpochPlan,
+        row: int,
+        step: int,
+        flags: StepFlags,
+        ahead: Ahead | None = None,
     ) -> StepResult:
         """Take the optimizer step of a plan's row, after `step` done ones; all ranks call it together.
 
-        `batches` are this rank's micro-batches of the row, and `flags` its requests to all ranks.
+        `batches` are this rank's micro-batches of the row, and `flags` its requests to all ranks. `ahead`, of which the
+        micro-batches come, prepares the next one while the device is busy.
         """
         state, world, train = self.state, self.world, self.recipe.train
         rate = self.set_rate(step)
@@ -208,7 +218,7 @@ class TrainStep:
         for batch in batches:
             world.mark("in a forward and backward pass", step + 1)
             mesh.set_gradient_sync(state.module, batch.work.ends_step)
-            example = self._example(batch, objective, step)
+            example = self._example(batch, objective, step, None if ahead is None else ahead.take(batch))
             with self.compiled.running(batch.work, example.inputs.text_mask):
                 losses_B = self._losses(batch.work, example, objective)
                 weights_B = self._weights(batch.work, example)
@@ -217,6 +227,9 @@ class TrainStep:
                 torch.autograd.backward(weighted_B.sum() * (world.size / planned_weight))
             sums.add(batch, weighted_B.detach(), weights_B, example.inputs.time)
             kept.append(KeptBatch(batch, losses_B.detach(), example.counts))
+            if ahead is not None and ahead.is_on:
+                world.mark("preparing the next clips", step + 1)
+                ahead.prepare_next()
             if not batch.work.ends_step:
                 world.mark("waiting for clips", step + 1)
 
@@ -300,10 +313,21 @@ class TrainStep:
             weights_B = weights_B * example.generated_share
         return torch.where(example.counts, weights_B, 0.0)
 
-    def _example(self, batch: MicroBatch, objective: ObjectiveConfig, step: int) -> Example:
+    def ahead(self, batches: Iterator[MicroBatch]) -> Ahead:
+        """Return the micro-batches so that the next one is prepared ahead, if the recipe wants that."""
+        config = self.recipe.encode
+        is_on = config.store if config.ahead == "auto" else config.ahead
+        prepare = partial(
+            batch_inputs.encode, encoder=self.encoder, config=self.recipe.objective, seed=self.recipe.seed
+        )
+        return Ahead(batches, prepare if is_on else None, self.world.device)
+
+    def _example(
+        self, batch: MicroBatch, objective: ObjectiveConfig, step: int, encoded: Encoded | None = None
+    ) -> Example:
         """Return the model's inputs for a micro-batch; repeated calls return equal ones."""
         seed = self.recipe.seed
-        example = training_example(batch, self.encoder, objective, seed=seed)
+        example = training_example(batch, self.encoder, objective, seed=seed, encoded=encoded)
         # Dropout depends on the step and the micro-batch, so that a resumed run draws the same.
         _seed(self.world.device, hash_rng.hash_int(seed, step, batch.work.index, Purpose.MODEL) >> 1)
         return example

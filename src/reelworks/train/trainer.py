@@ -45,6 +45,7 @@ from reelworks.train import (
     run_logger,
     sample_logging,
 )
+from reelworks.train.ahead import Ahead
 from reelworks.train.build import TrainedModel
 from reelworks.train.checkpointing import CheckpointManager
 from reelworks.train.early_stop import EarlyStop
@@ -232,7 +233,9 @@ class Trainer:
             # Micro-batches from here to the end of training, across epochs, planned as `next_epoch` plans them.
             work = self._source.rows(position)
             device = encoding.frames_device(self._recipe, self._world.device, stored=self._stored is not None)
-            batches = stored_batches.read_ahead(work, pool, config.prefetch_budget_bytes, self._stored, device)
+            batches = self._train_step.ahead(
+                stored_batches.read_ahead(work, pool, config.prefetch_budget_bytes, self._stored, device)
+            )
             self._begin_segment(position)
             while not self._is_done(position):
                 if position.at_end:
@@ -256,9 +259,7 @@ class Trainer:
     def _is_done(self, position: DataPosition) -> bool:
         return self._early.is_over or progress.is_done(self._recipe.train, position)
 
-    def _take_step(
-        self, position: DataPosition, batches: Iterator[MicroBatch], *, stop: bool
-    ) -> tuple[DataPosition, StepFlags]:
+    def _take_step(self, position: DataPosition, batches: Ahead, *, stop: bool) -> tuple[DataPosition, StepFlags]:
         """Train the row at a position, log it, and raise if too much has failed to go on.
 
         `stop` is True if this rank was asked to save and stop. Returns the position after the step, and the requests of
@@ -284,13 +285,13 @@ class Trainer:
         return position, result.flags
 
     def _run_step(
-        self, position: DataPosition, batches: Iterator[MicroBatch], taken: list[MicroBatch], flags: StepFlags
+        self, position: DataPosition, batches: Ahead, taken: list[MicroBatch], flags: StepFlags
     ) -> StepResult:
         """Train the row at a position, and put its micro-batches into `taken`; tell which one memory was too small for."""
         plan, row, step, world = position.plan, position.row, position.global_step, self._world
         try:
             noted = run_logger.note(one_step(batches), taken)
-            return self._train_step.run(noted, plan=plan, row=row, step=step, flags=flags)
+            return self._train_step.run(noted, plan=plan, row=row, step=step, flags=flags, ahead=batches)
         except Exception as error:
             if not taken or not out_of_memory.is_lack(error):
                 raise
