@@ -17,6 +17,9 @@ Every event has `v` (schema version), `time` (seconds since 1970), `kind` and, e
     profile     file, first, last: steps whose trace was written
     compiled    buckets [name, ...] that were new in the step, graphs (so far, over all kinds of blocks), seconds (of the
                 step's, spent on compiling)
+    balance     planned, measured (shares of the time in which ranks wait for the slowest, since the last such event),
+                seconds_by_rank [of forward passes, ...], forward_ms_per_clip {bucket: milliseconds},
+                stragglers [{rank, host, factor}]: ranks that are slow for their micro-batches
     validation  loss, loss_by_time {"100": loss, ...}, clips, seconds
     checkpoint  name, bytes, seconds
     retention   kept [{step, reasons}], deleted [{step, reasons}]

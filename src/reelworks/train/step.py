@@ -38,6 +38,7 @@ from reelworks.schedule import cost
 from reelworks.schedule.plan import EpochPlan
 from reelworks.train import batch_inputs, block_norms, nonfinite
 from reelworks.train.ahead import Ahead
+from reelworks.train.balance import ForwardTimes
 from reelworks.train.batch_inputs import Encoded, Example, training_example
 from reelworks.train.compiled_blocks import CompiledBlocks
 from reelworks.train.lr_schedule import learning_rate
@@ -187,6 +188,7 @@ class TrainStep:
     world: World
     recipe: Recipe
     compiled: CompiledBlocks = field(default_factory=CompiledBlocks.none)
+    times: ForwardTimes = field(default_factory=lambda: ForwardTimes(torch.device("cpu"), False))
 
     def run(
         self,
@@ -220,7 +222,8 @@ class TrainStep:
             mesh.set_gradient_sync(state.module, batch.work.ends_step)
             example = self._example(batch, objective, step, None if ahead is None else ahead.take(batch))
             with self.compiled.running(batch.work, example.inputs.text_mask):
-                losses_B = self._losses(batch.work, example, objective)
+                with self.times.of(batch.work):
+                    losses_B = self._losses(batch.work, example, objective)
                 weights_B = self._weights(batch.work, example)
                 weighted_B = torch.where(example.counts, weights_B * losses_B, 0.0)
                 # FSDP takes the mean of gradients over ranks; the loss of a step is a sum over them.

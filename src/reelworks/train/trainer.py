@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from reelworks.analysis import compiled_graphs
 from reelworks.catalog.scan import ScanProgress
@@ -33,6 +34,7 @@ from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
 from reelworks.run.folder import RunFolder
 from reelworks.train import (
+    balance,
     build,
     checkpointing,
     encoding,
@@ -46,6 +48,7 @@ from reelworks.train import (
     sample_logging,
 )
 from reelworks.train.ahead import Ahead
+from reelworks.train.balance import ForwardTimes
 from reelworks.train.build import TrainedModel
 from reelworks.train.checkpointing import CheckpointManager
 from reelworks.train.early_stop import EarlyStop
@@ -211,7 +214,10 @@ class Trainer:
             skips=recipe.train.skips,
         )
         self._compiled = model.compiled
-        self._train_step = TrainStep(boundary, encoder, state, data.table, world, recipe, model.compiled)
+        self._balance_every = recipe.train.log_balance_every
+        is_told = world.size > 1 and self._balance_every is not None and balance.is_told(state.module)
+        self._times = ForwardTimes(world.device, is_told)
+        self._train_step = TrainStep(boundary, encoder, state, data.table, world, recipe, model.compiled, self._times)
         self._validator = Validator(model, world, self._source, data.held_out(), recipe, stored)
         self._previewer = Previewer(recipe, boundary, encoder, state, world, run.folder, previews)
         self._non_finite_in_a_row = 0
@@ -280,6 +286,8 @@ class Trainer:
         if (news := self._compiled.news()) is not None:
             self._log.event("compiled", step=step + 1, **news)
         position = _advance(position, result)
+        if _is_due(self._balance_every, position.global_step):
+            self._log_balance(position)
         self._require_few_failures(position)
         self._require_finite(position.global_step, result)
         return position, result.flags
@@ -368,7 +376,16 @@ class Trainer:
         if self._world.is_main and not position.at_end:
             self._log.records.end(position)
 
+    def _log_balance(self, position: DataPosition) -> None:
+        """Compare the times of all ranks since the last comparison, if they are noted. Collective."""
+        if not self._times.is_on:
+            return
+        ranks: list[Any] = self._world.gather(self._times.take(position.spec.costs_us))
+        if self._world.is_main and ranks[0].notes:
+            self._log.balance(position.global_step, balance.compare(ranks))
+
     def _stop(self, position: DataPosition, reason: str) -> str:
+        self._log_balance(position)
         self._profiler.close(position.global_step)
         self._log.event("stop", step=position.global_step, reason=reason)
         return reason
