@@ -119,17 +119,22 @@ def _stragglers(ranks: Sequence[RankNotes], by_rank: list[dict[int, list[float]]
 
 @dataclass
 class ForwardTimes:
-    """Times of this rank's forward passes since the last exchange; nothing is noted unless it `is_on`."""
+    """Times of this rank's forward passes since the last exchange; nothing is noted unless it `is_on`.
+
+    Those of the first step are dropped: caches, compilers and allocators warm up in it.
+    """
 
     device: torch.device
     is_on: bool
     _noted: list[tuple[MicroBatchRequest, Callable[[], float]]] = field(default_factory=list)
+    _is_warm: bool = False
 
     @contextmanager
     def of(self, work: MicroBatchRequest) -> Iterator[None]:
         """Note the time of what is run in the context, the forward pass of a micro-batch."""
-        if not self.is_on:
+        if not self.is_on or not self._is_warm:
             yield
+            self._is_warm = self._is_warm or work.ends_step
         elif self.device.type == "cuda":
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record()
