@@ -33,7 +33,9 @@ class Ahead(Iterator[MicroBatch]):
         device: torch.device,
     ) -> None:
         self._batches, self._prepare, self._device = batches, prepare, device
-        self._stream: Any = torch.cuda.Stream(device) if prepare is not None and device.type == "cuda" else None
+        self._stream: Any = None
+        if prepare is not None and device.type == "cuda":
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._next: MicroBatch | None = None
         self._encoded: tuple[MicroBatch, Encoded] | None = None
         self._error: Exception | None = None

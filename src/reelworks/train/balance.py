@@ -136,7 +136,7 @@ class ForwardTimes:
             yield
             self._is_warm = self._is_warm or work.ends_step
         elif self.device.type == "cuda":
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
             begin.record()
             yield
             end.record()

@@ -25,7 +25,7 @@ class Gap(NamedTuple):
 
 @dataclass(frozen=True)
 class Idle:
-    """What the device did not do in the steps of a trace.
+    """Time in which the device did nothing in the steps of a trace.
 
     Attributes:
         step_ms: Mean duration of a step.
