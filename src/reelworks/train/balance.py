@@ -130,7 +130,7 @@ class ForwardTimes:
     _is_warm: bool = False
 
     @contextmanager
-    def of(self, work: MicroBatchRequest) -> Iterator[None]:
+    def noting(self, work: MicroBatchRequest) -> Iterator[None]:
         """Note the time of what is run in the context, the forward pass of a micro-batch."""
         if not self.is_on or not self._is_warm:
             yield

@@ -80,7 +80,7 @@ class StepSums:
     by_range: Tensor
 
     @classmethod
-    def of(cls, packed: Tensor) -> StepSums:
+    def of_packed(cls, packed: Tensor) -> StepSums:
         """Return views of values that lie one after another."""
         ends = [1, 2, 5, 8, len(packed) - 2 * TIMESTEP_RANGES]
         loss, weight, counts, flags, buckets, ranges = torch.tensor_split(packed, ends)
@@ -93,7 +93,7 @@ class StepSums:
             device = torch.device("cpu")
         start = torch.zeros(8 + 2 * (buckets + TIMESTEP_RANGES), dtype=torch.float64)
         start[5:8] = torch.tensor(flags)
-        return cls.of(transfer.to_device(start, device))
+        return cls.of_packed(transfer.to_device(start, device))
 
     def add(self, batch: MicroBatch, losses_B: Tensor, weights_B: Tensor, time_B: Tensor) -> None:
         """Add a micro-batch's weighted losses, its weights and its timesteps, without waiting for the device."""
@@ -114,14 +114,14 @@ class StepSums:
 
     def over_ranks(self, world: World) -> StepSums:
         """Return the sums over all ranks, with one all-reduce."""
-        return StepSums.of(world.sum(self.packed))
+        return StepSums.of_packed(world.sum(self.packed))
 
     def read(self, *others: Tensor) -> tuple[StepSums, list[list[float]]]:
         """Copy the sums and other values to the host, in one transfer that waits for the device."""
         flat = [other.reshape(-1) for other in others]
         values = torch.cat([self.packed, *(other.to(self.packed.device).double() for other in flat)]).cpu()
         own, *copied = torch.split(values, [len(self.packed), *map(len, flat)])
-        return StepSums.of(own), [other.tolist() for other in copied]
+        return StepSums.of_packed(own), [other.tolist() for other in copied]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,7 +222,7 @@ class TrainStep:
             mesh.set_gradient_sync(state.module, batch.work.ends_step)
             example = self._example(batch, objective, step, None if ahead is None else ahead.take(batch))
             with self.compiled.running(batch.work, example.inputs.text_mask):
-                with self.times.of(batch.work):
+                with self.times.noting(batch.work):
                     losses_B = self._losses(batch.work, example, objective)
                 weights_B = self._weights(batch.work, example)
                 weighted_B = torch.where(example.counts, weights_B * losses_B, 0.0)

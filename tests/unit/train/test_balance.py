@@ -57,7 +57,7 @@ def test_times_are_noted_where_they_are_asked_for_only() -> None:
         times = ForwardTimes(torch.device("cpu"), is_on)
         for ends_step in (False, True, True):  # the first step, of two micro-batches, warms up
             work = SimpleNamespace(bucket=1, uids=np.arange(2), is_idle=False, ends_step=ends_step)
-            with times.of(work):  # type: ignore[arg-type]
+            with times.noting(work):  # type: ignore[arg-type]
                 pass
         taken = times.take(COSTS).notes
         assert [(note.bucket, note.clips, note.planned) for note in taken] == ([(1, 2, 6000)] if is_on else [])
