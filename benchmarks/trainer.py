@@ -7,7 +7,7 @@ picks batches of frames from memory, encodes them, draws noise and timesteps, an
 
 `overhead_cpu_ms` is the processor time that a step of ours takes on top, all threads included: the median over the
 rounds of their differences. `wall_ratio` is that of the wall times. With `--profile`, the functions in which our steps
-spend their time are printed.
+spend their time are printed. Turns are short, so that what else the machine does meets both alike.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ from reelworks.train.trainer import RunOptions, run
 
 RESULTS = Path(__file__).parent / "results" / "trainer.json"
 PICTURES = 600
+WARM_UP = 60
+TURN = 10  # steps of each way before the other one follows
 BATCH = 2
 
 
@@ -145,8 +147,8 @@ def measure(rounds: int, steps: int, profile: cProfile.Profile | None) -> dict[s
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder, _pictures.in_memory():
         _pictures.write(Path(folder) / "pictures", PICTURES)
-        recipe = recipe_file.parse(_pictures.recipe(Path(folder), (rounds + 1) * steps, batch_size=BATCH))
-        turns = Turns(bare_loop(recipe), steps, steps, profile)
+        recipe = recipe_file.parse(_pictures.recipe(Path(folder), rounds * steps + WARM_UP, batch_size=BATCH))
+        turns = Turns(bare_loop(recipe), TURN, WARM_UP, profile)
         log.event_logger.addHandler(turns)
         log.event_logger.setLevel(logging.DEBUG)
         try:
@@ -155,7 +157,7 @@ def measure(rounds: int, steps: int, profile: cProfile.Profile | None) -> dict[s
                 profile.disable()
         finally:
             log.event_logger.removeHandler(turns)
-    ours, bare = ([[1000 * value / steps for value in each] for each in way] for way in (turns.ours, turns.others))
+    ours, bare = (_per_step(way, steps // TURN) for way in (turns.ours, turns.others))
     differences = [a[0] - b[0] for a, b in zip(ours, bare, strict=True)]
     return {
         "bare_cpu_ms": round(statistics.median(cpu for cpu, _ in bare), 2),
@@ -169,11 +171,18 @@ def measure(rounds: int, steps: int, profile: cProfile.Profile | None) -> dict[s
     }
 
 
+def _per_step(turns: list[tuple[float, float]], of_round: int) -> list[tuple[float, float]]:
+    """Return milliseconds of a step, of the processor and on the clock, of rounds of so many turns."""
+    rounds = [turns[i : i + of_round] for i in range(0, len(turns), of_round)]
+    scale = 1000 / (TURN * of_round)
+    return [(scale * sum(cpu for cpu, _ in each), scale * sum(wall for _, wall in each)) for each in rounds]
+
+
 def main() -> None:
     """Measure, print, and save if asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--steps", type=int, default=150, help="of each round and way")
+    parser.add_argument("--steps", type=int, default=150, help=f"of each round and way, a multiple of {TURN}")
     parser.add_argument("--profile", metavar="KEY", help="print our functions by tottime or cumtime")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     parser.add_argument("--save", action="store_true", help=f"write {RESULTS.name}")
