@@ -181,9 +181,10 @@ def training_example(
     batch: MicroBatch, encoder: LiveEncoder, config: ObjectiveConfig, *, seed: int, encoded: Encoded | None = None
 ) -> Example:
     """Encode a micro-batch, unless that is done, and draw its timesteps, noise, masks and caption dropout."""
-    encoded = encoded or encode(batch, encoder, config, seed=seed)
+    words_B = _words(batch.work, seed)
+    encoded = encoded or _encode(batch, encoder, _dropped(words_B, config))
     drawn = draw(batch.work, config, seed=seed, latent_frames=encoded.latent.shape[2])
-    return _example(batch, encoder, config, encoded, drawn, hash_rng.extend(_words(batch.work, seed), Purpose.NOISE))
+    return _example(batch, encoder, config, encoded, drawn, hash_rng.extend(words_B, Purpose.NOISE))
 
 
 def validation_example(

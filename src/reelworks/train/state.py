@@ -72,8 +72,9 @@ class TrainState:
             return
         rate = min(decay, (1 + step) / (10 + step))
         averages = [local(average) for average in self.ema.values()]
-        current = [local(self.optimizer.trained[name].detach()) for name in self.ema]
-        current = [value.to(average.device) for value, average in zip(current, averages, strict=True)]
+        current = [local(self.optimizer.trained[name]) for name in self.ema]
+        if averages and averages[0].device != current[0].device:
+            current = [value.to(average.device) for value, average in zip(current, averages, strict=True)]
         torch._foreach_lerp_(averages, current, 1 - rate)
 
     @contextmanager
