@@ -12,7 +12,9 @@ from reelworks.cli.options import DataPath, Json, Overrides, RecipeArgument, loa
 from reelworks.core.errors import UserError
 
 if TYPE_CHECKING:
+    from reelworks.buckets.table import BucketTable
     from reelworks.recipe.recipe import Recipe
+    from reelworks.schedule.cost_fit import CostModel
     from reelworks.train.tuning.search import Trial
     from reelworks.train.tuning.tune import Tuned
 
@@ -34,6 +36,10 @@ def tune(
     estimate: Annotated[
         bool, Option("--estimate", help="Compute instead of measuring, for a GPU of --memory.")
     ] = False,
+    from_run: Annotated[
+        Path | None,
+        Option("--from-run", metavar="RUN", help="Measure no batch sizes: take the times from the steps of a run."),
+    ] = None,
     data_path: DataPath = None,
     overrides: Overrides = None,
     json: Json = False,
@@ -48,10 +54,16 @@ def tune(
     by which plans even out the ranks.
 
     Encoding of clips and captions is not part of it: with stored latents there is none.
+
+    With --from-run it trains nothing: it fits the time of a micro-batch again to the steps of a run that trained one
+    bucket each, and writes RECIPE with .costs.json, for cost.measured.
     """
     from reelworks.cli.check import with_buckets
 
     loaded, table = with_buckets(_unmeasured(load_recipe(recipe, overrides, data_path)), quiet=json)
+    if from_run is not None:
+        _refit(from_run, table, out or recipe.with_suffix(".costs.json"), json=json)
+        return
     if estimate and memory is None:
         raise UserError(
             "an estimate needs the memory of the GPU",
@@ -72,6 +84,27 @@ def tune(
     path = out or recipe.with_suffix(".tuned.json")
     tuning.write(path, result)
     show.json(result.to_json()) if json else _print(result, path)
+
+
+def _refit(run: Path, table: BucketTable, path: Path, *, json: bool) -> None:
+    from reelworks.run.folder import RunFolder
+    from reelworks.train.tuning import refit
+
+    result = refit.refit(RunFolder(run), table)
+    refit.write(path, result)
+    if json:
+        show.json(result.to_json())
+        return
+    rows = show.new_table("bucket", "clips", "steps", "ms", "fit")
+    for each, residual in zip(
+        result.measured, result.model.residuals([m.timing for m in result.measured]), strict=True
+    ):
+        rows.add_row(
+            each.bucket, str(each.batch_size), str(each.steps), f"{each.milliseconds:,.1f}", f"{residual:+.0%}"
+        )
+    show.print_table(rows)
+    _print_model(result.model, result.held_out)
+    show.line(f'written to {path}; in the recipe: cost.measured = "{path}"')
 
 
 def _unmeasured(recipe: Recipe) -> Recipe:
@@ -106,12 +139,15 @@ def _print(result: Tuned, path: Path) -> None:
         cells = ("–", "–") if trial is None else (f"{trial.milliseconds:,.1f}", f"{trial.peak_bytes / 1e9:.2f}")
         table.add_row(entry, str(size) if size else "does not fit", *cells)
     show.print_table(table)
-    m = result.model
-    show.line(
-        f"time of a micro-batch of b clips of n tokens: {m.per_batch:.3g} + b · ({m.per_clip:.3g} + {m.per_token:.3g} n"
-        f" + {m.per_token_squared:.3g} n²) ms"
-    )
-    if result.held_out:
-        worst = max(result.held_out.values(), key=abs)
-        show.line(f"predicted from the other token counts, a time is off by {worst:+.0%} at most")
+    _print_model(result.model, result.held_out)
     show.line(f'written to {path}; in the recipe: buckets.tuned and cost.measured = "{path}"')
+
+
+def _print_model(model: CostModel, held_out: dict[int, float]) -> None:
+    show.line(
+        f"time of a micro-batch of b clips of n tokens: {model.per_batch:.3g} + b · ({model.per_clip:.3g} + "
+        f"{model.per_token:.3g} n + {model.per_token_squared:.3g} n²) ms"
+    )
+    if held_out:
+        worst = max(held_out.values(), key=abs)
+        show.line(f"predicted from the other token counts, a time is off by {worst:+.0%} at most")

@@ -7,6 +7,7 @@ to save. Draws use unsigned 64-bit integer arithmetic and are equal on every pla
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Iterable
 from enum import IntEnum
@@ -16,6 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 U64 = NDArray[np.uint64]
+_ALL_BITS = 0xFFFFFFFFFFFFFFFF
+_STEP = 0x9E3779B97F4A7C15
 Word = int | np.integer[Any] | NDArray[Any] | str
 
 
@@ -53,6 +56,14 @@ def _mix(x: U64) -> U64:
     return x ^ (x >> np.uint64(31))
 
 
+def _mix_int(x: int) -> int:
+    """Return what `_mix` does, of an integer that is cut to 64 bits first."""
+    x &= _ALL_BITS
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _ALL_BITS
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _ALL_BITS
+    return x ^ (x >> 31)
+
+
 def text_words(texts: Iterable[str]) -> U64:
     """Return an integer for each text, so that `hash64(text_words(texts))` equals `hash_int(text)` of each."""
     eight_bytes = (hashlib.blake2b(text.encode(), digest_size=8).digest() for text in texts)
@@ -63,20 +74,38 @@ def _word(value: Word) -> U64:
     if isinstance(value, str):
         value = text_words([value])[0]
     if isinstance(value, int):
-        value = np.uint64(value & 0xFFFFFFFFFFFFFFFF)
+        value = np.uint64(value & _ALL_BITS)
     return np.asarray(value).astype(np.uint64)
+
+
+def _int_word(value: int | str | np.integer[Any]) -> int:
+    """Return what `_word` does, as a Python integer."""
+    return _text_word(value) if isinstance(value, str) else int(value) & _ALL_BITS
+
+
+@functools.lru_cache(maxsize=4096)
+def _text_word(text: str) -> int:
+    return int(text_words([text])[0])
 
 
 def hash64(*words: Word) -> U64:
     """Hash words (integers, strings, or integer arrays that broadcast) to uint64 of their common shape."""
-    return extend(np.asarray(0x9E3779B97F4A7C15, dtype=np.uint64), *words)
+    return extend(np.asarray(_STEP, dtype=np.uint64), *words)
 
 
 def extend(state: U64, *words: Word) -> U64:
     """Continue a hash: `extend(hash64(a), b) == hash64(a, b)`, so that draws can share a common prefix."""
+    done = 0
+    if state.ndim == 0:
+        # Python's integers are several times as fast as numpy's for the words that all clips share.
+        number = int(state)
+        while done < len(words) and isinstance(word := words[done], int | str | np.integer):
+            number = _mix_int(number + _int_word(word) * _STEP + 1)
+            done += 1
+        state = np.asarray(number, dtype=np.uint64)
     with np.errstate(over="ignore"):
-        for word in words:
-            state = _mix(state + _word(word) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(1))
+        for word in words[done:]:
+            state = _mix(state + _word(word) * np.uint64(_STEP) + np.uint64(1))
     return state
 
 

@@ -53,12 +53,19 @@ class _Pending:
                 companion = requests[index]
                 slot = self._frames[kind].slot(index)
                 self._jobs[kind].append(None if companion is None else pool.submit(companion, slot))
+        self._undone = [job for job in itertools.chain(*self._jobs.values()) if job is not None]
+        self._done_bytes = 0
 
-    @property
     def decoded_bytes(self) -> int:
-        """Bytes of the clips that are done."""
-        done = (job for jobs in self._jobs.values() for job in jobs if job is not None and job.done())
-        return sum(_nbytes(job.result()) for job in done if not job.cancelled() and job.exception() is None)
+        """Return the bytes of the clips that are done; each clip is asked about until it is."""
+        undone = []
+        for job in self._undone:
+            if not job.done():
+                undone.append(job)
+            elif not job.cancelled() and job.exception() is None:
+                self._done_bytes += _nbytes(job.result())
+        self._undone = undone
+        return self._done_bytes
 
     def cancel(self) -> None:
         """Drop the clips that are still queued."""
@@ -164,7 +171,7 @@ class _ReadAhead:
         p50, p99 = self._pool.percentiles(50, 99)
         state = StreamState(
             wait_seconds=time.perf_counter() - began,
-            queue_bytes=sum(pending.decoded_bytes for pending in self._queue),
+            queue_bytes=sum(pending.decoded_bytes() for pending in self._queue),
             decode_p50_seconds=p50,
             decode_p99_seconds=p99,
         )

@@ -23,6 +23,11 @@ class EncodeConfig(Config):
         description="folder of stored latents and embeddings, which runs and recipes may share: an entry is found by "
         "the digest of its complete request and can never be stale; default: the folder `encoded` beside the run",
     )
+    ahead: Literal["auto"] | bool = Field(
+        "auto",
+        description="encode the next micro-batch, or load it from the store, while the device trains: true takes memory "
+        'for encoding beside training, and "auto" does so where latents are stored, which takes next to none',
+    )
     variants: int = Field(
         1,
         ge=1,

@@ -10,6 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from reelworks.distributed import transfer
 from reelworks.encoders.lazy import LazyAutoencoder, LazyTextEncoder
 from reelworks.models.api import Autoencoder, ImageEncoder, TextEmbedding, TextEncoder
 from reelworks.models.family import LEARNED, Conditioning
@@ -78,7 +79,7 @@ class LiveEncoder:
 
         Frames travel as bytes and are normalised to [-1, 1] here, on the device.
         """
-        video_BTHWC = frames_BTHWC.to(self.device, non_blocking=True).float() / 127.5 - 1.0
+        video_BTHWC = transfer.to_device(frames_BTHWC, self.device).float() / 127.5 - 1.0
         return self.autoencoder.encode(video_BTHWC.permute(0, 4, 1, 2, 3)).float()
 
     @torch.no_grad()
@@ -97,7 +98,7 @@ class LiveEncoder:
             rows = [encode([text], picture[None]) for text, picture in zip(captions, pictures_BHWC, strict=True)]
         else:
             rows = [self.embedded.get(text, partial(encode, [text])) for text in captions]
-        return TextEmbedding(*(torch.cat(parts).to(self.device) for parts in zip(*rows, strict=True)))
+        return TextEmbedding(*(transfer.to_device(torch.cat(parts), self.device) for parts in zip(*rows, strict=True)))
 
     @torch.no_grad()
     def frames(self, latent_BCTHW: Tensor, num_frames: int) -> Tensor:

@@ -22,6 +22,7 @@ from reelworks.core.log import logger
 from reelworks.data import prefetch
 from reelworks.data.dataset import Dataset
 from reelworks.data.micro_batch import MicroBatch, MicroBatchRequest
+from reelworks.distributed import transfer
 from reelworks.encoders import conditioning, request_key, store, values
 from reelworks.encoders.encoders import LiveEncoder
 from reelworks.encoders.request_key import TEXT, Keys, Wanted
@@ -117,7 +118,8 @@ class StoredBatch(MicroBatch):
         for i in range(len(self.wanted)):
             self._complete(i, encoder)
         names = [name for name in self.wanted[0] if name != TEXT]
-        return {name: torch.stack([f[name] for f in self.found]).to(encoder.device).float() for name in names}
+        stacked = {name: torch.stack([f[name] for f in self.found]) for name in names}
+        return {name: transfer.to_device(value, encoder.device).float() for name, value in stacked.items()}
 
     def texts(self, encoder: LiveEncoder, dropped: Sequence[bool]) -> TextEmbedding:
         """Return the captions' embeddings as `LiveEncoder.texts` does."""
@@ -128,7 +130,9 @@ class StoredBatch(MicroBatch):
             picture = self.wanted[i].get("source") if self.source.keys.ids.text_sees_pictures else None
             wanted = self.source.keys.text(caption, picture)
             rows.append(encoder.embedded.get(wanted.key, partial(self._embed, encoder, wanted, caption, i)))
-        return TextEmbedding(*(torch.cat(parts).to(encoder.device) for parts in zip(*rows, strict=True)))
+        return TextEmbedding(
+            *(transfer.to_device(torch.cat(parts), encoder.device) for parts in zip(*rows, strict=True))
+        )
 
     def _embed(self, encoder: LiveEncoder, wanted: Wanted, caption: str, i: int) -> TextEmbedding:
         packed = self.source.get(wanted)

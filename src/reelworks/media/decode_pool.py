@@ -55,6 +55,8 @@ class DecodePool:
     def __init__(self, num_workers: int, timeout_seconds: float) -> None:
         self.timeout_seconds = timeout_seconds
         self.decode_seconds: deque[float] = deque(maxlen=_WINDOW)
+        self._decoded = 0  # clips so far
+        self._percentiles: dict[tuple[float, ...], tuple[int, list[float]]] = {}  # and at which clip they were computed
         self._threads = ThreadPoolExecutor(num_workers * THREADS_PER_WORKER or _THREADS, thread_name_prefix="decode")
         self._processes = WorkerPool(THREADS_PER_WORKER) if num_workers else None
 
@@ -72,9 +74,14 @@ class DecodePool:
         return self._threads.submit(self._decode, request, into, planes_bytes)
 
     def percentiles(self, *percents: float) -> list[float | None]:
-        """Return percentiles of `decode_seconds`, None before the first clip."""
-        seconds = list(self.decode_seconds)
-        return np.percentile(seconds, percents).tolist() if seconds else [None for _ in percents]
+        """Return percentiles of `decode_seconds`, None before the first clip; at most a fiftieth of them is newer."""
+        if not (done := self._decoded):
+            return [None for _ in percents]
+        at, known = self._percentiles.get(percents, (0, []))
+        if not at or done - at > len(self.decode_seconds) / 50:
+            at, known = done, np.percentile(list(self.decode_seconds), percents).tolist()
+            self._percentiles[percents] = at, known
+        return list(known)
 
     def close(self) -> None:
         """Stop the workers: drop queued clips, and kill a process that hangs in a decoder."""
@@ -89,6 +96,7 @@ class DecodePool:
         if isinstance(read, Failure):
             return read
         self.decode_seconds.append(read.seconds)
+        self._decoded += 1
         if into is None or isinstance(read.result, Failure):
             return read.result
         if isinstance(read.result, Planes):

@@ -29,6 +29,7 @@ def write(run: RunFolder) -> Path:
         reasons=[*run_facts.reasons(data.summary), *filter(None, [run_facts.failures(data)])],
         coverage=run_facts.coverage(data),
         spikes=run_facts.spikes(data),
+        ranks=run_facts.balance_of_ranks(data),
         all_spikes=len(data.events_of("spike")),
         kept=[row for row in checkpoints if row.kept],
         deleted=[row for row in checkpoints if not row.kept],

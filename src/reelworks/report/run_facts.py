@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import tomllib
 from itertools import cycle
 from typing import Any, NamedTuple
@@ -190,6 +191,47 @@ def spikes(data: RunData) -> list[SpikeRow]:
     return rows
 
 
+class RankRow(NamedTuple):
+    """A rank that was slow for its micro-batches, with the largest factor that was measured."""
+
+    rank: int
+    host: str
+    factor: float
+    times: int  # comparisons in which it was slow
+
+
+class RankBalance(NamedTuple):
+    """Planned and measured waiting of ranks, over all comparisons of a run."""
+
+    comparisons: int
+    planned: float
+    measured: float
+    ms_per_clip: dict[str, float]  # of a forward pass, by bucket: the median of the comparisons
+    stragglers: list[RankRow]
+
+
+def balance_of_ranks(data: RunData) -> RankBalance | None:
+    """Return how long ranks waited for one another; None if the run did not compare them."""
+    found = data.events_of("balance")
+    # Weigh each comparison by the time that it covers; the last one may be short.
+    weights = [sum(e["seconds_by_rank"]) for e in found]
+    if not sum(weights):
+        return None
+    planned, measured = (
+        sum(w * e[key] for w, e in zip(weights, found, strict=True)) / sum(weights) for key in ("planned", "measured")
+    )
+    by_bucket: dict[str, list[float]] = {}
+    slow: dict[int, list[Json]] = {}
+    for event in found:
+        for bucket, ms in event["forward_ms_per_clip"].items():
+            by_bucket.setdefault(bucket, []).append(ms)
+        for one in event["stragglers"]:
+            slow.setdefault(one["rank"], []).append(one)
+    rows = [RankRow(r, e[-1]["host"], max(one["factor"] for one in e), len(e)) for r, e in sorted(slow.items())]
+    ms_per_clip = {bucket: statistics.median(ms) for bucket, ms in sorted(by_bucket.items())}
+    return RankBalance(len(found), planned, measured, ms_per_clip, rows)
+
+
 def _skip_steps(recipe: str) -> list[list[int]]:
     try:
         steps = tomllib.loads(recipe).get("train", {}).get("skip_steps", [])
@@ -235,7 +277,17 @@ def _training_facts(data: RunData) -> list[Fact]:
         Fact("Training time", units.duration(status.training_seconds(data)), resumes),
         Fact("Throughput", speed, "mean over the steps"),
         *_stream_facts(steps),
+        *_rank_facts(data),
     ]
+
+
+def _rank_facts(data: RunData) -> list[Fact]:
+    found = balance_of_ranks(data)
+    if found is None:
+        return []
+    slow = [f"rank {row.rank} on {row.host} is slow" for row in found.stragglers]
+    note = "; ".join([f"{units.percent(found.planned)} planned", *slow[:3]])
+    return [Fact("Ranks waiting", units.percent(found.measured), note)]
 
 
 def _stream_facts(steps: list[Json]) -> list[Fact]:

@@ -14,9 +14,13 @@ Every event has `v` (schema version), `time` (seconds since 1970), `kind` and, e
     spike       what ("loss" or "grad_norm"), bucket, value, usual (median of recent steps), limit, skipped,
                 clips [{uid, path, loss}]: a step far above the usual
     early_stop  patience, best, best_step: the validation loss did not fall any more, and training ends
-    profile     file, first, last: steps whose trace was written
+    profile     file, first, last: steps whose trace was written; on a GPU idle_share of the time, and
+                gaps [{begin_ms, ms, after, before}]: the longest times without work, of more than 2 % of a step
     compiled    buckets [name, ...] that were new in the step, graphs (so far, over all kinds of blocks), seconds (of the
                 step's, spent on compiling)
+    balance     planned, measured (shares of the time in which ranks wait for the slowest, since the last such event),
+                seconds_by_rank [of forward passes, ...], forward_ms_per_clip {bucket: milliseconds},
+                stragglers [{rank, host, factor}]: ranks that are slow for their micro-batches
     validation  loss, loss_by_time {"100": loss, ...}, loss_by_bucket {name: loss}, clips, seconds
     checkpoint  name, bytes, seconds
     retention   kept [{step, reasons}], deleted [{step, reasons}]

@@ -21,9 +21,10 @@ from reelworks.data import loader
 from reelworks.data.micro_batch import MicroBatch, MicroBatchRequest
 from reelworks.diffusion import frame_masks, objectives, timesteps
 from reelworks.diffusion.config import ObjectiveConfig
+from reelworks.distributed.transfer import to_device
 from reelworks.encoders import conditioning, stored_batches
 from reelworks.encoders.encoders import LiveEncoder
-from reelworks.models.api import DenoiserInputs
+from reelworks.models.api import DenoiserInputs, TextEmbedding
 from reelworks.models.expert_pair.config import switch_timestep
 from reelworks.recipe.recipe import Recipe
 from reelworks.schedule.plan import EpochPlan
@@ -77,21 +78,27 @@ class Choices:
     drop_text: NDArray[np.bool_]
 
 
-def _seeds(work: MicroBatchRequest, purpose: Purpose, seed: int) -> U64:
-    return hash_rng.hash64(seed, work.epoch, work.uids, work.draw_copies, purpose)
+def _words(work: MicroBatchRequest, seed: int) -> U64:
+    """Return the beginning of the hashes of each clip's draws, which the purpose of a draw ends."""
+    return hash_rng.hash64(seed, work.epoch, work.uids, work.draw_copies)
 
 
 def draw(work: MicroBatchRequest, config: ObjectiveConfig, *, seed: int, latent_frames: int) -> Choices:
     """Draw timesteps, frame masks and dropped captions for the clips of a micro-batch."""
-    uniform_B = torch.from_numpy(hash_rng.uniform(_seeds(work, Purpose.TIMESTEP, seed)))
+    words_B = _words(work, seed)
+    uniform_B = torch.from_numpy(hash_rng.uniform(hash_rng.extend(words_B, Purpose.TIMESTEP)))
     ratio = _shift_ratio(config, work.shape, latent_frames)
     unshifted_B, time_B = objectives.from_config(config).times(uniform_B, ratio)
     return Choices(
         unshifted_B,
         time_B,
-        frame_masks.draw_frame_mask(config.mask_ratios, latent_frames, _seeds(work, Purpose.MASK, seed)),
-        hash_rng.passes(_seeds(work, Purpose.TEXT_DROPOUT, seed), config.caption_dropout),
+        frame_masks.draw_frame_mask(config.mask_ratios, latent_frames, hash_rng.extend(words_B, Purpose.MASK)),
+        _dropped(words_B, config),
     )
+
+
+def _dropped(words_B: U64, config: ObjectiveConfig) -> NDArray[np.bool_]:
+    return hash_rng.passes(hash_rng.extend(words_B, Purpose.TEXT_DROPOUT), config.caption_dropout)
 
 
 @dataclass(frozen=True)
@@ -140,20 +147,54 @@ def normal(shape: tuple[int, ...], seeds: U64, device: torch.device) -> Tensor:
     return torch.stack(clips)
 
 
-def training_example(batch: MicroBatch, encoder: LiveEncoder, config: ObjectiveConfig, *, seed: int) -> Example:
-    """Encode a micro-batch, and draw its timesteps, noise, masks and caption dropout."""
-    encoded = stored_batches.clip_values(batch, encoder)
-    drawn = draw(batch.work, config, seed=seed, latent_frames=encoded["latent"].shape[2])
-    return _example(batch, encoder, config, encoded, drawn, _seeds(batch.work, Purpose.NOISE, seed))
+@dataclass(frozen=True)
+class Encoded:
+    """Outputs of the encoders for a micro-batch, on the training device: all that takes long in making an example.
+
+    Attributes:
+        latent: `[B, C, T, H, W]` clean latents.
+        text: Embeddings of the captions, of dropped ones as the model wants them.
+        conditions: The last four inputs of a denoiser; see `models.api.DenoiserInputs`.
+    """
+
+    latent: Tensor
+    text: TextEmbedding
+    conditions: Mapping[str, Tensor]
+
+    def tensors(self) -> list[Tensor]:
+        """Return all tensors."""
+        return [self.latent, *self.text, *self.conditions.values()]
+
+
+def encode(batch: MicroBatch, encoder: LiveEncoder, config: ObjectiveConfig, *, seed: int) -> Encoded:
+    """Encode the clips and captions of a micro-batch, of which some captions are dropped."""
+    return _encode(batch, encoder, _dropped(_words(batch.work, seed), config))
+
+
+def _encode(batch: MicroBatch, encoder: LiveEncoder, drop_text: NDArray[np.bool_]) -> Encoded:
+    values = stored_batches.clip_values(batch, encoder)
+    text = stored_batches.texts(batch, encoder, drop_text[: len(batch.work.captions)].tolist())
+    return Encoded(values["latent"], text, stored_batches.conditions(batch, encoder, values, values["latent"]))
+
+
+def training_example(
+    batch: MicroBatch, encoder: LiveEncoder, config: ObjectiveConfig, *, seed: int, encoded: Encoded | None = None
+) -> Example:
+    """Encode a micro-batch, unless that is done, and draw its timesteps, noise, masks and caption dropout."""
+    words_B = _words(batch.work, seed)
+    encoded = encoded or _encode(batch, encoder, _dropped(words_B, config))
+    drawn = draw(batch.work, config, seed=seed, latent_frames=encoded.latent.shape[2])
+    return _example(batch, encoder, config, encoded, drawn, hash_rng.extend(words_B, Purpose.NOISE))
 
 
 def validation_example(
     batch: MicroBatch, encoder: LiveEncoder, config: ObjectiveConfig, *, seed: int, times: list[float]
 ) -> Example:
     """Encode one held-out clip, repeated for each timestep, with noise that is the same in all validations and runs."""
-    encoded, n = stored_batches.clip_values(batch, encoder), len(times)
+    n = len(times)
     time = torch.tensor(times, dtype=torch.float32)
-    frames = encoded["latent"].shape[2]
+    encoded = _encode(batch, encoder, np.zeros(n, dtype=np.bool_))
+    frames = encoded.latent.shape[2]
     fixed = Choices(time, time, np.ones((n, frames), dtype=np.bool_), np.zeros(n, dtype=np.bool_))
     noise_seeds = hash_rng.hash64(seed, "validation", batch.work.uids, np.arange(n), Purpose.NOISE)
     return _example(batch, encoder, config, encoded, fixed, noise_seeds)
@@ -171,17 +212,16 @@ def _example(
     batch: MicroBatch,
     encoder: LiveEncoder,
     config: ObjectiveConfig,
-    encoded: Mapping[str, Tensor],
+    encoded: Encoded,
     drawn: Choices,
     noise_seeds: U64,
 ) -> Example:
     work, device, n = batch.work, encoder.device, len(drawn.time)
-    x0 = encoded["latent"].expand(n, -1, -1, -1, -1)
-    time, frame_mask = drawn.time.to(device), torch.from_numpy(drawn.frame_mask).to(device)
+    x0 = encoded.latent.expand(n, -1, -1, -1, -1)
+    time, frame_mask = (to_device(value, device) for value in (drawn.time, torch.from_numpy(drawn.frame_mask)))
     noise = normal(tuple(x0.shape[1:]), noise_seeds, device)
-    text = stored_batches.texts(batch, encoder, drawn.drop_text[: len(work.captions)].tolist())
-    conditions = stored_batches.conditions(batch, encoder, encoded, encoded["latent"])
-    fps = torch.tensor(work.fps, dtype=torch.float32, device=device)
+    text = encoded.text
+    fps = to_device(torch.tensor(work.fps, dtype=torch.float32), device)
     inputs = DenoiserInputs(
         latent=objectives.from_config(config).noised(x0, noise, time, frame_mask),
         time=time,
@@ -193,14 +233,14 @@ def _example(
         fps=fps.expand(n),
         height=torch.full((n,), float(work.shape.height), device=device),
         width=torch.full((n,), float(work.shape.width), device=device),
-        crop=_crop(work, config).to(device).expand(n, -1),
-        drop_text=torch.from_numpy(drawn.drop_text).to(device),
-        **{name: value.expand(n, *value.shape[1:]) for name, value in conditions.items()},
+        crop=to_device(_crop(work, config), device).expand(n, -1),
+        drop_text=to_device(torch.from_numpy(drawn.drop_text), device),
+        **{name: value.expand(n, *value.shape[1:]) for name, value in encoded.conditions.items()},
     )
-    counts = batch.is_valid.to(device).expand(n)
+    counts = to_device(batch.is_valid, device).expand(n)
     weight = None
     if "loss_mask" in batch.companions:
-        mask = batch.companions["loss_mask"].to(device)
+        mask = to_device(batch.companions["loss_mask"], device)
         weight = conditioning.weights(mask, encoder.autoencoder.geometry).expand(n, -1, -1, -1)
         # A mask may cover conditioning frames only: such a clip has no loss, and no weight in the step.
         counts = counts & (weight.amax(dim=(2, 3)) * frame_mask).any(dim=1)

@@ -84,6 +84,11 @@ class TrainConfig(Config):
     log_block_grad_norms_every: int | None = Field(
         None, ge=1, description="steps between two measurements of the gradient norm of each block; default: none"
     )
+    log_balance_every: int | None = Field(
+        50,
+        ge=1,
+        description="steps between two comparisons of the ranks' times with the plan, with several ranks",
+    )
     log_every: int = Field(1, ge=1, description="steps between two lines of progress")
     compile: bool = Field(
         False,

@@ -44,10 +44,10 @@ class ShardedOptimizer:
         self.trained = dict(trained)
         # AdamW works on copies as they are; other libraries get plain tensors where they can.
         plain = config.optimizer != "adamw"
-        self._weights = {name: _whole(p) if plain and _is_whole(p) else p for name, p in self.trained.items()}
+        self._weights = {name: _whole(p) if plain and is_whole(p) else p for name, p in self.trained.items()}
         if config.optimizer == "adamw8bit":
             self._weights |= {name: _Rows(p) for name, p in self._weights.items() if _shares_blocks(p)}
-        assert not optimizer_names.OPTIMIZERS[config.optimizer].whole or all(map(_is_whole, self.trained.values()))
+        assert not optimizer_names.OPTIMIZERS[config.optimizer].whole or all(map(is_whole, self.trained.values()))
         self._names = {id(weight): name for name, weight in self._weights.items()}
         inner = [weight for name, weight in self._weights.items() if name in matrices]
         others = [weight for name, weight in self._weights.items() if name not in matrices]
@@ -168,7 +168,7 @@ def matrices(module: nn.Module, blocks: Sequence[nn.Module]) -> set[str]:
     return {name for name, parameter in module.named_parameters() if id(parameter) in weights}
 
 
-def _is_whole(parameter: Tensor) -> bool:
+def is_whole(parameter: Tensor) -> bool:
     """Return whether each rank holds all of a parameter."""
     if not isinstance(parameter, DTensor):
         return True
@@ -204,7 +204,7 @@ def _shares_blocks(weight: Tensor) -> bool:
 
     The blocks are then those of the whole weight, so that a checkpoint can be continued in another layout.
     """
-    if _is_whole(weight) or not _has_8_bits(weight):
+    if is_whole(weight) or not _has_8_bits(weight):
         return False
     assert isinstance(weight, DTensor)
     mesh = weight.device_mesh
@@ -231,7 +231,7 @@ def _is_fused(weights: list[nn.Parameter]) -> bool:
 def _adamw8bit(config: TrainConfig, inner: list[nn.Parameter], others: list[nn.Parameter]) -> list[_Part]:
     library: Any = importlib.import_module("bitsandbytes.optim")
     weights = [*inner, *others]
-    lowered = [p for p in weights if isinstance(p, _Rows) or (_is_whole(p) and _has_8_bits(p))]
+    lowered = [p for p in weights if isinstance(p, _Rows) or (is_whole(p) and _has_8_bits(p))]
     ids = set(map(id, lowered))
     rest = _adamw(config, [], [p for p in weights if id(p) not in ids])
     if not lowered:
@@ -254,7 +254,7 @@ def _muon(config: TrainConfig, inner: list[nn.Parameter], others: list[nn.Parame
             value="muon",
             remedy='set it to "adamw"',
         )
-    kind = torch.optim.Muon if all(map(_is_whole, inner)) else GatheredMuon
+    kind = torch.optim.Muon if all(map(is_whole, inner)) else GatheredMuon
     optimizer = kind(
         inner,
         lr=config.learning_rate,

@@ -8,7 +8,10 @@ from typing import Any, NamedTuple
 import torch
 
 from reelworks.core.log import logger
+from reelworks.train import trace_gaps
 from reelworks.train.run_logger import RunLogger
+
+_MOST_GAPS = 20  # in the event
 
 
 class Steps(NamedTuple):
@@ -57,5 +60,9 @@ class StepProfiler:
         except (OSError, RuntimeError) as error:
             logger.warning("the trace could not be written (%s)", error)
             return
-        self._log.event("profile", step=step, file=file.name, first=self._began, last=step)
+        idle = trace_gaps.of_file(file, step - self._began + 1) if self._device.type == "cuda" else None
+        gaps = {} if idle is None else {"idle_share": idle.share, "gaps": [g._asdict() for g in idle.gaps[:_MOST_GAPS]]}
+        self._log.event("profile", step=step, file=file.name, first=self._began, last=step, **gaps)
         logger.info(f"steps {self._began} to {step} are traced in {file}; https://ui.perfetto.dev shows it")
+        if idle is not None:
+            logger.info(str(idle))

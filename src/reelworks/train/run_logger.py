@@ -36,6 +36,7 @@ from reelworks.run.folder import RunFolder
 from reelworks.run.records import Failure
 from reelworks.schedule.plan import PlanSpec
 from reelworks.train import spikes, trackers
+from reelworks.train.balance import Balance
 from reelworks.train.segment_records import RecordKeeper
 from reelworks.train.spikes import Spike
 from reelworks.train.step import TIMESTEP_RANGES, StepResult
@@ -73,6 +74,7 @@ class RunLogger:
         self._trackers = trackers.start(run, data.recipe, first_step) if world.is_main else []
         self._progress = _StepProgress(first_step, total_steps, data.recipe.train.log_every, world.device)
         self._parts: dict[str, list[float]] = {}  # losses of parts of the last steps, by name
+        self._named_stragglers: set[int] = set()
         self._last_spike_message: int | None = None
         self._has_warned_of_spinning = self._has_warned_of_waiting = False
         self._waits: deque[tuple[float, float]] = deque(maxlen=_SPEED_WINDOW)  # for data, and seconds, of each step
@@ -225,6 +227,27 @@ class RunLogger:
         """Show the files of previews in the trackers."""
         for tracker in self._trackers:
             tracker.show(step, files, prompts)
+
+    def balance(self, step: int, found: Balance) -> None:
+        """Log a comparison of the ranks' times with the plan; a slow rank is named to the user once."""
+        buckets = self._data.table.buckets
+        self.event(
+            "balance",
+            step=step,
+            planned=found.planned,
+            measured=found.measured,
+            seconds_by_rank=found.seconds_by_rank,
+            forward_ms_per_clip={buckets[i].name: ms for i, ms in found.ms_by_bucket.items()},
+            stragglers=[one._asdict() for one in found.stragglers],
+        )
+        self._scalars(step, {"balance/planned": found.planned, "balance/measured": found.measured})
+        for one in found.stragglers:
+            if one.rank not in self._named_stragglers:
+                self._named_stragglers.add(one.rank)
+                logger.warning(
+                    f"rank {one.rank} on {one.host} takes {one.factor:.2f} times as long as usual for its micro-batches, "
+                    "and all others wait for it: see what else runs there, and its clocks and temperature"
+                )
 
     def _write_parts(self, step: int, losses: dict[str, dict[str, float]]) -> None:
         """Add losses of parts of a step to the curves, as means of several steps: each part is small and noisy."""

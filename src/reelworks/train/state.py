@@ -71,10 +71,10 @@ class TrainState:
                 local(self.ema[name]).copy_(average)
             return
         rate = min(decay, (1 + step) / (10 + step))
-        parameters = dict(self.module.named_parameters())
         averages = [local(average) for average in self.ema.values()]
-        current = [local(parameters[name].detach()) for name in self.ema]
-        current = [value.to(average.device) for value, average in zip(current, averages, strict=True)]
+        current = [local(self.optimizer.trained[name]) for name in self.ema]
+        if averages and averages[0].device != current[0].device:
+            current = [value.to(average.device) for value, average in zip(current, averages, strict=True)]
         torch._foreach_lerp_(averages, current, 1 - rate)
 
     @contextmanager

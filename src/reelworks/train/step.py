@@ -13,8 +13,9 @@ The suffix of a tensor is its shape: `_B` has one value for each clip of a micro
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -26,7 +27,7 @@ from reelworks.core.hash_rng import Purpose
 from reelworks.data import loader
 from reelworks.data.micro_batch import MicroBatch, MicroBatchRequest
 from reelworks.diffusion.config import NUM_TIMESTEPS, ObjectiveConfig
-from reelworks.distributed import mesh
+from reelworks.distributed import mesh, transfer
 from reelworks.distributed.mesh import World
 from reelworks.encoders.encoders import LiveEncoder
 from reelworks.models.api import DenoiserInputs
@@ -36,7 +37,9 @@ from reelworks.recipe.recipe import Recipe
 from reelworks.schedule import cost
 from reelworks.schedule.plan import EpochPlan
 from reelworks.train import batch_inputs, block_norms, nonfinite
-from reelworks.train.batch_inputs import Example, training_example
+from reelworks.train.ahead import Ahead
+from reelworks.train.balance import ForwardTimes
+from reelworks.train.batch_inputs import Encoded, Example, training_example
 from reelworks.train.compiled_blocks import CompiledBlocks
 from reelworks.train.lr_schedule import learning_rate
 from reelworks.train.nonfinite import KeptBatch, NonFiniteCause
@@ -59,90 +62,73 @@ class StepSums:
     """Sums over the micro-batches of a step, in float64 on the device, first of one rank and then of all.
 
     Attributes:
+        packed: All values one after another, of which the others are views.
         loss, weight: Weighted losses, and weights, of the clips that count.
-        clips, repeats: Number of clips that count, first uses of a clip, and repeats that fill a micro-batch.
-        failed: Number of clips that could not be decoded.
+        counts: `[3]` number of clips that count: first uses of a clip, repeats that fill a micro-batch; and of those that
+            could not be decoded.
         flags: `[3]` number of ranks that set each of `StepFlags`.
-        loss_by_bucket, weight_by_bucket: `[buckets]` loss and weight of each bucket.
+        by_bucket: `[2, buckets]` loss, and weight, of each bucket.
         by_range: `[2, TIMESTEP_RANGES]` loss, and weight, of the clips in each range of timesteps.
     """
 
+    packed: Tensor
     loss: Tensor
     weight: Tensor
-    clips: Tensor
-    repeats: Tensor
-    failed: Tensor
+    counts: Tensor
     flags: Tensor
-    loss_by_bucket: Tensor
-    weight_by_bucket: Tensor
+    by_bucket: Tensor
     by_range: Tensor
+
+    @classmethod
+    def of_packed(cls, packed: Tensor) -> StepSums:
+        """Return views of values that lie one after another."""
+        ends = [1, 2, 5, 8, len(packed) - 2 * TIMESTEP_RANGES]
+        loss, weight, counts, flags, buckets, ranges = torch.tensor_split(packed, ends)
+        return cls(packed, loss[0], weight[0], counts, flags, buckets.view(2, -1), ranges.view(2, -1))
 
     @classmethod
     def begin(cls, flags: StepFlags, buckets: int, device: torch.device) -> StepSums:
         """Return sums of 0, with this rank's requests."""
         if device.type == "mps":
             device = torch.device("cpu")
-
-        def zeros(*shape: int) -> Tensor:
-            return torch.zeros(shape, dtype=torch.float64, device=device)
-
-        return cls(
-            loss=zeros(),
-            weight=zeros(),
-            clips=zeros(),
-            repeats=zeros(),
-            failed=zeros(),
-            flags=torch.tensor(flags, dtype=torch.float64, device=device),
-            loss_by_bucket=zeros(buckets),
-            weight_by_bucket=zeros(buckets),
-            by_range=zeros(2, TIMESTEP_RANGES),
-        )
+        start = torch.zeros(8 + 2 * (buckets + TIMESTEP_RANGES), dtype=torch.float64)
+        start[5:8] = torch.tensor(flags)
+        return cls.of_packed(transfer.to_device(start, device))
 
     def add(self, batch: MicroBatch, losses_B: Tensor, weights_B: Tensor, time_B: Tensor) -> None:
         """Add a micro-batch's weighted losses, its weights and its timesteps, without waiting for the device."""
-        bucket, counts, first = batch.work.bucket, batch.is_valid.numpy(), batch.work.is_first_use
-        # Move first, then convert: MPS cannot convert to float64.
-        loss, weight = (value.sum().to(self.loss.device).double() for value in (losses_B, weights_B))
+        counts, first = batch.is_valid.numpy(), batch.work.is_first_use
+        both = torch.stack([losses_B, weights_B])
         ranges = torch.arange(TIMESTEP_RANGES, device=time_B.device)[:, None]
         # 1000, and what rounding might put beyond it, belongs to the last range.
         is_in = (time_B * (TIMESTEP_RANGES / NUM_TIMESTEPS)).long().clamp(max=TIMESTEP_RANGES - 1) == ranges
-        by_range = torch.where(is_in, torch.stack([losses_B, weights_B])[:, None], 0.0).sum(dim=-1)
-        self.by_range.add_(by_range.to(self.by_range.device).double())
-        self.loss.add_(loss)
-        self.weight.add_(weight)
-        self.loss_by_bucket[bucket].add_(loss)
-        self.weight_by_bucket[bucket].add_(weight)
-        self.clips.add_(int((counts & first).sum()))
-        self.repeats.add_(int((counts & ~first).sum()))
-        self.failed.add_(batch.failed)
+        by_range = torch.where(is_in, both[:, None], 0.0).sum(dim=-1)
+        # Move first, then convert: MPS cannot convert to float64.
+        device = self.packed.device
+        sums = both.sum(dim=1).to(device).double()
+        self.packed[:2].add_(sums)
+        self.by_bucket[:, batch.work.bucket].add_(sums)
+        self.by_range.add_(by_range.to(device).double())
+        numbers = torch.tensor([int((counts & first).sum()), int((counts & ~first).sum()), batch.failed])
+        self.counts.add_(transfer.to_device(numbers, device))
 
     def over_ranks(self, world: World) -> StepSums:
         """Return the sums over all ranks, with one all-reduce."""
         own = self if world.counts else self._of_flags_alone()
-        return self._unpacked(world.sum(own._packed()))
+        return StepSums.of_packed(world.sum(own.packed))
 
     def read(self, *others: Tensor) -> tuple[StepSums, list[list[float]]]:
         """Copy the sums and other values to the host, in one transfer that waits for the device."""
-        packed, flat = self._packed(), [other.reshape(-1) for other in others]
-        values = torch.cat([packed, *(other.to(packed.device).double() for other in flat)]).cpu()
-        own, *copied = torch.split(values, [len(packed), *map(len, flat)])
-        return self._unpacked(own), [other.tolist() for other in copied]
+        flat = [other.reshape(-1) for other in others]
+        values = torch.cat([self.packed, *(other.to(self.packed.device).double() for other in flat)]).cpu()
+        own, *copied = torch.split(values, [len(self.packed), *map(len, flat)])
+        return StepSums.of_packed(own), [other.tolist() for other in copied]
 
     def _of_flags_alone(self) -> StepSums:
         """Return sums of 0 with this rank's requests; zeros instead of products, since 0 · NaN is NaN."""
-        zeros = {each.name: torch.zeros_like(getattr(self, each.name)) for each in fields(self)}
-        return StepSums(**(zeros | {"flags": self.flags}))
-
-    def _parts(self) -> list[Tensor]:
-        return [getattr(self, each.name) for each in fields(self)]
-
-    def _packed(self) -> Tensor:
-        return torch.cat([part.reshape(-1) for part in self._parts()])
-
-    def _unpacked(self, values: Tensor) -> StepSums:
-        parts = self._parts()
-        pieces = torch.split(values, [part.numel() for part in parts])
-        return StepSums(*(piece.view_as(part) for piece, part in zip(pieces, parts, strict=True)))
+        sums = StepSums.of_packed(torch.zeros_like(self.packed))
+        sums.flags.copy_(self.flags)
+        return sums
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +144,7 @@ class StepResult:
         loss_by_range: Loss by index of each range of timesteps that had clips.
         grad_norm: Norm of the whole gradient before clipping.
         grad_norm_by_block: Norm of each block's gradient; empty in steps that do not measure it.
-        clips, repeats, failed: As in `StepSums`.
+        clips, repeats, failed: Numbers of clips, as in `StepSums.counts`.
         skipped_by_recipe: True if train.skip_steps names the step.
         spike: What was far above the usual, if anything was.
     """
@@ -209,13 +195,22 @@ class TrainStep:
     world: World
     recipe: Recipe
     compiled: CompiledBlocks = field(default_factory=CompiledBlocks.none)
+    times: ForwardTimes = field(default_factory=lambda: ForwardTimes(torch.device("cpu"), False))
 
     def run(
-        self, batches: Iterable[MicroBatch], *, plan: EpochPlan, row: int, step: int, flags: StepFlags
+        self,
+        batches: Iterable[MicroBatch],
+        *,
+        plan: EpochPlan,
+        row: int,
+        step: int,
+        flags: StepFlags,
+        ahead: Ahead | None = None,
     ) -> StepResult:
         """Take the optimizer step of a plan's row, after `step` done ones; all ranks call it together.
 
-        `batches` are this rank's micro-batches of the row, and `flags` its requests to all ranks.
+        `batches` are this rank's micro-batches of the row, and `flags` its requests to all ranks. `ahead`, of which the
+        micro-batches come, prepares the next one while the device is busy.
         """
         state, world, train = self.state, self.world, self.recipe.train
         rate = self.set_rate(step)
@@ -232,9 +227,10 @@ class TrainStep:
         for batch in batches:
             world.mark("in a forward and backward pass", step + 1)
             mesh.set_gradient_sync(state.module, batch.work.ends_step)
-            example = self._example(batch, objective, step)
+            example = self._example(batch, objective, step, None if ahead is None else ahead.take(batch))
             with self.compiled.running(batch.work, example.inputs.text_mask):
-                losses_B = self._losses(batch.work, example, objective)
+                with self.times.noting(batch.work):
+                    losses_B = self._losses(batch.work, example, objective)
                 weights_B = self._weights(batch.work, example)
                 weighted_B = torch.where(example.counts, weights_B * losses_B, 0.0)
                 # FSDP takes the mean of gradients over ranks; the loss of a step is a sum over them. Each rank of a
@@ -242,11 +238,14 @@ class TrainStep:
                 torch.autograd.backward(weighted_B.sum() * (world.size / planned_weight))
             sums.add(batch, weighted_B.detach(), weights_B, example.inputs.time)
             kept.append(KeptBatch(batch, losses_B.detach(), example.counts))
+            if ahead is not None and ahead.is_on:
+                world.mark("preparing the next clips", step + 1)
+                ahead.prepare_next()
             if not batch.work.ends_step:
                 world.mark("waiting for clips", step + 1)
 
         totals = sums.over_ranks(world)
-        parameters = [p for p in state.module.parameters() if p.grad is not None]
+        parameters = [p for p in state.optimizer.trained.values() if p.grad is not None]
         gradients = [p.grad for p in parameters if p.grad is not None]  # again, for the type checker
         # Failed clips and conditioning frames were planned, and have no weight.
         _scale(gradients, planned_weight / totals.weight)
@@ -259,7 +258,8 @@ class TrainStep:
 
         loss_sum, weight = float(totals.loss), float(totals.weight)
         finite = math.isfinite(loss_sum) and (weight == 0 or math.isfinite(grad_norm))
-        by_bucket = _means(totals.loss_by_bucket, totals.weight_by_bucket)
+        by_bucket = _means(*totals.by_bucket)
+        clips, repeats, failed = map(int, totals.counts.tolist())
         spike = self._find_spike(by_bucket, grad_norm, plan, row, kept) if finite and weight > 0 else None
         applied = finite and weight > 0 and (spike is None or train.spikes != "skip")
         if applied:
@@ -279,9 +279,9 @@ class TrainStep:
             loss_by_range=_means(*totals.by_range),
             grad_norm=grad_norm if weight > 0 else math.nan,
             grad_norm_by_block=block_norms.by_name(state.module, state.blocks, block_squares) if by_block else {},
-            clips=int(totals.clips),
-            repeats=int(totals.repeats),
-            failed=int(totals.failed),
+            clips=clips,
+            repeats=repeats,
+            failed=failed,
             blame=blame,
             spike=spike,
         )
@@ -324,12 +324,23 @@ class TrainStep:
             weights_B = weights_B * example.generated_share
         return torch.where(example.counts, weights_B, 0.0)
 
-    def _example(self, batch: MicroBatch, objective: ObjectiveConfig, step: int) -> Example:
+    def ahead(self, batches: Iterator[MicroBatch]) -> Ahead:
+        """Return the micro-batches so that the next one is prepared ahead, if the recipe wants that."""
+        config = self.recipe.encode
+        is_on = config.store if config.ahead == "auto" else config.ahead
+        prepare = partial(
+            batch_inputs.encode, encoder=self.encoder, config=self.recipe.objective, seed=self.recipe.seed
+        )
+        return Ahead(batches, prepare if is_on else None, self.world.device)
+
+    def _example(
+        self, batch: MicroBatch, objective: ObjectiveConfig, step: int, encoded: Encoded | None = None
+    ) -> Example:
         """Return the model's inputs for a micro-batch; repeated calls return equal ones."""
         seed = self.recipe.seed
-        example = training_example(batch, self.encoder, objective, seed=seed)
+        example = training_example(batch, self.encoder, objective, seed=seed, encoded=encoded)
         # Dropout depends on the step and the micro-batch, so that a resumed run draws the same.
-        torch.manual_seed(hash_rng.hash_int(seed, step, batch.work.index, Purpose.MODEL) >> 1)
+        _seed(self.world.device, hash_rng.hash_int(seed, step, batch.work.index, Purpose.MODEL) >> 1)
         return example
 
     def _losses(self, work: MicroBatchRequest, example: Example, objective: ObjectiveConfig) -> Tensor:
@@ -344,7 +355,7 @@ class TrainStep:
         losses_B = example.losses(output, objective)
         if base is None:
             return losses_B
-        preserved_B = torch.tensor(work.target_is_base).to(losses_B.device, non_blocking=True)
+        preserved_B = transfer.to_device(torch.tensor(work.target_is_base), losses_B.device)
         return torch.where(preserved_B, example.distances(output, base, objective), losses_B)
 
     def _find_cause(self, kept: list[KeptBatch], objective: ObjectiveConfig, step: int) -> NonFiniteCause:
@@ -377,6 +388,13 @@ def _clips(kept: list[KeptBatch]) -> list[Clip]:
 
 def _is_due(every_steps: int | None, step: int) -> bool:
     return every_steps is not None and step % every_steps == 0
+
+
+def _seed(device: torch.device, seed: int) -> None:
+    """Seed the generators of the CPU and of this rank's device; `torch.manual_seed` also asks for all other kinds."""
+    torch.default_generator.manual_seed(seed)
+    if device.type != "cpu":
+        torch.get_device_module(device).manual_seed(seed)
 
 
 @torch.no_grad()

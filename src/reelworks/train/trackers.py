@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, final
 
+from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
 from torch.utils.tensorboard import SummaryWriter
 
 from reelworks.core.errors import UserError
@@ -48,12 +49,12 @@ class TensorBoard:
 
     def __init__(self, folder: Path, first_step: int) -> None:
         # Steps that a resume repeats must not be in the curves twice.
-        self._writer = SummaryWriter(folder, purge_step=first_step + 1)
+        self._writer: Any = SummaryWriter(folder, purge_step=first_step + 1)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Add values to curves."""
-        for name, value in values.items():
-            self._writer.add_scalar(name, value, step)
+        """Add values to curves, as one record: `add_scalar` would write one for each."""
+        scalars = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        self._writer.file_writer.add_summary(Summary(value=scalars), step)
 
     def show(self, step: int, files: Sequence[Path], prompts: Sequence[str]) -> None:
         """Leave previews out."""

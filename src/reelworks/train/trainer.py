@@ -35,6 +35,7 @@ from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
 from reelworks.run.folder import RunFolder
 from reelworks.train import (
+    balance,
     build,
     checkpointing,
     encoding,
@@ -49,6 +50,8 @@ from reelworks.train import (
     shared_batches,
     trackers,
 )
+from reelworks.train.ahead import Ahead
+from reelworks.train.balance import ForwardTimes
 from reelworks.train.build import TrainedModel
 from reelworks.train.checkpointing import CheckpointManager
 from reelworks.train.early_stop import EarlyStop
@@ -216,7 +219,10 @@ class Trainer:
             skips=recipe.train.skips,
         )
         self._compiled = model.compiled
-        self._train_step = TrainStep(boundary, encoder, state, data.table, world, recipe, model.compiled)
+        self._balance_every = recipe.train.log_balance_every
+        is_told = world.size > 1 and world.sequence is None and self._balance_every is not None
+        self._times = ForwardTimes(world.device, is_told and balance.is_told(state.module))
+        self._train_step = TrainStep(boundary, encoder, state, data.table, world, recipe, model.compiled, self._times)
         self._state = state
         self._validator = Validator(boundary, encoder, world, self._source, data.held_out(), recipe, stored)
         metrics = sample_logging.metrics(recipe, world.device)
@@ -249,6 +255,7 @@ class Trainer:
             batches = stored_batches.read_ahead(work, pool, config.prefetch_budget_bytes, self._stored, device)
             if self._stored is None:
                 batches = shared_batches.over_group(batches, self._world)
+            ahead = self._train_step.ahead(batches)
             self._begin_segment(position)
             while not self._is_done(position):
                 if position.at_end:
@@ -259,7 +266,7 @@ class Trainer:
                     else:
                         self._begin_segment(position)
                     continue
-                position, flags = self._take_step(position, batches, stop=bool(stop_signals))
+                position, flags = self._take_step(position, ahead, stop=bool(stop_signals))
                 metrics = self._after_step(position, pool, flags)
                 # A signal to any rank stops all ranks after the same step.
                 if flags.stop and not self._is_done(position):
@@ -272,9 +279,7 @@ class Trainer:
     def _is_done(self, position: DataPosition) -> bool:
         return self._early.is_over or progress.is_done(self._recipe.train, position)
 
-    def _take_step(
-        self, position: DataPosition, batches: Iterator[MicroBatch], *, stop: bool
-    ) -> tuple[DataPosition, StepFlags]:
+    def _take_step(self, position: DataPosition, batches: Ahead, *, stop: bool) -> tuple[DataPosition, StepFlags]:
         """Train the row at a position, log it, and raise if too much has failed to go on.
 
         `stop` is True if this rank was asked to save and stop. Returns the position after the step, and the requests of
@@ -295,6 +300,8 @@ class Trainer:
         if (news := self._compiled.news()) is not None:
             self._log.event("compiled", step=step + 1, **news)
         position = _advance(position, result)
+        if _is_due(self._balance_every, position.global_step):
+            self._log_balance(position)
         self._require_few_failures(position)
         self._require_finite(position.global_step, result)
         return position, result.flags
@@ -305,13 +312,13 @@ class Trainer:
         return lambda rank: self._source.paths(position, rank // degree)
 
     def _run_step(
-        self, position: DataPosition, batches: Iterator[MicroBatch], taken: list[MicroBatch], flags: StepFlags
+        self, position: DataPosition, batches: Ahead, taken: list[MicroBatch], flags: StepFlags
     ) -> StepResult:
         """Train the row at a position, and put its micro-batches into `taken`; tell which one memory was too small for."""
         plan, row, step, world = position.plan, position.row, position.global_step, self._world
         try:
             noted = run_logger.note(one_step(batches), taken)
-            return self._train_step.run(noted, plan=plan, row=row, step=step, flags=flags)
+            return self._train_step.run(noted, plan=plan, row=row, step=step, flags=flags, ahead=batches)
         except Exception as error:
             if not taken or not out_of_memory.is_lack(error):
                 raise
@@ -399,7 +406,16 @@ class Trainer:
         if self._world.is_main and not position.at_end:
             self._log.records.end(position)
 
+    def _log_balance(self, position: DataPosition) -> None:
+        """Compare the times of all ranks since the last comparison, if they are noted. Collective."""
+        if not self._times.is_on:
+            return
+        ranks: list[Any] = self._world.gather(self._times.take(position.spec.costs_us))
+        if self._world.is_main and ranks[0].notes:
+            self._log.balance(position.global_step, balance.compare(ranks))
+
     def _stop(self, position: DataPosition, reason: str) -> str:
+        self._log_balance(position)
         self._profiler.close(position.global_step)
         self._log.event("stop", step=position.global_step, reason=reason)
         if reason == "signal":

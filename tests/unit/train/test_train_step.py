@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,15 +13,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from reelworks.buckets import table
 from reelworks.buckets.config import BucketEntryConfig, BucketsConfig
-from reelworks.data.micro_batch import MicroBatch, MicroBatchRequest
+from reelworks.data.micro_batch import MicroBatch, MicroBatchRequest, one_step
 from reelworks.distributed.mesh import World
+from reelworks.encoders.config import EncodeConfig
 from reelworks.media.decode import Request
 from reelworks.models.components import geometry
 from reelworks.models.config import AutoencoderConfig, ModelConfig
 from reelworks.precision.boundary import DtypeBoundary
 from reelworks.recipe import recipe_file
 from reelworks.schedule.plan import EpochPlan
-from reelworks.train import build
+from reelworks.train import batch_inputs, build
+from reelworks.train.ahead import Ahead
 from reelworks.train.batch_inputs import training_example
 from reelworks.train.nonfinite import NonFiniteCause, NonFiniteSource, not_finite
 from reelworks.train.state import TrainState
@@ -406,3 +410,60 @@ def test_a_spike_is_reported_with_its_clips_and_skipped_if_asked_for(stepper, po
     assert (result.spike.what, result.spike.bucket) == ("loss", bucket)
     assert sorted(clip.path for clip in result.spike.clips) == ["1.mp4", "2.mp4"]
     assert np.mean([clip.loss for clip in result.spike.clips]) == pytest.approx(result.loss, rel=1e-5)
+
+
+def rows(s: TrainStep) -> list[list[MicroBatch]]:
+    """Three steps of one or two micro-batches."""
+    return [
+        [micro_batch(s, 0, [1, 2], last=False), micro_batch(s, 1, [3])],
+        [micro_batch(s, 1, [4, 5])],
+        [micro_batch(s, 0, [6], last=False), micro_batch(s, 0, [7, 8])],
+    ]
+
+
+def train(s: TrainStep, fetched: list[int], *, encodes_ahead: bool) -> list[tuple[float, float, int]]:
+    """Take the three steps; returns loss and norm of each, and the micro-batches that were fetched by its end."""
+
+    def stream():
+        for batch in (batch for row in steps for batch in row):
+            fetched.append(int(batch.work.uids[0]))
+            yield batch
+
+    steps = rows(s)
+    s = replace(s, recipe=s.recipe.model_copy(update={"encode": EncodeConfig(ahead=encodes_ahead)}))
+    ahead, results = s.ahead(stream()), []
+    for step, row in enumerate(steps):
+        done = s.run(one_step(ahead), plan=plan_of(row), row=0, step=step, flags=QUIET, ahead=ahead)
+        results.append((done.loss, done.grad_norm, len(fetched)))
+    return results
+
+
+def test_encoding_ahead_changes_when_clips_are_encoded_and_nothing_else(stepper):
+    plain, early = stepper(ema_decay=0.9), stepper(ema_decay=0.9)
+    one, other = train(plain, [], encodes_ahead=False), train(early, [], encodes_ahead=True)
+    assert [each[:2] for each in one] == [each[:2] for each in other]
+    assert [each[2] for each in one] == [2, 3, 5]
+    assert [each[2] for each in other] == [3, 4, 5]
+    for name, average in plain.state.ema.items():
+        assert torch.equal(average, early.state.ema[name]), name
+
+
+def test_a_clip_that_cannot_be_fetched_or_encoded_ahead_concerns_its_own_step_only(stepper):
+    s = stepper()
+    first, second = micro_batch(s, 0, [1]), micro_batch(s, 0, [2])
+
+    def broken():
+        yield first
+        raise OSError("the disk is gone")
+
+    ahead = Ahead(broken(), partial(batch_inputs.encode, encoder=s.encoder, config=s.recipe.objective, seed=5), CPU)
+    assert s.run(one_step(ahead), plan=plan_of([first]), row=0, step=0, flags=QUIET, ahead=ahead).applied
+    with pytest.raises(OSError, match="the disk is gone"):
+        next(ahead)
+
+    def lacks_memory(batch):
+        raise torch.OutOfMemoryError("out of memory")
+
+    ahead = Ahead(iter([first, second]), lacks_memory, CPU)
+    for step, batch in enumerate((first, second)):
+        assert s.run(one_step(ahead), plan=plan_of([batch]), row=0, step=step, flags=QUIET, ahead=ahead).applied

@@ -31,7 +31,8 @@ def predict(module: Any, inputs: DenoiserInputs, config: LTXConfig) -> Tensor:
 def _positions(inputs: DenoiserInputs) -> Tensor:
     """Return the position of every token in seconds and pixels, `[B, 3, N]`."""
     device, sizes = inputs.latent.device, inputs.latent.shape[2:]
-    scale_B3 = torch.tensor(_STRIDE, dtype=torch.float32, device=device).repeat(len(inputs.fps), 1)
+    # Numbers are filled in by kernels: the copy of a list would wait for the device.
+    scale_B3 = torch.stack([torch.full_like(inputs.fps, float(stride)) for stride in _STRIDE], dim=1)
     scale_B3[:, 0] /= inputs.fps
     return grid(*sizes, device=device).T * scale_B3[..., None]
 

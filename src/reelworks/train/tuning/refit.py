@@ -1,0 +1,110 @@
+"""Fit the cost model again to the step times of a run, in which clips, encoding and other ranks had their part."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from reelworks.buckets import tuned
+from reelworks.buckets.table import BucketTable
+from reelworks.core import files
+from reelworks.core.errors import UserError
+from reelworks.run import events
+from reelworks.run.folder import RunFolder
+from reelworks.schedule import cost_fit
+from reelworks.schedule.cost_fit import CostModel, Timing
+
+_WARM_UP_STEPS = 1  # after a start: caches, compilers and allocators warm up
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Median time of a bucket's micro-batches of one size over the steps that had no other bucket."""
+
+    bucket: str
+    tokens: int
+    batch_size: int
+    milliseconds: float
+    steps: int
+
+    @property
+    def timing(self) -> Timing:
+        """The time as the fit takes it."""
+        return Timing(self.tokens, self.batch_size, self.milliseconds)
+
+
+@dataclass(frozen=True)
+class Refit:
+    """Times of a run, and the model that was fitted to them.
+
+    Attributes:
+        ms_per_clip: Milliseconds of a clip by bucket of the recipe, measured where the run has steps of it alone.
+        held_out: Relative error at each number of tokens, predicted from the others.
+    """
+
+    run: Path
+    measured: list[Measured]
+    model: CostModel
+    held_out: dict[int, float]
+    ms_per_clip: dict[str, float]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values, as the file has them."""
+        residuals = self.model.residuals([each.timing for each in self.measured])
+        return {
+            "run": str(self.run),
+            tuned.COSTS: self.ms_per_clip,
+            "measured": [asdict(m) | {"residual": r} for m, r in zip(self.measured, residuals, strict=True)],
+            "model_ms": asdict(self.model),
+            "held_out_errors": {str(tokens): error for tokens, error in self.held_out.items()},
+        }
+
+
+def refit(run: RunFolder, table: BucketTable) -> Refit:
+    """Fit the times of a run to the buckets of a recipe.
+
+    Raises:
+        UserError: The run has no step of one of these buckets alone, the first step after each start left out.
+    """
+    run.info()
+    measured = _measured(run, {bucket.name: bucket.tokens for bucket in table.buckets})
+    if not measured:
+        raise UserError(
+            "the run has no step from which the cost of one of the recipe's buckets can be measured",
+            code="no-measured-cost",
+            field="--from-run",
+            value=str(run.path),
+            remedy="train more steps; only steps with a single bucket count, and not the first step after a start",
+        )
+    timings = [each.timing for each in measured]
+    model = cost_fit.fit(timings)
+    known = {each.bucket: each.milliseconds / each.batch_size for each in sorted(measured, key=lambda m: m.steps)}
+    fitted = {b.name: model.milliseconds(b.tokens, b.batch_size) / b.batch_size for b in table.buckets}
+    return Refit(run.path, measured, model, cost_fit.held_out_errors(timings), fitted | known)
+
+
+def _measured(run: RunFolder, tokens: dict[str, int]) -> list[Measured]:
+    times: dict[tuple[str, int], list[float]] = defaultdict(list)
+    world = per_step = 1
+    since_start = 0
+    for event in events.timeline(run.events_file, "start", "step"):
+        if event["kind"] == "start":
+            world, per_step, since_start = event["world_size"], event["micro_batches_per_step"], 0
+            continue
+        since_start += 1
+        size = round((event["clips"] + event["repeated"]) / per_step)
+        if since_start > _WARM_UP_STEPS and len(event["buckets"]) == 1 and event["buckets"][0] in tokens and size:
+            seconds = event["seconds"] - (event.get("data_wait_seconds") or 0.0)
+            times[event["buckets"][0], size].append(1000 * seconds * world / per_step)
+    return [
+        Measured(bucket, tokens[bucket], size, statistics.median(ms), len(ms))
+        for (bucket, size), ms in sorted(times.items())
+    ]
+
+
+def write(path: Path, result: Refit) -> None:
+    """Write the file that `cost.measured` of a recipe names."""
+    files.write_for("--out", path, (files.to_json(result.to_json()) + "\n").encode())
