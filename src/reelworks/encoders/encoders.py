@@ -65,13 +65,17 @@ class LiveEncoder:
     embedded: CaptionCache = field(default_factory=CaptionCache)
 
     def loaded(self) -> LiveEncoder:
-        """Return the same encoders with those in memory that were to be loaded at their first use."""
-        autoencoder, text = self.autoencoder, self.text_encoder
-        return replace(
-            self,
-            autoencoder=autoencoder.later.get() if isinstance(autoencoder, LazyAutoencoder) else autoencoder,
-            text_encoder=text.later.get() if isinstance(text, LazyTextEncoder) else text,
-        )
+        """Return the same encoders with the autoencoder in memory, if it was to be loaded at its first use."""
+        autoencoder = self.autoencoder
+        loaded = autoencoder.later.get() if isinstance(autoencoder, LazyAutoencoder) else autoencoder
+        return replace(self, autoencoder=loaded)
+
+    def embed_ahead(self, prompts: Sequence[str]) -> None:
+        """Embed texts, which stay cached, and drop the text encoder if it was loaded for them."""
+        text = self.text_encoder
+        if prompts and isinstance(text, LazyTextEncoder) and not text.sees_pictures:
+            self.texts([*prompts, ""], [*(False for _ in prompts), True])
+            text.later.drop()
 
     @torch.no_grad()
     def latents(self, frames_BTHWC: Tensor) -> Tensor:

@@ -103,6 +103,14 @@ class Recipe(Config):
         return self.encode.folder or str(PurePath(self.output).parent / "encoded")
 
     @property
-    def keeps_encoders(self) -> bool:
-        """Whether encoders stay in memory while the network trains: previews need them, stored latents do not."""
+    def keeps_autoencoder(self) -> bool:
+        """Whether the autoencoder is in memory while the network trains: previews need it, stored latents do not."""
         return not self.encode.store or bool(self.samples.prompts)
+
+    @property
+    def keeps_text_encoder(self) -> bool:
+        """Whether text encoders are in memory while the network trains: not if all texts are embedded before."""
+        if not self.encode.store:
+            return True
+        known = registry.TEXT_ENCODERS.get(self.text_encoder.name)
+        return bool(self.samples.prompts) and known is not None and known.sees_pictures

@@ -140,6 +140,7 @@ def run(
         if stored is not None:
             stack.callback(stored.close)
             encoders = encoding.lazy_encoder(recipe, world.device)
+            encoders.embed_ahead(recipe.samples.prompts)  # while no network takes memory
 
         # Build the model.
         stack.enter_context(attention.preferred(recipe.model.attention))

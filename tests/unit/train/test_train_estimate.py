@@ -269,7 +269,7 @@ def test_weights_in_cpu_memory_cost_the_time_in_which_they_are_moved() -> None:
 
 
 def test_stored_latents_leave_no_encoder_in_memory() -> None:
-    """Previews keep the encoders; without them only what encoding needs beyond the memory of training counts."""
+    """Previews keep the autoencoder; besides, what encoding needs beyond the memory of training counts."""
     values = {
         "version": 1,
         "output": "r",
@@ -292,7 +292,10 @@ def test_stored_latents_leave_no_encoder_in_memory() -> None:
     live, stored = memory(), memory(encode={"store": True})
     encoders = live.encoders
     assert stored.total == max(live.total - encoders, encoders + stored.reserve)
-    assert memory(encode={"store": True}, samples={"prompts": ["a"], "every_steps": 1}) == live
+    with_previews = memory(encode={"store": True}, samples={"prompts": ["a"], "every_steps": 1})
+    autoencoder = memory(text_encoder={"name": "hashed"}).encoders
+    assert 0 < autoencoder < encoders
+    assert with_previews.total == max(live.total - encoders + autoencoder, encoders + stored.reserve)
     # Encoding takes more than training: only what encodes can help.
     fitted = memory_presets.choose(parsed(encode={"store": True}), encoders)
     assert fitted.fits

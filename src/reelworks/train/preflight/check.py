@@ -297,18 +297,20 @@ def _memory(
         "gradients": size(trained) // shards,
         "optimizer": size(list(state.optimizer.tensors().values())) // shards,
         "ema": size(list(state.ema.values())) // shards,
-        "encoders": _weights(encoder.autoencoder),
+        "encoders": 0,
         "activations": activations,
     }
-    if encoder.image_encoder is not None:
-        parts["encoders"] += _weights(encoder.image_encoder)
-    host, text = 0, _weights(encoder.text_encoder)
-    if recipe.text_encoder.device == "auto":
-        parts["encoders"] += text
-    else:
-        host += text
-    if not recipe.keeps_encoders:
-        parts["encoders"] = host = 0  # they are dropped before the network is built
+    host = 0
+    if recipe.keeps_autoencoder:
+        parts["encoders"] += _weights(encoder.autoencoder)
+        if encoder.image_encoder is not None:
+            parts["encoders"] += _weights(encoder.image_encoder)
+    if recipe.keeps_text_encoder:
+        text = _weights(encoder.text_encoder)
+        if recipe.text_encoder.device == "auto":
+            parts["encoders"] += text
+        else:
+            host += text
     if recipe.train.ema_device == "cpu" and not recipe.parallel.offload:
         host, parts["ema"] = host + parts["ema"], 0
     if recipe.parallel.offload:

@@ -203,12 +203,11 @@ def memory_without_activations(recipe: Recipe, denoiser: Denoiser) -> Memory:
 
 def _with_encoders(recipe: Recipe, memory: Memory) -> Memory:
     """Return the memory of training with that of the encoders, which come before the network if latents are stored."""
-    encoders, text = _encoder_bytes(recipe)
-    encoders += text if recipe.text_encoder.device == "auto" else 0
-    if not recipe.keeps_encoders:
-        training = memory.total - memory.encoders
-        encoders = max(encoders + memory.reserve - training, 0)
-    return replace(memory, encoders=encoders)
+    images, text = _encoder_bytes(recipe)
+    text = text if recipe.text_encoder.device == "auto" else 0
+    kept = images * recipe.keeps_autoencoder + text * recipe.keeps_text_encoder
+    training = memory.total - memory.encoders + kept
+    return replace(memory, encoders=kept + max(images + text + memory.reserve - training, 0))
 
 
 def _encoder_bytes(recipe: Recipe) -> tuple[int, int]:
