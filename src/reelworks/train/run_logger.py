@@ -26,7 +26,7 @@ from reelworks.core import files, log, units, waiting_threads
 from reelworks.core.log import logger
 from reelworks.data import loader
 from reelworks.data.micro_batch import MicroBatch, StreamState
-from reelworks.data.position import DataPosition
+from reelworks.data.position import Counts, DataPosition
 from reelworks.diffusion.config import NUM_TIMESTEPS
 from reelworks.distributed.mesh import World
 from reelworks.evaluation.measure import Measured
@@ -76,6 +76,7 @@ class RunLogger:
         self._parts: dict[str, list[float]] = {}  # losses of parts of the last steps, by name
         self._named_stragglers: set[int] = set()
         self._last_spike_message: int | None = None
+        self._last_counts: Counts | None = None
         self._has_warned_of_spinning = self._has_warned_of_waiting = False
         self._waits: deque[tuple[float, float]] = deque(maxlen=_SPEED_WINDOW)  # for data, and seconds, of each step
 
@@ -192,10 +193,12 @@ class RunLogger:
         c = position.counts
         if self._world.is_main:
             self.records.end(position)
-        logger.info(
-            f"epoch {position.epoch}: {c.planned} planned = {c.trained} trained + {c.failed} failed "
-            f"+ {c.skipped} skipped" + (f"; {c.repeated} shown again to fill batches" if c.repeated else "")
-        )
+        if c.failed or c.skipped or c != self._last_counts:  # a LoRA has hundreds of short epochs without news
+            self._last_counts = c
+            logger.info(
+                f"epoch {position.epoch}: {c.planned} planned = {c.trained} trained + {c.failed} failed "
+                f"+ {c.skipped} skipped" + (f"; {c.repeated} shown again to fill batches" if c.repeated else "")
+            )
         self.event("epoch_end", step=position.global_step, epoch=position.epoch, **asdict(c))
         if c.planned != c.trained + c.failed + c.skipped:
             raise AssertionError(f"clips of epoch {position.epoch} were lost: {c}")
