@@ -65,7 +65,7 @@ def test_more_pixels_than_any_footage(text: str) -> None:
     assert (caught.value.field, caught.value.value) == ("bucket.resolution", text)
 
 
-@pytest.mark.parametrize("text", ["480", "480P", "p", "480x", "480x854x3", "0p", "0x64", "-4p", "4.5p", ""])
+@pytest.mark.parametrize("text", ["480P", "p", "480x", "480x854x3", "0p", "0x64", "-4p", "4.5p", ""])
 def test_what_is_no_resolution(text: str) -> None:
     with refused("unknown-resolution", "bucket.resolution") as caught:
         build(entry(text))

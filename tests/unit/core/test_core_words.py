@@ -85,7 +85,8 @@ def test_latents_and_tokens_round_up() -> None:
     assert geometry.latent(Shape(17, 48, 64)) == (5, 6, 8)
     assert geometry.tokens(Shape(17, 48, 64)) == 5 * 3 * 4
     assert geometry.tokens(Shape(1, 40, 64)) == 1 * 3 * 4
-    assert str(Shape(17, 48, 64)) == "17×48×64"
+    assert str(Shape(17, 48, 64)) == "64×48, 17 frames"
+    assert str(Shape(1, 48, 64)) == "64×48"
 
 
 class Example(Config):
