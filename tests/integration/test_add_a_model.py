@@ -33,6 +33,7 @@ def test_the_guides_files_are_the_examples() -> None:
     assert len(written) == 3
 
 
+@pytest.mark.slow
 def test_a_family_outside_the_package_is_trained_after_one_call(tmp_path: Path) -> None:
     """The example checks its network as every family is checked, trains it, and has its name in errors."""
     from reelworks.testing import sample_folder

@@ -66,6 +66,7 @@ def test_a_plan_needs_no_torch(tmp_path: Path, footage: Path) -> None:
     assert lines[0].startswith(f"epoch 0: 1 steps of {NUM_CLIPS} clips")
 
 
+@pytest.mark.slow
 def test_an_own_loop_trains_each_clip_once(tmp_path: Path, footage: Path) -> None:
     lines = run(tmp_path, *launched(2), EXAMPLES / "own_loop.py", footage, "--steps", "4")
     assert clips_by_epoch(lines) == {0: NUM_CLIPS, 1: NUM_CLIPS}

@@ -67,7 +67,12 @@ def lived(history, tmp_path, **options):
     return verdict, "\n".join(said)
 
 
-@pytest.mark.parametrize("story", STORIES)
+SLOW = ("renamed, split, swapped", "exclude list, filter and split changed, run and data moved")
+
+
+@pytest.mark.parametrize(
+    "story", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in STORIES]
+)
 def test_each_clip_has_the_account_that_it_should_have(tmp_path, story):
     verdict, said = lived({"seed": 13, "starts": STORIES[story], "after": []}, tmp_path)
     assert verdict.starts == len(STORIES[story])
