@@ -13,6 +13,7 @@ from reelworks.cli import encode, new, show
 from reelworks.cli.options import DataPath, Overrides, load_recipe, setting
 from reelworks.core import waiting_threads
 from reelworks.core.errors import UserError
+from reelworks.distributed.launch import LAUNCHED, launch
 
 
 def train(
@@ -99,12 +100,11 @@ def train(
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     # Load before any process starts, so that a mistake is reported once.
     loaded = load_recipe(recipe, changes, data_path)
+    if os.environ.get("RANK", "0") == "0" and LAUNCHED not in os.environ:
+        show.line(f"training {recipe} in {loaded.output}")  # what follows takes seconds, until the libraries are loaded
     if nproc_per_node > 1 and "LOCAL_RANK" not in os.environ:
-        from reelworks.distributed.launch import launch
-
         raise Exit(launch(nproc_per_node, sys.argv[1:]))
     from reelworks.core import worker_pool
-    from reelworks.distributed.launch import LAUNCHED
 
     if LAUNCHED in os.environ:
         worker_pool.end_with_parent()
