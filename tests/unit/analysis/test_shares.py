@@ -148,6 +148,6 @@ def test_processes_that_share_a_run_map_one_plan(folder: Path, tmp_path: Path) -
         data.run = run
     plans = [data.plan(data.plan_spec(1, 1), 2) for data in several]
     assert len({plan.digest() for plan in plans}) == 1
-    assert all(isinstance(plan.uid, np.memmap) for plan in plans)
+    assert all(isinstance(plan.uid.base, np.memmap) for plan in plans)
     assert [p.name for p in run.plan_folder.glob("plan-*")] == ["plan-000-000002-000"]
     assert json.loads((run.plan_folder / "plan-000-000002-000" / "about.json").read_text())["made_of"]

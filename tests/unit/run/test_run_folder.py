@@ -106,7 +106,7 @@ def test_one_process_makes_a_plan_and_all_map_it(run: RunFolder) -> None:
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda _: plan_cache.shared(run, 0, 1, 0, "a", lambda: make("a")), range(4)))
     assert made == ["a"]
-    assert all(isinstance(arrays["uid"], np.memmap) for arrays in found)
+    assert all(isinstance(arrays["uid"].base, np.memmap) for arrays in found)
     other = plan_cache.shared(run, 0, 1, 0, "b", lambda: make("b"))  # of other data: that of "a" is no use
     assert made == ["a", "b"]
     assert np.array_equal(found[0]["uid"], other["uid"])  # and who maps the former one keeps it
