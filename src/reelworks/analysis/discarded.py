@@ -20,8 +20,9 @@ _ROUNDING = 1e-6  # smaller shares are rounding errors
 def planned(plan: EpochPlan) -> Samples:
     """Return the clips of a plan with their buckets, each clip and repeat once."""
     first = plan.is_first_use
-    bucket = plan.bucket[first].astype(np.int64)
-    return Samples(plan.uid[first], plan.copy[first].astype(np.int64), plan.ordinal[first], bucket)
+    own = slice(None) if first.all() else first  # else a copy of millions of clips is saved
+    bucket, copy = (column[own].astype(np.int64, copy=False) for column in (plan.bucket, plan.copy))
+    return Samples(plan.uid[own], copy, plan.ordinal[own], bucket)
 
 
 def losses(data: RecipeData, plan: EpochPlan) -> dict[str, Any]:

@@ -325,14 +325,14 @@ class Dataset:
 
     def _make(self, spec: PlanSpec, epoch: int, excluded: Excluded) -> Planned:
         clips, row, result = self.assigned(epoch)
-        ordinal = self.rows.ordinal[row]
         out = result.reason != Reason.NONE
         entries = self._entries_without_reason(clips, row, result)
         if excluded.bits.any():
             entries = cursor.remaining_after(entries, excluded, self.catalog.uids())
-            out |= excluded.holds(ordinal, clips.copy)
-        others = Unplanned(ordinal[out], clips.copy[out], result.reason[out], result.nearest[out])
-        del clips, row, result, ordinal, out  # free the memory of millions of clips before planning
+            out |= excluded.holds(self.rows.ordinal[row], clips.copy)
+        at = np.flatnonzero(out)
+        others = Unplanned(self.rows.ordinal[row[at]], clips.copy[at], result.reason[at], result.nearest[at])
+        del clips, row, result, out  # free the memory of millions of clips before planning
         return Planned(plan_epoch(entries, spec, epoch), others)
 
 
