@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -196,19 +197,46 @@ def course(plan: EpochPlan, groups: list[str]) -> Json:
 _WARM_UP_STEPS = 1  # caches, compilers and allocators warm up
 
 
-def measure_costs(run: RunFolder) -> dict[str, float]:
-    """Return the milliseconds that a rank spends on a clip of each bucket: the median over single-bucket steps."""
+class SingleBucketStep(NamedTuple):
+    """A step of a run whose clips all had one bucket.
+
+    Attributes:
+        ranks: Micro-batches that ranks worked on at once: those of a sequence group share theirs.
+        micro_batches: Micro-batches of the step, over all ranks.
+        clips: Clips that count in the loss, repeats included.
+        data_wait_seconds: The part of `seconds` in which the rank waited for clips.
+    """
+
+    bucket: str
+    ranks: int
+    micro_batches: int
+    clips: int
+    seconds: float
+    data_wait_seconds: float
+
+
+def single_bucket_steps(run: RunFolder) -> Iterator[SingleBucketStep]:
+    """Yield the steps of a run with a single bucket, the first step after each start left out."""
     run.info()
-    seconds: dict[str, list[float]] = {}
-    world = since_start = 0
+    ranks = micro_batches = 1
+    since_start = 0
     for event in events.timeline(run.events_file, "start", "step"):
         if event["kind"] == "start":
-            world, since_start = event["world_size"] // event.get("sequence_degree", 1), 0
+            ranks, since_start = event["world_size"] // event.get("sequence_degree", 1), 0
+            micro_batches = event["micro_batches_per_step"]
             continue
         since_start += 1
-        shown = event["clips"] + event["repeated"]
-        if since_start > _WARM_UP_STEPS and len(event["buckets"]) == 1 and shown:
-            seconds.setdefault(event["buckets"][0], []).append(event["seconds"] * world / shown)
+        clips = event["clips"] + event["repeated"]
+        if since_start > _WARM_UP_STEPS and len(event["buckets"]) == 1 and clips:
+            waited = event.get("data_wait_seconds") or 0.0
+            yield SingleBucketStep(event["buckets"][0], ranks, micro_batches, clips, event["seconds"], waited)
+
+
+def measure_costs(run: RunFolder) -> dict[str, float]:
+    """Return the milliseconds that a rank spends on a clip of each bucket: the median over single-bucket steps."""
+    seconds: dict[str, list[float]] = {}
+    for step in single_bucket_steps(run):
+        seconds.setdefault(step.bucket, []).append(step.seconds * step.ranks / step.clips)
     if not seconds:
         raise UserError(
             "the run has no step from which the cost of a bucket can be measured",

@@ -338,7 +338,7 @@ class Dataset:
 
 def _copies(shown: F64, datasets: Sequence[DatasetConfig]) -> tuple[I64, I64]:
     """Return row and repeat number of every clip that an epoch may show; repeats of a clip are adjacent."""
-    if all(0 < d.repeats <= 1 for d in datasets):
+    if shown.min(initial=1) > 0 and shown.max(initial=1) <= 1:
         return np.arange(len(shown)), np.zeros(len(shown), dtype=np.int64)
     times = np.ceil(shown).astype(np.int64)
     if (total := int(times.sum())) > _MOST:

@@ -142,12 +142,7 @@ class _Gather(torch.autograd.Function):
         return grads[0].chunk(ctx.of.size)[ctx.of.rank], None
 
 
-class _GatherParts(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, part: Tensor, of: SequenceGroup) -> Tensor:
-        ctx.of = of
-        return _gathered(part, of)
-
+class _GatherParts(_Gather):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         # Summed: each rank goes on with a whole of its own, on which its divided tokens depend.

@@ -74,7 +74,7 @@ def test_measured_costs_come_from_a_run_and_shape_the_plan(folder: Path, tmp_pat
     run = RunFolder(tmp_path / "former")
     run.create({})
     log = EventLog(run.events_file)
-    log.write("start", step=0, resumed_from=None, world_size=2)
+    log.write("start", step=0, resumed_from=None, world_size=2, micro_batches_per_step=2)
     name = RecipeData.open(made(folder)).table.buckets[0].name
     for step, (seconds, buckets) in enumerate([(9.0, [name]), (0.3, [name]), (0.3, [name]), (5.0, [name, "x"])]):
         log.write("step", step=step + 1, clips=5, repeated=1, seconds=seconds, buckets=buckets)

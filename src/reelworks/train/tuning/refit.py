@@ -8,16 +8,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from reelworks.analysis import epoch_stats
 from reelworks.buckets import tuned
 from reelworks.buckets.table import BucketTable
 from reelworks.core import files
 from reelworks.core.errors import UserError
-from reelworks.run import events
 from reelworks.run.folder import RunFolder
 from reelworks.schedule import cost_fit
 from reelworks.schedule.cost_fit import CostModel, Timing
-
-_WARM_UP_STEPS = 1  # after a start: caches, compilers and allocators warm up
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,6 @@ def refit(run: RunFolder, table: BucketTable) -> Refit:
     Raises:
         UserError: The run has no step of one of these buckets alone, the first step after each start left out.
     """
-    run.info()
     measured = _measured(run, {bucket.name: bucket.tokens for bucket in table.buckets})
     if not measured:
         raise UserError(
@@ -88,17 +85,11 @@ def refit(run: RunFolder, table: BucketTable) -> Refit:
 
 def _measured(run: RunFolder, tokens: dict[str, int]) -> list[Measured]:
     times: dict[tuple[str, int], list[float]] = defaultdict(list)
-    world = per_step = 1
-    since_start = 0
-    for event in events.timeline(run.events_file, "start", "step"):
-        if event["kind"] == "start":
-            world, per_step, since_start = event["world_size"], event["micro_batches_per_step"], 0
-            continue
-        since_start += 1
-        size = round((event["clips"] + event["repeated"]) / per_step)
-        if since_start > _WARM_UP_STEPS and len(event["buckets"]) == 1 and event["buckets"][0] in tokens and size:
-            seconds = event["seconds"] - (event.get("data_wait_seconds") or 0.0)
-            times[event["buckets"][0], size].append(1000 * seconds * world / per_step)
+    for step in epoch_stats.single_bucket_steps(run):
+        size = round(step.clips / step.micro_batches)
+        if step.bucket in tokens and size:
+            seconds = step.seconds - step.data_wait_seconds
+            times[step.bucket, size].append(1000 * seconds * step.ranks / step.micro_batches)
     return [
         Measured(bucket, tokens[bucket], size, statistics.median(ms), len(ms))
         for (bucket, size), ms in sorted(times.items())
