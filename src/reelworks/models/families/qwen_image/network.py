@@ -51,14 +51,15 @@ _PICTURE_PX = 1024 * 1024  # area to which a source picture is scaled before it 
 def predict(module: Any, inputs: DenoiserInputs, config: QwenImageConfig) -> Tensor:
     """Return the velocity `[B, C, 1, H, W]`; the network's own points towards the noise.
 
-    The tokens of the source picture follow those of the edit, as a second picture.
+    The tokens of the sources follow those of the edit, as further pictures.
     """
     B, _, _, H, W = inputs.latent.shape
     timestep = inputs.time / PURE_NOISE
     tokens, pictures = pack(inputs.latent[:, :, 0]), [(1, H // 2, W // 2)]
     count = tokens.shape[1]
-    if inputs.source.shape[1]:
-        tokens, pictures = torch.cat([tokens, pack(inputs.source[:, :, 0])], dim=1), 2 * pictures
+    for source in inputs.sources:
+        tokens = torch.cat([tokens, pack(source[:, :, 0])], dim=1)
+        pictures = [*pictures, (1, source.shape[3] // 2, source.shape[4] // 2)]
     with embedded(module.time_text_embed.time_proj, timestep):
         out = module(
             tokens,
@@ -71,20 +72,19 @@ def predict(module: Any, inputs: DenoiserInputs, config: QwenImageConfig) -> Ten
     return -unpack(out[:, :count], H, W)[:, :, None]
 
 
-def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: Tensor | None) -> EncodedText:
+def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: list[Tensor]) -> EncodedText:
     """Embed captions."""
     return EncodedText(*pipeline.encode_prompt(captions, max_sequence_length=length))
 
 
-def encode_text_and_picture(pipeline: Any, captions: list[str], length: int, pictures: Tensor | None) -> EncodedText:
+def encode_text_and_picture(pipeline: Any, captions: list[str], length: int, pictures: list[Tensor]) -> EncodedText:
     """Embed captions together with the pictures that they refer to."""
-    if pictures is None:  # called to learn sizes only
-        pictures = torch.zeros(len(captions), 32, 32, 3, dtype=torch.uint8)
-    _, H, W, _ = pictures.shape
+    (source,) = pictures or [torch.zeros(len(captions), 32, 32, 3, dtype=torch.uint8)]  # none to learn sizes only
+    _, H, W, _ = source.shape
     scale = math.sqrt(_PICTURE_PX / (H * W))
     height, width = (round(size * scale / 32) * 32 for size in (H, W))
     images = [
-        Image.fromarray(picture).resize((width, height), Image.Resampling.LANCZOS) for picture in pictures.cpu().numpy()
+        Image.fromarray(picture).resize((width, height), Image.Resampling.LANCZOS) for picture in source.cpu().numpy()
     ]
     return EncodedText(*pipeline.encode_prompt(captions, images, max_sequence_length=length))
 
