@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -243,8 +244,10 @@ def forecast(recipe: Recipe, world: int, epochs: int = 1) -> Json:
     sequence_limits.require_buckets(recipe.model, data.table, degree)
     spec = _spec(data, world)
     position = begin_epoch(data, spec, epoch=0)
-    summary = summarise(data, spec, position.plan, world=world)
-    further, total = look_ahead(data, spec, world=world, epochs=epochs)
+    with ThreadPoolExecutor(1) as thread:  # numpy computes without Python's lock
+        ahead = thread.submit(look_ahead, data, spec, world=world, epochs=epochs)
+        summary = summarise(data, spec, position.plan, world=world)
+        further, total = ahead.result()
     proposals = fewer = None
     if plan_fixes.too_much(total):
         proposals = plan_fixes.proposals(data, spec, total, world=world, epochs=epochs)
