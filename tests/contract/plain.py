@@ -211,6 +211,7 @@ LOSSES = {
     "ltx-2-tiny": ltx2,
     "qwen-image-tiny": qwen_image,
     "qwen-image-edit-tiny": qwen_image,
+    "qwen-image-edit-plus-tiny": qwen_image,
     "sd3-tiny": sd3,
     "sdxl-tiny": sdxl,
     "wan-tiny": wan,

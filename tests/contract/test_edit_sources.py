@@ -27,7 +27,7 @@ def case(name, count):
 def test_the_loss_is_that_of_a_plain_script_for_any_number_of_sources(name, count):
     """Also without a source, where the model can do without; the second one has other sizes than the picture."""
     if count == 0 and registry.PRESETS[name].config.conditioning.needs:
-        count = 4
+        pytest.skip("it needs a source")
     denoiser, (inputs, noise) = contract.build(name), case(name, count)
     assert len(inputs.sources) == count
     assert count < 2 or inputs.sources[1].shape != inputs.latent.shape
