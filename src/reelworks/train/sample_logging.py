@@ -53,7 +53,7 @@ def options(data: RecipeData) -> GenerateOptions | None:
         sampled.guidance_scale,
         recipe.seed,
         Conditions(reference),
-        {name: conditions.companion(Path(file), shape, f"samples.{name}") for name, file in c.companions.items()},
+        conditions.companions(c.companions, shape, "samples."),
     )
 
 
