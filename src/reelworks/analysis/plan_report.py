@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from reelworks.analysis import compiled_graphs, data_advice, discarded, epoch_stats, plan_fixes, rejections
 from reelworks.analysis.epoch_stats import Figures, figures
 from reelworks.buckets.assign import Reason
-from reelworks.core import toml_none
+from reelworks.core import toml_none, units
 from reelworks.core.errors import UserError
 from reelworks.data.position import begin_epoch
 from reelworks.models import sequence_limits
@@ -97,13 +97,13 @@ def warnings(summary: Json) -> list[str]:
     lines += [f"exclude_file has {more} more lines that name no clip"] if more > 0 else []
     for overlap in summary["shared_files"]:
         outer, inner = overlap["datasets"]
-        count = "1 file" if overlap["files"] == 1 else f"{overlap['files']} files"
+        count = units.plural(overlap["files"], "file")
         lines.append(
             f"the datasets {outer} and {inner} share {count}, which an epoch trains twice; "
             "remove one of the datasets, or give it a name if this is intended"
         )
     for mirrored in summary["mirrored_sides"]:
-        count = "1 caption names" if mirrored["clips"] == 1 else f"{mirrored['clips']} captions name"
+        count = units.plural(mirrored["clips"], "caption") + (" names" if mirrored["clips"] == 1 else " name")
         lines.append(
             f"the dataset {mirrored['dataset']} has flip, but {count} left or right, which would be wrong of a "
             "mirrored clip; set flip = 0 there, or keep these clips in a dataset of their own"

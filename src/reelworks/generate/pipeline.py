@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from reelworks.core import units
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
 from reelworks.core.sources import SOURCES
@@ -68,7 +69,7 @@ class GenerateOptions:
     def to_text(self) -> str:
         """Return steps and guidance scale as readable text."""
         steps = self.num_inference_steps
-        return f"{steps} step{'s' * (steps != 1)}, guidance scale {self.guidance_scale:g}"
+        return f"{units.plural(steps, 'step')}, guidance scale {self.guidance_scale:g}"
 
 
 @torch.no_grad()
