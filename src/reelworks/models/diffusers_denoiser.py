@@ -178,12 +178,13 @@ class DiffusersNetwork:
 
 
 def _unscaled(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Multiply fp8 values by the scales stored with them, and drop the scales."""
+    """Multiply fp8 values by the scales stored with them, and drop the scales and the markers of ComfyUI."""
     suffixes = (".scale_weight", ".weight_scale")
     result = {
         key: value
         for key, value in state.items()
         if not key.endswith((*suffixes, ".scale_input", ".input_scale", "scaled_fp8"))
+        and not key.rpartition(".")[2].startswith("__")  # a marker, such as ComfyUI's of Qwen-Image-Edit-2511
     }
     for suffix in suffixes:
         for key in (key for key in state if key.endswith(suffix)):
