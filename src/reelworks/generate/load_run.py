@@ -68,8 +68,8 @@ class LoadedModel:
     def begin(cls, recipe: Recipe, encoders: LiveEncoder) -> Self:
         """Build the model that training of a recipe begins with."""
         device = encoders.device
-        build.require_sources(recipe)
-        denoiser = build.denoiser(recipe, device)
+        build.require_sources(recipe, trains=False)
+        denoiser = build.denoiser(recipe, device, trains=False)
         denoiser.module.requires_grad_(False).eval()
         return cls(recipe, 0, denoiser, DtypeBoundary(denoiser), encoders)
 
@@ -91,8 +91,8 @@ class LoadedModel:
                 wide = recipe.lora.model_copy(update={"base": "float32"})
                 recipe = recipe.model_copy(update={"lora": wide})
             device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-            build.require_sources(recipe, resumed=True)
-            denoiser = build.denoiser(recipe, device, resumed=True)
+            build.require_sources(recipe, resumed=True, trains=False)
+            denoiser = build.denoiser(recipe, device, resumed=True, trains=False)
             init_from.require_base(path, denoiser.base)
             trained = {name: p.detach() for name, p in denoiser.module.named_parameters() if p.requires_grad}
             module = denoiser.module.requires_grad_(False).eval()

@@ -20,6 +20,7 @@ from reelworks.generate.conditions import Conditions
 from reelworks.generate.diffusers_pipeline import PipelineOutput
 from reelworks.generate.pipeline import GenerateOptions
 from reelworks.models.api import DenoiserInputs
+from reelworks.models.lora import training_adapter
 from reelworks.models.sequence_parallel import SequenceParallel
 from reelworks.precision.boundary import DtypeBoundary
 from reelworks.recipe import validation
@@ -116,7 +117,8 @@ class Previewer:
         clips = "1 clip" if len(prompts) == 1 else f"{len(prompts)} clips"
         logger.info(f"making previews: {clips} of {options.shape}, {options.to_text()}")
         try:
-            with self.state.averaged(), nullcontext() if self.sequence is None else self.sequence.paused():
+            paused = nullcontext() if self.sequence is None else self.sequence.paused()
+            with self.state.averaged(), training_adapter.dropped(self.state.module), paused:
                 told = _told(prompts)
                 return diffusers_pipeline.generate(self.recipe, self.boundary, self.encoder.loaded(), told, options)
         except UserError as error:  # such as a lack of memory
