@@ -18,7 +18,7 @@ from reelworks.core.shape import Geometry, Shape
 from reelworks.models import components, sequence_limits
 from reelworks.models.config import require_known, text_encoder_names
 from reelworks.models.expert_pair.config import timestep_range
-from reelworks.recipe import validation
+from reelworks.recipe import preview_model, validation
 from reelworks.recipe.errors import explain
 from reelworks.recipe.recipe import Recipe
 
@@ -77,6 +77,7 @@ def parse(values: dict[str, Any]) -> Recipe:
         _refuse_entries(recipe)
     else:
         table.build(*tuned.unmeasured(recipe.bucket, recipe.buckets), geometry)
+    preview_model.require_fit(recipe)
     if recipe.samples.prompts:
         _require_samples(recipe, geometry)
     return recipe

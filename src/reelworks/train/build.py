@@ -11,6 +11,7 @@ import torch
 from reelworks.core.log import logger
 from reelworks.diffusion import objectives
 from reelworks.distributed import mesh
+from reelworks.distributed.layout import Layout
 from reelworks.distributed.mesh import World
 from reelworks.encoders.encoders import LiveEncoder
 from reelworks.media import torchcodec_frames
@@ -23,6 +24,7 @@ from reelworks.models.lora.base_model import Base
 from reelworks.models.sequence_parallel import SequenceParallel
 from reelworks.models.vision import VisionEncoder
 from reelworks.precision.boundary import DtypeBoundary, check_contract
+from reelworks.recipe import preview_model
 from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
 from reelworks.train import weights_layout
@@ -43,6 +45,7 @@ class TrainedModel:
     base: Base | None
     compiled: CompiledBlocks
     sequence: SequenceParallel
+    layout: Layout
 
     @classmethod
     def build(
@@ -69,7 +72,13 @@ class TrainedModel:
         mesh.shard(network.module, network.sharding().blocks, network.contract, world, layout)
         compiled = CompiledBlocks.of_recipe(network, data)
         return cls(
-            DtypeBoundary(network), encoders, TrainState.start(network, recipe.train), network.base, compiled, sequence
+            DtypeBoundary(network),
+            encoders,
+            TrainState.start(network, recipe.train),
+            network.base,
+            compiled,
+            sequence,
+            layout,
         )
 
 
@@ -88,6 +97,8 @@ def require_sources(recipe: Recipe, *, resumed: bool = False, trains: bool = Tru
         "text_encoder.weights": recipe.text_encoder.weights,
         "model.image_encoder": recipe.model.image_encoder,
     }
+    if trains and recipe.samples.prompts and recipe.samples.has_model:
+        sources["samples.weights"] = preview_model.recipe_of(recipe).model.weights
     checked: set[str] = set()
     for field, source in sources.items():
         if source is not None and source not in checked:
