@@ -69,6 +69,7 @@ def parse(values: dict[str, Any]) -> Recipe:
     validation.require_autoencoder(recipe.model, recipe.autoencoder)
     _require_lora_base(recipe)
     _require_base_target(recipe)
+    _require_frozen_base(recipe)
     validation.require_image_encoder(recipe.model)
     validation.require_companions(recipe.model, [d.companions for d in recipe.dataset], "dataset.")
     _require_shared_tokens(recipe)
@@ -149,6 +150,19 @@ def _require_base_target(recipe: Recipe) -> None:
     raise UserError(
         problem, code="base-target-without-lora", field="dataset.prior_prediction", value=True, remedy=remedy
     )
+
+
+def _require_frozen_base(recipe: Recipe) -> None:
+    """Refuse guided targets without a LoRA."""
+    scale = recipe.objective.target_guidance_scale
+    if scale is not None and recipe.lora is None:
+        raise UserError(
+            "without a LoRA there is no frozen base to predict the part without caption",
+            code="guided-target-invalid",
+            field="objective.target_guidance_scale",
+            value=scale,
+            remedy="leave it out, or add [lora]",
+        )
 
 
 def _refuse_entries(recipe: Recipe) -> None:

@@ -131,10 +131,12 @@ def require_image_encoder(model: ModelConfig) -> None:
 def distilled_warning(recipe: Recipe) -> str | None:
     """Return a warning if a LoRA would undo what was distilled into its base; None if something prevents that."""
     lora, name = recipe.lora, recipe.model.name
-    if lora is None or lora.training_adapter is not None or not registry.release_of(name).distilled:
+    prevented = lora is None or lora.training_adapter is not None or recipe.objective.target_guidance_scale is not None
+    if prevented or not registry.release_of(name).distilled:
         return None
     return (
         f"{name} is a distilled model, and training undoes the distillation: the LoRA's pictures become blurred. "
-        "Set lora.training_adapter to an adapter for this model, or train on the model that it was distilled from and "
+        "Set lora.training_adapter to an adapter for this model, or objective.target_guidance_scale if guidance alone was "
+        "distilled into it, or train on the model that it was distilled from and "
         f'set samples.model = "{name}" (docs/how-to/train-a-lora.md)'
     )

@@ -28,7 +28,7 @@ from reelworks.train import build
 
 
 class PreviewModel(NamedTuple):
-    """What previews are made with."""
+    """A model to make previews with, and its encoders."""
 
     recipe: Recipe  # with the previews' model in place of the trained one
     boundary: DtypeBoundary[DenoiserInputs]

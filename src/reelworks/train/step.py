@@ -345,18 +345,25 @@ class TrainStep:
 
     def _losses(self, work: MicroBatchRequest, example: Example, objective: ObjectiveConfig) -> Tensor:
         """Return the loss of each clip, `[B]`; with prior_prediction the target is the base model's output."""
-        base = None
         # The recipe decides, and not the clips: all ranks must run the base, as its sharded weights are gathered.
-        if any(d.prior_prediction for d in self.recipe.dataset):
-            # Without gradients and adapters, it would need graphs of its own.
-            with torch.no_grad(), inject.adapters_disabled(self.state.module), self.compiled.paused():
-                base = self.boundary(example.inputs)
+        preserves = any(d.prior_prediction for d in self.recipe.dataset)
+        base = self._base(example.inputs) if preserves else None
+        uncaptioned = None if example.uncaptioned is None else self._base(example.uncaptioned)
         output = self.boundary(example.inputs)
-        losses_B = example.losses(output, objective)
+        if uncaptioned is None:
+            losses_B = example.losses(output, objective)
+        else:
+            losses_B = example.guided_losses(output, uncaptioned, objective)
         if base is None:
             return losses_B
         preserved_B = transfer.to_device(torch.tensor(work.target_is_base), losses_B.device)
         return torch.where(preserved_B, example.distances(output, base, objective), losses_B)
+
+    def _base(self, inputs: DenoiserInputs) -> Tensor:
+        """Return the output of the frozen base, without gradients."""
+        # Without gradients and adapters, it would need graphs of its own.
+        with torch.no_grad(), inject.adapters_disabled(self.state.module), self.compiled.paused():
+            return self.boundary(inputs)
 
     def _find_cause(self, kept: list[KeptBatch], objective: ObjectiveConfig, step: int) -> NonFiniteCause:
         """Find where numbers stopped being finite, by another forward pass of a micro-batch. Collective.
