@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reelworks.catalog import captions, frame_index, template
-from reelworks.catalog.companions import Found
+from reelworks.catalog.companions import REJECTED, Found
 from reelworks.catalog.config import DatasetConfig
 from reelworks.catalog.filter_expression import NUMBERS
 from reelworks.catalog.rows import CatalogRows
@@ -96,7 +96,10 @@ def _of_companion(data: Dataset, companions: Found, row: int, own: Request) -> R
     is_image = companions.rows.kind[at].as_py() == "image"
     own = replace(own, path=companions.rows.file(at), is_image=is_image, size=size, spot=None)
     own = _with_spot(data, companions.rows, at, own)
-    if companions.kind == "source":  # the clip is an edit of it, and the difference must remain the edit
+    if companions.kind in (
+        "source",
+        REJECTED,
+    ):  # it differs from the clip by the edit, or in quality, and in nothing else
         return own
     # The values of controls and masks are measures, not colours.
     own = replace(own, augmentation=own.augmentation.without_color())

@@ -11,12 +11,11 @@ from torch import Tensor
 from torch.nn import functional
 
 
-def dpo_loss(
-    preferred_B: Tensor, rejected_B: Tensor, reference_preferred_B: Tensor, reference_rejected_B: Tensor, beta: float
-) -> Tensor:
-    """Return the loss of each pair, `[B]`, for the mean squared errors of the network and of the reference.
+def dpo_loss(losses_2B: Tensor, reference_2B: Tensor, beta: float) -> Tensor:
+    """Return the loss of each pair, `[B]`, for the mean squared errors L of the network and of the reference.
 
-    It is `-log sigmoid(-beta / 2 * ((L_w - L_w_ref) - (L_l - L_l_ref)))`, and log 2 for the reference itself.
+    Both hold those of the preferred clips w and, after them, those of the rejected ones l. The loss is
+    `-log sigmoid(-beta / 2 * ((L_w - L_w_ref) - (L_l - L_l_ref)))`, which is log 2 for the reference itself.
     """
-    gain_B = (preferred_B - reference_preferred_B) - (rejected_B - reference_rejected_B)
-    return -functional.logsigmoid(-0.5 * beta * gain_B)
+    preferred_B, rejected_B = (losses_2B - reference_2B).chunk(2)
+    return -functional.logsigmoid(-0.5 * beta * (preferred_B - rejected_B))

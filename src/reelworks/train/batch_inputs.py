@@ -214,7 +214,8 @@ def encode(batch: MicroBatch, encoder: LiveEncoder, config: ObjectiveConfig, *, 
 def _encode(batch: MicroBatch, encoder: LiveEncoder, drop_text: NDArray[np.bool_]) -> Encoded:
     values = stored_batches.clip_values(batch, encoder)
     text = stored_batches.texts(batch, encoder, drop_text[: len(batch.work.captions)].tolist())
-    return Encoded(values["latent"], text, stored_batches.conditions(batch, encoder, values, values["latent"]))
+    conditions = stored_batches.conditions(batch, encoder, values, values["latent"])
+    return Encoded(values["latent"], text, conditions, rejected=values.get("rejected"))
 
 
 def training_example(

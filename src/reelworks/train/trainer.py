@@ -161,7 +161,8 @@ def run(
         if options.debug:
             out_of_memory.record_history(world.device)
         snapshot = this_run.folder.snapshot_file(world.rank)
-        dry_run.rehearse(model.boundary.denoiser, model.encoder, model.state, bucket, snapshot)
+        clips = bucket.batch_size * recipe.clips_per_place
+        dry_run.rehearse(model.boundary.denoiser, model.encoder, model.state, bucket, snapshot, clips=clips)
         for line in data.chosen.lines() if data.chosen else []:
             logger.info(line)
         checkpointing.try_disk(this_run, recipe, model.state, position)

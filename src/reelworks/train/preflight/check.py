@@ -222,14 +222,14 @@ def _rehearse(
     # Memory is measured on the meta device if possible: there FSDP's gathered weights are not counted as activations.
     on_meta = estimate.network(recipe) if denoiser.runs_on_meta else None
     for bucket in largest_of_each(table):
-        began = time.monotonic()
+        began, clips = time.monotonic(), bucket.batch_size * recipe.clips_per_place
         if on_meta is None:
             with meter.Meter(state.module) as counted:
-                dry_run.rehearse(denoiser, encoder, state, bucket)
+                dry_run.rehearse(denoiser, encoder, state, bucket, clips=clips)
             peak = counted.peak
         else:
-            dry_run.rehearse(denoiser, encoder, state, bucket)
-            inputs = dry_run.blank(encoder, bucket, bucket.batch_size, torch.device("meta"))
+            dry_run.rehearse(denoiser, encoder, state, bucket, clips=clips)
+            inputs = dry_run.blank(encoder, bucket, clips, torch.device("meta"))
             peak = meter.measure_few_blocks(on_meta, inputs).peak_bytes
         yield RehearsedBucket(bucket.name, bucket.batch_size, peak, time.monotonic() - began)
 
