@@ -6,7 +6,7 @@ Every random draw is a function of (seed, epoch, uid, copy, purpose), so it does
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -24,7 +24,7 @@ from reelworks.diffusion.config import ObjectiveConfig
 from reelworks.distributed.transfer import to_device
 from reelworks.encoders import conditioning, stored_batches
 from reelworks.encoders.encoders import LiveEncoder
-from reelworks.models.api import DenoiserInputs, TextEmbedding
+from reelworks.models.api import DenoiserInputs, TextEmbedding, given
 from reelworks.models.expert_pair.config import switch_timestep
 from reelworks.recipe.recipe import Recipe
 from reelworks.schedule.plan import EpochPlan
@@ -153,12 +153,12 @@ class Example:
     def pair(self, config: ObjectiveConfig) -> Example:
         """Return the preferred clips and, after them, the rejected ones, with the same noise, timesteps and conditions."""
         assert self.rejected is not None
-        twice = {f.name: torch.cat([getattr(self.inputs, f.name)] * 2) for f in fields(self.inputs)}
+        twice = self.inputs.each(lambda value: torch.cat([value] * 2))
         x0, noise = torch.cat([self.x0, self.rejected]), torch.cat([self.noise] * 2)
-        latent = objectives.from_config(config).noised(x0, noise, twice["time"], twice["frame_mask"])
+        latent = objectives.from_config(config).noised(x0, noise, twice.time, twice.frame_mask)
         weight = None if self.loss_weight is None else torch.cat([self.loss_weight] * 2)
         share, counts = (torch.cat([each] * 2) for each in (self.generated_share, self.counts))
-        return Example(DenoiserInputs(**twice | {"latent": latent}), x0, noise, share, counts, weight)
+        return Example(replace(twice, latent=latent), x0, noise, share, counts, weight)
 
     def distances(self, output_BCTHW: Tensor, base_BCTHW: Tensor, config: ObjectiveConfig) -> Tensor:
         """Return the loss of each clip, `[B]`, with the base model's output as the target."""
@@ -186,7 +186,7 @@ class Encoded:
     Attributes:
         latent: `[B, C, T, H, W]` clean latents.
         text: Embeddings of the captions, of dropped ones as the model wants them.
-        conditions: The last four inputs of a denoiser; see `models.api.DenoiserInputs`.
+        conditions: The last inputs of a denoiser by name; see `models.api.given`.
         empty: Embeddings of the empty caption, if targets are guided.
         rejected: `[B, C, T, H, W]` clean latents of the rejected clips, if there are any.
     """
@@ -276,7 +276,7 @@ def _example(
         width=torch.full((n,), float(work.shape.width), device=device),
         crop=to_device(_crop(work, config), device).expand(n, -1),
         drop_text=to_device(torch.from_numpy(drawn.drop_text), device),
-        **{name: value.expand(n, *value.shape[1:]) for name, value in encoded.conditions.items()},
+        **given(encoded.conditions, n),
     )
     counts = to_device(batch.is_valid, device).expand(n)
     weight = None
