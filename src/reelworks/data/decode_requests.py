@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reelworks.catalog import captions, frame_index, template
-from reelworks.catalog.companions import Found
+from reelworks.catalog.companions import REJECTED, Found
 from reelworks.catalog.config import DatasetConfig
 from reelworks.catalog.filter_expression import NUMBERS
 from reelworks.catalog.rows import CatalogRows
@@ -103,7 +103,8 @@ def _of_companion(data: Dataset, companions: Found, row: int, own: Request) -> R
         shape = own_shape(own.shape, ratio, data.spec.source_multiple)
         own = replace(own, shape=shape, measures=Shape(own.measures.num_frames, *size), crop_draw=(0.5, 0.5))
     own = _with_spot(data, companions.rows, at, own)
-    if companions.kind in SOURCES:  # the clip is an edit of it, and the difference must remain the edit
+    # Sources differ from the clip by the edit, and rejected clips in quality: nothing else may differ.
+    if companions.kind in (*SOURCES, REJECTED):
         return own
     # The values of controls and masks are measures, not colours.
     own = replace(own, augmentation=own.augmentation.without_color())

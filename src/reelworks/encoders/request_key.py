@@ -48,7 +48,7 @@ class EncoderIds:
         autoencoder, text: Digests of weights and settings.
         image: Digest of the image encoder; None if the model has none.
         first_frame: How the first frame is encoded for the model, "grey" or "zeros"; None if it is not.
-        given: Kinds of companions whose latents the model takes.
+        given: Kinds of companions whose latents the model takes, and "rejected" if it learns preferences.
         text_sees_pictures: Whether an embedding also depends on the first frames of sources.
         latent_dtype: Dtype in which latents are stored.
         converted_on: Where frames of plain videos become RGB, as the recipe says; both ways differ by rounding.

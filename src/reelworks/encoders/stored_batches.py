@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from reelworks.catalog.companions import REJECTED
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
 from reelworks.data import prefetch
@@ -172,10 +173,16 @@ def latent_dtype(keys: Keys, name: str) -> torch.dtype:
 
 
 def clip_values(batch: MicroBatch, encoder: LiveEncoder) -> dict[str, Tensor]:
-    """Return the latents of a micro-batch, and what its other conditions are made of, live or stored."""
+    """Return the latents of a micro-batch, and what its other conditions are made of, live or stored.
+
+    Live, these are the latents of the clips and of the rejected ones.
+    """
     if isinstance(batch, StoredBatch):
         return batch.values(encoder)
-    return {request_key.LATENT: encoder.latents(batch.frames)}
+    frames = {request_key.LATENT: batch.frames}
+    if REJECTED in batch.companions:
+        frames[REJECTED] = batch.companions[REJECTED]
+    return {name: encoder.latents(each) for name, each in frames.items()}
 
 
 def conditions(
