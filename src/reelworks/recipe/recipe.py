@@ -74,8 +74,9 @@ class Recipe(Config):
     @model_validator(mode="after")
     def _files_can_hold_the_lora(self) -> Self:
         if self.lora is not None:
+            preset = registry.PRESETS.get(self.model.name)  # unknown models are refused elsewhere
             for format in self.exports.formats:
-                self.lora.require_writable(format, "exports.formats")
+                self.lora.require_writable(format, "exports.formats", preset and preset.config.network)
         return self
 
     @model_validator(mode="after")
