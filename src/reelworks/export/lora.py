@@ -56,7 +56,7 @@ def lora_file_of(recipe: Path, format: LoraFormat, base: Base | None = None) -> 
     config = LoraConfig.model_validate(toml_none.from_toml(values["lora"], LoraConfig))
     name = values["model"]["name"]
     preset = registry.PRESETS.get(name)
-    config.require_writable(format, "--format", preset and preset.config.network)
+    config.require_writable(format, "--format", None if preset is None else preset.config.network)
     part = preset.config.network.part if preset is not None else "transformer"
     trained = tuple(PARTS.values()) if values["model"].get("experts") == "both" else ()
     return LoraFile(format, config.adapter, name, part, base, trained)

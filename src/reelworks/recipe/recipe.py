@@ -75,8 +75,9 @@ class Recipe(Config):
     def _files_can_hold_the_lora(self) -> Self:
         if self.lora is not None:
             preset = registry.PRESETS.get(self.model.name)  # unknown models are refused elsewhere
+            network = None if preset is None else preset.config.network
             for format in self.exports.formats:
-                self.lora.require_writable(format, "exports.formats", preset and preset.config.network)
+                self.lora.require_writable(format, "exports.formats", network)
         return self
 
     @model_validator(mode="after")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -104,7 +104,7 @@ def released(
     return {name: sorted(parts, key=lambda pair: pair[0].part) for name, parts in released.items()}
 
 
-def joined(parts: list[tuple[Place, Mapping[str, Tensor]]]) -> tuple[Tensor, Tensor]:
+def joined(parts: Sequence[tuple[Place, Mapping[str, Tensor]]]) -> tuple[Tensor, Tensor]:
     """Join A and B of a layer's parts; parts without an adapter get rows of zeros."""
     (place, first), rank = parts[0], parts[0][1]["A"].shape[0]
     if place.heights == (1,):

@@ -20,7 +20,7 @@ _NAME = "default"  # of the adapter
 
 
 @final
-class LoKrLinear(lokr.Linear):  # type: ignore[misc]
+class LoKrLinear(lokr.Linear):
     """A linear layer with a Kronecker product added to its weight, which is never built."""
 
     dropout: float
@@ -30,28 +30,31 @@ class LoKrLinear(lokr.Linear):  # type: ignore[misc]
         out: Tensor = self.base_layer(x, *args, **kwargs)
         if self.disable_adapters or self.merged:
             return out
-        first, second = self._factors("lokr_w1"), self._factors("lokr_w2")
+        first, second = _factors(self, "lokr_w1"), _factors(self, "lokr_w2")
         # Inputs m * N + n, outputs l * K + k; w1 is `[l, m]` and w2 `[k, n]`, each one matrix or a product of two.
         sides = first[-1].shape[1], second[-1].shape[1]
-        x = functional.dropout(x.to(second[0].dtype), self.dropout, self.training).unflatten(-1, sides)
+        x = functional.dropout(x.to(second[0].dtype), self.dropout, self.training)
+        x = x.reshape(*x.shape[:-1], *sides)
         if len(second) == 2:
             x = functional.linear(x, second[1])
         x = x.transpose(-1, -2)
         for factor in reversed(first):
             x = functional.linear(x, factor)
         update = functional.linear(x.transpose(-1, -2), second[0]).flatten(-2)
-        return out + (update * self.scaling[_NAME]).to(out.dtype)
+        scale: float = self.scaling[_NAME]
+        return out + (update * scale).to(out.dtype)
 
-    def _factors(self, name: str) -> list[Tensor]:
-        """Return the matrices whose product is a factor, from the left."""
-        whole = getattr(self, name)
-        if _NAME in whole:
-            return [whole[_NAME]]
-        return [getattr(self, f"{name}_a")[_NAME], getattr(self, f"{name}_b")[_NAME]]
+
+def _factors(layer: Any, name: str) -> list[Tensor]:
+    """Return the matrices whose product is a factor of a LoKr, from the left."""
+    whole = getattr(layer, name)
+    if _NAME in whole:
+        return [whole[_NAME]]
+    return [getattr(layer, f"{name}_a")[_NAME], getattr(layer, f"{name}_b")[_NAME]]
 
 
 @final
-class LoHaLinear(loha.Linear):  # type: ignore[misc]
+class LoHaLinear(loha.Linear):
     """A linear layer with an elementwise product of two matrices of low rank added to its weight."""
 
     dropout: float
@@ -64,37 +67,40 @@ class LoHaLinear(loha.Linear):  # type: ignore[misc]
         w1_a, w1_b, w2_a, w2_b = (getattr(self, f"hada_{part}")[_NAME] for part in ("w1_a", "w1_b", "w2_a", "w2_b"))
         x = functional.dropout(x.to(w1_a.dtype), self.dropout, self.training)
         update = functional.linear(x, (w1_a @ w1_b) * (w2_a @ w2_b))
-        return out + (update * self.scaling[_NAME]).to(out.dtype)
+        scale: float = self.scaling[_NAME]
+        return out + (update * scale).to(out.dtype)
 
 
 @final
-class OFTLinear(oft.Linear):  # type: ignore[misc]
+class OFTLinear(oft.Linear):
     """A linear layer whose inputs are rotated in blocks."""
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Multiply `[..., in]`."""
         if not self.disable_adapters and not self.merged:
-            rotation_RKC = self._rotation()
-            blocks = x.to(rotation_RKC.dtype).unflatten(-1, rotation_RKC.shape[:2])
+            parameters: Any = self.oft_R[_NAME]
+            rotation_RKC = _rotation(parameters.weight, parameters.block_size)
+            blocks = x.to(rotation_RKC.dtype).reshape(*x.shape[:-1], *rotation_RKC.shape[:2])
             x = torch.einsum("...rk,rkc->...rc", blocks, rotation_RKC).flatten(-2).to(x.dtype)
         out: Tensor = self.base_layer(x, *args, **kwargs)
         return out
 
-    def _rotation(self) -> Tensor:
-        """Return the rotation of each block in float32: peft's series of five terms for Cayley's map."""
-        weight, size = self.oft_R[_NAME].weight, self.oft_R[_NAME].block_size
-        kind = "cpu" if weight.is_meta else weight.device.type
-        with torch.autocast(kind, enabled=False):
-            rows, columns = torch.triu_indices(size, size, 1, device=weight.device)
-            upper = weight.new_zeros(weight.shape[0], size * size).index_copy(1, rows * size + columns, weight)
-            square = upper.unflatten(1, (size, size))
-            skew = square - square.mT
-            second = skew @ skew
-            third = second @ skew
-            return torch.eye(size, device=weight.device) + 2 * (skew + second + third) + third @ skew
+
+def _rotation(weight: Tensor, size: int) -> Tensor:
+    """Return the rotation of each block in float32: peft's series of five terms for Cayley's map."""
+    kind = "cpu" if weight.is_meta else weight.device.type
+    with torch.autocast(kind, enabled=False):
+        rows, columns = torch.triu_indices(size, size, 1, device=weight.device)
+        upper = weight.new_zeros(weight.shape[0], size * size).index_copy(1, rows * size + columns, weight)
+        square = upper.view(-1, size, size)
+        skew = square - square.mT
+        second = skew @ skew
+        third = second @ skew
+        rotation: Tensor = torch.eye(size, device=weight.device) + 2 * (skew + second + third) + third @ skew
+        return rotation
 
 
-_LAYERS = {lokr.Linear: LoKrLinear, loha.Linear: LoHaLinear, oft.Linear: OFTLinear}
+_LAYERS: dict[Any, Any] = {lokr.Linear: LoKrLinear, loha.Linear: LoHaLinear, oft.Linear: OFTLinear}
 
 
 def replace(module: nn.Module, config: LoraConfig) -> None:
@@ -102,10 +108,10 @@ def replace(module: nn.Module, config: LoraConfig) -> None:
 
     The scale of a LoKr with two full factors is 1, as readers of LyCORIS's files have it.
     """
-    for child in module.modules():
-        if type(child) in _LAYERS:
-            child.__class__ = _LAYERS[type(child)]
-            if config.type != "oft":
-                child.dropout = config.dropout
-            if config.type == "lokr" and _NAME in child.lokr_w1 and _NAME in child.lokr_w2:
-                child.scaling[_NAME] = 1.0
+    layers: list[Any] = [child for child in module.modules() if type(child) in _LAYERS]
+    for layer in layers:
+        layer.__class__ = _LAYERS[type(layer)]
+        if config.type != "oft":
+            layer.dropout = config.dropout
+        if config.type == "lokr" and _NAME in layer.lokr_w1 and _NAME in layer.lokr_w2:
+            layer.scaling[_NAME] = 1.0
