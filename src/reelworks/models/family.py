@@ -153,6 +153,8 @@ class Release:
     formats: tuple[str, ...] = ("diffusers", "comfyui")  # LoRA file formats that programs for this model read
     architecture: str | None = None  # ModelSpec name in the header of LoRA files; None uses the preset's name
     base_version: str | None = None  # name that kohya's readers look up; None if they have none
+    # Whether steps or guidance were distilled into it, which training without an adapter undoes.
+    distilled: bool = False
 
 
 @dataclass(frozen=True)
