@@ -81,7 +81,7 @@ def flux2(module, x0, noise, i):
     out = module(
         hidden_states=torch.cat([pipeline._pack_latents(x_t), pipeline._pack_latents(source)], dim=1),
         timestep=i.time / 1000,
-        guidance=torch.ones(len(x_t)),
+        guidance=torch.ones(len(x_t)) if module.config.guidance_embeds else None,
         encoder_hidden_states=i.text,
         txt_ids=pipeline._prepare_text_ids(i.text),
         img_ids=torch.cat([pipeline._prepare_latent_ids(x_t), places], dim=1),
@@ -204,6 +204,7 @@ LOSSES = {
     "flux-control-tiny": flux_control,
     "flux-kontext-tiny": flux_kontext,
     "flux2-tiny": flux2,
+    "flux2-klein-tiny": flux2,
     "hunyuan-video-1.5-tiny": hunyuan_video15,
     "hunyuan-video-1.5-i2v-tiny": hunyuan_video15,
     "ltx-tiny": ltx,

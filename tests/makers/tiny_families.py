@@ -120,6 +120,7 @@ TEXTS = {
     "wan": {"dim": 32, "max_length": 12},
     "flux": {"dim": 32, "max_length": 12, "pooled_dim": 16},
     "flux2": {"dim": 96, "max_length": 512},
+    "flux2-klein-4b": {"dim": 96, "max_length": 512},
     "qwen-image": {"dim": 32, "max_length": 512},
     "z-image": {"dim": 32, "max_length": 64},
     "ltx-video": {"dim": 32, "max_length": 12},
@@ -185,6 +186,10 @@ def _encoders(text):
         return one | {"text_encoder": transformers.Qwen3Model(transformers.Qwen3Config(**QWEN, head_dim=16))}
     if text == "qwen-image":
         return one | {"text_encoder": transformers.Qwen2_5_VLForConditionalGeneration(_qwen_vl())}
+    if text == "flux2-klein-4b":
+        # Three of its states again, the twenty-seventh among them.
+        config = transformers.Qwen3Config(**QWEN | {"num_hidden_layers": 28}, head_dim=16)
+        return one | {"text_encoder": transformers.Qwen3ForCausalLM(config)}
     if text == "flux2":
         # Its tokens are three of the states between layers, the thirtieth among them.
         sizes = transformers.MistralConfig(**QWEN | {"num_hidden_layers": 30}, head_dim=16)

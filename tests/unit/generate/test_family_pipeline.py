@@ -27,6 +27,7 @@ CALLS = {
     "wan-tiny": {"guidance_scale": 3.0, "max_sequence_length": 12, "num_frames": 5},
     "flux-tiny": {"guidance_scale": 3.0, "max_sequence_length": 12},
     "flux2-tiny": {"guidance_scale": 3.0},
+    "flux2-klein-tiny": {"guidance_scale": 3.0},
     "qwen-image-tiny": {"true_cfg_scale": 3.0, "negative_prompt": ""},
     "z-image-tiny": {"guidance_scale": 3.0, "max_sequence_length": 64},
     "ltx-tiny": {"guidance_scale": 3.0, "max_sequence_length": 12, "num_frames": 9, "frame_rate": 12.0},
@@ -226,7 +227,8 @@ def test_sizes_that_a_pipeline_would_round_are_refused(places):
 
 def test_usual_guidance_and_steps_are_the_defaults_of_the_pipelines():
     """What is known of released models is what diffusers takes where nobody says it."""
-    released = ("flux-schnell", "hunyuan-video-1.5")  # whose releases say it otherwise
+    # Those whose releases say it otherwise.
+    released = ("flux-schnell", "flux2-klein-4b", "flux2-klein-9b", "hunyuan-video-1.5")
     for name in (name for name in registry.PRESETS if not name.startswith((*released, "stdit"))):
         kind = getattr(diffusers, registry.TEXT_ENCODERS[registry.PRESETS[name].parts.text].pipeline)
         defaults = inspect.signature(kind.__call__).parameters

@@ -71,7 +71,7 @@ def test_tokens_are_the_pipelines(family):
         tokens = tokens[0][: SIZES[name]["max_length"]]
     elif name == "z-image":
         tokens = pipeline.encode_prompt(LINES[:1], do_classifier_free_guidance=False, max_sequence_length=64)[0][0]
-    elif name in ("qwen-image", "flux2"):
+    elif name in ("qwen-image", "flux2", "flux2-klein-4b"):
         tokens = pipeline.encode_prompt(LINES[:1])[0][0]
     elif name == "hunyuan-video-1.5":
         tokens, mask, *_ = pipeline.encode_prompt(LINES[:1])

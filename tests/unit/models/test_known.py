@@ -24,6 +24,8 @@ def shapes(name):
 ALIKE = [
     ("wan-2.1-14b", "wan-2.2-14b"),
     ("flux-dev", "flux-kontext"),
+    ("flux2-klein-base-4b", "flux2-klein-4b"),
+    ("flux2-klein-base-9b", "flux2-klein-9b"),
     ("hunyuan-video-1.5", "hunyuan-video-1.5-i2v"),
     ("qwen-image", "qwen-image-edit"),
 ]

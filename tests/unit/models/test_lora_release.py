@@ -22,6 +22,7 @@ from reelworks.recipe import recipe_file
 FEW = {
     "flux-dev": {"num_layers": 1, "num_single_layers": 1},
     "flux2-dev": {"num_layers": 1, "num_single_layers": 1},
+    "flux2-klein-base-4b": {"num_layers": 1, "num_single_layers": 1},
     "hunyuan-video-1.5": {"num_layers": 1},
     "ltx-video-2b": {"num_layers": 1},
     "ltx-2": {"num_layers": 1},
@@ -169,6 +170,12 @@ CASES = [
         "to_qkv_mlp_proj to_out",
     ),
     ("flux2-dev", "kohya", converters._convert_kohya_flux2_lora_to_diffusers, "to_qkv_mlp_proj ff.linear_in"),
+    (
+        "flux2-klein-base-4b",
+        "comfyui",
+        converters._convert_non_diffusers_flux2_lora_to_diffusers,
+        "to_qkv_mlp_proj to_out",
+    ),
     ("ltx-video-2b", "comfyui", converters._convert_non_diffusers_ltxv_lora_to_diffusers, "ff.net.2"),
     (
         "ltx-2",
@@ -189,7 +196,7 @@ CASES = [
     ("sdxl", "kohya", of_unet, ""),
 ]
 # These readers of diffusers know no alpha: the files have none where it is the rank.
-WITHOUT_ALPHA = ("flux2-dev", "ltx-video-2b", "ltx-2", "ltx-2.3")
+WITHOUT_ALPHA = ("flux2-dev", "flux2-klein-base-4b", "ltx-video-2b", "ltx-2", "ltx-2.3")
 
 
 @pytest.mark.parametrize(("name", "format", "convert", "more"), CASES, ids=[f"{c[0]}-{c[1]}" for c in CASES])

@@ -33,6 +33,9 @@ RECIPE = {
         ("Wan-AI/Wan2.2-TI2V-5B-Diffusers", "wan-2.2-5b"),
         ("Wan-AI/Wan2.2-TI2V-5B", "wan-2.2-5b"),
         ("SDXL", "sdxl"),
+        ("flux2-klein", "flux2-klein-base-4b"),
+        ("flux.2-klein-4B", "flux2-klein-4b"),
+        ("black-forest-labs/FLUX.2-klein-base-9B", "flux2-klein-base-9b"),
     ],
 )
 def test_a_model_is_found_by_other_spellings_and_by_its_address(asked, preset):
