@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import diffusers
 import torch
 
@@ -108,6 +110,22 @@ def qwen_image(module, x0, noise, i):
     return _mse(pipeline._unpack_latents(out, H * 8, W * 8, 8)[:, :, 0], target)
 
 
+def krea2(module, x0, noise, i):
+    x_t, target = _picture(x0, noise, i)
+    B, C, H, W = x_t.shape
+    pipeline = diffusers.Krea2Pipeline
+    two = SimpleNamespace(patch_size=2, vae_scale_factor=8)
+    layers = module.config.num_text_layers
+    out = module(
+        hidden_states=pipeline._pack_latents(two, x_t, B, C, H, W),
+        encoder_hidden_states=i.text.view(B, -1, layers, i.text.shape[2] // layers),
+        timestep=i.time / 1000,
+        position_ids=pipeline.prepare_position_ids(i.text.shape[1], H // 2, W // 2, "cpu"),
+        encoder_attention_mask=i.text_mask,
+    ).sample
+    return _mse(pipeline._unpack_latents(two, out, H * 8, W * 8)[:, :, 0], target)
+
+
 def z_image(module, x0, noise, i):
     x_t = _blend(x0, noise, i.time)
     texts = [text[mask] for text, mask in zip(i.text, i.text_mask, strict=True)]
@@ -207,6 +225,7 @@ LOSSES = {
     "flux2-klein-tiny": flux2,
     "hunyuan-video-1.5-tiny": hunyuan_video15,
     "hunyuan-video-1.5-i2v-tiny": hunyuan_video15,
+    "krea2-tiny": krea2,
     "ltx-tiny": ltx,
     "ltx-2-tiny": ltx2,
     "qwen-image-tiny": qwen_image,

@@ -30,6 +30,7 @@ CALLS = {
     "flux2-klein-tiny": {"guidance_scale": 3.0},
     "qwen-image-tiny": {"true_cfg_scale": 3.0, "negative_prompt": ""},
     "z-image-tiny": {"guidance_scale": 3.0, "max_sequence_length": 64},
+    "krea2-tiny": {"guidance_scale": 2.0},  # counted from 0
     "ltx-tiny": {"guidance_scale": 3.0, "max_sequence_length": 12, "num_frames": 9, "frame_rate": 12.0},
     "hunyuan-video-1.5-tiny": {"num_frames": 5},
     "sdxl-tiny": {"guidance_scale": 3.0},
@@ -228,10 +229,11 @@ def test_sizes_that_a_pipeline_would_round_are_refused(places):
 def test_usual_guidance_and_steps_are_the_defaults_of_the_pipelines():
     """What is known of released models is what diffusers takes where nobody says it."""
     # Those whose releases say it otherwise.
-    released = ("flux-schnell", "flux2-klein-4b", "flux2-klein-9b", "hunyuan-video-1.5")
+    released = ("flux-schnell", "flux2-klein-4b", "flux2-klein-9b", "hunyuan-video-1.5", "krea2-turbo")
     for name in (name for name in registry.PRESETS if not name.startswith((*released, "stdit"))):
         kind = getattr(diffusers, registry.TEXT_ENCODERS[registry.PRESETS[name].parts.text].pipeline)
         defaults = inspect.signature(kind.__call__).parameters
         guidance = "true_cfg_scale" if name.startswith("qwen-image") else "guidance_scale"
-        theirs = (defaults[guidance].default, defaults["num_inference_steps"].default)
+        from_zero = 1 if name.startswith("krea2") else 0  # its pipeline counts guidance from 0
+        theirs = (defaults[guidance].default + from_zero, defaults["num_inference_steps"].default)
         assert registry.PRESETS[name].sampling == theirs, name

@@ -73,6 +73,10 @@ def test_tokens_are_the_pipelines(family):
         tokens = pipeline.encode_prompt(LINES[:1], do_classifier_free_guidance=False, max_sequence_length=64)[0][0]
     elif name in ("qwen-image", "flux2", "flux2-klein-4b"):
         tokens = pipeline.encode_prompt(LINES[:1])[0][0]
+    elif name == "krea2":
+        tokens, mask = pipeline.encode_prompt(LINES[:1])
+        mask = mask[:, :512].bool()
+        tokens = tokens.flatten(2)[:, :512][mask]
     elif name == "hunyuan-video-1.5":
         tokens, mask, *_ = pipeline.encode_prompt(LINES[:1])
         tokens = tokens[mask.bool()]

@@ -27,6 +27,7 @@ ALIKE = [
     ("flux2-klein-base-4b", "flux2-klein-4b"),
     ("flux2-klein-base-9b", "flux2-klein-9b"),
     ("hunyuan-video-1.5", "hunyuan-video-1.5-i2v"),
+    ("krea2-raw", "krea2-turbo"),
     ("qwen-image", "qwen-image-edit"),
 ]
 FULL = [(name, "") for name in registry.PRESETS if not name.endswith("-tiny")]
