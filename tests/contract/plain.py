@@ -42,6 +42,22 @@ def _picture(x0, noise, i):
     return _blend(x0, noise, i.time)[:, :, 0], (noise - x0)[:, :, 0]
 
 
+def chroma(module, x0, noise, i):
+    x_t, target = _picture(x0, noise, i)
+    B, C, H, W = x_t.shape
+    pipeline = diffusers.ChromaPipeline
+    mask = pipeline._prepare_attention_mask(None, B, H // 2 * (W // 2), torch.float32, i.text_mask)
+    out = module(
+        hidden_states=pipeline._pack_latents(x_t, B, C, H, W),
+        timestep=i.time / 1000,
+        encoder_hidden_states=i.text,
+        txt_ids=torch.zeros(i.text.shape[1], 3),
+        img_ids=pipeline._prepare_latent_image_ids(B, H // 2, W // 2, "cpu", torch.float32),
+        attention_mask=mask,
+    ).sample
+    return _mse(pipeline._unpack_latents(out, H * 8, W * 8, 8), target)
+
+
 def flux(module, x0, noise, i, beside=None, behind=None):
     x_t, target = _picture(x0, noise, i)
     B, C, H, W = x_t.shape
@@ -218,6 +234,7 @@ def sdxl(module, x0, noise, i):
 
 
 LOSSES = {
+    "chroma-tiny": chroma,
     "flux-tiny": flux,
     "flux-control-tiny": flux_control,
     "flux-kontext-tiny": flux_kontext,

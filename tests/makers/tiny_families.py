@@ -119,6 +119,7 @@ AUTOENCODERS = {
 # Sizes of the tiny text encoders, as a recipe says them.
 TEXTS = {
     "wan": {"dim": 32, "max_length": 12},
+    "chroma": {"dim": 32, "max_length": 12},
     "flux": {"dim": 32, "max_length": 12, "pooled_dim": 16},
     "flux2": {"dim": 96, "max_length": 512},
     "flux2-klein-4b": {"dim": 96, "max_length": 512},
@@ -174,7 +175,7 @@ def _encoders(text):
     one = {"tokenizer": words}
     if text == "wan":
         return one | {"text_encoder": _t5("UMT5")}
-    if text == "ltx-video":
+    if text in ("chroma", "ltx-video"):
         return one | {"text_encoder": _t5()}
     if text == "flux":
         return one | {"text_encoder": _clip(False), "text_encoder_2": _t5(), "tokenizer_2": words}

@@ -124,6 +124,8 @@ class DiffusersNetwork:
         """Build a network with fresh weights from the global generator (shapes only on `meta`)."""
         # nn.RMSNorm warns under autocast of low-precision inputs and float32 weights: right, only slower.
         warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
+        # Networks of diffusers that use parts which diffusers itself deprecates.
+        warnings.filterwarnings("ignore", message=r"`\w+` is deprecated", category=FutureWarning, module="diffusers")
         kind: Any = getattr(optional_imports.diffusers(), config.network.name)
         module: Any = kind(**config.model_dump())
         recompute.enable(module, gradient_checkpointing)

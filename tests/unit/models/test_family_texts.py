@@ -55,6 +55,7 @@ def test_batches_and_repeats_change_no_bit_of_what_training_sees(family):
             assert all(torch.equal(alone[0], one[i]) for one in seen)
 
 
+@pytest.mark.filterwarnings("ignore:.FluxPosEmbed. is deprecated:FutureWarning")
 @torch.no_grad()
 def test_tokens_are_the_pipelines(family):
     """The tokens that count are those that the family's pipeline hands to its network."""
@@ -73,6 +74,11 @@ def test_tokens_are_the_pipelines(family):
         tokens = pipeline.encode_prompt(LINES[:1], do_classifier_free_guidance=False, max_sequence_length=64)[0][0]
     elif name in ("qwen-image", "flux2", "flux2-klein-4b"):
         tokens = pipeline.encode_prompt(LINES[:1])[0][0]
+    elif name == "chroma":
+        tokens, _, mask, *_ = pipeline.encode_prompt(
+            LINES[:1], do_classifier_free_guidance=False, max_sequence_length=12
+        )
+        tokens = tokens[mask.bool()]
     elif name == "krea2":
         tokens, mask = pipeline.encode_prompt(LINES[:1])
         mask = mask[:, :512].bool()

@@ -22,6 +22,7 @@ def shapes(name):
 
 # What is shown beside the noise needs no weights of its own in some.
 ALIKE = [
+    ("chroma1-hd", "chroma1-base"),
     ("wan-2.1-14b", "wan-2.2-14b"),
     ("flux-dev", "flux-kontext"),
     ("flux2-klein-base-4b", "flux2-klein-4b"),

@@ -20,6 +20,7 @@ from reelworks.recipe import recipe_file
 
 # Full widths, since the converters have them built in, and few blocks.
 FEW = {
+    "chroma1-hd": {"num_layers": 1, "num_single_layers": 1, "approximator_layers": 1},
     "flux-dev": {"num_layers": 1, "num_single_layers": 1},
     "flux2-dev": {"num_layers": 1, "num_single_layers": 1},
     "flux2-klein-base-4b": {"num_layers": 1, "num_single_layers": 1},
@@ -150,6 +151,7 @@ def of_flux(tensors):
 
 ATTENTION = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
 CASES = [
+    ("chroma1-hd", "comfyui", of_flux, "proj_mlp proj_out ff.net.2"),
     (
         "wan-2.1-14b",
         "comfyui",

@@ -36,6 +36,7 @@ RECIPE = {
         ("flux2-klein", "flux2-klein-base-4b"),
         ("flux.2-klein-4B", "flux2-klein-4b"),
         ("black-forest-labs/FLUX.2-klein-base-9B", "flux2-klein-base-9b"),
+        ("chroma", "chroma1-hd"),
         ("Krea-2", "krea2-raw"),
         ("krea/Krea-2-Turbo", "krea2-turbo"),
     ],
