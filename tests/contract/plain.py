@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import diffusers
 import torch
+from diffusers.modular_pipelines.flux3 import before_denoise
 
 
 def _blend(x0, noise, time):
@@ -106,6 +107,31 @@ def flux2(module, x0, noise, i):
     ).sample
     target = pipeline._pack_latents(target)
     return _mse(out[:, : target.shape[1]], target)
+
+
+def flux3(module, x0, noise, i):
+    """One caption at a time, since each has a window of its own."""
+    x_t, target = _picture(x0, noise, i)
+    B, _, H, W = x_t.shape
+    places = before_denoise._prepare_image_ids(H, W, image_rope_scale=0.5)
+    source = {}
+    if i.source.shape[1]:
+        source["image_cond_ids"] = before_denoise._prepare_image_ids(H, W, image_rope_scale=0.5, l_coord=-1)
+    rows = []
+    for row in range(B):
+        text = i.text[row : row + 1, i.text_mask[row]]
+        if source:
+            source["image_cond_hidden_states"] = i.source[row : row + 1].flatten(2).transpose(1, 2)
+        tokens = module(
+            hidden_states=x_t[row : row + 1].flatten(2).transpose(1, 2),
+            encoder_hidden_states=text,
+            timestep=i.time[row : row + 1] / 1000,
+            img_ids=places,
+            txt_ids=before_denoise.Flux3TextRoPEInputsStep._prepare_text_ids(text),
+            **source,
+        ).sample
+        rows.append(tokens.view(1, H, W, -1).permute(0, 3, 1, 2))
+    return _mse(torch.cat(rows), target)
 
 
 def qwen_image(module, x0, noise, i):
@@ -240,6 +266,8 @@ LOSSES = {
     "flux-kontext-tiny": flux_kontext,
     "flux2-tiny": flux2,
     "flux2-klein-tiny": flux2,
+    "flux3-tiny": flux3,
+    "flux3-edit-tiny": flux3,
     "hunyuan-video-1.5-tiny": hunyuan_video15,
     "hunyuan-video-1.5-i2v-tiny": hunyuan_video15,
     "krea2-tiny": krea2,

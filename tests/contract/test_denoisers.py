@@ -42,6 +42,7 @@ SIZES = {
     "flux2-dev": 32_223_281_152,
     "flux2-klein-base-4b": 3_875_544_576,
     "flux2-klein-base-9b": 9_078_581_248,
+    "flux3-klein-base": 5_538_458_368,
     "krea2-raw": 12_820_073_036,
     "qwen-image": 20_430_401_088,
     "z-image": 6_154_908_736,

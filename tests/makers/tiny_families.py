@@ -123,6 +123,7 @@ TEXTS = {
     "flux": {"dim": 32, "max_length": 12, "pooled_dim": 16},
     "flux2": {"dim": 96, "max_length": 512},
     "flux2-klein-4b": {"dim": 96, "max_length": 512},
+    "flux3": {"dim": 256, "max_length": 160},
     "krea2": {"dim": 64, "max_length": 512},
     "qwen-image": {"dim": 32, "max_length": 512},
     "z-image": {"dim": 32, "max_length": 64},
@@ -188,6 +189,11 @@ def _encoders(text):
         return one | {"text_encoder": transformers.Qwen3Model(transformers.Qwen3Config(**QWEN, head_dim=16))}
     if text == "qwen-image":
         return one | {"text_encoder": transformers.Qwen2_5_VLForConditionalGeneration(_qwen_vl())}
+    if text == "flux3":
+        # Eight of its states, the thirty-second among them.
+        sizes = QWEN | {"head_dim": 16, "rope_parameters": ROPE, "num_hidden_layers": 33}
+        config = transformers.Qwen3VLConfig(text_config=sizes, vision_config=VISION | {"deepstack_visual_indexes": [0]})
+        return one | {"text_encoder": transformers.Qwen3VLForConditionalGeneration(config)}
     if text == "krea2":
         sizes = QWEN | {"head_dim": 16, "rope_parameters": ROPE}
         config = transformers.Qwen3VLConfig(text_config=sizes, vision_config=VISION | {"deepstack_visual_indexes": [0]})
@@ -273,5 +279,9 @@ def write(name, place, *, without=(), **settings):
         settings["text_encoder_select_layers"] = (1, 2)
     if parts.text == "hunyuan-video-1.5":
         made["guider"] = diffusers.ClassifierFreeGuidance()
+    if parts.text == "flux3":  # modular pipelines are not built from parts
+        for folder, part in made.items():
+            part.save_pretrained(place / folder)
+        return place
     kind(**made | dict.fromkeys(without), **settings).save_pretrained(place)
     return place

@@ -222,6 +222,14 @@ def test_ltx_2_makes_frames_without_sound(places):
     assert made.clips[0].std() > 0
 
 
+def test_flux_3_is_sampled_by_our_own_sampler(places):
+    """A modular pipeline encodes its texts, and does not draw."""
+    options = GenerateOptions(Shape(1, 64, 32), 12.0, 2, 3.0, seed=5)
+    made = made_by(recipe_for("flux3-tiny", places("flux3-tiny")), options)
+    assert made.by == "the own sampler (the family has a modular pipeline only)"
+    assert made.clips[0].std() > 0
+
+
 def test_sizes_that_a_pipeline_would_round_are_refused(places):
     """A height of half a patch is told, not lowered."""
     recipe = recipe_for("wan-tiny", places("wan-tiny"))
@@ -232,9 +240,9 @@ def test_sizes_that_a_pipeline_would_round_are_refused(places):
 
 def test_usual_guidance_and_steps_are_the_defaults_of_the_pipelines():
     """What is known of released models is what diffusers takes where nobody says it."""
-    # Those whose releases say it otherwise.
+    # Those whose releases say it otherwise, and those without a pipeline.
     released = ("flux-schnell", "flux2-klein-4b", "flux2-klein-9b", "hunyuan-video-1.5", "krea2-turbo")
-    for name in (name for name in registry.PRESETS if not name.startswith((*released, "stdit"))):
+    for name in (name for name in registry.PRESETS if not name.startswith((*released, "stdit", "flux3"))):
         kind = getattr(diffusers, registry.TEXT_ENCODERS[registry.PRESETS[name].parts.text].pipeline)
         defaults = inspect.signature(kind.__call__).parameters
         guidance = "true_cfg_scale" if name.startswith("qwen-image") else "guidance_scale"

@@ -28,6 +28,7 @@ ALIKE = [
     ("flux2-klein-base-4b", "flux2-klein-4b"),
     ("flux2-klein-base-9b", "flux2-klein-9b"),
     ("hunyuan-video-1.5", "hunyuan-video-1.5-i2v"),
+    ("flux3-klein-base-edit", "flux3-klein-base"),
     ("krea2-raw", "krea2-turbo"),
     ("qwen-image", "qwen-image-edit"),
 ]

@@ -25,6 +25,7 @@ FEW = {
     "flux2-dev": {"num_layers": 1, "num_single_layers": 1},
     "flux2-klein-base-4b": {"num_layers": 1, "num_single_layers": 1},
     "hunyuan-video-1.5": {"num_layers": 1},
+    "flux3-klein-base": {"num_layers": 1, "num_single_layers": 1},
     "krea2-raw": {"num_layers": 1},
     "ltx-video-2b": {"num_layers": 1},
     "ltx-2": {"num_layers": 1},
@@ -180,6 +181,12 @@ CASES = [
         "to_qkv_mlp_proj to_out",
     ),
     (
+        "flux3-klein-base",
+        "comfyui",
+        converters._convert_non_diffusers_flux3_lora_to_diffusers,
+        "ff.linear_in ff.linear_out",
+    ),
+    (
         "krea2-raw",
         "comfyui",
         converters._convert_non_diffusers_krea2_lora_to_diffusers,
@@ -205,7 +212,15 @@ CASES = [
     ("sdxl", "kohya", of_unet, ""),
 ]
 # These readers of diffusers know no alpha: the files have none where it is the rank.
-WITHOUT_ALPHA = ("flux2-dev", "flux2-klein-base-4b", "krea2-raw", "ltx-video-2b", "ltx-2", "ltx-2.3")
+WITHOUT_ALPHA = (
+    "flux2-dev",
+    "flux2-klein-base-4b",
+    "flux3-klein-base",
+    "krea2-raw",
+    "ltx-video-2b",
+    "ltx-2",
+    "ltx-2.3",
+)
 
 
 @pytest.mark.parametrize(("name", "format", "convert", "more"), CASES, ids=[f"{c[0]}-{c[1]}" for c in CASES])

@@ -37,6 +37,8 @@ RECIPE = {
         ("flux.2-klein-4B", "flux2-klein-4b"),
         ("black-forest-labs/FLUX.2-klein-base-9B", "flux2-klein-base-9b"),
         ("chroma", "chroma1-hd"),
+        ("FLUX.3", "flux3-klein-base"),
+        ("black-forest-labs/flux-3-image-klein-base", "flux3-klein-base"),
         ("Krea-2", "krea2-raw"),
         ("krea/Krea-2-Turbo", "krea2-turbo"),
     ],
