@@ -59,7 +59,7 @@ def chroma(module, x0, noise, i):
     return _mse(pipeline._unpack_latents(out, H * 8, W * 8, 8), target)
 
 
-def flux(module, x0, noise, i, beside=None, behind=None):
+def flux(module, x0, noise, i, beside=None, behind=()):
     x_t, target = _picture(x0, noise, i)
     B, C, H, W = x_t.shape
     pipeline = diffusers.FluxKontextPipeline
@@ -67,8 +67,8 @@ def flux(module, x0, noise, i, beside=None, behind=None):
     places = pipeline._prepare_latent_image_ids(B, H // 2, W // 2, "cpu", torch.float32)
     if beside is not None:
         tokens = torch.cat([tokens, pipeline._pack_latents(beside[:, :, 0], B, C, H, W)], dim=2)
-    if behind is not None:
-        tokens = torch.cat([tokens, pipeline._pack_latents(behind[:, :, 0], B, C, H, W)], dim=1)
+    for source in behind:
+        tokens = torch.cat([tokens, pipeline._pack_latents(source[:, :, 0], B, C, H, W)], dim=1)
         second = places.clone()
         second[..., 0] = 1
         places = torch.cat([places, second])
@@ -89,21 +89,21 @@ def flux_control(module, x0, noise, i):
 
 
 def flux_kontext(module, x0, noise, i):
-    return flux(module, x0, noise, i, behind=i.source)
+    return flux(module, x0, noise, i, behind=i.sources)
 
 
 def flux2(module, x0, noise, i):
     x_t, target = _picture(x0, noise, i)
     pipeline = diffusers.Flux2Pipeline
-    source = i.source[:, :, 0]
-    places = pipeline._prepare_image_ids([source[:1]]).expand(len(x_t), -1, -1)
+    sources = [source[:, :, 0] for source in i.sources]
+    places = [pipeline._prepare_image_ids([s[:1] for s in sources]).expand(len(x_t), -1, -1)] if sources else []
     out = module(
-        hidden_states=torch.cat([pipeline._pack_latents(x_t), pipeline._pack_latents(source)], dim=1),
+        hidden_states=torch.cat([pipeline._pack_latents(each) for each in (x_t, *sources)], dim=1),
         timestep=i.time / 1000,
         guidance=torch.ones(len(x_t)) if module.config.guidance_embeds else None,
         encoder_hidden_states=i.text,
         txt_ids=pipeline._prepare_text_ids(i.text),
-        img_ids=torch.cat([pipeline._prepare_latent_ids(x_t), places], dim=1),
+        img_ids=torch.cat([pipeline._prepare_latent_ids(x_t), *places], dim=1),
     ).sample
     target = pipeline._pack_latents(target)
     return _mse(out[:, : target.shape[1]], target)
@@ -115,13 +115,16 @@ def flux3(module, x0, noise, i):
     B, _, H, W = x_t.shape
     places = before_denoise._prepare_image_ids(H, W, image_rope_scale=0.5)
     source = {}
-    if i.source.shape[1]:
-        source["image_cond_ids"] = before_denoise._prepare_image_ids(H, W, image_rope_scale=0.5, l_coord=-1)
+    if i.sources:
+        sizes = [each.shape[3:] for each in i.sources]
+        given = [before_denoise._prepare_image_ids(*size, 0.5, l_coord=-1 - k) for k, size in enumerate(sizes)]
+        source["image_cond_ids"] = torch.cat(given)
     rows = []
     for row in range(B):
         text = i.text[row : row + 1, i.text_mask[row]]
         if source:
-            source["image_cond_hidden_states"] = i.source[row : row + 1].flatten(2).transpose(1, 2)
+            given = [each[row : row + 1].flatten(2).transpose(1, 2) for each in i.sources]
+            source["image_cond_hidden_states"] = torch.cat(given, dim=1)
         tokens = module(
             hidden_states=x_t[row : row + 1].flatten(2).transpose(1, 2),
             encoder_hidden_states=text,
@@ -139,9 +142,10 @@ def qwen_image(module, x0, noise, i):
     B, C, H, W = x_t.shape
     pipeline = diffusers.QwenImageEditPipeline
     tokens, shapes = pipeline._pack_latents(x_t, B, C, H, W), [(1, H // 2, W // 2)]
-    if i.source.shape[1]:
-        tokens = torch.cat([tokens, pipeline._pack_latents(i.source[:, :, 0], B, C, H, W)], dim=1)
-        shapes = 2 * shapes
+    for source in i.sources:
+        *_, h, w = source.shape
+        tokens = torch.cat([tokens, pipeline._pack_latents(source[:, :, 0], B, C, h, w)], dim=1)
+        shapes = [*shapes, (1, h // 2, w // 2)]
     out = module(
         hidden_states=tokens,
         timestep=i.time / 1000,
@@ -275,6 +279,7 @@ LOSSES = {
     "ltx-2-tiny": ltx2,
     "qwen-image-tiny": qwen_image,
     "qwen-image-edit-tiny": qwen_image,
+    "qwen-image-edit-plus-tiny": qwen_image,
     "sd3-tiny": sd3,
     "sdxl-tiny": sdxl,
     "wan-tiny": wan,

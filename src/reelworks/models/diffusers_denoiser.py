@@ -106,8 +106,9 @@ class DiffusersNetwork:
     """Builds, loads and calls the networks of a diffusers family; satisfies `models.api.FamilyNetwork`."""
 
     predict: Predict  # `predict(module, inputs, config)` calls the network; see `models.api.Denoiser.predict`
-    # `encode(pipeline, captions, max_length, pictures)` by name of the text encoders.
-    encode_text: Mapping[str, Callable[[Any, list[str], int, Tensor | None], EncodedText]] = field(default_factory=dict)
+    # `encode(pipeline, captions, max_length, pictures)` by name of the text encoders; captions refer to uint8 pictures
+    # `[B, H, W, 3]`, perhaps several in order.
+    encode_text: Mapping[str, Callable[[Any, list[str], int, list[Tensor]], EncodedText]] = field(default_factory=dict)
     # `arguments(text, guidance_scale, fps, config)` returns the arguments of a pipeline call except sizes and steps;
     # `text` has a row for the caption and one for the empty caption.
     pipeline_arguments: Callable[[TextEmbedding, float, float, Any], dict[str, Any]] | None = None
@@ -184,12 +185,13 @@ class DiffusersNetwork:
 
 
 def _unscaled(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Multiply fp8 values by the scales stored with them, and drop the scales."""
+    """Multiply fp8 values by the scales stored with them, and drop the scales and the markers of ComfyUI."""
     suffixes = (".scale_weight", ".weight_scale")
     result = {
         key: value
         for key, value in state.items()
         if not key.endswith((*suffixes, ".scale_input", ".input_scale", "scaled_fp8"))
+        and not key.rpartition(".")[2].startswith("__")  # a marker, such as ComfyUI's of Qwen-Image-Edit-2511
     }
     for suffix in suffixes:
         for key in (key for key in state if key.endswith(suffix)):

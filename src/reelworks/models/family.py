@@ -22,6 +22,7 @@ class Conditioning:
     objectives: tuple[str, ...] = ("rectified-flow",)  # names of objectives that published weights were trained with
     # Companions of a clip that the network takes as inputs: "control", "source".
     takes: tuple[Literal["control", "source"], ...] = ()
+    most_sources: int = 1  # number of sources of a clip that it takes if it takes any
     needs: tuple[Literal["control", "source"], ...] = ()  # companions in `takes` that it cannot run without
     # How the network gets a clip's first frame besides the noise: "grey": encoded with grey frames after it; "alone":
     # encoded alone, with zeros after it; None: not at all.

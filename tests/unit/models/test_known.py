@@ -30,7 +30,8 @@ ALIKE = [
     ("hunyuan-video-1.5", "hunyuan-video-1.5-i2v"),
     ("flux3-klein-base-edit", "flux3-klein-base"),
     ("krea2-raw", "krea2-turbo"),
-    ("qwen-image", "qwen-image-edit"),
+    ("qwen-image", "qwen-image-2512", "qwen-image-edit", "qwen-image-edit-2509", "qwen-image-edit-2511"),
+    ("z-image", "z-image-turbo"),
 ]
 FULL = [(name, "") for name in registry.PRESETS if not name.endswith("-tiny")]
 

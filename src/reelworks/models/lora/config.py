@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from reelworks.core.config import Config
 from reelworks.core.errors import UserError
@@ -29,6 +29,9 @@ class LoraConfig(Config):
             `precision.compute`, which changes no result.
         weights: A LoRA of this model to start from, a `.safetensors` file of any convention; not read again when a
             run is resumed.
+        training_adapter: A LoRA that undoes what was distilled into the base, a `.safetensors` file of any convention
+            or its place on the hub (`owner/name` or `owner/name/file.safetensors`). Training runs with it, unchanged;
+            previews, exports, `generate` and `eval` run without it.
     """
 
     rank: int = Field(16, ge=1)
@@ -38,6 +41,19 @@ class LoraConfig(Config):
     dora: bool = False
     base: BaseStorage | None = None
     weights: str | None = Field(None, min_length=1)
+    training_adapter: str | None = Field(None, min_length=1)
+
+    @model_validator(mode="after")
+    def _adapter_fits_the_updates(self) -> Self:
+        if self.dora and self.training_adapter is not None:
+            raise UserError(
+                "a DoRA scales the rows of the base, which are others with the adapter than without it",
+                code="dora-with-training-adapter",
+                field="lora.training_adapter",
+                value=self.training_adapter,
+                remedy="leave it out, or train without lora.dora",
+            )
+        return self
 
     @property
     def exact_alpha(self) -> float:

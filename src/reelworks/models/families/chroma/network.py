@@ -52,7 +52,7 @@ def _masked_again(module: Any, mask_BN: Tensor) -> Iterator[None]:
         module._gradient_checkpointing_func = run
 
 
-def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: Tensor | None) -> EncodedText:
+def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: list[Tensor]) -> EncodedText:
     """Embed captions; the first padding token is attended to."""
     tokens, _, mask, *_ = pipeline.encode_prompt(
         captions, do_classifier_free_guidance=False, max_sequence_length=length

@@ -19,24 +19,25 @@ from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, e
 from reelworks.models.families.flux3.spec import Flux3Config
 
 _SCALE = 0.5  # of rows and columns
-_SOURCE = -1  # index of the source picture on the last axis
 
 
 def predict(module: Any, inputs: DenoiserInputs, config: Flux3Config) -> Tensor:
     """Return the velocity `[B, C, 1, H, W]`; the network's own points towards the noise.
 
-    Positions have four axes: picture, row, column, and word or source. Texts are as long as their windows.
+    Positions have four axes: picture, row, column, and word or source, whose numbers are negative. Texts are as long as their windows.
     """
     *_, H, W = inputs.latent.shape
     text, mask_BL = _windows(inputs)
     device, L = inputs.latent.device, text.shape[1]
     positions = pad(grid(H, W, device=device) * _SCALE, (1, 1))
     tokens, count = inputs.latent.flatten(2).transpose(1, 2), len(positions)
-    source: dict[str, Tensor] = {}
-    if config.edits:
-        source["image_cond_hidden_states"] = inputs.source.flatten(2).transpose(1, 2)
-        source["image_cond_ids"] = positions + positions.new_tensor([0, 0, 0, _SOURCE])
-        count += len(positions)
+    given: dict[str, Tensor] = {}
+    if inputs.sources:
+        given["image_cond_hidden_states"] = torch.cat([s.flatten(2).transpose(1, 2) for s in inputs.sources], dim=1)
+        grids = [pad(grid(*s.shape[3:], device=device) * _SCALE, (1, 0)) for s in inputs.sources]
+        own = [pad(places, (0, 1), value=-number) for number, places in enumerate(grids, start=1)]
+        given["image_cond_ids"] = torch.cat(own)
+        count += len(given["image_cond_ids"])
     exact = (inputs.time, torch.zeros_like(inputs.time))  # of the picture, and of all that is given
     with embedded(module.time_proj, *exact), _masked(module, _masks(module, mask_BL, count)):
         out: Tensor = module(
@@ -46,7 +47,7 @@ def predict(module: Any, inputs: DenoiserInputs, config: Flux3Config) -> Tensor:
             img_ids=positions,
             txt_ids=pad(grid(L, device=device), (3, 0)),
             return_dict=False,
-            **source,
+            **given,
         )[0]
     return -out.transpose(1, 2).reshape(inputs.latent.shape)
 
@@ -142,7 +143,7 @@ def load_text_parts(source: str, dtype: torch.dtype) -> TextParts:
     return TextParts(encoder, library.AutoTokenizer.from_pretrained(source, subfolder="tokenizer"))
 
 
-def encode_text(parts: TextParts, captions: Sequence[str], length: int, _pictures: Tensor | None) -> EncodedText:
+def encode_text(parts: TextParts, captions: Sequence[str], length: int, _pictures: list[Tensor]) -> EncodedText:
     """Embed captions with the pipeline's own step, each in a window of its own; a window's padding is attended to."""
     step: Any = importlib.import_module("diffusers.modular_pipelines.flux3.encoders").Flux3TextEncoderStep
     words = parts.tokenizer

@@ -41,7 +41,7 @@ _RELEASE_LAYERS = (
 class Flux3Config(Config):
     """Arguments of diffusers' Flux3Transformer2DModel; defaults are those of FLUX.3 Image Klein Base.
 
-    `edits`: the source picture of an edit is an input. A network that is not shown any keeps its layers for sources.
+    `edits`: source pictures of an edit are inputs. A network that is not shown any keeps its layers for sources.
     """
 
     patch_size: ClassVar[tuple[int, int, int]] = (1, 1, 1)
@@ -60,7 +60,8 @@ class Flux3Config(Config):
     @property
     def conditioning(self) -> family.Conditioning:
         """Conditioning of the network; empty captions are encoded."""
-        return family.Conditioning(takes=("source",), needs=("source",)) if self.edits else family.Conditioning()
+        edits = family.Conditioning(takes=("source",), needs=("source",), most_sources=4)
+        return edits if self.edits else family.Conditioning()
 
     @property
     def network(self) -> family.Network:

@@ -30,7 +30,7 @@ def predict(module: Any, inputs: DenoiserInputs, config: Krea2Config) -> Tensor:
     return -unpack(out, H, W)[:, :, None]
 
 
-def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: Tensor | None) -> EncodedText:
+def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: list[Tensor]) -> EncodedText:
     """Embed captions; padding lies between their words and the end of the template."""
     tokens, mask = pipeline.encode_prompt(captions, max_sequence_length=length)
     return EncodedText(tokens.flatten(2), mask)
