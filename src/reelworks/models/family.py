@@ -75,7 +75,8 @@ class Network:
     name: str
     blocks: tuple[str, ...]  # names of its lists of blocks, in order of use
     part: str = "transformer"  # folder of the network in a pipeline
-    without_gradient: tuple[str, ...] = ()  # name prefixes of parameters that no loss can reach
+    # Name prefixes of parameters that no loss can reach, or that the release was trained without changing.
+    without_gradient: tuple[str, ...] = ()
     # Parameter whose columns for companions are zeros if weights lack them, so that a network trained without
     # companions can be trained further with them.
     widened: str | None = None
@@ -162,9 +163,8 @@ class Release:
     formats: tuple[str, ...] = ("diffusers", "comfyui")  # LoRA file formats that programs for this model read
     architecture: str | None = None  # ModelSpec name in the header of LoRA files; None uses the preset's name
     base_version: str | None = None  # name that kohya's readers look up; None if they have none
-    distilled: bool = (
-        False  # whether steps or guidance were distilled into it, which training without an adapter undoes
-    )
+    # Whether steps or guidance were distilled into it, which training without an adapter undoes.
+    distilled: bool = False
 
 
 @dataclass(frozen=True)
