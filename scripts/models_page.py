@@ -81,7 +81,10 @@ def features(name: str) -> Features:
 def page() -> str:
     """The table of families and features, as docs/reference/models.md."""
     rows = []
+    kinds: dict[tuple[object, ...], str] = {}  # the first tiny network of each
     for name in (name for name in contract.FAMILIES if not switch_timestep(ModelConfig(name=name))):
+        kinds.setdefault(_kind(name), name)
+    for name in kinds.values():
         found, presets = features(name), _presets(name)
         wants = {preset: components.conditioning(ModelConfig(name=preset)) for preset in presets}
         cells = (

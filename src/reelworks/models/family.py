@@ -75,7 +75,8 @@ class Network:
     name: str
     blocks: tuple[str, ...]  # names of its lists of blocks, in order of use
     part: str = "transformer"  # folder of the network in a pipeline
-    without_gradient: tuple[str, ...] = ()  # name prefixes of parameters that no loss can reach
+    # Name prefixes of parameters that no loss can reach, or that the release was trained without changing.
+    without_gradient: tuple[str, ...] = ()
     # Parameter whose columns for companions are zeros if weights lack them, so that a network trained without
     # companions can be trained further with them.
     widened: str | None = None

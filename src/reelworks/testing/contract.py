@@ -250,7 +250,7 @@ def check_gradient_checkpointing(name: str, type: AdapterType = "lora") -> None:
 
     Selective checkpointing stores more than the full one, and less than none.
     """
-    inputs, answers, saved = example(shapes(name)[-1], name, batch=1), [], []
+    inputs, answers, saved = example(shapes(name)[-1], name), [], []
     for checkpointing in (False, "selective", True):
         denoiser = with_lora(name, "float32", torch.float32, gradient_checkpointing=checkpointing, type=type)
         with counted() as activations:
