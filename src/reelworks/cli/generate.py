@@ -82,6 +82,10 @@ def generate(
             help="A picture or clip to begin with: the result starts with the picture, or with the clip's last frames."
         ),
     ] = None,
+    last_frame: Annotated[
+        Path | None,
+        Option(help="A picture to end with, or a clip whose last frame is taken; for models that take a last frame."),
+    ] = None,
     loop: Annotated[int, Option(min=1, help="Clips to join; each begins with the last frames of the one before.")] = 1,
     condition_frames: Annotated[
         int | None,
@@ -147,6 +151,7 @@ def generate(
         writers.require_place(path)
     begin_frames = condition_frames or defaults.condition_frames(recipe)
     begin = None if reference is None else conditions.read(reference, shape, begin_frames)
+    end = None if last_frame is None else conditions.read(last_frame, shape, 1, "--last-frame")
     companions = {"control": control, "source": edited}
     sampled = defaults.sampled(recipe)
     options = GenerateOptions(
@@ -155,7 +160,7 @@ def generate(
         num_inference_steps or sampled.num_inference_steps,
         guidance_scale or sampled.guidance_scale,
         seed,
-        Conditions(begin, loop, begin_frames),
+        Conditions(begin, loop, begin_frames, end),
         {name: conditions.companion(path, shape, f"--{name}") for name, path in companions.items() if path},
         None if sampler is None else sampler.value,
     )

@@ -1,4 +1,4 @@
-"""Encode what a denoiser is conditioned on: companions and the clip's own first frame.
+"""Encode what a denoiser is conditioned on: companions, and the clip's own first frame and perhaps its last one.
 
 Legend: B clips, C channels, T frames, H height, W width.
 """
@@ -20,18 +20,19 @@ _GREY = 127.5  # 0 in [-1, 1]
 
 
 def encode_conditioning(
-    encoder: LiveEncoder, latent_BCTHW: Tensor, companions: Mapping[str, Tensor], first_BHWC: Tensor, num_frames: int
+    encoder: LiveEncoder, latent_BCTHW: Tensor, companions: Mapping[str, Tensor], frames_BTHWC: Tensor, num_frames: int
 ) -> dict[str, Tensor]:
-    """Return the inputs of companions and first frames of a denoiser; see `models.api.DenoiserInputs`.
+    """Return the inputs of companions and given frames of a denoiser; see `models.api.DenoiserInputs`.
 
-    Companions are `[B, T, H, W, 3]` uint8 frames by name, and the first frames are uint8 too. A picture
-    (`num_frames` is 1) is its own first frame, so that none is encoded for it.
+    Companions are `[B, T, H, W, 3]` uint8 frames by name. Of the clip's own uint8 frames only the first and the last are
+    used, so that there may be fewer than `num_frames`. A picture (`num_frames` is 1) is its own first frame, so that
+    none is encoded for it.
     """
     encoded = {name: encoder.latents(companions[name]) for name in encoder.given}
     if encoder.conditioning.first_frame == "grey" or (encoder.conditioning.first_frame is not None and num_frames > 1):
-        encoded["first_frame"] = first_frame_latents(encoder, first_BHWC, num_frames)
+        encoded["first_frame"] = first_frame_latents(encoder, frames_BTHWC, num_frames)
     if encoder.image_encoder is not None and num_frames > 1:
-        encoded["image"] = encoder.image_encoder.encode(first_BHWC)
+        encoded["image"] = image_embeddings(encoder, frames_BTHWC)
     return join(encoder, latent_BCTHW, encoded)
 
 
@@ -41,20 +42,40 @@ def join(encoder: LiveEncoder, latent_BCTHW: Tensor, encoded: Mapping[str, Tenso
     if encoder.conditioning.first_frame is not None:
         first = encoded["first_frame"].to(encoder.device) if "first_frame" in encoded else latent_BCTHW[:, :, :0]
         inputs["first_frame"] = pad(first, (0, 0, 0, 0, 0, latent_BCTHW.shape[2] - first.shape[2]))
-    if (image := encoder.image_encoder) is not None:
-        blank_BNE = latent_BCTHW.new_zeros(len(latent_BCTHW), image.tokens, image.dim)
+    if encoder.image_encoder is not None:
+        blank_BNE = latent_BCTHW.new_zeros(len(latent_BCTHW), *image_shape(encoder))
         inputs["image"] = encoded["image"].to(encoder.device) if "image" in encoded else blank_BNE
     return nothing_given(latent_BCTHW) | inputs
 
 
-def first_frame_latents(encoder: LiveEncoder, first_BHWC: Tensor, num_frames: int) -> Tensor:
-    """Return the latents of the first frame, alone or followed by grey frames; a picture's are those of a grey one."""
-    first_B1HWC = first_BHWC[:, None].float()
+def first_frame_latents(encoder: LiveEncoder, frames_BTHWC: Tensor, num_frames: int) -> Tensor:
+    """Return the latents of the given frames: of the first one alone, or with grey frames in place of those not given.
+
+    Those of a picture are the latents of a grey one.
+    """
+    first_B1HWC = frames_BTHWC[:, :1].float()
     if encoder.conditioning.first_frame != "grey":
         return encoder.latents(first_B1HWC)
-    grey = torch.full_like(first_B1HWC, _GREY)
-    rest = grey.expand(-1, num_frames - 1, -1, -1, -1)
-    return encoder.latents(torch.cat([grey if num_frames == 1 else first_B1HWC, rest], dim=1))
+    shown_BTHWC = torch.full_like(first_B1HWC, _GREY).repeat(1, num_frames, 1, 1, 1)
+    if num_frames > 1:
+        shown_BTHWC[:, :1] = first_B1HWC
+        if encoder.conditioning.last_frame:
+            shown_BTHWC[:, -1] = frames_BTHWC[:, -1].float()
+    return encoder.latents(shown_BTHWC)
+
+
+def image_embeddings(encoder: LiveEncoder, frames_BTHWC: Tensor) -> Tensor:
+    """Return the image embeddings of the first frame, and behind them those of the last one if it is given."""
+    assert encoder.image_encoder is not None
+    ends = (0, -1) if encoder.conditioning.last_frame else (0,)
+    return torch.cat([encoder.image_encoder.encode(frames_BTHWC[:, i]) for i in ends], dim=1)
+
+
+def image_shape(encoder: LiveEncoder) -> tuple[int, int]:
+    """Return the number and the width of a clip's image embeddings."""
+    assert encoder.image_encoder is not None
+    pictures = 2 if encoder.conditioning.last_frame else 1
+    return pictures * encoder.image_encoder.tokens, encoder.image_encoder.dim
 
 
 def blank(encoder: LiveEncoder, latent_BCTHW: Tensor) -> dict[str, Tensor]:
@@ -62,8 +83,8 @@ def blank(encoder: LiveEncoder, latent_BCTHW: Tensor) -> dict[str, Tensor]:
     inputs = {name: torch.zeros_like(latent_BCTHW) for name in encoder.given}
     if encoder.conditioning.first_frame is not None:
         inputs["first_frame"] = torch.zeros_like(latent_BCTHW)
-    if (image := encoder.image_encoder) is not None:
-        inputs["image"] = latent_BCTHW.new_zeros(len(latent_BCTHW), image.tokens, image.dim)
+    if encoder.image_encoder is not None:
+        inputs["image"] = latent_BCTHW.new_zeros(len(latent_BCTHW), *image_shape(encoder))
     return nothing_given(latent_BCTHW) | inputs
 
 

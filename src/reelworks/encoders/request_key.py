@@ -45,7 +45,8 @@ class EncoderIds:
     Attributes:
         autoencoder, text: Digests of weights and settings.
         image: Digest of the image encoder; None if the model has none.
-        first_frame: How the first frame is encoded for the model, "grey" or "zeros"; None if it is not.
+        first_frame: How the first frame is encoded for the model, "grey" or "alone"; None if it is not.
+        last_frame: Whether the last frame is encoded with it.
         given: Kinds of companions whose latents the model takes.
         text_sees_pictures: Whether an embedding also depends on the first frame of the source.
         latent_dtype: Dtype in which latents are stored.
@@ -56,6 +57,7 @@ class EncoderIds:
     text: str
     image: str | None = None
     first_frame: str | None = None
+    last_frame: bool = False
     given: tuple[str, ...] = ()
     text_sees_pictures: bool = False
     latent_dtype: str = "float32"
@@ -202,10 +204,11 @@ class Keys:
                 wanted[kind] = self._wanted(LATENT, latents, companion, theirs, label, ids.latent_dtype)
         moves = work.shape.num_frames > 1
         if ids.first_frame is not None and (moves or ids.first_frame == "grey"):
-            kind = f"{FIRST_FRAME} {ids.first_frame}"
+            kind = f"{FIRST_FRAME} {ids.first_frame}" + " last" * ids.last_frame
             wanted[FIRST_FRAME] = self._wanted(kind, latents, request, print_, label, ids.latent_dtype)
         if ids.image is not None and moves:
-            wanted[IMAGE] = self._wanted(IMAGE, ids.image, request, print_, label)
+            kind = IMAGE + " last" * ids.last_frame
+            wanted[IMAGE] = self._wanted(kind, ids.image, request, print_, label)
         wanted[TEXT] = self.text(work.captions[i], wanted.get("source") if ids.text_sees_pictures else None)
         return wanted
 

@@ -185,7 +185,7 @@ def conditions(
     if isinstance(batch, StoredBatch):
         return conditioning.join(encoder, latent_BCTHW, encoded)
     num_frames = batch.work.shape.num_frames
-    return conditioning.encode_conditioning(encoder, latent_BCTHW, batch.companions, batch.frames[:, 0], num_frames)
+    return conditioning.encode_conditioning(encoder, latent_BCTHW, batch.companions, batch.frames, num_frames)
 
 
 def texts(batch: MicroBatch, encoder: LiveEncoder, dropped: Sequence[bool]) -> TextEmbedding:

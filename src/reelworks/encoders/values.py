@@ -29,10 +29,9 @@ def frames_for(name: str, *, text_sees_pictures: bool) -> str | None:
 def encode(encoder: LiveEncoder, name: str, frames_BTHWC: Tensor) -> Tensor:
     """Return a value of each clip, `[B, ...]` on the encoder's device, in the dtype of live encoding."""
     if name == FIRST_FRAME:
-        return conditioning.first_frame_latents(encoder, frames_BTHWC[:, 0], frames_BTHWC.shape[1])
+        return conditioning.first_frame_latents(encoder, frames_BTHWC, frames_BTHWC.shape[1])
     if name == IMAGE:
-        assert encoder.image_encoder is not None
-        return encoder.image_encoder.encode(frames_BTHWC[:, 0])
+        return conditioning.image_embeddings(encoder, frames_BTHWC)
     return encoder.latents(frames_BTHWC)
 
 
@@ -77,8 +76,7 @@ def blank(encoder: LiveEncoder, name: str, shape: Shape) -> Tensor:
 def value_shape(encoder: LiveEncoder, name: str, shape: Shape) -> tuple[int, ...]:
     """Return the shape of a value of one clip."""
     if name == IMAGE:
-        assert encoder.image_encoder is not None
-        return encoder.image_encoder.tokens, encoder.image_encoder.dim
+        return conditioning.image_shape(encoder)
     t, h, w = encoder.autoencoder.geometry.latent(shape)
     if name == FIRST_FRAME and encoder.conditioning.first_frame != "grey":
         t = 1

@@ -36,9 +36,11 @@ class Conditions:
     reference: Frames | None = None  # `[T, H, W, 3]` uint8, which the clip begins with
     loop: int = 1  # clips to join; each but the first begins with the last frames of the previous one
     condition_frames: int = 17  # number of those last frames
+    last_frame: Frames | None = None  # `[1, H, W, 3]` uint8, which the clip ends with
 
     def check(self, geometry: Geometry, shape: Shape, conditioning: Conditioning) -> None:
         """Refuse condition frames that leave nothing to generate or whose latents do not fit those of the clip."""
+        self._check_last_frame(shape, conditioning)
         if conditioning.first_frame is not None and shape.num_frames > 1:
             self._check_first_frame()
             return
@@ -53,6 +55,22 @@ class Conditions:
             _check(self.condition_frames, geometry, shape, "--condition-frames")
         if self.reference is not None:
             _check(len(self.reference), geometry, shape, "--condition-frames, for --reference")
+
+    def _check_last_frame(self, shape: Shape, conditioning: Conditioning) -> None:
+        given = self.last_frame is not None
+        if conditioning.last_frame and shape.num_frames > 1:
+            if given and self.loop == 1:
+                return
+            problem = "this model makes clips from their first and last frames"
+            remedy = "leave --loop out" if given else "name a picture for the last one"
+        elif given:
+            problem, remedy = (
+                "this model cannot end with a frame",
+                "leave it out, or use a model that takes a last frame",
+            )
+        else:
+            return
+        raise UserError(problem, code="condition-invalid", field="--last-frame", remedy=remedy)
 
     def _check_first_frame(self) -> None:
         if self.reference is None:

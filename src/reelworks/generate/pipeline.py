@@ -161,9 +161,10 @@ def _generate_one(
 
     def clip(reference: conditions.Frames | None) -> conditions.Frames:
         start, edit = draw_noise(), None
-        first = np.zeros((1, shape.height, shape.width, 3), np.uint8) if reference is None else reference
-        frame = torch.from_numpy(np.array(first[:1]))
-        conditioning.update(encode_conditioning(encoder, start, companions, frame, shape.num_frames))
+        blank = np.zeros((1, shape.height, shape.width, 3), np.uint8)
+        ends = [blank if each is None else each[:1] for each in (reference, options.conditions.last_frame)]
+        frames = torch.from_numpy(np.stack(ends, axis=1))
+        conditioning.update(encode_conditioning(encoder, start, companions, frames, shape.num_frames))
         if reference is not None and encoder.conditioning.first_frame is None:
             start, ratio = conditions.begin(encoder, start, reference)
             edit = Edit(ratio, lambda step: draw_noise())

@@ -39,8 +39,12 @@ class DenoiserInputs:
     drop_text: Tensor  # `[B]` True where the empty caption, learned or fixed, replaces the text
     control: Tensor  # `[B, C, T, H, W]` latents of the control clip; C is 0 if there is none, also in the next two
     source: Tensor  # `[B, C, T, H, W]` latents of the source clip of an edit
-    first_frame: Tensor  # `[B, C, T, H, W]` latents of the first frame of a clip alone; unused for a picture
-    image: Tensor  # `[B, N, E]` image embeddings of the first frame; N is 0 if there are none
+    # `[B, C, T, H, W]` latents of the first frame of a clip alone, or of its first and last frames with grey ones between
+    # them; unused for a picture.
+    first_frame: Tensor
+    image: (
+        Tensor  # `[B, N, E]` image embeddings of the first frame, then of the last if given; N is 0 if there are none
+    )
     # `[B, 4]` height and width of the file before resizing, and top and left of the crop after it, in pixels; by
     # default those of a file that is neither resized nor cropped.
     crop: Tensor = None  # type: ignore[assignment]

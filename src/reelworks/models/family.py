@@ -26,7 +26,8 @@ class Conditioning:
     # How the network gets a clip's first frame besides the noise: "grey": encoded with grey frames after it; "alone":
     # encoded alone, with zeros after it; None: not at all.
     first_frame: Literal["grey", "alone"] | None = None
-    # Encoder whose embedding of the first frame is an input; None if there is none.
+    last_frame: bool = False  # whether the last frame stands behind the grey ones, and is embedded beside the first
+    # Encoder whose embedding of the first frame, and of the last if given, is an input; None if there is none.
     image_encoder: Literal["clip", "siglip"] | None = None
     image_dim: int = 0  # width of that embedding
 

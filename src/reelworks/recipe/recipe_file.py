@@ -90,7 +90,7 @@ def _require_samples(recipe: Recipe, geometry: Geometry) -> None:
     geometry.require(shape, fields, whole_patches=components.whole_patches(recipe.model))
     validation.require_companions(recipe.model, [samples.companions], "samples.")
     if samples.num_frames is not None:
-        validation.require_first_frame(recipe.model, samples.reference, "samples.reference", samples.num_frames)
+        validation.require_given_frames(recipe.model, samples.reference, samples.last_frame, samples.num_frames)
 
 
 def _require_shared_tokens(recipe: Recipe) -> None:

@@ -101,17 +101,21 @@ def require_companions(model: ModelConfig, given: Sequence[Collection[str]], pre
         raise UserError(problem, code="companion-mismatch", field=f"{prefix}{name}", remedy=remedy)
 
 
-def require_first_frame(model: ModelConfig, reference: str | None, field: str, num_frames: int) -> None:
-    """Refuse to generate without a first frame that the network needs, or with one that it does not support."""
+def require_given_frames(model: ModelConfig, reference: str | None, last_frame: str | None, num_frames: int) -> None:
+    """Refuse previews without a first or last frame that the network needs, or with one that it does not support."""
     wants = conditioning(model)
-    needs = wants.first_frame is not None and num_frames > 1
-    if needs and reference is None:
-        problem, remedy = f"{model.name} generates clips from a first frame", "give a picture"
-    elif reference is not None and not needs and not wants.frames:
-        problem, remedy = f"{model.name} does not support conditioning on frames", "leave it out"
-    else:
-        return
-    raise UserError(problem, code="first-frame-missing", field=field, value=reference, remedy=remedy)
+    first, last = (num_frames > 1 and takes for takes in (wants.first_frame is not None, wants.last_frame))
+    for field, which, value, needs, takes in (
+        ("samples.reference", "first", reference, first, first or wants.frames),
+        ("samples.last_frame", "last", last_frame, last, last),
+    ):
+        if needs and value is None:
+            problem, remedy = f"{model.name} generates clips from a {which} frame", "give a picture"
+        elif value is not None and not takes:
+            problem, remedy = f"{model.name} does not support conditioning on a {which} frame", "leave it out"
+        else:
+            continue
+        raise UserError(problem, code="given-frame-missing", field=field, value=value, remedy=remedy)
 
 
 def require_image_encoder(model: ModelConfig) -> None:

@@ -20,6 +20,7 @@ from reelworks.models import components, factory, registry
 from reelworks.models.api import Denoiser, DenoiserInputs, nothing_given
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
 from reelworks.models.expert_pair.config import switch_timestep
+from reelworks.models.family import IMAGE_ENCODERS
 from reelworks.models.lora import frozen, inject
 from reelworks.models.lora.config import BaseStorage, LoraConfig, Targets
 from reelworks.models.recompute import Recompute
@@ -115,7 +116,9 @@ def _companions(latent: Tensor, name: str, g: torch.Generator) -> dict[str, Tens
     kinds = [*wants.takes, *(["first_frame"] if wants.first_frame else [])]
     inputs = nothing_given(latent) | {key: torch.randn(latent.shape, generator=g) for key in kinds}
     if wants.image_encoder:
-        inputs["image"] = torch.randn(len(latent), _IMAGE_TOKENS, IMAGE_DIM, generator=g)
+        # A network that is given two pictures has a position for each token.
+        tokens = 2 * IMAGE_ENCODERS[wants.image_encoder].tokens if wants.last_frame else _IMAGE_TOKENS
+        inputs["image"] = torch.randn(len(latent), tokens, IMAGE_DIM, generator=g)
     return inputs
 
 

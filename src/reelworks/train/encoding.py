@@ -41,6 +41,7 @@ def encoder_ids(recipe: Recipe, folder: Path) -> EncoderIds:
         text=request_key.encoder_id(recipe.text_encoder, "text_encoder.weights", known),
         image=None if kind is None or image is None else request_key.image_encoder_id(kind, image, known),
         first_frame=conditioning.first_frame,
+        last_frame=conditioning.last_frame,
         given=build.given_companions(recipe),
         text_sees_pictures=text is not None and text.sees_pictures,
         latent_dtype=recipe.encode.dtype,
