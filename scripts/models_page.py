@@ -26,7 +26,7 @@ _PAGE_HEAD = """# Models
 Each row is a family, with the names that `model.name` takes. All of them pass the same checks
 (`tests/contract/`): shapes, gradients, dtypes, sharding on two processes, state dicts, LoRA, generation, and
 learning one clip by heart. What the table says was found by running them. *Is shown* says what a network sees of a
-clip beside its noise: a `control` or a `source` of the `[[dataset]]`, without brackets where it cannot do without; or
+clip beside its noise: a `control`, a `source` or a `mask` of the `[[dataset]]`, without brackets where it cannot do without; or
 the clip's own first frame, perhaps its last one, and what an image encoder (`model.image_encoder`) says of it. All take a `loss_mask`.
 *Frames per second* is the published rate, which `data.fps = "model"` stands for.
 
@@ -141,6 +141,8 @@ def _beside(presets: list[str], wants: Mapping[str, Conditioning], found: tuple[
             cells.append("its first and last frames" if wants[presets[0]].last_frame else "its first frame")
         else:
             cells.append(f"`{key}`" if key in wants[presets[0]].needs else f"(`{key}`)")
+    if "mask" in wants[presets[0]].takes:
+        cells.append("(`mask`)")
     return ", ".join(cells) or "no"
 
 

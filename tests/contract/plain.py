@@ -24,6 +24,13 @@ def wan(module, x0, noise, i):
     return _mse(out, noise - x0)
 
 
+def wan_vace(module, x0, noise, i):
+    """What is kept, what is remade and the mask are channels of the control."""
+    text = i.text * i.text_mask[..., None]
+    out = module(_blend(x0, noise, i.time), i.time, text, control_hidden_states=i.control).sample
+    return _mse(out, noise - x0)
+
+
 def wan_i2v(module, x0, noise, i, last=False):
     """Text has 512 tokens, behind which the network looks for the picture's."""
     B, _, T, H, W = x0.shape
@@ -223,5 +230,6 @@ LOSSES = {
     "wan-tiny": wan,
     "wan-flf2v-tiny": wan_flf2v,
     "wan-i2v-tiny": wan_i2v,
+    "wan-vace-tiny": wan_vace,
     "z-image-tiny": z_image,
 }

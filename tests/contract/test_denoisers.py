@@ -39,6 +39,8 @@ SIZES = {
     "wan-2.2-5b": 4_999_787_712,
     "wan-2.1-i2v-14b": 16_394_878_784,
     "wan-2.1-flf2v-14b": 16_395_536_704,
+    "wan-2.1-vace-1.3b": 2_153_972_032,
+    "wan-2.1-vace-14b": 17_337_592_896,
     "flux-dev": 11_901_408_320,
     "flux-schnell": 11_891_178_560,
     "flux2-dev": 32_223_281_152,
@@ -152,7 +154,9 @@ def test_generates(name):
     def make(shade):
         frames = np.full((shape.num_frames, shape.height, shape.width, 3), shade, np.uint8)
         given = Conditions(
-            frames[:1] if wants.first_frame else None, last_frame=frames[:1] if wants.last_frame else None
+            frames[:1] if wants.first_frame else None,
+            last_frame=frames[:1] if wants.last_frame else None,
+            inpaint=frames if wants.control_parts else None,
         )
         options = GenerateOptions(shape, 24.0, 2, 3.0, 5, given, dict.fromkeys(wants.takes, frames))
         return pipeline.generate(boundary, encoder, objective_of(name), ["waves"], options)[0]

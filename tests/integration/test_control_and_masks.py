@@ -25,6 +25,7 @@ from reelworks.media.decode_pool import DecodePool
 from reelworks.recipe import dataset, recipe_file
 from reelworks.recipe.dataset import RecipeData
 from reelworks.run import events
+from reelworks.run.folder import RunFolder
 from reelworks.train import build
 from reelworks.train.batch_inputs import training_example, validation_example
 
@@ -278,3 +279,55 @@ def test_clips_are_trained_from_both_ends_and_made_between_two_pictures(clip_mod
     assert made[0] != made[1]
     without = CliRunner().invoke(app, [*command, "-o", str(tmp_path / "none.mp4")])
     assert "--last-frame" in str(without.exception)
+
+
+def test_parts_of_clips_are_trained_and_kept(tmp_path):
+    """VACE learns with controls and masks, the same from the store, and keeps what a mask or given frames say."""
+    clips_in(tmp_path / "clips")
+    size = {"num_frames": 5, "height": 32, "width": 32}
+    for i in range(4):
+        frames = np.full((7, 32, 32, 3), 60 * i, np.uint8)
+        (tmp_path / "edges").mkdir(exist_ok=True)
+        writers.write_video(tmp_path / "edges" / f"{i}.mp4", frames, 24.0)
+        mask = np.zeros((32, 32, 3), np.uint8)
+        mask[:, 16:] = 255
+        (tmp_path / "masks").mkdir(exist_ok=True)
+        Image.fromarray(mask).save(tmp_path / "masks" / f"{i}.png")
+    picture(tmp_path / "begin.png", 200)
+    beside = {"control": str(tmp_path / "edges"), "mask": str(tmp_path / "masks")}
+    values = values_for("wan-vace-tiny", None, tmp_path)
+    values |= {"model": {"name": "wan-vace-tiny"}, "dataset": [values["dataset"][0] | beside]}
+    values["data"] |= {"clip_start": "start"}
+    kept = {"inpaint": str(tmp_path / "clips" / "0.mp4"), "mask": str(tmp_path / "masks" / "0.png")}
+    samples = {"prompts": ["a"], "num_inference_steps": 2} | size
+    with pytest.raises(UserError, match=r"samples\.mask: .*goes with that clip"):
+        recipe_file.parse(values | {"samples": samples | {"mask": kept["mask"]}})
+    with pytest.raises(UserError, match=r"dataset\.mask: wan-tiny does not take a mask"):
+        recipe_file.parse(
+            values | {"model": {"name": "wan-tiny"}, "dataset": [values["dataset"][0] | {"control": None}]}
+        )
+    live = values | {"samples": samples | kept}
+    stored = live | {"output": str(tmp_path / "stored"), "encode": {"store": True, "folder": str(tmp_path / "encoded")}}
+    losses = []
+    for recipe in (live, stored):
+        assert children.train(recipe) == [0], children.output(recipe)
+        steps = events.read(RunFolder(Path(recipe["output"])).events_file, "step")
+        losses.append([step["loss"] for step in steps])
+    assert losses[0] == losses[1]
+    command = ["generate", str(tmp_path / "run"), "--prompt", "a", "--num-inference-steps", "2"]
+    command += [part for key, value in size.items() for part in (f"--{key.replace('_', '-')}", str(value))]
+    begin = str(tmp_path / "begin.png")
+    made = set()
+    for i, given in enumerate(
+        (
+            [],
+            ["--reference", begin, "--condition-frames", "1"],
+            ["--last-frame", begin],
+            ["--inpaint", kept["inpaint"], "--mask", kept["mask"]],
+        )
+    ):
+        out = tmp_path / f"made-{i}.mp4"
+        done = CliRunner().invoke(app, [*command, "-o", str(out), *given])
+        assert done.exit_code == 0, done.output
+        made.add(out.read_bytes())
+    assert len(made) == 4

@@ -1,4 +1,4 @@
-"""Match clips with their companions (a control, the source of an edit, a loss mask) by path and name.
+"""Match clips with their companions (a control, the source of an edit, a mask, a loss mask) by path and name.
 
 A folder of companions is scanned as a dataset of its own, so that companions are measured like clips and a changed
 one makes a new version of the catalog. A companion belongs to the clip with the same path apart from the suffix.
@@ -22,7 +22,7 @@ from reelworks.catalog.config import Source
 from reelworks.catalog.rows import CatalogRows, as_numpy
 from reelworks.core.errors import UserError
 
-KINDS = ("control", "source", "loss_mask")
+KINDS = ("control", "source", "mask", "loss_mask")
 _RATE_TOLERANCE = 0.01  # 23.976 and 24 count as the same rate
 _ASPECT_TOLERANCE = 0.02  # difference that rounding to even sizes causes in a small frame
 

@@ -118,6 +118,11 @@ class DatasetConfig(Config):
         description="Folder of the originals that the dataset's clips are edits of, with names as for control; the "
         "caption is then the editing instruction. For models that take a source.",
     )
+    mask: _OptionalText = Field(
+        default=None,
+        description="Folder of masks, with names as for control: white areas of a clip are generated, black ones are "
+        "given to the model. For models that take a mask (docs/reference/models.md).",
+    )
     loss_mask: _OptionalText = Field(
         default=None,
         description="Folder of loss masks, with names as for control: white areas count in the loss, black ones do "
@@ -242,7 +247,7 @@ class DatasetConfig(Config):
     @property
     def companions(self) -> dict[str, str]:
         """Folders of companions by kind."""
-        folders = {"control": self.control, "source": self.source, "loss_mask": self.loss_mask}
+        folders = {"control": self.control, "source": self.source, "mask": self.mask, "loss_mask": self.loss_mask}
         return {kind: folder for kind, folder in folders.items() if folder is not None}
 
     @property

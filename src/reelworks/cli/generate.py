@@ -100,6 +100,13 @@ def generate(
     edited: Annotated[
         Path | None, Option("--source", help="A picture or clip to edit, for models that take one.")
     ] = None,
+    inpaint: Annotated[
+        Path | None,
+        Option(help="A picture or clip of which the black areas of --mask are kept, for models that take a mask."),
+    ] = None,
+    mask: Annotated[
+        Path | None, Option(help="A picture or clip that is white where --inpaint is generated anew.")
+    ] = None,
     sampler: Annotated[
         Sampler | None,
         Option(
@@ -152,7 +159,8 @@ def generate(
     begin_frames = condition_frames or defaults.condition_frames(recipe)
     begin = None if reference is None else conditions.read(reference, shape, begin_frames)
     end = None if last_frame is None else conditions.read(last_frame, shape, 1, "--last-frame")
-    companions = {"control": control, "source": edited}
+    kept = None if inpaint is None else conditions.companion(inpaint, shape, "--inpaint")
+    companions = {"control": control, "source": edited, "mask": mask}
     sampled = defaults.sampled(recipe)
     options = GenerateOptions(
         shape,
@@ -160,7 +168,7 @@ def generate(
         num_inference_steps or sampled.num_inference_steps,
         guidance_scale or sampled.guidance_scale,
         seed,
-        Conditions(begin, loop, begin_frames, end),
+        Conditions(begin, loop, begin_frames, end, kept),
         {name: conditions.companion(path, shape, f"--{name}") for name, path in companions.items() if path},
         None if sampler is None else sampler.value,
     )

@@ -56,6 +56,7 @@ def lora(
     weights: Weights = None,
     control: Annotated[Path | None, Option(metavar="DIR", help="Controls of the clips of --data, by name.")] = None,
     source: Annotated[Path | None, Option(metavar="DIR", help="Sources of the edits in --data, by name.")] = None,
+    mask: Annotated[Path | None, Option(metavar="DIR", help="Masks of what is generated in --data, by name.")] = None,
     tflops: Annotated[
         float | None, Option(min=0.1, help="Speed of the GPU in bfloat16, to estimate training time; default: 165.")
     ] = None,
@@ -86,7 +87,8 @@ def lora(
     from reelworks.quickstart.quickstart import QuickstartOptions
     from reelworks.train.preflight.estimate import ASSUMED_TFLOPS
 
-    companions = {name: str(path) for name, path in (("control", control), ("source", source)) if path is not None}
+    given = {"control": control, "source": source, "mask": mask}
+    companions = {name: str(path) for name, path in given.items() if path is not None}
     tflops = tflops or ASSUMED_TFLOPS
     options = QuickstartOptions(model, tuple(data or ()), vram, trigger, weights, companions, tflops)
     write(path, options, json=json)

@@ -20,11 +20,11 @@ from reelworks.data import prefetch
 from reelworks.data.micro_batch import MicroBatch, MicroBatchRequest
 from reelworks.encoders import request_key, values
 from reelworks.encoders.claims import Claims
+from reelworks.encoders.conditioning import CLIP
 from reelworks.encoders.encoders import LiveEncoder
 from reelworks.encoders.reachable import Chunk
 from reelworks.encoders.request_key import TEXT, Wanted
 from reelworks.encoders.stored_batches import StoredLatents, latent_dtype
-from reelworks.encoders.values import CLIP
 from reelworks.media.decode_pool import DecodePool
 
 _BEHIND = 8  # batches that may wait to be written
@@ -196,13 +196,12 @@ class EncodeWorker:
 
     def _values(self, name: str, batch: MicroBatch, good: list[int]) -> Tensor | list[Tensor]:
         """Return a value of each clip of a micro-batch; where decoding failed, of zeros."""
-        kind = values.frames_for(name, text_sees_pictures=self._sees)
-        assert kind is not None
-        frames = batch.frames if kind == CLIP else batch.companions[kind]
+        kinds = values.frames_for(name, self.source.keys.ids)
+        frames = {kind: batch.frames if kind == CLIP else batch.companions[kind] for kind in kinds}
         if name != TEXT:
             return values.encode(self._encoder, name, frames).to(latent_dtype(self.source.keys, name))
         captions, encode = batch.work.captions, self._encoder.text_encoder.encode
-        embedded = {i: values.pack(encode([captions[i]], frames[i, :1])) for i in good}
+        embedded = {i: values.pack(encode([captions[i]], frames["source"][i, :1])) for i in good}
         return [embedded.get(i, torch.zeros(0)) for i in range(len(captions))]
 
     def _put(self, wanted_of: dict[int, Wanted], encoded: Tensor | list[Tensor], progress: Progress) -> None:

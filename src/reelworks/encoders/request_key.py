@@ -31,7 +31,7 @@ from reelworks.media.decode import Request
 from reelworks.models import weights
 
 ENCODER_VERSION = 1  # raise it when an encoder's code returns other values for the same weights
-LATENT, FIRST_FRAME, IMAGE, TEXT = "latent", "first_frame", "image", "text"
+LATENT, CONTROL, FIRST_FRAME, IMAGE, TEXT = "latent", "control", "first_frame", "image", "text"
 # Keys of a recipe's tables that do not change what an encoder returns.
 _WITHOUT_EFFECT = {"weights", "device"}
 # Folders of a pipeline that have no part in embedding captions.
@@ -48,6 +48,7 @@ class EncoderIds:
         first_frame: How the first frame is encoded for the model, "grey" or "alone"; None if it is not.
         last_frame: Whether the last frame is encoded with it.
         given: Kinds of companions whose latents the model takes.
+        control_parts: Whether the control is encoded in parts with the clip and its mask.
         text_sees_pictures: Whether an embedding also depends on the first frame of the source.
         latent_dtype: Dtype in which latents are stored.
         converted_on: Where frames of plain videos become RGB, as the recipe says; both ways differ by rounding.
@@ -59,6 +60,7 @@ class EncoderIds:
     first_frame: str | None = None
     last_frame: bool = False
     given: tuple[str, ...] = ()
+    control_parts: bool = False
     text_sees_pictures: bool = False
     latent_dtype: str = "float32"
     converted_on: Literal["cpu", "device"] = "cpu"
@@ -202,6 +204,10 @@ class Keys:
                 theirs = found.rows.fingerprint[int(found.row[row])].as_py()
                 theirs = self._fingerprint(theirs, companion.path)
                 wanted[kind] = self._wanted(LATENT, latents, companion, theirs, label, ids.latent_dtype)
+        if ids.control_parts:
+            parts = [wanted[LATENT], *(wanted.pop(kind) for kind in ids.given if kind in wanted)]
+            key = digests.digest_json([CONTROL, *(part.key for part in parts)])
+            wanted[CONTROL] = dataclasses.replace(wanted[LATENT], key=key, kind="control parts")
         moves = work.shape.num_frames > 1
         if ids.first_frame is not None and (moves or ids.first_frame == "grey"):
             kind = f"{FIRST_FRAME} {ids.first_frame}" + " last" * ids.last_frame

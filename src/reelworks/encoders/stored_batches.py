@@ -24,10 +24,10 @@ from reelworks.data.dataset import Dataset
 from reelworks.data.micro_batch import MicroBatch, MicroBatchRequest
 from reelworks.distributed import transfer
 from reelworks.encoders import conditioning, request_key, store, values
+from reelworks.encoders.conditioning import CLIP
 from reelworks.encoders.encoders import LiveEncoder
 from reelworks.encoders.request_key import TEXT, Keys, Wanted
 from reelworks.encoders.store import DamagedEntry, EncodedStore
-from reelworks.encoders.values import CLIP
 from reelworks.media import decode
 from reelworks.media.decode import Request
 from reelworks.media.decode_pool import DecodePool
@@ -87,12 +87,10 @@ class StoredLatents:
 
     def kinds_to_read(self, wanted: Mapping[str, Wanted], found: Found) -> list[str]:
         """Return the kinds of frames that the missing values of a clip are computed from."""
-        sees = self.keys.ids.text_sees_pictures
         missing = [
             name for name in wanted if name not in found and not (name == TEXT and wanted[TEXT].key in self.store)
         ]
-        kinds = (values.frames_for(name, text_sees_pictures=sees) for name in missing)
-        return sorted({kind for kind in kinds if kind is not None})
+        return sorted({kind for name in missing for kind in values.frames_for(name, self.keys.ids)})
 
 
 @dataclass(frozen=True)
@@ -153,9 +151,8 @@ class StoredBatch(MicroBatch):
             if i in self.broken:  # its loss is left out, so that no encoder is loaded for it
                 self.found[i][name] = values.blank(encoder, name, self.work.shape)
                 continue
-            kind = values.frames_for(name, text_sees_pictures=False)
-            assert kind is not None
-            value = values.encode(encoder, name, self.decoded[i][kind])[0].cpu()
+            frames = {kind: self.decoded[i][kind] for kind in values.frames_for(name, self.source.keys.ids)}
+            value = values.encode(encoder, name, frames)[0].cpu()
             self.found[i][name] = value = value.to(latent_dtype(self.source.keys, name))
             if self._is_as_scanned(i):
                 self.source.keep(self.wanted[i][name], value)

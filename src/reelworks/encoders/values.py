@@ -6,28 +6,37 @@ under `CLIP`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
 from reelworks.core.shape import Shape
 from reelworks.encoders import conditioning
+from reelworks.encoders.conditioning import CLIP
 from reelworks.encoders.encoders import LiveEncoder
-from reelworks.encoders.request_key import FIRST_FRAME, IMAGE, LATENT, TEXT
+from reelworks.encoders.request_key import CONTROL, FIRST_FRAME, IMAGE, LATENT, TEXT, EncoderIds
 from reelworks.models.api import TextEmbedding
 
-CLIP = "clip"
 
-
-def frames_for(name: str, *, text_sees_pictures: bool) -> str | None:
-    """Return the kind of frames that a value is computed from; None if it needs none."""
+def frames_for(name: str, ids: EncoderIds) -> tuple[str, ...]:
+    """Return the kinds of frames that a value is computed from."""
     if name == TEXT:
-        return "source" if text_sees_pictures else None
-    return CLIP if name in (LATENT, FIRST_FRAME, IMAGE) else name
+        return ("source",) if ids.text_sees_pictures else ()
+    if name in (LATENT, FIRST_FRAME, IMAGE):
+        return (CLIP,)
+    return (CLIP, *ids.given) if ids.control_parts else (name,)
 
 
 @torch.no_grad()
-def encode(encoder: LiveEncoder, name: str, frames_BTHWC: Tensor) -> Tensor:
-    """Return a value of each clip, `[B, ...]` on the encoder's device, in the dtype of live encoding."""
+def encode(encoder: LiveEncoder, name: str, frames: Mapping[str, Tensor]) -> Tensor:
+    """Return a value of each clip, `[B, ...]` on the encoder's device, in the dtype of live encoding.
+
+    `frames` are those of the kinds that `frames_for` names.
+    """
+    if name == CONTROL and encoder.conditioning.control_parts:
+        return conditioning.control_parts(encoder, frames)
+    (frames_BTHWC,) = frames.values()
     if name == FIRST_FRAME:
         return conditioning.first_frame_latents(encoder, frames_BTHWC, frames_BTHWC.shape[1])
     if name == IMAGE:
@@ -80,7 +89,8 @@ def value_shape(encoder: LiveEncoder, name: str, shape: Shape) -> tuple[int, ...
     t, h, w = encoder.autoencoder.geometry.latent(shape)
     if name == FIRST_FRAME and encoder.conditioning.first_frame != "grey":
         t = 1
-    return encoder.autoencoder.latent_channels, t, h, w
+    channels = conditioning.companion_channels(encoder) if name == CONTROL else encoder.autoencoder.latent_channels
+    return channels, t, h, w
 
 
 def blank_text(encoder: LiveEncoder) -> TextEmbedding:

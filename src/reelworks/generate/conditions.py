@@ -26,6 +26,7 @@ from reelworks.media.decode import MediaError, Request
 from reelworks.models.family import Conditioning
 
 Frames = NDArray[np.uint8]
+WHITE = 255
 _LAST = math.nextafter(1.0, 0.0)  # as a draw in [0, 1): the last possible first frame
 
 
@@ -37,9 +38,20 @@ class Conditions:
     loop: int = 1  # clips to join; each but the first begins with the last frames of the previous one
     condition_frames: int = 17  # number of those last frames
     last_frame: Frames | None = None  # `[1, H, W, 3]` uint8, which the clip ends with
+    inpaint: Frames | None = None  # `[T, H, W, 3]` uint8, of which the black areas of a mask are kept
 
     def check(self, geometry: Geometry, shape: Shape, conditioning: Conditioning) -> None:
         """Refuse condition frames that leave nothing to generate or whose latents do not fit those of the clip."""
+        if conditioning.control_parts:
+            self._check_parts(shape)
+            return
+        if self.inpaint is not None:
+            raise UserError(
+                "this model does not know which parts of a clip are kept",
+                code="conditions-not-taken",
+                field="--inpaint",
+                remedy="leave it out, or use a model that takes a mask, such as wan-2.1-vace-1.3b",
+            )
         self._check_last_frame(shape, conditioning)
         if conditioning.first_frame is not None and shape.num_frames > 1:
             self._check_first_frame()
@@ -55,6 +67,27 @@ class Conditions:
             _check(self.condition_frames, geometry, shape, "--condition-frames")
         if self.reference is not None:
             _check(len(self.reference), geometry, shape, "--condition-frames, for --reference")
+
+    def _check_parts(self, shape: Shape) -> None:
+        """Refuse given frames that leave nothing to generate, and joined clips that would all end alike."""
+        first = 0 if self.reference is None else len(self.reference)
+        for field, num_frames in (("--condition-frames, for --reference", first), ("--condition-frames", self._shared)):
+            if num_frames + (self.last_frame is not None) >= shape.num_frames and num_frames:
+                problem, remedy = f"nothing is left of {shape.num_frames} frames to generate", "give fewer frames"
+                raise UserError(problem, code="condition-invalid", field=field, value=num_frames, remedy=remedy)
+        if self.loop > 1 and (self.last_frame is not None or self.inpaint is not None):
+            raise UserError(
+                "each of the joined clips would have the same given frames",
+                code="condition-invalid",
+                field="--loop",
+                value=self.loop,
+                remedy="leave it out, or leave out --last-frame and --inpaint",
+            )
+
+    @property
+    def _shared(self) -> int:
+        """Number of frames that joined clips share."""
+        return self.condition_frames if self.loop > 1 else 0
 
     def _check_last_frame(self, shape: Shape, conditioning: Conditioning) -> None:
         given = self.last_frame is not None
@@ -128,6 +161,18 @@ def companion(path: Path, shape: Shape, option: str) -> Frames:
             + (f", or a clip of at least {shape.num_frames} frames" if shape.num_frames > 1 else ""),
         ) from error
     return np.repeat(frames, shape.num_frames, axis=0) if is_image else frames
+
+
+def kept(conditions: Conditions, reference: Frames | None, mask: Frames | None, shape: Shape) -> tuple[Frames, Frames]:
+    """Return a clip of which parts are kept, and the mask, white where it is made anew, with its given frames."""
+    size = (shape.num_frames, shape.height, shape.width, 3)
+    clip = np.zeros(size, np.uint8) if conditions.inpaint is None else conditions.inpaint.copy()
+    made = np.full(size, WHITE, np.uint8) if mask is None else mask.copy()
+    if reference is not None:
+        clip[: len(reference)], made[: len(reference)] = reference, 0
+    if conditions.last_frame is not None:
+        clip[-1:], made[-1:] = conditions.last_frame, 0
+    return clip, made
 
 
 def begin(encoder: LiveEncoder, noise_BCNHW: Tensor, frames_THWC: Frames) -> tuple[Tensor, Tensor]:

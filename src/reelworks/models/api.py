@@ -37,7 +37,9 @@ class DenoiserInputs:
     height: Tensor  # `[B]` height in pixels
     width: Tensor  # `[B]` width in pixels
     drop_text: Tensor  # `[B]` True where the empty caption, learned or fixed, replaces the text
-    control: Tensor  # `[B, C, T, H, W]` latents of the control clip; C is 0 if there is none, also in the next two
+    # `[B, C, T, H, W]` latents of the control clip, or its parts one after the other (`Conditioning.control_parts`); C is
+    # 0 if there is none, also in the next two.
+    control: Tensor
     source: Tensor  # `[B, C, T, H, W]` latents of the source clip of an edit
     # `[B, C, T, H, W]` latents of the first frame of a clip alone, or of its first and last frames with grey ones between
     # them; unused for a picture.

@@ -11,7 +11,7 @@ from reelworks.models import registry
 from reelworks.models.components import conditioning, other_latents
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
 
-COMPANIONS = ("control", "source")  # companions that can be inputs of a network
+COMPANIONS = ("control", "source", "mask")  # companions that can be inputs of a network
 
 
 def require_objective(model: ModelConfig, objective: str, mask_ratios: Mapping[str, float]) -> None:
@@ -105,9 +105,10 @@ def require_given_frames(model: ModelConfig, reference: str | None, last_frame: 
     """Refuse previews without a first or last frame that the network needs, or with one that it does not support."""
     wants = conditioning(model)
     first, last = (num_frames > 1 and takes for takes in (wants.first_frame is not None, wants.last_frame))
+    kept = wants.control_parts and num_frames > 1
     for field, which, value, needs, takes in (
-        ("samples.reference", "first", reference, first, first or wants.frames),
-        ("samples.last_frame", "last", last_frame, last, last),
+        ("samples.reference", "first", reference, first, first or wants.frames or kept),
+        ("samples.last_frame", "last", last_frame, last, last or kept),
     ):
         if needs and value is None:
             problem, remedy = f"{model.name} generates clips from a {which} frame", "give a picture"
@@ -116,6 +117,18 @@ def require_given_frames(model: ModelConfig, reference: str | None, last_frame: 
         else:
             continue
         raise UserError(problem, code="given-frame-missing", field=field, value=value, remedy=remedy)
+
+
+def require_inpainted(mask: bool, inpainted: bool, prefix: str) -> None:
+    """Refuse to generate with a mask of no clip, or with a clip without a mask of what is kept of it."""
+    if mask != inpainted:
+        missing, present = ("inpaint", "mask") if mask else ("mask", "inpaint")
+        raise UserError(
+            "a mask tells which areas of a clip are kept, and goes with that clip",
+            code="inpainting-incomplete",
+            field=f"{prefix}{present}",
+            remedy=f"give {prefix}{missing} too, or leave both out",
+        )
 
 
 def require_image_encoder(model: ModelConfig) -> None:

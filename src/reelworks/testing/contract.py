@@ -6,6 +6,7 @@ Each check raises AssertionError with a message that names the violation. Legend
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -113,8 +114,11 @@ def example(
 
 def _companions(latent: Tensor, name: str, g: torch.Generator) -> dict[str, Tensor]:
     wants = components.conditioning(ModelConfig(name=name))
-    kinds = [*wants.takes, *(["first_frame"] if wants.first_frame else [])]
+    kinds = [kind for kind in wants.takes if kind != "mask"] + ["first_frame"] * (wants.first_frame is not None)
     inputs = nothing_given(latent) | {key: torch.randn(latent.shape, generator=g) for key in kinds}
+    if wants.control_parts:
+        channels = 2 * latent.shape[1] + math.prod(components.autoencoder_geometry(AUTOENCODER).stride[1:])
+        inputs["control"] = torch.randn(len(latent), channels, *latent.shape[2:], generator=g)
     if wants.image_encoder:
         # A network that is given two pictures has a position for each token.
         tokens = 2 * IMAGE_ENCODERS[wants.image_encoder].tokens if wants.last_frame else _IMAGE_TOKENS

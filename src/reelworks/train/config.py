@@ -277,6 +277,12 @@ class SamplesConfig(Config):
     )
     control: str | None = Field(None, min_length=1, description="control image or clip of all previews")
     source: str | None = Field(None, min_length=1, description="image that all previews edit")
+    inpaint: str | None = Field(
+        None, min_length=1, description="image or clip of which the black areas of samples.mask are kept"
+    )
+    mask: str | None = Field(
+        None, min_length=1, description="mask of all previews: white areas are generated, black ones are kept"
+    )
 
     @model_validator(mode="after")
     def _check_metrics(self) -> SamplesConfig:
@@ -293,5 +299,5 @@ class SamplesConfig(Config):
     @property
     def companions(self) -> dict[str, str]:
         """Files of the companions, by kind."""
-        files = {"control": self.control, "source": self.source}
+        files = {"control": self.control, "source": self.source, "mask": self.mask}
         return {kind: file for kind, file in files.items() if file is not None}

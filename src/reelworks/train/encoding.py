@@ -43,6 +43,7 @@ def encoder_ids(recipe: Recipe, folder: Path) -> EncoderIds:
         first_frame=conditioning.first_frame,
         last_frame=conditioning.last_frame,
         given=build.given_companions(recipe),
+        control_parts=conditioning.control_parts,
         text_sees_pictures=text is not None and text.sees_pictures,
         latent_dtype=recipe.encode.dtype,
         converted_on="device" if recipe.data.convert_on == "device" else "cpu",

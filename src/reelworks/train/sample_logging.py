@@ -46,13 +46,14 @@ def options(data: RecipeData) -> GenerateOptions | None:
     sampled = defaults.sampled(recipe)
     reference = None if c.reference is None else conditions.read(Path(c.reference), shape, 1, "samples.reference")
     last = None if c.last_frame is None else conditions.read(Path(c.last_frame), shape, 1, "samples.last_frame")
+    inpaint = None if c.inpaint is None else conditions.companion(Path(c.inpaint), shape, "samples.inpaint")
     return GenerateOptions(
         shape,
         defaults.fps(recipe),
         sampled.num_inference_steps,
         sampled.guidance_scale,
         recipe.seed,
-        Conditions(reference, last_frame=last),
+        Conditions(reference, last_frame=last, inpaint=inpaint),
         {name: conditions.companion(Path(file), shape, f"samples.{name}") for name, file in c.companions.items()},
     )
 

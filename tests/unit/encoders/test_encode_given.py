@@ -155,6 +155,39 @@ def test_wan_is_shown_both_ends_as_its_pipeline_does(parts):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("given", [(), ("control",), ("mask",), ("control", "mask")])
+def test_vace_is_shown_control_and_mask_as_its_pipeline_does(parts, given):
+    """What is kept, what is remade and the mask's pixels are the pipeline's tensors; the clip's own pixels do not leak."""
+    root, vae, *_ = parts
+    shape = Shape(9, 32, 48)
+    frames, control = frames_of(shape), frames_of(shape, seed=1)
+    mask = torch.zeros_like(frames)
+    mask[:, 4:, 8:20, :24] = 255
+    companions = {"control": control, "mask": mask}
+    encoder = encoder_of("wan-vace-tiny", "wan-2.1", root / "wan", companions=given)
+    latent = encoder.latents(frames)
+    made = conditioning.encode_conditioning(encoder, latent, {k: companions[k] for k in given}, frames, 9)
+    blank = conditioning.blank(encoder, latent)
+    assert {k: v.shape for k, v in blank.items()} == {k: v.shape for k, v in made.items()}
+    assert not blank["control"].any()
+    pipeline = diffusers.WanVACEPipeline(
+        None, None, vae["wan"], diffusers.UniPCMultistepScheduler(), contract.build("wan-vace-tiny").module
+    )
+    white = mask >= 128 if "mask" in given else torch.ones_like(mask, dtype=torch.bool)
+    grey = torch.full(frames.shape, 127.5)
+    video = torch.where(white, control.float() if "control" in given else grey, frames.float())
+    pixels = video.permute(0, 4, 1, 2, 3) / 127.5 - 1
+    masks = white.permute(0, 4, 1, 2, 3).float()
+    latents = pipeline.prepare_video_latents(pixels, masks, [[]], None, torch.device("cpu"))
+    theirs = torch.cat([latents, pipeline.prepare_masks(masks, [[]])], dim=1)
+    torch.testing.assert_close(made["control"], theirs)
+    if "mask" in given:
+        changed = torch.where(white, 255 - frames, frames)
+        other = conditioning.encode_conditioning(encoder, latent, {k: companions[k] for k in given}, changed, 9)
+        assert torch.equal(made["control"], other["control"])
+
+
+@torch.no_grad()
 def test_hunyuan_is_shown_the_first_frame_as_its_pipeline_does(parts):
     """The frame is encoded alone and zeros stand behind it; SigLIP's tokens are the pipeline's."""
     root, vae, seers, processors = parts

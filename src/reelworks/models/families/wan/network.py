@@ -31,9 +31,10 @@ def predict(module: Any, inputs: DenoiserInputs, config: WanConfig) -> Tensor:
         if (
             config.pos_embed_seq_len is not None
         ):  # it adds positions to the tokens of both frames, and takes them in rows
-            image = image.unflatten(1, (2, -1)).flatten(0, 1)
+            image = image.reshape(2 * len(image), -1, image.shape[2])
         text_BLD = pad(text_BLD, (0, 0, 0, _TEXT_TOKENS - text_BLD.shape[1]))
-    out: Tensor = module(latent, time, text_BLD, encoder_hidden_states_image=image, return_dict=False)[0]
+    control = {"control_hidden_states": inputs.control} if config.conditioning.control_parts else {}
+    out: Tensor = module(latent, time, text_BLD, encoder_hidden_states_image=image, return_dict=False, **control)[0]
     return -out
 
 

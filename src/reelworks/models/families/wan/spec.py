@@ -11,17 +11,14 @@ from reelworks.core.config import Config
 from reelworks.models import family
 
 MASK_CHANNELS = 4  # one for each frame of a latent frame
+_ATTENTIONS = {
+    f"{own}.{part}": f"{release}.{layer}"
+    for own, release in (("attn1", "self_attn"), ("attn2", "cross_attn"))
+    for part, layer in (("to_q", "q"), ("to_k", "k"), ("to_v", "v"), ("to_out.0", "o"))
+}
+_FEED_FORWARD = {"ffn.net.0.proj": "ffn.0", "ffn.net.2": "ffn.2"}
 _RELEASE_LAYERS = (
-    *family.release_blocks(
-        "blocks",
-        "blocks",
-        {
-            f"{own}.{part}": f"{release}.{layer}"
-            for own, release in (("attn1", "self_attn"), ("attn2", "cross_attn"))
-            for part, layer in (("to_q", "q"), ("to_k", "k"), ("to_v", "v"), ("to_out.0", "o"))
-        },
-    ),
-    *family.release_blocks("blocks", "blocks", {"ffn.net.0.proj": "ffn.0", "ffn.net.2": "ffn.2"}),
+    *family.release_blocks("blocks", "blocks", {**_ATTENTIONS, **_FEED_FORWARD}),
     *(
         family.KeyRule(f"condition_embedder.{own}_embedder.linear_{i}", f"{own}_embedding.{2 * i - 2}")
         for own in ("time", "text")
@@ -29,6 +26,16 @@ _RELEASE_LAYERS = (
     ),
     family.KeyRule("condition_embedder.time_proj", "time_projection.1"),
     family.KeyRule("proj_out", "head.head"),
+)
+
+
+_VACE_LAYERS = (
+    *family.release_blocks(
+        "vace_blocks",
+        "vace_blocks",
+        {**_ATTENTIONS, **_FEED_FORWARD, "proj_in": "before_proj", "proj_out": "after_proj"},
+    ),
+    *_RELEASE_LAYERS,
 )
 
 
@@ -90,6 +97,31 @@ class WanConfig(Config):
         )
 
 
+class WanVaceConfig(WanConfig):
+    """Arguments of diffusers' WanVACETransformer3DModel; defaults are those of the 1.3B of Wan 2.1.
+
+    Its control runs through blocks of its own, whose outputs are added behind the `vace_layers`.
+    """
+
+    network: ClassVar[family.Network] = family.Network(
+        "WanVACETransformer3DModel", ("vace_blocks", "blocks"), release_layers=_VACE_LAYERS
+    )
+
+    vace_layers: tuple[int, ...] = tuple(range(0, 30, 2))
+    vace_in_channels: int = 96
+
+    @property
+    def conditioning(self) -> family.Conditioning:
+        """Conditioning of the network; empty captions are encoded."""
+        return family.Conditioning(takes=("control", "mask"), control_parts=True)
+
+    def fit(self, components: family.ComponentShapes) -> Self:
+        """Return a copy with the widths of the components."""
+        height, width = components.latent_stride
+        update = {"vace_in_channels": 2 * components.latent_channels + height * width}
+        return super().fit(components).model_copy(update=update)
+
+
 _LARGE = WanConfig(num_attention_heads=40, ffn_dim=13824, num_layers=40)
 _I2V = _LARGE.model_copy(update={"in_channels": 36, "first_frame": True})
 _I2V_CLIP = _I2V.model_copy(update={"image_dim": 1280, "added_kv_proj_dim": 5120})
@@ -121,6 +153,11 @@ FAMILY = family.Family(
             fps=24.0,
             release=_release("Wan-AI/Wan2.2-TI2V-5B-Diffusers"),
         ),
+        "wan-2.1-vace-1.3b": _preset(WanVaceConfig(), release=_release("Wan-AI/Wan2.1-VACE-1.3B-diffusers")),
+        "wan-2.1-vace-14b": _preset(
+            WanVaceConfig(**_LARGE.model_dump(), vace_layers=tuple(range(0, 40, 5))),
+            release=_release("Wan-AI/Wan2.1-VACE-14B-diffusers", lines=720, side=960),
+        ),
         "wan-2.1-i2v-14b": _preset(
             _I2V_CLIP,
             release=_release("Wan-AI/Wan2.1-I2V-14B-480P-Diffusers"),
@@ -139,6 +176,7 @@ FAMILY = family.Family(
         "wan-tiny": _preset(_TINY.model_copy(update={"expand_timesteps": True})),
         "wan-2.2-tiny": _preset(_TINY.model_copy(update={"ffn_dim": 48}), switch_timestep=875.0),
         "wan-i2v-tiny": _preset(_TINY_I2V),
+        "wan-vace-tiny": _preset(WanVaceConfig(**_TINY.model_dump(), vace_layers=(0,))),
         "wan-flf2v-tiny": _preset(_TINY_I2V.model_copy(update=_BOTH_ENDS)),
     },
     autoencoders={
@@ -151,5 +189,7 @@ FAMILY = family.Family(
         "wan-2.1": "wan-2.1-1.3b",
         "wan-2.2": "wan-2.2-5b",
         "wan-flf2v": "wan-2.1-flf2v-14b",
+        "wan-vace": "wan-2.1-vace-1.3b",
+        "vace": "wan-2.1-vace-1.3b",
     },
 )
