@@ -84,7 +84,7 @@ def generate(
     ] = None,
     last_frame: Annotated[
         Path | None,
-        Option(help="A picture to end with, or a clip whose last frame is taken; for models that take a last frame."),
+        Option(help="A picture to end with, or a clip whose last frame is taken; for models that know given frames."),
     ] = None,
     loop: Annotated[int, Option(min=1, help="Clips to join; each begins with the last frames of the one before.")] = 1,
     condition_frames: Annotated[

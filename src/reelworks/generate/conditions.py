@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -52,7 +52,7 @@ class Conditions:
                 field="--inpaint",
                 remedy="leave it out, or use a model that takes a mask, such as wan-2.1-vace-1.3b",
             )
-        self._check_last_frame(shape, conditioning)
+        self._check_last_frame(geometry, shape, conditioning)
         if conditioning.first_frame is not None and shape.num_frames > 1:
             self._check_first_frame()
             return
@@ -70,11 +70,13 @@ class Conditions:
 
     def _check_parts(self, shape: Shape) -> None:
         """Refuse given frames that leave nothing to generate, and joined clips that would all end alike."""
-        first = 0 if self.reference is None else len(self.reference)
-        for field, num_frames in (("--condition-frames, for --reference", first), ("--condition-frames", self._shared)):
-            if num_frames + (self.last_frame is not None) >= shape.num_frames and num_frames:
-                problem, remedy = f"nothing is left of {shape.num_frames} frames to generate", "give fewer frames"
-                raise UserError(problem, code="condition-invalid", field=field, value=num_frames, remedy=remedy)
+        shared = self.condition_frames if self.loop > 1 else 0
+        first = max(shared, 0 if self.reference is None else len(self.reference))
+        if first and first + (self.last_frame is not None) >= shape.num_frames:
+            raise _nothing_left(shape, "--condition-frames", first)
+        self._check_joined()
+
+    def _check_joined(self) -> None:
         if self.loop > 1 and (self.last_frame is not None or self.inpaint is not None):
             raise UserError(
                 "each of the joined clips would have the same given frames",
@@ -84,26 +86,28 @@ class Conditions:
                 remedy="leave it out, or leave out --last-frame and --inpaint",
             )
 
-    @property
-    def _shared(self) -> int:
-        """Number of frames that joined clips share."""
-        return self.condition_frames if self.loop > 1 else 0
-
-    def _check_last_frame(self, shape: Shape, conditioning: Conditioning) -> None:
-        given = self.last_frame is not None
-        if conditioning.last_frame and shape.num_frames > 1:
-            if given and self.loop == 1:
-                return
-            problem = "this model makes clips from their first and last frames"
-            remedy = "leave --loop out" if given else "name a picture for the last one"
-        elif given:
-            problem, remedy = (
-                "this model cannot end with a frame",
-                "leave it out, or use a model that takes a last frame",
-            )
-        else:
+    def _check_last_frame(self, geometry: Geometry, shape: Shape, conditioning: Conditioning) -> None:
+        needed = conditioning.last_frame and shape.num_frames > 1
+        if self.last_frame is None:
+            if needed:
+                raise UserError(
+                    "this model makes clips from their first and last frames",
+                    code="condition-invalid",
+                    field="--last-frame",
+                    remedy="name a picture for the last one",
+                )
             return
-        raise UserError(problem, code="condition-invalid", field="--last-frame", remedy=remedy)
+        if not needed and not (conditioning.frames and shape.num_frames > 1):
+            raise UserError(
+                "this model cannot end with a frame",
+                code="condition-invalid",
+                field="--last-frame",
+                remedy="leave it out, or use a model that takes a last frame",
+            )
+        first = 0 if self.reference is None else geometry.latent(replace(shape, num_frames=len(self.reference)))[0]
+        if not needed and first + 1 >= geometry.latent(shape)[0]:
+            raise _nothing_left(shape, "--last-frame", None)
+        self._check_joined()
 
     def _check_first_frame(self) -> None:
         if self.reference is None:
@@ -115,11 +119,21 @@ class Conditions:
         raise UserError(problem, code="condition-invalid", field="--reference", remedy=remedy)
 
 
+def _nothing_left(shape: Shape, field: str, value: int | None) -> UserError:
+    return UserError(
+        f"nothing is left of {shape.num_frames} frames to generate",
+        code="condition-invalid",
+        field=field,
+        value=value,
+        remedy="give fewer frames",
+    )
+
+
 def _check(num_frames: int, geometry: Geometry, shape: Shape, field: str) -> None:
     chunk = geometry.chunk_frames or 1
     if num_frames >= shape.num_frames:
-        problem, remedy = f"nothing is left of {shape.num_frames} frames to generate", "give fewer frames"
-    elif num_frames != 1 and num_frames % chunk:
+        raise _nothing_left(shape, field, num_frames)
+    if num_frames != 1 and num_frames % chunk:
         # A latent frame within a chunk covers other frames than one of a chunk of its own.
         problem, remedy = f"this autoencoder encodes {chunk} frames together", f"use 1 or {chunk}"
     else:
@@ -175,13 +189,22 @@ def kept(conditions: Conditions, reference: Frames | None, mask: Frames | None, 
     return clip, made
 
 
-def begin(encoder: LiveEncoder, noise_BCNHW: Tensor, frames_THWC: Frames) -> tuple[Tensor, Tensor]:
-    """Put latents of condition frames in front of noise; also return `[B, N]`: 0 for them, 1 for those to generate."""
-    condition_latents = encoder.latents(torch.from_numpy(np.array(frames_THWC))[None])
-    count = condition_latents.shape[2]
-    ratio_BN = torch.ones(len(noise_BCNHW), noise_BCNHW.shape[2], device=noise_BCNHW.device)
-    ratio_BN[:, :count] = 0
-    return torch.cat([condition_latents.to(noise_BCNHW.dtype), noise_BCNHW[:, :, count:]], dim=2), ratio_BN
+def give(
+    encoder: LiveEncoder, noise_BCNHW: Tensor, first: Frames | None, last: Frames | None, num_frames: int
+) -> tuple[Tensor, Tensor]:
+    """Put latents of given frames at the ends of noise; also return `[B, N]`: 0 for them, 1 for those to generate.
+
+    The last frame stands still for as long as its latent frame, as at the end of a clip of that frame alone.
+    """
+    latent_BCNHW, ratio_BN = noise_BCNHW.clone(), noise_BCNHW.new_ones(len(noise_BCNHW), noise_BCNHW.shape[2])
+    if first is not None:
+        given = encoder.latents(torch.from_numpy(np.array(first))[None])
+        count = given.shape[2]
+        latent_BCNHW[:, :, :count], ratio_BN[:, :count] = given, 0
+    if last is not None:
+        still = encoder.latents(torch.from_numpy(np.repeat(last, num_frames, axis=0))[None])
+        latent_BCNHW[:, :, -1:], ratio_BN[:, -1] = still[:, :, -1:], 0
+    return latent_BCNHW, ratio_BN
 
 
 def join(make: Callable[[Frames | None], Frames], conditions: Conditions) -> Frames:

@@ -162,14 +162,15 @@ def _generate_one(
     def make(reference: conditions.Frames | None) -> conditions.Frames:
         start, edit = draw_noise(), None
         blank = np.zeros((1, shape.height, shape.width, 3), np.uint8)
-        ends = [blank if each is None else each[:1] for each in (reference, options.conditions.last_frame)]
+        last = options.conditions.last_frame
+        ends = [blank if each is None else each[:1] for each in (reference, last)]
         frames, given = torch.from_numpy(np.stack(ends, axis=1)), companions
         if encoder.conditioning.control_parts:
             clip, mask = conditions.kept(options.conditions, reference, options.companions.get("mask"), shape)
             frames, given = torch.from_numpy(clip)[None], companions | {"mask": torch.from_numpy(mask)[None]}
         conditioning.update(encode_conditioning(encoder, start, given, frames, shape.num_frames))
-        if reference is not None and encoder.conditioning.frames:
-            start, ratio = conditions.begin(encoder, start, reference)
+        if encoder.conditioning.frames and not (reference is None and last is None):
+            start, ratio = conditions.give(encoder, start, reference, last, shape.num_frames)
             edit = Edit(ratio, lambda step: draw_noise())
         latent = _sample(network, start, objective, options, draw_noise, edit)
         return encoder.frames(latent, shape.num_frames)[0].cpu().numpy()

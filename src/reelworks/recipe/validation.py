@@ -105,10 +105,10 @@ def require_given_frames(model: ModelConfig, reference: str | None, last_frame: 
     """Refuse previews without a first or last frame that the network needs, or with one that it does not support."""
     wants = conditioning(model)
     first, last = (num_frames > 1 and takes for takes in (wants.first_frame is not None, wants.last_frame))
-    kept = wants.control_parts and num_frames > 1
+    others = wants.frames or wants.control_parts
     for field, which, value, needs, takes in (
-        ("samples.reference", "first", reference, first, first or wants.frames or kept),
-        ("samples.last_frame", "last", last_frame, last, last or kept),
+        ("samples.reference", "first", reference, first, first or others),
+        ("samples.last_frame", "last", last_frame, last, last or (others and num_frames > 1)),
     ):
         if needs and value is None:
             problem, remedy = f"{model.name} generates clips from a {which} frame", "give a picture"

@@ -273,7 +273,9 @@ class SamplesConfig(Config):
         None, min_length=1, description="image that every clip begins with; i2v models need one"
     )
     last_frame: str | None = Field(
-        None, min_length=1, description="image that every clip ends with; models of first and last frames need one"
+        None,
+        min_length=1,
+        description="image that every clip ends with, for models that know given frames; models of first and last frames need one",
     )
     control: str | None = Field(None, min_length=1, description="control image or clip of all previews")
     source: str | None = Field(None, min_length=1, description="image that all previews edit")
