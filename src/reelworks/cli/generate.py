@@ -98,7 +98,8 @@ def generate(
         Path | None, Option(help="A picture or clip of control signals, for models that take one.")
     ] = None,
     edited: Annotated[
-        Path | None, Option("--source", help="A picture or clip to edit, for models that take one.")
+        list[Path] | None,
+        Option("--source", help="A picture or clip to edit, for models that take one; repeatable, in order."),
     ] = None,
     inpaint: Annotated[
         Path | None,
@@ -127,6 +128,7 @@ def generate(
     With --prompt-file, clips that are in the folder already are kept, so that the same command goes on.
     """
     from reelworks.checkpoint.store import CheckpointStore
+    from reelworks.core import sources
     from reelworks.core.shape import Shape
     from reelworks.generate import conditions, defaults, load_run, writers
     from reelworks.generate.conditions import Conditions
@@ -160,7 +162,8 @@ def generate(
     begin = None if reference is None else conditions.read(reference, shape, begin_frames)
     end = None if last_frame is None else conditions.read(last_frame, shape, 1, "--last-frame")
     kept = None if inpaint is None else conditions.companion(inpaint, shape, "--inpaint")
-    companions = {"control": control, "source": edited, "mask": mask}
+    given = {name: str(path) for name, path in (("control", control), ("mask", mask)) if path is not None}
+    given |= sources.named([str(path) for path in edited or []])
     sampled = defaults.sampled(recipe)
     options = GenerateOptions(
         shape,
@@ -169,7 +172,7 @@ def generate(
         guidance_scale or sampled.guidance_scale,
         seed,
         Conditions(begin, loop, begin_frames, end, kept),
-        {name: conditions.companion(path, shape, f"--{name}") for name, path in companions.items() if path},
+        conditions.companions(given, shape, "--"),
         None if sampler is None else sampler.value,
     )
     load_run.require(recipe, options)

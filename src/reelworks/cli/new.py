@@ -55,7 +55,9 @@ def lora(
     trigger: Trigger = None,
     weights: Weights = None,
     control: Annotated[Path | None, Option(metavar="DIR", help="Controls of the clips of --data, by name.")] = None,
-    source: Annotated[Path | None, Option(metavar="DIR", help="Sources of the edits in --data, by name.")] = None,
+    source: Annotated[
+        list[Path] | None, Option(metavar="DIR", help="Sources of the edits in --data, by name; repeatable, in order.")
+    ] = None,
     mask: Annotated[Path | None, Option(metavar="DIR", help="Masks of what is generated in --data, by name.")] = None,
     tflops: Annotated[
         float | None, Option(min=0.1, help="Speed of the GPU in bfloat16, to estimate training time; default: 165.")
@@ -87,8 +89,10 @@ def lora(
     from reelworks.quickstart.quickstart import QuickstartOptions
     from reelworks.train.preflight.estimate import ASSUMED_TFLOPS
 
-    given = {"control": control, "source": source, "mask": mask}
-    companions = {name: str(path) for name, path in given.items() if path is not None}
+    given = (("control", control), ("mask", mask))
+    companions: dict[str, str | list[str]] = {name: str(path) for name, path in given if path is not None}
+    if source:
+        companions["source"] = [str(path) for path in source] if len(source) > 1 else str(source[0])
     tflops = tflops or ASSUMED_TFLOPS
     options = QuickstartOptions(model, tuple(data or ()), vram, trigger, weights, companions, tflops)
     write(path, options, json=json)

@@ -6,26 +6,35 @@ under `CLIP`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 import torch
 from torch import Tensor
 
 from reelworks.core.shape import Shape
+from reelworks.core.sources import SOURCES
 from reelworks.encoders import conditioning
 from reelworks.encoders.conditioning import CLIP
 from reelworks.encoders.encoders import LiveEncoder
-from reelworks.encoders.request_key import CONTROL, FIRST_FRAME, IMAGE, LATENT, TEXT, EncoderIds
+from reelworks.encoders.request_key import CONTROL, FIRST_FRAME, IMAGE, LATENT, TEXT
 from reelworks.models.api import TextEmbedding
 
 
-def frames_for(name: str, ids: EncoderIds) -> tuple[str, ...]:
-    """Return the kinds of frames that a value is computed from."""
+def frames_for(name: str, seen: tuple[str, ...] = (), parts: tuple[str, ...] | None = None) -> tuple[str, ...]:
+    """Return the kinds of frames that a value is computed from.
+
+    `seen` are the sources that a caption refers to, `parts` the companions that a control is encoded of with the clip.
+    """
     if name == TEXT:
-        return ("source",) if ids.text_sees_pictures else ()
+        return seen
     if name in (LATENT, FIRST_FRAME, IMAGE):
         return (CLIP,)
-    return (CLIP, *ids.given) if ids.control_parts else (name,)
+    return (name,) if parts is None else (CLIP, *parts)
+
+
+def sources_in(names: Container[str]) -> tuple[str, ...]:
+    """Return the names of sources among `names`, in their order."""
+    return tuple(name for name in SOURCES if name in names)
 
 
 @torch.no_grad()

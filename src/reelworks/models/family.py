@@ -22,6 +22,7 @@ class Conditioning:
     objectives: tuple[str, ...] = ("rectified-flow",)  # names of objectives that published weights were trained with
     # Companions of a clip that the network takes as inputs: "control", "source", "mask".
     takes: tuple[Literal["control", "source", "mask"], ...] = ()
+    most_sources: int = 1  # number of sources of a clip that it takes if it takes any
     needs: tuple[Literal["control", "source"], ...] = ()  # companions in `takes` that it cannot run without
     # Whether its control is in parts: what is kept of the clip where the mask is black, the control where it is white, and
     # the mask, whose pixels are channels. Without a mask all is white, and without a control it is grey there.
@@ -158,6 +159,9 @@ class Release:
     formats: tuple[str, ...] = ("diffusers", "comfyui")  # LoRA file formats that programs for this model read
     architecture: str | None = None  # ModelSpec name in the header of LoRA files; None uses the preset's name
     base_version: str | None = None  # name that kohya's readers look up; None if they have none
+    distilled: bool = (
+        False  # whether steps or guidance were distilled into it, which training without an adapter undoes
+    )
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from reelworks.core.shape import Shape
+from reelworks.core.sources import SOURCES
 from reelworks.diffusion.objectives import Objective
 from reelworks.models import components, factory, registry
-from reelworks.models.api import Denoiser, DenoiserInputs, nothing_given
+from reelworks.models.api import Denoiser, DenoiserInputs, given, nothing_given
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
 from reelworks.models.expert_pair.config import switch_timestep
 from reelworks.models.family import IMAGE_ENCODERS
@@ -108,14 +109,17 @@ def example(
         height=torch.full((batch,), float(H)),
         width=torch.full((batch,), float(W)),
         drop_text=torch.zeros(batch, dtype=torch.bool),
-        **_companions(latent, name, g),
+        **given(_companions(latent, name, g), batch),
     )
 
 
 def _companions(latent: Tensor, name: str, g: torch.Generator) -> dict[str, Tensor]:
     wants = components.conditioning(ModelConfig(name=name))
-    kinds = [kind for kind in wants.takes if kind != "mask"] + ["first_frame"] * (wants.first_frame is not None)
+    sources = SOURCES[: wants.most_sources] if "source" in wants.takes else ()
+    kinds = [*(["control"] if "control" in wants.takes else []), *sources]
+    kinds += ["first_frame"] if wants.first_frame else []
     inputs = nothing_given(latent) | {key: torch.randn(latent.shape, generator=g) for key in kinds}
+    inputs |= {name: inputs[name].mT for name in sources[1::2]}  # those of other sizes than the picture
     if wants.control_parts:
         channels = 2 * latent.shape[1] + math.prod(components.autoencoder_geometry(AUTOENCODER).stride[1:])
         inputs["control"] = torch.randn(len(latent), channels, *latent.shape[2:], generator=g)

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from reelworks.core import sources
 from reelworks.core.config import Config
 from reelworks.core.errors import UserError
 from reelworks.train import optimizer_names
@@ -278,7 +279,9 @@ class SamplesConfig(Config):
         description="image that every clip ends with, for models that know given frames; models of first and last frames need one",
     )
     control: str | None = Field(None, min_length=1, description="control image or clip of all previews")
-    source: str | None = Field(None, min_length=1, description="image that all previews edit")
+    source: str | list[str] | None = Field(
+        None, min_length=1, description="image that all previews edit, or a list of images in order"
+    )
     inpaint: str | None = Field(
         None, min_length=1, description="image or clip of which the black areas of samples.mask are kept"
     )
@@ -301,5 +304,5 @@ class SamplesConfig(Config):
     @property
     def companions(self) -> dict[str, str]:
         """Files of the companions, by kind."""
-        files = {"control": self.control, "source": self.source, "mask": self.mask}
+        files = {"control": self.control, **sources.named(self.source), "mask": self.mask}
         return {kind: file for kind, file in files.items() if file is not None}
