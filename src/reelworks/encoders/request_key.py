@@ -21,6 +21,7 @@ import pyarrow as pa
 from pydantic import BaseModel
 
 from reelworks.catalog import location
+from reelworks.catalog.companions import REJECTED
 from reelworks.catalog.location import MediaPath
 from reelworks.core import digests, files
 from reelworks.core.log import logger
@@ -49,7 +50,7 @@ class EncoderIds:
         image: Digest of the image encoder; None if the model has none.
         first_frame: How the first frame is encoded for the model, "grey" or "alone"; None if it is not.
         last_frame: Whether the last frame is encoded with it.
-        given: Kinds of companions whose latents the model takes.
+        given: Kinds of companions whose latents the model takes, and "rejected" if it learns preferences.
         control_parts: Whether the control is encoded in parts with the clip and its mask.
         text_sees_pictures: Whether an embedding also depends on the first frames of sources.
         latent_dtype: Dtype in which latents are stored.
@@ -70,7 +71,7 @@ class EncoderIds:
     @property
     def parts(self) -> tuple[str, ...] | None:
         """Kinds of companions that a control is encoded of together with the clip; None if each is encoded alone."""
-        return self.given if self.control_parts else None
+        return tuple(kind for kind in self.given if kind != REJECTED) if self.control_parts else None
 
 
 def encoder_id(config: BaseModel, field: str, known: FileDigests, *, part: str | None = None) -> str:
@@ -218,8 +219,8 @@ class Keys:
                 theirs = found.rows.fingerprint[int(found.row[row])].as_py()
                 theirs = self._fingerprint(theirs, companion.path)
                 wanted[kind] = self._wanted(LATENT, latents, companion, theirs, label, ids.latent_dtype)
-        if ids.control_parts:
-            parts = [wanted[LATENT], *(wanted.pop(kind) for kind in ids.given if kind in wanted)]
+        if ids.parts is not None:
+            parts = [wanted[LATENT], *(wanted.pop(kind) for kind in ids.parts if kind in wanted)]
             key = digests.digest_json([CONTROL, *(part.key for part in parts)])
             wanted[CONTROL] = dataclasses.replace(wanted[LATENT], key=key, kind="control parts")
         moves = work.shape.num_frames > 1

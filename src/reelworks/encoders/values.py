@@ -29,7 +29,7 @@ def frames_for(name: str, seen: tuple[str, ...] = (), parts: tuple[str, ...] | N
         return seen
     if name in (LATENT, FIRST_FRAME, IMAGE):
         return (CLIP,)
-    return (name,) if parts is None else (CLIP, *parts)
+    return (CLIP, *parts) if name == CONTROL and parts is not None else (name,)
 
 
 def sources_in(names: Container[str]) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from reelworks.core.sources import SOURCES
 from reelworks.models import registry
 from reelworks.models.components import conditioning, other_latents
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
+from reelworks.recipe.recipe import Recipe
 
 COMPANIONS = ("control", *SOURCES, "mask")  # companions that can be inputs of a network
 
@@ -161,3 +162,17 @@ def require_image_encoder(model: ModelConfig) -> None:
             value=model.image_encoder,
             remedy="leave it out" if kind is None else "give the folder or hub id of the model's release",
         )
+
+
+def distilled_warning(recipe: Recipe) -> str | None:
+    """Return a warning if a LoRA would undo what was distilled into its base; None if something prevents that."""
+    lora, name = recipe.lora, recipe.model.name
+    prevented = lora is None or lora.training_adapter is not None or recipe.objective.target_guidance_scale is not None
+    if prevented or not registry.release_of(name).distilled:
+        return None
+    return (
+        f"{name} is a distilled model, and training undoes the distillation: the LoRA's pictures become blurred. "
+        "Set lora.training_adapter to an adapter for this model, or objective.target_guidance_scale if guidance alone was "
+        "distilled into it, or train on the model that it was distilled from and "
+        f'set samples.model = "{name}" (docs/how-to/train-a-lora.md)'
+    )
