@@ -27,16 +27,31 @@ def wan(module, x0, noise, i):
     return _mse(out, noise - x0)
 
 
-def wan_i2v(module, x0, noise, i):
+def wan_vace(module, x0, noise, i):
+    """What is kept, what is remade and the mask are channels of the control."""
+    text = i.text * i.text_mask[..., None]
+    out = module(_blend(x0, noise, i.time), i.time, text, control_hidden_states=i.control).sample
+    return _mse(out, noise - x0)
+
+
+def wan_i2v(module, x0, noise, i, last=False):
     """Text has 512 tokens, behind which the network looks for the picture's."""
     B, _, T, H, W = x0.shape
     text = torch.zeros(B, 512, i.text.shape[2])
     text[:, : i.text.shape[1]] = i.text * i.text_mask[..., None]
     mask = torch.zeros(B, 4, T, H, W)
     mask[:, :, 0] = 1
+    if last:
+        mask[:, 3, -1] = 1
     seen = torch.cat([_blend(x0, noise, i.time), mask, i.first_frame], dim=1)
-    out = module(seen, i.time, text, encoder_hidden_states_image=i.image).sample
+    image = torch.stack(i.image.chunk(2, dim=1), dim=1).flatten(0, 1) if last else i.image
+    out = module(seen, i.time, text, encoder_hidden_states_image=image).sample
     return _mse(out, noise - x0)
+
+
+def wan_flf2v(module, x0, noise, i):
+    """The last frame is given too, and the pictures of both are embedded as a batch of two."""
+    return wan_i2v(module, x0, noise, i, last=True)
 
 
 def _picture(x0, noise, i):
@@ -283,6 +298,8 @@ LOSSES = {
     "sd3-tiny": sd3,
     "sdxl-tiny": sdxl,
     "wan-tiny": wan,
+    "wan-flf2v-tiny": wan_flf2v,
     "wan-i2v-tiny": wan_i2v,
+    "wan-vace-tiny": wan_vace,
     "z-image-tiny": z_image,
 }

@@ -20,14 +20,18 @@ class Conditioning:
     # Whether the network knows which frames are conditions, so that it can learn to continue clips.
     frames: bool = False
     objectives: tuple[str, ...] = ("rectified-flow",)  # names of objectives that published weights were trained with
-    # Companions of a clip that the network takes as inputs: "control", "source".
-    takes: tuple[Literal["control", "source"], ...] = ()
+    # Companions of a clip that the network takes as inputs: "control", "source", "mask".
+    takes: tuple[Literal["control", "source", "mask"], ...] = ()
     most_sources: int = 1  # number of sources of a clip that it takes if it takes any
     needs: tuple[Literal["control", "source"], ...] = ()  # companions in `takes` that it cannot run without
+    # Whether its control is in parts: what is kept of the clip where the mask is black, the control where it is white, and
+    # the mask, whose pixels are channels. Without a mask all is white, and without a control it is grey there.
+    control_parts: bool = False
     # How the network gets a clip's first frame besides the noise: "grey": encoded with grey frames after it; "alone":
     # encoded alone, with zeros after it; None: not at all.
     first_frame: Literal["grey", "alone"] | None = None
-    # Encoder whose embedding of the first frame is an input; None if there is none.
+    last_frame: bool = False  # whether the last frame stands behind the grey ones, and is embedded beside the first
+    # Encoder whose embedding of the first frame, and of the last if given, is an input; None if there is none.
     image_encoder: Literal["clip", "siglip"] | None = None
     image_dim: int = 0  # width of that embedding
 
@@ -44,6 +48,7 @@ class ComponentShapes:
     pooled_dim: int  # width of the pooled text embedding, 0 if there is none
     text_length: int = 0
     learns_variance: bool = False  # whether the objective reads a second half of output channels
+    latent_stride: tuple[int, int] = (8, 8)  # pixels per latent element along (height, width)
 
 
 class KeyRule(NamedTuple):
@@ -85,6 +90,8 @@ class Network:
     release_layers: tuple[KeyRule, ...] = ()
     # Whether ComfyUI's LoRA files use the names of the release or of diffusers.
     comfyui_layers: Literal["release", "diffusers"] = "release"
+    # Whether ComfyUI maps diffusers' names of layers that are parts of one layer of the release to rows of it.
+    comfyui_maps_parts: bool = False
     # Replacements in the keys of released weights that diffusers' own conversion misses.
     renamed_keys: Mapping[str, str] = field(default_factory=dict)
     alternates: bool = False  # whether the first blocks of all lists are used before the second ones
@@ -94,6 +101,12 @@ class Network:
     # Blocks see captions at their own length, rounded up to a multiple of this; 0 if all have one length.
     caption_multiple: int = 0
     sequence: SequenceSplit | None = None  # None if ranks cannot share tokens
+
+    def names_parts(self, format: str) -> bool:
+        """Whether LoRA files of a convention name each layer of the network, and none that joins several."""
+        if format == "diffusers" or all(len(rule.parts.split()) == 1 for rule in self.release_layers):
+            return True
+        return format == "comfyui" and (self.comfyui_maps_parts or self.comfyui_layers == "diffusers")
 
 
 class FamilyConfig(Protocol):
