@@ -241,7 +241,10 @@ def test_sizes_that_a_pipeline_would_round_are_refused(places):
 def test_usual_guidance_and_steps_are_the_defaults_of_the_pipelines():
     """What is known of released models is what diffusers takes where nobody says it."""
     # Those whose releases say it otherwise, and those without a pipeline.
-    released = ("flux-schnell", "flux2-klein-4b", "flux2-klein-9b", "hunyuan-video-1.5", "krea2-turbo")
+    released = (
+        *("flux-schnell", "flux2-klein-4b", "flux2-klein-9b", "hunyuan-video-1.5", "krea2-turbo", "z-image-turbo"),
+        *("qwen-image-edit-2509", "qwen-image-edit-2511", "qwen-image-edit-plus"),
+    )
     for name in (name for name in registry.PRESETS if not name.startswith((*released, "stdit", "flux3"))):
         kind = getattr(diffusers, registry.TEXT_ENCODERS[registry.PRESETS[name].parts.text].pipeline)
         defaults = inspect.signature(kind.__call__).parameters

@@ -21,13 +21,19 @@ def predict(module: Any, inputs: DenoiserInputs, config: Krea2Config) -> Tensor:
     picture = pad(grid(H // 2, W // 2, device=inputs.latent.device), (1, 0))
     out: Tensor = module(
         pack(inputs.latent[:, :, 0]),
-        encoder_hidden_states=inputs.text.unflatten(2, (config.num_text_layers, -1)),
+        encoder_hidden_states=_layers(inputs.text, config),
         timestep=inputs.time / PURE_NOISE,
         position_ids=pad(picture, (0, 0, inputs.text.shape[1], 0)),
         encoder_attention_mask=inputs.text_mask,
         return_dict=False,
     )[0]
     return -unpack(out, H, W)[:, :, None]
+
+
+def _layers(text_BLD: Tensor, config: Krea2Config) -> Tensor:
+    """Return the states of the layers that a token holds: `[B, L, layers, width]`."""
+    B, L, _ = text_BLD.shape
+    return text_BLD.reshape(B, L, config.num_text_layers, -1)
 
 
 def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: list[Tensor]) -> EncodedText:
@@ -38,8 +44,7 @@ def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: list
 
 def pipeline_arguments(text: TextEmbedding, guidance_scale: float, fps: float, config: Krea2Config) -> dict[str, Any]:
     """Return the arguments of a pipeline call, whose guidance scale is lower by 1."""
-    tokens = text.tokens.unflatten(2, (config.num_text_layers, -1))
-    return guided(text._replace(tokens=tokens), guidance_scale - 1, fps, config) | {
+    return guided(text._replace(tokens=_layers(text.tokens, config)), guidance_scale - 1, fps, config) | {
         "prompt_embeds_mask": text.mask[:1],
         "negative_prompt_embeds_mask": text.mask[1:],
     }
