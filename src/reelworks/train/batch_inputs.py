@@ -287,7 +287,9 @@ def _example(
         counts = counts & (weight.amax(dim=(2, 3)) * frame_mask).any(dim=1)
     uncaptioned = None
     if (empty := encoded.empty) is not None:
-        named = {"text": empty.tokens, "text_mask": empty.mask, "pooled": empty.pooled}
-        uncaptioned = replace(inputs, **named, drop_text=torch.ones_like(inputs.drop_text))
+        everywhere = torch.ones_like(inputs.drop_text)
+        uncaptioned = replace(
+            inputs, text=empty.tokens, text_mask=empty.mask, pooled=empty.pooled, drop_text=everywhere
+        )
     share = frame_mask.float().mean(dim=1)
     return Example(inputs, x0, noise, share, counts, weight, uncaptioned, encoded.rejected)
