@@ -129,6 +129,7 @@ def generate(
     from reelworks.generate.conditions import Conditions
     from reelworks.generate.load_run import LoadedModel
     from reelworks.generate.pipeline import GenerateOptions
+    from reelworks.models import components
     from reelworks.recipe import preview_model, recipe_file
     from reelworks.run import history
     from reelworks.train import init_from
@@ -165,7 +166,7 @@ def generate(
         guidance_scale or sampled.guidance_scale,
         seed,
         Conditions(begin, loop, begin_frames),
-        conditions.companions(given, shape, "--"),
+        conditions.companions(given, shape, "--", components.source_multiple(recipe.model, recipe.autoencoder)),
         None if sampler is None else sampler.value,
     )
     load_run.require(recipe, options)

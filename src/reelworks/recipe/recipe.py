@@ -74,8 +74,10 @@ class Recipe(Config):
     @model_validator(mode="after")
     def _files_can_hold_the_lora(self) -> Self:
         if self.lora is not None:
+            preset = registry.PRESETS.get(self.model.name)  # unknown models are refused elsewhere
+            network = None if preset is None else preset.config.network
             for format in self.exports.formats:
-                self.lora.require_writable(format, "exports.formats")
+                self.lora.require_writable(format, "exports.formats", network)
         return self
 
     @model_validator(mode="after")

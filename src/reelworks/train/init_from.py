@@ -103,22 +103,23 @@ def _checkpoint(source: Path, recipe: Recipe, weights_only: bool) -> Path:
 
 
 def require_same_settings(run: RunFolder, step: int, recipe: Recipe, without: str | None) -> None:
-    """Check that a checkpoint has the recipe's optimizer, and the rank and alpha of its LoRA, which tensors do not hold.
+    """Check that a checkpoint has the recipe's optimizer, and its LoRA's type, rank and alpha, which tensors do not hold.
 
     `without` is a remedy that loads only the weights; None if that is done, whatever the optimizer.
     """
     trained = recipe_file.load(history.recipe_of(run, step))
     if trained.lora is not None and recipe.lora is not None:
-        # The rank comes first, because alpha defaults to it.
-        ranks, alphas = (trained.lora.rank, recipe.lora.rank), (trained.lora.exact_alpha, recipe.lora.exact_alpha)
-        for name, (saved, asked) in {"rank": ranks, "alpha": alphas}.items():
+        # The rank comes before alpha, which defaults to it.
+        for name, saved in trained.lora.adapter._asdict().items():
+            asked = getattr(recipe.lora.adapter, name)
             if saved != asked:
+                saved = f"{saved:g}" if isinstance(saved, float) else saved
                 raise UserError(
-                    f"the checkpoint's LoRA has {name} {saved:g}",
+                    f"the checkpoint's LoRA has {name} {saved}",
                     code="lora-settings-differ",
                     field=f"lora.{name}",
                     value=asked,
-                    remedy=f"set it to {saved:g}, or train another LoRA in a run of its own",
+                    remedy=f"set it to {saved}, or train another LoRA in a run of its own",
                 )
     had, new = trained.train.optimizer, recipe.train.optimizer
     if without is not None and had != new:

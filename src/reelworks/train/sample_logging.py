@@ -21,6 +21,7 @@ from reelworks.generate import conditions, defaults, diffusers_pipeline, writers
 from reelworks.generate.conditions import Conditions
 from reelworks.generate.diffusers_pipeline import PipelineOutput
 from reelworks.generate.pipeline import GenerateOptions
+from reelworks.models import components
 from reelworks.models.api import DenoiserInputs
 from reelworks.models.sequence_parallel import SequenceParallel
 from reelworks.precision.boundary import DtypeBoundary
@@ -55,7 +56,9 @@ def options(data: RecipeData) -> GenerateOptions | None:
         sampled.guidance_scale,
         recipe.seed,
         Conditions(reference),
-        conditions.companions(c.companions, shape, "samples."),
+        conditions.companions(
+            c.companions, shape, "samples.", components.source_multiple(recipe.model, recipe.autoencoder)
+        ),
     )
 
 

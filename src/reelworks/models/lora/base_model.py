@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import nn
 
 from reelworks.core import digests
 from reelworks.core.errors import UserError
+from reelworks.models import fp8
 
 
 class Base(NamedTuple):
@@ -34,11 +34,11 @@ class Base(NamedTuple):
         return cls(**json.loads(text))
 
 
-def digest(state: Mapping[str, Tensor]) -> str:
+def digest(module: nn.Module) -> str:
     """Return a digest of all values of a network, taken as float32 whatever their dtype; as fast as memory is read."""
-    running = digests.running()
+    running, state = digests.running(), module.state_dict(keep_vars=True)
     for name in sorted(state):
-        value = state[name].detach().contiguous()
+        value = fp8.value(state[name]).contiguous()
         value = value.float() if value.is_floating_point() else value
         running.update(f"{name}:{tuple(value.shape)};".encode())
         running.update(value.flatten().view(torch.uint8).numpy().data)

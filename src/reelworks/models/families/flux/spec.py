@@ -40,6 +40,7 @@ class FluxConfig(Config):
         ("transformer_blocks", "single_transformer_blocks"),
         widened="x_embedder.weight",
         release_layers=_RELEASE_LAYERS,
+        comfyui_maps_parts=True,
         sequence=family.SequenceSplit(captions=True),
     )
 
