@@ -72,12 +72,14 @@ def loaded(
             yield PreviewModel(recipe, trained, encoder)
         return
     shown = preview_model.recipe_of(recipe)
+    conditioning = components.conditioning(shown.model)
     with _parked(module, world):
-        yield PreviewModel(
-            shown,
-            DtypeBoundary(_with_lora(shown, module, world, layout)),
-            replace(encoder, conditioning=components.conditioning(shown.model)),
-        )
+        denoiser = _with_lora(shown, module, world, layout)
+        try:
+            yield PreviewModel(shown, DtypeBoundary(denoiser), replace(encoder, conditioning=conditioning))
+        finally:
+            if not world.shards:  # before the trained network returns, whoever still refers to this one
+                nn.Module.to(denoiser.module, "meta")
 
 
 def _with_lora(recipe: Recipe, trained: nn.Module, world: World, layout: Layout | None) -> Denoiser:

@@ -10,7 +10,8 @@ from safetensors.torch import save_file
 from test_lora_layers import FORMATS, SETTINGS, adapted, written
 
 from reelworks.core.errors import UserError
-from reelworks.models import weights
+from reelworks.models import factory, weights
+from reelworks.models.config import ModelConfig
 from reelworks.models.lora import inject, training_adapter
 from reelworks.models.lora.config import LoraConfig
 from reelworks.models.lora.training_adapter import TrainingAdapter
@@ -101,3 +102,26 @@ def test_a_file_of_a_repository_is_downloaded_alone(tmp_path, monkeypatch):
     assert asked == [("someone/adapters", ["v2.safetensors"])]
     assert weights.require_file(str(file), "lora.training_adapter") == file
     assert len(asked) == 1
+
+
+@pytest.mark.parametrize("type", ["lokr", "loha", "oft"])
+def test_it_goes_with_every_kind_of_update(tmp_path, type):
+    """On a fresh update of any kind, the network with it says what the base with it says."""
+    path = written(tmp_path, adapted(settings=SETTINGS))
+    lora = LoraConfig(type=type) if type != "oft" else LoraConfig(type=type, block_size=4)
+    config = lora.model_copy(update={"training_adapter": str(path)})
+    denoiser = factory.build_denoiser(
+        ModelConfig(name="wan-tiny"),
+        autoencoder=contract.AUTOENCODER,
+        text=contract.TEXT,
+        device="cpu",
+        seed=0,
+        lora=config,
+    )
+    plain = factory.build_denoiser(
+        ModelConfig(name="wan-tiny"), autoencoder=contract.AUTOENCODER, text=contract.TEXT, device="cpu", seed=0
+    )
+    TrainingAdapter.read(str(path)).attach(plain.module, config_of("wan-tiny"))
+    torch.testing.assert_close(said(denoiser), said(plain), rtol=1e-4, atol=1e-5)
+    with training_adapter.dropped(denoiser.module):
+        assert not torch.allclose(said(denoiser), said(plain), atol=1e-3)

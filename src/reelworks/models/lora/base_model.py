@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from reelworks.core import digests
 from reelworks.core.errors import UserError
@@ -36,7 +37,12 @@ class Base(NamedTuple):
 
 def digest(module: nn.Module) -> str:
     """Return a digest of all values of a network, taken as float32 whatever their dtype; as fast as memory is read."""
-    running, state = digests.running(), module.state_dict(keep_vars=True)
+    return digest_of(module.state_dict(keep_vars=True))
+
+
+def digest_of(state: Mapping[str, Tensor]) -> str:
+    """Return the same digest of named tensors."""
+    running = digests.running()
     for name in sorted(state):
         value = fp8.value(state[name]).contiguous()
         value = value.float() if value.is_floating_point() else value
