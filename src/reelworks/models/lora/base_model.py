@@ -10,7 +10,7 @@ from torch import nn
 
 from reelworks.core import digests
 from reelworks.core.errors import UserError
-from reelworks.models import fp8
+from reelworks.models.lora import frozen
 
 
 class Base(NamedTuple):
@@ -37,7 +37,7 @@ def digest(module: nn.Module) -> str:
     """Return a digest of all values of a network, taken as float32 whatever their dtype; as fast as memory is read."""
     running, state = digests.running(), module.state_dict(keep_vars=True)
     for name in sorted(state):
-        value = fp8.value(state[name]).contiguous()
+        value = frozen.value(state[name]).contiguous()
         value = value.float() if value.is_floating_point() else value
         running.update(f"{name}:{tuple(value.shape)};".encode())
         running.update(value.flatten().view(torch.uint8).numpy().data)
