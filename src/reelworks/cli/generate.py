@@ -94,7 +94,8 @@ def generate(
         Path | None, Option(help="A picture or clip of control signals, for models that take one.")
     ] = None,
     edited: Annotated[
-        Path | None, Option("--source", help="A picture or clip to edit, for models that take one.")
+        list[Path] | None,
+        Option("--source", help="A picture or clip to edit, for models that take one; repeatable, in order."),
     ] = None,
     sampler: Annotated[
         Sampler | None,
@@ -106,6 +107,12 @@ def generate(
     raw_weights: Annotated[
         bool, Option("--raw-weights", help="Use the trained weights instead of their average.")
     ] = False,
+    trained_base: Annotated[
+        bool,
+        Option(
+            "--trained-base", help="Add a LoRA to the model that it was trained on, and not to that of samples.model."
+        ),
+    ] = False,
 ) -> None:
     """Generate clips or pictures from prompts.
 
@@ -116,12 +123,14 @@ def generate(
     With --prompt-file, clips that are in the folder already are kept, so that the same command goes on.
     """
     from reelworks.checkpoint.store import CheckpointStore
+    from reelworks.core import sources
     from reelworks.core.shape import Shape
     from reelworks.generate import conditions, defaults, load_run, writers
     from reelworks.generate.conditions import Conditions
     from reelworks.generate.load_run import LoadedModel
     from reelworks.generate.pipeline import GenerateOptions
-    from reelworks.recipe import recipe_file
+    from reelworks.models import components
+    from reelworks.recipe import preview_model, recipe_file
     from reelworks.run import history
     from reelworks.train import init_from
 
@@ -140,6 +149,7 @@ def generate(
     picture = (prompt_file is None and writers.is_picture(output)) if num_frames is None else num_frames == 1
     run, step = init_from.locate(source)
     recipe = recipe_file.load(history.recipe_of(run, step))
+    recipe = preview_model.without(recipe) if trained_base else preview_model.recipe_of(recipe)
     usual = defaults.shape(run, recipe, picture=picture)
     shape = Shape(num_frames or usual.num_frames, height or usual.height, width or usual.width)
     for path in paths:
@@ -147,7 +157,7 @@ def generate(
         writers.require_place(path)
     begin_frames = condition_frames or defaults.condition_frames(recipe)
     begin = None if reference is None else conditions.read(reference, shape, begin_frames)
-    companions = {"control": control, "source": edited}
+    given = ({} if control is None else {"control": str(control)}) | sources.named([str(path) for path in edited or []])
     sampled = defaults.sampled(recipe)
     options = GenerateOptions(
         shape,
@@ -156,12 +166,14 @@ def generate(
         guidance_scale or sampled.guidance_scale,
         seed,
         Conditions(begin, loop, begin_frames),
-        {name: conditions.companion(path, shape, f"--{name}") for name, path in companions.items() if path},
+        conditions.companions(given, shape, "--", components.source_multiple(recipe.model, recipe.autoencoder)),
         None if sampler is None else sampler.value,
     )
     load_run.require(recipe, options)
     # Load the step whose recipe was read: a run in progress may have saved again meanwhile.
-    model = LoadedModel.load(CheckpointStore(run.checkpoints_folder).path(step), averaged=not raw_weights)
+    model = LoadedModel.load(
+        CheckpointStore(run.checkpoints_folder).path(step), averaged=not raw_weights, shown=not trained_base
+    )
     for line in model.unseen(list(dict.fromkeys(prompt for job in jobs for prompt in job.prompts))):
         show.line(line)
     for job in jobs:

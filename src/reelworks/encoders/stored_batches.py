@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from reelworks.catalog.companions import REJECTED
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
 from reelworks.data import prefetch
@@ -87,12 +88,11 @@ class StoredLatents:
 
     def kinds_to_read(self, wanted: Mapping[str, Wanted], found: Found) -> list[str]:
         """Return the kinds of frames that the missing values of a clip are computed from."""
-        sees = self.keys.ids.text_sees_pictures
+        seen = values.sources_in(wanted) if self.keys.ids.text_sees_pictures else ()
         missing = [
             name for name in wanted if name not in found and not (name == TEXT and wanted[TEXT].key in self.store)
         ]
-        kinds = (values.frames_for(name, text_sees_pictures=sees) for name in missing)
-        return sorted({kind for kind in kinds if kind is not None})
+        return sorted({kind for name in missing for kind in values.frames_for(name, seen)})
 
 
 @dataclass(frozen=True)
@@ -127,21 +127,21 @@ class StoredBatch(MicroBatch):
         rows = []
         for i, drop in enumerate(dropped):
             caption = "" if drop and drops else self.work.captions[i]
-            picture = self.wanted[i].get("source") if self.source.keys.ids.text_sees_pictures else None
-            wanted = self.source.keys.text(caption, picture)
+            wanted = self.source.keys.text(caption, self.source.keys.seen(self.wanted[i]))
             rows.append(encoder.embedded.get(wanted.key, partial(self._embed, encoder, wanted, caption, i)))
         return TextEmbedding(
             *(transfer.to_device(torch.cat(parts), encoder.device) for parts in zip(*rows, strict=True))
         )
 
     def _embed(self, encoder: LiveEncoder, wanted: Wanted, caption: str, i: int) -> TextEmbedding:
-        packed = self.source.get(wanted)
-        if packed is None and i in self.broken and self.source.keys.ids.text_sees_pictures:
+        packed, seen = self.source.get(wanted), self.source.keys.seen(self.wanted[i])
+        if packed is None and i in self.broken and seen:
             return values.blank_text(encoder)
         if packed is None:
-            pictures = self.decoded[i]["source"][:, 0].cpu() if "source" in self.decoded[i] else None
-            packed = values.pack(encoder.text_encoder.encode([caption], pictures))
-            if pictures is not None or not self.source.keys.ids.text_sees_pictures:
+            decoded = self.decoded[i]
+            pictures = [decoded[name][:, 0].cpu() for name in values.sources_in(decoded)]
+            packed = values.pack(encoder.text_encoder.encode([caption], pictures if seen else ()))
+            if not seen or len(pictures) == len(seen):
                 self.source.keep(wanted, packed)
         return values.unpack(packed)
 
@@ -151,10 +151,11 @@ class StoredBatch(MicroBatch):
             if name == TEXT or name in self.found[i]:
                 continue
             if i in self.broken:  # its loss is left out, so that no encoder is loaded for it
-                self.found[i][name] = values.blank(encoder, name, self.work.shape)
+                request = _request(self.work, i, name)
+                shape = self.work.shape if request is None else request.shape
+                self.found[i][name] = values.blank(encoder, name, shape)
                 continue
-            kind = values.frames_for(name, text_sees_pictures=False)
-            assert kind is not None
+            (kind,) = values.frames_for(name)
             value = values.encode(encoder, name, self.decoded[i][kind])[0].cpu()
             self.found[i][name] = value = value.to(latent_dtype(self.source.keys, name))
             if self._is_as_scanned(i):
@@ -172,16 +173,22 @@ def latent_dtype(keys: Keys, name: str) -> torch.dtype:
 
 
 def clip_values(batch: MicroBatch, encoder: LiveEncoder) -> dict[str, Tensor]:
-    """Return the latents of a micro-batch, and what its other conditions are made of, live or stored."""
+    """Return the latents of a micro-batch, and what its other conditions are made of, live or stored.
+
+    Live, these are the latents of the clips and of the rejected ones.
+    """
     if isinstance(batch, StoredBatch):
         return batch.values(encoder)
-    return {request_key.LATENT: encoder.latents(batch.frames)}
+    frames = {request_key.LATENT: batch.frames}
+    if REJECTED in batch.companions:
+        frames[REJECTED] = batch.companions[REJECTED]
+    return {name: encoder.latents(each) for name, each in frames.items()}
 
 
 def conditions(
     batch: MicroBatch, encoder: LiveEncoder, encoded: Mapping[str, Tensor], latent_BCTHW: Tensor
 ) -> dict[str, Tensor]:
-    """Return the last four inputs of a denoiser for a micro-batch; see `models.api.DenoiserInputs`."""
+    """Return the conditions of a micro-batch by name; see `models.api.given`."""
     if isinstance(batch, StoredBatch):
         return conditioning.join(encoder, latent_BCTHW, encoded)
     num_frames = batch.work.shape.num_frames
@@ -192,8 +199,8 @@ def texts(batch: MicroBatch, encoder: LiveEncoder, dropped: Sequence[bool]) -> T
     """Return the embeddings of a micro-batch's captions."""
     if isinstance(batch, StoredBatch):
         return batch.texts(encoder, dropped)
-    source = batch.companions["source"][:, 0] if "source" in encoder.given else None
-    return encoder.texts(batch.captions, dropped, source)
+    pictures = [batch.companions[name][:, 0] for name in values.sources_in(batch.companions) if name in encoder.given]
+    return encoder.texts(batch.captions, dropped, pictures)
 
 
 class _Item:
@@ -203,27 +210,32 @@ class _Item:
         self.work, self.source = work, source
         self.wanted = source.keys.wanted(work)
         self.found = [source.find(wanted) for wanted in self.wanted]
-        self.to_read: list[tuple[int, str, Request]] = []
+        to_read: list[tuple[int, str, Request]] = []
         for i, (wanted, found) in enumerate(zip(self.wanted, self.found, strict=True)):
             kinds = source.kinds_to_read(wanted, found)
-            self.to_read += [(i, kind, request) for kind in kinds if (request := _request(work, i, kind)) is not None]
+            to_read += [(i, kind, request) for kind in kinds if (request := _request(work, i, kind)) is not None]
             if (mask := _request(work, i, _MASK)) is not None:
-                self.to_read.append((i, _MASK, mask))
+                to_read.append((i, _MASK, mask))
+        # Sources of other sizes come last, and are read as companions.
+        self.to_read = sorted(to_read, key=lambda each: each[2].shape != work.shape)
+        self._same_size = sum(request.shape == work.shape for *_, request in to_read)
 
     def remaining(self) -> MicroBatchRequest:
-        """Return the micro-batch with the requests that remain as its clips, perhaps none."""
-        n = len(self.to_read)
-        at = [i for i, _, _ in self.to_read]
+        """Return the micro-batch with the requests that remain as its clips, perhaps none, and as companions of no clip."""
+        n, companions = len(self.to_read), dict[str, list[Request | None]]()
+        for at, (_, kind, request) in enumerate(self.to_read[self._same_size :], start=self._same_size):
+            companions.setdefault(kind, [None] * n)[at] = request
+        clips = [i for i, _, _ in self.to_read]
         return replace(
             self.work,
-            uids=self.work.uids[at],
-            copies=self.work.copies[at],
+            uids=self.work.uids[clips],
+            copies=self.work.copies[clips],
             repeat_index=np.zeros(n, dtype=np.int32),
             is_idle=False,
-            requests=tuple(request for _, _, request in self.to_read),
+            requests=tuple(request for _, _, request in self.to_read[: self._same_size]),
             captions=("",) * n,
             fps=(0.0,) * n,
-            companions={},
+            companions={kind: tuple(requests) for kind, requests in companions.items()},
             target_is_base=(False,) * n,
         )
 
@@ -239,6 +251,11 @@ class _Item:
         )
         for at, (i, kind, request) in enumerate(self.to_read):
             reason = broken.get(at)
+            if at >= self._same_size:
+                decoded[i][kind] = read.companions[kind][at : at + 1]
+                if reason is not None:
+                    failures.setdefault(i, reason)
+                continue
             if kind == _MASK and masks is not None:
                 if reason is None and not decode.counts(read.frames[at].cpu().numpy()):
                     reason = decode.EMPTY  # the clip would have no loss

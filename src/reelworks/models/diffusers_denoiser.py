@@ -106,8 +106,9 @@ class DiffusersNetwork:
     """Builds, loads and calls the networks of a diffusers family; satisfies `models.api.FamilyNetwork`."""
 
     predict: Predict  # `predict(module, inputs, config)` calls the network; see `models.api.Denoiser.predict`
-    # `encode(pipeline, captions, max_length, pictures)` by name of the text encoders.
-    encode_text: Mapping[str, Callable[[Any, list[str], int, Tensor | None], EncodedText]] = field(default_factory=dict)
+    # `encode(pipeline, captions, max_length, pictures)` by name of the text encoders; captions refer to uint8 pictures
+    # `[B, H, W, 3]`, perhaps several in order.
+    encode_text: Mapping[str, Callable[[Any, list[str], int, list[Tensor]], EncodedText]] = field(default_factory=dict)
     # `arguments(text, guidance_scale, fps, config)` returns the arguments of a pipeline call except sizes and steps;
     # `text` has a row for the caption and one for the empty caption.
     pipeline_arguments: Callable[[TextEmbedding, float, float, Any], dict[str, Any]] | None = None
@@ -135,9 +136,9 @@ class DiffusersNetwork:
 
         A source is a pipeline's folder, a network's folder, a single file, or a hub id, with the keys of
         diffusers or of the release (ComfyUI's). Values take the dtype of the module's parameters, and fp8
-        values are multiplied by their scales first; parameters on `meta` take the file's tensors and scales, or stay there
-        with nf4 codes. Missing columns for companions are zeros. If a file holds two
-        networks, `part` selects one.
+        values are multiplied by their scales first; parameters on `meta` take the file's tensors and scales, or
+        stay there with nf4 codes. Missing columns for companions are zeros. If a file holds two networks, `part`
+        selects one.
         """
         if source is None:
             return

@@ -29,6 +29,7 @@ from reelworks.models.family import FamilyConfig
 from reelworks.models.lora import files, frozen, inject
 from reelworks.models.lora.base_model import Base, digest
 from reelworks.models.lora.config import BaseStorage, LoraConfig
+from reelworks.models.lora.training_adapter import TrainingAdapter
 from reelworks.models.text.encoders import FamilyTextEncoder, T5TextEncoder
 from reelworks.models.text.hashed import HashedTextEncoder
 from reelworks.precision.boundary import check_contract
@@ -92,6 +93,11 @@ def build_denoiser(
         denoiser.base = Base(model.name, model.weights, digest(denoiser.module))
     blocks = [block for each in denoisers for block in each.sharding().blocks]
     frozen.store(denoiser.module, blocks, stored, compute=compute, device=device)
+    if lora.training_adapter is not None and denoiser.base is not None:
+        adapter = TrainingAdapter.read(lora.training_adapter)
+        for each in denoisers:
+            adapter.attach(each.module, config)
+        denoiser.base = denoiser.base._replace(training_adapter=adapter.digest())
     inject.inject(denoiser, lora, seed=seed)
     if lora.weights is not None and has_values:
         files.load_into(denoiser.module, lora, config)

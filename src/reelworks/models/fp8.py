@@ -27,12 +27,20 @@ def kept(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tens
     What renames, splits and joins the values does the same to the scales. Values without a scale have 1.
     """
     values, scales = _apart(state)
+    # Parameters of a network are floating-point numbers.
+    for name in [name for name in scales if not values[name].is_floating_point()]:
+        values[name] = values[name].float() * scales.pop(name)
     one = torch.ones(())
     return values, {name: scales.get(name, one).expand(value.shape) for name, value in values.items()}
 
 
 def _apart(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    values = {key: value for key, value in state.items() if not key.endswith((*_SUFFIXES, *_UNUSED))}
+    values = {
+        key: value
+        for key, value in state.items()
+        # The last part of a marker begins with underscores, such as ComfyUI's of Qwen-Image-Edit-2511.
+        if not key.endswith((*_SUFFIXES, *_UNUSED)) and not key.rpartition(".")[2].startswith("__")
+    }
     scales = {}
     for suffix in _SUFFIXES:
         for key in (key for key in state if key.endswith(suffix)):

@@ -38,6 +38,7 @@ def unsupported(why: str) -> UserError:
     return UserError(
         f"these weights are stored in 4 bits by bitsandbytes, and {why}",
         code="weights-quantised",
+        field="model.weights",
         remedy="name the weights in bfloat16 or fp8; lora.base stores a frozen base in 4 bits",
     )
 

@@ -56,6 +56,22 @@ def require_there(source: str, field: str) -> Path:
         return _locate(source, ["*.json"])
 
 
+def require_file(source: str, field: str) -> Path:
+    """Return the local path of one `.safetensors` file, which is downloaded if it is on the hub.
+
+    On the hub it is `owner/name/file`, or `owner/name` if the repository has one such file.
+    """
+    with _errors_name(field, source):
+        path, (owner, _, rest) = Path(source).expanduser(), source.partition("/")
+        name, _, file = rest.partition("/")
+        if not path.exists() and path.suffix == ".safetensors" and file and hub.is_id(f"{owner}/{name}"):
+            path = hub.download(f"{owner}/{name}", [file]) / file
+            if path.is_file():
+                return path
+        (only, *_) = _files(_locate(source, _WEIGHT_FILES))
+        return only
+
+
 def config(source: str, field: str, part: str) -> dict[str, Any] | None:
     """Return the diffusers config of weights: from the part's folder, the folder itself, or that of the file.
 

@@ -105,6 +105,16 @@ class Recipe(Config):
         return self.encode.folder or str(PurePath(self.output).parent / "encoded")
 
     @property
+    def learns_preferences(self) -> bool:
+        """Whether each clip is trained with a rejected one."""
+        return any(dataset.rejected is not None for dataset in self.dataset)
+
+    @property
+    def clips_per_place(self) -> int:
+        """Number of clips that the network sees for each clip of a micro-batch: 2 if it learns preferences."""
+        return 2 if self.learns_preferences else 1
+
+    @property
     def keeps_autoencoder(self) -> bool:
         """Whether the autoencoder is in memory while the network trains: previews need it, stored latents do not."""
         return not self.encode.store or bool(self.samples.prompts)

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from reelworks.core import sources
 from reelworks.core.config import Config
 from reelworks.core.errors import UserError
 from reelworks.train import optimizer_names
@@ -273,7 +274,25 @@ class SamplesConfig(Config):
         None, min_length=1, description="image that every clip begins with; i2v models need one"
     )
     control: str | None = Field(None, min_length=1, description="control image or clip of all previews")
-    source: str | None = Field(None, min_length=1, description="image that all previews edit")
+    source: str | list[str] | None = Field(
+        None, min_length=1, description="image that all previews edit, or a list of images in order"
+    )
+    model: str | None = Field(
+        None,
+        min_length=1,
+        description="model that the LoRA is shown on in previews and by `generate`, of the family of the trained one, such "
+        "as the distilled one of a base; default: the trained one",
+    )
+    weights: str | None = Field(
+        None,
+        min_length=1,
+        description="weights of that model: folder, `.safetensors` file or hub id; default: the published ones",
+    )
+
+    @property
+    def has_model(self) -> bool:
+        """Whether previews are made with another model, or other weights, than the trained ones."""
+        return self.model is not None or self.weights is not None
 
     @model_validator(mode="after")
     def _check_metrics(self) -> SamplesConfig:
@@ -290,5 +309,5 @@ class SamplesConfig(Config):
     @property
     def companions(self) -> dict[str, str]:
         """Files of the companions, by kind."""
-        files = {"control": self.control, "source": self.source}
+        files = {"control": self.control, **sources.named(self.source)}
         return {kind: file for kind, file in files.items() if file is not None}

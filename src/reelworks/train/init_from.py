@@ -18,7 +18,7 @@ from reelworks.export import lora
 from reelworks.models import identify
 from reelworks.models.components import family_config
 from reelworks.models.lora import files
-from reelworks.models.lora.base_model import Base, require_same
+from reelworks.models.lora.base_model import Base, require_same, require_same_adapter
 from reelworks.models.weights import ShapeMismatch, read, require_fit, shapes_of
 from reelworks.recipe import recipe_file
 from reelworks.recipe.recipe import Recipe
@@ -68,6 +68,13 @@ def require_base(checkpoint: Path, base: Base | None) -> None:
     trained_on = lora.lora_base_of(checkpoint)
     if trained_on is not None and base is not None:
         require_same(trained_on, base, "checkpoint", str(checkpoint))
+
+
+def require_adapter(checkpoint: Path, base: Base | None, source: str | None) -> None:
+    """Check that a checkpoint's LoRA was trained with this training adapter, whose digest the base has."""
+    trained_on = lora.lora_base_of(checkpoint)
+    if trained_on is not None and base is not None:
+        require_same_adapter(trained_on, base, source)
 
 
 @torch.no_grad()

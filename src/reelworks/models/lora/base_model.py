@@ -19,6 +19,7 @@ class Base(NamedTuple):
     model: str  # name of the preset
     weights: str | None  # source of the weights; None for randomly initialised ones
     digest: str  # of names, shapes and values as they were read, before any rounding
+    training_adapter: str | None = None  # digest of the adapter that takes part in training
 
     def __str__(self) -> str:
         return f"{self.weights or 'fresh weights'} ({self.model}, {self.digest[:8]})"
@@ -54,3 +55,18 @@ def require_same(trained_on: Base, here: Base, field: str, value: str) -> None:
             value=value,
             remedy="set model.name and model.weights to the base that the LoRA was trained on",
         )
+
+
+def require_same_adapter(trained_with: Base, here: Base, source: str | None) -> None:
+    """Refuse to go on training with another training adapter."""
+    if trained_with.training_adapter == here.training_adapter:
+        return
+    then = trained_with.training_adapter
+    raise UserError(
+        f"the run was trained {f'with the training adapter {then[:8]}' if then else 'without a training adapter'}, "
+        f"and this is {here.training_adapter[:8] if here.training_adapter else 'none'}",
+        code="training-adapter-differs",
+        field="lora.training_adapter",
+        value=source,
+        remedy="name the file that the run began with, or start another run with --output DIR --load RUN --weights-only",
+    )

@@ -52,6 +52,9 @@ class LoraConfig(Config):
             are, and in `nf4` those that bitsandbytes stored in nf4.
         weights: A LoRA of this model to start from, a `.safetensors` file of any convention; not read again when a
             run is resumed.
+        training_adapter: A LoRA that undoes what was distilled into the base, a `.safetensors` file of any convention
+            or its place on the hub (`owner/name` or `owner/name/file.safetensors`). Training runs with it, unchanged;
+            previews, exports, `generate` and `eval` run without it.
     """
 
     type: AdapterType = "lora"
@@ -65,6 +68,19 @@ class LoraConfig(Config):
     dora: bool = False
     base: BaseStorage | None = None
     weights: str | None = Field(None, min_length=1)
+    training_adapter: str | None = Field(None, min_length=1)
+
+    @model_validator(mode="after")
+    def _adapter_fits_the_updates(self) -> Self:
+        if self.dora and self.training_adapter is not None:
+            raise UserError(
+                "a DoRA scales the rows of the base, which are others with the adapter than without it",
+                code="dora-with-training-adapter",
+                field="lora.training_adapter",
+                value=self.training_adapter,
+                remedy="leave it out, or train without lora.dora",
+            )
+        return self
 
     @model_validator(mode="after")
     def _has_settings_of_its_type(self) -> Self:

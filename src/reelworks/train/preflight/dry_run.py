@@ -16,7 +16,7 @@ from reelworks.buckets.table import Bucket, BucketTable
 from reelworks.distributed.mesh import World
 from reelworks.encoders import conditioning
 from reelworks.encoders.encoders import LiveEncoder
-from reelworks.models.api import Autoencoder, Denoiser, DenoiserInputs, ImageEncoder, TextEncoder
+from reelworks.models.api import Autoencoder, Denoiser, DenoiserInputs, ImageEncoder, TextEncoder, given
 from reelworks.precision import audit
 from reelworks.precision.boundary import DtypeError, Predictor
 from reelworks.train import out_of_memory
@@ -69,10 +69,13 @@ def rehearse(
     state: TrainState,
     bucket: Bucket,
     file: Path | None = None,
+    *,
+    clips: int | None = None,
 ) -> None:
     """Run a bucket forward and backward while the optimizer's state is allocated, and drop the gradients.
 
-    If memory does not suffice, a snapshot of the GPU's is written to `file`, if given.
+    If memory does not suffice, a snapshot of the GPU's is written to `file`, if given. `clips` is the number of clips that
+    the network sees at once, by default the bucket's batch size.
 
     Raises:
         DtypeError: Two dtypes meet that must not, in a model that cannot run on the meta device.
@@ -80,7 +83,7 @@ def rehearse(
     """
     try:
         with out_of_memory.naming_bucket(bucket, encoder.device, file, what="the largest bucket"):
-            inputs = blank(encoder, bucket, bucket.batch_size, encoder.device)
+            inputs = blank(encoder, bucket, clips or bucket.batch_size, encoder.device)
             with audit.watched(denoiser) as run:
                 torch.autograd.backward(run(inputs).sum())
     finally:
@@ -108,5 +111,5 @@ def blank(encoder: LiveEncoder, bucket: Bucket, batch: int, device: torch.device
         height=full(batch, value=float(bucket.shape.height)),
         width=full(batch, value=float(bucket.shape.width)),
         drop_text=torch.zeros(batch, dtype=torch.bool, device=device),
-        **conditioning.blank(encoder, latent),
+        **given(conditioning.blank(encoder, latent), batch),
     )

@@ -11,7 +11,7 @@ import torch
 
 from reelworks.buckets import tuned
 from reelworks.buckets.table import Bucket, BucketTable
-from reelworks.core import files
+from reelworks.core import files, units
 from reelworks.core.errors import UserError
 from reelworks.recipe.recipe import Recipe
 from reelworks.schedule import cost_fit
@@ -109,7 +109,7 @@ def estimated(recipe: Recipe, table: BucketTable, limits: Limits) -> Tuned:
     for bucket in sorted(_largest_of_entries(table), key=lambda b: b.tokens):
 
         def measure(batch_size: int, bucket: Bucket = bucket) -> Trial:
-            inputs = dry_run.blank(sizes, bucket, batch_size, meta)
+            inputs = dry_run.blank(sizes, bucket, batch_size * recipe.clips_per_place, meta)
             peak, flops = meter.measure_few_blocks(denoiser, inputs)
             seconds = flops / (ASSUMED_TFLOPS * 1e12 * UTILISATION)
             return Trial(bucket.name, bucket.tokens, batch_size, 1000 * seconds, fixed.total + peak)
@@ -159,4 +159,4 @@ def write(path: Path, result: Tuned) -> None:
 
 
 def _clips(count: int) -> str:
-    return "1 clip" if count == 1 else f"{count} clips"
+    return units.plural(count, "clip")
