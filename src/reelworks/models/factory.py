@@ -90,7 +90,7 @@ def build_denoiser(
         return denoiser
     has_values = device.type != "meta"
     if has_values:
-        denoiser.base = Base(model.name, model.weights, digest(denoiser.module))
+        denoiser.base = Base(model.name, model.weights, digest(denoiser.module.state_dict(keep_vars=True)))
     blocks = [block for each in denoisers for block in each.sharding().blocks]
     frozen.store(denoiser.module, blocks, stored, compute=compute, device=device)
     if lora.training_adapter is not None and denoiser.base is not None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor
 
 from reelworks.core import digests
 from reelworks.core.errors import UserError
@@ -34,9 +35,12 @@ class Base(NamedTuple):
         return cls(**json.loads(text))
 
 
-def digest(module: nn.Module) -> str:
-    """Return a digest of all values of a network, taken as float32 whatever their dtype; as fast as memory is read."""
-    running, state = digests.running(), module.state_dict(keep_vars=True)
+def digest(state: Mapping[str, Tensor]) -> str:
+    """Return a digest of all values, taken as float32 whatever their dtype; as fast as memory is read.
+
+    A network's state dict has its variables (`keep_vars`), which know the scales of quantised values.
+    """
+    running = digests.running()
     for name in sorted(state):
         value = frozen.value(state[name]).contiguous()
         value = value.float() if value.is_floating_point() else value
