@@ -1,4 +1,4 @@
-"""Match clips with their companions (a control, sources of an edit, a loss mask, a rejected clip) by path and name.
+"""Match clips with their companions (a control, sources of an edit, masks, a rejected clip) by path and name.
 
 A folder of companions is scanned as a dataset of its own, so that companions are measured like clips and a changed
 one makes a new version of the catalog. A companion belongs to the clip with the same path apart from the suffix.
@@ -25,7 +25,7 @@ from reelworks.core.errors import UserError
 from reelworks.core.sources import ALIGNED, SOURCES
 
 REJECTED = "rejected"
-KINDS = ("control", *SOURCES, "loss_mask", REJECTED)
+KINDS = ("control", *SOURCES, "mask", "loss_mask", REJECTED)
 _RATE_TOLERANCE = 0.01  # 23.976 and 24 count as the same rate
 
 

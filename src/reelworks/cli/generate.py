@@ -82,6 +82,10 @@ def generate(
             help="A picture or clip to begin with: the result starts with the picture, or with the clip's last frames."
         ),
     ] = None,
+    last_frame: Annotated[
+        Path | None,
+        Option(help="A picture to end with, or a clip whose last frame is taken; for models that know given frames."),
+    ] = None,
     loop: Annotated[int, Option(min=1, help="Clips to join; each begins with the last frames of the one before.")] = 1,
     condition_frames: Annotated[
         int | None,
@@ -96,6 +100,13 @@ def generate(
     edited: Annotated[
         list[Path] | None,
         Option("--source", help="A picture or clip to edit, for models that take one; repeatable, in order."),
+    ] = None,
+    inpaint: Annotated[
+        Path | None,
+        Option(help="A picture or clip of which the black areas of --mask are kept, for models that take a mask."),
+    ] = None,
+    mask: Annotated[
+        Path | None, Option(help="A picture or clip that is white where --inpaint is generated anew.")
     ] = None,
     sampler: Annotated[
         Sampler | None,
@@ -157,7 +168,10 @@ def generate(
         writers.require_place(path)
     begin_frames = condition_frames or defaults.condition_frames(recipe)
     begin = None if reference is None else conditions.read(reference, shape, begin_frames)
-    given = ({} if control is None else {"control": str(control)}) | sources.named([str(path) for path in edited or []])
+    end = None if last_frame is None else conditions.read(last_frame, shape, 1, "--last-frame")
+    kept = None if inpaint is None else conditions.companion(inpaint, shape, "--inpaint")
+    given = {name: str(path) for name, path in (("control", control), ("mask", mask)) if path is not None}
+    given |= sources.named([str(path) for path in edited or []])
     sampled = defaults.sampled(recipe)
     options = GenerateOptions(
         shape,
@@ -165,7 +179,7 @@ def generate(
         num_inference_steps or sampled.num_inference_steps,
         guidance_scale or sampled.guidance_scale,
         seed,
-        Conditions(begin, loop, begin_frames),
+        Conditions(begin, loop, begin_frames, end, kept),
         conditions.companions(given, shape, "--", components.source_multiple(recipe.model, recipe.autoencoder)),
         None if sampler is None else sampler.value,
     )

@@ -58,6 +58,7 @@ def lora(
     source: Annotated[
         list[Path] | None, Option(metavar="DIR", help="Sources of the edits in --data, by name; repeatable, in order.")
     ] = None,
+    mask: Annotated[Path | None, Option(metavar="DIR", help="Masks of what is generated in --data, by name.")] = None,
     tflops: Annotated[
         float | None, Option(min=0.1, help="Speed of the GPU in bfloat16, to estimate training time; default: 165.")
     ] = None,
@@ -88,7 +89,8 @@ def lora(
     from reelworks.quickstart.quickstart import QuickstartOptions
     from reelworks.train.preflight.estimate import ASSUMED_TFLOPS
 
-    companions: dict[str, str | list[str]] = {} if control is None else {"control": str(control)}
+    given = (("control", control), ("mask", mask))
+    companions: dict[str, str | list[str]] = {name: str(path) for name, path in given if path is not None}
     if source:
         companions["source"] = [str(path) for path in source] if len(source) > 1 else str(source[0])
     tflops = tflops or ASSUMED_TFLOPS

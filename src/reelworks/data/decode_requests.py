@@ -108,7 +108,7 @@ def _of_companion(data: Dataset, companions: Found, row: int, own: Request) -> R
         return own
     # The values of controls and masks are measures, not colours.
     own = replace(own, augmentation=own.augmentation.without_color())
-    return replace(own, nearest=True, alpha_color=WHITE) if companions.kind == "loss_mask" else own
+    return replace(own, nearest=True, alpha_color=WHITE) if companions.kind in ("mask", "loss_mask") else own
 
 
 def _words(data: Dataset, rows: NDArray[np.int64], copies: NDArray[np.int64], epoch: int) -> U64:

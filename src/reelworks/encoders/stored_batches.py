@@ -25,10 +25,10 @@ from reelworks.data.dataset import Dataset
 from reelworks.data.micro_batch import MicroBatch, MicroBatchRequest
 from reelworks.distributed import transfer
 from reelworks.encoders import conditioning, request_key, store, values
+from reelworks.encoders.conditioning import CLIP
 from reelworks.encoders.encoders import LiveEncoder
 from reelworks.encoders.request_key import TEXT, Keys, Wanted
 from reelworks.encoders.store import DamagedEntry, EncodedStore
-from reelworks.encoders.values import CLIP
 from reelworks.media import decode
 from reelworks.media.decode import Request
 from reelworks.media.decode_pool import DecodePool
@@ -92,7 +92,7 @@ class StoredLatents:
         missing = [
             name for name in wanted if name not in found and not (name == TEXT and wanted[TEXT].key in self.store)
         ]
-        return sorted({kind for name in missing for kind in values.frames_for(name, seen)})
+        return sorted({kind for name in missing for kind in values.frames_for(name, seen, self.keys.ids.parts)})
 
 
 @dataclass(frozen=True)
@@ -155,8 +155,8 @@ class StoredBatch(MicroBatch):
                 shape = self.work.shape if request is None else request.shape
                 self.found[i][name] = values.blank(encoder, name, shape)
                 continue
-            (kind,) = values.frames_for(name)
-            value = values.encode(encoder, name, self.decoded[i][kind])[0].cpu()
+            kinds = values.frames_for(name, parts=self.source.keys.ids.parts)
+            value = values.encode(encoder, name, {kind: self.decoded[i][kind] for kind in kinds})[0].cpu()
             self.found[i][name] = value = value.to(latent_dtype(self.source.keys, name))
             if self._is_as_scanned(i):
                 self.source.keep(self.wanted[i][name], value)
@@ -192,7 +192,7 @@ def conditions(
     if isinstance(batch, StoredBatch):
         return conditioning.join(encoder, latent_BCTHW, encoded)
     num_frames = batch.work.shape.num_frames
-    return conditioning.encode_conditioning(encoder, latent_BCTHW, batch.companions, batch.frames[:, 0], num_frames)
+    return conditioning.encode_conditioning(encoder, latent_BCTHW, batch.companions, batch.frames, num_frames)
 
 
 def texts(batch: MicroBatch, encoder: LiveEncoder, dropped: Sequence[bool]) -> TextEmbedding:

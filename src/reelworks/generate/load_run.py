@@ -46,6 +46,7 @@ def require(recipe: Recipe, options: GenerateOptions) -> None:
     geometry.require(shape, ("--num-frames", "--height", "--width"), whole_patches=components.whole_patches(model))
     options.conditions.check(geometry, shape, conditioning)
     validation.require_companions(model, [options.companions], "--")
+    validation.require_inpainted("mask" in options.companions, options.conditions.inpaint is not None, "--")
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,13 @@ def resolve_denoiser(
             field=f"model.{name}",
             remedy="leave it out, or choose another preset",
         )
+    _, *stride = autoencoder_geometry(autoencoder).stride
     components = ComponentShapes(
-        latent_channels(autoencoder), text.dim, text.pooled_dim, text.max_length, learns_variance
+        latent_channels(autoencoder),
+        text.dim,
+        text.pooled_dim,
+        text.max_length,
+        learns_variance,
+        (stride[0], stride[1]),
     )
     return preset.model_copy(update=sizes).fit(components)

@@ -118,6 +118,10 @@ class DiffusersNetwork:
     no_pipeline: Callable[[nn.Module], str | None] = lambda _module: None
     # `load(tokenizer, source)` returns the processor of text encoders that take pictures.
     load_processor: Callable[[Any, str], Any] | None = None
+    # `prepare(module)` is called with every network that was built.
+    prepare: Callable[[Any], None] = lambda _module: None
+    # `load(source, dtype)` returns what `encode_text` gets in place of a pipeline, if the family has a modular one only.
+    load_text_parts: Callable[[str, torch.dtype], Any] | None = None
 
     keeps_file_tensors = True
 
@@ -125,8 +129,11 @@ class DiffusersNetwork:
         """Build a network with fresh weights from the global generator (shapes only on `meta`)."""
         # nn.RMSNorm warns under autocast of low-precision inputs and float32 weights: right, only slower.
         warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
+        # Networks of diffusers that use parts which diffusers itself deprecates.
+        warnings.filterwarnings("ignore", message=r"`\w+` is deprecated", category=FutureWarning, module="diffusers")
         kind: Any = getattr(optional_imports.diffusers(), config.network.name)
         module: Any = kind(**config.model_dump())
+        self.prepare(module)
         recompute.enable(module, gradient_checkpointing)
         result: nn.Module = module.train()
         return result

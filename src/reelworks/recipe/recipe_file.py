@@ -92,8 +92,9 @@ def _require_samples(recipe: Recipe, geometry: Geometry) -> None:
     fields = ("samples.num_frames", "samples.height", "samples.width")
     geometry.require(shape, fields, whole_patches=components.whole_patches(recipe.model))
     validation.require_companions(recipe.model, [samples.companions], "samples.")
+    validation.require_inpainted(samples.mask is not None, samples.inpaint is not None, "samples.")
     if samples.num_frames is not None:
-        validation.require_first_frame(recipe.model, samples.reference, "samples.reference", samples.num_frames)
+        validation.require_given_frames(recipe.model, samples.reference, samples.last_frame, samples.num_frames)
 
 
 def _require_shared_tokens(recipe: Recipe) -> None:

@@ -6,6 +6,7 @@ Each check raises AssertionError with a message that names the violation. Legend
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from reelworks.models import components, factory, registry
 from reelworks.models.api import Denoiser, DenoiserInputs, given, nothing_given
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
 from reelworks.models.expert_pair.config import switch_timestep
+from reelworks.models.family import IMAGE_ENCODERS
 from reelworks.models.lora import frozen, inject
 from reelworks.models.lora.config import AdapterType, BaseStorage, LoraConfig, Targets
 from reelworks.models.recompute import Recompute
@@ -118,8 +120,13 @@ def _companions(latent: Tensor, name: str, g: torch.Generator) -> dict[str, Tens
     kinds += ["first_frame"] if wants.first_frame else []
     inputs = nothing_given(latent) | {key: torch.randn(latent.shape, generator=g) for key in kinds}
     inputs |= {name: inputs[name].mT for name in sources[1::2]}  # those of other sizes than the picture
+    if wants.control_parts:
+        channels = 2 * latent.shape[1] + math.prod(components.autoencoder_geometry(AUTOENCODER).stride[1:])
+        inputs["control"] = torch.randn(len(latent), channels, *latent.shape[2:], generator=g)
     if wants.image_encoder:
-        inputs["image"] = torch.randn(len(latent), _IMAGE_TOKENS, IMAGE_DIM, generator=g)
+        # A network that is given two pictures has a position for each token.
+        tokens = 2 * IMAGE_ENCODERS[wants.image_encoder].tokens if wants.last_frame else _IMAGE_TOKENS
+        inputs["image"] = torch.randn(len(latent), tokens, IMAGE_DIM, generator=g)
     return inputs
 
 
@@ -250,7 +257,7 @@ def check_gradient_checkpointing(name: str, type: AdapterType = "lora") -> None:
 
     Selective checkpointing stores more than the full one, and less than none.
     """
-    inputs, answers, saved = example(shapes(name)[-1], name, batch=1), [], []
+    inputs, answers, saved = example(shapes(name)[-1], name), [], []
     for checkpointing in (False, "selective", True):
         denoiser = with_lora(name, "float32", torch.float32, gradient_checkpointing=checkpointing, type=type)
         with counted() as activations:

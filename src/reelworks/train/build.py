@@ -192,4 +192,5 @@ def given_companions(recipe: Recipe) -> tuple[str, ...]:
     """Return the kinds of companions that the model gets as inputs; clips may lack some of the sources."""
     takes, kinds = components.conditioning(recipe.model).takes, {kind for d in recipe.dataset for kind in d.companions}
     names = [*(["control"] if "control" in takes else []), *(SOURCES if "source" in takes else [])]
+    names += ["mask"] if "mask" in takes else []
     return tuple(name for name in names if name in kinds)

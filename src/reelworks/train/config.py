@@ -273,9 +273,20 @@ class SamplesConfig(Config):
     reference: str | None = Field(
         None, min_length=1, description="image that every clip begins with; i2v models need one"
     )
+    last_frame: str | None = Field(
+        None,
+        min_length=1,
+        description="image that every clip ends with, for models that know given frames; models of first and last frames need one",
+    )
     control: str | None = Field(None, min_length=1, description="control image or clip of all previews")
     source: str | list[str] | None = Field(
         None, min_length=1, description="image that all previews edit, or a list of images in order"
+    )
+    inpaint: str | None = Field(
+        None, min_length=1, description="image or clip of which the black areas of samples.mask are kept"
+    )
+    mask: str | None = Field(
+        None, min_length=1, description="mask of all previews: white areas are generated, black ones are kept"
     )
     model: str | None = Field(
         None,
@@ -309,5 +320,5 @@ class SamplesConfig(Config):
     @property
     def companions(self) -> dict[str, str]:
         """Files of the companions, by kind."""
-        files = {"control": self.control, **sources.named(self.source)}
+        files = {"control": self.control, **sources.named(self.source), "mask": self.mask}
         return {kind: file for kind, file in files.items() if file is not None}

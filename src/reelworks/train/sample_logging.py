@@ -46,16 +46,18 @@ def options(data: RecipeData) -> GenerateOptions | None:
         most = defaults.shape_of(data, picture=num_frames == 1)
         num_frames, height, width = num_frames or most.num_frames, height or most.height, width or most.width
     shape = Shape(num_frames, height, width)
-    validation.require_first_frame(recipe.model, c.reference, "samples.reference", shape.num_frames)
+    validation.require_given_frames(recipe.model, c.reference, c.last_frame, shape.num_frames)
     sampled = defaults.sampled(recipe)
     reference = None if c.reference is None else conditions.read(Path(c.reference), shape, 1, "samples.reference")
+    last = None if c.last_frame is None else conditions.read(Path(c.last_frame), shape, 1, "samples.last_frame")
+    inpaint = None if c.inpaint is None else conditions.companion(Path(c.inpaint), shape, "samples.inpaint")
     return GenerateOptions(
         shape,
         defaults.fps(recipe),
         sampled.num_inference_steps,
         sampled.guidance_scale,
         recipe.seed,
-        Conditions(reference),
+        Conditions(reference, last_frame=last, inpaint=inpaint),
         conditions.companions(
             c.companions, shape, "samples.", components.source_multiple(recipe.model, recipe.autoencoder)
         ),
