@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from reelworks.core.errors import UserError
-from reelworks.models import fp8, optional_imports, recompute, weights
+from reelworks.models import fp8, nf4_files, optional_imports, recompute, weights
 from reelworks.models.api import INPUT_ROLES, DenoiserInputs, ShardingPlan, TextEmbedding
 from reelworks.models.family import FamilyConfig
 from reelworks.models.lora import inject
@@ -143,19 +143,25 @@ class DiffusersNetwork:
 
         A source is a pipeline's folder, a network's folder, a single file, or a hub id, with the keys of
         diffusers or of the release (ComfyUI's). Values take the dtype of the module's parameters, and fp8
-        values are multiplied by their scales first; parameters on `meta` take the file's tensors and scales. Missing columns for companions are zeros. If a file holds two
-        networks, `part` selects one.
+        values are multiplied by their scales first; parameters on `meta` take the file's tensors and scales, or
+        stay there with nf4 codes. Missing columns for companions are zeros. If a file holds two networks, `part`
+        selects one.
         """
         if source is None:
             return
-        state, scales = weights.read(source, part=part or config.network.part), None
-        if any(parameter.is_meta for parameter in module.parameters()):
-            state, scales = fp8.kept(state)
-        else:
-            state = fp8.unscaled(state)
+        state = weights.read(source, part=part or config.network.part)
+        if not any(parameter.is_meta for parameter in module.parameters()):
+            if nf4_files.has_any(state):
+                raise nf4_files.unsupported("only the frozen base of a LoRA can be")
+            weights.load_into(module, self._fitted(module, config, fp8.unscaled(state), part), source)
+            return
+        state, *nf4 = nf4_files.kept(state)
+        state, scales = fp8.kept(state)
         weights.load_into(module, self._fitted(module, config, state, part), source)
-        if scales is not None:
-            fp8.attach(module, self._fitted(module, config, scales, part))
+        fp8.attach(module, self._fitted(module, config, scales, part))
+        if any(parameter.is_meta for parameter in module.parameters()):
+            codes, blocks = (self._fitted(module, config, one, part) for one in nf4)
+            nf4_files.attach(module, codes, blocks)
 
     def _fitted(
         self, module: nn.Module, config: FamilyConfig, state: dict[str, Tensor], part: str | None

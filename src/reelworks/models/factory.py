@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from reelworks.core.errors import UserError
-from reelworks.models import fp8, identify, optional_imports, registry, weights
+from reelworks.models import identify, optional_imports, registry, weights
 from reelworks.models.api import INPUT_ROLES, Autoencoder, Denoiser, FamilyNetwork, TextEncoder
 from reelworks.models.autoencoders import opensora
 from reelworks.models.autoencoders.diffusers_kl import DiffusersAutoencoder
@@ -90,7 +90,7 @@ def build_denoiser(
         return denoiser
     has_values = device.type != "meta"
     if has_values:
-        denoiser.base = Base(model.name, model.weights, digest(denoiser.module))
+        denoiser.base = Base(model.name, model.weights, digest(denoiser.module.state_dict(keep_vars=True)))
     blocks = [block for each in denoisers for block in each.sharding().blocks]
     frozen.store(denoiser.module, blocks, stored, compute=compute, device=device)
     if lora.training_adapter is not None and denoiser.base is not None:
@@ -139,7 +139,7 @@ def _build(
             raise identify.explained(misfit, model.name) from misfit
     if model.weights is not None and len(networks) == 2:
         pairs = zip(*(network.parameters() for network in networks), strict=True)
-        if all(torch.equal(fp8.value(high).float(), fp8.value(low).float()) for high, low in pairs):
+        if all(torch.equal(frozen.value(high).float(), frozen.value(low).float()) for high, low in pairs):
             raise UserError(
                 "only one network was found, and both experts would get its weights",
                 code="expert-missing",

@@ -27,6 +27,9 @@ def kept(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tens
     What renames, splits and joins the values does the same to the scales. Values without a scale have 1.
     """
     values, scales = _apart(state)
+    # Parameters of a network are floating-point numbers.
+    for name in [name for name in scales if not values[name].is_floating_point()]:
+        values[name] = values[name].float() * scales.pop(name)
     one = torch.ones(())
     return values, {name: scales.get(name, one).expand(value.shape) for name, value in values.items()}
 

@@ -169,7 +169,11 @@ def _read_file(path: Path) -> dict[str, Tensor]:
         if begins == _POINTER:
             raise _unreadable(path, "it is a Git LFS pointer; `git lfs pull` fetches the file")
         if begins.startswith(b"GGUF"):
-            raise _unsupported("GGUF")
+            raise UserError(
+                "GGUF files are not read",
+                code="weights-quantised",
+                remedy="name the weights in bfloat16, fp8 or bitsandbytes' nf4; lora.base stores a frozen base in 4 bits",
+            )
         if path.suffix in _PICKLED:
             state = _unpickled(path, mapped=begins.startswith(b"PK"))
         else:
@@ -183,17 +187,7 @@ def _read_file(path: Path) -> dict[str, Tensor]:
         raise _unreadable(path, str(error).partition("\n")[0] or type(error).__name__) from error
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise _unreadable(path, "it is not a flat table of tensors")
-    if any(".quant_state.bitsandbytes__" in key for key in state):
-        raise _unsupported("the 4 bits of bitsandbytes")
     return state
-
-
-def _unsupported(storage: str) -> UserError:
-    return UserError(
-        f"these weights are stored in {storage}, which is not read",
-        code="weights-quantised",
-        remedy="name the weights in bfloat16 or fp8; lora.base stores a frozen base in 8 or 4 bits",
-    )
 
 
 def _unpickled(path: Path, mapped: bool) -> Any:

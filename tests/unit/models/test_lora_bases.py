@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bitsandbytes.functional as bits
 import pytest
 import torch
 from hypothesis import given
@@ -11,7 +12,7 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional
 
-from reelworks.models import factory, fp8, weights
+from reelworks.models import factory, fp8
 from reelworks.models.config import ModelConfig
 from reelworks.models.lora import base_model, inject
 from reelworks.models.lora.config import LoraConfig
@@ -221,7 +222,7 @@ def test_an_fp8_file_is_one_base_whatever_its_storage(tmp_path, scales):
     reference, _ = fp8_file(tmp_path / "model.safetensors", "wan-tiny", SCALES[scales])
     for base in ("float32", "float8", "nf4"):
         denoiser = from_file(tmp_path / "model.safetensors", LoraConfig(rank=2, base=base))
-        assert denoiser.base.digest == base_model.digest(reference.module)
+        assert denoiser.base.digest == base_model.digest(reference.module.state_dict())
     wide = from_file(tmp_path / "model.safetensors", LoraConfig(rank=2, base="float32")).module.state_dict()
     for key, value in reference.module.state_dict().items():
         layer, _, part = key.rpartition(".")
@@ -245,13 +246,46 @@ def test_scales_follow_the_rows_of_a_layer_that_is_split(tmp_path):
     assert torch.equal(found, fp8.unscaled(state)["qkv.weight"])
 
 
+def nf4_file(path, nested):
+    """A file as bitsandbytes writes it, and the network of its values; layers of widths that blocks divide are packed."""
+    denoiser, state = contract.build("wan-tiny"), {}
+    for key, value in denoiser.module.state_dict().items():
+        state[key] = value.clone()
+        if value.ndim == 2 and "blocks" in key and value.shape[1] % 64 == 0:
+            codes, told = bits.quantize_4bit(value, quant_type="nf4", blocksize=64, compress_statistics=nested)
+            state[key] = codes
+            state |= {f"{key}.{part}": one.clone() for part, one in told.as_dict(packed=True).items()}
+            value.copy_(bits.dequantize_4bit(codes, told))
+    save_file(state, path)
+    return denoiser, [key for key, value in state.items() if value.dtype == torch.uint8 and key.endswith(".weight")]
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_files_of_bitsandbytes_stay_as_they_are_in_an_nf4_base(tmp_path, nested):
+    """Codes and scales stand for the values that bitsandbytes gives, in any base, and the digest is that of them."""
+    reference, packed = nf4_file(tmp_path / "model.safetensors", nested)
+    values = reference.module.state_dict()
+    assert packed
+    for base in ("nf4", "float32"):
+        denoiser = from_file(tmp_path / "model.safetensors", LoraConfig(rank=2, base=base, targets=["to_q"]))
+        assert not any(parameter.is_meta for parameter in denoiser.module.parameters())
+        for key in packed:
+            layer = denoiser.module.get_submodule(key.removesuffix(".weight"))
+            assert isinstance(layer, QuantizedLinear) == (base == "nf4")
+            torch.testing.assert_close(layer.weight, values[key], rtol=1e-5, atol=1e-7)
+    wide = contract.answer(denoiser, inputs := contract.example(contract.shapes("wan-tiny")[-1], "wan-tiny"))
+    torch.testing.assert_close(wide[""], reference.predict(inputs), rtol=1e-4, atol=1e-6)
+    digests = {from_file(tmp_path / "model.safetensors", LoraConfig(base=b)).base.digest for b in ("nf4", "int8")}
+    assert len(digests) == 1
+
+
 def test_storage_that_is_not_read_is_told(tmp_path):
-    """GGUF by its first bytes, bitsandbytes' 4 bits by their keys."""
+    """GGUF by its first bytes; 4 bits where all weights would be trained."""
     (tmp_path / "model.gguf").write_bytes(b"GGUF" + bytes(64))
     save_file({"a.weight.quant_state.bitsandbytes__nf4": torch.zeros(1)}, tmp_path / "model.safetensors")
     for file in ("model.gguf", "model.safetensors"):
-        with refused("weights-quantised", "model.weights"):
-            weights.read(str(tmp_path / file))
+        with refused("weights-quantised"):
+            from_file(tmp_path / file, None)
 
 
 def from_file(path, lora, compute=F32):

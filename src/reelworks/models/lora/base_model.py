@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from reelworks.core import digests
 from reelworks.core.errors import UserError
-from reelworks.models import fp8
+from reelworks.models.lora import frozen
 
 
 class Base(NamedTuple):
@@ -35,16 +35,14 @@ class Base(NamedTuple):
         return cls(**json.loads(text))
 
 
-def digest(module: nn.Module) -> str:
-    """Return a digest of all values of a network, taken as float32 whatever their dtype; as fast as memory is read."""
-    return digest_of(module.state_dict(keep_vars=True))
+def digest(state: Mapping[str, Tensor]) -> str:
+    """Return a digest of all values, taken as float32 whatever their dtype; as fast as memory is read.
 
-
-def digest_of(state: Mapping[str, Tensor]) -> str:
-    """Return the same digest of named tensors."""
+    A network's state dict has its variables (`keep_vars`), which know the scales of quantised values.
+    """
     running = digests.running()
     for name in sorted(state):
-        value = fp8.value(state[name]).contiguous()
+        value = frozen.value(state[name]).contiguous()
         value = value.float() if value.is_floating_point() else value
         running.update(f"{name}:{tuple(value.shape)};".encode())
         running.update(value.flatten().view(torch.uint8).numpy().data)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from reelworks.models import fp8
+from reelworks.models import fp8, nf4_files
 from reelworks.models.lora.config import BaseStorage
 from reelworks.precision.audit import PRODUCTS
 
@@ -57,13 +57,23 @@ def quantize(weight: Tensor, format: Format) -> Quantized:
     return Quantized(codes[0::2] | codes[1::2] << 4, scale)
 
 
+def value(parameter: Tensor) -> Tensor:
+    """Return the values of a parameter that may be stored in fp8 or nf4, in float32 if it is."""
+    weight = _as_stored(parameter, "nf4")
+    if weight is None:
+        return fp8.value(parameter)
+    out, width = parameter.shape
+    return dequantize(weight, "nf4", (out, width), torch.float32)
+
+
 def _as_stored(weight: Tensor, format: Format) -> Quantized | None:
     """Return the codes and scales of a weight that its file holds in the format; None if it holds another one."""
+    if format == "nf4" and (packed := nf4_files.packed(weight)) is not None:
+        return Quantized(packed.codes.flatten(), packed.scale.reshape(-1, 1))
     scale = fp8.row_scale(weight)
     if format != "float8" or weight.dtype != _FLOAT8 or scale is None:
         return None
-    rows = scale.expand(weight.shape[0], 1).to(weight.device).contiguous()
-    return Quantized(weight.detach().clone(), rows)
+    return Quantized(weight.detach().clone(), scale.contiguous())
 
 
 def _without_numbers(weight: Tensor, format: Format) -> Quantized:
@@ -113,7 +123,7 @@ class QuantizedLinear(nn.Linear):
         nn.Module.__init__(self)
         self.in_features, self.out_features, self.format = layer.in_features, layer.out_features, format
         # Rounded on the device, where that is fast.
-        weight = _as_stored(layer.weight, format) or quantize(fp8.value(layer.weight).to(device), format)
+        weight = _as_stored(layer.weight, format) or quantize(value(layer.weight).to(device), format)
         # Scales of published files have more bits than bfloat16.
         self.wide_scale = not weight.scale.is_meta and not torch.equal(weight.scale, weight.scale.bfloat16().float())
         self.register_buffer("codes", weight.codes.to(device))
@@ -181,7 +191,7 @@ def store(
     def store_parameters(layer: nn.Module) -> None:
         dtype = product_dtype if isinstance(layer, PRODUCTS) else torch.float32
         for name, parameter in list(layer.named_parameters(recurse=False)):
-            stored = fp8.value(parameter).to(device, dtype if parameter.is_floating_point() else None)
+            stored = value(parameter).to(device, dtype if parameter.is_floating_point() else None)
             setattr(layer, name, nn.Parameter(stored, requires_grad=False))
 
     def store_below(parent: nn.Module, inside: bool) -> None:

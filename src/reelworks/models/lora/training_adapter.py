@@ -46,7 +46,7 @@ class TrainingAdapter(NamedTuple):
 
     def digest(self) -> str:
         """Return a digest of its tensors."""
-        return base_model.digest_of(self.tensors)
+        return base_model.digest(self.tensors)
 
     def attach(self, module: nn.Module, family: FamilyConfig | None) -> None:
         """Add the adapter to the layers of a network that has its weights and no LoRA yet, in place.
