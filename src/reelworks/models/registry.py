@@ -74,7 +74,8 @@ def find(name: str) -> str | None:
     for preset, known in PRESETS.items():
         if known.release is not None and known.release.weights is not None:
             address = known.release.weights.removesuffix("-Diffusers")
-            meant |= {_plain(address): preset, _plain(address.rpartition("/")[2]): preset}
+            # Of presets of the same weights, the first is meant.
+            meant = {_plain(address): preset, _plain(address.rpartition("/")[2]): preset} | meant
     return meant.get(_plain(name.removesuffix("-Diffusers")))
 
 
