@@ -74,8 +74,8 @@ def find(name: str) -> str | None:
     for preset, known in PRESETS.items():
         if known.release is not None and known.release.weights is not None:
             address = re.sub("-diffusers$", "", known.release.weights, flags=re.IGNORECASE)
-            # Of presets of the same weights, the first is meant.
-            meant = {_plain(address): preset, _plain(address.rpartition("/")[2]): preset} | meant
+            # Of presets of the same weights, the last is meant.
+            meant |= {_plain(address): preset, _plain(address.rpartition("/")[2]): preset}
     return meant.get(_plain(re.sub("-diffusers$", "", name, flags=re.IGNORECASE)))
 
 
