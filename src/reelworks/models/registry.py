@@ -73,9 +73,10 @@ def find(name: str) -> str | None:
     meant = {_plain(short): preset for short, preset in SHORT_NAMES.items()} | {_plain(p): p for p in PRESETS}
     for preset, known in PRESETS.items():
         if known.release is not None and known.release.weights is not None:
-            address = known.release.weights.removesuffix("-Diffusers")
+            address = re.sub("-diffusers$", "", known.release.weights, flags=re.IGNORECASE)
+            # Of presets of the same weights, the last is meant.
             meant |= {_plain(address): preset, _plain(address.rpartition("/")[2]): preset}
-    return meant.get(_plain(name.removesuffix("-Diffusers")))
+    return meant.get(_plain(re.sub("-diffusers$", "", name, flags=re.IGNORECASE)))
 
 
 def preset_name(name: str) -> str:

@@ -32,6 +32,8 @@ RECIPE = {
         ("FLUX.1-dev", "flux-dev"),
         ("Wan-AI/Wan2.2-TI2V-5B-Diffusers", "wan-2.2-5b"),
         ("Wan-AI/Wan2.2-TI2V-5B", "wan-2.2-5b"),
+        ("Wan-AI/Wan2.2-I2V-A14B", "wan-2.2-i2v-14b"),  # not the preset of the same weights with a last frame
+        ("Wan-AI/Wan2.1-VACE-1.3B", "wan-2.1-vace-1.3b"),
         ("SDXL", "sdxl"),
         ("flux2-klein", "flux2-klein-base-4b"),
         ("flux.2-klein-4B", "flux2-klein-4b"),

@@ -166,13 +166,13 @@ FAMILY = family.Family(
             _I2V_CLIP.model_copy(update=_BOTH_ENDS),
             release=_release("Wan-AI/Wan2.1-FLF2V-14B-720P-diffusers", side=960, lines=720),
         ),
-        "wan-2.2-i2v-14b": _preset(_I2V, release=_release("Wan-AI/Wan2.2-I2V-A14B-Diffusers"), switch_timestep=900.0),
-        # The same weights, which take a last frame too.
+        # The weights of the next one, which take a last frame too.
         "wan-2.2-flf2v-14b": _preset(
             _I2V.model_copy(update={"last_frame": True}),
             release=_release("Wan-AI/Wan2.2-I2V-A14B-Diffusers"),
             switch_timestep=900.0,
         ),
+        "wan-2.2-i2v-14b": _preset(_I2V, release=_release("Wan-AI/Wan2.2-I2V-A14B-Diffusers"), switch_timestep=900.0),
         "wan-tiny": _preset(_TINY.model_copy(update={"expand_timesteps": True})),
         "wan-2.2-tiny": _preset(_TINY.model_copy(update={"ffn_dim": 48}), switch_timestep=875.0),
         "wan-i2v-tiny": _preset(_TINY_I2V),
