@@ -29,6 +29,7 @@ from reelworks.data.eligibility import ExcludeList
 from reelworks.data.plan_cache import PlanCache, Planned, Unplanned
 from reelworks.media import decode
 from reelworks.media.config import DataConfig
+from reelworks.media.sound import SoundSpec
 from reelworks.run.folder import RunFolder
 from reelworks.schedule import cost, cursor
 from reelworks.schedule.cost import CostConfig
@@ -53,6 +54,7 @@ class DataSpec:
         max_held_out: Maximum number of held-out clips that validation uses.
         exclude_file: Text file that lists clips not to train, or None.
         variants: Number of crops and first frames of each clip; None draws anew in each epoch.
+        sound: How the sound of clips is read; None if it is not.
     """
 
     datasets: tuple[DatasetConfig, ...]
@@ -64,6 +66,7 @@ class DataSpec:
     exclude_file: str | None = None
     cost: CostConfig = field(default_factory=CostConfig)
     variants: int | None = None
+    sound: SoundSpec | None = None
 
     def draw_numbers(self, epoch: int, copies: I64) -> tuple[int | I64, I64]:
         """Return the numbers of epoch and copy from which a clip's crop and first frame are drawn.
@@ -171,6 +174,7 @@ class Dataset:
             self.spec.data,
             companions=self.companions.values(),
             in_exclude_file=self.in_exclude_file,
+            sound=self.spec.sound,
         )
 
     @cached_property
@@ -299,6 +303,7 @@ class Dataset:
                 spec.group,
                 spec.data.locality,
                 self.exclude_list.digest(),
+                *(() if spec.sound is None else (spec.sound.missing,)),
             ]
         )
 

@@ -124,7 +124,8 @@ class EncodeWorker:
             self.source.store.commit()
         finally:
             self._claims.close()
-            for encoder in (self._encoder.autoencoder, self._encoder.text_encoder, self._encoder.image_encoder):
+            sound = None if self._encoder.sound is None else self._encoder.sound.encoder
+            for encoder in (self._encoder.autoencoder, self._encoder.text_encoder, self._encoder.image_encoder, sound):
                 _drop(encoder)
 
     def _encode_texts(self, part: Sequence[str], progress: Progress, report: Report) -> None:
@@ -200,7 +201,7 @@ class EncodeWorker:
         assert kind is not None
         frames = batch.frames if kind == CLIP else batch.companions[kind]
         if name != TEXT:
-            return values.encode(self._encoder, name, frames).to(latent_dtype(self.source.keys, name))
+            return values.encode(self._encoder, name, frames, batch.sound).to(latent_dtype(self.source.keys, name))
         captions, encode = batch.work.captions, self._encoder.text_encoder.encode
         embedded = {i: values.pack(encode([captions[i]], frames[i, :1])) for i in good}
         return [embedded.get(i, torch.zeros(0)) for i in range(len(captions))]

@@ -12,22 +12,26 @@ from torch import Tensor
 from reelworks.core.shape import Shape
 from reelworks.encoders import conditioning
 from reelworks.encoders.encoders import LiveEncoder
-from reelworks.encoders.request_key import FIRST_FRAME, IMAGE, LATENT, TEXT
+from reelworks.encoders.request_key import FIRST_FRAME, IMAGE, LATENT, SOUND, TEXT
 from reelworks.models.api import TextEmbedding
 
 CLIP = "clip"
 
 
 def frames_for(name: str, *, text_sees_pictures: bool) -> str | None:
-    """Return the kind of frames that a value is computed from; None if it needs none."""
+    """Return the kind of frames that a value is computed from; None if it needs none. Sound is read with its clip."""
     if name == TEXT:
         return "source" if text_sees_pictures else None
-    return CLIP if name in (LATENT, FIRST_FRAME, IMAGE) else name
+    return CLIP if name in (LATENT, FIRST_FRAME, IMAGE, SOUND) else name
 
 
 @torch.no_grad()
-def encode(encoder: LiveEncoder, name: str, frames_BTHWC: Tensor) -> Tensor:
+def encode(encoder: LiveEncoder, name: str, frames_BTHWC: Tensor, samples_BSK: Tensor | None = None) -> Tensor:
     """Return a value of each clip, `[B, ...]` on the encoder's device, in the dtype of live encoding."""
+    if name == SOUND:
+        assert encoder.sound is not None
+        assert samples_BSK is not None
+        return encoder.sound.latents(samples_BSK, encoder.device)
     if name == FIRST_FRAME:
         return conditioning.first_frame_latents(encoder, frames_BTHWC[:, 0], frames_BTHWC.shape[1])
     if name == IMAGE:
@@ -79,6 +83,9 @@ def value_shape(encoder: LiveEncoder, name: str, shape: Shape) -> tuple[int, ...
     if name == IMAGE:
         assert encoder.image_encoder is not None
         return encoder.image_encoder.tokens, encoder.image_encoder.dim
+    if name == SOUND:
+        assert encoder.sound is not None
+        return encoder.sound.latent_shape(shape.num_frames)
     t, h, w = encoder.autoencoder.geometry.latent(shape)
     if name == FIRST_FRAME and encoder.conditioning.first_frame != "grey":
         t = 1

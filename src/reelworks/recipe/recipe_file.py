@@ -70,6 +70,7 @@ def parse(values: dict[str, Any]) -> Recipe:
     _require_lora_base(recipe)
     _require_base_target(recipe)
     validation.require_image_encoder(recipe.model)
+    validation.require_sound(recipe.model, recipe.sound, recipe.data, recipe.objective.name)
     validation.require_companions(recipe.model, [d.companions for d in recipe.dataset], "dataset.")
     _require_shared_tokens(recipe)
     recipe = _with_timestep_range(recipe)

@@ -7,9 +7,11 @@ from collections.abc import Collection, Mapping, Sequence
 from safetensors import SafetensorError, safe_open
 
 from reelworks.core.errors import UserError
-from reelworks.models import registry
+from reelworks.media.config import DataConfig
+from reelworks.models import components, registry
 from reelworks.models.components import conditioning, other_latents
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
+from reelworks.models.sound.config import SoundConfig
 
 COMPANIONS = ("control", "source")  # companions that can be inputs of a network
 
@@ -124,4 +126,54 @@ def require_image_encoder(model: ModelConfig) -> None:
             field="model.image_encoder",
             value=model.image_encoder,
             remedy="leave it out" if kind is None else "give the folder or hub id of the model's release",
+        )
+
+
+def require_sound(model: ModelConfig, sound: SoundConfig | None, data: DataConfig, objective: str) -> None:
+    """Refuse sound for a model without it, a model with sound without its table, and clips of no common rate."""
+    takes = conditioning(model).sound
+    if takes != (sound is not None):
+        preset = f"{model.name}-sound"
+        with_sound = f'model.name = "{preset}"' if preset in registry.PRESETS else "a model with sound (ltx-2-sound)"
+        raise UserError(
+            f"{model.name} is trained with sound" if takes else f"{model.name} is trained without sound",
+            code="sound-mismatch",
+            field="sound",
+            remedy="add a table [sound]" if takes else f"leave [sound] out, or choose {with_sound}",
+        )
+    if sound is None:
+        return
+    components.sound_facts(sound)
+    expected = registry.PRESETS[model.name].sound
+    if model.weights is not None and sound.name not in ("pcm", expected):
+        raise UserError(
+            f"the weights of {model.name} were trained with another sound encoder",
+            code="other-autoencoder",
+            field="sound.name",
+            value=sound.name,
+            remedy=f'write "{expected}"',
+        )
+    if data.frame_rate is None:
+        raise UserError(
+            "clips with sound need one frame rate, so that all clips of a bucket have equally long sound",
+            code="sound-needs-rate",
+            field="data.fps",
+            value=None,
+            remedy='write fps = "model", or the rate of the clips',
+        )
+    if data.short_clips == "loop":
+        raise UserError(
+            "frames that start over have no sound that goes on",
+            code="sound-of-looped-clips",
+            field="data.short_clips",
+            value=data.short_clips,
+            remedy='write "hold", whose sound ends in silence, or "reject"',
+        )
+    if objective != "rectified-flow":
+        raise UserError(
+            "models with sound are trained by rectified flow",
+            code="other-objective",
+            field="objective.name",
+            value=objective,
+            remedy='write "rectified-flow"',
         )

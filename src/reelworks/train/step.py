@@ -36,10 +36,10 @@ from reelworks.precision.boundary import DtypeBoundary
 from reelworks.recipe.recipe import Recipe
 from reelworks.schedule import cost
 from reelworks.schedule.plan import EpochPlan
-from reelworks.train import batch_inputs, block_norms, nonfinite
+from reelworks.train import batch_inputs, block_norms, nonfinite, sound_inputs
 from reelworks.train.ahead import Ahead
 from reelworks.train.balance import ForwardTimes
-from reelworks.train.batch_inputs import Encoded, Example, training_example
+from reelworks.train.batch_inputs import Encoded, Example, Predicted, training_example
 from reelworks.train.compiled_blocks import CompiledBlocks
 from reelworks.train.lr_schedule import learning_rate
 from reelworks.train.nonfinite import KeptBatch, NonFiniteCause
@@ -236,7 +236,7 @@ class TrainStep:
                 # FSDP takes the mean of gradients over ranks; the loss of a step is a sum over them. Each rank of a
                 # sequence group has the gradient of its own tokens, so that the same sum holds for these.
                 torch.autograd.backward(weighted_B.sum() * (world.size / planned_weight))
-            sums.add(batch, weighted_B.detach(), weights_B, example.inputs.time)
+            sums.add(batch, weighted_B.detach(), weights_B, sound_inputs.trained_times(example.inputs))
             kept.append(KeptBatch(batch, losses_B.detach(), example.counts))
             if ahead is not None and ahead.is_on:
                 world.mark("preparing the next clips", step + 1)
@@ -350,8 +350,8 @@ class TrainStep:
         if any(d.prior_prediction for d in self.recipe.dataset):
             # Without gradients and adapters, it would need graphs of its own.
             with torch.no_grad(), inject.adapters_disabled(self.state.module), self.compiled.paused():
-                base = self.boundary(example.inputs)
-        output = self.boundary(example.inputs)
+                base = Predicted.of(self.boundary, example.inputs)
+        output = Predicted.of(self.boundary, example.inputs)
         losses_B = example.losses(output, objective)
         if base is None:
             return losses_B
