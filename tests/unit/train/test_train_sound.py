@@ -39,7 +39,11 @@ def test_times_are_drawn_apart_or_shared():
 
 @pytest.mark.parametrize(
     ("modes", "says"),
-    [({"both": 0.5}, "sum to 1, not 0.5"), ({"picture": 1.0}, "no such mode"), ({"sound": -1.0, "both": 2.0}, "from 0")],
+    [
+        ({"both": 0.5}, "sum to 1, not 0.5"),
+        ({"picture": 1.0}, "no such mode"),
+        ({"sound": -1.0, "both": 2.0}, "from 0"),
+    ],
 )
 def test_modes_that_are_no_shares_are_refused(modes, says):
     with pytest.raises(ValidationError, match=says):

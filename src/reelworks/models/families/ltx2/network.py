@@ -73,13 +73,13 @@ def _picture(module: Any, inputs: DenoiserInputs) -> dict[str, Any]:
     }
 
 
-def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: Tensor | None) -> EncodedText:
+def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: list[Tensor]) -> EncodedText:
     """Embed captions for the video branch."""
     tokens, _, mask = _embedded(pipeline, captions, length)
     return EncodedText(tokens, mask)
 
 
-def encode_both(pipeline: Any, captions: list[str], length: int, _pictures: Tensor | None) -> EncodedText:
+def encode_both(pipeline: Any, captions: list[str], length: int, _pictures: list[Tensor]) -> EncodedText:
     """Embed captions for the video branch and for the audio branch, side by side."""
     tokens, sound_tokens, mask = _embedded(pipeline, captions, length)
     return EncodedText(torch.cat([tokens, sound_tokens], dim=-1), mask)
