@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -151,7 +151,7 @@ def _generate_one(
     if embeds_guidance:
         options = dataclasses.replace(options, guidance_scale=1.0)
 
-    def inputs(z_2B: Tensor, t_2B: Tensor, frame_mask_2B: Tensor | None, **sound: Tensor) -> DenoiserInputs:
+    def inputs(z_2B: Tensor, t_2B: Tensor, frame_mask_2B: Tensor | None, **sound: Any) -> DenoiserInputs:
         n = len(z_2B)
         frames = torch.ones(n, latent_shape[0], dtype=torch.bool, device=device)
         return DenoiserInputs(

@@ -113,7 +113,7 @@ def example(
     )
 
 
-def _sound(batch: int, frames: int, name: str, g: torch.Generator) -> dict[str, Tensor]:
+def _sound(batch: int, frames: int, name: str, g: torch.Generator) -> dict[str, Any]:
     if not components.conditioning(ModelConfig(name=name)).sound:
         return {}
     return {

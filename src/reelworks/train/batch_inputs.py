@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -312,7 +312,7 @@ class _Sound(NamedTuple):
     """The part of an example that is about sound."""
 
     drawn: Choices  # with pictures that are given
-    inputs: dict[str, Tensor]
+    inputs: dict[str, Any]
     target: SoundTarget
 
 

@@ -113,7 +113,7 @@ def blank(encoder: LiveEncoder, bucket: Bucket, batch: int, device: torch.device
     )
 
 
-def _sound(encoder: LiveEncoder, bucket: Bucket, latent: torch.Tensor) -> dict[str, torch.Tensor]:
+def _sound(encoder: LiveEncoder, bucket: Bucket, latent: torch.Tensor) -> dict[str, Any]:
     if encoder.sound is None:
         return {}
     shape = encoder.sound.latent_shape(bucket.shape.num_frames)
