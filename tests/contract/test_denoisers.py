@@ -91,6 +91,24 @@ def test_lora(name, targets):
     contract.check_lora(name, targets)
 
 
+# The others take as long as all that is above.
+_TYPES = [
+    pytest.param(n, kind, marks=() if n == "wan-tiny" else pytest.mark.slow)
+    for n in contract.FAMILIES
+    for kind in ("lokr", "loha", "oft")
+]
+
+
+@pytest.mark.parametrize(("name", "kind"), _TYPES)
+def test_adapters_of_other_types(name, kind):
+    """A LoKr, LoHa or OFT does what a LoRA does, with gradient checkpointing and over bases of every storage."""
+    contract.check_lora(name, "default", kind)
+    if (name, kind) != ("z-image-tiny", "oft"):  # 85 inputs, which no block divides
+        contract.check_lora(name, "blocks", kind)
+    contract.check_gradient_checkpointing(name, kind)
+    contract.check_bases(name, kind)
+
+
 @every_family
 def test_gradient_checkpointing(name):
     """With a LoRA over a frozen base, gradients are the same to the last bit with and without."""

@@ -132,6 +132,11 @@ class DatasetConfig(Config):
         description="Folder of loss masks, with names as for control: white areas count in the loss, black ones do "
         "not, grey ones in part. For all models.",
     )
+    rejected: _OptionalText = Field(
+        default=None,
+        description="Folder of worse versions of the dataset's clips, with names as for control: a LoRA learns to prefer the "
+        "clips to them (Diffusion-DPO). All datasets of a recipe have one, or none. For all models.",
+    )
     clip_seconds: float | None = Field(
         default=None,
         gt=0,
@@ -279,6 +284,7 @@ class DatasetConfig(Config):
     def companions(self) -> dict[str, str]:
         """Folders of companions by kind."""
         folders = {"control": self.control, **sources.named(self.source), "loss_mask": self.loss_mask}
+        folders["rejected"] = self.rejected
         return {kind: folder for kind, folder in folders.items() if folder is not None}
 
     @property

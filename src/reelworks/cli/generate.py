@@ -107,6 +107,12 @@ def generate(
     raw_weights: Annotated[
         bool, Option("--raw-weights", help="Use the trained weights instead of their average.")
     ] = False,
+    trained_base: Annotated[
+        bool,
+        Option(
+            "--trained-base", help="Add a LoRA to the model that it was trained on, and not to that of samples.model."
+        ),
+    ] = False,
 ) -> None:
     """Generate clips or pictures from prompts.
 
@@ -123,7 +129,8 @@ def generate(
     from reelworks.generate.conditions import Conditions
     from reelworks.generate.load_run import LoadedModel
     from reelworks.generate.pipeline import GenerateOptions
-    from reelworks.recipe import recipe_file
+    from reelworks.models import components
+    from reelworks.recipe import preview_model, recipe_file
     from reelworks.run import history
     from reelworks.train import init_from
 
@@ -142,6 +149,7 @@ def generate(
     picture = (prompt_file is None and writers.is_picture(output)) if num_frames is None else num_frames == 1
     run, step = init_from.locate(source)
     recipe = recipe_file.load(history.recipe_of(run, step))
+    recipe = preview_model.without(recipe) if trained_base else preview_model.recipe_of(recipe)
     usual = defaults.shape(run, recipe, picture=picture)
     shape = Shape(num_frames or usual.num_frames, height or usual.height, width or usual.width)
     for path in paths:
@@ -158,12 +166,14 @@ def generate(
         guidance_scale or sampled.guidance_scale,
         seed,
         Conditions(begin, loop, begin_frames),
-        conditions.companions(given, shape, "--"),
+        conditions.companions(given, shape, "--", components.source_multiple(recipe.model, recipe.autoencoder)),
         None if sampler is None else sampler.value,
     )
     load_run.require(recipe, options)
     # Load the step whose recipe was read: a run in progress may have saved again meanwhile.
-    model = LoadedModel.load(CheckpointStore(run.checkpoints_folder).path(step), averaged=not raw_weights)
+    model = LoadedModel.load(
+        CheckpointStore(run.checkpoints_folder).path(step), averaged=not raw_weights, shown=not trained_base
+    )
     for line in model.unseen(list(dict.fromkeys(prompt for job in jobs for prompt in job.prompts))):
         show.line(line)
     for job in jobs:

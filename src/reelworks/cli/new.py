@@ -132,7 +132,7 @@ def recipe_for(
         _announce(data, model)
         from reelworks.quickstart.quickstart import QuickstartOptions
 
-        write(path, QuickstartOptions(model, tuple(data), vram, trigger, weights))
+        write(path, QuickstartOptions(model, tuple(data), vram, trigger, weights), warns=False)  # training does
     return path
 
 
@@ -142,13 +142,16 @@ def _announce(data: list[Path], model: str) -> None:
     show.line(f"{read}computing the memory that {model} takes, without its weights ...")
 
 
-def write(path: Path, options: QuickstartOptions, *, json: bool = False) -> None:
+def write(path: Path, options: QuickstartOptions, *, json: bool = False, warns: bool = True) -> None:
     """Write the recipe and print a summary of it."""
     from reelworks.quickstart import quickstart
+    from reelworks.recipe import validation
 
     with show.scan_progress(quiet=json) as on_progress:
         result = quickstart.lora(path, options, on_progress)
     show.json(result.to_json() | {"recipe": str(path)}) if json else _print_result(path, result)
+    if warns and not json and (warning := validation.distilled_warning(result.recipe)) is not None:
+        show.line(f"warning: {warning}")
 
 
 def _print_result(path: Path, new: QuickstartResult) -> None:

@@ -19,7 +19,7 @@ from reelworks.data import device_frames
 from reelworks.data.micro_batch import MicroBatch, MicroBatchRequest, StreamState
 from reelworks.media import decode, planes
 from reelworks.media.config import PREFETCH_BYTES
-from reelworks.media.decode import Frames
+from reelworks.media.decode import Frames, Request
 from reelworks.media.decode_pool import Decoded, DecodePool, Failure
 from reelworks.media.planes import Planes
 
@@ -43,17 +43,17 @@ class _Pending:
 
     def __init__(self, work: MicroBatchRequest, pool: DecodePool, device: torch.device | None) -> None:
         self.work, self._device = work, device
-        size = _frames_size(work)
+        size, sizes = _frames_size(work), _companion_sizes(work)
         limits = [0 if device is None else planes.most_bytes(request) for request in work.requests]
         own = size if device is None else (len(work.requests), max([math.prod(size[1:]), *limits]))
-        self._frames = {kind: pool.array(own if kind == _CLIPS else size) for kind in (_CLIPS, *work.companions)}
+        self._frames = {kind: pool.array(of_kind) for kind, of_kind in ((_CLIPS, own), *sizes.items())}
         if work.sounds:
             self._frames[_SOUND] = pool.array(_sound_size(work))
         self._jobs: _Jobs = {kind: [] for kind in self._frames}
         for index, (request, limit) in enumerate(zip(work.requests, limits, strict=True)):
             self._jobs[_CLIPS].append(pool.submit(request, self._frames[_CLIPS].slot(index), planes_bytes=limit))
-            for kind, requests in work.companions.items():
-                companion = requests[index]
+        for kind, companions in work.companions.items():
+            for index, companion in enumerate(companions):
                 slot = self._frames[kind].slot(index)
                 self._jobs[kind].append(None if companion is None else pool.submit(companion, slot))
         for index, sound in enumerate(work.sounds):
@@ -86,7 +86,7 @@ class _Pending:
         for kind, jobs in self._jobs.items():
             frames = self._frames[kind].array
             for index, job in enumerate(jobs):
-                result = None if job is None else _result(job, self.work.requests[index].path)
+                result = None if job is None else _result(job, self._request(kind, index).path)
                 reason = "" if result is None else self._reason(kind, index, result)
                 if reason:
                     failures.setdefault(index, reason)
@@ -113,9 +113,17 @@ class _Pending:
             return result.reason
         if kind == _SOUND:
             return f"sound: {result.reason}"
-        companion = self.work.companions[kind][index]
-        assert companion is not None  # it was submitted
-        return f"{kind} {companion.path}: {result.reason}"
+        return f"{kind} {self._request(kind, index).path}: {result.reason}"
+
+    def _request(self, kind: str, index: int) -> Request:
+        if kind == _SOUND:
+            sound = self.work.sounds[index]
+            assert sound is not None  # it was submitted
+            return sound.clip
+        requests = self.work.requests if kind == _CLIPS else self.work.companions[kind]
+        request = requests[index]
+        assert request is not None  # it was submitted
+        return request
 
 
 def _nbytes(result: Decoded) -> int:
@@ -133,6 +141,15 @@ def _sound_size(work: MicroBatchRequest) -> tuple[int, ...]:
     sound = next((each for each in work.sounds if each is not None), None)
     samples, channels = (0, 0) if sound is None else (sound.num_samples, sound.channels)
     return len(work.sounds), samples, 2 * channels
+
+
+def _companion_sizes(work: MicroBatchRequest) -> dict[str, tuple[int, ...]]:
+    """Return the sizes of the frames of companions, of which sources may have sizes of their own."""
+    sizes = dict[str, tuple[int, ...]]()
+    for kind, requests in work.companions.items():
+        shape = next((request.shape for request in requests if request is not None), work.shape)
+        sizes[kind] = (len(requests), shape.num_frames, shape.height, shape.width, 3)
+    return sizes
 
 
 def _result(job: Future[Decoded], path: MediaPath) -> Decoded:
@@ -196,7 +213,7 @@ class _ReadAhead:
     def _bytes(self, work: MicroBatchRequest) -> int:
         frames = math.prod(_frames_size(work))
         own = frames if self._device is None else sum(map(planes.expected_bytes, work.requests))
-        return own + frames * len(work.companions) + math.prod(_sound_size(work))
+        return own + sum(map(math.prod, _companion_sizes(work).values())) + math.prod(_sound_size(work))
 
     def cancel(self) -> None:
         """Drop what is queued."""

@@ -50,7 +50,7 @@ class EncoderIds:
         autoencoder, text: Digests of weights and settings.
         image: Digest of the image encoder; None if the model has none.
         first_frame: How the first frame is encoded for the model, "grey" or "zeros"; None if it is not.
-        given: Kinds of companions whose latents the model takes.
+        given: Kinds of companions whose latents the model takes, and "rejected" if it learns preferences.
         text_sees_pictures: Whether an embedding also depends on the first frames of sources.
         latent_dtype: Dtype in which latents are stored.
         sound: Digest of the sound encoder; None if the model has no sound.

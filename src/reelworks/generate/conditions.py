@@ -17,9 +17,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from reelworks.catalog import formats
+from reelworks.catalog import formats, probe
+from reelworks.catalog.formats import ProbeError
+from reelworks.core import sources
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Geometry, Shape
+from reelworks.core.sources import SOURCES
 from reelworks.encoders.encoders import LiveEncoder
 from reelworks.media import decode
 from reelworks.media.decode import MediaError, Request
@@ -94,9 +97,30 @@ def read(path: Path, shape: Shape, condition_frames: int, option: str = "--refer
         ) from error
 
 
-def companions(files: Mapping[str, str], shape: Shape, prefix: str) -> dict[str, Frames]:
-    """Read files of companions by kind, which options or keys with a prefix name."""
-    return {kind: companion(Path(file), shape, prefix + kind.partition("-")[0]) for kind, file in files.items()}
+def companions(
+    files: Mapping[str, str], shape: Shape, prefix: str, source_multiple: tuple[int, int] | None = None
+) -> dict[str, Frames]:
+    """Read files of companions by kind, which options or keys with a prefix name.
+
+    With a multiple, sources of another aspect ratio than the shape's have sizes of their own, as in training.
+    """
+    found = {}
+    for kind, file in files.items():
+        path, option = Path(file), prefix + kind.partition("-")[0]
+        wanted = shape
+        if kind in SOURCES and source_multiple is not None:
+            wanted = _own_shape(path, shape, option, source_multiple)
+        found[kind] = companion(path, wanted, option)
+    return found
+
+
+def _own_shape(path: Path, shape: Shape, option: str, multiple: tuple[int, int]) -> Shape:
+    try:
+        size = probe.probe(path)
+    except (OSError, ProbeError) as error:
+        raise _unreadable(str(error), path, option, shape) from error
+    ratio = int(sources.ratios(size.width, size.height, shape.width, shape.height))
+    return sources.own_shape(shape, ratio, multiple)
 
 
 def companion(path: Path, shape: Shape, option: str) -> Frames:
@@ -106,15 +130,13 @@ def companion(path: Path, shape: Shape, option: str) -> Frames:
     try:
         frames = decode.load(Request(path, is_image, wanted))
     except MediaError as error:
-        raise UserError(
-            str(error),
-            code="condition-unreadable",
-            field=option,
-            value=str(path),
-            remedy="name a picture"
-            + (f", or a clip of at least {shape.num_frames} frames" if shape.num_frames > 1 else ""),
-        ) from error
+        raise _unreadable(str(error), path, option, shape) from error
     return np.repeat(frames, shape.num_frames, axis=0) if is_image else frames
+
+
+def _unreadable(problem: str, path: Path, option: str, shape: Shape) -> UserError:
+    remedy = "name a picture" + (f", or a clip of at least {shape.num_frames} frames" if shape.num_frames > 1 else "")
+    return UserError(problem, code="condition-unreadable", field=option, value=str(path), remedy=remedy)
 
 
 def begin(encoder: LiveEncoder, noise_BCNHW: Tensor, frames_THWC: Frames) -> tuple[Tensor, Tensor]:

@@ -19,8 +19,8 @@ _UNKNOWN = Shape(17, 64, 96)  # for a run whose plan was removed
 
 
 def sampled(recipe: Recipe) -> SamplingDefaults:
-    """Return guidance scale and steps: those of the recipe's previews, else the defaults of its model."""
-    asked, usual = recipe.samples, registry.PRESETS[recipe.model.name].sampling
+    """Return guidance scale and steps: those of the recipe's previews, else the defaults of the previews' model."""
+    asked, usual = recipe.samples, registry.PRESETS[recipe.samples.model or recipe.model.name].sampling
     return SamplingDefaults(
         asked.guidance_scale or usual.guidance_scale, asked.num_inference_steps or usual.num_inference_steps
     )

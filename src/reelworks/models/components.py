@@ -56,6 +56,11 @@ def geometry(model: ModelConfig, autoencoder: AutoencoderConfig) -> Geometry:
     return dataclasses.replace(alone, patch=config.patch_size, frame_rule=rule)
 
 
+def source_multiple(model: ModelConfig, autoencoder: AutoencoderConfig) -> tuple[int, int] | None:
+    """Return the multiples of height and width of sources, which have sizes of their own if a model takes several."""
+    return geometry(model, autoencoder).multiple if conditioning(model).most_sources > 1 else None
+
+
 def whole_patches(model: ModelConfig) -> bool:
     """Whether latent sizes must be multiples of the patch, since the network does not pad them."""
     return not family_config(model).network.pads_patches

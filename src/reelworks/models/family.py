@@ -86,6 +86,8 @@ class Network:
     release_layers: tuple[KeyRule, ...] = ()
     # Whether ComfyUI's LoRA files use the names of the release or of diffusers.
     comfyui_layers: Literal["release", "diffusers"] = "release"
+    # Whether ComfyUI maps diffusers' names of layers that are parts of one layer of the release to rows of it.
+    comfyui_maps_parts: bool = False
     # Replacements in the keys of released weights that diffusers' own conversion misses.
     renamed_keys: Mapping[str, str] = field(default_factory=dict)
     alternates: bool = False  # whether the first blocks of all lists are used before the second ones
@@ -95,6 +97,12 @@ class Network:
     # Blocks see captions at their own length, rounded up to a multiple of this; 0 if all have one length.
     caption_multiple: int = 0
     sequence: SequenceSplit | None = None  # None if ranks cannot share tokens
+
+    def names_parts(self, format: str) -> bool:
+        """Whether LoRA files of a convention name each layer of the network, and none that joins several."""
+        if format == "diffusers" or all(len(rule.parts.split()) == 1 for rule in self.release_layers):
+            return True
+        return format == "comfyui" and (self.comfyui_maps_parts or self.comfyui_layers == "diffusers")
 
 
 class FamilyConfig(Protocol):

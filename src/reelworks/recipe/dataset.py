@@ -128,7 +128,8 @@ def _spec(recipe: Recipe) -> DataSpec:
     datasets, held_out = tuple(recipe.dataset), recipe.validation
     split = (held_out.split, held_out.group, held_out.max_clips)
     variants = recipe.encode.variants if recipe.encode.store else None
-    limits = (*split, recipe.exclude_file, recipe.cost, variants)
+    multiple = components.source_multiple(recipe.model, recipe.autoencoder)
+    limits = (*split, recipe.exclude_file, recipe.cost, variants, multiple)
     return DataSpec(datasets, recipe.seed, recipe.data, *limits, sound=sound_spec(recipe))
 
 

@@ -9,11 +9,10 @@ from safetensors import SafetensorError, safe_open
 from reelworks.catalog.config import DatasetConfig
 from reelworks.core.errors import UserError
 from reelworks.core.sources import SOURCES
-from reelworks.media.config import DataConfig
 from reelworks.models import components, registry
 from reelworks.models.components import conditioning, other_latents
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
-from reelworks.models.sound.config import SoundConfig
+from reelworks.recipe.recipe import Recipe
 
 COMPANIONS = ("control", *SOURCES)  # companions that can be inputs of a network
 
@@ -148,8 +147,23 @@ def require_image_encoder(model: ModelConfig) -> None:
         )
 
 
-def require_sound(model: ModelConfig, sound: SoundConfig | None, data: DataConfig, objective: str) -> None:
+def distilled_warning(recipe: Recipe) -> str | None:
+    """Return a warning if a LoRA would undo what was distilled into its base; None if something prevents that."""
+    lora, name = recipe.lora, recipe.model.name
+    prevented = lora is None or lora.training_adapter is not None or recipe.objective.target_guidance_scale is not None
+    if prevented or not registry.release_of(name).distilled:
+        return None
+    return (
+        f"{name} is a distilled model, and training undoes the distillation: the LoRA's pictures become blurred. "
+        "Set lora.training_adapter to an adapter for this model, or objective.target_guidance_scale if guidance alone was "
+        "distilled into it, or train on the model that it was distilled from and "
+        f'set samples.model = "{name}" (docs/how-to/train-a-lora.md)'
+    )
+
+
+def require_sound(recipe: Recipe) -> None:
     """Refuse sound for a model without it, a model with sound without its table, and clips of no common rate."""
+    model, sound, data = recipe.model, recipe.sound, recipe.data
     takes = conditioning(model).sound
     if takes != (sound is not None):
         preset = f"{model.name}-sound"
@@ -188,11 +202,13 @@ def require_sound(model: ModelConfig, sound: SoundConfig | None, data: DataConfi
             value=data.short_clips,
             remedy='write "hold", whose sound ends in silence, or "reject"',
         )
-    if objective != "rectified-flow":
+    objective = recipe.objective
+    guided = objective.target_guidance_scale is not None
+    if objective.name != "rectified-flow" or guided or any(d.rejected for d in recipe.dataset):
         raise UserError(
-            "models with sound are trained by rectified flow",
-            code="other-objective",
-            field="objective.name",
-            value=objective,
-            remedy='write "rectified-flow"',
+            "models with sound are trained by rectified flow, without guided targets or rejected clips",
+            code="sound-objective",
+            field="objective",
+            value=objective.name,
+            remedy='write name = "rectified-flow", and leave out target_guidance_scale and dataset.rejected',
         )

@@ -145,6 +145,8 @@ class Example:
         generated_share: `[B]` share of latent frames that are generated.
         counts: `[B]` True for a clip that counts in the loss.
         loss_weight: `[B, T, H, W]` weight of each latent element in its clip's loss; None if all weights are equal.
+        uncaptioned: The inputs with the empty caption, if targets are guided.
+        rejected: `[B, C, T, H, W]` clean latents of the rejected clips, if there are any.
         sound: What the sound is trained towards; None if there is none.
     """
 
@@ -154,6 +156,8 @@ class Example:
     generated_share: Tensor
     counts: Tensor
     loss_weight: Tensor | None = None
+    uncaptioned: DenoiserInputs | None = None
+    rejected: Tensor | None = None
     sound: SoundTarget | None = None
 
     def losses(self, output: Predicted, config: ObjectiveConfig) -> Tensor:
@@ -166,6 +170,34 @@ class Example:
         time, target = sound_inputs.loss_times(i.sound_time, i.sound_mask), self.sound
         of_sound_B = objective.losses(output.sound, i.sound, target.x0, target.noise, time, i.sound_mask)
         return losses_B + target.loss_weight * of_sound_B
+
+    def guided_losses(self, output: Predicted, uncaptioned: Predicted, config: ObjectiveConfig) -> Tensor:
+        """Return the loss of each clip, `[B]`, with the guidance of the base in its target.
+
+        For the target v, the base's prediction u without caption and a scale s, the target is u + s (v - u). So the error
+        is that of the output plus s - 1 times that of u. A clip whose caption was dropped has the plain target, as
+        guidance changes nothing without a caption.
+        """
+        i, objective, scale = self.inputs, objectives.from_config(config), config.target_guidance_scale
+        assert scale is not None
+        assert not isinstance(objective, objectives.Iddpm), "the recipe was checked"
+        own, base = (
+            objective.error(each, i.latent, self.x0, self.noise, i.time)
+            for each in (output.picture, uncaptioned.picture)
+        )
+        share_B = torch.where(i.drop_text, 0.0, scale - 1)
+        error = own + share_B.view(-1, 1, 1, 1, 1) * base
+        return objective.of_error(error, i.time, i.frame_mask, self.loss_weight)
+
+    def pair(self, config: ObjectiveConfig) -> Example:
+        """Return the preferred clips and, after them, the rejected ones, with the same noise, timesteps and conditions."""
+        assert self.rejected is not None
+        twice = self.inputs.each(lambda value: torch.cat([value] * 2))
+        x0, noise = torch.cat([self.x0, self.rejected]), torch.cat([self.noise] * 2)
+        latent = objectives.from_config(config).noised(x0, noise, twice.time, twice.frame_mask)
+        weight = None if self.loss_weight is None else torch.cat([self.loss_weight] * 2)
+        share, counts = (torch.cat([each] * 2) for each in (self.generated_share, self.counts))
+        return Example(replace(twice, latent=latent), x0, noise, share, counts, weight)
 
     def distances(self, output: Predicted, base: Predicted, config: ObjectiveConfig) -> Tensor:
         """Return the loss of each clip, `[B]`, with the base model's output as the target."""
@@ -200,30 +232,37 @@ class Encoded:
         latent: `[B, C, T, H, W]` clean latents.
         text: Embeddings of the captions, of dropped ones as the model wants them.
         conditions: The last inputs of a denoiser by name; see `models.api.given`.
+        empty: Embeddings of the empty caption, if targets are guided.
+        rejected: `[B, C, T, H, W]` clean latents of the rejected clips, if there are any.
         sound: `[B, F, N, 1, 1]` clean latents of the sound; None if there is none.
     """
 
     latent: Tensor
     text: TextEmbedding
     conditions: Mapping[str, Tensor]
+    empty: TextEmbedding | None = None
+    rejected: Tensor | None = None
     sound: Tensor | None = None
 
     def tensors(self) -> list[Tensor]:
         """Return all tensors."""
-        sound = [] if self.sound is None else [self.sound]
-        return [self.latent, *self.text, *self.conditions.values(), *sound]
+        single = [each for each in (self.rejected, self.sound) if each is not None]
+        return [self.latent, *self.text, *self.conditions.values(), *(self.empty or ()), *single]
 
 
 def encode(batch: MicroBatch, encoder: LiveEncoder, config: ObjectiveConfig, *, seed: int) -> Encoded:
     """Encode the clips and captions of a micro-batch, of which some captions are dropped."""
-    return _encode(batch, encoder, _dropped(_words(batch.work, seed), config))
+    encoded = _encode(batch, encoder, _dropped(_words(batch.work, seed), config))
+    if config.target_guidance_scale is not None:
+        encoded = replace(encoded, empty=stored_batches.texts(batch, encoder, [True] * len(batch.work.captions)))
+    return encoded
 
 
 def _encode(batch: MicroBatch, encoder: LiveEncoder, drop_text: NDArray[np.bool_]) -> Encoded:
     values = stored_batches.clip_values(batch, encoder)
     text = stored_batches.texts(batch, encoder, drop_text[: len(batch.work.captions)].tolist())
     conditions = stored_batches.conditions(batch, encoder, values, values["latent"])
-    return Encoded(values["latent"], text, conditions, values.get("sound"))
+    return Encoded(values["latent"], text, conditions, rejected=values.get("rejected"), sound=values.get("sound"))
 
 
 def training_example(
@@ -231,7 +270,7 @@ def training_example(
 ) -> Example:
     """Encode a micro-batch, unless that is done, and draw its timesteps, noise, masks and caption dropout."""
     words_B = _words(batch.work, seed)
-    encoded = encoded or _encode(batch, encoder, _dropped(words_B, config))
+    encoded = encoded or encode(batch, encoder, config, seed=seed)
     sound = None if encoder.sound is None else encoder.sound.config
     drawn = draw(batch.work, config, seed=seed, latent_frames=encoded.latent.shape[2], sound=sound)
     seeds = hash_rng.extend(words_B, Purpose.NOISE), sound_inputs.noise_seeds(words_B)
@@ -301,11 +340,14 @@ def _example(
         weight = conditioning.weights(mask, encoder.autoencoder.geometry).expand(n, -1, -1, -1)
         # A mask may cover conditioning frames only: such a clip has no loss, and no weight in the step.
         counts = counts & (weight.amax(dim=(2, 3)) * frame_mask).any(dim=1)
-    share = frame_mask.float().mean(dim=1)
-    if sound is None:
-        return Example(inputs, x0, noise, share, counts, weight)
-    share = torch.where(share > 0, share, inputs.sound_mask.float().mean(dim=1))
-    return Example(inputs, x0, noise, share, counts, weight, sound.target)
+    uncaptioned = None
+    if (empty := encoded.empty) is not None:
+        named = {"text": empty.tokens, "text_mask": empty.mask, "pooled": empty.pooled}
+        uncaptioned = replace(inputs, **named, drop_text=torch.ones_like(inputs.drop_text))
+    share, target = frame_mask.float().mean(dim=1), None
+    if sound is not None:
+        share, target = torch.where(share > 0, share, inputs.sound_mask.float().mean(dim=1)), sound.target
+    return Example(inputs, x0, noise, share, counts, weight, uncaptioned, encoded.rejected, target)
 
 
 class _Sound(NamedTuple):

@@ -277,6 +277,22 @@ class SamplesConfig(Config):
     source: str | list[str] | None = Field(
         None, min_length=1, description="image that all previews edit, or a list of images in order"
     )
+    model: str | None = Field(
+        None,
+        min_length=1,
+        description="model that the LoRA is shown on in previews and by `generate`, of the family of the trained one, such "
+        "as the distilled one of a base; default: the trained one",
+    )
+    weights: str | None = Field(
+        None,
+        min_length=1,
+        description="weights of that model: folder, `.safetensors` file or hub id; default: the published ones",
+    )
+
+    @property
+    def has_model(self) -> bool:
+        """Whether previews are made with another model, or other weights, than the trained ones."""
+        return self.model is not None or self.weights is not None
 
     @model_validator(mode="after")
     def _check_metrics(self) -> SamplesConfig:

@@ -29,6 +29,7 @@ class Flux2Config(Config):
         "Flux2Transformer2DModel",
         ("transformer_blocks", "single_transformer_blocks"),
         release_layers=_RELEASE_LAYERS,
+        comfyui_maps_parts=True,
         sequence=family.SequenceSplit(captions=True),
     )
 
