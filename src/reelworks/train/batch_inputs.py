@@ -342,7 +342,7 @@ def _example(
         counts = counts & (weight.amax(dim=(2, 3)) * frame_mask).any(dim=1)
     uncaptioned = None
     if (empty := encoded.empty) is not None:
-        named = {"text": empty.tokens, "text_mask": empty.mask, "pooled": empty.pooled}
+        named: dict[str, Any] = {"text": empty.tokens, "text_mask": empty.mask, "pooled": empty.pooled}
         uncaptioned = replace(inputs, **named, drop_text=torch.ones_like(inputs.drop_text))
     share, target = frame_mask.float().mean(dim=1), None
     if sound is not None:
