@@ -43,7 +43,7 @@ class Features:
         given_frames: Answers otherwise where frames are given.
         pooled_text: Answers otherwise to another summary of the caption.
         guidance: Answers otherwise to another guidance scale.
-        shown: Of "control", "source", "first_frame" and "image" those to which it answers otherwise.
+        shown: Of "control", "source", "first_frame", "image" and "sound" those to which it answers otherwise.
     """
 
     clips: bool
@@ -74,7 +74,8 @@ def features(name: str) -> Features:
             for key in ("control", "first_frame", "image")
             if (value := getattr(inputs, key)).shape[1] and feels(**{key: -value})
         )
-        + (("source",) if feels(sources=tuple(-value for value in inputs.sources)) else ()),
+        + (("source",) if feels(sources=tuple(-value for value in inputs.sources)) else ())
+        + (("sound",) if inputs.sound.shape[1] and feels(sound=-inputs.sound) else ()),
     )
 
 
@@ -126,7 +127,7 @@ def _presets(name: str) -> list[str]:
 
 def _kind(name: str) -> tuple[object, ...]:
     wants = components.conditioning(ModelConfig(name=name))
-    return type(registry.PRESETS[name].config), wants.takes, wants.most_sources, wants.first_frame
+    return type(registry.PRESETS[name].config), wants.takes, wants.most_sources, wants.first_frame, wants.sound
 
 
 def _beside(presets: list[str], wants: Mapping[str, Conditioning], found: tuple[str, ...]) -> str:

@@ -30,7 +30,7 @@ _JITTER_SECONDS = 0.02
 
 @dataclass(frozen=True)
 class SoundSpec:
-    """How a model wants the sound of clips.
+    """Settings by which the sound of clips is read for a model.
 
     Attributes:
         sample_rate: Samples per second.

@@ -276,7 +276,7 @@ class PublishedSound(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """What decides whether latents are alike."""
+        """Numbers by which latents of two encoders are told apart."""
         return self.sample_rate, self.channels, self.samples_per_latent, self.features
 
 

@@ -123,7 +123,7 @@ class Predicted(NamedTuple):
     sound: Tensor | None = None
 
     @classmethod
-    def of(cls, boundary: DtypeBoundary[DenoiserInputs], inputs: DenoiserInputs) -> Predicted:
+    def from_inputs(cls, boundary: DtypeBoundary[DenoiserInputs], inputs: DenoiserInputs) -> Predicted:
         """Run a network."""
         return cls(*boundary.both(inputs)) if inputs.sound.shape[1] else cls(boundary(inputs))
 

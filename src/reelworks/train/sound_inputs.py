@@ -77,7 +77,7 @@ def frame_of_sound(spec: SoundSpec, geometry: Geometry, shape: Shape) -> NDArray
 
 @dataclass(frozen=True)
 class SoundTarget:
-    """What the sound of a micro-batch is trained towards.
+    """Target of the sound of a micro-batch.
 
     Attributes:
         x0: `[B, F, N, 1, 1]` clean latents.

@@ -352,7 +352,7 @@ class TrainStep:
         preserves = any(d.prior_prediction for d in self.recipe.dataset)
         base = self._base(example.inputs) if preserves else None
         uncaptioned = None if example.uncaptioned is None else self._base(example.uncaptioned)
-        output = Predicted.of(self.boundary, example.inputs)
+        output = Predicted.from_inputs(self.boundary, example.inputs)
         if uncaptioned is None:
             losses_B = example.losses(output, objective)
         else:
@@ -366,14 +366,14 @@ class TrainStep:
         """Return the loss of each pair of a preferred and a rejected clip, `[B]`, with the base as the reference."""
         pair = example.pair(objective)
         reference_2B = pair.losses(self._base(pair.inputs), objective)
-        losses_2B = pair.losses(Predicted.of(self.boundary, pair.inputs), objective)
+        losses_2B = pair.losses(Predicted.from_inputs(self.boundary, pair.inputs), objective)
         return preference.dpo_loss(losses_2B, reference_2B, objective.dpo_beta)
 
     def _base(self, inputs: DenoiserInputs) -> Predicted:
         """Return the output of the frozen base, without gradients."""
         # Without gradients and adapters, it would need graphs of its own.
         with torch.no_grad(), inject.adapters_disabled(self.state.module), self.compiled.paused():
-            return Predicted.of(self.boundary, inputs)
+            return Predicted.from_inputs(self.boundary, inputs)
 
     def _find_cause(self, kept: list[KeptBatch], objective: ObjectiveConfig, step: int) -> NonFiniteCause:
         """Find where numbers stopped being finite, by another forward pass of a micro-batch. Collective.

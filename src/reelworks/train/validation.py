@@ -114,7 +114,7 @@ class Validator:
         example = validation_example(batch, self.encoder, objective, seed=self.recipe.seed, times=times)
         at_once = self.times_at_once or len(times)
         starts = range(0, len(times), at_once)
-        parts = [Predicted.of(self.boundary, _part(example.inputs, i, at_once)) for i in starts]
+        parts = [Predicted.from_inputs(self.boundary, _part(example.inputs, i, at_once)) for i in starts]
         return example.losses(Predicted.joined(parts), objective).double().cpu()
 
     def _requests(self) -> Iterator[MicroBatchRequest]:

@@ -67,7 +67,7 @@ def test_any_network_learns_by_any_objective(model, objective):
     losses = []
     for _ in range(12):
         example = training_example(batch, encoder, recipe.objective, seed=1)
-        loss = example.losses(Predicted.of(boundary, example.inputs), recipe.objective).mean()
+        loss = example.losses(Predicted.from_inputs(boundary, example.inputs), recipe.objective).mean()
         gradients = torch.autograd.grad(loss, parameters)
         with torch.no_grad():
             for parameter, gradient in zip(parameters, gradients, strict=True):
