@@ -143,7 +143,7 @@ def _beside(presets: list[str], wants: Mapping[str, Conditioning], found: tuple[
         else:
             most = wants[presets[0]].most_sources if key == "source" else 1
             name = f"`{key}`" + f" × {most}" * (most > 1)
-            cells.append(name if key in wants[presets[0]].needs else f"({name})")
+            cells.append(name if key in (*wants[presets[0]].needs, "sound") else f"({name})")
     return ", ".join(cells) or "no"
 
 
