@@ -122,7 +122,8 @@ def step_seconds(data: RecipeData, encoder: LiveEncoder, source: StoredLatents |
                 _wait(device)
                 began = time.perf_counter()
             example = batch_inputs.training_example(batch, encoder, recipe.objective, seed=0)
-            torch.autograd.backward(example.losses(denoiser.predict(example.inputs), recipe.objective).sum())
+            output = batch_inputs.Predicted(denoiser.predict(example.inputs))
+            torch.autograd.backward(example.losses(output, recipe.objective).sum())
         _wait(device)
         return (time.perf_counter() - began) / steps
     finally:

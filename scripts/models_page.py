@@ -44,7 +44,7 @@ class Features:
         given_frames: Answers otherwise where frames are given.
         pooled_text: Answers otherwise to another summary of the caption.
         guidance: Answers otherwise to another guidance scale.
-        shown: Of "control", "source", "first_frame" and "image" those to which it answers otherwise.
+        shown: Of "control", "source", "first_frame", "image" and "sound" those to which it answers otherwise.
     """
 
     clips: bool
@@ -75,7 +75,8 @@ def features(name: str) -> Features:
             for key in ("control", "first_frame", "image")
             if (value := getattr(inputs, key)).shape[1] and feels(**{key: -value})
         )
-        + (("source",) if feels(sources=tuple(-value for value in inputs.sources)) else ()),
+        + (("source",) if feels(sources=tuple(-value for value in inputs.sources)) else ())
+        + (("sound",) if inputs.sound.shape[1] and feels(sound=-inputs.sound) else ()),
     )
 
 
@@ -130,7 +131,7 @@ def _presets(name: str) -> list[str]:
 
 def _kind(name: str) -> tuple[object, ...]:
     wants = components.conditioning(ModelConfig(name=name))
-    told = wants.takes, wants.most_sources, wants.first_frame, wants.last_frame
+    told = wants.takes, wants.most_sources, wants.first_frame, wants.last_frame, wants.sound
     return type(registry.PRESETS[name].config), *told
 
 
@@ -148,7 +149,7 @@ def _beside(presets: list[str], wants: Mapping[str, Conditioning], found: tuple[
         else:
             most = wants[presets[0]].most_sources if key == "source" else 1
             name = f"`{key}`" + f" × {most}" * (most > 1)
-            cells.append(name if key in wants[presets[0]].needs else f"({name})")
+            cells.append(name if key in (*wants[presets[0]].needs, "sound") else f"({name})")
     if "mask" in wants[presets[0]].takes:
         cells.append("(`mask`)")
     return ", ".join(cells) or "no"

@@ -11,6 +11,8 @@ import diffusers
 import torch
 from diffusers.modular_pipelines.flux3 import before_denoise
 
+from reelworks.testing import contract
+
 
 def _blend(x0, noise, time):
     share = (time / 1000).view(-1, 1, 1, 1, 1)
@@ -234,6 +236,36 @@ def ltx2(module, x0, noise, i):
     return _mse(out, pipeline._pack_latents(noise - x0))
 
 
+def ltx2_sound(module, x0, noise, i):
+    """Both are generated, each at a time of its own, and read their own halves of the texts."""
+    x_t = _blend(x0, noise, i.time)
+    _, _, T, H, W = x_t.shape
+    pipeline = diffusers.LTX2Pipeline
+    of_sound = contract.sound_noise(i)
+    heard = _blend(i.sound, of_sound, i.sound_time)
+    text, of_sound_text = i.text.chunk(2, dim=2)
+    out = module(
+        hidden_states=pipeline._pack_latents(x_t),
+        audio_hidden_states=pipeline._pack_audio_latents(heard[..., 0]),
+        encoder_hidden_states=text,
+        audio_encoder_hidden_states=of_sound_text,
+        timestep=i.time,
+        audio_timestep=i.sound_time,
+        sigma=i.time,
+        audio_sigma=i.sound_time,
+        encoder_attention_mask=i.text_mask,
+        audio_encoder_attention_mask=i.text_mask,
+        num_frames=T,
+        height=H,
+        width=W,
+        fps=24.0,
+        audio_num_frames=i.sound.shape[2],
+        use_cross_timestep=True,
+    )
+    target = pipeline._pack_audio_latents((of_sound - i.sound)[..., 0])
+    return _mse(out.sample, pipeline._pack_latents(noise - x0)) + _mse(out.audio_sample, target)
+
+
 def sd3(module, x0, noise, i):
     x_t, target = _picture(x0, noise, i)
     out = module(x_t, timestep=i.time, encoder_hidden_states=i.text, pooled_projections=i.pooled).sample
@@ -292,6 +324,7 @@ LOSSES = {
     "krea2-tiny": krea2,
     "ltx-tiny": ltx,
     "ltx-2-tiny": ltx2,
+    "ltx-2-sound-tiny": ltx2_sound,
     "qwen-image-tiny": qwen_image,
     "qwen-image-edit-tiny": qwen_image,
     "qwen-image-edit-plus-tiny": qwen_image,

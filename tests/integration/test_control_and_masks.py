@@ -27,7 +27,7 @@ from reelworks.recipe.dataset import RecipeData
 from reelworks.run import events
 from reelworks.run.folder import RunFolder
 from reelworks.train import build
-from reelworks.train.batch_inputs import training_example, validation_example
+from reelworks.train.batch_inputs import Predicted, training_example, validation_example
 
 SIZE = (32, 48)
 
@@ -161,7 +161,7 @@ def test_the_loss_is_that_of_what_the_mask_shows(control):
         validation_example(_one(batch), encoder, recipe.objective, seed=1, times=[200.0, 700.0]),
     ):
         output = torch.zeros_like(example.x0, requires_grad=True)
-        losses = example.losses(output, recipe.objective)
+        losses = example.losses(Predicted(output), recipe.objective)
         torch.autograd.backward(losses.sum())
         width = output.shape[-1]
         assert not output.grad[example.counts][..., : width // 2].any()

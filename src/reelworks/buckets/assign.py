@@ -48,6 +48,8 @@ class Reason(IntEnum):
     NO_COMPANION = 10
     HDR = 11
     INTERLACED = 12
+    NO_SOUND = 13
+    SOUND_TIMING = 14
 
     @property
     def label(self) -> str:

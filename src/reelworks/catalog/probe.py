@@ -127,6 +127,7 @@ class Probe:
     full_range: bool = False  # whether luma uses all values, instead of 16 to 235 of 255
     hdr: str = ""  # transfer function of a high dynamic range: "pq" or "hlg"
     icc_profile: str = ""  # description of a picture's colour profile; "" without one
+    sound: str = ""  # codec of the first audio stream, such as "aac"; "" without one
 
     def values(self) -> dict[str, Any]:
         """Return the measures by name, ten times as fast as `dataclasses.asdict`, which copies each of them deeply."""
@@ -185,9 +186,14 @@ def _video(path: MediaPath) -> Probe:
             color_matrix=display.matrix_name(frame),
             full_range=display.is_full_range(frame),
             hdr=display.hdr(frame),
+            sound=_sound(opened),
             **timing._asdict(),
             **_upright(display.orientation(frame), *display.size(frame, ratio)),
         )
+
+
+def _sound(opened: av.container.InputContainer) -> str:
+    return next((track.codec_context.name for track in opened.streams.audio), "")
 
 
 def _upright(orientation: int, height: int, width: int) -> dict[str, Any]:

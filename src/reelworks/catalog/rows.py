@@ -66,6 +66,7 @@ SCHEMA = pa.schema(
         pa.field("full_range", pa.bool_(), nullable=False),
         pa.field("hdr", _WORD, nullable=False),
         pa.field("icc_profile", _WORD, nullable=False),
+        pa.field("sound", _WORD, nullable=False),
         pa.field("caption", _TEXT),
         pa.field("group", _TEXT, nullable=False),
         pa.field("first_frame", pa.int64(), nullable=False),
@@ -127,7 +128,7 @@ Chunks = Callable[[str, Wanted], Iterator[Any]]
 class CatalogRows:
     """Rows of a catalog; all arrays have one element for each row.
 
-    The measures, `num_frames` to `icc_profile`, are those of `probe.Probe`. Reading a column that is damaged on disk
+    The measures, `num_frames` to `sound`, are those of `probe.Probe`. Reading a column that is damaged on disk
     raises a UserError.
     """
 
@@ -160,6 +161,7 @@ class CatalogRows:
     full_range: NDArray[np.bool_]
     hdr: pa.Array
     icc_profile: pa.Array
+    sound: pa.Array
     caption: pa.Array  # null if there is no caption file or the list has none, "" if the file is empty
     group: pa.Array  # path of the source file; clips of one group are held out together
     first_frame: NDArray[np.int64]  # number in its file of the first of the clip's `num_frames` frames
@@ -295,6 +297,11 @@ class CatalogRows:
     def is_hdr(self) -> NDArray[np.bool_]:
         """Mask of the rows of videos of high dynamic range."""
         return self.per_word("hdr", bool)
+
+    @cached_property
+    def has_sound(self) -> NDArray[np.bool_]:
+        """Mask of the rows of videos with sound."""
+        return self.per_word("sound", bool)
 
     def per_word(self, name: str, test: Callable[[str], bool]) -> NDArray[np.bool_]:
         """Return where the text of a dictionary-encoded column passes a test, which is called once for each text."""

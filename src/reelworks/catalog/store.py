@@ -39,7 +39,7 @@ from reelworks.core.errors import UserError
 if TYPE_CHECKING:
     from reelworks.core.ray_cluster import Engine
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 _KEEP_DIGEST_FROM_ROWS = 1 << 18
 _GROUP_ROWS = 1 << 17  # rows that are read at once to show a few of them
 _DIGEST = "digest-{:06d}.json"

@@ -35,6 +35,7 @@ class Summary:
 
     clips: int  # number of rows, bad ones included
     by_kind: Histogram
+    with_sound: int  # number of videos with sound
     bad: int  # number of files that cannot be trained on
     bad_reasons: Histogram  # their reasons without details, most frequent first
     captions_missing: int  # number of clips without a caption file
@@ -57,6 +58,7 @@ def summarise(rows: CatalogRows) -> Summary:
     return Summary(
         clips=len(rows),
         by_kind=_present([("video", int(good.is_video.sum())), ("image", int(good.is_image.sum()))]),
+        with_sound=int(good.has_sound.sum()),
         bad=len(rows) - len(good),
         bad_reasons=Counter(reason.split(":")[0] for reason in rows.error.drop_null().to_pylist()).most_common(),
         captions_missing=good.caption.null_count,

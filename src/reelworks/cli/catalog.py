@@ -75,6 +75,8 @@ def _print_scan(result: ScanResult, summary: Summary) -> None:
         f"{result.unchanged} unchanged, {result.removed} removed"
     )
     show.line(f"captions: {summary.captions_missing} missing, {summary.captions_empty} empty")
+    if summary.with_sound:
+        show.line(f"sound: {summary.with_sound} videos")
     for note in result.notes:
         show.line(note)
     for path, reason in result.bad_files[:_BAD_FILES_SHOWN]:
@@ -142,6 +144,8 @@ def _print_inspection(inspected: Inspection, html: Path | None) -> None:
     s = inspected.summary
     kinds = ", ".join(f"{count} {kind}s" for kind, count in s.by_kind)
     show.line(f"{s.clips} clips: {kinds}, {s.bad} unreadable; {s.duration_seconds:.0f} s of video")
+    if s.with_sound:
+        show.line(f"{s.with_sound} videos with sound")
     _print_reasons(s)
     for title, unit, histogram in inspected.histograms:
         _print_histogram(f"{title} ({unit})", histogram, max(12, *(len(label) for label, _ in histogram)))

@@ -192,8 +192,8 @@ def generate(
         show.line(line)
     for job in jobs:
         generated = model.generate(job.prompts, replace(options, seed=seed + job.seeds_further))
-        for path, frames in zip(job.paths, generated.clips, strict=True):
-            writers.write(path, frames, options.fps)
+        for path, (frames, sound) in zip(job.paths, generated.written(), strict=True):
+            writers.write(path, frames, options.fps, sound)
             size = Shape(len(frames), shape.height, shape.width)
             show.line(f"{path}: {size}, step {model.step}, by {generated.by}, {options.to_text()}")
 

@@ -47,6 +47,7 @@ class Purpose(IntEnum):
     CAPTION = 20
     TAG_DROPOUT = 21
     TAG_ORDER = 22
+    SOUND = 23
 
 
 def _mix(x: U64) -> U64:

@@ -30,6 +30,7 @@ from reelworks.data.eligibility import ExcludeList
 from reelworks.data.plan_cache import PlanCache, Planned, Unplanned
 from reelworks.media import decode
 from reelworks.media.config import DataConfig
+from reelworks.media.sound import SoundSpec
 from reelworks.run.folder import RunFolder
 from reelworks.schedule import cost, cursor
 from reelworks.schedule.cost import CostConfig
@@ -67,6 +68,7 @@ class DataSpec:
         variants: Number of crops and first frames of each clip; None draws anew in each epoch.
         source_multiple: Height and width of which sides of sources are multiples, where sources have sizes of their own;
             None if they have those of their clips.
+        sound: How the sound of clips is read; None if it is not.
     """
 
     datasets: tuple[DatasetConfig, ...]
@@ -79,6 +81,7 @@ class DataSpec:
     cost: CostConfig = field(default_factory=CostConfig)
     variants: int | None = None
     source_multiple: tuple[int, int] | None = None
+    sound: SoundSpec | None = None
 
     def draw_numbers(self, epoch: int, copies: I64) -> tuple[int | I64, I64]:
         """Return the numbers of epoch and copy from which a clip's crop and first frame are drawn.
@@ -199,6 +202,7 @@ class Dataset:
             self.spec.data,
             companions=self.companions.values(),
             in_exclude_file=self.in_exclude_file,
+            sound=self.spec.sound,
         )
 
     @cached_property
@@ -330,6 +334,7 @@ class Dataset:
                 spec.data.locality,
                 self.exclude_list.digest(),
                 *self._source_counts(),
+                *(() if spec.sound is None else (spec.sound.missing,)),
             ]
         )
 

@@ -24,6 +24,7 @@ from reelworks.media.augment import NO_AUGMENTATION, Augmentation
 from reelworks.media.crop_box import CropBox, crop_box
 from reelworks.media.decode import MediaError, Request
 from reelworks.media.pictures import WHITE
+from reelworks.media.sound import SoundRequest
 
 _AUGMENTS = ("flip", "rotate_degrees", "jitter_brightness", "jitter_contrast", "jitter_saturation", "jitter_hue")
 
@@ -88,6 +89,17 @@ def companion_requests(
         for kind, c in data.companions.items()
     }
     return {kind: requests for kind, requests in by_kind.items() if kind not in SOURCES or any(requests)}
+
+
+def sound_requests(data: Dataset, own: Sequence[Request]) -> tuple[SoundRequest, ...]:
+    """Return requests for the sound of clips, by the `own` requests for their frames; none if no sound is read."""
+    sound = data.spec.sound
+    if sound is None:
+        return ()
+    silence = sound.missing == "silent"
+    return tuple(
+        SoundRequest(r, sound.sample_rate, sound.channels, sound.samples(r.shape.num_frames), silence) for r in own
+    )
 
 
 def _of_companion(data: Dataset, companions: Found, row: int, own: Request) -> Request | None:

@@ -19,7 +19,9 @@ from reelworks.catalog.filter_expression import NUMBERS
 from reelworks.catalog.rows import CatalogRows, without_range
 from reelworks.core import digests
 from reelworks.core.errors import UserError
+from reelworks.media import decode
 from reelworks.media.config import DataConfig
+from reelworks.media.sound import SoundSpec
 
 Mask = NDArray[np.bool_]
 
@@ -31,6 +33,7 @@ def exclusion_reasons(
     *,
     companions: Iterable[Found],
     in_exclude_file: Mask,
+    sound: SoundSpec | None = None,
 ) -> NDArray[np.int8]:
     """Return why each row is excluded, or `Reason.NONE`; of several reasons the one assigned last below."""
     excluded = np.full(len(rows), Reason.NONE, dtype=np.int8)
@@ -41,6 +44,11 @@ def exclusion_reasons(
         excluded[rows.is_hdr] = Reason.HDR
     if data.interlaced == "reject":
         excluded[rows.interlaced] = Reason.INTERLACED
+    if sound is not None:
+        excluded[~_keeps_time(rows, data, sound)] = Reason.SOUND_TIMING
+        excluded[rows.is_image] = Reason.NO_SOUND
+        if sound.missing == "leave_out":
+            excluded[~rows.has_sound] = Reason.NO_SOUND
     for found in companions:
         excluded[found.problem != Problem.NONE] = Reason.NO_COMPANION
     filled = rows.of_datasets([d.dataset_name for d in datasets if d.missing_caption is not None])
@@ -48,6 +56,16 @@ def exclusion_reasons(
     excluded[in_exclude_file] = Reason.IN_EXCLUDE_FILE
     excluded[~rows.readable] = Reason.UNREADABLE
     return excluded
+
+
+_SAME_RATE = 0.005  # 23.976 counts as 24 frames per second
+
+
+def _keeps_time(rows: CatalogRows, data: DataConfig, sound: SoundSpec) -> Mask:
+    """Return for which rows evenly spaced frames at the rate of reading last as long as their sound."""
+    shown = rows.fps / decode.frame_step(rows.fps, data)
+    near: Mask = np.abs(shown / sound.frame_rate - 1) <= _SAME_RATE
+    return near & ~rows.variable_fps
 
 
 def require_scores(datasets: list[DatasetConfig], rows: CatalogRows) -> None:

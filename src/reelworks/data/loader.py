@@ -122,6 +122,7 @@ class StepSource:
             captions=decode_requests.captions_of(self.data, rows, drawn, epoch=epoch, draws=augments),
             fps=tuple(decode_requests.shown_fps(self.data, r) for r in rows.tolist()),
             companions=decode_requests.companion_requests(self.data, rows, read),
+            sounds=decode_requests.sound_requests(self.data, read),
             target_is_base=tuple(self.data.rows.dataset[r].as_py() in base for r in rows.tolist()),
             crops=decode_requests.crop_boxes(self.data, rows, read),
             clips_in_step=len(clips) if clips_in_step is None else clips_in_step,

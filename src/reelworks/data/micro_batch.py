@@ -12,6 +12,7 @@ from torch import Tensor
 from reelworks.core.shape import Shape
 from reelworks.media.crop_box import CropBox
 from reelworks.media.decode import Request
+from reelworks.media.sound import SoundRequest
 from reelworks.schedule import plan as planning
 
 
@@ -29,6 +30,7 @@ class MicroBatchRequest:
         repeat_index: 0 for the first use of a clip, n for its nth repeat that fills a micro-batch, -1 for padding.
         captions, fps: Caption and frames per second of each clip, as the model gets them.
         companions: Decode requests of companions by kind, None for a clip whose dataset has none of the kind.
+        sounds: Requests for the sound of each clip, None where it is not needed; empty if no sound is read.
         target_is_base: True for a clip whose target is the base model's prediction.
         crops: Size of each clip's file and place of its crop; empty if they are not known.
         clips_in_step: Clips that count in the loss of the optimizer step, over all ranks.
@@ -48,6 +50,7 @@ class MicroBatchRequest:
     captions: tuple[str, ...]
     fps: tuple[float, ...]
     companions: Mapping[str, tuple[Request | None, ...]] = field(default_factory=dict)
+    sounds: tuple[SoundRequest | None, ...] = ()
     target_is_base: tuple[bool, ...] = ()
     crops: tuple[CropBox, ...] = ()
     clips_in_step: int = 1
@@ -94,6 +97,7 @@ class MicroBatch:
         is_valid: `[B]` True where a clip counts in the loss: decoded, no padding, and not idle.
         failures: Index in the micro-batch and reason of each failed clip, padding left out.
         companions: `[B, T, H, W, 3]` uint8 by kind, sources perhaps in sizes of their own; white where a clip has none.
+        sound: `[B, S, channels]` int16 samples of sound, zeros where a clip failed; None if no sound is read.
         stream: How far decoding was ahead when it was delivered.
     """
 
@@ -102,6 +106,7 @@ class MicroBatch:
     is_valid: Tensor
     failures: tuple[tuple[int, str], ...]
     companions: Mapping[str, Tensor] = field(default_factory=dict)
+    sound: Tensor | None = None
     stream: StreamState = field(default=StreamState(), compare=False)
 
     @property

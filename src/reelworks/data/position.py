@@ -170,6 +170,18 @@ def _settings(spec: DataSpec) -> dict[Reason, tuple[str, str, Any, str]]:
             spec.data.interlaced,
             'set data.interlaced = "deinterlace"',
         ),
+        Reason.NO_SOUND: (
+            "have no sound",
+            "sound.missing",
+            "leave_out",
+            'set sound.missing = "silent" to train videos without sound as silent',
+        ),
+        Reason.SOUND_TIMING: (
+            "have fewer frames per second than data.fps or unevenly spaced ones, so that sound would drift",
+            "data.fps",
+            spec.data.fps,
+            "lower it to the rate of the clips, or encode them at a constant rate",
+        ),
         Reason.IN_EXCLUDE_FILE: (
             "are in the exclude list",
             "exclude_file",

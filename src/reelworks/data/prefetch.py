@@ -24,6 +24,7 @@ from reelworks.media.decode_pool import Decoded, DecodePool, Failure
 from reelworks.media.planes import Planes
 
 _CLIPS = "clips"
+_SOUND = "sound"
 _NO_COMPANION = 255  # white
 # More micro-batches than these bridge no longer stall; they would only take memory.
 _MOST_AHEAD = 64
@@ -46,6 +47,8 @@ class _Pending:
         limits = [0 if device is None else planes.most_bytes(request) for request in work.requests]
         own = size if device is None else (len(work.requests), max([math.prod(size[1:]), *limits]))
         self._frames = {kind: pool.array(of_kind) for kind, of_kind in ((_CLIPS, own), *sizes.items())}
+        if work.sounds:
+            self._frames[_SOUND] = pool.array(_sound_size(work))
         self._jobs: _Jobs = {kind: [] for kind in self._frames}
         for index, (request, limit) in enumerate(zip(work.requests, limits, strict=True)):
             self._jobs[_CLIPS].append(pool.submit(request, self._frames[_CLIPS].slot(index), planes_bytes=limit))
@@ -53,6 +56,9 @@ class _Pending:
             for index, companion in enumerate(companions):
                 slot = self._frames[kind].slot(index)
                 self._jobs[kind].append(None if companion is None else pool.submit(companion, slot))
+        for index, sound in enumerate(work.sounds):
+            slot = self._frames[_SOUND].slot(index)
+            self._jobs[_SOUND].append(None if sound is None else pool.submit(sound, slot))
         self._undone = [job for job in itertools.chain(*self._jobs.values()) if job is not None]
         self._done_bytes = 0
 
@@ -87,7 +93,8 @@ class _Pending:
                 if kind == _CLIPS:
                     clips.append(None if reason or isinstance(result, Failure) else result)
                 elif reason or result is None:
-                    frames[index] = _NO_COMPANION  # a worker may have died while writing
+                    # A worker may have died while writing.
+                    frames[index] = 0 if kind == _SOUND else _NO_COMPANION
             self._frames[kind].close_file()
         collected = {kind: torch.from_numpy(memory.array) for kind, memory in self._frames.items()}
         if self._device is not None:
@@ -104,9 +111,15 @@ class _Pending:
             return ""
         if kind == _CLIPS:
             return result.reason
+        if kind == _SOUND:
+            return f"sound: {result.reason}"
         return f"{kind} {self._request(kind, index).path}: {result.reason}"
 
     def _request(self, kind: str, index: int) -> Request:
+        if kind == _SOUND:
+            sound = self.work.sounds[index]
+            assert sound is not None  # it was submitted
+            return sound.clip
         requests = self.work.requests if kind == _CLIPS else self.work.companions[kind]
         request = requests[index]
         assert request is not None  # it was submitted
@@ -121,6 +134,13 @@ def _nbytes(result: Decoded) -> int:
 
 def _frames_size(work: MicroBatchRequest) -> tuple[int, ...]:
     return len(work.requests), work.shape.num_frames, work.shape.height, work.shape.width, 3
+
+
+def _sound_size(work: MicroBatchRequest) -> tuple[int, ...]:
+    """Return clips, samples and bytes of a sample of all channels; of none if no sound is left to be read."""
+    sound = next((each for each in work.sounds if each is not None), None)
+    samples, channels = (0, 0) if sound is None else (sound.num_samples, sound.channels)
+    return len(work.sounds), samples, 2 * channels
 
 
 def _companion_sizes(work: MicroBatchRequest) -> dict[str, tuple[int, ...]]:
@@ -193,7 +213,7 @@ class _ReadAhead:
     def _bytes(self, work: MicroBatchRequest) -> int:
         frames = math.prod(_frames_size(work))
         own = frames if self._device is None else sum(map(planes.expected_bytes, work.requests))
-        return own + sum(map(math.prod, _companion_sizes(work).values()))
+        return own + sum(map(math.prod, _companion_sizes(work).values())) + math.prod(_sound_size(work))
 
     def cancel(self) -> None:
         """Drop what is queued."""
@@ -236,4 +256,6 @@ def _micro_batch(
     is_valid = real.copy()
     is_valid[list(failures)] = False
     real_failures = tuple((index, reason) for index, reason in sorted(failures.items()) if real[index])
-    return MicroBatch(work, frames.pop(_CLIPS), torch.from_numpy(is_valid), real_failures, frames, stream)
+    clips, sound = frames.pop(_CLIPS), frames.pop(_SOUND, None)
+    samples = None if sound is None else sound.view(torch.int16)
+    return MicroBatch(work, clips, torch.from_numpy(is_valid), real_failures, frames, samples, stream)

@@ -124,7 +124,8 @@ class EncodeWorker:
             self.source.store.commit()
         finally:
             self._claims.close()
-            for encoder in (self._encoder.autoencoder, self._encoder.text_encoder, self._encoder.image_encoder):
+            sound = None if self._encoder.sound is None else self._encoder.sound.encoder
+            for encoder in (self._encoder.autoencoder, self._encoder.text_encoder, self._encoder.image_encoder, sound):
                 _drop(encoder)
 
     def _encode_texts(self, part: Sequence[str], progress: Progress, report: Report) -> None:
@@ -199,7 +200,7 @@ class EncodeWorker:
         if name != TEXT:
             kinds = values.frames_for(name, parts=self.source.keys.ids.parts)
             frames = {kind: batch.frames if kind == CLIP else batch.companions[kind] for kind in kinds}
-            return values.encode(self._encoder, name, frames).to(latent_dtype(self.source.keys, name))
+            return values.encode(self._encoder, name, frames, batch.sound).to(latent_dtype(self.source.keys, name))
         captions, encode = batch.work.captions, self._encoder.text_encoder.encode
         given = self.source.keys.ids.given
         seen = [batch.companions[kind] for kind in values.sources_in(batch.companions) if kind in given]

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from reelworks.distributed import transfer
 from reelworks.encoders.lazy import LazyAutoencoder, LazyTextEncoder
+from reelworks.encoders.sound import SoundTrack
 from reelworks.models.api import Autoencoder, ImageEncoder, TextEmbedding, TextEncoder
 from reelworks.models.family import LEARNED, Conditioning
 
@@ -63,6 +64,7 @@ class LiveEncoder:
     image_encoder: ImageEncoder | None = None
     given: tuple[str, ...] = ()  # companions that the model takes
     embedded: CaptionCache = field(default_factory=CaptionCache)
+    sound: SoundTrack | None = None  # of a model that is trained with the sound of clips
 
     @property
     def companion_latents(self) -> tuple[str, ...]:
@@ -70,10 +72,10 @@ class LiveEncoder:
         return ("control",) if self.conditioning.control_parts else self.given
 
     def loaded(self) -> LiveEncoder:
-        """Return the same encoders with the autoencoder in memory, if it was to be loaded at its first use."""
+        """Return the same encoders with those of pixels and sound in memory, if they were to be loaded at first use."""
         autoencoder = self.autoencoder
         loaded = autoencoder.later.get() if isinstance(autoencoder, LazyAutoencoder) else autoencoder
-        return replace(self, autoencoder=loaded)
+        return replace(self, autoencoder=loaded, sound=None if self.sound is None else self.sound.loaded())
 
     def embed_ahead(self, prompts: Sequence[str]) -> None:
         """Embed texts, which stay cached, and drop the text encoder if it was loaded for them."""

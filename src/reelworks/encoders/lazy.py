@@ -11,6 +11,8 @@ from torch import Tensor
 from reelworks.core.log import logger
 from reelworks.core.shape import Geometry
 from reelworks.models.api import Autoencoder, ImageEncoder, TextEmbedding, TextEncoder
+from reelworks.models.family import PublishedSound
+from reelworks.models.sound.encoder import SoundEncoder
 from reelworks.precision.contract import Contract
 
 E = TypeVar("E")
@@ -109,5 +111,31 @@ class LazyImageEncoder:
         return self.later.get().encode(pictures_BHWC)
 
     def to(self, device: torch.device) -> ImageEncoder:
+        """Move it, for which it is loaded; return the loaded one."""
+        return self.later.get().to(device)
+
+
+@final
+class LazySoundEncoder:
+    """A sound encoder of known latents whose weights are loaded at its first use."""
+
+    def __init__(self, facts: PublishedSound, build: Callable[[], SoundEncoder]) -> None:
+        self.facts = facts
+        self.later: _Later[SoundEncoder] = _Later("sound encoder", build)
+
+    @property
+    def contract(self) -> Contract:
+        """Its dtypes, for which it is loaded."""
+        return self.later.get().contract
+
+    def encode(self, samples_BSK: Tensor) -> Tensor:
+        """Encode samples; see `models.sound.encoder.SoundEncoder`."""
+        return self.later.get().encode(samples_BSK)
+
+    def decode(self, latent_BFN: Tensor) -> tuple[Tensor, int]:
+        """Decode latents; see `models.sound.encoder.SoundEncoder`."""
+        return self.later.get().decode(latent_BFN)
+
+    def to(self, device: torch.device) -> SoundEncoder:
         """Move it, for which it is loaded; return the loaded one."""
         return self.later.get().to(device)

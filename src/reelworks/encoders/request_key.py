@@ -31,10 +31,13 @@ from reelworks.data.micro_batch import MicroBatchRequest
 from reelworks.media import planes
 from reelworks.media.decode import VERSION as DECODER_VERSION
 from reelworks.media.decode import Request
+from reelworks.media.sound import VERSION as SOUND_VERSION
+from reelworks.media.sound import SoundRequest
 from reelworks.models import weights
 
 ENCODER_VERSION = 1  # raise it when an encoder's code returns other values for the same weights
 LATENT, CONTROL, FIRST_FRAME, IMAGE, TEXT = "latent", "control", "first_frame", "image", "text"
+SOUND = "sound"
 # Keys of a recipe's tables that do not change what an encoder returns.
 _WITHOUT_EFFECT = {"weights", "device"}
 # Folders of a pipeline that have no part in embedding captions.
@@ -54,6 +57,7 @@ class EncoderIds:
         control_parts: Whether the control is encoded in parts with the clip and its mask.
         text_sees_pictures: Whether an embedding also depends on the first frames of sources.
         latent_dtype: Dtype in which latents are stored.
+        sound: Digest of the sound encoder; None if the model has no sound.
         converted_on: Where frames of plain videos become RGB, as the recipe says; both ways differ by rounding.
     """
 
@@ -67,6 +71,7 @@ class EncoderIds:
     text_sees_pictures: bool = False
     latent_dtype: str = "float32"
     converted_on: Literal["cpu", "device"] = "cpu"
+    sound: str | None = None
 
     @property
     def parts(self) -> tuple[str, ...] | None:
@@ -74,19 +79,22 @@ class EncoderIds:
         return tuple(kind for kind in self.given if kind != REJECTED) if self.control_parts else None
 
 
-def encoder_id(config: BaseModel, field: str, known: FileDigests, *, part: str | None = None) -> str:
+def encoder_id(
+    config: BaseModel, field: str, known: FileDigests, *, part: str | None = None, only: set[str] | None = None
+) -> str:
     """Return the digest of an encoder: its settings and the content of its weights.
 
     Args:
         config: The recipe's table of the encoder, with a key `weights`.
         field: Recipe key of the weights, for errors.
         part: Folder of the weights if they are a whole pipeline; None takes all folders that embed captions.
+        only: Settings that count; None counts all.
 
     Raises:
         UserError: The weights do not exist.
     """
     source = getattr(config, "weights", None)
-    settings = config.model_dump(exclude=_WITHOUT_EFFECT)
+    settings = config.model_dump(include=only, exclude=_WITHOUT_EFFECT)
     return digests.digest_json(
         [ENCODER_VERSION, settings, None if source is None else _content(source, field, part, known)]
     )
@@ -158,6 +166,18 @@ def of_request(kind: str, encoder: str, request: Request | None, fingerprint: st
     return digests.digest_bytes(f"{before},{text}{after}]".encode()), text
 
 
+def of_sound(encoder: str, request: SoundRequest, fingerprint: str, *extra: Any) -> tuple[str, str]:
+    """Return the key of the sound of a clip, and its request as JSON text; size and crop of frames do not count."""
+    clip = request.clip
+    start = {name: _value(getattr(clip, name)) for name in _OF_SOUND}
+    start |= {"frames": clip.shape.num_frames, "scanned": None if clip.measures is None else clip.measures.num_frames}
+    asked = {field.name: getattr(request, field.name) for field in dataclasses.fields(request) if field.name != "clip"}
+    text = digests.json_text(start | asked)
+    return digests.digest_json([SOUND_VERSION, SOUND, encoder, fingerprint, text, *extra]), text
+
+
+# Fields of a clip's request that say where its sound begins.
+_OF_SOUND = ("step", "first_frame_draw", "short_clips", "first_frame", "num_frames")
 # The content counts, wherever the file lies and its frames are found.
 _COUNTED = tuple(field.name for field in dataclasses.fields(Request) if field.name not in ("path", "spot"))
 # A picture has one frame, whatever is drawn, and one decoder.
@@ -227,6 +247,11 @@ class Keys:
         if ids.first_frame is not None and (moves or ids.first_frame == "grey"):
             kind = f"{FIRST_FRAME} {ids.first_frame}" + " last" * ids.last_frame
             wanted[FIRST_FRAME] = self._wanted(kind, latents, request, print_, label, ids.latent_dtype)
+        if ids.sound is not None:
+            sound = work.sounds[i]
+            assert sound is not None, "only clips that are found in the store have none"
+            key, text = of_sound(ids.sound, sound, print_, ids.latent_dtype)
+            wanted[SOUND] = Wanted(key, SOUND, ids.sound, print_, label, text)
         if ids.image is not None and moves:
             kind = IMAGE + " last" * ids.last_frame
             wanted[IMAGE] = self._wanted(kind, ids.image, request, print_, label)

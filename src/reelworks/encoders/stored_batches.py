@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -32,6 +32,7 @@ from reelworks.encoders.store import DamagedEntry, EncodedStore
 from reelworks.media import decode
 from reelworks.media.decode import Request
 from reelworks.media.decode_pool import DecodePool
+from reelworks.media.sound import SoundRequest
 from reelworks.models.api import TextEmbedding
 
 _READERS = 2
@@ -104,6 +105,7 @@ class StoredBatch(MicroBatch):
         wanted: Keys of each clip's values by name.
         found: Stored values of each clip by name.
         decoded: `[1, T, H, W, 3]` frames of each clip by kind, of which the other values are computed.
+        heard: `[1, S, channels]` samples of each clip whose sound was not stored.
         broken: Clips of which a file could not be decoded, padding included.
     """
 
@@ -111,6 +113,7 @@ class StoredBatch(MicroBatch):
     wanted: Sequence[Mapping[str, Wanted]] = ()
     found: Sequence[Found] = ()
     decoded: Sequence[Mapping[str, Tensor]] = ()
+    heard: Mapping[int, Tensor] = field(default_factory=dict)
     broken: frozenset[int] = frozenset()
 
     def values(self, encoder: LiveEncoder) -> dict[str, Tensor]:
@@ -156,7 +159,8 @@ class StoredBatch(MicroBatch):
                 self.found[i][name] = values.blank(encoder, name, shape)
                 continue
             kinds = values.frames_for(name, parts=self.source.keys.ids.parts)
-            value = values.encode(encoder, name, {kind: self.decoded[i][kind] for kind in kinds})[0].cpu()
+            frames = {kind: self.decoded[i][kind] for kind in kinds}
+            value = values.encode(encoder, name, frames, self.heard.get(i))[0].cpu()
             self.found[i][name] = value = value.to(latent_dtype(self.source.keys, name))
             if self._is_as_scanned(i):
                 self.source.keep(self.wanted[i][name], value)
@@ -182,7 +186,11 @@ def clip_values(batch: MicroBatch, encoder: LiveEncoder) -> dict[str, Tensor]:
     frames = {request_key.LATENT: batch.frames}
     if REJECTED in batch.companions:
         frames[REJECTED] = batch.companions[REJECTED]
-    return {name: encoder.latents(each) for name, each in frames.items()}
+    encoded = {name: encoder.latents(each) for name, each in frames.items()}
+    if encoder.sound is not None:
+        assert batch.sound is not None, "a recipe with sound reads it"
+        encoded[request_key.SOUND] = encoder.sound.latents(batch.sound, encoder.device)
+    return encoded
 
 
 def conditions(
@@ -236,14 +244,20 @@ class _Item:
             captions=("",) * n,
             fps=(0.0,) * n,
             companions={kind: tuple(requests) for kind, requests in companions.items()},
+            sounds=tuple(self._sound(i, kind) for i, kind, _ in self.to_read) if self.work.sounds else (),
             target_is_base=(False,) * n,
         )
+
+    def _sound(self, i: int, kind: str) -> SoundRequest | None:
+        """Return the request for the sound that is missing of a clip, once."""
+        return self.work.sounds[i] if kind == CLIP and request_key.SOUND not in self.found[i] else None
 
     def complete(self, read: MicroBatch) -> StoredBatch:
         """Return the micro-batch with what was decoded of it."""
         work, failures = self.work, dict[int, str]()
         broken = dict(read.failures)
         decoded: list[dict[str, Tensor]] = [{} for _ in work.requests]
+        heard = dict[int, Tensor]()
         masks = (
             read.frames.new_full((len(work.requests), *read.frames.shape[1:]), 255)
             if _MASK in work.companions
@@ -263,6 +277,8 @@ class _Item:
                     masks[i] = read.frames[at]
             else:
                 decoded[i][kind] = read.frames[at : at + 1]
+            if kind == CLIP and read.sound is not None:
+                heard[i] = read.sound[at : at + 1]
             if reason is not None:
                 failures.setdefault(i, reason if kind == CLIP else f"{kind} {request.path}: {reason}")
         valid = work.real & (not work.is_idle)
@@ -279,6 +295,7 @@ class _Item:
             wanted=self.wanted,
             found=self.found,
             decoded=decoded,
+            heard=heard,
             broken=frozenset(failures),
         )
 

@@ -16,7 +16,7 @@ from reelworks.core.sources import SOURCES
 from reelworks.encoders import conditioning
 from reelworks.encoders.conditioning import CLIP
 from reelworks.encoders.encoders import LiveEncoder
-from reelworks.encoders.request_key import CONTROL, FIRST_FRAME, IMAGE, LATENT, TEXT
+from reelworks.encoders.request_key import CONTROL, FIRST_FRAME, IMAGE, LATENT, SOUND, TEXT
 from reelworks.models.api import TextEmbedding
 
 
@@ -24,10 +24,11 @@ def frames_for(name: str, seen: tuple[str, ...] = (), parts: tuple[str, ...] | N
     """Return the kinds of frames that a value is computed from.
 
     `seen` are the sources that a caption refers to, `parts` the companions that a control is encoded of with the clip.
+    Sound is read with its clip.
     """
     if name == TEXT:
         return seen
-    if name in (LATENT, FIRST_FRAME, IMAGE):
+    if name in (LATENT, FIRST_FRAME, IMAGE, SOUND):
         return (CLIP,)
     return (CLIP, *parts) if name == CONTROL and parts is not None else (name,)
 
@@ -38,11 +39,15 @@ def sources_in(names: Container[str]) -> tuple[str, ...]:
 
 
 @torch.no_grad()
-def encode(encoder: LiveEncoder, name: str, frames: Mapping[str, Tensor]) -> Tensor:
+def encode(encoder: LiveEncoder, name: str, frames: Mapping[str, Tensor], samples_BSK: Tensor | None = None) -> Tensor:
     """Return a value of each clip, `[B, ...]` on the encoder's device, in the dtype of live encoding.
 
-    `frames` are those of the kinds that `frames_for` names.
+    `frames` are those of the kinds that `frames_for` names, `samples_BSK` the clips' sound.
     """
+    if name == SOUND:
+        assert encoder.sound is not None
+        assert samples_BSK is not None
+        return encoder.sound.latents(samples_BSK, encoder.device)
     if name == CONTROL and encoder.conditioning.control_parts:
         return conditioning.control_parts(encoder, frames)
     (frames_BTHWC,) = frames.values()
@@ -95,6 +100,9 @@ def value_shape(encoder: LiveEncoder, name: str, shape: Shape) -> tuple[int, ...
     """Return the shape of a value of one clip."""
     if name == IMAGE:
         return conditioning.image_shape(encoder)
+    if name == SOUND:
+        assert encoder.sound is not None
+        return encoder.sound.latent_shape(shape.num_frames)
     t, h, w = encoder.autoencoder.geometry.latent(shape)
     if name == FIRST_FRAME and encoder.conditioning.first_frame != "grey":
         t = 1

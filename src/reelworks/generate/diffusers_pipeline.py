@@ -7,7 +7,7 @@ the request, `why_not` returns the reason, and our own sampler generates.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
 
@@ -24,6 +24,7 @@ from reelworks.diffusion.objectives import PREDICTIONS
 from reelworks.encoders.encoders import LiveEncoder
 from reelworks.generate import pipeline
 from reelworks.generate.pipeline import GenerateOptions
+from reelworks.generate.writers import Sound
 from reelworks.models import components, optional_imports, registry
 from reelworks.models.api import DenoiserInputs
 from reelworks.models.autoencoders.diffusers_kl import DiffusersAutoencoder
@@ -37,10 +38,18 @@ _PREDICTION_TYPES = {"epsilon": "epsilon", "v": "v_prediction"}  # names of diff
 
 
 class PipelineOutput(NamedTuple):
-    """Generated clips, `[T, H, W, 3]` uint8 for each prompt, and the sampler that made them, as readable text."""
+    """Generated clips, `[T, H, W, 3]` uint8 for each prompt, and the sampler that made them, as readable text.
+
+    `sounds` has the sound of each clip; it is empty if the model has none.
+    """
 
     clips: list[NDArray[np.uint8]]
     by: str
+    sounds: Sequence[Sound] = ()
+
+    def written(self) -> list[tuple[NDArray[np.uint8], Sound | None]]:
+        """Return each clip with its sound, if it has any."""
+        return list(zip(self.clips, self.sounds or (None,) * len(self.clips), strict=True))
 
 
 def generate(
@@ -56,8 +65,9 @@ def generate(
         remedy = 'leave it out, or use "own"'
         raise UserError(reason, code="no-pipeline", field="--sampler", value="pipeline", remedy=remedy)
     if reason is not None or options.sampler == "own":
-        clips = pipeline.generate(boundary, encoder, recipe.objective, prompts, options)
-        return PipelineOutput(clips, "the own sampler" + (f" ({reason})" if reason else "") + _note(recipe, boundary))
+        made = pipeline.generate_with_sound(boundary, encoder, recipe.objective, prompts, options)
+        by = "the own sampler" + (f" ({reason})" if reason else "") + _note(recipe, boundary)
+        return PipelineOutput([clip for clip, _ in made], by, [sound for _, sound in made if sound is not None])
     # A pipeline would round sizes that do not fit, instead of refusing them.
     geometry = components.geometry(recipe.model, recipe.autoencoder)
     geometry.require(options.shape, ("--num-frames", "--height", "--width"), whole_patches=True)

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from reelworks.encoders.conditioning import encode_conditioning
 from reelworks.encoders.encoders import LiveEncoder
 from reelworks.generate import conditions
 from reelworks.generate.conditions import Conditions
+from reelworks.generate.writers import Sound
 from reelworks.models.api import DenoiserInputs, given
 from reelworks.precision.boundary import DtypeBoundary
 
@@ -84,6 +85,18 @@ def generate(
 
     Joined clips have more frames than the shape.
     """
+    return [clip for clip, _ in generate_with_sound(boundary, encoder, objective, prompts, options)]
+
+
+@torch.no_grad()
+def generate_with_sound(
+    boundary: DtypeBoundary[DenoiserInputs],
+    encoder: LiveEncoder,
+    objective: ObjectiveConfig,
+    prompts: Iterable[str],
+    options: GenerateOptions,
+) -> list[tuple[NDArray[np.uint8], Sound | None]]:
+    """Generate clips as `generate` does, with their sound if the model is one with sound."""
     geometry = encoder.autoencoder.geometry
     geometry.require(options.shape, ("--num-frames", "--height", "--width"))
     options.conditions.check(geometry, options.shape, encoder.conditioning)
@@ -124,7 +137,7 @@ def _generate_one(
     objective: ObjectiveConfig,
     prompt: str,
     options: GenerateOptions,
-) -> NDArray[np.uint8]:
+) -> tuple[NDArray[np.uint8], Sound | None]:
     shape, device = options.shape, encoder.device
     latent_shape = encoder.autoencoder.geometry.latent(shape)
     generator = generator_of(options, device)
@@ -132,30 +145,38 @@ def _generate_one(
     pictures = [companions[name][:, 0].expand(2, -1, -1, -1) for name in SOURCES if name in companions]
     text = encoder.texts([prompt, prompt], [False, True], pictures)
     conditioning: dict[str, Tensor] = {}
+    sounds: list[Sound] = []
     embeds_guidance = encoder.conditioning.guidance == "embedded"
     guidance = torch.full((2,), options.guidance_scale if embeds_guidance else 1.0, device=device)
     if embeds_guidance:
         options = dataclasses.replace(options, guidance_scale=1.0)
 
-    def network(z_2B: Tensor, t_2B: Tensor, frame_mask_2B: Tensor | None) -> Tensor:
+    def inputs(z_2B: Tensor, t_2B: Tensor, frame_mask_2B: Tensor | None, **sound: Any) -> DenoiserInputs:
         n = len(z_2B)
         frames = torch.ones(n, latent_shape[0], dtype=torch.bool, device=device)
-        return boundary(
-            DenoiserInputs(
-                latent=z_2B,
-                time=t_2B.float(),
-                text=text.tokens,
-                text_mask=text.mask,
-                pooled=text.pooled,
-                guidance=guidance,
-                frame_mask=frames if frame_mask_2B is None else frame_mask_2B,
-                fps=torch.full((n,), options.fps, device=device),
-                height=torch.full((n,), float(shape.height), device=device),
-                width=torch.full((n,), float(shape.width), device=device),
-                drop_text=torch.arange(n, device=device) >= n // 2,
-                **given(conditioning, n),
-            )
+        return DenoiserInputs(
+            latent=z_2B,
+            time=t_2B.float(),
+            text=text.tokens,
+            text_mask=text.mask,
+            pooled=text.pooled,
+            guidance=guidance,
+            frame_mask=frames if frame_mask_2B is None else frame_mask_2B,
+            fps=torch.full((n,), options.fps, device=device),
+            height=torch.full((n,), float(shape.height), device=device),
+            width=torch.full((n,), float(shape.width), device=device),
+            drop_text=torch.arange(n, device=device) >= n // 2,
+            **given(conditioning, n),
+            **sound,
         )
+
+    def network(z_2B: Tensor, t_2B: Tensor, frame_mask_2B: Tensor | None) -> Tensor:
+        return boundary(inputs(z_2B, t_2B, frame_mask_2B))
+
+    def joint(z_2B: Tensor, sound_2B: Tensor, t_2B: Tensor, mask_2B: Tensor | None) -> tuple[Tensor, Tensor]:
+        every = torch.ones(len(sound_2B), sound_2B.shape[2], dtype=torch.bool, device=device)
+        heard = {"sound": sound_2B, "sound_time": t_2B.float(), "sound_mask": every}
+        return boundary.both(inputs(z_2B, t_2B, mask_2B, **heard))
 
     def draw_noise() -> Tensor:
         size = (1, encoder.autoencoder.latent_channels, *latent_shape)
@@ -174,10 +195,52 @@ def _generate_one(
         if encoder.conditioning.frames and not (reference is None and last is None):
             start, ratio = conditions.give(encoder, start, reference, last, shape.num_frames)
             edit = Edit(ratio, lambda step: draw_noise())
-        latent = _sample(network, start, objective, options, draw_noise, edit)
+        if encoder.sound is None:
+            latent = _sample(network, start, objective, options, draw_noise, edit)
+        else:
+            track = encoder.sound.at_rate(options.fps)
+            noise = torch.randn((1, *track.latent_shape(shape.num_frames)), generator=generator, device=device)
+            latent, heard = _sample_both(joint, start, noise, objective, options, edit)
+            samples, rate = track.samples(heard)
+            sounds.append(Sound(samples[0].numpy(), rate))
         return encoder.frames(latent, shape.num_frames)[0].cpu().numpy()
 
-    return conditions.join(make, options.conditions)
+    frames = conditions.join(make, options.conditions)
+    return frames, _joined(sounds, options) if sounds else None
+
+
+def _joined(sounds: list[Sound], options: GenerateOptions) -> Sound:
+    """Concatenate the sounds of joined clips without the time of the frames that they share."""
+    rate, shared = sounds[0].rate, options.conditions.condition_frames / options.fps
+    parts = [sounds[0].samples, *(sound.samples[round(shared * rate) :] for sound in sounds[1:])]
+    return Sound(np.concatenate(parts), rate)
+
+
+def _sample_both(
+    network: flow.JointNetwork,
+    start: Tensor,
+    sound: Tensor,
+    objective: ObjectiveConfig,
+    options: GenerateOptions,
+    edit: Edit | None,
+) -> tuple[Tensor, Tensor]:
+    assert objective.name == "rectified-flow", "the recipe was checked"
+
+    def velocity(z_2B: Tensor, sound_2B: Tensor, t_2B: Tensor, mask_2B: Tensor | None) -> tuple[Tensor, Tensor]:
+        out, of_sound = network(z_2B, sound_2B, t_2B, mask_2B)
+        kind = objective.prediction
+        picture = rectified_flow.velocity_from(out, z_2B, t_2B.float(), kind)
+        return picture, rectified_flow.velocity_from(of_sound, sound_2B, t_2B.float(), kind)
+
+    return flow.sample_with_sound(
+        velocity,
+        start,
+        sound,
+        num_steps=options.num_inference_steps,
+        guidance_scale=options.guidance_scale,
+        shift=timestep_shift(objective, options.shape, start.shape[2]),
+        edit=edit,
+    )
 
 
 def _sample(

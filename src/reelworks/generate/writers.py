@@ -7,11 +7,11 @@ so that a report never embeds half a clip.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import av
 import numpy as np
@@ -22,12 +22,23 @@ from reelworks.core.errors import UserError, nearest
 
 Frames = NDArray[np.uint8]
 
+
+class Sound(NamedTuple):
+    """Sound of a clip."""
+
+    samples: NDArray[np.int16]  # `[S, channels]`, of one or two channels
+    rate: int  # samples per second
+
+
 # suffix -> (container, its options, codec, its options). crf 14 and 18 are visually lossless, so that artifacts in
 # previews come from the model.
 _VIDEO: dict[str, tuple[str, dict[str, str], str, dict[str, str]]] = {
     ".mp4": ("mp4", {"movflags": "+faststart"}, "libx264", {"crf": "14", "preset": "medium"}),
     ".webm": ("webm", {}, "libvpx-vp9", {"crf": "18", "b:v": "0"}),
 }
+_AUDIO = {".mp4": ("aac", "fltp"), ".webm": ("libopus", "s16")}  # codecs, and the samples that they take
+_LOWEST_AAC_RATE = 8_000
+_OPUS_RATE = 48_000  # the only one above 24,000 that Opus has
 _IMAGE = ".png"
 
 _GAP_PX, _CAPTION_PX, _FONT_PX = 12, 24, 14
@@ -56,8 +67,11 @@ def _atomic(path: Path, *, keep: bool = True) -> Iterator[Path]:
             temporary.unlink()
 
 
-def write_video(path: Path, frames_THWC: Frames, fps: float) -> None:
-    """Write a clip as H.264 (`.mp4`) or VP9 (`.webm`), 4:2:0; odd sizes grow by one row or column."""
+def write_video(path: Path, frames_THWC: Frames, fps: float, sound: Sound | None = None) -> None:
+    """Write a clip as H.264 (`.mp4`) or VP9 (`.webm`), 4:2:0; odd sizes grow by one row or column.
+
+    Sound, if there is any, is written as AAC or Opus, and begins with the first frame.
+    """
     format, format_options, codec, codec_options = _VIDEO[_suffix(path, *_VIDEO)]
     _, height, width, _ = frames_THWC.shape
     frames_THWC = np.pad(frames_THWC, ((0, 0), (0, height % 2), (0, width % 2), (0, 0)), mode="edge")
@@ -66,9 +80,33 @@ def write_video(path: Path, frames_THWC: Frames, fps: float) -> None:
         assert isinstance(stream, av.VideoStream)
         stream.height, stream.width = frames_THWC.shape[1:3]
         stream.pix_fmt = "yuv420p"
+        mux_sound = None if sound is None else _sound_track(container, path, sound)
         for frame_HWC in np.ascontiguousarray(frames_THWC):
             container.mux(stream.encode(av.VideoFrame.from_ndarray(frame_HWC, format="rgb24")))
         container.mux(stream.encode())
+        if mux_sound is not None:
+            mux_sound()
+
+
+def _sound_track(container: Any, path: Path, sound: Sound) -> Callable[[], None]:
+    """Add a stream of sound, and return what writes it; streams are added before anything is written."""
+    codec, format = _AUDIO[_suffix(path, *_AUDIO)]
+    rate = _OPUS_RATE if codec == "libopus" else max(sound.rate, _LOWEST_AAC_RATE)
+    layout = "mono" if sound.samples.shape[1] == 1 else "stereo"
+    track = container.add_stream(codec, rate, layout=layout)
+
+    def write() -> None:
+        frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(sound.samples).reshape(1, -1), "s16", layout)
+        frame.sample_rate = sound.rate
+        resampler = av.AudioResampler(format, layout, rate, frame_size=track.codec_context.frame_size or 1024)
+        at = 0
+        for resampled in (*resampler.resample(frame), *resampler.resample(None)):
+            resampled.pts, resampled.time_base = at, Fraction(1, rate)
+            at += resampled.samples
+            container.mux(track.encode(resampled))
+        container.mux(track.encode())
+
+    return write
 
 
 def numbered(path: Path, count: int) -> list[Path]:
@@ -109,14 +147,14 @@ def require_place(path: Path) -> None:
         temporary.touch()
 
 
-def write(path: Path, frames_THWC: Frames, fps: float) -> None:
-    """Write frames in the format that the suffix names; `.png` takes a single frame."""
+def write(path: Path, frames_THWC: Frames, fps: float, sound: Sound | None = None) -> None:
+    """Write frames in the format that the suffix names; `.png` takes a single frame, and no sound."""
     check(path, len(frames_THWC))
     if is_picture(path):
         with _atomic(path) as temporary:
             Image.fromarray(frames_THWC[0]).save(temporary, format="PNG")
     else:
-        write_video(path, frames_THWC, fps)
+        write_video(path, frames_THWC, fps, sound)
 
 
 def _suffix(path: Path, *known: str) -> str:

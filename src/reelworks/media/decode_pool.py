@@ -11,9 +11,10 @@ import numpy as np
 
 from reelworks.core.shared_array import Bytes, SharedArray, Slot
 from reelworks.core.worker_pool import WorkerDied, WorkerHung, WorkerPool, WorkerStopped
-from reelworks.media import planes
+from reelworks.media import planes, sound
 from reelworks.media.decode import Frames, MediaError, Request
 from reelworks.media.planes import Planes
+from reelworks.media.sound import SoundRequest
 
 THREADS_PER_WORKER = 2
 _THREADS = 2  # without workers
@@ -64,8 +65,10 @@ class DecodePool:
         """Return zeros that `submit` can decode into without a copy between processes."""
         return SharedArray(shape, shared=self._processes is not None)
 
-    def submit(self, request: Request, into: Slot | None = None, *, planes_bytes: int = 0) -> Future[Decoded]:
-        """Queue a clip; one that hangs, or whose process dies in every attempt, results in a `Failure`.
+    def submit(
+        self, request: Request | SoundRequest, into: Slot | None = None, *, planes_bytes: int = 0
+    ) -> Future[Decoded]:
+        """Queue a clip or its sound, whose samples come as bytes `[S, 2 · channels]`; one that hangs, or whose process dies in every attempt, results in a `Failure`.
 
         Args:
             into: Place for the result, of at least its bytes; without it, it has memory of its own.
@@ -90,7 +93,7 @@ class DecodePool:
             self._processes.close(_PATIENCE_SECONDS)
         self._threads.shutdown()
 
-    def _decode(self, request: Request, into: Slot | None, planes_bytes: int) -> Decoded:
+    def _decode(self, request: Request | SoundRequest, into: Slot | None, planes_bytes: int) -> Decoded:
         call = request, planes_bytes
         read = _read(call) if self._processes is None else self._read_in_process(self._processes, call, into)
         if isinstance(read, Failure):
@@ -103,7 +106,9 @@ class DecodePool:
             return replace(read.result, data=_placed(read.result.data, into))
         return _placed(read.result, into)
 
-    def _read_in_process(self, processes: WorkerPool, call: tuple[Request, int], into: Slot | None) -> _Read | Failure:
+    def _read_in_process(
+        self, processes: WorkerPool, call: tuple[Request | SoundRequest, int], into: Slot | None
+    ) -> _Read | Failure:
         deaths = 0
         while deaths < _ATTEMPTS:
             try:
@@ -127,12 +132,16 @@ def _placed(array: Bytes, into: Slot) -> Bytes:
     return place
 
 
-def _read(call: tuple[Request, int]) -> _Read:
+def _read(call: tuple[Request | SoundRequest, int]) -> _Read:
     """Decode one clip; return a file's failure as a value, so that it never stops a worker."""
     request, planes_bytes = call
     began = time.perf_counter()
     try:
-        result: Decoded = planes.load(request, planes_bytes)
+        result: Decoded = (
+            sound.load(request).view(np.uint8)
+            if isinstance(request, SoundRequest)
+            else planes.load(request, planes_bytes)
+        )
     except MediaError as error:
         result = Failure(str(error))
     if isinstance(result, np.ndarray):

@@ -1,7 +1,7 @@
 """Protocols of models as the trainer sees them. Adapters are final classes that satisfy them.
 
 Shape legend: B batch, C channels, T frames, H height, W width, L text tokens, D text width, P pooled width,
-N image tokens, E image width. Latent sizes are in latent elements, the inputs `height` and `width` in pixels.
+N image tokens or latent frames of sound, E image width, F features of sound. Latent sizes are in latent elements, the inputs `height` and `width` in pixels.
 """
 
 from __future__ import annotations
@@ -52,8 +52,18 @@ class DenoiserInputs:
     # `[B, 4]` height and width of the file before resizing, and top and left of the crop after it, in pixels; by
     # default those of a file that is neither resized nor cropped.
     crop: Tensor = None  # type: ignore[assignment]
+    # `[B, F, N, 1, 1]` noised latents of the sound, its `[B]` timesteps, and `[B, N]` True where it is generated; by
+    # default F is 0, as there is no sound.
+    sound: Tensor = None  # type: ignore[assignment]
+    sound_time: Tensor = None  # type: ignore[assignment]
+    sound_mask: Tensor = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
+        if self.sound is None:
+            B = len(self.latent)
+            object.__setattr__(self, "sound", self.latent.new_zeros(B, 0, 0, 1, 1))
+            object.__setattr__(self, "sound_time", self.time)
+            object.__setattr__(self, "sound_mask", self.frame_mask[:, :0])
         if self.crop is None:
             zeros = torch.zeros_like(self.height)
             object.__setattr__(self, "crop", torch.stack([self.height, self.width, zeros, zeros], dim=1))
@@ -94,6 +104,9 @@ INPUT_ROLES: dict[str, Role] = {
     **dict.fromkeys(("text_mask", "frame_mask", "drop_text"), Role.MASK),
     **dict.fromkeys(("guidance", "fps", "height", "width", "crop"), Role.GEOMETRY),
     **dict.fromkeys(("control", "first_frame", "image", "sources"), Role.CONDITION),
+    "sound": Role.LATENT,
+    "sound_time": Role.TIME,
+    "sound_mask": Role.MASK,
 }
 
 

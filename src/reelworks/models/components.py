@@ -15,7 +15,8 @@ from reelworks.models.config import (
     require_known,
     text_encoder_names,
 )
-from reelworks.models.family import ComponentShapes, Conditioning, FamilyConfig
+from reelworks.models.family import ComponentShapes, Conditioning, FamilyConfig, PublishedSound
+from reelworks.models.sound.config import OWN_SOUND_ENCODER, SoundConfig
 
 CHUNK_FRAMES = 17  # that the autoencoder of Open-Sora v1.2 encodes at a time
 
@@ -79,8 +80,22 @@ def other_latents(model: ModelConfig, autoencoder: AutoencoderConfig) -> str | N
     return parts.autoencoder if differs else None
 
 
+def sound_facts(sound: SoundConfig) -> PublishedSound:
+    """Return what latents a sound encoder makes."""
+    require_known("sound.name", sound.name, (OWN_SOUND_ENCODER, *registry.SOUND_ENCODERS))
+    if sound.name in registry.SOUND_ENCODERS:
+        return registry.SOUND_ENCODERS[sound.name]
+    per_latent = sound.samples_per_latent
+    return PublishedSound(sound.sample_rate, 1, per_latent, features=per_latent)
+
+
 def resolve_denoiser(
-    model: ModelConfig, *, autoencoder: AutoencoderConfig, text: TextEncoderConfig, learns_variance: bool
+    model: ModelConfig,
+    *,
+    autoencoder: AutoencoderConfig,
+    text: TextEncoderConfig,
+    learns_variance: bool,
+    sound: SoundConfig | None = None,
 ) -> FamilyConfig:
     """Return the sizes of a preset with the recipe's overrides, and those that its components fix; refuse a misfit."""
     preset = family_config(model)
@@ -94,6 +109,7 @@ def resolve_denoiser(
             field=f"model.{name}",
             remedy="leave it out, or choose another preset",
         )
+    features = None if sound is None else sound_facts(sound).features
     _, *stride = autoencoder_geometry(autoencoder).stride
     components = ComponentShapes(
         latent_channels(autoencoder),
@@ -102,5 +118,6 @@ def resolve_denoiser(
         text.max_length,
         learns_variance,
         (stride[0], stride[1]),
+        features,
     )
     return preset.model_copy(update=sizes).fit(components)

@@ -30,6 +30,7 @@ from reelworks.precision.contract import Contract
 
 _COMFYUI = "model.diffusion_model."  # prefix of every key in ComfyUI's files
 Predict = Callable[[Any, DenoiserInputs, Any], Tensor]
+PredictBoth = Callable[[Any, DenoiserInputs, Any], tuple[Tensor, Tensor]]
 
 
 @final
@@ -37,12 +38,18 @@ class FamilyDenoiser:
     """A family's network as a `models.api.Denoiser`, with the sizes of its config."""
 
     def __init__(
-        self, module: nn.Module, contract: Contract, config: FamilyConfig, channels: int, predict: Predict
+        self,
+        module: nn.Module,
+        contract: Contract,
+        config: FamilyConfig,
+        channels: int,
+        predict: Predict,
+        predict_both: PredictBoth | None = None,
     ) -> None:
         assert dict(contract.roles) == INPUT_ROLES
         self.module, self.contract, self.config = module, contract, config
         self.latent_channels, self.runs_on_meta = channels, config.network.shape_only
-        self._predict = predict
+        self._predict, self._predict_both = predict, predict_both
         self.base: Base | None = None
         frozen, names = config.network.without_gradient, config.network.blocks
         for name, parameter in module.named_parameters():
@@ -62,6 +69,12 @@ class FamilyDenoiser:
         """Return the output `[B, C or 2·C, T, H, W]`; a velocity points towards the data."""
         _check(inputs.latent, self.config)
         return self._predict(self.module, inputs, self.config)
+
+    def predict_both(self, inputs: DenoiserInputs) -> tuple[Tensor, Tensor]:
+        """Return the outputs for the picture, as `predict` does, and for the sound, `[B, C, N, 1, 1]`."""
+        assert self._predict_both is not None, "only families with sound get inputs with sound"
+        _check(inputs.latent, self.config)
+        return self._predict_both(self.module, inputs, self.config)
 
     def sharding(self) -> ShardingPlan:
         """Return the blocks, in order of use."""
@@ -114,6 +127,8 @@ class DiffusersNetwork:
     pipeline_arguments: Callable[[TextEmbedding, float, float, Any], dict[str, Any]] | None = None
     # `settings(config, guidance_scale)` returns arguments of the pipeline's constructor except its components.
     pipeline_settings: Callable[[Any, float], dict[str, Any]] = lambda _config, _scale: {}
+    # `predict_both(module, inputs, config)` calls a network with sound; None if the family has none.
+    predict_both: PredictBoth | None = None
     # `reason(module)` returns why the pipeline cannot generate with a network, None if it can.
     no_pipeline: Callable[[nn.Module], str | None] = lambda _module: None
     # `load(tokenizer, source)` returns the processor of text encoders that take pictures.
@@ -198,7 +213,7 @@ class DiffusersNetwork:
 
     def denoiser(self, module: nn.Module, contract: Contract, config: FamilyConfig, channels: int) -> FamilyDenoiser:
         """Wrap a network for the trainer."""
-        return FamilyDenoiser(module, contract, config, channels, self.predict)
+        return FamilyDenoiser(module, contract, config, channels, self.predict, self.predict_both)
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 
 import torch
 from torch import nn
@@ -13,7 +14,7 @@ from reelworks.models.api import INPUT_ROLES, Autoencoder, Denoiser, FamilyNetwo
 from reelworks.models.autoencoders import opensora
 from reelworks.models.autoencoders.diffusers_kl import DiffusersAutoencoder
 from reelworks.models.autoencoders.pixel import PixelAutoencoder
-from reelworks.models.components import family_config, latent_channels, resolve_denoiser
+from reelworks.models.components import family_config, latent_channels, resolve_denoiser, sound_facts
 from reelworks.models.config import (
     AutoencoderConfig,
     ModelConfig,
@@ -30,6 +31,8 @@ from reelworks.models.lora import files, frozen, inject
 from reelworks.models.lora.base_model import Base, digest
 from reelworks.models.lora.config import BaseStorage, LoraConfig
 from reelworks.models.lora.training_adapter import TrainingAdapter
+from reelworks.models.sound.config import SoundConfig
+from reelworks.models.sound.encoder import PcmSound, SoundEncoder
 from reelworks.models.text.encoders import FamilyTextEncoder, T5TextEncoder
 from reelworks.models.text.hashed import HashedTextEncoder
 from reelworks.precision.boundary import check_contract
@@ -63,6 +66,7 @@ def build_denoiser(
     reduction: torch.dtype = torch.float32,
     learns_variance: bool = False,
     lora: LoraConfig | None = None,
+    sound: SoundConfig | None = None,
 ) -> Denoiser:
     """Build a denoiser with its weights; the autoencoder fixes its latent channels, the text encoder its captions.
 
@@ -72,6 +76,7 @@ def build_denoiser(
         reduction: Dtype in which gradients are summed over ranks.
         learns_variance: Whether the objective reads a second half of channels.
         lora: Low-rank updates, the only trained parameters then, and how the base weights are stored.
+        sound: Sound encoder of a model that is trained with sound; it fixes the features of its latents.
     """
     stored: BaseStorage = "float32" if lora is None else lora.exact_base(name_of(compute))
     contract = denoiser_contract(storage, compute, reduction, stored)
@@ -80,7 +85,7 @@ def build_denoiser(
     family = registry.load_network(registry.family_of(model.name))
     if not learns_variance and model.weights is not None:
         learns_variance = family.learns_variance(preset, model.weights, channels)
-    config = resolve_denoiser(model, autoencoder=autoencoder, text=text, learns_variance=learns_variance)
+    config = resolve_denoiser(model, autoencoder=autoencoder, text=text, learns_variance=learns_variance, sound=sound)
     device = torch.device(device)
     networks = _build(family, config, model, device, seed, mapped=lora is not None)
     denoisers = [family.denoiser(network, contract, config, channels) for network in networks]
@@ -159,6 +164,15 @@ def build_autoencoder(config: AutoencoderConfig) -> Autoencoder:
         return PixelAutoencoder(config) if config.name == "pixel" else opensora.build(config)
     except weights.ShapeMismatch as misfit:
         raise identify.explained(misfit) from misfit
+
+
+def build_sound_encoder(config: SoundConfig) -> SoundEncoder:
+    """Build a sound encoder with its weights."""
+    facts = sound_facts(config)
+    if config.weights is None:
+        return PcmSound(facts)
+    built: SoundEncoder = importlib.import_module(facts.module).build(config.weights, facts)
+    return built
 
 
 def build_text_encoder(config: TextEncoderConfig) -> TextEncoder:

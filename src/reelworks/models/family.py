@@ -34,6 +34,7 @@ class Conditioning:
     # Encoder whose embedding of the first frame, and of the last if given, is an input; None if there is none.
     image_encoder: Literal["clip", "siglip"] | None = None
     image_dim: int = 0  # width of that embedding
+    sound: bool = False  # whether it is trained with the sound of clips
 
 
 LEARNED = Conditioning(empty_caption="learned", frames=True, objectives=("rectified-flow", "iddpm"))
@@ -49,6 +50,7 @@ class ComponentShapes:
     text_length: int = 0
     learns_variance: bool = False  # whether the objective reads a second half of output channels
     latent_stride: tuple[int, int] = (8, 8)  # pixels per latent element along (height, width)
+    sound_features: int | None = None  # features of a latent frame of sound; None if no sound encoder is known
 
 
 class KeyRule(NamedTuple):
@@ -184,6 +186,7 @@ class Preset:
     fps: float | None = None
     # Lowest timestep of the high-noise network, if two networks share the timesteps.
     switch_timestep: float | None = None
+    sound: str | None = None  # sound encoder that a model with sound was trained with
 
 
 @dataclass(frozen=True)
@@ -266,6 +269,22 @@ class PublishedText:
     asks_autoencoder: str | None = None
 
 
+class PublishedSound(NamedTuple):
+    """A sound encoder."""
+
+    sample_rate: int  # samples per second that it encodes
+    channels: int
+    samples_per_latent: int
+    features: int  # of a latent frame
+    parameters: int = 0
+    module: str = ""  # module with `build(source, facts)`; empty for the encoder without weights
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """Numbers by which latents of two encoders are told apart."""
+        return self.sample_rate, self.channels, self.samples_per_latent, self.features
+
+
 class PublishedImage(NamedTuple):
     """An image encoder in float32."""
 
@@ -286,6 +305,7 @@ class Family:
     presets: Mapping[str, Preset]  # its models by `model.name`; one ends in `-tiny` and runs in milliseconds
     autoencoders: Mapping[str, PublishedAutoencoder] = field(default_factory=dict)
     text_encoders: Mapping[str, PublishedText] = field(default_factory=dict)
+    sound_encoders: Mapping[str, PublishedSound] = field(default_factory=dict)
     short_names: Mapping[str, str] = field(default_factory=dict)  # presets by colloquial name
     recipe_sizes: tuple[str, ...] = ()  # fields of its config that keys of `[model]` override
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from reelworks.core.errors import UserError, nearest
 from reelworks.models import families as folders
-from reelworks.models.family import Family, Preset, PublishedAutoencoder, PublishedText, Release
+from reelworks.models.family import Family, Preset, PublishedAutoencoder, PublishedSound, PublishedText, Release
 
 if TYPE_CHECKING:
     from reelworks.models.api import FamilyNetwork
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 PRESETS: dict[str, Preset] = {}
 AUTOENCODERS: dict[str, PublishedAutoencoder] = {}
 TEXT_ENCODERS: dict[str, PublishedText] = {}
+SOUND_ENCODERS: dict[str, PublishedSound] = {}
 SHORT_NAMES: dict[str, str] = {}
 _FAMILIES: dict[str, Family] = {}
 _TINY = Release(None, side=64, lines=64, num_frames=17)  # for presets that were never published
@@ -30,6 +31,7 @@ def register(family: Family) -> None:
         (PRESETS, family.presets),
         (AUTOENCODERS, family.autoencoders),
         (TEXT_ENCODERS, family.text_encoders),
+        (SOUND_ENCODERS, family.sound_encoders),
         (SHORT_NAMES, family.short_names),
     ]
     for known, names in tables:

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import sys
 from collections.abc import Mapping
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -112,7 +112,7 @@ def cast_inputs(
 
     Refuses an input without a role, and a time or size that arrives already rounded.
     """
-    cast: dict[str, Tensor | tuple[Tensor, ...]] = {}
+    lowered: dict[str, Tensor | tuple[Tensor, ...]] = {}
     for name, value in inputs.items():
         if name not in contract.roles:
             raise DtypeError(
@@ -122,7 +122,7 @@ def cast_inputs(
             )
         role = contract.roles[name]
         if isinstance(value, tuple):
-            cast[name] = tuple(part.to(contract.dtype_of(role)) for part in value)
+            lowered[name] = tuple(part.to(contract.dtype_of(role)) for part in value)
             continue
         if role in (Role.TIME, Role.GEOMETRY) and value.dtype in (torch.bfloat16, torch.float16):
             # Casting up cannot restore the lost precision: 999 is already 1000.
@@ -133,8 +133,16 @@ def cast_inputs(
                 found=value.dtype,
                 declared=torch.float32,
             )
-        cast[name] = value.to(contract.dtype_of(role))
-    return cast
+        lowered[name] = value.to(contract.dtype_of(role))
+    return lowered
+
+
+class JointPredictor(Protocol[InputsT_contra]):
+    """A model that predicts picture and sound."""
+
+    def predict_both(self, inputs: InputsT_contra) -> tuple[Tensor, Tensor]:
+        """Run the module on inputs that have the contract's dtypes."""
+        ...
 
 
 class DtypeBoundary(Generic[InputsT]):
@@ -151,12 +159,26 @@ class DtypeBoundary(Generic[InputsT]):
 
     def __call__(self, inputs: InputsT) -> Tensor:
         """Return the prediction for a dataclass of tensors; raises `DtypeError` if an input or the output does not fit."""
-        contract = self.denoiser.contract
-        tensors: dict[str, Any] = {f.name: getattr(inputs, f.name) for f in dataclasses.fields(inputs)}
-        cast = dataclasses.replace(inputs, **cast_inputs(tensors, contract))
-        device = next(iter(tensors.values())).device
+        lowered, device = self._cast(inputs)
         with self.lowered(device):
-            out = self.denoiser.predict(cast)
+            out = self.denoiser.predict(lowered)
+        return self._checked(out)
+
+    def both(self, inputs: InputsT) -> tuple[Tensor, Tensor]:
+        """Return the predictions for picture and sound, as a call does for the picture; for models with sound."""
+        model = cast(JointPredictor[InputsT], self.denoiser)
+        lowered, device = self._cast(inputs)
+        with self.lowered(device):
+            picture, sound = model.predict_both(lowered)
+        return self._checked(picture), self._checked(sound)
+
+    def _cast(self, inputs: InputsT) -> tuple[InputsT, torch.device]:
+        tensors: dict[str, Any] = {f.name: getattr(inputs, f.name) for f in dataclasses.fields(inputs)}
+        lowered = dataclasses.replace(inputs, **cast_inputs(tensors, self.denoiser.contract))
+        return lowered, next(iter(tensors.values())).device
+
+    def _checked(self, out: Tensor) -> Tensor:
+        contract = self.denoiser.contract
         if out.dtype not in (contract.compute, contract.output):
             raise DtypeError(
                 f"the model returns {name_of(out.dtype)}, but declares {name_of(contract.output)}",

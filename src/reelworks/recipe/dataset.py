@@ -22,6 +22,7 @@ from reelworks.core.ray_cluster import Engine
 from reelworks.core.shape import Geometry
 from reelworks.data import eligibility
 from reelworks.data.dataset import Dataset, DataSpec, companion_sources, rows_of
+from reelworks.media.sound import SoundSpec
 from reelworks.models import components
 from reelworks.recipe import recipe_file
 from reelworks.recipe.recipe import Recipe
@@ -128,7 +129,18 @@ def _spec(recipe: Recipe) -> DataSpec:
     split = (held_out.split, held_out.group, held_out.max_clips)
     variants = recipe.encode.variants if recipe.encode.store else None
     multiple = components.source_multiple(recipe.model, recipe.autoencoder)
-    return DataSpec(datasets, recipe.seed, recipe.data, *split, recipe.exclude_file, recipe.cost, variants, multiple)
+    limits = (*split, recipe.exclude_file, recipe.cost, variants, multiple)
+    return DataSpec(datasets, recipe.seed, recipe.data, *limits, sound=sound_spec(recipe))
+
+
+def sound_spec(recipe: Recipe) -> SoundSpec | None:
+    """Return how the sound of a recipe's clips is read; None if it is not."""
+    sound, rate = recipe.sound, recipe.data.frame_rate
+    if sound is None:
+        return None
+    assert rate is not None, "the recipe was checked"
+    facts = components.sound_facts(sound)
+    return SoundSpec(facts.sample_rate, facts.channels, facts.samples_per_latent, rate, sound.missing)
 
 
 def _stored_entries(recipe: Recipe) -> tuple[Suggestion, ...] | None:

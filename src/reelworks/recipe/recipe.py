@@ -18,6 +18,7 @@ from reelworks.media.config import DataConfig
 from reelworks.models import registry
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
 from reelworks.models.lora.config import LoraConfig
+from reelworks.models.sound.config import SoundConfig
 from reelworks.precision.config import PrecisionConfig
 from reelworks.run.config import CoverageConfig, LoggingConfig
 from reelworks.schedule.cost import CostConfig
@@ -59,6 +60,7 @@ class Recipe(Config):
     lora: LoraConfig | None = Field(None, description="train a LoRA; without it, all weights are trained")
     autoencoder: AutoencoderConfig = AutoencoderConfig()
     text_encoder: TextEncoderConfig = TextEncoderConfig()
+    sound: SoundConfig | None = Field(None, description="train with the sound of clips, for models that have it")
     encode: EncodeConfig = EncodeConfig()
     objective: ObjectiveConfig = ObjectiveConfig()
     precision: PrecisionConfig = PrecisionConfig()

@@ -71,6 +71,7 @@ def parse(values: dict[str, Any]) -> Recipe:
     _require_base_target(recipe)
     _require_frozen_base(recipe)
     validation.require_image_encoder(recipe.model)
+    validation.require_sound(recipe)
     validation.require_companions(recipe.model, [d.companions for d in recipe.dataset], "dataset.")
     validation.require_least_sources(recipe.model, recipe.dataset)
     _require_shared_tokens(recipe)

@@ -9,7 +9,7 @@ from safetensors import SafetensorError, safe_open
 from reelworks.catalog.config import DatasetConfig
 from reelworks.core.errors import UserError
 from reelworks.core.sources import SOURCES
-from reelworks.models import registry
+from reelworks.models import components, registry
 from reelworks.models.components import conditioning, other_latents
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
 from reelworks.recipe.recipe import Recipe
@@ -176,3 +176,56 @@ def distilled_warning(recipe: Recipe) -> str | None:
         "distilled into it, or train on the model that it was distilled from and "
         f'set samples.model = "{name}" (docs/how-to/train-a-lora.md)'
     )
+
+
+def require_sound(recipe: Recipe) -> None:
+    """Refuse sound for a model without it, a model with sound without its table, and clips of no common rate."""
+    model, sound, data = recipe.model, recipe.sound, recipe.data
+    takes = conditioning(model).sound
+    if takes != (sound is not None):
+        preset = f"{model.name}-sound"
+        with_sound = f'model.name = "{preset}"' if preset in registry.PRESETS else "a model with sound (ltx-2-sound)"
+        raise UserError(
+            f"{model.name} is trained with sound" if takes else f"{model.name} is trained without sound",
+            code="sound-mismatch",
+            field="sound",
+            remedy="add a table [sound]" if takes else f"leave [sound] out, or choose {with_sound}",
+        )
+    if sound is None:
+        return
+    components.sound_facts(sound)
+    expected = registry.PRESETS[model.name].sound
+    if model.weights is not None and sound.name not in ("pcm", expected):
+        raise UserError(
+            f"the weights of {model.name} were trained with another sound encoder",
+            code="other-autoencoder",
+            field="sound.name",
+            value=sound.name,
+            remedy=f'write "{expected}"',
+        )
+    if data.frame_rate is None:
+        raise UserError(
+            "clips with sound need one frame rate, so that all clips of a bucket have equally long sound",
+            code="sound-needs-rate",
+            field="data.fps",
+            value=None,
+            remedy='write fps = "model", or the rate of the clips',
+        )
+    if data.short_clips == "loop":
+        raise UserError(
+            "frames that start over have no sound that goes on",
+            code="sound-of-looped-clips",
+            field="data.short_clips",
+            value=data.short_clips,
+            remedy='write "hold", whose sound ends in silence, or "reject"',
+        )
+    objective = recipe.objective
+    guided = objective.target_guidance_scale is not None
+    if objective.name != "rectified-flow" or guided or any(d.rejected for d in recipe.dataset):
+        raise UserError(
+            "models with sound are trained by rectified flow, without guided targets or rejected clips",
+            code="sound-objective",
+            field="objective",
+            value=objective.name,
+            remedy='write name = "rectified-flow", and leave out target_guidance_scale and dataset.rejected',
+        )

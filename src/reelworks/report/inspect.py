@@ -125,6 +125,7 @@ def headline(inspection: Inspection) -> list[Fact]:
         Fact("Captioned", units.count(captioned), captions),
         Fact("Unreadable", units.count(s.bad), ""),
         Fact("Footage", units.duration(s.duration_seconds), units.size(s.size_bytes)),
+        *([Fact("With sound", units.count(s.with_sound), "videos")] if s.with_sound else []),
     ]
 
 

@@ -33,6 +33,11 @@ REASONS: dict[str, tuple[str, str]] = {
     "filtered": ("filtered out", "The recipe's filter excludes it."),
     "hdr": ("HDR", 'It is of high dynamic range, and [data] hdr = "reject" leaves such videos out.'),
     "interlaced": ("interlaced", 'Its frames are two fields each, and [data] interlaced = "reject" leaves it out.'),
+    "no_sound": ("no sound", 'It has no sound, and [sound] missing = "leave_out" leaves such clips out.'),
+    "sound_timing": (
+        "sound timing",
+        "Its frames are slower than data.fps or unevenly spaced, so that picture and sound would drift apart.",
+    ),
     "too_short": ("too short", "It has fewer frames than any bucket; add a bucket with fewer frames."),
     "too_small": ("too small", "Every bucket would need upscaling; add a smaller resolution."),
     "no_bucket": ("no bucket", "It is too large, too long or of another aspect ratio for every bucket."),

@@ -56,6 +56,7 @@ def counted() -> Iterator[Kept]:
 
 AUTOENCODER = AutoencoderConfig(stride=1)
 TEXT = TextEncoderConfig(dim=32, max_length=6, pooled_dim=8)
+SOUND_FEATURES = 4  # of tiny networks
 IMAGE_DIM = 16  # width of the image tokens of tiny networks
 _IMAGE_TOKENS = 5
 # One tiny network for each family and each kind of its companions, and a pair of experts that share timesteps.
@@ -110,7 +111,26 @@ def example(
         width=torch.full((batch,), float(W)),
         drop_text=torch.zeros(batch, dtype=torch.bool),
         **given(_companions(latent, name, g), batch),
+        **_sound(batch, T, name, g),
     )
+
+
+def _sound(batch: int, frames: int, name: str, g: torch.Generator) -> dict[str, Any]:
+    if not components.conditioning(ModelConfig(name=name)).sound:
+        return {}
+    return {
+        "sound": torch.randn(batch, SOUND_FEATURES, frames + 1, 1, 1, generator=g),
+        "sound_time": torch.linspace(800.0, 200.0, batch),
+        "sound_mask": torch.ones(batch, frames + 1, dtype=torch.bool),
+    }
+
+
+def _output(denoiser: Denoiser, inputs: DenoiserInputs) -> Tensor:
+    """Return the prediction; with sound, those of picture and sound as one row for each clip."""
+    boundary = DtypeBoundary(denoiser)
+    if not inputs.sound.shape[1]:
+        return boundary(inputs)
+    return torch.cat([out.flatten(1) for out in boundary.both(inputs)], dim=1)
 
 
 def _companions(latent: Tensor, name: str, g: torch.Generator) -> dict[str, Tensor]:
@@ -149,7 +169,7 @@ def check_shapes_and_gradients(name: str) -> None:
         inputs = example(shape, name)
         out = DtypeBoundary(denoiser)(inputs)
         assert out.shape == inputs.latent.shape, f"{name}: {shape} became {tuple(out.shape)}"
-        torch.autograd.backward(out.square().mean())
+        torch.autograd.backward(_output(denoiser, inputs).square().mean())
     trained = {key: p for key, p in denoiser.module.named_parameters() if p.requires_grad}
     unreached = [key for key, p in trained.items() if p.grad is None or not p.grad.any()]
     assert not unreached, f"{name}: no gradient reaches {unreached[:5]}; declare them without_gradient"
@@ -214,7 +234,7 @@ def check_lora(name: str, targets: Targets = "default", type: AdapterType = "lor
         for parameter in trained.values():
             parameter.add_(0.1)
     for shape in shapes(name):
-        torch.autograd.backward(boundary(example(shape, name)).square().mean())
+        torch.autograd.backward(_output(denoiser, example(shape, name)).square().mean())
     unreached = [key for key, p in trained.items() if p.grad is None or not p.grad.any()]
     assert not unreached, f"{name}: no gradient reaches {unreached[:5]}"
     if denoiser.runs_on_meta:
@@ -246,7 +266,7 @@ def with_lora(
 
 def answer(denoiser: Denoiser, inputs: DenoiserInputs) -> dict[str, Tensor]:
     """Return the prediction under "", and the gradients of its mean square by parameter name."""
-    out = DtypeBoundary(denoiser)(inputs)
+    out = _output(denoiser, inputs)
     torch.autograd.backward(out.square().mean())
     gradients = {key: p.grad for key, p in denoiser.module.named_parameters() if p.grad is not None}
     return {"": out.detach(), **gradients}
@@ -315,5 +335,16 @@ def _distance(one: Tensor, other: Tensor) -> float:
 def loss(denoiser: Denoiser, objective: Objective, clean: DenoiserInputs, noise: Tensor) -> Tensor:
     """Return the training loss of a micro-batch with equal weights; `clean.latent` holds the clean latents."""
     x_t = objective.noised(clean.latent, noise, clean.time, clean.frame_mask)
-    output = DtypeBoundary(denoiser)(dataclasses.replace(clean, latent=x_t))
-    return objective.losses(output, x_t, clean.latent, noise, clean.time, clean.frame_mask).mean()
+    if not clean.sound.shape[1]:
+        output = DtypeBoundary(denoiser)(dataclasses.replace(clean, latent=x_t))
+        return objective.losses(output, x_t, clean.latent, noise, clean.time, clean.frame_mask).mean()
+    of_sound = sound_noise(clean)
+    heard = objective.noised(clean.sound, of_sound, clean.sound_time, clean.sound_mask)
+    picture, sound = DtypeBoundary(denoiser).both(dataclasses.replace(clean, latent=x_t, sound=heard))
+    losses = objective.losses(picture, x_t, clean.latent, noise, clean.time, clean.frame_mask)
+    return (losses + objective.losses(sound, heard, clean.sound, of_sound, clean.sound_time, clean.sound_mask)).mean()
+
+
+def sound_noise(clean: DenoiserInputs) -> Tensor:
+    """Return noise for the sound of a micro-batch, the same in all calls."""
+    return torch.randn(clean.sound.shape, generator=torch.Generator().manual_seed(4))

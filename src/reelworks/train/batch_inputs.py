@@ -5,8 +5,9 @@ Every random draw is a function of (seed, epoch, uid, copy, purpose), so it does
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,8 +27,12 @@ from reelworks.encoders import conditioning, stored_batches
 from reelworks.encoders.encoders import LiveEncoder
 from reelworks.models.api import DenoiserInputs, TextEmbedding, given
 from reelworks.models.expert_pair.config import switch_timestep
+from reelworks.models.sound.config import SoundConfig
+from reelworks.precision.boundary import DtypeBoundary
 from reelworks.recipe.recipe import Recipe
 from reelworks.schedule.plan import EpochPlan
+from reelworks.train import sound_inputs
+from reelworks.train.sound_inputs import SoundChoices, SoundTarget
 
 
 def objective_of_step(
@@ -70,12 +75,14 @@ class Choices:
         time: `[B]` timesteps to train, after the shift.
         frame_mask: `[B, T]` True for a latent frame that is generated, False for a conditioning frame.
         drop_text: `[B]` True for a clip that is trained with the empty caption.
+        sound: Draws about the sound; None if there is none.
     """
 
     unshifted_time: Tensor
     time: Tensor
     frame_mask: NDArray[np.bool_]
     drop_text: NDArray[np.bool_]
+    sound: SoundChoices | None = None
 
 
 def _words(work: MicroBatchRequest, seed: int) -> U64:
@@ -83,7 +90,14 @@ def _words(work: MicroBatchRequest, seed: int) -> U64:
     return hash_rng.hash64(seed, work.epoch, work.uids, work.draw_copies)
 
 
-def draw(work: MicroBatchRequest, config: ObjectiveConfig, *, seed: int, latent_frames: int) -> Choices:
+def draw(
+    work: MicroBatchRequest,
+    config: ObjectiveConfig,
+    *,
+    seed: int,
+    latent_frames: int,
+    sound: SoundConfig | None = None,
+) -> Choices:
     """Draw timesteps, frame masks and dropped captions for the clips of a micro-batch."""
     words_B = _words(work, seed)
     uniform_B = torch.from_numpy(hash_rng.uniform(hash_rng.extend(words_B, Purpose.TIMESTEP)))
@@ -94,11 +108,30 @@ def draw(work: MicroBatchRequest, config: ObjectiveConfig, *, seed: int, latent_
         time_B,
         frame_masks.draw_frame_mask(config.mask_ratios, latent_frames, hash_rng.extend(words_B, Purpose.MASK)),
         _dropped(words_B, config),
+        None if sound is None else sound_inputs.draw(sound, words_B),
     )
 
 
 def _dropped(words_B: U64, config: ObjectiveConfig) -> NDArray[np.bool_]:
     return hash_rng.passes(hash_rng.extend(words_B, Purpose.TEXT_DROPOUT), config.caption_dropout)
+
+
+class Predicted(NamedTuple):
+    """Outputs of a network for the picture and, with sound, for the sound."""
+
+    picture: Tensor
+    sound: Tensor | None = None
+
+    @classmethod
+    def from_inputs(cls, boundary: DtypeBoundary[DenoiserInputs], inputs: DenoiserInputs) -> Predicted:
+        """Run a network."""
+        return cls(*boundary.both(inputs)) if inputs.sound.shape[1] else cls(boundary(inputs))
+
+    @classmethod
+    def joined(cls, parts: Sequence[Predicted]) -> Predicted:
+        """Return the outputs of parts of a micro-batch as one."""
+        sounds = [part.sound for part in parts if part.sound is not None]
+        return cls(torch.cat([part.picture for part in parts]), torch.cat(sounds) if sounds else None)
 
 
 @dataclass(frozen=True)
@@ -114,6 +147,7 @@ class Example:
         loss_weight: `[B, T, H, W]` weight of each latent element in its clip's loss; None if all weights are equal.
         uncaptioned: The inputs with the empty caption, if targets are guided.
         rejected: `[B, C, T, H, W]` clean latents of the rejected clips, if there are any.
+        sound: What the sound is trained towards; None if there is none.
     """
 
     inputs: DenoiserInputs
@@ -124,15 +158,20 @@ class Example:
     loss_weight: Tensor | None = None
     uncaptioned: DenoiserInputs | None = None
     rejected: Tensor | None = None
+    sound: SoundTarget | None = None
 
-    def losses(self, output_BCTHW: Tensor, config: ObjectiveConfig) -> Tensor:
-        """Return the loss of each clip, `[B]`, for the model's output."""
-        i = self.inputs
-        return objectives.from_config(config).losses(
-            output_BCTHW, i.latent, self.x0, self.noise, i.time, i.frame_mask, self.loss_weight
-        )
+    def losses(self, output: Predicted, config: ObjectiveConfig) -> Tensor:
+        """Return the loss of each clip, `[B]`, for the model's output; with sound, the sum over what is generated."""
+        i, objective = self.inputs, objectives.from_config(config)
+        time = i.time if self.sound is None else sound_inputs.loss_times(i.time, i.frame_mask)
+        losses_B = objective.losses(output.picture, i.latent, self.x0, self.noise, time, i.frame_mask, self.loss_weight)
+        if self.sound is None or output.sound is None:
+            return losses_B
+        time, target = sound_inputs.loss_times(i.sound_time, i.sound_mask), self.sound
+        of_sound_B = objective.losses(output.sound, i.sound, target.x0, target.noise, time, i.sound_mask)
+        return losses_B + target.loss_weight * of_sound_B
 
-    def guided_losses(self, output_BCTHW: Tensor, uncaptioned_BCTHW: Tensor, config: ObjectiveConfig) -> Tensor:
+    def guided_losses(self, output: Predicted, uncaptioned: Predicted, config: ObjectiveConfig) -> Tensor:
         """Return the loss of each clip, `[B]`, with the guidance of the base in its target.
 
         For the target v, the base's prediction u without caption and a scale s, the target is u + s (v - u). So the error
@@ -143,8 +182,8 @@ class Example:
         assert scale is not None
         assert not isinstance(objective, objectives.Iddpm), "the recipe was checked"
         own, base = (
-            objective.error(output, i.latent, self.x0, self.noise, i.time)
-            for output in (output_BCTHW, uncaptioned_BCTHW)
+            objective.error(each, i.latent, self.x0, self.noise, i.time)
+            for each in (output.picture, uncaptioned.picture)
         )
         share_B = torch.where(i.drop_text, 0.0, scale - 1)
         error = own + share_B.view(-1, 1, 1, 1, 1) * base
@@ -160,11 +199,17 @@ class Example:
         share, counts = (torch.cat([each] * 2) for each in (self.generated_share, self.counts))
         return Example(replace(twice, latent=latent), x0, noise, share, counts, weight)
 
-    def distances(self, output_BCTHW: Tensor, base_BCTHW: Tensor, config: ObjectiveConfig) -> Tensor:
+    def distances(self, output: Predicted, base: Predicted, config: ObjectiveConfig) -> Tensor:
         """Return the loss of each clip, `[B]`, with the base model's output as the target."""
-        i = self.inputs
-        difference = output_BCTHW.float() - base_BCTHW.float()
-        return objectives.from_config(config).of_error(difference, i.time, i.frame_mask, self.loss_weight)
+        i, objective = self.inputs, objectives.from_config(config)
+        time = i.time if self.sound is None else sound_inputs.loss_times(i.time, i.frame_mask)
+        difference = output.picture.float() - base.picture.float()
+        losses_B = objective.of_error(difference, time, i.frame_mask, self.loss_weight)
+        if self.sound is None or output.sound is None or base.sound is None:
+            return losses_B
+        time = sound_inputs.loss_times(i.sound_time, i.sound_mask)
+        of_sound_B = objective.of_error(output.sound.float() - base.sound.float(), time, i.sound_mask)
+        return losses_B + self.sound.loss_weight * of_sound_B
 
 
 def normal(shape: tuple[int, ...], seeds: U64, device: torch.device) -> Tensor:
@@ -189,6 +234,7 @@ class Encoded:
         conditions: The last inputs of a denoiser by name; see `models.api.given`.
         empty: Embeddings of the empty caption, if targets are guided.
         rejected: `[B, C, T, H, W]` clean latents of the rejected clips, if there are any.
+        sound: `[B, F, N, 1, 1]` clean latents of the sound; None if there is none.
     """
 
     latent: Tensor
@@ -196,11 +242,12 @@ class Encoded:
     conditions: Mapping[str, Tensor]
     empty: TextEmbedding | None = None
     rejected: Tensor | None = None
+    sound: Tensor | None = None
 
     def tensors(self) -> list[Tensor]:
         """Return all tensors."""
-        optional = [*(self.empty or ()), *([] if self.rejected is None else [self.rejected])]
-        return [self.latent, *self.text, *self.conditions.values(), *optional]
+        single = [each for each in (self.rejected, self.sound) if each is not None]
+        return [self.latent, *self.text, *self.conditions.values(), *(self.empty or ()), *single]
 
 
 def encode(batch: MicroBatch, encoder: LiveEncoder, config: ObjectiveConfig, *, seed: int) -> Encoded:
@@ -215,7 +262,7 @@ def _encode(batch: MicroBatch, encoder: LiveEncoder, drop_text: NDArray[np.bool_
     values = stored_batches.clip_values(batch, encoder)
     text = stored_batches.texts(batch, encoder, drop_text[: len(batch.work.captions)].tolist())
     conditions = stored_batches.conditions(batch, encoder, values, values["latent"])
-    return Encoded(values["latent"], text, conditions, rejected=values.get("rejected"))
+    return Encoded(values["latent"], text, conditions, rejected=values.get("rejected"), sound=values.get("sound"))
 
 
 def training_example(
@@ -224,8 +271,10 @@ def training_example(
     """Encode a micro-batch, unless that is done, and draw its timesteps, noise, masks and caption dropout."""
     words_B = _words(batch.work, seed)
     encoded = encoded or encode(batch, encoder, config, seed=seed)
-    drawn = draw(batch.work, config, seed=seed, latent_frames=encoded.latent.shape[2])
-    return _example(batch, encoder, config, encoded, drawn, hash_rng.extend(words_B, Purpose.NOISE))
+    sound = None if encoder.sound is None else encoder.sound.config
+    drawn = draw(batch.work, config, seed=seed, latent_frames=encoded.latent.shape[2], sound=sound)
+    seeds = hash_rng.extend(words_B, Purpose.NOISE), sound_inputs.noise_seeds(words_B)
+    return _example(batch, encoder, config, encoded, drawn, *seeds)
 
 
 def validation_example(
@@ -236,9 +285,11 @@ def validation_example(
     time = torch.tensor(times, dtype=torch.float32)
     encoded = _encode(batch, encoder, np.zeros(n, dtype=np.bool_))
     frames = encoded.latent.shape[2]
-    fixed = Choices(time, time, np.ones((n, frames), dtype=np.bool_), np.zeros(n, dtype=np.bool_))
+    sound = None if encoder.sound is None else sound_inputs.both(n)
+    fixed = Choices(time, time, np.ones((n, frames), dtype=np.bool_), np.zeros(n, dtype=np.bool_), sound)
+    words_B = hash_rng.hash64(seed, "validation", batch.work.uids, np.arange(n))
     noise_seeds = hash_rng.hash64(seed, "validation", batch.work.uids, np.arange(n), Purpose.NOISE)
-    return _example(batch, encoder, config, encoded, fixed, noise_seeds)
+    return _example(batch, encoder, config, encoded, fixed, noise_seeds, sound_inputs.noise_seeds(words_B))
 
 
 def _crop(work: MicroBatchRequest, config: ObjectiveConfig) -> Tensor:
@@ -256,9 +307,12 @@ def _example(
     encoded: Encoded,
     drawn: Choices,
     noise_seeds: U64,
+    sound_seeds: U64,
 ) -> Example:
     work, device, n = batch.work, encoder.device, len(drawn.time)
     x0 = encoded.latent.expand(n, -1, -1, -1, -1)
+    sound = None if encoded.sound is None else _sound(work, encoder, config, encoded.sound, drawn, sound_seeds)
+    drawn = drawn if sound is None else sound.drawn
     time, frame_mask = (to_device(value, device) for value in (drawn.time, torch.from_numpy(drawn.frame_mask)))
     noise = normal(tuple(x0.shape[1:]), noise_seeds, device)
     text = encoded.text
@@ -277,6 +331,7 @@ def _example(
         crop=to_device(_crop(work, config), device).expand(n, -1),
         drop_text=to_device(torch.from_numpy(drawn.drop_text), device),
         **given(encoded.conditions, n),
+        **({} if sound is None else sound.inputs),
     )
     counts = to_device(batch.is_valid, device).expand(n)
     weight = None
@@ -290,5 +345,49 @@ def _example(
         tokens, mask, pooled = empty
         dropped = torch.ones_like(inputs.drop_text)
         uncaptioned = replace(inputs, text=tokens, text_mask=mask, pooled=pooled, drop_text=dropped)
-    share = frame_mask.float().mean(dim=1)
-    return Example(inputs, x0, noise, share, counts, weight, uncaptioned, encoded.rejected)
+    share, target = frame_mask.float().mean(dim=1), None
+    if sound is not None:
+        share, target = torch.where(share > 0, share, inputs.sound_mask.float().mean(dim=1)), sound.target
+    return Example(inputs, x0, noise, share, counts, weight, uncaptioned, encoded.rejected, target)
+
+
+class _Sound(NamedTuple):
+    """The part of an example that is about sound."""
+
+    drawn: Choices  # with pictures that are given
+    inputs: dict[str, Any]
+    target: SoundTarget
+
+
+def _sound(
+    work: MicroBatchRequest,
+    encoder: LiveEncoder,
+    config: ObjectiveConfig,
+    latent_BFN11: Tensor,
+    drawn: Choices,
+    seeds: U64,
+) -> _Sound:
+    assert encoder.sound is not None
+    assert drawn.sound is not None
+    track, device, chosen, n = encoder.sound, encoder.device, drawn.sound, len(drawn.time)
+    picture_B, sound_B = torch.from_numpy(chosen.picture), torch.from_numpy(chosen.sound)
+    objective, none = objectives.from_config(config), drawn.time.new_zeros(())
+    time_B = drawn.time
+    if chosen.uniform is not None:
+        ratio = _shift_ratio(config, work.shape, drawn.frame_mask.shape[1])
+        time_B = objective.times(torch.from_numpy(chosen.uniform), ratio)[1].to(drawn.time.dtype)
+    geometry = encoder.autoencoder.geometry
+    mask_BN = np.ones((n, latent_BFN11.shape[2]), dtype=np.bool_)
+    if track.config.follow_frames:
+        mask_BN = drawn.frame_mask[:, sound_inputs.frame_of_sound(track.spec, geometry, work.shape)]
+    mask = to_device(torch.from_numpy(mask_BN & chosen.sound[:, None]), device)
+    time = to_device(torch.where(sound_B, time_B, none), device)
+    x0 = latent_BFN11.expand(n, -1, -1, -1, -1)
+    noise = normal(tuple(x0.shape[1:]), seeds, device)
+    inputs = {"sound": objective.noised(x0, noise, time, mask), "sound_time": time, "sound_mask": mask}
+    drawn = replace(
+        drawn,
+        time=torch.where(picture_B, drawn.time, none),
+        frame_mask=drawn.frame_mask & chosen.picture[:, None],
+    )
+    return _Sound(drawn, inputs, SoundTarget(x0, noise, track.config.loss_weight))

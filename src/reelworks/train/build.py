@@ -15,6 +15,7 @@ from reelworks.distributed import mesh
 from reelworks.distributed.layout import Layout
 from reelworks.distributed.mesh import World
 from reelworks.encoders.encoders import LiveEncoder
+from reelworks.encoders.sound import SoundTrack
 from reelworks.media import torchcodec_frames
 from reelworks.models import attention, components, factory, weights
 from reelworks.models.api import Autoencoder, Denoiser, DenoiserInputs, ImageEncoder, TextEncoder
@@ -23,10 +24,12 @@ from reelworks.models.expert_pair.config import PARTS, switch_timestep
 from reelworks.models.expert_pair.denoiser import ExpertPairDenoiser
 from reelworks.models.lora.base_model import Base
 from reelworks.models.sequence_parallel import SequenceParallel
+from reelworks.models.sound.config import SoundConfig
+from reelworks.models.sound.encoder import SoundEncoder
 from reelworks.models.vision import VisionEncoder
 from reelworks.precision.boundary import DtypeBoundary, check_contract
 from reelworks.recipe import preview_model
-from reelworks.recipe.dataset import RecipeData
+from reelworks.recipe.dataset import RecipeData, sound_spec
 from reelworks.recipe.recipe import Recipe
 from reelworks.train import weights_layout
 from reelworks.train.compiled_blocks import CompiledBlocks
@@ -97,6 +100,7 @@ def require_sources(recipe: Recipe, *, resumed: bool = False, trains: bool = Tru
         "autoencoder.weights": recipe.autoencoder.weights,
         "text_encoder.weights": recipe.text_encoder.weights,
         "model.image_encoder": recipe.model.image_encoder,
+        "sound.weights": None if recipe.sound is None else recipe.sound.weights,
     }
     if trains and recipe.samples.prompts and recipe.samples.has_model:
         sources["samples.weights"] = preview_model.recipe_of(recipe).model.weights
@@ -130,6 +134,7 @@ def denoiser(recipe: Recipe, device: torch.device, *, resumed: bool = False, tra
         reduction=DTYPES[recipe.precision.reduction],
         learns_variance=objectives.from_config(recipe.objective).learns_variance,
         lora=lora,
+        sound=recipe.sound,
     )
 
 
@@ -166,6 +171,7 @@ def encoder(recipe: Recipe, device: torch.device) -> LiveEncoder:
         conditioning,
         None if kind is None or image is None else image_encoder(kind, image, device),
         given_companions(recipe),
+        sound=None if recipe.sound is None else sound_track(recipe, sound_encoder(recipe.sound, device)),
     )
 
 
@@ -186,6 +192,17 @@ def text_encoder(recipe: Recipe, device: torch.device) -> TextEncoder:
 def image_encoder(kind: Literal["clip", "siglip"], weights: str, device: torch.device) -> ImageEncoder:
     """Build the encoder of a clip's first frame on a device."""
     return VisionEncoder(kind, weights).to(device)
+
+
+def sound_encoder(config: SoundConfig, device: torch.device) -> SoundEncoder:
+    """Build a sound encoder on a device."""
+    return factory.build_sound_encoder(config).to(device)
+
+
+def sound_track(recipe: Recipe, encoder: SoundEncoder) -> SoundTrack | None:
+    """Return the sound of a recipe's clips with its encoder; None if it has none."""
+    spec = sound_spec(recipe)
+    return None if recipe.sound is None or spec is None else SoundTrack(encoder, spec, recipe.sound)
 
 
 def given_companions(recipe: Recipe) -> tuple[str, ...]:

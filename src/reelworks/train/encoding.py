@@ -19,13 +19,14 @@ from reelworks.encoders import encode, reachable, request_key
 from reelworks.encoders.encode import Encoding, Forecast
 from reelworks.encoders.encode_worker import Progress
 from reelworks.encoders.encoders import LiveEncoder
-from reelworks.encoders.lazy import LazyAutoencoder, LazyImageEncoder, LazyTextEncoder
+from reelworks.encoders.lazy import LazyAutoencoder, LazyImageEncoder, LazySoundEncoder, LazyTextEncoder
 from reelworks.encoders.request_key import EncoderIds, FileDigests, Keys
 from reelworks.encoders.store import EncodedStore
 from reelworks.encoders.stored_batches import StoredLatents
 from reelworks.media import torchcodec_frames
 from reelworks.models import components, registry
 from reelworks.models.family import IMAGE_ENCODERS
+from reelworks.models.sound.config import SoundConfig
 from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
 from reelworks.schedule.plan import PlanSpec
@@ -47,8 +48,14 @@ def encoder_ids(recipe: Recipe, folder: Path) -> EncoderIds:
         control_parts=conditioning.control_parts,
         text_sees_pictures=text is not None and text.sees_pictures,
         latent_dtype=recipe.encode.dtype,
+        sound=None if recipe.sound is None else _sound_id(recipe.sound, known),
         converted_on="device" if recipe.data.convert_on == "device" else "cpu",
     )
+
+
+def _sound_id(sound: SoundConfig, known: FileDigests) -> str:
+    """Return the identity of a sound encoder; how its latents are trained is no part of it."""
+    return request_key.encoder_id(sound, "sound.weights", known, part="audio_vae", only={"name", "sample_rate"})
 
 
 def frames_device(recipe: Recipe, device: torch.device, *, stored: bool) -> torch.device | None:
@@ -89,8 +96,13 @@ def lazy_encoder(recipe: Recipe, device: torch.device) -> LiveEncoder:
         tokens = IMAGE_ENCODERS[kind].tokens
         make = partial(build.image_encoder, kind, image, device)
         image_encoder = LazyImageEncoder(tokens, conditioning.image_dim, make)
+    sound = None
+    if recipe.sound is not None:
+        facts = components.sound_facts(recipe.sound)
+        encoder: Any = LazySoundEncoder(facts, partial(build.sound_encoder, recipe.sound, device))
+        sound = build.sound_track(recipe, encoder)
     given = build.given_companions(recipe)
-    return LiveEncoder(autoencoder, text_encoder, device, conditioning, image_encoder, given)
+    return LiveEncoder(autoencoder, text_encoder, device, conditioning, image_encoder, given, sound=sound)
 
 
 def drawn_settings(recipe: Recipe) -> list[str]:

@@ -147,10 +147,10 @@ class Previewer:
         if not self.world.is_main:
             return
         names, written = [], []
-        for index, frames in enumerate(generated.clips):
+        for index, (frames, sound) in enumerate(generated.written()):
             path = self._folder(step) / f"{index:02d}.{'png' if len(frames) == 1 else 'mp4'}"
             try:
-                writers.write(path, frames, options.fps)
+                writers.write(path, frames, options.fps, sound)
             except UserError as error:
                 logger.warning("a preview could not be written: %s", error.problem)
                 return

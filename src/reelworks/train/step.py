@@ -37,10 +37,10 @@ from reelworks.precision.boundary import DtypeBoundary
 from reelworks.recipe.recipe import Recipe
 from reelworks.schedule import cost
 from reelworks.schedule.plan import EpochPlan
-from reelworks.train import batch_inputs, block_norms, nonfinite
+from reelworks.train import batch_inputs, block_norms, nonfinite, sound_inputs
 from reelworks.train.ahead import Ahead
 from reelworks.train.balance import ForwardTimes
-from reelworks.train.batch_inputs import Encoded, Example, training_example
+from reelworks.train.batch_inputs import Encoded, Example, Predicted, training_example
 from reelworks.train.compiled_blocks import CompiledBlocks
 from reelworks.train.lr_schedule import learning_rate
 from reelworks.train.nonfinite import KeptBatch, NonFiniteCause
@@ -237,7 +237,7 @@ class TrainStep:
                 # FSDP takes the mean of gradients over ranks; the loss of a step is a sum over them. Each rank of a
                 # sequence group has the gradient of its own tokens, so that the same sum holds for these.
                 torch.autograd.backward(weighted_B.sum() * (world.size / planned_weight))
-            sums.add(batch, weighted_B.detach(), weights_B, example.inputs.time)
+            sums.add(batch, weighted_B.detach(), weights_B, sound_inputs.trained_times(example.inputs))
             kept.append(KeptBatch(batch, losses_B.detach(), example.counts))
             if ahead is not None and ahead.is_on:
                 world.mark("preparing the next clips", step + 1)
@@ -352,7 +352,7 @@ class TrainStep:
         preserves = any(d.prior_prediction for d in self.recipe.dataset)
         base = self._base(example.inputs) if preserves else None
         uncaptioned = None if example.uncaptioned is None else self._base(example.uncaptioned)
-        output = self.boundary(example.inputs)
+        output = Predicted.from_inputs(self.boundary, example.inputs)
         if uncaptioned is None:
             losses_B = example.losses(output, objective)
         else:
@@ -366,14 +366,14 @@ class TrainStep:
         """Return the loss of each pair of a preferred and a rejected clip, `[B]`, with the base as the reference."""
         pair = example.pair(objective)
         reference_2B = pair.losses(self._base(pair.inputs), objective)
-        losses_2B = pair.losses(self.boundary(pair.inputs), objective)
+        losses_2B = pair.losses(Predicted.from_inputs(self.boundary, pair.inputs), objective)
         return preference.dpo_loss(losses_2B, reference_2B, objective.dpo_beta)
 
-    def _base(self, inputs: DenoiserInputs) -> Tensor:
+    def _base(self, inputs: DenoiserInputs) -> Predicted:
         """Return the output of the frozen base, without gradients."""
         # Without gradients and adapters, it would need graphs of its own.
         with torch.no_grad(), inject.adapters_disabled(self.state.module), self.compiled.paused():
-            return self.boundary(inputs)
+            return Predicted.from_inputs(self.boundary, inputs)
 
     def _find_cause(self, kept: list[KeptBatch], objective: ObjectiveConfig, step: int) -> NonFiniteCause:
         """Find where numbers stopped being finite, by another forward pass of a micro-batch. Collective.

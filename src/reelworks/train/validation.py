@@ -24,7 +24,7 @@ from reelworks.precision.boundary import DtypeBoundary
 from reelworks.recipe.recipe import Recipe
 from reelworks.schedule.plan import Samples
 from reelworks.train import encoding, shared_batches
-from reelworks.train.batch_inputs import validation_example
+from reelworks.train.batch_inputs import Predicted, validation_example
 
 
 @dataclass(frozen=True)
@@ -113,8 +113,9 @@ class Validator:
         objective, times = self.recipe.objective.for_validation(), self.recipe.validation.timesteps
         example = validation_example(batch, self.encoder, objective, seed=self.recipe.seed, times=times)
         at_once = self.times_at_once or len(times)
-        parts = [self.boundary(_part(example.inputs, i, at_once)) for i in range(0, len(times), at_once)]
-        return example.losses(torch.cat(parts), objective).double().cpu()
+        starts = range(0, len(times), at_once)
+        parts = [Predicted.from_inputs(self.boundary, _part(example.inputs, i, at_once)) for i in starts]
+        return example.losses(Predicted.joined(parts), objective).double().cpu()
 
     def _requests(self) -> Iterator[MicroBatchRequest]:
         """Yield this rank's clips one by one; all ranks get the same number, filled up with fillers."""

@@ -225,9 +225,9 @@ def test_a_damaged_index_is_refused(catalog: Path, text: str) -> None:
 
 
 def test_a_newer_format_asks_for_an_update(catalog: Path) -> None:
-    document = json.loads((catalog / "catalog.json").read_text()) | {"format": 3}
+    document = json.loads((catalog / "catalog.json").read_text()) | {"format": 4}
     (catalog / "catalog.json").write_text(json.dumps(document))
-    with pytest.raises(UserError, match=r"format 3, this version reads up to 2\n  remedy: update Reelworks"):
+    with pytest.raises(UserError, match=r"format 4, this version reads up to 3\n  remedy: update Reelworks"):
         Catalog.open(catalog)
 
 

@@ -11,7 +11,7 @@ from reelworks.data.micro_batch import MicroBatch, MicroBatchRequest
 from reelworks.precision.boundary import DtypeBoundary
 from reelworks.recipe import recipe_file
 from reelworks.train import build
-from reelworks.train.batch_inputs import training_example, validation_example
+from reelworks.train.batch_inputs import Predicted, training_example, validation_example
 
 CPU = torch.device("cpu")
 
@@ -67,7 +67,7 @@ def test_any_network_learns_by_any_objective(model, objective):
     losses = []
     for _ in range(12):
         example = training_example(batch, encoder, recipe.objective, seed=1)
-        loss = example.losses(boundary(example.inputs), recipe.objective).mean()
+        loss = example.losses(Predicted.from_inputs(boundary, example.inputs), recipe.objective).mean()
         gradients = torch.autograd.grad(loss, parameters)
         with torch.no_grad():
             for parameter, gradient in zip(parameters, gradients, strict=True):
@@ -106,5 +106,5 @@ def test_a_clip_whose_mask_shows_given_frames_alone_has_no_weight():
     assert first_is_made.any()
     assert not first_is_made.all()
     assert torch.equal(example.counts, first_is_made)
-    losses = example.losses(torch.zeros_like(example.x0), recipe.objective)
+    losses = example.losses(Predicted(torch.zeros_like(example.x0)), recipe.objective)
     assert torch.equal(losses > 0, first_is_made)

@@ -13,7 +13,7 @@ from reelworks.core.errors import UserError
 from reelworks.models.lora import inject
 from reelworks.models.lora.config import LoraConfig
 from reelworks.recipe import recipe_file
-from reelworks.train.batch_inputs import training_example
+from reelworks.train.batch_inputs import Predicted, training_example
 from reelworks.train.state import TrainState
 
 __all__ = ["stepper"]
@@ -63,7 +63,7 @@ def test_their_target_is_the_base_and_that_of_others_is_not(adapted, monkeypatch
     with torch.no_grad():
         output, said = made.boundary(example.inputs), base.boundary(example.inputs)
     assert not torch.allclose(output, said, atol=0.01)
-    plain = example.losses(output, objective)
+    plain = example.losses(Predicted(output), objective)
     wanted = torch.stack([(output[0] - said[0]).square().mean(), plain[1]])
     assert wanted[0] > 1e-3
     result, gradients = take(made, [batch], monkeypatch)

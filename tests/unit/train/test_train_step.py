@@ -24,7 +24,7 @@ from reelworks.recipe import recipe_file
 from reelworks.schedule.plan import EpochPlan
 from reelworks.train import batch_inputs, build
 from reelworks.train.ahead import Ahead
-from reelworks.train.batch_inputs import training_example
+from reelworks.train.batch_inputs import Predicted, training_example
 from reelworks.train.nonfinite import NonFiniteCause, NonFiniteSource, not_finite
 from reelworks.train.state import TrainState
 from reelworks.train.step import StepFlags, TrainStep
@@ -170,7 +170,12 @@ def test_the_loss_is_the_weighted_mean_over_clips_of_all_shapes(stepper, monkeyp
     losses = []
     for batch in batches:
         example = training_example(batch, s.encoder, s.recipe.objective, seed=s.recipe.seed)
-        losses.append(example.losses(s.boundary(example.inputs), s.recipe.objective).detach().double().numpy())
+        losses.append(
+            example.losses(Predicted.from_inputs(s.boundary, example.inputs), s.recipe.objective)
+            .detach()
+            .double()
+            .numpy()
+        )
     tokens = [s.table.buckets[batch.work.bucket].tokens for batch in batches]
     assert tokens[0] == 4 * tokens[1], "four frames have four times the tokens of one"
     weight = {
@@ -369,7 +374,7 @@ def test_losses_by_timestep_are_means_over_the_clips_in_each_range(stepper, monk
     losses, times, weights = [], [], []
     for batch in batches:
         example = training_example(batch, s.encoder, s.recipe.objective, seed=s.recipe.seed)
-        losses += example.losses(s.boundary(example.inputs), s.recipe.objective).tolist()
+        losses += example.losses(Predicted.from_inputs(s.boundary, example.inputs), s.recipe.objective).tolist()
         times += example.inputs.time.tolist()
         weights += [s.table.buckets[batch.work.bucket].tokens] * len(batch.work.uids)
     result, _ = take(s, batches, monkeypatch)

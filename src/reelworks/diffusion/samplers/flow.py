@@ -23,6 +23,10 @@ Times are float32, in [0, 1000] for a velocity and in [0, 999] for the steps of 
 """
 
 
+JointNetwork = Callable[[Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]
+"""`network(z_2B, sound_2B, t_2B, frame_mask_2B)` predicts as `Network` does, for picture and sound."""
+
+
 @dataclass(frozen=True)
 class Edit:
     """Frames of the input latents that are kept or edited.
@@ -97,3 +101,34 @@ def sample_flow(
         moved = z + v * ((t[i] - t[i + 1]) / NUM_TIMESTEPS).to(z.dtype)
         z = moved if now_BT is None else torch.where(rectified_flow.per_frame(now_BT), moved, z)
     return z
+
+
+@torch.no_grad()
+def sample_with_sound(
+    velocity: JointNetwork,
+    noise_BCTHW: Tensor,
+    sound_noise_BFN11: Tensor,
+    *,
+    num_steps: int,
+    guidance_scale: float,
+    shift: float = 1.0,
+    edit: Edit | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Integrate picture and sound together, at the same timesteps, as `sample_flow` does the picture.
+
+    `edit` is about the picture; all of the sound is generated.
+    """
+    sound, t = sound_noise_BFN11, times(num_steps, shift).to(noise_BCTHW.device)
+    steps = iter(range(num_steps))
+
+    def picture(z_2B: Tensor, t_2B: Tensor, mask_2B: Tensor | None) -> Tensor:
+        nonlocal sound
+        i = next(steps)  # the picture's sampler calls once for each step
+        out_2B, of_sound_2B = velocity(z_2B, torch.cat([sound, sound]), t_2B, mask_2B)
+        cond, uncond = of_sound_2B.chunk(2)
+        v = (uncond + guidance_scale * (cond - uncond)).to(sound.dtype)
+        sound = sound + v * ((t[i] - t[i + 1]) / NUM_TIMESTEPS).to(sound.dtype)
+        return out_2B
+
+    z = sample_flow(picture, noise_BCTHW, num_steps=num_steps, guidance_scale=guidance_scale, shift=shift, edit=edit)
+    return z, sound

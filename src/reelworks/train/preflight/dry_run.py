@@ -112,4 +112,14 @@ def blank(encoder: LiveEncoder, bucket: Bucket, batch: int, device: torch.device
         width=full(batch, value=float(bucket.shape.width)),
         drop_text=torch.zeros(batch, dtype=torch.bool, device=device),
         **given(conditioning.blank(encoder, latent), batch),
+        **_sound(encoder, bucket, latent),
     )
+
+
+def _sound(encoder: LiveEncoder, bucket: Bucket, latent: torch.Tensor) -> dict[str, Any]:
+    if encoder.sound is None:
+        return {}
+    shape = encoder.sound.latent_shape(bucket.shape.num_frames)
+    sound = latent.new_zeros(len(latent), *shape)
+    every = torch.ones(len(latent), shape[1], dtype=torch.bool, device=latent.device)
+    return {"sound": sound, "sound_time": latent.new_full((len(latent),), 500.0), "sound_mask": every}

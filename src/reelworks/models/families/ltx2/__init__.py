@@ -1,1 +1,1 @@
-"""LTX-2 by Lightricks: clips; its audio branch is not trained."""
+"""LTX-2 by Lightricks: clips, with or without their sound."""

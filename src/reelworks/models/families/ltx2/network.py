@@ -1,13 +1,14 @@
 """Call an LTX-2 network and its pipeline.
 
-Video and audio attend to each other in each block. With this turned off, the video branch computes as without
-audio; one audio token is passed, since the network cannot be called with none.
+Video and audio attend to each other in each block. Without sound, this is turned off, so that the video branch computes
+as without audio; one audio token is passed, since the network cannot be called with none.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from reelworks.core.errors import UserError
@@ -18,32 +19,74 @@ from reelworks.models.families.ltx2.spec import LTX2Config
 
 def predict(module: Any, inputs: DenoiserInputs, config: LTX2Config) -> Tensor:
     """Return the velocity `[B, C, T, H, W]`; the network's points towards the noise. Condition frames have time 0."""
+    if inputs.sound.shape[1]:
+        return predict_both(module, inputs, config)[0]
     latent = inputs.latent
-    B, _, T, H, W = latent.shape
+    B = len(latent)
     text_dim = config.caption_channels if config.use_prompt_embeddings else config.audio_cross_attention_dim
-    # Bounds of every token in seconds and pixels; the network's default takes one frame rate for all clips.
-    positions = module.rope.prepare_video_coords(B, T, H, W, latent.device, fps=1.0)
-    positions[:, 0] /= inputs.fps[:, None, None]
     out: Tensor = module(
-        hidden_states=latent.flatten(2).transpose(1, 2),
+        **_picture(module, inputs),
+        encoder_hidden_states=inputs.text[:, :, : config.text_width],
         audio_hidden_states=latent.new_zeros(B, 1, config.audio_in_channels),
-        encoder_hidden_states=inputs.text,
         audio_encoder_hidden_states=inputs.text.new_zeros(B, 1, text_dim),
-        timestep=token_times(inputs, H * W),
         audio_timestep=inputs.time,
-        sigma=inputs.time,
-        encoder_attention_mask=inputs.text_mask,
-        video_coords=positions,
         audio_num_frames=1,
         isolate_modalities=True,
         use_cross_timestep=True,  # one time per clip, not per token, in the attention that is off
-        return_dict=False,
     )[0]
     return -out.transpose(1, 2).reshape(latent.shape)
 
 
+def predict_both(module: Any, inputs: DenoiserInputs, config: LTX2Config) -> tuple[Tensor, Tensor]:
+    """Return the velocities of picture and sound. What is given, a frame or all of a modality, has time 0."""
+    sound_BNF = inputs.sound.flatten(2).transpose(1, 2)
+    sound_time_BN = torch.where(inputs.sound_mask, inputs.sound_time[:, None], inputs.time.new_zeros(()))
+    picture, sound = module(
+        **_picture(module, inputs),
+        encoder_hidden_states=inputs.text[:, :, : config.text_width],
+        audio_hidden_states=sound_BNF,
+        audio_encoder_hidden_states=inputs.text[:, :, config.text_width :],
+        audio_timestep=sound_time_BN,
+        audio_sigma=inputs.sound_time,
+        audio_encoder_attention_mask=inputs.text_mask,
+        audio_num_frames=sound_BNF.shape[1],
+        # LTX-2 modulates the attention between modalities by its own times, LTX-2.3 by the other's.
+        use_cross_timestep=config.cross_attn_mod,
+    )
+    return -picture.transpose(1, 2).reshape(inputs.latent.shape), -sound.transpose(1, 2)[..., None, None]
+
+
+def _picture(module: Any, inputs: DenoiserInputs) -> dict[str, Any]:
+    """Return the arguments that do not depend on sound."""
+    latent = inputs.latent
+    B, _, T, H, W = latent.shape
+    # Bounds of every token in seconds and pixels; the network's default takes one frame rate for all clips.
+    positions = module.rope.prepare_video_coords(B, T, H, W, latent.device, fps=1.0)
+    positions[:, 0] /= inputs.fps[:, None, None]
+    return {
+        "hidden_states": latent.flatten(2).transpose(1, 2),
+        "timestep": token_times(inputs, H * W),
+        "sigma": inputs.time,
+        "encoder_attention_mask": inputs.text_mask,
+        "video_coords": positions,
+        "return_dict": False,
+    }
+
+
 def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: list[Tensor]) -> EncodedText:
-    """Embed captions: a small network of the pipeline turns the states of all layers into tokens.
+    """Embed captions for the video branch."""
+    tokens, _, mask = _embedded(pipeline, captions, length)
+    return EncodedText(tokens, mask)
+
+
+def encode_both(pipeline: Any, captions: list[str], length: int, _pictures: list[Tensor]) -> EncodedText:
+    """Embed captions for the video branch and for the audio branch, side by side."""
+    tokens, sound_tokens, mask = _embedded(pipeline, captions, length)
+    return EncodedText(torch.cat([tokens, sound_tokens], dim=-1), mask)
+
+
+def _embedded(pipeline: Any, captions: list[str], length: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Embed captions: a small network of the pipeline turns the states of all layers into tokens for each branch.
 
     Captions are padded with learned tokens, of whose number the length must be a multiple.
     """
@@ -57,12 +100,16 @@ def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: list
             remedy=f"use a multiple of {learned}",
         )
     states, mask, *_ = pipeline.encode_prompt(captions, None, False, max_sequence_length=length)
-    tokens, _, mask = pipeline.connectors(states, mask, padding_side=pipeline.tokenizer.padding_side)
-    return EncodedText(tokens, mask)
+    tokens, sound_tokens, mask = pipeline.connectors(states, mask, padding_side=pipeline.tokenizer.padding_side)
+    return tokens, sound_tokens, mask
 
 
 NETWORK = DiffusersNetwork(
     predict,
-    encode_text={"ltx-2": encode_text, "ltx-2.3": encode_text},
-    no_pipeline=lambda _module: "the family's pipeline generates audio too, which is not trained",
+    encode_text={
+        **{"ltx-2": encode_text, "ltx-2.3": encode_text},
+        **{"ltx-2-sound": encode_both, "ltx-2.3-sound": encode_both},
+    },
+    predict_both=predict_both,
+    no_pipeline=lambda _module: "the family's pipeline draws its own noise for the sound; ours makes both",
 )

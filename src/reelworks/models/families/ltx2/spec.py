@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import ClassVar, Self
 
+from pydantic import Field
+
 from reelworks.core.config import Config
 from reelworks.core.errors import UserError
 from reelworks.models import family
@@ -33,12 +35,12 @@ _RELEASE_LAYERS = (
 class LTX2Config(Config):
     """Arguments of diffusers' LTX2VideoTransformer3DModel; defaults are those of LTX-2.
 
-    The network has video and audio branches with attention between them; only the video branch is trained.
+    The network has video and audio branches with attention between them. With `sound`, both are trained, and captions
+    have an embedding for each, side by side; else only the video branch.
     """
 
     patch_size: ClassVar[tuple[int, int, int]] = (1, 1, 1)
     pictures_only: ClassVar[bool] = False
-    conditioning: ClassVar[family.Conditioning] = family.Conditioning(frames=True)
 
     in_channels: int = 128
     out_channels: int = 128
@@ -46,6 +48,7 @@ class LTX2Config(Config):
     attention_head_dim: int = 128
     cross_attention_dim: int = 4096
     audio_in_channels: int = 128
+    audio_out_channels: int = 128
     audio_num_attention_heads: int = 32
     audio_attention_head_dim: int = 64
     audio_cross_attention_dim: int = 2048
@@ -58,24 +61,37 @@ class LTX2Config(Config):
     audio_cross_attn_mod: bool = False
     use_prompt_embeddings: bool = True
     perturbed_attn: bool = False
+    sound: bool = Field(default=False, exclude=True)
+
+    @property
+    def conditioning(self) -> family.Conditioning:
+        """Conditioning of the network."""
+        return family.Conditioning(frames=True, sound=self.sound)
+
+    @property
+    def text_width(self) -> int:
+        """Width of the video branch's part of the embeddings."""
+        return self.caption_channels if self.use_prompt_embeddings else self.cross_attention_dim
 
     @property
     def network(self) -> family.Network:
-        """Names of the network's class, blocks, parameters and files; audio parameters get no gradient."""
+        """Names of the network's class, blocks, parameters and files; without sound, its branch gets no gradient."""
         in_blocks = (
             f"transformer_blocks.{i}.{modality}_" for i in range(self.num_layers) for modality in ("audio", "video")
         )
         return family.Network(
             "LTX2VideoTransformer3DModel",
             ("transformer_blocks",),
-            without_gradient=("audio_", "av_cross_attn_", *in_blocks),
+            without_gradient=() if self.sound else ("audio_", "av_cross_attn_", *in_blocks),
             release_layers=_RELEASE_LAYERS,
             renamed_keys={"prompt_adaln_single": "prompt_adaln"},  # in LTX-2.3
-            sequence=family.SequenceSplit(plan=f"{__package__}.shared_tokens"),
+            sequence=None if self.sound else family.SequenceSplit(plan=f"{__package__}.shared_tokens"),
         )
 
     def fit(self, components: family.ComponentShapes) -> Self:
         """Return a copy with the widths of the components; texts that are not projected must have the network's."""
+        if self.sound:
+            return self._fit_both(components)
         width = self.num_attention_heads * self.attention_head_dim
         if not self.use_prompt_embeddings and components.text_dim != width:
             raise UserError(
@@ -88,6 +104,27 @@ class LTX2Config(Config):
         text_dim = components.text_dim if self.use_prompt_embeddings else self.caption_channels
         channels = components.latent_channels
         return self.model_copy(update={"in_channels": channels, "out_channels": channels, "caption_channels": text_dim})
+
+    def _fit_both(self, components: family.ComponentShapes) -> Self:
+        """Return what `fit` does, for embeddings that consist of a part for each branch."""
+        own = (self.cross_attention_dim, self.audio_cross_attention_dim)
+        widths = (components.text_dim // 2,) * 2 if self.use_prompt_embeddings else own
+        if sum(widths) != components.text_dim:
+            raise UserError(
+                f"this model takes text embeddings for picture and sound side by side, {sum(own)} wide in all",
+                code="text-width-differs",
+                field="text_encoder.dim",
+                value=components.text_dim,
+                remedy="choose the text encoder that the model was trained with, or an even width for a projected one",
+            )
+        channels, features = components.latent_channels, components.sound_features or self.audio_in_channels
+        return self.model_copy(
+            update={
+                **{"in_channels": channels, "out_channels": channels},
+                **{"audio_in_channels": features, "audio_out_channels": features},
+                "caption_channels": widths[0] if self.use_prompt_embeddings else self.caption_channels,
+            }
+        )
 
 
 _GATED = {
@@ -103,6 +140,7 @@ _TINY = LTX2Config(
     attention_head_dim=16,
     cross_attention_dim=32,
     audio_in_channels=4,
+    audio_out_channels=4,
     audio_num_attention_heads=2,
     audio_attention_head_dim=8,
     audio_cross_attention_dim=16,
@@ -122,6 +160,8 @@ _autoencoder = partial(
     (8, 1),
     signs=("per_channel_statistics.mean-of-means", "latents_mean"),
 )
+# Stereo of 16 kHz, as spectrograms of 64 bands a hundredth of a second apart; a latent frame covers four.
+_sound = family.PublishedSound(16_000, 2, 640, 128, parameters=0, module=f"{__package__}.sound")
 _GEMMA = family.TextNetwork("text_encoder", "gemma3_text", 262_208)
 FAMILY = family.Family(
     name="ltx-2",
@@ -133,8 +173,25 @@ FAMILY = family.Family(
             parts=family.Parts("ltx-2.3", "ltx-2.3"),
             release=_release("diffusers/LTX-2.3-Diffusers"),
         ),
+        "ltx-2-sound": _preset(
+            LTX2Config(sound=True),
+            parts=family.Parts("ltx-2", "ltx-2-sound"),
+            sound="ltx-2",
+            release=_release("Lightricks/LTX-2", architecture="ltx-2"),
+        ),
+        "ltx-2.3-sound": _preset(
+            LTX2Config(sound=True).model_copy(update=_GATED),
+            parts=family.Parts("ltx-2.3", "ltx-2.3-sound"),
+            sound="ltx-2.3",
+            release=_release("diffusers/LTX-2.3-Diffusers", architecture="ltx-2.3"),
+        ),
         # The options of both releases together.
         "ltx-2-tiny": _preset(_TINY.model_copy(update=_GATED | {"use_prompt_embeddings": True})),
+        "ltx-2-sound-tiny": _preset(
+            _TINY.model_copy(update=_GATED | {"use_prompt_embeddings": True, "sound": True, "num_layers": 2}),
+            parts=family.Parts("ltx-2", "ltx-2-sound"),
+            sound="ltx-2",
+        ),
     },
     autoencoders={
         "ltx-2": _autoencoder(parameters=1_222_479_601, config={"decoder_spatio_temporal_scaling": (True,) * 3}),
@@ -143,5 +200,13 @@ FAMILY = family.Family(
     text_encoders={
         "ltx-2": family.PublishedText("LTX2Pipeline", 3840, 1024, parameters=13_618_800_240, networks=(_GEMMA,)),
         "ltx-2.3": family.PublishedText("LTX2Pipeline", 4096, 1024, parameters=15_359_552_624, networks=(_GEMMA,)),
+        # Embeddings for the video branch and for the audio branch, side by side.
+        "ltx-2-sound": family.PublishedText(
+            "LTX2Pipeline", 2 * 3840, 1024, parameters=13_618_800_240, networks=(_GEMMA,)
+        ),
+        "ltx-2.3-sound": family.PublishedText(
+            "LTX2Pipeline", 4096 + 2048, 1024, parameters=15_359_552_624, networks=(_GEMMA,)
+        ),
     },
+    sound_encoders={"ltx-2": _sound, "ltx-2.3": _sound},
 )

@@ -1,0 +1,78 @@
+"""A clip with sound is trained, from its file or from the store, whatever of it is generated and given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import av
+import children
+import pytest
+import sound_clips
+
+from reelworks.catalog import probe
+from reelworks.encoders.store import EncodedStore
+from reelworks.run import events
+from reelworks.run.folder import RunFolder
+
+Recipe = dict[str, Any]
+
+
+def losses(recipe: Recipe) -> list[float]:
+    """Train a recipe, and return the losses of its steps and validations."""
+    assert children.train(recipe) == [0], children.output(recipe)
+    file = RunFolder(Path(recipe["output"])).events_file
+    return [e["loss"] for kind in ("step", "validation") for e in events.read(file, kind)]
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Callable[..., Recipe]:
+    """Make a recipe of clips with sound; keyword arguments are tables that replace the defaults' keys."""
+    folder = tmp_path / "clips"
+    folder.mkdir()
+    for i in range(2):
+        sound_clips.write(folder / f"{i}.mp4", seconds=1.0, events=[0.1 + 0.3 * i, 0.7])
+        (folder / f"{i}.txt").write_text(f"clip {i}")
+
+    def make(output: str = "run", **changes: Any) -> Recipe:
+        values: Recipe = {
+            "version": 1,
+            "output": str(tmp_path / output),
+            "seed": 7,
+            "dataset": [{"path": str(folder)}],
+            "bucket": [{"resolution": "32x32", "num_frames": 12, "batch_size": 2}],
+            "data": {"num_workers": 0, "clip_start": "start", "fps": 24.0},
+            "model": {"name": "ltx-2-sound-tiny"},
+            "autoencoder": {"stride": 16},
+            "text_encoder": {"dim": 32, "max_length": 4, "pooled_dim": 0},
+            "sound": {"sample_rate": 400},  # 16 numbers for each latent frame
+            "precision": {"compute": "float32"},
+            "train": {"max_steps": 3, "learning_rate": 1e-2, "threads": 1},
+        }
+        return values | {key: values.get(key, {}) | change for key, change in changes.items()}
+
+    return make
+
+
+def test_a_clip_with_sound_is_learned_and_heard_in_previews(recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+    """The loss of picture and sound falls, and each preview has as much sound as picture."""
+    samples = {"prompts": ["clip 0"], "every_steps": 40, "num_inference_steps": 2}
+    changes = {"train": {"max_steps": 40}, "objective": {"caption_dropout": 0.0}, "samples": samples}
+    found = losses(recipe(**changes))
+    assert sum(found[-10:]) / 10 < 0.6 * sum(found[:3]) / 3
+    (preview,) = (tmp_path / "run").rglob("*.mp4")
+    with av.open(str(preview)) as file:
+        heard = sum(frame.samples / frame.sample_rate for frame in file.decode(audio=0))
+    assert heard == pytest.approx(12 / 24, abs=0.15)
+    assert probe.probe(preview).num_frames == 12
+
+
+def test_losses_from_the_store_are_those_of_live_encoding(recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+    """With each of the modes: both generated, and either given."""
+    modes = {"modes": {"sound": 0.4, "video": 0.4}}
+    live = losses(recipe("live", sound=modes))
+    assert losses(recipe("stored", sound=modes, encode={"store": True})) == live
+    kinds = EncodedStore.open(tmp_path / "encoded").table().column("kind").to_pylist()
+    assert sorted(set(kinds)) == ["latent", "sound", "text"]
+    assert kinds.count("sound") == 2

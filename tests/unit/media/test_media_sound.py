@@ -1,0 +1,130 @@
+"""Sound is read from the time of a clip's first frame on, at the rate that a model wants."""
+
+from fractions import Fraction
+
+import media_makers
+import numpy as np
+import pytest
+import sound_clips
+
+from reelworks.catalog import probe
+from reelworks.catalog.frame_times import read as read_times
+from reelworks.core.shape import Shape
+from reelworks.media import decode, sound
+from reelworks.media.decode import MediaError, Request
+from reelworks.media.decode_pool import DecodePool, Failure
+from reelworks.media.sound import SoundRequest, SoundSpec
+
+RATE, FPS = 16_000, 24
+EVENTS = [0.5, 2.5, 5.0, 7.5, 9.75]
+FILES = {
+    "aac.mp4": {},
+    "later.mp4": {"offset": 3.0},
+    "pcm.mkv": {"audio": "pcm_s16le", "rate": 48_000, "channels": 1},
+    "opus.webm": {"video": "libvpx-vp9", "audio": "libopus", "rate": 48_000},
+    "broadcast.ts": {"offset": 1.4},
+    "ntsc.mp4": {"fps": 30_000 / 1001},
+}
+
+
+def request(path, frames, *, rate=RATE, channels=2, fps=FPS, silence=False, **changes):
+    clip = Request(path, False, Shape(frames, sound_clips.SIZE, sound_clips.SIZE), **changes)
+    return SoundRequest(clip, rate, channels, int(frames * clip.step / fps * rate), silence)
+
+
+def beeps(samples, rate=RATE):
+    """Seconds at which a tone begins."""
+    window = rate // 200
+    loud = np.convolve(np.abs(samples[:, 0].astype(float)), np.ones(window) / window, "same") > 3000
+    return sound_clips.onsets(loud, rate)
+
+
+def flashes(frames, fps):
+    return sound_clips.onsets(frames.mean((1, 2, 3)) > 128, fps)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_picture_and_sound_drift_by_less_than_a_frame(tmp_path, name):
+    """Over 10 s, and in a part of the file that begins anywhere: each flash has its beep."""
+    path, fps = tmp_path / name, FILES[name].get("fps", FPS)
+    sound_clips.write(path, seconds=10, events=EVENTS, **FILES[name])
+    for frames, draw in ((round(10 * fps), 0.0), (round(4 * fps), 0.63)):
+        asked = request(path, frames, fps=fps, first_frame_draw=draw)
+        seen, heard = flashes(decode.load(asked.clip), fps), beeps(sound.load(asked))
+        assert len(seen) == len(heard) >= 2
+        assert np.abs(seen - heard).max() < 1 / fps
+
+
+def test_thinned_frames_keep_their_sound(tmp_path):
+    """Every second frame of a clip lasts twice as long, and so does what is heard."""
+    path = tmp_path / "clip.mp4"
+    sound_clips.write(path, seconds=10, events=EVENTS)
+    asked = request(path, 120, step=2.0)
+    samples = sound.load(asked)
+    assert len(samples) == 10 * RATE
+    np.testing.assert_allclose(beeps(samples), flashes(decode.load(asked.clip), FPS / 2), atol=1 / FPS)
+
+
+def test_a_range_of_a_file_and_a_known_place_begin_with_their_frames(tmp_path):
+    path = tmp_path / "clip.mp4"
+    sound_clips.write(path, seconds=10, events=EVENTS)
+    asked = request(path, 48, first_frame=48, num_frames=48)
+    whole, part = sound.load(request(path, 240)), sound.load(asked)
+    # Each reading begins at a whole sample of the new rate, at most half of one beside the other's: 2300 of this tone.
+    assert np.abs(whole[2 * RATE : 4 * RATE].astype(int) - part).max() < 2300
+    spot = decode.spot(asked.clip, read_times(path), interlaced=False)
+    known = request(path, 48, first_frame=48, num_frames=48, spot=spot)
+    assert np.array_equal(sound.load(known), part)
+
+
+def test_sound_that_begins_late_or_ends_early_is_silent_there(tmp_path):
+    path = tmp_path / "late.mp4"
+    sound_clips.write(path, seconds=2, events=[1.0], late=0.75)
+    samples = sound.load(request(path, 72, short_clips="hold"))
+    assert len(samples) == 3 * RATE
+    assert not samples[: RATE // 2].any()
+    assert not samples[int(2.2 * RATE) :].any()
+    assert beeps(samples) == pytest.approx([1.0], abs=0.01)
+
+
+def test_mono_is_copied_and_stereo_is_mixed(tmp_path):
+    one, two = tmp_path / "one.mkv", tmp_path / "two.mkv"
+    for path, channels in ((one, 1), (two, 2)):
+        sound_clips.write(path, seconds=1, events=[0.5], channels=channels, audio="pcm_s16le")
+    as_two, as_one = sound.load(request(one, 24)), sound.load(request(two, 24, channels=1))
+    assert np.array_equal(as_two[:, 0], as_two[:, 1])
+    assert as_two.max() == pytest.approx(0.8 * 32767, rel=0.02)
+    assert as_one.shape == (RATE, 1)
+    assert as_one.max() == pytest.approx(0.8 * 32767, rel=0.02)
+
+
+def test_a_file_without_sound_is_refused_or_silent(tmp_path):
+    path = tmp_path / "mute.mp4"
+    media_makers.write(path, np.zeros((24, 64, 64, 3), np.uint8))
+    assert probe.probe(path).sound == ""
+    with pytest.raises(MediaError, match="has no sound"):
+        sound.load(request(path, 24))
+    assert not sound.load(request(path, 24, silence=True)).any()
+
+
+def test_workers_deliver_the_same_samples(tmp_path):
+    path = tmp_path / "clip.mp4"
+    sound_clips.write(path, seconds=1, events=[0.5])
+    assert probe.probe(path).sound == "aac"
+    asked, pool = request(path, 24), DecodePool(0, 60)
+    try:
+        place = pool.array((1, RATE, 4))
+        pool.submit(asked, place.slot(0)).result()
+        lost = pool.submit(request(tmp_path / "none.mp4", 24)).result()
+    finally:
+        pool.close()
+    assert np.array_equal(place.array[0].view(np.int16), sound.load(asked))
+    assert isinstance(lost, Failure)
+
+
+def test_latents_of_sound_follow_from_frames_and_rate():
+    """As the family's pipeline counts them: duration times 25, rounded."""
+    spec = SoundSpec(RATE, 2, 640, 24.0)
+    for frames in (1, 9, 97, 121, 257):
+        assert spec.latents(frames) == max(round(Fraction(frames * 25, 24)), 1)
+        assert spec.samples(frames) == 640 * spec.latents(frames)
