@@ -158,6 +158,7 @@ def generate(
         Conditions(begin, loop, begin_frames),
         {name: conditions.companion(path, shape, f"--{name}") for name, path in companions.items() if path},
         None if sampler is None else sampler.value,
+        sampled.guided_channels,
     )
     load_run.require(recipe, options)
     # Load the step whose recipe was read: a run in progress may have saved again meanwhile.

@@ -45,6 +45,7 @@ class GenerateOptions:
     companions: Mapping[str, NDArray[np.uint8]] = field(default_factory=dict)
     # "pipeline" for the family's in diffusers, "own" for ours; None uses the pipeline if possible.
     sampler: Literal["own", "pipeline"] | None = None
+    guided_channels: int | None = None  # latent channels to which iddpm applies guidance, the first; None guides all
 
     def __post_init__(self) -> None:
         if not 0 < self.fps <= MAX_FPS:
@@ -184,7 +185,13 @@ def _sample(
     steps, scale = options.num_inference_steps, options.guidance_scale
     if objective.name == "iddpm":
         return diffusion.sample_iddpm(
-            network, start, num_steps=steps, guidance_scale=scale, step_noise=lambda step: draw_noise(), edit=edit
+            network,
+            start,
+            num_steps=steps,
+            guidance_scale=scale,
+            step_noise=lambda step: draw_noise(),
+            guided_channels=options.guided_channels,
+            edit=edit,
         )
     if objective.name in PREDICTIONS:
         assert edit is None, "families of this objective make pictures alone"

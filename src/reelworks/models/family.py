@@ -136,6 +136,8 @@ class SamplingDefaults(NamedTuple):
 
     guidance_scale: float
     num_inference_steps: int
+    # Number of latent channels, the first, to which the objective iddpm applies guidance; None if to all.
+    guided_channels: int | None = None
 
 
 @dataclass(frozen=True)

@@ -53,6 +53,7 @@ def options(data: RecipeData) -> GenerateOptions | None:
         recipe.seed,
         Conditions(reference),
         {name: conditions.companion(Path(file), shape, f"samples.{name}") for name, file in c.companions.items()},
+        guided_channels=sampled.guided_channels,
     )
 
 

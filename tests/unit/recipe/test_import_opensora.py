@@ -303,10 +303,10 @@ def test_the_density_of_timesteps(tmp_path: Path) -> None:
     assert (recipe.objective.logit_mean, recipe.objective.logit_std) == (0.0, 1.0)
     told = {line.key: (line.fate, line.remark) for line in made.lines}
     assert told["scheduler.loc"] == (Fate.NOT_NEEDED, "iddpm has no such setting")
-    assert told["scheduler.cfg_channel"] == (
-        Fate.NOT_THERE_YET,
-        "generate and previews apply guidance to all channels",
-    )
+    assert told["scheduler.cfg_channel"] == (Fate.CONVERTED, "samples.guided_channels = 3")
+    assert recipe.samples.guided_channels == 3
+    made, recipe = convert(tmp_path, text + scheduler.format("iddpm").replace("3)", "None)"))
+    assert recipe.samples.guided_channels == 4  # all of them, as upstream without a number
 
 
 def test_1_1(tmp_path: Path) -> None:

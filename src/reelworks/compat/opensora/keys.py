@@ -24,6 +24,7 @@ _SUPPORTED = {
     "text_encoder": {"t5": ("t5", "DeepFloyd/t5-v1_1-xxl")},
 }
 _FRAMES_OF_A_CHUNK = 17
+_CHANNELS = 4  # of the latents of 1.1 and 1.2
 _SECTIONS = ("dataset", "model", "vae", "ae", "text_encoder", "t5", "clip", "scheduler", "optim", "lr_scheduler")
 _MODELS = {"STDiT3-XL/2": "stdit3-xl", "STDiT3-3B/2": "stdit3-3b", "STDiT2-XL/2": "stdit2-xl"}
 _OBJECTIVES = {"rflow": "rectified-flow", "iddpm": "iddpm"}
@@ -173,9 +174,10 @@ def _scheduler_type(value: Any, draft: Draft) -> Told:
 
 
 def _cfg_channel(value: Any, draft: Draft) -> Told:
-    if draft.type_of("scheduler") == "iddpm":
-        return Fate.NOT_THERE_YET, "generate and previews apply guidance to all channels"
-    return Fate.NOT_NEEDED, "rectified flow has no such key"
+    """Convert the channels that guidance changes in previews; without a number, upstream guides all."""
+    if draft.type_of("scheduler") != "iddpm":
+        return Fate.NOT_NEEDED, "rectified flow has no such key"
+    return Fate.CONVERTED, draft.set("samples.guided_channels", value or _CHANNELS)
 
 
 _FEATURES = "stored latents and embeddings are not supported; clips are encoded during training"
