@@ -159,6 +159,7 @@ def generate(
         {name: conditions.companion(path, shape, f"--{name}") for name, path in companions.items() if path},
         None if sampler is None else sampler.value,
         sampled.guided_channels,
+        sampled.image_guidance_scale,
     )
     load_run.require(recipe, options)
     # Load the step whose recipe was read: a run in progress may have saved again meanwhile.

@@ -19,7 +19,7 @@ _UNKNOWN = Shape(17, 64, 96)  # for a run whose plan was removed
 
 
 def sampled(recipe: Recipe) -> SamplingDefaults:
-    """Return guidance scale, steps and guided channels: those of the recipe's previews, else the defaults of its model.
+    """Return how a model is sampled: as the recipe says of its previews, else by the defaults of its model.
 
     The default of guided channels is meant for the latents of the model's published autoencoder, and no others.
     """
@@ -29,6 +29,7 @@ def sampled(recipe: Recipe) -> SamplingDefaults:
         asked.guidance_scale or usual.guidance_scale,
         asked.num_inference_steps or usual.num_inference_steps,
         asked.guided_channels or (usual.guided_channels if as_published else None),
+        asked.image_guidance_scale or usual.image_guidance_scale,
     )
 
 

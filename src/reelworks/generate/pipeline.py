@@ -46,6 +46,8 @@ class GenerateOptions:
     # "pipeline" for the family's in diffusers, "own" for ours; None uses the pipeline if possible.
     sampler: Literal["own", "pipeline"] | None = None
     guided_channels: int | None = None  # latent channels to which iddpm applies guidance, the first; None guides all
+    # Guidance by condition frames, for networks that get them beside the noise; None or 1 means none.
+    image_guidance_scale: float | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.fps <= MAX_FPS:
@@ -131,43 +133,59 @@ def _generate_one(
     pictures = companions["source"][:, 0].expand(2, -1, -1, -1) if "source" in companions else None
     text = encoder.texts([prompt, prompt], [False, True], pictures)
     conditioning: dict[str, Tensor] = {}
+    without_text = torch.tensor([False, True], device=device)
     embeds_guidance = encoder.conditioning.guidance == "embedded"
     guidance = torch.full((2,), options.guidance_scale if embeds_guidance else 1.0, device=device)
     if embeds_guidance:
         options = dataclasses.replace(options, guidance_scale=1.0)
 
-    def network(z_2B: Tensor, t_2B: Tensor, frame_mask_2B: Tensor | None) -> Tensor:
-        n = len(z_2B)
-        frames = torch.ones(n, latent_shape[0], dtype=torch.bool, device=device)
+    given_1N: Tensor | None = None  # True for condition frames that the network gets beside the noise
+
+    def predict(z_B: Tensor, t_B: Tensor, frame_mask_BN: Tensor, rows: slice = slice(None)) -> Tensor:
+        n = len(z_B)
         return boundary(
             DenoiserInputs(
-                latent=z_2B,
-                time=t_2B.float(),
-                text=text.tokens,
-                text_mask=text.mask,
-                pooled=text.pooled,
-                guidance=guidance,
-                frame_mask=frames if frame_mask_2B is None else frame_mask_2B,
+                latent=z_B,
+                time=t_B.float(),
+                text=text.tokens[rows],
+                text_mask=text.mask[rows],
+                pooled=text.pooled[rows],
+                guidance=guidance[rows],
+                frame_mask=frame_mask_BN,
                 fps=torch.full((n,), options.fps, device=device),
                 height=torch.full((n,), float(shape.height), device=device),
                 width=torch.full((n,), float(shape.width), device=device),
-                drop_text=torch.arange(n, device=device) >= n // 2,
+                drop_text=without_text[rows],
                 **{name: value.expand(n, *value.shape[1:]) for name, value in conditioning.items()},
             )
         )
+
+    def network(z_2B: Tensor, t_2B: Tensor, frame_mask_2B: Tensor | None) -> Tensor:
+        all_2N = torch.ones(2, latent_shape[0], dtype=torch.bool, device=device)
+        if given_1N is None:
+            return predict(z_2B, t_2B, all_2N if frame_mask_2B is None else frame_mask_2B)
+        output = predict(z_2B, t_2B, all_2N & ~given_1N)
+        if (scale := options.image_guidance_scale or 1.0) == 1.0:
+            return output
+        without_both = predict(z_2B[1:], t_2B[1:], all_2N[1:], slice(1, None))
+        return flow.guided_by_frames(output, without_both, scale)
 
     def draw_noise() -> Tensor:
         size = (1, encoder.autoencoder.latent_channels, *latent_shape)
         return torch.randn(size, generator=generator, device=device)
 
     def clip(reference: conditions.Frames | None) -> conditions.Frames:
+        nonlocal given_1N
         start, edit = draw_noise(), None
         first = np.zeros((1, shape.height, shape.width, 3), np.uint8) if reference is None else reference
         frame = torch.from_numpy(np.array(first[:1]))
         conditioning.update(encode_conditioning(encoder, start, companions, frame, shape.num_frames))
         if reference is not None and encoder.conditioning.first_frame is None:
-            start, ratio = conditions.begin(encoder, start, reference)
-            edit = Edit(ratio, lambda step: draw_noise())
+            begun, ratio = conditions.begin(encoder, start, reference)
+            if encoder.conditioning.frames_beside_noise:
+                given_1N, conditioning["condition"] = ratio == 0, begun
+            else:
+                start, edit = begun, Edit(ratio, lambda step: draw_noise())
         latent = _sample(network, start, objective, options, draw_noise, edit)
         return encoder.frames(latent, shape.num_frames)[0].cpu().numpy()
 
@@ -201,12 +219,17 @@ def _sample(
         output = network(z_2B, t_2B, frame_mask_2B)
         return rectified_flow.velocity_from(output, z_2B, t_2B.float(), objective.prediction)
 
-    shift = timestep_shift(objective, options.shape, start.shape[2])
+    shift = timestep_shift(objective, options.shape, (start.shape[2], start.shape[3], start.shape[4]))
     return flow.sample_flow(velocity, start, num_steps=steps, guidance_scale=scale, shift=shift, edit=edit)
 
 
-def timestep_shift(objective: ObjectiveConfig, shape: Shape, latent_frames: int) -> float:
-    """Return the ratio by which an objective shifts the timesteps of a shape."""
+def timestep_shift(objective: ObjectiveConfig, shape: Shape, latent: tuple[int, int, int]) -> float:
+    """Return the ratio by which an objective shifts the timesteps of a shape, whose latents have these sizes."""
     return timesteps.shift_ratio(
-        objective, height=shape.height, width=shape.width, num_frames=shape.num_frames, latent_frames=latent_frames
+        objective,
+        height=shape.height,
+        width=shape.width,
+        num_frames=shape.num_frames,
+        latent_frames=latent[0],
+        latent_area=latent[1] * latent[2],
     )

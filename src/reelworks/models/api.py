@@ -44,8 +44,12 @@ class DenoiserInputs:
     # `[B, 4]` height and width of the file before resizing, and top and left of the crop after it, in pixels; by
     # default those of a file that is neither resized nor cropped.
     crop: Tensor = None  # type: ignore[assignment]
+    # `[B, C, T, H, W]` clean latents, of which the network sees the condition frames; C is 0 if there are none.
+    condition: Tensor = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
+        if self.condition is None:
+            object.__setattr__(self, "condition", self.latent[:, :0])
         if self.crop is None:
             zeros = torch.zeros_like(self.height)
             object.__setattr__(self, "crop", torch.stack([self.height, self.width, zeros, zeros], dim=1))
@@ -63,7 +67,7 @@ INPUT_ROLES: dict[str, Role] = {
     **dict.fromkeys(("text", "pooled"), Role.TEXT),
     **dict.fromkeys(("text_mask", "frame_mask", "drop_text"), Role.MASK),
     **dict.fromkeys(("guidance", "fps", "height", "width", "crop"), Role.GEOMETRY),
-    **dict.fromkeys(("control", "source", "first_frame", "image"), Role.CONDITION),
+    **dict.fromkeys(("control", "source", "first_frame", "image", "condition"), Role.CONDITION),
 }
 
 

@@ -46,7 +46,7 @@ def objective_of_step(
     low = clips = 0.0
     for bucket, count in loader.batches_of_row(plan, row):
         shape = table.buckets[bucket].shape
-        ratio = _shift_ratio(objective, shape, geometry.latent(shape)[0])
+        ratio = _shift_ratio(objective, shape, geometry.latent(shape))
         share = timesteps.share_below(switch, objective, ratio)
         low += count * share
         clips += count
@@ -55,9 +55,14 @@ def objective_of_step(
     return objective.model_copy(update={"timestep_range": timestep_range})
 
 
-def _shift_ratio(config: ObjectiveConfig, shape: Shape, latent_frames: int) -> float:
+def _shift_ratio(config: ObjectiveConfig, shape: Shape, latent: tuple[int, int, int]) -> float:
     return timesteps.shift_ratio(
-        config, height=shape.height, width=shape.width, num_frames=shape.num_frames, latent_frames=latent_frames
+        config,
+        height=shape.height,
+        width=shape.width,
+        num_frames=shape.num_frames,
+        latent_frames=latent[0],
+        latent_area=latent[1] * latent[2],
     )
 
 
@@ -83,16 +88,16 @@ def _words(work: MicroBatchRequest, seed: int) -> U64:
     return hash_rng.hash64(seed, work.epoch, work.uids, work.draw_copies)
 
 
-def draw(work: MicroBatchRequest, config: ObjectiveConfig, *, seed: int, latent_frames: int) -> Choices:
-    """Draw timesteps, frame masks and dropped captions for the clips of a micro-batch."""
+def draw(work: MicroBatchRequest, config: ObjectiveConfig, *, seed: int, latent: tuple[int, int, int]) -> Choices:
+    """Draw timesteps, frame masks and dropped captions for the clips of a micro-batch, whose latents have these sizes."""
     words_B = _words(work, seed)
     uniform_B = torch.from_numpy(hash_rng.uniform(hash_rng.extend(words_B, Purpose.TIMESTEP)))
-    ratio = _shift_ratio(config, work.shape, latent_frames)
+    ratio = _shift_ratio(config, work.shape, latent)
     unshifted_B, time_B = objectives.from_config(config).times(uniform_B, ratio)
     return Choices(
         unshifted_B,
         time_B,
-        frame_masks.draw_frame_mask(config.mask_ratios, latent_frames, hash_rng.extend(words_B, Purpose.MASK)),
+        frame_masks.draw_frame_mask(config.mask_ratios, latent[0], hash_rng.extend(words_B, Purpose.MASK)),
         _dropped(words_B, config),
     )
 
@@ -109,8 +114,9 @@ class Example:
         inputs: Inputs of the model, with noised latents.
         x0: `[B, C, T, H, W]` clean latents.
         noise: `[B, C, T, H, W]` noise that was added.
-        generated_share: `[B]` share of latent frames that are generated.
+        generated_share: `[B]` share of latent frames that count in the loss.
         counts: `[B]` True for a clip that counts in the loss.
+        trained_frames: `[B, T]` True for a latent frame that counts in the loss.
         loss_weight: `[B, T, H, W]` weight of each latent element in its clip's loss; None if all weights are equal.
     """
 
@@ -119,20 +125,21 @@ class Example:
     noise: Tensor
     generated_share: Tensor
     counts: Tensor
+    trained_frames: Tensor
     loss_weight: Tensor | None = None
 
     def losses(self, output_BCTHW: Tensor, config: ObjectiveConfig) -> Tensor:
         """Return the loss of each clip, `[B]`, for the model's output."""
         i = self.inputs
         return objectives.from_config(config).losses(
-            output_BCTHW, i.latent, self.x0, self.noise, i.time, i.frame_mask, self.loss_weight
+            output_BCTHW, i.latent, self.x0, self.noise, i.time, self.trained_frames, self.loss_weight
         )
 
     def distances(self, output_BCTHW: Tensor, base_BCTHW: Tensor, config: ObjectiveConfig) -> Tensor:
         """Return the loss of each clip, `[B]`, with the base model's output as the target."""
         i = self.inputs
         difference = output_BCTHW.float() - base_BCTHW.float()
-        return objectives.from_config(config).of_error(difference, i.time, i.frame_mask, self.loss_weight)
+        return objectives.from_config(config).of_error(difference, i.time, self.trained_frames, self.loss_weight)
 
 
 def normal(shape: tuple[int, ...], seeds: U64, device: torch.device) -> Tensor:
@@ -183,7 +190,7 @@ def training_example(
     """Encode a micro-batch, unless that is done, and draw its timesteps, noise, masks and caption dropout."""
     words_B = _words(batch.work, seed)
     encoded = encoded or _encode(batch, encoder, _dropped(words_B, config))
-    drawn = draw(batch.work, config, seed=seed, latent_frames=encoded.latent.shape[2])
+    drawn = draw(batch.work, config, seed=seed, latent=tuple(encoded.latent.shape[2:]))
     return _example(batch, encoder, config, encoded, drawn, hash_rng.extend(words_B, Purpose.NOISE))
 
 
@@ -222,8 +229,12 @@ def _example(
     noise = normal(tuple(x0.shape[1:]), noise_seeds, device)
     text = encoded.text
     fps = to_device(torch.tensor(work.fps, dtype=torch.float32), device)
+    conditions = dict(encoded.conditions)
+    noised = frame_mask
+    if encoder.conditioning.frames_beside_noise:
+        noised, conditions["condition"] = torch.ones_like(frame_mask), x0
     inputs = DenoiserInputs(
-        latent=objectives.from_config(config).noised(x0, noise, time, frame_mask),
+        latent=objectives.from_config(config).noised(x0, noise, time, noised),
         time=time,
         text=text.tokens.expand(n, -1, -1),
         text_mask=text.mask.expand(n, -1),
@@ -235,7 +246,7 @@ def _example(
         width=torch.full((n,), float(work.shape.width), device=device),
         crop=to_device(_crop(work, config), device).expand(n, -1),
         drop_text=to_device(torch.from_numpy(drawn.drop_text), device),
-        **{name: value.expand(n, *value.shape[1:]) for name, value in encoded.conditions.items()},
+        **{name: value.expand(n, *value.shape[1:]) for name, value in conditions.items()},
     )
     counts = to_device(batch.is_valid, device).expand(n)
     weight = None
@@ -243,5 +254,5 @@ def _example(
         mask = to_device(batch.companions["loss_mask"], device)
         weight = conditioning.weights(mask, encoder.autoencoder.geometry).expand(n, -1, -1, -1)
         # A mask may cover conditioning frames only: such a clip has no loss, and no weight in the step.
-        counts = counts & (weight.amax(dim=(2, 3)) * frame_mask).any(dim=1)
-    return Example(inputs, x0, noise, frame_mask.float().mean(dim=1), counts, weight)
+        counts = counts & (weight.amax(dim=(2, 3)) * noised).any(dim=1)
+    return Example(inputs, x0, noise, noised.float().mean(dim=1), counts, noised, weight)

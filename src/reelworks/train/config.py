@@ -260,6 +260,12 @@ class SamplesConfig(Config):
     guidance_scale: float | None = Field(
         None, ge=1, description="strength of the prompt; 1 is no guidance; default: usual value of the model"
     )
+    image_guidance_scale: float | None = Field(
+        None,
+        ge=1,
+        description="strength of the reference, for Open-Sora 2.0, which then predicts once more without it; 1 is no "
+        "guidance; default: usual value of the model",
+    )
     guided_channels: int | None = Field(
         None,
         ge=1,

@@ -54,6 +54,7 @@ def options(data: RecipeData) -> GenerateOptions | None:
         Conditions(reference),
         {name: conditions.companion(Path(file), shape, f"samples.{name}") for name, file in c.companions.items()},
         guided_channels=sampled.guided_channels,
+        image_guidance_scale=sampled.image_guidance_scale,
     )
 
 
