@@ -8,9 +8,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from reelworks.models import components, identify, registry
 from reelworks.models.config import ModelConfig
@@ -26,7 +26,7 @@ _PAGE_HEAD = """# Models
 Each row is a family, with the names that `model.name` takes. All of them pass the same checks
 (`tests/contract/`): shapes, gradients, dtypes, sharding on two processes, state dicts, LoRA, generation, and
 learning one clip by heart. What the table says was found by running them. *Is shown* says what a network sees of a
-clip beside its noise: a `control` or a `source` of the `[[dataset]]`, without brackets where it cannot do without; or
+clip beside its noise: a `control` or a `source` of the `[[dataset]]`, × the most of a clip, without brackets where it cannot do without; or
 the clip's own first frame, and what an image encoder (`model.image_encoder`) says of it. All take a `loss_mask`.
 *Frames per second* is the published rate, which `data.fps = "model"` stands for.
 
@@ -59,7 +59,7 @@ def features(name: str) -> Features:
     denoiser, inputs = contract.build(name), contract.example(contract.shapes(name)[-1], name)
     answer = denoiser.predict(inputs)
 
-    def feels(**changes: Tensor) -> bool:
+    def feels(**changes: Any) -> bool:
         return not torch.equal(answer, denoiser.predict(dataclasses.replace(inputs, **changes)))
 
     given = inputs.frame_mask.clone()
@@ -71,9 +71,10 @@ def features(name: str) -> Features:
         guidance=feels(guidance=3 * inputs.guidance),
         shown=tuple(
             key
-            for key in ("control", "source", "first_frame", "image")
+            for key in ("control", "first_frame", "image")
             if (value := getattr(inputs, key)).shape[1] and feels(**{key: -value})
-        ),
+        )
+        + (("source",) if feels(sources=tuple(-value for value in inputs.sources)) else ()),
     )
 
 
@@ -123,9 +124,9 @@ def _presets(name: str) -> list[str]:
     return [other for other in registry.PRESETS if _kind(other) == _kind(name)]
 
 
-def _kind(name: str) -> tuple[type, object, object]:
+def _kind(name: str) -> tuple[object, ...]:
     wants = components.conditioning(ModelConfig(name=name))
-    return type(registry.PRESETS[name].config), wants.takes, wants.first_frame
+    return type(registry.PRESETS[name].config), wants.takes, wants.most_sources, wants.first_frame
 
 
 def _beside(presets: list[str], wants: Mapping[str, Conditioning], found: tuple[str, ...]) -> str:
@@ -139,7 +140,9 @@ def _beside(presets: list[str], wants: Mapping[str, Conditioning], found: tuple[
         elif key == "first_frame":
             cells.append("its first frame")
         else:
-            cells.append(f"`{key}`" if key in wants[presets[0]].needs else f"(`{key}`)")
+            most = wants[presets[0]].most_sources if key == "source" else 1
+            name = f"`{key}`" + f" × {most}" * (most > 1)
+            cells.append(name if key in wants[presets[0]].needs else f"({name})")
     return ", ".join(cells) or "no"
 
 

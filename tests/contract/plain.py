@@ -40,7 +40,7 @@ def _picture(x0, noise, i):
     return _blend(x0, noise, i.time)[:, :, 0], (noise - x0)[:, :, 0]
 
 
-def flux(module, x0, noise, i, beside=None, behind=None):
+def flux(module, x0, noise, i, beside=None, behind=()):
     x_t, target = _picture(x0, noise, i)
     B, C, H, W = x_t.shape
     pipeline = diffusers.FluxKontextPipeline
@@ -48,8 +48,8 @@ def flux(module, x0, noise, i, beside=None, behind=None):
     places = pipeline._prepare_latent_image_ids(B, H // 2, W // 2, "cpu", torch.float32)
     if beside is not None:
         tokens = torch.cat([tokens, pipeline._pack_latents(beside[:, :, 0], B, C, H, W)], dim=2)
-    if behind is not None:
-        tokens = torch.cat([tokens, pipeline._pack_latents(behind[:, :, 0], B, C, H, W)], dim=1)
+    for source in behind:
+        tokens = torch.cat([tokens, pipeline._pack_latents(source[:, :, 0], B, C, H, W)], dim=1)
         second = places.clone()
         second[..., 0] = 1
         places = torch.cat([places, second])
@@ -70,21 +70,21 @@ def flux_control(module, x0, noise, i):
 
 
 def flux_kontext(module, x0, noise, i):
-    return flux(module, x0, noise, i, behind=i.source)
+    return flux(module, x0, noise, i, behind=i.sources)
 
 
 def flux2(module, x0, noise, i):
     x_t, target = _picture(x0, noise, i)
     pipeline = diffusers.Flux2Pipeline
-    source = i.source[:, :, 0]
-    places = pipeline._prepare_image_ids([source[:1]]).expand(len(x_t), -1, -1)
+    sources = [source[:, :, 0] for source in i.sources]
+    places = [pipeline._prepare_image_ids([s[:1] for s in sources]).expand(len(x_t), -1, -1)] if sources else []
     out = module(
-        hidden_states=torch.cat([pipeline._pack_latents(x_t), pipeline._pack_latents(source)], dim=1),
+        hidden_states=torch.cat([pipeline._pack_latents(each) for each in (x_t, *sources)], dim=1),
         timestep=i.time / 1000,
         guidance=torch.ones(len(x_t)),
         encoder_hidden_states=i.text,
         txt_ids=pipeline._prepare_text_ids(i.text),
-        img_ids=torch.cat([pipeline._prepare_latent_ids(x_t), places], dim=1),
+        img_ids=torch.cat([pipeline._prepare_latent_ids(x_t), *places], dim=1),
     ).sample
     target = pipeline._pack_latents(target)
     return _mse(out[:, : target.shape[1]], target)
@@ -95,9 +95,10 @@ def qwen_image(module, x0, noise, i):
     B, C, H, W = x_t.shape
     pipeline = diffusers.QwenImageEditPipeline
     tokens, shapes = pipeline._pack_latents(x_t, B, C, H, W), [(1, H // 2, W // 2)]
-    if i.source.shape[1]:
-        tokens = torch.cat([tokens, pipeline._pack_latents(i.source[:, :, 0], B, C, H, W)], dim=1)
-        shapes = 2 * shapes
+    for source in i.sources:
+        *_, h, w = source.shape
+        tokens = torch.cat([tokens, pipeline._pack_latents(source[:, :, 0], B, C, h, w)], dim=1)
+        shapes = [*shapes, (1, h // 2, w // 2)]
     out = module(
         hidden_states=tokens,
         timestep=i.time / 1000,
@@ -210,6 +211,7 @@ LOSSES = {
     "ltx-2-tiny": ltx2,
     "qwen-image-tiny": qwen_image,
     "qwen-image-edit-tiny": qwen_image,
+    "qwen-image-edit-plus-tiny": qwen_image,
     "sd3-tiny": sd3,
     "sdxl-tiny": sdxl,
     "wan-tiny": wan,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib.util
 from typing import Any
 
@@ -41,7 +40,7 @@ _NEEDS = {"adamw8bit": "bitsandbytes", "prodigy": "prodigyopt", "schedulefree": 
 
 
 def to(inputs: DenoiserInputs, device: str) -> DenoiserInputs:
-    return DenoiserInputs(**{f.name: getattr(inputs, f.name).to(device) for f in dataclasses.fields(inputs)})
+    return inputs.each(lambda tensor: tensor.to(device))
 
 
 def answer_on(device: str, denoiser: Denoiser, inputs: DenoiserInputs) -> dict[str, Tensor]:

@@ -32,6 +32,7 @@ SERVER.set_forkserver_preload(
         "schedulefree",
         "came_pytorch",
         "diffusers.models.transformers.transformer_flux",
+        "diffusers.models.transformers.transformer_flux2",
         "diffusers.models.transformers.transformer_wan",
         "numpy.ma",
         "pyarrow.dataset",

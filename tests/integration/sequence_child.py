@@ -59,7 +59,8 @@ def loss_and_gradients(
 
 
 def example(config: Any, channels: int, text: Any, draw: torch.Generator) -> Any:
-    from reelworks.models.api import DenoiserInputs, nothing_given
+    from reelworks.core.sources import SOURCES
+    from reelworks.models.api import DenoiserInputs, given, nothing_given
 
     # 9 tokens a frame, which no group shares equally, where the network pads.
     B, T, side = 2, 1 if config.pictures_only else 3, 3 * config.patch_size[-1] if config.network.sequence.pads else 8
@@ -69,13 +70,15 @@ def example(config: Any, channels: int, text: Any, draw: torch.Generator) -> Any
     frame_mask = torch.ones(B, T, dtype=torch.bool)
     if config.conditioning.frames and T > 1:
         frame_mask[1, 0] = False
-    given = nothing_given(latent)
-    for companion in config.conditioning.takes:
-        given[companion] = torch.randn(latent.shape, generator=draw)
+    values = nothing_given(latent)
+    wants = config.conditioning
+    sources = SOURCES[: wants.most_sources] if "source" in wants.takes else ()
+    for companion in (*(("control",) if "control" in wants.takes else ()), *sources):
+        values[companion] = torch.randn(latent.shape, generator=draw)
     if config.conditioning.first_frame:
-        given["first_frame"] = torch.randn(latent.shape, generator=draw)
+        values["first_frame"] = torch.randn(latent.shape, generator=draw)
     if config.conditioning.image_dim:
-        given["image"] = torch.randn(B, 257, config.conditioning.image_dim, generator=draw)
+        values["image"] = torch.randn(B, 257, config.conditioning.image_dim, generator=draw)
     return DenoiserInputs(
         latent=latent,
         time=torch.tensor([300.0, 800.0]),
@@ -88,5 +91,5 @@ def example(config: Any, channels: int, text: Any, draw: torch.Generator) -> Any
         height=torch.full((B,), 16.0),
         width=torch.full((B,), 16.0),
         drop_text=torch.tensor([False, True]),
-        **given,
+        **given(values, B),
     )

@@ -25,7 +25,7 @@ def predict(module: Any, inputs: DenoiserInputs, config: FamilyConfig) -> Tensor
     return -out[:, :, None]
 
 
-def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: Tensor | None) -> EncodedText:
+def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: list[Tensor]) -> EncodedText:
     """Embed captions; tokens of zeros fill them up, and count."""
     tokens, *_ = pipeline.encode_prompt(captions, do_classifier_free_guidance=False, max_sequence_length=length)
     return EncodedText(tokens)

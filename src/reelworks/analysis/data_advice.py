@@ -18,6 +18,7 @@ from reelworks.catalog import pictures
 from reelworks.catalog.config import DatasetConfig
 from reelworks.catalog.rows import CatalogRows
 from reelworks.catalog.summary import summarise
+from reelworks.core import units
 from reelworks.core.hash_rng import hash64
 
 FEW_PICTURES = 15  # LoRA guides agree on 15 to 20 pictures of a subject
@@ -83,9 +84,9 @@ class _ClipRule:
             return None
         n = len(found)
         text = self.text.format(
-            clips="1 clip" if n == 1 else f"{n} clips",
-            captions_are="1 caption is" if n == 1 else f"{n} captions are",
-            captions_have="1 caption has" if n == 1 else f"{n} captions have",
+            clips=units.plural(n, "clip"),
+            captions_are=units.plural(n, "caption") + (" is" if n == 1 else " are"),
+            captions_have=units.plural(n, "caption") + (" has" if n == 1 else " have"),
         )
         return text, self.remedy, tuple(rows.label(i) for i in found[:_FILES_NAMED].tolist())
 
@@ -121,8 +122,8 @@ def _few_pictures(rows: CatalogRows) -> Finding:
         return None
     (folder, n), others = min(few.items(), key=lambda item: (item[1], item[0])), len(few) - 1
     where = "" if len(pictures) == 1 else f" in {folder}"
-    more = f" (and {others} more such folder{'s' if others > 1 else ''})" if others else ""
-    text = f"{n} picture{'' if n == 1 else 's'}{where}{more}; 15 to 20 per subject train better"
+    more = f" (and {units.plural(others, 'more such folder')})" if others else ""
+    text = f"{units.plural(n, 'picture')}{where}{more}; 15 to 20 per subject train better"
     return text, "add pictures of other angles, light and backgrounds", ()
 
 

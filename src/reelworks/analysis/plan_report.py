@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from reelworks.analysis import compiled_graphs, data_advice, discarded, epoch_stats, plan_fixes, rejections
 from reelworks.analysis.epoch_stats import Figures, figures
 from reelworks.buckets.assign import Reason
-from reelworks.core import toml_none
+from reelworks.core import toml_none, units
 from reelworks.core.errors import UserError
 from reelworks.data.position import begin_epoch
 from reelworks.models import sequence_limits
@@ -96,13 +97,13 @@ def warnings(summary: Json) -> list[str]:
     lines += [f"exclude_file has {more} more lines that name no clip"] if more > 0 else []
     for overlap in summary["shared_files"]:
         outer, inner = overlap["datasets"]
-        count = "1 file" if overlap["files"] == 1 else f"{overlap['files']} files"
+        count = units.plural(overlap["files"], "file")
         lines.append(
             f"the datasets {outer} and {inner} share {count}, which an epoch trains twice; "
             "remove one of the datasets, or give it a name if this is intended"
         )
     for mirrored in summary["mirrored_sides"]:
-        count = "1 caption names" if mirrored["clips"] == 1 else f"{mirrored['clips']} captions name"
+        count = units.plural(mirrored["clips"], "caption") + (" names" if mirrored["clips"] == 1 else " name")
         lines.append(
             f"the dataset {mirrored['dataset']} has flip, but {count} left or right, which would be wrong of a "
             "mirrored clip; set flip = 0 there, or keep these clips in a dataset of their own"
@@ -243,8 +244,10 @@ def forecast(recipe: Recipe, world: int, epochs: int = 1) -> Json:
     sequence_limits.require_buckets(recipe.model, data.table, degree)
     spec = _spec(data, world)
     position = begin_epoch(data, spec, epoch=0)
-    summary = summarise(data, spec, position.plan, world=world)
-    further, total = look_ahead(data, spec, world=world, epochs=epochs)
+    with ThreadPoolExecutor(1) as thread:  # numpy computes without Python's lock
+        ahead = thread.submit(look_ahead, data, spec, world=world, epochs=epochs)
+        summary = summarise(data, spec, position.plan, world=world)
+        further, total = ahead.result()
     proposals = fewer = None
     if plan_fixes.too_much(total):
         proposals = plan_fixes.proposals(data, spec, total, world=world, epochs=epochs)

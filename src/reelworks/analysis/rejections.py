@@ -20,7 +20,7 @@ from reelworks.buckets.assign import Assignment, Reason
 from reelworks.catalog import filters
 from reelworks.catalog.rows import CatalogRows
 from reelworks.catalog.store import Catalog
-from reelworks.core import files
+from reelworks.core import files, units
 from reelworks.core.errors import UserError
 from reelworks.data import segment_record
 from reelworks.data.plan_cache import Unplanned
@@ -130,7 +130,7 @@ def _frames_text(data: RecipeData, row: int) -> str:
     """Return a clip's number of frames, and after thinning too where some are not read: "40 frames, 26 at 16 fps,"."""
     rows, config = data.rows, data.spec.data
     frames, rate = int(rows.num_frames[row]), float(rows.fps[row])
-    text = "1 frame" if frames == 1 else f"{frames} frames"
+    text = units.plural(frames, "frame")
     if not rows.is_video[row] or float(decode.frame_step(rate, config)) == 1:
         return text
     read = int(decode.frames_available(np.array(frames), max(rate, 1e-6), config))

@@ -1,4 +1,4 @@
-"""Match clips with their companions (a control, the source of an edit, a loss mask) by path and name.
+"""Match clips with their companions (a control, sources of an edit, a loss mask) by path and name.
 
 A folder of companions is scanned as a dataset of its own, so that companions are measured like clips and a changed
 one makes a new version of the catalog. A companion belongs to the clip with the same path apart from the suffix.
@@ -7,7 +7,7 @@ Arrow hashes the paths, two million a second, without a Python object for each r
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import PurePosixPath
@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 from reelworks.catalog.config import Source
 from reelworks.catalog.rows import CatalogRows, as_numpy
 from reelworks.core.errors import UserError
+from reelworks.core.sources import SOURCES
 
-KINDS = ("control", "source", "loss_mask")
+KINDS = ("control", *SOURCES, "loss_mask")
 _RATE_TOLERANCE = 0.01  # 23.976 and 24 count as the same rate
 _ASPECT_TOLERANCE = 0.02  # difference that rounding to even sizes causes in a small frame
 
@@ -83,7 +84,7 @@ def sources(clips: Source, folders: Mapping[str, str]) -> list[Source]:
             raise UserError(
                 f"the companions lie inside the dataset's own folder {clips.address} and would be trained as clips",
                 code="companion-inside-dataset",
-                field=f"dataset.{kind}",
+                field=f"dataset.{kind.partition('-')[0]}",
                 value=folder,
                 remedy="move them out of that folder",
             )
@@ -111,6 +112,15 @@ def find(clips: CatalogRows, companions: CatalogRows, kind: str, folder: Mapping
     matched = np.flatnonzero((row >= 0) & (problem == Problem.NONE))
     problem[matched] = _compare(clips, matched, companions, row[matched])
     return Found(kind, folder, companions, row, problem)
+
+
+def excuse(clips: CatalogRows, sources: Sequence[Found], least: Mapping[str, int]) -> None:
+    """Accept in place that clips lack some sources, if they have the least number of their dataset, by its name."""
+    have = sum((found.row >= 0 for found in sources), np.zeros(len(clips), dtype=np.int64))
+    for dataset, count in least.items():
+        enough = clips.of_datasets([dataset]) & (have >= count)
+        for found in sources:
+            found.problem[enough & (found.problem == Problem.MISSING)] = Problem.NONE
 
 
 def _stems(rows: CatalogRows, indices: NDArray[np.int64]) -> Any:

@@ -11,6 +11,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from reelworks.catalog import filter_expression, location, template
 from reelworks.catalog.filter_expression import NUMBERS, TEXTS
 from reelworks.catalog.location import Location, MediaPath
+from reelworks.core import sources
 from reelworks.core.config import Config
 from reelworks.core.errors import UserError
 
@@ -113,10 +114,18 @@ class DatasetConfig(Config):
         "control of a clip has the same path and name, with the suffix of any picture or video format. A picture is "
         "used for all frames of a clip. For models that take a control (docs/reference/models.md).",
     )
-    source: _OptionalText = Field(
+    source: str | list[_Text] | None = Field(
         default=None,
+        min_length=1,
         description="Folder of the originals that the dataset's clips are edits of, with names as for control; the "
-        "caption is then the editing instruction. For models that take a source.",
+        "caption is then the editing instruction. For models that take a source; a list of up to 4 folders, in the order "
+        "in which captions refer to them, for models that take several.",
+    )
+    min_sources: int | None = Field(
+        default=None,
+        ge=0,
+        description="Number of sources that a clip must have. It may lack the files of other folders, and is then trained "
+        "with fewer sources, in the same order; by default it needs one of each folder.",
     )
     loss_mask: _OptionalText = Field(
         default=None,
@@ -220,6 +229,33 @@ class DatasetConfig(Config):
         template.parse(value, None if _is_list(info) else frozenset())
         return value
 
+    @field_validator("source")
+    @classmethod
+    def _source(cls, value: str | list[str] | None) -> str | list[str] | None:
+        if isinstance(value, list) and len(value) > len(sources.SOURCES):
+            raise UserError(
+                f"a clip may have {len(sources.SOURCES)} sources, and there are {len(value)} folders",
+                code="too-many-sources",
+                field="dataset.source",
+                value=value,
+                remedy="leave some out",
+            )
+        return value
+
+    @field_validator("min_sources")
+    @classmethod
+    def _min_sources(cls, value: int | None, info: ValidationInfo) -> int | None:
+        folders = len(sources.named(info.data.get("source")))
+        if value is not None and value > folders:
+            raise UserError(
+                f"dataset.source names {folders} folder{'s' * (folders != 1)}",
+                code="too-few-sources",
+                field="dataset.min_sources",
+                value=value,
+                remedy="lower it, or name further folders",
+            )
+        return value
+
     @field_validator("filter")
     @classmethod
     def _filter(cls, value: str | None, info: ValidationInfo) -> str | None:
@@ -242,7 +278,7 @@ class DatasetConfig(Config):
     @property
     def companions(self) -> dict[str, str]:
         """Folders of companions by kind."""
-        folders = {"control": self.control, "source": self.source, "loss_mask": self.loss_mask}
+        folders = {"control": self.control, **sources.named(self.source), "loss_mask": self.loss_mask}
         return {kind: folder for kind, folder in folders.items() if folder is not None}
 
     @property

@@ -227,14 +227,16 @@ class Catalog:
 
     @cached_property
     def _live(self) -> CatalogRows:
-        ordinal = self.all_rows().ordinal
+        live = self.all_rows()
+        live.load("ordinal", "uid")
+        ordinal, uid = live.ordinal, live.uid
         self._check_ordinals(ordinal)
         alive = np.ones(len(ordinal), dtype=np.bool_)
         alive[self._retired(ordinal)] = False
-        live = self.all_rows()
         if not alive.all():
             live = Stored(self._stored.files, alive).rows()
-            vars(live)["ordinal"] = ordinal[alive]  # not read again
+            vars(live).update(ordinal=ordinal[alive], uid=uid[alive])  # not read again
+            del vars(self.all_rows())["uid"]
         integrity.check_one_row_per_uid(live, self.path)
         return live
 

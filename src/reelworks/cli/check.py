@@ -9,6 +9,7 @@ from typer import Exit, Option
 from reelworks.cli import show
 from reelworks.cli.exit_codes import ExitCode
 from reelworks.cli.options import DataPath, Json, Overrides, RecipeArgument, load_recipe
+from reelworks.core import units
 
 if TYPE_CHECKING:
     from reelworks.buckets.table import BucketTable
@@ -74,7 +75,7 @@ def _print_report(report: CheckReport) -> None:
     for fault in report.violations:
         show.line(f"violation: {fault.field}: {fault.problem}\n  remedy: {fault.remedy}")
     count = len(report.violations)
-    show.line(f"{count} violation{'s' if count > 1 else ''}" if count else "no violation")
+    show.line(units.plural(count, "violation") if count else "no violation")
 
 
 def _dtypes(components: list[ComponentReport]) -> None:

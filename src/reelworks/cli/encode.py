@@ -217,7 +217,7 @@ def prune(
         show.line(f"  and {len(lost) - _SHOWN:,} more")
     total = units.size(sum(row["bytes"] for row in lost))
     what = f"deleted, {units.size(freed)} freed" if delete else "no recipe reaches them; --delete deletes them"
-    count = "1 entry" if len(lost) == 1 else f"{len(lost):,} entries"
+    count = units.plural(len(lost), "entry")
     show.line(f"{count}, {total}: {what}" if lost else "every entry is reached")
 
 

@@ -218,7 +218,7 @@ def _print_model(result: Evaluation) -> None:
         cells = [f"{losses.loss_by_time[time]:.3g}" for time in times]
         table.add_row(name, str(losses.clips), f"{losses.loss:.3g}", *cells)
     show.line("Loss by bucket and timestep:")
-    show.print_table(table, whole=True)
+    show.print_table(table)
     show.line(result.headline())
 
 

@@ -94,7 +94,8 @@ def generate(
         Path | None, Option(help="A picture or clip of control signals, for models that take one.")
     ] = None,
     edited: Annotated[
-        Path | None, Option("--source", help="A picture or clip to edit, for models that take one.")
+        list[Path] | None,
+        Option("--source", help="A picture or clip to edit, for models that take one; repeatable, in order."),
     ] = None,
     sampler: Annotated[
         Sampler | None,
@@ -116,6 +117,7 @@ def generate(
     With --prompt-file, clips that are in the folder already are kept, so that the same command goes on.
     """
     from reelworks.checkpoint.store import CheckpointStore
+    from reelworks.core import sources
     from reelworks.core.shape import Shape
     from reelworks.generate import conditions, defaults, load_run, writers
     from reelworks.generate.conditions import Conditions
@@ -147,7 +149,7 @@ def generate(
         writers.require_place(path)
     begin_frames = condition_frames or defaults.condition_frames(recipe)
     begin = None if reference is None else conditions.read(reference, shape, begin_frames)
-    companions = {"control": control, "source": edited}
+    given = ({} if control is None else {"control": str(control)}) | sources.named([str(path) for path in edited or []])
     sampled = defaults.sampled(recipe)
     options = GenerateOptions(
         shape,
@@ -156,7 +158,7 @@ def generate(
         guidance_scale or sampled.guidance_scale,
         seed,
         Conditions(begin, loop, begin_frames),
-        {name: conditions.companion(path, shape, f"--{name}") for name, path in companions.items() if path},
+        conditions.companions(given, shape, "--"),
         None if sampler is None else sampler.value,
         sampled.guided_channels,
         sampled.image_guidance_scale,

@@ -55,7 +55,9 @@ def lora(
     trigger: Trigger = None,
     weights: Weights = None,
     control: Annotated[Path | None, Option(metavar="DIR", help="Controls of the clips of --data, by name.")] = None,
-    source: Annotated[Path | None, Option(metavar="DIR", help="Sources of the edits in --data, by name.")] = None,
+    source: Annotated[
+        list[Path] | None, Option(metavar="DIR", help="Sources of the edits in --data, by name; repeatable, in order.")
+    ] = None,
     tflops: Annotated[
         float | None, Option(min=0.1, help="Speed of the GPU in bfloat16, to estimate training time; default: 165.")
     ] = None,
@@ -86,7 +88,9 @@ def lora(
     from reelworks.quickstart.quickstart import QuickstartOptions
     from reelworks.train.preflight.estimate import ASSUMED_TFLOPS
 
-    companions = {name: str(path) for name, path in (("control", control), ("source", source)) if path is not None}
+    companions: dict[str, str | list[str]] = {} if control is None else {"control": str(control)}
+    if source:
+        companions["source"] = [str(path) for path in source] if len(source) > 1 else str(source[0])
     tflops = tflops or ASSUMED_TFLOPS
     options = QuickstartOptions(model, tuple(data or ()), vram, trigger, weights, companions, tflops)
     write(path, options, json=json)

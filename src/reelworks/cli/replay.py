@@ -9,6 +9,7 @@ from typer import Option
 
 from reelworks.cli import show
 from reelworks.cli.options import RunArgument
+from reelworks.core import units
 from reelworks.core.shape import Shape
 
 
@@ -51,8 +52,8 @@ def _print(value: dict[str, Any]) -> None:
     data_restarts = f" of data restart {value['data_restarts']}" if value["data_restarts"] else ""
     show.line(
         f"step {value['step']}: epoch {value['epoch']}{data_restarts}, segment {value['segment']}, row {value['row']}, "
-        f"on {value['world_size']} rank{'s' if value['world_size'] > 1 else ''}; "
-        f"{value['clips']} clips counted" + ("" if value["applied"] else "; skipped")
+        f"on {units.plural(value['world_size'], 'rank')}; "
+        f"{units.plural(value['clips'], 'clip')} counted" + ("" if value["applied"] else "; skipped")
     )
     show.line(f"plan {value['plan']}")
     for batch in value["micro_batches"]:

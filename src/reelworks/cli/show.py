@@ -10,7 +10,7 @@ from contextlib import contextmanager, nullcontext, redirect_stdout
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.table import Column, Table
 
     from reelworks.catalog.scan import ScanProgress
 
@@ -32,22 +32,46 @@ def new_table(first: str, *others: str) -> Table:
     from rich import box
     from rich.table import Table
 
-    empty = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    empty = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     empty.add_column(first, no_wrap=True)
     for name in others:
-        empty.add_column(name, justify="right")
+        empty.add_column(name, justify="right", no_wrap=True)
     return empty
 
 
-def print_table(filled: Table, *, whole: bool = False) -> None:
-    """Print a table in the width of the terminal; a `whole` one is wider if numbers would be cut off."""
+def print_table(filled: Table) -> None:
+    """Print a table; columns that the terminal has no room for follow in further tables, with the first one again.
+
+    Texts that are too long for the terminal are folded instead.
+    """
     from rich.console import Console
     from rich.measure import Measurement
 
+    def fits(*columns: Column) -> bool:
+        measured = Measurement.get(console, console.options.update(width=1000), _with_columns(first, *columns))
+        return measured.maximum <= console.width
+
     console = Console(highlight=False)
-    if whole:
-        console.width = max(console.width, Measurement.get(console, console.options.update(width=1000), filled).maximum)
-    console.print(filled)
+    first, *others = filled.columns
+    if not all(map(fits, others)):
+        for column in filled.columns:
+            column.no_wrap = False
+        console.print(filled)
+        return
+    part: list[Column] = []
+    for column in others:
+        if part and not fits(*part, column):
+            console.print(_with_columns(first, *part))
+            part = []
+        part.append(column)
+    console.print(_with_columns(first, *part))
+
+
+def _with_columns(*columns: Column) -> Table:
+    table = new_table(*(str(column.header) for column in columns))
+    for cells in zip(*(column.cells for column in columns), strict=True):
+        table.add_row(*cells)
+    return table
 
 
 _SECONDS_BETWEEN_LINES = 10.0

@@ -54,12 +54,13 @@ def epoch(forecast: Json) -> None:
     for warning in plan_report.warnings(forecast):
         show.line(f"warning: {warning}")
     show.line(
-        f"{forecast['steps_per_epoch']} steps per epoch of {forecast['micro_batches_per_step']} micro-batches "
-        f"(slots of {forecast['same_bucket_run']}); {forecast['micro_batches']} micro-batches, "
-        f"{forecast['incomplete']} not full ({_incomplete(forecast)}), {forecast['rows_not_full']} steps not full"
+        f"{units.plural(forecast['steps_per_epoch'], 'step')} per epoch of "
+        f"{units.plural(forecast['micro_batches_per_step'], 'micro-batch')} (slots of {forecast['same_bucket_run']}); "
+        f"{units.plural(forecast['micro_batches'], 'micro-batch')}, {forecast['incomplete']} not full "
+        f"({_incomplete(forecast)}), {units.plural(forecast['rows_not_full'], 'step')} not full"
     )
     show.line(
-        f"{forecast['planned']} clips planned; at {forecast['world']} GPU{'s' if forecast['world'] > 1 else ''}: "
+        f"{units.plural(forecast['planned'], 'clip')} planned; at {units.plural(forecast['world'], 'GPU')}: "
         f"imbalance {forecast['imbalance']:.1%}, padding {forecast['padding']:.1%}"
     )
 
@@ -129,9 +130,9 @@ def _datasets(values: list[Json]) -> None:
 def _never_seen(values: Json) -> None:
     epochs = len(values["epochs"])
     never = values["never_seen"]
-    when = "this epoch" if epochs == 1 else f"{epochs} epochs"
+    when = "this epoch" if epochs == 1 else units.plural(epochs, "epoch")
     by_reason = ", ".join(f"{one['clips']} {reason}" for reason, one in never["by_reason"].items())
-    show.line(f"{never['clips']} clips never seen in {when}" + (f": {by_reason}" if by_reason else ""))
+    show.line(f"{units.plural(never['clips'], 'clip')} never seen in {when}" + (f": {by_reason}" if by_reason else ""))
     if epochs > 1:
         for reason, one in never["by_reason"].items():
             more = one["clips"] - len(one["files"][:_FILES_SHOWN])
@@ -164,7 +165,7 @@ def difference(values: Json, names: tuple[str, str]) -> None:
     for one in values["keys"]:
         keys.add_row(one["key"], str(one["a"]), str(one["b"]))
     show.print_table(keys) if values["keys"] else show.line("no key differs")
-    figures = show.new_table(f"{values['epochs']} epoch{'s' if values['epochs'] > 1 else ''}", *names)
+    figures = show.new_table(units.plural(values["epochs"], "epoch"), *names)
     for one in values["figures"]:
         figures.add_row(one["name"].replace("_", " "), *(_number(one["name"], one[x]) for x in "ab"))
     show.print_table(figures)

@@ -9,6 +9,7 @@ from typer import Option
 
 from reelworks.cli import show
 from reelworks.cli.options import DataPath, Json, Overrides, RecipeArgument, load_recipe
+from reelworks.core import units
 from reelworks.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -121,8 +122,7 @@ def _print_trial(trial: Trial | str) -> None:
 
 
 def _text(trial: Trial) -> str:
-    clips = "1 clip" if trial.batch_size == 1 else f"{trial.batch_size} clips"
-    return f"{trial.bucket}, {clips}: {trial.milliseconds:,.1f} ms, {trial.peak_bytes / 1e9:.2f} GB"
+    return f"{trial.bucket}, {units.plural(trial.batch_size, 'clip')}: {trial.milliseconds:,.1f} ms, {trial.peak_bytes / 1e9:.2f} GB"
 
 
 def _print(result: Tuned, path: Path) -> None:

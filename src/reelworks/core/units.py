@@ -96,8 +96,10 @@ def moment(seconds_since_1970: float | None) -> str:
 
 
 def plural(number: float, noun: str) -> str:
-    """Format a number with its noun: `1 clip`, `2 clips`."""
-    return f"{count(number)} {noun}{'' if number == 1 else 's'}"
+    """Format a number with its noun: `1 clip`, `2 clips`, `2 batches`, `2 entries`."""
+    if number != 1:
+        noun = f"{noun[:-1]}ies" if noun.endswith("ry") else noun + ("es" if noun.endswith("batch") else "s")
+    return f"{count(number)} {noun}"
 
 
 def change(proposal: dict[str, Any]) -> str:

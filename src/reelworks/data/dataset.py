@@ -24,6 +24,7 @@ from reelworks.catalog.store import Catalog
 from reelworks.core import blocks, digests
 from reelworks.core.errors import UserError
 from reelworks.core.hash_rng import Purpose, hash64, passes, text_words
+from reelworks.core.sources import SOURCES
 from reelworks.data import eligibility
 from reelworks.data.eligibility import ExcludeList
 from reelworks.data.plan_cache import PlanCache, Planned, Unplanned
@@ -41,7 +42,17 @@ _MOST = 1 << 30  # more clips and repeats would not fit into memory
 # Only the buckets that result from these are digested.
 _BUCKET_SEARCH = {"entries", "max_tokens", "max_batch_size", "tuned"}
 # Clips that lack a companion, and how videos are cut, are covered by the catalog's digest.
-_NOT_OF_A_PLAN = {"path", "root", "clip_seconds", "scene_cuts", *SHOWING, *companions.KINDS}
+_NOT_OF_A_PLAN = {
+    "path",
+    "root",
+    "clip_seconds",
+    "scene_cuts",
+    *SHOWING,
+    "control",
+    "source",
+    "min_sources",
+    "loss_mask",
+}
 
 
 @dataclass(frozen=True)
@@ -160,7 +171,18 @@ class Dataset:
             folders = {d.dataset_name: d.companions[kind] for d in self.spec.datasets if kind in d.companions}
             if folders:
                 by_kind[kind] = companions.find(self.rows, self.companion_rows, kind, folders)
+        least = {d.dataset_name: d.min_sources for d in self.spec.datasets if d.min_sources is not None}
+        companions.excuse(self.rows, [found for kind, found in by_kind.items() if kind in SOURCES], least)
         return by_kind
+
+    @cached_property
+    def source_layouts(self) -> I64 | None:
+        """The layout of each row's sources, a set of bits for those that it has; None if all rows have the same."""
+        layout = np.zeros(len(self.rows), dtype=np.int64)
+        for bit, kind in enumerate(SOURCES):
+            if kind in self.companions:
+                layout |= (self.companions[kind].row >= 0).astype(np.int64) << bit
+        return None if (layout == layout[:1]).all() else layout
 
     @cached_property
     def excluded(self) -> NDArray[np.int8]:
@@ -256,7 +278,9 @@ class Dataset:
 
     def _entries(self, clips: Clips, row: I64, result: Assignment, where: I64) -> Samples:
         ordinal, bucket = blocks.taken(self.rows.ordinal, row[where]), result.bucket[where].astype(np.int64)
-        return Samples(blocks.taken(clips.uid, where), clips.copy[where], ordinal, bucket)
+        layouts = self.source_layouts
+        layout = None if layouts is None else layouts[row[where]]
+        return Samples(blocks.taken(clips.uid, where), clips.copy[where], ordinal, bucket, layout=layout)
 
     @cached_property
     def measured_ms(self) -> dict[str, float]:
@@ -299,8 +323,14 @@ class Dataset:
                 spec.group,
                 spec.data.locality,
                 self.exclude_list.digest(),
+                *self._source_counts(),
             ]
         )
+
+    def _source_counts(self) -> list[list[int | None]]:
+        """Return numbers of sources and the least ones of all datasets; nothing if all clips have the same number."""
+        counts = [[sum(kind in d.companions for kind in SOURCES), d.min_sources] for d in self.spec.datasets]
+        return [] if all(count == counts[0] and count[1] is None for count in counts) else counts
 
     def plan(
         self, spec: PlanSpec, epoch: int, *, data_restarts: int = 0, segment: int = 0, excluded: Excluded | None = None

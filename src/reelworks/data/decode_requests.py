@@ -17,6 +17,7 @@ from reelworks.catalog.rows import CatalogRows
 from reelworks.core import hash_rng
 from reelworks.core.hash_rng import U64, Purpose
 from reelworks.core.shape import Shape
+from reelworks.core.sources import SOURCES
 from reelworks.data.dataset import Dataset
 from reelworks.media import decode
 from reelworks.media.augment import NO_AUGMENTATION, Augmentation
@@ -80,12 +81,13 @@ def companion_requests(
 ) -> dict[str, tuple[Request | None, ...]]:
     """Return decode requests of companions by kind, with the frames and crops of the clips' `own` requests.
 
-    A request is None where the clip's dataset has no companion of the kind.
+    A request is None where the clip has no companion of the kind. A source that none of the clips has is left out.
     """
-    return {
+    by_kind = {
         kind: tuple(_of_companion(data, c, row, request) for row, request in zip(rows.tolist(), own, strict=True))
         for kind, c in data.companions.items()
     }
+    return {kind: requests for kind, requests in by_kind.items() if kind not in SOURCES or any(requests)}
 
 
 def _of_companion(data: Dataset, companions: Found, row: int, own: Request) -> Request | None:
@@ -96,7 +98,7 @@ def _of_companion(data: Dataset, companions: Found, row: int, own: Request) -> R
     is_image = companions.rows.kind[at].as_py() == "image"
     own = replace(own, path=companions.rows.file(at), is_image=is_image, size=size, spot=None)
     own = _with_spot(data, companions.rows, at, own)
-    if companions.kind == "source":  # the clip is an edit of it, and the difference must remain the edit
+    if companions.kind in SOURCES:  # the clip is an edit of it, and the difference must remain the edit
         return own
     # The values of controls and masks are measures, not colours.
     own = replace(own, augmentation=own.augmentation.without_color())

@@ -6,6 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from reelworks.core import units
 from reelworks.core.config import Config
 from reelworks.core.errors import UserError
 
@@ -54,7 +55,7 @@ class ParallelConfig(Config):
         degree = self.sequence_degree
         if ranks % degree:
             raise UserError(
-                f"{ranks} rank{'s' if ranks > 1 else ''} cannot be divided into groups of {degree} that share clips",
+                f"{units.plural(ranks, 'rank')} cannot be divided into groups of {degree} that share clips",
                 code="ranks-not-divisible",
                 field="parallel.sequence_degree",
                 value=degree,

@@ -22,12 +22,12 @@ _GREY = 127.5  # 0 in [-1, 1]
 def encode_conditioning(
     encoder: LiveEncoder, latent_BCTHW: Tensor, companions: Mapping[str, Tensor], first_BHWC: Tensor, num_frames: int
 ) -> dict[str, Tensor]:
-    """Return the inputs of companions and first frames of a denoiser; see `models.api.DenoiserInputs`.
+    """Return the inputs of companions and first frames of a denoiser by name; see `models.api.given`.
 
     Companions are `[B, T, H, W, 3]` uint8 frames by name, and the first frames are uint8 too. A picture
     (`num_frames` is 1) is its own first frame, so that none is encoded for it.
     """
-    encoded = {name: encoder.latents(companions[name]) for name in encoder.given}
+    encoded = {name: encoder.latents(companions[name]) for name in encoder.given if name in companions}
     if encoder.conditioning.first_frame == "grey" or (encoder.conditioning.first_frame is not None and num_frames > 1):
         encoded["first_frame"] = first_frame_latents(encoder, first_BHWC, num_frames)
     if encoder.image_encoder is not None and num_frames > 1:
@@ -37,7 +37,7 @@ def encode_conditioning(
 
 def join(encoder: LiveEncoder, latent_BCTHW: Tensor, encoded: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the same inputs, given what was encoded for them; a picture's first frame and image are zeros."""
-    inputs = {name: encoded[name].to(encoder.device) for name in encoder.given}
+    inputs = {name: encoded[name].to(encoder.device) for name in encoder.given if name in encoded}
     if encoder.conditioning.first_frame is not None:
         first = encoded["first_frame"].to(encoder.device) if "first_frame" in encoded else latent_BCTHW[:, :, :0]
         inputs["first_frame"] = pad(first, (0, 0, 0, 0, 0, latent_BCTHW.shape[2] - first.shape[2]))

@@ -196,13 +196,14 @@ class EncodeWorker:
 
     def _values(self, name: str, batch: MicroBatch, good: list[int]) -> Tensor | list[Tensor]:
         """Return a value of each clip of a micro-batch; where decoding failed, of zeros."""
-        kind = values.frames_for(name, text_sees_pictures=self._sees)
-        assert kind is not None
-        frames = batch.frames if kind == CLIP else batch.companions[kind]
         if name != TEXT:
+            (kind,) = values.frames_for(name)
+            frames = batch.frames if kind == CLIP else batch.companions[kind]
             return values.encode(self._encoder, name, frames).to(latent_dtype(self.source.keys, name))
         captions, encode = batch.work.captions, self._encoder.text_encoder.encode
-        embedded = {i: values.pack(encode([captions[i]], frames[i, :1])) for i in good}
+        given = self.source.keys.ids.given
+        seen = [batch.companions[kind] for kind in values.sources_in(batch.companions) if kind in given]
+        embedded = {i: values.pack(encode([captions[i]], [frames[i, :1] for frames in seen])) for i in good}
         return [embedded.get(i, torch.zeros(0)) for i in range(len(captions))]
 
     def _put(self, wanted_of: dict[int, Wanted], encoded: Tensor | list[Tensor], progress: Progress) -> None:

@@ -87,19 +87,18 @@ class LiveEncoder:
         return self.autoencoder.encode(video_BTHWC.permute(0, 4, 1, 2, 3)).float()
 
     @torch.no_grad()
-    def texts(
-        self, captions: Sequence[str], dropped: Sequence[bool], pictures_BHWC: Tensor | None = None
-    ) -> TextEmbedding:
+    def texts(self, captions: Sequence[str], dropped: Sequence[bool], pictures: Sequence[Tensor] = ()) -> TextEmbedding:
         """Embed captions one by one, so that no embedding depends on the others of a batch, and cache them.
 
         `dropped` is True where the empty caption replaces a caption, unless the model has learnt its own embedding.
-        Embeddings with one of the uint8 pictures that captions may refer to are not cached.
+        `pictures` are the uint8 pictures that captions may refer to in order, `[B, H, W, 3]` each; embeddings with them
+        are not cached.
         """
         if self.conditioning.empty_caption == "encoded":
             captions = ["" if drop else text for text, drop in zip(captions, dropped, strict=True)]
         encode = self.text_encoder.encode
-        if self.text_encoder.sees_pictures and pictures_BHWC is not None:
-            rows = [encode([text], picture[None]) for text, picture in zip(captions, pictures_BHWC, strict=True)]
+        if self.text_encoder.sees_pictures and pictures:
+            rows = [encode([text], [each[i : i + 1] for each in pictures]) for i, text in enumerate(captions)]
         else:
             rows = [self.embedded.get(text, partial(encode, [text])) for text in captions]
         return TextEmbedding(*(transfer.to_device(torch.cat(parts), self.device) for parts in zip(*rows, strict=True)))

@@ -78,9 +78,9 @@ class LazyTextEncoder:
         """Its dtypes, for which it is loaded."""
         return self.later.get().contract
 
-    def encode(self, captions: Sequence[str], pictures_BHWC: Tensor | None = None) -> TextEmbedding:
+    def encode(self, captions: Sequence[str], pictures: Sequence[Tensor] = ()) -> TextEmbedding:
         """Embed captions; see `models.api.TextEncoder`."""
-        return self.later.get().encode(captions, pictures_BHWC)
+        return self.later.get().encode(captions, pictures)
 
     def unseen(self, caption: str) -> int:
         """Count the words that are cut off; see `models.api.TextEncoder`."""

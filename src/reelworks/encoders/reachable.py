@@ -19,7 +19,7 @@ _CHUNKS = 16  # at least, so that processes can share a small job
 
 @dataclass(frozen=True)
 class Chunk:
-    """Clips of one bucket and variant, which one process encodes.
+    """Clips of one bucket, variant and layout of sources, which one process encodes.
 
     Attributes:
         epoch: An epoch that shows this variant of the clips.
@@ -66,8 +66,11 @@ def chunks(data: Dataset, spec: PlanSpec, epochs: int, limit: int | None = None)
 
 def _cut(data: Dataset, clips: Samples, epoch: int, size: int) -> Iterator[Chunk]:
     sizes = data.table.batch_sizes()
-    for bucket in np.unique(clips.bucket).tolist():
-        where, batch = np.flatnonzero(clips.bucket == bucket), max(int(sizes[bucket]), 1)
+    layouts = data.source_layouts
+    layout = 0 * clips.bucket if layouts is None else layouts[data.rows_at(clips.ordinal)]
+    for bucket, of_layout in np.unique(np.stack([clips.bucket, layout], axis=1), axis=0).tolist():
+        where = np.flatnonzero((clips.bucket == bucket) & (layout == of_layout))
+        batch = max(int(sizes[bucket]), 1)
         whole = max(size // batch, 1) * batch  # whole micro-batches
         for first in range(0, len(where), whole):
             yield Chunk(clips.take(where[first : first + whole]), epoch)

@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import json
 import threading
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +24,7 @@ from reelworks.catalog import location
 from reelworks.catalog.location import MediaPath
 from reelworks.core import digests, files
 from reelworks.core.log import logger
+from reelworks.core.sources import SOURCES
 from reelworks.data.dataset import Dataset
 from reelworks.data.micro_batch import MicroBatchRequest
 from reelworks.media import planes
@@ -47,7 +49,7 @@ class EncoderIds:
         image: Digest of the image encoder; None if the model has none.
         first_frame: How the first frame is encoded for the model, "grey" or "zeros"; None if it is not.
         given: Kinds of companions whose latents the model takes.
-        text_sees_pictures: Whether an embedding also depends on the first frame of the source.
+        text_sees_pictures: Whether an embedding also depends on the first frames of sources.
         latent_dtype: Dtype in which latents are stored.
         converted_on: Where frames of plain videos become RGB, as the recipe says; both ways differ by rounding.
     """
@@ -183,11 +185,16 @@ class Keys:
         scanned = self.data.rows.fingerprint.take(pa.array(rows)).to_pylist()
         return [self._of_clip(work, i, row, scanned[i]) for i, row in enumerate(rows.tolist())]
 
-    def text(self, caption: str, source: Wanted | None = None) -> Wanted:
-        """Return the embedding of a caption, which may depend on the source's first frame."""
+    def text(self, caption: str, sources: Sequence[Wanted] = ()) -> Wanted:
+        """Return the embedding of a caption, which may depend on the first frames of sources in their order."""
         encoder = self.ids.text
-        seen = None if source is None else source.key
+        keys = [source.key for source in sources]
+        seen = keys if len(keys) > 1 else keys[0] if keys else None
         return Wanted(digests.digest_json([TEXT, encoder, caption, seen]), TEXT, encoder, "", caption, "")
+
+    def seen(self, wanted: Mapping[str, Wanted]) -> list[Wanted]:
+        """Return the sources among a clip's values that the embedding of its caption depends on."""
+        return [wanted[name] for name in SOURCES if name in wanted] if self.ids.text_sees_pictures else []
 
     def _of_clip(self, work: MicroBatchRequest, i: int, row: int, scanned: str) -> dict[str, Wanted]:
         ids, request, label = self.ids, work.requests[i], self.data.rows.label(row)
@@ -195,6 +202,8 @@ class Keys:
         latents = ids.autoencoder
         wanted = {LATENT: self._wanted(LATENT, latents, request, print_, label, ids.latent_dtype)}
         for kind in ids.given:
+            if kind not in work.companions:  # a source that the clips lack
+                continue
             companion, found = work.companions[kind][i], self.data.companions[kind]
             if companion is not None:
                 theirs = found.rows.fingerprint[int(found.row[row])].as_py()
@@ -206,7 +215,7 @@ class Keys:
             wanted[FIRST_FRAME] = self._wanted(kind, latents, request, print_, label, ids.latent_dtype)
         if ids.image is not None and moves:
             wanted[IMAGE] = self._wanted(IMAGE, ids.image, request, print_, label)
-        wanted[TEXT] = self.text(work.captions[i], wanted.get("source") if ids.text_sees_pictures else None)
+        wanted[TEXT] = self.text(work.captions[i], self.seen(wanted))
         return wanted
 
     def _wanted(self, kind: str, encoder: str, request: Request, fingerprint: str, label: str, *extra: Any) -> Wanted:

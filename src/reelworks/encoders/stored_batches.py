@@ -87,12 +87,11 @@ class StoredLatents:
 
     def kinds_to_read(self, wanted: Mapping[str, Wanted], found: Found) -> list[str]:
         """Return the kinds of frames that the missing values of a clip are computed from."""
-        sees = self.keys.ids.text_sees_pictures
+        seen = values.sources_in(wanted) if self.keys.ids.text_sees_pictures else ()
         missing = [
             name for name in wanted if name not in found and not (name == TEXT and wanted[TEXT].key in self.store)
         ]
-        kinds = (values.frames_for(name, text_sees_pictures=sees) for name in missing)
-        return sorted({kind for kind in kinds if kind is not None})
+        return sorted({kind for name in missing for kind in values.frames_for(name, seen)})
 
 
 @dataclass(frozen=True)
@@ -127,21 +126,21 @@ class StoredBatch(MicroBatch):
         rows = []
         for i, drop in enumerate(dropped):
             caption = "" if drop and drops else self.work.captions[i]
-            picture = self.wanted[i].get("source") if self.source.keys.ids.text_sees_pictures else None
-            wanted = self.source.keys.text(caption, picture)
+            wanted = self.source.keys.text(caption, self.source.keys.seen(self.wanted[i]))
             rows.append(encoder.embedded.get(wanted.key, partial(self._embed, encoder, wanted, caption, i)))
         return TextEmbedding(
             *(transfer.to_device(torch.cat(parts), encoder.device) for parts in zip(*rows, strict=True))
         )
 
     def _embed(self, encoder: LiveEncoder, wanted: Wanted, caption: str, i: int) -> TextEmbedding:
-        packed = self.source.get(wanted)
-        if packed is None and i in self.broken and self.source.keys.ids.text_sees_pictures:
+        packed, seen = self.source.get(wanted), self.source.keys.seen(self.wanted[i])
+        if packed is None and i in self.broken and seen:
             return values.blank_text(encoder)
         if packed is None:
-            pictures = self.decoded[i]["source"][:, 0].cpu() if "source" in self.decoded[i] else None
-            packed = values.pack(encoder.text_encoder.encode([caption], pictures))
-            if pictures is not None or not self.source.keys.ids.text_sees_pictures:
+            decoded = self.decoded[i]
+            pictures = [decoded[name][:, 0].cpu() for name in values.sources_in(decoded)]
+            packed = values.pack(encoder.text_encoder.encode([caption], pictures if seen else ()))
+            if not seen or len(pictures) == len(seen):
                 self.source.keep(wanted, packed)
         return values.unpack(packed)
 
@@ -153,8 +152,7 @@ class StoredBatch(MicroBatch):
             if i in self.broken:  # its loss is left out, so that no encoder is loaded for it
                 self.found[i][name] = values.blank(encoder, name, self.work.shape)
                 continue
-            kind = values.frames_for(name, text_sees_pictures=False)
-            assert kind is not None
+            (kind,) = values.frames_for(name)
             value = values.encode(encoder, name, self.decoded[i][kind])[0].cpu()
             self.found[i][name] = value = value.to(latent_dtype(self.source.keys, name))
             if self._is_as_scanned(i):
@@ -181,7 +179,7 @@ def clip_values(batch: MicroBatch, encoder: LiveEncoder) -> dict[str, Tensor]:
 def conditions(
     batch: MicroBatch, encoder: LiveEncoder, encoded: Mapping[str, Tensor], latent_BCTHW: Tensor
 ) -> dict[str, Tensor]:
-    """Return the last four inputs of a denoiser for a micro-batch; see `models.api.DenoiserInputs`."""
+    """Return the conditions of a micro-batch by name; see `models.api.given`."""
     if isinstance(batch, StoredBatch):
         return conditioning.join(encoder, latent_BCTHW, encoded)
     num_frames = batch.work.shape.num_frames
@@ -192,8 +190,8 @@ def texts(batch: MicroBatch, encoder: LiveEncoder, dropped: Sequence[bool]) -> T
     """Return the embeddings of a micro-batch's captions."""
     if isinstance(batch, StoredBatch):
         return batch.texts(encoder, dropped)
-    source = batch.companions["source"][:, 0] if "source" in encoder.given else None
-    return encoder.texts(batch.captions, dropped, source)
+    pictures = [batch.companions[name][:, 0] for name in values.sources_in(batch.companions) if name in encoder.given]
+    return encoder.texts(batch.captions, dropped, pictures)
 
 
 class _Item:

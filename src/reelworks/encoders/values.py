@@ -6,10 +6,13 @@ under `CLIP`.
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 import torch
 from torch import Tensor
 
 from reelworks.core.shape import Shape
+from reelworks.core.sources import SOURCES
 from reelworks.encoders import conditioning
 from reelworks.encoders.encoders import LiveEncoder
 from reelworks.encoders.request_key import FIRST_FRAME, IMAGE, LATENT, TEXT
@@ -18,11 +21,16 @@ from reelworks.models.api import TextEmbedding
 CLIP = "clip"
 
 
-def frames_for(name: str, *, text_sees_pictures: bool) -> str | None:
-    """Return the kind of frames that a value is computed from; None if it needs none."""
+def frames_for(name: str, seen: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """Return the kinds of frames that a value is computed from; `seen` are the sources that a caption refers to."""
     if name == TEXT:
-        return "source" if text_sees_pictures else None
-    return CLIP if name in (LATENT, FIRST_FRAME, IMAGE) else name
+        return seen
+    return (CLIP,) if name in (LATENT, FIRST_FRAME, IMAGE) else (name,)
+
+
+def sources_in(names: Container[str]) -> tuple[str, ...]:
+    """Return the names of sources among `names`, in their order."""
+    return tuple(name for name in SOURCES if name in names)
 
 
 @torch.no_grad()

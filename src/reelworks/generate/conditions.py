@@ -8,7 +8,7 @@ Legend: T frames, H height, W width, C channels, N latent frames.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,6 +92,11 @@ def read(path: Path, shape: Shape, condition_frames: int, option: str = "--refer
             if condition_frames > 1
             else "name a picture or a clip",
         ) from error
+
+
+def companions(files: Mapping[str, str], shape: Shape, prefix: str) -> dict[str, Frames]:
+    """Read files of companions by kind, which options or keys with a prefix name."""
+    return {kind: companion(Path(file), shape, prefix + kind.partition("-")[0]) for kind, file in files.items()}
 
 
 def companion(path: Path, shape: Shape, option: str) -> Frames:

@@ -14,8 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from reelworks.core import units
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
+from reelworks.core.sources import SOURCES
 from reelworks.diffusion import rectified_flow, timesteps
 from reelworks.diffusion.config import ObjectiveConfig
 from reelworks.diffusion.objectives import PREDICTIONS
@@ -25,7 +27,7 @@ from reelworks.encoders.conditioning import encode_conditioning
 from reelworks.encoders.encoders import LiveEncoder
 from reelworks.generate import conditions
 from reelworks.generate.conditions import Conditions
-from reelworks.models.api import DenoiserInputs
+from reelworks.models.api import DenoiserInputs, given
 from reelworks.precision.boundary import DtypeBoundary
 
 MAX_FPS = 240
@@ -41,7 +43,7 @@ class GenerateOptions:
     guidance_scale: float  # scale of classifier-free or embedded guidance; 1 means none
     seed: int  # seed of the noise, the same for each prompt
     conditions: Conditions = field(default_factory=Conditions)  # condition frames and joined clips
-    # `[T, H, W, 3]` uint8 frames of a control or source by name, at the size of `shape`.
+    # `[T, H, W, 3]` uint8 frames of a control or of sources by name, at the size of `shape`.
     companions: Mapping[str, NDArray[np.uint8]] = field(default_factory=dict)
     # "pipeline" for the family's in diffusers, "own" for ours; None uses the pipeline if possible.
     sampler: Literal["own", "pipeline"] | None = None
@@ -70,7 +72,7 @@ class GenerateOptions:
     def to_text(self) -> str:
         """Return steps and guidance scale as readable text."""
         steps = self.num_inference_steps
-        return f"{steps} step{'s' * (steps != 1)}, guidance scale {self.guidance_scale:g}"
+        return f"{units.plural(steps, 'step')}, guidance scale {self.guidance_scale:g}"
 
 
 @torch.no_grad()
@@ -130,7 +132,7 @@ def _generate_one(
     latent_shape = encoder.autoencoder.geometry.latent(shape)
     generator = generator_of(options, device)
     companions = {name: torch.from_numpy(np.array(f))[None] for name, f in options.companions.items()}
-    pictures = companions["source"][:, 0].expand(2, -1, -1, -1) if "source" in companions else None
+    pictures = [companions[name][:, 0].expand(2, -1, -1, -1) for name in SOURCES if name in companions]
     text = encoder.texts([prompt, prompt], [False, True], pictures)
     conditioning: dict[str, Tensor] = {}
     without_text = torch.tensor([False, True], device=device)
@@ -156,7 +158,7 @@ def _generate_one(
                 height=torch.full((n,), float(shape.height), device=device),
                 width=torch.full((n,), float(shape.width), device=device),
                 drop_text=without_text[rows],
-                **{name: value.expand(n, *value.shape[1:]) for name, value in conditioning.items()},
+                **given(conditioning, n),
             )
         )
 

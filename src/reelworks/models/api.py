@@ -6,14 +6,15 @@ N image tokens, E image width. Latent sizes are in latent elements, the inputs `
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from reelworks.core.shape import Geometry
+from reelworks.core.sources import SOURCES
 from reelworks.models.lora.base_model import Base
 from reelworks.models.lora.config import Targets
 from reelworks.models.recompute import Recompute
@@ -37,10 +38,12 @@ class DenoiserInputs:
     height: Tensor  # `[B]` height in pixels
     width: Tensor  # `[B]` width in pixels
     drop_text: Tensor  # `[B]` True where the empty caption, learned or fixed, replaces the text
-    control: Tensor  # `[B, C, T, H, W]` latents of the control clip; C is 0 if there is none, also in the next two
-    source: Tensor  # `[B, C, T, H, W]` latents of the source clip of an edit
+    control: Tensor  # `[B, C, T, H, W]` latents of the control clip; C is 0 if there is none, also in the next one
     first_frame: Tensor  # `[B, C, T, H, W]` latents of the first frame of a clip alone; unused for a picture
     image: Tensor  # `[B, N, E]` image embeddings of the first frame; N is 0 if there are none
+    # Latents `[B, C, T, H, W]` of the sources of an edit in order, each with its own sizes, perhaps none; their number
+    # and sizes are the same for all clips.
+    sources: tuple[Tensor, ...] = ()
     # `[B, 4]` height and width of the file before resizing, and top and left of the crop after it, in pixels; by
     # default those of a file that is neither resized nor cropped.
     crop: Tensor = None  # type: ignore[assignment]
@@ -54,11 +57,33 @@ class DenoiserInputs:
             zeros = torch.zeros_like(self.height)
             object.__setattr__(self, "crop", torch.stack([self.height, self.width, zeros, zeros], dim=1))
 
+    def tensors(self) -> dict[str, Tensor]:
+        """Return every tensor by name; sources have the names in `core.sources`."""
+        values: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+        return values | dict(zip(SOURCES, values.pop("sources"), strict=False))
+
+    def each(self, change: Callable[[Tensor], Tensor]) -> DenoiserInputs:
+        """Return the inputs with every tensor changed."""
+        values: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+        for name, value in values.items():
+            values[name] = tuple(map(change, value)) if isinstance(value, tuple) else change(value)
+        return DenoiserInputs(**values)
+
 
 def nothing_given(latent_BCTHW: Tensor) -> dict[str, Tensor]:
-    """Return empty values of the four inputs of companions and first frames, for clips without companions and first-frame condition."""
+    """Return empty values of the inputs of a control and a first frame, for clips that have neither; see `given`."""
     none, image = latent_BCTHW[:, :0], latent_BCTHW.new_zeros(len(latent_BCTHW), 0, 0)
-    return {"control": none, "source": none, "first_frame": none, "image": image}
+    return {"control": none, "first_frame": none, "image": image}
+
+
+def given(values: Mapping[str, Tensor], count: int) -> dict[str, Any]:
+    """Return the last inputs of a denoiser for `count` clips: control, first frame, its embedding, and the sources.
+
+    `values` are those by name, sources under the names in `core.sources`; one row is repeated for all clips.
+    """
+    rows = {name: value.expand(count, *value.shape[1:]) for name, value in values.items()}
+    sources = tuple(rows.pop(name) for name in SOURCES if name in rows)
+    return {**rows, "sources": sources}
 
 
 INPUT_ROLES: dict[str, Role] = {
@@ -67,7 +92,7 @@ INPUT_ROLES: dict[str, Role] = {
     **dict.fromkeys(("text", "pooled"), Role.TEXT),
     **dict.fromkeys(("text_mask", "frame_mask", "drop_text"), Role.MASK),
     **dict.fromkeys(("guidance", "fps", "height", "width", "crop"), Role.GEOMETRY),
-    **dict.fromkeys(("control", "source", "first_frame", "image", "condition"), Role.CONDITION),
+    **dict.fromkeys(("control", "first_frame", "image", "condition", "sources"), Role.CONDITION),
 }
 
 
@@ -163,7 +188,7 @@ class TextEncoder(Protocol):
     pooled_dim: int
     max_length: int
 
-    def encode(self, captions: Sequence[str], pictures_BHWC: Tensor | None = None) -> TextEmbedding:
+    def encode(self, captions: Sequence[str], pictures: Sequence[Tensor] = ()) -> TextEmbedding:
         """Embed captions, with the uint8 pictures that they refer to; L is always `max_length`."""
 
     def unseen(self, caption: str) -> int:

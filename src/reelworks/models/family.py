@@ -25,6 +25,7 @@ class Conditioning:
     objectives: tuple[str, ...] = ("rectified-flow",)  # names of objectives that published weights were trained with
     # Companions of a clip that the network takes as inputs: "control", "source".
     takes: tuple[Literal["control", "source"], ...] = ()
+    most_sources: int = 1  # number of sources of a clip that it takes if it takes any
     needs: tuple[Literal["control", "source"], ...] = ()  # companions in `takes` that it cannot run without
     # How the network gets a clip's first frame besides the noise: "grey": encoded with grey frames after it; "alone":
     # encoded alone, with zeros after it; None: not at all.
@@ -163,6 +164,9 @@ class Release:
     formats: tuple[str, ...] = ("diffusers", "comfyui")  # LoRA file formats that programs for this model read
     architecture: str | None = None  # ModelSpec name in the header of LoRA files; None uses the preset's name
     base_version: str | None = None  # name that kohya's readers look up; None if they have none
+    distilled: bool = (
+        False  # whether steps or guidance were distilled into it, which training without an adapter undoes
+    )
 
 
 @dataclass(frozen=True)

@@ -58,7 +58,7 @@ def _announce(hub: Any, hub_id: str, wanted: dict[str, Any]) -> None:
     if not total:
         return
     cache = Path(hub.constants.HF_HUB_CACHE)
-    count = "1 file" if len(files) == 1 else f"{len(files)} files"
+    count = units.plural(len(files), "file")
     free = shutil.disk_usage(next(folder for folder in (cache, *cache.parents) if folder.is_dir())).free
     if free < total:
         raise UserError(

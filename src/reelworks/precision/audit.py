@@ -17,6 +17,7 @@ from typing import Any, Generic
 
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from reelworks.precision.boundary import DtypeBoundary, DtypeError, InputsT, InputsT_contra, Predictor
 from reelworks.precision.contract import Contract, name_of
@@ -170,8 +171,8 @@ def _shadow(denoiser: Predictor[InputsT], compute: torch.dtype | None) -> Predic
 
 
 def _on_meta(example: InputsT) -> InputsT:
-    values = {f.name: getattr(example, f.name).to("meta") for f in dataclasses.fields(example)}
-    return dataclasses.replace(example, **values)
+    values = {f.name: getattr(example, f.name) for f in dataclasses.fields(example)}
+    return dataclasses.replace(example, **pytree.tree_map_only(Tensor, lambda tensor: tensor.to("meta"), values))
 
 
 def _run_repeats_once(root: nn.Module) -> None:

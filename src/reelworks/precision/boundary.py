@@ -39,7 +39,7 @@ class DtypeError(UserError):
 
 
 class TensorFields(Protocol):
-    """Any dataclass whose fields are tensors."""
+    """Any dataclass whose fields are tensors, or tuples of them."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
@@ -105,12 +105,14 @@ def _require(contract: Contract, table: str, wide: str, narrow: str, why: str) -
         )
 
 
-def cast_inputs(inputs: Mapping[str, Tensor], contract: Contract) -> dict[str, Tensor]:
+def cast_inputs(
+    inputs: Mapping[str, Tensor | tuple[Tensor, ...]], contract: Contract
+) -> dict[str, Tensor | tuple[Tensor, ...]]:
     """Cast latents, text and conditions to the compute dtype, times and geometry to float32, masks to bool.
 
     Refuses an input without a role, and a time or size that arrives already rounded.
     """
-    cast = {}
+    cast: dict[str, Tensor | tuple[Tensor, ...]] = {}
     for name, value in inputs.items():
         if name not in contract.roles:
             raise DtypeError(
@@ -119,6 +121,9 @@ def cast_inputs(inputs: Mapping[str, Tensor], contract: Contract) -> dict[str, T
                 remedy="declare its role in the model's adapter",
             )
         role = contract.roles[name]
+        if isinstance(value, tuple):
+            cast[name] = tuple(part.to(contract.dtype_of(role)) for part in value)
+            continue
         if role in (Role.TIME, Role.GEOMETRY) and value.dtype in (torch.bfloat16, torch.float16):
             # Casting up cannot restore the lost precision: 999 is already 1000.
             raise DtypeError(
@@ -147,7 +152,7 @@ class DtypeBoundary(Generic[InputsT]):
     def __call__(self, inputs: InputsT) -> Tensor:
         """Return the prediction for a dataclass of tensors; raises `DtypeError` if an input or the output does not fit."""
         contract = self.denoiser.contract
-        tensors: dict[str, Tensor] = {f.name: getattr(inputs, f.name) for f in dataclasses.fields(inputs)}
+        tensors: dict[str, Any] = {f.name: getattr(inputs, f.name) for f in dataclasses.fields(inputs)}
         cast = dataclasses.replace(inputs, **cast_inputs(tensors, contract))
         device = next(iter(tensors.values())).device
         with self.lowered(device):

@@ -58,10 +58,11 @@ class Trace(TorchFunctionMode):
         self._contract, self._where = contract, where
         self._followed: dict[int, _Followed] = {}
 
-    def follow(self, inputs: Mapping[str, Tensor]) -> None:
+    def follow(self, inputs: Mapping[str, Tensor | tuple[Tensor, ...]]) -> None:
         """Start a pass with these inputs."""
         roles = self._contract.roles
-        self._followed = {id(value): _Followed(weakref.ref(value), roles[name]) for name, value in inputs.items()}
+        parts = [(name, part) for name, value in inputs.items() for part in _tensors([value])]
+        self._followed = {id(part): _Followed(weakref.ref(part), roles[name]) for name, part in parts}
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None

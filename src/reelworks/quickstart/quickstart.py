@@ -83,7 +83,8 @@ def _datasets(datasets: Sequence[DatasetConfig], found: FolderSurvey, trigger: s
         settings: list[tuple[str, Any, str]] = [("path", dataset.path, "")]
         if len(datasets) > 1:
             settings.append(("name", dataset.name, "identifies its clips"))
-        settings += [(kind, folder, "") for kind, folder in dataset.companions.items()]
+        given = {"control": dataset.control, "source": dataset.source, "loss_mask": dataset.loss_mask}
+        settings += [(key, folder, "") for key, folder in given.items() if folder is not None]
         if dataset.repeats > 1:
             settings.append(("repeats", dataset.repeats, "repeats per epoch, from the folder's name"))
         settings += _captions(dataset, found, trigger)
@@ -345,7 +346,9 @@ class QuickstartOptions:
     vram_gb: float | None = None  # memory of the GPU; None uses that of this machine's GPU, if it has one
     trigger: str | None = None  # trigger word of what is learnt
     weights: str | None = None  # instead of the published ones
-    companions: Mapping[str, str] = field(default_factory=dict)  # folder of the only dataset's companions, by kind
+    companions: Mapping[str, str | list[str]] = field(
+        default_factory=dict
+    )  # folder of the only dataset's companions, by kind
     tflops: float = ASSUMED_TFLOPS  # speed of the GPU in bfloat16
 
 
@@ -436,7 +439,9 @@ def _read(lines: Sequence[Line], path: Path) -> Recipe:
     return recipe_file.parse({"output": f"runs/{path.stem}"} | tomllib.loads(toml_writer.write("", lines)))
 
 
-def _with_companions(preset: str, datasets: list[DatasetConfig], given: Mapping[str, str]) -> list[DatasetConfig]:
+def _with_companions(
+    preset: str, datasets: list[DatasetConfig], given: Mapping[str, str | list[str]]
+) -> list[DatasetConfig]:
     for kind in registry.PRESETS[preset].config.conditioning.needs:
         if kind not in given:
             raise UserError(

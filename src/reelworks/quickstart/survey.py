@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from reelworks.catalog import formats
 from reelworks.catalog.config import DatasetConfig, Source, is_list
 from reelworks.catalog.rows import CatalogRows
+from reelworks.core import units
 from reelworks.core.errors import UserError
 from reelworks.media import decode
 from reelworks.media.config import DataConfig
@@ -42,7 +43,7 @@ class FolderSurvey:
     def to_text(self) -> str:
         """Return the counts as readable text."""
         counts = ((len(self.pictures), "picture"), (len(self.videos), "clip"))
-        return " and ".join(f"{n} {noun}{'s' * (n != 1)}" for n, noun in counts if n)
+        return " and ".join(units.plural(n, noun) for n, noun in counts if n)
 
 
 PLACEHOLDER = FolderSurvey(pictures=np.full((20, 2), 1024), videos=np.zeros((0, 3), dtype=np.int64), showings=20)

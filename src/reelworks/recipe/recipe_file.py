@@ -71,6 +71,7 @@ def parse(values: dict[str, Any]) -> Recipe:
     _require_base_target(recipe)
     validation.require_image_encoder(recipe.model)
     validation.require_companions(recipe.model, [d.companions for d in recipe.dataset], "dataset.")
+    validation.require_least_sources(recipe.model, recipe.dataset)
     _require_shared_tokens(recipe)
     recipe = _with_timestep_range(recipe)
     if recipe.buckets.proposes:

@@ -6,12 +6,14 @@ from collections.abc import Collection, Mapping, Sequence
 
 from safetensors import SafetensorError, safe_open
 
+from reelworks.catalog.config import DatasetConfig
 from reelworks.core.errors import UserError
+from reelworks.core.sources import SOURCES
 from reelworks.models import registry
 from reelworks.models.components import conditioning, other_latents
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
 
-COMPANIONS = ("control", "source")  # companions that can be inputs of a network
+COMPANIONS = ("control", *SOURCES)  # companions that can be inputs of a network
 
 
 def require_objective(model: ModelConfig, objective: str, mask_ratios: Mapping[str, float]) -> None:
@@ -88,17 +90,34 @@ def require_companions(model: ModelConfig, given: Sequence[Collection[str]], pre
             for preset, known in registry.PRESETS.items()
             if name in known.config.conditioning.takes and not preset.endswith("-tiny")
         ]
-        if count and name not in wants.takes:
+        if count and name.partition("-")[0] not in wants.takes:
             problem = f"{model.name} does not take a {name}"
             remedy = f"leave it out, or choose a model that does: {', '.join(takers)}"
-        elif 0 < count < len(given):
-            problem = f"only {count} of {len(given)} have a {name}, and a batch cannot mix clips with and without one"
-            remedy = f"give all of them a {name}, or none"
+        elif name in SOURCES and count and SOURCES.index(name) >= wants.most_sources:
+            problem = f"{model.name} takes {wants.most_sources} source{'s' * (wants.most_sources > 1)} of a clip"
+            remedy = "leave the others out, or choose a model that takes more (docs/reference/models.md)"
+        elif 0 < count < len(given) and (name == "control" or name in wants.needs):
+            why = ", and a batch cannot mix clips with and without one" if name == "control" else ""
+            problem = f"only {count} of {len(given)} have a {name}{why}"
+            remedy = f"give all of them a {name}" + (", or none" if name not in wants.needs else "")
         elif not count and name in wants.needs:
             problem, remedy = f"{model.name} needs a {name}", f"set {prefix}{name}"
         else:
             continue
-        raise UserError(problem, code="companion-mismatch", field=f"{prefix}{name}", remedy=remedy)
+        raise UserError(problem, code="companion-mismatch", field=prefix + name.partition("-")[0], remedy=remedy)
+
+
+def require_least_sources(model: ModelConfig, datasets: Sequence[DatasetConfig]) -> None:
+    """Refuse clips without a source if the network needs one."""
+    for dataset in datasets:
+        if dataset.min_sources == 0 and "source" in conditioning(model).needs:
+            raise UserError(
+                f"{model.name} needs a source for each clip",
+                code="companion-mismatch",
+                field="dataset.min_sources",
+                value=0,
+                remedy="use 1",
+            )
 
 
 def require_first_frame(model: ModelConfig, reference: str | None, field: str, num_frames: int) -> None:

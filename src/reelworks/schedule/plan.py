@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -42,11 +42,14 @@ class Samples:
     bucket: I64  # index into the bucket table
     # group: with locality, a hash of the storage unit of the clip; clips of a group are read together
     group: U64 | None = None
+    # layout: a small number for the number and sizes of the clip's sources, which are the same in a micro-batch
+    layout: I64 | None = None
 
     def take(self, where: NDArray[np.bool_] | I64) -> Samples:
         """Return the entries at these indices or under this mask."""
         group = None if self.group is None else self.group[where]
-        return Samples(self.uid[where], self.copy[where], self.ordinal[where], self.bucket[where], group)
+        layout = None if self.layout is None else self.layout[where]
+        return Samples(self.uid[where], self.copy[where], self.ordinal[where], self.bucket[where], group, layout)
 
     def __len__(self) -> int:
         return len(self.uid)
@@ -200,8 +203,11 @@ def columns(row: I64, rank: int, world: int) -> Iterator[tuple[int, bool]]:
 def plan_epoch(entries: Samples, spec: PlanSpec, epoch: int) -> EpochPlan:
     """Plan an epoch over its entries, or over those not yet consumed if the epoch has begun.
 
-    The plan does not depend on the order of the entries.
+    The plan does not depend on the order of the entries. Clips of one bucket and different layouts are planned as if
+    they were of different buckets.
     """
+    if entries.layout is not None:
+        return _plan_layouts(entries, spec, epoch)
     windows = _windows(entries, spec, epoch)
     order = by_bucket_and_hash(
         entries.uid,
@@ -238,6 +244,16 @@ def plan_epoch(entries: Samples, spec: PlanSpec, epoch: int) -> EpochPlan:
         offsets=cuts.offsets,
         rows=rows,
     )
+
+
+def _plan_layouts(entries: Samples, spec: PlanSpec, epoch: int) -> EpochPlan:
+    assert entries.layout is not None
+    count = int(entries.layout.max(initial=0)) + 1
+    of_layouts = replace(entries, bucket=entries.bucket * count + entries.layout, layout=None)
+    merge_to = tuple(to * count + n if to >= 0 else -1 for to in spec.merge_to for n in range(count))
+    sizes, costs = (tuple(v for v in values for _ in range(count)) for values in (spec.batch_sizes, spec.costs_us))
+    plan = plan_epoch(of_layouts, replace(spec, batch_sizes=sizes, costs_us=costs, merge_to=merge_to), epoch)
+    return replace(plan, bucket=plan.bucket // count)
 
 
 def by_bucket_and_hash(uid: U64, copy: I64, bucket: I64, *, seed: int, epoch: int) -> I64:

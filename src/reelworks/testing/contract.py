@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from reelworks.core.shape import Shape
+from reelworks.core.sources import SOURCES
 from reelworks.diffusion.objectives import Objective
 from reelworks.models import components, factory, registry
-from reelworks.models.api import Denoiser, DenoiserInputs, nothing_given
+from reelworks.models.api import Denoiser, DenoiserInputs, given, nothing_given
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
 from reelworks.models.expert_pair.config import switch_timestep
 from reelworks.models.lora import frozen, inject
@@ -94,10 +95,10 @@ def example(
     T, H, W = shape.num_frames, shape.height, shape.width
     length = torch.arange(text.max_length, text.max_length - batch, -1)
     latent = torch.randn(batch, components.latent_channels(autoencoder), T, H, W, generator=g)
-    frame_mask, given = torch.ones(batch, T, dtype=torch.bool), {}
+    frame_mask, beside = torch.ones(batch, T, dtype=torch.bool), {}
     if components.conditioning(ModelConfig(name=name)).frames_beside_noise:
         frame_mask[:, 0] = T == 1  # else a condition
-        given = {"condition": torch.randn(latent.shape, generator=g)}
+        beside = {"condition": torch.randn(latent.shape, generator=g)}
     return DenoiserInputs(
         latent=latent,
         time=torch.linspace(900.0, 300.0, batch),
@@ -110,15 +111,17 @@ def example(
         height=torch.full((batch,), float(H)),
         width=torch.full((batch,), float(W)),
         drop_text=torch.zeros(batch, dtype=torch.bool),
-        **_companions(latent, name, g),
-        **given,
+        **given(_companions(latent, name, g) | beside, batch),
     )
 
 
 def _companions(latent: Tensor, name: str, g: torch.Generator) -> dict[str, Tensor]:
     wants = components.conditioning(ModelConfig(name=name))
-    kinds = [*wants.takes, *(["first_frame"] if wants.first_frame else [])]
+    sources = SOURCES[: wants.most_sources] if "source" in wants.takes else ()
+    kinds = [*(["control"] if "control" in wants.takes else []), *sources]
+    kinds += ["first_frame"] if wants.first_frame else []
     inputs = nothing_given(latent) | {key: torch.randn(latent.shape, generator=g) for key in kinds}
+    inputs |= {name: inputs[name].mT for name in sources[1::2]}  # those of other sizes than the picture
     if wants.image_encoder:
         inputs["image"] = torch.randn(len(latent), _IMAGE_TOKENS, IMAGE_DIM, generator=g)
     return inputs

@@ -24,7 +24,7 @@ from reelworks.diffusion.config import ObjectiveConfig
 from reelworks.distributed.transfer import to_device
 from reelworks.encoders import conditioning, stored_batches
 from reelworks.encoders.encoders import LiveEncoder
-from reelworks.models.api import DenoiserInputs, TextEmbedding
+from reelworks.models.api import DenoiserInputs, TextEmbedding, given
 from reelworks.models.expert_pair.config import switch_timestep
 from reelworks.recipe.recipe import Recipe
 from reelworks.schedule.plan import EpochPlan
@@ -161,7 +161,7 @@ class Encoded:
     Attributes:
         latent: `[B, C, T, H, W]` clean latents.
         text: Embeddings of the captions, of dropped ones as the model wants them.
-        conditions: The last four inputs of a denoiser; see `models.api.DenoiserInputs`.
+        conditions: The last inputs of a denoiser by name; see `models.api.given`.
     """
 
     latent: Tensor
@@ -246,7 +246,7 @@ def _example(
         width=torch.full((n,), float(work.shape.width), device=device),
         crop=to_device(_crop(work, config), device).expand(n, -1),
         drop_text=to_device(torch.from_numpy(drawn.drop_text), device),
-        **{name: value.expand(n, *value.shape[1:]) for name, value in conditions.items()},
+        **given(conditions, n),
     )
     counts = to_device(batch.is_valid, device).expand(n)
     weight = None

@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 
 from reelworks.core.log import logger
+from reelworks.core.sources import SOURCES
 from reelworks.diffusion import objectives
 from reelworks.distributed import mesh
 from reelworks.distributed.mesh import World
@@ -171,6 +172,7 @@ def image_encoder(kind: Literal["clip", "siglip"], weights: str, device: torch.d
 
 
 def given_companions(recipe: Recipe) -> tuple[str, ...]:
-    """Return the kinds of companions that the model gets as inputs; all datasets have the same."""
-    takes = components.conditioning(recipe.model).takes
-    return tuple(name for name in takes if name in recipe.dataset[0].companions)
+    """Return the kinds of companions that the model gets as inputs; clips may lack some of the sources."""
+    takes, kinds = components.conditioning(recipe.model).takes, {kind for d in recipe.dataset for kind in d.companions}
+    names = [*(["control"] if "control" in takes else []), *(SOURCES if "source" in takes else [])]
+    return tuple(name for name in names if name in kinds)

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from reelworks.core import sources
 from reelworks.core.config import Config
 from reelworks.core.errors import UserError
 from reelworks.train import optimizer_names
@@ -285,7 +286,9 @@ class SamplesConfig(Config):
         None, min_length=1, description="image that every clip begins with; i2v models need one"
     )
     control: str | None = Field(None, min_length=1, description="control image or clip of all previews")
-    source: str | None = Field(None, min_length=1, description="image that all previews edit")
+    source: str | list[str] | None = Field(
+        None, min_length=1, description="image that all previews edit, or a list of images in order"
+    )
 
     @model_validator(mode="after")
     def _check_metrics(self) -> SamplesConfig:
@@ -302,5 +305,5 @@ class SamplesConfig(Config):
     @property
     def companions(self) -> dict[str, str]:
         """Files of the companions, by kind."""
-        files = {"control": self.control, "source": self.source}
+        files = {"control": self.control, **sources.named(self.source)}
         return {kind: file for kind, file in files.items() if file is not None}

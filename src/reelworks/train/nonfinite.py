@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -96,8 +95,7 @@ def origin(module: nn.Module, inputs: DenoiserInputs, run: Callable[[], object])
 
     `run` repeats the forward pass with the inputs. The step's gradients must be in place, and not yet clipped.
     """
-    tensors = {f.name: getattr(inputs, f.name) for f in dataclasses.fields(inputs)}
-    bad_inputs, bad_weights = not_finite(tensors), not_finite(dict(module.named_parameters()))
+    bad_inputs, bad_weights = not_finite(inputs.tensors()), not_finite(dict(module.named_parameters()))
     order, bad_modules = _forward(module, run)
     candidates: tuple[tuple[What, list[str]], ...]
     candidates = (("input", bad_inputs), ("weight", bad_weights), ("activation", bad_modules))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from reelworks.core import units
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
 from reelworks.core.shape import Shape
@@ -52,7 +53,7 @@ def options(data: RecipeData) -> GenerateOptions | None:
         sampled.guidance_scale,
         recipe.seed,
         Conditions(reference),
-        {name: conditions.companion(Path(file), shape, f"samples.{name}") for name, file in c.companions.items()},
+        conditions.companions(c.companions, shape, "samples."),
         guided_channels=sampled.guided_channels,
         image_guidance_scale=sampled.image_guidance_scale,
     )
@@ -115,7 +116,7 @@ class Previewer:
         options, prompts = self.options, self.recipe.samples.prompts
         if options is None:
             return None
-        clips = "1 clip" if len(prompts) == 1 else f"{len(prompts)} clips"
+        clips = units.plural(len(prompts), "clip")
         logger.info(f"making previews: {clips} of {options.shape}, {options.to_text()}")
         try:
             with self.state.averaged(), nullcontext() if self.sequence is None else self.sequence.paused():

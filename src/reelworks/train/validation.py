@@ -6,7 +6,7 @@ It does not depend on the step, so two checkpoints, or two runs, can be compared
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -129,4 +129,4 @@ def _part(inputs: DenoiserInputs, first: int, count: int) -> DenoiserInputs:
     """Return some of the clips of a micro-batch."""
     if first == 0 and count >= len(inputs.time):
         return inputs
-    return DenoiserInputs(**{f.name: getattr(inputs, f.name)[first : first + count] for f in fields(inputs)})
+    return inputs.each(lambda value: value[first : first + count])

@@ -50,13 +50,13 @@ class Looking:
     sees_pictures = True
 
     def __init__(self) -> None:
-        self.asked: list[tuple[list[str], torch.Tensor | None]] = []
+        self.asked: list[tuple[list[str], list[torch.Tensor]]] = []
 
-    def encode(self, captions, pictures_BHWC=None):
+    def encode(self, captions, pictures=()):
         """Numbers of the picture beside those of the caption."""
-        self.asked.append((list(captions), pictures_BHWC))
+        self.asked.append((list(captions), list(pictures)))
         made = row(captions[0])
-        return made if pictures_BHWC is None else made._replace(tokens=made.tokens + pictures_BHWC.sum())
+        return made._replace(tokens=made.tokens + sum(picture.sum() for picture in pictures))
 
 
 def live(text) -> LiveEncoder:
@@ -67,12 +67,12 @@ def test_what_is_said_of_a_picture_is_not_kept_and_another_encoder_does_not_mind
     """One caption with two pictures has two embeddings; where none looks at them, one that was embedded once."""
     pictures = torch.tensor([1, 2], dtype=torch.uint8)[:, None, None, None].expand(2, 4, 4, 3)
     looking = Looking()
-    made = live(looking).texts(["a cup", "a cup"], [False, False], pictures)
+    made = live(looking).texts(["a cup", "a cup"], [False, False], [pictures])
     assert not torch.equal(made.tokens[0], made.tokens[1])
     assert [len(asked) for asked, _ in looking.asked] == [1, 1]
     looking = Looking()
     looking.sees_pictures = False
-    made = live(looking).texts(["a cup", "a cup", "b"], [False, False, True], pictures[:1].expand(3, -1, -1, -1))
+    made = live(looking).texts(["a cup", "a cup", "b"], [False, False, True], [pictures[:1].expand(3, -1, -1, -1)])
     assert [asked for asked, _ in looking.asked] == [["a cup"], [""]]
     assert torch.equal(made.tokens[0], made.tokens[1])
 

@@ -17,6 +17,7 @@ from reelworks.core.shape import Shape
 from reelworks.encoders import conditioning
 from reelworks.encoders.encoders import LiveEncoder
 from reelworks.models import components, factory
+from reelworks.models.api import given
 from reelworks.models.config import AutoencoderConfig, ModelConfig
 from reelworks.models.families.flux import network as flux
 from reelworks.models.families.wan import network as wan
@@ -118,7 +119,7 @@ def test_wan_is_shown_the_first_frame_as_its_pipeline_does(parts):
     noise = torch.randn(latent.shape, generator=torch.Generator().manual_seed(0))
     _, condition = pipeline.prepare_latents(pixels, 1, 16, 32, 48, 9, torch.float32, torch.device("cpu"), latents=noise)
     inputs = contract.example(Shape(9, 4, 6), "wan-i2v-tiny", batch=1)
-    inputs = dataclasses.replace(inputs, latent=noise, **made)
+    inputs = dataclasses.replace(inputs, latent=noise, **given(made, 1))
     called = {}
     wan.predict(Watch(called), inputs, config_of("wan-i2v-tiny"))
     torch.testing.assert_close(called["hidden_states"], torch.cat([noise, condition], dim=1))
@@ -158,7 +159,7 @@ def test_flux_is_shown_companions_as_its_pipelines_do(parts, name):
     made = conditioning.encode_conditioning(encoder, latent, {kind: beside, "loss_mask": beside}, frames[:, 0], 1)
     inputs = contract.example(Shape(1, 4, 6), "flux-tiny", batch=1)
     called = {}
-    inputs = dataclasses.replace(inputs, latent=latent, **made)
+    inputs = dataclasses.replace(inputs, latent=latent, **given(made, 1))
     flux.predict(Watch(called), inputs, config_of(name))
     pixels = beside[:, 0].permute(0, 3, 1, 2).float() / 127.5 - 1
     pipeline = diffusers.FluxKontextPipeline(

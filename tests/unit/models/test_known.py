@@ -25,7 +25,8 @@ ALIKE = [
     ("wan-2.1-14b", "wan-2.2-14b"),
     ("flux-dev", "flux-kontext"),
     ("hunyuan-video-1.5", "hunyuan-video-1.5-i2v"),
-    ("qwen-image", "qwen-image-edit"),
+    ("qwen-image", "qwen-image-2512", "qwen-image-edit", "qwen-image-edit-2509", "qwen-image-edit-2511"),
+    ("z-image", "z-image-turbo"),
 ]
 FULL = [(name, "") for name in registry.PRESETS if not name.endswith("-tiny")]
 

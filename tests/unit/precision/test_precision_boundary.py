@@ -54,10 +54,12 @@ def inputs(B=2, T=2, H=4, W=6):
 
 
 def test_casting_by_role():
-    tensors = {f.name: getattr(inputs(), f.name) for f in dataclasses.fields(DenoiserInputs)}
+    example = dataclasses.replace(inputs(), sources=(torch.zeros(2, 12, 1, 2, 2),))
+    tensors = {f.name: getattr(example, f.name) for f in dataclasses.fields(DenoiserInputs)}
     cast = boundary.cast_inputs(tensors, contract())
+    cast["sources"] = cast["sources"][0]
     assert {name for name, value in cast.items() if value.dtype == BF16} == {
-        "latent", "text", "pooled", "control", "source", "first_frame", "image",
+        "latent", "text", "pooled", "control", "sources", "first_frame", "image",
     }  # fmt: skip
     assert {name for name, value in cast.items() if value.dtype == F32} == {
         "time", "guidance", "fps", "height", "width", "crop",

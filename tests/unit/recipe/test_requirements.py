@@ -50,7 +50,9 @@ def test_every_preset_has_its_parts_and_they_fit():
         ),
         ("flux-dev", [{"source"}], "flux-kontext.*flux2-dev.*qwen-image-edit"),
         ("flux-control", [{}], r"dataset\.control: flux-control needs a control"),
-        ("qwen-image-edit", [{"source"}, {}], "1 of 2 have a source, and a batch cannot mix"),
+        ("qwen-image-edit", [{"source"}, {}], "1 of 2 have a source"),
+        ("flux-control", [{"control"}, {}], "1 of 2 have a control, and a batch cannot mix"),
+        ("flux-kontext", [{"source", "source-2"}], "dataset.source: flux-kontext takes 1 source of a clip"),
     ],
 )
 def test_companions_are_refused_where_they_are_not_seen_and_asked_for_where_they_are_needed(model, given, match):
@@ -65,6 +67,8 @@ def test_companions_are_refused_where_they_are_not_seen_and_asked_for_where_they
         ("flux-control", [{"control", "loss_mask"}, {"control"}]),
         ("flux-kontext", [{}]),
         ("flux-kontext", [{"source"}]),
+        ("flux-kontext", [{"source"}, {}]),
+        ("flux2-dev", [{"source", "source-2", "source-3"}, {"source"}, {}]),
         ("stdit3-xl", [{"loss_mask"}, {}]),
     ],
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import final
 
@@ -60,4 +59,4 @@ class ExpertPairDenoiser:
 
 
 def _rows(inputs: DenoiserInputs, index: Tensor) -> DenoiserInputs:
-    return DenoiserInputs(**{f.name: getattr(inputs, f.name)[index] for f in dataclasses.fields(inputs)})
+    return inputs.each(lambda value: value[index])

@@ -62,9 +62,9 @@ class FamilyTextEncoder:
                 )
 
     @torch.no_grad()
-    def encode(self, captions: Sequence[str], pictures_BHWC: Tensor | None = None) -> TextEmbedding:
+    def encode(self, captions: Sequence[str], pictures: Sequence[Tensor] = ()) -> TextEmbedding:
         """Embed captions as the family's pipeline does, padded to `max_length`."""
-        tokens, mask, pooled = self._encode(self._pipeline, list(captions), self.max_length, pictures_BHWC)
+        tokens, mask, pooled = self._encode(self._pipeline, list(captions), self.max_length, list(pictures))
         tokens = tokens.float()[:, : self.max_length]
         mask = tokens.new_ones(tokens.shape[:2]) if mask is None else mask[:, : self.max_length]
         missing = self.max_length - tokens.shape[1]
@@ -141,7 +141,7 @@ class T5TextEncoder:
             )
 
     @torch.no_grad()
-    def encode(self, captions: Sequence[str], pictures_BHWC: Tensor | None = None) -> TextEmbedding:
+    def encode(self, captions: Sequence[str], pictures: Sequence[Tensor] = ()) -> TextEmbedding:
         """Return the last hidden state of every token; padding is masked within the T5 and in the result."""
         tokens = self._tokenizer(
             list(captions), max_length=self.max_length, padding="max_length", truncation=True, return_tensors="pt"

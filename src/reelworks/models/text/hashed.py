@@ -57,7 +57,7 @@ class HashedTextEncoder:
         self.dim, self.pooled_dim, self.max_length = config.dim, config.pooled_dim, config.max_length
         self._device = torch.device("cpu")
 
-    def encode(self, captions: Sequence[str], pictures_BHWC: Tensor | None = None) -> TextEmbedding:
+    def encode(self, captions: Sequence[str], pictures: Sequence[Tensor] = ()) -> TextEmbedding:
         """Look up every word; the pooled sum of n words is divided by √n, so that its variance stays 1.
 
         A caption without words becomes one token of its own: attention under a mask that is all False is NaN.

@@ -16,7 +16,7 @@ from reelworks.buckets.table import Bucket, BucketTable
 from reelworks.distributed.mesh import World
 from reelworks.encoders import conditioning
 from reelworks.encoders.encoders import LiveEncoder
-from reelworks.models.api import Autoencoder, Denoiser, DenoiserInputs, ImageEncoder, TextEncoder
+from reelworks.models.api import Autoencoder, Denoiser, DenoiserInputs, ImageEncoder, TextEncoder, given
 from reelworks.precision import audit
 from reelworks.precision.boundary import DtypeError, Predictor
 from reelworks.train import out_of_memory
@@ -108,5 +108,5 @@ def blank(encoder: LiveEncoder, bucket: Bucket, batch: int, device: torch.device
         height=full(batch, value=float(bucket.shape.height)),
         width=full(batch, value=float(bucket.shape.width)),
         drop_text=torch.zeros(batch, dtype=torch.bool, device=device),
-        **conditioning.blank(encoder, latent),
+        **given(conditioning.blank(encoder, latent), batch),
     )

@@ -5,7 +5,6 @@ A deep network is measured with few of its blocks, as each further one adds the 
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import weakref
 from collections.abc import Iterator
@@ -43,8 +42,8 @@ def measure(denoiser: Denoiser, inputs: DenoiserInputs) -> Pass:
     Gradients of parameters are allocated before it, as in a step's second micro-batch, and released after it.
     """
     meter = Meter(denoiser.module)
-    for field in dataclasses.fields(inputs):
-        meter.follow(getattr(inputs, field.name))
+    for tensor in inputs.tensors().values():
+        meter.follow(tensor)
     # Gradient checkpointing recomputes outside of the boundary, so it needs the boundary's autocast here.
     autocast = MetaAutocast(denoiser.contract.compute)
     with meter, _Attention(meter), autocast, torch.autograd.set_multithreading_enabled(False):

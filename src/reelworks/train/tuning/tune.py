@@ -11,7 +11,7 @@ import torch
 
 from reelworks.buckets import tuned
 from reelworks.buckets.table import Bucket, BucketTable
-from reelworks.core import files
+from reelworks.core import files, units
 from reelworks.core.errors import UserError
 from reelworks.recipe.recipe import Recipe
 from reelworks.schedule import cost_fit
@@ -159,4 +159,4 @@ def write(path: Path, result: Tuned) -> None:
 
 
 def _clips(count: int) -> str:
-    return "1 clip" if count == 1 else f"{count} clips"
+    return units.plural(count, "clip")

@@ -26,8 +26,8 @@ def predict(module: Any, inputs: DenoiserInputs, config: FluxConfig) -> Tensor:
     count = len(positions)
     if config.companion == "control":
         tokens = torch.cat([tokens, pack(inputs.control[:, :, 0])], dim=2)
-    if inputs.source.shape[1]:
-        tokens = torch.cat([tokens, pack(inputs.source[:, :, 0])], dim=1)
+    for source in inputs.sources:
+        tokens = torch.cat([tokens, pack(source[:, :, 0])], dim=1)
         positions = torch.cat([positions, positions + positions.new_tensor([1, 0, 0])])
     guidance = inputs.guidance if config.guidance_embeds else None
     exact = [inputs.time] if guidance is None else [inputs.time, guidance * PURE_NOISE]
@@ -45,7 +45,7 @@ def predict(module: Any, inputs: DenoiserInputs, config: FluxConfig) -> Tensor:
     return -unpack(out[:, :count], H, W)[:, :, None]
 
 
-def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: Tensor | None) -> EncodedText:
+def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: list[Tensor]) -> EncodedText:
     """Embed captions; padding tokens are attended to."""
     tokens, pooled, _ = pipeline.encode_prompt(captions, captions, max_sequence_length=length)
     return EncodedText(tokens, pooled=pooled)

@@ -12,21 +12,23 @@ from reelworks.models.api import PURE_NOISE, DenoiserInputs
 from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, embedded, grid
 from reelworks.models.families.flux2.spec import Flux2Config
 
-_SOURCE = 10  # index of the first source picture on the picture axis
+_SOURCE = 10  # index of the first source on the picture axis, and distance to the next one
 
 
 def predict(module: Any, inputs: DenoiserInputs, config: Flux2Config) -> Tensor:
     """Return the velocity `[B, C, 1, H, W]`; the network's own points towards the noise.
 
-    Positions have four axes: picture, row, column and word. A source's tokens follow those of the picture.
+    Positions have four axes: picture, row, column and word. The tokens of sources follow those of the
+    picture.
     """
     *_, H, W = inputs.latent.shape
     device = inputs.latent.device
     tokens, positions = inputs.latent.flatten(2).transpose(1, 2), pad(grid(H, W, device=device), (1, 1))
     count = len(positions)
-    if inputs.source.shape[1]:
-        tokens = torch.cat([tokens, inputs.source.flatten(2).transpose(1, 2)], dim=1)
-        positions = torch.cat([positions, positions + positions.new_tensor([_SOURCE, 0, 0, 0])])
+    for number, source in enumerate(inputs.sources, start=1):
+        tokens = torch.cat([tokens, source.flatten(2).transpose(1, 2)], dim=1)
+        own = pad(grid(*source.shape[3:], device=device), (1, 1))
+        positions = torch.cat([positions, own + own.new_tensor([number * _SOURCE, 0, 0, 0])])
     guidance = inputs.guidance if config.guidance_embeds else None
     exact = [inputs.time] if guidance is None else [inputs.time, guidance * PURE_NOISE]
     with embedded(module.time_guidance_embed.time_proj, *exact):
@@ -43,7 +45,7 @@ def predict(module: Any, inputs: DenoiserInputs, config: Flux2Config) -> Tensor:
     return -out[:, :count].transpose(1, 2).reshape(inputs.latent.shape)
 
 
-def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: Tensor | None) -> EncodedText:
+def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: list[Tensor]) -> EncodedText:
     """Embed captions; padding tokens are attended to."""
     return EncodedText(pipeline.encode_prompt(captions, max_sequence_length=length)[0])
 

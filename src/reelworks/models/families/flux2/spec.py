@@ -45,7 +45,9 @@ class Flux2Config(Config):
     def conditioning(self) -> family.Conditioning:
         """Conditioning of the network; a distilled one takes the guidance scale."""
         return family.Conditioning(
-            guidance="embedded" if self.guidance_embeds else "classifier-free", takes=("source",)
+            guidance="embedded" if self.guidance_embeds else "classifier-free",
+            takes=("source",),
+            most_sources=4,
         )
 
     def fit(self, components: family.ComponentShapes) -> Self:

@@ -43,7 +43,7 @@ def predict(module: Any, inputs: DenoiserInputs, config: HunyuanVideo15Config) -
     return -out
 
 
-def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: Tensor | None) -> EncodedText:
+def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: list[Tensor]) -> EncodedText:
     """Embed captions."""
     pipeline.tokenizer_max_length = length  # this pipeline takes the length nowhere else
     tokens, mask, *_ = pipeline.encode_prompt(captions, batch_size=len(captions))

@@ -37,7 +37,7 @@ def _positions(inputs: DenoiserInputs) -> Tensor:
     return grid(*sizes, device=device).T * scale_B3[..., None]
 
 
-def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: Tensor | None) -> EncodedText:
+def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: list[Tensor]) -> EncodedText:
     """Embed captions."""
     tokens, mask, *_ = pipeline.encode_prompt(captions, None, False, max_sequence_length=length)
     return EncodedText(tokens, mask)

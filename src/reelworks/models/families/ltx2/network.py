@@ -42,7 +42,7 @@ def predict(module: Any, inputs: DenoiserInputs, config: LTX2Config) -> Tensor:
     return -out.transpose(1, 2).reshape(latent.shape)
 
 
-def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: Tensor | None) -> EncodedText:
+def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: list[Tensor]) -> EncodedText:
     """Embed captions: a small network of the pipeline turns the states of all layers into tokens.
 
     Captions are padded with learned tokens, of whose number the length must be a multiple.

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from typing import Any, final
 
 import torch
 from PIL import Image
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from reelworks.models import optional_imports
 from reelworks.models.api import PURE_NOISE, DenoiserInputs, TextEmbedding
@@ -20,22 +22,22 @@ _PICTURE = "<|image_pad|>"  # occurs in the text once for each token of the pict
 
 @final
 class ImagePlaceholderTokens:
-    """Prepares texts with one picture each."""
+    """Prepares texts with pictures, which are those of the first text, then those of the second one, and so on."""
 
     def __init__(self, tokenizer: Any, pictures: Any) -> None:
         self._tokenizer, self._pictures = tokenizer, pictures
 
     def __call__(
-        self, *, text: Sequence[str], images: Sequence[Image.Image], padding: bool, return_tensors: str
+        self, *, text: Sequence[str], images: Sequence[Image.Image] | None, padding: bool, return_tensors: str
     ) -> Any:
         """Return the inputs of the model."""
-        pictures = self._pictures(images=images, return_tensors=return_tensors)
-        counts = pictures["image_grid_thw"].prod(dim=1) // self._pictures.merge_size**2
-        words = self._tokenizer(
-            [caption.replace(_PICTURE, _PICTURE * count) for caption, count in zip(text, counts.tolist(), strict=True)],
-            padding=padding,
-            return_tensors=return_tensors,
-        )
+        pictures: dict[str, Any] = {}
+        counts = iter(())
+        if images:
+            pictures = {**self._pictures(images=images, return_tensors=return_tensors)}
+            counts = iter((pictures["image_grid_thw"].prod(dim=1) // self._pictures.merge_size**2).tolist())
+        filled = [re.sub(re.escape(_PICTURE), lambda found: found[0] * next(counts), caption) for caption in text]
+        words = self._tokenizer(filled, padding=padding, return_tensors=return_tensors)
         return optional_imports.transformers().BatchFeature({**words, **pictures})
 
 
@@ -45,21 +47,25 @@ def load(tokenizer: Any, source: str) -> ImagePlaceholderTokens:
     return ImagePlaceholderTokens(tokenizer, kind.from_pretrained(source, subfolder="processor"))
 
 
-_PICTURE_PX = 1024 * 1024  # area to which a source picture is scaled before it is encoded
+_PICTURE_PX = 1024 * 1024  # area to which the only source is scaled for the text encoder
+_SMALL_PICTURE_PX = 384 * 384  # area to which each of several sources is scaled for it
 
 
 def predict(module: Any, inputs: DenoiserInputs, config: QwenImageConfig) -> Tensor:
     """Return the velocity `[B, C, 1, H, W]`; the network's own points towards the noise.
 
-    The tokens of the source picture follow those of the edit, as a second picture.
+    The tokens of the sources follow those of the edit, as further pictures.
     """
     B, _, _, H, W = inputs.latent.shape
     timestep = inputs.time / PURE_NOISE
     tokens, pictures = pack(inputs.latent[:, :, 0]), [(1, H // 2, W // 2)]
     count = tokens.shape[1]
-    if inputs.source.shape[1]:
-        tokens, pictures = torch.cat([tokens, pack(inputs.source[:, :, 0])], dim=1), 2 * pictures
-    with embedded(module.time_text_embed.time_proj, timestep):
+    for source in inputs.sources:
+        tokens = torch.cat([tokens, pack(source[:, :, 0])], dim=1)
+        pictures = [*pictures, (1, source.shape[3] // 2, source.shape[4] // 2)]
+    # With `zero_cond_t`, sources have a second time, which is zero.
+    exact = torch.cat([timestep, 0 * timestep]) if config.zero_cond_t else timestep
+    with embedded(module.time_text_embed.time_proj, exact):
         out = module(
             tokens,
             encoder_hidden_states=inputs.text,
@@ -71,22 +77,34 @@ def predict(module: Any, inputs: DenoiserInputs, config: QwenImageConfig) -> Ten
     return -unpack(out[:, :count], H, W)[:, :, None]
 
 
-def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: Tensor | None) -> EncodedText:
+def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: list[Tensor]) -> EncodedText:
     """Embed captions."""
     return EncodedText(*pipeline.encode_prompt(captions, max_sequence_length=length))
 
 
-def encode_text_and_picture(pipeline: Any, captions: list[str], length: int, pictures: Tensor | None) -> EncodedText:
+def encode_text_and_picture(pipeline: Any, captions: list[str], length: int, pictures: list[Tensor]) -> EncodedText:
     """Embed captions together with the pictures that they refer to."""
-    if pictures is None:  # called to learn sizes only
-        pictures = torch.zeros(len(captions), 32, 32, 3, dtype=torch.uint8)
-    _, H, W, _ = pictures.shape
-    scale = math.sqrt(_PICTURE_PX / (H * W))
-    height, width = (round(size * scale / 32) * 32 for size in (H, W))
-    images = [
-        Image.fromarray(picture).resize((width, height), Image.Resampling.LANCZOS) for picture in pictures.cpu().numpy()
+    (source,) = pictures or [torch.zeros(len(captions), 32, 32, 3, dtype=torch.uint8)]  # none to learn sizes only
+    return EncodedText(*pipeline.encode_prompt(captions, _scaled(source, _PICTURE_PX), max_sequence_length=length))
+
+
+def encode_text_and_pictures(pipeline: Any, captions: list[str], length: int, pictures: list[Tensor]) -> EncodedText:
+    """Embed captions, each with its pictures in order."""
+    scaled = [_scaled(each, _SMALL_PICTURE_PX) for each in pictures]
+    rows = [
+        pipeline.encode_prompt([caption], [each[i] for each in scaled] or None, max_sequence_length=length)[0][0]
+        for i, caption in enumerate(captions)
     ]
-    return EncodedText(*pipeline.encode_prompt(captions, images, max_sequence_length=length))
+    masks = [row.new_ones(len(row), dtype=torch.bool) for row in rows]
+    return EncodedText(pad_sequence(rows, batch_first=True), pad_sequence(masks, batch_first=True))
+
+
+def _scaled(pictures_BHWC: Tensor, area_px: int) -> list[Image.Image]:
+    """Return pictures of about this area, with sides that are multiples of 32."""
+    _, H, W, _ = pictures_BHWC.shape
+    scale = math.sqrt(area_px / (H * W))
+    height, width = (round(size * scale / 32) * 32 for size in (H, W))
+    return [Image.fromarray(p).resize((width, height), Image.Resampling.LANCZOS) for p in pictures_BHWC.cpu().numpy()]
 
 
 def pipeline_arguments(
@@ -103,7 +121,11 @@ def pipeline_arguments(
 
 NETWORK = DiffusersNetwork(
     predict,
-    encode_text={"qwen-image": encode_text, "qwen-image-edit": encode_text_and_picture},
+    encode_text={
+        "qwen-image": encode_text,
+        "qwen-image-edit": encode_text_and_picture,
+        "qwen-image-edit-plus": encode_text_and_pictures,
+    },
     pipeline_arguments=pipeline_arguments,
     load_processor=load,
 )

@@ -14,7 +14,7 @@ from reelworks.models import family
 class QwenImageConfig(Config):
     """Arguments of diffusers' QwenImageTransformer2DModel; defaults are the published ones.
 
-    `edits`: the source picture of an edit is an input.
+    `most_sources`: number of pictures that an edit may have as inputs, at least one; 0 if it takes none.
     """
 
     patch_size: ClassVar[tuple[int, int, int]] = (1, 2, 2)
@@ -27,12 +27,15 @@ class QwenImageConfig(Config):
     num_attention_heads: int = 24
     joint_attention_dim: int = 3584
     axes_dims_rope: tuple[int, int, int] = (16, 56, 56)
-    edits: bool = Field(default=False, exclude=True)
+    zero_cond_t: bool = False
+    most_sources: int = Field(default=0, exclude=True)
 
     @property
     def conditioning(self) -> family.Conditioning:
         """Conditioning of the network; empty captions are encoded."""
-        return family.Conditioning(takes=("source",), needs=("source",)) if self.edits else family.Conditioning()
+        if not self.most_sources:
+            return family.Conditioning()
+        return family.Conditioning(takes=("source",), needs=("source",), most_sources=self.most_sources)
 
     @property
     def network(self) -> family.Network:
@@ -60,20 +63,36 @@ _TINY = QwenImageConfig(num_layers=2, attention_head_dim=16, num_attention_heads
 _PARTS = family.Parts("qwen-image", "qwen-image", same_latents=("wan-2.1",))
 _preset = partial(family.Preset, parts=_PARTS, sampling=family.SamplingDefaults(4.0, 50))
 _edit = partial(_preset, parts=_PARTS._replace(text="qwen-image-edit"))
+# Their README tells of 40 steps, and of one to three pictures.
+_edit_plus = partial(
+    _preset, parts=_PARTS._replace(text="qwen-image-edit-plus"), sampling=family.SamplingDefaults(4.0, 40)
+)
+_release = partial(family.Release, timestep_shift=2.2)
 _text = partial(family.PublishedText, parameters=8_292_166_656, networks=(family.QWEN2_5_VL,))
 FAMILY = family.Family(
     name="qwen-image",
     network=f"{__package__}.network",
     presets={
-        "qwen-image": _preset(
-            QwenImageConfig(), release=family.Release("Qwen/Qwen-Image", timestep_shift=2.2, architecture="Qwen-Image")
+        "qwen-image": _preset(QwenImageConfig(), release=_release("Qwen/Qwen-Image", architecture="Qwen-Image")),
+        "qwen-image-2512": _preset(
+            QwenImageConfig(), release=_release("Qwen/Qwen-Image-2512", architecture="Qwen-Image")
         ),
         "qwen-image-edit": _edit(
-            QwenImageConfig(edits=True),
-            release=family.Release("Qwen/Qwen-Image-Edit", timestep_shift=2.2, architecture="Qwen-Image-Edit"),
+            QwenImageConfig(most_sources=1),
+            release=_release("Qwen/Qwen-Image-Edit", architecture="Qwen-Image-Edit"),
+        ),
+        "qwen-image-edit-2509": _edit_plus(
+            QwenImageConfig(most_sources=3),
+            release=_release("Qwen/Qwen-Image-Edit-2509", architecture="Qwen-Image-Edit-Plus"),
+        ),
+        # Its sources have time 0.
+        "qwen-image-edit-2511": _edit_plus(
+            QwenImageConfig(most_sources=3, zero_cond_t=True),
+            release=_release("Qwen/Qwen-Image-Edit-2511", architecture="Qwen-Image-Edit-2511"),
         ),
         "qwen-image-tiny": _preset(_TINY),
-        "qwen-image-edit-tiny": _edit(_TINY.model_copy(update={"edits": True})),
+        "qwen-image-edit-tiny": _edit(_TINY.model_copy(update={"most_sources": 1})),
+        "qwen-image-edit-plus-tiny": _edit_plus(_TINY.model_copy(update={"most_sources": 3, "zero_cond_t": True})),
     },
     autoencoders={
         "qwen-image": family.PublishedAutoencoder(
@@ -89,6 +108,12 @@ FAMILY = family.Family(
         "qwen-image": _text("QwenImagePipeline", 3584, 512),
         # About 1370 of the tokens are those of the source picture.
         "qwen-image-edit": _text("QwenImageEditPipeline", 3584, 2048, sees_pictures=True),
+        # About 200 tokens are those of a picture.
+        "qwen-image-edit-plus": _text("QwenImageEditPlusPipeline", 3584, 1024, sees_pictures=True),
     },
-    short_names={"qwen": "qwen-image"},
+    short_names={
+        "qwen": "qwen-image",
+        "qwen-edit": "qwen-image-edit",
+        "qwen-image-edit-plus": "qwen-image-edit-2509",
+    },
 )

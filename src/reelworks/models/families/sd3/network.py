@@ -26,7 +26,7 @@ def predict(module: Any, inputs: DenoiserInputs, config: SD3Config) -> Tensor:
     return -out[:, :, None]
 
 
-def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: Tensor | None) -> EncodedText:
+def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: list[Tensor]) -> EncodedText:
     """Embed captions: the tokens of two CLIPs, followed by those of a T5."""
     tokens, _, pooled, _ = pipeline.encode_prompt(
         captions,

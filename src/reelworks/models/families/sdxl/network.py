@@ -32,7 +32,7 @@ def predict(module: Any, inputs: DenoiserInputs, config: SDXLConfig) -> Tensor:
     return out[:, :, None]
 
 
-def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: Tensor | None) -> EncodedText:
+def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: list[Tensor]) -> EncodedText:
     """Embed captions; an empty one as zeros if the release's config requires it."""
     tokens, _, pooled, _ = pipeline.encode_prompt(captions, do_classifier_free_guidance=False)
     if pipeline.config.force_zeros_for_empty_prompt:

@@ -42,7 +42,7 @@ def _with_first_frame(inputs: DenoiserInputs) -> Tensor:
     return torch.cat([latent, mask, inputs.first_frame], dim=1)
 
 
-def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: Tensor | None) -> EncodedText:
+def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: list[Tensor]) -> EncodedText:
     """Embed captions; padding tokens are zeros."""
     tokens, _ = pipeline.encode_prompt(captions, None, False, max_sequence_length=length)
     return EncodedText(tokens, tokens.any(dim=-1))

@@ -29,7 +29,7 @@ def _without_padding(text_LD: Tensor, mask_L: Tensor) -> Tensor:
     return text_LD if text_LD.is_meta else text_LD[mask_L]
 
 
-def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: Tensor | None) -> EncodedText:
+def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: list[Tensor]) -> EncodedText:
     """Embed captions, each at its own length, and pad them to the longest."""
     rows, _ = pipeline.encode_prompt(captions, do_classifier_free_guidance=False, max_sequence_length=length)
     masks = [row.new_ones(len(row), dtype=torch.bool) for row in rows]

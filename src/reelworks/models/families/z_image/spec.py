@@ -56,6 +56,12 @@ FAMILY = family.Family(
     network=f"{__package__}.network",
     presets={
         "z-image": _preset(ZImageConfig(), release=family.Release("Tongyi-MAI/Z-Image", architecture="Z-Image")),
+        # 9 steps call the network 8 times.
+        "z-image-turbo": _preset(
+            ZImageConfig(),
+            release=family.Release("Tongyi-MAI/Z-Image-Turbo", architecture="Z-Image-Turbo", distilled=True),
+            sampling=family.SamplingDefaults(1.0, 9),
+        ),
         "z-image-tiny": _preset(_TINY),
     },
     text_encoders={
