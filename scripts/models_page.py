@@ -26,8 +26,9 @@ _PAGE_HEAD = """# Models
 Each row is a family, with the names that `model.name` takes. All of them pass the same checks
 (`tests/contract/`): shapes, gradients, dtypes, sharding on two processes, state dicts, LoRA, generation, and
 learning one clip by heart. What the table says was found by running them. *Is shown* says what a network sees of a
-clip beside its noise: a `control` or a `source` of the `[[dataset]]`, × the most of a clip, without brackets where it cannot do without; or
-the clip's own first frame, and what an image encoder (`model.image_encoder`) says of it. All take a `loss_mask`.
+clip beside its noise: a `control`, a `source` or a `mask` of the `[[dataset]]`, × the most of a clip, without brackets where it
+cannot do without; or the clip's own first frame, perhaps its last one, and what an image encoder (`model.image_encoder`) says
+of it. All take a `loss_mask`.
 *Frames per second* is the published rate, which `data.fps = "model"` stands for.
 
 | names | parameters | trains on | frames per second | is told given frames | is shown | takes a summary of the caption | takes the guidance scale | empty caption |
@@ -81,7 +82,10 @@ def features(name: str) -> Features:
 def page() -> str:
     """The table of families and features, as docs/reference/models.md."""
     rows = []
+    kinds: dict[tuple[object, ...], str] = {}  # the first tiny network of each
     for name in (name for name in contract.FAMILIES if not switch_timestep(ModelConfig(name=name))):
+        kinds.setdefault(_kind(name), name)
+    for name in kinds.values():
         found, presets = features(name), _presets(name)
         wants = {preset: components.conditioning(ModelConfig(name=preset)) for preset in presets}
         cells = (
@@ -126,7 +130,8 @@ def _presets(name: str) -> list[str]:
 
 def _kind(name: str) -> tuple[object, ...]:
     wants = components.conditioning(ModelConfig(name=name))
-    return type(registry.PRESETS[name].config), wants.takes, wants.most_sources, wants.first_frame
+    told = wants.takes, wants.most_sources, wants.first_frame, wants.last_frame
+    return type(registry.PRESETS[name].config), *told
 
 
 def _beside(presets: list[str], wants: Mapping[str, Conditioning], found: tuple[str, ...]) -> str:
@@ -136,13 +141,16 @@ def _beside(presets: list[str], wants: Mapping[str, Conditioning], found: tuple[
         if key == "image":
             told = [p for p in presets if wants[p].image_encoder]
             names = "" if told == presets else f" ({_listed(told)})"
-            cells.append(f"{_ENCODERS[wants[told[0]].image_encoder]} of it{names}")
+            what = "both" if wants[told[0]].last_frame else "it"
+            cells.append(f"{_ENCODERS[wants[told[0]].image_encoder]} of {what}{names}")
         elif key == "first_frame":
-            cells.append("its first frame")
+            cells.append("its first and last frames" if wants[presets[0]].last_frame else "its first frame")
         else:
             most = wants[presets[0]].most_sources if key == "source" else 1
             name = f"`{key}`" + f" × {most}" * (most > 1)
             cells.append(name if key in wants[presets[0]].needs else f"({name})")
+    if "mask" in wants[presets[0]].takes:
+        cells.append("(`mask`)")
     return ", ".join(cells) or "no"
 
 

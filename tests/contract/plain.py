@@ -5,8 +5,11 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import diffusers
 import torch
+from diffusers.modular_pipelines.flux3 import before_denoise
 
 
 def _blend(x0, noise, time):
@@ -24,20 +27,51 @@ def wan(module, x0, noise, i):
     return _mse(out, noise - x0)
 
 
-def wan_i2v(module, x0, noise, i):
+def wan_vace(module, x0, noise, i):
+    """What is kept, what is remade and the mask are channels of the control."""
+    text = i.text * i.text_mask[..., None]
+    out = module(_blend(x0, noise, i.time), i.time, text, control_hidden_states=i.control).sample
+    return _mse(out, noise - x0)
+
+
+def wan_i2v(module, x0, noise, i, last=False):
     """Text has 512 tokens, behind which the network looks for the picture's."""
     B, _, T, H, W = x0.shape
     text = torch.zeros(B, 512, i.text.shape[2])
     text[:, : i.text.shape[1]] = i.text * i.text_mask[..., None]
     mask = torch.zeros(B, 4, T, H, W)
     mask[:, :, 0] = 1
+    if last:
+        mask[:, 3, -1] = 1
     seen = torch.cat([_blend(x0, noise, i.time), mask, i.first_frame], dim=1)
-    out = module(seen, i.time, text, encoder_hidden_states_image=i.image).sample
+    image = torch.stack(i.image.chunk(2, dim=1), dim=1).flatten(0, 1) if last else i.image
+    out = module(seen, i.time, text, encoder_hidden_states_image=image).sample
     return _mse(out, noise - x0)
+
+
+def wan_flf2v(module, x0, noise, i):
+    """The last frame is given too, and the pictures of both are embedded as a batch of two."""
+    return wan_i2v(module, x0, noise, i, last=True)
 
 
 def _picture(x0, noise, i):
     return _blend(x0, noise, i.time)[:, :, 0], (noise - x0)[:, :, 0]
+
+
+def chroma(module, x0, noise, i):
+    x_t, target = _picture(x0, noise, i)
+    B, C, H, W = x_t.shape
+    pipeline = diffusers.ChromaPipeline
+    mask = pipeline._prepare_attention_mask(None, B, H // 2 * (W // 2), torch.float32, i.text_mask)
+    out = module(
+        hidden_states=pipeline._pack_latents(x_t, B, C, H, W),
+        timestep=i.time / 1000,
+        encoder_hidden_states=i.text,
+        txt_ids=torch.zeros(i.text.shape[1], 3),
+        img_ids=pipeline._prepare_latent_image_ids(B, H // 2, W // 2, "cpu", torch.float32),
+        attention_mask=mask,
+    ).sample
+    return _mse(pipeline._unpack_latents(out, H * 8, W * 8, 8), target)
 
 
 def flux(module, x0, noise, i, beside=None, behind=()):
@@ -81,13 +115,41 @@ def flux2(module, x0, noise, i):
     out = module(
         hidden_states=torch.cat([pipeline._pack_latents(each) for each in (x_t, *sources)], dim=1),
         timestep=i.time / 1000,
-        guidance=torch.ones(len(x_t)),
+        guidance=torch.ones(len(x_t)) if module.config.guidance_embeds else None,
         encoder_hidden_states=i.text,
         txt_ids=pipeline._prepare_text_ids(i.text),
         img_ids=torch.cat([pipeline._prepare_latent_ids(x_t), *places], dim=1),
     ).sample
     target = pipeline._pack_latents(target)
     return _mse(out[:, : target.shape[1]], target)
+
+
+def flux3(module, x0, noise, i):
+    """One caption at a time, since each has a window of its own."""
+    x_t, target = _picture(x0, noise, i)
+    B, _, H, W = x_t.shape
+    places = before_denoise._prepare_image_ids(H, W, image_rope_scale=0.5)
+    source = {}
+    if i.sources:
+        sizes = [each.shape[3:] for each in i.sources]
+        given = [before_denoise._prepare_image_ids(*size, 0.5, l_coord=-1 - k) for k, size in enumerate(sizes)]
+        source["image_cond_ids"] = torch.cat(given)
+    rows = []
+    for row in range(B):
+        text = i.text[row : row + 1, i.text_mask[row]]
+        if source:
+            given = [each[row : row + 1].flatten(2).transpose(1, 2) for each in i.sources]
+            source["image_cond_hidden_states"] = torch.cat(given, dim=1)
+        tokens = module(
+            hidden_states=x_t[row : row + 1].flatten(2).transpose(1, 2),
+            encoder_hidden_states=text,
+            timestep=i.time[row : row + 1] / 1000,
+            img_ids=places,
+            txt_ids=before_denoise.Flux3TextRoPEInputsStep._prepare_text_ids(text),
+            **source,
+        ).sample
+        rows.append(tokens.view(1, H, W, -1).permute(0, 3, 1, 2))
+    return _mse(torch.cat(rows), target)
 
 
 def qwen_image(module, x0, noise, i):
@@ -107,6 +169,22 @@ def qwen_image(module, x0, noise, i):
         img_shapes=[shapes] * B,
     ).sample[:, : H // 2 * (W // 2)]
     return _mse(pipeline._unpack_latents(out, H * 8, W * 8, 8)[:, :, 0], target)
+
+
+def krea2(module, x0, noise, i):
+    x_t, target = _picture(x0, noise, i)
+    B, C, H, W = x_t.shape
+    pipeline = diffusers.Krea2Pipeline
+    two = SimpleNamespace(patch_size=2, vae_scale_factor=8)
+    layers = module.config.num_text_layers
+    out = module(
+        hidden_states=pipeline._pack_latents(two, x_t, B, C, H, W),
+        encoder_hidden_states=i.text.view(B, -1, layers, i.text.shape[2] // layers),
+        timestep=i.time / 1000,
+        position_ids=pipeline.prepare_position_ids(i.text.shape[1], H // 2, W // 2, "cpu"),
+        encoder_attention_mask=i.text_mask,
+    ).sample
+    return _mse(pipeline._unpack_latents(two, out, H * 8, W * 8)[:, :, 0], target)
 
 
 def z_image(module, x0, noise, i):
@@ -201,12 +279,17 @@ def sdxl(module, x0, noise, i):
 
 
 LOSSES = {
+    "chroma-tiny": chroma,
     "flux-tiny": flux,
     "flux-control-tiny": flux_control,
     "flux-kontext-tiny": flux_kontext,
     "flux2-tiny": flux2,
+    "flux2-klein-tiny": flux2,
+    "flux3-tiny": flux3,
+    "flux3-edit-tiny": flux3,
     "hunyuan-video-1.5-tiny": hunyuan_video15,
     "hunyuan-video-1.5-i2v-tiny": hunyuan_video15,
+    "krea2-tiny": krea2,
     "ltx-tiny": ltx,
     "ltx-2-tiny": ltx2,
     "qwen-image-tiny": qwen_image,
@@ -215,6 +298,8 @@ LOSSES = {
     "sd3-tiny": sd3,
     "sdxl-tiny": sdxl,
     "wan-tiny": wan,
+    "wan-flf2v-tiny": wan_flf2v,
     "wan-i2v-tiny": wan_i2v,
+    "wan-vace-tiny": wan_vace,
     "z-image-tiny": z_image,
 }

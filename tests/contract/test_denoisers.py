@@ -22,6 +22,7 @@ from reelworks.generate.conditions import Conditions
 from reelworks.generate.pipeline import GenerateOptions
 from reelworks.models import components, factory, registry, vision
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
+from reelworks.models.family import IMAGE_ENCODERS
 from reelworks.precision.boundary import DtypeBoundary
 from reelworks.testing import contract
 
@@ -37,9 +38,18 @@ SIZES = {
     "wan-2.1-14b": 14_288_491_584,
     "wan-2.2-14b": 14_288_491_584,  # each of two experts
     "wan-2.2-5b": 4_999_787_712,
+    "chroma1-hd": 8_899_983_424,
+    "wan-2.1-i2v-14b": 16_394_878_784,
+    "wan-2.1-flf2v-14b": 16_395_536_704,
+    "wan-2.1-vace-1.3b": 2_153_972_032,
+    "wan-2.1-vace-14b": 17_337_592_896,
     "flux-dev": 11_901_408_320,
     "flux-schnell": 11_891_178_560,
     "flux2-dev": 32_223_281_152,
+    "flux2-klein-base-4b": 3_875_544_576,
+    "flux2-klein-base-9b": 9_078_581_248,
+    "flux3-klein-base": 5_538_458_368,
+    "krea2-raw": 12_820_073_036,
     "qwen-image": 20_430_401_088,
     "z-image": 6_154_908_736,
     "ltx-video-2b": 1_923_385_472,
@@ -92,6 +102,24 @@ def test_lora(name, targets):
     contract.check_lora(name, targets)
 
 
+# The others take as long as all that is above.
+_TYPES = [
+    pytest.param(n, kind, marks=() if n == "wan-tiny" else pytest.mark.slow)
+    for n in contract.FAMILIES
+    for kind in ("lokr", "loha", "oft")
+]
+
+
+@pytest.mark.parametrize(("name", "kind"), _TYPES)
+def test_adapters_of_other_types(name, kind):
+    """A LoKr, LoHa or OFT does what a LoRA does, with gradient checkpointing and over bases of every storage."""
+    contract.check_lora(name, "default", kind)
+    if (name, kind) != ("z-image-tiny", "oft"):  # 85 inputs, which no block divides
+        contract.check_lora(name, "blocks", kind)
+    contract.check_gradient_checkpointing(name, kind)
+    contract.check_bases(name, kind)
+
+
 @every_family
 def test_gradient_checkpointing(name):
     """With a LoRA over a frozen base, gradients are the same to the last bit with and without."""
@@ -132,7 +160,7 @@ def encoder_of(name):
 class Shades:
     """An image encoder that says how bright a picture is."""
 
-    contract, tokens, dim = vision.CONTRACT, 3, contract.IMAGE_DIM
+    contract, tokens, dim = vision.CONTRACT, IMAGE_ENCODERS["clip"].tokens, contract.IMAGE_DIM
 
     def encode(self, pictures_BHWC):
         return pictures_BHWC.float().mean(dim=(1, 2, 3))[:, None, None].expand(-1, self.tokens, self.dim) / 255
@@ -149,7 +177,11 @@ def test_generates(name):
 
     def make(shade):
         frames = np.full((shape.num_frames, shape.height, shape.width, 3), shade, np.uint8)
-        given = Conditions(frames[:1] if wants.first_frame else None)
+        given = Conditions(
+            frames[:1] if wants.first_frame else None,
+            last_frame=frames[:1] if wants.last_frame else None,
+            inpaint=frames if wants.control_parts else None,
+        )
         options = GenerateOptions(shape, 24.0, 2, 3.0, 5, given, dict.fromkeys(wants.takes, frames))
         return pipeline.generate(boundary, encoder, objective_of(name), ["waves"], options)[0]
 

@@ -1,4 +1,4 @@
-"""A rank of two: every family sharded by FSDP2, and two LoRAs, their gradients beside those of one process.
+"""A rank of two: every family sharded by FSDP2, and adapters, their gradients beside those of one process.
 
 Run by test_denoisers.py with the families' names; prints those that agree.
 """
@@ -75,6 +75,9 @@ with mesh.join() as world:
     check("flux-tiny", world, lora=LoraConfig(rank=2, dora=True))
     check("wan-tiny", world, lora=LoraConfig(rank=2, base="int8"))
     check("flux-tiny", world, "replicated", lora=LoraConfig(rank=2, base="nf4"))
+    for adapter in (contract.ADAPTERS[kind] for kind in ("lokr", "loha", "oft")):
+        check("wan-tiny", world, lora=adapter)
+        check("wan-tiny", world, "replicated", lora=adapter.model_copy(update={"base": "nf4"}))
     check("stdit3-tiny", world, gradient_checkpointing="selective")
     check_lowered("wan-tiny", world)
     check("wan-tiny", dataclasses.replace(world, offload=True), lora=LoraConfig(rank=2))

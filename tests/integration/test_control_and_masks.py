@@ -25,6 +25,7 @@ from reelworks.media.decode_pool import DecodePool
 from reelworks.recipe import dataset, recipe_file
 from reelworks.recipe.dataset import RecipeData
 from reelworks.run import events
+from reelworks.run.folder import RunFolder
 from reelworks.train import build
 from reelworks.train.batch_inputs import training_example, validation_example
 
@@ -195,36 +196,46 @@ def clip_model(tmp_path_factory):
     """A tiny CLIP of random weights, in diffusers' layout."""
     folder = tmp_path_factory.mktemp("clip")
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-    config = transformers.CLIPVisionConfig(image_size=8, patch_size=4, **sizes)
+    config = transformers.CLIPVisionConfig(image_size=64, patch_size=4, **sizes)  # 257 tokens
     transformers.CLIPVisionModel(config).save_pretrained(folder / "image_encoder")
-    processor = transformers.CLIPImageProcessor(size={"shortest_edge": 8}, crop_size={"height": 8, "width": 8})
+    processor = transformers.CLIPImageProcessor(size={"shortest_edge": 64}, crop_size={"height": 64, "width": 64})
     processor.save_pretrained(folder / "image_processor")
     return folder
 
 
-def test_clips_are_trained_from_their_first_frame_and_made_from_a_picture(clip_model, tmp_path):
-    """An i2v model trains on clips alone, previews and generates from a picture, and says so where there is none."""
-    folder = tmp_path / "clips"
+def clips_in(folder):
+    """Four clips of noise with captions."""
     folder.mkdir()
     generator = np.random.default_rng(0)
     for i in range(4):
         frames = generator.integers(0, 256, (7, 32, 32, 3), dtype=np.uint8)
         writers.write_video(folder / f"{i}.mp4", frames, 24.0)
         (folder / f"{i}.txt").write_text(f"clip {i}")
-    picture(tmp_path / "begin.png", 200)
-    values = {
+    return folder
+
+
+def values_for(name, clip_model, tmp_path):
+    """A recipe that trains a tiny model, to which frames are given, on these clips for two steps."""
+    return {
         "version": 1,
         "output": str(tmp_path / "run"),
-        "dataset": [{"path": str(folder)}],
+        "dataset": [{"path": str(tmp_path / "clips")}],
         "bucket": [{"resolution": "32x32", "num_frames": 5, "batch_size": 2}],
         "data": {"num_workers": 0},
-        "model": {"name": "wan-i2v-tiny", "image_encoder": str(clip_model)},
+        "model": {"name": name, "image_encoder": str(clip_model)},
         "autoencoder": {"stride": 4},
         "text_encoder": {"dim": 16, "max_length": 6},
         "precision": {"compute": "float32"},
         "train": {"max_steps": 2, "threads": 1},
         "validation": {"split": 0.0},
     }
+
+
+def test_clips_are_trained_from_their_first_frame_and_made_from_a_picture(clip_model, tmp_path):
+    """An i2v model trains on clips alone, previews and generates from a picture, and says so where there is none."""
+    clips_in(tmp_path / "clips")
+    picture(tmp_path / "begin.png", 200)
+    values = values_for("wan-i2v-tiny", clip_model, tmp_path)
     small = {"prompts": ["a"], "num_frames": 5, "height": 32, "width": 32, "num_inference_steps": 2}
     with pytest.raises(UserError, match=r"samples\.reference: .*from a first frame"):
         recipe_file.parse(values | {"samples": small})
@@ -243,3 +254,80 @@ def test_clips_are_trained_from_their_first_frame_and_made_from_a_picture(clip_m
     assert done.exit_code == 0, done.output
     without = CliRunner().invoke(app, command)
     assert "--reference" in str(without.exception)
+
+
+def test_clips_are_trained_from_both_ends_and_made_between_two_pictures(clip_model, tmp_path):
+    """A model of first and last frames previews and generates between two, and says so where one is missing."""
+    clips_in(tmp_path / "clips")
+    for name, shade in (("begin", 200), ("end", 20), ("other", 250)):
+        picture(tmp_path / f"{name}.png", shade)
+    small = {"prompts": ["a"], "num_frames": 5, "height": 32, "width": 32, "num_inference_steps": 2}
+    values = values_for("wan-flf2v-tiny", clip_model, tmp_path)
+    small["reference"] = str(tmp_path / "begin.png")
+    with pytest.raises(UserError, match=r"samples\.last_frame: .*from a last frame"):
+        recipe_file.parse(values | {"samples": small})
+    assert children.train(values | {"samples": small | {"last_frame": str(tmp_path / "end.png")}}) == [0]
+    assert len(list((tmp_path / "run" / "samples").rglob("*.mp4"))) == 1
+    command = ["generate", str(tmp_path / "run"), "--prompt", "a", "--reference", str(tmp_path / "begin.png")]
+    command += ["--num-frames", "5", "--height", "32", "--width", "32", "--num-inference-steps", "2"]
+    made = []
+    for end in ("end", "other"):
+        out = tmp_path / f"{end}.mp4"
+        done = CliRunner().invoke(app, [*command, "-o", str(out), "--last-frame", str(tmp_path / f"{end}.png")])
+        assert done.exit_code == 0, done.output
+        made.append(out.read_bytes())
+    assert made[0] != made[1]
+    without = CliRunner().invoke(app, [*command, "-o", str(tmp_path / "none.mp4")])
+    assert "--last-frame" in str(without.exception)
+
+
+def test_parts_of_clips_are_trained_and_kept(tmp_path):
+    """VACE learns with controls and masks, the same from the store, and keeps what a mask or given frames say."""
+    clips_in(tmp_path / "clips")
+    size = {"num_frames": 5, "height": 32, "width": 32}
+    for i in range(4):
+        frames = np.full((7, 32, 32, 3), 60 * i, np.uint8)
+        (tmp_path / "edges").mkdir(exist_ok=True)
+        writers.write_video(tmp_path / "edges" / f"{i}.mp4", frames, 24.0)
+        mask = np.zeros((32, 32, 3), np.uint8)
+        mask[:, 16:] = 255
+        (tmp_path / "masks").mkdir(exist_ok=True)
+        Image.fromarray(mask).save(tmp_path / "masks" / f"{i}.png")
+    picture(tmp_path / "begin.png", 200)
+    beside = {"control": str(tmp_path / "edges"), "mask": str(tmp_path / "masks")}
+    values = values_for("wan-vace-tiny", None, tmp_path)
+    values |= {"model": {"name": "wan-vace-tiny"}, "dataset": [values["dataset"][0] | beside]}
+    values["data"] |= {"clip_start": "start"}
+    kept = {"inpaint": str(tmp_path / "clips" / "0.mp4"), "mask": str(tmp_path / "masks" / "0.png")}
+    samples = {"prompts": ["a"], "num_inference_steps": 2} | size
+    with pytest.raises(UserError, match=r"samples\.mask: .*goes with that clip"):
+        recipe_file.parse(values | {"samples": samples | {"mask": kept["mask"]}})
+    with pytest.raises(UserError, match=r"dataset\.mask: wan-tiny does not take a mask"):
+        recipe_file.parse(
+            values | {"model": {"name": "wan-tiny"}, "dataset": [values["dataset"][0] | {"control": None}]}
+        )
+    live = values | {"samples": samples | kept}
+    stored = live | {"output": str(tmp_path / "stored"), "encode": {"store": True, "folder": str(tmp_path / "encoded")}}
+    losses = []
+    for recipe in (live, stored):
+        assert children.train(recipe) == [0], children.output(recipe)
+        steps = events.read(RunFolder(Path(recipe["output"])).events_file, "step")
+        losses.append([step["loss"] for step in steps])
+    assert losses[0] == losses[1]
+    command = ["generate", str(tmp_path / "run"), "--prompt", "a", "--num-inference-steps", "2"]
+    command += [part for key, value in size.items() for part in (f"--{key.replace('_', '-')}", str(value))]
+    begin = str(tmp_path / "begin.png")
+    made = set()
+    for i, given in enumerate(
+        (
+            [],
+            ["--reference", begin, "--condition-frames", "1"],
+            ["--last-frame", begin],
+            ["--inpaint", kept["inpaint"], "--mask", kept["mask"]],
+        )
+    ):
+        out = tmp_path / f"made-{i}.mp4"
+        done = CliRunner().invoke(app, [*command, "-o", str(out), *given])
+        assert done.exit_code == 0, done.output
+        made.add(out.read_bytes())
+    assert len(made) == 4

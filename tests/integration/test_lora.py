@@ -133,6 +133,55 @@ def test_killed_and_resumed_equals_the_uninterrupted_run(lora, tmp_path):
     assert all("lora_" in name for name in one)
 
 
+OTHER_TYPES = {
+    "lokr": {"type": "lokr", "rank": 2, "alpha": 6.5, "dropout": 0.1},
+    "loha": {"type": "loha", "rank": 2, "alpha": 6.5, "dropout": 0.1},
+    "oft": {"type": "oft", "block_size": 4},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", OTHER_TYPES)
+def test_other_types_resume_to_the_last_bit_shard_and_merge(lora, tmp_path, kind):
+    """As a LoRA does: killed and resumed, on two ranks under FSDP2, exported, begun with, and added to the base."""
+
+    def make(output, **train):
+        values = lora(output, **train)
+        values["lora"] = OTHER_TYPES[kind] | {"targets": ["to_q", "to_out.0", "proj_out"]}
+        values["exports"]["formats"] = ["diffusers"] if kind == "oft" else FORMATS
+        return values
+
+    assert children.train(make("calm", max_steps=8)) == [0]
+    fault = ("after the average moved", 7)
+    assert children.train(make("killed", max_steps=8), fault=fault) == [-signal.SIGKILL]
+    assert children.train(make("killed", max_steps=8)) == [0]
+    calm, killed = tmp_path / "calm", tmp_path / "killed"
+    assert losses(killed) == losses(calm)
+    one, other = tensors(calm), tensors(killed)
+    assert one.keys() == other.keys()
+    assert all(torch.equal(value, other[name]) for name, value in one.items())
+    sharded = make("sharded", max_steps=2) | {"parallel": {"strategy": "fsdp"}}
+    assert children.train(sharded, world=2) == [0, 0]
+    for file in (calm / "exports").glob("*lora*.safetensors"):
+        begun = make(f"begun-{file.stem}", max_steps=1, learning_rate=1e-30)
+        begun["lora"]["weights"] = str(file)
+        assert children.train(begun) == [0], children.output(begun)
+    trained = LoadedModel.load(calm, to_merge=True)
+    inputs = contract.example(Shape(1, 4, 4), "wan-tiny")
+    channels = trained.denoiser.latent_channels
+    inputs = dataclasses.replace(
+        inputs, latent=torch.randn(2, channels, 1, 4, 4), text=torch.randn(2, 6, 16), pooled=torch.randn(2, 8)
+    )
+    with torch.no_grad():
+        wanted = trained.denoiser.predict(inputs)
+        merged = LoadedModel.load(calm, to_merge=True).merge()
+        recipe = recipe_file.load(calm / "recipe.toml")
+        base = build.denoiser(recipe.model_copy(update={"lora": None}), torch.device("cpu"))
+        assert not torch.allclose(base.predict(inputs), wanted)
+        base.module.load_state_dict(merged)
+        torch.testing.assert_close(base.predict(inputs), wanted)
+
+
 SMALL_GPU = {"model": {"name": "wan-tiny", "gradient_checkpointing": True}}
 
 

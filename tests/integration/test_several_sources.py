@@ -17,33 +17,37 @@ from reelworks.catalog.config import DatasetConfig
 from reelworks.cli.main import app
 from reelworks.data import prefetch
 from reelworks.data.loader import StepSource
+from reelworks.encoders import stored_batches
 from reelworks.media.decode_pool import DecodePool
 from reelworks.models.config import ModelConfig
 from reelworks.recipe import dataset, recipe_file, validation
 from reelworks.recipe.dataset import RecipeData
 from reelworks.run import events
 from reelworks.run.folder import RunFolder
-from reelworks.train import build
+from reelworks.train import build, encoding
 from reelworks.train.batch_inputs import training_example
 
 CLIPS, SECOND = 8, 5  # of the clips, the first ones have a second source
 
 
-def grey(path: Path, value: int) -> None:
+def grey(path: Path, value: int, size: tuple[int, int] = (32, 48)) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(np.full((32, 48, 3), value, np.uint8)).save(path)
+    Image.fromarray(np.full((*size, 3), value, np.uint8)).save(path)
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Edits of one or two pictures, and pictures of no source; the shade of a file is its number."""
+    """Edits of one or two pictures, and pictures of no source; the shade of a file is its number.
+
+    The second picture of an edit has another aspect ratio, that of the first edit another one still.
+    """
     root = tmp_path_factory.mktemp("edits")
     for i in range(CLIPS):
         grey(root / f"after/{i}.png", 10 * i)
         (root / f"after/{i}.txt").write_text(f"edit {i}")
         grey(root / f"person/{i}.png", 100 + 10 * i)
         if i < SECOND:
-            grey(root / f"coat/{i}.jpg", 200 + 10 * i)
+            grey(root / f"coat/{i}.jpg", 200 + 10 * i, (48, 32) if i else (64, 64))
         grey(root / f"plain/{i}.png", 5 * i)
         (root / f"plain/{i}.txt").write_text(f"picture {i}")
     return root
@@ -70,8 +74,11 @@ def recipe(folder: Path, tmp_path: Path) -> Any:
     return make
 
 
-def test_a_micro_batch_has_one_number_of_sources_and_every_clip_is_trained(recipe: Any) -> None:
-    """Each clip's latents are those of its own sources, in the order of the folders."""
+def test_a_micro_batch_has_one_layout_of_sources_and_every_clip_is_trained(recipe: Any) -> None:
+    """Each clip's latents are those of its own sources, in the order of the folders, in about the area of the clip.
+
+    So they are if they are to come from a store that has none of them yet.
+    """
     parsed = recipe_file.parse(recipe("run", validation={"split": 0.0}))
     dataset.scan_recipe(parsed)
     data, encoder = RecipeData.open(parsed), build.encoder(parsed, torch.device("cpu"))
@@ -79,14 +86,18 @@ def test_a_micro_batch_has_one_number_of_sources_and_every_clip_is_trained(recip
     assert plan.planned == 2 * CLIPS
     pool = DecodePool(0, 60.0)
     try:
-        work = (each for row in range(plan.steps) for each in StepSource(data, 0, 1).row(plan, 0, row))
-        for batch in prefetch.read_ahead(work, pool):
+        work = [each for row in range(plan.steps) for each in StepSource(data, 0, 1).row(plan, 0, row)]
+        unstored = stored_batches.read_ahead(work, pool, 1 << 30, encoding.open_store(data))
+        for batch, missing in zip(prefetch.read_ahead(work, pool), unstored, strict=True):
             made = training_example(batch, encoder, parsed.objective, seed=1).inputs.sources
+            again = training_example(missing, encoder, parsed.objective, seed=1).inputs.sources
+            assert all(torch.equal(a, b) for a, b in zip(made, again, strict=True))
             counts[len(made)] = counts.get(len(made), 0) + len(batch.captions)
             for i, caption in enumerate(batch.captions):
                 number = int(caption.split()[1])
-                for first, source in zip((100, 200), made, strict=False):
-                    shade = torch.full((1, 1, 32, 48, 3), first + 10 * number, dtype=torch.uint8)
+                sizes = ((32, 48), (48, 32) if number else (40, 40))
+                for first, size, source in zip((100, 200), sizes, made, strict=False):
+                    shade = torch.full((1, 1, *size, 3), first + 10 * number, dtype=torch.uint8)
                     torch.testing.assert_close(source[i : i + 1], encoder.latents(shade), atol=0.03, rtol=0)
     finally:
         pool.close()

@@ -116,7 +116,7 @@ def test_two_ranks_train_from_one_store(tiny: Callable[..., Recipe], tmp_path: P
 @pytest.mark.parametrize(
     ("dtype", "tolerance"), [pytest.param("float32", 1e-5, marks=pytest.mark.slow), ("bfloat16", 0.02)]
 )
-def test_a_first_frame_and_its_embedding_come_from_the_store_too(
+def test_given_frames_and_their_embeddings_come_from_the_store_too(
     vision: Path, tmp_path: Path, dtype: str, tolerance: float
 ) -> None:
     """With an autoencoder of diffusers, whose latents differ with the batch they are computed in."""
@@ -131,7 +131,7 @@ def test_a_first_frame_and_its_embedding_come_from_the_store_too(
         "dataset": [{"path": str(folder)}],
         "bucket": [{"resolution": "32x32", "num_frames": 5, "batch_size": 2}],
         "data": FIXED,
-        "model": {"name": "wan-i2v-tiny", "image_encoder": str(vision)},
+        "model": {"name": "wan-flf2v-tiny", "image_encoder": str(vision)},
         "autoencoder": {"name": "wan-2.1", "weights": str(vision)},
         "text_encoder": {"dim": 16, "max_length": 6},
         "precision": {"compute": "float32"},
@@ -143,7 +143,8 @@ def test_a_first_frame_and_its_embedding_come_from_the_store_too(
     stored = losses(values | {"output": str(tmp_path / "stored"), "encode": stores})
     assert np.array(stored) == pytest.approx(np.array(live), rel=tolerance)
     rows = EncodedStore.open(tmp_path / "encoded").table().to_pylist()
-    assert Counter(row["kind"] for row in rows) == {"latent": 4, "first_frame grey": 4, "image": 4, "text": 5}
+    kinds = Counter(row["kind"] for row in rows)
+    assert kinds == {"latent": 4, "first_frame grey last": 4, "image last": 4, "text": 5}
 
 
 @pytest.fixture
@@ -152,8 +153,8 @@ def vision(tmp_path: Path) -> Path:
     torch.manual_seed(0)
     diffusers.AutoencoderKLWan(**tiny_families.WAN).eval().save_pretrained(tmp_path / "parts" / "vae")
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
-    config = transformers.CLIPVisionConfig(image_size=8, patch_size=4, **sizes)
+    config = transformers.CLIPVisionConfig(image_size=64, patch_size=4, **sizes)  # 257 tokens
     transformers.CLIPVisionModel(config).save_pretrained(tmp_path / "parts" / "image_encoder")
-    processor = transformers.CLIPImageProcessor(size={"shortest_edge": 8}, crop_size={"height": 8, "width": 8})
+    processor = transformers.CLIPImageProcessor(size={"shortest_edge": 64}, crop_size={"height": 64, "width": 64})
     processor.save_pretrained(tmp_path / "parts" / "image_processor")
     return tmp_path / "parts"

@@ -35,6 +35,7 @@ QWEN = {
     "num_key_value_heads": 1,
     "max_position_embeddings": 2048,
 }
+ROPE = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 10000.0}
 VISION = {"depth": 1, "hidden_size": 16, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 32}
 KL = {
     "down_block_types": ("DownEncoderBlock2D",) * 4,
@@ -119,8 +120,12 @@ AUTOENCODERS = {
 # Sizes of the tiny text encoders, as a recipe says them.
 TEXTS = {
     "wan": {"dim": 32, "max_length": 12},
+    "chroma": {"dim": 32, "max_length": 12},
     "flux": {"dim": 32, "max_length": 12, "pooled_dim": 16},
     "flux2": {"dim": 96, "max_length": 512},
+    "flux2-klein-4b": {"dim": 96, "max_length": 512},
+    "flux3": {"dim": 256, "max_length": 160},
+    "krea2": {"dim": 64, "max_length": 512},
     "qwen-image": {"dim": 32, "max_length": 512},
     "z-image": {"dim": 32, "max_length": 64},
     "ltx-video": {"dim": 32, "max_length": 12},
@@ -163,8 +168,7 @@ def _t5(kind="T5", **sizes):
 
 
 def _qwen_vl():
-    rope = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 10000.0}
-    return transformers.Qwen2_5_VLConfig(text_config=QWEN | {"rope_parameters": rope}, vision_config=VISION)
+    return transformers.Qwen2_5_VLConfig(text_config=QWEN | {"rope_parameters": ROPE}, vision_config=VISION)
 
 
 def _encoders(text):
@@ -173,7 +177,7 @@ def _encoders(text):
     one = {"tokenizer": words}
     if text == "wan":
         return one | {"text_encoder": _t5("UMT5")}
-    if text == "ltx-video":
+    if text in ("chroma", "ltx-video"):
         return one | {"text_encoder": _t5()}
     if text == "flux":
         return one | {"text_encoder": _clip(False), "text_encoder_2": _t5(), "tokenizer_2": words}
@@ -186,6 +190,19 @@ def _encoders(text):
         return one | {"text_encoder": transformers.Qwen3Model(transformers.Qwen3Config(**QWEN, head_dim=16))}
     if text == "qwen-image":
         return one | {"text_encoder": transformers.Qwen2_5_VLForConditionalGeneration(_qwen_vl())}
+    if text == "flux3":
+        # Eight of its states, the thirty-second among them.
+        sizes = QWEN | {"head_dim": 16, "rope_parameters": ROPE, "num_hidden_layers": 33}
+        config = transformers.Qwen3VLConfig(text_config=sizes, vision_config=VISION | {"deepstack_visual_indexes": [0]})
+        return one | {"text_encoder": transformers.Qwen3VLForConditionalGeneration(config)}
+    if text == "krea2":
+        sizes = QWEN | {"head_dim": 16, "rope_parameters": ROPE}
+        config = transformers.Qwen3VLConfig(text_config=sizes, vision_config=VISION | {"deepstack_visual_indexes": [0]})
+        return one | {"text_encoder": transformers.Qwen3VLModel(config)}
+    if text == "flux2-klein-4b":
+        # Three of its states again, the twenty-seventh among them.
+        config = transformers.Qwen3Config(**QWEN | {"num_hidden_layers": 28}, head_dim=16)
+        return one | {"text_encoder": transformers.Qwen3ForCausalLM(config)}
     if text == "flux2":
         # Its tokens are three of the states between layers, the thirtieth among them.
         sizes = transformers.MistralConfig(**QWEN | {"num_hidden_layers": 30}, head_dim=16)
@@ -259,7 +276,13 @@ def write(name, place, *, without=(), **settings):
     }
     if name == "wan-2.2-tiny":
         made["transformer_2"], settings["boundary_ratio"] = network(name, seed=2), 0.875
+    if parts.text == "krea2":
+        settings["text_encoder_select_layers"] = (1, 2)
     if parts.text == "hunyuan-video-1.5":
         made["guider"] = diffusers.ClassifierFreeGuidance()
+    if parts.text == "flux3":  # modular pipelines are not built from parts
+        for folder, part in made.items():
+            part.save_pretrained(place / folder)
+        return place
     kind(**made | dict.fromkeys(without), **settings).save_pretrained(place)
     return place

@@ -23,7 +23,7 @@ class CompanionFrames:
     """Frames of a companion of a clip, or the first frame of the clip.
 
     Attributes:
-        kind: One of `companions.KINDS`, or "first_frame".
+        kind: One of `companions.KINDS`, "first_frame" or "last_frame".
         path: The companion file; empty for the clip's own first frame.
         frames: `[T, H, W, 3]` as training reads them; T = 1 for a first frame.
     """
@@ -96,8 +96,11 @@ def _sample_view(
     try:
         upright = replace(request.augmentation, degrees=0.0)
         frames, whole = load(request), load(replace(request, shape=resized, augmentation=upright))[0]
-        if components.conditioning(data.recipe.model).first_frame is not None and len(frames) > 1:
+        wants = components.conditioning(data.recipe.model)
+        if wants.first_frame is not None and len(frames) > 1:
             beside.append(CompanionFrames("first_frame", "", frames[:1]))
+            if wants.last_frame:
+                beside.append(CompanionFrames("last_frame", "", frames[-1:]))
         for kind, companion in companions.items():
             if companion is not None:
                 beside.append(_load_companion(kind, companion))

@@ -1,4 +1,4 @@
-"""Match clips with their companions (a control, sources of an edit, a loss mask) by path and name.
+"""Match clips with their companions (a control, sources of an edit, masks, a rejected clip) by path and name.
 
 A folder of companions is scanned as a dataset of its own, so that companions are measured like clips and a changed
 one makes a new version of the catalog. A companion belongs to the clip with the same path apart from the suffix.
@@ -20,12 +20,13 @@ from numpy.typing import NDArray
 
 from reelworks.catalog.config import Source
 from reelworks.catalog.rows import CatalogRows, as_numpy
+from reelworks.core import sources as sources_of
 from reelworks.core.errors import UserError
-from reelworks.core.sources import SOURCES
+from reelworks.core.sources import ALIGNED, SOURCES
 
-KINDS = ("control", *SOURCES, "loss_mask")
+REJECTED = "rejected"
+KINDS = ("control", *SOURCES, "mask", "loss_mask", REJECTED)
 _RATE_TOLERANCE = 0.01  # 23.976 and 24 count as the same rate
-_ASPECT_TOLERANCE = 0.02  # difference that rounding to even sizes causes in a small frame
 
 
 class Problem(IntEnum):
@@ -50,6 +51,7 @@ class Found:
     rows: CatalogRows
     row: NDArray[np.int64]  # index into `rows` for each clip: any one of several matches, -1 if there is none
     problem: NDArray[np.int8]  # `Problem` of each clip; NONE also if its dataset has no companions of this kind
+    ratio: NDArray[np.int64]  # of sources with sizes of their own; see `core.sources.ratios`
 
     def explain(self, clips: CatalogRows, index: int) -> str:
         """Describe the problem with the companion of a clip that has one."""
@@ -98,8 +100,13 @@ def without(rows: CatalogRows) -> CatalogRows:
     return rows.take(~is_companion) if is_companion.any() else rows
 
 
-def find(clips: CatalogRows, companions: CatalogRows, kind: str, folder: Mapping[str, str]) -> Found:
-    """Find the companions of clips and their problems; `folder` is by the name of the clips' dataset."""
+def find(
+    clips: CatalogRows, companions: CatalogRows, kind: str, folder: Mapping[str, str], *, own_sizes: bool = False
+) -> Found:
+    """Find the companions of clips and their problems; `folder` is by the name of the clips' dataset.
+
+    With `own_sizes`, aspect ratios may differ.
+    """
     row = np.full(len(clips), -1, dtype=np.int64)
     problem = np.zeros(len(clips), dtype=np.int8)
     for dataset in folder:
@@ -111,7 +118,12 @@ def find(clips: CatalogRows, companions: CatalogRows, kind: str, folder: Mapping
         problem[mine] = np.where(index < 0, Problem.MISSING, np.where(several, Problem.SEVERAL, Problem.NONE))
     matched = np.flatnonzero((row >= 0) & (problem == Problem.NONE))
     problem[matched] = _compare(clips, matched, companions, row[matched])
-    return Found(kind, folder, companions, row, problem)
+    ratio = np.full(len(clips), ALIGNED, dtype=np.int64)
+    if own_sizes:
+        problem[problem == Problem.OTHER_ASPECT] = Problem.NONE
+        sizes = (companions.width[row[matched]], companions.height[row[matched]])
+        ratio[matched] = sources_of.ratios(*sizes, clips.width[matched], clips.height[matched])
+    return Found(kind, folder, companions, row, problem, ratio)
 
 
 def excuse(clips: CatalogRows, sources: Sequence[Found], least: Mapping[str, int]) -> None:
@@ -147,7 +159,7 @@ def _compare(
     their_aspect = np.maximum(companions.width[row], 1) / np.maximum(companions.height[row], 1)
     problems = np.zeros(len(at), dtype=np.int8)
     for problem, wrong in (
-        (Problem.OTHER_ASPECT, np.abs(np.log(their_aspect / aspect)) > _ASPECT_TOLERANCE),
+        (Problem.OTHER_ASPECT, np.abs(np.log(their_aspect / aspect)) > sources_of.ASPECT_TOLERANCE),
         (Problem.OTHER_RATE, moves & (np.abs(their_fps - fps) > _RATE_TOLERANCE * fps)),
         (Problem.SHORTER, moves & (companions.num_frames[row] < clips.first_frame[at] + clips.num_frames[at])),
         (Problem.CLIP_FOR_PICTURE, moves & clips.is_image[at]),

@@ -127,10 +127,20 @@ class DatasetConfig(Config):
         description="Number of sources that a clip must have. It may lack the files of other folders, and is then trained "
         "with fewer sources, in the same order; by default it needs one of each folder.",
     )
+    mask: _OptionalText = Field(
+        default=None,
+        description="Folder of masks, with names as for control: white areas of a clip are generated, black ones are "
+        "given to the model. For models that take a mask (docs/reference/models.md).",
+    )
     loss_mask: _OptionalText = Field(
         default=None,
         description="Folder of loss masks, with names as for control: white areas count in the loss, black ones do "
         "not, grey ones in part. For all models.",
+    )
+    rejected: _OptionalText = Field(
+        default=None,
+        description="Folder of worse versions of the dataset's clips, with names as for control: a LoRA learns to prefer the "
+        "clips to them (Diffusion-DPO). All datasets of a recipe have one, or none. For all models.",
     )
     clip_seconds: float | None = Field(
         default=None,
@@ -278,7 +288,8 @@ class DatasetConfig(Config):
     @property
     def companions(self) -> dict[str, str]:
         """Folders of companions by kind."""
-        folders = {"control": self.control, **sources.named(self.source), "loss_mask": self.loss_mask}
+        folders = {"control": self.control, **sources.named(self.source), "mask": self.mask}
+        folders |= {"loss_mask": self.loss_mask, "rejected": self.rejected}
         return {kind: folder for kind, folder in folders.items() if folder is not None}
 
     @property

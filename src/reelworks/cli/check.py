@@ -74,6 +74,8 @@ def _print_report(report: CheckReport) -> None:
         )
     for fault in report.violations:
         show.line(f"violation: {fault.field}: {fault.problem}\n  remedy: {fault.remedy}")
+    for warning in report.warnings:
+        show.line(f"warning: {warning}")
     count = len(report.violations)
     show.line(units.plural(count, "violation") if count else "no violation")
 

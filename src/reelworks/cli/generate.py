@@ -82,6 +82,10 @@ def generate(
             help="A picture or clip to begin with: the result starts with the picture, or with the clip's last frames."
         ),
     ] = None,
+    last_frame: Annotated[
+        Path | None,
+        Option(help="A picture to end with, or a clip whose last frame is taken; for models that know given frames."),
+    ] = None,
     loop: Annotated[int, Option(min=1, help="Clips to join; each begins with the last frames of the one before.")] = 1,
     condition_frames: Annotated[
         int | None,
@@ -97,6 +101,13 @@ def generate(
         list[Path] | None,
         Option("--source", help="A picture or clip to edit, for models that take one; repeatable, in order."),
     ] = None,
+    inpaint: Annotated[
+        Path | None,
+        Option(help="A picture or clip of which the black areas of --mask are kept, for models that take a mask."),
+    ] = None,
+    mask: Annotated[
+        Path | None, Option(help="A picture or clip that is white where --inpaint is generated anew.")
+    ] = None,
     sampler: Annotated[
         Sampler | None,
         Option(
@@ -106,6 +117,12 @@ def generate(
     ] = None,
     raw_weights: Annotated[
         bool, Option("--raw-weights", help="Use the trained weights instead of their average.")
+    ] = False,
+    trained_base: Annotated[
+        bool,
+        Option(
+            "--trained-base", help="Add a LoRA to the model that it was trained on, and not to that of samples.model."
+        ),
     ] = False,
 ) -> None:
     """Generate clips or pictures from prompts.
@@ -123,7 +140,8 @@ def generate(
     from reelworks.generate.conditions import Conditions
     from reelworks.generate.load_run import LoadedModel
     from reelworks.generate.pipeline import GenerateOptions
-    from reelworks.recipe import recipe_file
+    from reelworks.models import components
+    from reelworks.recipe import preview_model, recipe_file
     from reelworks.run import history
     from reelworks.train import init_from
 
@@ -142,6 +160,7 @@ def generate(
     picture = (prompt_file is None and writers.is_picture(output)) if num_frames is None else num_frames == 1
     run, step = init_from.locate(source)
     recipe = recipe_file.load(history.recipe_of(run, step))
+    recipe = preview_model.without(recipe) if trained_base else preview_model.recipe_of(recipe)
     usual = defaults.shape(run, recipe, picture=picture)
     shape = Shape(num_frames or usual.num_frames, height or usual.height, width or usual.width)
     for path in paths:
@@ -149,7 +168,10 @@ def generate(
         writers.require_place(path)
     begin_frames = condition_frames or defaults.condition_frames(recipe)
     begin = None if reference is None else conditions.read(reference, shape, begin_frames)
-    given = ({} if control is None else {"control": str(control)}) | sources.named([str(path) for path in edited or []])
+    end = None if last_frame is None else conditions.read(last_frame, shape, 1, "--last-frame")
+    kept = None if inpaint is None else conditions.companion(inpaint, shape, "--inpaint")
+    given = {name: str(path) for name, path in (("control", control), ("mask", mask)) if path is not None}
+    given |= sources.named([str(path) for path in edited or []])
     sampled = defaults.sampled(recipe)
     options = GenerateOptions(
         shape,
@@ -157,15 +179,17 @@ def generate(
         num_inference_steps or sampled.num_inference_steps,
         guidance_scale or sampled.guidance_scale,
         seed,
-        Conditions(begin, loop, begin_frames),
-        conditions.companions(given, shape, "--"),
+        Conditions(begin, loop, begin_frames, end, kept),
+        conditions.companions(given, shape, "--", components.source_multiple(recipe.model, recipe.autoencoder)),
         None if sampler is None else sampler.value,
         sampled.guided_channels,
         sampled.image_guidance_scale,
     )
     load_run.require(recipe, options)
     # Load the step whose recipe was read: a run in progress may have saved again meanwhile.
-    model = LoadedModel.load(CheckpointStore(run.checkpoints_folder).path(step), averaged=not raw_weights)
+    model = LoadedModel.load(
+        CheckpointStore(run.checkpoints_folder).path(step), averaged=not raw_weights, shown=not trained_base
+    )
     for line in model.unseen(list(dict.fromkeys(prompt for job in jobs for prompt in job.prompts))):
         show.line(line)
     for job in jobs:

@@ -58,6 +58,7 @@ def lora(
     source: Annotated[
         list[Path] | None, Option(metavar="DIR", help="Sources of the edits in --data, by name; repeatable, in order.")
     ] = None,
+    mask: Annotated[Path | None, Option(metavar="DIR", help="Masks of what is generated in --data, by name.")] = None,
     tflops: Annotated[
         float | None, Option(min=0.1, help="Speed of the GPU in bfloat16, to estimate training time; default: 165.")
     ] = None,
@@ -88,7 +89,8 @@ def lora(
     from reelworks.quickstart.quickstart import QuickstartOptions
     from reelworks.train.preflight.estimate import ASSUMED_TFLOPS
 
-    companions: dict[str, str | list[str]] = {} if control is None else {"control": str(control)}
+    given = (("control", control), ("mask", mask))
+    companions: dict[str, str | list[str]] = {name: str(path) for name, path in given if path is not None}
     if source:
         companions["source"] = [str(path) for path in source] if len(source) > 1 else str(source[0])
     tflops = tflops or ASSUMED_TFLOPS
@@ -132,7 +134,7 @@ def recipe_for(
         _announce(data, model)
         from reelworks.quickstart.quickstart import QuickstartOptions
 
-        write(path, QuickstartOptions(model, tuple(data), vram, trigger, weights))
+        write(path, QuickstartOptions(model, tuple(data), vram, trigger, weights), warns=False)  # training does
     return path
 
 
@@ -142,13 +144,16 @@ def _announce(data: list[Path], model: str) -> None:
     show.line(f"{read}computing the memory that {model} takes, without its weights ...")
 
 
-def write(path: Path, options: QuickstartOptions, *, json: bool = False) -> None:
+def write(path: Path, options: QuickstartOptions, *, json: bool = False, warns: bool = True) -> None:
     """Write the recipe and print a summary of it."""
     from reelworks.quickstart import quickstart
+    from reelworks.recipe import validation
 
     with show.scan_progress(quiet=json) as on_progress:
         result = quickstart.lora(path, options, on_progress)
     show.json(result.to_json() | {"recipe": str(path)}) if json else _print_result(path, result)
+    if warns and not json and (warning := validation.distilled_warning(result.recipe)) is not None:
+        show.line(f"warning: {warning}")
 
 
 def _print_result(path: Path, new: QuickstartResult) -> None:

@@ -1,8 +1,40 @@
-"""Names of the sources of an edit: pictures or clips in order, of which each clip may have another number."""
+"""Names and sizes of the sources of an edit: pictures or clips in order, of which each clip may have another number.
+
+A source with the aspect ratio of its clip shows the same part of it, in its size. One of another aspect ratio has a size
+of its own: about the area of the clip, in a ratio of a few dozen, so that many clips can share a micro-batch.
+"""
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
+import numpy as np
+
+from reelworks.core.shape import Shape
+
+ALIGNED = -128  # in place of a ratio, for a source that shows the same part as its clip
+_STEP = 1.1  # from one ratio of width to height to the next; at most 5 % of a side is cropped
+_MOST = 24  # a ratio of 1 : 10
+ASPECT_TOLERANCE = 0.02  # difference that rounding to even sizes causes in a small frame
 SOURCES = ("source", "source-2", "source-3", "source-4")
+
+
+def ratios(width: Any, height: Any, clip_width: Any, clip_height: Any) -> Any:
+    """Return the number of each source's ratio of width to height, or `ALIGNED` if it is that of its clip."""
+    own, clip = (np.log(np.maximum(w, 1) / np.maximum(h, 1)) for w, h in ((width, height), (clip_width, clip_height)))
+    number = np.clip(np.round(own / math.log(_STEP)), -_MOST, _MOST).astype(np.int64)
+    return np.where(np.abs(own - clip) <= ASPECT_TOLERANCE, ALIGNED, number)
+
+
+def own_shape(clip: Shape, ratio: int, multiple: tuple[int, int]) -> Shape:
+    """Return the shape of a source beside a clip of this shape, with sides that are multiples of a height and a width."""
+    if ratio == ALIGNED:
+        return clip
+    width = math.sqrt(clip.height * clip.width * _STEP**ratio)
+    sides = (clip.height * clip.width / width, width)
+    height, width = (max(round(side / unit), 1) * unit for side, unit in zip(sides, multiple, strict=True))
+    return Shape(clip.num_frames, height, width)
 
 
 def named(values: str | list[str] | tuple[str, ...] | None) -> dict[str, str]:

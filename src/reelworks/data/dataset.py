@@ -24,7 +24,7 @@ from reelworks.catalog.store import Catalog
 from reelworks.core import blocks, digests
 from reelworks.core.errors import UserError
 from reelworks.core.hash_rng import Purpose, hash64, passes, text_words
-from reelworks.core.sources import SOURCES
+from reelworks.core.sources import ALIGNED, SOURCES
 from reelworks.data import eligibility
 from reelworks.data.eligibility import ExcludeList
 from reelworks.data.plan_cache import PlanCache, Planned, Unplanned
@@ -38,6 +38,7 @@ from reelworks.schedule.plan import EpochPlan, PlanSpec, Samples, plan_epoch
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
+_RATIOS = 1 << 9  # more than there are ratios of a source
 _MOST = 1 << 30  # more clips and repeats would not fit into memory
 # Only the buckets that result from these are digested.
 _BUCKET_SEARCH = {"entries", "max_tokens", "max_batch_size", "tuned"}
@@ -64,6 +65,8 @@ class DataSpec:
         max_held_out: Maximum number of held-out clips that validation uses.
         exclude_file: Text file that lists clips not to train, or None.
         variants: Number of crops and first frames of each clip; None draws anew in each epoch.
+        source_multiple: Height and width of which sides of sources are multiples, where sources have sizes of their own;
+            None if they have those of their clips.
     """
 
     datasets: tuple[DatasetConfig, ...]
@@ -75,6 +78,7 @@ class DataSpec:
     exclude_file: str | None = None
     cost: CostConfig = field(default_factory=CostConfig)
     variants: int | None = None
+    source_multiple: tuple[int, int] | None = None
 
     def draw_numbers(self, epoch: int, copies: I64) -> tuple[int | I64, I64]:
         """Return the numbers of epoch and copy from which a clip's crop and first frame are drawn.
@@ -170,19 +174,21 @@ class Dataset:
         for kind in companions.KINDS:
             folders = {d.dataset_name: d.companions[kind] for d in self.spec.datasets if kind in d.companions}
             if folders:
-                by_kind[kind] = companions.find(self.rows, self.companion_rows, kind, folders)
+                own_sizes = kind in SOURCES and self.spec.source_multiple is not None
+                by_kind[kind] = companions.find(self.rows, self.companion_rows, kind, folders, own_sizes=own_sizes)
         least = {d.dataset_name: d.min_sources for d in self.spec.datasets if d.min_sources is not None}
         companions.excuse(self.rows, [found for kind, found in by_kind.items() if kind in SOURCES], least)
         return by_kind
 
     @cached_property
     def source_layouts(self) -> I64 | None:
-        """The layout of each row's sources, a set of bits for those that it has; None if all rows have the same."""
+        """Number of the layout of each row's sources: which it has, and their ratios; None if all rows have the same."""
         layout = np.zeros(len(self.rows), dtype=np.int64)
-        for bit, kind in enumerate(SOURCES):
+        for kind in SOURCES:
             if kind in self.companions:
-                layout |= (self.companions[kind].row >= 0).astype(np.int64) << bit
-        return None if (layout == layout[:1]).all() else layout
+                found = self.companions[kind]
+                layout = layout * _RATIOS + np.where(found.row < 0, 0, found.ratio - ALIGNED + 1)
+        return None if (layout == layout[:1]).all() else np.unique(layout, return_inverse=True)[1]
 
     @cached_property
     def excluded(self) -> NDArray[np.int8]:
@@ -330,6 +336,8 @@ class Dataset:
     def _source_counts(self) -> list[list[int | None]]:
         """Return numbers of sources and the least ones of all datasets; nothing if all clips have the same number."""
         counts = [[sum(kind in d.companions for kind in SOURCES), d.min_sources] for d in self.spec.datasets]
+        if self.spec.source_multiple is not None and any(count for count, _ in counts):
+            return [*counts, list(self.spec.source_multiple)]
         return [] if all(count == counts[0] and count[1] is None for count in counts) else counts
 
     def plan(

@@ -10,14 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reelworks.catalog import captions, frame_index, template
-from reelworks.catalog.companions import Found
+from reelworks.catalog.companions import REJECTED, Found
 from reelworks.catalog.config import DatasetConfig
 from reelworks.catalog.filter_expression import NUMBERS
 from reelworks.catalog.rows import CatalogRows
 from reelworks.core import hash_rng
 from reelworks.core.hash_rng import U64, Purpose
 from reelworks.core.shape import Shape
-from reelworks.core.sources import SOURCES
+from reelworks.core.sources import ALIGNED, SOURCES, own_shape
 from reelworks.data.dataset import Dataset
 from reelworks.media import decode
 from reelworks.media.augment import NO_AUGMENTATION, Augmentation
@@ -97,12 +97,18 @@ def _of_companion(data: Dataset, companions: Found, row: int, own: Request) -> R
     size = (int(companions.rows.height[at]), int(companions.rows.width[at]))
     is_image = companions.rows.kind[at].as_py() == "image"
     own = replace(own, path=companions.rows.file(at), is_image=is_image, size=size, spot=None)
+    if (ratio := int(companions.ratio[row])) != ALIGNED:
+        assert data.spec.source_multiple is not None
+        assert own.measures is not None
+        shape = own_shape(own.shape, ratio, data.spec.source_multiple)
+        own = replace(own, shape=shape, measures=Shape(own.measures.num_frames, *size), crop_draw=(0.5, 0.5))
     own = _with_spot(data, companions.rows, at, own)
-    if companions.kind in SOURCES:  # the clip is an edit of it, and the difference must remain the edit
+    # Sources differ from the clip by the edit, and rejected clips in quality: nothing else may differ.
+    if companions.kind in (*SOURCES, REJECTED):
         return own
     # The values of controls and masks are measures, not colours.
     own = replace(own, augmentation=own.augmentation.without_color())
-    return replace(own, nearest=True, alpha_color=WHITE) if companions.kind == "loss_mask" else own
+    return replace(own, nearest=True, alpha_color=WHITE) if companions.kind in ("mask", "loss_mask") else own
 
 
 def _words(data: Dataset, rows: NDArray[np.int64], copies: NDArray[np.int64], epoch: int) -> U64:

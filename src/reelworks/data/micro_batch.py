@@ -93,7 +93,7 @@ class MicroBatch:
         frames: `[B, T, H, W, 3]` uint8, on the device that converts, or else on the CPU; zeros where a clip failed.
         is_valid: `[B]` True where a clip counts in the loss: decoded, no padding, and not idle.
         failures: Index in the micro-batch and reason of each failed clip, padding left out.
-        companions: `[B, T, H, W, 3]` uint8 by kind; white where a clip has none.
+        companions: `[B, T, H, W, 3]` uint8 by kind, sources perhaps in sizes of their own; white where a clip has none.
         stream: How far decoding was ahead when it was delivered.
     """
 

@@ -19,7 +19,7 @@ from reelworks.data import device_frames
 from reelworks.data.micro_batch import MicroBatch, MicroBatchRequest, StreamState
 from reelworks.media import decode, planes
 from reelworks.media.config import PREFETCH_BYTES
-from reelworks.media.decode import Frames
+from reelworks.media.decode import Frames, Request
 from reelworks.media.decode_pool import Decoded, DecodePool, Failure
 from reelworks.media.planes import Planes
 
@@ -42,15 +42,15 @@ class _Pending:
 
     def __init__(self, work: MicroBatchRequest, pool: DecodePool, device: torch.device | None) -> None:
         self.work, self._device = work, device
-        size = _frames_size(work)
+        size, sizes = _frames_size(work), _companion_sizes(work)
         limits = [0 if device is None else planes.most_bytes(request) for request in work.requests]
         own = size if device is None else (len(work.requests), max([math.prod(size[1:]), *limits]))
-        self._frames = {kind: pool.array(own if kind == _CLIPS else size) for kind in (_CLIPS, *work.companions)}
+        self._frames = {kind: pool.array(of_kind) for kind, of_kind in ((_CLIPS, own), *sizes.items())}
         self._jobs: _Jobs = {kind: [] for kind in self._frames}
         for index, (request, limit) in enumerate(zip(work.requests, limits, strict=True)):
             self._jobs[_CLIPS].append(pool.submit(request, self._frames[_CLIPS].slot(index), planes_bytes=limit))
-            for kind, requests in work.companions.items():
-                companion = requests[index]
+        for kind, companions in work.companions.items():
+            for index, companion in enumerate(companions):
                 slot = self._frames[kind].slot(index)
                 self._jobs[kind].append(None if companion is None else pool.submit(companion, slot))
         self._undone = [job for job in itertools.chain(*self._jobs.values()) if job is not None]
@@ -80,7 +80,7 @@ class _Pending:
         for kind, jobs in self._jobs.items():
             frames = self._frames[kind].array
             for index, job in enumerate(jobs):
-                result = None if job is None else _result(job, self.work.requests[index].path)
+                result = None if job is None else _result(job, self._request(kind, index).path)
                 reason = "" if result is None else self._reason(kind, index, result)
                 if reason:
                     failures.setdefault(index, reason)
@@ -104,9 +104,13 @@ class _Pending:
             return ""
         if kind == _CLIPS:
             return result.reason
-        companion = self.work.companions[kind][index]
-        assert companion is not None  # it was submitted
-        return f"{kind} {companion.path}: {result.reason}"
+        return f"{kind} {self._request(kind, index).path}: {result.reason}"
+
+    def _request(self, kind: str, index: int) -> Request:
+        requests = self.work.requests if kind == _CLIPS else self.work.companions[kind]
+        request = requests[index]
+        assert request is not None  # it was submitted
+        return request
 
 
 def _nbytes(result: Decoded) -> int:
@@ -117,6 +121,15 @@ def _nbytes(result: Decoded) -> int:
 
 def _frames_size(work: MicroBatchRequest) -> tuple[int, ...]:
     return len(work.requests), work.shape.num_frames, work.shape.height, work.shape.width, 3
+
+
+def _companion_sizes(work: MicroBatchRequest) -> dict[str, tuple[int, ...]]:
+    """Return the sizes of the frames of companions, of which sources may have sizes of their own."""
+    sizes = dict[str, tuple[int, ...]]()
+    for kind, requests in work.companions.items():
+        shape = next((request.shape for request in requests if request is not None), work.shape)
+        sizes[kind] = (len(requests), shape.num_frames, shape.height, shape.width, 3)
+    return sizes
 
 
 def _result(job: Future[Decoded], path: MediaPath) -> Decoded:
@@ -180,7 +193,7 @@ class _ReadAhead:
     def _bytes(self, work: MicroBatchRequest) -> int:
         frames = math.prod(_frames_size(work))
         own = frames if self._device is None else sum(map(planes.expected_bytes, work.requests))
-        return own + frames * len(work.companions)
+        return own + sum(map(math.prod, _companion_sizes(work).values()))
 
     def cancel(self) -> None:
         """Drop what is queued."""

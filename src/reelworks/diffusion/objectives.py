@@ -84,8 +84,12 @@ class RectifiedFlow:
         weight_BTHW: Tensor | None = None,
     ) -> Tensor:
         """Return the loss of the velocity of each clip: the mean distance, by the weight of its timestep."""
+        return self.of_error(self.error(output, x_t, x0, noise, t_B), t_B, frame_mask_BT, weight_BTHW)
+
+    def error(self, output: Tensor, x_t: Tensor, x0: Tensor, noise: Tensor, t_B: Tensor) -> Tensor:
+        """Return the difference between the velocity of an output and that of the clip."""
         velocity = rectified_flow.velocity_from(output, x_t, t_B, self.config.prediction)
-        return self.of_error(velocity.float() - (x0.float() - noise.float()), t_B, frame_mask_BT, weight_BTHW)
+        return velocity.float() - (x0.float() - noise.float())
 
     def of_error(
         self, error: Tensor, t_B: Tensor, frame_mask_BT: Tensor | None, weight_BTHW: Tensor | None = None
@@ -167,8 +171,11 @@ class Ddpm:
         weight_BTHW: Tensor | None = None,
     ) -> Tensor:
         """Return the loss of the predicted noise or v of each clip: the mean distance, by the weight of its step."""
-        error = output.float() - ddpm.target(self.prediction, x0.float(), noise.float(), t_B)
-        return self.of_error(error, t_B, frame_mask_BT, weight_BTHW)
+        return self.of_error(self.error(output, x_t, x0, noise, t_B), t_B, frame_mask_BT, weight_BTHW)
+
+    def error(self, output: Tensor, x_t: Tensor, x0: Tensor, noise: Tensor, t_B: Tensor) -> Tensor:
+        """Return the difference between an output and the noise or v of the clip."""
+        return output.float() - ddpm.target(self.prediction, x0.float(), noise.float(), t_B)
 
     def of_error(
         self, error: Tensor, t_B: Tensor, frame_mask_BT: Tensor | None, weight_BTHW: Tensor | None = None

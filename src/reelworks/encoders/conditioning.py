@@ -1,4 +1,4 @@
-"""Encode what a denoiser is conditioned on: companions and the clip's own first frame.
+"""Encode what a denoiser is conditioned on: companions, and the clip's own first frame and perhaps its last one.
 
 Legend: B clips, C channels, T frames, H height, W width.
 """
@@ -9,61 +9,127 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
-from torch.nn.functional import avg_pool3d, pad
+from torch.nn.functional import avg_pool3d, interpolate, pad
 
 from reelworks.core.shape import Geometry
+from reelworks.distributed.transfer import to_device
 from reelworks.encoders.encoders import LiveEncoder
 from reelworks.media.decode import BLACK
 from reelworks.models.api import nothing_given
 
 _GREY = 127.5  # 0 in [-1, 1]
+_WHITE_FROM = 128  # pixels of a mask that are made anew
+CLIP = "clip"  # kind of the clips' own frames
 
 
 def encode_conditioning(
-    encoder: LiveEncoder, latent_BCTHW: Tensor, companions: Mapping[str, Tensor], first_BHWC: Tensor, num_frames: int
+    encoder: LiveEncoder, latent_BCTHW: Tensor, companions: Mapping[str, Tensor], frames_BTHWC: Tensor, num_frames: int
 ) -> dict[str, Tensor]:
-    """Return the inputs of companions and first frames of a denoiser by name; see `models.api.given`.
+    """Return the inputs of companions and given frames of a denoiser by name; see `models.api.given`.
 
-    Companions are `[B, T, H, W, 3]` uint8 frames by name, and the first frames are uint8 too. A picture
-    (`num_frames` is 1) is its own first frame, so that none is encoded for it.
+    Companions are `[B, T, H, W, 3]` uint8 frames by name. Of the clip's own uint8 frames only the first and the last are
+    used, so that there may be fewer than `num_frames`, unless a control is told in parts. A picture (`num_frames` is 1)
+    is its own first frame, so that none is encoded for it.
     """
-    encoded = {name: encoder.latents(companions[name]) for name in encoder.given if name in companions}
+    if encoder.conditioning.control_parts:
+        encoded = {"control": control_parts(encoder, {CLIP: frames_BTHWC, **companions})}
+    else:
+        encoded = {name: encoder.latents(companions[name]) for name in encoder.given if name in companions}
     if encoder.conditioning.first_frame == "grey" or (encoder.conditioning.first_frame is not None and num_frames > 1):
-        encoded["first_frame"] = first_frame_latents(encoder, first_BHWC, num_frames)
+        encoded["first_frame"] = first_frame_latents(encoder, frames_BTHWC, num_frames)
     if encoder.image_encoder is not None and num_frames > 1:
-        encoded["image"] = encoder.image_encoder.encode(first_BHWC)
+        encoded["image"] = image_embeddings(encoder, frames_BTHWC)
     return join(encoder, latent_BCTHW, encoded)
 
 
 def join(encoder: LiveEncoder, latent_BCTHW: Tensor, encoded: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the same inputs, given what was encoded for them; a picture's first frame and image are zeros."""
-    inputs = {name: encoded[name].to(encoder.device) for name in encoder.given if name in encoded}
+    inputs = {name: encoded[name].to(encoder.device) for name in encoder.companion_latents if name in encoded}
     if encoder.conditioning.first_frame is not None:
         first = encoded["first_frame"].to(encoder.device) if "first_frame" in encoded else latent_BCTHW[:, :, :0]
         inputs["first_frame"] = pad(first, (0, 0, 0, 0, 0, latent_BCTHW.shape[2] - first.shape[2]))
-    if (image := encoder.image_encoder) is not None:
-        blank_BNE = latent_BCTHW.new_zeros(len(latent_BCTHW), image.tokens, image.dim)
+    if encoder.image_encoder is not None:
+        blank_BNE = latent_BCTHW.new_zeros(len(latent_BCTHW), *image_shape(encoder))
         inputs["image"] = encoded["image"].to(encoder.device) if "image" in encoded else blank_BNE
     return nothing_given(latent_BCTHW) | inputs
 
 
-def first_frame_latents(encoder: LiveEncoder, first_BHWC: Tensor, num_frames: int) -> Tensor:
-    """Return the latents of the first frame, alone or followed by grey frames; a picture's are those of a grey one."""
-    first_B1HWC = first_BHWC[:, None].float()
+def first_frame_latents(encoder: LiveEncoder, frames_BTHWC: Tensor, num_frames: int) -> Tensor:
+    """Return the latents of the given frames: of the first one alone, or with grey frames in place of those not given.
+
+    Those of a picture are the latents of a grey one.
+    """
+    first_B1HWC = frames_BTHWC[:, :1].float()
     if encoder.conditioning.first_frame != "grey":
         return encoder.latents(first_B1HWC)
-    grey = torch.full_like(first_B1HWC, _GREY)
-    rest = grey.expand(-1, num_frames - 1, -1, -1, -1)
-    return encoder.latents(torch.cat([grey if num_frames == 1 else first_B1HWC, rest], dim=1))
+    shown_BTHWC = torch.full_like(first_B1HWC, _GREY).repeat(1, num_frames, 1, 1, 1)
+    if num_frames > 1:
+        shown_BTHWC[:, :1] = first_B1HWC
+        if encoder.conditioning.last_frame:
+            shown_BTHWC[:, -1] = frames_BTHWC[:, -1].float()
+    return encoder.latents(shown_BTHWC)
+
+
+def image_embeddings(encoder: LiveEncoder, frames_BTHWC: Tensor) -> Tensor:
+    """Return the image embeddings of the first frame, and behind them those of the last one if it is given."""
+    assert encoder.image_encoder is not None
+    ends = (0, -1) if encoder.conditioning.last_frame else (0,)
+    return torch.cat([encoder.image_encoder.encode(frames_BTHWC[:, i]) for i in ends], dim=1)
+
+
+def image_shape(encoder: LiveEncoder) -> tuple[int, int]:
+    """Return the number and the width of a clip's image embeddings."""
+    assert encoder.image_encoder is not None
+    pictures = 2 if encoder.conditioning.last_frame else 1
+    return pictures * encoder.image_encoder.tokens, encoder.image_encoder.dim
+
+
+def control_parts(encoder: LiveEncoder, frames: Mapping[str, Tensor]) -> Tensor:
+    """Return what VACE is told, `[B, 2·C + h·w, T, H, W]` for a latent stride of h by w pixels.
+
+    `frames` are `[B, T, H, W, 3]` uint8 by kind: `CLIP`, "control", "mask". Channels are the latents of what is kept of
+    the clip, those of the control where it is made anew, and the mask, 1 in pixels that are made anew. What is missing in
+    either part is grey.
+    """
+    clip, control, mask = (
+        None if (each := frames.get(kind)) is None else to_device(each, encoder.device)
+        for kind in (CLIP, "control", "mask")
+    )
+    assert clip is not None
+    grey = clip.new_full((), _GREY, dtype=torch.float32)
+    made_BTHW1 = torch.ones_like(clip[..., :1], dtype=torch.bool)
+    if mask is not None:
+        made_BTHW1 = mask.float().mean(dim=4, keepdim=True) >= _WHITE_FROM
+    kept = torch.where(made_BTHW1, grey, clip.float())
+    remade = grey.expand(clip.shape) if control is None else torch.where(made_BTHW1, control.float(), grey)
+    latents = [encoder.latents(each) for each in (kept, remade)]
+    channels = _pixel_channels(made_BTHW1[..., 0].float(), tuple(latents[0].shape[2:]), encoder.autoencoder.geometry)
+    return torch.cat([*latents, channels], dim=1)
+
+
+def _pixel_channels(mask_BTHW: Tensor, sizes: tuple[int, ...], geometry: Geometry) -> Tensor:
+    """Return the pixels of each latent element as its channels, of the frame nearest to its middle."""
+    _, h, w = geometry.stride
+    B, T, *_ = mask_BTHW.shape
+    cells = mask_BTHW[..., : sizes[1] * h, : sizes[2] * w].reshape(B, T, sizes[1], h, sizes[2], w)
+    return interpolate(cells.permute(0, 3, 5, 1, 2, 4).flatten(1, 2), size=sizes, mode="nearest-exact")
+
+
+def companion_channels(encoder: LiveEncoder) -> int:
+    """Return the channels of each input that is made of companions."""
+    _, h, w = encoder.autoencoder.geometry.stride
+    channels = encoder.autoencoder.latent_channels
+    return 2 * channels + h * w if encoder.conditioning.control_parts else channels
 
 
 def blank(encoder: LiveEncoder, latent_BCTHW: Tensor) -> dict[str, Tensor]:
     """Return the same inputs filled with zeros, in the shapes of training."""
-    inputs = {name: torch.zeros_like(latent_BCTHW) for name in encoder.given}
+    channels = companion_channels(encoder)
+    inputs = {name: latent_BCTHW[:, :1].expand(-1, channels, -1, -1, -1) * 0 for name in encoder.companion_latents}
     if encoder.conditioning.first_frame is not None:
         inputs["first_frame"] = torch.zeros_like(latent_BCTHW)
-    if (image := encoder.image_encoder) is not None:
-        inputs["image"] = latent_BCTHW.new_zeros(len(latent_BCTHW), image.tokens, image.dim)
+    if encoder.image_encoder is not None:
+        inputs["image"] = latent_BCTHW.new_zeros(len(latent_BCTHW), *image_shape(encoder))
     return nothing_given(latent_BCTHW) | inputs
 
 

@@ -20,11 +20,11 @@ from reelworks.data import prefetch
 from reelworks.data.micro_batch import MicroBatch, MicroBatchRequest
 from reelworks.encoders import request_key, values
 from reelworks.encoders.claims import Claims
+from reelworks.encoders.conditioning import CLIP
 from reelworks.encoders.encoders import LiveEncoder
 from reelworks.encoders.reachable import Chunk
 from reelworks.encoders.request_key import TEXT, Wanted
 from reelworks.encoders.stored_batches import StoredLatents, latent_dtype
-from reelworks.encoders.values import CLIP
 from reelworks.media.decode_pool import DecodePool
 
 _BEHIND = 8  # batches that may wait to be written
@@ -197,8 +197,8 @@ class EncodeWorker:
     def _values(self, name: str, batch: MicroBatch, good: list[int]) -> Tensor | list[Tensor]:
         """Return a value of each clip of a micro-batch; where decoding failed, of zeros."""
         if name != TEXT:
-            (kind,) = values.frames_for(name)
-            frames = batch.frames if kind == CLIP else batch.companions[kind]
+            kinds = values.frames_for(name, parts=self.source.keys.ids.parts)
+            frames = {kind: batch.frames if kind == CLIP else batch.companions[kind] for kind in kinds}
             return values.encode(self._encoder, name, frames).to(latent_dtype(self.source.keys, name))
         captions, encode = batch.work.captions, self._encoder.text_encoder.encode
         given = self.source.keys.ids.given

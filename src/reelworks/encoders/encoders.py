@@ -64,6 +64,11 @@ class LiveEncoder:
     given: tuple[str, ...] = ()  # companions that the model takes
     embedded: CaptionCache = field(default_factory=CaptionCache)
 
+    @property
+    def companion_latents(self) -> tuple[str, ...]:
+        """Names of the inputs that are made of companions."""
+        return ("control",) if self.conditioning.control_parts else self.given
+
     def loaded(self) -> LiveEncoder:
         """Return the same encoders with the autoencoder in memory, if it was to be loaded at its first use."""
         autoencoder = self.autoencoder

@@ -21,6 +21,7 @@ import pyarrow as pa
 from pydantic import BaseModel
 
 from reelworks.catalog import location
+from reelworks.catalog.companions import REJECTED
 from reelworks.catalog.location import MediaPath
 from reelworks.core import digests, files
 from reelworks.core.log import logger
@@ -33,7 +34,7 @@ from reelworks.media.decode import Request
 from reelworks.models import weights
 
 ENCODER_VERSION = 1  # raise it when an encoder's code returns other values for the same weights
-LATENT, FIRST_FRAME, IMAGE, TEXT = "latent", "first_frame", "image", "text"
+LATENT, CONTROL, FIRST_FRAME, IMAGE, TEXT = "latent", "control", "first_frame", "image", "text"
 # Keys of a recipe's tables that do not change what an encoder returns.
 _WITHOUT_EFFECT = {"weights", "device"}
 # Folders of a pipeline that have no part in embedding captions.
@@ -47,8 +48,10 @@ class EncoderIds:
     Attributes:
         autoencoder, text: Digests of weights and settings.
         image: Digest of the image encoder; None if the model has none.
-        first_frame: How the first frame is encoded for the model, "grey" or "zeros"; None if it is not.
-        given: Kinds of companions whose latents the model takes.
+        first_frame: How the first frame is encoded for the model, "grey" or "alone"; None if it is not.
+        last_frame: Whether the last frame is encoded with it.
+        given: Kinds of companions whose latents the model takes, and "rejected" if it learns preferences.
+        control_parts: Whether the control is encoded in parts with the clip and its mask.
         text_sees_pictures: Whether an embedding also depends on the first frames of sources.
         latent_dtype: Dtype in which latents are stored.
         converted_on: Where frames of plain videos become RGB, as the recipe says; both ways differ by rounding.
@@ -58,10 +61,17 @@ class EncoderIds:
     text: str
     image: str | None = None
     first_frame: str | None = None
+    last_frame: bool = False
     given: tuple[str, ...] = ()
+    control_parts: bool = False
     text_sees_pictures: bool = False
     latent_dtype: str = "float32"
     converted_on: Literal["cpu", "device"] = "cpu"
+
+    @property
+    def parts(self) -> tuple[str, ...] | None:
+        """Kinds of companions that a control is encoded of together with the clip; None if each is encoded alone."""
+        return tuple(kind for kind in self.given if kind != REJECTED) if self.control_parts else None
 
 
 def encoder_id(config: BaseModel, field: str, known: FileDigests, *, part: str | None = None) -> str:
@@ -209,12 +219,17 @@ class Keys:
                 theirs = found.rows.fingerprint[int(found.row[row])].as_py()
                 theirs = self._fingerprint(theirs, companion.path)
                 wanted[kind] = self._wanted(LATENT, latents, companion, theirs, label, ids.latent_dtype)
+        if ids.parts is not None:
+            parts = [wanted[LATENT], *(wanted.pop(kind) for kind in ids.parts if kind in wanted)]
+            key = digests.digest_json([CONTROL, *(part.key for part in parts)])
+            wanted[CONTROL] = dataclasses.replace(wanted[LATENT], key=key, kind="control parts")
         moves = work.shape.num_frames > 1
         if ids.first_frame is not None and (moves or ids.first_frame == "grey"):
-            kind = f"{FIRST_FRAME} {ids.first_frame}"
+            kind = f"{FIRST_FRAME} {ids.first_frame}" + " last" * ids.last_frame
             wanted[FIRST_FRAME] = self._wanted(kind, latents, request, print_, label, ids.latent_dtype)
         if ids.image is not None and moves:
-            wanted[IMAGE] = self._wanted(IMAGE, ids.image, request, print_, label)
+            kind = IMAGE + " last" * ids.last_frame
+            wanted[IMAGE] = self._wanted(kind, ids.image, request, print_, label)
         wanted[TEXT] = self.text(work.captions[i], self.seen(wanted))
         return wanted
 

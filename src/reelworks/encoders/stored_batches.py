@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from reelworks.catalog.companions import REJECTED
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
 from reelworks.data import prefetch
@@ -24,10 +25,10 @@ from reelworks.data.dataset import Dataset
 from reelworks.data.micro_batch import MicroBatch, MicroBatchRequest
 from reelworks.distributed import transfer
 from reelworks.encoders import conditioning, request_key, store, values
+from reelworks.encoders.conditioning import CLIP
 from reelworks.encoders.encoders import LiveEncoder
 from reelworks.encoders.request_key import TEXT, Keys, Wanted
 from reelworks.encoders.store import DamagedEntry, EncodedStore
-from reelworks.encoders.values import CLIP
 from reelworks.media import decode
 from reelworks.media.decode import Request
 from reelworks.media.decode_pool import DecodePool
@@ -91,7 +92,7 @@ class StoredLatents:
         missing = [
             name for name in wanted if name not in found and not (name == TEXT and wanted[TEXT].key in self.store)
         ]
-        return sorted({kind for name in missing for kind in values.frames_for(name, seen)})
+        return sorted({kind for name in missing for kind in values.frames_for(name, seen, self.keys.ids.parts)})
 
 
 @dataclass(frozen=True)
@@ -150,10 +151,12 @@ class StoredBatch(MicroBatch):
             if name == TEXT or name in self.found[i]:
                 continue
             if i in self.broken:  # its loss is left out, so that no encoder is loaded for it
-                self.found[i][name] = values.blank(encoder, name, self.work.shape)
+                request = _request(self.work, i, name)
+                shape = self.work.shape if request is None else request.shape
+                self.found[i][name] = values.blank(encoder, name, shape)
                 continue
-            (kind,) = values.frames_for(name)
-            value = values.encode(encoder, name, self.decoded[i][kind])[0].cpu()
+            kinds = values.frames_for(name, parts=self.source.keys.ids.parts)
+            value = values.encode(encoder, name, {kind: self.decoded[i][kind] for kind in kinds})[0].cpu()
             self.found[i][name] = value = value.to(latent_dtype(self.source.keys, name))
             if self._is_as_scanned(i):
                 self.source.keep(self.wanted[i][name], value)
@@ -170,10 +173,16 @@ def latent_dtype(keys: Keys, name: str) -> torch.dtype:
 
 
 def clip_values(batch: MicroBatch, encoder: LiveEncoder) -> dict[str, Tensor]:
-    """Return the latents of a micro-batch, and what its other conditions are made of, live or stored."""
+    """Return the latents of a micro-batch, and what its other conditions are made of, live or stored.
+
+    Live, these are the latents of the clips and of the rejected ones.
+    """
     if isinstance(batch, StoredBatch):
         return batch.values(encoder)
-    return {request_key.LATENT: encoder.latents(batch.frames)}
+    frames = {request_key.LATENT: batch.frames}
+    if REJECTED in batch.companions:
+        frames[REJECTED] = batch.companions[REJECTED]
+    return {name: encoder.latents(each) for name, each in frames.items()}
 
 
 def conditions(
@@ -183,7 +192,7 @@ def conditions(
     if isinstance(batch, StoredBatch):
         return conditioning.join(encoder, latent_BCTHW, encoded)
     num_frames = batch.work.shape.num_frames
-    return conditioning.encode_conditioning(encoder, latent_BCTHW, batch.companions, batch.frames[:, 0], num_frames)
+    return conditioning.encode_conditioning(encoder, latent_BCTHW, batch.companions, batch.frames, num_frames)
 
 
 def texts(batch: MicroBatch, encoder: LiveEncoder, dropped: Sequence[bool]) -> TextEmbedding:
@@ -201,27 +210,32 @@ class _Item:
         self.work, self.source = work, source
         self.wanted = source.keys.wanted(work)
         self.found = [source.find(wanted) for wanted in self.wanted]
-        self.to_read: list[tuple[int, str, Request]] = []
+        to_read: list[tuple[int, str, Request]] = []
         for i, (wanted, found) in enumerate(zip(self.wanted, self.found, strict=True)):
             kinds = source.kinds_to_read(wanted, found)
-            self.to_read += [(i, kind, request) for kind in kinds if (request := _request(work, i, kind)) is not None]
+            to_read += [(i, kind, request) for kind in kinds if (request := _request(work, i, kind)) is not None]
             if (mask := _request(work, i, _MASK)) is not None:
-                self.to_read.append((i, _MASK, mask))
+                to_read.append((i, _MASK, mask))
+        # Sources of other sizes come last, and are read as companions.
+        self.to_read = sorted(to_read, key=lambda each: each[2].shape != work.shape)
+        self._same_size = sum(request.shape == work.shape for *_, request in to_read)
 
     def remaining(self) -> MicroBatchRequest:
-        """Return the micro-batch with the requests that remain as its clips, perhaps none."""
-        n = len(self.to_read)
-        at = [i for i, _, _ in self.to_read]
+        """Return the micro-batch with the requests that remain as its clips, perhaps none, and as companions of no clip."""
+        n, companions = len(self.to_read), dict[str, list[Request | None]]()
+        for at, (_, kind, request) in enumerate(self.to_read[self._same_size :], start=self._same_size):
+            companions.setdefault(kind, [None] * n)[at] = request
+        clips = [i for i, _, _ in self.to_read]
         return replace(
             self.work,
-            uids=self.work.uids[at],
-            copies=self.work.copies[at],
+            uids=self.work.uids[clips],
+            copies=self.work.copies[clips],
             repeat_index=np.zeros(n, dtype=np.int32),
             is_idle=False,
-            requests=tuple(request for _, _, request in self.to_read),
+            requests=tuple(request for _, _, request in self.to_read[: self._same_size]),
             captions=("",) * n,
             fps=(0.0,) * n,
-            companions={},
+            companions={kind: tuple(requests) for kind, requests in companions.items()},
             target_is_base=(False,) * n,
         )
 
@@ -237,6 +251,11 @@ class _Item:
         )
         for at, (i, kind, request) in enumerate(self.to_read):
             reason = broken.get(at)
+            if at >= self._same_size:
+                decoded[i][kind] = read.companions[kind][at : at + 1]
+                if reason is not None:
+                    failures.setdefault(i, reason)
+                continue
             if kind == _MASK and masks is not None:
                 if reason is None and not decode.counts(read.frames[at].cpu().numpy()):
                     reason = decode.EMPTY  # the clip would have no loss

@@ -6,7 +6,7 @@ under `CLIP`.
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
 
 import torch
 from torch import Tensor
@@ -14,18 +14,22 @@ from torch import Tensor
 from reelworks.core.shape import Shape
 from reelworks.core.sources import SOURCES
 from reelworks.encoders import conditioning
+from reelworks.encoders.conditioning import CLIP
 from reelworks.encoders.encoders import LiveEncoder
-from reelworks.encoders.request_key import FIRST_FRAME, IMAGE, LATENT, TEXT
+from reelworks.encoders.request_key import CONTROL, FIRST_FRAME, IMAGE, LATENT, TEXT
 from reelworks.models.api import TextEmbedding
 
-CLIP = "clip"
 
+def frames_for(name: str, seen: tuple[str, ...] = (), parts: tuple[str, ...] | None = None) -> tuple[str, ...]:
+    """Return the kinds of frames that a value is computed from.
 
-def frames_for(name: str, seen: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """Return the kinds of frames that a value is computed from; `seen` are the sources that a caption refers to."""
+    `seen` are the sources that a caption refers to, `parts` the companions that a control is encoded of with the clip.
+    """
     if name == TEXT:
         return seen
-    return (CLIP,) if name in (LATENT, FIRST_FRAME, IMAGE) else (name,)
+    if name in (LATENT, FIRST_FRAME, IMAGE):
+        return (CLIP,)
+    return (CLIP, *parts) if name == CONTROL and parts is not None else (name,)
 
 
 def sources_in(names: Container[str]) -> tuple[str, ...]:
@@ -34,13 +38,18 @@ def sources_in(names: Container[str]) -> tuple[str, ...]:
 
 
 @torch.no_grad()
-def encode(encoder: LiveEncoder, name: str, frames_BTHWC: Tensor) -> Tensor:
-    """Return a value of each clip, `[B, ...]` on the encoder's device, in the dtype of live encoding."""
+def encode(encoder: LiveEncoder, name: str, frames: Mapping[str, Tensor]) -> Tensor:
+    """Return a value of each clip, `[B, ...]` on the encoder's device, in the dtype of live encoding.
+
+    `frames` are those of the kinds that `frames_for` names.
+    """
+    if name == CONTROL and encoder.conditioning.control_parts:
+        return conditioning.control_parts(encoder, frames)
+    (frames_BTHWC,) = frames.values()
     if name == FIRST_FRAME:
-        return conditioning.first_frame_latents(encoder, frames_BTHWC[:, 0], frames_BTHWC.shape[1])
+        return conditioning.first_frame_latents(encoder, frames_BTHWC, frames_BTHWC.shape[1])
     if name == IMAGE:
-        assert encoder.image_encoder is not None
-        return encoder.image_encoder.encode(frames_BTHWC[:, 0])
+        return conditioning.image_embeddings(encoder, frames_BTHWC)
     return encoder.latents(frames_BTHWC)
 
 
@@ -85,12 +94,12 @@ def blank(encoder: LiveEncoder, name: str, shape: Shape) -> Tensor:
 def value_shape(encoder: LiveEncoder, name: str, shape: Shape) -> tuple[int, ...]:
     """Return the shape of a value of one clip."""
     if name == IMAGE:
-        assert encoder.image_encoder is not None
-        return encoder.image_encoder.tokens, encoder.image_encoder.dim
+        return conditioning.image_shape(encoder)
     t, h, w = encoder.autoencoder.geometry.latent(shape)
     if name == FIRST_FRAME and encoder.conditioning.first_frame != "grey":
         t = 1
-    return encoder.autoencoder.latent_channels, t, h, w
+    channels = conditioning.companion_channels(encoder) if name == CONTROL else encoder.autoencoder.latent_channels
+    return channels, t, h, w
 
 
 def blank_text(encoder: LiveEncoder) -> TextEmbedding:

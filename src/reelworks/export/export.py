@@ -27,7 +27,6 @@ from reelworks.distributed import collectives
 from reelworks.export import safetensors_file
 from reelworks.export.lora import LoraFile, lora_base_of
 from reelworks.export.safetensors_file import TensorRange
-from reelworks.models.lora import files
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 # Most bytes of the tensors that are read together; each read opens the checkpoint's metadata again.
@@ -234,7 +233,7 @@ def _write(
         prefix = f"{expert}." if expert else ""
         own = {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
         # Tensor names are the same in both files, since the user tells a loader which expert a file is for.
-        file = files.to_file(own, lora.format, alpha=lora.alpha, part=lora.part, model=lora.model, base=lora.base)
+        file = lora.content(own)
         entries = _entries(file.tensors)
         tensors = (file.tensors[entry.name] for entry in entries)
         written += safetensors_file.write(path, entries, tensors, header | file.header)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from torch import Tensor
 
 from reelworks.checkpoint import load
 from reelworks.checkpoint.config import LoraFormat
 from reelworks.core import toml_none
 from reelworks.models import registry
 from reelworks.models.expert_pair.config import PARTS
+from reelworks.models.lora import files, lycoris_files
 from reelworks.models.lora.base_model import Base
-from reelworks.models.lora.config import LoraConfig
+from reelworks.models.lora.config import Adapter, LoraConfig
+from reelworks.models.lora.files import File
 
 BASE = "base.json"  # extra file of a checkpoint that describes the base model of its LoRA
 
@@ -21,7 +26,7 @@ class LoraFile(NamedTuple):
     """Settings of a LoRA's export."""
 
     format: LoraFormat  # key convention of its tensors
-    alpha: float
+    adapter: Adapter
     model: str  # name of the base model
     part: str  # folder of the base network in a diffusers pipeline
     base: Base | None = None  # identity of the base weights; None if only the checkpoint knows it
@@ -31,6 +36,13 @@ class LoraFile(NamedTuple):
     def files(self, target: Path) -> list[Path]:
         """Return the files that are written for a target: itself, or one for each expert."""
         return [target.with_stem(f"{target.stem}-{name}") for name in self.experts] or [target]
+
+    def content(self, state: Mapping[str, Tensor]) -> File:
+        """Return the file of one network's tensors."""
+        where: dict[str, Any] = {"part": self.part, "model": self.model, "base": self.base}
+        if self.adapter.type == "lora":
+            return files.to_file(state, self.format, alpha=self.adapter.alpha, **where)
+        return lycoris_files.to_file(state, self.format, adapter=self.adapter, **where)
 
 
 def lora_file_of(recipe: Path, format: LoraFormat, base: Base | None = None) -> LoraFile | None:
@@ -42,11 +54,12 @@ def lora_file_of(recipe: Path, format: LoraFormat, base: Base | None = None) -> 
     if "lora" not in values:
         return None
     config = LoraConfig.model_validate(toml_none.from_toml(values["lora"], LoraConfig))
-    config.require_writable(format, "--format")
     name = values["model"]["name"]
-    part = registry.PRESETS[name].config.network.part if name in registry.PRESETS else "transformer"
+    preset = registry.PRESETS.get(name)
+    config.require_writable(format, "--format", None if preset is None else preset.config.network)
+    part = preset.config.network.part if preset is not None else "transformer"
     trained = tuple(PARTS.values()) if values["model"].get("experts") == "both" else ()
-    return LoraFile(format, config.exact_alpha, name, part, base, trained)
+    return LoraFile(format, config.adapter, name, part, base, trained)
 
 
 def lora_base_of(path: Path) -> Base | None:

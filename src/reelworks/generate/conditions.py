@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,15 +17,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from reelworks.catalog import formats
+from reelworks.catalog import formats, probe
+from reelworks.catalog.formats import ProbeError
+from reelworks.core import sources
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Geometry, Shape
+from reelworks.core.sources import SOURCES
 from reelworks.encoders.encoders import LiveEncoder
 from reelworks.media import decode
 from reelworks.media.decode import MediaError, Request
 from reelworks.models.family import Conditioning
 
 Frames = NDArray[np.uint8]
+WHITE = 255
 _LAST = math.nextafter(1.0, 0.0)  # as a draw in [0, 1): the last possible first frame
 
 
@@ -36,9 +40,22 @@ class Conditions:
     reference: Frames | None = None  # `[T, H, W, 3]` uint8, which the clip begins with
     loop: int = 1  # clips to join; each but the first begins with the last frames of the previous one
     condition_frames: int = 17  # number of those last frames
+    last_frame: Frames | None = None  # `[1, H, W, 3]` uint8, which the clip ends with
+    inpaint: Frames | None = None  # `[T, H, W, 3]` uint8, of which the black areas of a mask are kept
 
     def check(self, geometry: Geometry, shape: Shape, conditioning: Conditioning) -> None:
         """Refuse condition frames that leave nothing to generate or whose latents do not fit those of the clip."""
+        if conditioning.control_parts:
+            self._check_parts(shape)
+            return
+        if self.inpaint is not None:
+            raise UserError(
+                "this model does not know which parts of a clip are kept",
+                code="conditions-not-taken",
+                field="--inpaint",
+                remedy="leave it out, or use a model that takes a mask, such as wan-2.1-vace-1.3b",
+            )
+        self._check_last_frame(geometry, shape, conditioning)
         if conditioning.first_frame is not None and shape.num_frames > 1:
             self._check_first_frame()
             return
@@ -54,6 +71,47 @@ class Conditions:
         if self.reference is not None:
             _check(len(self.reference), geometry, shape, "--condition-frames, for --reference")
 
+    def _check_parts(self, shape: Shape) -> None:
+        """Refuse given frames that leave nothing to generate, and joined clips that would all end alike."""
+        shared = self.condition_frames if self.loop > 1 else 0
+        first = max(shared, 0 if self.reference is None else len(self.reference))
+        if first and first + (self.last_frame is not None) >= shape.num_frames:
+            raise _nothing_left(shape, "--condition-frames", first)
+        self._check_joined()
+
+    def _check_joined(self) -> None:
+        if self.loop > 1 and (self.last_frame is not None or self.inpaint is not None):
+            raise UserError(
+                "each of the joined clips would have the same given frames",
+                code="condition-invalid",
+                field="--loop",
+                value=self.loop,
+                remedy="leave it out, or leave out --last-frame and --inpaint",
+            )
+
+    def _check_last_frame(self, geometry: Geometry, shape: Shape, conditioning: Conditioning) -> None:
+        needed = conditioning.last_frame and shape.num_frames > 1
+        if self.last_frame is None:
+            if needed:
+                raise UserError(
+                    "this model makes clips from their first and last frames",
+                    code="condition-invalid",
+                    field="--last-frame",
+                    remedy="name a picture for the last one",
+                )
+            return
+        if not needed and not (conditioning.frames and shape.num_frames > 1):
+            raise UserError(
+                "this model cannot end with a frame",
+                code="condition-invalid",
+                field="--last-frame",
+                remedy="leave it out, or use a model that takes a last frame",
+            )
+        first = 0 if self.reference is None else geometry.latent(replace(shape, num_frames=len(self.reference)))[0]
+        if not needed and first + 1 >= geometry.latent(shape)[0]:
+            raise _nothing_left(shape, "--last-frame", None)
+        self._check_joined()
+
     def _check_first_frame(self) -> None:
         if self.reference is None:
             problem, remedy = "this model makes clips from their first frame", "name a picture for it"
@@ -64,11 +122,21 @@ class Conditions:
         raise UserError(problem, code="condition-invalid", field="--reference", remedy=remedy)
 
 
+def _nothing_left(shape: Shape, field: str, value: int | None) -> UserError:
+    return UserError(
+        f"nothing is left of {shape.num_frames} frames to generate",
+        code="condition-invalid",
+        field=field,
+        value=value,
+        remedy="give fewer frames",
+    )
+
+
 def _check(num_frames: int, geometry: Geometry, shape: Shape, field: str) -> None:
     chunk = geometry.chunk_frames or 1
     if num_frames >= shape.num_frames:
-        problem, remedy = f"nothing is left of {shape.num_frames} frames to generate", "give fewer frames"
-    elif num_frames != 1 and num_frames % chunk:
+        raise _nothing_left(shape, field, num_frames)
+    if num_frames != 1 and num_frames % chunk:
         # A latent frame within a chunk covers other frames than one of a chunk of its own.
         problem, remedy = f"this autoencoder encodes {chunk} frames together", f"use 1 or {chunk}"
     else:
@@ -94,9 +162,30 @@ def read(path: Path, shape: Shape, condition_frames: int, option: str = "--refer
         ) from error
 
 
-def companions(files: Mapping[str, str], shape: Shape, prefix: str) -> dict[str, Frames]:
-    """Read files of companions by kind, which options or keys with a prefix name."""
-    return {kind: companion(Path(file), shape, prefix + kind.partition("-")[0]) for kind, file in files.items()}
+def companions(
+    files: Mapping[str, str], shape: Shape, prefix: str, source_multiple: tuple[int, int] | None = None
+) -> dict[str, Frames]:
+    """Read files of companions by kind, which options or keys with a prefix name.
+
+    With a multiple, sources of another aspect ratio than the shape's have sizes of their own, as in training.
+    """
+    found = {}
+    for kind, file in files.items():
+        path, option = Path(file), prefix + kind.partition("-")[0]
+        wanted = shape
+        if kind in SOURCES and source_multiple is not None:
+            wanted = _own_shape(path, shape, option, source_multiple)
+        found[kind] = companion(path, wanted, option)
+    return found
+
+
+def _own_shape(path: Path, shape: Shape, option: str, multiple: tuple[int, int]) -> Shape:
+    try:
+        size = probe.probe(path)
+    except (OSError, ProbeError) as error:
+        raise _unreadable(str(error), path, option, shape) from error
+    ratio = int(sources.ratios(size.width, size.height, shape.width, shape.height))
+    return sources.own_shape(shape, ratio, multiple)
 
 
 def companion(path: Path, shape: Shape, option: str) -> Frames:
@@ -106,24 +195,43 @@ def companion(path: Path, shape: Shape, option: str) -> Frames:
     try:
         frames = decode.load(Request(path, is_image, wanted))
     except MediaError as error:
-        raise UserError(
-            str(error),
-            code="condition-unreadable",
-            field=option,
-            value=str(path),
-            remedy="name a picture"
-            + (f", or a clip of at least {shape.num_frames} frames" if shape.num_frames > 1 else ""),
-        ) from error
+        raise _unreadable(str(error), path, option, shape) from error
     return np.repeat(frames, shape.num_frames, axis=0) if is_image else frames
 
 
-def begin(encoder: LiveEncoder, noise_BCNHW: Tensor, frames_THWC: Frames) -> tuple[Tensor, Tensor]:
-    """Put latents of condition frames in front of noise; also return `[B, N]`: 0 for them, 1 for those to generate."""
-    condition_latents = encoder.latents(torch.from_numpy(np.array(frames_THWC))[None])
-    count = condition_latents.shape[2]
-    ratio_BN = torch.ones(len(noise_BCNHW), noise_BCNHW.shape[2], device=noise_BCNHW.device)
-    ratio_BN[:, :count] = 0
-    return torch.cat([condition_latents.to(noise_BCNHW.dtype), noise_BCNHW[:, :, count:]], dim=2), ratio_BN
+def _unreadable(problem: str, path: Path, option: str, shape: Shape) -> UserError:
+    remedy = "name a picture" + (f", or a clip of at least {shape.num_frames} frames" if shape.num_frames > 1 else "")
+    return UserError(problem, code="condition-unreadable", field=option, value=str(path), remedy=remedy)
+
+
+def kept(conditions: Conditions, reference: Frames | None, mask: Frames | None, shape: Shape) -> tuple[Frames, Frames]:
+    """Return a clip of which parts are kept, and the mask, white where it is made anew, with its given frames."""
+    size = (shape.num_frames, shape.height, shape.width, 3)
+    clip = np.zeros(size, np.uint8) if conditions.inpaint is None else conditions.inpaint.copy()
+    made = np.full(size, WHITE, np.uint8) if mask is None else mask.copy()
+    if reference is not None:
+        clip[: len(reference)], made[: len(reference)] = reference, 0
+    if conditions.last_frame is not None:
+        clip[-1:], made[-1:] = conditions.last_frame, 0
+    return clip, made
+
+
+def give(
+    encoder: LiveEncoder, noise_BCNHW: Tensor, first: Frames | None, last: Frames | None, num_frames: int
+) -> tuple[Tensor, Tensor]:
+    """Put latents of given frames at the ends of noise; also return `[B, N]`: 0 for them, 1 for those to generate.
+
+    The last frame stands still for as long as its latent frame, as at the end of a clip of that frame alone.
+    """
+    latent_BCNHW, ratio_BN = noise_BCNHW.clone(), noise_BCNHW.new_ones(len(noise_BCNHW), noise_BCNHW.shape[2])
+    if first is not None:
+        given = encoder.latents(torch.from_numpy(np.array(first))[None])
+        count = given.shape[2]
+        latent_BCNHW[:, :, :count], ratio_BN[:, :count] = given, 0
+    if last is not None:
+        still = encoder.latents(torch.from_numpy(np.repeat(last, num_frames, axis=0))[None])
+        latent_BCNHW[:, :, -1:], ratio_BN[:, -1] = still[:, :, -1:], 0
+    return latent_BCNHW, ratio_BN
 
 
 def join(make: Callable[[Frames | None], Frames], conditions: Conditions) -> Frames:

@@ -19,11 +19,11 @@ _UNKNOWN = Shape(17, 64, 96)  # for a run whose plan was removed
 
 
 def sampled(recipe: Recipe) -> SamplingDefaults:
-    """Return how a model is sampled: as the recipe says of its previews, else by the defaults of its model.
+    """Return how previews are sampled: as the recipe says, else by the defaults of their model.
 
     The default of guided channels is meant for the latents of the model's published autoencoder, and no others.
     """
-    asked, preset = recipe.samples, registry.PRESETS[recipe.model.name]
+    asked, preset = recipe.samples, registry.PRESETS[recipe.samples.model or recipe.model.name]
     usual, as_published = preset.sampling, recipe.autoencoder.name == preset.parts.autoencoder
     return SamplingDefaults(
         asked.guidance_scale or usual.guidance_scale,

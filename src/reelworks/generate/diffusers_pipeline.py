@@ -78,10 +78,11 @@ def why_not(recipe: Recipe, boundary: DtypeBoundary[DenoiserInputs], options: Ge
         return f"pipelines of the family do not know the objective {recipe.objective.name}"
     if recipe.objective.prediction != "velocity":
         return "pipelines expect the network to predict a velocity"
-    if conditioning.first_frame is not None or conditioning.needs or options.companions:
+    if conditioning.first_frame is not None or conditioning.needs or conditioning.control_parts or options.companions:
         return "the model takes more conditions than text"
-    if options.conditions.reference is not None or options.conditions.loop > 1:
-        return "the clip begins with condition frames"
+    c = options.conditions
+    if c.reference is not None or c.last_frame is not None or c.loop > 1:
+        return "the clip begins or ends with condition frames"
     if (reason := family.no_pipeline(boundary.denoiser.module)) is not None:
         return reason
     return "the weights are sharded" if is_sharded(boundary.denoiser.module) else None

@@ -20,14 +20,14 @@ from reelworks.models import components
 from reelworks.models.api import Denoiser, DenoiserInputs
 from reelworks.models.lora import inject
 from reelworks.precision.boundary import DtypeBoundary
-from reelworks.recipe import recipe_file, validation
+from reelworks.recipe import preview_model, recipe_file, validation
 from reelworks.recipe.recipe import Recipe
 from reelworks.run import history
 from reelworks.train import build, init_from
 
 
 def load_model(source: str | Path, *, ema: bool = True) -> LoadedModel:
-    """Load the model that a run has trained, to generate with it.
+    """Load the model that a run has trained, to generate with it; a LoRA on the model of the recipe's previews.
 
     Args:
         source: A run folder (its newest good checkpoint), or a checkpoint's folder.
@@ -36,7 +36,7 @@ def load_model(source: str | Path, *, ema: bool = True) -> LoadedModel:
     Raises:
         UserError: There is no run or no good checkpoint.
     """
-    return LoadedModel.load(Path(source), averaged=ema)
+    return LoadedModel.load(Path(source), averaged=ema, shown=True)
 
 
 def require(recipe: Recipe, options: GenerateOptions) -> None:
@@ -46,6 +46,7 @@ def require(recipe: Recipe, options: GenerateOptions) -> None:
     geometry.require(shape, ("--num-frames", "--height", "--width"), whole_patches=components.whole_patches(model))
     options.conditions.check(geometry, shape, conditioning)
     validation.require_companions(model, [options.companions], "--")
+    validation.require_inpainted("mask" in options.companions, options.conditions.inpaint is not None, "--")
 
 
 @dataclass(frozen=True)
@@ -68,18 +69,25 @@ class LoadedModel:
     def begin(cls, recipe: Recipe, encoders: LiveEncoder) -> Self:
         """Build the model that training of a recipe begins with."""
         device = encoders.device
-        build.require_sources(recipe)
-        denoiser = build.denoiser(recipe, device)
+        build.require_sources(recipe, trains=False)
+        denoiser = build.denoiser(recipe, device, trains=False)
         denoiser.module.requires_grad_(False).eval()
         return cls(recipe, 0, denoiser, DtypeBoundary(denoiser), encoders)
 
     @classmethod
     def load(
-        cls, source: Path, *, averaged: bool = True, to_merge: bool = False, encoders: LiveEncoder | None = None
+        cls,
+        source: Path,
+        *,
+        averaged: bool = True,
+        to_merge: bool = False,
+        shown: bool = False,
+        encoders: LiveEncoder | None = None,
     ) -> Self:
         """Load a model from a run folder (its newest good checkpoint) or from a checkpoint's folder.
 
         With `to_merge`, the base of a LoRA is loaded in float32, since updates cannot be added to quantised weights.
+        With `shown`, a LoRA is loaded on the model of the recipe's previews, if that is another than the trained one.
         `encoders` take the place of the recipe's, such as those that are loaded at their first use.
         """
         run, step = init_from.locate(source)
@@ -90,10 +98,14 @@ class LoadedModel:
             if to_merge and recipe.lora is not None:
                 wide = recipe.lora.model_copy(update={"base": "float32"})
                 recipe = recipe.model_copy(update={"lora": wide})
+            on_another = shown and recipe.samples.has_model
+            if on_another:
+                recipe = preview_model.recipe_of(recipe)
             device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-            build.require_sources(recipe, resumed=True)
-            denoiser = build.denoiser(recipe, device, resumed=True)
-            init_from.require_base(path, denoiser.base)
+            build.require_sources(recipe, resumed=True, trains=False)
+            denoiser = build.denoiser(recipe, device, resumed=True, trains=False)
+            if not on_another:
+                init_from.require_base(path, denoiser.base)
             trained = {name: p.detach() for name, p in denoiser.module.named_parameters() if p.requires_grad}
             module = denoiser.module.requires_grad_(False).eval()
             state = {"model": inject.weights(module)}

@@ -176,14 +176,19 @@ def _generate_one(
         size = (1, encoder.autoencoder.latent_channels, *latent_shape)
         return torch.randn(size, generator=generator, device=device)
 
-    def clip(reference: conditions.Frames | None) -> conditions.Frames:
+    def make(reference: conditions.Frames | None) -> conditions.Frames:
         nonlocal given_1N
         start, edit = draw_noise(), None
-        first = np.zeros((1, shape.height, shape.width, 3), np.uint8) if reference is None else reference
-        frame = torch.from_numpy(np.array(first[:1]))
-        conditioning.update(encode_conditioning(encoder, start, companions, frame, shape.num_frames))
-        if reference is not None and encoder.conditioning.first_frame is None:
-            begun, ratio = conditions.begin(encoder, start, reference)
+        blank = np.zeros((1, shape.height, shape.width, 3), np.uint8)
+        last = options.conditions.last_frame
+        ends = [blank if each is None else each[:1] for each in (reference, last)]
+        frames, given = torch.from_numpy(np.stack(ends, axis=1)), companions
+        if encoder.conditioning.control_parts:
+            clip, mask = conditions.kept(options.conditions, reference, options.companions.get("mask"), shape)
+            frames, given = torch.from_numpy(clip)[None], companions | {"mask": torch.from_numpy(mask)[None]}
+        conditioning.update(encode_conditioning(encoder, start, given, frames, shape.num_frames))
+        if encoder.conditioning.frames and not (reference is None and last is None):
+            begun, ratio = conditions.give(encoder, start, reference, last, shape.num_frames)
             if encoder.conditioning.frames_beside_noise:
                 given_1N, conditioning["condition"] = ratio == 0, begun
             else:
@@ -191,7 +196,7 @@ def _generate_one(
         latent = _sample(network, start, objective, options, draw_noise, edit)
         return encoder.frames(latent, shape.num_frames)[0].cpu().numpy()
 
-    return conditions.join(clip, options.conditions)
+    return conditions.join(make, options.conditions)
 
 
 def _sample(

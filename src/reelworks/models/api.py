@@ -38,9 +38,14 @@ class DenoiserInputs:
     height: Tensor  # `[B]` height in pixels
     width: Tensor  # `[B]` width in pixels
     drop_text: Tensor  # `[B]` True where the empty caption, learned or fixed, replaces the text
-    control: Tensor  # `[B, C, T, H, W]` latents of the control clip; C is 0 if there is none, also in the next one
-    first_frame: Tensor  # `[B, C, T, H, W]` latents of the first frame of a clip alone; unused for a picture
-    image: Tensor  # `[B, N, E]` image embeddings of the first frame; N is 0 if there are none
+    # `[B, C, T, H, W]` latents of the control clip, or its parts one after the other (`Conditioning.control_parts`); C is
+    # 0 if there is none, also in the next one.
+    control: Tensor
+    # `[B, C, T, H, W]` latents of the first frame of a clip alone, or of its first and last frames with grey ones between
+    # them; unused for a picture.
+    first_frame: Tensor
+    # `[B, N, E]` image embeddings of the first frame, then of the last if given; N is 0 if there are none.
+    image: Tensor
     # Latents `[B, C, T, H, W]` of the sources of an edit in order, each with its own sizes, perhaps none; their number
     # and sizes are the same for all clips.
     sources: tuple[Tensor, ...] = ()

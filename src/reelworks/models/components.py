@@ -55,6 +55,11 @@ def geometry(model: ModelConfig, autoencoder: AutoencoderConfig) -> Geometry:
     return dataclasses.replace(alone, patch=config.patch_size, frame_rule=rule)
 
 
+def source_multiple(model: ModelConfig, autoencoder: AutoencoderConfig) -> tuple[int, int] | None:
+    """Return the multiples of height and width of sources, which have sizes of their own if a model takes several."""
+    return geometry(model, autoencoder).multiple if conditioning(model).most_sources > 1 else None
+
+
 def whole_patches(model: ModelConfig) -> bool:
     """Whether latent sizes must be multiples of the patch, since the network does not pad them."""
     return not family_config(model).network.pads_patches
@@ -89,7 +94,13 @@ def resolve_denoiser(
             field=f"model.{name}",
             remedy="leave it out, or choose another preset",
         )
+    _, *stride = autoencoder_geometry(autoencoder).stride
     components = ComponentShapes(
-        latent_channels(autoencoder), text.dim, text.pooled_dim, text.max_length, learns_variance
+        latent_channels(autoencoder),
+        text.dim,
+        text.pooled_dim,
+        text.max_length,
+        learns_variance,
+        (stride[0], stride[1]),
     )
     return preset.model_copy(update=sizes).fit(components)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from reelworks.core.errors import UserError
-from reelworks.models import optional_imports, recompute, weights
+from reelworks.models import fp8, optional_imports, recompute, weights
 from reelworks.models.api import INPUT_ROLES, DenoiserInputs, ShardingPlan, TextEmbedding
 from reelworks.models.family import FamilyConfig
 from reelworks.models.lora import inject
@@ -123,6 +123,10 @@ class DiffusersNetwork:
     no_pipeline: Callable[[nn.Module], str | None] = lambda _module: None
     # `load(tokenizer, source)` returns the processor of text encoders that take pictures.
     load_processor: Callable[[Any, str], Any] | None = None
+    # `prepare(module)` is called with every network that was built.
+    prepare: Callable[[Any], None] = lambda _module: None
+    # `load(source, dtype)` returns what `encode_text` gets in place of a pipeline, if the family has a modular one only.
+    load_text_parts: Callable[[str, torch.dtype], Any] | None = None
 
     keeps_file_tensors = True
 
@@ -130,8 +134,11 @@ class DiffusersNetwork:
         """Build a network with fresh weights from the global generator (shapes only on `meta`)."""
         # nn.RMSNorm warns under autocast of low-precision inputs and float32 weights: right, only slower.
         warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
+        # Networks of diffusers that use parts which diffusers itself deprecates.
+        warnings.filterwarnings("ignore", message=r"`\w+` is deprecated", category=FutureWarning, module="diffusers")
         kind: Any = getattr(optional_imports.diffusers(), config.network.name)
         module: Any = kind(**config.model_dump())
+        self.prepare(module)
         recompute.enable(module, gradient_checkpointing)
         result: nn.Module = module.train()
         return result
@@ -141,21 +148,32 @@ class DiffusersNetwork:
 
         A source is a pipeline's folder, a network's folder, a single file, or a hub id, with the keys of
         diffusers or of the release (ComfyUI's). Values take the dtype of the module's parameters, and fp8
-        values are multiplied by their scales first. Missing columns for companions are zeros. If a file holds two
+        values are multiplied by their scales first; parameters on `meta` take the file's tensors and scales. Missing columns for companions are zeros. If a file holds two
         networks, `part` selects one.
         """
         if source is None:
             return
-        part = part or config.network.part
-        state = _unscaled(weights.read(source, part=part))
-        prefix = f"{part}."
+        state, scales = weights.read(source, part=part or config.network.part), None
+        if any(parameter.is_meta for parameter in module.parameters()):
+            state, scales = fp8.kept(state)
+        else:
+            state = fp8.unscaled(state)
+        weights.load_into(module, self._fitted(module, config, state, part), source)
+        if scales is not None:
+            fp8.attach(module, self._fitted(module, config, scales, part))
+
+    def _fitted(
+        self, module: nn.Module, config: FamilyConfig, state: dict[str, Tensor], part: str | None
+    ) -> dict[str, Tensor]:
+        """Give tensors the keys of the network, and missing columns."""
+        prefix = f"{part or config.network.part}."
         state = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)} or state
         if not module.state_dict().keys() & state.keys():
             state = self.renamed(module, config, state)
         if (name := config.network.widened) is not None and name in state:
             missing = module.get_parameter(name).shape[1] - state[name].shape[1]
             state[name] = pad(state[name], (0, max(missing, 0)))
-        weights.load_into(module, state, source)
+        return state
 
     def renamed(self, module: Any, config: FamilyConfig, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Rename the tensors of a release to the keys of diffusers, where diffusers has a mapping."""
@@ -180,23 +198,6 @@ class DiffusersNetwork:
     def denoiser(self, module: nn.Module, contract: Contract, config: FamilyConfig, channels: int) -> FamilyDenoiser:
         """Wrap a network for the trainer."""
         return FamilyDenoiser(module, contract, config, channels, self.predict)
-
-
-def _unscaled(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Multiply fp8 values by the scales stored with them, and drop the scales."""
-    suffixes = (".scale_weight", ".weight_scale")
-    result = {
-        key: value
-        for key, value in state.items()
-        if not key.endswith((*suffixes, ".scale_input", ".input_scale", "scaled_fp8"))
-    }
-    for suffix in suffixes:
-        for key in (key for key in state if key.endswith(suffix)):
-            weight, scale = f"{key.removesuffix(suffix)}.weight", state[key].float()
-            if scale.ndim == 1:  # one value, or one for each output row
-                scale = scale.reshape(-1, *[1] * (state[weight].ndim - 1))
-            result[weight] = state[weight].float() * scale
-    return result
 
 
 @contextmanager

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from reelworks.core.errors import UserError
-from reelworks.models import identify, optional_imports, registry, weights
+from reelworks.models import fp8, identify, optional_imports, registry, weights
 from reelworks.models.api import INPUT_ROLES, Autoencoder, Denoiser, FamilyNetwork, TextEncoder
 from reelworks.models.autoencoders import opensora
 from reelworks.models.autoencoders.diffusers_kl import DiffusersAutoencoder
@@ -29,6 +29,7 @@ from reelworks.models.family import FamilyConfig
 from reelworks.models.lora import files, frozen, inject
 from reelworks.models.lora.base_model import Base, digest
 from reelworks.models.lora.config import BaseStorage, LoraConfig
+from reelworks.models.lora.training_adapter import TrainingAdapter
 from reelworks.models.text.encoders import FamilyTextEncoder, T5TextEncoder
 from reelworks.models.text.hashed import HashedTextEncoder
 from reelworks.precision.boundary import check_contract
@@ -89,9 +90,14 @@ def build_denoiser(
         return denoiser
     has_values = device.type != "meta"
     if has_values:
-        denoiser.base = Base(model.name, model.weights, digest(denoiser.module.state_dict()))
+        denoiser.base = Base(model.name, model.weights, digest(denoiser.module))
     blocks = [block for each in denoisers for block in each.sharding().blocks]
     frozen.store(denoiser.module, blocks, stored, compute=compute, device=device)
+    if lora.training_adapter is not None and denoiser.base is not None:
+        adapter = TrainingAdapter.read(lora.training_adapter)
+        for each in denoisers:
+            adapter.attach(each.module, config)
+        denoiser.base = denoiser.base._replace(training_adapter=adapter.digest())
     inject.inject(denoiser, lora, seed=seed)
     if lora.weights is not None and has_values:
         files.load_into(denoiser.module, lora, config)
@@ -133,7 +139,7 @@ def _build(
             raise identify.explained(misfit, model.name) from misfit
     if model.weights is not None and len(networks) == 2:
         pairs = zip(*(network.parameters() for network in networks), strict=True)
-        if all(torch.equal(high, low) for high, low in pairs):
+        if all(torch.equal(fp8.value(high).float(), fp8.value(low).float()) for high, low in pairs):
             raise UserError(
                 "only one network was found, and both experts would get its weights",
                 code="expert-missing",

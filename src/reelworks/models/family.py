@@ -23,14 +23,18 @@ class Conditioning:
     # All frames then count in the loss.
     frames_beside_noise: bool = False
     objectives: tuple[str, ...] = ("rectified-flow",)  # names of objectives that published weights were trained with
-    # Companions of a clip that the network takes as inputs: "control", "source".
-    takes: tuple[Literal["control", "source"], ...] = ()
+    # Companions of a clip that the network takes as inputs: "control", "source", "mask".
+    takes: tuple[Literal["control", "source", "mask"], ...] = ()
     most_sources: int = 1  # number of sources of a clip that it takes if it takes any
     needs: tuple[Literal["control", "source"], ...] = ()  # companions in `takes` that it cannot run without
+    # Whether its control is in parts: what is kept of the clip where the mask is black, the control where it is white, and
+    # the mask, whose pixels are channels. Without a mask all is white, and without a control it is grey there.
+    control_parts: bool = False
     # How the network gets a clip's first frame besides the noise: "grey": encoded with grey frames after it; "alone":
     # encoded alone, with zeros after it; None: not at all.
     first_frame: Literal["grey", "alone"] | None = None
-    # Encoder whose embedding of the first frame is an input; None if there is none.
+    last_frame: bool = False  # whether the last frame stands behind the grey ones, and is embedded beside the first
+    # Encoder whose embedding of the first frame, and of the last if given, is an input; None if there is none.
     image_encoder: Literal["clip", "siglip"] | None = None
     image_dim: int = 0  # width of that embedding
 
@@ -47,6 +51,7 @@ class ComponentShapes:
     pooled_dim: int  # width of the pooled text embedding, 0 if there is none
     text_length: int = 0
     learns_variance: bool = False  # whether the objective reads a second half of output channels
+    latent_stride: tuple[int, int] = (8, 8)  # pixels per latent element along (height, width)
 
 
 class KeyRule(NamedTuple):
@@ -78,7 +83,8 @@ class Network:
     name: str
     blocks: tuple[str, ...]  # names of its lists of blocks, in order of use
     part: str = "transformer"  # folder of the network in a pipeline
-    without_gradient: tuple[str, ...] = ()  # name prefixes of parameters that no loss can reach
+    # Name prefixes of parameters that no loss can reach, or that the release was trained without changing.
+    without_gradient: tuple[str, ...] = ()
     # Parameter whose columns for companions are zeros if weights lack them, so that a network trained without
     # companions can be trained further with them.
     widened: str | None = None
@@ -87,6 +93,8 @@ class Network:
     release_layers: tuple[KeyRule, ...] = ()
     # Whether ComfyUI's LoRA files use the names of the release or of diffusers.
     comfyui_layers: Literal["release", "diffusers"] = "release"
+    # Whether ComfyUI maps diffusers' names of layers that are parts of one layer of the release to rows of it.
+    comfyui_maps_parts: bool = False
     # Replacements in the keys of released weights that diffusers' own conversion misses.
     renamed_keys: Mapping[str, str] = field(default_factory=dict)
     file: str | None = None  # name of its file in a repository that has files of several models
@@ -99,6 +107,12 @@ class Network:
     # Blocks see captions at their own length, rounded up to a multiple of this; 0 if all have one length.
     caption_multiple: int = 0
     sequence: SequenceSplit | None = None  # None if ranks cannot share tokens
+
+    def names_parts(self, format: str) -> bool:
+        """Whether LoRA files of a convention name each layer of the network, and none that joins several."""
+        if format == "diffusers" or all(len(rule.parts.split()) == 1 for rule in self.release_layers):
+            return True
+        return format == "comfyui" and (self.comfyui_maps_parts or self.comfyui_layers == "diffusers")
 
 
 class FamilyConfig(Protocol):
@@ -164,9 +178,8 @@ class Release:
     formats: tuple[str, ...] = ("diffusers", "comfyui")  # LoRA file formats that programs for this model read
     architecture: str | None = None  # ModelSpec name in the header of LoRA files; None uses the preset's name
     base_version: str | None = None  # name that kohya's readers look up; None if they have none
-    distilled: bool = (
-        False  # whether steps or guidance were distilled into it, which training without an adapter undoes
-    )
+    # Whether steps or guidance were distilled into it, which training without an adapter undoes.
+    distilled: bool = False
 
 
 @dataclass(frozen=True)

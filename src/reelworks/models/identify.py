@@ -18,7 +18,7 @@ from reelworks.models import registry, weights
 from reelworks.models.weights import ShapeMismatch, Shapes
 
 _TEXT_ENCODERS = ("SelfAttention.q", "text_model.encoder.", "self_attn.q_proj.", "transformer.resblocks.")
-_LORA = ("lora_", ".lora.", "lokr_", "hada_")
+_LORA = ("lora_", ".lora.", "lokr_", "hada_", "oft_")
 _WRAPPERS = ("module.", "model.diffusion_model.", "diffusion_model.", "transformer.", "unet.", "model.")
 
 

@@ -61,6 +61,22 @@ def require_there(source: str, field: str) -> Path:
         return _locate(source, ["*.json"])
 
 
+def require_file(source: str, field: str) -> Path:
+    """Return the local path of one `.safetensors` file, which is downloaded if it is on the hub.
+
+    On the hub it is `owner/name/file`, or `owner/name` if the repository has one such file.
+    """
+    with _errors_name(field, source):
+        path, (owner, _, rest) = Path(source).expanduser(), source.partition("/")
+        name, _, file = rest.partition("/")
+        if not path.exists() and path.suffix == ".safetensors" and file and hub.is_id(f"{owner}/{name}"):
+            path = hub.download(f"{owner}/{name}", [file]) / file
+            if path.is_file():
+                return path
+        (only, *_) = _files(_locate(source, _WEIGHT_FILES))
+        return only
+
+
 def config(source: str, field: str, part: str) -> dict[str, Any] | None:
     """Return the diffusers config of weights: from the part's folder, the folder itself, or that of the file.
 
@@ -164,6 +180,8 @@ def _read_file(path: Path) -> dict[str, Tensor]:
             begins = file.read(len(_POINTER))
         if begins == _POINTER:
             raise _unreadable(path, "it is a Git LFS pointer; `git lfs pull` fetches the file")
+        if begins.startswith(b"GGUF"):
+            raise _unsupported("GGUF")
         if path.suffix in _PICKLED:
             state = _unpickled(path, mapped=begins.startswith(b"PK"))
         else:
@@ -177,7 +195,17 @@ def _read_file(path: Path) -> dict[str, Tensor]:
         raise _unreadable(path, str(error).partition("\n")[0] or type(error).__name__) from error
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise _unreadable(path, "it is not a flat table of tensors")
+    if any(".quant_state.bitsandbytes__" in key for key in state):
+        raise _unsupported("the 4 bits of bitsandbytes")
     return state
+
+
+def _unsupported(storage: str) -> UserError:
+    return UserError(
+        f"these weights are stored in {storage}, which is not read",
+        code="weights-quantised",
+        remedy="name the weights in bfloat16 or fp8; lora.base stores a frozen base in 8 or 4 bits",
+    )
 
 
 def _unpickled(path: Path, mapped: bool) -> Any:

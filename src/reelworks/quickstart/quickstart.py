@@ -271,6 +271,9 @@ def _objective(preset: str, known: Release) -> list[Line]:
     if components.conditioning(ModelConfig(name=preset)).guidance == "embedded":
         why = "guidance is an input of this network, which needs no dropped captions"
         lines += [Line("[objective]", "caption_dropout", 0.0, why)]
+    elif registry.PRESETS[preset].sampling.guidance_scale == 1.0:
+        why = "this model draws without guidance, which needs no dropped captions"
+        lines += [Line("[objective]", "caption_dropout", 0.0, why)]
     return lines
 
 

@@ -127,7 +127,8 @@ def _spec(recipe: Recipe) -> DataSpec:
     datasets, held_out = tuple(recipe.dataset), recipe.validation
     split = (held_out.split, held_out.group, held_out.max_clips)
     variants = recipe.encode.variants if recipe.encode.store else None
-    return DataSpec(datasets, recipe.seed, recipe.data, *split, recipe.exclude_file, recipe.cost, variants)
+    multiple = components.source_multiple(recipe.model, recipe.autoencoder)
+    return DataSpec(datasets, recipe.seed, recipe.data, *split, recipe.exclude_file, recipe.cost, variants, multiple)
 
 
 def _stored_entries(recipe: Recipe) -> tuple[Suggestion, ...] | None:

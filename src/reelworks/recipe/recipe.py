@@ -74,8 +74,10 @@ class Recipe(Config):
     @model_validator(mode="after")
     def _files_can_hold_the_lora(self) -> Self:
         if self.lora is not None:
+            preset = registry.PRESETS.get(self.model.name)  # unknown models are refused elsewhere
+            network = None if preset is None else preset.config.network
             for format in self.exports.formats:
-                self.lora.require_writable(format, "exports.formats")
+                self.lora.require_writable(format, "exports.formats", network)
         return self
 
     @model_validator(mode="after")
@@ -101,6 +103,16 @@ class Recipe(Config):
     def encoded_folder(self) -> str:
         """Folder of stored latents and embeddings."""
         return self.encode.folder or str(PurePath(self.output).parent / "encoded")
+
+    @property
+    def learns_preferences(self) -> bool:
+        """Whether each clip is trained with a rejected one."""
+        return any(dataset.rejected is not None for dataset in self.dataset)
+
+    @property
+    def clips_per_place(self) -> int:
+        """Number of clips that the network sees for each clip of a micro-batch: 2 if it learns preferences."""
+        return 2 if self.learns_preferences else 1
 
     @property
     def keeps_autoencoder(self) -> bool:

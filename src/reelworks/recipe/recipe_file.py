@@ -18,7 +18,7 @@ from reelworks.core.shape import Geometry, Shape
 from reelworks.models import components, sequence_limits
 from reelworks.models.config import require_known, text_encoder_names
 from reelworks.models.expert_pair.config import timestep_range
-from reelworks.recipe import validation
+from reelworks.recipe import preview_model, validation
 from reelworks.recipe.errors import explain
 from reelworks.recipe.recipe import Recipe
 
@@ -69,6 +69,7 @@ def parse(values: dict[str, Any]) -> Recipe:
     validation.require_autoencoder(recipe.model, recipe.autoencoder)
     _require_lora_base(recipe)
     _require_base_target(recipe)
+    _require_frozen_base(recipe)
     validation.require_image_encoder(recipe.model)
     validation.require_companions(recipe.model, [d.companions for d in recipe.dataset], "dataset.")
     validation.require_least_sources(recipe.model, recipe.dataset)
@@ -79,6 +80,7 @@ def parse(values: dict[str, Any]) -> Recipe:
     else:
         table.build(*tuned.unmeasured(recipe.bucket, recipe.buckets), geometry)
     _require_guided_channels(recipe)
+    preview_model.require_fit(recipe)
     if recipe.samples.prompts:
         _require_samples(recipe, geometry)
     return recipe
@@ -103,8 +105,9 @@ def _require_samples(recipe: Recipe, geometry: Geometry) -> None:
     fields = ("samples.num_frames", "samples.height", "samples.width")
     geometry.require(shape, fields, whole_patches=components.whole_patches(recipe.model))
     validation.require_companions(recipe.model, [samples.companions], "samples.")
+    validation.require_inpainted(samples.mask is not None, samples.inpaint is not None, "samples.")
     if samples.num_frames is not None:
-        validation.require_first_frame(recipe.model, samples.reference, "samples.reference", samples.num_frames)
+        validation.require_given_frames(recipe.model, samples.reference, samples.last_frame, samples.num_frames)
 
 
 def _require_shared_tokens(recipe: Recipe) -> None:
@@ -162,6 +165,46 @@ def _require_base_target(recipe: Recipe) -> None:
     raise UserError(
         problem, code="base-target-without-lora", field="dataset.prior_prediction", value=True, remedy=remedy
     )
+
+
+def _require_frozen_base(recipe: Recipe) -> None:
+    """Refuse guided targets without a LoRA, and preferences without one or beside other uses of the base."""
+    scale = recipe.objective.target_guidance_scale
+    if recipe.learns_preferences:
+        _require_preferences(recipe)
+    elif recipe.objective.dpo_beta != type(recipe.objective).model_fields["dpo_beta"].default:
+        raise UserError(
+            "it has no effect without rejected clips",
+            code="key-without-effect",
+            field="objective.dpo_beta",
+            value=recipe.objective.dpo_beta,
+            remedy="leave it out, or set dataset.rejected",
+        )
+    if scale is not None and recipe.lora is None:
+        raise UserError(
+            "without a LoRA there is no frozen base to predict the part without caption",
+            code="guided-target-invalid",
+            field="objective.target_guidance_scale",
+            value=scale,
+            remedy="leave it out, or add [lora]",
+        )
+
+
+def _require_preferences(recipe: Recipe) -> None:
+    if recipe.lora is None:
+        problem, remedy = "without a LoRA there is no frozen base to compare with", "add [lora]"
+    elif any(dataset.rejected is None for dataset in recipe.dataset):
+        problem, remedy = "only some datasets have it, and their losses cannot be added", "give it to all, or to none"
+    elif any(dataset.prior_prediction for dataset in recipe.dataset):
+        problem, remedy = "a preference keeps what the base knew by itself", "leave dataset.prior_prediction out"
+    elif recipe.objective.target_guidance_scale is not None:
+        problem, remedy = "preferences are defined for plain targets", "leave objective.target_guidance_scale out"
+    elif recipe.objective.name == "iddpm":
+        problem, remedy = "preferences are not defined for a learned variance", "leave it out"
+    else:
+        return
+    value = next(dataset.rejected for dataset in recipe.dataset if dataset.rejected is not None)
+    raise UserError(problem, code="preferences-invalid", field="dataset.rejected", value=value, remedy=remedy)
 
 
 def _refuse_entries(recipe: Recipe) -> None:

@@ -12,8 +12,9 @@ from reelworks.core.sources import SOURCES
 from reelworks.models import registry
 from reelworks.models.components import conditioning, other_latents
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
+from reelworks.recipe.recipe import Recipe
 
-COMPANIONS = ("control", *SOURCES)  # companions that can be inputs of a network
+COMPANIONS = ("control", *SOURCES, "mask")  # companions that can be inputs of a network
 
 
 def require_objective(model: ModelConfig, objective: str, mask_ratios: Mapping[str, float]) -> None:
@@ -96,8 +97,8 @@ def require_companions(model: ModelConfig, given: Sequence[Collection[str]], pre
         elif name in SOURCES and count and SOURCES.index(name) >= wants.most_sources:
             problem = f"{model.name} takes {wants.most_sources} source{'s' * (wants.most_sources > 1)} of a clip"
             remedy = "leave the others out, or choose a model that takes more (docs/reference/models.md)"
-        elif 0 < count < len(given) and (name == "control" or name in wants.needs):
-            why = ", and a batch cannot mix clips with and without one" if name == "control" else ""
+        elif 0 < count < len(given) and (name in ("control", "mask") or name in wants.needs):
+            why = ", and a batch cannot mix clips with and without one" if name in ("control", "mask") else ""
             problem = f"only {count} of {len(given)} have a {name}{why}"
             remedy = f"give all of them a {name}" + (", or none" if name not in wants.needs else "")
         elif not count and name in wants.needs:
@@ -120,17 +121,34 @@ def require_least_sources(model: ModelConfig, datasets: Sequence[DatasetConfig])
             )
 
 
-def require_first_frame(model: ModelConfig, reference: str | None, field: str, num_frames: int) -> None:
-    """Refuse to generate without a first frame that the network needs, or with one that it does not support."""
+def require_given_frames(model: ModelConfig, reference: str | None, last_frame: str | None, num_frames: int) -> None:
+    """Refuse previews without a first or last frame that the network needs, or with one that it does not support."""
     wants = conditioning(model)
-    needs = wants.first_frame is not None and num_frames > 1
-    if needs and reference is None:
-        problem, remedy = f"{model.name} generates clips from a first frame", "give a picture"
-    elif reference is not None and not needs and not wants.frames:
-        problem, remedy = f"{model.name} does not support conditioning on frames", "leave it out"
-    else:
-        return
-    raise UserError(problem, code="first-frame-missing", field=field, value=reference, remedy=remedy)
+    first, last = (num_frames > 1 and takes for takes in (wants.first_frame is not None, wants.last_frame))
+    others = wants.frames or wants.control_parts
+    for field, which, value, needs, takes in (
+        ("samples.reference", "first", reference, first, first or others),
+        ("samples.last_frame", "last", last_frame, last, last or (others and num_frames > 1)),
+    ):
+        if needs and value is None:
+            problem, remedy = f"{model.name} generates clips from a {which} frame", "give a picture"
+        elif value is not None and not takes:
+            problem, remedy = f"{model.name} does not support conditioning on a {which} frame", "leave it out"
+        else:
+            continue
+        raise UserError(problem, code="given-frame-missing", field=field, value=value, remedy=remedy)
+
+
+def require_inpainted(mask: bool, inpainted: bool, prefix: str) -> None:
+    """Refuse to generate with a mask of no clip, or with a clip without a mask of what is kept of it."""
+    if mask != inpainted:
+        missing, present = ("inpaint", "mask") if mask else ("mask", "inpaint")
+        raise UserError(
+            "a mask tells which areas of a clip are kept, and goes with that clip",
+            code="inpainting-incomplete",
+            field=f"{prefix}{present}",
+            remedy=f"give {prefix}{missing} too, or leave both out",
+        )
 
 
 def require_image_encoder(model: ModelConfig) -> None:
@@ -144,3 +162,17 @@ def require_image_encoder(model: ModelConfig) -> None:
             value=model.image_encoder,
             remedy="leave it out" if kind is None else "give the folder or hub id of the model's release",
         )
+
+
+def distilled_warning(recipe: Recipe) -> str | None:
+    """Return a warning if a LoRA would undo what was distilled into its base; None if something prevents that."""
+    lora, name = recipe.lora, recipe.model.name
+    prevented = lora is None or lora.training_adapter is not None or recipe.objective.target_guidance_scale is not None
+    if prevented or not registry.release_of(name).distilled:
+        return None
+    return (
+        f"{name} is a distilled model, and training undoes the distillation: the LoRA's pictures become blurred. "
+        "Set lora.training_adapter to an adapter for this model, or objective.target_guidance_scale if guidance alone was "
+        "distilled into it, or train on the model that it was distilled from and "
+        f'set samples.model = "{name}" (docs/how-to/train-a-lora.md)'
+    )

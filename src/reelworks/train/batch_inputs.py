@@ -6,7 +6,7 @@ Every random draw is a function of (seed, epoch, uid, copy, purpose), so it does
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -118,6 +118,8 @@ class Example:
         counts: `[B]` True for a clip that counts in the loss.
         trained_frames: `[B, T]` True for a latent frame that counts in the loss.
         loss_weight: `[B, T, H, W]` weight of each latent element in its clip's loss; None if all weights are equal.
+        uncaptioned: The inputs with the empty caption, if targets are guided.
+        rejected: `[B, C, T, H, W]` clean latents of the rejected clips, if there are any.
     """
 
     inputs: DenoiserInputs
@@ -127,6 +129,8 @@ class Example:
     counts: Tensor
     trained_frames: Tensor
     loss_weight: Tensor | None = None
+    uncaptioned: DenoiserInputs | None = None
+    rejected: Tensor | None = None
 
     def losses(self, output_BCTHW: Tensor, config: ObjectiveConfig) -> Tensor:
         """Return the loss of each clip, `[B]`, for the model's output."""
@@ -134,6 +138,35 @@ class Example:
         return objectives.from_config(config).losses(
             output_BCTHW, i.latent, self.x0, self.noise, i.time, self.trained_frames, self.loss_weight
         )
+
+    def guided_losses(self, output_BCTHW: Tensor, uncaptioned_BCTHW: Tensor, config: ObjectiveConfig) -> Tensor:
+        """Return the loss of each clip, `[B]`, with the guidance of the base in its target.
+
+        For the target v, the base's prediction u without caption and a scale s, the target is u + s (v - u). So the error
+        is that of the output plus s - 1 times that of u. A clip whose caption was dropped has the plain target, as
+        guidance changes nothing without a caption.
+        """
+        i, objective, scale = self.inputs, objectives.from_config(config), config.target_guidance_scale
+        assert scale is not None
+        assert not isinstance(objective, objectives.Iddpm), "the recipe was checked"
+        own, base = (
+            objective.error(output, i.latent, self.x0, self.noise, i.time)
+            for output in (output_BCTHW, uncaptioned_BCTHW)
+        )
+        share_B = torch.where(i.drop_text, 0.0, scale - 1)
+        error = own + share_B.view(-1, 1, 1, 1, 1) * base
+        return objective.of_error(error, i.time, self.trained_frames, self.loss_weight)
+
+    def pair(self, config: ObjectiveConfig) -> Example:
+        """Return the preferred clips and, after them, the rejected ones, with the same noise, timesteps and conditions."""
+        assert self.rejected is not None
+        twice = self.inputs.each(lambda value: torch.cat([value] * 2))
+        x0, noise = torch.cat([self.x0, self.rejected]), torch.cat([self.noise] * 2)
+        frames = torch.cat([self.trained_frames] * 2)
+        latent = objectives.from_config(config).noised(x0, noise, twice.time, frames)
+        weight = None if self.loss_weight is None else torch.cat([self.loss_weight] * 2)
+        share, counts = (torch.cat([each] * 2) for each in (self.generated_share, self.counts))
+        return Example(replace(twice, latent=latent), x0, noise, share, counts, frames, weight)
 
     def distances(self, output_BCTHW: Tensor, base_BCTHW: Tensor, config: ObjectiveConfig) -> Tensor:
         """Return the loss of each clip, `[B]`, with the base model's output as the target."""
@@ -162,26 +195,35 @@ class Encoded:
         latent: `[B, C, T, H, W]` clean latents.
         text: Embeddings of the captions, of dropped ones as the model wants them.
         conditions: The last inputs of a denoiser by name; see `models.api.given`.
+        empty: Embeddings of the empty caption, if targets are guided.
+        rejected: `[B, C, T, H, W]` clean latents of the rejected clips, if there are any.
     """
 
     latent: Tensor
     text: TextEmbedding
     conditions: Mapping[str, Tensor]
+    empty: TextEmbedding | None = None
+    rejected: Tensor | None = None
 
     def tensors(self) -> list[Tensor]:
         """Return all tensors."""
-        return [self.latent, *self.text, *self.conditions.values()]
+        optional = [*(self.empty or ()), *([] if self.rejected is None else [self.rejected])]
+        return [self.latent, *self.text, *self.conditions.values(), *optional]
 
 
 def encode(batch: MicroBatch, encoder: LiveEncoder, config: ObjectiveConfig, *, seed: int) -> Encoded:
     """Encode the clips and captions of a micro-batch, of which some captions are dropped."""
-    return _encode(batch, encoder, _dropped(_words(batch.work, seed), config))
+    encoded = _encode(batch, encoder, _dropped(_words(batch.work, seed), config))
+    if config.target_guidance_scale is not None:
+        encoded = replace(encoded, empty=stored_batches.texts(batch, encoder, [True] * len(batch.work.captions)))
+    return encoded
 
 
 def _encode(batch: MicroBatch, encoder: LiveEncoder, drop_text: NDArray[np.bool_]) -> Encoded:
     values = stored_batches.clip_values(batch, encoder)
     text = stored_batches.texts(batch, encoder, drop_text[: len(batch.work.captions)].tolist())
-    return Encoded(values["latent"], text, stored_batches.conditions(batch, encoder, values, values["latent"]))
+    conditions = stored_batches.conditions(batch, encoder, values, values["latent"])
+    return Encoded(values["latent"], text, conditions, rejected=values.get("rejected"))
 
 
 def training_example(
@@ -189,8 +231,9 @@ def training_example(
 ) -> Example:
     """Encode a micro-batch, unless that is done, and draw its timesteps, noise, masks and caption dropout."""
     words_B = _words(batch.work, seed)
-    encoded = encoded or _encode(batch, encoder, _dropped(words_B, config))
-    drawn = draw(batch.work, config, seed=seed, latent=tuple(encoded.latent.shape[2:]))
+    encoded = encoded or encode(batch, encoder, config, seed=seed)
+    _, _, *sizes = encoded.latent.shape
+    drawn = draw(batch.work, config, seed=seed, latent=(sizes[0], sizes[1], sizes[2]))
     return _example(batch, encoder, config, encoded, drawn, hash_rng.extend(words_B, Purpose.NOISE))
 
 
@@ -255,4 +298,9 @@ def _example(
         weight = conditioning.weights(mask, encoder.autoencoder.geometry).expand(n, -1, -1, -1)
         # A mask may cover conditioning frames only: such a clip has no loss, and no weight in the step.
         counts = counts & (weight.amax(dim=(2, 3)) * noised).any(dim=1)
-    return Example(inputs, x0, noise, noised.float().mean(dim=1), counts, noised, weight)
+    uncaptioned = None
+    if (empty := encoded.empty) is not None:
+        named = {"text": empty.tokens, "text_mask": empty.mask, "pooled": empty.pooled}
+        uncaptioned = replace(inputs, **named, drop_text=torch.ones_like(inputs.drop_text))
+    share = noised.float().mean(dim=1)
+    return Example(inputs, x0, noise, share, counts, noised, weight, uncaptioned, encoded.rejected)

@@ -12,6 +12,7 @@ from reelworks.core.log import logger
 from reelworks.core.sources import SOURCES
 from reelworks.diffusion import objectives
 from reelworks.distributed import mesh
+from reelworks.distributed.layout import Layout
 from reelworks.distributed.mesh import World
 from reelworks.encoders.encoders import LiveEncoder
 from reelworks.media import torchcodec_frames
@@ -24,6 +25,7 @@ from reelworks.models.lora.base_model import Base
 from reelworks.models.sequence_parallel import SequenceParallel
 from reelworks.models.vision import VisionEncoder
 from reelworks.precision.boundary import DtypeBoundary, check_contract
+from reelworks.recipe import preview_model
 from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
 from reelworks.train import weights_layout
@@ -44,6 +46,7 @@ class TrainedModel:
     base: Base | None
     compiled: CompiledBlocks
     sequence: SequenceParallel
+    layout: Layout
 
     @classmethod
     def build(
@@ -70,14 +73,21 @@ class TrainedModel:
         mesh.shard(network.module, network.sharding().blocks, network.contract, world, layout)
         compiled = CompiledBlocks.of_recipe(network, data)
         return cls(
-            DtypeBoundary(network), encoders, TrainState.start(network, recipe.train), network.base, compiled, sequence
+            DtypeBoundary(network),
+            encoders,
+            TrainState.start(network, recipe.train),
+            network.base,
+            compiled,
+            sequence,
+            layout,
         )
 
 
-def require_sources(recipe: Recipe, *, resumed: bool = False) -> None:
+def require_sources(recipe: Recipe, *, resumed: bool = False, trains: bool = True) -> None:
     """Check that all weights that a recipe names exist, before any of them is read, and the decoder.
 
-    If the run is resumed, the LoRA comes from a checkpoint, and lora.weights is not needed.
+    If the run is resumed, the LoRA comes from a checkpoint, and lora.weights is not needed; a network that is not to be
+    trained needs no training adapter.
     """
     torchcodec_frames.require(recipe.data.decoder)
     lora = None if recipe.lora is None or resumed else recipe.lora.weights
@@ -88,21 +98,28 @@ def require_sources(recipe: Recipe, *, resumed: bool = False) -> None:
         "text_encoder.weights": recipe.text_encoder.weights,
         "model.image_encoder": recipe.model.image_encoder,
     }
+    if trains and recipe.samples.prompts and recipe.samples.has_model:
+        sources["samples.weights"] = preview_model.recipe_of(recipe).model.weights
     checked: set[str] = set()
     for field, source in sources.items():
         if source is not None and source not in checked:
             weights.require_there(source, field)
             checked.add(source)
+    if trains and recipe.lora is not None and recipe.lora.training_adapter is not None:
+        weights.require_file(recipe.lora.training_adapter, "lora.training_adapter")
 
 
-def denoiser(recipe: Recipe, device: torch.device, *, resumed: bool = False) -> Denoiser:
+def denoiser(recipe: Recipe, device: torch.device, *, resumed: bool = False, trains: bool = True) -> Denoiser:
     """Build the recipe's network, with weights loaded from files or drawn from the seed.
 
-    If the run is resumed, the LoRA comes from a checkpoint; lora.weights is not read, and may no longer exist.
+    If the run is resumed, the LoRA comes from a checkpoint; lora.weights is not read, and may no longer exist. The
+    same holds for the training adapter of a network that is not built to be trained.
     """
     lora = recipe.lora
     if resumed and lora is not None:
         lora = lora.model_copy(update={"weights": None})
+    if not trains and lora is not None:
+        lora = lora.model_copy(update={"training_adapter": None})
     return factory.build_denoiser(
         recipe.model,
         autoencoder=recipe.autoencoder,
@@ -130,7 +147,7 @@ def with_other_expert(recipe: Recipe, trained: Denoiser, device: torch.device) -
         return trained
     changed = {"model": model.model_copy(update={"experts": other})}
     # Its LoRA is fresh and changes nothing; with it, the weights are stored (quantized) as the trained expert's are.
-    published = denoiser(recipe.model_copy(update=changed), device, resumed=True)
+    published = denoiser(recipe.model_copy(update=changed), device, resumed=True, trains=False)
     published.module.requires_grad_(False).eval()
     high, low = (trained, published) if other == "low" else (published, trained)
     assert isinstance(high, FamilyDenoiser)
@@ -175,4 +192,5 @@ def given_companions(recipe: Recipe) -> tuple[str, ...]:
     """Return the kinds of companions that the model gets as inputs; clips may lack some of the sources."""
     takes, kinds = components.conditioning(recipe.model).takes, {kind for d in recipe.dataset for kind in d.companions}
     names = [*(["control"] if "control" in takes else []), *(SOURCES if "source" in takes else [])]
+    names += ["mask"] if "mask" in takes else []
     return tuple(name for name in names if name in kinds)

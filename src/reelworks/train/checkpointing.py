@@ -45,9 +45,15 @@ _ASYNCHRONOUS_BYTES = 1_000_000_000
 _RETRY_SECONDS = 30.0
 
 
-def restore(checkpoint: Path, state: TrainState, base: Base | None) -> tuple[Cursor, Excluded, Aliases]:
-    """Load weights, average and optimizer in place, and return the position in the data. Collective."""
+def restore(
+    checkpoint: Path, state: TrainState, base: Base | None, adapter: str | None = None
+) -> tuple[Cursor, Excluded, Aliases]:
+    """Load weights, average and optimizer in place, and return the position in the data. Collective.
+
+    `adapter` is the source of the training adapter, of which `base` has the digest.
+    """
     init_from.require_base(checkpoint, base)
+    init_from.require_adapter(checkpoint, base, adapter)
     tensors = state.state_dict()
     load.load(checkpoint, tensors)
     state.optimizer.load_state_dict(tensors["optimizer"])

@@ -285,10 +285,37 @@ class SamplesConfig(Config):
     reference: str | None = Field(
         None, min_length=1, description="image that every clip begins with; i2v models need one"
     )
+    last_frame: str | None = Field(
+        None,
+        min_length=1,
+        description="image that every clip ends with, for models that know given frames; models of first and last frames need one",
+    )
     control: str | None = Field(None, min_length=1, description="control image or clip of all previews")
     source: str | list[str] | None = Field(
         None, min_length=1, description="image that all previews edit, or a list of images in order"
     )
+    inpaint: str | None = Field(
+        None, min_length=1, description="image or clip of which the black areas of samples.mask are kept"
+    )
+    mask: str | None = Field(
+        None, min_length=1, description="mask of all previews: white areas are generated, black ones are kept"
+    )
+    model: str | None = Field(
+        None,
+        min_length=1,
+        description="model that the LoRA is shown on in previews and by `generate`, of the family of the trained one, such "
+        "as the distilled one of a base; default: the trained one",
+    )
+    weights: str | None = Field(
+        None,
+        min_length=1,
+        description="weights of that model: folder, `.safetensors` file or hub id; default: the published ones",
+    )
+
+    @property
+    def has_model(self) -> bool:
+        """Whether previews are made with another model, or other weights, than the trained ones."""
+        return self.model is not None or self.weights is not None
 
     @model_validator(mode="after")
     def _check_metrics(self) -> SamplesConfig:
@@ -305,5 +332,5 @@ class SamplesConfig(Config):
     @property
     def companions(self) -> dict[str, str]:
         """Files of the companions, by kind."""
-        files = {"control": self.control, **sources.named(self.source)}
+        files = {"control": self.control, **sources.named(self.source), "mask": self.mask}
         return {kind: file for kind, file in files.items() if file is not None}

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from reelworks.analysis import plan_report
+from reelworks.catalog.companions import REJECTED
 from reelworks.catalog.config import DRAWN, DatasetConfig
 from reelworks.core.log import logger
 from reelworks.distributed.mesh import World
@@ -41,7 +42,9 @@ def encoder_ids(recipe: Recipe, folder: Path) -> EncoderIds:
         text=request_key.encoder_id(recipe.text_encoder, "text_encoder.weights", known),
         image=None if kind is None or image is None else request_key.image_encoder_id(kind, image, known),
         first_frame=conditioning.first_frame,
-        given=build.given_companions(recipe),
+        last_frame=conditioning.last_frame,
+        given=(*build.given_companions(recipe), *((REJECTED,) if recipe.learns_preferences else ())),
+        control_parts=conditioning.control_parts,
         text_sees_pictures=text is not None and text.sees_pictures,
         latent_dtype=recipe.encode.dtype,
         converted_on="device" if recipe.data.convert_on == "device" else "cpu",

@@ -18,7 +18,7 @@ from reelworks.export import lora
 from reelworks.models import identify
 from reelworks.models.components import family_config
 from reelworks.models.lora import files
-from reelworks.models.lora.base_model import Base, require_same
+from reelworks.models.lora.base_model import Base, require_same, require_same_adapter
 from reelworks.models.weights import ShapeMismatch, read, require_fit, shapes_of
 from reelworks.recipe import recipe_file
 from reelworks.recipe.recipe import Recipe
@@ -70,6 +70,13 @@ def require_base(checkpoint: Path, base: Base | None) -> None:
         require_same(trained_on, base, "checkpoint", str(checkpoint))
 
 
+def require_adapter(checkpoint: Path, base: Base | None, source: str | None) -> None:
+    """Check that a checkpoint's LoRA was trained with this training adapter, whose digest the base has."""
+    trained_on = lora.lora_base_of(checkpoint)
+    if trained_on is not None and base is not None:
+        require_same_adapter(trained_on, base, source)
+
+
 @torch.no_grad()
 def _read_file(source: Path, model: dict[str, Any], recipe: Recipe) -> None:
     """Copy a file's tensors into the model's, sharded or not; every rank reads the file."""
@@ -96,22 +103,23 @@ def _checkpoint(source: Path, recipe: Recipe, weights_only: bool) -> Path:
 
 
 def require_same_settings(run: RunFolder, step: int, recipe: Recipe, without: str | None) -> None:
-    """Check that a checkpoint has the recipe's optimizer, and the rank and alpha of its LoRA, which tensors do not hold.
+    """Check that a checkpoint has the recipe's optimizer, and its LoRA's type, rank and alpha, which tensors do not hold.
 
     `without` is a remedy that loads only the weights; None if that is done, whatever the optimizer.
     """
     trained = recipe_file.load(history.recipe_of(run, step))
     if trained.lora is not None and recipe.lora is not None:
-        # The rank comes first, because alpha defaults to it.
-        ranks, alphas = (trained.lora.rank, recipe.lora.rank), (trained.lora.exact_alpha, recipe.lora.exact_alpha)
-        for name, (saved, asked) in {"rank": ranks, "alpha": alphas}.items():
+        # The rank comes before alpha, which defaults to it.
+        for name, saved in trained.lora.adapter._asdict().items():
+            asked = getattr(recipe.lora.adapter, name)
             if saved != asked:
+                saved = f"{saved:g}" if isinstance(saved, float) else saved
                 raise UserError(
-                    f"the checkpoint's LoRA has {name} {saved:g}",
+                    f"the checkpoint's LoRA has {name} {saved}",
                     code="lora-settings-differ",
                     field=f"lora.{name}",
                     value=asked,
-                    remedy=f"set it to {saved:g}, or train another LoRA in a run of its own",
+                    remedy=f"set it to {saved}, or train another LoRA in a run of its own",
                 )
     had, new = trained.train.optimizer, recipe.train.optimizer
     if without is not None and had != new:

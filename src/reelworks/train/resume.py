@@ -71,7 +71,8 @@ def restore(
     """
     if step is None:
         return _start_fresh(run, data, spec, options, model)
-    cursor, excluded, aliases = checkpointing.restore(run.store.path(step), model.state, model.base)
+    adapter = None if data.recipe.lora is None else data.recipe.lora.training_adapter
+    cursor, excluded, aliases = checkpointing.restore(run.store.path(step), model.state, model.base, adapter)
     changes = diff.of_recipes(run.folder, step, data.recipe) if run.world.is_main else []
     if options.load is not None:
         changes.append("--load has no effect: the run resumes from its own checkpoint")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from reelworks.core import units
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
 from reelworks.core.shape import Shape
+from reelworks.distributed.layout import Layout
 from reelworks.distributed.mesh import World
 from reelworks.encoders.encoders import LiveEncoder
 from reelworks.evaluation.measure import PreviewMetrics
@@ -20,6 +21,7 @@ from reelworks.generate import conditions, defaults, diffusers_pipeline, writers
 from reelworks.generate.conditions import Conditions
 from reelworks.generate.diffusers_pipeline import PipelineOutput
 from reelworks.generate.pipeline import GenerateOptions
+from reelworks.models import components
 from reelworks.models.api import DenoiserInputs
 from reelworks.models.sequence_parallel import SequenceParallel
 from reelworks.precision.boundary import DtypeBoundary
@@ -27,7 +29,8 @@ from reelworks.recipe import validation
 from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
 from reelworks.run.folder import RunFolder
-from reelworks.train import out_of_memory
+from reelworks.train import out_of_memory, preview_model
+from reelworks.train.preview_model import PreviewModel
 from reelworks.train.run_logger import RunLogger
 from reelworks.train.state import TrainState
 
@@ -43,17 +46,21 @@ def options(data: RecipeData) -> GenerateOptions | None:
         most = defaults.shape_of(data, picture=num_frames == 1)
         num_frames, height, width = num_frames or most.num_frames, height or most.height, width or most.width
     shape = Shape(num_frames, height, width)
-    validation.require_first_frame(recipe.model, c.reference, "samples.reference", shape.num_frames)
+    validation.require_given_frames(recipe.model, c.reference, c.last_frame, shape.num_frames)
     sampled = defaults.sampled(recipe)
     reference = None if c.reference is None else conditions.read(Path(c.reference), shape, 1, "samples.reference")
+    last = None if c.last_frame is None else conditions.read(Path(c.last_frame), shape, 1, "samples.last_frame")
+    inpaint = None if c.inpaint is None else conditions.companion(Path(c.inpaint), shape, "samples.inpaint")
     return GenerateOptions(
         shape,
         defaults.fps(recipe),
         sampled.num_inference_steps,
         sampled.guidance_scale,
         recipe.seed,
-        Conditions(reference),
-        conditions.companions(c.companions, shape, "samples."),
+        Conditions(reference, last_frame=last, inpaint=inpaint),
+        conditions.companions(
+            c.companions, shape, "samples.", components.source_multiple(recipe.model, recipe.autoencoder)
+        ),
         guided_channels=sampled.guided_channels,
         image_guidance_scale=sampled.image_guidance_scale,
     )
@@ -86,6 +93,7 @@ class Previewer:
     options: GenerateOptions | None
     sequence: SequenceParallel | None = None  # paused here, as any size may be generated
     metrics: PreviewMetrics | None = None
+    layout: Layout | None = None  # by which ranks share the network
 
     def exist(self, step: int) -> bool:
         """Whether all previews of a step exist; equal on all ranks."""
@@ -119,9 +127,10 @@ class Previewer:
         clips = units.plural(len(prompts), "clip")
         logger.info(f"making previews: {clips} of {options.shape}, {options.to_text()}")
         try:
-            with self.state.averaged(), nullcontext() if self.sequence is None else self.sequence.paused():
+            paused = nullcontext() if self.sequence is None else self.sequence.paused()
+            with self.state.averaged(), paused, self._shown() as (recipe, boundary, encoder):
                 told = _told(prompts)
-                return diffusers_pipeline.generate(self.recipe, self.boundary, self.encoder.loaded(), told, options)
+                return diffusers_pipeline.generate(recipe, boundary, encoder, told, options)
         except UserError as error:  # such as a lack of memory
             if error.code == "out-of-memory":
                 out_of_memory.snapshot(self.world.device, self.run_folder.snapshot_file(self.world.rank))
@@ -129,6 +138,9 @@ class Previewer:
                 raise
             logger.warning("previews could not be generated: %s", error.problem)
             return None
+
+    def _shown(self) -> AbstractContextManager[PreviewModel]:
+        return preview_model.loaded(self.recipe, self.boundary, self.encoder.loaded(), self.world, self.layout)
 
     def _write(self, step: int, generated: PipelineOutput, log: RunLogger) -> None:
         """Write the previews on the main rank."""

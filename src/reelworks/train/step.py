@@ -26,6 +26,7 @@ from reelworks.core import hash_rng
 from reelworks.core.hash_rng import Purpose
 from reelworks.data import loader
 from reelworks.data.micro_batch import MicroBatch, MicroBatchRequest
+from reelworks.diffusion import preference
 from reelworks.diffusion.config import NUM_TIMESTEPS, ObjectiveConfig
 from reelworks.distributed import mesh, transfer
 from reelworks.distributed.mesh import World
@@ -345,18 +346,34 @@ class TrainStep:
 
     def _losses(self, work: MicroBatchRequest, example: Example, objective: ObjectiveConfig) -> Tensor:
         """Return the loss of each clip, `[B]`; with prior_prediction the target is the base model's output."""
-        base = None
+        if example.rejected is not None:
+            return self._preference_losses(example, objective)
         # The recipe decides, and not the clips: all ranks must run the base, as its sharded weights are gathered.
-        if any(d.prior_prediction for d in self.recipe.dataset):
-            # Without gradients and adapters, it would need graphs of its own.
-            with torch.no_grad(), inject.adapters_disabled(self.state.module), self.compiled.paused():
-                base = self.boundary(example.inputs)
+        preserves = any(d.prior_prediction for d in self.recipe.dataset)
+        base = self._base(example.inputs) if preserves else None
+        uncaptioned = None if example.uncaptioned is None else self._base(example.uncaptioned)
         output = self.boundary(example.inputs)
-        losses_B = example.losses(output, objective)
+        if uncaptioned is None:
+            losses_B = example.losses(output, objective)
+        else:
+            losses_B = example.guided_losses(output, uncaptioned, objective)
         if base is None:
             return losses_B
         preserved_B = transfer.to_device(torch.tensor(work.target_is_base), losses_B.device)
         return torch.where(preserved_B, example.distances(output, base, objective), losses_B)
+
+    def _preference_losses(self, example: Example, objective: ObjectiveConfig) -> Tensor:
+        """Return the loss of each pair of a preferred and a rejected clip, `[B]`, with the base as the reference."""
+        pair = example.pair(objective)
+        reference_2B = pair.losses(self._base(pair.inputs), objective)
+        losses_2B = pair.losses(self.boundary(pair.inputs), objective)
+        return preference.dpo_loss(losses_2B, reference_2B, objective.dpo_beta)
+
+    def _base(self, inputs: DenoiserInputs) -> Tensor:
+        """Return the output of the frozen base, without gradients."""
+        # Without gradients and adapters, it would need graphs of its own.
+        with torch.no_grad(), inject.adapters_disabled(self.state.module), self.compiled.paused():
+            return self.boundary(inputs)
 
     def _find_cause(self, kept: list[KeptBatch], objective: ObjectiveConfig, step: int) -> NonFiniteCause:
         """Find where numbers stopped being finite, by another forward pass of a micro-batch. Collective.

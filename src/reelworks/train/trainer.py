@@ -30,7 +30,7 @@ from reelworks.export import exports_folder
 from reelworks.generate.pipeline import GenerateOptions
 from reelworks.media.decode_pool import DecodePool
 from reelworks.models import attention, sequence_limits
-from reelworks.recipe import dataset, recipe_file
+from reelworks.recipe import dataset, recipe_file, validation
 from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
 from reelworks.run.folder import RunFolder
@@ -42,6 +42,7 @@ from reelworks.train import (
     open_run,
     optimizer_names,
     out_of_memory,
+    preview_model,
     progress,
     rendezvous,
     resume,
@@ -135,6 +136,9 @@ def run(
 
         # Encode what the store lacks, if the recipe has one: clips are then read from it, and no encoder is loaded.
         build.require_sources(recipe, resumed=True)
+        preview_model.require_layers(recipe)
+        if (warning := validation.distilled_warning(recipe)) is not None:
+            logger.warning(warning)
         stored = encoding.before_training(data, world, spec, on_encode)
         encoders = None
         if stored is not None:
@@ -157,7 +161,8 @@ def run(
         if options.debug:
             out_of_memory.record_history(world.device)
         snapshot = this_run.folder.snapshot_file(world.rank)
-        dry_run.rehearse(model.boundary.denoiser, model.encoder, model.state, bucket, snapshot)
+        clips = bucket.batch_size * recipe.clips_per_place
+        dry_run.rehearse(model.boundary.denoiser, model.encoder, model.state, bucket, snapshot, clips=clips)
         for line in data.chosen.lines() if data.chosen else []:
             logger.info(line)
         checkpointing.try_disk(this_run, recipe, model.state, position)
@@ -228,7 +233,7 @@ class Trainer:
         self._validator = Validator(boundary, encoder, world, self._source, data.held_out(), recipe, stored)
         metrics = sample_logging.metrics(recipe, world.device)
         self._previewer = Previewer(
-            recipe, boundary, encoder, state, world, run.folder, previews, model.sequence, metrics
+            recipe, boundary, encoder, state, world, run.folder, previews, model.sequence, metrics, model.layout
         )
         self._non_finite_in_a_row = 0
         self._step_seconds = 0.0

@@ -110,7 +110,7 @@ def test_wan_is_shown_the_first_frame_as_its_pipeline_does(parts):
     frames = frames_of(shape)
     encoder = encoder_of("wan-i2v-tiny", "wan-2.1", root / "wan", root / "wan")
     latent = encoder.latents(frames)
-    made = conditioning.encode_conditioning(encoder, latent, {}, frames[:, 0], shape.num_frames)
+    made = conditioning.encode_conditioning(encoder, latent, {}, frames, shape.num_frames)
     pipeline = diffusers.WanImageToVideoPipeline(
         None, None, vae["wan"], diffusers.UniPCMultistepScheduler(), processors["wan"], seers["wan"]
     )
@@ -128,6 +128,67 @@ def test_wan_is_shown_the_first_frame_as_its_pipeline_does(parts):
 
 
 @torch.no_grad()
+def test_wan_is_shown_both_ends_as_its_pipeline_does(parts):
+    """The last frame stands behind the grey ones, in the mask's last channel; CLIP's tokens are those of two pictures."""
+    root, vae, seers, processors = parts
+    shape = Shape(9, 32, 48)
+    frames = frames_of(shape)
+    encoder = encoder_of("wan-flf2v-tiny", "wan-2.1", root / "wan", root / "wan")
+    latent = encoder.latents(frames)
+    made = conditioning.encode_conditioning(encoder, latent, {}, frames, shape.num_frames)
+    blank = conditioning.blank(encoder, latent)
+    assert {k: v.shape for k, v in blank.items()} == {k: v.shape for k, v in made.items()}
+    pipeline = diffusers.WanImageToVideoPipeline(
+        None, None, vae["wan"], diffusers.UniPCMultistepScheduler(), processors["wan"], seers["wan"]
+    )
+    pictures = [Image.fromarray(frames[0, i].numpy()) for i in (0, -1)]
+    first, last = (pipeline.video_processor.preprocess(picture, height=32, width=48) for picture in pictures)
+    _, condition = pipeline.prepare_latents(
+        first, 1, 16, 32, 48, 9, torch.float32, torch.device("cpu"), latents=latent, last_image=last
+    )
+    inputs = contract.example(Shape(9, 4, 6), "wan-flf2v-tiny", batch=1)
+    inputs = dataclasses.replace(inputs, latent=latent, **made)
+    called = {}
+    wan.predict(Watch(called), inputs, config_of("wan-flf2v-tiny"))
+    torch.testing.assert_close(called["hidden_states"], torch.cat([latent, condition], dim=1))
+    tokens = pipeline.encode_image(pictures, torch.device("cpu"))
+    torch.testing.assert_close(called["encoder_hidden_states_image"], tokens)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("given", [(), ("control",), ("mask",), ("control", "mask")])
+def test_vace_is_shown_control_and_mask_as_its_pipeline_does(parts, given):
+    """What is kept, what is remade and the mask's pixels are the pipeline's tensors; the clip's own pixels do not leak."""
+    root, vae, *_ = parts
+    shape = Shape(9, 32, 48)
+    frames, control = frames_of(shape), frames_of(shape, seed=1)
+    mask = torch.zeros_like(frames)
+    mask[:, 4:, 8:20, :24] = 255
+    companions = {"control": control, "mask": mask}
+    encoder = encoder_of("wan-vace-tiny", "wan-2.1", root / "wan", companions=given)
+    latent = encoder.latents(frames)
+    made = conditioning.encode_conditioning(encoder, latent, {k: companions[k] for k in given}, frames, 9)
+    blank = conditioning.blank(encoder, latent)
+    assert {k: v.shape for k, v in blank.items()} == {k: v.shape for k, v in made.items()}
+    assert not blank["control"].any()
+    pipeline = diffusers.WanVACEPipeline(
+        None, None, vae["wan"], diffusers.UniPCMultistepScheduler(), contract.build("wan-vace-tiny").module
+    )
+    white = mask >= 128 if "mask" in given else torch.ones_like(mask, dtype=torch.bool)
+    grey = torch.full(frames.shape, 127.5)
+    video = torch.where(white, control.float() if "control" in given else grey, frames.float())
+    pixels = video.permute(0, 4, 1, 2, 3) / 127.5 - 1
+    masks = white.permute(0, 4, 1, 2, 3).float()
+    latents = pipeline.prepare_video_latents(pixels, masks, [[]], None, torch.device("cpu"))
+    theirs = torch.cat([latents, pipeline.prepare_masks(masks, [[]])], dim=1)
+    torch.testing.assert_close(made["control"], theirs)
+    if "mask" in given:
+        changed = torch.where(white, 255 - frames, frames)
+        other = conditioning.encode_conditioning(encoder, latent, {k: companions[k] for k in given}, changed, 9)
+        assert torch.equal(made["control"], other["control"])
+
+
+@torch.no_grad()
 def test_hunyuan_is_shown_the_first_frame_as_its_pipeline_does(parts):
     """The frame is encoded alone and zeros stand behind it; SigLIP's tokens are the pipeline's."""
     root, vae, seers, processors = parts
@@ -135,7 +196,7 @@ def test_hunyuan_is_shown_the_first_frame_as_its_pipeline_does(parts):
     frames = frames_of(shape)
     encoder = encoder_of("hunyuan-video-1.5-i2v-tiny", "hunyuan-video-1.5", root / "hunyuan", root / "hunyuan")
     latent = encoder.latents(frames)
-    made = conditioning.encode_conditioning(encoder, latent, {}, frames[:, 0], shape.num_frames)
+    made = conditioning.encode_conditioning(encoder, latent, {}, frames, shape.num_frames)
     pipeline = diffusers.HunyuanVideo15ImageToVideoPipeline
     picture = Image.fromarray(frames[0, 0].numpy())
     pixels = frames[0, :1].permute(3, 0, 1, 2)[None].float() / 127.5 - 1
@@ -156,7 +217,7 @@ def test_flux_is_shown_companions_as_its_pipelines_do(parts, name):
     frames, beside = frames_of(Shape(1, 32, 48)), frames_of(Shape(1, 32, 48), seed=1)
     encoder = encoder_of(name, "flux", root / "flux", companions=(kind,))
     latent = encoder.latents(frames)
-    made = conditioning.encode_conditioning(encoder, latent, {kind: beside, "loss_mask": beside}, frames[:, 0], 1)
+    made = conditioning.encode_conditioning(encoder, latent, {kind: beside, "loss_mask": beside}, frames, 1)
     inputs = contract.example(Shape(1, 4, 6), "flux-tiny", batch=1)
     called = {}
     inputs = dataclasses.replace(inputs, latent=latent, **given(made, 1))
@@ -190,7 +251,7 @@ def test_of_a_picture_nothing_is_given(parts, name):
     for seed in (0, 1):
         frames = frames_of(Shape(1, 32, 32), seed)
         latent = encoder.latents(frames)
-        made.append(conditioning.encode_conditioning(encoder, latent, {}, frames[:, 0], 1))
+        made.append(conditioning.encode_conditioning(encoder, latent, {}, frames, 1))
         blank = conditioning.blank(encoder, latent)
         assert {k: v.shape for k, v in blank.items()} == {k: v.shape for k, v in made[-1].items()}
     for key, value in made[0].items():

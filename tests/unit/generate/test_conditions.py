@@ -68,6 +68,27 @@ def test_a_clip_begins_with_its_reference_and_the_rest_is_its_own(model):
     assert not np.array_equal(clip[2:], free[2:])
 
 
+def test_a_clip_ends_with_its_last_frame_and_leads_to_it(model):
+    """Both ends come back to the byte, what lies between is in the light of the end, and the network is told of it."""
+    boundary, encoder, objective = model
+    first, one, two = frames(2), frames(1, seed=1), frames(1, seed=2)
+    clip, other = (run(model, Conditions(first, last_frame=last)) for last in (one, two))
+    assert np.array_equal(clip[:2], first)
+    assert np.array_equal(clip[-1:], one)
+    assert np.array_equal(other[-1:], two)
+    assert not np.array_equal(clip[2:-1], other[2:-1])
+    seen = []
+
+    def watch(inputs):
+        seen.append(inputs.frame_mask)
+        return boundary(inputs)
+
+    given = dataclasses.replace(OPTIONS, conditions=Conditions(last_frame=one))
+    pipeline.generate(watch, encoder, objective, ["x"], given)
+    assert all((mask == torch.tensor([True] * 5 + [False])).all() for mask in seen)
+    assert len(seen) == OPTIONS.num_inference_steps
+
+
 def test_joined_clips_go_on_from_each_other(model):
     """Each adds what is not shared, and the first is the clip that would have been generated alone."""
     joined = run(model, Conditions(loop=3, condition_frames=2))
@@ -122,6 +143,8 @@ def test_a_picture_and_the_end_of_a_clip_are_read_at_the_size_of_the_clip(tmp_pa
         (Conditions(frames(6)), None, "nothing is left of 6 frames"),
         (Conditions(loop=2, condition_frames=6), None, "--condition-frames = 6"),
         (Conditions(frames(3)), 4, "encodes 4 frames together"),
+        (Conditions(frames(5), last_frame=frames(1)), None, "nothing is left of 6 frames"),
+        (Conditions(loop=2, condition_frames=1, last_frame=frames(1)), None, "the same given frames"),
     ],
 )
 def test_what_leaves_nothing_or_does_not_fit_is_refused(given, chunk, message):
@@ -133,3 +156,35 @@ def test_what_leaves_nothing_or_does_not_fit_is_refused(given, chunk, message):
     with refused("conditions-not-taken", "--reference, --loop"):
         Conditions(frames(1)).check(geometry, OPTIONS.shape, Conditioning())
     Conditions().check(geometry, OPTIONS.shape, Conditioning())
+
+
+@pytest.mark.parametrize(
+    ("given", "field"),
+    [(Conditions(last_frame=frames(1)), "--last-frame"), (Conditions(inpaint=frames(6)), "--inpaint")],
+)
+def test_a_model_that_takes_no_end_or_parts_is_not_given_them(given, field):
+    """Nor is one of first and last frames left without its last one."""
+    geometry = Geometry((1, 8, 8), (1, 2, 2))
+    with pytest.raises(UserError, match=field):
+        given.check(geometry, OPTIONS.shape, Conditioning())
+    with refused("condition-invalid", "--last-frame"):
+        Conditions(frames(1)).check(geometry, OPTIONS.shape, Conditioning(first_frame="grey", last_frame=True))
+
+
+def test_parts_of_a_clip_are_kept():
+    """The clip and its mask hold the given frames at both ends; without a mask all else is made anew."""
+    shape, parts = OPTIONS.shape, Conditioning(control_parts=True)
+    given = Conditions(last_frame=frames(1, seed=1))
+    given.check(Geometry((1, 8, 8), (1, 2, 2)), shape, parts)
+    clip, mask = conditions.kept(given, frames(2), None, shape)
+    assert np.array_equal(clip[:2], frames(2))
+    assert np.array_equal(clip[-1:], frames(1, seed=1))
+    assert mask[2:-1].min() == 255
+    assert not mask[:2].any()
+    assert not mask[-1].any()
+    black = np.zeros((6, 16, 24, 3), np.uint8)
+    clip, mask = conditions.kept(Conditions(inpaint=frames(6)), None, black, shape)
+    assert np.array_equal(clip, frames(6))
+    assert not mask.any()
+    with pytest.raises(UserError, match="nothing is left"):
+        Conditions(frames(5), last_frame=frames(1)).check(Geometry((1, 8, 8), (1, 2, 2)), shape, parts)

@@ -4,6 +4,8 @@ import diffusers
 import pytest
 import tiny_families
 import torch
+import transformers
+from diffusers.modular_pipelines.flux3 import encoders
 from refused import refused
 
 from reelworks.encoders.encoders import LiveEncoder
@@ -55,11 +57,38 @@ def test_batches_and_repeats_change_no_bit_of_what_training_sees(family):
             assert all(torch.equal(alone[0], one[i]) for one in seen)
 
 
+class Processor:
+    """A processor of captions alone."""
+
+    def __init__(self, tokenizer):
+        self.tokenizer, self.apply_chat_template = tokenizer, tokenizer.apply_chat_template
+
+
+def modular_tokens(place, caption, length):
+    """The tokens that the blocks of a modular pipeline hand to its network; its template needs no pictures."""
+    pipeline = encoders.Flux3DistilledTextEncoderStep().init_pipeline()
+    words = transformers.AutoTokenizer.from_pretrained(place / "tokenizer")
+    kind = transformers.Qwen3VLForConditionalGeneration
+    parts = {
+        "text_encoder": kind.from_pretrained(place / "text_encoder", dtype=torch.bfloat16),
+        "tokenizer": Processor(words),
+    }
+    pipeline.update_components(**parts)
+    return pipeline(prompt=caption, max_sequence_length=length, output="prompt_embeds")[0]
+
+
+@pytest.mark.filterwarnings("ignore:.FluxPosEmbed. is deprecated:FutureWarning")
 @torch.no_grad()
 def test_tokens_are_the_pipelines(family):
     """The tokens that count are those that the family's pipeline hands to its network."""
     name, place, encoder = family
     kind = getattr(diffusers, registry.TEXT_ENCODERS[name].pipeline)
+    if name == "flux3":
+        tokens = modular_tokens(place, LINES[0], SIZES[name]["max_length"])
+        assert len(tokens) == 80
+        assert torch.equal(encoder.encode(LINES[:1]).tokens[0, :80], tokens.float())
+        assert encoder.encode(LINES[:1]).mask.sum() == 80
+        return
     sound = dict.fromkeys({"audio_vae", "vocoder"} & set(kind._get_signature_keys(kind)[0]))
     pipeline = kind.from_pretrained(place, dtype=torch.bfloat16, **sound)
     made = encoder.encode(LINES[:1])
@@ -71,8 +100,17 @@ def test_tokens_are_the_pipelines(family):
         tokens = tokens[0][: SIZES[name]["max_length"]]
     elif name == "z-image":
         tokens = pipeline.encode_prompt(LINES[:1], do_classifier_free_guidance=False, max_sequence_length=64)[0][0]
-    elif name in ("qwen-image", "flux2"):
+    elif name in ("qwen-image", "flux2", "flux2-klein-4b"):
         tokens = pipeline.encode_prompt(LINES[:1])[0][0]
+    elif name == "chroma":
+        tokens, _, mask, *_ = pipeline.encode_prompt(
+            LINES[:1], do_classifier_free_guidance=False, max_sequence_length=12
+        )
+        tokens = tokens[mask.bool()]
+    elif name == "krea2":
+        tokens, mask = pipeline.encode_prompt(LINES[:1])
+        mask = mask[:, :512].bool()
+        tokens = tokens.flatten(2)[:, :512][mask]
     elif name == "hunyuan-video-1.5":
         tokens, mask, *_ = pipeline.encode_prompt(LINES[:1])
         tokens = tokens[mask.bool()]

@@ -22,9 +22,14 @@ def shapes(name):
 
 # What is shown beside the noise needs no weights of its own in some.
 ALIKE = [
+    ("chroma1-hd", "chroma1-base"),
     ("wan-2.1-14b", "wan-2.2-14b"),
     ("flux-dev", "flux-kontext"),
+    ("flux2-klein-base-4b", "flux2-klein-4b"),
+    ("flux2-klein-base-9b", "flux2-klein-9b"),
     ("hunyuan-video-1.5", "hunyuan-video-1.5-i2v"),
+    ("flux3-klein-base-edit", "flux3-klein-base"),
+    ("krea2-raw", "krea2-turbo"),
     ("qwen-image", "qwen-image-2512", "qwen-image-edit", "qwen-image-edit-2509", "qwen-image-edit-2511"),
     ("z-image", "z-image-turbo"),
 ]

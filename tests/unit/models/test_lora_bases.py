@@ -6,13 +6,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from refused import refused
 from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional
 
-from reelworks.models import factory
+from reelworks.models import factory, fp8, weights
 from reelworks.models.config import ModelConfig
-from reelworks.models.lora import inject
+from reelworks.models.lora import base_model, inject
 from reelworks.models.lora.config import LoraConfig
 from reelworks.models.lora.frozen import FORMATS, Quantized, QuantizedLinear, dequantize, nf4_levels, quantize
 from reelworks.precision import audit
@@ -172,3 +173,94 @@ def test_dora_takes_lengths_of_the_stored_base(base):
     lengths = [value for name, value in gradients.items() if "magnitude" in name]
     assert lengths
     assert all(value.any() for value in lengths)
+
+
+SCALES = {"one": lambda rows: rows.max().reshape(1), "rows": lambda rows: rows, "none": None}
+
+
+def fp8_file(path, name, scale_of):
+    """A file of fp8 weights with scales as ComfyUI stores them, and the network of its values."""
+    denoiser, state = contract.build(name), {}
+    for key, value in denoiser.module.state_dict().items():
+        if value.ndim == 2 and "blocks" in key:
+            scale = torch.ones(()) if scale_of is None else scale_of(value.abs().amax(dim=1).clamp(min=1e-6) / 448)
+            rows = scale[:, None] if scale.ndim else scale
+            state[key] = (value / rows).to(torch.float8_e4m3fn)
+            if scale_of is not None:
+                state[key.replace(".weight", ".weight_scale")] = scale
+            value.copy_(state[key].float() * rows)
+        else:
+            state[key] = value.clone()
+    save_file(state, path)
+    return denoiser, state
+
+
+@pytest.mark.parametrize("scales", SCALES)
+def test_fp8_files_stay_as_they_are_in_an_fp8_base(tmp_path, scales):
+    """Codes and scales are those of the file, in its memory; output and gradients those of the values they stand for."""
+    reference, stored = fp8_file(tmp_path / "model.safetensors", "wan-tiny", SCALES[scales])
+    denoiser = from_file(tmp_path / "model.safetensors", LoraConfig(rank=2, base="float8"))
+    layers = {n: m for n, m in denoiser.module.named_modules() if isinstance(m, QuantizedLinear)}
+    assert layers
+    for name, layer in layers.items():
+        key = f"{name.removesuffix('.base_layer')}.weight"
+        assert torch.equal(layer.codes.view(torch.uint8), stored[key].view(torch.uint8)), name
+    inject.inject(reference, LoraConfig(rank=2), seed=0)
+    inputs = contract.example(contract.shapes("wan-tiny")[-1], "wan-tiny")
+    for one in (reference, denoiser):
+        for key, value in inject.weights(one.module).items():
+            value.copy_(torch.randn(value.shape, generator=torch.Generator().manual_seed(len(key))) * 0.1)
+    wanted, found = (contract.answer(one, inputs) for one in (reference, denoiser))
+    assert found.keys() == wanted.keys()
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("scales", SCALES)
+def test_an_fp8_file_is_one_base_whatever_its_storage(tmp_path, scales):
+    """Its digest is that of its values, so that a LoRA may go on over another `lora.base`."""
+    reference, _ = fp8_file(tmp_path / "model.safetensors", "wan-tiny", SCALES[scales])
+    for base in ("float32", "float8", "nf4"):
+        denoiser = from_file(tmp_path / "model.safetensors", LoraConfig(rank=2, base=base))
+        assert denoiser.base.digest == base_model.digest(reference.module)
+    wide = from_file(tmp_path / "model.safetensors", LoraConfig(rank=2, base="float32")).module.state_dict()
+    for key, value in reference.module.state_dict().items():
+        layer, _, part = key.rpartition(".")
+        assert torch.equal(wide.get(key, wide.get(f"{layer}.base_layer.{part}")), value)
+
+
+def test_scales_follow_the_rows_of_a_layer_that_is_split(tmp_path):
+    """One layer of a release for query, key and value, with a scale for each row, becomes three with theirs."""
+    state = {"qkv.weight": torch.randn(12, 8).to(torch.float8_e4m3fn), "qkv.weight_scale": torch.rand(12) + 0.5}
+    values, scales = fp8.kept(state)
+    module = nn.ModuleDict({name: nn.Linear(8, 4, bias=False) for name in "qkv"})
+    parts = (
+        {f"{n}.weight": part for n, part in zip("qkv", s["qkv.weight"].chunk(3), strict=True)} for s in (values, scales)
+    )
+    codes, rows = parts
+    with torch.device("meta"):
+        module = nn.ModuleDict({name: nn.Linear(8, 4, bias=False) for name in "qkv"})
+    module.load_state_dict(codes, assign=True)
+    fp8.attach(module, rows)
+    found = torch.cat([fp8.value(module[name].weight) for name in "qkv"])
+    assert torch.equal(found, fp8.unscaled(state)["qkv.weight"])
+
+
+def test_storage_that_is_not_read_is_told(tmp_path):
+    """GGUF by its first bytes, bitsandbytes' 4 bits by their keys."""
+    (tmp_path / "model.gguf").write_bytes(b"GGUF" + bytes(64))
+    save_file({"a.weight.quant_state.bitsandbytes__nf4": torch.zeros(1)}, tmp_path / "model.safetensors")
+    for file in ("model.gguf", "model.safetensors"):
+        with refused("weights-quantised", "model.weights"):
+            weights.read(str(tmp_path / file))
+
+
+def from_file(path, lora, compute=F32):
+    return factory.build_denoiser(
+        ModelConfig(name="wan-tiny", weights=str(path)),
+        autoencoder=contract.AUTOENCODER,
+        text=contract.TEXT,
+        device="cpu",
+        seed=0,
+        compute=compute,
+        lora=lora,
+    )

@@ -20,9 +20,13 @@ from reelworks.recipe import recipe_file
 
 # Full widths, since the converters have them built in, and few blocks.
 FEW = {
+    "chroma1-hd": {"num_layers": 1, "num_single_layers": 1, "approximator_layers": 1},
     "flux-dev": {"num_layers": 1, "num_single_layers": 1},
     "flux2-dev": {"num_layers": 1, "num_single_layers": 1},
+    "flux2-klein-base-4b": {"num_layers": 1, "num_single_layers": 1},
     "hunyuan-video-1.5": {"num_layers": 1},
+    "flux3-klein-base": {"num_layers": 1, "num_single_layers": 1},
+    "krea2-raw": {"num_layers": 1},
     "ltx-video-2b": {"num_layers": 1},
     "ltx-2": {"num_layers": 1},
     "ltx-2.3": {"num_layers": 1},
@@ -148,6 +152,7 @@ def of_flux(tensors):
 
 ATTENTION = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
 CASES = [
+    ("chroma1-hd", "comfyui", of_flux, "proj_mlp proj_out ff.net.2"),
     (
         "wan-2.1-14b",
         "comfyui",
@@ -169,6 +174,24 @@ CASES = [
         "to_qkv_mlp_proj to_out",
     ),
     ("flux2-dev", "kohya", converters._convert_kohya_flux2_lora_to_diffusers, "to_qkv_mlp_proj ff.linear_in"),
+    (
+        "flux2-klein-base-4b",
+        "comfyui",
+        converters._convert_non_diffusers_flux2_lora_to_diffusers,
+        "to_qkv_mlp_proj to_out",
+    ),
+    (
+        "flux3-klein-base",
+        "comfyui",
+        converters._convert_non_diffusers_flux3_lora_to_diffusers,
+        "ff.linear_in ff.linear_out",
+    ),
+    (
+        "krea2-raw",
+        "comfyui",
+        converters._convert_non_diffusers_krea2_lora_to_diffusers,
+        "to_gate ff.gate ff.down projector img_in linear_2 time_mod_proj linear",
+    ),
     ("ltx-video-2b", "comfyui", converters._convert_non_diffusers_ltxv_lora_to_diffusers, "ff.net.2"),
     (
         "ltx-2",
@@ -189,7 +212,15 @@ CASES = [
     ("sdxl", "kohya", of_unet, ""),
 ]
 # These readers of diffusers know no alpha: the files have none where it is the rank.
-WITHOUT_ALPHA = ("flux2-dev", "ltx-video-2b", "ltx-2", "ltx-2.3")
+WITHOUT_ALPHA = (
+    "flux2-dev",
+    "flux2-klein-base-4b",
+    "flux3-klein-base",
+    "krea2-raw",
+    "ltx-video-2b",
+    "ltx-2",
+    "ltx-2.3",
+)
 
 
 @pytest.mark.parametrize(("name", "format", "convert", "more"), CASES, ids=[f"{c[0]}-{c[1]}" for c in CASES])

@@ -77,6 +77,7 @@ def test_geometry():
         (SMALL, PIXEL, TextEncoderConfig(name="t6"), r"text_encoder.name = 't6'.*known: hashed"),
         (SMALL.model_copy(update={"num_heads": 3}), PIXEL, TEXT, r"3 heads do not divide"),
         (SMALL.model_copy(update={"hidden_size": 6, "num_heads": 3}), PIXEL, TEXT, r"multiple of 4"),
+        (ModelConfig(name="krea2-tiny"), PIXEL, TextEncoderConfig(dim=7), r"text_encoder.dim = 7: .* 2 layers"),
     ],
 )
 def test_what_does_not_exist_or_fit_is_refused(model, autoencoder, text, message):

@@ -33,6 +33,14 @@ RECIPE = {
         ("Wan-AI/Wan2.2-TI2V-5B-Diffusers", "wan-2.2-5b"),
         ("Wan-AI/Wan2.2-TI2V-5B", "wan-2.2-5b"),
         ("SDXL", "sdxl"),
+        ("flux2-klein", "flux2-klein-base-4b"),
+        ("flux.2-klein-4B", "flux2-klein-4b"),
+        ("black-forest-labs/FLUX.2-klein-base-9B", "flux2-klein-base-9b"),
+        ("chroma", "chroma1-hd"),
+        ("FLUX.3", "flux3-klein-base"),
+        ("black-forest-labs/flux-3-image-klein-base", "flux3-klein-base"),
+        ("Krea-2", "krea2-raw"),
+        ("krea/Krea-2-Turbo", "krea2-turbo"),
     ],
 )
 def test_a_model_is_found_by_other_spellings_and_by_its_address(asked, preset):

@@ -94,6 +94,16 @@ def test_a_first_frame_is_asked_for_and_refused():
         ("wan-2.1-14b", "a.png", 5, "does not support conditioning"),
     ):
         with pytest.raises(UserError, match=match):
-            validation.require_first_frame(ModelConfig(name=name), reference, "samples.reference", frames)
-    validation.require_first_frame(ModelConfig(name="wan-2.2-i2v-14b"), "a.png", "samples.reference", 5)
-    validation.require_first_frame(ModelConfig(name="wan-2.2-5b"), "a.png", "samples.reference", 5)
+            validation.require_given_frames(ModelConfig(name=name), reference, None, frames)
+    validation.require_given_frames(ModelConfig(name="wan-2.2-i2v-14b"), "a.png", None, 5)
+    validation.require_given_frames(ModelConfig(name="wan-2.2-5b"), "a.png", None, 5)
+
+
+def test_a_last_frame_is_asked_for_and_refused():
+    """Clips of models of first and last frames end with one; an i2v model is given none."""
+    both = ModelConfig(name="wan-2.1-flf2v-14b")
+    with refused("given-frame-missing", "samples.last_frame", says="from a last frame"):
+        validation.require_given_frames(both, "a.png", None, 5)
+    with refused("given-frame-missing", "samples.last_frame", says="does not support"):
+        validation.require_given_frames(ModelConfig(name="wan-2.2-i2v-14b"), "a.png", "b.png", 5)
+    validation.require_given_frames(both, "a.png", "b.png", 5)

@@ -120,6 +120,14 @@ def test_every_model_is_sampled_in_some_usual_way() -> None:
         assert found.num_inference_steps >= 1, name
     assert registry.PRESETS["flux-schnell"].sampling == SamplingDefaults(1.0, 4)
     assert registry.PRESETS["flux2-tiny"].sampling == SamplingDefaults(4.0, 50)
+    assert registry.PRESETS["flux2-klein-9b"].sampling == SamplingDefaults(1.0, 4)
+
+
+def test_models_that_are_sampled_without_guidance_are_marked_as_distilled() -> None:
+    """Guidance was distilled into those, so that training is told of it."""
+    released = {name: preset for name, preset in registry.PRESETS.items() if preset.release is not None}
+    without = {name for name, preset in released.items() if preset.sampling.guidance_scale == 1}
+    assert without == {name for name, preset in released.items() if preset.release.distilled}
 
 
 def test_previews_beyond_memory_end_no_training(

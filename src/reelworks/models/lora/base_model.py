@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import nn
 
 from reelworks.core import digests
 from reelworks.core.errors import UserError
+from reelworks.models import fp8
 
 
 class Base(NamedTuple):
@@ -19,6 +19,7 @@ class Base(NamedTuple):
     model: str  # name of the preset
     weights: str | None  # source of the weights; None for randomly initialised ones
     digest: str  # of names, shapes and values as they were read, before any rounding
+    training_adapter: str | None = None  # digest of the adapter that takes part in training
 
     def __str__(self) -> str:
         return f"{self.weights or 'fresh weights'} ({self.model}, {self.digest[:8]})"
@@ -33,11 +34,11 @@ class Base(NamedTuple):
         return cls(**json.loads(text))
 
 
-def digest(state: Mapping[str, Tensor]) -> str:
+def digest(module: nn.Module) -> str:
     """Return a digest of all values of a network, taken as float32 whatever their dtype; as fast as memory is read."""
-    running = digests.running()
+    running, state = digests.running(), module.state_dict(keep_vars=True)
     for name in sorted(state):
-        value = state[name].detach().contiguous()
+        value = fp8.value(state[name]).contiguous()
         value = value.float() if value.is_floating_point() else value
         running.update(f"{name}:{tuple(value.shape)};".encode())
         running.update(value.flatten().view(torch.uint8).numpy().data)
@@ -54,3 +55,18 @@ def require_same(trained_on: Base, here: Base, field: str, value: str) -> None:
             value=value,
             remedy="set model.name and model.weights to the base that the LoRA was trained on",
         )
+
+
+def require_same_adapter(trained_with: Base, here: Base, source: str | None) -> None:
+    """Refuse to go on training with another training adapter."""
+    if trained_with.training_adapter == here.training_adapter:
+        return
+    then = trained_with.training_adapter
+    raise UserError(
+        f"the run was trained {f'with the training adapter {then[:8]}' if then else 'without a training adapter'}, "
+        f"and this is {here.training_adapter[:8] if here.training_adapter else 'none'}",
+        code="training-adapter-differs",
+        field="lora.training_adapter",
+        value=source,
+        remedy="name the file that the run began with, or start another run with --output DIR --load RUN --weights-only",
+    )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from reelworks.core.errors import UserError
 from reelworks.models import identify, registry, weights
 from reelworks.models.family import FamilyConfig
-from reelworks.models.lora import inject, key_mapping
+from reelworks.models.lora import inject, key_mapping, lycoris_keys
 from reelworks.models.lora.base_model import Base
 from reelworks.models.lora.config import LoraConfig
 from reelworks.models.lora.key_mapping import METADATA, Place, swapped_halves
@@ -65,9 +65,7 @@ def to_file(
     for key, (layer, kind) in inject.parts(state).items():
         layers.setdefault(layer, {})[kind] = state[key]
     (rank,) = {kinds["A"].shape[0] for kinds in layers.values()}
-    header = _header(model, rank, alpha)
-    if base is not None:
-        header |= {BASE: base.to_json(), "ss_sd_model_name": base.weights or base.model}
+    header = release_header(model, rank, alpha, base)
     if format == "diffusers":
         dora = any("magnitude_vector" in kinds for kinds in layers.values())
         settings = {"r": rank, "lora_alpha": alpha, "target_modules": sorted(layers), "use_dora": dora}
@@ -76,23 +74,29 @@ def to_file(
         named = ((layer, kind, value) for layer, kinds in layers.items() for kind, value in kinds.items())
         return File({f"{part}.{layer}.{endings[kind]}": value for layer, kind, value in named}, header)
     tensors = {}
-    for name, parts in _released(layers, model, format).items():
+    for name, parts in released(layers, model, format).items():
         stem = f"diffusion_model.{name}" if format == "comfyui" else "lora_unet_" + name.replace(".", "_")
         a, b = ("lora_A", "lora_B") if format == "comfyui" else ("lora_down", "lora_up")
-        tensors[f"{stem}.{a}.weight"], tensors[f"{stem}.{b}.weight"] = _joined(parts)
+        tensors[f"{stem}.{a}.weight"], tensors[f"{stem}.{b}.weight"] = joined(parts)
         # Without alpha the scale is 1, and some readers of ComfyUI's files ignore alpha.
         if format == "kohya" or alpha != rank:
             tensors[f"{stem}.alpha"] = torch.tensor(alpha * len(parts))
     return File(tensors, header)
 
 
-def _released(
+def family_of(model: str, format: Format) -> FamilyConfig | None:
+    """Return the family whose release names the layers in a convention; None if they have diffusers' names."""
+    config = registry.PRESETS[model].config if model in registry.PRESETS else None
+    if format == "comfyui" and config is not None and config.network.comfyui_layers == "diffusers":
+        return None
+    return config
+
+
+def released(
     layers: Mapping[str, Mapping[str, Tensor]], model: str, format: Format
 ) -> dict[str, list[tuple[Place, Mapping[str, Tensor]]]]:
     """Return the parts of each layer of the release, with the place of each."""
-    config = registry.PRESETS[model].config if model in registry.PRESETS else None
-    if format == "comfyui" and config is not None and config.network.comfyui_layers == "diffusers":
-        config = None
+    config = family_of(model, format)
     released: dict[str, list[tuple[Place, Mapping[str, Tensor]]]] = {}
     for layer, kinds in layers.items():
         place = key_mapping.place(config, layer)
@@ -100,7 +104,7 @@ def _released(
     return {name: sorted(parts, key=lambda pair: pair[0].part) for name, parts in released.items()}
 
 
-def _joined(parts: list[tuple[Place, Mapping[str, Tensor]]]) -> tuple[Tensor, Tensor]:
+def joined(parts: Sequence[tuple[Place, Mapping[str, Tensor]]]) -> tuple[Tensor, Tensor]:
     """Join A and B of a layer's parts; parts without an adapter get rows of zeros."""
     (place, first), rank = parts[0], parts[0][1]["A"].shape[0]
     if place.heights == (1,):
@@ -113,8 +117,8 @@ def _joined(parts: list[tuple[Place, Mapping[str, Tensor]]]) -> tuple[Tensor, Te
     return torch.cat([kinds["A"] for _, kinds in parts]), B
 
 
-def _header(model: str, rank: int, alpha: float) -> dict[str, str]:
-    """Return the header fields of ModelSpec and those that kohya's readers expect."""
+def release_header(model: str, rank: int, alpha: float, base: Base | None) -> dict[str, str]:
+    """Return the header fields of ModelSpec, those that kohya's readers expect, and the description of the base."""
     release = registry.release_of(model) if model in registry.PRESETS else None
     header = {
         "modelspec.sai_model_spec": "1.0.1",
@@ -127,6 +131,8 @@ def _header(model: str, rank: int, alpha: float) -> dict[str, str]:
     }
     if release is not None and release.base_version is not None:
         header["ss_base_model_version"] = release.base_version
+    if base is not None:
+        header |= {BASE: base.to_json(), "ss_sd_model_name": base.weights or base.model}
     return header
 
 
@@ -155,7 +161,8 @@ def read(
         metadata = header(source)
         tensors = weights.read(source, field=field)
         names = {where: name for name, where in inject.parts(own).items()}
-        state, unknown = key_mapping.placed(tensors, {layer for layer, _ in names}, config, family, metadata)
+        placed = key_mapping.placed if config.type == "lora" else lycoris_keys.placed
+        state, unknown = placed(tensors, {layer for layer, _ in names}, config, family, metadata)
         _require_rank_and_alpha(config, state)
         values = {(layer, kind): v for layer, kinds in state.items() for kind, v in kinds.items() if kind != "alpha"}
         misshapen = [w for w in values.keys() & names.keys() if values[w].shape != own[names[w]].shape]
@@ -185,7 +192,11 @@ def header(source: str) -> dict[str, str]:
         except (OSError, SafetensorError, ValueError, TypeError) as error:
             problem, remedy = f"its header cannot be read: {error}", "download or export it again"
         else:
-            rules = [key for key, value in settings.items() if value and key.endswith(_OTHER_RULES)]
+            # A LoKr has layers without a scale, which `lycoris_keys` reads.
+            allowed = "alpha_pattern" if "LOKR" in settings.values() else None
+            rules = [
+                k for k, v in settings.items() if v and k.endswith(_OTHER_RULES) and not k.endswith(allowed or "/")
+            ]
             if not rules:
                 return metadata
             problem, remedy = f"its header has {rules[0]}, which is not supported", "name another file"
@@ -202,8 +213,8 @@ def of_another_base(source: str, here: Base) -> str | None:
 
 def _require_rank_and_alpha(config: LoraConfig, layers: key_mapping.Layers) -> None:
     """Refuse a file whose rank or alpha, and so the scale of its updates, differs from the settings."""
-    ranks = Counter(kinds["A"].shape[0] for kinds in layers.values())
-    alphas = Counter(float(kinds["alpha"]) for kinds in layers.values())
+    ranks = Counter(rank for kinds in layers.values() if (rank := key_mapping.rank_of(kinds)) is not None)
+    alphas = Counter(float(kinds["alpha"]) for kinds in layers.values() if key_mapping.rank_of(kinds) is not None)
     for name, expected, stored in (("rank", config.rank, ranks), ("alpha", config.exact_alpha, alphas)):
         # Files store alphas in 32 bits or less.
         if not all(math.isclose(value, expected, rel_tol=1e-5) for value in stored):
@@ -234,16 +245,19 @@ def _misfit_error(tensors: Mapping[str, Tensor], unknown: list[str], missing: li
         f"a LoRA of another base or of other layers: {len(unknown):,} of its {len(tensors):,} tensors fit no layer "
         f"that is adapted here, and {len(missing):,} of {own:,} here are missing in it, such as {shown}{base}",
         code="lora-does-not-fit",
-        remedy="name a LoRA of this model, and set lora.targets and lora.dora to the values of its training",
+        remedy="name a LoRA of this model, and set lora.type, lora.targets and the other keys of [lora] to the values "
+        "of its training",
     )
 
 
 def closest_base(shapes: weights.Shapes) -> str:
     """Name the known base that most of a LoRA's tensors fit, as the end of an error message."""
+    total = sum(key_mapping.split(key) is not None and not key.endswith(".alpha") for key in shapes)
+    if not total:  # a LoKr, LoHa or OFT, whose shapes do not tell those of layers
+        return ""
     scores = {name: _fitting(name, shapes) for name in registry.PRESETS}
     best = max(scores.values())
     names = " or ".join(name for name, score in scores.items() if score == best)
-    total = sum(key_mapping.split(key) is not None and not key.endswith(".alpha") for key in shapes)
     return f"\n    closest known base: {names} ({best:,} of {total:,} tensors fit)" if best else ""
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from reelworks.models import fp8
 from reelworks.models.lora.config import BaseStorage
 from reelworks.precision.audit import PRODUCTS
 
@@ -54,6 +55,15 @@ def quantize(weight: Tensor, format: Format) -> Quantized:
     levels = nf4_levels().to(units.device)
     codes = torch.bucketize(units.flatten(), (levels[1:] + levels[:-1]) / 2).to(torch.uint8)
     return Quantized(codes[0::2] | codes[1::2] << 4, scale)
+
+
+def _as_stored(weight: Tensor, format: Format) -> Quantized | None:
+    """Return the codes and scales of a weight that its file holds in the format; None if it holds another one."""
+    scale = fp8.row_scale(weight)
+    if format != "float8" or weight.dtype != _FLOAT8 or scale is None:
+        return None
+    rows = scale.expand(weight.shape[0], 1).to(weight.device).contiguous()
+    return Quantized(weight.detach().clone(), rows)
 
 
 def _without_numbers(weight: Tensor, format: Format) -> Quantized:
@@ -99,12 +109,15 @@ class QuantizedLinear(nn.Linear):
     codes: Tensor
     scale: Tensor
 
-    def __init__(self, layer: nn.Linear, format: Format) -> None:
+    def __init__(self, layer: nn.Linear, format: Format, device: torch.device | None = None) -> None:
         nn.Module.__init__(self)
         self.in_features, self.out_features, self.format = layer.in_features, layer.out_features, format
-        weight = quantize(layer.weight.detach(), format)
-        self.register_buffer("codes", weight.codes)
-        self.register_buffer("scale", weight.scale)
+        # Rounded on the device, where that is fast.
+        weight = _as_stored(layer.weight, format) or quantize(fp8.value(layer.weight).to(device), format)
+        # Scales of published files have more bits than bfloat16.
+        self.wide_scale = not weight.scale.is_meta and not torch.equal(weight.scale, weight.scale.bfloat16().float())
+        self.register_buffer("codes", weight.codes.to(device))
+        self.register_buffer("scale", weight.scale.to(device))
         self.bias = layer.bias
 
     @property
@@ -117,6 +130,8 @@ class QuantizedLinear(nn.Linear):
         shape = (self.out_features, self.in_features)
         if self.codes.is_meta:  # networks whose memory is estimated are asked for their weights often
             return torch.empty(shape, dtype=dtype, device="meta")
+        if self.wide_scale:
+            return dequantize(Quantized(self.codes, self.scale), self.format, shape, torch.float32).to(dtype)
         return dequantize(Quantized(self.codes, self.scale), self.format, shape, dtype)
 
     def forward(self, input: Tensor) -> Tensor:
@@ -166,7 +181,7 @@ def store(
     def store_parameters(layer: nn.Module) -> None:
         dtype = product_dtype if isinstance(layer, PRODUCTS) else torch.float32
         for name, parameter in list(layer.named_parameters(recurse=False)):
-            stored = parameter.detach().to(device, dtype if parameter.is_floating_point() else None)
+            stored = fp8.value(parameter).to(device, dtype if parameter.is_floating_point() else None)
             setattr(layer, name, nn.Parameter(stored, requires_grad=False))
 
     def store_below(parent: nn.Module, inside: bool) -> None:
@@ -176,7 +191,7 @@ def store(
             setattr(parent, name, buffer.to(device, torch.float32 if buffer.is_floating_point() else None))
         for name, child in list(parent.named_children()):
             if inside and base in FORMATS and type(child) is nn.Linear:
-                layer = QuantizedLinear(child.to(device), base)
+                layer = QuantizedLinear(child, base, device)
                 store_parameters(layer)
                 setattr(parent, name, layer)
             else:

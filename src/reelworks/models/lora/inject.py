@@ -1,4 +1,4 @@
-"""Inject low-rank layers into a denoiser with peft and freeze all other weights."""
+"""Inject the layers of a LoRA, LoKr, LoHa or OFT into a denoiser with peft and freeze all other weights."""
 
 from __future__ import annotations
 
@@ -16,24 +16,26 @@ from reelworks.core.errors import UserError, nearest
 from reelworks.models.api import Denoiser
 from reelworks.models.lora.config import LoraConfig, Targets
 
-_PART = re.compile(r"\.lora_(A|B|magnitude_vector)\.default\.weight$")
+_PART = re.compile(
+    r"\.(?:lora_(?P<lora>A|B|magnitude_vector)\.default\.weight|(?P<lycoris>(?:lokr|hada)_\w+)\.default"
+    r"|(?P<oft>oft_R)\.default\.weight)$"
+)
+# Parts that begin with random values; the others begin as zeros, or as row norms of the base.
+_DRAWN = ("A", "lokr_w1_b", "lokr_w2", "lokr_w2_a", "lokr_w2_b", "hada_w1_a", "hada_w1_b", "hada_w2_a")
 
 
 def inject(denoiser: Denoiser, config: LoraConfig, *, seed: int) -> None:
-    """Inject low-rank layers into a denoiser's module, in place; only they are trained, in float32, from zero updates.
+    """Inject an adapter's layers into a denoiser's module, in place; only they are trained, in float32, from no change.
 
     The denoiser has its weights and is not sharded yet. The global random generators are not changed.
     """
     module = denoiser.module
     peft: Any = importlib.import_module("peft")
-    settings = peft.LoraConfig(
-        r=config.rank,
-        lora_alpha=config.exact_alpha,
-        lora_dropout=config.dropout,
-        # A pattern matches whole names; the entries of a list would also match endings.
-        target_modules="|".join(map(re.escape, _targets(denoiser, config.targets))),
-        use_dora=config.dora,
-    )
+    targets = _targets(denoiser, config.targets)
+    if config.type == "oft":
+        _require_whole_blocks(module, targets, config.block_size)
+    # A pattern matches whole names; the entries of a list would also match endings.
+    settings = _settings(peft, config, "|".join(map(re.escape, targets)))
     module.requires_grad_(False)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -41,10 +43,56 @@ def inject(denoiser: Denoiser, config: LoraConfig, *, seed: int) -> None:
         for name, parameter in module.named_parameters():
             if parameter.requires_grad:  # peft gives them the dtype of the base and rounds the initial values to it
                 parameter.data = parameter.data.float()
-            if name.endswith(".lora_A.default.weight"):  # the others start as zeros, or as row norms of the base
+            if parts([name]).get(name, ("", ""))[1] in _DRAWN:
                 drawn = torch.empty(parameter.shape)
                 nn.init.kaiming_uniform_(drawn, a=math.sqrt(5))
                 parameter.data.copy_(drawn)
+    replace(module, config)
+
+
+def replace(module: nn.Module, config: LoraConfig) -> None:
+    """Give peft's layers of a LoKr, LoHa or OFT the forward passes of `lycoris_layers`, in place."""
+    if config.type != "lora":
+        from reelworks.models.lora import lycoris_layers  # imports peft
+
+        lycoris_layers.replace(module, config)
+
+
+def _settings(peft: Any, config: LoraConfig, target_modules: str) -> Any:
+    """Return peft's settings of an adapter."""
+    if config.type == "lora":
+        return peft.LoraConfig(
+            r=config.rank,
+            lora_alpha=config.exact_alpha,
+            lora_dropout=config.dropout,
+            target_modules=target_modules,
+            use_dora=config.dora,
+        )
+    if config.type == "oft":
+        return peft.OFTConfig(r=0, oft_block_size=config.block_size, target_modules=target_modules)
+    if config.type == "loha":
+        return peft.LoHaConfig(r=config.rank, alpha=config.exact_alpha, target_modules=target_modules)
+    return peft.LoKrConfig(
+        r=config.rank,
+        alpha=config.exact_alpha,
+        decompose_factor=config.decompose_factor or -1,
+        decompose_both=config.decompose_both,
+        target_modules=target_modules,
+    )
+
+
+def _require_whole_blocks(module: nn.Module, targets: Sequence[str], block_size: int) -> None:
+    """Refuse a block size that does not divide the width of each layer; peft would take another one there."""
+    widths = {name: module.get_submodule(name).in_features for name in targets}
+    for name, width in widths.items():
+        if width % block_size:  # type: ignore[operator]
+            raise UserError(
+                f"blocks must divide the {width} inputs of {name}",
+                code="block-size-not-a-divisor",
+                field="lora.block_size",
+                value=block_size,
+                remedy=f"set it to a divisor of {math.gcd(*widths.values())}",  # type: ignore[arg-type]
+            )
 
 
 def weights(module: nn.Module) -> dict[str, Tensor]:
@@ -86,9 +134,12 @@ def merged(module: nn.Module) -> dict[str, Tensor]:
 
 
 def parts(names: Iterable[str]) -> dict[str, tuple[str, str]]:
-    """Return the layer and the part (A, B or magnitude_vector) of each name that is a low-rank tensor's."""
+    """Return the layer and the part of each name that is an adapter's tensor.
+
+    Parts of a LoRA are A, B and magnitude_vector; others have peft's names, such as lokr_w1, hada_w1_a and oft_R.
+    """
     matches = {name: match for name in names if (match := _PART.search(name))}
-    return {name: (name[: match.start()], match[1]) for name, match in matches.items()}
+    return {name: (name[: match.start()], str(match[match.lastgroup or 0])) for name, match in matches.items()}
 
 
 def linear_layers(module: nn.Module) -> list[str]:

@@ -7,7 +7,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,7 +48,15 @@ def _patterns(rules: tuple[KeyRule, ...]) -> list[tuple[re.Pattern[str], Place]]
     return patterns
 
 
-_PREFIXES = ("base_model.model.", "transformer.", "unet.", "diffusion_model.", "lora_unet_", "lora_transformer_")
+_PREFIXES = (
+    "base_model.model.",
+    "transformer.",
+    "unet.",
+    "diffusion_model.",
+    "lora_unet_",
+    "lora_transformer_",
+    "lycoris_",
+)
 _ENDINGS = {
     ".lora_A.weight": "A",
     ".lora_down.weight": "A",
@@ -69,13 +77,22 @@ class TargetLayer(NamedTuple):
     place: Place
 
 
-def split(key: str) -> tuple[str, str] | None:
+LYCORIS_ENDINGS = {
+    ".oft_R.weight": "oft_R",
+    ".alpha": "alpha",
+    **{f".hada_{part}": f"hada_{part}" for part in ("w1_a", "w1_b", "w2_a", "w2_b")},
+    **{f".lokr_{part}": f"lokr_{part}" for part in ("w1", "w1_a", "w1_b", "w2", "w2_a", "w2_b")},
+}
+"""Kinds of a LoKr's, LoHa's or OFT's tensors by the ends of their names."""
+
+
+def split(key: str, endings: Mapping[str, str] = _ENDINGS) -> tuple[str, str] | None:
     """Return the layer (as spelt in the file) and the kind of a tensor from its name in a file; None if unknown."""
-    ending = next((ending for ending in _ENDINGS if key.endswith(ending)), None)
+    ending = next((ending for ending in endings if key.endswith(ending)), None)
     if ending is None:
         return None
     stem = key.removesuffix(ending)
-    return next((stem.removeprefix(p) for p in _PREFIXES if stem.startswith(p)), stem), _ENDINGS[ending]
+    return next((stem.removeprefix(p) for p in _PREFIXES if stem.startswith(p)), stem), endings[ending]
 
 
 def homes(layers: Iterable[str], family: FamilyConfig | None) -> dict[str, list[TargetLayer]]:
@@ -96,15 +113,9 @@ def placed(
     metadata: Mapping[str, str],
 ) -> tuple[Layers, list[str]]:
     """Return the tensors of a file by layer of the network that has a LoRA, and the names that belong to none."""
-    targets, unknown = homes(layers, family), []
-    stored: Layers = defaultdict(dict)
-    for key, value in tensors.items():
-        target = split(key)
-        if target is None or target[0] not in targets:
-            unknown.append(key)
-        else:
-            stored[target[0]][target[1]] = value
-    settings = {k.rpartition(".")[2]: v for k, v in json.loads(metadata.get(METADATA, "{}")).items()}
+    targets = homes(layers, family)
+    stored, unknown = by_layer(tensors, targets, _ENDINGS)
+    settings = settings_of(metadata)
     result: Layers = {}
     for spelling, kinds in stored.items():
         if not kinds.keys() >= {"A", "B"}:
@@ -112,13 +123,38 @@ def placed(
             continue
         alpha = settings.get("lora_alpha", kinds["A"].shape[0])  # without one, the scale is 1
         kinds.setdefault("alpha", torch.tensor(float(alpha)))
-        parts = _parted(kinds, targets[spelling], config.rank)
+        parts = parted(kinds, targets[spelling], config.rank)
         unknown += [spelling] * (not parts)
         result |= parts
     return result, unknown
 
 
-def _parted(kinds: dict[str, Tensor], targets: list[TargetLayer], rank: int) -> Layers:
+def by_layer(
+    tensors: Mapping[str, Tensor], layers: Mapping[str, object], endings: Mapping[str, str]
+) -> tuple[Layers, list[str]]:
+    """Return the tensors of a file by layer (as spelt in the file) and kind, and the names that belong to no layer."""
+    stored: Layers = defaultdict(dict)
+    unknown = []
+    for key, value in tensors.items():
+        target = split(key, endings)
+        if target is None or target[0] not in layers:
+            unknown.append(key)
+        else:
+            stored[target[0]][target[1]] = value
+    return stored, unknown
+
+
+def rank_of(kinds: Mapping[str, Tensor]) -> int | None:
+    """Return the rank of a layer's update; None if it has none, and so no scale."""
+    return next((kinds[k].shape[0] for k in ("A", "hada_w1_b", "lokr_w2_b", "lokr_w1_b") if k in kinds), None)
+
+
+def settings_of(metadata: Mapping[str, str]) -> dict[str, Any]:
+    """Return peft's settings in a header, without the part of the pipeline before their names."""
+    return {key.rpartition(".")[2]: value for key, value in json.loads(metadata.get(METADATA, "{}")).items()}
+
+
+def parted(kinds: dict[str, Tensor], targets: list[TargetLayer], rank: int) -> Layers:
     """Split one stored layer into the target layers. Empty if some rows belong to layers without an adapter."""
     place = targets[0].place
     values = {k: v.flatten() if k == "magnitude_vector" else v for k, v in kinds.items()}

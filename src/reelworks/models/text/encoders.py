@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, final
 
 import torch
@@ -48,7 +48,7 @@ class FamilyTextEncoder:
         self.sees_pictures = known.sees_pictures
         self._encode = network.encode_text[config.name]
         require_networks(config, known.networks, known.dim)
-        self._pipeline = _load_pipeline(known, config.weights, network.load_processor)
+        self._pipeline = _load_pipeline(known, config.weights, network)
         self._tokenizer = getattr(self._pipeline, known.tokenizer)
         embedding = self.encode([""])
         for field, width in (("dim", embedding.tokens.shape[2]), ("pooled_dim", embedding.pooled.shape[1])):
@@ -90,19 +90,10 @@ def _words_cut_off(tokenizer: Any, caption: str, max_length: int) -> int:
     return len(caption[end:].split())
 
 
-def _load_pipeline(known: PublishedText, source: str, load_processor: Callable[[Any, str], Any] | None) -> Any:
-    library = optional_imports.diffusers()
-    kind = getattr(library, known.pipeline)
-    unused = _NOT_OF_TEXT & set(kind._get_signature_keys(kind)[0])
-    parts: dict[str, Any] = dict.fromkeys(unused)
-    if known.asks_autoencoder is not None:  # the pipeline's constructor reads its sizes
-        with torch.device("meta"):
-            parts["vae"] = getattr(library, known.asks_autoencoder)()
+def _load_pipeline(known: PublishedText, source: str, network: DiffusersNetwork) -> Any:
     try:
-        pipeline = kind.from_pretrained(source, dtype=_STORAGE, **parts)
-        pipeline.register_modules(**dict.fromkeys(unused))
-        if known.sees_pictures and load_processor is not None:
-            pipeline.processor = load_processor(pipeline.tokenizer, source)
+        load = network.load_text_parts
+        pipeline = _without_others(known, source, network) if load is None else load(source, _STORAGE)
     except Exception as error:  # damaged files raise errors of any kind
         raise UserError(
             f"no text encoders of {known.pipeline} can be loaded ({str(error).partition(chr(10))[0]})",
@@ -114,6 +105,22 @@ def _load_pipeline(known: PublishedText, source: str, load_processor: Callable[[
     for part in pipeline.components.values():
         if isinstance(part, torch.nn.Module):
             part.requires_grad_(False).eval()
+    return pipeline
+
+
+def _without_others(known: PublishedText, source: str, network: DiffusersNetwork) -> Any:
+    """Load a pipeline without the parts that captions do not need."""
+    library = optional_imports.diffusers()
+    kind = getattr(library, known.pipeline)
+    unused = _NOT_OF_TEXT & set(kind._get_signature_keys(kind)[0])
+    parts: dict[str, Any] = dict.fromkeys(unused)
+    if known.asks_autoencoder is not None:  # the pipeline's constructor reads its sizes
+        with torch.device("meta"):
+            parts["vae"] = getattr(library, known.asks_autoencoder)()
+    pipeline = kind.from_pretrained(source, dtype=_STORAGE, **parts)
+    pipeline.register_modules(**dict.fromkeys(unused))
+    if known.sees_pictures and network.load_processor is not None:
+        pipeline.processor = network.load_processor(pipeline.tokenizer, source)
     return pipeline
 
 

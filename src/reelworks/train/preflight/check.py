@@ -21,8 +21,9 @@ from reelworks.models.lora import frozen
 from reelworks.precision import audit
 from reelworks.precision.boundary import DtypeError
 from reelworks.precision.contract import Contract, Role, name_of
+from reelworks.recipe import validation
 from reelworks.recipe.recipe import Recipe
-from reelworks.train import build, optimizer_names, weights_layout
+from reelworks.train import build, optimizer_names, preview_model, weights_layout
 from reelworks.train.lr_schedule import no_end
 from reelworks.train.preflight import dry_run, estimate, meter
 from reelworks.train.preflight.dry_run import Encoder
@@ -121,6 +122,7 @@ class CheckReport:
     rehearsed: list[RehearsedBucket]
     memory: MemoryReport
     violations: list[DtypeError]
+    warnings: list[str]
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as plain values; sizes are bytes of one process."""
@@ -142,6 +144,7 @@ class CheckReport:
                 }
                 for fault in self.violations
             ],
+            "warnings": self.warnings,
         }
 
 
@@ -164,6 +167,7 @@ def check_recipe(recipe: Recipe, table: BucketTable, world: int = 1) -> CheckRep
 
 def _check(recipe: Recipe, table: BucketTable, this_process: World, world: int) -> CheckReport:
     build.require_sources(recipe)
+    preview_model.require_layers(recipe)
     denoiser, encoder = build.denoiser(recipe, this_process.home), build.encoder(recipe, this_process.device)
     shapes = dry_run.examples(denoiser, encoder, table)
     units = denoiser.sharding().blocks
@@ -194,6 +198,7 @@ def _check(recipe: Recipe, table: BucketTable, this_process: World, world: int) 
         rehearsed=rehearsed,
         memory=_memory(recipe, state, encoder, units, activations=activations, shards=planned.shards),
         violations=violations,
+        warnings=[] if (warning := validation.distilled_warning(recipe)) is None else [warning],
     )
 
 
@@ -217,14 +222,14 @@ def _rehearse(
     # Memory is measured on the meta device if possible: there FSDP's gathered weights are not counted as activations.
     on_meta = estimate.network(recipe) if denoiser.runs_on_meta else None
     for bucket in largest_of_each(table):
-        began = time.monotonic()
+        began, clips = time.monotonic(), bucket.batch_size * recipe.clips_per_place
         if on_meta is None:
             with meter.Meter(state.module) as counted:
-                dry_run.rehearse(denoiser, encoder, state, bucket)
+                dry_run.rehearse(denoiser, encoder, state, bucket, clips=clips)
             peak = counted.peak
         else:
-            dry_run.rehearse(denoiser, encoder, state, bucket)
-            inputs = dry_run.blank(encoder, bucket, bucket.batch_size, torch.device("meta"))
+            dry_run.rehearse(denoiser, encoder, state, bucket, clips=clips)
+            inputs = dry_run.blank(encoder, bucket, clips, torch.device("meta"))
             peak = meter.measure_few_blocks(on_meta, inputs).peak_bytes
         yield RehearsedBucket(bucket.name, bucket.batch_size, peak, time.monotonic() - began)
 

@@ -69,10 +69,13 @@ def rehearse(
     state: TrainState,
     bucket: Bucket,
     file: Path | None = None,
+    *,
+    clips: int | None = None,
 ) -> None:
     """Run a bucket forward and backward while the optimizer's state is allocated, and drop the gradients.
 
-    If memory does not suffice, a snapshot of the GPU's is written to `file`, if given.
+    If memory does not suffice, a snapshot of the GPU's is written to `file`, if given. `clips` is the number of clips that
+    the network sees at once, by default the bucket's batch size.
 
     Raises:
         DtypeError: Two dtypes meet that must not, in a model that cannot run on the meta device.
@@ -80,7 +83,7 @@ def rehearse(
     """
     try:
         with out_of_memory.naming_bucket(bucket, encoder.device, file, what="the largest bucket"):
-            inputs = blank(encoder, bucket, bucket.batch_size, encoder.device)
+            inputs = blank(encoder, bucket, clips or bucket.batch_size, encoder.device)
             with audit.watched(denoiser) as run:
                 torch.autograd.backward(run(inputs).sum())
     finally:

@@ -128,11 +128,12 @@ def passes(recipe: Recipe, denoiser: Denoiser, table: BucketTable) -> dict[str, 
 
 
 def _pass(recipe: Recipe, denoiser: Denoiser, bucket: Bucket) -> Pass:
+    clips = bucket.batch_size * recipe.clips_per_place
     if not denoiser.runs_on_meta:
         times = 2 if recipe.lora is not None else 3  # frozen weights get no gradient
         times += recipe.model.gradient_checkpointing is True
-        return Pass(0, 2 * times * _count(denoiser) * bucket.tokens * bucket.batch_size)
-    inputs = dry_run.blank(encoder_sizes(recipe), bucket, bucket.batch_size, torch.device("meta"))
+        return Pass(0, 2 * times * _count(denoiser) * bucket.tokens * clips)
+    inputs = dry_run.blank(encoder_sizes(recipe), bucket, clips, torch.device("meta"))
     return meter.measure_few_blocks(denoiser, inputs)
 
 

@@ -109,7 +109,7 @@ def estimated(recipe: Recipe, table: BucketTable, limits: Limits) -> Tuned:
     for bucket in sorted(_largest_of_entries(table), key=lambda b: b.tokens):
 
         def measure(batch_size: int, bucket: Bucket = bucket) -> Trial:
-            inputs = dry_run.blank(sizes, bucket, batch_size, meta)
+            inputs = dry_run.blank(sizes, bucket, batch_size * recipe.clips_per_place, meta)
             peak, flops = meter.measure_few_blocks(denoiser, inputs)
             seconds = flops / (ASSUMED_TFLOPS * 1e12 * UTILISATION)
             return Trial(bucket.name, bucket.tokens, batch_size, 1000 * seconds, fixed.total + peak)

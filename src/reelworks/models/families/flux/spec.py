@@ -40,6 +40,7 @@ class FluxConfig(Config):
         ("transformer_blocks", "single_transformer_blocks"),
         widened="x_embedder.weight",
         release_layers=_RELEASE_LAYERS,
+        comfyui_maps_parts=True,
         sequence=family.SequenceSplit(captions=True),
     )
 
@@ -86,7 +87,11 @@ _KONTEXT = replace(_DEV, weights="black-forest-labs/FLUX.1-Kontext-dev")
 # There are two, FLUX.1-Canny-dev and FLUX.1-Depth-dev; both have the autoencoder and the text encoders of FLUX.1-dev.
 _CONTROL = replace(_DEV, weights=None, autoencoder=_DEV.weights, text=_DEV.weights)
 _SCHNELL = family.Release(
-    "black-forest-labs/FLUX.1-schnell", timestep_shift=1.0, architecture="flux-1-schnell", base_version="flux1"
+    "black-forest-labs/FLUX.1-schnell",
+    timestep_shift=1.0,
+    architecture="flux-1-schnell",
+    base_version="flux1",
+    distilled=True,
 )
 _ENCODERS = (family.CLIP, family.T5._replace(part="text_encoder_2"))
 FAMILY = family.Family(

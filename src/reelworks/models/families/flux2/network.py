@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from reelworks.models.api import PURE_NOISE, DenoiserInputs
-from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, embedded, grid
+from reelworks.models.api import PURE_NOISE, DenoiserInputs, TextEmbedding
+from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, embedded, grid, guided
 from reelworks.models.families.flux2.spec import Flux2Config
 
 _SOURCE = 10  # index of the first source on the picture axis, and distance to the next one
@@ -50,8 +50,16 @@ def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: list
     return EncodedText(pipeline.encode_prompt(captions, max_sequence_length=length)[0])
 
 
+def pipeline_arguments(text: TextEmbedding, guidance_scale: float, fps: float, config: Flux2Config) -> dict[str, Any]:
+    """Return the arguments of a pipeline call; a network without a guidance input gets a second pass."""
+    values = guided(text, guidance_scale, fps, config)
+    if config.guidance_embeds:
+        del values["negative_prompt_embeds"]
+    return values
+
+
 NETWORK = DiffusersNetwork(
     predict,
-    encode_text={"flux2": encode_text},
-    pipeline_arguments=lambda text, scale, _fps, _config: {"prompt_embeds": text.tokens[:1], "guidance_scale": scale},
+    encode_text=dict.fromkeys(("flux2", "flux2-klein-4b", "flux2-klein-9b"), encode_text),
+    pipeline_arguments=pipeline_arguments,
 )

@@ -24,21 +24,28 @@ def predict(module: Any, inputs: DenoiserInputs, config: WanConfig) -> Tensor:
     text_BLD = torch.where(inputs.text_mask[..., None], inputs.text, inputs.text.new_zeros(()))
     *_, H, W = inputs.latent.shape
     time = token_times(inputs, H // 2 * (W // 2)) if config.expand_timesteps else inputs.time
-    latent = _with_first_frame(inputs) if config.first_frame else inputs.latent
+    latent = _with_given_frames(inputs, config) if config.first_frame else inputs.latent
     image = None
     if config.image_dim is not None:
         image = inputs.image
+        if (
+            config.pos_embed_seq_len is not None
+        ):  # it adds positions to the tokens of both frames, and takes them in rows
+            image = image.reshape(2 * len(image), -1, image.shape[2])
         text_BLD = pad(text_BLD, (0, 0, 0, _TEXT_TOKENS - text_BLD.shape[1]))
-    out: Tensor = module(latent, time, text_BLD, encoder_hidden_states_image=image, return_dict=False)[0]
+    control = {"control_hidden_states": inputs.control} if config.conditioning.control_parts else {}
+    out: Tensor = module(latent, time, text_BLD, encoder_hidden_states_image=image, return_dict=False, **control)[0]
     return -out
 
 
-def _with_first_frame(inputs: DenoiserInputs) -> Tensor:
-    """Concatenate noise, a mask that is 1 in a clip's first frame (0 for a picture), and the first frame."""
+def _with_given_frames(inputs: DenoiserInputs, config: WanConfig) -> Tensor:
+    """Concatenate noise, a mask that is 1 in a clip's given frames (0 for a picture), and these frames."""
     latent = inputs.latent
     mask = latent.new_zeros(len(latent), MASK_CHANNELS, *latent.shape[2:])
     if latent.shape[2] > 1:
         mask[:, :, 0] = 1
+        if config.last_frame:  # the last of those that its latent frame covers
+            mask[:, -1, -1] = 1
     return torch.cat([latent, mask, inputs.first_frame], dim=1)
 
 

@@ -11,17 +11,14 @@ from reelworks.core.config import Config
 from reelworks.models import family
 
 MASK_CHANNELS = 4  # one for each frame of a latent frame
+_ATTENTIONS = {
+    f"{own}.{part}": f"{release}.{layer}"
+    for own, release in (("attn1", "self_attn"), ("attn2", "cross_attn"))
+    for part, layer in (("to_q", "q"), ("to_k", "k"), ("to_v", "v"), ("to_out.0", "o"))
+}
+_FEED_FORWARD = {"ffn.net.0.proj": "ffn.0", "ffn.net.2": "ffn.2"}
 _RELEASE_LAYERS = (
-    *family.release_blocks(
-        "blocks",
-        "blocks",
-        {
-            f"{own}.{part}": f"{release}.{layer}"
-            for own, release in (("attn1", "self_attn"), ("attn2", "cross_attn"))
-            for part, layer in (("to_q", "q"), ("to_k", "k"), ("to_v", "v"), ("to_out.0", "o"))
-        },
-    ),
-    *family.release_blocks("blocks", "blocks", {"ffn.net.0.proj": "ffn.0", "ffn.net.2": "ffn.2"}),
+    *family.release_blocks("blocks", "blocks", {**_ATTENTIONS, **_FEED_FORWARD}),
     *(
         family.KeyRule(f"condition_embedder.{own}_embedder.linear_{i}", f"{own}_embedding.{2 * i - 2}")
         for own in ("time", "text")
@@ -32,12 +29,24 @@ _RELEASE_LAYERS = (
 )
 
 
+_VACE_LAYERS = (
+    *family.release_blocks(
+        "vace_blocks",
+        "vace_blocks",
+        {**_ATTENTIONS, **_FEED_FORWARD, "proj_in": "before_proj", "proj_out": "after_proj"},
+    ),
+    *_RELEASE_LAYERS,
+)
+
+
 class WanConfig(Config):
     """Arguments of diffusers' WanTransformer3DModel; defaults are those of the 1.3B of Wan 2.1.
 
     `expand_timesteps`: every frame has its own time, 0 for a condition frame, as in the 5B of Wan 2.2.
     `first_frame`: the first frame has its own input channels, with a mask; if `image_dim` is set, its CLIP
     embedding of that width is an input too.
+    `last_frame`: the last frame is given in the same channels and, if `image_dim` is set, embedded with the first;
+    `pos_embed_seq_len` counts the tokens of both.
     """
 
     patch_size: ClassVar[tuple[int, int, int]] = (1, 2, 2)
@@ -60,8 +69,10 @@ class WanConfig(Config):
     rope_max_seq_len: int = 1024
     image_dim: int | None = None
     added_kv_proj_dim: int | None = None
+    pos_embed_seq_len: int | None = None
     expand_timesteps: bool = Field(default=False, exclude=True)
     first_frame: bool = Field(default=False, exclude=True)
+    last_frame: bool = Field(default=False, exclude=True)
 
     @property
     def conditioning(self) -> family.Conditioning:
@@ -69,6 +80,7 @@ class WanConfig(Config):
         return family.Conditioning(
             frames=self.expand_timesteps,
             first_frame="grey" if self.first_frame else None,
+            last_frame=self.last_frame,
             image_encoder=None if self.image_dim is None else "clip",
             image_dim=self.image_dim or 0,
         )
@@ -85,10 +97,39 @@ class WanConfig(Config):
         )
 
 
+class WanVaceConfig(WanConfig):
+    """Arguments of diffusers' WanVACETransformer3DModel; defaults are those of the 1.3B of Wan 2.1.
+
+    Its control runs through blocks of its own, whose outputs are added behind the `vace_layers`.
+    """
+
+    network: ClassVar[family.Network] = family.Network(
+        "WanVACETransformer3DModel", ("vace_blocks", "blocks"), release_layers=_VACE_LAYERS
+    )
+
+    vace_layers: tuple[int, ...] = tuple(range(0, 30, 2))
+    vace_in_channels: int = 96
+
+    @property
+    def conditioning(self) -> family.Conditioning:
+        """Conditioning of the network; empty captions are encoded."""
+        return family.Conditioning(takes=("control", "mask"), control_parts=True)
+
+    def fit(self, components: family.ComponentShapes) -> Self:
+        """Return a copy with the widths of the components."""
+        height, width = components.latent_stride
+        update = {"vace_in_channels": 2 * components.latent_channels + height * width}
+        return super().fit(components).model_copy(update=update)
+
+
 _LARGE = WanConfig(num_attention_heads=40, ffn_dim=13824, num_layers=40)
+_I2V = _LARGE.model_copy(update={"in_channels": 36, "first_frame": True})
+_I2V_CLIP = _I2V.model_copy(update={"image_dim": 1280, "added_kv_proj_dim": 5120})
+_BOTH_ENDS = {"last_frame": True, "pos_embed_seq_len": 2 * family.IMAGE_ENCODERS["clip"].tokens}
 _TINY = WanConfig(
     num_attention_heads=2, attention_head_dim=12, freq_dim=32, ffn_dim=64, num_layers=2, rope_max_seq_len=64
 )
+_TINY_I2V = _TINY.model_copy(update={"image_dim": 16, "added_kv_proj_dim": 24, "first_frame": True, "in_channels": 36})
 _SIGNS = ("encoder.norm_out.gamma", "encoder.middle.0.residual.0.gamma")
 # Qwen-Image's autoencoder was derived from this one and shares its encoder.
 _PARTS = family.Parts("wan-2.1", "wan", same_latents=("qwen-image",))
@@ -112,27 +153,43 @@ FAMILY = family.Family(
             fps=24.0,
             release=_release("Wan-AI/Wan2.2-TI2V-5B-Diffusers"),
         ),
+        "wan-2.1-vace-1.3b": _preset(WanVaceConfig(), release=_release("Wan-AI/Wan2.1-VACE-1.3B-diffusers")),
+        "wan-2.1-vace-14b": _preset(
+            WanVaceConfig(**_LARGE.model_dump(), vace_layers=tuple(range(0, 40, 5))),
+            release=_release("Wan-AI/Wan2.1-VACE-14B-diffusers", lines=720, side=960),
+        ),
         "wan-2.1-i2v-14b": _preset(
-            _LARGE.model_copy(
-                update={"in_channels": 36, "image_dim": 1280, "added_kv_proj_dim": 5120, "first_frame": True}
-            ),
+            _I2V_CLIP,
             release=_release("Wan-AI/Wan2.1-I2V-14B-480P-Diffusers"),
         ),
-        "wan-2.2-i2v-14b": _preset(
-            _LARGE.model_copy(update={"in_channels": 36, "first_frame": True}),
+        "wan-2.1-flf2v-14b": _preset(
+            _I2V_CLIP.model_copy(update=_BOTH_ENDS),
+            release=_release("Wan-AI/Wan2.1-FLF2V-14B-720P-diffusers", side=960, lines=720),
+        ),
+        "wan-2.2-i2v-14b": _preset(_I2V, release=_release("Wan-AI/Wan2.2-I2V-A14B-Diffusers"), switch_timestep=900.0),
+        # The same weights, which take a last frame too.
+        "wan-2.2-flf2v-14b": _preset(
+            _I2V.model_copy(update={"last_frame": True}),
             release=_release("Wan-AI/Wan2.2-I2V-A14B-Diffusers"),
             switch_timestep=900.0,
         ),
         "wan-tiny": _preset(_TINY.model_copy(update={"expand_timesteps": True})),
         "wan-2.2-tiny": _preset(_TINY.model_copy(update={"ffn_dim": 48}), switch_timestep=875.0),
-        "wan-i2v-tiny": _preset(
-            _TINY.model_copy(update={"image_dim": 16, "added_kv_proj_dim": 24, "first_frame": True, "in_channels": 36})
-        ),
+        "wan-i2v-tiny": _preset(_TINY_I2V),
+        "wan-vace-tiny": _preset(WanVaceConfig(**_TINY.model_dump(), vace_layers=(0,))),
+        "wan-flf2v-tiny": _preset(_TINY_I2V.model_copy(update=_BOTH_ENDS)),
     },
     autoencoders={
         "wan-2.1": _autoencoder(16, (4, 8, 8), parameters=126_892_531, config={"z_dim": 16}, file_config={}),
         "wan-2.2": _autoencoder(48, (4, 16, 16), parameters=704_688_668, config={"z_dim": 48}),
     },
     text_encoders={"wan": family.PublishedText("WanPipeline", 4096, 512, parameters=5_680_910_336, networks=(_UMT5,))},
-    short_names={"wan": "wan-2.1-1.3b", "wan-2.1": "wan-2.1-1.3b", "wan-2.2": "wan-2.2-5b"},
+    short_names={
+        "wan": "wan-2.1-1.3b",
+        "wan-2.1": "wan-2.1-1.3b",
+        "wan-2.2": "wan-2.2-5b",
+        "wan-flf2v": "wan-2.1-flf2v-14b",
+        "wan-vace": "wan-2.1-vace-1.3b",
+        "vace": "wan-2.1-vace-1.3b",
+    },
 )

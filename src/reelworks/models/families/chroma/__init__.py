@@ -1,0 +1,1 @@
+"""Chroma1 by Lodestone: images."""

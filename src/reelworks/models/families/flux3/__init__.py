@@ -1,0 +1,1 @@
+"""FLUX.3 Image Klein by Black Forest Labs: images."""

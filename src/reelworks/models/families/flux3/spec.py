@@ -1,0 +1,111 @@
+"""Sizes, components and published releases of FLUX.3 networks; torch-free."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import ClassVar, Self
+
+from pydantic import Field
+
+from reelworks.core.config import Config
+from reelworks.models import family
+
+_SOURCE_BLOCKS = "mode_blocks.image_cond"
+_SOURCE_LAYERS = tuple(f"{kind}_stream_modulations.image_cond" for kind in ("early", "single"))
+_BLOCK = {
+    "attn.to_q": "q_proj",
+    "attn.to_k": "k_proj",
+    "attn.to_v": "v_proj",
+    "attn.to_out.0": "attn_out",
+    "ff.linear_in": "mlp_in",
+    "ff.linear_out": "mlp_out",
+}
+_RELEASE_LAYERS = (
+    *family.release_blocks("mode_blocks.image", "content_mode_blocks.image", _BLOCK),
+    *family.release_blocks(_SOURCE_BLOCKS, "content_mode_blocks.image_cond", _BLOCK),
+    *family.release_blocks("txt_mode_blocks", "txt_mode_blocks", _BLOCK),
+    *family.release_blocks("single_transformer_blocks", "single_blocks", _BLOCK),
+    *(
+        family.KeyRule(f"{kind}_stream_modulations.{mode}.linear", f"{kind}_stream_modulations.{mode}.lin")
+        for kind in ("early", "single")
+        for mode in ("image", "image_cond", "txt")
+    ),
+    *(family.KeyRule(f"timestep_embedder.linear_{i}", f"time_in.{side}_layer") for i, side in ((1, "in"), (2, "out"))),
+    family.KeyRule("x_embedders.*", "emb_in.*"),
+    family.KeyRule("context_embedder", "txt_in"),
+    family.KeyRule("norm_out.linear", "final_layer.image.adaLN_modulation.1", swapped=True),
+    family.KeyRule("proj_out", "final_layer.image.linear"),
+)
+
+
+class Flux3Config(Config):
+    """Arguments of diffusers' Flux3Transformer2DModel; defaults are those of FLUX.3 Image Klein Base.
+
+    `edits`: source pictures of an edit are inputs. A network that is not shown any keeps its layers for sources.
+    """
+
+    patch_size: ClassVar[tuple[int, int, int]] = (1, 1, 1)
+    pictures_only: ClassVar[bool] = True
+
+    in_channels: int = 128
+    cond_in_channels: int = 128
+    num_layers: int = 5
+    num_single_layers: int = 28
+    attention_head_dim: int = 128
+    num_attention_heads: int = 24
+    joint_attention_dim: int = 20480
+    axes_dims_rope: tuple[int, int, int, int] = (32, 32, 32, 32)
+    edits: bool = Field(default=False, exclude=True)
+
+    @property
+    def conditioning(self) -> family.Conditioning:
+        """Conditioning of the network; empty captions are encoded."""
+        edits = family.Conditioning(takes=("source",), needs=("source",), most_sources=4)
+        return edits if self.edits else family.Conditioning()
+
+    @property
+    def network(self) -> family.Network:
+        """Names of the network's class, blocks, parameters and files."""
+        sources = (_SOURCE_BLOCKS,) if self.edits else ()
+        unused = () if self.edits else (f"{_SOURCE_BLOCKS}.", "x_embedders.image_cond.", *_SOURCE_LAYERS)
+        return family.Network(
+            "Flux3Transformer2DModel",
+            ("txt_mode_blocks", "mode_blocks.image", *sources, "single_transformer_blocks"),
+            without_gradient=unused,
+            release_layers=_RELEASE_LAYERS,
+            caption_multiple=80,
+        )
+
+    def fit(self, components: family.ComponentShapes) -> Self:
+        """Return a copy with the widths of the components."""
+        channels = components.latent_channels
+        widths = {"in_channels": channels, "cond_in_channels": channels, "joint_attention_dim": components.text_dim}
+        return self.model_copy(update=widths)
+
+
+_TINY = Flux3Config(
+    num_layers=1, num_single_layers=1, attention_head_dim=16, num_attention_heads=2, axes_dims_rope=(4, 4, 4, 4)
+)
+# Sampling defaults and shift of its release.
+_preset = partial(family.Preset, parts=family.Parts("flux2", "flux3"), sampling=family.SamplingDefaults(4.0, 50))
+_BASE = family.Release("black-forest-labs/flux-3-image-klein-base", timestep_shift=6.93)
+_QWEN3_VL = family.TextNetwork("text_encoder", "qwen3_vl_text", 151_936)
+FAMILY = family.Family(
+    name="flux3",
+    network=f"{__package__}.network",
+    presets={
+        # The address of the weights means the last one.
+        "flux3-klein-base-edit": _preset(Flux3Config(edits=True), release=_BASE),
+        "flux3-klein-base": _preset(Flux3Config(), release=_BASE),
+        "flux3-tiny": _preset(_TINY),
+        "flux3-edit-tiny": _preset(_TINY.model_copy(update={"edits": True})),
+    },
+    text_encoders={
+        # Whole windows of 80 tokens, enough for the long prompts that the release recommends.
+        "flux3": family.PublishedText(
+            "Flux3ModularPipeline", 20480, 640, parameters=4_437_815_808, networks=(_QWEN3_VL,)
+        )
+    },
+    # The release asks to train on Base.
+    short_names={"flux3": "flux3-klein-base", "flux3-klein": "flux3-klein-base"},
+)

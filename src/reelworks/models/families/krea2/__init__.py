@@ -1,0 +1,1 @@
+"""Krea 2 by Krea: images."""

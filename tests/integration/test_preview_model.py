@@ -1,0 +1,125 @@
+"""A LoRA is trained on one model and shown on another of the same family."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import children
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from refused import refused
+from test_lora import lora, on_file, pictures
+
+from reelworks.core.shape import Shape
+from reelworks.generate import defaults, diffusers_pipeline
+from reelworks.generate.load_run import LoadedModel
+from reelworks.generate.pipeline import GenerateOptions
+from reelworks.models import registry
+from reelworks.precision.boundary import DtypeBoundary
+from reelworks.recipe import preview_model, recipe_file, validation
+from reelworks.train import build
+from reelworks.train import preview_model as previews
+
+__all__ = ["lora", "pictures"]
+CPU = torch.device("cpu")
+
+
+def test_previews_and_generate_add_the_lora_to_the_other_model(lora, tmp_path):
+    """Both draw what the exported file draws on the other weights; training stands on its own ones as before."""
+    values, other = (on_file(lora, tmp_path, number) for number in (1, 2))
+    values["train"] |= {"max_steps": 3}
+    shown_on = other["model"]["weights"]
+    sizes = {"num_frames": 1, "height": 32, "width": 32, "num_inference_steps": 2, "guidance_scale": 3.0}
+    values["samples"] = {"prompts": ["a kite"], "weights": shown_on} | sizes
+    assert children.train(values) == [0], children.output(values)
+    run = tmp_path / "run"
+    preview = np.asarray(Image.open(next((run / "samples").glob("step-000000003/*.png"))))
+    options = GenerateOptions(Shape(1, 32, 32), 24.0, 2, 3.0, recipe_file.load(run / "recipe.toml").seed)
+
+    recipe = recipe_file.load(run / "recipe.toml")
+    exported = next((run / "exports").glob("*step-000000003*diffusers*"))
+    by_hand = recipe.model_copy(
+        update={
+            "model": recipe.model.model_copy(update={"weights": shown_on}),
+            "lora": recipe.lora.model_copy(update={"weights": str(exported)}),
+        }
+    )
+    boundary, encoder = DtypeBoundary(build.denoiser(by_hand, CPU)), build.encoder(by_hand, CPU)
+    boundary.denoiser.module.eval()
+    wanted = diffusers_pipeline.generate(by_hand, boundary, encoder, ["a kite"], options).clips[0][0]
+    assert np.array_equal(preview, wanted)
+    assert np.array_equal(LoadedModel.load(run, shown=True).generate(["a kite"], options).clips[0][0], wanted)
+    on_its_own = LoadedModel.load(run).generate(["a kite"], options).clips[0][0]
+    assert not np.array_equal(on_its_own, wanted)
+
+
+def flux(**values):
+    return recipe_file.parse(
+        {
+            "version": 1,
+            "output": "unused",
+            "dataset": [{"path": "unused"}],
+            "bucket": [{"resolution": "512px", "num_frames": 1}],
+            "model": {"name": "flux-dev", "weights": "black-forest-labs/FLUX.1-dev"},
+            "autoencoder": {"name": "flux", "weights": "black-forest-labs/FLUX.1-dev"},
+            "text_encoder": {"name": "flux", "weights": "black-forest-labs/FLUX.1-dev"},
+            "lora": {"rank": 2},
+            "objective": {"timestep_shift": 3.0},
+            "train": {"max_steps": 1},
+        }
+        | values
+    )
+
+
+def test_the_other_model_is_sampled_in_its_own_way():
+    """Trained on FLUX.1-dev and shown on schnell: its weights, steps, guidance and shift; keys of the recipe win."""
+    shown = flux(samples={"prompts": ["x"], "model": "flux-schnell"})
+    recipe = preview_model.recipe_of(shown)
+    assert recipe.model.weights == "black-forest-labs/FLUX.1-schnell"
+    assert recipe.objective.timestep_shift == 1.0
+    assert defaults.sampled(shown) == registry.PRESETS["flux-schnell"].sampling
+    assert defaults.sampled(preview_model.without(shown)) == registry.PRESETS["flux-dev"].sampling
+    own = flux(samples={"prompts": ["x"], "model": "flux-schnell", "weights": "mine", "num_inference_steps": 6})
+    assert preview_model.recipe_of(own).model.weights == "mine"
+    assert defaults.sampled(own).num_inference_steps == 6
+    plain = flux()
+    assert preview_model.recipe_of(plain) is plain
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"samples": {"model": "wan-2.1-1.3b"}}, "another family"),
+        ({"samples": {"model": "flux-none"}}, "no such model"),
+        ({"samples": {"model": "flux-control"}}, "no published weights"),
+        ({"samples": {"model": "flux-schnell"}, "lora": None}, "all weights are trained"),
+    ],
+)
+def test_a_model_that_cannot_show_the_lora_is_refused(values, says):
+    with refused("preview-model-invalid", "samples.model", says=says):
+        flux(**values)
+
+
+def test_other_layers_are_refused_before_weights_are_read(lora, monkeypatch):
+    """A smaller model of the family; one with the same layers is taken."""
+    tiny = registry.PRESETS["wan-tiny"]
+    family = registry.family_of("wan-tiny")
+    for name, layers in (("wan-small", 1), ("wan-alike", tiny.config.num_layers)):
+        preset = replace(tiny, config=tiny.config.model_copy(update={"num_layers": layers}))
+        monkeypatch.setitem(registry.PRESETS, name, preset)
+        monkeypatch.setitem(family.presets, name, preset)
+    values = lora()
+    previews.require_layers(recipe_file.parse(values | {"samples": {"model": "wan-alike"}}))
+    with refused("preview-model-of-other-layers", "samples.model"):
+        previews.require_layers(recipe_file.parse(values | {"samples": {"model": "wan-small"}}))
+
+
+def test_a_distilled_model_is_warned_of_until_something_prevents_the_loss():
+    """FLUX.1-schnell with a LoRA alone; not with an adapter, nor where all weights are trained, nor on another model."""
+    schnell = {"name": "flux-schnell", "weights": "black-forest-labs/FLUX.1-schnell"}
+    assert "lora.training_adapter" in (validation.distilled_warning(flux(model=schnell)) or "")
+    adapted = flux(model=schnell, lora={"rank": 2, "training_adapter": "adapter.safetensors"})
+    for recipe in (adapted, flux(model=schnell, lora=None), flux()):
+        assert validation.distilled_warning(recipe) is None

@@ -1,0 +1,103 @@
+"""Training adapters on networks: the same as their weights added, on any base, and nothing at all once dropped."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from presets import config_of
+from refused import refused
+from safetensors.torch import save_file
+from test_lora_layers import FORMATS, SETTINGS, adapted, written
+
+from reelworks.core.errors import UserError
+from reelworks.models import weights
+from reelworks.models.lora import inject, training_adapter
+from reelworks.models.lora.config import LoraConfig
+from reelworks.models.lora.training_adapter import TrainingAdapter
+from reelworks.precision.boundary import DtypeBoundary
+from reelworks.testing import contract
+
+BF16 = torch.bfloat16
+
+
+def said(denoiser, name="wan-tiny"):
+    inputs = contract.example(contract.shapes(name)[0], name, seed=3)
+    with torch.no_grad():
+        return DtypeBoundary(denoiser)(inputs)
+
+
+def attached(path, lora=None, **settings):
+    """A network with a LoRA, as in training, and an adapter below it."""
+    settings["lora"] = (lora or LoraConfig(rank=2)).model_copy(update={"training_adapter": str(path)})
+    return contract.build("wan-tiny", **settings)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("name", ["wan-tiny", "flux-tiny"])
+def test_it_counts_as_weights_that_were_added(tmp_path, name, format):
+    """In any convention, fused layers of a release among them; no name or number of the checkpoint changes."""
+    settings = SETTINGS.model_copy(update={"targets": "blocks"})
+    one = adapted(name, settings)
+    denoiser, plain = contract.build(name), contract.build(name)
+    path = written(tmp_path, one, format, settings, name=name)
+    TrainingAdapter.read(str(path)).attach(denoiser.module, config_of(name))
+    assert denoiser.module.state_dict().keys() == plain.module.state_dict().keys()
+    inject.merged(one.module)
+    torch.testing.assert_close(said(denoiser, name), said(one, name), rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(said(denoiser, name), said(plain, name), atol=1e-2)
+
+
+@pytest.mark.parametrize("base", ["float32", "bfloat16", "float8", "int8", "nf4"])
+def test_dropped_it_leaves_no_trace(tmp_path, base):
+    """On every storage of the base, to the last bit, and it is there again afterwards, behind an error too."""
+    path = written(tmp_path, adapted(settings=SETTINGS))
+    lora = LoraConfig(rank=2, base=base)
+    compute = {"compute": torch.float32 if base == "float32" else BF16}
+    denoiser, plain = attached(path, lora=lora, **compute), contract.build("wan-tiny", lora=lora, **compute)
+    there = said(denoiser)
+    with training_adapter.dropped(denoiser.module):
+        assert torch.equal(said(denoiser), said(plain))
+    assert torch.equal(said(denoiser), there)
+    with refused("x"), training_adapter.dropped(denoiser.module):
+        raise UserError("inside", code="x", remedy="none")
+    assert torch.equal(said(denoiser), there)
+    assert not torch.allclose(there, said(plain), atol=1e-2)
+
+
+def test_running_the_base_of_a_lora_keeps_it(tmp_path):
+    """Clips that preserve the base preserve what training stands on, so that the LoRA does not learn to undo it."""
+    denoiser = attached(written(tmp_path, adapted(settings=SETTINGS)))
+    with inject.adapters_disabled(denoiser.module):
+        there = said(denoiser)
+        with training_adapter.dropped(denoiser.module):
+            assert not torch.allclose(said(denoiser), there, atol=1e-2)
+    assert not torch.allclose(said(denoiser), there, atol=1e-2)
+
+
+def test_a_file_that_does_not_fit_is_refused(tmp_path):
+    """One for another model; a DoRA; one that is not there. A network is left as it was."""
+    other = written(tmp_path, adapted("flux-tiny"), name="flux-tiny")
+    module = contract.build("wan-tiny").module
+    with refused("training-adapter-does-not-fit"):
+        TrainingAdapter.read(str(other)).attach(module, config_of("wan-tiny"))
+    assert not [name for name, _ in module.named_buffers() if "training_adapter" in name]
+    dora = SETTINGS.model_copy(update={"dora": True})
+    with refused("training-adapter-does-not-fit"):
+        TrainingAdapter.read(str(written(tmp_path, adapted(settings=dora), settings=dora))).attach(
+            module, config_of("wan-tiny")
+        )
+    with refused("weights-not-found") as caught:
+        TrainingAdapter.read("nowhere.safetensors")
+    assert caught.value.field == "lora.training_adapter"
+
+
+def test_a_file_of_a_repository_is_downloaded_alone(tmp_path, monkeypatch):
+    """`owner/name/file` names one of several files on the hub; a path with as many parts stays a path."""
+    asked = []
+    file = tmp_path / "v2.safetensors"
+    save_file({"x": torch.zeros(1)}, file)
+    monkeypatch.setattr(weights.hub, "download", lambda name, files: asked.append((name, files)) or tmp_path)
+    assert weights.require_file("someone/adapters/v2.safetensors", "lora.training_adapter") == file
+    assert asked == [("someone/adapters", ["v2.safetensors"])]
+    assert weights.require_file(str(file), "lora.training_adapter") == file
+    assert len(asked) == 1
