@@ -64,7 +64,7 @@ def features(name: str) -> Features:
         return not torch.equal(answer, denoiser.predict(dataclasses.replace(inputs, **changes)))
 
     given = inputs.frame_mask.clone()
-    given[:, 0] = False
+    given[:, 0] = ~given[:, 0]
     return Features(
         clips=inputs.latent.shape[2] > 1,
         given_frames=feels(frame_mask=given),

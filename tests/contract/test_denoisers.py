@@ -33,6 +33,7 @@ every_family = pytest.mark.parametrize("name", contract.FAMILIES)
 # 2,470 M and 8,146 M.
 SIZES = {
     "stdit3-xl": 1_207_643_936,
+    "opensora2": 11_891_390_528,
     "wan-2.1-1.3b": 1_418_996_800,
     "wan-2.1-14b": 14_288_491_584,
     "wan-2.2-14b": 14_288_491_584,  # each of two experts

@@ -91,6 +91,7 @@ WAN_22 = {
 AUTOENCODERS = {
     "flux": KL | {"latent_channels": 16, "shift_factor": 0.1159, "scaling_factor": 0.3611},
     "flux2": KL | {"latent_channels": 32},
+    "hunyuan-video": {"block_out_channels": (32,) * 4, "layers_per_block": 1, "norm_num_groups": 4},
     "hunyuan-video-1.5": {"block_out_channels": (32, 32, 32, 32, 64), "layers_per_block": 1},
     "ltx-video": {
         "block_out_channels": (8,) * 4,

@@ -182,6 +182,8 @@ def generate(
         Conditions(begin, loop, begin_frames, end, kept),
         conditions.companions(given, shape, "--", components.source_multiple(recipe.model, recipe.autoencoder)),
         None if sampler is None else sampler.value,
+        sampled.guided_channels,
+        sampled.image_guidance_scale,
     )
     load_run.require(recipe, options)
     # Load the step whose recipe was read: a run in progress may have saved again meanwhile.

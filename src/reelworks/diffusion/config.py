@@ -52,8 +52,8 @@ class ObjectiveConfig(Config):
         mode_scale: Strength of the density `mode`: above 0 trains medium noise more, below 0 both ends.
         beta_alpha: First parameter of the density `beta`; above `beta_beta` trains more at high noise.
         beta_beta: Second parameter of the density `beta`.
-        timestep_shift: "auto" moves timesteps towards noise for large and long clips, "none" leaves them unchanged,
-            a number is a fixed ratio r in t' = r·t / (1 + (r − 1)·t).
+        timestep_shift: "auto" moves timesteps towards noise for large and long clips, "opensora-2.0" does so by the
+            rule of that release, which grows more slowly with the size, "none" leaves them unchanged, a number is a fixed ratio r in t' = r·t / (1 + (r − 1)·t).
         timestep_range: Lowest and highest timestep to train, after the shift; the density between them does not
             change. The ranges of Wan 2.2's experts follow from `model.experts`.
         opensora_frame_quantization: Measure a clip's length as Open-Sora 1.2 did, `(num_frames // 17) · 5`. It is
@@ -86,7 +86,7 @@ class ObjectiveConfig(Config):
     mode_scale: float = Field(default=1.29, ge=-1, le=1.75)
     beta_alpha: float = Field(default=2.0, ge=0.5, le=50)
     beta_beta: float = Field(default=2.0, ge=0.5, le=50)
-    timestep_shift: float | Literal["auto", "none"] = "auto"
+    timestep_shift: float | Literal["auto", "opensora-2.0", "none"] = "auto"
     timestep_range: list[float] = Field(default=[0.0, 1000.0], min_length=2, max_length=2)
     opensora_frame_quantization: bool = False
     mask_ratios: dict[str, float] = Field(default_factory=dict)

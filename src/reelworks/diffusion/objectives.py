@@ -27,8 +27,8 @@ class RectifiedFlow:
 
     Args:
         config: The recipe's `[objective]`; if given, the keywords are ignored.
-        shift: "auto" moves timesteps towards noise for large and long clips, "none" leaves them unchanged, a number
-            is a fixed ratio.
+        shift: "auto" moves timesteps towards noise for large and long clips, "opensora-2.0" by the rule of that release,
+            "none" leaves them unchanged, a number is a fixed ratio.
         **settings: Other keys of `[objective]`, such as `timestep_sampling`.
 
     Examples:
@@ -41,14 +41,25 @@ class RectifiedFlow:
     learns_variance = False
 
     def __init__(
-        self, config: ObjectiveConfig | None = None, *, shift: float | Literal["auto", "none"] = "auto", **settings: Any
+        self,
+        config: ObjectiveConfig | None = None,
+        *,
+        shift: float | Literal["auto", "opensora-2.0", "none"] = "auto",
+        **settings: Any,
     ) -> None:
         self.config = config or ObjectiveConfig.model_validate({"timestep_shift": shift, **settings})
 
-    def shift_ratio(self, *, height: int, width: int, num_frames: int, latent_frames: int) -> float:
+    def shift_ratio(
+        self, *, height: int, width: int, num_frames: int, latent_frames: int, latent_area: int | None = None
+    ) -> float:
         """Return the ratio by which `times` shifts clips of one shape; see `diffusion.timesteps.shift_ratio`."""
         return timesteps.shift_ratio(
-            self.config, height=height, width=width, num_frames=num_frames, latent_frames=latent_frames
+            self.config,
+            height=height,
+            width=width,
+            num_frames=num_frames,
+            latent_frames=latent_frames,
+            latent_area=latent_area,
         )
 
     def times(self, uniform_B: Tensor, shift: float) -> tuple[Tensor, Tensor]:

@@ -54,15 +54,35 @@ def compat_ratio(height_B: Tensor, width_B: Tensor, num_frames_B: Tensor) -> Ten
     return torch.sqrt(height_B * width_B / _BASE_SIZE_PX**2) * torch.sqrt(frames_B)
 
 
-def shift_ratio(config: ObjectiveConfig, *, height: int, width: int, num_frames: int, latent_frames: int) -> float:
+def opensora_2_ratio(latent_area: int, latent_frames: int) -> float:
+    """Return the shift ratio of Open-Sora 2.0: linear in the tokens of a frame, times the root of the latent frames.
+
+    A token is 2 × 2 elements of the latents; the line goes through a ratio of 1 for 256 tokens and of 3 for 4096.
+    """
+    slope = (3 - 1) / (4096 - 256)
+    return (1 + slope * (latent_area // 4 - 256)) * math.sqrt(latent_frames)
+
+
+def shift_ratio(
+    config: ObjectiveConfig,
+    *,
+    height: int,
+    width: int,
+    num_frames: int,
+    latent_frames: int,
+    latent_area: int | None = None,
+) -> float:
     """Return the ratio r by which `shift` moves the timesteps of one shape; 1 leaves them unchanged.
 
     More pixels and more frames carry more redundant signal, so the same noise hides less of it and training
     needs later timesteps: r = √(height · width / 512²) · √(latent_frames).
-    The number of frames before encoding is used by `opensora_frame_quantization` only.
+    The number of frames before encoding is used by `opensora_frame_quantization` only, and the number of elements of a
+    latent frame, by default one for 8 × 8 pixels, by "opensora-2.0" only.
     """
     if config.timestep_shift == "none":
         return 1.0
+    if config.timestep_shift == "opensora-2.0":
+        return opensora_2_ratio((height // 8) * (width // 8) if latent_area is None else latent_area, latent_frames)
     if config.timestep_shift != "auto":
         return config.timestep_shift
     if config.opensora_frame_quantization:

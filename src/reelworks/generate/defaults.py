@@ -19,10 +19,17 @@ _UNKNOWN = Shape(17, 64, 96)  # for a run whose plan was removed
 
 
 def sampled(recipe: Recipe) -> SamplingDefaults:
-    """Return guidance scale and steps: those of the recipe's previews, else the defaults of the previews' model."""
-    asked, usual = recipe.samples, registry.PRESETS[recipe.samples.model or recipe.model.name].sampling
+    """Return how previews are sampled: as the recipe says, else by the defaults of their model.
+
+    The default of guided channels is meant for the latents of the model's published autoencoder, and no others.
+    """
+    asked, preset = recipe.samples, registry.PRESETS[recipe.samples.model or recipe.model.name]
+    usual, as_published = preset.sampling, recipe.autoencoder.name == preset.parts.autoencoder
     return SamplingDefaults(
-        asked.guidance_scale or usual.guidance_scale, asked.num_inference_steps or usual.num_inference_steps
+        asked.guidance_scale or usual.guidance_scale,
+        asked.num_inference_steps or usual.num_inference_steps,
+        asked.guided_channels or (usual.guided_channels if as_published else None),
+        asked.image_guidance_scale or usual.image_guidance_scale,
     )
 
 

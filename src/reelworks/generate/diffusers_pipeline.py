@@ -148,8 +148,8 @@ def _scheduler(recipe: Recipe, encoder: LiveEncoder, options: GenerateOptions) -
         betas = {"beta_start": ddpm.FIRST_BETA, "beta_end": ddpm.LAST_BETA, "beta_schedule": "scaled_linear"}
         kind = library.EulerDiscreteScheduler
         return kind(**betas, timestep_spacing="leading", steps_offset=1, **trained), "the recipe"
-    latent_frames = encoder.autoencoder.geometry.latent(options.shape)[0]
-    shift = pipeline.timestep_shift(recipe.objective, options.shape, latent_frames)
+    latent = encoder.autoencoder.geometry.latent(options.shape)
+    shift = pipeline.timestep_shift(recipe.objective, options.shape, latent)
     return library.FlowMatchEulerDiscreteScheduler(shift=shift), "the recipe"
 
 

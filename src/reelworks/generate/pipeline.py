@@ -48,6 +48,9 @@ class GenerateOptions:
     companions: Mapping[str, NDArray[np.uint8]] = field(default_factory=dict)
     # "pipeline" for the family's in diffusers, "own" for ours; None uses the pipeline if possible.
     sampler: Literal["own", "pipeline"] | None = None
+    guided_channels: int | None = None  # latent channels to which iddpm applies guidance, the first; None guides all
+    # Guidance by condition frames, for networks that get them beside the noise; None or 1 means none.
+    image_guidance_scale: float | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.fps <= MAX_FPS:
@@ -145,33 +148,44 @@ def _generate_one(
     pictures = [companions[name][:, 0].expand(2, -1, -1, -1) for name in SOURCES if name in companions]
     text = encoder.texts([prompt, prompt], [False, True], pictures)
     conditioning: dict[str, Tensor] = {}
+    without_text = torch.tensor([False, True], device=device)
     sounds: list[Sound] = []
     embeds_guidance = encoder.conditioning.guidance == "embedded"
     guidance = torch.full((2,), options.guidance_scale if embeds_guidance else 1.0, device=device)
     if embeds_guidance:
         options = dataclasses.replace(options, guidance_scale=1.0)
 
-    def inputs(z_2B: Tensor, t_2B: Tensor, frame_mask_2B: Tensor | None, **sound: Any) -> DenoiserInputs:
-        n = len(z_2B)
-        frames = torch.ones(n, latent_shape[0], dtype=torch.bool, device=device)
+    given_1N: Tensor | None = None  # True for condition frames that the network gets beside the noise
+
+    def inputs(
+        z_B: Tensor, t_B: Tensor, frame_mask_BN: Tensor | None, rows: slice = slice(None), **sound: Any
+    ) -> DenoiserInputs:
+        n = len(z_B)
+        every = torch.ones(n, latent_shape[0], dtype=torch.bool, device=device)
         return DenoiserInputs(
-            latent=z_2B,
-            time=t_2B.float(),
-            text=text.tokens,
-            text_mask=text.mask,
-            pooled=text.pooled,
-            guidance=guidance,
-            frame_mask=frames if frame_mask_2B is None else frame_mask_2B,
+            latent=z_B,
+            time=t_B.float(),
+            text=text.tokens[rows],
+            text_mask=text.mask[rows],
+            pooled=text.pooled[rows],
+            guidance=guidance[rows],
+            frame_mask=every if frame_mask_BN is None else frame_mask_BN,
             fps=torch.full((n,), options.fps, device=device),
             height=torch.full((n,), float(shape.height), device=device),
             width=torch.full((n,), float(shape.width), device=device),
-            drop_text=torch.arange(n, device=device) >= n // 2,
+            drop_text=without_text[rows],
             **given(conditioning, n),
             **sound,
         )
 
     def network(z_2B: Tensor, t_2B: Tensor, frame_mask_2B: Tensor | None) -> Tensor:
-        return boundary(inputs(z_2B, t_2B, frame_mask_2B))
+        if given_1N is None:
+            return boundary(inputs(z_2B, t_2B, frame_mask_2B))
+        output = boundary(inputs(z_2B, t_2B, ~given_1N.expand(2, -1)))
+        if (scale := options.image_guidance_scale or 1.0) == 1.0:
+            return output
+        without_both = boundary(inputs(z_2B[1:], t_2B[1:], None, slice(1, None)))
+        return flow.guided_by_frames(output, without_both, scale)
 
     def joint(z_2B: Tensor, sound_2B: Tensor, t_2B: Tensor, mask_2B: Tensor | None) -> tuple[Tensor, Tensor]:
         every = torch.ones(len(sound_2B), sound_2B.shape[2], dtype=torch.bool, device=device)
@@ -183,6 +197,7 @@ def _generate_one(
         return torch.randn(size, generator=generator, device=device)
 
     def make(reference: conditions.Frames | None) -> conditions.Frames:
+        nonlocal given_1N
         start, edit = draw_noise(), None
         blank = np.zeros((1, shape.height, shape.width, 3), np.uint8)
         last = options.conditions.last_frame
@@ -193,8 +208,11 @@ def _generate_one(
             frames, given = torch.from_numpy(clip)[None], companions | {"mask": torch.from_numpy(mask)[None]}
         conditioning.update(encode_conditioning(encoder, start, given, frames, shape.num_frames))
         if encoder.conditioning.frames and not (reference is None and last is None):
-            start, ratio = conditions.give(encoder, start, reference, last, shape.num_frames)
-            edit = Edit(ratio, lambda step: draw_noise())
+            begun, ratio = conditions.give(encoder, start, reference, last, shape.num_frames)
+            if encoder.conditioning.frames_beside_noise:
+                given_1N, conditioning["condition"] = ratio == 0, begun
+            else:
+                start, edit = begun, Edit(ratio, lambda step: draw_noise())
         if encoder.sound is None:
             latent = _sample(network, start, objective, options, draw_noise, edit)
         else:
@@ -254,7 +272,13 @@ def _sample(
     steps, scale = options.num_inference_steps, options.guidance_scale
     if objective.name == "iddpm":
         return diffusion.sample_iddpm(
-            network, start, num_steps=steps, guidance_scale=scale, step_noise=lambda step: draw_noise(), edit=edit
+            network,
+            start,
+            num_steps=steps,
+            guidance_scale=scale,
+            step_noise=lambda step: draw_noise(),
+            guided_channels=options.guided_channels,
+            edit=edit,
         )
     if objective.name in PREDICTIONS:
         assert edit is None, "families of this objective make pictures alone"
@@ -264,12 +288,17 @@ def _sample(
         output = network(z_2B, t_2B, frame_mask_2B)
         return rectified_flow.velocity_from(output, z_2B, t_2B.float(), objective.prediction)
 
-    shift = timestep_shift(objective, options.shape, start.shape[2])
+    shift = timestep_shift(objective, options.shape, (start.shape[2], start.shape[3], start.shape[4]))
     return flow.sample_flow(velocity, start, num_steps=steps, guidance_scale=scale, shift=shift, edit=edit)
 
 
-def timestep_shift(objective: ObjectiveConfig, shape: Shape, latent_frames: int) -> float:
-    """Return the ratio by which an objective shifts the timesteps of a shape."""
+def timestep_shift(objective: ObjectiveConfig, shape: Shape, latent: tuple[int, int, int]) -> float:
+    """Return the ratio by which an objective shifts the timesteps of a shape, whose latents have these sizes."""
     return timesteps.shift_ratio(
-        objective, height=shape.height, width=shape.width, num_frames=shape.num_frames, latent_frames=latent_frames
+        objective,
+        height=shape.height,
+        width=shape.width,
+        num_frames=shape.num_frames,
+        latent_frames=latent[0],
+        latent_area=latent[1] * latent[2],
     )

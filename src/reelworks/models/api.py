@@ -52,6 +52,8 @@ class DenoiserInputs:
     # `[B, 4]` height and width of the file before resizing, and top and left of the crop after it, in pixels; by
     # default those of a file that is neither resized nor cropped.
     crop: Tensor = None  # type: ignore[assignment]
+    # `[B, C, T, H, W]` clean latents, of which the network sees the condition frames; C is 0 if there are none.
+    condition: Tensor = None  # type: ignore[assignment]
     # `[B, F, N, 1, 1]` noised latents of the sound, its `[B]` timesteps, and `[B, N]` True where it is generated; by
     # default F is 0, as there is no sound.
     sound: Tensor = None  # type: ignore[assignment]
@@ -59,6 +61,8 @@ class DenoiserInputs:
     sound_mask: Tensor = None  # type: ignore[assignment]
 
     def __post_init__(self) -> None:
+        if self.condition is None:
+            object.__setattr__(self, "condition", self.latent[:, :0])
         if self.sound is None:
             B = len(self.latent)
             object.__setattr__(self, "sound", self.latent.new_zeros(B, 0, 0, 1, 1))
@@ -103,7 +107,7 @@ INPUT_ROLES: dict[str, Role] = {
     **dict.fromkeys(("text", "pooled"), Role.TEXT),
     **dict.fromkeys(("text_mask", "frame_mask", "drop_text"), Role.MASK),
     **dict.fromkeys(("guidance", "fps", "height", "width", "crop"), Role.GEOMETRY),
-    **dict.fromkeys(("control", "first_frame", "image", "sources"), Role.CONDITION),
+    **dict.fromkeys(("control", "first_frame", "image", "condition", "sources"), Role.CONDITION),
     "sound": Role.LATENT,
     "sound_time": Role.TIME,
     "sound_mask": Role.MASK,

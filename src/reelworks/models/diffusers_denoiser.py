@@ -59,9 +59,14 @@ class FamilyDenoiser:
         groups = zip(*lists, strict=True) if config.network.alternates else lists
         self._sharding = ShardingPlan(blocks=[block for blocks in groups for block in blocks])
         trained = [name for name in inject.linear_layers(module) if not f"{name}.".startswith(frozen)]
+        further = config.network.attention_layers
         self._lora_targets: dict[Targets, list[str]] = {
             # A module whose name has a word that begins with "att" holds them.
-            "default": [name for name in trained if re.search(r"(^|[._])att", name.rpartition(".")[0])],
+            "default": [
+                name
+                for name in trained
+                if re.search(r"(^|[._])att", name.rpartition(".")[0]) or (further and re.fullmatch(further, name))
+            ],
             "blocks": [name for name in trained if name.startswith(tuple(f"{blocks}." for blocks in names))],
         }
 

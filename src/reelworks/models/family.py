@@ -19,6 +19,9 @@ class Conditioning:
     guidance: Literal["classifier-free", "embedded"] = "classifier-free"
     # Whether the network knows which frames are conditions, so that it can learn to continue clips.
     frames: bool = False
+    # Whether it gets condition frames in channels of their own, and noise in all frames of the latents, also in these.
+    # All frames then count in the loss.
+    frames_beside_noise: bool = False
     objectives: tuple[str, ...] = ("rectified-flow",)  # names of objectives that published weights were trained with
     # Companions of a clip that the network takes as inputs: "control", "source", "mask".
     takes: tuple[Literal["control", "source", "mask"], ...] = ()
@@ -96,6 +99,9 @@ class Network:
     comfyui_maps_parts: bool = False
     # Replacements in the keys of released weights that diffusers' own conversion misses.
     renamed_keys: Mapping[str, str] = field(default_factory=dict)
+    file: str | None = None  # name of its file in a repository that has files of several models
+    # Pattern of linear layers of attention whose modules' names do not tell it, for LoRAs.
+    attention_layers: str | None = None
     alternates: bool = False  # whether the first blocks of all lists are used before the second ones
     pads_patches: bool = False  # whether it pads sizes that are not multiples of the patch
     # Whether blocks see heights and widths, as convolutions do, and not only the number of tokens.
@@ -153,6 +159,10 @@ class SamplingDefaults(NamedTuple):
 
     guidance_scale: float
     num_inference_steps: int
+    # Number of latent channels, the first, to which the objective iddpm applies guidance; None if to all.
+    guided_channels: int | None = None
+    # Strength of condition frames, for networks that get them beside the noise; None if they are not guided.
+    image_guidance_scale: float | None = None
 
 
 @dataclass(frozen=True)
@@ -206,6 +216,10 @@ class PublishedAutoencoder:
     has_time_axis: bool = True  # False if it takes pictures only
     packs_squares: bool = False  # whether a denoiser sees 2 × 2 of its latent elements as one
     one_by_one: bool = False  # whether it encodes only one clip at a time
+    # Name of the file in a repository of several models, with the names of diffusers' class; None if there is none.
+    file: str | None = None
+    # Whether it works on large pictures in overlapping tiles, and on all frames together, as the model was trained.
+    tiles: bool = False
 
 
 # Configs for files of `AutoencoderKL`, without the keys that define latents: of Stable Diffusion, of later models.

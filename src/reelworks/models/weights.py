@@ -24,13 +24,18 @@ _SHOWN = 3  # names that an error lists
 _POINTER = b"version https://git-lfs"  # begins the placeholder of a large file that git did not fetch
 
 
-def read(source: str, field: str = "model.weights", part: str | None = None) -> dict[str, Tensor]:
+def read(
+    source: str, field: str = "model.weights", part: str | None = None, file: str | None = None
+) -> dict[str, Tensor]:
     """Read all tensors of a folder, file or hub id on the CPU; files are memory-mapped, so only used values are read.
 
-    Errors name `field`, the recipe key of the source. `part` is the folder of the weights if the source is a pipeline.
+    Errors name `field`, the recipe key of the source. `part` is the folder of the weights if the source is a pipeline,
+    and `file` their file if the source is a folder or repository that has it beside those of other models.
     """
     state: dict[str, Tensor] = {}
     with _errors_name(field, source):
+        if file is not None and (found := _file(source, file)) is not None:
+            return _read_file(found)
         place = _locate(source, _WEIGHT_FILES if part is None else [f"{part}/*"])
         if part is not None and place.is_dir():
             place = _part(source, place, part)
@@ -109,6 +114,13 @@ def _locate(source: str, patterns: list[str]) -> Path:
     raise UserError(
         "no such file or folder, and not a hub id (owner/name)", code="weights-not-found", remedy="check the path"
     )
+
+
+def _file(source: str, name: str) -> Path | None:
+    """Return the file of this name in a folder or on the hub; None if the source is a file, or has no such one."""
+    place = _locate(source, [name])
+    found = place / name
+    return found if found.is_file() else None
 
 
 def _part(source: str, place: Path, part: str) -> Path:

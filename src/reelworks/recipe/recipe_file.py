@@ -80,10 +80,23 @@ def parse(values: dict[str, Any]) -> Recipe:
         _refuse_entries(recipe)
     else:
         table.build(*tuned.unmeasured(recipe.bucket, recipe.buckets), geometry)
+    _require_guided_channels(recipe)
     preview_model.require_fit(recipe)
     if recipe.samples.prompts:
         _require_samples(recipe, geometry)
     return recipe
+
+
+def _require_guided_channels(recipe: Recipe) -> None:
+    """Refuse a number of guided channels for samplers that guide all."""
+    if recipe.samples.guided_channels is not None and recipe.objective.name != "iddpm":
+        raise UserError(
+            f"the sampler of {recipe.objective.name} applies guidance to all channels",
+            code="guided-channels-without-iddpm",
+            field="samples.guided_channels",
+            value=recipe.samples.guided_channels,
+            remedy='leave it out; it belongs to objective.name = "iddpm"',
+        )
 
 
 def _require_samples(recipe: Recipe, geometry: Geometry) -> None:

@@ -98,6 +98,10 @@ def example(
     T, H, W = shape.num_frames, shape.height, shape.width
     length = torch.arange(text.max_length, text.max_length - batch, -1)
     latent = torch.randn(batch, components.latent_channels(autoencoder), T, H, W, generator=g)
+    frame_mask, beside = torch.ones(batch, T, dtype=torch.bool), {}
+    if components.conditioning(ModelConfig(name=name)).frames_beside_noise:
+        frame_mask[:, 0] = T == 1  # else a condition
+        beside = {"condition": torch.randn(latent.shape, generator=g)}
     return DenoiserInputs(
         latent=latent,
         time=torch.linspace(900.0, 300.0, batch),
@@ -105,12 +109,12 @@ def example(
         text_mask=torch.arange(text.max_length) < length[:, None],
         pooled=torch.randn(batch, text.pooled_dim, generator=g),
         guidance=torch.ones(batch),
-        frame_mask=torch.ones(batch, T, dtype=torch.bool),
+        frame_mask=frame_mask,
         fps=torch.full((batch,), 24.0),
         height=torch.full((batch,), float(H)),
         width=torch.full((batch,), float(W)),
         drop_text=torch.zeros(batch, dtype=torch.bool),
-        **given(_companions(latent, name, g), batch),
+        **given(_companions(latent, name, g) | beside, batch),
         **_sound(batch, T, name, g),
     )
 

@@ -51,7 +51,7 @@ def objective_of_step(
     low = clips = 0.0
     for bucket, count in loader.batches_of_row(plan, row):
         shape = table.buckets[bucket].shape
-        ratio = _shift_ratio(objective, shape, geometry.latent(shape)[0])
+        ratio = _shift_ratio(objective, shape, geometry.latent(shape))
         share = timesteps.share_below(switch, objective, ratio)
         low += count * share
         clips += count
@@ -60,9 +60,14 @@ def objective_of_step(
     return objective.model_copy(update={"timestep_range": timestep_range})
 
 
-def _shift_ratio(config: ObjectiveConfig, shape: Shape, latent_frames: int) -> float:
+def _shift_ratio(config: ObjectiveConfig, shape: Shape, latent: tuple[int, int, int]) -> float:
     return timesteps.shift_ratio(
-        config, height=shape.height, width=shape.width, num_frames=shape.num_frames, latent_frames=latent_frames
+        config,
+        height=shape.height,
+        width=shape.width,
+        num_frames=shape.num_frames,
+        latent_frames=latent[0],
+        latent_area=latent[1] * latent[2],
     )
 
 
@@ -95,18 +100,18 @@ def draw(
     config: ObjectiveConfig,
     *,
     seed: int,
-    latent_frames: int,
+    latent: tuple[int, int, int],
     sound: SoundConfig | None = None,
 ) -> Choices:
-    """Draw timesteps, frame masks and dropped captions for the clips of a micro-batch."""
+    """Draw timesteps, frame masks and dropped captions for the clips of a micro-batch, whose latents have these sizes."""
     words_B = _words(work, seed)
     uniform_B = torch.from_numpy(hash_rng.uniform(hash_rng.extend(words_B, Purpose.TIMESTEP)))
-    ratio = _shift_ratio(config, work.shape, latent_frames)
+    ratio = _shift_ratio(config, work.shape, latent)
     unshifted_B, time_B = objectives.from_config(config).times(uniform_B, ratio)
     return Choices(
         unshifted_B,
         time_B,
-        frame_masks.draw_frame_mask(config.mask_ratios, latent_frames, hash_rng.extend(words_B, Purpose.MASK)),
+        frame_masks.draw_frame_mask(config.mask_ratios, latent[0], hash_rng.extend(words_B, Purpose.MASK)),
         _dropped(words_B, config),
         None if sound is None else sound_inputs.draw(sound, words_B),
     )
@@ -142,8 +147,9 @@ class Example:
         inputs: Inputs of the model, with noised latents.
         x0: `[B, C, T, H, W]` clean latents.
         noise: `[B, C, T, H, W]` noise that was added.
-        generated_share: `[B]` share of latent frames that are generated.
+        generated_share: `[B]` share of latent frames that count in the loss.
         counts: `[B]` True for a clip that counts in the loss.
+        trained_frames: `[B, T]` True for a latent frame that counts in the loss.
         loss_weight: `[B, T, H, W]` weight of each latent element in its clip's loss; None if all weights are equal.
         uncaptioned: The inputs with the empty caption, if targets are guided.
         rejected: `[B, C, T, H, W]` clean latents of the rejected clips, if there are any.
@@ -155,6 +161,7 @@ class Example:
     noise: Tensor
     generated_share: Tensor
     counts: Tensor
+    trained_frames: Tensor
     loss_weight: Tensor | None = None
     uncaptioned: DenoiserInputs | None = None
     rejected: Tensor | None = None
@@ -163,13 +170,19 @@ class Example:
     def losses(self, output: Predicted, config: ObjectiveConfig) -> Tensor:
         """Return the loss of each clip, `[B]`, for the model's output; with sound, the sum over what is generated."""
         i, objective = self.inputs, objectives.from_config(config)
-        time = i.time if self.sound is None else sound_inputs.loss_times(i.time, i.frame_mask)
-        losses_B = objective.losses(output.picture, i.latent, self.x0, self.noise, time, i.frame_mask, self.loss_weight)
+        losses_B = objective.losses(
+            output.picture, i.latent, self.x0, self.noise, self._times(), self.trained_frames, self.loss_weight
+        )
         if self.sound is None or output.sound is None:
             return losses_B
         time, target = sound_inputs.loss_times(i.sound_time, i.sound_mask), self.sound
         of_sound_B = objective.losses(output.sound, i.sound, target.x0, target.noise, time, i.sound_mask)
         return losses_B + target.loss_weight * of_sound_B
+
+    def _times(self) -> Tensor:
+        """Return the timesteps by which losses of pictures are weighted."""
+        time = self.inputs.time
+        return time if self.sound is None else sound_inputs.loss_times(time, self.trained_frames)
 
     def guided_losses(self, output: Predicted, uncaptioned: Predicted, config: ObjectiveConfig) -> Tensor:
         """Return the loss of each clip, `[B]`, with the guidance of the base in its target.
@@ -187,24 +200,24 @@ class Example:
         )
         share_B = torch.where(i.drop_text, 0.0, scale - 1)
         error = own + share_B.view(-1, 1, 1, 1, 1) * base
-        return objective.of_error(error, i.time, i.frame_mask, self.loss_weight)
+        return objective.of_error(error, i.time, self.trained_frames, self.loss_weight)
 
     def pair(self, config: ObjectiveConfig) -> Example:
         """Return the preferred clips and, after them, the rejected ones, with the same noise, timesteps and conditions."""
         assert self.rejected is not None
         twice = self.inputs.each(lambda value: torch.cat([value] * 2))
         x0, noise = torch.cat([self.x0, self.rejected]), torch.cat([self.noise] * 2)
-        latent = objectives.from_config(config).noised(x0, noise, twice.time, twice.frame_mask)
+        frames = torch.cat([self.trained_frames] * 2)
+        latent = objectives.from_config(config).noised(x0, noise, twice.time, frames)
         weight = None if self.loss_weight is None else torch.cat([self.loss_weight] * 2)
         share, counts = (torch.cat([each] * 2) for each in (self.generated_share, self.counts))
-        return Example(replace(twice, latent=latent), x0, noise, share, counts, weight)
+        return Example(replace(twice, latent=latent), x0, noise, share, counts, frames, weight)
 
     def distances(self, output: Predicted, base: Predicted, config: ObjectiveConfig) -> Tensor:
         """Return the loss of each clip, `[B]`, with the base model's output as the target."""
         i, objective = self.inputs, objectives.from_config(config)
-        time = i.time if self.sound is None else sound_inputs.loss_times(i.time, i.frame_mask)
         difference = output.picture.float() - base.picture.float()
-        losses_B = objective.of_error(difference, time, i.frame_mask, self.loss_weight)
+        losses_B = objective.of_error(difference, self._times(), self.trained_frames, self.loss_weight)
         if self.sound is None or output.sound is None or base.sound is None:
             return losses_B
         time = sound_inputs.loss_times(i.sound_time, i.sound_mask)
@@ -271,8 +284,9 @@ def training_example(
     """Encode a micro-batch, unless that is done, and draw its timesteps, noise, masks and caption dropout."""
     words_B = _words(batch.work, seed)
     encoded = encoded or encode(batch, encoder, config, seed=seed)
+    _, _, *sizes = encoded.latent.shape
     sound = None if encoder.sound is None else encoder.sound.config
-    drawn = draw(batch.work, config, seed=seed, latent_frames=encoded.latent.shape[2], sound=sound)
+    drawn = draw(batch.work, config, seed=seed, latent=(sizes[0], sizes[1], sizes[2]), sound=sound)
     seeds = hash_rng.extend(words_B, Purpose.NOISE), sound_inputs.noise_seeds(words_B)
     return _example(batch, encoder, config, encoded, drawn, *seeds)
 
@@ -317,8 +331,12 @@ def _example(
     noise = normal(tuple(x0.shape[1:]), noise_seeds, device)
     text = encoded.text
     fps = to_device(torch.tensor(work.fps, dtype=torch.float32), device)
+    conditions = dict(encoded.conditions)
+    noised = frame_mask
+    if encoder.conditioning.frames_beside_noise:
+        noised, conditions["condition"] = torch.ones_like(frame_mask), x0
     inputs = DenoiserInputs(
-        latent=objectives.from_config(config).noised(x0, noise, time, frame_mask),
+        latent=objectives.from_config(config).noised(x0, noise, time, noised),
         time=time,
         text=text.tokens.expand(n, -1, -1),
         text_mask=text.mask.expand(n, -1),
@@ -330,7 +348,7 @@ def _example(
         width=torch.full((n,), float(work.shape.width), device=device),
         crop=to_device(_crop(work, config), device).expand(n, -1),
         drop_text=to_device(torch.from_numpy(drawn.drop_text), device),
-        **given(encoded.conditions, n),
+        **given(conditions, n),
         **({} if sound is None else sound.inputs),
     )
     counts = to_device(batch.is_valid, device).expand(n)
@@ -339,16 +357,16 @@ def _example(
         mask = to_device(batch.companions["loss_mask"], device)
         weight = conditioning.weights(mask, encoder.autoencoder.geometry).expand(n, -1, -1, -1)
         # A mask may cover conditioning frames only: such a clip has no loss, and no weight in the step.
-        counts = counts & (weight.amax(dim=(2, 3)) * frame_mask).any(dim=1)
+        counts = counts & (weight.amax(dim=(2, 3)) * noised).any(dim=1)
     uncaptioned = None
     if (empty := encoded.empty) is not None:
         tokens, mask, pooled = empty
         dropped = torch.ones_like(inputs.drop_text)
         uncaptioned = replace(inputs, text=tokens, text_mask=mask, pooled=pooled, drop_text=dropped)
-    share, target = frame_mask.float().mean(dim=1), None
+    share, target = noised.float().mean(dim=1), None
     if sound is not None:
         share, target = torch.where(share > 0, share, inputs.sound_mask.float().mean(dim=1)), sound.target
-    return Example(inputs, x0, noise, share, counts, weight, uncaptioned, encoded.rejected, target)
+    return Example(inputs, x0, noise, share, counts, noised, weight, uncaptioned, encoded.rejected, target)
 
 
 class _Sound(NamedTuple):
@@ -372,11 +390,10 @@ def _sound(
     track, device, chosen, n = encoder.sound, encoder.device, drawn.sound, len(drawn.time)
     picture_B, sound_B = torch.from_numpy(chosen.picture), torch.from_numpy(chosen.sound)
     objective, none = objectives.from_config(config), drawn.time.new_zeros(())
-    time_B = drawn.time
+    time_B, geometry = drawn.time, encoder.autoencoder.geometry
     if chosen.uniform is not None:
-        ratio = _shift_ratio(config, work.shape, drawn.frame_mask.shape[1])
+        ratio = _shift_ratio(config, work.shape, geometry.latent(work.shape))
         time_B = objective.times(torch.from_numpy(chosen.uniform), ratio)[1].to(drawn.time.dtype)
-    geometry = encoder.autoencoder.geometry
     mask_BN = np.ones((n, latent_BFN11.shape[2]), dtype=np.bool_)
     if track.config.follow_frames:
         mask_BN = drawn.frame_mask[:, sound_inputs.frame_of_sound(track.spec, geometry, work.shape)]

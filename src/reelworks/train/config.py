@@ -261,6 +261,18 @@ class SamplesConfig(Config):
     guidance_scale: float | None = Field(
         None, ge=1, description="strength of the prompt; 1 is no guidance; default: usual value of the model"
     )
+    image_guidance_scale: float | None = Field(
+        None,
+        ge=1,
+        description="strength of the reference, for Open-Sora 2.0, which then predicts once more without it; 1 is no "
+        "guidance; default: usual value of the model",
+    )
+    guided_channels: int | None = Field(
+        None,
+        ge=1,
+        description="latent channels to which iddpm applies guidance, the first; default: usual value of the model with "
+        "its published autoencoder (3 for Open-Sora 1.1), else all",
+    )
     metrics: list[str] = Field(
         [],
         description='metrics of the previews that need no references, such as "motion", "clip-score" or a class of yours '

@@ -60,11 +60,11 @@ class Replay:
 
     def choices(self, work: MicroBatchRequest) -> Choices:
         """Draw timesteps, masks and dropped captions of a micro-batch again."""
-        data, frames = self.data, self.data.geometry.latent(work.shape)[0]
+        data, latent = self.data, self.data.geometry.latent(work.shape)
         objective = batch_inputs.objective_of_step(
             data.recipe, data.table, data.geometry, plan=self.plan, row=0, step=self.step.step - 1
         )
-        return batch_inputs.draw(work, objective, seed=data.recipe.seed, latent_frames=frames)
+        return batch_inputs.draw(work, objective, seed=data.recipe.seed, latent=latent)
 
     def to_json(self) -> dict[str, Any]:
         """Return the step as plain values."""

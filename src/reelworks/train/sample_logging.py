@@ -61,6 +61,8 @@ def options(data: RecipeData) -> GenerateOptions | None:
         conditions.companions(
             c.companions, shape, "samples.", components.source_multiple(recipe.model, recipe.autoencoder)
         ),
+        guided_channels=sampled.guided_channels,
+        image_guidance_scale=sampled.image_guidance_scale,
     )
 
 

@@ -62,6 +62,32 @@ def test_every_masked_step_equals_the_reference():
         assert torch.equal(mask, golden_mask)
 
 
+def guided_as_upstream(output_2B, scale, channels):
+    """Open-Sora 1.1's formula: only the first channels of both halves are guided, the rest stays."""
+    eps, rest = output_2B[:, :channels], output_2B[:, channels:]
+    with_text, without = eps.chunk(2)
+    guided = without + scale * (with_text - without)
+    return torch.cat([torch.cat([guided, guided]), rest], dim=1)
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4, None])
+def test_guidance_of_some_channels_is_upstreams(channels):
+    """With the first channels guided alone, each step is that of a network whose output upstream's formula guided."""
+    model, golden = ToyModel(), case("sample_plain")
+    noises = golden["noise_seq"][:, :2]
+    ours = run(model, step_noise=lambda step: noises[step], guided_channels=channels)
+
+    def already_guided(z_2B, t_2B, frame_mask_2B):
+        return guided_as_upstream(ToyModel()(z_2B, t_2B, frame_mask_2B), 7.0, channels or z_2B.shape[1])
+
+    theirs = diffusion.sample_iddpm(
+        already_guided, case("sample")["z"], num_steps=10, guidance_scale=1.0, step_noise=lambda step: noises[step]
+    )
+    assert_same(ours, theirs)
+    all_guided = run(ToyModel(), step_noise=lambda step: noises[step])
+    assert torch.equal(ours, all_guided) == (channels in (None, 4))
+
+
 @pytest.mark.parametrize("num_steps", [1, 1001])
 def test_steps_that_do_not_exist_are_refused(num_steps):
     """One step cannot span the schedule, and there are 1000."""

@@ -106,6 +106,23 @@ def test_the_shift_by_true_latent_frames_has_no_hole_for_short_clips():
     assert all(a < b for a, b in itertools.pairwise(ratios))
 
 
+@pytest.mark.parametrize(
+    ("height", "width", "frames", "area", "ratio"),
+    [
+        (256, 256, 1, None, 1.0),  # its lines go through 256 and 4096 tokens
+        (1024, 1024, 1, None, 3.0),
+        (256, 256, 33, None, math.sqrt(33)),
+        (768, 768, 33, None, (1 + 2 * (2304 - 256) / 3840) * math.sqrt(33)),
+        (768, 768, 32, 24 * 24, (1 + 2 * (144 - 256) / 3840) * math.sqrt(32)),  # an autoencoder of stride 32
+    ],
+)
+def test_the_shift_of_open_sora_2(height, width, frames, area, ratio):
+    """The ratio is linear in the tokens of a frame, of 2 x 2 latent elements, times the root of the latent frames."""
+    config = ObjectiveConfig(timestep_shift="opensora-2.0")
+    size = {"height": height, "width": width, "num_frames": 4 * frames, "latent_frames": frames, "latent_area": area}
+    assert timesteps.shift_ratio(config, **size) == pytest.approx(ratio)
+
+
 def test_the_shift_can_be_fixed_or_off():
     size = {"height": 720, "width": 1280, "num_frames": 51, "latent_frames": 15}
     assert timesteps.shift_ratio(ObjectiveConfig(timestep_shift="none"), **size) == 1

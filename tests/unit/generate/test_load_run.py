@@ -295,3 +295,23 @@ def test_epochs_tell_the_last_step(train: dict[str, int], last: int) -> None:
     """From step 6, at row 3 of 5 of epoch 2, on."""
     here: Any = SimpleNamespace(plan=SimpleNamespace(steps=5), epoch=2, row=3, global_step=6)
     assert progress.last_step(recipe_file.parse(RECIPE | {"train": train}).train, here) == last
+
+
+@pytest.mark.parametrize(
+    ("autoencoder", "asked", "guided"),
+    [("opensora-1.1", None, 3), ("pixel", None, None), ("opensora-1.1", 4, 4), ("pixel", 2, 2)],
+)
+def test_guided_channels_are_usual_for_the_published_latents_alone(autoencoder, asked, guided):
+    """Open-Sora 1.1's 3 of 4 channels are the default for its own latents; a recipe may say another number."""
+    chosen = {
+        "model": {"name": "stdit2-tiny"},
+        "objective": {"name": "iddpm"},
+        "autoencoder": {"name": autoencoder} | ({"weights": "unused"} if autoencoder != "pixel" else {}),
+        "samples": {} if asked is None else {"guided_channels": asked},
+    }
+    assert defaults.sampled(recipe_file.parse(RECIPE | chosen)).guided_channels == guided
+
+
+def test_guided_channels_without_iddpm_are_refused():
+    with refused("guided-channels-without-iddpm", "samples.guided_channels"):
+        recipe_file.parse(RECIPE | {"samples": {"guided_channels": 3}})

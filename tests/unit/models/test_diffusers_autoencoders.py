@@ -18,7 +18,7 @@ def plain_units(name, module, raw):
         return ((squares - module.bn.running_mean.view(1, -1, 1, 1)) / spread)[:, :, None]
     if name.startswith("ltx"):
         return diffusers.LTXPipeline._normalize_latents(raw, module.latents_mean, module.latents_std, 1.0)
-    if name == "hunyuan-video-1.5":
+    if name.startswith("hunyuan"):
         return raw * module.config.scaling_factor
     if name.startswith(("wan", "qwen")):
         mean, std = (torch.tensor(module.config[key]).view(1, -1, 1, 1, 1) for key in ("latents_mean", "latents_std"))

@@ -59,7 +59,7 @@ def test_casting_by_role():
     cast = boundary.cast_inputs(tensors, contract())
     cast["sources"] = cast["sources"][0]
     assert {name for name, value in cast.items() if value.dtype == BF16} == {
-        "latent", "text", "pooled", "control", "sources", "first_frame", "image",
+        "latent", "text", "pooled", "control", "sources", "first_frame", "image", "condition",
     }  # fmt: skip
     assert {name for name, value in cast.items() if value.dtype == F32} == {
         "time", "guidance", "fps", "height", "width", "crop",

@@ -191,7 +191,46 @@ ema_decay = None
 ckpt_every = 0
 grad_clip = 1.0
 """
-ALL = {"stage1": STAGE_1, "stage2": STAGE_2, "stage3": STAGE_3, "v1_1": V1_1, "v2_0": V2_0}
+V2_0_I2V = """
+bucket_config = {"256px": {1: (1.0, 45), 33: (1.0, 12), 129: (1.0, 3)}, "1024px": {1: (0.5, 7)}}
+dataset = dict(type="video_text", transform_name="resize_crop", fps_max=24, vmaf=True)
+model = dict(
+    type="flux",
+    from_pretrained="weights/stage1.safetensors",
+    strict_load=False,
+    guidance_embed=False,
+    fused_qkv=False,
+    use_liger_rope=True,
+    grad_ckpt_settings=(8, 100),
+    in_channels=64,
+    axes_dim=[16, 56, 56],
+    depth_single_blocks=38,
+    cond_embed=True,
+)
+dropout_ratio = {"t5": 0.31622777, "clip": 0.31622777}
+ae = dict(
+    type="hunyuan_vae",
+    from_pretrained="weights/hunyuan_vae.safetensors",
+    latent_channels=16,
+    use_spatial_tiling=True,
+    use_temporal_tiling=False,
+)
+is_causal_vae = True
+t5 = dict(type="text_embedder", from_pretrained="google/t5-v1_1-xxl", max_length=512, shardformer=True)
+clip = dict(type="text_embedder", from_pretrained="openai/clip-vit-large-patch14", max_length=77)
+condition_config = dict(t2v=1, i2v_head=5, i2v_loop=1, i2v_tail=1)
+sigma_min = 1e-5
+optim = dict(cls="HybridAdam", lr=1e-5, eps=1e-15, weight_decay=0.0, adamw_mode=True)
+ckpt_every = 200
+"""
+ALL = {
+    "stage1": STAGE_1,
+    "stage2": STAGE_2,
+    "stage3": STAGE_3,
+    "v1_1": V1_1,
+    "v2_0": V2_0,
+    "v2_0_i2v": V2_0_I2V,
+}
 
 
 def convert(folder: Path, text: str, **options: Any) -> tuple[Imported, Recipe]:
@@ -303,10 +342,10 @@ def test_the_density_of_timesteps(tmp_path: Path) -> None:
     assert (recipe.objective.logit_mean, recipe.objective.logit_std) == (0.0, 1.0)
     told = {line.key: (line.fate, line.remark) for line in made.lines}
     assert told["scheduler.loc"] == (Fate.NOT_NEEDED, "iddpm has no such setting")
-    assert told["scheduler.cfg_channel"] == (
-        Fate.NOT_THERE_YET,
-        "generate and previews apply guidance to all channels",
-    )
+    assert told["scheduler.cfg_channel"] == (Fate.CONVERTED, "samples.guided_channels = 3")
+    assert recipe.samples.guided_channels == 3
+    made, recipe = convert(tmp_path, text + scheduler.format("iddpm").replace("3)", "None)"))
+    assert recipe.samples.guided_channels == 4  # all of them, as upstream without a number
 
 
 def test_1_1(tmp_path: Path) -> None:
@@ -347,7 +386,49 @@ def test_2_0(tmp_path: Path) -> None:
     assert (recipe.train.learning_rate, recipe.train.eps, recipe.train.weight_decay) == (5e-5, 1e-15, 0.1)
     assert (recipe.train.gradient_accumulation_steps, recipe.checkpoints.keep_last) == (2, 4)
     assert (recipe.train.ema_decay, recipe.checkpoints.every_steps, recipe.data.fps) == (0.0, None, 24.0)
-    assert (fates(made)["dataset.vmaf"], fates(made)["ae.type"]) == (Fate.CONVERTED, Fate.NOT_THERE_YET)
+    assert (fates(made)["dataset.vmaf"], fates(made)["ae.type"]) == (Fate.CONVERTED, Fate.CONVERTED)
+    assert (recipe.model.name, recipe.model.weights, recipe.objective.caption_dropout) == ("opensora2", None, 0.0)
+
+
+def test_2_0_with_conditions(tmp_path: Path) -> None:
+    """The network, both encoders, masks and timesteps of 2.0 are here, and only its weights' places are others."""
+    made, recipe = convert(tmp_path, V2_0_I2V)
+    assert Fate.NOT_THERE_YET not in fates(made).values()
+    assert Fate.UNKNOWN not in fates(made).values()
+    assert (recipe.model.name, recipe.model.weights) == ("opensora2", "weights/stage1.safetensors")
+    autoencoder, text = recipe.autoencoder, recipe.text_encoder
+    assert (autoencoder.name, autoencoder.weights) == ("hunyuan-video", "weights/hunyuan_vae.safetensors")
+    assert (text.name, text.max_length, text.dim, text.pooled_dim) == ("flux", 512, 4096, 768)
+    objective = recipe.objective
+    assert (objective.timestep_shift, objective.timestep_sampling) == ("opensora-2.0", "logit-normal")
+    assert objective.caption_dropout == pytest.approx(0.1)
+    assert objective.mask_ratios == {"image_head": 0.625, "image_tail": 0.125, "image_head_tail": 0.125}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("condition_config", "dict(t2v=1, v2v_head=1, i2v_head=2)", "v2v_head are trained without condition"),
+        ("sigma_min", "0.1", "no noise is left"),
+        ("no_i2v_ref_loss", "True", "condition frames count too"),
+        ("patch_size", "1", "the preset has 2"),
+    ],
+)
+def test_what_2_0_does_otherwise_is_told(tmp_path: Path, key: str, value: str, told: str) -> None:
+    made, recipe = convert(tmp_path, V2_0_I2V + f"\n{key} = {value}")
+    (line,) = (line for line in made.lines if line.key == key)
+    assert line.fate == Fate.NOT_THERE_YET
+    assert told in line.remark
+    if key == "condition_config":
+        assert recipe.objective.mask_ratios == {"image_head": 0.5}
+
+
+def test_another_autoencoder_of_2_0_is_replaced(tmp_path: Path) -> None:
+    """Its autoencoder of stride 32 is not there, and its tables need no frames but those of the pixels."""
+    text = V2_0.replace('type="hunyuan_vae"', 'type="dc_ae"').replace("65:", "64:")
+    made, recipe = convert(tmp_path, text)
+    assert fates(made)["ae.type"] == Fate.NOT_THERE_YET
+    assert recipe.autoencoder.name == "pixel"
 
 
 def test_the_list_of_a_config_stays_a_list(tmp_path: Path) -> None:

@@ -108,3 +108,30 @@ def test_a_clip_whose_mask_shows_given_frames_alone_has_no_weight():
     assert torch.equal(example.counts, first_is_made)
     losses = example.losses(Predicted(torch.zeros_like(example.x0)), recipe.objective)
     assert torch.equal(losses > 0, first_is_made)
+
+
+def test_frames_beside_the_noise_are_noised_and_trained_like_the_others():
+    """As in Open-Sora 2.0: given frames are told by the mask and shown clean, and the loss is that of all frames."""
+    values = recipe_of("stdit3-tiny", "rectified-flow").model_dump()
+    model = {"name": "opensora2-tiny"}
+    text = values["text_encoder"] | {"pooled_dim": 8}
+    recipe = recipe_file.parse(
+        {key: values[key] for key in ("version", "output", "dataset")}
+        | {
+            "bucket": [{"resolution": "32x32", "num_frames": [1, 4]}],
+            "model": model,
+            "text_encoder": {key: text[key] for key in ("dim", "max_length", "pooled_dim")},
+            "objective": {"mask_ratios": {"image_head": 0.5}, "timestep_shift": "opensora-2.0"},
+            "precision": {"compute": "float32"},
+            "train": {"max_steps": 1},
+        }
+    )
+    encoder = build.encoder(recipe, CPU)
+    example = training_example(micro_batch(list(range(8))), encoder, recipe.objective, seed=1)
+    inputs, share = example.inputs, (example.inputs.time / 1000)[:, None, None, None, None]
+    assert (~inputs.frame_mask).any()
+    assert torch.equal(inputs.condition, example.x0)
+    torch.testing.assert_close(inputs.latent, (1 - share) * example.x0 + share * example.noise)
+    plainly = (example.x0 - example.noise).square().mean(dim=(1, 2, 3, 4))
+    torch.testing.assert_close(example.losses(torch.zeros_like(example.x0), recipe.objective), plainly)
+    assert (example.generated_share == 1).all()

@@ -15,17 +15,31 @@ from reelworks.core.toml_none import WORD as NONE
 _NO_AUTOENCODER = "this autoencoder is not supported; pixel, at a stride that divides every size, replaces it"
 _NO_TEXT_ENCODER = "this text encoder is not supported; hashed replaces it"
 
+_RELEASE_2_0 = "hpcai-tech/Open-Sora-v2"
+_TEXTS_2_0 = "black-forest-labs/FLUX.1-dev"  # the same T5 and CLIP as in 2.0
+_SHIFT_2_0 = "opensora-2.0"
 # Upstream's types of a section that are supported, each with our name and the weights that upstream loads by default.
 _SUPPORTED = {
     "vae": {
         "OpenSoraVAE_V1_2": ("opensora-1.2", "hpcai-tech/OpenSora-VAE-v1.2"),
         "VideoAutoencoderKL": ("opensora-1.1", "stabilityai/sd-vae-ft-ema"),
     },
+    "ae": {"hunyuan_vae": ("hunyuan-video", _RELEASE_2_0)},
     "text_encoder": {"t5": ("t5", "DeepFloyd/t5-v1_1-xxl")},
+    "t5": {"text_embedder": ("flux", _TEXTS_2_0)},
+    "clip": {"text_embedder": ("flux", _TEXTS_2_0)},
 }
 _FRAMES_OF_A_CHUNK = 17
+_CHANNELS = 4  # of the latents of 1.1 and 1.2
 _SECTIONS = ("dataset", "model", "vae", "ae", "text_encoder", "t5", "clip", "scheduler", "optim", "lr_scheduler")
-_MODELS = {"STDiT3-XL/2": "stdit3-xl", "STDiT3-3B/2": "stdit3-3b", "STDiT2-XL/2": "stdit2-xl"}
+_MODELS = {
+    "flux": "opensora2",
+    "STDiT3-XL/2": "stdit3-xl",
+    "STDiT3-3B/2": "stdit3-3b",
+    "STDiT2-XL/2": "stdit2-xl",
+}
+# Kinds of conditions of 2.0 and the masks that are the same; the rest of the clips has none.
+_CONDITIONS = {"i2v_head": "image_head", "i2v_tail": "image_tail", "i2v_loop": "image_head_tail"}
 _OBJECTIVES = {"rflow": "rectified-flow", "iddpm": "iddpm"}
 # Keys that iddpm does not have.
 _OF_RECTIFIED_FLOW = tuple(f"scheduler.{key}" for key in ("use_timestep_transform", "sample_method", "loc", "scale"))
@@ -53,6 +67,8 @@ def convert(key: str, value: Any, draft: Draft) -> Told:
         return Fate.NOT_THERE_YET, _NOT_THERE_YET[section]
     if key in _OF_RECTIFIED_FLOW and draft.type_of("scheduler") == "iddpm":
         return Fate.NOT_NEEDED, "iddpm has no such setting"
+    if key in _OF_RECTIFIED_FLOW and draft.type_of("model") == "flux":
+        return Fate.NOT_NEEDED, "2.0 has no such setting: its timesteps are logit-normal, with a shift of its own"
     if key in _KEYS:
         return _KEYS[key](value, draft)
     if section in _NOT_THERE_YET:
@@ -94,6 +110,48 @@ def _type(section: str, table: str) -> Rule:
         return Fate.CONVERTED, draft.set(f"{table}.name", name)
 
     return handle
+
+
+def _model_type(value: Any, draft: Draft) -> Told:
+    """Translate the network, and for 2.0 what its training script fixes: texts, and the shift of timesteps."""
+    if value not in _MODELS:
+        return rules.by_name("model.name", _MODELS, "stdit3-xl", "this network is not supported")(value, draft)
+    remark = draft.set("model.name", _MODELS[value])
+    if value == "flux":
+        draft.set("text_encoder", {"name": "flux", "weights": _TEXTS_2_0})
+        draft.set("objective.timestep_sampling", "logit-normal")
+        remark += f", {draft.set('objective.timestep_shift', _SHIFT_2_0)}"
+        if "dropout_ratio" not in draft.values:
+            draft.set("objective.caption_dropout", 0.0)
+    return Fate.CONVERTED, remark
+
+
+def _text_type(value: Any, draft: Draft) -> Told:
+    return Fate.CONVERTED, 'text_encoder.name = "flux", which is T5 and CLIP together'
+
+
+def _text_length(value: Any, draft: Draft) -> Told:
+    return Fate.CONVERTED, draft.set("text_encoder.max_length", value)
+
+
+def _dropout(value: Any, draft: Draft) -> Told:
+    """Convert the dropout of T5 and CLIP, which 2.0 draws one by one; here captions are dropped for both together."""
+    if not isinstance(value, dict) or not value:
+        return Fate.CONVERTED, draft.set("objective.caption_dropout", 0.0)
+    both = round(float(value.get("t5", 0.0)) * float(value.get("clip", 0.0)), 6)
+    remark = draft.set("objective.caption_dropout", both)
+    return Fate.CONVERTED, f"{remark}, the share of clips without both; captions are not dropped for one alone"
+
+
+def _conditions(value: Any, draft: Draft) -> Told:
+    """Convert the weights of kinds of conditions to shares of clips; unknown kinds become clips without condition."""
+    if not isinstance(value, dict) or not (total := sum(value.values())):
+        return Fate.NOT_NEEDED, "clips are trained without conditions"
+    ratios = {_CONDITIONS[name]: weight / total for name, weight in value.items() if name in _CONDITIONS}
+    remark = draft.set("objective.mask_ratios", ratios)
+    if others := sorted(name for name in value if name not in _CONDITIONS and name != "t2v"):
+        return Fate.NOT_THERE_YET, f"{remark}; {', '.join(others)} are trained without condition"
+    return Fate.CONVERTED, remark
 
 
 def _published_or(target: str) -> Rule:
@@ -173,9 +231,10 @@ def _scheduler_type(value: Any, draft: Draft) -> Told:
 
 
 def _cfg_channel(value: Any, draft: Draft) -> Told:
-    if draft.type_of("scheduler") == "iddpm":
-        return Fate.NOT_THERE_YET, "generate and previews apply guidance to all channels"
-    return Fate.NOT_NEEDED, "rectified flow has no such key"
+    """Convert the channels that guidance changes in previews; without a number, upstream guides all."""
+    if draft.type_of("scheduler") != "iddpm":
+        return Fate.NOT_NEEDED, "rectified flow has no such key"
+    return Fate.CONVERTED, draft.set("samples.guided_channels", value or _CHANNELS)
 
 
 _FEATURES = "stored latents and embeddings are not supported; clips are encoded during training"
@@ -222,7 +281,38 @@ _KEYS: dict[str, Rule] = {
     "dataset.transform_name": rules.by_name("data.crop", {"resize_crop": "center"}, "center", "no such transform"),
     "dataset.num_frames": rules.not_needed("the bucket decides"),
     "dataset.image_size": rules.not_needed("the bucket decides"),
-    "model.type": rules.by_name("model.name", _MODELS, "stdit3-xl", "this network is not supported"),
+    "model.type": _model_type,
+    "model.strict_load": rules.not_needed("weights must fit"),
+    "model.guidance_embed": rules.only((False,), "guidance takes two passes", "the preset has no guidance input"),
+    "model.fused_qkv": rules.only((False,), "as released", "queries, keys and values have weights of their own"),
+    "model.use_liger_rope": rules.only((True,), "as released", "rotated pairs are half a head apart"),
+    "model.cond_embed": rules.not_needed("the layer of conditions is always there, and begins as zeros"),
+    "model.grad_ckpt_settings": rules.not_needed("all blocks are alike"),
+    "model.patch_size": rules.only((2,), "the preset has the same value", "the preset has 2"),
+    **{
+        f"model.{key}": rules.only((value,), "the preset has the same value", f"the preset has {value}")
+        for key, value in {
+            "in_channels": 64,
+            "vec_in_dim": 768,
+            "context_in_dim": 4096,
+            "hidden_size": 3072,
+            "mlp_ratio": 4.0,
+            "num_heads": 24,
+            "depth": 19,
+            "depth_single_blocks": 38,
+            "axes_dim": [16, 56, 56],
+            "theta": 10_000,
+            "qkv_bias": True,
+        }.items()
+    },
+    "dropout_ratio": _dropout,
+    "condition_config": _conditions,
+    "sigma_min": rules.only((1e-5,), "0.00001 of the noise is far below rounding", "no noise is left at timestep 0"),
+    "no_i2v_ref_loss": rules.only((False,), "all frames count", "condition frames count too"),
+    "is_causal_vae": rules.not_needed("the autoencoder decides"),
+    "patch_size": rules.only((2,), "the preset has the same value", "the preset has 2"),
+    "grad_ckpt_settings": rules.not_needed("all blocks are alike"),
+    "eps": rules.not_needed("optim.eps decides"),
     "model.from_pretrained": _weights,
     "model.qk_norm": rules.only((True,), "queries and keys are normalised", "they are always normalised"),
     "model.qk_norm_legacy": rules.only(
@@ -243,6 +333,23 @@ _KEYS: dict[str, Rule] = {
     "scheduler.scale": rules.to("objective.logit_std"),
     "scheduler.cfg_channel": _cfg_channel,
     "vae.type": _type("vae", "autoencoder"),
+    "ae.type": _type("ae", "autoencoder"),
+    "ae.from_pretrained": _published_or("autoencoder.weights"),
+    **{
+        f"ae.{key}": rules.only((value,), "as published", f"the autoencoder has {value}")
+        for key, value in {"in_channels": 3, "out_channels": 3, "layers_per_block": 2, "latent_channels": 16}.items()
+    },
+    "ae.use_spatial_tiling": rules.only((True,), "as here", "pictures above 256 pixels are encoded in tiles"),
+    "ae.use_temporal_tiling": rules.only((False,), "as here", "all frames are encoded together"),
+    "t5.type": _text_type,
+    "t5.from_pretrained": rules.not_needed(f"text_encoder.weights holds both: {_TEXTS_2_0}"),
+    "t5.cache_dir": rules.not_needed("HF_HUB_CACHE is the folder of downloads"),
+    "t5.max_length": _text_length,
+    "t5.shardformer": rules.not_needed("it only affects speed"),
+    "clip.type": _text_type,
+    "clip.from_pretrained": rules.not_needed(f"text_encoder.weights holds both: {_TEXTS_2_0}"),
+    "clip.cache_dir": rules.not_needed("HF_HUB_CACHE is the folder of downloads"),
+    "clip.max_length": rules.only((77,), "CLIP's own limit", "CLIP has 77"),
     "vae.from_pretrained": _published_or("autoencoder.weights"),
     "vae.micro_frame_size": _chunk,
     "vae.micro_batch_size": rules.not_needed("it only affects memory"),

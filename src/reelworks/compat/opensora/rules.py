@@ -17,6 +17,7 @@ _TABLES = (
     "parallel",
     "train",
     "checkpoints",
+    "samples",
 )
 
 

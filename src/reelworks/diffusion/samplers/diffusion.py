@@ -41,6 +41,7 @@ def sample_iddpm(
     num_steps: int,
     guidance_scale: float,
     step_noise: Callable[[int], Tensor],
+    guided_channels: int | None = None,
     edit: Edit | None = None,
 ) -> Tensor:
     """Return the latents drawn step by step from the posterior that the network predicts.
@@ -52,11 +53,14 @@ def sample_iddpm(
             the input latents instead.
         num_steps: Number of the 1000 steps to use, evenly spread.
         step_noise: `step_noise(step)` returns the `[B, C, T, H, W]` noise of a step.
+        guided_channels: Number of latent channels, the first, to which guidance applies; None guides all. Open-Sora 1.1
+            samples with 3 of its 4.
         edit: Frames to keep or edit; None generates all, and the model gets no frame mask. Kept frames
             get the noise of the last step and are denoised in it, as in v1.1.
     """
     check_steps(num_steps, 2, iddpm.NUM_STEPS, usual="50 to 250")
     plan, z = iddpm.schedule(num_steps), noise_BCTHW
+    guided = min(guided_channels or z.shape[1], z.shape[1])
     starts_BT = None if edit is None else (edit.ratio * num_steps).long()
     for step in range(num_steps):
         index_B = torch.full((len(z),), num_steps - 1 - step, device=z.device)
@@ -67,8 +71,8 @@ def sample_iddpm(
             mask_BT = starts_BT > index_B[:, None]
         time_B = plan.steps.to(z.device)[index_B].float()
         both = with_and_without(network, z, time_B, mask_BT)
-        (cond, fraction), (uncond, _) = (half.chunk(2, dim=1) for half in both)
-        output = torch.cat([uncond + guidance_scale * (cond - uncond), fraction], dim=1)
+        cond, uncond = (half[:, :guided] for half in both)
+        output = torch.cat([uncond + guidance_scale * (cond - uncond), both[0][:, guided:]], dim=1)
         predicted = iddpm.posterior(plan, output, z, index_B)
         moved = predicted.mean
         if step < num_steps - 1:

@@ -67,6 +67,17 @@ def with_and_without(network: Network, z: Tensor, t_B: Tensor, mask_BT: Tensor |
     return cond, uncond
 
 
+def guided_by_frames(velocity_2B: Tensor, without_both: Tensor, scale: float) -> Tensor:
+    """Return velocities with and without the text, `[2B, C, T, H, W]`, that are guided by condition frames too.
+
+    Guidance by the text then gives v = v_bare + scale · (v_frames − v_bare) + guidance_scale · (v_text − v_frames), as
+    Open-Sora 2.0 samples: of text and frames, of frames alone, and of neither (`without_both`).
+    """
+    text, frames = velocity_2B.chunk(2)
+    guided = without_both + scale * (frames - without_both)
+    return torch.cat([guided + text - frames, guided])
+
+
 @torch.no_grad()
 def sample_flow(
     velocity: Network,

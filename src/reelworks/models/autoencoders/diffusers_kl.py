@@ -56,6 +56,9 @@ class DiffusersAutoencoder:
         self._flat, self._packed = not facts.has_time_axis, facts.packs_squares
         if facts.one_by_one:
             self.module.enable_slicing()
+        if facts.tiles:
+            self.module.enable_tiling()
+            self.module.use_framewise_encoding = self.module.use_framewise_decoding = False
         self._mean, self._std = _statistics(self.module)
         nn.Module.to(self.module, self.contract.storage)
 
@@ -114,6 +117,12 @@ def _load(config: AutoencoderConfig, facts: PublishedAutoencoder) -> Any:
     if sizes is not None:
         module = kind.from_config(sizes)
         weights.load_into(module, weights.read(source, field, part="vae"), source, field)
+    elif facts.file is not None:
+        assert facts.file_config is not None
+        if source.endswith(".safetensors"):
+            require_names(config, weights.shapes(source, field))
+        module = kind.from_config({**facts.file_config, **facts.config})
+        weights.load_into(module, _bare(weights.read(source, field, file=facts.file)), source, field)
     elif source.endswith(".safetensors") and hasattr(kind, "from_single_file"):
         require_names(config, weights.shapes(source, field))
         module = _from_file(kind, config, facts)
@@ -126,6 +135,13 @@ def _load(config: AutoencoderConfig, facts: PublishedAutoencoder) -> Any:
             remedy="name a folder in diffusers' layout, or a hub id of this family",
         )
     return module.requires_grad_(False).eval()
+
+
+def _bare(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Remove the prefix that some files have before all names."""
+    for wrapper in _WRAPPERS:
+        state = {name.removeprefix(wrapper): value for name, value in state.items()}
+    return state
 
 
 def _from_file(kind: Any, config: AutoencoderConfig, facts: PublishedAutoencoder) -> Any:

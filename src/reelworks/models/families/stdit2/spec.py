@@ -42,7 +42,7 @@ class STDiT2Config(STDiT3Config):
 _preset = partial(
     family.Preset,
     parts=family.Parts("opensora-1.1", "t5"),
-    sampling=family.SamplingDefaults(7.0, 100),  # of Open-Sora's configs
+    sampling=family.SamplingDefaults(7.0, 100, guided_channels=3),  # of Open-Sora's configs
 )
 _RELEASE = replace(
     RELEASE, weights="hpcai-tech/OpenSora-STDiT-v2-stage3", autoencoder="stabilityai/sd-vae-ft-ema", objective="iddpm"
