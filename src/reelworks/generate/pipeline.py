@@ -189,7 +189,7 @@ def _generate_one(
 
     def joint(z_2B: Tensor, sound_2B: Tensor, t_2B: Tensor, mask_2B: Tensor | None) -> tuple[Tensor, Tensor]:
         every = torch.ones(len(sound_2B), sound_2B.shape[2], dtype=torch.bool, device=device)
-        heard = {"sound": sound_2B, "sound_time": t_2B.float(), "sound_mask": every}
+        heard: dict[str, Any] = {"sound": sound_2B, "sound_time": t_2B.float(), "sound_mask": every}
         return boundary.both(inputs(z_2B, t_2B, mask_2B, **heard))
 
     def draw_noise() -> Tensor:
@@ -256,7 +256,7 @@ def _sample_both(
         sound,
         num_steps=options.num_inference_steps,
         guidance_scale=options.guidance_scale,
-        shift=timestep_shift(objective, options.shape, start.shape[2]),
+        shift=timestep_shift(objective, options.shape, (start.shape[2], start.shape[3], start.shape[4])),
         edit=edit,
     )
 
