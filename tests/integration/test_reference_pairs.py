@@ -90,6 +90,7 @@ def test_a_reference_shows_the_same_frames_as_its_clip(recipe: Any) -> None:
     assert counts == [1, CLIPS - 1]
 
 
+@pytest.mark.slow  # two trainings and two generations: some 15 s
 def test_pairs_are_trained_live_and_from_the_store_alike_and_clips_are_made_from_a_reference(
     recipe: Any, folder: Path, tmp_path: Path
 ) -> None:
