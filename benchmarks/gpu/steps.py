@@ -115,7 +115,7 @@ class Case:
         autoencoder, text = self.parts()
         latent = components.autoencoder_geometry(autoencoder).latent((bucket or self.bucket()).shape)
         made = contract.example(Shape(*latent), self.model, batch=self.batch_size, autoencoder=autoencoder, text=text)
-        return DenoiserInputs(**{f.name: getattr(made, f.name).to(device) for f in dataclasses.fields(made)})
+        return made.each(lambda value: value.to(device))
 
     def forward_flops(self) -> int:
         """Count the operations of a forward pass, from shapes alone."""

@@ -196,21 +196,48 @@ def z_image(module, x0, noise, i):
     return _mse(-torch.stack(out), noise - x0)
 
 
+def with_references(x_t, i, places):
+    """Tokens, times and places of a clip, and behind them those of clean clips that are spread over its area."""
+    pack, (*_, T, H, W) = diffusers.LTXPipeline._pack_latents, x_t.shape
+    tokens, times, coords = [pack(x_t)], [(i.time[:, None] * i.frame_mask).repeat_interleave(H * W, 1)], [places(x_t)]
+    for source in i.sources:
+        tokens.append(pack(source))
+        times.append(torch.zeros(tokens[-1].shape[:2]))
+        coords.append(places(source))
+        coords[-1][:, 1] *= H / source.shape[3]
+        coords[-1][:, 2] *= W / source.shape[4]
+    joined = {"hidden_states": torch.cat(tokens, 1), "timestep": torch.cat(times, 1)}
+    return joined | {"video_coords": torch.cat(coords, 2)}, T * H * W
+
+
+def ltx_places(latent):
+    """Places of tokens in seconds and pixels, 24 frames in a second."""
+    steps = torch.cartesian_prod(*(torch.arange(n) for n in latent.shape[2:])).T
+    return (steps * torch.tensor([8 / 24, 32, 32])[:, None]).repeat(len(latent), 1, 1)
+
+
 def ltx(module, x0, noise, i):
     x_t = _blend(x0, noise, i.time)
     _, _, T, H, W = x_t.shape
     pipeline = diffusers.LTXPipeline
+    clip, count = {"hidden_states": pipeline._pack_latents(x_t), "timestep": i.time}, None
+    if i.sources:
+        clip, count = with_references(x_t, i, ltx_places)
     out = module(
-        hidden_states=pipeline._pack_latents(x_t),
+        **clip,
         encoder_hidden_states=i.text,
-        timestep=i.time,
         encoder_attention_mask=i.text_mask,
         num_frames=T,
         height=H,
         width=W,
         rope_interpolation_scale=(8 / 24, 32, 32),
-    ).sample
+    ).sample[:, :count]
     return _mse(out, pipeline._pack_latents(noise - x0))
+
+
+def ltx2_places(module):
+    """The network's own bounds of tokens, 24 frames in a second."""
+    return lambda z: module.rope.prepare_video_coords(len(z), *z.shape[2:], "cpu", fps=24.0)
 
 
 def ltx2(module, x0, noise, i):
@@ -218,12 +245,15 @@ def ltx2(module, x0, noise, i):
     x_t = _blend(x0, noise, i.time)
     B, _, T, H, W = x_t.shape
     pipeline = diffusers.LTX2Pipeline
+    clip, count = {"hidden_states": pipeline._pack_latents(x_t), "timestep": i.time}, None
+    if i.sources:
+        clip, count = with_references(x_t, i, ltx2_places(module))
     out = module(
-        hidden_states=pipeline._pack_latents(x_t),
+        **clip,
         audio_hidden_states=torch.randn(B, 5, module.config.audio_in_channels),
         encoder_hidden_states=i.text,
         audio_encoder_hidden_states=torch.randn(B, 3, i.text.shape[2]),
-        timestep=i.time,
+        audio_timestep=i.time,
         sigma=i.time,
         encoder_attention_mask=i.text_mask,
         num_frames=T,
@@ -232,7 +262,7 @@ def ltx2(module, x0, noise, i):
         fps=24.0,
         audio_num_frames=5,
         isolate_modalities=True,
-    ).sample
+    ).sample[:, :count]
     return _mse(out, pipeline._pack_latents(noise - x0))
 
 
@@ -244,12 +274,14 @@ def ltx2_sound(module, x0, noise, i):
     of_sound = contract.sound_noise(i)
     heard = _blend(i.sound, of_sound, i.sound_time)
     text, of_sound_text = i.text.chunk(2, dim=2)
+    clip, count = {"hidden_states": pipeline._pack_latents(x_t), "timestep": i.time}, None
+    if i.sources:
+        clip, count = with_references(x_t, i, ltx2_places(module))
     out = module(
-        hidden_states=pipeline._pack_latents(x_t),
+        **clip,
         audio_hidden_states=pipeline._pack_audio_latents(heard[..., 0]),
         encoder_hidden_states=text,
         audio_encoder_hidden_states=of_sound_text,
-        timestep=i.time,
         audio_timestep=i.sound_time,
         sigma=i.time,
         audio_sigma=i.sound_time,
@@ -263,7 +295,7 @@ def ltx2_sound(module, x0, noise, i):
         use_cross_timestep=True,
     )
     target = pipeline._pack_audio_latents((of_sound - i.sound)[..., 0])
-    return _mse(out.sample, pipeline._pack_latents(noise - x0)) + _mse(out.audio_sample, target)
+    return _mse(out.sample[:, :count], pipeline._pack_latents(noise - x0)) + _mse(out.audio_sample, target)
 
 
 def sd3(module, x0, noise, i):

@@ -263,6 +263,20 @@ def token_times(inputs: DenoiserInputs, tokens_per_frame: int) -> Tensor:
     return time_BT.repeat_interleave(tokens_per_frame, dim=1)
 
 
+def with_sources(inputs: DenoiserInputs) -> tuple[Tensor, Tensor]:
+    """Return tokens of one latent element and their times, `[B, N, C]` and `[B, N]`: of the clip, then of its sources.
+
+    Sources have time 0, like condition frames.
+    """
+    H, W = inputs.latent.shape[3:]
+    tokens, times = inputs.latent.flatten(2).transpose(1, 2), token_times(inputs, H * W)
+    if not inputs.sources:
+        return tokens, times  # as they lie in memory: products may round those of a copy otherwise
+    given = [source.flatten(2).transpose(1, 2) for source in inputs.sources]
+    tokens = torch.cat([tokens, *given], dim=1)
+    return tokens, pad(times, (0, tokens.shape[1] - times.shape[1]))
+
+
 def pack(latent_BCHW: Tensor) -> Tensor:
     """Return 2 × 2 latent elements as tokens: `[B, H/2 · W/2, 4·C]`, rows first, channels outermost."""
     B, C, H, W = latent_BCHW.shape

@@ -253,6 +253,9 @@ def _parts(preset: str, known: Release, weights: str | None) -> list[Line]:
     lines += [Line("[model]", "weights", source), checkpointing]
     if components.conditioning(ModelConfig(name=preset)).image_encoder is not None:
         lines += [Line("[model]", "image_encoder", pipeline, "encodes a clip's first frame for the network")]
+    if (sound := registry.PRESETS[preset].sound) is not None:
+        lines += [Line("[sound]", "name", sound, "the one that the model was trained with")]
+        lines += [Line("[sound]", "weights", pipeline)]
     return [
         *lines,
         Line("[autoencoder]", "name", parts.autoencoder, "the one that the model was trained with"),

@@ -200,7 +200,7 @@ def test_where_no_pipeline_can_our_sampler_does_and_says_why(places):
     options = options_for("wan-tiny")
     assert diffusers_pipeline.why_not(recipe, boundary, options) is None
     given = options_for("wan-tiny", conditions=Conditions(np.zeros((1, 32, 64, 3), np.uint8)))
-    assert diffusers_pipeline.why_not(recipe, boundary, given) == "the clip begins with condition frames"
+    assert diffusers_pipeline.why_not(recipe, boundary, given) == "the clip begins or ends with condition frames"
     sample = recipe_for("wan-tiny", place, objective={"prediction": "sample"})
     assert "velocity" in diffusers_pipeline.why_not(sample, boundary, options)
     hashed = recipe_file.parse(recipe.model_dump() | {"text_encoder": {"name": "hashed", "dim": 32}})
@@ -217,7 +217,7 @@ def test_ltx_2_makes_frames_without_sound(places):
     """From the folder of a whole pipeline with sound, frames alone are made, by our own sampler, which says why."""
     options = GenerateOptions(Shape(9, 64, 64), 12.0, 2, 3.0, seed=5)
     made = made_by(recipe_for("ltx-2-tiny", places("ltx-2-tiny")), options)
-    assert made.by == "the own sampler (the family's pipeline generates audio too, which is not trained)"
+    assert made.by == "the own sampler (the family's pipeline draws its own noise for the sound)"
     assert made.clips[0].shape == (9, 64, 64, 3)
     assert made.clips[0].std() > 0
 
@@ -243,7 +243,7 @@ def test_usual_guidance_and_steps_are_the_defaults_of_the_pipelines():
     # Those whose releases say it otherwise, and those without a pipeline.
     released = (
         *("flux-schnell", "flux2-klein-4b", "flux2-klein-9b", "hunyuan-video-1.5", "krea2-turbo", "z-image-turbo"),
-        *("qwen-image-edit-2509", "qwen-image-edit-2511", "qwen-image-edit-plus"),
+        *("qwen-image-edit-2509", "qwen-image-edit-2511", "qwen-image-edit-plus", "opensora2"),
     )
     for name in (name for name in registry.PRESETS if not name.startswith((*released, "stdit", "flux3"))):
         kind = getattr(diffusers, registry.TEXT_ENCODERS[registry.PRESETS[name].parts.text].pipeline)

@@ -33,6 +33,8 @@ ALIKE = [
     ("krea2-raw", "krea2-turbo"),
     ("qwen-image", "qwen-image-2512", "qwen-image-edit", "qwen-image-edit-2509", "qwen-image-edit-2511"),
     ("z-image", "z-image-turbo"),
+    ("ltx-2", "ltx-2-sound"),
+    ("ltx-2.3", "ltx-2.3-sound"),
 ]
 FULL = [(name, "") for name in registry.PRESETS if not name.endswith("-tiny")]
 

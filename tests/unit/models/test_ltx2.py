@@ -84,7 +84,7 @@ def test_each_clip_has_its_own_rate_and_given_frames(name):
     """A batch is what the network makes of its clips one by one, told the rate, and 0 as the time of given frames."""
     denoiser, inputs = small(name), contract.example(SHAPE, "ltx-2-tiny")
     fps, given = torch.tensor([24.0, 10.0]), torch.tensor([[1, 1, 1], [0, 1, 1]]).bool()
-    found = denoiser.predict(dataclasses.replace(inputs, fps=fps, frame_mask=given))
+    found = denoiser.predict(dataclasses.replace(inputs, fps=fps, frame_mask=given, sources=()))
     for i in range(2):
         out = denoiser.module(
             hidden_states=inputs.latent[i : i + 1].flatten(2).transpose(1, 2),

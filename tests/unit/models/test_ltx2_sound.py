@@ -92,6 +92,7 @@ def test_another_autoencoder_is_refused(release):
 def test_what_is_given_has_time_0_and_is_seen_by_the_other(given):
     """All combinations equal the network called directly; given picture or sound changes what is predicted."""
     denoiser, i = contract.build("ltx-2-sound-tiny"), contract.example(contract.Shape(5, 4, 4), "ltx-2-sound-tiny")
+    i = dataclasses.replace(i, sources=())
     none = torch.zeros_like(i.time)
     if given == "picture":
         i = dataclasses.replace(i, time=none, frame_mask=torch.zeros_like(i.frame_mask))

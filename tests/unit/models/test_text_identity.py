@@ -23,6 +23,7 @@ WHOLE = {
     "gemma3_text": lambda size: transformers.Gemma3Config(text_config={"vocab_size": size}),
     "mistral": lambda size: transformers.Mistral3Config(text_config={"model_type": "mistral", "vocab_size": size}),
     "qwen2_5_vl_text": lambda size: transformers.Qwen2_5_VLConfig(text_config={"vocab_size": size}),
+    "qwen3_vl_text": lambda size: transformers.Qwen3VLConfig(text_config={"vocab_size": size}),
     "qwen3": lambda size: transformers.Qwen3Config(vocab_size=size),
     "t5": lambda size: transformers.T5Config(vocab_size=size),
     "umt5": lambda size: transformers.UMT5Config(vocab_size=size),

@@ -59,13 +59,13 @@ def test_casting_by_role():
     cast = boundary.cast_inputs(tensors, contract())
     cast["sources"] = cast["sources"][0]
     assert {name for name, value in cast.items() if value.dtype == BF16} == {
-        "latent", "text", "pooled", "control", "sources", "first_frame", "image", "condition",
+        "latent", "text", "pooled", "control", "sources", "first_frame", "image", "condition", "sound",
     }  # fmt: skip
     assert {name for name, value in cast.items() if value.dtype == F32} == {
-        "time", "guidance", "fps", "height", "width", "crop",
+        "time", "guidance", "fps", "height", "width", "crop", "sound_time",
     }  # fmt: skip
     assert {name for name, value in cast.items() if value.dtype == torch.bool} == {
-        "text_mask", "frame_mask", "drop_text",
+        "text_mask", "frame_mask", "drop_text", "sound_mask",
     }  # fmt: skip
 
 

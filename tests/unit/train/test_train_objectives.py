@@ -133,5 +133,5 @@ def test_frames_beside_the_noise_are_noised_and_trained_like_the_others():
     assert torch.equal(inputs.condition, example.x0)
     torch.testing.assert_close(inputs.latent, (1 - share) * example.x0 + share * example.noise)
     plainly = (example.x0 - example.noise).square().mean(dim=(1, 2, 3, 4))
-    torch.testing.assert_close(example.losses(torch.zeros_like(example.x0), recipe.objective), plainly)
+    torch.testing.assert_close(example.losses(Predicted(torch.zeros_like(example.x0)), recipe.objective), plainly)
     assert (example.generated_share == 1).all()

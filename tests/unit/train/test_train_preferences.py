@@ -15,7 +15,7 @@ from reelworks.models.api import DenoiserInputs
 from reelworks.models.lora import inject
 from reelworks.models.lora.config import LoraConfig
 from reelworks.recipe import recipe_file
-from reelworks.train.batch_inputs import training_example, validation_example
+from reelworks.train.batch_inputs import Predicted, training_example, validation_example
 from reelworks.train.state import TrainState
 
 __all__ = ["stepper"]
@@ -87,7 +87,7 @@ def test_held_out_clips_are_measured_without_their_rejected_ones(preferring):
     )
     assert torch.equal(one.inputs.latent, other.inputs.latent)
     with torch.no_grad():
-        output = made.boundary(one.inputs)
+        output = Predicted.from_inputs(made.boundary, one.inputs)
     assert torch.equal(one.losses(output, made.recipe.objective), other.losses(output, made.recipe.objective))
 
 

@@ -72,7 +72,7 @@ def test_the_loss_is_the_sum_over_what_is_generated(given, weighting):
         i = dataclasses.replace(i, sound_time=none, sound_mask=torch.zeros_like(i.sound_mask))
     x0, noise = torch.randn_like(i.latent), torch.randn_like(i.latent)
     target = SoundTarget(torch.randn_like(i.sound), torch.randn_like(i.sound), loss_weight=0.25)
-    example = Example(i, x0, noise, torch.ones(2), torch.ones(2).bool(), sound=target)
+    example = Example(i, x0, noise, torch.ones(2), torch.ones(2).bool(), i.frame_mask, sound=target)
     out = Predicted(torch.randn_like(i.latent).requires_grad_(), torch.randn_like(i.sound).requires_grad_())
     config = ObjectiveConfig(loss_weighting=weighting)
     losses = example.losses(out, config)

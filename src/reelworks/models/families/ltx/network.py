@@ -8,33 +8,41 @@ import torch
 from torch import Tensor
 
 from reelworks.models.api import DenoiserInputs, TextEmbedding
-from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, grid, guided, token_times
+from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, grid, guided, with_sources
 from reelworks.models.families.ltx.spec import LTXConfig
 
 _STRIDE = (8, 32, 32)  # pixels per latent element of its autoencoder
 
 
 def predict(module: Any, inputs: DenoiserInputs, config: LTXConfig) -> Tensor:
-    """Return the velocity `[B, C, T, H, W]`; the network's points towards the noise. Condition frames have time 0."""
-    H, W = inputs.latent.shape[3:]
+    """Return the velocity `[B, C, T, H, W]`; the network's points towards the noise.
+
+    Condition frames have time 0. So have sources, whose tokens follow those of the clip at the same positions.
+    """
+    tokens, times = with_sources(inputs)
     out: Tensor = module(
-        inputs.latent.flatten(2).transpose(1, 2),
+        tokens,
         inputs.text,
-        token_times(inputs, H * W),
+        times,
         inputs.text_mask,
         video_coords=_positions(inputs),
         return_dict=False,
     )[0]
-    return -out.transpose(1, 2).reshape(inputs.latent.shape)
+    count = inputs.latent[0, 0].numel()
+    return -out[:, :count].transpose(1, 2).reshape(inputs.latent.shape)
 
 
 def _positions(inputs: DenoiserInputs) -> Tensor:
-    """Return the position of every token in seconds and pixels, `[B, 3, N]`."""
-    device, sizes = inputs.latent.device, inputs.latent.shape[2:]
+    """Return the position of every token in seconds and pixels, `[B, 3, N]`; sources cover the area of the clip."""
+    H, W = inputs.latent.shape[3:]
+    places = []
+    for latent in (inputs.latent, *inputs.sources):
+        frame, row, column = grid(*latent.shape[2:], device=latent.device).T
+        places.append(torch.stack([frame, row * (H / latent.shape[3]), column * (W / latent.shape[4])]))
     # Numbers are filled in by kernels: the copy of a list would wait for the device.
     scale_B3 = torch.stack([torch.full_like(inputs.fps, float(stride)) for stride in _STRIDE], dim=1)
     scale_B3[:, 0] /= inputs.fps
-    return grid(*sizes, device=device).T * scale_B3[..., None]
+    return torch.cat(places, dim=1) * scale_B3[..., None]
 
 
 def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: list[Tensor]) -> EncodedText:

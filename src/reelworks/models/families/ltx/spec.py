@@ -22,7 +22,7 @@ class LTXConfig(Config):
 
     patch_size: ClassVar[tuple[int, int, int]] = (1, 1, 1)
     pictures_only: ClassVar[bool] = False
-    conditioning: ClassVar[family.Conditioning] = family.Conditioning(frames=True)
+    conditioning: ClassVar[family.Conditioning] = family.Conditioning(frames=True, takes=("source",))
     network: ClassVar[family.Network] = family.Network(
         "LTXVideoTransformer3DModel",
         ("transformer_blocks",),

@@ -13,12 +13,15 @@ from torch import Tensor
 
 from reelworks.core.errors import UserError
 from reelworks.models.api import DenoiserInputs
-from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, token_times
+from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, with_sources
 from reelworks.models.families.ltx2.spec import LTX2Config
 
 
 def predict(module: Any, inputs: DenoiserInputs, config: LTX2Config) -> Tensor:
-    """Return the velocity `[B, C, T, H, W]`; the network's points towards the noise. Condition frames have time 0."""
+    """Return the velocity `[B, C, T, H, W]`; the network's points towards the noise.
+
+    Condition frames have time 0. So have sources, whose tokens follow those of the clip at the same positions.
+    """
     if inputs.sound.shape[1]:
         return predict_both(module, inputs, config)[0]
     latent = inputs.latent
@@ -34,7 +37,7 @@ def predict(module: Any, inputs: DenoiserInputs, config: LTX2Config) -> Tensor:
         isolate_modalities=True,
         use_cross_timestep=True,  # one time per clip, not per token, in the attention that is off
     )[0]
-    return -out.transpose(1, 2).reshape(latent.shape)
+    return _velocity(out, latent)
 
 
 def predict_both(module: Any, inputs: DenoiserInputs, config: LTX2Config) -> tuple[Tensor, Tensor]:
@@ -53,24 +56,43 @@ def predict_both(module: Any, inputs: DenoiserInputs, config: LTX2Config) -> tup
         # LTX-2 modulates the attention between modalities by its own times, LTX-2.3 by the other's.
         use_cross_timestep=config.cross_attn_mod,
     )
-    return -picture.transpose(1, 2).reshape(inputs.latent.shape), -sound.transpose(1, 2)[..., None, None]
+    return _velocity(picture, inputs.latent), -sound.transpose(1, 2)[..., None, None]
+
+
+def _velocity(out_BNC: Tensor, latent_BCTHW: Tensor) -> Tensor:
+    """Return the output for the clip's own tokens, which are the first, towards the data."""
+    count = latent_BCTHW[0, 0].numel()
+    return -out_BNC[:, :count].transpose(1, 2).reshape(latent_BCTHW.shape)
 
 
 def _picture(module: Any, inputs: DenoiserInputs) -> dict[str, Any]:
     """Return the arguments that do not depend on sound."""
-    latent = inputs.latent
-    B, _, T, H, W = latent.shape
-    # Bounds of every token in seconds and pixels; the network's default takes one frame rate for all clips.
-    positions = module.rope.prepare_video_coords(B, T, H, W, latent.device, fps=1.0)
-    positions[:, 0] /= inputs.fps[:, None, None]
+    tokens, times = with_sources(inputs)
     return {
-        "hidden_states": latent.flatten(2).transpose(1, 2),
-        "timestep": token_times(inputs, H * W),
+        "hidden_states": tokens,
+        "timestep": times,
         "sigma": inputs.time,
         "encoder_attention_mask": inputs.text_mask,
-        "video_coords": positions,
+        "video_coords": _positions(module, inputs),
         "return_dict": False,
     }
+
+
+def _positions(module: Any, inputs: DenoiserInputs) -> Tensor:
+    """Return bounds of every token in seconds and pixels, `[B, 3, N, 2]`; sources cover the area of the clip.
+
+    The network's default takes one frame rate for all clips.
+    """
+    height, width = inputs.latent.shape[3:]
+    bounds = []
+    for latent in (inputs.latent, *inputs.sources):
+        B, _, T, H, W = latent.shape
+        own = module.rope.prepare_video_coords(B, T, H, W, latent.device, fps=1.0)
+        own[:, 0] /= inputs.fps[:, None, None]
+        own[:, 1] *= height / H
+        own[:, 2] *= width / W
+        bounds.append(own)
+    return torch.cat(bounds, dim=2)
 
 
 def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: list[Tensor]) -> EncodedText:
@@ -111,5 +133,5 @@ NETWORK = DiffusersNetwork(
         **{"ltx-2-sound": encode_both, "ltx-2.3-sound": encode_both},
     },
     predict_both=predict_both,
-    no_pipeline=lambda _module: "the family's pipeline draws its own noise for the sound; ours makes both",
+    no_pipeline=lambda _module: "the family's pipeline draws its own noise for the sound",
 )

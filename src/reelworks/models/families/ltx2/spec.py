@@ -66,7 +66,7 @@ class LTX2Config(Config):
     @property
     def conditioning(self) -> family.Conditioning:
         """Conditioning of the network."""
-        return family.Conditioning(frames=True, sound=self.sound)
+        return family.Conditioning(frames=True, sound=self.sound, takes=("source",))
 
     @property
     def text_width(self) -> int:
