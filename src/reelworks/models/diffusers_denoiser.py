@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 from reelworks.core.errors import UserError
-from reelworks.models import fp8, nf4_files, optional_imports, recompute, weights
+from reelworks.models import fp8, gguf_files, nf4_files, optional_imports, recompute, weights
 from reelworks.models.api import INPUT_ROLES, DenoiserInputs, ShardingPlan, TextEmbedding
 from reelworks.models.family import FamilyConfig
 from reelworks.models.lora import inject
@@ -164,16 +164,20 @@ class DiffusersNetwork:
         A source is a pipeline's folder, a network's folder, a single file, or a hub id, with the keys of
         diffusers or of the release (ComfyUI's). Values take the dtype of the module's parameters, and fp8
         values are multiplied by their scales first; parameters on `meta` take the file's tensors and scales, or
-        stay there with nf4 codes. Missing columns for companions are zeros. If a file holds two networks, `part`
+        stay there with the codes of nf4 or GGUF. Missing columns for companions are zeros. If a file holds two networks, `part`
         selects one.
         """
         if source is None:
             return
-        state = weights.read(source, part=part or config.network.part)
-        if not any(parameter.is_meta for parameter in module.parameters()):
+        is_mapped = any(parameter.is_meta for parameter in module.parameters())
+        state = weights.read(source, part=part or config.network.part, keep_codes=is_mapped)
+        if not is_mapped:
             if nf4_files.has_any(state):
                 raise nf4_files.unsupported("only the frozen base of a LoRA can be")
             weights.load_into(module, self._fitted(module, config, fp8.unscaled(state), part), source)
+            return
+        if any(gguf_files.codes_of(value) is not None for value in state.values()):
+            self._load_gguf(module, config, source, state, part)
             return
         state, *nf4 = nf4_files.kept(state)
         state, scales = fp8.kept(state)
@@ -183,14 +187,30 @@ class DiffusersNetwork:
             codes, blocks = (self._fitted(module, config, one, part) for one in nf4)
             nf4_files.attach(module, codes, blocks)
 
+    def _load_gguf(
+        self, module: nn.Module, config: FamilyConfig, source: str, state: dict[str, Tensor], part: str | None
+    ) -> None:
+        """Load weights on `meta`, which give their codes to the parameters that consist of whole rows of one type."""
+
+        def numbers() -> dict[str, Tensor]:
+            return self._fitted(module, config, gguf_files.row_numbers(state), part)
+
+        state = gguf_files.without_parts(state, numbers())
+        fitted = numbers()
+        weights.load_into(module, self._fitted(module, config, state, part), source)
+        gguf_files.attach(module, state, fitted)
+
     def _fitted(
         self, module: nn.Module, config: FamilyConfig, state: dict[str, Tensor], part: str | None
     ) -> dict[str, Tensor]:
         """Give tensors the keys of the network, and missing columns."""
         prefix = f"{part or config.network.part}."
         state = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)} or state
-        if not module.state_dict().keys() & state.keys():
-            state = self.renamed(module, config, state)
+        own = module.state_dict().keys()
+        if not own <= state.keys():  # releases without a prefix have some names of diffusers too
+            renamed = self.renamed(module, config, state)
+            if len(own & renamed.keys()) > len(own & state.keys()):
+                state = renamed
         if (name := config.network.widened) is not None and name in state:
             missing = module.get_parameter(name).shape[1] - state[name].shape[1]
             state[name] = pad(state[name], (0, max(missing, 0)))

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from reelworks.core.errors import UserError
-from reelworks.models import identify, optional_imports, registry, weights
+from reelworks.models import gguf_files, identify, optional_imports, registry, weights
 from reelworks.models.api import INPUT_ROLES, Autoencoder, Denoiser, FamilyNetwork, TextEncoder
 from reelworks.models.autoencoders import opensora
 from reelworks.models.autoencoders.diffusers_kl import DiffusersAutoencoder
@@ -87,7 +87,16 @@ def build_denoiser(
         learns_variance = family.learns_variance(preset, model.weights, channels)
     config = resolve_denoiser(model, autoencoder=autoencoder, text=text, learns_variance=learns_variance, sound=sound)
     device = torch.device(device)
-    networks = _build(family, config, model, device, seed, mapped=lora is not None)
+    base = None if lora is None else stored
+    networks = _build(family, config, model, device, seed, base)
+    if base == "gguf" and not any(gguf_files.codes_of(p) for each in networks for p in each.parameters()):
+        raise UserError(
+            "there are no codes of a GGUF file to keep",
+            code="lora-base-not-gguf",
+            field="lora.base",
+            value=base,
+            remedy="point model.weights to a GGUF file of a model of diffusers, or choose another base",
+        )
     denoisers = [family.denoiser(network, contract, config, channels) for network in networks]
     denoiser = denoisers[0] if len(denoisers) == 1 else _pair(model, *denoisers)
     if lora is None:
@@ -118,30 +127,34 @@ def _pair(model: ModelConfig, high: Denoiser, low: Denoiser) -> ExpertPairDenois
 
 
 def _build(
-    family: FamilyNetwork, config: FamilyConfig, model: ModelConfig, device: torch.device, seed: int, *, mapped: bool
+    family: FamilyNetwork,
+    config: FamilyConfig,
+    model: ModelConfig,
+    device: torch.device,
+    seed: int,
+    base: BaseStorage | None,
 ) -> list[nn.Module]:
     """Build a network or both experts with weights on the CPU, drawn without a file, or without values on `meta`.
 
-    If `mapped`, parameters of a diffusers network are memory-mapped tensors of the file, in its dtypes.
+    With the base of a LoRA, parameters of a diffusers network are memory-mapped tensors of the file, in its dtypes.
     """
     parts = PARTS.values() if model.experts == "both" else [PARTS.get(model.experts or "")]
 
     def built() -> list[nn.Module]:
         return [family.build(config, gradient_checkpointing=model.gradient_checkpointing) for _ in parts]
 
+    mapped = base is not None and model.weights is not None and family.keeps_file_tensors
     if device.type == "meta":
         with device:
-            return built()
+            networks = built()
+        if mapped and base == "gguf":  # the file tells the sizes of its codes
+            _load(family, networks, config, model, list(parts))
+        return networks
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        empty = mapped and model.weights is not None and family.keeps_file_tensors
-        with optional_imports.without_weights() if empty else contextlib.nullcontext():
+        with optional_imports.without_weights() if mapped else contextlib.nullcontext():
             networks = built()
-        try:
-            for network, part in zip(networks, parts, strict=True):
-                family.load(network, config, model.weights, part)
-        except weights.ShapeMismatch as misfit:
-            raise identify.explained(misfit, model.name) from misfit
+        _load(family, networks, config, model, list(parts))
     if model.weights is not None and len(networks) == 2:
         pairs = zip(*(network.parameters() for network in networks), strict=True)
         if all(torch.equal(frozen.value(high).float(), frozen.value(low).float()) for high, low in pairs):
@@ -153,6 +166,20 @@ def _build(
                 remedy="set it to the folder or hub id that holds transformer and transformer_2",
             )
     return networks
+
+
+def _load(
+    family: FamilyNetwork,
+    networks: list[nn.Module],
+    config: FamilyConfig,
+    model: ModelConfig,
+    parts: list[str | None],
+) -> None:
+    try:
+        for network, part in zip(networks, parts, strict=True):
+            family.load(network, config, model.weights, part)
+    except weights.ShapeMismatch as misfit:
+        raise identify.explained(misfit, model.name) from misfit
 
 
 def build_autoencoder(config: AutoencoderConfig) -> Autoencoder:

@@ -16,22 +16,34 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from reelworks.core.errors import UserError, first_few
-from reelworks.models import hub
+from reelworks.models import gguf_files, hub
 
 _PICKLED = (".pt", ".pth", ".bin")
+_GGUF = ".gguf"
 _WEIGHT_FILES = ["*.safetensors", "*.json", "*.bin", "*.pt"]
 _SHOWN = 3  # names that an error lists
 _POINTER = b"version https://git-lfs"  # begins the placeholder of a large file that git did not fetch
 
 
 def read(
-    source: str, field: str = "model.weights", part: str | None = None, file: str | None = None
+    source: str,
+    field: str = "model.weights",
+    part: str | None = None,
+    file: str | None = None,
+    *,
+    keep_codes: bool = False,
 ) -> dict[str, Tensor]:
     """Read all tensors of a folder, file or hub id on the CPU; files are memory-mapped, so only used values are read.
 
     Errors name `field`, the recipe key of the source. `part` is the folder of the weights if the source is a pipeline,
-    and `file` their file if the source is a folder or repository that has it beside those of other models.
+    and `file` their file if the source is a folder or repository that has it beside those of other models. The weights
+    of GGUF files become float32; if `keep_codes`, they are on `meta` and know their codes.
     """
+    state = _read(source, field, part, file)
+    return state if keep_codes else {name: gguf_files.value(tensor) for name, tensor in state.items()}
+
+
+def _read(source: str, field: str, part: str | None, file: str | None) -> dict[str, Tensor]:
     state: dict[str, Tensor] = {}
     with _errors_name(field, source):
         if file is not None and (found := _file(source, file)) is not None:
@@ -109,7 +121,7 @@ def _locate(source: str, patterns: list[str]) -> Path:
     path = Path(source).expanduser()
     if path.exists():
         return path
-    if hub.is_id(source) and path.suffix not in (".safetensors", *_PICKLED):
+    if hub.is_id(source) and path.suffix not in (".safetensors", _GGUF, *_PICKLED):
         return hub.download(source, patterns)
     raise UserError(
         "no such file or folder, and not a hub id (owner/name)", code="weights-not-found", remedy="check the path"
@@ -147,7 +159,7 @@ def _files(path: Path) -> list[Path]:
     if (path / "model.safetensors").is_file():
         return [path / "model.safetensors"]
     safe = sorted(path.glob("*.safetensors"))
-    candidates = safe or sorted(p for p in path.iterdir() if p.suffix in _PICKLED)
+    candidates = safe or sorted(p for p in path.iterdir() if p.suffix in (_GGUF, *_PICKLED))
     if len(candidates) != 1:
         names = ", ".join(p.name for p in candidates[:_SHOWN]) or "none"
         raise UserError(
@@ -181,11 +193,7 @@ def _read_file(path: Path) -> dict[str, Tensor]:
         if begins == _POINTER:
             raise _unreadable(path, "it is a Git LFS pointer; `git lfs pull` fetches the file")
         if begins.startswith(b"GGUF"):
-            raise UserError(
-                "GGUF files are not read",
-                code="weights-quantised",
-                remedy="name the weights in bfloat16, fp8 or bitsandbytes' nf4; lora.base stores a frozen base in 4 bits",
-            )
+            return gguf_files.read(path)
         if path.suffix in _PICKLED:
             state = _unpickled(path, mapped=begins.startswith(b"PK"))
         else:

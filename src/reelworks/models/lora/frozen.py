@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from reelworks.models import fp8, nf4_files
+from reelworks.models import fp8, gguf_files, nf4_files
 from reelworks.models.lora.config import BaseStorage
 from reelworks.precision.audit import PRODUCTS
 
-Format = Literal["float8", "int8", "nf4"]
+Format = Literal["float8", "int8", "nf4"]  # into which any weight can be rounded
 FORMATS: tuple[Format, ...] = ("float8", "int8", "nf4")
 _FLOAT8 = torch.float8_e4m3fn
 _LARGEST = {"float8": torch.finfo(_FLOAT8).max, "int8": 127.0, "nf4": 1.0}
@@ -58,7 +58,9 @@ def quantize(weight: Tensor, format: Format) -> Quantized:
 
 
 def value(parameter: Tensor) -> Tensor:
-    """Return the values of a parameter that may be stored in fp8 or nf4, in float32 if it is."""
+    """Return the values of a parameter that may be stored in fp8, nf4 or GGUF's types, in float32 if it is."""
+    if (codes := gguf_files.codes_of(parameter)) is not None:
+        return gguf_files.widened(codes)
     weight = _as_stored(parameter, "nf4")
     if weight is None:
         return fp8.value(parameter)
@@ -112,28 +114,47 @@ def _nf4_pairs(device: torch.device, dtype: torch.dtype) -> Tensor:
     return nf4_levels()[torch.stack([byte & 15, byte >> 4], dim=1)].to(device, dtype)
 
 
-@final
-class QuantizedLinear(nn.Linear):
-    """A frozen linear layer with a quantised weight, which is widened for each product; its bias stays a parameter."""
+class FrozenLinear(nn.Linear):
+    """A frozen linear layer whose weight is widened for each product; its bias stays a parameter."""
 
-    codes: Tensor
-    scale: Tensor
-
-    def __init__(self, layer: nn.Linear, format: Format, device: torch.device | None = None) -> None:
+    def __init__(self, layer: nn.Linear) -> None:
         nn.Module.__init__(self)
-        self.in_features, self.out_features, self.format = layer.in_features, layer.out_features, format
-        # Rounded on the device, where that is fast.
-        weight = _as_stored(layer.weight, format) or quantize(value(layer.weight).to(device), format)
-        # Scales of published files have more bits than bfloat16.
-        self.wide_scale = not weight.scale.is_meta and not torch.equal(weight.scale, weight.scale.bfloat16().float())
-        self.register_buffer("codes", weight.codes.to(device))
-        self.register_buffer("scale", weight.scale.to(device))
+        self.in_features, self.out_features = layer.in_features, layer.out_features
         self.bias = layer.bias
 
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
         """The weight in float32."""
         return self.widened(torch.float32)
+
+    def widened(self, dtype: torch.dtype) -> Tensor:
+        """Return the weight in a dtype."""
+        raise NotImplementedError
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Multiply `[..., in]` as `nn.Linear` does; autocast sets the dtype."""
+        kind = "cpu" if input.device.type == "meta" else input.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else input.dtype
+        product: Callable[..., Tensor] = _Product.apply
+        return product(input.to(dtype), self)
+
+
+@final
+class QuantizedLinear(FrozenLinear):
+    """A frozen linear layer with a weight that was rounded to codes with scales."""
+
+    codes: Tensor
+    scale: Tensor
+
+    def __init__(self, layer: nn.Linear, format: Format, device: torch.device | None = None) -> None:
+        super().__init__(layer)
+        self.format = format
+        # Rounded on the device, where that is fast.
+        weight = _as_stored(layer.weight, format) or quantize(value(layer.weight).to(device), format)
+        # Scales of published files have more bits than bfloat16.
+        self.wide_scale = not weight.scale.is_meta and not torch.equal(weight.scale, weight.scale.bfloat16().float())
+        self.register_buffer("codes", weight.codes.to(device))
+        self.register_buffer("scale", weight.scale.to(device))
 
     def widened(self, dtype: torch.dtype) -> Tensor:
         """Return the weight in a dtype."""
@@ -144,17 +165,28 @@ class QuantizedLinear(nn.Linear):
             return dequantize(Quantized(self.codes, self.scale), self.format, shape, torch.float32).to(dtype)
         return dequantize(Quantized(self.codes, self.scale), self.format, shape, dtype)
 
-    def forward(self, input: Tensor) -> Tensor:
-        """Multiply `[..., in]` as `nn.Linear` does; autocast sets the dtype."""
-        kind = "cpu" if input.device.type == "meta" else input.device.type
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else input.dtype
-        product: Callable[..., Tensor] = _Product.apply
-        return product(input.to(dtype), self)
+
+@final
+class GgufLinear(FrozenLinear):
+    """A frozen linear layer with the codes of a GGUF file."""
+
+    rows: Tensor
+
+    def __init__(self, layer: nn.Linear, codes: gguf_files.Codes, device: torch.device) -> None:
+        super().__init__(layer)
+        self.kind = codes.type
+        self.register_buffer("rows", codes.rows.to(device, copy=True))  # not in the file's pages
+
+    def widened(self, dtype: torch.dtype) -> Tensor:
+        """Return the weight in a dtype, rounded once."""
+        if self.rows.is_meta:
+            return torch.empty((self.out_features, self.in_features), dtype=dtype, device="meta")
+        return gguf_files.widened(gguf_files.Codes(self.rows, self.kind)).to(dtype)
 
 
-def quantized_layers(module: nn.Module) -> list[QuantizedLinear]:
+def quantized_layers(module: nn.Module) -> list[FrozenLinear]:
     """Return the quantised layers of a network."""
-    return [child for child in module.modules() if isinstance(child, QuantizedLinear)]
+    return [child for child in module.modules() if isinstance(child, FrozenLinear)]
 
 
 def count(module: nn.Module) -> int:
@@ -166,7 +198,7 @@ class _Product(torch.autograd.Function):
     """A product with a frozen weight that is widened again in the backward pass, instead of being saved for it."""
 
     @staticmethod
-    def forward(ctx: Any, input: Tensor, layer: QuantizedLinear) -> Tensor:
+    def forward(ctx: Any, input: Tensor, layer: FrozenLinear) -> Tensor:
         ctx.layer = layer
         bias = None if layer.bias is None else layer.bias.to(input.dtype)
         return functional.linear(input, layer.widened(input.dtype), bias)
@@ -200,11 +232,19 @@ def store(
         for name, buffer in list(parent.named_buffers(recurse=False)):
             setattr(parent, name, buffer.to(device, torch.float32 if buffer.is_floating_point() else None))
         for name, child in list(parent.named_children()):
-            if inside and base in FORMATS and type(child) is nn.Linear:
-                layer = QuantizedLinear(child, base, device)
+            layer = _quantized(child, base, device) if inside and type(child) is nn.Linear else None
+            if layer is not None:
                 store_parameters(layer)
                 setattr(parent, name, layer)
             else:
                 store_below(child, inside)
 
     store_below(module, inside=False)
+
+
+def _quantized(layer: nn.Linear, base: BaseStorage, device: torch.device) -> FrozenLinear | None:
+    """Return a linear layer in a quantised format; None if the base, or in GGUF its file, has no codes for it."""
+    if base == "gguf":
+        codes = gguf_files.codes_of(layer.weight)
+        return None if codes is None else GgufLinear(layer, codes, device)
+    return QuantizedLinear(layer, base, device) if base in FORMATS else None

@@ -108,7 +108,9 @@ class Estimate:
 
 
 def network(recipe: Recipe) -> Denoiser:
-    """Build a recipe's network in full size on the meta device; reads no weights."""
+    """Build a recipe's network in full size on the meta device; of weights it reads only how large their codes are."""
+    if recipe.lora is not None and recipe.lora.base == "gguf":
+        return build.denoiser(recipe, torch.device("meta"))
     without_weights = recipe.model_copy(update={"model": recipe.model.model_copy(update={"weights": None})})
     return build.denoiser(without_weights, torch.device("meta"))
 
