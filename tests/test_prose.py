@@ -12,19 +12,23 @@ FRAGMENT = re.compile(r"(All|As|Both|Every|How|Of|The same|Those|What|When|Where
 NAMELESS = ("of", "words", "look", "told")
 
 
-def nodes(root: Path) -> Iterator[tuple[str, ast.AST]]:
+Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def nodes(root: Path) -> Iterator[tuple[str, Documented]]:
     for file in sorted(root.rglob("*.py")):
+        name = file.relative_to(root)
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            yield f"{file.relative_to(root)}:{getattr(node, 'lineno', 1)}", node
+            if isinstance(node, Documented):
+                yield f"{name}:{getattr(node, 'lineno', 1)}", node
 
 
 def fragments(root: Path) -> list[str]:
     """Docstrings that must be completed from the name above them."""
-    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     return [
         f"{where}: {text.splitlines()[0]}"
         for where, node in nodes(root)
-        if isinstance(node, documented) and (text := ast.get_docstring(node)) and FRAGMENT.match(text)
+        if (text := ast.get_docstring(node)) and FRAGMENT.match(text)
     ]
 
 

@@ -72,6 +72,7 @@ def test_more_failures_than_the_share_end_the_training(without_two):
     assert told == {"clip-3.mp4": "failed", "picture-4.png": "failed"}
 
 
+@pytest.mark.slow  # a whole training; what ends it beyond the share is tested quickly
 def test_failures_within_the_share_are_accounted_for_and_training_goes_on(without_two):
     """Two of 17 are not more than two 17ths: each other clip is trained once, and the run finishes."""
     code, printed, run = without_two(2 / PLANNED)

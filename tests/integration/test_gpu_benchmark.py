@@ -20,6 +20,7 @@ REPOSITORY = Path(__file__).parents[2]
 [SAVES] = sections.chosen(["saves"], "unit")
 
 
+@pytest.mark.slow  # units run in processes of their own, some s each
 def test_a_unit_that_fails_leaves_its_error_and_one_out_of_time_is_run_again(tmp_path: Path) -> None:
     found = Results(tmp_path / "gpu-x.json")
     command._run(SAVES, found, "no-device", 100, tiny=True)

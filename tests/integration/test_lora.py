@@ -380,7 +380,7 @@ def test_the_average_is_looked_at_without_dropout(lora):
     assert all(module.training for module in state.module.modules())
 
 
-@pytest.mark.parametrize("name", ["wan-tiny", "flux-tiny"])
+@pytest.mark.parametrize("name", [pytest.param("wan-tiny", marks=pytest.mark.slow), "flux-tiny"])
 def test_the_familys_pipeline_draws_what_we_do_with_the_file(lora, name, tmp_path):
     """Trained on top of a published family: its pipeline with the exported file draws what `generate` does."""
     settings = {"expand_timesteps": True} if name == "wan-tiny" else {}

@@ -38,7 +38,7 @@ def _plant(recipe: dict, what: str) -> None:
     os._exit(code)
 
 
-@pytest.mark.parametrize(("policy", "last"), [("skip", 6), ("stop", 4)])
+@pytest.mark.parametrize(("policy", "last"), [pytest.param("skip", 6, marks=pytest.mark.slow), ("stop", 4)])
 def test_a_weight_that_is_not_finite_ends_the_run_and_is_never_saved(tiny, tmp_path, policy, last):
     """The run tells weight and clips at each step, and leaves the checkpoint from before."""
     train = {"max_steps": 9, "non_finite": policy, "max_non_finite": 3}

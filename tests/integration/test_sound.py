@@ -55,6 +55,7 @@ def recipe(tmp_path: Path) -> Callable[..., Recipe]:
     return make
 
 
+@pytest.mark.slow  # a training of forty steps and its previews
 def test_a_clip_with_sound_is_learned_and_heard_in_previews(recipe: Callable[..., Recipe], tmp_path: Path) -> None:
     """The loss of picture and sound falls, and each preview has as much sound as picture."""
     samples = {"prompts": ["clip 0"], "every_steps": 40, "num_inference_steps": 2}

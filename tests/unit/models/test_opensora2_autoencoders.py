@@ -40,7 +40,8 @@ def autoencoder(request, tmp_path_factory):
         return factory.build_autoencoder(AutoencoderConfig(name="hunyuan-video", weights=str(source)))
 
 
-@pytest.mark.parametrize("name", CASES)
+# The largest picture takes as long as all others.
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n == "large" else n for n in CASES])
 def test_latents_and_frames(autoencoder, name):
     """Long clips are encoded whole, and pictures above 256 pixels in tiles, as upstream's configs ask for."""
     case, golden = CASES[name], load_file(GOLDEN / "hunyuan_vae_tiny.cases.safetensors")
