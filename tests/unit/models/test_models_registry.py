@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -95,3 +96,10 @@ def test_unknown_autoencoders_and_text_encoders_are_refused():
 def test_configs_do_not_import_torch():
     code = "import sys, reelworks.models.config; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_every_published_model_is_named_on_a_page():
+    """docs/models/ says of each model what to write for a LoRA."""
+    pages = (Path(__file__).parents[3] / "docs" / "models").glob("*.md")
+    told = "".join(page.read_text(encoding="utf-8") for page in pages)
+    assert [name for name, preset in PRESETS.items() if preset.release and f"`{name}`" not in told] == []
