@@ -31,7 +31,7 @@ from reelworks.media.planes import Planes
 from reelworks.testing import sample_dataset
 
 CPU = torch.device("cpu")
-MEAN, MOST = 0.1, 1  # levels of 255, as `media.planes` promises
+MEAN, MOST = 0.15, 1  # levels of 255; the mean of tiny frames of noise, several times that of usual ones
 LIMIT = 1 << 30
 MATRICES = {"bt709": 1, "bt601": 6, "bt2020": 9}  # ISO/IEC 23091-2
 

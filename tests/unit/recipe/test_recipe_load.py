@@ -156,7 +156,7 @@ MISTAKES = [
     ("samples={prompts = ['a'], width = 101}", "samples.width", 101, "use 104"),
     ("samples={prompts = ['a'], height = 0}", "samples.height", 0, "greater than or equal to 1"),
     ("samples.fps=241", "samples.fps", 241, "less than or equal to 240"),
-    ("lora={base = 'int4'}", "lora.base", "int4", "give 'float32', 'bfloat16', 'float8', 'int8' or 'nf4'"),
+    ("lora={base = 'int4'}", "lora.base", "int4", "give 'float32', 'bfloat16', 'float8', 'int8', 'nf4' or 'gguf'"),
     ("precision.base='nf4'", "precision.base", "nf4", "lora.base may be"),
     ("autoencoder.dtype='fp16'", "autoencoder.dtype", "fp16", 'use "bfloat16"'),
     ("autoencoder.dtype='bfloat16'", "autoencoder.dtype", "bfloat16", "leave it out"),
