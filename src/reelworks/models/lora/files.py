@@ -61,9 +61,7 @@ def to_file(
         model: Preset of the base, whose release names the layers.
         base: Base weights that the header describes.
     """
-    layers: dict[str, dict[str, Tensor]] = {}
-    for key, (layer, kind) in inject.parts(state).items():
-        layers.setdefault(layer, {})[kind] = state[key]
+    layers = inject.by_layer(state)
     (rank,) = {kinds["A"].shape[0] for kinds in layers.values()}
     header = release_header(model, rank, alpha, base)
     if format == "diffusers":

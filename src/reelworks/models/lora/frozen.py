@@ -7,6 +7,7 @@ other weights (norms, tables, embeddings) are small and stay float32.
 from __future__ import annotations
 
 import functools
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, final
 
@@ -114,7 +115,7 @@ def _nf4_pairs(device: torch.device, dtype: torch.dtype) -> Tensor:
     return nf4_levels()[torch.stack([byte & 15, byte >> 4], dim=1)].to(device, dtype)
 
 
-class FrozenLinear(nn.Linear):
+class FrozenLinear(nn.Linear, ABC):
     """A frozen linear layer whose weight is widened for each product; its bias stays a parameter."""
 
     def __init__(self, layer: nn.Linear) -> None:
@@ -127,9 +128,9 @@ class FrozenLinear(nn.Linear):
         """The weight in float32."""
         return self.widened(torch.float32)
 
+    @abstractmethod
     def widened(self, dtype: torch.dtype) -> Tensor:
         """Return the weight in a dtype."""
-        raise NotImplementedError
 
     def forward(self, input: Tensor) -> Tensor:
         """Multiply `[..., in]` as `nn.Linear` does; autocast sets the dtype."""

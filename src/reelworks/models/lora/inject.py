@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -131,6 +131,14 @@ def merged(module: nn.Module) -> dict[str, Tensor]:
     state = module.state_dict()
     low_rank = parts(state)
     return {name.replace(".base_layer.", "."): v for name, v in state.items() if name not in low_rank}
+
+
+def by_layer(state: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """Return an adapter's tensors by layer and then by kind, such as "A"."""
+    layers: dict[str, dict[str, Tensor]] = {}
+    for key, (layer, kind) in parts(state).items():
+        layers.setdefault(layer, {})[kind] = state[key]
+    return layers
 
 
 def parts(names: Iterable[str]) -> dict[str, tuple[str, str]]:

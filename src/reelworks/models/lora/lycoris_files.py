@@ -38,9 +38,7 @@ def to_file(
         model: Preset of the base, whose release names the layers.
         base: Base weights that the header describes.
     """
-    layers: dict[str, dict[str, Tensor]] = {}
-    for key, (layer, kind) in inject.parts(state).items():
-        layers.setdefault(layer, {})[kind] = state[key]
+    layers = inject.by_layer(state)
     arguments = {"algo": adapter.type, "factor": adapter.decompose_factor or -1}
     header = files.release_header(model, adapter.rank, adapter.alpha, base) | {
         "ss_network_module": "lycoris.kohya",
