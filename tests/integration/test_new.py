@@ -207,6 +207,21 @@ def test_the_recipe_of_every_published_model_is_sound(preset):
     assert len(made.bucket) == 1 + clips
 
 
+@pytest.mark.parametrize(
+    ("preset", "given"),
+    [
+        ("wan-2.1-vace-1.3b", {"control": "c", "mask": "m"}),
+        ("flux2-klein-base-4b", {"source": ["a", "b"], "loss_mask": "l"}),
+        ("flux-dev", {"rejected": "r"}),
+    ],
+)
+def test_every_companion_that_is_given_is_written(preset, given):
+    dataset = DatasetConfig(path="p", **given)
+    lines = quickstart.lora_table(preset, [dataset], PLACEHOLDER)
+    made = recipe_file.parse({"output": "r", **tomllib.loads(toml_writer.write("", lines))})
+    assert made.dataset[0].companions == dataset.companions
+
+
 def test_the_recipe_that_comes_with_the_project_is_what_the_verb_writes():
     """A change of the verb shows in it, or it is made again: `reelworks new lora --model wan -o ...`."""
     lines = quickstart.lora_table("wan-2.1-1.3b", [DatasetConfig(path=quickstart.PLACEHOLDER)], PLACEHOLDER)

@@ -83,8 +83,8 @@ def _datasets(datasets: Sequence[DatasetConfig], found: FolderSurvey, trigger: s
         settings: list[tuple[str, Any, str]] = [("path", dataset.path, "")]
         if len(datasets) > 1:
             settings.append(("name", dataset.name, "identifies its clips"))
-        given = {"control": dataset.control, "source": dataset.source, "loss_mask": dataset.loss_mask}
-        settings += [(key, folder, "") for key, folder in given.items() if folder is not None]
+        folders = [(key, getattr(dataset, key)) for key in ("control", "source", "mask", "loss_mask", "rejected")]
+        settings += [(key, folder, "") for key, folder in folders if folder is not None]
         if dataset.repeats > 1:
             settings.append(("repeats", dataset.repeats, "repeats per epoch, from the folder's name"))
         settings += _captions(dataset, found, trigger)
