@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -36,16 +37,15 @@ def losses(data: RecipeData, plan: EpochPlan) -> dict[str, Any]:
         frame rate than `data.fps`, which keep their own. Means and sums count each repeat.
     """
     entries = planned(plan)
-    lost = lost_shares(data, entries)
-    return {
-        "crop": {
+    with ThreadPoolExecutor(1) as thread:  # numpy computes without Python's lock
+        of_frames = thread.submit(frames, data, entries)
+        lost = lost_shares(data, entries)
+        crop = {
             "mean": float(lost.mean()) if len(lost) else 0.0,
             "by_bucket": _by_bucket(data, entries.bucket, {"mean": lost}),
             "worst": worst(data, entries, lost, FILES_NAMED),
-        },
-        **frames(data, entries),
-        "below_rate": below_rate(data, entries),
-    }
+        }
+        return {"crop": crop, **of_frames.result(), "below_rate": below_rate(data, entries)}
 
 
 def below_rate(data: RecipeData, entries: Samples) -> int:
@@ -103,7 +103,7 @@ def frames(data: RecipeData, entries: Samples) -> dict[str, Any]:
         "trained": int(trained.sum()),
         "there": int(available.sum()),
         "by_bucket": _by_bucket(data, bucket, {"trained": trained, "there": available}),
-        "less_than_half": int(np.count_nonzero(np.bincount(row[half]))),
+        "less_than_half": _distinct(data, row[half]),
         "longest": [
             {
                 "path": label,
@@ -114,7 +114,14 @@ def frames(data: RecipeData, entries: Samples) -> dict[str, Any]:
             for i, label in zip(longest.tolist(), data.rows.labels(row[longest]), strict=True)
         ],
     }
-    return {"frames": counts, "short_clips": int(np.count_nonzero(np.bincount(row[available < wanted])))}
+    return {"frames": counts, "short_clips": _distinct(data, row[available < wanted])}
+
+
+def _distinct(data: RecipeData, row: I64) -> int:
+    """Return the number of different rows."""
+    found = np.zeros(len(data.rows), dtype=np.bool_)
+    found[row] = True
+    return int(np.count_nonzero(found))
 
 
 def _by_bucket(data: RecipeData, bucket: I64, columns: dict[str, F64 | I64]) -> list[dict[str, Any]]:
