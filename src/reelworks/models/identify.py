@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from reelworks.core.errors import UserError
-from reelworks.models import registry, weights
+from reelworks.models import registry, undrawn, weights
 from reelworks.models.weights import ShapeMismatch, Shapes
 
 _TEXT_ENCODERS = ("SelfAttention.q", "text_model.encoder.", "self_attn.q_proj.", "transformer.resblocks.")
@@ -109,7 +109,7 @@ def _spellings(name: str, shapes: Shapes) -> list[Shapes]:
 @functools.cache
 def network(name: str) -> nn.Module:
     """Return a preset's network at its published size on the meta device."""
-    with torch.device("meta"):
+    with undrawn.on_meta():
         return registry.load_network(registry.family_of(name)).build(registry.PRESETS[name].config)
 
 
