@@ -22,27 +22,15 @@ from reelworks.generate.conditions import Conditions
 from reelworks.generate.pipeline import GenerateOptions
 from reelworks.models import components, factory, registry, vision
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
-from reelworks.models.expert_pair.config import switch_timestep
 from reelworks.models.family import IMAGE_ENCODERS
 from reelworks.precision.boundary import DtypeBoundary
 from reelworks.testing import contract
 
 HERE = Path(__file__).parent
 every_family = pytest.mark.parametrize("name", contract.FAMILIES)
-
-
-def siblings():
-    """Return the tiny networks of a class that another one has, which is shown other companions or none."""
-    first = {}
-    for name in contract.FAMILIES:
-        model = ModelConfig(name=name)
-        first.setdefault((type(registry.PRESETS[name].config), switch_timestep(model) is not None), name)
-    return set(contract.FAMILIES) - set(first.values())
-
-
 # What is done to layers is the same in all networks of a class; what each is shown goes through the checks of all.
 every_class = pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] if n in siblings() else []) for n in contract.FAMILIES]
+    "name", [pytest.param(n, marks=[] if n in contract.CLASSES else pytest.mark.slow) for n in contract.FAMILIES]
 )
 # Parameters of the released networks, as their files hold them or as other trainers print them; of Open-Sora, by the
 # sizes that its release was built with. The cards of SD3 count its table of positions too, a buffer here: 2,085 M,
@@ -102,11 +90,11 @@ def test_state(name):
 
 
 # The integration tests train STDiT3, and it takes as long as all others; STDiT2 has the same blocks.
-_LONG = {"stdit2-tiny", "stdit3-tiny"} | siblings()
+_QUICK = {*contract.CLASSES} - {"stdit2-tiny", "stdit3-tiny"}
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] if n in _LONG else []) for n in contract.FAMILIES]
+    "name", [pytest.param(n, marks=[] if n in _QUICK else pytest.mark.slow) for n in contract.FAMILIES]
 )
 def test_overfits(name):
     """One clip at a fixed time and noise is learnt to a tenth of the loss."""
