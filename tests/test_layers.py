@@ -28,6 +28,7 @@ LEVELS = (
     ("analysis",),
     ("evaluation", "generate", "train"),
     ("quickstart", "report", "compat", "testing", "demo"),
+    ("ui",),
     ("cli",),
 )
 MAY_IMPORT_ANY_CONFIG = ("recipe",)  # a recipe is composed of every package's config.py
@@ -42,6 +43,7 @@ TORCH_FREE_PACKAGES = (
     "compat",
     "analysis",
     "report",
+    "ui",
     "cli",
 )
 TORCH_FREE_MODULES = (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -32,6 +32,11 @@ class Figure:
     title: str
     note: str
     plot: dict[str, Any]
+
+
+def to_json(figure: Figure) -> dict[str, Any]:
+    """Return a figure as a JSON value."""
+    return asdict(figure)
 
 
 def finite(value: Any) -> float | None:

@@ -92,11 +92,6 @@ def resumes(data: RunData) -> int:
     return sum(event.get("resumed_from") is not None for event in data.all_events if event["kind"] == "start")
 
 
-def repeated_steps(data: RunData) -> int:
-    """Return the number of steps that were lost with their process and repeated."""
-    return sum(1 for event in data.all_events if event["kind"] == "step") - len(data.events_of("step"))
-
-
 def state(data: RunData) -> tuple[str, str]:
     """Return the state of the run, and its tone: "good", "busy" or "plain"."""
     events = [event for event in data.all_events if event["kind"] in ("start", "stop")]
