@@ -1,6 +1,6 @@
 // What a run keeps, why, and what would go.
 
-import { ask, badge, bytes, button, card, count, empty, explain, fill, get, h, loss, moment, post, table, toast } from "../core.js";
+import { ask, badge, bytes, button, card, count, empty, explain, fill, get, h, loss, moment, plural, post, table, toast } from "../core.js";
 
 export async function renderCheckpoints(body, key, run, signal) {
   const renew = async () => {
@@ -8,7 +8,7 @@ export async function renderCheckpoints(body, key, run, signal) {
     if (!found.rows.length) return fill(body, empty("No checkpoint yet", "One is saved after checkpoints.every_steps steps, when the run is stopped, and at its end."));
     const act = (path, text) => async () => { const told = await post(`/runs/${key}/checkpoints/${path}`); toast(text ? text(told) : "done"); await renew(); };
     fill(body, card(
-      h("p", {}, `${count(found.rows.length)} on disk, ${bytes(found.total_bytes)}; ${bytes(found.free_bytes)} free. ${found.forecast}`),
+      h("p", {}, `${plural(found.rows.length, "checkpoint")}, ${bytes(found.total_bytes)}; ${bytes(found.free_bytes)} free on the disk`), found.forecast ? h("p.quiet", {}, `Until the end: ${found.forecast}`) : null,
       table("Checkpoints", [
         ["Step", row => count(row.step), true], ["Epoch", row => row.epoch ?? "–", true], ["Size", row => bytes(row.bytes), true], ["Saved", row => moment(row.created)],
         ["Metrics", row => Object.entries(row.metrics || {}).map(([name, value]) => h("div", {}, `${name} ${loss(value)}`))],
