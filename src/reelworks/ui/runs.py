@@ -204,7 +204,7 @@ def _seconds_left(index: EventIndex, last: Event | None, total: int | None) -> f
     seconds = index.seconds_per_step(_SPEED_STEPS)
     if total is None or last is None or seconds is None:
         return None
-    return max(0, total - last["step"]) * seconds
+    return float(max(0, total - last["step"]) * seconds)
 
 
 @lru_cache(maxsize=256)

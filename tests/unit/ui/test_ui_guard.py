@@ -92,10 +92,14 @@ def test_a_link_out_of_the_folders_is_not_followed(tmp_path):
 def test_names_that_are_not_text_are_found_all_the_same(tmp_path):
     folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/r\xfcn"))
     folder.mkdir()
-    (folder / "run.json").write_text("{}")
+    (folder / "run.json").write_text('{"format": 1}')
+    (folder / "recipe.toml").write_text("")
     with page(tmp_path) as client:
         (run,) = client.get("/api/runs").json()
         assert client.get(f"/api/runs/{run['key']}").status_code == 200
+        (folder / "run.json").write_text("{}")
+        refusal = client.get(f"/api/runs/{run['key']}").json()
+        assert refusal["code"] == "no-run"
 
 
 def test_a_folder_that_is_missing_is_an_error_with_its_name(tmp_path):
