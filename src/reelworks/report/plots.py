@@ -254,6 +254,15 @@ def data_wait(data: RunData) -> Figure | None:
     return _figure("data-wait", "Waiting for clips", note, traces, "share", rangemode="tozero", tickformat=".0%")
 
 
+def memory(data: RunData) -> Figure | None:
+    """Plot the largest memory so far."""
+    events = [e for e in data.events_of("step") if e.get("memory_bytes")]
+    values = [e["memory_bytes"] / 1e9 for e in events]
+    traces = [_line("memory", [e["step"] for e in events], values, "@c4")] if events else []
+    note = "The largest so far, of the GPU or, without one, of the process."
+    return _figure("memory", "Memory", note, traces, "GB", rangemode="tozero")
+
+
 def learning_rate(data: RunData) -> Figure | None:
     """Plot the learning rate."""
     events = [e for e in data.events_of("step") if e.get("learning_rate") is not None]
@@ -272,7 +281,7 @@ def grad_norm(data: RunData) -> Figure | None:
 def all_of(data: RunData) -> list[Figure]:
     """Return every figure that has data, in the page's order."""
     losses = (loss_curve, validation, loss_by_bucket, loss_by_timestep, validation_by_bucket)
-    drawn = (*losses, throughput, data_wait, imbalance, learning_rate, grad_norm, grad_norm_by_block)
+    drawn = (*losses, throughput, data_wait, memory, learning_rate, grad_norm, imbalance, grad_norm_by_block)
     return [figure for draw in drawn if (figure := draw(data))]
 
 

@@ -133,7 +133,7 @@ def previews(context: Context, key: str, run: RunFolder) -> list[Json]:
 def _state(context: Context, key: str, run: RunFolder, others: list[Event], last: Event | None) -> Json:
     """Return whether a run trains, waits, has ended or broke off, and why."""
     job = _job(context, key, run)
-    ended = [event for event in others if event.get("kind") in ("start", "stop")]
+    ended = [event for event in others if event.get("kind") in ("start", "stop", "error")]
     owner = lock.holder(run.lock_file)
     if owner is not None:
         here = owner.host == socket.gethostname()
@@ -152,8 +152,9 @@ def _state(context: Context, key: str, run: RunFolder, others: list[Event], last
         if reason == "signal":
             return _told("stopped", "plain", "asked to stop; its work is saved")
         return _told("finished", "good", "")
-    errors = [event for event in others if event.get("kind") == "error" and event["time"] >= ended[-1]["time"]]
-    return _told("crashed", "bad", str(errors[-1].get("reason", "")) if errors else status.KILLED)
+    if ended[-1]["kind"] == "error":
+        return _told("crashed", "bad", str(ended[-1].get("reason", "")))
+    return _told("crashed", "bad", status.KILLED)
 
 
 def _told(state: str, tone: str, detail: str, *, job: str | None = None, can_stop: bool = False) -> Json:
