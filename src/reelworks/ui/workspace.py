@@ -96,7 +96,9 @@ class Workspace:
         return RunFolder(self._named("runs", key, "run"))
 
     def recipe(self, key: str) -> Path:
-        """Return a recipe's file by its key."""
+        """Return a recipe's file by its key, or that of a run by the run's."""
+        if key in self.found().runs:
+            return self.run(key).recipe_file
         return self._named("recipes", key, "recipe")
 
     def catalog(self, key: str) -> Path:

@@ -9,7 +9,8 @@ const TABS = { overview: "Overview", previews: "Previews", checkpoints: "Checkpo
 export async function render(main, [key, tab = "overview"], signal) {
   const head = h("div"), body = h("div");
   const tabs = h("nav.tabs", { "aria-label": "Parts of the run" }, Object.entries(TABS).map(([name, text]) =>
-    h("a", { href: `#/run/${key}/${name}`, "aria-current": name === tab ? "page" : null }, text)));
+    h("a", { href: `#/run/${key}/${name}`, "aria-current": name === tab ? "page" : null }, text)),
+    h("span.gap"), h("a", { href: `#/data/${key}` }, "Its data"), h("a", { href: `#/plan/${key}` }, "Its plan"));
   let run = await get(`/runs/${key}`, signal);
   document.title = `${run.name} · Reelworks`;
   fill(main, head, tabs, body);
