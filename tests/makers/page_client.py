@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -35,6 +36,8 @@ def served(*folders: Path) -> Iterator[str]:
         server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]})
         thread.start()
+        while not server.started:
+            time.sleep(0.01)
         try:
             yield f"http://127.0.0.1:{bound.getsockname()[1]}/#token={TOKEN}"
         finally:
