@@ -173,6 +173,25 @@ def qwen_image(module, x0, noise, i):
     return _mse(pipeline._unpack_latents(out, H * 8, W * 8, 8)[:, :, 0], target)
 
 
+def qwen_image21(module, x0, noise, i):
+    """Places of the sources, one for four tokens, precede the texts, which end at the longest."""
+    x_t, target = _picture(x0, noise, i)
+    B, C, H, W = x_t.shape
+    pack, length = diffusers.QwenImage21Pipeline._pack_latents, int(i.text_mask.sum(1).max())
+    pictures = [*[source[:, :, 0].contiguous() for source in i.sources], x_t]
+    slots = sum(source[0, 0].numel() // 4 for source in i.sources)
+    vision = torch.tensor([True] * slots + [False] * length + [True] * (H * W // 4)).expand(B, -1)
+    out = module(
+        hidden_states=torch.cat([pack(each, B, C, *each.shape[2:]) for each in pictures], dim=1),
+        timestep=i.time / 1000,
+        encoder_hidden_states=torch.cat([torch.zeros(B, slots, i.text.shape[2]), i.text[:, :length]], dim=1),
+        encoder_hidden_states_mask=torch.cat([torch.ones(B, slots, dtype=torch.bool), i.text_mask[:, :length]], dim=1),
+        img_shapes=[[(1, *each.shape[2:]) for each in pictures]] * B,
+        img_mask=vision,
+    ).sample[:, -H * W :]
+    return _mse(diffusers.QwenImage21Pipeline._unpack_latents(out, H * 16, W * 16, 16)[:, :, 0], target)
+
+
 def krea2(module, x0, noise, i):
     x_t, target = _picture(x0, noise, i)
     B, C, H, W = x_t.shape
@@ -360,6 +379,8 @@ LOSSES = {
     "qwen-image-tiny": qwen_image,
     "qwen-image-edit-tiny": qwen_image,
     "qwen-image-edit-plus-tiny": qwen_image,
+    "qwen-image-2.1-tiny": qwen_image21,
+    "qwen-image-2.1-edit-tiny": qwen_image21,
     "sd3-tiny": sd3,
     "sdxl-tiny": sdxl,
     "wan-tiny": wan,

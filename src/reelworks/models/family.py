@@ -215,6 +215,7 @@ class PublishedAutoencoder:
     signs: tuple[str, ...] = ()  # tensor names that no other class has, in the files of diffusers and of the release
     has_time_axis: bool = True  # False if it takes pictures only
     packs_squares: bool = False  # whether a denoiser sees 2 × 2 of its latent elements as one
+    has_alpha: bool = False  # whether it takes a fourth channel, opacity, which is full here
     one_by_one: bool = False  # whether it encodes only one clip at a time
     # Name of the file in a repository of several models, with the names of diffusers' class; None if there is none.
     file: str | None = None

@@ -32,6 +32,7 @@ ALIKE = [
     ("flux3-klein-base-edit", "flux3-klein-base"),
     ("krea2-raw", "krea2-turbo"),
     ("qwen-image", "qwen-image-2512", "qwen-image-edit", "qwen-image-edit-2509", "qwen-image-edit-2511"),
+    ("qwen-image-2.1-edit", "qwen-image-2.1", "qwen-image-2.1-turbo"),
     ("z-image", "z-image-turbo"),
     ("ltx-2", "ltx-2-sound"),
     ("ltx-2.3", "ltx-2.3-sound"),

@@ -16,6 +16,7 @@ from typing import Any, final
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from reelworks.core.errors import UserError
 from reelworks.models import optional_imports, registry, weights
@@ -54,6 +55,7 @@ class DiffusersAutoencoder:
         self.contract = CONTRACT.computing_in(getattr(torch, config.dtype))
         self.module = _load(config, facts)
         self._flat, self._packed = not facts.has_time_axis, facts.packs_squares
+        self._has_alpha = facts.has_alpha
         if facts.one_by_one:
             self.module.enable_slicing()
         if facts.tiles:
@@ -66,6 +68,8 @@ class DiffusersAutoencoder:
     def encode(self, video_BCTHW: Tensor) -> Tensor:
         """Encode `[B, 3, T, H, W]` in [-1, 1] as `[B, C, T', h, w]`."""
         video = video_BCTHW.to(self.contract.compute)
+        if self._has_alpha:
+            video = pad(video, (0, 0, 0, 0, 0, 0, 0, 1), value=1.0)
         latent: Tensor = self.module.encode(video[:, :, 0] if self._flat else video).latent_dist.mode()
         latent = (latent[:, :, None] if self._flat else latent).to(self.contract.output)
         if self._packed:
@@ -83,7 +87,7 @@ class DiffusersAutoencoder:
         takes_timestep = self.module.config.get("timestep_conditioning", False)
         timestep = {"temb": latent.new_zeros(len(latent))} if takes_timestep else {}
         video: Tensor = self.module.decode(latent[:, :, 0] if self._flat else latent, **timestep).sample
-        video = video[:, :, None] if self._flat else video
+        video = (video[:, :, None] if self._flat else video)[:, :3]
         assert video.shape[2] == num_frames, f"{latent.shape[2]} latent frames became {video.shape[2]}"
         return video.to(self.contract.output)
 
