@@ -84,7 +84,8 @@ class Network:
 
     name: str
     blocks: tuple[str, ...]  # names of its lists of blocks, in order of use
-    part: str = "transformer"  # folder of the network in a pipeline
+    part: str = "transformer"  # name of the network in a pipeline, and its folder
+    folder: str | None = None  # its folder, if a repository has several networks; None if `part` is it
     # Name prefixes of parameters that no loss can reach, or that the release was trained without changing.
     without_gradient: tuple[str, ...] = ()
     # Parameter whose columns for companions are zeros if weights lack them, so that a network trained without
