@@ -2,8 +2,12 @@
 
 import dataclasses
 
+import diffusers
 import pytest
+import tiny_families
 import torch
+import transformers
+from diffusers.pipelines import ltx2
 from presets import config_of, network_of
 from refused import refused
 from safetensors.torch import save_file
@@ -159,3 +163,24 @@ def test_texts_of_another_width_are_refused():
             device="meta",
             seed=0,
         )
+
+
+def test_texts_of_2_5_are_embedded_by_its_gemma(tmp_path):
+    """A pipeline with a Gemma 4 gives tokens for both branches, and is refused where LTX-2.3's Gemma 3 is wanted."""
+    torch.manual_seed(0)
+    sizes = tiny_families.GEMMA | {"global_head_dim": 16, "num_hidden_layers": 2}
+    gemma = transformers.Gemma4UnifiedConfig(text_config=sizes, vision_config=None, audio_config=None)
+    parts = {
+        "text_encoder": transformers.Gemma4UnifiedForConditionalGeneration(gemma),
+        "connectors": ltx2.LTX2TextConnectors(**tiny_families.CONNECTORS),
+        "tokenizer": tiny_families.tokenizer(),
+        "scheduler": diffusers.FlowMatchEulerDiscreteScheduler(),
+        **dict.fromkeys(("vae", "audio_vae", "vocoder", "transformer")),
+    }
+    diffusers.LTX2Pipeline(**parts).save_pretrained(tmp_path)
+    texts = TextEncoderConfig(name="ltx-2.5-sound", weights=str(tmp_path), dim=64, max_length=12)
+    made = factory.build_text_encoder(texts).encode(["waves", "two cats"])
+    assert made.tokens.shape == (2, 12, 64)
+    assert not torch.equal(made.tokens[0], made.tokens[1])
+    with refused("other-text-encoder", "text_encoder.weights"):
+        factory.build_text_encoder(texts.model_copy(update={"name": "ltx-2.3-sound"}))
