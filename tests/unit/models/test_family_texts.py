@@ -102,6 +102,15 @@ def test_tokens_are_the_pipelines(family):
         assert torch.equal(encoder.encode(LINES[:1]).tokens[0, :80], tokens.float())
         assert encoder.encode(LINES[:1]).mask.sum() == 80
         return
+    if name == "minimax-h3":
+        words = transformers.AutoTokenizer.from_pretrained(place / "tokenizer")
+        kind = transformers.Qwen3VLForConditionalGeneration
+        layers = kind.from_pretrained(place / "text_encoder", dtype=torch.bfloat16).model.language_model
+        ids = words(LINES[0], add_special_tokens=False, return_tensors="pt").input_ids[:, :24]
+        states = layers(ids, output_hidden_states=True).hidden_states[50][0]
+        made = encoder.encode(LINES[:1])
+        assert torch.equal(made.tokens[0][made.mask[0]], states.float())
+        return
     if name == "qwen-image-2.1":
         made = encoder.encode(LINES[:1])
         assert torch.equal(made.tokens[0][made.mask[0]], states_before_the_last_norm(place, LINES[0]).float())

@@ -56,7 +56,12 @@ _PARTS = family.Parts("qwen-image-2.1", "qwen-image-2.1")
 _preset = partial(family.Preset, parts=_PARTS, sampling=family.SamplingDefaults(1.0, 40))
 _edit = partial(_preset, parts=_PARTS._replace(text="qwen-image-2.1-edit"))
 # Its scheduler shifts by e^0.69 for a picture of 1024 × 1024 pixels.
-_release = partial(family.Release, timestep_shift=2.0, architecture="Qwen-Image-2.1")
+_release = partial(
+    family.Release,
+    timestep_shift=2.0,
+    architecture="Qwen-Image-2.1",
+    licence_note="the Qwen Research License allows research and evaluation, and no commercial use",
+)
 _QWEN3_VL = family.TextNetwork("text_encoder", "qwen3_vl_text", 151_936)
 # Long enough for the prompts that the release's prompt enhancer writes; a source picture counts as one token.
 _text = partial(
