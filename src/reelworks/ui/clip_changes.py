@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import tomllib
 from dataclasses import dataclass
@@ -52,18 +51,11 @@ def caption_place(workspace: Workspace, clips: Clips, row: int) -> CaptionPlace:
     if not workspace.holds(media.parent):
         return CaptionPlace(None, f"a file in {media.parent}, outside of the page's folders")
     has_more = media.with_suffix(f".1{listing.SUFFIX}").exists()  # or the caption of a clip with that name
-    if has_more and listing.count_captions(media.stem, set(_names(media.parent))) > 1:
+    if has_more and listing.count_captions(media.stem, {file.name for file in media.parent.iterdir()}) > 1:
         return CaptionPlace(None, f"several files, {media.stem}.txt, {media.stem}.1.txt, …; change them there")
     existing = [media.with_suffix(suffix) for suffix in listing.SUFFIXES if media.with_suffix(suffix).exists()]
     file = existing[0] if existing else media.with_suffix(listing.SUFFIX)
     return CaptionPlace(file, str(file.name) if existing else f"{file.name}, which is made when you save")
-
-
-def _names(folder: Path) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except OSError:
-        return []
 
 
 def write_caption(workspace: Workspace, clips: Clips, row: int, text: str) -> Path:

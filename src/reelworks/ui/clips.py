@@ -59,7 +59,8 @@ class Facet:
     def counts(self, among: Mask | None) -> list[int]:
         """Return the number of clips of each value."""
         chosen = self.of_row if among is None else self.of_row[among]
-        return np.bincount(chosen, minlength=len(self.values)).tolist()
+        counts: list[int] = np.bincount(chosen, minlength=len(self.values)).tolist()
+        return counts
 
     def mask(self, ids: Sequence[str]) -> Mask:
         """Return the clips that have one of some values."""
@@ -184,7 +185,7 @@ class Clips:
             key = rows.height * rows.width
         else:
             return by_name
-        if sort not in self.shared.orders or sort == "cropped" and self.shared.orders[sort][0] is not key:
+        if sort not in self.shared.orders or (sort == "cropped" and self.shared.orders[sort][0] is not key):
             self.shared.orders[sort] = key, by_name[np.argsort(-key[by_name], kind="stable")].astype(np.int32)
         return self.shared.orders[sort][1]
 

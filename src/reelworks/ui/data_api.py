@@ -49,6 +49,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.get("/{key}")
     def one(key: str) -> Json:
+        pictures.warm()
         subject = library.subject(key)
         about = _about(context, subject)
         if not subject.has_catalog:
@@ -263,7 +264,8 @@ def _why(clips: Clips, row: int) -> str | None:
     if reason == Reason.NONE:
         return None
     if not isinstance(clips.data, RecipeData):
-        return clips.data.rows.take(np.array([row])).error[0].as_py()
+        error: str | None = clips.data.rows.take(np.array([row])).error[0].as_py()
+        return error
     one = Rejection(reason, np.array([row]), clips.nearest[row : row + 1])
     return rejections.named(clips.data, [one])[reason.label][0]["detail"] or None
 

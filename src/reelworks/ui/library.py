@@ -175,10 +175,12 @@ class Library:
         """
         end = time.monotonic() + patience
         with self._changed:
-            entry = self._check(key, now=fresh)
-            while (entry.clips is None or (fresh and entry.waiting)) and entry.error is None:
-                if self._closed or not self._changed.wait(max(end - time.monotonic(), 0.01)) and time.monotonic() > end:
+            # What is being read may be older than a change that was made just now: its files are looked at again.
+            while (entry := self._check(key, now=fresh)).error is None:
+                left = end - time.monotonic()
+                if (entry.clips is not None and not (fresh and entry.waiting)) or self._closed or left <= 0:
                     break
+                self._changed.wait(left)
             if entry.error is not None:
                 raise entry.error
             if entry.clips is None:

@@ -69,6 +69,11 @@ class Pictures:
         if pool is not None:
             pool.close()
 
+    def warm(self) -> None:
+        """Start a process that decodes, which takes a second or two, before the first picture is asked for."""
+        if self._pool is None:
+            self._started().submit(Request(Path(), is_image=True, shape=Shape(1, 1, 1)))
+
     def tag(self, clips: Clips, row: int, kind: Kind, companion: str | None = None) -> tuple[str, Request]:
         """Return a text that changes when a picture does, and the request to decode for it.
 
@@ -113,12 +118,14 @@ class Pictures:
                 self._bytes -= len(self._kept.popitem(last=False)[1])
         return data
 
-    def _frames(self, request: Request) -> Frames:
+    def _started(self) -> DecodePool:
         with self._lock:
             if self._pool is None:
                 self._pool = DecodePool(_WORKERS, _TIMEOUT_SECONDS)
-            pool = self._pool
-        decoded = pool.submit(request).result()
+            return self._pool
+
+    def _frames(self, request: Request) -> Frames:
+        decoded = self._started().submit(request).result()
         if isinstance(decoded, Failure):
             raise unreadable(request.path, decoded.reason)
         assert isinstance(decoded, np.ndarray)
