@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
@@ -253,6 +254,7 @@ def read(
         clips.coverage = _covered(clips, runs)
     for sort in SORTS:
         clips.order(sort)
+    pa.default_memory_pool().release_unused()  # what reading took beside its results
     return clips
 
 

@@ -286,7 +286,7 @@ def _reading(clips: Clips, row: int) -> Json | None:
         "of": end,
         "step": request.step,
         "frames": bucket.shape.num_frames,
-        "shape": str(bucket.shape),
+        "size": f"{bucket.shape.width} × {bucket.shape.height}",
         "flip": request.augmentation.flip,
         "degrees": request.augmentation.degrees,
     }

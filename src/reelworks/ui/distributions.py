@@ -48,16 +48,10 @@ def of(clips: Clips, chosen: I32) -> Json:
     bars = []
     for measure in _MEASURES:
         among = readable[rows.is_video[readable]] if measure.of_videos else readable
-        values = _values(rows, measure, among)
+        values = np.asarray(measure.values(rows)[among], dtype=np.float64)
         if len(values):
             bars.append({"name": measure.name, "label": measure.label, "unit": measure.unit, **_bars(values, measure)})
     return {"bars": bars, "sizes": _sizes(clips, readable), "clips": len(readable)}
-
-
-def _values(rows: CatalogRows, measure: _Measure, among: I32) -> F64:
-    if measure.name == "caption" and len(among) < len(rows):
-        return np.asarray(measure.values(rows.take(among.astype(np.int64))), dtype=np.float64)
-    return np.asarray(measure.values(rows)[among], dtype=np.float64)
 
 
 def _bars(values: F64, measure: _Measure) -> Json:

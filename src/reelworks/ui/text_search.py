@@ -18,6 +18,7 @@ Mask = NDArray[np.bool_]
 _BLOCK_BYTES = 1 << 19
 _SAMPLE_BYTES = 1 << 18
 _THREADS = 4
+_CASE = 0x20  # the bit in which a capital letter of ASCII differs from a small one
 
 
 def contains(texts: Any, wanted: str) -> Mask:
@@ -36,8 +37,12 @@ def contains(texts: Any, wanted: str) -> Mask:
     ends = np.searchsorted(offsets, np.arange(offsets[0], offsets[-1], _BLOCK_BYTES)[1:], side="right") - 1
     rows = np.unique(np.r_[0, ends, len(texts)])
     blocks = [slice(first, last) for first, last in zip(rows[:-1].tolist(), rows[1:].tolist(), strict=True)]
+    search = partial(_search, data, offsets, letters, order, found)
+    if len(blocks) == 1:
+        search(blocks[0])
+        return found
     with ThreadPoolExecutor(_THREADS) as threads:  # numpy compares without Python's lock
-        for _ in threads.map(partial(_search, data, offsets, letters, order, found), blocks):
+        for _ in threads.map(search, blocks):
             pass
     return found
 
@@ -84,6 +89,8 @@ def _search(
 
 
 def _is_one_of(values: NDArray[np.uint8], letters: tuple[int, ...]) -> Mask:
+    if len(letters) == 2 and letters[1] - letters[0] == _CASE and letters[1] & _CASE:
+        return np.asarray((values | _CASE) == letters[1])
     result: Mask = values == letters[0]
     for letter in letters[1:]:
         result |= values == letter

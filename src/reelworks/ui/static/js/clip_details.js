@@ -57,8 +57,9 @@ function pictureSide(key, clip, pictures) {
     if (reading && clip.lost > 0.0005) whole.append(h("div.window", { style: Object.fromEntries(["left", "top", "width", "height"].map(side => [side, `${100 * reading.window[side]}%`])) }));
   });
   if (reading) {
+    const who = clip.reason?.[0] === "held_out" ? "Validation" : "Training";
     const strip = h("div.strip-of-frames"), loop = h("div.as-read", { style: { "aspect-ratio": `${clip.shape[0]} / ${clip.shape[1]}` } });
-    const caption = h("p.quiet", {}, clip.video ? `Training reads ${plural(reading.frames, "frame")}, ${reading.first} to ${reading.last} of ${reading.of}${reading.step !== 1 ? `, ${Number(reading.step.toPrecision(3))} apart` : ""}, as ${reading.shape}${turned(reading)}.` : `Training reads it as ${reading.shape}${turned(reading)}.`);
+    const caption = h("p.quiet", {}, clip.video ? `${who} reads ${plural(reading.frames, "frame")}, ${reading.first} to ${reading.last} of ${reading.of}${reading.step !== 1 ? `, ${Number(reading.step.toPrecision(3))} apart` : ""}, at ${reading.size}${turned(reading)}.` : `${who} reads it at ${reading.size}${turned(reading)}.`);
     side.append(caption, clip.video ? h("div.read-frames", {}, loop, strip) : "");
     if (clip.video) { put(loop, `${base}/loop.webp`, "the frames as training reads them, as a loop"); put(strip, `${base}/strip.webp`, "some of the frames that training reads"); }
   }
@@ -83,8 +84,10 @@ function whyBox(key, clip, changed) {
   act?.setAttribute("data-name", "leave-out");
   if (!clip.reason) return h("div.verdict", {}, h("p", {}, h("b.ok", {}, clip.bucket ? "Trained" : "Readable"), clip.bucket ? ` in ${clip.bucket}` : ""), act);
   const [name, label, remedy] = clip.reason, isKept = ["held_out", "not_drawn"].includes(name);
-  return h("div.verdict", {}, h("div", {}, h("p", {}, h(isKept ? "b" : "b.hint", {}, isKept ? "" : "Left out: ", label.replaceAll("_", " "))), clip.why ? h("p", {}, clip.why) : null, h("p.quiet", {}, remedy)), act);
+  return h("div.verdict", {}, h("div", {}, h("p", {}, h(isKept ? "b" : "b.hint", {}, isKept ? capital(label) : `Left out: ${label.replaceAll("_", " ")}`)), clip.why ? h("p", {}, clip.why) : null, h("p.quiet", {}, remedy)), act);
 }
+
+const capital = text => text[0].toUpperCase() + text.slice(1);
 
 function captionBox(key, clip, changed) {
   const box = h("textarea", { rows: "4", value: clip.caption || "", readonly: !(clip.can_write_caption && canChange()), "aria-label": "caption", "data-name": "caption", spellcheck: "true" });

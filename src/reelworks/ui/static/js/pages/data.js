@@ -1,6 +1,6 @@
 // Clips of recipes and catalogs: what training reads of each, what is left out and why, captions.
 
-import { badge, button, canChange, card, count, duration, empty, every, explain, fill, get, h, plural, post, progress, table, throttled } from "../core.js";
+import { badge, button, canChange, card, count, duration, empty, every, explain, fill, get, h, percent, plural, post, progress, table, throttled } from "../core.js";
 import { Grid, PAGE, Pictures } from "../clip_grid.js";
 import { showClip } from "../clip_details.js";
 import { drawDistributions } from "../distributions.js";
@@ -103,7 +103,7 @@ function makeView(body, key, about, signal) {
   };
   const grid = new Grid({
     page: async (offset, limit) => (await get(`/data/${key}/clips${address({ offset, limit })}`, signal)).clips,
-    tile: clip => tileOf(clip), label: clip => labelOf(clip),
+    tile: clip => tileOf(clip, sort), label: clip => labelOf(clip),
     show: (tile, clip, wanted) => showPicture(pictures, key, tile, clip, wanted),
     open: index => openClip(index),
   }, signal);
@@ -186,10 +186,11 @@ const shortened = (values, picked) => {
 };
 
 const nameOf = path => path.slice(path.lastIndexOf("/") + 1);
-function tileOf(clip) {
+const measureOf = (clip, sort) => sort === "cropped" && clip.bucket ? `${percent(clip.lost)} cropped` : sort === "largest" && clip.bucket ? `${clip.source[0]} × ${clip.source[1]}` : null;
+function tileOf(clip, sort) {
   const told = clip.reason ? h(["held_out", "not_drawn"].includes(clip.reason[0]) ? "span.why.kept" : "span.why", { title: clip.reason[2] }, clip.reason[1].replaceAll("_", " ")) : h("span", {}, clip.bucket || `${clip.source[0]} × ${clip.source[1]}`);
   return [h("div.pic", {}, h("span.frame", { style: { "aspect-ratio": `${clip.shape[0] || 3} / ${clip.shape[1] || 2}`, ...(clip.shape[0] / clip.shape[1] > 1 / 0.72 ? { width: "100%" } : { height: "100%" }) } }),
-    clip.video && clip.seconds ? h("span.length", {}, duration(clip.seconds)) : null), h("div.name", { title: clip.path }, nameOf(clip.path)), h("div.about", {}, told)];
+    clip.video && clip.seconds ? h("span.length", {}, duration(clip.seconds)) : null), h("div.name", { title: clip.path }, nameOf(clip.path)), h("div.about", {}, told, h("span", {}, measureOf(clip, sort)))];
 }
 const labelOf = clip => [clip.path, clip.video ? `video, ${plural(clip.frames, "frame")}` : "picture", clip.reason ? `left out: ${clip.reason[1]}` : clip.bucket, clip.caption].filter(Boolean).join(", ");
 
