@@ -73,6 +73,6 @@ async def _explain(_: Request, error: Exception) -> JSONResponse:
     """Answer an error that the user can correct: what is wrong, where, and what to do."""
     assert isinstance(error, UserError)
     status = 404 if error.code == "not-found" else 400
-    value = None if error.value is None else str(error.value)
+    value = None if error.value is None else str(error.value).encode(errors="replace").decode()
     body = {"problem": error.problem, "code": error.code, "field": error.field, "value": value, "remedy": error.remedy}
     return JSONResponse(body, status)

@@ -105,7 +105,7 @@ class Jobs:
             job = Job(f"{number:06}", kind, title, tuple(arguments), str(cwd), time.time(), subject=subject)
             self._write(job)
         self._step()
-        return job
+        return self.get(job.id)
 
     def stop(self, id: str) -> Job:
         """Take a job out of the queue, or ask its command to end: a training saves before it does."""
@@ -159,7 +159,7 @@ class Jobs:
     def _launch(self, job: Job) -> None:
         self._write(replace(job, state="running", started=time.time()))
         with self._file(job, ".out").open("wb") as out, self._file(job, ".log").open("wb") as log:
-            subprocess.Popen(  # of its own session, so that no signal to the page reaches it
+            process = subprocess.Popen(  # of its own session, so that no signal to the page reaches it
                 [sys.executable, "-m", "reelworks.ui.job_process", str(self._file(job, ".json"))],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
@@ -168,6 +168,7 @@ class Jobs:
                 env={**os.environ, "PYTHONUNBUFFERED": "1"},
                 start_new_session=True,
             )
+        threading.Thread(target=process.wait, name=f"job-{job.id}", daemon=True).start()
 
     def _read(self) -> Sequence[Job]:
         jobs = []
