@@ -41,6 +41,7 @@ TORCH_FREE_PACKAGES = (
     "recipe",
     "compat",
     "analysis",
+    "quickstart",
     "report",
     "cli",
 )
@@ -68,6 +69,8 @@ TORCH_FREE_MODULES = (
     "models.components",
     "models.family",
     "models.registry",
+    "train.preflight.memory",
+    "train.preflight.published_sizes",
 )
 
 
