@@ -28,6 +28,7 @@ LEVELS = (
     ("analysis",),
     ("evaluation", "generate", "train"),
     ("quickstart", "report", "compat", "testing", "demo"),
+    ("ui",),
     ("cli",),
 )
 MAY_IMPORT_ANY_CONFIG = ("recipe",)  # a recipe is composed of every package's config.py
@@ -43,6 +44,7 @@ TORCH_FREE_PACKAGES = (
     "analysis",
     "quickstart",
     "report",
+    "ui",
     "cli",
 )
 TORCH_FREE_MODULES = (

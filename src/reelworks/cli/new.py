@@ -152,6 +152,8 @@ def write(path: Path, options: QuickstartOptions, *, json: bool = False, warns: 
     with show.scan_progress(quiet=json) as on_progress:
         result = quickstart.lora(path, options, on_progress)
     show.json(result.to_json() | {"recipe": str(path)}) if json else _print_result(path, result)
+    if not json and (note := validation.licence_note(result.recipe)) is not None:
+        show.line(f"licence of {note}")
     if warns and not json and (warning := validation.distilled_warning(result.recipe)) is not None:
         show.line(f"warning: {warning}")
 

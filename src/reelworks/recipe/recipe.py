@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import PurePath
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -91,10 +91,14 @@ class Recipe(Config):
         return self
 
     @model_validator(mode="after")
-    def _resolve_token_families(self) -> Self:
-        buckets = self.buckets
+    def _resolve_compiled_buckets(self) -> Self:
+        buckets, update = self.buckets, dict[str, Any]()
         if self.train.compile and buckets.token_families is None and buckets.opensora is None:
-            object.__setattr__(self, "buckets", buckets.model_copy(update={"token_families": True}))
+            update["token_families"] = True
+        if self.train.compile and "incomplete_batch" not in buckets.model_fields_set:
+            update["incomplete_batch"] = "pad"  # a smaller micro-batch would need a graph of its own
+        if update:
+            object.__setattr__(self, "buckets", buckets.model_copy(update=update))
         return self
 
     @property
