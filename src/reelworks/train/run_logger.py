@@ -10,7 +10,7 @@ import resource
 import sys
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -103,7 +103,7 @@ class RunLogger:
         if log.event_logger.isEnabledFor(logging.DEBUG):
             log.event_logger.handle(record)
 
-    def start(self, spec: PlanSpec, *, threads: int, resumed_from: int | None) -> None:
+    def start(self, spec: PlanSpec, *, threads: int, resumed_from: int | None, sources: Mapping[str, str]) -> None:
         """Log the start of training, which voids earlier events of later steps."""
         self.event(
             "start",
@@ -116,6 +116,7 @@ class RunLogger:
             device=str(self._world.device),
             recipe=self._recipe_name,
             resumed_from=resumed_from,
+            **({"sources": dict(sources)} if sources else {}),
         )
 
     def epoch_begins(self, position: DataPosition) -> None:
