@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import NamedTuple, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -53,7 +53,7 @@ def companions(preset: str) -> list[tuple[str, ...]]:
 def recipe_of(preset: str, given: Sequence[str], checkpointing: bool = False, base: str | None = None) -> Recipe:
     """Return the recipe of a LoRA, with weights that are nowhere."""
     known = registry.PRESETS[preset]
-    values = {
+    values: dict[str, Any] = {
         "version": 1,
         "output": "unused",
         "dataset": [{"path": "unused"} | dict.fromkeys(given, "unused")],
