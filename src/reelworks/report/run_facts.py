@@ -279,7 +279,7 @@ def _training_facts(data: RunData) -> list[Fact]:
     speed = f"{sum(e['clips'] for e in steps) / seconds:,.3g} clips / s" if seconds else "–"
     return [
         Fact("Steps", units.count(data.last_step), again),
-        Fact("Epochs", units.count(done), note),
+        *([Fact("Epochs", units.count(done), note)] if rows else []),
         Fact("Training time", units.duration(status.training_seconds(data)), resumes),
         Fact("Throughput", speed, "mean over the steps"),
         *_stream_facts(steps),

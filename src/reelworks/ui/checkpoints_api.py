@@ -5,26 +5,34 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import quote
 
 from fastapi import APIRouter
+from fastapi.responses import FileResponse
 from pydantic import BaseModel, Field
 
 from reelworks.checkpoint import disk_space, listing, retention
 from reelworks.checkpoint.config import CheckpointsConfig
 from reelworks.checkpoint.store import CheckpointStore
+from reelworks.core import digests
+from reelworks.core.errors import UserError
 from reelworks.recipe import recipe_file
+from reelworks.report import run_data
+from reelworks.report.previews import MEDIA
 from reelworks.run import lock
 from reelworks.run.folder import RunFolder
 from reelworks.ui import runs
 from reelworks.ui.context import Context
 from reelworks.ui.jobs_api import to_json
+from reelworks.ui.workspace import text_of
 
 Json = dict[str, Any]
+_GENERATED = "generated"  # folder of a run
 _IN_USE = "wait for the run, which deletes after each save"
 
 
 class ExportOptions(BaseModel):
-    """How a checkpoint is exported."""
+    """Options of an export."""
 
     format: Literal["diffusers", "comfyui", "kohya"] | None = None
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
@@ -32,7 +40,7 @@ class ExportOptions(BaseModel):
 
 
 class GenerateOptions(BaseModel):
-    """What is generated from a checkpoint."""
+    """Options of a generation from a checkpoint."""
 
     prompt: str = Field(min_length=1, max_length=10_000)
     seed: int = Field(default=0, ge=0)
@@ -98,11 +106,41 @@ def router(context: Context) -> APIRouter:
 
     @routes.post("/{step}/generate")
     def generate(key: str, step: int, options: GenerateOptions) -> Json:
-        run, store, folder = _place(key, step, "generated")
-        arguments = ["generate", str(store.path(step)), "--prompt", options.prompt, "--seed", str(options.seed)]
-        arguments += ["--output", str(folder / f"step-{step:09}-seed-{options.seed}")]
+        run, store, folder = _place(key, step, _GENERATED)
+        moving = any(bucket["num_frames"] > 1 for bucket in run_data.summary(run).get("buckets", []))
+        of_prompt = digests.digest_bytes(options.prompt.encode())[:8]
+        file = folder / f"step-{step:09}-seed-{options.seed}-{of_prompt}.{'mp4' if moving else 'png'}"
+        arguments = ["generate", str(store.path(step)), f"--prompt={options.prompt}", "--seed", str(options.seed)]
+        arguments += ["--output", str(file)]
         title = f"step {step} of {workspace.shown(run.path)}"
         return to_json(context, jobs.add("generate", title, arguments, workspace.roots[0], subject=key))
+
+    @routes.get("/made")
+    def made(key: str) -> list[Json]:
+        run = workspace.run(key)
+        return [
+            {
+                "name": text_of(path.relative_to(run.path)),
+                "url": f"/api/runs/{key}/checkpoints/made/{quote(str(path.relative_to(run.path)))}",
+                "bytes": path.stat().st_size,
+                "time": path.stat().st_mtime,
+                "media": MEDIA.get(path.suffix.lower(), ""),
+            }
+            for path in _made(run)
+        ]
+
+    @routes.get("/made/{name:path}")
+    def take(key: str, name: str) -> FileResponse:
+        run = workspace.run(key)
+        for path in _made(run):
+            if str(path.relative_to(run.path)) == name:
+                media = MEDIA.get(path.suffix.lower())
+                if media is not None:
+                    return FileResponse(path, media_type=media)
+                return FileResponse(path, media_type="application/octet-stream", filename=path.name)
+        raise UserError(
+            "there is no such file", code="not-found", field="file", value=name, remedy="load the page again"
+        )
 
     def _place(key: str, step: int, name: str) -> tuple[RunFolder, CheckpointStore, Path]:
         run = workspace.run(key)
@@ -112,6 +150,18 @@ def router(context: Context) -> APIRouter:
         return run, store, run.path / name
 
     return routes
+
+
+def _made(run: RunFolder) -> list[Path]:
+    """Return exported weights and what was generated from checkpoints, newest first; links are left out."""
+    kinds = {run.exports_folder: {".safetensors"}, run.path / _GENERATED: set(MEDIA)}
+    found = [
+        path
+        for folder, suffixes in kinds.items()
+        for path in folder.rglob("*")
+        if path.suffix.lower() in suffixes and path.is_file() and path.resolve().is_relative_to(run.path.resolve())
+    ]
+    return sorted(found, key=lambda path: -path.stat().st_mtime)
 
 
 def _open(run: RunFolder) -> tuple[CheckpointStore, CheckpointsConfig]:

@@ -1,4 +1,4 @@
-"""What all parts of the page share: the folders, the jobs, and what was read of runs."""
+"""State that all parts of the page share: the folders, the jobs, and what was read of runs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from pathlib import Path
 from reelworks.run.folder import RunFolder
 from reelworks.ui.event_index import EventIndex
 from reelworks.ui.jobs import Jobs
+from reelworks.ui.library import Library
+from reelworks.ui.thumbnails import Pictures
 from reelworks.ui.workspace import Workspace
 
 _MOST_INDICES = 64
@@ -22,6 +24,8 @@ class Context:
     def __init__(self, workspace: Workspace) -> None:
         self.workspace = workspace
         self.jobs = Jobs(workspace.state_folder / "jobs")
+        self.library = Library(workspace)
+        self.pictures = Pictures(workspace)
         self._indices: OrderedDict[Path, EventIndex] = OrderedDict()
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -36,6 +40,8 @@ class Context:
         """Stop the page's own threads; jobs go on."""
         self._stop.set()
         self.jobs.close()
+        self.library.close()
+        self.pictures.close()
         self._reader.join()
 
     def index(self, run: RunFolder) -> EventIndex:

@@ -130,39 +130,34 @@ class EventIndex:
             valid.append(event)
         return valid
 
-    def last_steps(self) -> dict[int, Event]:
-        """Return the last step event before each start, and the last of all, by the number of other events before it."""
-        with self._lock:
-            ends = {
-                at: before - 1
-                for at, (event, before) in enumerate(zip(self.others, self._before, strict=True))
-                if event.get("kind") == "start" and before
-            }
-            if self._step:
-                ends[len(self.others)] = len(self._step) - 1
-            offsets = [self._offset[i] for i in ends.values()]
-        return dict(zip(ends, self._parsed(offsets), strict=False))
-
     def sessions(self) -> list[Event]:
         """Return all other events in order, with the last step before each start and the last one of all."""
-        ends = self.last_steps()
-        result: list[Event] = []
-        for at, event in enumerate(self.others):
-            result += [ends[at]] if at in ends else []
-            result.append(event)
-        return result + ([ends[len(self.others)]] if len(self.others) in ends else [])
+        with self._lock:
+            others = list(zip(self._before, self.others, strict=True))
+            starts = [before for before, event in others if event.get("kind") == "start" and before]
+            lasts = sorted({*starts, *([len(self._step)] if self._step else [])})
+            offsets = [self._offset[number - 1] for number in lasts]
+        # A step is the last one of so many; the other events with that number before them follow it.
+        placed = [((number, 0), event) for number, event in zip(lasts, self._parsed(offsets), strict=False)]
+        placed += [((before, 1), event) for before, event in others]
+        return [event for _, event in sorted(placed, key=lambda item: item[0])]
 
-    def steps(self, most: int = MAX_STEPS, *, after: int = 0) -> list[Event]:
-        """Return valid step events from the number `after` of the valid ones on, at most so many, evenly spaced.
+    def last_step(self) -> Event | None:
+        """Return the last step; one that a resume made void is never the last, but for the moment until the next one."""
+        with self._lock:
+            offsets = self._offset[-1:].tolist()
+        return next(self._parsed(offsets), None)
 
-        Where steps are left out, a loss is the mean of its step and of those left out before it. The last step is
-        always among them.
+    def steps(self, most: int = MAX_STEPS) -> list[Event]:
+        """Return valid step events, at least the first and the last one and at most so many, evenly spaced.
+
+        Where steps are left out, a loss is the mean of its step and of those left out before it.
         """
         with self._lock:
-            at = self.valid_steps()[after:]
+            at = self.valid_steps()
             if not len(at):
                 return []
-            last = np.unique(np.linspace(0, len(at) - 1, min(most, len(at))).round().astype(np.int64))
+            last = np.unique(np.linspace(0, len(at) - 1, min(max(most, 2), len(at))).round().astype(np.int64))
             loss = np.array(self._loss, dtype=np.float64)[at]
             offsets = [self._offset[i] for i in at[last].tolist()]
         events = list(self._parsed(offsets))
@@ -175,7 +170,18 @@ class EventIndex:
                 event["loss"] = total / count if count else None
         return events
 
+    def seconds_per_step(self, most: int) -> float | None:
+        """Return the mean time from one to the next of the last steps; None if there are not two."""
+        with self._lock:
+            offsets = self._offset[-most:].tolist()
+        first, last = next(self._parsed(offsets[:1]), None), next(self._parsed(offsets[-1:]), None)
+        if first is None or last is None or last["step"] <= first["step"]:
+            return None
+        return float((last["time"] - first["time"]) / (last["step"] - first["step"]))
+
     def _parsed(self, offsets: list[int]) -> Iterator[Event]:
+        if not offsets:
+            return
         with self.path.open("rb") as file:
             for offset in offsets:
                 file.seek(offset)

@@ -43,6 +43,7 @@ class Job:
         arguments: Arguments of `reelworks`.
         cwd: Folder that it runs in.
         pid: Process of the command, once it has begun.
+        writer: Process that waits for it, and writes how it ended.
         code: Exit code, once it has ended; None if that is not known, because the machine was restarted.
         subject: Key of the run or recipe that it works on.
     """
@@ -55,6 +56,7 @@ class Job:
     created: float
     state: State = "waiting"
     pid: int | None = None
+    writer: int | None = None
     started: float | None = None
     ended: float | None = None
     code: int | None = None
@@ -105,7 +107,7 @@ class Jobs:
             job = Job(f"{number:06}", kind, title, tuple(arguments), str(cwd), time.time(), subject=subject)
             self._write(job)
         self._step()
-        return job
+        return self.get(job.id)
 
     def stop(self, id: str) -> Job:
         """Take a job out of the queue, or ask its command to end: a training saves before it does."""
@@ -159,7 +161,7 @@ class Jobs:
     def _launch(self, job: Job) -> None:
         self._write(replace(job, state="running", started=time.time()))
         with self._file(job, ".out").open("wb") as out, self._file(job, ".log").open("wb") as log:
-            subprocess.Popen(  # of its own session, so that no signal to the page reaches it
+            process = subprocess.Popen(  # of its own session, so that no signal to the page reaches it
                 [sys.executable, "-m", "reelworks.ui.job_process", str(self._file(job, ".json"))],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
@@ -168,6 +170,7 @@ class Jobs:
                 env={**os.environ, "PYTHONUNBUFFERED": "1"},
                 start_new_session=True,
             )
+        threading.Thread(target=process.wait, name=f"job-{job.id}", daemon=True).start()
 
     def _read(self) -> Sequence[Job]:
         jobs = []
@@ -179,7 +182,7 @@ class Jobs:
     def _fresh(self, job: Job) -> Job:
         """Return a job as it is: one whose process has vanished without a word has failed."""
         has_begun = job.started is not None and time.time() - job.started > _LAUNCH_SECONDS
-        if job.state != "running" or not has_begun or (job.pid is not None and lock.lives(job.pid)):
+        if job.state != "running" or not has_begun or any(map(lock.lives, filter(None, (job.pid, job.writer)))):
             return job
         again = read(self._file(job, ".json"))  # it may have ended just now
         if again.state == "running":

@@ -1,4 +1,4 @@
-"""What the page shows of runs, from the same facts as their reports."""
+"""Facts of runs as JSON, the same as in their reports."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from reelworks.report.run_data import Event, RunData
 from reelworks.run import lock
 from reelworks.run.folder import RunFolder
 from reelworks.ui.context import Context
+from reelworks.ui.event_index import EventIndex
 from reelworks.ui.jobs import Job
+from reelworks.ui.workspace import text_of
 
 Json = dict[str, Any]
 _SPARK_POINTS = 48
@@ -30,15 +32,15 @@ _STARTING = 60.0
 def row(context: Context, key: str, path: Path) -> Json:
     """Return a run's line in the list of runs."""
     run = RunFolder(path)
-    about: Json = {"key": key, "name": path.name, "path": context.workspace.shown(path)}
+    about: Json = {"key": key, "name": text_of(Path(path.name)), "path": context.workspace.shown(path)}
     index = context.index(run)
     recent = index.steps(_SPARK_POINTS)
     spark = [event.get("loss") for event in recent]
-    last = recent[-1] if recent else None
+    last = index.last_step()
     total = total_steps(run)
     state = _state(context, key, run, index.others, last)
     step = last["step"] if last else 0
-    changed = max((event["time"] for event in (*index.others[-1:], *recent[-1:])), default=0.0)
+    changed = max((event["time"] for event in (*index.others[-1:], *([last] if last else []))), default=0.0)
     return (
         about
         | state
@@ -47,7 +49,7 @@ def row(context: Context, key: str, path: Path) -> Json:
             "total_steps": total,
             "loss": last.get("loss") if last else None,
             "spark": spark,
-            "seconds_left": _seconds_left(context, run, total) if state["state"] == "running" else None,
+            "seconds_left": _seconds_left(index, last, total) if state["state"] == "running" else None,
             "bytes": _size(str(path), int(time.monotonic() / _SIZE_SECONDS)),
             "changed": changed,
             "model": _recipe(run).get("model", {}).get("name", ""),
@@ -60,8 +62,7 @@ def pulse(context: Context, key: str, path: Path) -> Json:
     """Return what changes while a run trains."""
     run = RunFolder(path)
     index = context.index(run)
-    steps = index.steps(1)
-    last = steps[-1] if steps else None
+    last = index.last_step()
     kinds = len(index.others)
     shown = {k: last.get(k) for k in ("step", "loss", "time", "learning_rate", "seconds")} if last else None
     reading = None if index.complete else round(index.read_bytes / index.total_bytes, 2)
@@ -132,7 +133,7 @@ def previews(context: Context, key: str, run: RunFolder) -> list[Json]:
 def _state(context: Context, key: str, run: RunFolder, others: list[Event], last: Event | None) -> Json:
     """Return whether a run trains, waits, has ended or broke off, and why."""
     job = _job(context, key, run)
-    ended = [event for event in others if event.get("kind") in ("start", "stop")]
+    ended = [event for event in others if event.get("kind") in ("start", "stop", "error")]
     owner = lock.holder(run.lock_file)
     if owner is not None:
         here = owner.host == socket.gethostname()
@@ -151,8 +152,9 @@ def _state(context: Context, key: str, run: RunFolder, others: list[Event], last
         if reason == "signal":
             return _told("stopped", "plain", "asked to stop; its work is saved")
         return _told("finished", "good", "")
-    errors = [event for event in others if event.get("kind") == "error" and event["time"] >= ended[-1]["time"]]
-    return _told("crashed", "bad", str(errors[-1].get("reason", "")) if errors else status.KILLED)
+    if ended[-1]["kind"] == "error":
+        return _told("crashed", "bad", str(ended[-1].get("reason", "")))
+    return _told("crashed", "bad", status.KILLED)
 
 
 def _told(state: str, tone: str, detail: str, *, job: str | None = None, can_stop: bool = False) -> Json:
@@ -199,13 +201,11 @@ def total_steps(run: RunFolder) -> int | None:
     return min((end for end in ends if end is not None), default=None)
 
 
-def _seconds_left(context: Context, run: RunFolder, total: int | None) -> float | None:
-    index = context.index(run)
-    last = index.steps(_SPEED_STEPS, after=max(0, len(index.valid_steps()) - _SPEED_STEPS))
-    if total is None or len(last) < 2:
+def _seconds_left(index: EventIndex, last: Event | None, total: int | None) -> float | None:
+    seconds = index.seconds_per_step(_SPEED_STEPS)
+    if total is None or last is None or seconds is None:
         return None
-    seconds = (last[-1]["time"] - last[0]["time"]) / (len(last) - 1)
-    return float(max(0, total - last[-1]["step"]) * seconds)
+    return float(max(0, total - last["step"]) * seconds)
 
 
 @lru_cache(maxsize=256)

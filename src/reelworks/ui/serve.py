@@ -59,6 +59,7 @@ def _socket(port: int | None) -> socket.socket:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             bound.bind((ADDRESS, number))
+            bound.listen()  # so that a browser that is opened at once waits for the server
             return bound
         except OSError:
             bound.close()

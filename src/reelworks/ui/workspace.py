@@ -26,9 +26,14 @@ def key_of(path: Path) -> str:
     return digests.digest_bytes(os.fsencode(path.resolve()))[:16]
 
 
+def text_of(path: Path) -> str:
+    """Return a path as text that can be sent; bytes that are no text become a sign for that."""
+    return os.fsencode(path).decode(errors="replace")
+
+
 @dataclass(frozen=True)
 class Found:
-    """What the roots hold, by key."""
+    """Runs, recipes, catalogs and folders of the roots, by key."""
 
     runs: dict[str, Path] = field(default_factory=dict)
     recipes: dict[str, Path] = field(default_factory=dict)
@@ -91,7 +96,9 @@ class Workspace:
         return RunFolder(self._named("runs", key, "run"))
 
     def recipe(self, key: str) -> Path:
-        """Return a recipe's file by its key."""
+        """Return a recipe's file by its key, or that of a run by the run's."""
+        if key in self.found().runs:
+            return self.run(key).recipe_file
         return self._named("recipes", key, "recipe")
 
     def catalog(self, key: str) -> Path:
@@ -107,9 +114,9 @@ class Workspace:
         resolved = path.resolve()
         for root in self.roots:
             if resolved.is_relative_to(root):
-                inside = str(resolved.relative_to(root))
-                return inside if len(self.roots) == 1 else str(Path(root.name) / inside)
-        return str(path)
+                inside = resolved.relative_to(root)
+                return text_of(inside if len(self.roots) == 1 else root.name / inside)
+        return text_of(path)
 
     def _named(self, kind: str, key: str, noun: str) -> Path:
         path = getattr(self.found(), kind).get(key) or getattr(self.found(again=True), kind).get(key)

@@ -214,3 +214,13 @@ def test_a_spike_advises_the_last_checkpoint_before_it_unless_it_was_skipped():
     skipped, reported = run_facts.spikes(data)
     assert (skipped.step, skipped.remedy) == (20, "")
     assert "--resume 10 --set 'train.skip_steps=[[12, 12]]'" in reported.remedy
+
+
+def test_an_exception_is_told_in_place_of_a_kill():
+    data = told({"kind": "start", "step": 0, "resumed_from": None}, step(1), {"kind": "error", "reason": "OSError: full"},
+                {"kind": "start", "step": 0, "resumed_from": None})  # fmt: skip
+    assert [(m.title, m.detail) for m in status.history(data)][1] == ("Failed", "OSError: full")
+    assert (
+        status.state(told({"kind": "start", "step": 0}, {"kind": "error", "reason": "OSError: full"}))[0]
+        == "ended with an error"
+    )

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
-from tests.makers import local_page, prepare_files
+from tests.makers import page_client, prepare_files
 
 from reelworks.core.errors import UserError
 from reelworks.models import registry
@@ -52,7 +52,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def page(folder: Path) -> Iterator[TestClient]:
-    with local_page.opened(folder) as client:
+    with page_client.page(folder) as client:
         yield client
 
 

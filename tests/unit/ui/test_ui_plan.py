@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
-from tests.makers import local_page, prepare_files
+from tests.makers import page_client, prepare_files
 
 from reelworks.analysis import plan_report
 from reelworks.recipe import dataset, recipe_file
@@ -75,7 +75,7 @@ def page(scanned: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClient]
     for path in scanned.glob("*.toml"):
         path.unlink()
     (scanned / "cats.toml").write_text(RECIPE)
-    with local_page.opened(scanned) as client:
+    with page_client.page(scanned) as client:
         yield client
 
 

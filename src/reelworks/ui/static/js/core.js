@@ -101,7 +101,7 @@ export function throttled(milliseconds, call) {
 
 const number = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
 export const count = value => value === null || value === undefined ? "–" : number.format(value);
-export const plural = (value, noun) => `${count(value)} ${value === 1 ? noun : noun.endswith?.("ch") ? noun + "es" : noun.replace(/(ch|s|x)$/, "$1e").replace(/([^aeiou])y$/, "$1ie") + "s"}`;
+export const plural = (value, noun) => `${count(value)} ${value === 1 ? noun : noun.replace(/(ch)$/, "$1e").replace(/([^aeiou])y$/, "$1ie") + "s"}`;
 export const percent = share => share === null || share === undefined ? "–" : `${(100 * share).toFixed(1)} %`;
 export function loss(value) {
   if (value === null || value === undefined || !Number.isFinite(value)) return "–";

@@ -1,6 +1,6 @@
 // Which page is shown: the part of the address after "#".
 
-import { explain, fill, h, takeToken } from "./core.js";
+import { explain, fill, get, h, takeToken } from "./core.js";
 
 const PAGES = { runs: "runs", run: "run", compare: "compare", jobs: "jobs", data: "data", plan: "plan", new: "new" };
 let leaving = new AbortController();
@@ -17,7 +17,10 @@ async function show() {
   }
   fill(main, h("p.quiet.loading", {}, "loading …"));
   try {
-    const page = await import(`./pages/${PAGES[name] || "runs"}.js`);
+    const page = await import(`./pages/${PAGES[name] || "runs"}.js`).catch(async error => {
+      await get("/about", signal); // tells if the server is gone, which is why most modules cannot be loaded
+      throw error;
+    });
     if (signal.aborted) return;
     document.title = `${page.title} · Reelworks`;
     await page.render(main, rest, signal);

@@ -1,14 +1,14 @@
 // What a run keeps, why, and what would go.
 
-import { ask, badge, bytes, button, card, count, empty, explain, fill, get, h, loss, moment, post, table, toast } from "../core.js";
+import { ask, badge, bytes, button, card, count, empty, explain, fill, get, h, loss, moment, plural, post, table, toast } from "../core.js";
 
 export async function renderCheckpoints(body, key, run, signal) {
   const renew = async () => {
-    const found = await get(`/runs/${key}/checkpoints`, signal);
+    const [found, made] = await Promise.all([get(`/runs/${key}/checkpoints`, signal), get(`/runs/${key}/checkpoints/made`, signal)]);
     if (!found.rows.length) return fill(body, empty("No checkpoint yet", "One is saved after checkpoints.every_steps steps, when the run is stopped, and at its end."));
     const act = (path, text) => async () => { const told = await post(`/runs/${key}/checkpoints/${path}`); toast(text ? text(told) : "done"); await renew(); };
     fill(body, card(
-      h("p", {}, `${count(found.rows.length)} on disk, ${bytes(found.total_bytes)}; ${bytes(found.free_bytes)} free. ${found.forecast}`),
+      h("p", {}, `${plural(found.rows.length, "checkpoint")}, ${bytes(found.total_bytes)}; ${bytes(found.free_bytes)} free on the disk`), found.forecast ? h("p.quiet", {}, `Until the end: ${found.forecast}`) : null,
       table("Checkpoints", [
         ["Step", row => count(row.step), true], ["Epoch", row => row.epoch ?? "–", true], ["Size", row => bytes(row.bytes), true], ["Saved", row => moment(row.created)],
         ["Metrics", row => Object.entries(row.metrics || {}).map(([name, value]) => h("div", {}, `${name} ${loss(value)}`))],
@@ -24,10 +24,23 @@ export async function renderCheckpoints(body, key, run, signal) {
         if (!plan.deleted.length) return toast("the policy keeps all of them");
         const list = h("ul", {}, plan.deleted.map(row => h("li", {}, `step ${count(row.step)}, ${bytes(row.bytes)}: ${row.reasons.join("; ")}`)));
         if (await ask(`Delete ${plan.deleted.length} of ${plan.deleted.length + plan.kept.length} checkpoints?`, list, "Delete")) await act("prune", told => `${told.deleted.length} deleted`)();
-      }, { kind: "danger" }))));
+      }, { kind: "danger" }))), ...files(made));
   };
   await renew();
   return renew;
+}
+
+function* files(made) {
+  const [weights, shown] = [made.filter(file => !file.media), made.filter(file => file.media)];
+  if (weights.length) {
+    yield h("h2", {}, "Exported");
+    yield card(table("Exported files", [["File", file => h("a", { href: file.url, download: "" }, file.name)], ["Size", file => bytes(file.bytes), true], ["Written", file => moment(file.time)]], weights));
+  }
+  if (shown.length) {
+    yield h("h2", {}, "Generated");
+    yield h("div.clips", {}, shown.map(file => h("figure", {}, file.media.startsWith("video/")
+      ? h("video", { src: file.url, loop: true, muted: true, autoplay: true, controls: true, "aria-label": file.name }) : h("img", { src: file.url, alt: file.name, loading: "lazy" }), h("figcaption", {}, file.name))));
+  }
 }
 
 async function form(title, fields, verb) {

@@ -9,7 +9,8 @@ const TABS = { overview: "Overview", previews: "Previews", checkpoints: "Checkpo
 export async function render(main, [key, tab = "overview"], signal) {
   const head = h("div"), body = h("div");
   const tabs = h("nav.tabs", { "aria-label": "Parts of the run" }, Object.entries(TABS).map(([name, text]) =>
-    h("a", { href: `#/run/${key}/${name}`, "aria-current": name === tab ? "page" : null }, text)));
+    h("a", { href: `#/run/${key}/${name}`, "aria-current": name === tab ? "page" : null }, text)),
+    h("span.gap"), h("a", { href: `#/data/${key}` }, "Its data"), h("a", { href: `#/plan/${key}` }, "Its plan"));
   let run = await get(`/runs/${key}`, signal);
   document.title = `${run.name} · Reelworks`;
   fill(main, head, tabs, body);
@@ -63,7 +64,7 @@ async function overview(body, key, run, signal) {
         const canvas = h("div.plot");
         box = { canvas, note: h("p.quiet") };
         boxes.set(figure.name, box);
-        charts.append(h(`div.card${["throughput", "data-wait", "learning-rate", "grad-norm"].includes(figure.name) ? ".small" : ""}`, {}, h("h3", {}, figure.title), box.note, canvas));
+        charts.append(h(`div.card${["throughput", "data-wait", "memory", "learning-rate", "grad-norm", "imbalance"].includes(figure.name) ? ".small" : ""}`, {}, h("h3", {}, figure.title), box.note, canvas));
       }
       box.note.textContent = figure.note;
       await plot(box.canvas, figure.plot, figure.title);
