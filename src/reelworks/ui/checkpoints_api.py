@@ -32,7 +32,7 @@ _IN_USE = "wait for the run, which deletes after each save"
 
 
 class ExportOptions(BaseModel):
-    """How a checkpoint is exported."""
+    """Options of an export."""
 
     format: Literal["diffusers", "comfyui", "kohya"] | None = None
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
@@ -40,7 +40,7 @@ class ExportOptions(BaseModel):
 
 
 class GenerateOptions(BaseModel):
-    """What is generated from a checkpoint."""
+    """Options of a generation from a checkpoint."""
 
     prompt: str = Field(min_length=1, max_length=10_000)
     seed: int = Field(default=0, ge=0)

@@ -1,4 +1,4 @@
-"""What the page shows of several runs side by side."""
+"""Several runs side by side, as JSON."""
 
 from __future__ import annotations
 

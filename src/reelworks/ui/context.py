@@ -1,4 +1,4 @@
-"""What all parts of the page share: the folders, the jobs, and what was read of runs."""
+"""State that all parts of the page share: the folders, the jobs, and what was read of runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may ask the page's server for what: local addresses alone, and a token for everything that changes something."""
+"""Protection of the page's server: local addresses alone, and a token for everything that changes something."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was started from the page: the queue, its output, and starting a training."""
+"""Routes of the queue: jobs that were started from the page, their output, and starting a training."""
 
 from __future__ import annotations
 

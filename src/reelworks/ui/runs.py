@@ -1,4 +1,4 @@
-"""What the page shows of runs, from the same facts as their reports."""
+"""Facts of runs as JSON, the same as in their reports."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def text_of(path: Path) -> str:
 
 @dataclass(frozen=True)
 class Found:
-    """What the roots hold, by key."""
+    """Runs, recipes, catalogs and folders of the roots, by key."""
 
     runs: dict[str, Path] = field(default_factory=dict)
     recipes: dict[str, Path] = field(default_factory=dict)
