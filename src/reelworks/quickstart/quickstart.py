@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from reelworks.buckets import propose
@@ -35,7 +34,7 @@ from reelworks.recipe import recipe_file, toml_writer
 from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
 from reelworks.recipe.toml_writer import Line
-from reelworks.train.preflight.estimate import ASSUMED_TFLOPS
+from reelworks.train.preflight.memory import ASSUMED_TFLOPS
 
 _SIDES = (64, 128, 256, 384, 512, 640, 768, 1024)
 _LINES = (64, 144, 240, 360, 480, 720)
@@ -471,6 +470,8 @@ def _with_companions(
 def _vram_bytes(asked_gb: float | None) -> int | None:
     if asked_gb is not None:
         return int(asked_gb * 1e9)
+    import torch  # takes longer than all else here
+
     if torch.cuda.is_available():
         return int(torch.cuda.get_device_properties(0).total_memory)
     return None

@@ -44,7 +44,7 @@ def encoder_ids(recipe: Recipe, folder: Path) -> EncoderIds:
         image=None if kind is None or image is None else request_key.image_encoder_id(kind, image, known),
         first_frame=conditioning.first_frame,
         last_frame=conditioning.last_frame,
-        given=(*build.given_companions(recipe), *((REJECTED,) if recipe.learns_preferences else ())),
+        given=(*recipe.given_companions, *((REJECTED,) if recipe.learns_preferences else ())),
         control_parts=conditioning.control_parts,
         text_sees_pictures=text is not None and text.sees_pictures,
         latent_dtype=recipe.encode.dtype,
@@ -101,7 +101,7 @@ def lazy_encoder(recipe: Recipe, device: torch.device) -> LiveEncoder:
         facts = components.sound_facts(recipe.sound)
         encoder: Any = LazySoundEncoder(facts, partial(build.sound_encoder, recipe.sound, device))
         sound = build.sound_track(recipe, encoder)
-    given = build.given_companions(recipe)
+    given = recipe.given_companions
     return LiveEncoder(autoencoder, text_encoder, device, conditioning, image_encoder, given, sound=sound)
 
 
