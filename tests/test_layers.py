@@ -28,6 +28,7 @@ LEVELS = (
     ("analysis",),
     ("evaluation", "generate", "train"),
     ("quickstart", "report", "compat", "testing", "demo"),
+    ("ui",),
     ("cli",),
 )
 MAY_IMPORT_ANY_CONFIG = ("recipe",)  # a recipe is composed of every package's config.py
@@ -41,7 +42,9 @@ TORCH_FREE_PACKAGES = (
     "recipe",
     "compat",
     "analysis",
+    "quickstart",
     "report",
+    "ui",
     "cli",
 )
 TORCH_FREE_MODULES = (
@@ -68,6 +71,9 @@ TORCH_FREE_MODULES = (
     "models.components",
     "models.family",
     "models.registry",
+    "models.stored_codes",
+    "train.preflight.memory",
+    "train.preflight.published_sizes",
 )
 
 

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import diffusers
 import torch
 from diffusers.modular_pipelines.flux3 import before_denoise
+from diffusers.modular_pipelines.minimax_h3 import before_denoise as h3_layout
 
 from reelworks.testing import contract
 
@@ -171,6 +172,55 @@ def qwen_image(module, x0, noise, i):
         img_shapes=[shapes] * B,
     ).sample[:, : H // 2 * (W // 2)]
     return _mse(pipeline._unpack_latents(out, H * 8, W * 8, 8)[:, :, 0], target)
+
+
+def qwen_image21(module, x0, noise, i):
+    """Places of the sources, one for four tokens, precede the texts, which end at the longest."""
+    x_t, target = _picture(x0, noise, i)
+    B, C, H, W = x_t.shape
+    pack, length = diffusers.QwenImage21Pipeline._pack_latents, int(i.text_mask.sum(1).max())
+    pictures = [*[source[:, :, 0].contiguous() for source in i.sources], x_t]
+    slots = sum(source[0, 0].numel() // 4 for source in i.sources)
+    vision = torch.tensor([True] * slots + [False] * length + [True] * (H * W // 4)).expand(B, -1)
+    out = module(
+        hidden_states=torch.cat([pack(each, B, C, *each.shape[2:]) for each in pictures], dim=1),
+        timestep=i.time / 1000,
+        encoder_hidden_states=torch.cat([torch.zeros(B, slots, i.text.shape[2]), i.text[:, :length]], dim=1),
+        encoder_hidden_states_mask=torch.cat([torch.ones(B, slots, dtype=torch.bool), i.text_mask[:, :length]], dim=1),
+        img_shapes=[[(1, *each.shape[2:]) for each in pictures]] * B,
+        img_mask=vision,
+    ).sample[:, -H * W :]
+    return _mse(diffusers.QwenImage21Pipeline._unpack_latents(out, H * 16, W * 16, 16)[:, :, 0], target)
+
+
+def minimax_h3(module, x0, noise, i):
+    """One clip at a time; time 1 is clean, velocities point towards the data, and the left sound precedes the right."""
+    x_t, of_sound = _blend(x0, noise, i.time), contract.sound_noise(i)
+    heard, N, losses = _blend(i.sound, of_sound, i.sound_time), i.sound.shape[2], []
+    for row, (seen, target) in enumerate(zip(x_t, x0 - noise, strict=True)):
+        text = i.text[row, i.text_mask[row]]
+        layout = h3_layout.MiniMaxH3PrepareLayoutStep.build_packed_sequence(
+            torch.ones(len(text)), *seen.shape[1:], N, (1, 2, 2), 2, 2, 0
+        )
+        positions, tags, video, audio, words, *_ = layout
+        sides = [s[row, :, :, 0, 0].chunk(2) for s in (heard, i.sound - of_sound)]
+        sound, sound_target = (torch.cat([side.T for side in pair]) for pair in sides)
+        out = module(
+            hidden_states=h3_layout.patchify_video_latents(seen[None], (1, 2, 2))[None],
+            audio_hidden_states=sound.reshape(1, -1, module.config.audio_in_channels),
+            encoder_hidden_states=text[None],
+            timestep=1 - torch.stack([i.time[row], i.sound_time[row]]) / 1000,
+            timestep_indices=(tags == 2).long(),
+            token_tags=tags,
+            position_ids=positions,
+            video_indices=video,
+            audio_indices=audio,
+            text_indices=words,
+        )
+        losses.append(_mse(out.sample[0], h3_layout.patchify_video_latents(target[None], (1, 2, 2))))
+        if N:
+            losses[-1] = losses[-1] + _mse(out.audio_sample[0], sound_target)
+    return torch.stack(losses).mean()
 
 
 def krea2(module, x0, noise, i):
@@ -357,9 +407,13 @@ LOSSES = {
     "ltx-tiny": ltx,
     "ltx-2-tiny": ltx2,
     "ltx-2-sound-tiny": ltx2_sound,
+    "minimax-h3-tiny": minimax_h3,
+    "minimax-h3-sound-tiny": minimax_h3,
     "qwen-image-tiny": qwen_image,
     "qwen-image-edit-tiny": qwen_image,
     "qwen-image-edit-plus-tiny": qwen_image,
+    "qwen-image-2.1-tiny": qwen_image21,
+    "qwen-image-2.1-edit-tiny": qwen_image21,
     "sd3-tiny": sd3,
     "sdxl-tiny": sdxl,
     "wan-tiny": wan,

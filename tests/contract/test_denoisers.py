@@ -55,10 +55,13 @@ SIZES = {
     "flux3-klein-base": 5_538_458_368,
     "krea2-raw": 12_820_073_036,
     "qwen-image": 20_430_401_088,
+    "qwen-image-2.1": 7_115_124_736,
     "z-image": 6_154_908_736,
     "ltx-video-2b": 1_923_385_472,
     "ltx-video-13b": 13_042_569_344,
     "ltx-2": 18_876_174_592,  # both branches; "19B" in its name
+    "ltx-2.5": 18_987_859_200,  # with the 3.17 B that embed its texts, the "22B" in its name
+    "minimax-h3": 33_122_992_896,
     "sdxl": 2_567_463_684,
     "sd3-medium": 2_028_328_000,
     "sd3.5-medium": 2_243_171_520,

@@ -116,6 +116,13 @@ def test_other_layers_are_refused_before_weights_are_read(lora, monkeypatch):
         previews.require_layers(recipe_file.parse(values | {"samples": {"model": "wan-small"}}))
 
 
+def test_what_a_licence_restricts_is_told():
+    """Of FLUX.1-dev and of its relatives, by name; FLUX.1-schnell is free."""
+    assert "flux-dev: the FLUX Non-Commercial License" in (validation.licence_note(flux()) or "")
+    schnell = {"name": "flux-schnell", "weights": "black-forest-labs/FLUX.1-schnell"}
+    assert validation.licence_note(flux(model=schnell)) is None
+
+
 def test_a_distilled_model_is_warned_of_until_something_prevents_the_loss():
     """FLUX.1-schnell with a LoRA alone; not with an adapter, nor where all weights are trained, nor on another model."""
     schnell = {"name": "flux-schnell", "weights": "black-forest-labs/FLUX.1-schnell"}

@@ -111,7 +111,18 @@ AUTOENCODERS = {
         "upsample_factor": (2, 2, 1, 2),
         "decoder_spatial_padding_mode": "zeros",
     },
+    "minimax-h3": {
+        "block_out_channels": (8,) * 6,
+        "layers_per_block": 1,
+        "norm_num_groups": 4,
+        "decoder_num_layers": 1,
+        "decoder_num_attention_heads": 2,
+        "decoder_attention_head_dim": 16,
+        "latents_mean": [0.01 * i for i in range(24)],
+        "latents_std": [1 + 0.02 * i for i in range(24)],
+    },
     "qwen-image": WAN,
+    "qwen-image-2.1": {"base_dim": 8, "decoder_base_dim": 8, "dim_mult": [1, 1, 1, 1, 1], "num_res_blocks": 1},
     "sd3": KL | {"latent_channels": 16, "shift_factor": 0.0609, "scaling_factor": 1.5305},
     "sdxl": KL | {"latent_channels": 4, "scaling_factor": 0.13025},
     "wan-2.1": WAN,
@@ -126,7 +137,9 @@ TEXTS = {
     "flux2-klein-4b": {"dim": 96, "max_length": 512},
     "flux3": {"dim": 256, "max_length": 160},
     "krea2": {"dim": 64, "max_length": 512},
+    "minimax-h3": {"dim": 32, "max_length": 24},
     "qwen-image": {"dim": 32, "max_length": 512},
+    "qwen-image-2.1": {"dim": 32, "max_length": 512},
     "z-image": {"dim": 32, "max_length": 64},
     "ltx-video": {"dim": 32, "max_length": 12},
     "ltx-2": {"dim": 32, "max_length": 12},
@@ -190,11 +203,16 @@ def _encoders(text):
         return one | {"text_encoder": transformers.Qwen3Model(transformers.Qwen3Config(**QWEN, head_dim=16))}
     if text == "qwen-image":
         return one | {"text_encoder": transformers.Qwen2_5_VLForConditionalGeneration(_qwen_vl())}
-    if text == "flux3":
-        # Eight of its states, the thirty-second among them.
-        sizes = QWEN | {"head_dim": 16, "rope_parameters": ROPE, "num_hidden_layers": 33}
+    if text in ("flux3", "minimax-h3"):
+        # Eight of its states, the thirty-second among them; and the fiftieth.
+        layers = 33 if text == "flux3" else 51
+        sizes = QWEN | {"head_dim": 16, "rope_parameters": ROPE, "num_hidden_layers": layers}
         config = transformers.Qwen3VLConfig(text_config=sizes, vision_config=VISION | {"deepstack_visual_indexes": [0]})
         return one | {"text_encoder": transformers.Qwen3VLForConditionalGeneration(config)}
+    if text == "qwen-image-2.1":
+        sizes = QWEN | {"head_dim": 16, "rope_parameters": ROPE}
+        config = transformers.Qwen3VLConfig(text_config=sizes, vision_config=VISION | {"deepstack_visual_indexes": [0]})
+        return {"text_encoder": transformers.Qwen3VLForConditionalGeneration(config), "processor": words}
     if text == "krea2":
         sizes = QWEN | {"head_dim": 16, "rope_parameters": ROPE}
         config = transformers.Qwen3VLConfig(text_config=sizes, vision_config=VISION | {"deepstack_visual_indexes": [0]})
@@ -280,9 +298,11 @@ def write(name, place, *, without=(), **settings):
         settings["text_encoder_select_layers"] = (1, 2)
     if parts.text == "hunyuan-video-1.5":
         made["guider"] = diffusers.ClassifierFreeGuidance()
-    if parts.text == "flux3":  # modular pipelines are not built from parts
+    if parts.text in ("flux3", "minimax-h3", "qwen-image-2.1"):  # whose pipelines are not built from parts
         for folder, part in made.items():
             part.save_pretrained(place / folder)
+        if parts.text == "qwen-image-2.1":
+            transformers.Qwen2VLImageProcessorPil().save_pretrained(place / "processor")
         return place
     kind(**made | dict.fromkeys(without), **settings).save_pretrained(place)
     return place

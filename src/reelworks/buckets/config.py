@@ -100,7 +100,7 @@ class BucketsConfig(Config):
         "partial",
         description='how to treat the incomplete last micro-batch of a bucket. "partial": keep it with fewer clips. '
         '"pad": fill it with copies of weight 0. "merge": move its clips to a smaller bucket that can take them. '
-        '"repeat": fill it with clips of the bucket that are trained once more',
+        '"repeat": fill it with clips of the bucket that are trained once more. With train.compile the default is "pad"',
     )
     aspect_ratios: list[str] = Field(DEFAULT_ASPECT_RATIOS, description="aspect ratios as width:height")
     token_families: bool | None = Field(

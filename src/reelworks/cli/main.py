@@ -27,6 +27,7 @@ from reelworks.cli import (
     report,
     train,
     tune,
+    ui,
 )
 from reelworks.cli.exit_codes import ExitCode
 from reelworks.core.errors import UserError
@@ -57,6 +58,7 @@ app.command("coverage")(coverage.coverage)
 app.command("replay")(replay.replay)
 app.command("report")(report.report)
 app.command("compare")(compare.compare)
+app.command("ui")(ui.ui)
 app.command("import-opensora")(import_opensora.import_opensora)
 app.add_typer(catalog.app, name="catalog")
 app.add_typer(new.app, name="new")

@@ -40,7 +40,7 @@ def autoencoder_geometry(config: AutoencoderConfig) -> Geometry:
     require_known("autoencoder.name", config.name, autoencoder_names())
     if config.name in registry.AUTOENCODERS:
         known = registry.AUTOENCODERS[config.name]
-        return Geometry(stride=known.stride, patch=(1, 1, 1), frame_rule=known.frame_rule)
+        return Geometry(known.stride, (1, 1, 1), known.frame_rule, chunk_frames=known.chunk_frames)
     if config.name == "pixel":
         return Geometry(stride=(1, config.stride, config.stride), patch=(1, 1, 1))
     if config.name == "opensora-1.1":

@@ -170,7 +170,7 @@ class DiffusersNetwork:
         if source is None:
             return
         is_mapped = any(parameter.is_meta for parameter in module.parameters())
-        state = weights.read(source, part=part or config.network.part, keep_codes=is_mapped)
+        state = weights.read(source, part=part or config.network.folder or config.network.part, keep_codes=is_mapped)
         if not is_mapped:
             if nf4_files.has_any(state):
                 raise nf4_files.unsupported("only the frozen base of a LoRA can be")

@@ -84,7 +84,8 @@ class Network:
 
     name: str
     blocks: tuple[str, ...]  # names of its lists of blocks, in order of use
-    part: str = "transformer"  # folder of the network in a pipeline
+    part: str = "transformer"  # name of the network in a pipeline, and its folder
+    folder: str | None = None  # its folder, if a repository has several networks; None if `part` is it
     # Name prefixes of parameters that no loss can reach, or that the release was trained without changing.
     without_gradient: tuple[str, ...] = ()
     # Parameter whose columns for companions are zeros if weights lack them, so that a network trained without
@@ -102,6 +103,8 @@ class Network:
     file: str | None = None  # name of its file in a repository that has files of several models
     # Pattern of linear layers of attention whose modules' names do not tell it, for LoRAs.
     attention_layers: str | None = None
+    # Whether it takes a pass for each clip of a micro-batch.
+    clip_by_clip: bool = False
     alternates: bool = False  # whether the first blocks of all lists are used before the second ones
     pads_patches: bool = False  # whether it pads sizes that are not multiples of the patch
     # Whether blocks see heights and widths, as convolutions do, and not only the number of tokens.
@@ -177,11 +180,13 @@ class Release:
     num_frames: int = 1  # number of frames of the clips that it was released for
     objective: str = "rectified-flow"  # name of the objective that it was trained with
     timestep_shift: float | str = 3.0  # shift of rectified flow's timesteps
+    sound_timestep_shift: float | None = None  # that of the sound's, if it is another
     formats: tuple[str, ...] = ("diffusers", "comfyui")  # LoRA file formats that programs for this model read
     architecture: str | None = None  # ModelSpec name in the header of LoRA files; None uses the preset's name
     base_version: str | None = None  # name that kohya's readers look up; None if they have none
     # Whether steps or guidance were distilled into it, which training without an adapter undoes.
     distilled: bool = False
+    licence_note: str | None = None  # what its licence restricts, as a sentence without its end; None if not known
 
 
 @dataclass(frozen=True)
@@ -215,12 +220,18 @@ class PublishedAutoencoder:
     signs: tuple[str, ...] = ()  # tensor names that no other class has, in the files of diffusers and of the release
     has_time_axis: bool = True  # False if it takes pictures only
     packs_squares: bool = False  # whether a denoiser sees 2 × 2 of its latent elements as one
+    chunk_frames: int | None = None  # frames that it encodes together; None if all
+    imagenet_pixels: bool = False  # whether pixels are normalised by the statistics of ImageNet, and not to [-1, 1]
+    has_alpha: bool = False  # whether it takes a fourth channel, opacity, which is full here
     one_by_one: bool = False  # whether it encodes only one clip at a time
     # Name of the file in a repository of several models, with the names of diffusers' class; None if there is none.
     file: str | None = None
     # Whether it works on large pictures in overlapping tiles, and on all frames together, as the model was trained.
     tiles: bool = False
 
+
+# Restrictions of licences that several families share, for `Release.licence_note`.
+FLUX_NON_COMMERCIAL = "the FLUX Non-Commercial License allows no commercial use of the model without another licence"
 
 # Configs for files of `AutoencoderKL`, without the keys that define latents: of Stable Diffusion, of later models.
 KL_CONFIG: Mapping[str, object] = {

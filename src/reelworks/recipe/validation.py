@@ -164,6 +164,12 @@ def require_image_encoder(model: ModelConfig) -> None:
         )
 
 
+def licence_note(recipe: Recipe) -> str | None:
+    """Return what the licence of a recipe's model restricts; None if it restricts nothing that is known here."""
+    note = registry.release_of(recipe.model.name).licence_note
+    return None if note is None else f"{recipe.model.name}: {note}. Read the licence beside its weights"
+
+
 def distilled_warning(recipe: Recipe) -> str | None:
     """Return a warning if a LoRA would undo what was distilled into its base; None if something prevents that."""
     lora, name = recipe.lora, recipe.model.name

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -32,6 +32,11 @@ class Figure:
     title: str
     note: str
     plot: dict[str, Any]
+
+
+def to_json(figure: Figure) -> dict[str, Any]:
+    """Return a figure as a JSON value."""
+    return asdict(figure)
 
 
 def finite(value: Any) -> float | None:
@@ -109,27 +114,50 @@ def loss_curve(data: RunData) -> Figure | None:
         marker = {"color": "@c6", "size": 8, "symbol": "circle-open"}
         marks = {"type": "scatter", "mode": "markers", "name": "spike", "marker": marker}
         traces.append({**marks, "x": steps, "y": [losses.get(step) for step in steps]})
+    skipped = [event["step"] for event in data.events_of("step") if event.get("applied") is False]
+    if skipped and traces:
+        marks = {"type": "scatter", "mode": "markers", "name": "skipped", "marker": {"color": "@warn", "symbol": "x"}}
+        traces.append({**marks, "x": skipped, "y": [losses.get(step) for step in skipped]})
+    saves = _save_ticks(data)
     note = "Faint: each step. Strong: smoothed." + (" Dotted: a resume." if resumes else "")
     note += " Circle: a spike." if spikes else ""
-    return _figure("loss", "Training loss", note, traces, "loss", shapes=resumes)
+    note += " Cross: a skipped step." if skipped else ""
+    note += " Tick: a save." if saves else ""
+    return _figure("loss", "Training loss", note, traces, "loss", shapes=[*resumes, *saves])
+
+
+def _save_ticks(data: RunData) -> list[dict[str, Any]]:
+    """Return a tick at the axis for each checkpoint; of many, evenly chosen ones."""
+    steps = [event["step"] for event in data.events_of("checkpoint")]
+    line = {"color": "@good", "width": 2}
+    axes = {"type": "line", "xref": "x", "yref": "paper", "y0": 0, "y1": 0.03}
+    return [{**axes, "x0": step, "x1": step, "line": line} for step in steps[:: -(-len(steps) // MAX_MARKERS) or 1]]
 
 
 def loss_by_bucket(data: RunData) -> Figure | None:
     """Plot the smoothed loss of each bucket, the most trained ones in colour."""
     points = _by_part(data, "loss_by_bucket")
-    traces = []
-    for i, (name, pairs) in enumerate(sorted(points.items(), key=lambda item: -len(item[1]))):
-        steps, values = zip(*pairs, strict=True)
-        colour, visible = (f"@c{i + 1}", True) if i < COLOURS else ("@muted", "legendonly")
-        traces.append(_line(name, steps, smooth(values), colour, visible=visible))
+    traces = _bucket_lines(points, smooth)
     note = "Smoothed. Shapes differ in difficulty, so compare each line only with itself."
     return _figure("loss-by-bucket", "Loss by bucket", note, traces, "loss", legend=True)
 
 
-def _by_part(data: RunData, key: str) -> dict[str, list[tuple[int, float | None]]]:
-    """Return step and value of each part in the steps that have it, by the part's name."""
+def _bucket_lines(
+    points: dict[str, list[tuple[int, float | None]]], shown: Callable[[Series], list[float | None]], **more: Any
+) -> list[Trace]:
+    """Draw a line for each bucket, the most frequent ones in colour and the others when their names are clicked."""
+    traces = []
+    for i, (name, pairs) in enumerate(sorted(points.items(), key=lambda item: -len(item[1]))):
+        steps, values = zip(*pairs, strict=True)
+        colour, visible = (f"@c{i + 1}", True) if i < COLOURS else ("@muted", "legendonly")
+        traces.append(_line(name, steps, shown(values), colour, visible=visible, **more))
+    return traces
+
+
+def _by_part(data: RunData, key: str, *, kind: str = "step") -> dict[str, list[tuple[int, float | None]]]:
+    """Return step and value of each part in the events that have it, by the part's name."""
     points: dict[str, list[tuple[int, float | None]]] = {}
-    for event in data.events_of("step"):
+    for event in data.events_of(kind):
         for name, value in (event.get(key) or {}).items():
             points.setdefault(name, []).append((event["step"], finite(value)))
     return points
@@ -189,6 +217,27 @@ def validation(data: RunData) -> Figure | None:
     return _figure("validation", "Validation loss", note, traces, "loss", legend=True)
 
 
+def validation_by_bucket(data: RunData) -> Figure | None:
+    """Plot the validation loss of each bucket."""
+    points = _by_part(data, "loss_by_bucket", kind="validation")
+    traces = _bucket_lines(points, list, mode="lines+markers", marker={"size": 5})
+    note = "Shapes differ in difficulty, so compare each line only with itself."
+    return _figure("validation-by-bucket", "Validation loss by bucket", note, traces, "loss", legend=True)
+
+
+def imbalance(data: RunData) -> Figure | None:
+    """Plot the share of time in which ranks wait for the slowest, as planned and as measured."""
+    events = data.events_of("balance")
+    traces = [
+        _line(name, *_series(events, name), colour, mode="lines+markers", marker={"size": 5})
+        for name, colour in (("planned", "@muted"), ("measured", "@c8"))
+        if events
+    ]
+    note = "Share of the time in which ranks wait for the slowest one."
+    axis = {"rangemode": "tozero", "tickformat": ".0%", "legend": True}
+    return _figure("imbalance", "Ranks waiting", note, traces, "share", **axis)
+
+
 def throughput(data: RunData) -> Figure | None:
     """Plot clips per second."""
     traces = _raw_and_smooth(*_clips_per_second(data), "@c2")
@@ -203,6 +252,15 @@ def data_wait(data: RunData) -> Figure | None:
     traces = _raw_and_smooth([e["step"] for e in events], values, "@c3")
     note = "Share of each step; above 20 %, more data.num_workers help if cores are idle."
     return _figure("data-wait", "Waiting for clips", note, traces, "share", rangemode="tozero", tickformat=".0%")
+
+
+def memory(data: RunData) -> Figure | None:
+    """Plot the largest memory so far."""
+    events = [e for e in data.events_of("step") if e.get("memory_bytes")]
+    values = [e["memory_bytes"] / 1e9 for e in events]
+    traces = [_line("memory", [e["step"] for e in events], values, "@c4")] if events else []
+    note = "The largest so far, of the GPU or, without one, of the process."
+    return _figure("memory", "Memory", note, traces, "GB", rangemode="tozero")
 
 
 def learning_rate(data: RunData) -> Figure | None:
@@ -222,8 +280,8 @@ def grad_norm(data: RunData) -> Figure | None:
 
 def all_of(data: RunData) -> list[Figure]:
     """Return every figure that has data, in the page's order."""
-    losses = (loss_curve, validation, loss_by_bucket, loss_by_timestep)
-    drawn = (*losses, throughput, data_wait, learning_rate, grad_norm, grad_norm_by_block)
+    losses = (loss_curve, validation, loss_by_bucket, loss_by_timestep, validation_by_bucket)
+    drawn = (*losses, throughput, data_wait, memory, learning_rate, grad_norm, imbalance, grad_norm_by_block)
     return [figure for draw in drawn if (figure := draw(data))]
 
 

@@ -12,7 +12,7 @@ from reelworks.run.folder import RunFolder
 MAX_PREVIEW_STEPS = 16
 MAX_PREVIEW_BYTES = 64_000_000  # in total, before base64; browsers still open such a page quickly
 
-_MEDIA = {
+MEDIA = {
     ".mp4": "video/mp4",
     ".webm": "video/webm",
     ".png": "image/png",
@@ -72,13 +72,13 @@ def _spread(events: dict[int, Event]) -> list[Event]:
 def _inside(folder: Path, name: str) -> Path | None:
     """Resolve a file below the previews; None if it is missing, of an unknown kind or outside the folder."""
     path = (folder / name).resolve()
-    known = path.suffix.lower() in _MEDIA and path.is_relative_to(folder.resolve())
+    known = path.suffix.lower() in MEDIA and path.is_relative_to(folder.resolve())
     return path if known and path.is_file() else None
 
 
 def _embed(path: Path | None, prompt: str) -> Preview:
     if path is None:
         return Preview(prompt, "", False)
-    media = _MEDIA[path.suffix.lower()]
+    media = MEDIA[path.suffix.lower()]
     content = base64.b64encode(path.read_bytes()).decode()
     return Preview(prompt, f"data:{media};base64,{content}", media.startswith("video/"))

@@ -32,6 +32,7 @@ class RunData:
     on_disk: frozenset[int]
     pinned: frozenset[int]
     coverage: list[EpochCoverage]  # counts of clips in each epoch from the run's records, oldest first
+    repeated_steps: int  # steps that were lost with their process and trained again
 
     def events_of(self, kind: str) -> list[Event]:
         """Return the events of one kind that no resume discarded, oldest first."""
@@ -45,20 +46,35 @@ class RunData:
 
 def load(run: RunFolder) -> RunData:
     """Read everything that a report shows; the folder must hold a run."""
+    every, valid = list(events.read(run.events_file)), events.timeline(run.events_file)
+    steps, left = (sum(event["kind"] == "step" for event in found) for found in (every, valid))
+    return of_events(run, every, valid, clip_history.cover(run).epochs, steps - left)
+
+
+def of_events(
+    run: RunFolder, every: list[Event], valid: list[Event], coverage: list[EpochCoverage], repeated_steps: int
+) -> RunData:
+    """Read all but the events, which are given: all of them, and those that no resume discarded."""
     store = CheckpointStore(run.checkpoints_folder)
     steps = store.steps()
     return RunData(
         path=run.path,
         info=run.info(),
-        summary=_read_object(run.plan_folder / "summary.json"),
+        summary=summary(run),
         recipe=_read_text(run.recipe_file),
         environment=_read_object(run.environment_file),
-        all_events=list(events.read(run.events_file)),
-        events=events.timeline(run.events_file),
+        all_events=every,
+        events=valid,
         on_disk=frozenset(steps),
         pinned=frozenset(step for step in steps if store.is_pinned(step)),
-        coverage=clip_history.cover(run).epochs,
+        coverage=coverage,
+        repeated_steps=repeated_steps,
     )
+
+
+def summary(run: RunFolder) -> dict[str, Any]:
+    """Return the summary of a run's plan; empty if there is none yet."""
+    return _read_object(run.plan_folder / "summary.json")
 
 
 def _read_text(path: Path) -> str:

@@ -148,10 +148,11 @@ class CoverageRow(NamedTuple):
 
 def coverage(data: RunData) -> list[CoverageRow]:
     """Return a row for each epoch, newest first."""
-    return [_coverage_row(epoch) for epoch in reversed(data.coverage)]
+    return [coverage_row(epoch) for epoch in reversed(data.coverage)]
 
 
-def _coverage_row(epoch: EpochCoverage) -> CoverageRow:
+def coverage_row(epoch: EpochCoverage) -> CoverageRow:
+    """Return an epoch's numbers."""
     lost = epoch.lost
     return CoverageRow(
         f"{epoch.epoch}" + (f" (data restart {epoch.data_restarts})" if epoch.data_restarts else ""),
@@ -270,7 +271,7 @@ def _training_facts(data: RunData) -> list[Fact]:
     done = sum(row.done for row in rows)
     under_way = [row for row in rows if not row.done and row.planned]
     note = f"{units.percent(under_way[0].trained / under_way[0].planned)} of the next" if under_way else ""
-    repeated = status.repeated_steps(data)
+    repeated = data.repeated_steps
     again = f"{units.count(repeated)} repeated after resumes" if repeated else ""
     resumes = units.plural(status.resumes(data), "resume")
     steps = data.events_of("step")
@@ -278,7 +279,7 @@ def _training_facts(data: RunData) -> list[Fact]:
     speed = f"{sum(e['clips'] for e in steps) / seconds:,.3g} clips / s" if seconds else "–"
     return [
         Fact("Steps", units.count(data.last_step), again),
-        Fact("Epochs", units.count(done), note),
+        *([Fact("Epochs", units.count(done), note)] if rows else []),
         Fact("Training time", units.duration(status.training_seconds(data)), resumes),
         Fact("Throughput", speed, "mean over the steps"),
         *_stream_facts(steps),

@@ -92,19 +92,16 @@ def resumes(data: RunData) -> int:
     return sum(event.get("resumed_from") is not None for event in data.all_events if event["kind"] == "start")
 
 
-def repeated_steps(data: RunData) -> int:
-    """Return the number of steps that were lost with their process and repeated."""
-    return sum(1 for event in data.all_events if event["kind"] == "step") - len(data.events_of("step"))
-
-
 def state(data: RunData) -> tuple[str, str]:
     """Return the state of the run, and its tone: "good", "busy" or "plain"."""
-    events = [event for event in data.all_events if event["kind"] in ("start", "stop")]
+    events = [event for event in data.all_events if event["kind"] in ("start", "stop", "error")]
     if not events:
         return "not started", "plain"
     if events[-1]["kind"] == "start":
         return "running, or ended without a stop event", "busy"
     reason = events[-1].get("reason", "")
+    if events[-1]["kind"] == "error":
+        return "ended with an error", "plain"
     finished = {"finished": "finished", "max_steps": "reached max_steps", "signal": "stopped by a signal"}
     return finished.get(reason, f"stopped: {reason}"), "plain" if reason == "signal" else "good"
 
@@ -116,7 +113,7 @@ def history(data: RunData) -> list[Moment]:
     for session in cut:
         moments += filter(None, map(_moment, session))
         last = session[-1]
-        if session is not cut[-1] and all(event["kind"] != "stop" for event in session):
+        if session is not cut[-1] and all(event["kind"] not in ("stop", "error") for event in session):
             moments.append(Moment(last["time"], last.get("step"), "Interrupted", KILLED, "bad"))
     return moments
 
@@ -133,6 +130,8 @@ def _moment(event: Event) -> Moment | None:
     if kind == "early_stop":
         detail = f"no lower validation loss in {units.plural(event['patience'], 'validation')}"
         return Moment(time, step, "Ended early", f"{detail}; best {units.loss(event['best'])}", "warn")
+    if kind == "error":
+        return Moment(time, step, "Failed", str(event.get("reason", "")), "bad")
     if kind == "stop":
         return Moment(time, step, "Stopped", str(event.get("reason", "")).replace("_", " "), "good")
     return None

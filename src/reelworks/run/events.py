@@ -10,7 +10,8 @@ Every event has `v` (schema version), `time` (seconds since 1970), `kind` and, e
                 step was skipped), learning_rate, grad_norm, grad_norm_by_block {name: norm} (where it was measured),
                 clips, tokens,
                 seconds, data_wait_seconds (of them, waiting for clips), decode_p50_seconds and decode_p99_seconds (of the
-                last 1000 clips, or null), queue_bytes (decoded frames that wait), buckets [name, ...]
+                last 1000 clips, or null), queue_bytes (decoded frames that wait), buckets [name, ...],
+                memory_bytes (largest so far, of the GPU or, without one, of the process)
     spike       what ("loss" or "grad_norm"), bucket, value, usual (median of recent steps), limit, skipped,
                 clips [{uid, path, loss}]: a step far above the usual
     early_stop  patience, best, best_step: the validation loss did not fall any more, and training ends
@@ -34,6 +35,7 @@ Every event has `v` (schema version), `time` (seconds since 1970), `kind` and, e
     epoch_end   epoch, planned, trained, failed, skipped
     unsaved     reason: a checkpoint could not be written; training continued
     stop        reason: "finished" | "signal"
+    error       reason: training ended with an exception
 """
 
 from __future__ import annotations

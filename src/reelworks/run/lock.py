@@ -10,6 +10,8 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import socket
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -77,6 +79,39 @@ def hold(
                 remedy="choose a folder you may write to with --output DIR, or fix its permissions",
             ) from error
         yield LockHandle(path.parent, doing, field, is_ours)
+
+
+def holder(path: Path) -> LockOwner | None:
+    """Return which process holds a lock, as far as its file tells; takes nothing, and so disturbs nobody.
+
+    A process of this machine that has ended holds nothing. Of other machines, a heartbeat tells if it is recent; a kernel's
+    lock does not tell whether its holder still lives.
+    """
+    beats = path.with_name(f"{path.name}.heartbeat")
+    for file in (path, beats):
+        with suppress(OSError):
+            owner = LockOwner.parse(file.read_text())
+            if owner is None:
+                continue
+            if owner.host == socket.gethostname():
+                if lives(owner.pid):
+                    return owner
+            elif file is path or time.time() - file.stat().st_mtime < heartbeat.LOST_SECONDS:
+                return owner
+    return None
+
+
+def lives(pid: int) -> bool:
+    """Return whether a process of this machine still runs."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    with suppress(OSError):  # one that has ended, and whose parent has not asked yet
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return True
 
 
 def _take(path: Path, stack: ExitStack) -> Callable[[], bool]:

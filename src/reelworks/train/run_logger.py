@@ -10,7 +10,7 @@ import resource
 import sys
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -43,6 +43,7 @@ from reelworks.train.step import TIMESTEP_RANGES, StepResult
 from reelworks.train.validation import Validation
 
 _LINE_EVERY_SECONDS = 10.0
+_MOST_OF_ERROR = 4000  # characters
 _SPEED_WINDOW = 50
 _FIRST_STEPS = 5
 _MEAN_STEPS = 10  # steps over which losses by bucket and by timestep are averaged for curves
@@ -84,8 +85,11 @@ class RunLogger:
         self._progress.start()
         return self
 
-    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, error: type[BaseException] | None, value: BaseException | None, _: object) -> None:
         self._progress.stop()
+        if isinstance(value, Exception):
+            with suppress(OSError):
+                self.event("error", reason=f"{type(value).__name__}: {value}"[:_MOST_OF_ERROR])
         for tracker in self._trackers:
             tracker.close(failed=error is not None)
 
@@ -99,7 +103,7 @@ class RunLogger:
         if log.event_logger.isEnabledFor(logging.DEBUG):
             log.event_logger.handle(record)
 
-    def start(self, spec: PlanSpec, *, threads: int, resumed_from: int | None) -> None:
+    def start(self, spec: PlanSpec, *, threads: int, resumed_from: int | None, sources: Mapping[str, str]) -> None:
         """Log the start of training, which voids earlier events of later steps."""
         self.event(
             "start",
@@ -112,6 +116,7 @@ class RunLogger:
             device=str(self._world.device),
             recipe=self._recipe_name,
             resumed_from=resumed_from,
+            **({"sources": dict(sources)} if sources else {}),
         )
 
     def epoch_begins(self, position: DataPosition) -> None:
@@ -157,6 +162,7 @@ class RunLogger:
             decode_p99_seconds=stream.decode_p99_seconds,
             queue_bytes=stream.queue_bytes,
             buckets=names,
+            memory_bytes=_memory_bytes(self._world.device),
             **({"grad_norm_by_block": result.grad_norm_by_block} if result.grad_norm_by_block else {}),
         )
         self._scalars(
@@ -207,11 +213,14 @@ class RunLogger:
         """Log the result of a validation."""
         by_bucket = {name: of_bucket.loss for name, of_bucket in result.by_bucket.items()}
         losses = {"loss": result.loss, "loss_by_time": result.loss_by_time, "loss_by_bucket": by_bucket}
-        self.event("validation", step=step, **losses, clips=result.clips, seconds=seconds)
+        adapted = self._data.recipe.has_training_adapter
+        with_adapter = {"with_training_adapter": True} if adapted else {}
+        self.event("validation", step=step, **losses, clips=result.clips, seconds=seconds, **with_adapter)
         self._scalars(
             step, {"validation/loss": result.loss, **{f"validation_by_bucket/{n}": v for n, v in by_bucket.items()}}
         )
-        logger.info(f"step {step}  validation loss {result.loss:.4f} on {result.clips} clips")
+        note = ", with lora.training_adapter" if adapted else ""
+        logger.info(f"step {step}  validation loss {result.loss:.4f} on {result.clips} clips{note}")
 
     def preview_metrics(self, step: int, measured: Sequence[Measured]) -> None:
         """Log metrics of previews, those that were skipped with the reason."""
@@ -377,7 +386,7 @@ class _StepProgress:
             f"loss {units.loss(_mean(self._losses))}",
             f"{_mean(self._seconds):.2f} s/it",
             f"lr {result.learning_rate:.2g}",
-            _memory(self._device),
+            f"{_memory_bytes(self._device) / 1e9:.1f} GB",
             f"{speed:.1f} clips/s",
             buckets,
         ]
@@ -395,12 +404,12 @@ def _mean(values: Collection[float]) -> float:
     return sum(values) / len(values) if values else math.nan
 
 
-def _memory(device: torch.device) -> str:
+def _memory_bytes(device: torch.device) -> int:
     """Return the largest memory so far, of the device or, without one, of this process."""
     if device.type == "cuda":
-        return f"{torch.cuda.max_memory_reserved(device) / 1e9:.1f} GB"
+        return torch.cuda.max_memory_reserved(device)
     unit = 1 if sys.platform == "darwin" else 1024  # bytes on macOS
-    return f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9:.1f} GB"
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def _range(index: int) -> str:

@@ -20,10 +20,16 @@ def plain_units(name, module, raw):
         return diffusers.LTXPipeline._normalize_latents(raw, module.latents_mean, module.latents_std, 1.0)
     if name.startswith("hunyuan"):
         return raw * module.config.scaling_factor
-    if name.startswith(("wan", "qwen")):
+    if name.startswith(("wan", "qwen", "minimax")):
         mean, std = (torch.tensor(module.config[key]).view(1, -1, 1, 1, 1) for key in ("latents_mean", "latents_std"))
         return (raw - mean) / std
     return ((raw - (module.config.shift_factor or 0)) * module.config.scaling_factor)[:, :, None]
+
+
+def imagenet(video, back=False):
+    """Pixels in the units of MiniMax-H3's autoencoder, and back to [0, 1]."""
+    mean, std = (torch.tensor(v).view(3, 1, 1, 1) for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+    return video * std + mean if back else ((video + 1) / 2 - mean) / std
 
 
 @pytest.fixture(scope="module", params=registry.AUTOENCODERS)
@@ -63,20 +69,28 @@ def test_bfloat16_answers_as_float32(saved):
 
 
 def test_latents_are_the_posteriors_means_in_the_familys_units(saved):
-    """A folder's autoencoder gives the declared shape, what the pipeline would give, and as many frames back."""
+    """A folder's autoencoder gives the declared shape, what the pipeline would give, and as many frames back.
+
+    A fourth channel says that pictures are opaque, and is left out of what comes back.
+    """
     name, place, module = saved
     autoencoder = factory.build_autoencoder(AutoencoderConfig(name=name, weights=str(place)))
     geometry = autoencoder.geometry
-    frames = geometry.nearest_frames(9)
+    frames = geometry.nearest_frames(22 if name == "minimax-h3" else 9)
     shape = Shape(frames, 2 * geometry.stride[1], 3 * geometry.stride[2])
     video = torch.rand(1, 3, frames, shape.height, shape.width) * 2 - 1
     latent = autoencoder.encode(video)
     assert latent.shape == (1, autoencoder.latent_channels, *geometry.latent(shape))
     with torch.no_grad():
         flat = name in ("flux", "flux2", "sd3", "sdxl")
-        raw = module.encode(video[:, :, 0] if flat else video).latent_dist.mode()
+        shown = torch.cat([video, torch.ones_like(video[:, :1])], dim=1) if name == "qwen-image-2.1" else video
+        if name == "minimax-h3":
+            shown = imagenet(shown)
+        raw = module.encode(shown[:, :, 0] if flat else shown).latent_dist.mode()
         torch.testing.assert_close(latent, plain_units(name, module, raw), rtol=1e-4, atol=1e-5)
-        back = module.decode(raw).sample
+        back = module.decode(raw).sample[:, :3]
+        if name == "minimax-h3":
+            back = 2 * imagenet(back, back=True) - 1
     torch.testing.assert_close(
         autoencoder.decode(latent, frames), back[:, :, None] if flat else back, rtol=1e-3, atol=1e-4
     )

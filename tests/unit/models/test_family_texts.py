@@ -77,6 +77,19 @@ def modular_tokens(place, caption, length):
     return pipeline(prompt=caption, max_sequence_length=length, output="prompt_embeds")[0]
 
 
+def states_before_the_last_norm(place, caption):
+    """What the layers of Qwen3-VL make of the template of Qwen-Image 2.1, without its system message."""
+    words = transformers.AutoTokenizer.from_pretrained(place / "processor")
+    kind = transformers.Qwen3VLForConditionalGeneration
+    layers = kind.from_pretrained(place / "text_encoder", dtype=torch.bfloat16).model.language_model
+    layers.norm = torch.nn.Identity()
+    system = "Comprehend and analyze the provided prompt."
+    turns = (f"system\n{system}<|im_end|>\n", f"user\n{caption}<|im_end|>\n", "assistant\n")
+    ids = words("".join(f"<|im_start|>{turn}" for turn in turns), return_tensors="pt").input_ids
+    message = [{"role": "system", "content": [{"type": "text", "text": system}]}]
+    return layers(ids).last_hidden_state[0, len(words.apply_chat_template(message)["input_ids"]) :]
+
+
 @pytest.mark.filterwarnings("ignore:.FluxPosEmbed. is deprecated:FutureWarning")
 @torch.no_grad()
 def test_tokens_are_the_pipelines(family):
@@ -88,6 +101,19 @@ def test_tokens_are_the_pipelines(family):
         assert len(tokens) == 80
         assert torch.equal(encoder.encode(LINES[:1]).tokens[0, :80], tokens.float())
         assert encoder.encode(LINES[:1]).mask.sum() == 80
+        return
+    if name == "minimax-h3":
+        words = transformers.AutoTokenizer.from_pretrained(place / "tokenizer")
+        kind = transformers.Qwen3VLForConditionalGeneration
+        layers = kind.from_pretrained(place / "text_encoder", dtype=torch.bfloat16).model.language_model
+        ids = words(LINES[0], add_special_tokens=False, return_tensors="pt").input_ids[:, :24]
+        states = layers(ids, output_hidden_states=True).hidden_states[50][0]
+        made = encoder.encode(LINES[:1])
+        assert torch.equal(made.tokens[0][made.mask[0]], states.float())
+        return
+    if name == "qwen-image-2.1":
+        made = encoder.encode(LINES[:1])
+        assert torch.equal(made.tokens[0][made.mask[0]], states_before_the_last_norm(place, LINES[0]).float())
         return
     sound = dict.fromkeys({"audio_vae", "vocoder"} & set(kind._get_signature_keys(kind)[0]))
     pipeline = kind.from_pretrained(place, dtype=torch.bfloat16, **sound)

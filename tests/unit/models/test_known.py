@@ -32,9 +32,12 @@ ALIKE = [
     ("flux3-klein-base-edit", "flux3-klein-base"),
     ("krea2-raw", "krea2-turbo"),
     ("qwen-image", "qwen-image-2512", "qwen-image-edit", "qwen-image-edit-2509", "qwen-image-edit-2511"),
+    ("qwen-image-2.1-edit", "qwen-image-2.1", "qwen-image-2.1-turbo"),
     ("z-image", "z-image-turbo"),
     ("ltx-2", "ltx-2-sound"),
     ("ltx-2.3", "ltx-2.3-sound"),
+    ("minimax-h3-sound", "minimax-h3"),
+    ("ltx-2.5-distilled", "ltx-2.5-sound", "ltx-2.5"),
 ]
 FULL = [(name, "") for name in registry.PRESETS if not name.endswith("-tiny")]
 

@@ -31,6 +31,7 @@ FEW = {
     "ltx-2": {"num_layers": 1},
     "ltx-2.3": {"num_layers": 1},
     "qwen-image": {"num_layers": 1},
+    "qwen-image-2.1": {"num_layers": 1},
     "sd3.5-medium": {"num_layers": 2, "dual_attention_layers": (0,)},
     "sdxl": {},
     "wan-2.1-14b": {"num_layers": 1},

@@ -1,9 +1,13 @@
-"""LTX-2's frames are trained apart from its sound, in both releases."""
+"""LTX-2's frames are trained apart from its sound, in all releases."""
 
 import dataclasses
 
+import diffusers
 import pytest
+import tiny_families
 import torch
+import transformers
+from diffusers.pipelines import ltx2
 from presets import config_of, network_of
 from refused import refused
 from safetensors.torch import save_file
@@ -29,7 +33,7 @@ SMALL = {
         "audio_cross_attention_dim",
     )
 }
-both_releases = pytest.mark.parametrize("name", ["ltx-2", "ltx-2.3"])
+every_release = pytest.mark.parametrize("name", ["ltx-2", "ltx-2.3", "ltx-2.5"])
 
 
 def small(name):
@@ -42,7 +46,7 @@ def small(name):
 
 
 @torch.no_grad()
-@both_releases
+@every_release
 def test_sound_has_no_influence(name):
     """Whatever sound, its text and its time are put in, the answer has the same bits; joined, it has others."""
     denoiser, inputs, changes = small(name), contract.example(SHAPE, "ltx-2-tiny"), {}
@@ -60,16 +64,17 @@ def test_sound_has_no_influence(name):
     assert not torch.allclose(denoiser.predict(inputs), answer, atol=1e-3)
 
 
-@both_releases
+@every_release
 def test_sound_is_not_trained(name):
     """All that a gradient does not reach is of sound, is frozen, and takes no LoRA."""
     denoiser = small(name)
     parameters = dict(denoiser.module.named_parameters())
     torch.autograd.backward(denoiser.predict(contract.example(SHAPE, "ltx-2-tiny")).square().mean())
     frozen = {key for key, p in parameters.items() if not p.requires_grad}
-    assert frozen == {key for key in parameters if "audio" in key or "av_" in key or "a2v" in key}
+    unused = ("audio", "av_", "a2v", "keyframes_")
+    assert frozen == {key for key in parameters if any(word in key for word in unused)}
     assert frozen == {key for key, p in parameters.items() if p.grad is None}
-    layers = ["to_q", "to_k", "to_v", "to_out.0", *(["to_gate_logits"] if name == "ltx-2.3" else [])]
+    layers = ["to_q", "to_k", "to_v", "to_out.0", *([] if name == "ltx-2" else ["to_gate_logits"])]
     assert set(denoiser.lora_targets()) == {
         f"transformer_blocks.{i}.{attention}.{layer}"
         for i in range(2)
@@ -79,7 +84,7 @@ def test_sound_is_not_trained(name):
 
 
 @torch.no_grad()
-@both_releases
+@every_release
 def test_each_clip_has_its_own_rate_and_given_frames(name):
     """A batch is what the network makes of its clips one by one, told the rate, and 0 as the time of given frames."""
     denoiser, inputs = small(name), contract.example(SHAPE, "ltx-2-tiny")
@@ -106,7 +111,7 @@ def test_each_clip_has_its_own_rate_and_given_frames(name):
         torch.testing.assert_close(found[i], wanted, rtol=1e-4, atol=1e-5)
 
 
-@both_releases
+@every_release
 def test_a_whole_checkpoint_of_the_release_is_read(name, tmp_path):
     """Its file holds the network in the release's names, beside parts for text, sound and pixels."""
     denoiser = small(name)
@@ -135,6 +140,19 @@ def test_a_whole_checkpoint_of_the_release_is_read(name, tmp_path):
     assert all(torch.equal(found[key], value) for key, value in wanted.items())
 
 
+def test_a_repository_of_two_networks_gives_the_one_to_train(tmp_path):
+    """LTX-2.5 lies in a folder of its own, and the distilled network where pipelines look."""
+    full, distilled = (small("ltx-2.5") for _ in range(2))
+    for shade, (place, one) in enumerate({"transformer": distilled, "transformer_full": full}.items()):
+        with torch.no_grad():
+            one.module.proj_in.bias.fill_(shade)
+        one.module.save_pretrained(tmp_path / place)
+    for name, shade in (("ltx-2.5", 1), ("ltx-2.5-distilled", 0)):
+        found = small(name)
+        network.NETWORK.load(found.module, found.config, str(tmp_path))
+        assert (found.module.proj_in.bias == shade).all()
+
+
 def test_texts_of_another_width_are_refused():
     """LTX-2.3 takes texts as they are."""
     with refused("text-width-differs", "text_encoder.dim", says=r"text_encoder\.dim = 32.*its own width, 4096"):
@@ -145,3 +163,24 @@ def test_texts_of_another_width_are_refused():
             device="meta",
             seed=0,
         )
+
+
+def test_texts_of_2_5_are_embedded_by_its_gemma(tmp_path):
+    """A pipeline with a Gemma 4 gives tokens for both branches, and is refused where LTX-2.3's Gemma 3 is wanted."""
+    torch.manual_seed(0)
+    sizes = tiny_families.GEMMA | {"global_head_dim": 16, "num_hidden_layers": 2}
+    gemma = transformers.Gemma4UnifiedConfig(text_config=sizes, vision_config=None, audio_config=None)
+    parts = {
+        "text_encoder": transformers.Gemma4UnifiedForConditionalGeneration(gemma),
+        "connectors": ltx2.LTX2TextConnectors(**tiny_families.CONNECTORS),
+        "tokenizer": tiny_families.tokenizer(),
+        "scheduler": diffusers.FlowMatchEulerDiscreteScheduler(),
+        **dict.fromkeys(("vae", "audio_vae", "vocoder", "transformer")),
+    }
+    diffusers.LTX2Pipeline(**parts).save_pretrained(tmp_path)
+    texts = TextEncoderConfig(name="ltx-2.5-sound", weights=str(tmp_path), dim=64, max_length=12)
+    made = factory.build_text_encoder(texts).encode(["waves", "two cats"])
+    assert made.tokens.shape == (2, 12, 64)
+    assert not torch.equal(made.tokens[0], made.tokens[1])
+    with refused("other-text-encoder", "text_encoder.weights"):
+        factory.build_text_encoder(texts.model_copy(update={"name": "ltx-2.3-sound"}))

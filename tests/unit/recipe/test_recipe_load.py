@@ -359,3 +359,15 @@ def test_a_key_of_an_earlier_version_names_the_new_one(tmp_path, old, new):
         recipe_file.load(write(tmp_path), [f"{known}={value}"])
         return
     assert mistake(tmp_path, f"{known}={value}").problem != "there is no such key"
+
+
+def test_compiled_blocks_see_full_micro_batches_unless_the_recipe_says_otherwise(tmp_path):
+    def loaded(*changes):
+        return recipe_file.load(write(tmp_path), changes).buckets.incomplete_batch
+
+    assert loaded() == "partial"
+    assert loaded("train.compile=true") == "pad"
+    assert loaded("train.compile=true", "buckets.incomplete_batch=partial") == "partial"
+    resolved = recipe_file.load(write(tmp_path), ["train.compile=true"])
+    again = recipe_file.parse(tomllib.loads(recipe_file.dump(resolved)))
+    assert again == resolved

@@ -15,7 +15,7 @@ def told(*events, summary=None, on_disk=(), pinned=(), coverage=None):
     events = [{"v": 1, "time": float(i), **event} for i, event in enumerate(events)]
     return RunData(
         path=Path("run"), info={}, summary=summary or {}, recipe="", environment={}, all_events=events,
-        events=events, on_disk=frozenset(on_disk), pinned=frozenset(pinned), coverage=coverage or [],
+        events=events, on_disk=frozenset(on_disk), pinned=frozenset(pinned), coverage=coverage or [], repeated_steps=0,
     )  # fmt: skip
 
 
@@ -137,7 +137,7 @@ def test_time_counts_sessions_and_not_the_pauses_between_them():
 
 def test_a_crash_is_told_and_its_repeated_steps_are_counted(tmp_path):
     data = run_data.load(fabricate.make(tmp_path / "run", steps=40, every=10, crash_at=17))
-    assert status.repeated_steps(data) == 7
+    assert data.repeated_steps == 7
     assert [e["step"] for e in data.events_of("step")] == list(range(1, 41))
     crash = [moment for moment in status.history(data) if moment.title == "Interrupted"]
     assert [moment.step for moment in crash] == [17]
@@ -214,3 +214,13 @@ def test_a_spike_advises_the_last_checkpoint_before_it_unless_it_was_skipped():
     skipped, reported = run_facts.spikes(data)
     assert (skipped.step, skipped.remedy) == (20, "")
     assert "--resume 10 --set 'train.skip_steps=[[12, 12]]'" in reported.remedy
+
+
+def test_an_exception_is_told_in_place_of_a_kill():
+    data = told({"kind": "start", "step": 0, "resumed_from": None}, step(1), {"kind": "error", "reason": "OSError: full"},
+                {"kind": "start", "step": 0, "resumed_from": None})  # fmt: skip
+    assert [(m.title, m.detail) for m in status.history(data)][1] == ("Failed", "OSError: full")
+    assert (
+        status.state(told({"kind": "start", "step": 0}, {"kind": "error", "reason": "OSError: full"}))[0]
+        == "ended with an error"
+    )

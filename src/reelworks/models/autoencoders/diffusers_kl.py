@@ -10,14 +10,17 @@ import inspect
 import json
 import math
 import tempfile
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, final
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from reelworks.core.errors import UserError
+from reelworks.core.shape import Shape
 from reelworks.models import optional_imports, registry, weights
 from reelworks.models.api import Autoencoder
 from reelworks.models.autoencoders import pixel
@@ -35,6 +38,8 @@ _OPENSORA = PublishedAutoencoder(
 # Names in files of the class that several models share, in diffusers' spelling and in releases.
 _PLAIN = "AutoencoderKL"
 _PLAIN_SIGNS = ("encoder.down_blocks.0.resnets.0.norm1.weight", "encoder.down.0.block.0.norm1.weight")
+# Mean and standard deviation of its pixels in [0, 1].
+_IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 _WRAPPERS = ("first_stage_model.", "vae.")
 
 
@@ -54,6 +59,10 @@ class DiffusersAutoencoder:
         self.contract = CONTRACT.computing_in(getattr(torch, config.dtype))
         self.module = _load(config, facts)
         self._flat, self._packed = not facts.has_time_axis, facts.packs_squares
+        self._has_alpha = facts.has_alpha
+        self._pixels = _IMAGENET if facts.imagenet_pixels else None
+        first = Shape(facts.frame_rule[1], *facts.stride[1:])
+        self._shortest = 1 if facts.chunk_frames is None else self.geometry.latent(first)[0]
         if facts.one_by_one:
             self.module.enable_slicing()
         if facts.tiles:
@@ -66,6 +75,11 @@ class DiffusersAutoencoder:
     def encode(self, video_BCTHW: Tensor) -> Tensor:
         """Encode `[B, 3, T, H, W]` in [-1, 1] as `[B, C, T', h, w]`."""
         video = video_BCTHW.to(self.contract.compute)
+        if self._pixels is not None:
+            mean, std = (torch.tensor(values).view(3, 1, 1, 1).to(video) for values in self._pixels)
+            video = (video / 2 + 0.5 - mean) / std
+        if self._has_alpha:
+            video = pad(video, (0, 0, 0, 0, 0, 0, 0, 1), value=1.0)
         latent: Tensor = self.module.encode(video[:, :, 0] if self._flat else video).latent_dist.mode()
         latent = (latent[:, :, None] if self._flat else latent).to(self.contract.output)
         if self._packed:
@@ -74,8 +88,13 @@ class DiffusersAutoencoder:
 
     @torch.no_grad()
     def decode(self, latent_BCTHW: Tensor, num_frames: int) -> Tensor:
-        """Decode to `[B, 3, num_frames, H, W]`; values are not clamped."""
+        """Decode to `[B, 3, num_frames, H, W]`; values are not clamped.
+
+        An autoencoder of chunks decodes a picture as the first frame of its shortest clip, whose latent frames are alike.
+        """
         latent = latent_BCTHW * self._std + self._mean
+        if latent.shape[2] < self._shortest:
+            latent = latent.expand(-1, -1, self._shortest, -1, -1)
         if self._packed:
             latent = pixel.channels_to_squares(latent, 2)
         latent = latent.to(self.contract.compute)
@@ -83,7 +102,12 @@ class DiffusersAutoencoder:
         takes_timestep = self.module.config.get("timestep_conditioning", False)
         timestep = {"temb": latent.new_zeros(len(latent))} if takes_timestep else {}
         video: Tensor = self.module.decode(latent[:, :, 0] if self._flat else latent, **timestep).sample
-        video = video[:, :, None] if self._flat else video
+        video = (video[:, :, None] if self._flat else video)[:, :3]
+        if latent_BCTHW.shape[2] < self._shortest:
+            video = video[:, :, :num_frames]
+        if self._pixels is not None:
+            mean, std = (torch.tensor(values).view(3, 1, 1, 1).to(video) for values in self._pixels)
+            video = (video * std + mean) * 2 - 1
         assert video.shape[2] == num_frames, f"{latent.shape[2]} latent frames became {video.shape[2]}"
         return video.to(self.contract.output)
 
@@ -111,6 +135,8 @@ def _statistics(module: Any) -> tuple[Tensor, Tensor]:
 
 def _load(config: AutoencoderConfig, facts: PublishedAutoencoder) -> Any:
     assert config.weights is not None, "the recipe was checked"
+    # Some give norms of bfloat16 numbers of float32: right, only slower.
+    warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
     source, field = config.weights, "autoencoder.weights"
     kind = getattr(optional_imports.diffusers(), facts.network)
     sizes = config_of(config)

@@ -158,6 +158,7 @@ def check_recipe(recipe: Recipe, table: BucketTable, world: int = 1) -> CheckRep
     """
     recipe.parallel.data_ranks(world)
     sequence_limits.require_buckets(recipe.model, table, recipe.parallel.sequence_degree)
+    sequence_limits.require_single_clips(recipe.model, table, world)
     optimizer_names.require(recipe.train.optimizer, layout.fixed(recipe.parallel, world, _local_ranks(world)))
     if recipe.train.lacks_end:
         raise no_end(recipe.train)
@@ -187,6 +188,7 @@ def _check(recipe: Recipe, table: BucketTable, this_process: World, world: int) 
             rehearsed += _rehearse(recipe, denoiser, encoder, state, table)
         except DtypeError as fault:
             violations.append(fault)
+    note = None if (told := validation.licence_note(recipe)) is None else f"licence of {told}"
     # This process has run whole clips, of which each rank of a sequence group has its share.
     activations = max((b.activations_bytes for b in rehearsed), default=0) // recipe.parallel.sequence_degree
     return CheckReport(
@@ -198,7 +200,7 @@ def _check(recipe: Recipe, table: BucketTable, this_process: World, world: int) 
         rehearsed=rehearsed,
         memory=_memory(recipe, state, encoder, units, activations=activations, shards=planned.shards),
         violations=violations,
-        warnings=[] if (warning := validation.distilled_warning(recipe)) is None else [warning],
+        warnings=[warning for warning in (validation.distilled_warning(recipe), note) if warning is not None],
     )
 
 

@@ -82,7 +82,12 @@ _TINY = FluxConfig(
     num_layers=1, num_single_layers=1, attention_head_dim=16, num_attention_heads=2, axes_dims_rope=(4, 6, 6)
 )
 _preset = partial(family.Preset, parts=family.Parts("flux", "flux"), sampling=family.SamplingDefaults(3.5, 28))
-_DEV = family.Release("black-forest-labs/FLUX.1-dev", architecture="flux-1-dev", base_version="flux1")
+_DEV = family.Release(
+    "black-forest-labs/FLUX.1-dev",
+    architecture="flux-1-dev",
+    base_version="flux1",
+    licence_note=family.FLUX_NON_COMMERCIAL,
+)
 _KONTEXT = replace(_DEV, weights="black-forest-labs/FLUX.1-Kontext-dev")
 # There are two, FLUX.1-Canny-dev and FLUX.1-Depth-dev; both have the autoencoder and the text encoders of FLUX.1-dev.
 _CONTROL = replace(_DEV, weights=None, autoencoder=_DEV.weights, text=_DEV.weights)

@@ -76,7 +76,8 @@ def _klein(size: str) -> dict[str, family.Preset]:
     """Return the distilled and the base model of a size, which share all parts but the denoiser's weights."""
     config = {"4b": _KLEIN_4B, "9b": _KLEIN_9B}[size]
     preset = partial(_preset, config, parts=family.Parts("flux2", f"flux2-klein-{size}"))
-    release = partial(family.Release, architecture=f"Flux.2-klein-{size}")
+    note = family.FLUX_NON_COMMERCIAL if size == "9b" else None
+    release = partial(family.Release, architecture=f"Flux.2-klein-{size}", licence_note=note)
     weights = "black-forest-labs/FLUX.2-klein"
     return {
         f"flux2-klein-base-{size}": preset(release=release(f"{weights}-base-{size.upper()}")),
@@ -92,7 +93,10 @@ FAMILY = family.Family(
     network=f"{__package__}.network",
     presets={
         "flux2-dev": _preset(
-            Flux2Config(), release=family.Release("black-forest-labs/FLUX.2-dev", architecture="Flux.2-dev")
+            Flux2Config(),
+            release=family.Release(
+                "black-forest-labs/FLUX.2-dev", architecture="Flux.2-dev", licence_note=family.FLUX_NON_COMMERCIAL
+            ),
         ),
         **_klein("4b"),
         **_klein("9b"),

@@ -109,7 +109,14 @@ _preset = partial(
     sampling=family.SamplingDefaults(6.0, 50),
     fps=24.0,
 )
-_release = partial(family.Release, side=640, lines=480, num_frames=81)
+_release = partial(
+    family.Release,
+    side=640,
+    lines=480,
+    num_frames=81,
+    licence_note="the Tencent Hunyuan Community License does not apply in the European Union, the United Kingdom and "
+    "South Korea, and gives no rights there",
+)
 FAMILY = family.Family(
     name="hunyuan-video-1.5",
     network=f"{__package__}.network",

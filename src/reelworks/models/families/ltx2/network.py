@@ -129,8 +129,8 @@ def _embedded(pipeline: Any, captions: list[str], length: int) -> tuple[Tensor, 
 NETWORK = DiffusersNetwork(
     predict,
     encode_text={
-        **{"ltx-2": encode_text, "ltx-2.3": encode_text},
-        **{"ltx-2-sound": encode_both, "ltx-2.3-sound": encode_both},
+        **dict.fromkeys(("ltx-2", "ltx-2.3", "ltx-2.5"), encode_text),
+        **dict.fromkeys(("ltx-2-sound", "ltx-2.3-sound", "ltx-2.5-sound"), encode_both),
     },
     predict_both=predict_both,
     no_pipeline=lambda _module: "the family's pipeline draws its own noise for the sound",

@@ -36,7 +36,7 @@ class LTX2Config(Config):
     """Arguments of diffusers' LTX2VideoTransformer3DModel; defaults are those of LTX-2.
 
     The network has video and audio branches with attention between them. With `sound`, both are trained, and captions
-    have an embedding for each, side by side; else only the video branch.
+    have an embedding for each, side by side; else only the video branch. `folder`: where its weights lie in a pipeline.
     """
 
     patch_size: ClassVar[tuple[int, int, int]] = (1, 1, 1)
@@ -61,7 +61,10 @@ class LTX2Config(Config):
     audio_cross_attn_mod: bool = False
     use_prompt_embeddings: bool = True
     perturbed_attn: bool = False
+    ff_bias: bool = True
+    use_keyframes_abs_pos_embedding: bool = False
     sound: bool = Field(default=False, exclude=True)
+    folder: str = Field(default="transformer", exclude=True)
 
     @property
     def conditioning(self) -> family.Conditioning:
@@ -79,10 +82,13 @@ class LTX2Config(Config):
         in_blocks = (
             f"transformer_blocks.{i}.{modality}_" for i in range(self.num_layers) for modality in ("audio", "video")
         )
+        of_sound = ("audio_", "av_cross_attn_", *in_blocks)
         return family.Network(
             "LTX2VideoTransformer3DModel",
             ("transformer_blocks",),
-            without_gradient=() if self.sound else ("audio_", "av_cross_attn_", *in_blocks),
+            folder=self.folder,
+            # Pipelines add this embedding to single frames in the midst of a clip only.
+            without_gradient=("keyframes_abs_pos_embedding", *(() if self.sound else of_sound)),
             release_layers=_RELEASE_LAYERS,
             renamed_keys={"prompt_adaln_single": "prompt_adaln"},  # in LTX-2.3
             sequence=None if self.sound else family.SequenceSplit(plan=f"{__package__}.shared_tokens"),
@@ -135,6 +141,7 @@ _GATED = {
     "use_prompt_embeddings": False,
     "perturbed_attn": True,
 }
+_GATED_25 = _GATED | {"ff_bias": False, "use_keyframes_abs_pos_embedding": True, "folder": "transformer_full"}
 _TINY = LTX2Config(
     num_attention_heads=2,
     attention_head_dim=16,
@@ -150,6 +157,7 @@ _TINY = LTX2Config(
 _preset = partial(
     family.Preset, parts=family.Parts("ltx-2", "ltx-2"), sampling=family.SamplingDefaults(3.0, 30), fps=24.0
 )
+_preset_25 = partial(_preset, parts=family.Parts("ltx-2.3", "ltx-2.5"))  # whose latents have not changed
 # Its scheduler shifts by e^0.95 at 1,024 tokens and by e^2.05 at 4,096; this value is in between.
 _release = partial(family.Release, side=640, lines=480, num_frames=121, timestep_shift=5.0)
 _autoencoder = partial(
@@ -161,7 +169,8 @@ _autoencoder = partial(
     signs=("per_channel_statistics.mean-of-means", "latents_mean"),
 )
 # Stereo of 16 kHz, as spectrograms of 64 bands a hundredth of a second apart; a latent frame covers four.
-_sound = family.PublishedSound(16_000, 2, 640, 128, parameters=0, module=f"{__package__}.sound")
+_sound = family.PublishedSound(16_000, 2, 640, 128, parameters=53_248_146, module=f"{__package__}.sound")
+_GEMMA_4 = family.TextNetwork("text_encoder", "gemma4_unified_text", 262_144)
 _GEMMA = family.TextNetwork("text_encoder", "gemma3_text", 262_208)
 FAMILY = family.Family(
     name="ltx-2",
@@ -185,10 +194,25 @@ FAMILY = family.Family(
             sound="ltx-2.3",
             release=_release("diffusers/LTX-2.3-Diffusers", architecture="ltx-2.3"),
         ),
-        # The options of both releases together.
+        "ltx-2.5-distilled": _preset_25(
+            LTX2Config().model_copy(update=_GATED_25 | {"folder": "transformer"}),
+            sampling=family.SamplingDefaults(1.0, 8),
+            release=_release("Lightricks/LTX-2.5-Diffusers", architecture="ltx-2.5-distilled", distilled=True),
+        ),
+        "ltx-2.5-sound": _preset_25(
+            LTX2Config(sound=True).model_copy(update=_GATED_25),
+            parts=family.Parts("ltx-2.3", "ltx-2.5-sound"),
+            sound="ltx-2.3",
+            release=_release("Lightricks/LTX-2.5-Diffusers", architecture="ltx-2.5"),
+        ),
+        # The address of the weights means the last one.
+        "ltx-2.5": _preset_25(
+            LTX2Config().model_copy(update=_GATED_25), release=_release("Lightricks/LTX-2.5-Diffusers")
+        ),
+        # The options of all releases together.
         "ltx-2-tiny": _preset(_TINY.model_copy(update=_GATED | {"use_prompt_embeddings": True})),
         "ltx-2-sound-tiny": _preset(
-            _TINY.model_copy(update=_GATED | {"use_prompt_embeddings": True, "sound": True, "num_layers": 2}),
+            _TINY.model_copy(update=_GATED_25 | {"use_prompt_embeddings": True, "sound": True, "num_layers": 2}),
             parts=family.Parts("ltx-2", "ltx-2-sound"),
             sound="ltx-2",
         ),
@@ -200,12 +224,16 @@ FAMILY = family.Family(
     text_encoders={
         "ltx-2": family.PublishedText("LTX2Pipeline", 3840, 1024, parameters=13_618_800_240, networks=(_GEMMA,)),
         "ltx-2.3": family.PublishedText("LTX2Pipeline", 4096, 1024, parameters=15_359_552_624, networks=(_GEMMA,)),
+        "ltx-2.5": family.PublishedText("LTX2Pipeline", 4096, 1024, parameters=15_079_577_856, networks=(_GEMMA_4,)),
         # Embeddings for the video branch and for the audio branch, side by side.
         "ltx-2-sound": family.PublishedText(
             "LTX2Pipeline", 2 * 3840, 1024, parameters=13_618_800_240, networks=(_GEMMA,)
         ),
         "ltx-2.3-sound": family.PublishedText(
             "LTX2Pipeline", 4096 + 2048, 1024, parameters=15_359_552_624, networks=(_GEMMA,)
+        ),
+        "ltx-2.5-sound": family.PublishedText(
+            "LTX2Pipeline", 4096 + 2048, 1024, parameters=15_079_577_856, networks=(_GEMMA_4,)
         ),
     },
     sound_encoders={"ltx-2": _sound, "ltx-2.3": _sound},

@@ -1,0 +1,217 @@
+"""The data page on a catalog of a million clips: seconds until it is read, to its first paint, and for each filter.
+
+`python -m benchmarks.ui_data --clips 1000000 --json` prints as its last line what was seen. A catalog of synthetic clips
+(`_catalogs.py`) and a recipe are written, `reelworks ui` is started in a process of its own, and everything is asked through
+HTTP, as the page does. The first paint is what the page asks for before it draws: its files, the facts of the recipe, and
+the first clips. Every other request is made for the first time, so that no answer is a kept one. The clips' files do not
+exist. Seconds depend on what else the machine does (see `load_average`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+import re
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+from benchmarks import _catalogs
+from benchmarks.schedule import machine
+
+Json = dict[str, Any]
+RESULTS = Path(__file__).parent / "results" / "ui_data.json"
+_SCRIPTS = ("main", "core", "clip_grid", "clip_details", "distributions", "pages/data")
+_RECIPE = """version = 1
+[[dataset]]
+path = "/data/web"
+[[bucket]]
+resolution = "240p"
+num_frames = [1, 17, 51]
+batch_size = [8, 4, 2]
+keep_prob = [1.0, 0.8, 0.5]
+[[bucket]]
+resolution = "480p"
+num_frames = [1, 17, 51]
+batch_size = [8, 4, 2]
+[model]
+name = "stdit3-tiny"
+[train]
+max_steps = 1000
+"""
+_FILTERS: dict[str, list[tuple[str, str]]] = {
+    "reason": [("reason", "planned")],
+    "several": [("reason", "planned"), ("kind", "video"), ("reason", "too_small")],
+    "most cropped": [("sort", "cropped")],
+    "longest": [("sort", "longest")],
+    "a rare text": [("q", "mountain 77")],
+    "a text of half of the clips": [("q", "Dog")],
+    "one letter": [("q", "e")],
+    "text and filter": [("q", "river"), ("reason", "planned"), ("sort", "largest")],
+}
+
+
+def _free_port() -> int:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        return int(bound.getsockname()[1])
+
+
+def _wait_until_open(port: int) -> None:
+    for _ in range(600):
+        with suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
+            return
+        time.sleep(0.1)
+
+
+@contextmanager
+def serving(folder: Path) -> Iterator[tuple[int, int]]:
+    """Run `reelworks ui` on a folder; yields its port and process."""
+    command = [sys.executable, "-m", "reelworks", "ui", str(folder), "--port", str(_free_port())]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        found = re.search(r"127\.0\.0\.1:(\d+)", process.stdout.readline())
+        assert found, "the server printed no address"
+        _wait_until_open(int(found[1]))
+        yield int(found[1]), process.pid
+    finally:
+        process.terminate()
+        process.wait()
+
+
+class Page:
+    """Asks the server as the page does, over one connection."""
+
+    def __init__(self, port: int) -> None:
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
+
+    def get(self, path: str) -> Any:
+        """Return the JSON value of an address, or None for other files."""
+        self._connection.request("GET", path)
+        answer = self._connection.getresponse()
+        body = answer.read()
+        assert answer.status == 200, (path, answer.status, body[:200])
+        return json.loads(body) if "json" in answer.headers.get("content-type", "") else None
+
+    def timed(self, path: str) -> tuple[float, Any]:
+        """Return the seconds of a request, and its value."""
+        began = time.perf_counter()
+        value = self.get(path)
+        return time.perf_counter() - began, value
+
+
+def measure(clips: int) -> Json:
+    """Everything for so many clips."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name).resolve()
+        catalog = folder / "web.catalog"
+        _catalogs.make(catalog, clips)
+        (folder / "web.toml").write_text(f'output = "{folder}/run"\ncatalog = "{catalog}"\n{_RECIPE}')
+        with serving(folder) as (port, process):
+            return _asked(Page(port), process, clips)
+
+
+def _asked(page: Page, process: int, clips: int) -> Json:
+    began = time.perf_counter()
+    key = next(row["key"] for row in page.get("/api/data") if row["kind"] == "recipe")
+    listed_s = time.perf_counter() - began
+    slowest = 0.0
+    state: Json = {"state": "opening"}
+    while state["state"] == "opening":
+        time.sleep(0.2)
+        seconds, state = page.timed(f"/api/data/{key}")
+        slowest = max(slowest, seconds)
+    assert state["state"] == "ready", state
+    read_s = time.perf_counter() - began
+    paint_s = _first_paint(page, key)
+    sums = {sum(facet["counts"]) for facet in state["facets"]}
+    assert sums == {clips}, sums
+    filters, cpu = {}, {}
+    for name, query in _FILTERS.items():
+        before = _cpu_seconds(process)
+        filters[name] = _filtered(page, key, query)
+        cpu[name] = _cpu_seconds(process) - before
+    pages = [
+        page.timed(f"/api/data/{key}/clips?sort=name&offset={at}&limit=120")[0] for at in range(0, clips, clips // 20)
+    ]
+    distributions_s, _ = page.timed(f"/api/data/{key}/distributions?sort=name")
+    return {
+        "clips": clips,
+        "machine": machine(),
+        "load_average": os.getloadavg()[0],
+        "listed_s": listed_s,
+        "read_s": read_s,
+        "slowest_answer_while_reading_s": slowest,
+        "first_paint_s": paint_s,
+        "filter_s": filters,
+        "filter_cpu_s": cpu,
+        "worst_filter_s": max(filters.values()),
+        "page_of_clips_s": statistics.median(pages),
+        "distributions_s": distributions_s,
+        "server_peak_gb": _status(process, "VmHWM") / 1e9,
+        "server_gb": _status(process, "VmRSS") / 1e9,
+    }
+
+
+def _first_paint(page: Page, key: str) -> float:
+    began = time.perf_counter()
+    for path in ("/", "/report.css", "/static/ui.css", "/static/data.css", *(f"/static/js/{n}.js" for n in _SCRIPTS)):
+        page.get(path)
+    page.get(f"/api/data/{key}")
+    page.get(f"/api/data/{key}/clips?sort=name&offset=0&limit=120")
+    return time.perf_counter() - began
+
+
+def _filtered(page: Page, key: str, query: list[tuple[str, str]]) -> float:
+    seconds, _ = page.timed(f"/api/data/{key}/clips?{urlencode([*query, ('offset', '0'), ('limit', '120')])}")
+    return seconds
+
+
+def _cpu_seconds(process: int) -> float:
+    """Return the processor time of the server, which depends less on what else the machine does."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _status(process: int, name: str) -> int:
+    lines = Path(f"/proc/{process}/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
+
+
+def show(result: Json) -> None:
+    """Print the figures for people."""
+    print(f"{result['clips']:,} clips on {result['machine']}, load {result['load_average']:.1f}")
+    print(f"read in {result['read_s']:.1f} s; first paint then {result['first_paint_s']:.2f} s")
+    print("filters: " + ", ".join(f"{name} {1000 * seconds:.0f} ms" for name, seconds in result["filter_s"].items()))
+    print(f"a page of clips {1000 * result['page_of_clips_s']:.0f} ms, distributions {result['distributions_s']:.2f} s")
+    print(f"memory of the server {result['server_gb']:.2f} GB, {result['server_peak_gb']:.2f} GB at most")
+
+
+def main() -> None:
+    """Measure, print, and keep the result if asked to."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clips", type=int, default=100_000)
+    parser.add_argument("--json", action="store_true", help="print one JSON value as the last line")
+    parser.add_argument("--save", action="store_true", help=f"keep the figures in {RESULTS.name}")
+    options = parser.parse_args()
+    result = measure(options.clips)
+    show(result)
+    if options.save:
+        RESULTS.write_text(json.dumps(result, indent=2) + "\n")
+    if options.json:
+        print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""Call a MiniMax-H3 network, and encode texts as its modular pipeline does."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any, Self, final
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from reelworks.models import optional_imports
+from reelworks.models.api import PURE_NOISE, DenoiserInputs
+from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, pack, unpack
+from reelworks.models.families.minimax_h3.spec import SOUND_CHANNELS, MiniMaxH3Config
+
+_STEPS = "diffusers.modular_pipelines.minimax_h3"
+_VIDEO, _TEXT, _SOUND = 0, 1, 2  # kinds of tokens, which rows of the modulation are for
+_OF_PICTURE, _OF_SOUND, _CLEAN = 0, 1, 2  # times of a clip
+_LAYER = 50  # of the text encoder, whose states the network reads
+
+
+def predict(module: Any, inputs: DenoiserInputs, config: MiniMaxH3Config) -> Tensor:
+    """Return the velocity `[B, C, T, H, W]`, which points towards the data as the network's own does.
+
+    A pass is for one clip: its text, its sound and its picture are one sequence, in which nothing is masked.
+    """
+    return predict_both(module, inputs, config)[0]
+
+
+def predict_both(module: Any, inputs: DenoiserInputs, config: MiniMaxH3Config) -> tuple[Tensor, Tensor]:
+    """Return the velocities of picture and sound."""
+    made = [_one(module, inputs, config, row) for row in range(len(inputs.latent))]
+    return torch.cat([picture for picture, _ in made]), torch.cat([sound for _, sound in made])
+
+
+def _one(module: Any, inputs: DenoiserInputs, config: MiniMaxH3Config, row: int) -> tuple[Tensor, Tensor]:
+    """Return the velocities of one clip. What is given has time 1, which is clean there; texts have the picture's time."""
+    latent_CTHW, device, K = inputs.latent[row], inputs.latent.device, SOUND_CHANNELS
+    _, T, H, W = latent_CTHW.shape
+    text = inputs.text[row]
+    text = text if text.is_meta else text[inputs.text_mask[row]]
+    sound_FN, N = inputs.sound[row, :, :, 0, 0], inputs.sound.shape[2]
+    # One channel after the other; each has its own features.
+    heard = latent_CTHW.new_zeros(0, config.audio_in_channels)
+    if N:
+        heard = sound_FN.unflatten(0, (K, -1)).transpose(1, 2).flatten(0, 1)
+    layout: Any = importlib.import_module(f"{_STEPS}.before_denoise").MiniMaxH3PrepareLayoutStep
+    tags = torch.full((len(text),), _TEXT, device="cpu")
+    positions, tags, *indices, _, _ = layout.build_packed_sequence(
+        tags, T, H, W, N, config.patch_size, K, _SOUND, _VIDEO
+    )
+    tokens = pack(latent_CTHW.transpose(0, 1))
+    time, sound_time = (1 - t[row] / PURE_NOISE for t in (inputs.time, inputs.sound_time))
+    of_sound = torch.where(inputs.sound_mask[row], _OF_SOUND, _CLEAN).repeat(K)
+    of_picture = torch.where(inputs.frame_mask[row], _OF_PICTURE, _CLEAN).repeat_interleave(tokens.shape[1])
+    video, audio, words = (each.to(device) for each in indices)
+    picture, sound = module(
+        tokens.flatten(0, 1)[None],
+        audio_hidden_states=heard[None],
+        encoder_hidden_states=text[None],
+        timestep=torch.stack([time, sound_time, torch.ones_like(time)]),
+        timestep_indices=torch.cat([of_picture.new_full((len(text),), _OF_PICTURE), of_sound, of_picture]),
+        token_tags=tags.to(device),
+        position_ids=positions.float().to(device),
+        video_indices=video,
+        audio_indices=audio,
+        text_indices=words,
+        return_dict=False,
+    )
+    velocity = unpack(picture[0].unflatten(0, tokens.shape[:2]), H, W).transpose(0, 1)[None]
+    if not N:
+        return velocity, inputs.sound[row : row + 1]
+    return velocity, sound[0].unflatten(0, (K, N)).transpose(1, 2).reshape(1, -1, N, 1, 1)
+
+
+@final
+class TextParts:
+    """Text encoder and tokenizer of the modular pipeline, which other pipelines hold themselves."""
+
+    def __init__(self, text_encoder: Any, tokenizer: Any) -> None:
+        self.text_encoder, self.tokenizer = text_encoder, tokenizer
+        self.components = {"text_encoder": text_encoder, "tokenizer": tokenizer}
+
+    def to(self, device: torch.device) -> Self:
+        """Move the text encoder."""
+        self.text_encoder.to(device)
+        return self
+
+
+def load_text_parts(source: str, dtype: torch.dtype) -> TextParts:
+    """Load the text encoder and the tokenizer from their folders; captions need no picture processor."""
+    library = optional_imports.transformers()
+    encoder = library.Qwen3VLForConditionalGeneration.from_pretrained(source, subfolder="text_encoder", dtype=dtype)
+    return TextParts(encoder, library.AutoTokenizer.from_pretrained(source, subfolder="tokenizer"))
+
+
+def encode_text(parts: TextParts, captions: Sequence[str], length: int, _pictures: list[Tensor]) -> EncodedText:
+    """Embed captions with the pipeline's own function, as they are; an empty one is a space, as no token begins it."""
+    embeds: Any = importlib.import_module(f"{_STEPS}.encoders").get_qwen3vl_prompt_embeds
+    kinds = SimpleNamespace(create_mm_token_type_ids=lambda rows: [[0] * len(row) for row in rows])
+    rows = []
+    for caption in captions:
+        ids = parts.tokenizer(caption or " ", add_special_tokens=False)["input_ids"][:length]
+        device, dtype = parts.text_encoder.device, parts.text_encoder.dtype
+        rows.append(embeds(parts.text_encoder, kinds, ids, {}, _LAYER, device, dtype)[0])
+    masks = [row.new_ones(len(row), dtype=torch.bool) for row in rows]
+    return EncodedText(pad_sequence(rows, batch_first=True), pad_sequence(masks, batch_first=True))
+
+
+NETWORK = DiffusersNetwork(
+    predict,
+    encode_text={"minimax-h3": encode_text},
+    predict_both=predict_both,
+    load_text_parts=load_text_parts,
+    no_pipeline=lambda _module: "the family has a modular pipeline only",
+)

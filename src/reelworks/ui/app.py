@@ -1,0 +1,78 @@
+"""The page as a web application: JSON for its parts, and the files that draw them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import plotly
+from fastapi import FastAPI, Request
+from fastapi.responses import FileResponse, JSONResponse
+from fastapi.staticfiles import StaticFiles
+
+import reelworks
+from reelworks import report
+from reelworks.core.errors import UserError
+from reelworks.ui import checkpoints_api, data_api, jobs_api, new_api, plan_api, runs_api
+from reelworks.ui.context import Context
+from reelworks.ui.guard import Guard
+from reelworks.ui.workspace import Workspace
+
+_STATIC = Path(__file__).parent / "static"
+_REPORT = Path(report.__file__).parent  # the page looks like the reports
+_PLOTLY = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
+_NO_CACHE = {"Cache-Control": "no-cache"}  # the browser asks each time whether a file has changed
+
+
+def build(folders: list[Path], token: str) -> FastAPI:
+    """Make the application for some folders.
+
+    Args:
+        folders: What the page may read; the first one is also where commands run and recipes are written.
+        token: Without it nothing can be changed.
+    """
+    context = Context(Workspace(folders))
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        context.start()
+        yield
+        context.close()
+
+    app = FastAPI(title="Reelworks", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
+    app.state.context = context
+    app.add_exception_handler(UserError, _explain)
+    for api in (runs_api, checkpoints_api, data_api, jobs_api, plan_api, new_api):
+        app.include_router(api.router(context), prefix="/api")
+
+    @app.get("/api/about")
+    def about() -> dict[str, Any]:
+        folders = [str(root) for root in context.workspace.roots]
+        return {"version": reelworks.__version__, "folders": folders}
+
+    @app.get("/plotly.js")
+    def plots() -> FileResponse:
+        return FileResponse(_PLOTLY, media_type="text/javascript", headers={"Cache-Control": "max-age=86400"})
+
+    @app.get("/report.css")
+    def style() -> FileResponse:
+        return FileResponse(_REPORT / "style.css", headers=_NO_CACHE)
+
+    @app.get("/")
+    def index() -> FileResponse:
+        return FileResponse(_STATIC / "index.html", headers=_NO_CACHE)
+
+    app.mount("/static", StaticFiles(directory=_STATIC), name="static")
+    app.add_middleware(Guard, token=token)
+    return app
+
+
+async def _explain(_: Request, error: Exception) -> JSONResponse:
+    """Answer an error that the user can correct: what is wrong, where, and what to do."""
+    assert isinstance(error, UserError)
+    status = 404 if error.code == "not-found" else 400
+    value = None if error.value is None else str(error.value).encode(errors="replace").decode()
+    body = {"problem": error.problem, "code": error.code, "field": error.field, "value": value, "remedy": error.remedy}
+    return JSONResponse(body, status)

@@ -1,0 +1,190 @@
+"""Checkpoints of a run: what is kept and why, pins, checks, exports, and what would be deleted."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import quote
+
+from fastapi import APIRouter
+from fastapi.responses import FileResponse
+from pydantic import BaseModel, Field
+
+from reelworks.checkpoint import disk_space, listing, retention
+from reelworks.checkpoint.config import CheckpointsConfig
+from reelworks.checkpoint.store import CheckpointStore
+from reelworks.core import digests
+from reelworks.core.errors import UserError
+from reelworks.recipe import recipe_file
+from reelworks.report import run_data
+from reelworks.report.previews import MEDIA
+from reelworks.run import lock
+from reelworks.run.folder import RunFolder
+from reelworks.ui import runs
+from reelworks.ui.context import Context
+from reelworks.ui.jobs_api import to_json
+from reelworks.ui.workspace import text_of
+
+Json = dict[str, Any]
+_GENERATED = "generated"  # folder of a run
+_IN_USE = "wait for the run, which deletes after each save"
+
+
+class ExportOptions(BaseModel):
+    """Options of an export."""
+
+    format: Literal["diffusers", "comfyui", "kohya"] | None = None
+    dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
+    ema: bool = True
+
+
+class GenerateOptions(BaseModel):
+    """Options of a generation from a checkpoint."""
+
+    prompt: str = Field(min_length=1, max_length=10_000)
+    seed: int = Field(default=0, ge=0)
+
+
+def router(context: Context) -> APIRouter:
+    """Return the routes below /api/runs/{key}/checkpoints."""
+    routes = APIRouter(prefix="/runs/{key}/checkpoints")
+    workspace, jobs = context.workspace, context.jobs
+
+    @routes.get("")
+    def listed(key: str) -> Json:
+        run = workspace.run(key)
+        store, policy = _open(run)
+        rows = [row | {"path": str(row["path"])} for row in listing.rows(store, policy)]
+        disk = store.root if store.root.exists() else run.path
+        total = sum(row.get("bytes", 0) for row in rows)
+        free = shutil.disk_usage(disk).free
+        return {"rows": rows, "total_bytes": total, "free_bytes": free, "forecast": _forecast(run, store, policy, free)}
+
+    @routes.get("/prune")
+    def would_prune(key: str) -> Json:
+        store, policy = _open(workspace.run(key))
+        sizes = {info.step: info.num_bytes for info in store.list()}
+        return _decided(retention.plan(store, policy), sizes)
+
+    @routes.post("/prune")
+    def prune(key: str) -> Json:
+        run = workspace.run(key)
+        store, policy = _open(run)
+        with lock.hold(run.lock_file, field="run", remedy=_IN_USE):
+            sizes = {info.step: info.num_bytes for info in store.list()}
+            return _decided(retention.prune(store, policy), sizes)
+
+    @routes.post("/{step}/pin")
+    def pin(key: str, step: int) -> Json:
+        store, policy = _open(workspace.run(key))
+        store.pin(step)
+        return _plain(listing.row(store, policy, step))
+
+    @routes.post("/{step}/unpin")
+    def unpin(key: str, step: int) -> Json:
+        store, policy = _open(workspace.run(key))
+        store.unpin(step)
+        return _plain(listing.row(store, policy, step))
+
+    @routes.post("/{step}/verify")
+    def verify(key: str, step: int) -> Json:
+        store, policy = _open(workspace.run(key))
+        listing.row(store, policy, step)
+        return _plain(listing.verified(store, [step], True)[0])
+
+    @routes.post("/{step}/export")
+    def export(key: str, step: int, options: ExportOptions) -> Json:
+        run, store, folder = _place(key, step, "exports")
+        kind = f"-{options.format}" if options.format else ""
+        file = folder / f"{run.path.name}-step-{step:09}{kind}-{options.dtype}.safetensors"
+        arguments = ["checkpoints", "export", str(store.path(step)), "--output", str(file), "--dtype", options.dtype]
+        arguments += ["--format", options.format] if options.format else []
+        arguments += ["--ema" if options.ema else "--weights"]
+        title = f"step {step} of {workspace.shown(run.path)}"
+        return to_json(context, jobs.add("export", title, arguments, workspace.roots[0], subject=key))
+
+    @routes.post("/{step}/generate")
+    def generate(key: str, step: int, options: GenerateOptions) -> Json:
+        run, store, folder = _place(key, step, _GENERATED)
+        moving = any(bucket["num_frames"] > 1 for bucket in run_data.summary(run).get("buckets", []))
+        of_prompt = digests.digest_bytes(options.prompt.encode())[:8]
+        file = folder / f"step-{step:09}-seed-{options.seed}-{of_prompt}.{'mp4' if moving else 'png'}"
+        arguments = ["generate", str(store.path(step)), f"--prompt={options.prompt}", "--seed", str(options.seed)]
+        arguments += ["--output", str(file)]
+        title = f"step {step} of {workspace.shown(run.path)}"
+        return to_json(context, jobs.add("generate", title, arguments, workspace.roots[0], subject=key))
+
+    @routes.get("/made")
+    def made(key: str) -> list[Json]:
+        run = workspace.run(key)
+        return [
+            {
+                "name": text_of(path.relative_to(run.path)),
+                "url": f"/api/runs/{key}/checkpoints/made/{quote(str(path.relative_to(run.path)))}",
+                "bytes": path.stat().st_size,
+                "time": path.stat().st_mtime,
+                "media": MEDIA.get(path.suffix.lower(), ""),
+            }
+            for path in _made(run)
+        ]
+
+    @routes.get("/made/{name:path}")
+    def take(key: str, name: str) -> FileResponse:
+        run = workspace.run(key)
+        for path in _made(run):
+            if str(path.relative_to(run.path)) == name:
+                media = MEDIA.get(path.suffix.lower())
+                if media is not None:
+                    return FileResponse(path, media_type=media)
+                return FileResponse(path, media_type="application/octet-stream", filename=path.name)
+        raise UserError(
+            "there is no such file", code="not-found", field="file", value=name, remedy="load the page again"
+        )
+
+    def _place(key: str, step: int, name: str) -> tuple[RunFolder, CheckpointStore, Path]:
+        run = workspace.run(key)
+        store, _ = _open(run)
+        if step not in store.steps():
+            raise store.unknown(step)
+        return run, store, run.path / name
+
+    return routes
+
+
+def _made(run: RunFolder) -> list[Path]:
+    """Return exported weights and what was generated from checkpoints, newest first; links are left out."""
+    kinds = {run.exports_folder: {".safetensors"}, run.path / _GENERATED: set(MEDIA)}
+    found = [
+        path
+        for folder, suffixes in kinds.items()
+        for path in folder.rglob("*")
+        if path.suffix.lower() in suffixes and path.is_file() and path.resolve().is_relative_to(run.path.resolve())
+    ]
+    return sorted(found, key=lambda path: -path.stat().st_mtime)
+
+
+def _open(run: RunFolder) -> tuple[CheckpointStore, CheckpointsConfig]:
+    return CheckpointStore(run.checkpoints_folder), recipe_file.load(run.recipe_file).checkpoints
+
+
+def _forecast(run: RunFolder, store: CheckpointStore, policy: CheckpointsConfig, free: int) -> str:
+    """Tell what checkpoints will take until the run's end; nothing if that is not known."""
+    existing, last = retention.whole(store), runs.total_steps(run)
+    if not existing or last is None or existing[-1].step >= last:
+        return ""
+    steps = disk_space.saves(policy, existing[-1].step, last)
+    return disk_space.forecast(existing[-1].num_bytes, policy, steps, free, existing).to_text()
+
+
+def _decided(decisions: list[Any], sizes: dict[int, int]) -> Json:
+    report: Json = {"kept": [], "deleted": []}
+    for one in decisions:
+        if one.step in sizes:
+            row = {"step": one.step, "bytes": sizes[one.step], "reasons": list(one.reasons)}
+            report["kept" if one.keep else "deleted"].append(row)
+    return report
+
+
+def _plain(row: Json) -> Json:
+    return row | {"path": str(row["path"])}

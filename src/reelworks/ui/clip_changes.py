@@ -1,0 +1,192 @@
+"""Change captions beside the media, and lists of clips that are left out; no media file is ever changed or deleted."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+from reelworks.catalog import listing
+from reelworks.catalog.rows import CatalogRows, without_range
+from reelworks.core import files
+from reelworks.core.errors import UserError
+from reelworks.data import decode_requests, eligibility
+from reelworks.recipe.dataset import RecipeData
+from reelworks.ui.clips import Clips
+from reelworks.ui.workspace import Workspace
+
+_MOST_CAPTION_BYTES = 100_000
+_TABLE = re.compile(r"^\s*\[", re.MULTILINE)
+_KEY = re.compile(r"^[A-Za-z0-9_-]+\s*=.*$")
+
+
+@dataclass(frozen=True)
+class CaptionPlace:
+    """Where the caption of a clip comes from.
+
+    Attributes:
+        file: The text file beside the media that is written; None if the caption cannot be changed here.
+        source: Where the caption comes from, for people.
+    """
+
+    file: Path | None
+    source: str
+
+
+def caption_place(workspace: Workspace, clips: Clips, row: int) -> CaptionPlace:
+    """Return where a clip's caption comes from, and whether it can be written."""
+    data, rows = clips.data, clips.data.rows
+    if not isinstance(data, RecipeData):
+        return CaptionPlace(None, "a catalog alone does not tell; open a recipe to change captions")
+    dataset = decode_requests.dataset_of_row(data, row).place
+    if dataset.list_file is not None:
+        return CaptionPlace(None, f"the list {dataset.list_file}; change it there, and scan again")
+    if dataset.url is not None:
+        return CaptionPlace(None, f"a file at {dataset.url}, which this page does not write")
+    if rows.start[row] >= 0:
+        return CaptionPlace(None, "the tar archive that holds the clip; pack it again to change it")
+    media = rows.file(row)
+    assert isinstance(media, Path)
+    if not workspace.holds(media.parent):
+        return CaptionPlace(None, f"a file in {media.parent}, outside of the page's folders")
+    has_more = media.with_suffix(f".1{listing.SUFFIX}").exists()  # or the caption of a clip with that name
+    if has_more and listing.count_captions(media.stem, {file.name for file in media.parent.iterdir()}) > 1:
+        return CaptionPlace(None, f"several files, {media.stem}.txt, {media.stem}.1.txt, …; change them there")
+    existing = [media.with_suffix(suffix) for suffix in listing.SUFFIXES if media.with_suffix(suffix).exists()]
+    file = existing[0] if existing else media.with_suffix(listing.SUFFIX)
+    return CaptionPlace(file, str(file.name) if existing else f"{file.name}, which is made when you save")
+
+
+def write_caption(workspace: Workspace, clips: Clips, row: int, text: str) -> Path:
+    """Replace a clip's caption file atomically; return it.
+
+    Raises:
+        UserError: The caption does not come from a file beside the media, or the file cannot be written.
+    """
+    place = caption_place(workspace, clips, row)
+    if place.file is None:
+        raise UserError(
+            "the caption cannot be changed here",
+            code="caption-not-in-file",
+            field="caption",
+            value=clips.data.rows.label(row),
+            remedy=f"it comes from {place.source}",
+        )
+    file = workspace.require(place.file)  # of a link, the file that it leads to
+    data = text.strip().encode("utf-8", errors="replace")
+    if len(data) > _MOST_CAPTION_BYTES:
+        raise UserError(
+            "the caption is too long",
+            code="caption-too-long",
+            field="caption",
+            value=f"{len(data)} bytes",
+            remedy=f"shorten it to {_MOST_CAPTION_BYTES} bytes at most",
+        )
+    _write(file, data + b"\n", "caption")
+    return file
+
+
+def leave_out(workspace: Workspace, recipe_path: Path, clips: Clips, row: int) -> Path:
+    """Add a clip to its recipe's list of clips not to train, which is made and set if the recipe has none.
+
+    Raises:
+        UserError: A line of a text file cannot name the clip, or a file cannot be written.
+    """
+    label = clips.data.rows.label(row)
+    if label != label.strip() or label.startswith("#") or "\n" in label or "\r" in label:
+        raise UserError(
+            "a line of a list cannot name this clip",
+            code="clip-not-listable",
+            field="exclude_file",
+            value=label,
+            remedy="rename the file without line breaks, and without spaces or # at its ends",
+        )
+    named = clips.recipe.exclude_file if clips.recipe else None
+    file = workspace.require(Path(named) if named else _list_beside(recipe_path))
+    text = _text(file)
+    if label not in eligibility.read_exclude_list(str(file) if file.exists() else None).lines:
+        text += "\n" * bool(text and not text.endswith("\n")) + f"{label}\n"
+        _write(file, text.encode(), "exclude_file")
+    if named is None:  # only now, so that no recipe names a list that is not there
+        _write(recipe_path, with_exclude_file(recipe_path, _as_written(workspace, file)).encode(), "RECIPE")
+    return file
+
+
+def take_back(workspace: Workspace, clips: Clips, row: int) -> None:
+    """Remove all lines that name a clip, or its whole file, from its recipe's list of clips not to train."""
+    named = clips.recipe.exclude_file if clips.recipe else None
+    if named is None:
+        return
+    file = workspace.require(Path(named))
+    kept = [line for line in _text(file).split("\n") if not _names_clip(line, clips.data.rows, row)]
+    _write(file, "\n".join(kept).encode(), "exclude_file")
+
+
+def _names_clip(line: str, rows: CatalogRows, row: int) -> bool:
+    label = rows.label(row)
+    readings = {line.strip(), line.strip().partition(" #")[0].rstrip()}
+    return not readings.isdisjoint({label, without_range(label) if rows.is_range[row] else label})
+
+
+def with_exclude_file(recipe: Path, value: str) -> str:
+    """Return a recipe's text with a line that sets `exclude_file`, and everything else as it is."""
+    old = _text(recipe)
+    wanted = tomllib.loads(old) | {"exclude_file": value}
+    quoted = value.replace("\\", "\\\\").replace('"', '\\"')
+    lines = old.split("\n")
+    head = old[: found.start()].count("\n") if (found := _TABLE.search(old)) else len(lines)
+    keys = [number for number, line in enumerate(lines[:head]) if _KEY.match(line)]
+    for place in (*(number + 1 for number in reversed(keys)), 0):  # a key may have a value of several lines
+        text = "\n".join([*lines[:place], f'exclude_file = "{quoted}"', *lines[place:]])
+        try:
+            if tomllib.loads(text) == wanted:
+                return text
+        except tomllib.TOMLDecodeError:
+            continue
+    raise UserError(
+        "the line could not be added to the recipe",
+        code="recipe-not-editable",
+        field="exclude_file",
+        value=value,
+        remedy=f'add exclude_file = "{value}" to the top of {recipe} by hand',
+    )
+
+
+def _list_beside(recipe: Path) -> Path:
+    return recipe.with_name(f"{recipe.stem}.exclude.txt")
+
+
+def _as_written(workspace: Workspace, file: Path) -> str:
+    """Return a path as a recipe names it: below the folder in which commands run, if it is there."""
+    root = workspace.roots[0]
+    return file.relative_to(root).as_posix() if file.is_relative_to(root) and Path.cwd() == root else str(file)
+
+
+def _text(file: Path) -> str:
+    if not file.exists():
+        return ""
+    try:
+        with file.open(encoding="utf-8-sig", newline="") as opened:  # line ends as they are
+            return opened.read()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"the file cannot be read ({error})",
+            code="file-unreadable",
+            field="exclude_file",
+            value=str(file),
+            remedy="check its permissions, and that it is UTF-8",
+        ) from error
+
+
+def _write(file: Path, data: bytes, field: str) -> None:
+    try:
+        files.write_bytes(file, data)
+    except OSError as error:
+        raise UserError(
+            f"the file cannot be written ({error.strerror})",
+            code="file-unwritable",
+            field=field,
+            value=str(file),
+            remedy="check its permissions, and that the disk has free space",
+        ) from error

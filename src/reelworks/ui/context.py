@@ -1,0 +1,65 @@
+"""State that all parts of the page share: the folders, the jobs, and what was read of runs."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from contextlib import suppress
+from pathlib import Path
+
+from reelworks.run.folder import RunFolder
+from reelworks.ui.event_index import EventIndex
+from reelworks.ui.jobs import Jobs
+from reelworks.ui.library import Library
+from reelworks.ui.thumbnails import Pictures
+from reelworks.ui.workspace import Workspace
+
+_MOST_INDICES = 64
+_AT_ONCE = 1 << 24  # bytes of events read before others get a turn
+
+
+class Context:
+    """The page's state; what it reads of the folders is read again when it changes."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self.workspace = workspace
+        self.jobs = Jobs(workspace.state_folder / "jobs")
+        self.library = Library(workspace)
+        self.pictures = Pictures(workspace)
+        self._indices: OrderedDict[Path, EventIndex] = OrderedDict()
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._reader = threading.Thread(target=self._read_ahead, name="events", daemon=True)
+
+    def start(self) -> None:
+        """Start queued jobs, and begin to read the events of runs."""
+        self.jobs.start()
+        self._reader.start()
+
+    def close(self) -> None:
+        """Stop the page's own threads; jobs go on."""
+        self._stop.set()
+        self.jobs.close()
+        self.library.close()
+        self.pictures.close()
+        self._reader.join()
+
+    def index(self, run: RunFolder) -> EventIndex:
+        """Return the index of a run's events, as far as it was read; little that is new is read at once."""
+        with self._lock:
+            index = self._indices.setdefault(run.path, EventIndex(run.events_file))
+            self._indices.move_to_end(run.path)
+            while len(self._indices) > _MOST_INDICES:
+                self._indices.popitem(last=False)
+        index.update(_AT_ONCE)
+        return index
+
+    def _read_ahead(self) -> None:
+        """Read events that are not read yet, so that runs of a million steps are ready when they are opened."""
+        while not self._stop.wait(0.2):
+            with suppress(OSError):
+                for path in list(self.workspace.found().runs.values())[:_MOST_INDICES]:
+                    index = self.index(RunFolder(path))
+                    while not index.complete and not self._stop.is_set():
+                        index.update(_AT_ONCE)
+                self._stop.wait(2.0)

@@ -1,0 +1,333 @@
+"""Clips of recipes and catalogs: lists, pictures, facts, and changes of captions and of what is left out."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from pydantic import BaseModel, Field
+
+from reelworks.analysis import rejections
+from reelworks.analysis.rejections import Rejection
+from reelworks.buckets.assign import Reason
+from reelworks.catalog.companions import without
+from reelworks.core.errors import UserError
+from reelworks.data import decode_requests
+from reelworks.recipe import dataset
+from reelworks.recipe.dataset import RecipeData
+from reelworks.report.run_facts import REASONS
+from reelworks.ui import clip_changes, distributions, thumbnails
+from reelworks.ui.clips import EPOCH, SORTS, Clips, query_of
+from reelworks.ui.context import Context
+from reelworks.ui.jobs_api import to_json
+from reelworks.ui.library import Subject
+from reelworks.ui.thumbnails import Kind
+
+Json = dict[str, Any]
+_MOST_CLIPS = 400  # of a page
+_SCANNED_AT_ONCE = 20_000  # clips of a recipe that is scanned while the page waits
+
+
+class NewCaption(BaseModel):
+    """A caption to be written."""
+
+    text: str = Field(max_length=100_000)
+
+
+def router(context: Context) -> APIRouter:
+    """Return the routes below /api/data."""
+    routes = APIRouter(prefix="/data")
+    library, pictures, workspace = context.library, context.pictures, context.workspace
+
+    @routes.get("")
+    def listed() -> list[Json]:
+        return library.listed()
+
+    @routes.get("/{key}")
+    def one(key: str) -> Json:
+        pictures.warm()
+        subject = library.subject(key)
+        about = _about(context, subject)
+        if not subject.has_catalog:
+            return about | {"state": "none", "version": 0, "reading": None}
+        state = library.state(key)
+        if state["state"] != "ready":
+            return about | state
+        clips = library.clips(key)
+        return about | state | _summary(clips) | {"outside": _outside(context, subject, clips)}
+
+    @routes.get("/{key}/clips")
+    def chosen(key: str, request: Request, offset: int = 0, limit: int = 100) -> Json:
+        clips = library.clips(key)
+        selection = clips.select(_query(request, clips))
+        rows = selection.rows[max(offset, 0) : max(offset, 0) + min(max(limit, 0), _MOST_CLIPS)]
+        version = library.state(key)["version"]
+        found = {"total": len(selection.rows), "version": version, "clips": _lines(clips, rows)}
+        return found | ({} if offset else {"counts": selection.counts})
+
+    @routes.get("/{key}/distributions")
+    def distributed(key: str, request: Request) -> Json:
+        clips = library.clips(key)
+        return distributions.of(clips, clips.select(_query(request, clips)).rows)
+
+    @routes.get("/{key}/clips/{ordinal}")
+    def details(key: str, ordinal: int) -> Json:
+        subject, clips = library.subject(key), library.clips(key)
+        return _details(context, subject, clips, clips.row_of(ordinal))
+
+    @routes.get("/{key}/clips/{ordinal}/{kind}.webp")
+    def picture(key: str, ordinal: int, kind: Kind, request: Request, companion: str | None = None) -> Response:
+        clips = library.clips(key)
+        row = clips.row_of(ordinal)
+        tag, asked = pictures.tag(clips, row, kind, companion)
+        headers = {"ETag": f'"{tag}"', "Cache-Control": "private, no-cache"}
+        if request.headers.get("if-none-match") == f'"{tag}"':
+            return Response(status_code=304, headers=headers)
+        data = pictures.picture(tag, asked, kind, thumbnails.milliseconds_of(clips, row, asked))
+        return Response(data, media_type="image/webp", headers=headers)
+
+    @routes.post("/{key}/clips/{ordinal}/caption")
+    def caption(key: str, ordinal: int, new: NewCaption) -> Json:
+        subject, clips = library.subject(key), library.clips(key)
+        row = clips.row_of(ordinal)
+        uid = clips.data.rows.uid[row]
+        file = clip_changes.write_caption(workspace, clips, row, new.text)
+        job, problem = _scan(context, subject, len(clips))
+        if job is None and problem is None:
+            clips = library.clips(key, fresh=True)
+            row = int(clips.data.rows.find(np.array([uid]))[0])
+        found = {"file": workspace.shown(file), "caption": new.text.strip(), "job": job, "problem": problem}
+        return found | ({"clip": _details(context, subject, clips, row)} if row >= 0 else {})
+
+    @routes.post("/{key}/clips/{ordinal}/leave-out")
+    def leave_out(key: str, ordinal: int) -> Json:
+        subject, clips = _of_recipe(key), library.clips(key)
+        row = clips.row_of(ordinal)
+        clip_changes.leave_out(workspace, subject.file, clips, row)
+        return _changed(key, clips, row, Reason.IN_EXCLUDE_FILE)
+
+    @routes.post("/{key}/clips/{ordinal}/take-back")
+    def take_back(key: str, ordinal: int) -> Json:
+        _, clips = _of_recipe(key), library.clips(key)
+        row = clips.row_of(ordinal)
+        clip_changes.take_back(workspace, clips, row)
+        return _changed(key, clips, row, Reason.NONE)
+
+    @routes.post("/{key}/scan")
+    def scan(key: str) -> Json:
+        subject = library.subject(key)
+        return to_json(context, _scan_job(context, subject))
+
+    def _of_recipe(key: str) -> Subject:
+        subject = library.subject(key)
+        if subject.kind == "recipe":
+            return subject
+        raise UserError(
+            "clips are left out by a recipe",
+            code="not-a-recipe",
+            field="data",
+            value=key,
+            remedy="open the recipe of this data on the page",
+        )
+
+    def _changed(key: str, clips: Clips, row: int, reason: Reason) -> Json:
+        """Return a clip after a change; a large recipe shows it before it is read again as a whole."""
+        ordinal = int(clips.data.rows.ordinal[row])
+        if len(clips) <= _SCANNED_AT_ONCE:
+            clips = library.clips(key, fresh=True)
+        else:
+            clips = clips.with_reason(row, reason)
+            library.replace(key, clips)
+        row = clips.row_of(ordinal)
+        return _details(context, library.subject(key), clips, row)
+
+    return routes
+
+
+def _about(context: Context, subject: Subject) -> Json:
+    workspace = context.workspace
+    jobs = [job for job in context.jobs.list() if job.kind == "scan" and job.subject == subject.key]
+    job = jobs[-1] if jobs and (jobs[-1].state in ("waiting", "running", "failed")) else None
+    if job is not None and job.state == "failed" and subject.has_catalog:
+        job = None
+    recipe = subject.recipe
+    return {
+        "key": subject.key,
+        "kind": subject.kind,
+        "name": subject.file.stem if subject.kind == "recipe" else subject.catalog.parent.name,
+        "path": workspace.shown(subject.file),
+        "datasets": [] if recipe is None else [{"name": d.dataset_name, "path": d.path} for d in recipe.dataset],
+        "exclude_file": None if recipe is None else recipe.exclude_file,
+        "job": None if job is None else to_json(context, job),
+    }
+
+
+def _summary(clips: Clips) -> Json:
+    facets = [
+        {
+            "name": facet.name,
+            "label": facet.label,
+            "values": [value._asdict() for value in facet.values],
+            "counts": facet.counts(None),
+        }
+        for facet in clips.facets.values()
+    ]
+    return {"clips": len(clips), "epoch": EPOCH, "facets": facets, "sorts": SORTS}
+
+
+def _outside(context: Context, subject: Subject, clips: Clips) -> list[str]:
+    """Return folders of clips that the page may not read."""
+    roots = without(clips.data.rows).root.dictionary.to_pylist()
+    return [root for root in roots if "://" in root or not context.workspace.holds(Path(root))]
+
+
+def _query(request: Request, clips: Clips) -> Any:
+    parameters = {name: request.query_params.getlist(name) for name in request.query_params}
+    return query_of(parameters, clips)
+
+
+def _lines(clips: Clips, rows: Any) -> list[Json]:
+    """Return what the list shows of some clips."""
+    chosen, buckets = clips.data.rows.take(rows.astype(np.int64)), clips.data.table.buckets
+    lines = []
+    for place, row in enumerate(rows.tolist()):
+        reason = Reason(int(clips.reason[row]))
+        bucket = buckets[int(clips.bucket[row])] if clips.bucket[row] >= 0 else None
+        height, width = int(clips.data.rows.height[row]), int(clips.data.rows.width[row])
+        shape = (bucket.shape.width, bucket.shape.height) if bucket else (width, height)
+        lines.append(
+            {
+                "id": int(clips.data.rows.ordinal[row]),
+                "path": chosen.label(place),
+                "video": bool(clips.data.rows.is_video[row]),
+                "shape": shape,
+                "source": (width, height),
+                "frames": int(clips.data.rows.num_frames[row]),
+                "seconds": float(clips.data.rows.duration_seconds[row]),
+                "bucket": bucket.name if bucket else None,
+                "reason": None if reason == Reason.NONE else [reason.label, *REASONS[reason.label]],
+                "lost": round(float(clips.lost[row]), 4),
+                "caption": (chosen.caption[place].as_py() or "")[:300],
+            }
+        )
+    return lines
+
+
+_FACTS = ("codec", "pixel_format", "bit_depth", "rotation", "pixel_aspect_ratio", "hdr", "sound", "color_matrix")
+_FLAGS = ("variable_fps", "has_alpha", "mirrored", "interlaced", "full_range")
+
+
+def _details(context: Context, subject: Subject, clips: Clips, row: int) -> Json:
+    data = clips.data
+    few = data.rows.take(np.array([row]))
+    line = _lines(clips, np.array([row]))[0]
+    place = clip_changes.caption_place(context.workspace, clips, row)
+    facts = {name: getattr(few, name)[0] for name in _FACTS}
+    facts = {name: value.as_py() if hasattr(value, "as_py") else value.item() for name, value in facts.items()}
+    facts |= {name: True for name in _FLAGS if bool(getattr(few, name)[0])}
+    return line | {
+        "caption": few.caption[0].as_py(),
+        "caption_source": place.source,
+        "can_write_caption": place.file is not None and subject.kind != "catalog",
+        "shown_caption": _shown_caption(clips, row),
+        "can_leave_out": subject.kind == "recipe",
+        "file": str(few.file(0)),
+        "bytes": int(few.size_bytes[0]),
+        "fps": float(few.fps[0]),
+        "dataset": few.dataset[0].as_py(),
+        "facts": facts,
+        "why": _why(clips, row),
+        "reading": _reading(clips, row),
+        "companions": _companions(clips, row),
+        "coverage": None if clips.coverage is None else clips.facets["coverage"].values[clips.coverage[row]].label,
+    }
+
+
+def _shown_caption(clips: Clips, row: int) -> str | None:
+    """Return the caption that the model is given in the first epoch; None where the clip has none."""
+    data = clips.data
+    if not isinstance(data, RecipeData):
+        return None
+    config = decode_requests.dataset_of_row(data, row)
+    if not data.rows.captioned[row] and config.missing_caption is None:
+        return None
+    return decode_requests.captions_of(data, np.array([row]), clips.copy[row : row + 1], epoch=EPOCH)[0]
+
+
+def _why(clips: Clips, row: int) -> str | None:
+    """Return the details of the reason why a clip is left out."""
+    reason = Reason(int(clips.reason[row]))
+    if reason == Reason.NONE:
+        return None
+    if not isinstance(clips.data, RecipeData):
+        error: str | None = clips.data.rows.take(np.array([row])).error[0].as_py()
+        return error
+    one = Rejection(reason, np.array([row]), clips.nearest[row : row + 1])
+    return rejections.named(clips.data, [one])[reason.label][0]["detail"] or None
+
+
+def _reading(clips: Clips, row: int) -> Json | None:
+    """Return the frames that training reads of a clip and the crop's place; None for one without a bucket."""
+    window = thumbnails.window_of(clips, row) if clips.data.rows.height[row] > 0 else None
+    if window is None:
+        return None
+    request, bucket = thumbnails.training_request(clips, row), clips.data.table.buckets[int(clips.bucket[row])]
+    first = thumbnails.first_frame(clips, row, request)
+    last = first + int((bucket.shape.num_frames - 1) * request.step + 1e-6)
+    end = int(clips.data.rows.first_frame[row] + clips.data.rows.num_frames[row])
+    return {
+        "window": asdict(window),
+        "first": first,
+        "last": min(last, end - 1),
+        "of": end,
+        "step": request.step,
+        "frames": bucket.shape.num_frames,
+        "size": f"{bucket.shape.width} × {bucket.shape.height}",
+        "flip": request.augmentation.flip,
+        "degrees": request.augmentation.degrees,
+    }
+
+
+def _companions(clips: Clips, row: int) -> list[Json]:
+    """Return the companions of a clip by kind, or what is wrong with them."""
+    found = []
+    for kind, companions in clips.data.companions.items():
+        at = int(companions.row[row])
+        problem = companions.explain(clips.data.rows, row) if companions.problem[row] else None
+        path = str(companions.rows.file(at)) if at >= 0 else None
+        if path is not None or problem is not None:
+            found.append({"kind": kind, "path": path, "problem": problem})
+    return found
+
+
+def _scan(context: Context, subject: Subject, clips: int) -> tuple[Json | None, str | None]:
+    """Bring a recipe's catalog up to date; return the job that does it for a large one, and what went wrong."""
+    assert subject.recipe is not None
+    try:
+        if clips > _SCANNED_AT_ONCE:
+            return to_json(context, _scan_job(context, subject)), None
+        dataset.scan_recipe(subject.recipe)
+    except UserError as error:
+        return None, f"{error.problem}; {error.remedy}"
+    return None, None
+
+
+def _scan_job(context: Context, subject: Subject) -> Any:
+    if subject.kind != "recipe":
+        raise UserError(
+            "only the data of a recipe can be scanned from the page",
+            code="not-a-recipe",
+            field="data",
+            value=subject.key,
+            remedy="open the recipe of this data, or scan on the command line: reelworks scan DIR -o CATALOG",
+        )
+    for job in context.jobs.list():
+        if job.kind == "scan" and job.subject == subject.key and job.state in ("waiting", "running"):
+            return job
+    arguments = ("plan", str(subject.file))
+    title, root = context.workspace.shown(subject.file), context.workspace.roots[0]
+    return context.jobs.add("scan", title, arguments, root, subject=subject.key)

@@ -1,0 +1,199 @@
+"""Read the events of a run as they come; of a million steps, only so many as a plot shows are parsed."""
+
+from __future__ import annotations
+
+import threading
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reelworks.core import files
+
+Event = dict[str, Any]
+MAX_STEPS = 3000  # parsed for plots
+_CHUNK = 1 << 23
+_KIND = b'"kind": "step", "step": '
+_LOSS = b'"loss": '
+_HEAD = 96  # bytes of a line in which kind and step lie
+_LOSS_WITHIN = 160
+
+
+class EventIndex:
+    """Places and losses of a run's steps, and all its other events, read further at each `update`.
+
+    Attributes:
+        total_bytes: Size of the file when it was last looked at.
+        read_bytes: How much of it was read.
+        others: All events but steps, oldest first.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.Lock()
+        self._clear()
+
+    def _clear(self) -> None:
+        self.total_bytes = self.read_bytes = 0
+        self.others: list[Event] = []
+        self._offset, self._step = array("q"), array("q")
+        self._loss = array("d")
+        self._before: list[int] = []  # number of steps before each of the other events
+        self._file: tuple[int, int] | None = None
+
+    @property
+    def complete(self) -> bool:
+        """True if everything that was in the file when it was last looked at was read."""
+        return self.read_bytes >= self.total_bytes
+
+    def update(self, most_bytes: int | None = None) -> bool:
+        """Read what was added since, at most so many bytes; return whether there was anything."""
+        with self._lock:
+            try:
+                with self.path.open("rb") as file:
+                    return self._update(file, most_bytes)
+            except FileNotFoundError:
+                self._clear()
+                return False
+
+    def _update(self, file: Any, most_bytes: int | None) -> bool:
+        about = self.path.stat()
+        identity = (about.st_dev, about.st_ino)
+        if identity != self._file or about.st_size < self.read_bytes:  # another run in the same folder
+            self._clear()
+            self._file = identity
+        begun, self.total_bytes = self.read_bytes, about.st_size
+        until = self.total_bytes if most_bytes is None else min(self.total_bytes, begun + most_bytes)
+        file.seek(begun)
+        while self.read_bytes < until:
+            chunk = file.read(min(_CHUNK, self.total_bytes - self.read_bytes))
+            end = chunk.rfind(b"\n") + 1
+            if not end:
+                self.total_bytes = self.read_bytes  # the last line is being written
+                break
+            self._take(chunk[:end], self.read_bytes)
+            self.read_bytes += end
+            file.seek(self.read_bytes)
+        return self.read_bytes > begun
+
+    def _take(self, chunk: bytes, offset: int) -> None:
+        find, position = chunk.find, 0
+        while position < len(chunk):
+            end = find(b"\n", position)
+            at = find(_KIND, position, position + _HEAD)
+            if 0 <= at < end:
+                number = at + len(_KIND)
+                self._offset.append(offset + position)
+                self._step.append(int(chunk[number : find(b",", number)]))
+                self._loss.append(_number_after(chunk, _LOSS, number))
+            else:
+                for event in files.parse_json_lines([chunk[position:end]]):
+                    self._take_other(event, offset + position)
+            position = end + 1
+
+    def _take_other(self, event: Event, offset: int) -> None:
+        if event.get("kind") == "step":  # with its fields in another order
+            self._offset.append(offset)
+            self._step.append(int(event["step"]))
+            loss = event.get("loss")
+            self._loss.append(float("nan") if loss is None else float(loss))
+        else:
+            self.others.append(event)
+            self._before.append(len(self._step))
+
+    @property
+    def num_steps(self) -> int:
+        """Number of step events, also of those that a resume made void."""
+        return len(self._step)
+
+    def valid_steps(self) -> NDArray[np.int64]:
+        """Return the places of steps that no resume made void, as `run.events.timeline` tells them."""
+        step = np.array(self._step, dtype=np.int64)
+        valid = np.ones(len(step), dtype=np.bool_)
+        for event, before in zip(self.others, self._before, strict=True):
+            if event.get("kind") == "start":
+                resumed = event.get("resumed_from")
+                valid[:before] &= step[:before] <= (-1 if resumed is None else resumed)
+        return np.flatnonzero(valid)
+
+    def valid_others(self) -> list[Event]:
+        """Return the other events that no resume made void."""
+        valid: list[Event] = []
+        for event in self.others:
+            if event.get("kind") == "start":
+                resumed = event.get("resumed_from")
+                last = -1 if resumed is None else resumed
+                valid = [e for e in valid if e.get("kind") == "start" or e.get("step", 0) <= last]
+            valid.append(event)
+        return valid
+
+    def sessions(self) -> list[Event]:
+        """Return all other events in order, with the last step before each start and the last one of all."""
+        with self._lock:
+            others = list(zip(self._before, self.others, strict=True))
+            starts = [before for before, event in others if event.get("kind") == "start" and before]
+            lasts = sorted({*starts, *([len(self._step)] if self._step else [])})
+            offsets = [self._offset[number - 1] for number in lasts]
+        # A step is the last one of so many; the other events with that number before them follow it.
+        placed = [((number, 0), event) for number, event in zip(lasts, self._parsed(offsets), strict=False)]
+        placed += [((before, 1), event) for before, event in others]
+        return [event for _, event in sorted(placed, key=lambda item: item[0])]
+
+    def last_step(self) -> Event | None:
+        """Return the last step; one that a resume made void is never the last, but for the moment until the next one."""
+        with self._lock:
+            offsets = self._offset[-1:].tolist()
+        return next(self._parsed(offsets), None)
+
+    def steps(self, most: int = MAX_STEPS) -> list[Event]:
+        """Return valid step events, at least the first and the last one and at most so many, evenly spaced.
+
+        Where steps are left out, a loss is the mean of its step and of those left out before it.
+        """
+        with self._lock:
+            at = self.valid_steps()
+            if not len(at):
+                return []
+            last = np.unique(np.linspace(0, len(at) - 1, min(max(most, 2), len(at))).round().astype(np.int64))
+            loss = np.array(self._loss, dtype=np.float64)[at]
+            offsets = [self._offset[i] for i in at[last].tolist()]
+        events = list(self._parsed(offsets))
+        if len(last) < len(at) and len(events) == len(last):
+            finite = np.isfinite(loss)
+            sums, counts = (
+                np.add.reduceat(v, np.r_[0, last[:-1] + 1]) for v in (np.where(finite, loss, 0.0), finite * 1)
+            )
+            for event, total, count in zip(events, sums.tolist(), counts.tolist(), strict=True):
+                event["loss"] = total / count if count else None
+        return events
+
+    def seconds_per_step(self, most: int) -> float | None:
+        """Return the mean time from one to the next of the last steps; None if there are not two."""
+        with self._lock:
+            offsets = self._offset[-most:].tolist()
+        first, last = next(self._parsed(offsets[:1]), None), next(self._parsed(offsets[-1:]), None)
+        if first is None or last is None or last["step"] <= first["step"]:
+            return None
+        return float((last["time"] - first["time"]) / (last["step"] - first["step"]))
+
+    def _parsed(self, offsets: list[int]) -> Iterator[Event]:
+        if not offsets:
+            return
+        with self.path.open("rb") as file:
+            for offset in offsets:
+                file.seek(offset)
+                yield from files.parse_json_lines([file.readline()])
+
+
+def _number_after(chunk: bytes, key: bytes, position: int) -> float:
+    at = chunk.find(key, position, position + _LOSS_WITHIN)
+    if at < 0:
+        return float("nan")
+    begin = at + len(key)
+    try:
+        return float(chunk[begin : chunk.find(b",", begin)])
+    except ValueError:  # null: it was not finite
+        return float("nan")

@@ -1,0 +1,213 @@
+"""Facts of runs as JSON, the same as in their reports."""
+
+from __future__ import annotations
+
+import socket
+import time
+import tomllib
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from reelworks.analysis import clip_history
+from reelworks.checkpoint.retention import folder_bytes
+from reelworks.report import run_data, run_facts, status
+from reelworks.report.previews import MEDIA
+from reelworks.report.run_data import Event, RunData
+from reelworks.run import lock
+from reelworks.run.folder import RunFolder
+from reelworks.ui.context import Context
+from reelworks.ui.event_index import EventIndex
+from reelworks.ui.jobs import Job
+from reelworks.ui.workspace import text_of
+
+Json = dict[str, Any]
+_SPARK_POINTS = 48
+_SPEED_STEPS = 60  # last steps from which the time left is computed
+_SIZE_SECONDS = 30  # a run's size is measured so often at most
+_STARTING = 60.0
+
+
+def row(context: Context, key: str, path: Path) -> Json:
+    """Return a run's line in the list of runs."""
+    run = RunFolder(path)
+    about: Json = {"key": key, "name": text_of(Path(path.name)), "path": context.workspace.shown(path)}
+    index = context.index(run)
+    recent = index.steps(_SPARK_POINTS)
+    spark = [event.get("loss") for event in recent]
+    last = index.last_step()
+    total = total_steps(run)
+    state = _state(context, key, run, index.others, last)
+    step = last["step"] if last else 0
+    changed = max((event["time"] for event in (*index.others[-1:], *([last] if last else []))), default=0.0)
+    return (
+        about
+        | state
+        | {
+            "step": step,
+            "total_steps": total,
+            "loss": last.get("loss") if last else None,
+            "spark": spark,
+            "seconds_left": _seconds_left(index, last, total) if state["state"] == "running" else None,
+            "bytes": _size(str(path), int(time.monotonic() / _SIZE_SECONDS)),
+            "changed": changed,
+            "model": _recipe(run).get("model", {}).get("name", ""),
+            "reading": None if index.complete else index.read_bytes / index.total_bytes,
+        }
+    )
+
+
+def pulse(context: Context, key: str, path: Path) -> Json:
+    """Return what changes while a run trains."""
+    run = RunFolder(path)
+    index = context.index(run)
+    last = index.last_step()
+    kinds = len(index.others)
+    shown = {k: last.get(k) for k in ("step", "loss", "time", "learning_rate", "seconds")} if last else None
+    reading = None if index.complete else round(index.read_bytes / index.total_bytes, 2)
+    return {"last": shown, "others": kinds, "reading": reading} | _state(context, key, run, index.others, last)
+
+
+def data(context: Context, run: RunFolder) -> RunData:
+    """Return the contents of a run's folder, with so many steps as a plot shows, and without coverage."""
+    index = context.index(run)
+    steps, others = index.steps(), index.valid_others()
+    events = sorted([*others, *steps], key=lambda event: event.get("step", 0))
+    repeated = index.num_steps - len(index.valid_steps())
+    return run_data.of_events(run, index.sessions(), events, [], repeated)
+
+
+def overview(context: Context, key: str, run: RunFolder) -> Json:
+    """Return everything but curves, coverage and previews."""
+    found = data(context, run)
+    reasons = [*run_facts.reasons(found.summary), *filter(None, [run_facts.failures(found)])]
+    ranks = run_facts.balance_of_ranks(found)
+    return row(context, key, run.path) | {
+        "headline": [fact._asdict() for fact in run_facts.headline(found)],
+        "accounting": [part._asdict() for part in run_facts.accounting(found.summary)],
+        "balance": run_facts.balance(found.summary),
+        "buckets": run_facts.buckets(found.summary),
+        "reasons": [reason._asdict() for reason in reasons],
+        "history": [moment._asdict() for moment in status.history(found)],
+        "spikes": [spike._asdict() for spike in run_facts.spikes(found)],
+        "ranks": None if ranks is None else ranks._asdict() | {"stragglers": [r._asdict() for r in ranks.stragglers]},
+        "recipe": found.recipe,
+        "environment": found.environment,
+    }
+
+
+def coverage(run: RunFolder) -> list[Json]:
+    """Return the numbers of clips by epoch, from the run's records, newest epoch first."""
+    size = run.events_file.stat().st_size if run.events_file.exists() else 0
+    return _coverage(str(run.path), size)
+
+
+@lru_cache(maxsize=16)
+def _coverage(path: str, _: int) -> list[Json]:
+    return [
+        run_facts.coverage_row(epoch)._asdict() for epoch in reversed(clip_history.cover(RunFolder(Path(path))).epochs)
+    ]
+
+
+def previews(context: Context, key: str, run: RunFolder) -> list[Json]:
+    """Return the previews of each step, oldest first: the prompt of each and the address of its file."""
+    folder = run.samples_folder.resolve()
+    by_step = {event["step"]: event for event in context.index(run).valid_others() if event.get("kind") == "samples"}
+
+    def files(event: Event) -> list[Json]:
+        names = event.get("files", [])
+        prompts = [*event.get("prompts", []), *[""] * len(names)]
+        return [
+            {
+                "prompt": prompt,
+                "url": f"/api/runs/{key}/samples/{quote(name)}" if (folder / name).is_file() else None,
+                "video": MEDIA.get(Path(name).suffix.lower(), "").startswith("video/"),
+            }
+            for name, prompt in zip(names, prompts, strict=False)
+        ]
+
+    return [{"step": step, "by": event.get("by"), "files": files(event)} for step, event in sorted(by_step.items())]
+
+
+def _state(context: Context, key: str, run: RunFolder, others: list[Event], last: Event | None) -> Json:
+    """Return whether a run trains, waits, has ended or broke off, and why."""
+    job = _job(context, key, run)
+    ended = [event for event in others if event.get("kind") in ("start", "stop", "error")]
+    owner = lock.holder(run.lock_file)
+    if owner is not None:
+        here = owner.host == socket.gethostname()
+        return _told("running", "busy", f"trains on {owner.host}" if not here else "", can_stop=here)
+    if job is not None and job.state == "waiting":
+        return _told("waiting", "plain", "waits for the training before it", job=job.id)
+    if job is not None and job.state == "running":
+        return _told("starting", "busy", "loading", job=job.id)
+    failed = job is not None and job.state == "failed" and (job.ended or 0) >= (ended[-1]["time"] if ended else 0)
+    if failed and job is not None:
+        return _told("crashed", "bad", context.jobs.error(job), job=job.id)
+    if not ended:
+        return _told("not started", "plain", "")
+    if ended[-1]["kind"] == "stop":
+        reason = ended[-1].get("reason", "")
+        if reason == "signal":
+            return _told("stopped", "plain", "asked to stop; its work is saved")
+        return _told("finished", "good", "")
+    if ended[-1]["kind"] == "error":
+        return _told("crashed", "bad", str(ended[-1].get("reason", "")))
+    return _told("crashed", "bad", status.KILLED)
+
+
+def _told(state: str, tone: str, detail: str, *, job: str | None = None, can_stop: bool = False) -> Json:
+    return {"state": state, "tone": tone, "detail": detail, "job": job, "can_stop": can_stop}
+
+
+def _job(context: Context, key: str, run: RunFolder) -> Job | None:
+    """Return the last job that trains this run, by its key or by the folder that its recipe names."""
+    for job in reversed(context.jobs.list()):
+        if job.kind == "train" and (job.subject == key or _output(context, job) == run.path.resolve()):
+            return job
+    return None
+
+
+def _output(context: Context, job: Job) -> Path | None:
+    """Return the run folder of a job that trains a recipe."""
+    path = context.workspace.found().recipes.get(job.subject)
+    if path is None:
+        return None
+    values = _toml(str(path), path.stat().st_mtime_ns if path.exists() else 0)
+    output: str = values.get("output", f"runs/{path.stem}")
+    return (context.workspace.roots[0] / output).resolve()
+
+
+def _recipe(run: RunFolder) -> Json:
+    file = run.recipe_file
+    return _toml(str(file), file.stat().st_mtime_ns) if file.exists() else {}
+
+
+@lru_cache(maxsize=256)
+def _toml(path: str, _: int) -> Json:
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+
+
+def total_steps(run: RunFolder) -> int | None:
+    """Return the step at which a run ends; None if that is not known."""
+    train = _recipe(run).get("train", {})
+    ends: list[int | None] = [train.get("max_steps")]
+    if "max_epochs" in train and (per_epoch := run_data.summary(run).get("steps_per_epoch")) is not None:
+        ends.append(per_epoch * train["max_epochs"])
+    return min((end for end in ends if end is not None), default=None)
+
+
+def _seconds_left(index: EventIndex, last: Event | None, total: int | None) -> float | None:
+    seconds = index.seconds_per_step(_SPEED_STEPS)
+    if total is None or last is None or seconds is None:
+        return None
+    return float(max(0, total - last["step"]) * seconds)
+
+
+@lru_cache(maxsize=256)
+def _size(path: str, _: int) -> int:
+    return folder_bytes(Path(path))

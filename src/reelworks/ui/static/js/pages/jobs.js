@@ -1,0 +1,27 @@
+// A command that was started from the page, with what it prints.
+
+import { ago, badge, button, every, fill, get, h, moment, post } from "../core.js";
+
+export const title = "Command";
+
+export async function render(main, [id], signal) {
+  const head = h("div"), output = h("pre.log", { tabindex: "0", "aria-label": "what it has printed" });
+  fill(main, head, output);
+  let former = null;
+  const update = async () => {
+    const job = await get(`/jobs/${id}`, signal);
+    const open = ["waiting", "running"].includes(job.state);
+    if (job.state !== former) fill(head, h("div.page-head", {}, h("h1", {}, `${job.kind} ${job.title}`), badge(job.state, { failed: "bad", running: "busy", done: "good" }[job.state]), h("span.gap"),
+      open ? button("Stop", async () => { await post(`/jobs/${id}/stop`); await update(); }) : null),
+      h("p.quiet", {}, `reelworks ${job.arguments.join(" ")}`), h("p.quiet", {}, job.ended ? `ended ${moment(job.ended)}` : `since ${ago(job.started || job.created)}`),
+      job.error ? h("p.error", {}, job.error) : null);
+    former = job.state;
+    if (output.textContent !== job.output) {
+      const atEnd = output.scrollTop + output.clientHeight > output.scrollHeight - 30;
+      output.textContent = job.output;
+      if (atEnd) output.scrollTop = output.scrollHeight;
+    }
+  };
+  await update();
+  every(1000, signal, update);
+}

@@ -1,0 +1,125 @@
+"""The page in a real browser: right, readable by all, and as it happens."""
+
+import json
+import time
+
+import fabricate
+import pytest
+from headless import browser, window
+from page_client import served
+
+from reelworks.core import files
+from reelworks.run import lock
+
+SERIOUS = ("serious", "critical")
+DRAWN = "Math.max(...[...document.querySelectorAll('.plot')].flatMap(p => (p.data || []).map(t => t.x.at(-1) || 0)))"
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    root = tmp_path_factory.mktemp("page")
+    fabricate.make(root / "runs" / "first", steps=60, every=20, crash_at=30)
+    fabricate.make(root / "runs" / "second", steps=40, every=20, crash_at=30)
+    return root
+
+
+@pytest.fixture(scope="module")
+def opened():
+    with browser() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def address(opened, root):
+    with served(root) as address:
+        yield address
+
+
+def keys(shown):
+    return {run["name"]: run["key"] for run in json.loads(shown.evaluate("fetch('/api/runs').then(a => a.text())"))}
+
+
+def went_to(shown, address, route, waits_for):
+    shown.goto(address)
+    shown.wait_for_selector("h1")
+    shown.goto(address.split("#")[0] + route)
+    shown.wait_for_selector(waits_for)
+
+
+def findings(shown):
+    from axe_playwright_python.sync_playwright import Axe
+
+    found = Axe().run(shown).response["violations"]
+    return [(f["id"], [node["html"][:200] for node in f["nodes"][:3]]) for f in found if f["impact"] in SERIOUS]
+
+
+@pytest.mark.parametrize(
+    ("width", "dark"),
+    [pytest.param(1280, False, marks=pytest.mark.slow(reason="the other width shows most")), (480, True)],
+)
+def test_every_part_of_a_run_is_readable_by_all(opened, address, width, dark):
+    with window(opened, width, dark=dark) as shown:
+        went_to(shown, address, "#/runs", "table")
+        run = keys(shown)
+        for route, waits_for in (
+            ("#/runs", "table"),
+            (f"#/run/{run['first']}", ".plot .main-svg"),
+            (f"#/run/{run['first']}/previews", "figure"),
+            (f"#/run/{run['first']}/clips", ".bar"),
+            (f"#/run/{run['first']}/recipe", "pre"),
+            (f"#/compare/{run['first']},{run['second']}", ".plot .main-svg"),
+        ):
+            went_to(shown, address, route, waits_for)
+            assert findings(shown) == [], route
+            over = shown.evaluate("document.documentElement.scrollWidth - innerWidth")
+            assert over <= 0, f"{route} is {over} pixels too wide"
+
+
+def test_texts_of_others_are_texts(opened, address):
+    with window(opened) as shown:
+        went_to(shown, address, "#/runs", "table")
+        went_to(shown, address, f"#/run/{keys(shown)['first']}/previews", "figure")
+        captions = shown.locator("figcaption").all_text_contents()
+        assert fabricate.HOSTILE in captions
+        assert shown.locator("figcaption script").count() == 0
+
+
+def test_a_new_point_is_on_the_page_within_two_seconds(opened, address, root):
+    run = fabricate.make(root / "runs" / "live", steps=20, every=10, crash_at=15)
+    lines = run.events_file.read_text().splitlines()
+    run.events_file.write_text("\n".join(lines[:-1]) + "\n")
+    last = next(json.loads(line) for line in reversed(lines) if json.loads(line)["kind"] == "step")
+    with window(opened) as shown, lock.hold(run.lock_file):
+        went_to(shown, address, "#/runs", "table")
+        shown.wait_for_selector("text=live")
+        went_to(shown, address, f"#/run/{keys(shown)['live']}", ".plot .main-svg")
+        shown.wait_for_selector(".badge:text-is('running')")
+        shown.wait_for_timeout(1500)
+        for number in (21, 22):
+            files.append_json_line(
+                run.events_file, {**last, "step": number, "time": time.time(), "loss": 0.1234 + number}
+            )
+            begun = time.monotonic()
+            while shown.evaluate(DRAWN) != number or f"step {number} " not in shown.text_content("#now"):
+                assert time.monotonic() - begun < 2.0
+                shown.wait_for_timeout(50)
+            shown.wait_for_timeout(1300)
+
+
+def test_without_the_token_nothing_can_be_pressed(opened, address):
+    with window(opened) as shown:
+        shown.goto(address.split("#")[0])
+        shown.wait_for_selector("table")
+        assert shown.locator("#read-only").is_visible()
+        shown.goto(address.split("#")[0] + f"#/run/{keys(shown)['first']}")
+        shown.wait_for_selector("button")
+        assert shown.locator("button:enabled").count() == 0
+
+
+def test_a_server_that_is_gone_is_told_with_what_helps(opened, root):
+    with window(opened, tolerates="ERR_CONNECTION_REFUSED") as shown:
+        with served(root) as address:
+            went_to(shown, address, "#/runs", "table")
+        shown.goto(address.split("#")[0] + "#/compare/a,b")
+        shown.wait_for_selector("h1:text('does not answer')")
+        assert "reelworks ui" in shown.text_content("main")

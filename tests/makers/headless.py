@@ -1,0 +1,47 @@
+"""A headless Chromium, if there is one."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+WHERE = ("chromium", "chromium-browser", "google-chrome")
+QUIET = (
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+)
+
+
+@contextmanager
+def browser() -> Iterator[Any]:
+    """Yield a browser of playwright; skips the test if no Chromium is installed."""
+    found = next(filter(None, map(shutil.which, WHERE)), None)
+    if found is None:
+        pytest.skip("no Chromium is installed; on Debian and Ubuntu: apt install chromium")
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=found, args=list(QUIET))
+        yield opened
+        opened.close()
+
+
+@contextmanager
+def window(opened: Any, width: int = 1280, *, dark: bool = False, tolerates: str | None = None) -> Iterator[Any]:
+    """Yield a page in a window of its own; errors of its scripts fail the test, but those that have a text in them."""
+    context = opened.new_context(viewport={"width": width, "height": 900}, color_scheme="dark" if dark else "light")
+    shown, problems = context.new_page(), []
+    shown.on("pageerror", lambda error: problems.append(str(error)))
+    shown.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+    yield shown
+    context.close()
+    if tolerates is not None:
+        problems = [problem for problem in problems if tolerates not in problem]
+    assert not problems, problems

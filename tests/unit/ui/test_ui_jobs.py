@@ -1,0 +1,80 @@
+"""Jobs are commands of their own: queued, stopped, and alive without the page."""
+
+import time
+
+import pytest
+from page_client import page
+from refused import refused
+
+from reelworks.run import lock
+from reelworks.ui import jobs
+from reelworks.ui.jobs import Jobs
+
+
+@pytest.fixture
+def queue(tmp_path):
+    queue = Jobs(tmp_path / "jobs")
+    queue.start()
+    yield queue
+    queue.close()
+
+
+def ended(queue, job, seconds=60):
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        now = queue.get(job.id)
+        if now.ended is not None:
+            return now
+        time.sleep(0.05)
+    raise AssertionError(queue.tail(job.id))
+
+
+def test_a_command_runs_and_its_value_and_error_are_told(queue, tmp_path):
+    made = queue.add("new", "a recipe", ["demo-data", str(tmp_path / "footage"), "--no-such-option"], tmp_path)
+    failed = ended(queue, made)
+    assert (failed.state, failed.code) == ("failed", 2)
+    assert "--no-such-option" in queue.tail(made.id)
+    listed = ended(queue, queue.add("plan", "help", ["plan", "--help"], tmp_path))
+    assert listed.state == "done"
+    assert "Forecast" in queue.tail(listed.id)
+
+
+def test_trainings_wait_for_one_another_and_can_be_taken_out(tmp_path):
+    queue = Jobs(tmp_path / "jobs")  # not started: what is added still begins at once
+    running = queue.add("train", "first", ["train", str(tmp_path / "no-recipe.toml")], tmp_path)
+    waiting = queue.add("train", "second", ["train", str(tmp_path / "no-recipe.toml")], tmp_path)
+    assert [job.state for job in queue.list()] == ["running", "waiting"]
+    assert queue.stop(waiting.id).state == "stopped"
+    assert ended(queue, running).state == "failed"
+    assert queue.error(queue.get(running.id)).startswith("error: ")
+    assert queue.get(waiting.id).pid is None
+
+
+def test_a_process_that_vanished_has_failed(tmp_path):
+    queue = Jobs(tmp_path / "jobs")
+    (tmp_path / "jobs").mkdir()
+    job = jobs.Job("000001", "train", "lost", (), str(tmp_path), 0.0, state="running", pid=2**22 - 1, started=1.0)
+    assert not lock.lives(job.pid)
+    jobs.write(tmp_path / "jobs" / "000001.json", job)
+    assert queue.get("000001").state == "failed"
+
+
+def test_a_job_goes_on_without_the_page_and_the_next_page_tells_its_end(tmp_path):
+    (tmp_path / "recipe.toml").write_text("version = 1\n[model]\nname = 'stdit3-tiny'\n[[dataset]]\npath = 'x'\n")
+    with page(tmp_path) as client:
+        (recipe,) = client.get("/api/recipes").json()
+        job = client.post(f"/api/recipes/{recipe['key']}/train").json()
+        assert job["state"] == "running"
+    with page(tmp_path) as client:
+        for _ in range(600):
+            now = client.get(f"/api/jobs/{job['id']}").json()
+            if now["ended"]:
+                break
+            time.sleep(0.1)
+    assert now["state"] == "failed"
+    assert now["error"].startswith("error: train: ")  # the recipe has none
+
+
+def test_an_unknown_job_is_told(queue):
+    with refused("not-found"):
+        queue.get("../../etc/passwd")
