@@ -53,9 +53,10 @@ def test_two_ranks_train_as_one_process_does(pictures, tmp_path, feature, strate
             recipe["dataset"] = [{"path": str(pictures / "clips"), "rejected": str(pictures / "worse")}]
         assert children.train(recipe, world=world) == [0] * world, children.output(recipe)
         steps = list(events.read(RunFolder(tmp_path / name).events_file, "step"))
-        assert [event["clips"] for event in steps] == [2, 2, 2]
-        return [event[field] for field in ("loss", "grad_norm") for event in steps]
+        return [event[field] for field in ("clips", "loss", "grad_norm") for event in steps]
 
     one, two = told("one", 1), told("two", 2, parallel={"strategy": strategy})
+    # Of five pairs, the last trains alone: its step leaves a rank without work.
+    assert one[:3] == ([2, 1, 2] if feature == "pairs" else [2, 2, 2])
     assert all(value > 0 for value in one)
     assert two == pytest.approx(one, rel=5e-4)
