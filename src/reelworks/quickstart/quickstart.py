@@ -257,6 +257,8 @@ def _parts(preset: str, known: Release, weights: str | None) -> list[Line]:
     if (sound := registry.PRESETS[preset].sound) is not None:
         lines += [Line("[sound]", "name", sound, "the one that the model was trained with")]
         lines += [Line("[sound]", "weights", pipeline)]
+        if (shift := registry.release_of(preset).sound_timestep_shift) is not None:
+            lines += [Line("[sound]", "timestep_shift", shift, "that of the release")]
     return [
         *lines,
         Line("[autoencoder]", "name", parts.autoencoder, "the one that the model was trained with"),
