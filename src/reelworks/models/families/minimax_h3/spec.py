@@ -116,7 +116,7 @@ FAMILY = family.Family(
         ),
     },
     sound_encoders={
-        "minimax-h3": family.PublishedSound(32_000, SOUND_CHANNELS, 800, 64, 0, module=f"{__package__}.sound")
+        "minimax-h3": family.PublishedSound(32_000, SOUND_CHANNELS, 800, 64, 151_321_489, module=f"{__package__}.sound")
     },
     short_names={"h3": "minimax-h3", "minimax": "minimax-h3"},
 )
