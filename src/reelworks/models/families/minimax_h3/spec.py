@@ -49,6 +49,7 @@ class MiniMaxH3Config(Config):
             "MiniMaxH3Transformer3DModel",
             ("token_refiner.refiner_blocks", "transformer_blocks"),
             without_gradient=() if self.sound else ("audio_proj_",),
+            caption_multiple=1,
             clip_by_clip=True,
         )
 
