@@ -11,10 +11,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Page, ViewportSize, sync_playwright
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
-SIZE = {"width": 1240, "height": 780}
+SIZE = ViewportSize(width=1240, height=780)
 
 
 def ask(page: Page, path: str) -> list[dict[str, str]]:
