@@ -16,14 +16,13 @@ from reelworks.recipe.dataset import RecipeData
 from reelworks.ui.clips import Clips
 from reelworks.ui.workspace import Workspace
 
-_MOST_CAPTION_BYTES = 100_000
 _TABLE = re.compile(r"^\s*\[", re.MULTILINE)
 _KEY = re.compile(r"^[A-Za-z0-9_-]+\s*=.*$")
 
 
 @dataclass(frozen=True)
 class CaptionPlace:
-    """Where the caption of a clip comes from.
+    """The origin of a clip's caption.
 
     Attributes:
         file: The text file beside the media that is written; None if the caption cannot be changed here.
@@ -75,14 +74,6 @@ def write_caption(workspace: Workspace, clips: Clips, row: int, text: str) -> Pa
         )
     file = workspace.require(place.file)  # of a link, the file that it leads to
     data = text.strip().encode("utf-8", errors="replace")
-    if len(data) > _MOST_CAPTION_BYTES:
-        raise UserError(
-            "the caption is too long",
-            code="caption-too-long",
-            field="caption",
-            value=f"{len(data)} bytes",
-            remedy=f"shorten it to {_MOST_CAPTION_BYTES} bytes at most",
-        )
     _write(file, data + b"\n", "caption")
     return file
 

@@ -72,7 +72,7 @@ def router(context: Context) -> APIRouter:
     @routes.get("/{key}/distributions")
     def distributed(key: str, request: Request) -> Json:
         clips = library.clips(key)
-        return distributions.of(clips, clips.select(_query(request, clips)).rows)
+        return distributions.distributions(clips, clips.select(_query(request, clips)).rows)
 
     @routes.get("/{key}/clips/{ordinal}")
     def details(key: str, ordinal: int) -> Json:
