@@ -42,6 +42,7 @@ TORCH_FREE_PACKAGES = (
     "recipe",
     "compat",
     "analysis",
+    "quickstart",
     "report",
     "ui",
     "cli",
@@ -70,6 +71,9 @@ TORCH_FREE_MODULES = (
     "models.components",
     "models.family",
     "models.registry",
+    "models.stored_codes",
+    "train.preflight.memory",
+    "train.preflight.published_sizes",
 )
 
 

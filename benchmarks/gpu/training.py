@@ -21,6 +21,7 @@ from reelworks.cli.check import with_buckets
 from reelworks.recipe import recipe_file
 from reelworks.train import trainer
 from reelworks.train.preflight import check, estimate
+from reelworks.train.preflight.memory import Memory
 from reelworks.train.profile import Steps
 from reelworks.train.resume import RunOptions
 from reelworks.train.tuning import workbench
@@ -85,7 +86,7 @@ def _memory(folder: Path, device: str, tiny: bool, unit: str) -> Iterator[dict[s
         yield {"process_gb": round(workbench.peak_bytes(torch.device(device)) / 1e9, 3)}
 
 
-def _measured(said: int, estimated: estimate.Memory) -> dict[str, Any]:
+def _measured(said: int, estimated: Memory) -> dict[str, Any]:
     """Return the peak of a GPU's memory, and by which share `check` and `new` are off.
 
     The reserve of `new` is for what torch does not count: it is compared with all that the device has given away.

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from reelworks.analysis import compiled_graphs, data_advice, discarded, epoch_stats, plan_fixes, rejections
 from reelworks.analysis.epoch_stats import Figures, figures
+from reelworks.analysis.rejections import Rejection
 from reelworks.buckets.assign import Reason
 from reelworks.core import toml_none, units
 from reelworks.core.errors import UserError
@@ -29,6 +30,20 @@ _LINES_SHOWN = 20
 def summarise(data: RecipeData, spec: PlanSpec, plan: EpochPlan, *, world: int, epoch: int = 0) -> Json:
     """Summarise an epoch on `world` ranks: buckets, reasons with their first files, steps, imbalance, padding."""
     left_out = rejections.left_out(*data.assignment(epoch))
+    rows = data.rows
+    return _numbers(data, spec, plan, left_out, world) | {
+        "reasons": rejections.named(data, left_out),
+        "exclude_list_unmatched": data.exclude_list.unmatched(rows),
+        "mirrored_sides": data_advice.mirrored_sides(data.recipe.dataset, rows),
+        "shared_files": data_advice.shared_files(data.recipe.dataset, rows),
+        "graphs": compiled_graphs.of_plan(data, plan),
+        "chosen_buckets": None if data.chosen is None else data.chosen.to_json(),
+        **discarded.losses(data, plan),
+    }
+
+
+def _numbers(data: RecipeData, spec: PlanSpec, plan: EpochPlan, left_out: list[Rejection], world: int) -> Json:
+    """Return the part of `summarise` for which no text of the catalog is read."""
     buckets = _buckets(data, plan, spec)
     places = len(plan.uid)
     rows = data.rows
@@ -43,10 +58,6 @@ def summarise(data: RecipeData, spec: PlanSpec, plan: EpochPlan, *, world: int, 
         "repeated": plan.repeated,
         "held_out": sum(len(r.row) for r in left_out if r.reason == Reason.HELD_OUT),
         "left_out": rejections.counts(data, left_out),
-        "reasons": rejections.named(data, left_out),
-        "exclude_list_unmatched": data.exclude_list.unmatched(rows),
-        "mirrored_sides": data_advice.mirrored_sides(data.recipe.dataset, rows),
-        "shared_files": data_advice.shared_files(data.recipe.dataset, rows),
         "buckets": [bucket for bucket in buckets if bucket["clips"]],
         "empty_buckets": [bucket["name"] for bucket in buckets if not bucket["clips"]],
         "steps_per_epoch": plan.steps,
@@ -59,9 +70,7 @@ def summarise(data: RecipeData, spec: PlanSpec, plan: EpochPlan, *, world: int, 
         "imbalance": plan.waste(spec, world),
         "padding": 1 - int(plan.real.sum()) / places if places else 0.0,
         "rows_not_full": int((plan.rows < 0).any(axis=1).sum()),
-        "graphs": compiled_graphs.of_plan(data, plan),
-        "chosen_buckets": None if data.chosen is None else data.chosen.to_json(),
-    } | discarded.losses(data, plan)
+    }
 
 
 def _buckets(data: RecipeData, plan: EpochPlan, spec: PlanSpec) -> list[Json]:
@@ -248,27 +257,56 @@ def forecast(recipe: Recipe, world: int, epochs: int = 1) -> Json:
         ahead = thread.submit(look_ahead, data, spec, world=world, epochs=epochs)
         summary = summarise(data, spec, position.plan, world=world)
         further, total = ahead.result()
-    proposals = fewer = None
-    if plan_fixes.too_much(total):
-        proposals = plan_fixes.proposals(data, spec, total, world=world, epochs=epochs)
-        if not any(proposal["suffices"] for proposal in proposals):
-            fewer = plan_fixes.fewer_ranks(data, partial(_spec, data), world=world, epochs=epochs)
+    advised = _advice(data, spec, total, world, epochs)
     train = recipe.train
     max_steps = (train.max_epochs or 0) * position.plan.steps if train.lacks_end else None
     smaller = smaller_worlds(data, partial(_spec, data), world)
-    for value in (summary, *smaller, *([] if fewer is None else [fewer])):
+    for value in (summary, *smaller):
         value["world"] *= degree
     return (
         summary
         | further
-        | {
-            "smaller_worlds": smaller,
-            "loss_reduction": train.loss_reduction,
-            "max_steps_to_set": max_steps,
-            "proposals": proposals,
-            "fewer_ranks": fewer,
-        }
+        | {"smaller_worlds": smaller, "loss_reduction": train.loss_reduction, "max_steps_to_set": max_steps}
+        | advised
     )
+
+
+def outline(data: RecipeData, world: int) -> Json:
+    """Return the part of `forecast` that takes a moment: the first epoch's numbers, without names of clips.
+
+    Returns:
+        Of `summarise` what needs no text of the catalog, and `sum` and `shares`.
+    """
+    degree, ranks = data.recipe.parallel.sequence_degree, data.recipe.parallel.data_ranks(world)
+    sequence_limits.require_buckets(data.recipe.model, data.table, degree)
+    spec = _spec(data, ranks)
+    plan = begin_epoch(data, spec, epoch=0).plan
+    left_out = rejections.left_out(*data.assignment(0))
+    by_bucket = epoch_stats.of_buckets(data, plan, spec)
+    return _numbers(data, spec, plan, left_out, ranks) | {
+        "world": world,
+        "sum": figures(plan, spec, data.table.tokens(), ranks).to_json(),
+        "shares": epoch_stats.bucket_shares(data, by_bucket, epoch_stats.groups(data, by_bucket)),
+    }
+
+
+def advice(data: RecipeData, world: int) -> Json:
+    """Return `proposals` and `fewer_ranks` of a forecast of one epoch, for a dataset that is open."""
+    ranks = data.recipe.parallel.data_ranks(world)
+    spec = _spec(data, ranks)
+    total = figures(data.plan(spec, 0), spec, data.table.tokens(), ranks)
+    return _advice(data, spec, total, ranks, 1)
+
+
+def _advice(data: RecipeData, spec: PlanSpec, total: Figures, ranks: int, epochs: int) -> Json:
+    proposals = fewer = None
+    if plan_fixes.too_much(total):
+        proposals = plan_fixes.proposals(data, spec, total, world=ranks, epochs=epochs)
+        if not any(proposal["suffices"] for proposal in proposals):
+            fewer = plan_fixes.fewer_ranks(data, partial(_spec, data), world=ranks, epochs=epochs)
+    if fewer is not None:
+        fewer["world"] *= data.recipe.parallel.sequence_degree
+    return {"proposals": proposals, "fewer_ranks": fewer}
 
 
 def _spec(data: RecipeData, world: int) -> PlanSpec:

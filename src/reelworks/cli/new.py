@@ -87,7 +87,7 @@ def lora(
     if not json:
         _announce(data or [], model)
     from reelworks.quickstart.quickstart import QuickstartOptions
-    from reelworks.train.preflight.estimate import ASSUMED_TFLOPS
+    from reelworks.train.preflight.memory import ASSUMED_TFLOPS
 
     given = (("control", control), ("mask", mask))
     companions: dict[str, str | list[str]] = {name: str(path) for name, path in given if path is not None}
@@ -159,7 +159,7 @@ def write(path: Path, options: QuickstartOptions, *, json: bool = False, warns: 
 
 
 def _print_result(path: Path, new: QuickstartResult) -> None:
-    from reelworks.train.preflight.estimate import BUS_GB, UTILISATION
+    from reelworks.train.preflight.memory import BUS_GB, UTILISATION
 
     found, estimate = new.found, new.choice.estimate
     show.line(f"data: {found.to_text()}" + (f", {found.uncaptioned} without a caption" if found.uncaptioned else ""))

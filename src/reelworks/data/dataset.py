@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import InitVar, dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from reelworks.buckets import assign
 from reelworks.buckets.assign import Assignment, Clips, Reason
-from reelworks.buckets.table import BucketTable
+from reelworks.buckets.table import EMPTY, BucketTable
 from reelworks.catalog import companions
 from reelworks.catalog.companions import Found
 from reelworks.catalog.config import SHOWING, DatasetConfig, Source
@@ -55,6 +55,18 @@ _NOT_OF_A_PLAN = {
     "min_sources",
     "loss_mask",
 }
+# What is computed of the rows alone, whatever the bucket table.
+_OF_ROWS = (
+    "dataset_by_name",
+    "frame_index",
+    "exclude_list",
+    "in_exclude_file",
+    "companions",
+    "source_layouts",
+    "excluded",
+    "_showings",
+    "frames",
+)
 
 
 @dataclass(frozen=True)
@@ -149,6 +161,15 @@ class Dataset:
         rows = np.full(int(self.rows.ordinal.max(initial=-1)) + 1, -1, dtype=np.int64)
         rows[self.rows.ordinal] = np.arange(len(self.rows))
         return rows
+
+    def with_table(self, table: BucketTable) -> Self:
+        """Return the dataset with another bucket table; what was computed of its rows is not computed again."""
+        other = replace(self, table=table)
+        other.__dict__.update({name: self.__dict__[name] for name in _OF_ROWS if name in self.__dict__})
+        if self._last is not None and _assigns_alike(self._last[1], table):
+            epoch, _, spec, result = self._last
+            other._last = (epoch, table, spec, result)
+        return other
 
     @cached_property
     def dataset_by_name(self) -> dict[str, DatasetConfig]:
@@ -394,6 +415,21 @@ def _copies(shown: F64, datasets: Sequence[DatasetConfig]) -> tuple[I64, I64]:
         )
     row = np.repeat(np.arange(len(times)), times)
     return row, np.arange(len(row)) - np.repeat(np.cumsum(times) - times, times)
+
+
+def _assigns_alike(a: BucketTable, b: BucketTable) -> bool:
+    """Return whether two tables differ in batch sizes and incomplete batches at most, on which no clip's bucket depends."""
+    unsized_a, unsized_b = (
+        replace(
+            table,
+            entries=tuple(replace(entry, batch_size=1) for entry in table.entries),
+            buckets=tuple(replace(bucket, batch_size=1) for bucket in table.buckets),
+            config=EMPTY.config,
+            given=(),
+        )
+        for table in (a, b)
+    )
+    return a.dialect is None and b.dialect is None and unsized_a == unsized_b
 
 
 def group_keys(rows: CatalogRows, by: Literal["file", "folder"]) -> NDArray[np.uint64]:

@@ -33,7 +33,7 @@ from reelworks.media.decode import VERSION as DECODER_VERSION
 from reelworks.media.decode import Request
 from reelworks.media.sound import VERSION as SOUND_VERSION
 from reelworks.media.sound import SoundRequest
-from reelworks.models import weights
+from reelworks.models import hub, weights
 
 ENCODER_VERSION = 1  # raise it when an encoder's code returns other values for the same weights
 LATENT, CONTROL, FIRST_FRAME, IMAGE, TEXT = "latent", "control", "first_frame", "image", "text"
@@ -109,8 +109,8 @@ def image_encoder_id(kind: str, source: str, known: FileDigests) -> str:
 def _content(source: str, field: str, part: str | None, known: FileDigests) -> Any:
     """Identify weights: a snapshot of the hub by its commit, other files by their bytes."""
     place = weights.require_there(source, field).resolve()
-    if place.parent.name == "snapshots":
-        return [source, place.name, part]
+    if (commit := hub.commit_of(place)) is not None:
+        return [hub.without_revision(source), commit, part]
     if place.is_file():
         config = place.parent / "config.json"
         return [known.digest(place), known.digest(config) if config.is_file() else None]

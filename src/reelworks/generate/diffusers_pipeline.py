@@ -25,7 +25,7 @@ from reelworks.encoders.encoders import LiveEncoder
 from reelworks.generate import pipeline
 from reelworks.generate.pipeline import GenerateOptions
 from reelworks.generate.writers import Sound
-from reelworks.models import components, optional_imports, registry
+from reelworks.models import components, hub, optional_imports, registry
 from reelworks.models.api import DenoiserInputs
 from reelworks.models.autoencoders.diffusers_kl import DiffusersAutoencoder
 from reelworks.models.diffusers_denoiser import DiffusersNetwork, FamilyDenoiser
@@ -159,7 +159,8 @@ def _published_scheduler(source: str | None) -> Any:
     # Any scheduler class reads the config; the file names the right one.
     any_class = optional_imports.diffusers().FlowMatchEulerDiscreteScheduler
     try:
-        return any_class.load_config(source, subfolder="scheduler")
+        name, revision = hub.pretrained(source)
+        return any_class.load_config(name, **revision, subfolder="scheduler")
     except (OSError, ValueError):
         return None  # the weights come without a scheduler
 

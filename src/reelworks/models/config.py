@@ -23,7 +23,8 @@ class ModelConfig(Config):
 
     Attributes:
         name: A preset, such as `stdit3-xl`.
-        weights: Folder, `.safetensors` or `.pt` file, or hub id to start from; None starts from scratch.
+        weights: Folder, `.safetensors` or `.pt` file, or hub id to start from, `owner/name` or `owner/name@revision`; None
+            starts from scratch.
         experts: Networks to train of a model with two for different timesteps (Wan 2.2's 14B): "high" (high noise),
             "low", or "both", of which each step trains one. Timesteps are drawn accordingly.
         gradient_checkpointing: Store only block inputs for the backward pass and recompute the rest; "selective" also

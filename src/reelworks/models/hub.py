@@ -1,4 +1,7 @@
-"""Download files of the Hugging Face hub; where it refuses, its own answer is told."""
+"""Download files of the Hugging Face hub; where it refuses, its own answer is told.
+
+A hub id is `owner/name`, or `owner/name@revision` with the name of a branch or a tag, or a commit.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +10,45 @@ import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from reelworks.core import units
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
 
-_ID = re.compile(r"[\w.-]+/[\w.-]+")
+_ID = re.compile(r"(?P<repository>[\w.-]+/[\w.-]+)(?:@(?P<revision>[\w.-]+(?:/[\w.-]+)*))?")
+
+
+class HubId(NamedTuple):
+    """A repository and the revision of it that is meant; None for the newest of its main branch."""
+
+    repository: str
+    revision: str | None
+
+
+def parse(text: str) -> HubId | None:
+    """Return the hub id that a text can be, or None."""
+    match = _ID.fullmatch(text)
+    return None if match is None else HubId(match["repository"], match["revision"])
 
 
 def is_id(text: str) -> bool:
-    """Return whether a text can be the name of a repository, `owner/name`."""
-    return _ID.fullmatch(text) is not None
+    """Return whether a text can be a hub id."""
+    return parse(text) is not None
+
+
+def without_revision(source: str) -> str:
+    """Return the repository of a hub id, and any other source as it is."""
+    found = parse(source)
+    return source if found is None or Path(source).expanduser().exists() else found.repository
+
+
+def pretrained(source: str) -> tuple[str, dict[str, str]]:
+    """Return what `from_pretrained` of transformers and diffusers gets for a source: its name, and its revision if any."""
+    found = parse(source)
+    if found is None or found.revision is None or Path(source).expanduser().exists():
+        return source, {}
+    return found.repository, {"revision": found.revision}
 
 
 def download(hub_id: str, patterns: Sequence[str], without: Sequence[str] | None = None) -> Path:
@@ -34,20 +64,36 @@ def download(hub_id: str, patterns: Sequence[str], without: Sequence[str] | None
             code="hub-package-missing",
             remedy="pip install huggingface_hub, or pass the path of a local copy",
         ) from error
-    wanted = {"allow_patterns": list(patterns), "ignore_patterns": without and list(without)}
+    asked = parse(hub_id)
+    assert asked is not None, "the caller asked `is_id`"
+    wanted: dict[str, Any] = {"allow_patterns": list(patterns), "ignore_patterns": without and list(without)}
+    if asked.revision is not None:
+        wanted["revision"] = asked.revision
     try:
-        _announce(hub, hub_id, wanted)
-        return Path(hub.snapshot_download(hub_id, **wanted))
+        _announce(hub, asked.repository, wanted)
+        return Path(hub.snapshot_download(asked.repository, **wanted))
     except UserError:
         raise
     except Exception as error:  # the hub's own errors have no common class, and connections fail in many ways
-        raise _refused(hub.errors, hub_id, error) from error
+        raise _refused(hub.errors, asked, error) from error
 
 
-def _announce(hub: Any, hub_id: str, wanted: dict[str, Any]) -> None:
+def commit_of(snapshot: Path) -> str | None:
+    """Return the commit of a downloaded repository, of which its folder has the name; None for any other path."""
+    folder = snapshot.resolve()
+    return folder.name if folder.parent.name == "snapshots" else None
+
+
+def pinned(source: str, place: Path) -> str | None:
+    """Return a hub id with the commit that was downloaded to a place; None for a source on this machine."""
+    commit = None if Path(source).expanduser().exists() else commit_of(place)
+    return None if commit is None else f"{without_revision(source)}@{commit}"
+
+
+def _announce(hub: Any, repository: str, wanted: dict[str, Any]) -> None:
     """Tell the size of a download; raises what the hub refuses, and nothing if it cannot be reached."""
     try:
-        files = [file for file in hub.snapshot_download(hub_id, **wanted, dry_run=True) if file.will_download]
+        files = [file for file in hub.snapshot_download(repository, **wanted, dry_run=True) if file.will_download]
     except TypeError:  # a version of the package that cannot ask
         return
     except hub.errors.HfHubHTTPError:
@@ -66,12 +112,12 @@ def _announce(hub: Any, hub_id: str, wanted: dict[str, Any]) -> None:
             code="disk-full",
             remedy="make room, or set the environment variable HF_HUB_CACHE to a folder on a larger disk",
         )
-    logger.info(f"downloading {count}, {units.format_bytes(total)}, of {hub_id} to {cache}")
+    logger.info(f"downloading {count}, {units.format_bytes(total)}, of {repository} to {cache}")
 
 
-def _refused(errors: Any, hub_id: str, error: Exception) -> UserError:
+def _refused(errors: Any, asked: HubId, error: Exception) -> UserError:
     """Return the error for what the hub answered, or for no answer."""
-    address = f"https://huggingface.co/{hub_id}"
+    address = f"https://huggingface.co/{asked.repository}"
     answer = str(getattr(error, "server_message", None) or "").partition("\n")[0].rstrip(".")
     said = f" (the hub says: {answer})" if answer else ""
     log_in = "log in with `hf auth login`, or set the environment variable HF_TOKEN"
@@ -86,6 +132,12 @@ def _refused(errors: Any, hub_id: str, error: Exception) -> UserError:
             f"there is no such repository, or it is private{said}",
             code="hub-repository-missing",
             remedy=f"check the name at {address}; if it is yours, {log_in}",
+        )
+    if isinstance(error, errors.RevisionNotFoundError):
+        return UserError(
+            f"{asked.repository} has no revision {asked.revision}{said}",
+            code="hub-revision-missing",
+            remedy=f"name a branch, a tag or a commit of {address}/commits, or leave @{asked.revision} out",
         )
     text = answer or str(error).partition("\n")[0]
     return UserError(

@@ -118,6 +118,14 @@ def _plain(name: str) -> str:
 _NOT_HERE = {
     "hunyuanvideo": "the first HunyuanVideo (13B, 2024)",
     **dict.fromkeys(
+        ("flux3imageklein", "flux3kleindistilled", "blackforestlabsflux3imageklein"),
+        "the distilled FLUX.3 Image Klein, which learned jumps between two times and not a velocity (train on its base),",
+    ),
+    **dict.fromkeys(
+        (f"{owner}zimage{kind}" for owner in ("", "tongyimai") for kind in ("omni", "edit")),
+        "Z-Image-Omni and Z-Image-Edit, whose weights and sizes were announced and not yet seen,",
+    ),
+    **dict.fromkeys(
         ("sd1", "sd2", "stablediffusion1", "stablediffusion2", "stablediffusionv1", "stablediffusionv2"),
         "Stable Diffusion 1 and 2",
     ),

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from reelworks.core.errors import UserError
-from reelworks.models import optional_imports
+from reelworks.models import hub, optional_imports
 from reelworks.models.api import ImageEncoder
 from reelworks.models.weights import require_there
 from reelworks.precision.contract import Contract
@@ -64,11 +64,13 @@ def _load(name: str, source: str, folder: str, **options: Any) -> Any:
     field = "model.image_encoder"
     require_there(source, field)
     kind = getattr(optional_imports.transformers(), name)
+    name_there, revision = hub.pretrained(source)
+    options |= revision
     try:
         try:
-            return kind.from_pretrained(source, subfolder=folder, **options)
+            return kind.from_pretrained(name_there, subfolder=folder, **options)
         except OSError:  # not a pipeline's folder
-            return kind.from_pretrained(source, **options)
+            return kind.from_pretrained(name_there, **options)
     except Exception as error:  # damaged files raise errors of any kind
         raise UserError(
             f"no {name} can be loaded ({str(error).partition(chr(10))[0]})",

@@ -76,7 +76,7 @@ def require_there(source: str, field: str) -> Path:
 def require_file(source: str, field: str) -> Path:
     """Return the local path of one `.safetensors` file, which is downloaded if it is on the hub.
 
-    On the hub it is `owner/name/file`, or `owner/name` if the repository has one such file.
+    On the hub it is `owner/name/file`, or `owner/name` if the repository has one such file; `@revision` follows the name.
     """
     with _errors_name(field, source):
         path, (owner, _, rest) = Path(source).expanduser(), source.partition("/")
@@ -124,7 +124,9 @@ def _locate(source: str, patterns: list[str]) -> Path:
     if hub.is_id(source) and path.suffix not in (".safetensors", _GGUF, *_PICKLED):
         return hub.download(source, patterns)
     raise UserError(
-        "no such file or folder, and not a hub id (owner/name)", code="weights-not-found", remedy="check the path"
+        "no such file or folder, and not a hub id (owner/name or owner/name@revision)",
+        code="weights-not-found",
+        remedy="check the path",
     )
 
 

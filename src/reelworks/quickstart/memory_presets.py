@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from reelworks.buckets import table
 from reelworks.buckets.table import BucketTable
-from reelworks.models.api import Denoiser
 from reelworks.models.components import geometry
 from reelworks.recipe.recipe import Recipe
-from reelworks.train.preflight import estimate
-from reelworks.train.preflight.estimate import Estimate
-from reelworks.train.preflight.meter import Pass
+from reelworks.train.preflight import memory, published_sizes
+from reelworks.train.preflight.memory import Estimate, NetworkSizes, Pass
+
+if TYPE_CHECKING:
+    from reelworks.models.api import Denoiser
 
 
 class MemoryPreset(NamedTuple):
@@ -75,7 +77,7 @@ def choose(recipe: Recipe, vram_bytes: int | None) -> MemoryPlan:
     """
     if vram_bytes is None:
         recipe = _with(recipe, TIERS[0])
-        return MemoryPlan(recipe, TIERS[:1], estimate.estimate(recipe, bucket_table(recipe)), None)
+        return MemoryPlan(recipe, TIERS[:1], _Search().estimate(recipe), None)
     search, taken, waiting = _Search(), dict[MemoryPreset, int](), list(TIERS)
     while True:
         need = search.held(recipe)
@@ -96,7 +98,10 @@ def choose(recipe: Recipe, vram_bytes: int | None) -> MemoryPlan:
 
 
 class _Search:
-    """Estimates of recipes that differ in few settings, with caches of built networks and their passes."""
+    """Estimates of recipes that differ in few settings, with caches of built networks and their passes.
+
+    Only what is not among the published sizes is built and measured, which imports torch and takes long.
+    """
 
     def __init__(self) -> None:
         self._networks: list[tuple[Recipe, Denoiser]] = []
@@ -107,21 +112,31 @@ class _Search:
         """Return the bytes on the GPU without activations."""
         key = recipe.model_dump_json(exclude={"model": {"gradient_checkpointing"}, "buckets": True})
         if key not in self._held:
-            self._held[key] = self._measure(recipe)
+            # Checkpointing changes nothing here, so that a network with another setting of it serves as well.
+            sizes = self._sizes(recipe, ignored="gradient_checkpointing")
+            self._held[key] = memory.without_activations(recipe, sizes).total
         return self._held[key]
 
-    def _measure(self, recipe: Recipe) -> int:
-        # Checkpointing changes nothing here, so that a network with another setting of it serves as well.
-        return estimate.memory_without_activations(
-            recipe, self._network(recipe, ignored="gradient_checkpointing")
-        ).total
-
     def estimate(self, recipe: Recipe) -> Estimate:
-        network, buckets = self._network(recipe), bucket_table(recipe)
+        buckets = bucket_table(recipe)
+        return memory.from_passes(recipe, buckets, self._sizes(recipe), self._passes_of(recipe, buckets))
+
+    def _sizes(self, recipe: Recipe, ignored: str | None = None) -> NetworkSizes:
+        if (known := published_sizes.find(recipe)) is not None:
+            return known.network(recipe)
+        from reelworks.train.preflight import estimate
+
+        return estimate.sizes(recipe, self._network(recipe, ignored))
+
+    def _passes_of(self, recipe: Recipe, buckets: BucketTable) -> Mapping[str, Pass]:
+        if (known := published_sizes.find(recipe)) is not None:
+            return {each.name: known.one_pass(recipe, each) for each in memory.largest_of_entries(buckets)}
+        from reelworks.train.preflight import estimate
+
         key = recipe.model_dump_json(include={"model", "lora", "buckets"})
         if key not in self._passes:
-            self._passes[key] = estimate.passes(recipe, network, buckets)
-        return estimate.from_passes(recipe, buckets, network, self._passes[key])
+            self._passes[key] = estimate.passes(recipe, self._network(recipe), buckets)
+        return self._passes[key]
 
     def saves(self, recipe: Recipe, tier: MemoryPreset) -> bool:
         """Whether a setting changes the recipe and lowers its memory."""
@@ -136,6 +151,8 @@ class _Search:
         for built_for, network in self._networks:
             if _network_key(built_for, ignored) == wanted:
                 return network
+        from reelworks.train.preflight import estimate
+
         self._networks.append((recipe, estimate.network(recipe)))
         return self._networks[-1][1]
 

@@ -92,6 +92,19 @@ class RecipeData(Dataset):
         companions = rows_of(catalog.live(), sources) if sources else rows.take(ordinals[:0])
         return cls(catalog, _table(recipe), spec, rows, companions, rows.digest(), recipe=recipe)
 
+    def with_buckets(self, recipe: Recipe) -> RecipeData:
+        """Return the dataset of a recipe that differs in `[[bucket]]`, `[buckets]` and `[train]` alone, without reading.
+
+        A recipe that has its entries proposed keeps the present ones.
+        """
+        if recipe.buckets.proposes:
+            kept = recipe.buckets.model_copy(update={"entries": "keep"})
+            recipe = recipe.model_copy(update={"bucket": self.recipe.bucket, "buckets": kept})
+        recipe = with_batch_sizes(recipe)
+        other = self.with_table(_table(recipe))
+        other.recipe = recipe
+        return other
+
     @property
     def geometry(self) -> Geometry:
         """Geometry of the recipe's model and autoencoder."""

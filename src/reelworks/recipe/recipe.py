@@ -11,11 +11,12 @@ from reelworks.buckets.config import BucketEntryConfig, BucketsConfig, BucketsFi
 from reelworks.catalog.config import DatasetConfig
 from reelworks.checkpoint.config import CheckpointsConfig, ExportsConfig
 from reelworks.core.config import Config
+from reelworks.core.sources import SOURCES
 from reelworks.diffusion.config import ObjectiveConfig
 from reelworks.distributed.config import ParallelConfig
 from reelworks.encoders.config import EncodeConfig
 from reelworks.media.config import DataConfig
-from reelworks.models import registry
+from reelworks.models import components, registry
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
 from reelworks.models.lora.config import LoraConfig
 from reelworks.models.sound.config import SoundConfig
@@ -119,6 +120,20 @@ class Recipe(Config):
     def clips_per_place(self) -> int:
         """Number of clips that the network sees for each clip of a micro-batch: 2 if it learns preferences."""
         return 2 if self.learns_preferences else 1
+
+    @property
+    def given_companions(self) -> tuple[str, ...]:
+        """Kinds of companions that the model gets as inputs; clips may lack some of the sources."""
+        takes = components.conditioning(self.model).takes
+        kinds = {kind for dataset in self.dataset for kind in dataset.companions}
+        names = [*(["control"] if "control" in takes else []), *(SOURCES if "source" in takes else [])]
+        names += ["mask"] if "mask" in takes else []
+        return tuple(name for name in names if name in kinds)
+
+    @property
+    def has_training_adapter(self) -> bool:
+        """Whether training, and validation in it, run with an adapter that all that comes of the run is without."""
+        return self.lora is not None and self.lora.training_adapter is not None
 
     @property
     def keeps_autoencoder(self) -> bool:

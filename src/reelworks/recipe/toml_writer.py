@@ -23,7 +23,7 @@ class Line:
     number: int = 0  # index of the table among those with the same header
 
     def __str__(self) -> str:
-        text = f"{self.key} = {_literal(self.value)}"
+        text = f"{self.key} = {literal(self.value)}"
         return f"{text:<{_COLUMN - 1}} # {self.why}" if self.why else text
 
 
@@ -35,7 +35,16 @@ def write(title: str, lines: Iterable[Line]) -> str:
     return f"# {title}\n" + "\n\n".join(parts) + "\n"
 
 
-def _literal(value: Any) -> str:
+def literal(value: Any) -> str:
+    """Return a value as it is written on one line."""
+    if isinstance(value, dict):
+        inside = ", ".join(f"{key_text(name)} = {literal(one)}" for name, one in value.items())
+        return f"{{ {inside} }}" if inside else "{}"
     if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_literal, value))}]"
+        return f"[{', '.join(map(literal, value))}]"
     return tomli_w.dumps({"v": value}).removeprefix("v = ").rstrip()
+
+
+def key_text(name: str) -> str:
+    """Return a key as it is written: in quotes if it has other characters than letters, digits, "-" and "_"."""
+    return tomli_w.dumps({name: 0}).removesuffix(" = 0\n")

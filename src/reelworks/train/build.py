@@ -9,7 +9,6 @@ from typing import Literal
 import torch
 
 from reelworks.core.log import logger
-from reelworks.core.sources import SOURCES
 from reelworks.diffusion import objectives
 from reelworks.distributed import mesh
 from reelworks.distributed.layout import Layout
@@ -17,7 +16,7 @@ from reelworks.distributed.mesh import World
 from reelworks.encoders.encoders import LiveEncoder
 from reelworks.encoders.sound import SoundTrack
 from reelworks.media import torchcodec_frames
-from reelworks.models import attention, components, factory, weights
+from reelworks.models import attention, components, factory, hub, weights
 from reelworks.models.api import Autoencoder, Denoiser, DenoiserInputs, ImageEncoder, TextEncoder
 from reelworks.models.diffusers_denoiser import FamilyDenoiser
 from reelworks.models.expert_pair.config import PARTS, switch_timestep
@@ -86,11 +85,14 @@ class TrainedModel:
         )
 
 
-def require_sources(recipe: Recipe, *, resumed: bool = False, trains: bool = True) -> None:
+def require_sources(recipe: Recipe, *, resumed: bool = False, trains: bool = True) -> dict[str, str]:
     """Check that all weights that a recipe names exist, before any of them is read, and the decoder.
 
     If the run is resumed, the LoRA comes from a checkpoint, and lora.weights is not needed; a network that is not to be
     trained needs no training adapter.
+
+    Returns:
+        Hub ids with the commits of the sources that are on the hub, by recipe key.
     """
     torchcodec_frames.require(recipe.data.decoder)
     lora = None if recipe.lora is None or resumed else recipe.lora.weights
@@ -104,13 +106,14 @@ def require_sources(recipe: Recipe, *, resumed: bool = False, trains: bool = Tru
     }
     if trains and recipe.samples.prompts and recipe.samples.has_model:
         sources["samples.weights"] = preview_model.recipe_of(recipe).model.weights
-    checked: set[str] = set()
+    places: dict[str, Path] = {}
     for field, source in sources.items():
-        if source is not None and source not in checked:
-            weights.require_there(source, field)
-            checked.add(source)
+        if source is not None and source not in places:
+            places[source] = weights.require_there(source, field)
     if trains and recipe.lora is not None and recipe.lora.training_adapter is not None:
         weights.require_file(recipe.lora.training_adapter, "lora.training_adapter")
+    pinned = {field: hub.pinned(source, places[source]) for field, source in sources.items() if source is not None}
+    return {field: hub_id for field, hub_id in pinned.items() if hub_id is not None}
 
 
 def denoiser(recipe: Recipe, device: torch.device, *, resumed: bool = False, trains: bool = True) -> Denoiser:
@@ -170,7 +173,7 @@ def encoder(recipe: Recipe, device: torch.device) -> LiveEncoder:
         device,
         conditioning,
         None if kind is None or image is None else image_encoder(kind, image, device),
-        given_companions(recipe),
+        recipe.given_companions,
         sound=None if recipe.sound is None else sound_track(recipe, sound_encoder(recipe.sound, device)),
     )
 
@@ -203,11 +206,3 @@ def sound_track(recipe: Recipe, encoder: SoundEncoder) -> SoundTrack | None:
     """Return the sound of a recipe's clips with its encoder; None if it has none."""
     spec = sound_spec(recipe)
     return None if recipe.sound is None or spec is None else SoundTrack(encoder, spec, recipe.sound)
-
-
-def given_companions(recipe: Recipe) -> tuple[str, ...]:
-    """Return the kinds of companions that the model gets as inputs; clips may lack some of the sources."""
-    takes, kinds = components.conditioning(recipe.model).takes, {kind for d in recipe.dataset for kind in d.companions}
-    names = [*(["control"] if "control" in takes else []), *(SOURCES if "source" in takes else [])]
-    names += ["mask"] if "mask" in takes else []
-    return tuple(name for name in names if name in kinds)

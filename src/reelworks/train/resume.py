@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from reelworks.core.log import logger
 from reelworks.data import resume
 from reelworks.data.position import DataPosition, next_epoch
 from reelworks.distributed.mesh import World
+from reelworks.models import hub
 from reelworks.models.lora.files import of_another_base
 from reelworks.recipe import diff, recipe_file
 from reelworks.recipe.dataset import RecipeData
@@ -109,6 +111,16 @@ def _start_fresh(
     if warning is not None:
         logger.warning(warning)
     return position
+
+
+def log_moved_sources(folder: RunFolder, sources: Mapping[str, str]) -> None:
+    """Warn of weights on the hub that are at another commit than at the run's last start, with a way to keep that."""
+    starts = events.timeline(folder.events_file, "start")
+    former = starts[-1].get("sources", {}) if starts else {}
+    for field, now in sources.items():
+        then = former.get(field, now)
+        if then != now and hub.without_revision(then) == hub.without_revision(now):
+            logger.warning(f"{field} is {now} now, and was {then} at the run's last start; to keep that, write it so")
 
 
 def log_empty(epochs: list[int]) -> None:

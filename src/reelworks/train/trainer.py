@@ -136,21 +136,22 @@ def run(
         previews = sample_logging.options(data)
 
         # Encode what the store lacks, if the recipe has one: clips are then read from it, and no encoder is loaded.
-        build.require_sources(recipe, resumed=True)
+        sources = build.require_sources(recipe, resumed=True)
         preview_model.require_layers(recipe)
         if (warning := validation.distilled_warning(recipe)) is not None:
             logger.warning(warning)
-        stored = encoding.before_training(data, world, spec, on_encode)
-        encoders = None
-        if stored is not None:
-            stack.callback(stored.close)
+        stored = encoders = None
+        if recipe.encode.store:
             encoders = encoding.lazy_encoder(recipe, world.device)
-            encoders.embed_ahead(recipe.samples.prompts)  # while no network takes memory
+            stored = encoding.before_training(data, encoders, world, spec, on_encode)
+            stack.callback(stored.close)
 
         # Build the model.
         stack.enter_context(attention.preferred(recipe.model.attention))
         resumed_from = resume.pick(this_run, recipe, options.resume)
         resumed = resumed_from is not None
+        if resumed and world.is_main:
+            resume.log_moved_sources(this_run.folder, sources)
         model = TrainedModel.build(data, world, resumed=resumed, encoders=encoders)
 
         # Resume: load the checkpoint, if there is one, and find the position in the data that belongs to it.
@@ -185,7 +186,7 @@ def run(
                 debug=options.debug,
             )
         )
-        run_log.start(spec, threads=threads, resumed_from=resumed_from)
+        run_log.start(spec, threads=threads, resumed_from=resumed_from, sources=sources)
         mirror = stack.enter_context(checkpointing.mirroring(this_run, recipe, run_log, resumed_from))
         checkpoints = CheckpointManager(this_run, data, model, run_log, mirror, resumed_from)
         profiler = StepProfiler(

@@ -15,7 +15,7 @@ from fastapi.staticfiles import StaticFiles
 import reelworks
 from reelworks import report
 from reelworks.core.errors import UserError
-from reelworks.ui import checkpoints_api, data_api, jobs_api, runs_api
+from reelworks.ui import checkpoints_api, data_api, jobs_api, new_api, plan_api, runs_api
 from reelworks.ui.context import Context
 from reelworks.ui.guard import Guard
 from reelworks.ui.workspace import Workspace
@@ -44,7 +44,7 @@ def build(folders: list[Path], token: str) -> FastAPI:
     app = FastAPI(title="Reelworks", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     app.state.context = context
     app.add_exception_handler(UserError, _explain)
-    for api in (runs_api, checkpoints_api, data_api, jobs_api):
+    for api in (runs_api, checkpoints_api, data_api, jobs_api, plan_api, new_api):
         app.include_router(api.router(context), prefix="/api")
 
     @app.get("/api/about")

@@ -43,6 +43,7 @@ class Job:
         arguments: Arguments of `reelworks`.
         cwd: Folder that it runs in.
         pid: Process of the command, once it has begun.
+        writer: Process that waits for it, and writes how it ended.
         code: Exit code, once it has ended; None if that is not known, because the machine was restarted.
         subject: Key of the run or recipe that it works on.
     """
@@ -55,6 +56,7 @@ class Job:
     created: float
     state: State = "waiting"
     pid: int | None = None
+    writer: int | None = None
     started: float | None = None
     ended: float | None = None
     code: int | None = None
@@ -180,7 +182,7 @@ class Jobs:
     def _fresh(self, job: Job) -> Job:
         """Return a job as it is: one whose process has vanished without a word has failed."""
         has_begun = job.started is not None and time.time() - job.started > _LAUNCH_SECONDS
-        if job.state != "running" or not has_begun or (job.pid is not None and lock.lives(job.pid)):
+        if job.state != "running" or not has_begun or any(map(lock.lives, filter(None, (job.pid, job.writer)))):
             return job
         again = read(self._file(job, ".json"))  # it may have ended just now
         if again.state == "running":

@@ -276,7 +276,7 @@ def test_estimates_know_the_sizes_of_a_files_codes(tmp_path):
         made = recipe(base, weights=str(path))
         real, told = build.denoiser(made, cpu), estimate.network(made)
         assert all(parameter.is_meta for parameter in told.module.parameters())
-        bytes[base], known = (estimate.memory_without_activations(made, one).base for one in (real, told))
+        bytes[base], known = (estimate.sizes(made, one).base_bytes for one in (real, told))
         assert known == bytes[base]
         counts[base] = frozen.count(real.module)
         numbers |= {sum(p.numel() for p in one.module.parameters()) + frozen.count(one.module) for one in (real, told)}

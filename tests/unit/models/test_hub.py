@@ -2,86 +2,85 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import fake_hub
 import pytest
 from huggingface_hub import constants
 from refused import refused
 
-from reelworks.models import hub
+from reelworks.models import hub, weights
 
 FILE = json.dumps({"numbers": list(range(200))}).encode()
-COMMIT = "a" * 40
-REFUSALS = {
-    "gated": (403, "GatedRepo", "Access to model owner/gated is restricted. Ask for it on its page."),
-    "unknown": (404, "RepoNotFound", "Repository not found"),
-}
-
-
-class Hub(BaseHTTPRequestHandler):
-    """Serves one repository with one file, and refuses others."""
-
-    def do_GET(self) -> None:
-        self._answer(with_body=True)
-
-    def do_HEAD(self) -> None:
-        self._answer(with_body=False)
-
-    def _answer(self, with_body: bool) -> None:
-        name = next((kind for kind in REFUSALS if f"owner/{kind}" in self.path), None)
-        headers, body, status = {}, b"", 200
-        if name is not None:
-            status, code, message = REFUSALS[name]
-            headers = {"X-Error-Message": message, "X-Error-Code": code}
-        elif "/tree/" in self.path:
-            oid = hashlib.sha1(FILE).hexdigest()
-            entry = {"type": "file", "path": "config.json", "size": len(FILE), "oid": oid}
-            body = json.dumps([entry]).encode()
-        elif "/api/models/" in self.path:
-            value = {"id": "owner/name", "sha": COMMIT, "siblings": [{"rfilename": "config.json"}]}
-            body = json.dumps(value).encode()
-        else:
-            headers, body = {"X-Repo-Commit": COMMIT, "ETag": '"' + hashlib.sha1(FILE).hexdigest() + '"'}, FILE
-        self.send_response(status)
-        for key, value in {**headers, "Content-Length": str(len(body))}.items():
-            self.send_header(key, value)
-        self.end_headers()
-        if with_body:
-            self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None:
-        """Print nothing."""
 
 
 @pytest.fixture
 def served(tmp_path, monkeypatch):
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    address = f"http://127.0.0.1:{server.server_port}"
-    monkeypatch.setattr(constants, "ENDPOINT", address)
-    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", address + "/{repo_id}/resolve/{revision}/{filename}")
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-    yield server
-    server.shutdown()
-    server.server_close()
+    """A hub with two commits of a repository, the first of which has a name, and the real client that asks it."""
+    with fake_hub.serving() as server:
+        for version, names in (("first", ("v1", "refs/pr/1")), ("second", ())):
+            folder = tmp_path / version
+            folder.mkdir()
+            (folder / "config.json").write_bytes(FILE + version.encode())
+            server.put("owner/name", folder, *names)
+        server.refused = {"owner/gated": "gated", "owner/private": "private"}
+        monkeypatch.setattr(constants, "ENDPOINT", server.address)
+        template = server.address + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        yield server
 
 
 def test_files_come_with_their_size_told_once_and_later_from_the_cache(served, caplog):
     with caplog.at_level(logging.INFO, "reelworks"):
         folder = hub.download("owner/name", ["*.json"])
-    assert (folder / "config.json").read_bytes() == FILE
-    assert f"downloading 1 file, {len(FILE)} B, of owner/name" in caplog.text
+    whole = FILE + b"second"
+    assert (folder / "config.json").read_bytes() == whole
+    assert f"downloading 1 file, {len(whole)} B, of owner/name" in caplog.text
     caplog.clear()
     with caplog.at_level(logging.INFO, "reelworks"):
         assert hub.download("owner/name", ["*.json"]) == folder
     assert "downloading" not in caplog.text
-    served.shutdown()
-    served.server_close()
-    assert (hub.download("owner/name", ["*.json"]) / "config.json").read_bytes() == FILE
+    assert len(served.served) == 1
+
+
+def test_what_was_downloaded_needs_no_connection(served, monkeypatch):
+    folder = hub.download("owner/name", ["*.json"])
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    assert hub.download("owner/name", ["*.json"]) == folder
+
+
+@pytest.mark.parametrize("revision", ["v1", "refs/pr/1", "commit"])
+def test_a_revision_is_a_name_or_a_commit(served, tmp_path, revision):
+    """Files are those of the revision; what was downloaded is pinned by its commit, and named without the revision."""
+    commit = next(key for key, folder in served.repositories["owner/name"].items() if folder.name == "first")
+    asked = f"owner/name@{commit if revision == 'commit' else revision}"
+    place = weights.require_there(asked, "model.weights")
+    assert (place / "config.json").read_bytes() == FILE + b"first"
+    assert hub.pinned(asked, place) == f"owner/name@{commit}"
+    assert hub.without_revision(asked) == "owner/name"
+    name, _, kept = asked.partition("@")
+    assert hub.pretrained(asked) == (name, {"revision": kept})
+    assert hub.pretrained("owner/name") == ("owner/name", {})
+
+
+def test_a_folder_with_the_name_of_a_revision_is_a_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "owner" / "name@v1"
+    folder.mkdir(parents=True)
+    source = "owner/name@v1"
+    assert weights.require_there(source, "model.weights").resolve() == folder
+    assert (hub.pretrained(source), hub.without_revision(source)) == ((source, {}), source)
+    assert hub.pinned(source, folder) is None
+
+
+def test_a_line_that_breaks_is_taken_up_again(served, tmp_path):
+    """The client asks for the rest; the file is whole."""
+    served.cuts = {"config.json"}
+    place = hub.download("owner/name", ["*.json"])
+    assert (place / "config.json").read_bytes() == FILE + b"second"
+    assert served.cuts == set()
 
 
 def test_what_the_disk_has_no_room_for_is_refused_before(served, monkeypatch):
@@ -95,6 +94,13 @@ def test_what_the_disk_has_no_room_for_is_refused_before(served, monkeypatch):
     [
         ("gated", "hub-gated", "is restricted", "https://huggingface.co/owner/gated, then log in"),
         ("unknown", "hub-repository-missing", "Repository not found", "https://huggingface.co/owner/unknown"),
+        ("private", "hub-repository-missing", "or it is private", "log in with `hf auth login`"),
+        (
+            "name@v9",
+            "hub-revision-missing",
+            "owner/name has no revision v9",
+            "https://huggingface.co/owner/name/commits",
+        ),
     ],
 )
 def test_a_refusal_is_told_in_the_hubs_words_with_the_way_out(served, kind, code, says, remedy):

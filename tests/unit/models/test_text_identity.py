@@ -21,6 +21,7 @@ KNOWN["t5"] = ((T5,), 4096)
 # What a release saves, by the kind of its half that reads texts.
 WHOLE = {
     "gemma3_text": lambda size: transformers.Gemma3Config(text_config={"vocab_size": size}),
+    "gemma4_unified_text": lambda size: transformers.Gemma4UnifiedConfig(text_config={"vocab_size": size}),
     "mistral": lambda size: transformers.Mistral3Config(text_config={"model_type": "mistral", "vocab_size": size}),
     "qwen2_5_vl_text": lambda size: transformers.Qwen2_5_VLConfig(text_config={"vocab_size": size}),
     "qwen3_vl_text": lambda size: transformers.Qwen3VLConfig(text_config={"vocab_size": size}),

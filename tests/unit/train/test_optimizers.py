@@ -227,7 +227,7 @@ def test_memory_is_told_before_it_is_taken(name: str, least: float, most: float)
             made.model, autoencoder=made.autoencoder, text=made.text_encoder, device=device, seed=0
         )
 
-    told = estimate.memory_without_activations(made, build("meta")).optimizer
+    told = estimate.sizes(made, build("meta")).optimizer_bytes
     state = TrainState.start(build("cpu"), made.train)
     assert told == estimate.size(list(state.optimizer.tensors().values()))
     weights = sum(parameter.numel() for parameter in state.module.parameters())

@@ -21,8 +21,8 @@ from reelworks.recipe import recipe_file
 from reelworks.recipe.recipe import Recipe
 from reelworks.testing import contract
 from reelworks.train import build
-from reelworks.train.preflight import check, dry_run, estimate, meter
-from reelworks.train.preflight.meter import Pass
+from reelworks.train.preflight import check, dry_run, estimate, memory, meter
+from reelworks.train.preflight.memory import Memory, Pass
 
 
 def resize(monkeypatch: pytest.MonkeyPatch, name: str, **sizes: int) -> None:
@@ -129,12 +129,12 @@ def test_sizes_of_published_models_are_those_of_their_networks() -> None:
         "text_encoder": {"name": "wan", "weights": "unused"},
     }
     made, _ = recipe("wan-2.1-1.3b", **parts)
-    held = estimate.memory_without_activations(made, estimate.network(made))
+    held = memory.without_activations(made, estimate.sizes(made, estimate.network(made)))
     assert held.base == 4 * 1_418_996_800
     autoencoder, text = registry.AUTOENCODERS["wan-2.1"], registry.TEXT_ENCODERS["wan"]
     assert (held.encoders, held.host) == (4 * autoencoder.parameters + 2 * text.parameters, 0)
     low = made.model_copy(update={"text_encoder": made.text_encoder.model_copy(update={"device": "cpu"})})
-    held = estimate.memory_without_activations(low, estimate.network(made))
+    held = memory.without_activations(low, estimate.sizes(low, estimate.network(made)))
     assert (held.encoders, held.host) == (4 * autoencoder.parameters, 2 * text.parameters)
     for name in ("wan-2.1", "qwen-image", "flux2"):
         with torch.device("meta"):
@@ -285,15 +285,15 @@ def test_stored_latents_leave_no_encoder_in_memory() -> None:
     def parsed(**changes: object) -> Recipe:
         return recipe_file.parse({**values, **changes})
 
-    def memory(**changes: object) -> estimate.Memory:
+    def needed(**changes: object) -> Memory:
         recipe = parsed(**changes)
         return estimate.estimate(recipe, memory_presets.bucket_table(recipe)).memory
 
-    live, stored = memory(), memory(encode={"store": True})
+    live, stored = needed(), needed(encode={"store": True})
     encoders = live.encoders
     assert stored.total == max(live.total - encoders, encoders + stored.reserve)
-    with_previews = memory(encode={"store": True}, samples={"prompts": ["a"], "every_steps": 1})
-    autoencoder = memory(text_encoder={"name": "hashed"}).encoders
+    with_previews = needed(encode={"store": True}, samples={"prompts": ["a"], "every_steps": 1})
+    autoencoder = needed(text_encoder={"name": "hashed"}).encoders
     assert 0 < autoencoder < encoders
     assert with_previews.total == max(live.total - encoders + autoencoder, encoders + stored.reserve)
     # Encoding takes more than training: only what encodes can help.

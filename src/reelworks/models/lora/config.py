@@ -53,7 +53,7 @@ class LoraConfig(Config):
         weights: A LoRA of this model to start from, a `.safetensors` file of any convention; not read again when a
             run is resumed.
         training_adapter: A LoRA that undoes what was distilled into the base, a `.safetensors` file of any convention
-            or its place on the hub (`owner/name` or `owner/name/file.safetensors`). Training runs with it, unchanged;
+            or its place on the hub (`owner/name` or `owner/name/file.safetensors`, with `@revision` after the name). Training runs with it, unchanged;
             previews, exports, `generate` and `eval` run without it.
     """
 

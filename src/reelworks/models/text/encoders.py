@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from reelworks.core.errors import UserError
-from reelworks.models import optional_imports, registry, weights
+from reelworks.models import hub, optional_imports, registry, weights
 from reelworks.models.api import TextEmbedding, TextEncoder
 from reelworks.models.config import TextEncoderConfig
 from reelworks.models.diffusers_denoiser import DiffusersNetwork
@@ -117,7 +117,8 @@ def _without_others(known: PublishedText, source: str, network: DiffusersNetwork
     if known.asks_autoencoder is not None:  # the pipeline's constructor reads its sizes
         with torch.device("meta"):
             parts["vae"] = getattr(library, known.asks_autoencoder)()
-    pipeline = kind.from_pretrained(source, dtype=_STORAGE, **parts)
+    name, revision = hub.pretrained(source)
+    pipeline = kind.from_pretrained(name, **revision, dtype=_STORAGE, **parts)
     pipeline.register_modules(**dict.fromkeys(unused))
     if known.sees_pictures and network.load_processor is not None:
         pipeline.processor = network.load_processor(pipeline.tokenizer, source)
@@ -170,8 +171,9 @@ class T5TextEncoder:
 def _load_t5(source: str) -> tuple[Any, Any]:
     transformers = optional_imports.transformers()
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(source)
-        model = transformers.T5EncoderModel.from_pretrained(source, dtype=_STORAGE)
+        name, revision = hub.pretrained(source)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(name, **revision)
+        model = transformers.T5EncoderModel.from_pretrained(name, **revision, dtype=_STORAGE)
     except Exception as error:  # damaged files raise errors of any kind
         raise UserError(
             f"no T5 with its tokenizer can be loaded ({str(error).partition(chr(10))[0]})",
@@ -207,7 +209,8 @@ def _find(source: str, part: str) -> TextNetwork | None:
     """Return kind and vocabulary of a text network, or None if no config can be read."""
     try:
         read = optional_imports.transformers().AutoConfig.from_pretrained
-        config = read(source, subfolder=part).get_text_config()
+        name, revision = hub.pretrained(source)
+        config = read(name, **revision, subfolder=part).get_text_config()
         return TextNetwork(part, config.model_type, config.vocab_size)
     except Exception:  # damaged files raise errors of any kind; the loader reports them
         return None

@@ -20,20 +20,9 @@ from torch.utils.flop_counter import flop_registry
 
 from reelworks.models.api import Denoiser, DenoiserInputs
 from reelworks.precision.boundary import DtypeBoundary, MetaAutocast
+from reelworks.train.preflight.memory import Pass
 
 _BACKWARD_MATMULS = 5  # of flash attention, which computes query · key again
-
-
-class Pass(NamedTuple):
-    """Memory and operations of one forward and backward pass.
-
-    Attributes:
-        peak_bytes: Peak memory in addition to parameters and their gradients: activations and temporary values.
-        flops: Multiplications and additions in matrix products and convolutions.
-    """
-
-    peak_bytes: int
-    flops: int
 
 
 def measure(denoiser: Denoiser, inputs: DenoiserInputs) -> Pass:
@@ -47,9 +36,11 @@ def measure(denoiser: Denoiser, inputs: DenoiserInputs) -> Pass:
     # Gradient checkpointing recomputes outside of the boundary, so it needs the boundary's autocast here.
     autocast = MetaAutocast(denoiser.contract.compute)
     with meter, _Attention(meter), autocast, torch.autograd.set_multithreading_enabled(False):
-        output = DtypeBoundary(denoiser)(inputs)
+        boundary = DtypeBoundary(denoiser)
+        outputs = boundary.both(inputs) if inputs.sound.shape[1] else (boundary(inputs),)
+        gradients = tuple(torch.empty_like(output) for output in outputs)
         # torch.autograd.backward would disable dispatch modes while it runs.
-        _engine_run_backward((output,), (torch.empty_like(output),), False, False, (), True, accumulate_grad=True)
+        _engine_run_backward(outputs, gradients, False, False, (), True, accumulate_grad=True)
     denoiser.module.zero_grad(set_to_none=True)
     return Pass(meter.peak, meter.flops)
 

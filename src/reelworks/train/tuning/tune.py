@@ -16,8 +16,8 @@ from reelworks.core.errors import UserError
 from reelworks.recipe.recipe import Recipe
 from reelworks.schedule import cost_fit
 from reelworks.schedule.cost_fit import CostModel, Timing
-from reelworks.train.preflight import dry_run, estimate, meter
-from reelworks.train.preflight.estimate import ASSUMED_TFLOPS, UTILISATION
+from reelworks.train.preflight import dry_run, estimate, memory, meter
+from reelworks.train.preflight.memory import ASSUMED_TFLOPS, UTILISATION
 from reelworks.train.tuning import search, workbench
 from reelworks.train.tuning.search import Limits, Trial
 
@@ -71,7 +71,7 @@ def tune(recipe: Recipe, table: BucketTable, limits: Limits, on_trial: Callable[
     trials: list[Trial] = []
     with workbench.child(recipe, limits.memory_bytes) as process:
         # The smallest first: if it does not fit, nothing does.
-        for bucket in sorted(_largest_of_entries(table), key=lambda b: b.tokens):
+        for bucket in sorted(memory.largest_of_entries(table), key=lambda b: b.tokens):
 
             def measure(batch_size: int, bucket: Bucket = bucket) -> Trial | None:
                 trial = process.trial(bucket, batch_size)
@@ -88,7 +88,7 @@ def tune(recipe: Recipe, table: BucketTable, limits: Limits, on_trial: Callable[
 def estimated(recipe: Recipe, table: BucketTable, limits: Limits) -> Tuned:
     """Estimate the same for a GPU with the memory of `limits`, without one: passes on the meta device.
 
-    Times assume a GPU of `estimate.ASSUMED_TFLOPS`; their ratios matter.
+    Times assume a GPU of `memory.ASSUMED_TFLOPS`; their ratios matter.
 
     Raises:
         UserError: The network cannot run on the meta device, or not even one clip fits.
@@ -102,11 +102,11 @@ def estimated(recipe: Recipe, table: BucketTable, limits: Limits) -> Tuned:
             value=recipe.model.name,
             remedy="measure on the GPU, without --estimate",
         )
-    fixed = estimate.memory_without_activations(recipe, denoiser)
+    fixed = memory.without_activations(recipe, estimate.sizes(recipe, denoiser))
     sizes, meta = estimate.encoder_sizes(recipe), torch.device("meta")
     batch_sizes: dict[str, int] = {}
     trials: list[Trial] = []
-    for bucket in sorted(_largest_of_entries(table), key=lambda b: b.tokens):
+    for bucket in sorted(memory.largest_of_entries(table), key=lambda b: b.tokens):
 
         def measure(batch_size: int, bucket: Bucket = bucket) -> Trial:
             inputs = dry_run.blank(sizes, bucket, batch_size * recipe.clips_per_place, meta)
@@ -118,13 +118,6 @@ def estimated(recipe: Recipe, table: BucketTable, limits: Limits) -> Tuned:
         batch_sizes[str(table.entries[bucket.entry])] = size
         trials += own
     return _tuned("estimate", table, limits, batch_sizes, trials)
-
-
-def _largest_of_entries(table: BucketTable) -> list[Bucket]:
-    largest: dict[int, Bucket] = {}
-    for bucket in sorted(table.buckets, key=lambda b: b.tokens):
-        largest[bucket.entry] = bucket
-    return list(largest.values())
 
 
 def _tuned(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
-from reelworks.models import optional_imports
+from reelworks.models import hub, optional_imports
 from reelworks.models.api import PURE_NOISE, DenoiserInputs
 from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, embedded, grid
 from reelworks.models.families.flux3.spec import Flux3Config
@@ -139,8 +139,10 @@ class TextParts:
 def load_text_parts(source: str, dtype: torch.dtype) -> TextParts:
     """Load the text encoder and the tokenizer from their folders; captions need no picture processor."""
     library = optional_imports.transformers()
-    encoder = library.Qwen3VLForConditionalGeneration.from_pretrained(source, subfolder="text_encoder", dtype=dtype)
-    return TextParts(encoder, library.AutoTokenizer.from_pretrained(source, subfolder="tokenizer"))
+    name, options = hub.pretrained(source)
+    kind = library.Qwen3VLForConditionalGeneration
+    encoder = kind.from_pretrained(name, **options, subfolder="text_encoder", dtype=dtype)
+    return TextParts(encoder, library.AutoTokenizer.from_pretrained(name, **options, subfolder="tokenizer"))
 
 
 def encode_text(parts: TextParts, captions: Sequence[str], length: int, _pictures: list[Tensor]) -> EncodedText:

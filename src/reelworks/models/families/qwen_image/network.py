@@ -12,7 +12,7 @@ from PIL import Image
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from reelworks.models import optional_imports
+from reelworks.models import hub, optional_imports
 from reelworks.models.api import PURE_NOISE, DenoiserInputs, TextEmbedding
 from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, embedded, guided, pack, unpack
 from reelworks.models.families.qwen_image.spec import QwenImageConfig
@@ -44,7 +44,8 @@ class ImagePlaceholderTokens:
 def load(tokenizer: Any, source: str) -> ImagePlaceholderTokens:
     """Load the picture processor from its folder in a pipeline."""
     kind = optional_imports.transformers().Qwen2VLImageProcessorPil
-    return ImagePlaceholderTokens(tokenizer, kind.from_pretrained(source, subfolder="processor"))
+    name, revision = hub.pretrained(source)
+    return ImagePlaceholderTokens(tokenizer, kind.from_pretrained(name, **revision, subfolder="processor"))
 
 
 _PICTURE_PX = 1024 * 1024  # area to which the only source is scaled for the text encoder

@@ -68,8 +68,8 @@ async function request(method, path, body, signal) {
   return value;
 }
 export const get = (path, signal) => request("GET", path, undefined, signal);
-export const post = (path, body = {}) => request("POST", path, body);
-export const put = (path, body) => request("PUT", path, body);
+export const post = (path, body = {}, signal) => request("POST", path, body, signal);
+export const put = (path, body, signal) => request("PUT", path, body, signal);
 
 /** Call a function with each message of the server, until the page is left. */
 export function follow(path, signal, onNews) {

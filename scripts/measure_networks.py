@@ -1,0 +1,148 @@
+"""Write `sizes.json` of model families: sizes and passes of their published networks, measured on the meta device.
+
+Without names, presets without sizes and those that changed since are measured, each in some seconds to a minute. Presets
+with sound are left out: the terms of `published_sizes` do not tell their passes.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import reelworks.models.families
+from reelworks.buckets import table
+from reelworks.buckets.table import Bucket
+from reelworks.models import components, registry
+from reelworks.models.config import ModelConfig
+from reelworks.recipe import recipe_file
+from reelworks.recipe.recipe import Recipe
+from reelworks.train.preflight import estimate, published_sizes
+from reelworks.train.preflight.published_sizes import FILE, PassFactors, PublishedSizes
+
+FAMILIES = Path(reelworks.models.families.__file__).parent
+
+
+class Point(NamedTuple):
+    """A micro-batch to measure."""
+
+    clips: int
+    resolution: str
+    num_frames: int = 1
+
+
+def points(preset: str) -> list[Point]:
+    """Return micro-batches of the release's sizes and of smaller ones."""
+    known = registry.release_of(preset)
+    side = known.side
+    sizes = [Point(1, f"{side // 2}px"), Point(2, f"{side // 4}px"), Point(1, f"{side}px")]
+    return [*sizes, Point(1, f"{known.lines}p", known.num_frames)] if known.lines else sizes
+
+
+def companions(preset: str) -> list[tuple[str, ...]]:
+    """Return the companions that passes are measured with: what the network needs, and one of all that it takes."""
+    conditioning = registry.PRESETS[preset].config.conditioning
+    return list(dict.fromkeys((conditioning.needs, conditioning.takes)))
+
+
+def recipe_of(preset: str, given: Sequence[str], checkpointing: bool = False, base: str | None = None) -> Recipe:
+    """Return the recipe of a LoRA, with weights that are nowhere."""
+    known = registry.PRESETS[preset]
+    values: dict[str, Any] = {
+        "version": 1,
+        "output": "unused",
+        "dataset": [{"path": "unused"} | dict.fromkeys(given, "unused")],
+        "bucket": [{"resolution": "64px", "num_frames": 1}],
+        "model": {"name": preset, "gradient_checkpointing": checkpointing},
+        "autoencoder": {"name": known.parts.autoencoder, "weights": "unused"},
+        "text_encoder": {"name": known.parts.text, "weights": "unused"},
+        "objective": {"name": registry.release_of(preset).objective},
+        "lora": {"base": base} if base else {},
+        "train": {"max_steps": 1},
+    }
+    if components.conditioning(ModelConfig(name=preset)).image_encoder is not None:
+        values["model"] |= {"image_encoder": "unused"}
+    if known.switch_timestep is not None:
+        values["model"] |= {"experts": "high"}
+    return recipe_file.parse(values)
+
+
+def bucket(recipe: Recipe, point: Point) -> Bucket:
+    """Return the square bucket of a point, or that of 16:9 of clips."""
+    entry: dict[str, Any] = {"resolution": point.resolution, "num_frames": point.num_frames, "batch_size": point.clips}
+    changed = recipe.model_copy(update={"bucket": [type(recipe.bucket[0])(**entry)]})
+    buckets = table.build(changed.bucket, changed.buckets, components.geometry(recipe.model, recipe.autoencoder))
+    ratio = "1:1" if point.resolution.endswith("px") else "16:9"
+    return next(each for each in buckets.buckets if each.ratio == ratio)
+
+
+def measured(preset: str) -> PublishedSizes:
+    """Measure a preset."""
+    base_bytes, plain = {}, recipe_of(preset, companions(preset)[0])
+    sizes = estimate.sizes(plain, estimate.network(plain))
+    for base in published_sizes.BASES:
+        recipe = recipe_of(preset, companions(preset)[0], base=base)
+        base_bytes[base] = estimate.sizes(recipe, estimate.network(recipe)).base_bytes
+    passes = {
+        "+".join(recipe_of(preset, given).given_companions): (
+            factors(preset, given, False),
+            factors(preset, given, True),
+        )
+        for given in companions(preset)
+    }
+    return PublishedSizes(
+        published_sizes.preset_digest(preset),
+        sizes.parameters,
+        sizes.trained_parameters,
+        sizes.optimizer_bytes,
+        sizes.in_use_bytes,
+        sizes.runs_on_meta,
+        base_bytes,
+        passes,
+    )
+
+
+def factors(preset: str, given: Sequence[str], checkpointing: bool) -> PassFactors:
+    """Compute the factors of a pass from measured ones."""
+    recipe = recipe_of(preset, given, checkpointing)
+    network, buckets = estimate.network(recipe), [bucket(recipe, point) for point in points(preset)]
+    runs = [estimate.one_pass(recipe, network, each) for each in buckets]
+    peak = solved([published_sizes.peak_terms(b.batch_size, b.tokens) for b in buckets], [r.peak_bytes for r in runs])
+    per_clip = [run.flops / b.batch_size for b, run in zip(buckets, runs, strict=True)]
+    flops = solved([published_sizes.flops_terms(b.tokens) for b in buckets], per_clip)
+    quantized = recipe_of(preset, given, checkpointing, "int8")
+    widened = estimate.one_pass(quantized, estimate.network(quantized), buckets[2]).peak_bytes
+    return PassFactors(peak, max(widened - runs[2].peak_bytes, 0), flops)
+
+
+def solved(terms: Sequence[Sequence[float]], values: Sequence[float]) -> list[float]:
+    """Return the factors of terms with the least squares."""
+    rows = np.array(terms, dtype=np.float64)
+    scale = rows.max(axis=0)
+    found = np.linalg.lstsq(rows / scale, np.array(values, dtype=np.float64), rcond=None)[0] / scale
+    return [float(f"{value:.6g}") for value in found]
+
+
+def write(names: Sequence[str]) -> None:
+    """Measure presets and write the files of their families; those of the same sizes are measured once."""
+    for name in names:
+        file = FAMILIES / registry.family_of(name).network.split(".")[-2] / FILE
+        tables = json.loads(file.read_text()) if file.is_file() else {}
+        digest = published_sizes.preset_digest(name)
+        alike = next((known for known in tables.values() if known["digest"] == digest), None)
+        tables[name] = asdict(measured(name)) if alike is None else alike
+        order = [preset for preset in registry.PRESETS if preset in tables]
+        file.write_text(json.dumps({preset: tables[preset] for preset in order}, indent=1) + "\n")
+        print(name, flush=True)
+
+
+if __name__ == "__main__":
+    published = [
+        name for name, preset in registry.PRESETS.items() if preset.release is not None and preset.sound is None
+    ]
+    write(sys.argv[1:] or [name for name in published if published_sizes.of_preset(name) is None])

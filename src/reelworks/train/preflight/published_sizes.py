@@ -1,0 +1,160 @@
+"""Sizes of published networks as LoRAs are trained on them, measured before and kept beside each family; torch-free.
+
+Building a network of billions of parameters without values and running it takes many seconds, most of them for imports.
+What is measured depends on the preset alone: `scripts/measure_networks.py` writes `sizes.json` into the folder of a family.
+Memory and arithmetic of a pass are sums of few terms with the measured factors; a network that changed since, and one that
+is trained in another way, must be built and measured.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.resources
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from reelworks.buckets.table import Bucket
+from reelworks.core import digests
+from reelworks.models import registry
+from reelworks.models.lora.config import LoraConfig
+from reelworks.precision.config import PrecisionConfig
+from reelworks.recipe.recipe import Recipe
+from reelworks.train.config import TrainConfig
+from reelworks.train.preflight.memory import NetworkSizes, Pass
+
+FILE = "sizes.json"
+BASES = ("bfloat16", "float8", "int8", "nf4")  # storages of frozen weights whose sizes no file decides
+
+
+@dataclass(frozen=True)
+class PassFactors:
+    """Factors of the terms of a pass, see `peak_terms` and `flops_terms`."""
+
+    peak: Sequence[float]
+    widened_bytes: int  # more with a base of few bits: a layer's weights as products need them
+    flops: Sequence[float]  # of one clip
+
+    def of_bucket(self, bucket: Bucket, clips: int, base: str) -> Pass:
+        """Return memory and operations of a micro-batch."""
+        peak = _sum(self.peak, peak_terms(clips, bucket.tokens)) + (self.widened_bytes if base != "bfloat16" else 0)
+        return Pass(round(peak), round(clips * _sum(self.flops, flops_terms(bucket.tokens))))
+
+
+@dataclass(frozen=True)
+class PublishedSizes:
+    """Sizes of a preset's network with a LoRA of the default settings.
+
+    Attributes:
+        digest: Digest of the preset's config.
+        base_bytes: Bytes of frozen weights by `lora.base`.
+        passes: By companions that the network is given (`control+mask`; empty for none): factors without and with gradient
+            checkpointing.
+    """
+
+    digest: str
+    parameters: int
+    trained_parameters: int
+    optimizer_bytes: int
+    in_use_bytes: int
+    runs_on_meta: bool
+    base_bytes: Mapping[str, int]
+    passes: Mapping[str, tuple[PassFactors, PassFactors]]
+
+    def network(self, recipe: Recipe) -> NetworkSizes:
+        """Return the sizes of the network of a recipe."""
+        return NetworkSizes(
+            self.parameters,
+            self.trained_parameters,
+            self.base_bytes[_base(recipe)],
+            self.optimizer_bytes,
+            self.in_use_bytes,
+            self.runs_on_meta,
+        )
+
+    def one_pass(self, recipe: Recipe, bucket: Bucket) -> Pass:
+        """Return memory and operations of a micro-batch of a bucket."""
+        factors = self.passes[_given(recipe)][int(bool(recipe.model.gradient_checkpointing))]
+        return factors.of_bucket(bucket, bucket.batch_size * recipe.clips_per_place, _base(recipe))
+
+
+def peak_terms(clips: int, tokens: int) -> tuple[float, ...]:
+    """Return the terms whose sum is the peak memory of a pass."""
+    return 1, clips, clips * tokens
+
+
+def flops_terms(tokens: int) -> tuple[float, ...]:
+    """Return the terms whose sum is the arithmetic of a clip: attention costs the square of the tokens."""
+    return 1, tokens, tokens**2
+
+
+def _sum(factors: Sequence[float], terms: Sequence[float]) -> float:
+    return sum(factor * term for factor, term in zip(factors, terms, strict=True))
+
+
+def find(recipe: Recipe) -> PublishedSizes | None:
+    """Return the sizes of the network that a recipe trains; None if they must be measured."""
+    known = of_preset(recipe.model.name)
+    return known if known is not None and _is_usual(recipe) and _given(recipe) in known.passes else None
+
+
+def of_preset(name: str) -> PublishedSizes | None:
+    """Return the sizes of a preset; None if they were never measured, or if the preset has changed since."""
+    known = read(registry.family_of(name).network.rpartition(".")[0]).get(name)
+    return known if known is not None and known.digest == preset_digest(name) else None
+
+
+def _is_usual(recipe: Recipe) -> bool:
+    """Whether nothing but what `PublishedSizes` knows changes sizes of the network."""
+    model, lora, train = recipe.model, recipe.lora, recipe.train
+    sizes, parts = (model.hidden_size, model.depth, model.num_heads), registry.PRESETS[model.name].parts
+    return (
+        lora is not None
+        and recipe.sound is None
+        and (recipe.autoencoder.name, recipe.text_encoder.name) == parts[:2]
+        and lora.model_copy(update={"base": None, "weights": None}) == LoraConfig()
+        and _base(recipe) in BASES
+        and recipe.precision == PrecisionConfig()
+        and train.optimizer == TrainConfig.model_fields["optimizer"].default
+        and model.gradient_checkpointing in (True, False)
+        and model.experts != "both"
+        and sizes == (None, None, None)
+    )
+
+
+def _base(recipe: Recipe) -> str:
+    assert recipe.lora is not None
+    return recipe.lora.base or "bfloat16"
+
+
+def _given(recipe: Recipe) -> str:
+    return "+".join(recipe.given_companions)
+
+
+def preset_digest(name: str) -> str:
+    """Return the digest of all that sizes of a preset's network depend on."""
+    preset = registry.PRESETS[name]
+    config, network, parts = preset.config, preset.config.network, preset.parts
+    layers = (network.name, network.blocks, network.without_gradient, network.attention_layers, network.alternates)
+    components = (registry.AUTOENCODERS.get(parts.autoencoder), registry.TEXT_ENCODERS.get(parts.text))
+    widths: list[Any] = [(a.channels, a.stride) for a in components[:1] if a is not None]
+    widths += [(t.dim, t.max_length, t.pooled_dim) for t in components[1:] if t is not None]
+    facts = (config.model_dump(), layers, network.shape_only, config.conditioning, widths)
+    return digests.digest_bytes(repr(facts).encode())[:16]
+
+
+@functools.cache
+def read(package: str) -> Mapping[str, PublishedSizes]:
+    """Return the sizes of the presets of a family in the package of its folder."""
+    try:
+        text = importlib.resources.files(package).joinpath(FILE).read_text(encoding="utf-8")
+    except (OSError, ImportError):  # a family from elsewhere, which has no such file
+        return {}
+    return {preset: from_json(values) for preset, values in json.loads(text).items()}
+
+
+def from_json(values: Mapping[str, Any]) -> PublishedSizes:
+    """Return sizes from their JSON value."""
+    passes = {given: tuple(PassFactors(**one) for one in both) for given, both in values["passes"].items()}
+    return PublishedSizes(**{**values, "passes": passes})

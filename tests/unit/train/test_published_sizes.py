@@ -1,0 +1,101 @@
+"""Sizes of published networks that are kept beside their families are those of the networks, built and run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from reelworks.buckets import table
+from reelworks.models import registry
+from reelworks.models.components import geometry
+from reelworks.recipe import recipe_file
+from reelworks.recipe.recipe import Recipe
+from reelworks.train.preflight import estimate, published_sizes
+
+
+def recipe(name: str, **changes: object) -> Recipe:
+    """A LoRA on a published model, in three pictures of a size that is not measured."""
+    known = registry.PRESETS[name]
+    side = registry.release_of(name).side
+    values = {
+        "version": 1,
+        "output": "unused",
+        "dataset": [{"path": "unused"}],
+        "bucket": [{"resolution": f"{side * 3 // 4}px", "num_frames": 1}],
+        "buckets": {"aspect_ratios": ["1:1"], "batch_size": 3},
+        "model": {"name": name},
+        "autoencoder": {"name": known.parts.autoencoder, "weights": "unused"},
+        "text_encoder": {"name": known.parts.text, "weights": "unused"},
+        "objective": {"name": registry.release_of(name).objective},
+        "lora": {},
+        "train": {"max_steps": 1},
+    }
+    return recipe_file.parse(values | changes)
+
+
+def test_sizes_that_are_kept_are_of_networks_as_they_are() -> None:
+    """Whoever changes a published model runs `scripts/measure_networks.py`; usual models have sizes."""
+    kept = {name for family in registry.families() for name in published_sizes.read(family.network.rpartition(".")[0])}
+    assert {"wan-2.1-1.3b", "flux-dev", "sdxl", "qwen-image", "z-image"} <= kept <= registry.PRESETS.keys()
+    assert [name for name in sorted(kept) if published_sizes.of_preset(name) is None] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "base", "checkpointing"),
+    [
+        # Deep networks take seconds to build and run, and import all of diffusers.
+        pytest.param("wan-2.1-1.3b", None, False, marks=pytest.mark.slow),
+        pytest.param("wan-2.1-1.3b", "nf4", True, marks=pytest.mark.slow),
+        pytest.param("flux-dev", "float8", True, marks=pytest.mark.slow),
+        pytest.param("sdxl", None, True, marks=pytest.mark.slow),
+        pytest.param("z-image", "int8", False, marks=pytest.mark.slow),
+    ],
+)
+def test_sizes_are_those_of_the_network(name: str, base: str | None, checkpointing: bool) -> None:
+    """Weights to the last byte, arithmetic to the sixth digit, and memory to 2 %."""
+    lora = {} if base is None else {"base": base}
+    made = recipe(name, lora=lora, model={"name": name, "gradient_checkpointing": checkpointing})
+    known, network = published_sizes.find(made), estimate.network(made)
+    assert known is not None
+    assert known.network(made) == estimate.sizes(made, network)
+    (bucket,) = table.build(made.bucket, made.buckets, geometry(made.model, made.autoencoder)).buckets
+    told, real = known.one_pass(made, bucket), estimate.one_pass(made, network, bucket)
+    assert told.flops == pytest.approx(real.flops, rel=1e-4)
+    assert told.peak_bytes == pytest.approx(real.peak_bytes, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"lora": {"rank": 8}},
+        {"lora": {"base": "float32"}, "precision": {"compute": "float32"}},
+        {"precision": {"compute": "float32"}},
+        {"model": {"name": "wan-2.1-1.3b", "gradient_checkpointing": "selective"}},
+        {"train": {"max_steps": 1, "optimizer": "prodigy"}},
+        {"text_encoder": {"name": "hashed"}},
+        {"lora": None},
+    ],
+)
+def test_a_network_that_is_trained_in_another_way_is_measured(changes: dict[str, object]) -> None:
+    assert published_sizes.find(recipe("wan-2.1-1.3b", **changes)) is None
+
+
+def test_sizes_of_a_preset_that_changed_since_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = registry.PRESETS["wan-2.1-1.3b"]
+    assert published_sizes.of_preset("wan-2.1-1.3b") is not None
+    smaller = replace(known, config=known.config.model_copy(update={"num_layers": 2}))
+    monkeypatch.setitem(registry.PRESETS, "wan-2.1-1.3b", smaller)
+    assert published_sizes.of_preset("wan-2.1-1.3b") is None
+
+
+def test_a_recipe_for_a_published_model_needs_no_library_of_networks() -> None:
+    """Their imports take many seconds; people wait for the estimate."""
+    program = (
+        "import sys; from pathlib import Path; from reelworks.quickstart import quickstart\n"
+        "quickstart.lora(Path('made.toml'), quickstart.QuickstartOptions('wan', vram_gb=16))\n"
+        "assert not {'torch', 'diffusers', 'transformers', 'peft'} & sys.modules.keys(), sorted(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
