@@ -40,8 +40,8 @@ def check(name, world, strategy="fsdp", **kinds):
     mesh.shard(
         sharded.module, sharded.sharding().blocks, sharded.contract, world, Layout.from_strategy(strategy, world.size)
     )
-    own = {key: value[world.rank : world.rank + 1] for key, value in vars(inputs).items()}
-    found = gradients(sharded, dataclasses.replace(inputs, **own))
+    own = inputs.each(lambda value: value[world.rank : world.rank + 1])
+    found = gradients(sharded, own)
     assert found.keys() == wanted.keys(), (name, found.keys() ^ wanted.keys())
     for key, value in wanted.items():
         torch.testing.assert_close(found[key], value, rtol=1e-3, atol=1e-5, msg=lambda m, k=key: f"{name} {k}: {m}")
@@ -58,8 +58,8 @@ def check_lowered(name, world):
     )
     stored = {p.dtype for p in sharded.module.parameters()}
     assert stored == {torch.bfloat16, torch.float32}, stored
-    own = {key: value[world.rank : world.rank + 1] for key, value in vars(inputs).items()}
-    found = gradients(sharded, dataclasses.replace(inputs, **own))
+    own = inputs.each(lambda value: value[world.rank : world.rank + 1])
+    found = gradients(sharded, own)
     assert found.keys() == wanted.keys(), found.keys() ^ wanted.keys()
     for key, value in wanted.items():
         assert found[key].dtype == torch.float32, key

@@ -7,6 +7,7 @@ picture, where the network puts them. In embeddings here one row of zeros that c
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any, final
 
 import torch
@@ -33,7 +34,7 @@ def predict(module: Any, inputs: DenoiserInputs, config: QwenImage21Config) -> T
     if inputs.latent.is_meta or bool((lengths == lengths[0]).all()):
         return _of_one_length(module, inputs)
     rows = (slice(row, row + 1) for row in range(len(lengths)))
-    return torch.cat([_of_one_length(module, inputs.each(lambda value, row=row: value[row])) for row in rows])
+    return torch.cat([_of_one_length(module, inputs.each(itemgetter(row))) for row in rows])
 
 
 def _of_one_length(module: Any, inputs: DenoiserInputs) -> Tensor:
