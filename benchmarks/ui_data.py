@@ -126,7 +126,8 @@ def _asked(page: Page, process: int, clips: int) -> Json:
     began = time.perf_counter()
     key = next(row["key"] for row in page.get("/api/data") if row["kind"] == "recipe")
     listed_s = time.perf_counter() - began
-    slowest, state = 0.0, {"state": "opening"}
+    slowest = 0.0
+    state: Json = {"state": "opening"}
     while state["state"] == "opening":
         time.sleep(0.2)
         seconds, state = page.timed(f"/api/data/{key}")

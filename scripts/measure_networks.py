@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -53,7 +53,7 @@ def companions(preset: str) -> list[tuple[str, ...]]:
 def recipe_of(preset: str, given: Sequence[str], checkpointing: bool = False, base: str | None = None) -> Recipe:
     """Return the recipe of a LoRA, with weights that are nowhere."""
     known = registry.PRESETS[preset]
-    values = {
+    values: dict[str, Any] = {
         "version": 1,
         "output": "unused",
         "dataset": [{"path": "unused"} | dict.fromkeys(given, "unused")],
@@ -74,7 +74,7 @@ def recipe_of(preset: str, given: Sequence[str], checkpointing: bool = False, ba
 
 def bucket(recipe: Recipe, point: Point) -> Bucket:
     """Return the square bucket of a point, or that of 16:9 of clips."""
-    entry = {"resolution": point.resolution, "num_frames": point.num_frames, "batch_size": point.clips}
+    entry: dict[str, Any] = {"resolution": point.resolution, "num_frames": point.num_frames, "batch_size": point.clips}
     changed = recipe.model_copy(update={"bucket": [type(recipe.bucket[0])(**entry)]})
     buckets = table.build(changed.bucket, changed.buckets, components.geometry(recipe.model, recipe.autoencoder))
     ratio = "1:1" if point.resolution.endswith("px") else "16:9"

@@ -11,18 +11,20 @@ import subprocess
 import sys
 from pathlib import Path
 
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Page, ViewportSize, sync_playwright
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
-SIZE = {"width": 1240, "height": 780}
+SIZE = ViewportSize(width=1240, height=780)
 
 
 def ask(page: Page, path: str) -> list[dict[str, str]]:
+    """Return what the server tells the page."""
     found: list[dict[str, str]] = json.loads(page.evaluate(f"fetch('/api{path}').then(answer => answer.text())"))
     return found
 
 
 def main() -> None:
+    """Start the server, visit pages and write their pictures."""
     folder = Path(sys.argv[1])
     command = [sys.executable, "-m", "reelworks", "ui", str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server, sync_playwright() as playwright:

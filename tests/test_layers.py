@@ -71,6 +71,7 @@ TORCH_FREE_MODULES = (
     "models.components",
     "models.family",
     "models.registry",
+    "models.stored_codes",
     "train.preflight.memory",
     "train.preflight.published_sizes",
 )

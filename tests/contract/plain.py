@@ -194,29 +194,32 @@ def qwen_image21(module, x0, noise, i):
 
 
 def minimax_h3(module, x0, noise, i):
-    """One clip at a time, without sound; time 1 is clean, and velocities point towards the data."""
-    x_t = _blend(x0, noise, i.time)
-    losses = []
+    """One clip at a time; time 1 is clean, velocities point towards the data, and the left sound precedes the right."""
+    x_t, of_sound = _blend(x0, noise, i.time), contract.sound_noise(i)
+    heard, N, losses = _blend(i.sound, of_sound, i.sound_time), i.sound.shape[2], []
     for row, (seen, target) in enumerate(zip(x_t, x0 - noise, strict=True)):
         text = i.text[row, i.text_mask[row]]
         layout = h3_layout.MiniMaxH3PrepareLayoutStep.build_packed_sequence(
-            torch.ones(len(text)), *seen.shape[1:], 0, (1, 2, 2), 2, 2, 0
+            torch.ones(len(text)), *seen.shape[1:], N, (1, 2, 2), 2, 2, 0
         )
         positions, tags, video, audio, words, *_ = layout
-        rows = h3_layout.patchify_video_latents(seen[None], (1, 2, 2))
+        sides = [s[row, :, :, 0, 0].chunk(2) for s in (heard, i.sound - of_sound)]
+        sound, sound_target = (torch.cat([side.T for side in pair]) for pair in sides)
         out = module(
-            hidden_states=rows[None],
-            audio_hidden_states=torch.zeros(1, 0, module.config.audio_in_channels),
+            hidden_states=h3_layout.patchify_video_latents(seen[None], (1, 2, 2))[None],
+            audio_hidden_states=sound.reshape(1, -1, module.config.audio_in_channels),
             encoder_hidden_states=text[None],
-            timestep=1 - i.time[row : row + 1] / 1000,
-            timestep_indices=torch.zeros(len(tags), dtype=torch.long),
+            timestep=1 - torch.stack([i.time[row], i.sound_time[row]]) / 1000,
+            timestep_indices=(tags == 2).long(),
             token_tags=tags,
             position_ids=positions,
             video_indices=video,
             audio_indices=audio,
             text_indices=words,
-        ).sample
-        losses.append(_mse(out[0], h3_layout.patchify_video_latents(target[None], (1, 2, 2))))
+        )
+        losses.append(_mse(out.sample[0], h3_layout.patchify_video_latents(target[None], (1, 2, 2))))
+        if N:
+            losses[-1] = losses[-1] + _mse(out.audio_sample[0], sound_target)
     return torch.stack(losses).mean()
 
 
@@ -405,6 +408,7 @@ LOSSES = {
     "ltx-2-tiny": ltx2,
     "ltx-2-sound-tiny": ltx2_sound,
     "minimax-h3-tiny": minimax_h3,
+    "minimax-h3-sound-tiny": minimax_h3,
     "qwen-image-tiny": qwen_image,
     "qwen-image-edit-tiny": qwen_image,
     "qwen-image-edit-plus-tiny": qwen_image,

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
+from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from reelworks.catalog.config import DatasetConfig
@@ -76,6 +78,7 @@ def test_train_writes_a_recipe_trains_it_and_resumes_by_the_same_command():
     command = ("train", "--data", "mug", "--model", "wan-tiny", "--trigger", "rwmug", *quick)
     told = reelworks(*command, "--max-steps", "1")
     assert "5 pictures, 5 without a caption" in told
+    assert told.count("loading the text encoder") == 1  # for captions and prompts
     file = Path("mug-wan-tiny.toml")
     edited = file.read_text() + "\n# mine\n"
     file.write_text(edited)
@@ -144,6 +147,26 @@ def test_the_next_commands_can_be_typed_as_they_are_told():
     command = next(line for line in told.splitlines() if line.startswith("  reelworks train"))
     assert shlex.split(command)[2:] == ["it's #1 $x-wan-tiny.toml"]
     assert recipe_file.load(Path("it's #1 $x-wan-tiny.toml")).dataset[0].path == "it's #1 $x"
+
+
+def test_codes_of_a_file_are_kept_as_they_are(tmp_path):
+    """fp8 and nf4 by the header, GGUF by its first bytes; the other parts are those of the release."""
+    fp8, plain = torch.zeros(8, 8).to(torch.float8_e4m3fn), torch.zeros(4)
+    save_file({"a.weight": fp8, "a.bias": plain}, "fp8.safetensors")
+    save_file({"a.weight": plain, "a.weight.quant_state.bitsandbytes__nf4": plain.clone()}, "nf4.safetensors")
+    save_file({"a.weight": plain}, "plain.safetensors")
+    Path("codes.gguf").write_bytes(b"GGUF and more")
+    Path("damaged.safetensors").write_bytes(b"no header")
+    found = {}
+    for file in sorted(tmp_path.iterdir()):
+        lines = quickstart.lora_table("wan-2.1-1.3b", [DatasetConfig(path="p")], PLACEHOLDER, weights=file.name)
+        values = {(line.table, line.key): line.value for line in lines}
+        assert values["[model]", "weights"] == file.name
+        assert values["[autoencoder]", "weights"] == "Wan-AI/Wan2.1-T2V-1.3B-Diffusers"
+        found[file.stem] = values.get(("[lora]", "base"))
+    assert found == {"fp8": "float8", "nf4": "nf4", "codes": "gguf", "plain": None, "damaged": None}
+    made, told = make("--weights", "fp8.safetensors", "--vram", "16", model="wan-2.1-1.3b")
+    assert (made.lora.base, told["estimate"]["memory"]["base"]) == ("float8", 1_449_855_104)
 
 
 def test_a_run_is_saved_some_ten_times():

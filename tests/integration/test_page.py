@@ -1,6 +1,7 @@
 """The page in a real browser: right, readable by all, and as it happens."""
 
 import json
+import shutil
 import time
 
 import fabricate
@@ -9,7 +10,9 @@ from headless import browser, window
 from page_client import served
 
 from reelworks.core import files
+from reelworks.recipe import dataset, recipe_file
 from reelworks.run import lock
+from reelworks.testing import sample_folder
 
 SERIOUS = ("serious", "critical")
 DRAWN = "Math.max(...[...document.querySelectorAll('.plot')].flatMap(p => (p.data || []).map(t => t.x.at(-1) || 0)))"
@@ -70,6 +73,43 @@ def test_every_part_of_a_run_is_readable_by_all(opened, address, width, dark):
             (f"#/compare/{run['first']},{run['second']}", ".plot .main-svg"),
         ):
             went_to(shown, address, route, waits_for)
+            assert findings(shown) == [], route
+            over = shown.evaluate("document.documentElement.scrollWidth - innerWidth")
+            assert over <= 0, f"{route} is {over} pixels too wide"
+
+
+@pytest.fixture(scope="module")
+def sample(tmp_path_factory):
+    """A folder with a few clips, and a recipe for them whose catalog is there."""
+    root = tmp_path_factory.mktemp("sample")
+    shutil.copytree(sample_folder(), root / "footage")
+    recipe = root / "small.toml"
+    recipe.write_text(
+        f'version = 1\noutput = "{root}/run"\n[[dataset]]\npath = "{root}/footage"\n[[bucket]]\nresolution = "64px"\n'
+        'num_frames = [1, 5]\nbatch_size = [4, 2]\n[model]\nname = "stdit3-tiny"\n[train]\nmax_steps = 10\n'
+    )
+    dataset.scan_recipe(recipe_file.load(recipe))
+    return root
+
+
+@pytest.mark.parametrize(
+    ("width", "dark"),
+    [(1280, True), pytest.param(480, False, marks=pytest.mark.slow(reason="the other width shows most"))],
+)
+def test_data_plan_and_recipes_are_readable_by_all(opened, sample, width, dark):
+    with served(sample) as address, window(opened, width, dark=dark) as shown:
+        went_to(shown, address, "#/runs", "table")
+        (recipe,) = json.loads(shown.evaluate("fetch('/api/recipes').then(a => a.text())"))
+        for route, waits_for in (
+            ("#/data", "main a"),
+            (f"#/data/{recipe['key']}", "main img"),
+            ("#/plan", "main a"),
+            (f"#/plan/{recipe['key']}", "text=Shares of the training"),
+            ("#/new", "text=Trigger word"),
+            (f"#/new/{recipe['key']}", "main textarea, main pre"),
+        ):
+            went_to(shown, address, route, waits_for)
+            shown.wait_for_timeout(300)
             assert findings(shown) == [], route
             over = shown.evaluate("document.documentElement.scrollWidth - innerWidth")
             assert over <= 0, f"{route} is {over} pixels too wide"

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reelworks.core.shape import Shape
-from reelworks.demo import colour
+from reelworks.demo import colour, sample_recipe
 from reelworks.demo.scenes import PROMPTS
 from reelworks.generate import writers
 from reelworks.media.decode import Request, load
@@ -37,14 +37,7 @@ KILL_AT_SHARE = 0.45
 REELWORKS = [sys.executable, "-m", "reelworks"]
 
 
-def _recipe() -> Path:
-    """Return the demo's recipe: in this folder of an installed package, in `recipes/` of a checkout."""
-    installed = Path(__file__).with_name("demo.toml")
-    path = installed if installed.exists() else Path(__file__).parents[3] / "recipes" / "demo.toml"
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-
-
-RECIPE = _recipe()
+RECIPE = sample_recipe.path()
 
 
 def main() -> int:

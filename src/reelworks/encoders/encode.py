@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -70,6 +70,7 @@ class Encoding:
         prefetch_bytes: Frames that are decoded ahead.
         frames_device: Device that converts plain videos to RGB; None leaves it to the decoding processes.
         text_width: Bytes of a number in an embedding, for the forecast: 2 for encoders that compute in bfloat16.
+        prompts: Texts that `encoder` embeds and keeps besides, while its text encoder is loaded for captions.
         on_progress: Called after each batch.
 
     Attributes:
@@ -88,12 +89,13 @@ class Encoding:
         prefetch_bytes: int = PREFETCH_BYTES,
         frames_device: torch.device | None = None,
         text_width: int = 4,
+        prompts: Sequence[str] = (),
         on_progress: Callable[[Progress], None] = lambda progress: None,
     ) -> None:
         self.source, self.encoder, self.chunks = source, encoder, chunks
         self.num_workers, self.on_progress = num_workers, on_progress
         self._timeout, self._budget_bytes, self._frames_device = timeout, prefetch_bytes, frames_device
-        self._text_width = text_width
+        self._text_width, self._prompts = text_width, prompts
         self._sees = source.keys.ids.text_sees_pictures
         self.lacking = dict[int, int]()
         self.captions: list[list[str]] = []
@@ -148,6 +150,7 @@ class Encoding:
         progress = Progress(total=forecast.clips)
         with closing(self.worker()) as worker:
             worker.encode_captions(self.captions, progress, self.on_progress)
+            self.encoder.embed_ahead(self._prompts)  # before the text encoder makes room for the others
             worker.encode_clips([self.chunks[number] for number in self.lacking], progress, self.on_progress)
         return progress
 

@@ -187,7 +187,9 @@ class Evaluation:
         of = weights[source.weights] if source.run is None else f"{weights[source.weights]} of step {source.step}"
         clips = "clips" if source.all_clips else "held-out clips"
         lost = f"; {self.failed} could not be decoded" if self.failed else ""
-        return f"loss {losses.loss:.4f} of the {of}, on {losses.clips} {clips}{lost}"
+        # Not to be compared with the validation losses of such a run, which are of what is trained.
+        without = " without lora.training_adapter" if source.recipe.has_training_adapter else ""
+        return f"loss {losses.loss:.4f} of the {of}{without}, on {losses.clips} {clips}{lost}"
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as a JSON value."""

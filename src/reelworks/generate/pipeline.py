@@ -187,9 +187,11 @@ def _generate_one(
         without_both = boundary(inputs(z_2B[1:], t_2B[1:], None, slice(1, None)))
         return flow.guided_by_frames(output, without_both, scale)
 
-    def joint(z_2B: Tensor, sound_2B: Tensor, t_2B: Tensor, mask_2B: Tensor | None) -> tuple[Tensor, Tensor]:
+    def joint(
+        z_2B: Tensor, sound_2B: Tensor, t_2B: Tensor, sound_t_2B: Tensor, mask_2B: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         every = torch.ones(len(sound_2B), sound_2B.shape[2], dtype=torch.bool, device=device)
-        heard: dict[str, Any] = {"sound": sound_2B, "sound_time": t_2B.float(), "sound_mask": every}
+        heard: dict[str, Any] = {"sound": sound_2B, "sound_time": sound_t_2B.float(), "sound_mask": every}
         return boundary.both(inputs(z_2B, t_2B, mask_2B, **heard))
 
     def draw_noise() -> Tensor:
@@ -218,7 +220,7 @@ def _generate_one(
         else:
             track = encoder.sound.at_rate(options.fps)
             noise = torch.randn((1, *track.latent_shape(shape.num_frames)), generator=generator, device=device)
-            latent, heard = _sample_both(joint, start, noise, objective, options, edit)
+            latent, heard = _sample_both(joint, start, noise, objective, options, edit, track.config.timestep_shift)
             samples, rate = track.samples(heard)
             sounds.append(Sound(samples[0].numpy(), rate))
         return encoder.frames(latent, shape.num_frames)[0].cpu().numpy()
@@ -241,14 +243,17 @@ def _sample_both(
     objective: ObjectiveConfig,
     options: GenerateOptions,
     edit: Edit | None,
+    sound_shift: float | None,
 ) -> tuple[Tensor, Tensor]:
     assert objective.name == "rectified-flow", "the recipe was checked"
 
-    def velocity(z_2B: Tensor, sound_2B: Tensor, t_2B: Tensor, mask_2B: Tensor | None) -> tuple[Tensor, Tensor]:
-        out, of_sound = network(z_2B, sound_2B, t_2B, mask_2B)
+    def velocity(
+        z_2B: Tensor, sound_2B: Tensor, t_2B: Tensor, sound_t_2B: Tensor, mask_2B: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        out, of_sound = network(z_2B, sound_2B, t_2B, sound_t_2B, mask_2B)
         kind = objective.prediction
         picture = rectified_flow.velocity_from(out, z_2B, t_2B.float(), kind)
-        return picture, rectified_flow.velocity_from(of_sound, sound_2B, t_2B.float(), kind)
+        return picture, rectified_flow.velocity_from(of_sound, sound_2B, sound_t_2B.float(), kind)
 
     return flow.sample_with_sound(
         velocity,
@@ -257,6 +262,7 @@ def _sample_both(
         num_steps=options.num_inference_steps,
         guidance_scale=options.guidance_scale,
         shift=timestep_shift(objective, options.shape, (start.shape[2], start.shape[3], start.shape[4])),
+        sound_shift=sound_shift,
         edit=edit,
     )
 

@@ -180,6 +180,7 @@ class Release:
     num_frames: int = 1  # number of frames of the clips that it was released for
     objective: str = "rectified-flow"  # name of the objective that it was trained with
     timestep_shift: float | str = 3.0  # shift of rectified flow's timesteps
+    sound_timestep_shift: float | None = None  # that of the sound's, if it is another
     formats: tuple[str, ...] = ("diffusers", "comfyui")  # LoRA file formats that programs for this model read
     architecture: str | None = None  # ModelSpec name in the header of LoRA files; None uses the preset's name
     base_version: str | None = None  # name that kohya's readers look up; None if they have none

@@ -23,7 +23,7 @@ from reelworks.catalog.store import Catalog
 from reelworks.core import files
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Geometry
-from reelworks.models import components, registry
+from reelworks.models import components, registry, stored_codes
 from reelworks.models.config import AutoencoderConfig, ModelConfig
 from reelworks.models.expert_pair.config import switch_timestep
 from reelworks.models.family import Release
@@ -67,12 +67,14 @@ def lora_table(
     elif rate is not None:
         why = f"the rate that the model was trained with, {rate:g}; clips with a lower rate keep theirs"
         lines += [Line("[data]", "fps", "model", why)]
-    rank = Line("[lora]", "rank", 16, "usual for a subject or a style; a larger one learns, and forgets, more")
+    lora = [Line("[lora]", "rank", 16, "usual for a subject or a style; a larger one learns, and forgets, more")]
+    if weights is not None and (base := stored_codes.base_of(weights)) is not None:
+        lora.append(Line("[lora]", "base", base, "the codes of the file stay as they are"))
     store = Line(
         "[encode]", "store", True, "clips and captions are encoded once, and training needs no encoder in memory"
     )
     previews = _previews(preset, datasets, found, trigger)
-    lines = [*lines, *parts, store, rank, *_objective(preset, known), *_training(found)]
+    lines = [*lines, *parts, store, *lora, *_objective(preset, known), *_training(found)]
     return [*lines, *_files(known, found), *previews]
 
 
@@ -239,7 +241,7 @@ def _parts(preset: str, known: Release, weights: str | None) -> list[Line]:
         return [*lines, *([Line("[model]", "weights", weights)] if weights else []), checkpointing]
     source = weights or known.weights
     # A single file holds the denoiser alone; the other parts are those of the release.
-    pipeline = known.weights if weights is None or weights.endswith(".safetensors") else weights
+    pipeline = known.weights if weights is None or weights.endswith((".safetensors", ".gguf")) else weights
     if source is None or None in (known.autoencoder or pipeline, known.text or pipeline):
         raise UserError(
             f"{preset} has no published weights",
@@ -255,6 +257,8 @@ def _parts(preset: str, known: Release, weights: str | None) -> list[Line]:
     if (sound := registry.PRESETS[preset].sound) is not None:
         lines += [Line("[sound]", "name", sound, "the one that the model was trained with")]
         lines += [Line("[sound]", "weights", pipeline)]
+        if (shift := registry.release_of(preset).sound_timestep_shift) is not None:
+            lines += [Line("[sound]", "timestep_shift", shift, "that of the release")]
     return [
         *lines,
         Line("[autoencoder]", "name", parts.autoencoder, "the one that the model was trained with"),
@@ -427,6 +431,8 @@ def lora(
         raise _too_small(preset, wishes, choice)
     for tier in choice.tiers:
         lines = with_setting(lines, Line(f"[{tier.table}]", tier.key, tier.value, tier.why))
+    if choice.recipe.lora is not None and choice.recipe.lora.base is None:  # codes do not go with all settings
+        lines = [line for line in lines if (line.table, line.key) != ("[lora]", "base")]
     per_epoch = _micro_batches(_read(lines, path), bool(wishes.folders))
     # Settings that save memory change the number of steps.
     interval = _save_interval(sum(per_epoch.values()) * (drafted.train.max_epochs or 1))

@@ -131,6 +131,11 @@ class Recipe(Config):
         return tuple(name for name in names if name in kinds)
 
     @property
+    def has_training_adapter(self) -> bool:
+        """Whether training, and validation in it, run with an adapter that all that comes of the run is without."""
+        return self.lora is not None and self.lora.training_adapter is not None
+
+    @property
     def keeps_autoencoder(self) -> bool:
         """Whether the autoencoder is in memory while the network trains: previews need it, stored latents do not."""
         return not self.encode.store or bool(self.samples.prompts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -135,6 +135,7 @@ def encoding(
     *,
     limit: int | None = None,
     encoder: LiveEncoder | None = None,
+    prompts: Sequence[str] = (),
     on_progress: Callable[[Progress], None] = lambda progress: None,
 ) -> Encoding:
     """Prepare the encoding of all that a recipe's training reads; by default, encoders are loaded when it needs them."""
@@ -154,6 +155,7 @@ def encoding(
         prefetch_bytes=recipe.data.prefetch_budget_bytes,
         frames_device=frames_device(recipe, device, stored=True),
         text_width=4 if recipe.text_encoder.name == "hashed" else 2,
+        prompts=prompts,
         on_progress=on_progress,
     )
 
@@ -187,16 +189,20 @@ def announce(encoding: Encoding) -> Forecast:
 
 
 def before_training(
-    data: RecipeData, world: World, spec: PlanSpec, on_progress: Callable[[Progress], None]
-) -> StoredLatents | None:
-    """Encode what a recipe lacks, on all ranks together, and return its store; None if it encodes live. Collective."""
-    if not data.recipe.encode.store:
-        return None
+    data: RecipeData, encoder: LiveEncoder, world: World, spec: PlanSpec, on_progress: Callable[[Progress], None]
+) -> StoredLatents:
+    """Encode what a recipe's store lacks, on all ranks together, and return the store. Collective.
+
+    `encoder` also embeds the prompts of previews, so that text encoders are loaded once.
+    """
     if world.is_main:
         open_store(data)  # digests large files once, and creates the folder
     world.wait()
     source = open_store(data)
-    encode_missing(encoding(data, source, world.device, spec, on_progress=on_progress))
+    prompts = data.recipe.samples.prompts
+    work = encoding(data, source, world.device, spec, encoder=encoder, prompts=prompts, on_progress=on_progress)
+    encode_missing(work)
     world.wait()
     source.store.refresh()
+    encoder.embed_ahead(prompts)  # those of a recipe of which everything was stored; no network takes memory yet
     return source

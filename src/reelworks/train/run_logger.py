@@ -213,11 +213,14 @@ class RunLogger:
         """Log the result of a validation."""
         by_bucket = {name: of_bucket.loss for name, of_bucket in result.by_bucket.items()}
         losses = {"loss": result.loss, "loss_by_time": result.loss_by_time, "loss_by_bucket": by_bucket}
-        self.event("validation", step=step, **losses, clips=result.clips, seconds=seconds)
+        adapted = self._data.recipe.has_training_adapter
+        with_adapter = {"with_training_adapter": True} if adapted else {}
+        self.event("validation", step=step, **losses, clips=result.clips, seconds=seconds, **with_adapter)
         self._scalars(
             step, {"validation/loss": result.loss, **{f"validation_by_bucket/{n}": v for n, v in by_bucket.items()}}
         )
-        logger.info(f"step {step}  validation loss {result.loss:.4f} on {result.clips} clips")
+        note = ", with lora.training_adapter" if adapted else ""
+        logger.info(f"step {step}  validation loss {result.loss:.4f} on {result.clips} clips{note}")
 
     def preview_metrics(self, step: int, measured: Sequence[Measured]) -> None:
         """Log metrics of previews, those that were skipped with the reason."""

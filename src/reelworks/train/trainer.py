@@ -140,12 +140,11 @@ def run(
         preview_model.require_layers(recipe)
         if (warning := validation.distilled_warning(recipe)) is not None:
             logger.warning(warning)
-        stored = encoding.before_training(data, world, spec, on_encode)
-        encoders = None
-        if stored is not None:
-            stack.callback(stored.close)
+        stored = encoders = None
+        if recipe.encode.store:
             encoders = encoding.lazy_encoder(recipe, world.device)
-            encoders.embed_ahead(recipe.samples.prompts)  # while no network takes memory
+            stored = encoding.before_training(data, encoders, world, spec, on_encode)
+            stack.callback(stored.close)
 
         # Build the model.
         stack.enter_context(attention.preferred(recipe.model.attention))

@@ -7,6 +7,8 @@ from typing import Any
 
 from fastapi import APIRouter
 
+from reelworks.core import files
+from reelworks.demo import sample_recipe
 from reelworks.ui.context import Context
 from reelworks.ui.jobs import Job
 
@@ -43,5 +45,15 @@ def router(context: Context) -> APIRouter:
         path = workspace.recipe(key)
         arguments = ("train", str(path))
         return to_json(context, jobs.add("train", workspace.shown(path), arguments, workspace.roots[0], subject=key))
+
+    @routes.post("/sample")
+    def sample() -> dict[str, Any]:
+        """Make sample footage, and write the recipe for it, in the first folder."""
+        root = workspace.roots[0]
+        recipe = root / "shapes.toml"
+        if not recipe.exists():
+            files.write_bytes(recipe, sample_recipe.path().read_bytes())
+        title = f"into {sample_recipe.FOOTAGE}"
+        return to_json(context, jobs.add("demo-data", title, ("demo-data", sample_recipe.FOOTAGE), root))
 
     return routes

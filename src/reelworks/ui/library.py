@@ -96,6 +96,8 @@ class Library:
             file = self._workspace.recipe(key)
             recipe = recipe_file.load(file)
             folder = self._workspace.require(Path(recipe.catalog_folder))
+            if key in self._workspace.found().runs:
+                return Subject(key, "run", file, recipe, folder, (file.parent,))
             return Subject(key, "recipe", file, recipe, folder, self._runs_of(recipe, folder))
         catalog = self._workspace.catalog(key.removeprefix(_CATALOG))
         run = RunFolder(catalog.parent)

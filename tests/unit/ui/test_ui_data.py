@@ -1,7 +1,6 @@
 """The data page, asked as the browser does, over real small footage."""
 
 import io
-import os
 import random
 import shutil
 from pathlib import Path
@@ -324,7 +323,7 @@ def test_a_caption_is_written_beside_the_clip_and_read_by_the_next_scan(page):
     assert answer["clip"]["caption"] == page.clip("wide.png")["caption"] == "zwei Wörter"
     again = dataset.scan_recipe(page.recipe)
     assert (again.changed, again.unchanged) == (0, 7)
-    assert not [name for name in os.listdir(page.data) if name.endswith(".tmp")]
+    assert not list(page.data.glob(".*.tmp"))
 
 
 def test_a_clip_without_a_caption_is_planned_once_it_has_one(page):

@@ -23,8 +23,8 @@ Times are float32, in [0, 1000] for a velocity and in [0, 999] for the steps of 
 """
 
 
-JointNetwork = Callable[[Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]
-"""`network(z_2B, sound_2B, t_2B, frame_mask_2B)` predicts as `Network` does, for picture and sound."""
+JointNetwork = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]
+"""`network(z_2B, sound_2B, t_2B, sound_t_2B, frame_mask_2B)` predicts as `Network` does, for picture and sound."""
 
 
 @dataclass(frozen=True)
@@ -123,19 +123,21 @@ def sample_with_sound(
     num_steps: int,
     guidance_scale: float,
     shift: float = 1.0,
+    sound_shift: float | None = None,
     edit: Edit | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Integrate picture and sound together, at the same timesteps, as `sample_flow` does the picture.
+    """Integrate picture and sound together as `sample_flow` does the picture, each with the steps of its own shift.
 
-    `edit` is about the picture; all of the sound is generated.
+    Without `sound_shift`, timesteps of both are the same. `edit` is about the picture; all of the sound is generated.
     """
-    sound, t = sound_noise_BFN11, times(num_steps, shift).to(noise_BCTHW.device)
+    own_shift = shift if sound_shift is None else sound_shift
+    sound, t = sound_noise_BFN11, times(num_steps, own_shift).to(noise_BCTHW.device)
     steps = iter(range(num_steps))
 
     def picture(z_2B: Tensor, t_2B: Tensor, mask_2B: Tensor | None) -> Tensor:
         nonlocal sound
         i = next(steps)  # the picture's sampler calls once for each step
-        out_2B, of_sound_2B = velocity(z_2B, torch.cat([sound, sound]), t_2B, mask_2B)
+        out_2B, of_sound_2B = velocity(z_2B, torch.cat([sound, sound]), t_2B, t[i].expand_as(t_2B), mask_2B)
         cond, uncond = of_sound_2B.chunk(2)
         v = (uncond + guidance_scale * (cond - uncond)).to(sound.dtype)
         sound = sound + v * ((t[i] - t[i + 1]) / NUM_TIMESTEPS).to(sound.dtype)

@@ -28,6 +28,7 @@ class SoundConfig(Config):
             takes the rest.
         times: `independent` draws a timestep for picture and one for sound, as the release's own trainer does;
             `shared` uses one for both, as when generating.
+        timestep_shift: Shift of the sound's timesteps, in training and in samples; default: that of the picture.
         loss_weight: Weight of the sound's loss beside the picture's, which are added.
         follow_frames: Whether sound is given too at the time of condition frames (`objective.mask_ratios`), so that
             both are continued together; otherwise all of it is generated.
@@ -39,6 +40,7 @@ class SoundConfig(Config):
     sample_rate: int = Field(default=1600, gt=0, multiple_of=_LATENTS_PER_SECOND)
     modes: dict[str, float] = Field(default_factory=dict)
     times: Literal["independent", "shared"] = "independent"
+    timestep_shift: float | None = Field(default=None, gt=0)
     loss_weight: float = Field(default=1.0, gt=0)
     follow_frames: bool = True
     missing: Literal["leave_out", "silent"] = "leave_out"

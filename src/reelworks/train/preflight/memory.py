@@ -58,7 +58,7 @@ class Memory:
     Attributes:
         base: Frozen weights, 0 without a LoRA; with offload only those on the GPU at one time.
         trained: Trained weights: a LoRA, or the network.
-        encoders: Autoencoder, text encoders and image encoder; if latents are stored and there are no previews, what
+        encoders: Autoencoder, text, image and sound encoders; if latents are stored and there are no previews, what
             encoding needs beyond the memory of training.
         activations: Peak of a forward and backward pass of the largest bucket; memory of encoding is released by then.
         reserve: Memory for CUDA itself.
@@ -184,10 +184,12 @@ def _with_encoders(recipe: Recipe, memory: Memory) -> Memory:
 
 
 def _encoder_bytes(recipe: Recipe) -> tuple[int, int]:
-    """Return the bytes of autoencoder and image encoder, and of the text encoders."""
+    """Return the bytes of autoencoder, image and sound encoder, and of the text encoders."""
     autoencoders = _PARAMETERS | {name: each.parameters for name, each in registry.AUTOENCODERS.items()}
     texts = _PARAMETERS | {name: each.parameters for name, each in registry.TEXT_ENCODERS.items()}
     images = (4 if recipe.autoencoder.dtype == "float32" else 2) * autoencoders[recipe.autoencoder.name]
     if (kind := components.conditioning(recipe.model).image_encoder) is not None:
         images += 4 * IMAGE_ENCODERS[kind].parameters
+    if recipe.sound is not None:
+        images += 4 * components.sound_facts(recipe.sound).parameters
     return images, 2 * texts[recipe.text_encoder.name]

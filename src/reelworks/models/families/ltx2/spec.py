@@ -169,7 +169,7 @@ _autoencoder = partial(
     signs=("per_channel_statistics.mean-of-means", "latents_mean"),
 )
 # Stereo of 16 kHz, as spectrograms of 64 bands a hundredth of a second apart; a latent frame covers four.
-_sound = family.PublishedSound(16_000, 2, 640, 128, parameters=0, module=f"{__package__}.sound")
+_sound = family.PublishedSound(16_000, 2, 640, 128, parameters=53_248_146, module=f"{__package__}.sound")
 _GEMMA_4 = family.TextNetwork("text_encoder", "gemma4_unified_text", 262_144)
 _GEMMA = family.TextNetwork("text_encoder", "gemma3_text", 262_208)
 FAMILY = family.Family(

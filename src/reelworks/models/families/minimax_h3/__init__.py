@@ -1,1 +1,1 @@
-"""MiniMax-H3: clips."""
+"""MiniMax-H3: clips, with or without their sound."""

@@ -14,50 +14,66 @@ from torch.nn.utils.rnn import pad_sequence
 from reelworks.models import optional_imports
 from reelworks.models.api import PURE_NOISE, DenoiserInputs
 from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, pack, unpack
-from reelworks.models.families.minimax_h3.spec import MiniMaxH3Config
+from reelworks.models.families.minimax_h3.spec import SOUND_CHANNELS, MiniMaxH3Config
 
 _STEPS = "diffusers.modular_pipelines.minimax_h3"
 _VIDEO, _TEXT, _SOUND = 0, 1, 2  # kinds of tokens, which rows of the modulation are for
+_OF_PICTURE, _OF_SOUND, _CLEAN = 0, 1, 2  # times of a clip
 _LAYER = 50  # of the text encoder, whose states the network reads
 
 
 def predict(module: Any, inputs: DenoiserInputs, config: MiniMaxH3Config) -> Tensor:
     """Return the velocity `[B, C, T, H, W]`, which points towards the data as the network's own does.
 
-    A pass is for one clip: its text and its picture are one sequence, in which nothing is masked.
+    A pass is for one clip: its text, its sound and its picture are one sequence, in which nothing is masked.
     """
-    return torch.cat([_one(module, inputs, config, row) for row in range(len(inputs.latent))])
+    return predict_both(module, inputs, config)[0]
 
 
-def _one(module: Any, inputs: DenoiserInputs, config: MiniMaxH3Config, row: int) -> Tensor:
-    """Return the velocity of one clip. Time 1 is clean there; condition frames have it, and texts the clip's time."""
-    latent_CTHW, device = inputs.latent[row], inputs.latent.device
+def predict_both(module: Any, inputs: DenoiserInputs, config: MiniMaxH3Config) -> tuple[Tensor, Tensor]:
+    """Return the velocities of picture and sound."""
+    made = [_one(module, inputs, config, row) for row in range(len(inputs.latent))]
+    return torch.cat([picture for picture, _ in made]), torch.cat([sound for _, sound in made])
+
+
+def _one(module: Any, inputs: DenoiserInputs, config: MiniMaxH3Config, row: int) -> tuple[Tensor, Tensor]:
+    """Return the velocities of one clip. What is given has time 1, which is clean there; texts have the picture's time."""
+    latent_CTHW, device, K = inputs.latent[row], inputs.latent.device, SOUND_CHANNELS
     _, T, H, W = latent_CTHW.shape
     text = inputs.text[row]
     text = text if text.is_meta else text[inputs.text_mask[row]]
+    sound_FN, N = inputs.sound[row, :, :, 0, 0], inputs.sound.shape[2]
+    # One channel after the other; each has its own features.
+    heard = latent_CTHW.new_zeros(0, config.audio_in_channels)
+    if N:
+        heard = sound_FN.unflatten(0, (K, -1)).transpose(1, 2).flatten(0, 1)
     layout: Any = importlib.import_module(f"{_STEPS}.before_denoise").MiniMaxH3PrepareLayoutStep
-    tags = torch.full((len(text),), _TEXT)
-    positions, tags, video, sound, words, *_ = layout.build_packed_sequence(
-        tags, T, H, W, 0, config.patch_size, 2, _SOUND, _VIDEO
+    tags = torch.full((len(text),), _TEXT, device="cpu")
+    positions, tags, *indices, _, _ = layout.build_packed_sequence(
+        tags, T, H, W, N, config.patch_size, K, _SOUND, _VIDEO
     )
     tokens = pack(latent_CTHW.transpose(0, 1))
-    is_given = (~inputs.frame_mask[row]).long().repeat_interleave(tokens.shape[1])
-    times = torch.stack([1 - inputs.time[row] / PURE_NOISE, torch.ones_like(inputs.time[row])])
-    out, _ = module(
+    time, sound_time = (1 - t[row] / PURE_NOISE for t in (inputs.time, inputs.sound_time))
+    of_sound = torch.where(inputs.sound_mask[row], _OF_SOUND, _CLEAN).repeat(K)
+    of_picture = torch.where(inputs.frame_mask[row], _OF_PICTURE, _CLEAN).repeat_interleave(tokens.shape[1])
+    video, audio, words = (each.to(device) for each in indices)
+    picture, sound = module(
         tokens.flatten(0, 1)[None],
-        audio_hidden_states=latent_CTHW.new_zeros(1, 0, config.audio_in_channels),
+        audio_hidden_states=heard[None],
         encoder_hidden_states=text[None],
-        timestep=times,
-        timestep_indices=torch.cat([is_given.new_zeros(len(text)), is_given]),
+        timestep=torch.stack([time, sound_time, torch.ones_like(time)]),
+        timestep_indices=torch.cat([of_picture.new_full((len(text),), _OF_PICTURE), of_sound, of_picture]),
         token_tags=tags.to(device),
         position_ids=positions.float().to(device),
-        video_indices=video.to(device),
-        audio_indices=sound.to(device),
-        text_indices=words.to(device),
+        video_indices=video,
+        audio_indices=audio,
+        text_indices=words,
         return_dict=False,
     )
-    velocity: Tensor = unpack(out[0].unflatten(0, tokens.shape[:2]), H, W)
-    return velocity.transpose(0, 1)[None]
+    velocity = unpack(picture[0].unflatten(0, tokens.shape[:2]), H, W).transpose(0, 1)[None]
+    if not N:
+        return velocity, inputs.sound[row : row + 1]
+    return velocity, sound[0].unflatten(0, (K, N)).transpose(1, 2).reshape(1, -1, N, 1, 1)
 
 
 @final
@@ -97,6 +113,7 @@ def encode_text(parts: TextParts, captions: Sequence[str], length: int, _picture
 NETWORK = DiffusersNetwork(
     predict,
     encode_text={"minimax-h3": encode_text},
+    predict_both=predict_both,
     load_text_parts=load_text_parts,
     no_pipeline=lambda _module: "the family has a modular pipeline only",
 )

@@ -74,7 +74,7 @@ export class Grid {
     if (!stay) {
       this.focused = 0;
       [this.real, this.former] = [0, 0];
-      if (this.host.getBoundingClientRect().top < 0) this.host.scrollIntoView();
+      if (this.host.getBoundingClientRect().top < 0) this.host.scrollIntoView({ behavior: "instant" });
     }
     this.focused = Math.min(this.focused, Math.max(total - 1, 0));
     this.measure();
@@ -167,8 +167,8 @@ export class Grid {
     this.focused = index;
     const row = Math.floor(index / this.columns) * this.rowHeight, margin = 70;
     const rect = this.host.getBoundingClientRect(), place = rect.top + row + (Math.max(0, -rect.top) - this.real);
-    if (place < margin) scrollBy(0, place - margin);
-    else if (place + this.rowHeight > innerHeight) scrollBy(0, place + this.rowHeight - innerHeight + 8);
+    const by = place < margin ? place - margin : place + this.rowHeight > innerHeight ? place + this.rowHeight - innerHeight + 8 : 0;
+    if (by) scrollBy({ top: by, behavior: "instant" });
     this.draw();
     for (const [at, tile] of this.tiles) tile.tabIndex = at === index ? 0 : -1;
     this.tiles.get(index)?.focus({ preventScroll: true });

@@ -12,10 +12,10 @@ export async function drawDistributions(box, found) {
 function bars(one) {
   const most = Math.max(...one.counts), number = one.counts.length, isExact = Boolean(one.values);
   const name = i => isExact ? short(one.values[i]) : i === number - 1 && one.edges.length === number ? `${short(one.edges[i])} and more` : `${short(one.edges[i])} to ${short(one.edges[i + 1])}`;
-  const total = one.counts.reduce((sum, value) => sum + value, 0), wide = 100 / number;
+  const total = one.counts.reduce((sum, value) => sum + value, 0), wide = 100 / number, bar = Math.min(wide * 0.88, 12);
   const drawing = h("svg.bars-of", { viewBox: "0 0 100 40", preserveAspectRatio: "none", role: "img", "aria-label": `${one.label}: ${plural(total, "clip")}, median ${short(one.median)} ${one.unit}` },
     one.counts.map((value, i) => h("g", {}, h("rect.hit", { x: i * wide, y: 0, width: wide, height: 40 }),
-      h("rect", { x: i * wide + wide * 0.06, width: wide * 0.88, y: 40 - 38 * value / most - (value ? 0.8 : 0), height: 38 * value / most + (value ? 0.8 : 0) }),
+      h("rect", { x: i * wide + (wide - bar) / 2, width: bar, y: 40 - 38 * value / most - (value ? 0.8 : 0), height: 38 * value / most + (value ? 0.8 : 0) }),
       h("title", {}, `${name(i)}${one.unit ? ` ${one.unit}` : ""}: ${plural(value, "clip")}`))));
   const low = isExact ? one.values[0] : one.edges[0], high = isExact ? one.values[number - 1] : one.max;
   return card(h("h3", {}, one.label), h("p.quiet", {}, `median ${short(one.median)}${one.unit ? ` ${one.unit}` : ""}`), drawing,

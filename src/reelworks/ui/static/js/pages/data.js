@@ -181,7 +181,7 @@ function filterBox(facet, counts, chosen, opened, load, redraw) {
       opened.has(facet.name) ? "show fewer" : `${there.length - values.length} more`) : null);
 }
 const shortened = (values, picked) => {
-  const largest = new Set([...values].sort((a, b) => b.count - a.count).slice(0, FEW).map(value => value.id));
+  const largest = new Set([...values].sort((a, b) => b.all - a.all).slice(0, FEW).map(value => value.id));
   return values.filter(value => largest.has(value.id) || picked.includes(value.id));
 };
 

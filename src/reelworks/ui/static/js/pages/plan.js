@@ -183,7 +183,8 @@ class Plan {
   }
 
   tell() {
-    this.saveButton.disabled = !this.isMoved || !canChange();
+    this.saveButton.disabled = !this.isMoved || !canChange() || this.about.is_of_run;
+    this.saveButton.title = this.about.is_of_run ? "what a run was trained with stays as it is: save a new recipe" : "";
     this.resetButton.disabled = JSON.stringify(this.now) === JSON.stringify(this.saved);
   }
 

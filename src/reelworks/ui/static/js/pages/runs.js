@@ -31,7 +31,8 @@ export async function render(main, _, signal) {
 
 const nothing = files => files.length
   ? empty("No run yet", "Train one of the recipes below, or make a new one from a folder.", h("a", { href: "#/new" }, "New run"))
-  : empty("Nothing here yet", "A folder of pictures or clips is all it takes: choose a model, look at the crops, and train.", h("a", { href: "#/new" }, "Make the first run"));
+  : empty("Nothing here yet", "A folder of pictures or clips is all it takes: choose a model, look at the crops, and train.", h("a", { href: "#/new" }, "Make the first run"),
+    h("p", {}, button("Or try it on sample footage", async () => { location.hash = `#/jobs/${(await post("/sample")).id}`; }, { title: "makes some 120 small clips and pictures and a recipe that trains in minutes, without a GPU" })));
 
 function runTable(runs, chosen, choose) {
   return table("Runs", [

@@ -1,0 +1,68 @@
+"""The data page in a real browser: readable by all, by keyboard alone, and texts of captions are texts."""
+
+import prepare_files as made
+import pytest
+from headless import browser, window
+from page_client import served
+from test_page import findings, went_to
+
+from reelworks.recipe import dataset, recipe_file
+from reelworks.ui.workspace import key_of
+
+HOSTILE = "<img src=x onerror=alert(1)><b>bold</b>"
+CLIPS = 60
+RECIPE = """version = 1
+output = "{folder}/run"
+[[dataset]]
+path = "{folder}/data"
+[[bucket]]
+resolution = "48px"
+num_frames = [1, 5]
+batch_size = [3, 2]
+[buckets]
+aspect_ratios = ["4:3", "1:1"]
+[model]
+name = "stdit3-tiny"
+[train]
+max_epochs = 1
+"""
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    root = tmp_path_factory.mktemp("data-page")
+    (root / "data").mkdir()
+    for number in range(CLIPS - 2):
+        made.picture(root / "data" / f"{number:03}.png", (64, 64), grey=4 * number)
+    made.clip(root / "data" / "moves.mp4", 9, caption=HOSTILE)
+    made.clip(root / "data" / "short.mp4", 3)
+    (root / "mine.toml").write_text(RECIPE.format(folder=root))
+    dataset.scan_recipe(recipe_file.load(root / "mine.toml"))
+    return root
+
+
+def test_clips_are_reached_by_keys_and_everything_is_readable_by_all(root):
+    key = key_of(root / "mine.toml")
+    with browser() as opened, served(root) as address, window(opened, 480, dark=True) as shown:
+        went_to(shown, address, "#/data", "td a")
+        assert findings(shown) == []
+        went_to(shown, address, f"#/data/{key}", ".tile img")
+        assert findings(shown) == []
+        assert shown.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+        tiles = shown.locator(".tile")
+        assert tiles.count() < CLIPS / 2
+        shown.focus(".tile[tabindex='0']")
+        for name, place in (("ArrowRight", 2), ("ArrowDown", 4), ("End", CLIPS), ("ArrowLeft", CLIPS - 1)):
+            shown.keyboard.press(name)
+            assert shown.evaluate("document.activeElement.ariaPosInSet") == str(place)
+        shown.keyboard.press("Enter")
+        shown.wait_for_selector("dialog .read-frames .strip-of-frames img", state="attached")
+        assert shown.input_value("dialog textarea") == HOSTILE
+        assert findings(shown) == []
+        assert shown.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+        shown.keyboard.press("Escape")
+        shown.wait_for_selector("dialog", state="detached")
+        assert shown.evaluate("document.activeElement.ariaPosInSet") == str(CLIPS - 1)
+        shown.click("button:text-is('Distributions')")
+        shown.wait_for_selector(".sizes")
+        assert findings(shown) == []
