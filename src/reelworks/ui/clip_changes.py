@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import threading
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,18 +12,18 @@ from reelworks.catalog.rows import CatalogRows, without_range
 from reelworks.core import files
 from reelworks.core.errors import UserError
 from reelworks.data import decode_requests, eligibility
+from reelworks.recipe import toml_text
 from reelworks.recipe.dataset import RecipeData
 from reelworks.ui.clips import Clips
+from reelworks.ui.library import Subject
 from reelworks.ui.workspace import Workspace
 
-_MOST_CAPTION_BYTES = 100_000
-_TABLE = re.compile(r"^\s*\[", re.MULTILINE)
-_KEY = re.compile(r"^[A-Za-z0-9_-]+\s*=.*$")
+_lists = threading.Lock()  # a list is read and written again as one
 
 
 @dataclass(frozen=True)
 class CaptionPlace:
-    """Where the caption of a clip comes from.
+    """The origin of a clip's caption.
 
     Attributes:
         file: The text file beside the media that is written; None if the caption cannot be changed here.
@@ -75,20 +75,15 @@ def write_caption(workspace: Workspace, clips: Clips, row: int, text: str) -> Pa
         )
     file = workspace.require(place.file)  # of a link, the file that it leads to
     data = text.strip().encode("utf-8", errors="replace")
-    if len(data) > _MOST_CAPTION_BYTES:
-        raise UserError(
-            "the caption is too long",
-            code="caption-too-long",
-            field="caption",
-            value=f"{len(data)} bytes",
-            remedy=f"shorten it to {_MOST_CAPTION_BYTES} bytes at most",
-        )
     _write(file, data + b"\n", "caption")
     return file
 
 
-def leave_out(workspace: Workspace, recipe_path: Path, clips: Clips, row: int) -> Path:
+def leave_out(workspace: Workspace, subject: Subject, clips: Clips, row: int) -> None:
     """Add a clip to its recipe's list of clips not to train, which is made and set if the recipe has none.
+
+    Args:
+        subject: The recipe as its file is now, which `clips` may be older than.
 
     Raises:
         UserError: A line of a text file cannot name the clip, or a file cannot be written.
@@ -102,55 +97,34 @@ def leave_out(workspace: Workspace, recipe_path: Path, clips: Clips, row: int) -
             value=label,
             remedy="rename the file without line breaks, and without spaces or # at its ends",
         )
-    named = clips.recipe.exclude_file if clips.recipe else None
-    file = workspace.require(Path(named) if named else _list_beside(recipe_path))
-    text = _text(file)
-    if label not in eligibility.read_exclude_list(str(file) if file.exists() else None).lines:
-        text += "\n" * bool(text and not text.endswith("\n")) + f"{label}\n"
-        _write(file, text.encode(), "exclude_file")
-    if named is None:  # only now, so that no recipe names a list that is not there
-        _write(recipe_path, with_exclude_file(recipe_path, _as_written(workspace, file)).encode(), "RECIPE")
-    return file
+    named = subject.recipe.exclude_file if subject.recipe else None
+    file = workspace.require(Path(named) if named else _list_beside(subject.file))
+    with _lists:
+        text = _text(file)
+        if label not in eligibility.read_exclude_list(str(file) if file.exists() else None).lines:
+            text += "\n" * bool(text and not text.endswith("\n")) + f"{label}\n"
+            _write(file, text.encode(), "exclude_file")
+        if named is None:  # only now, so that no recipe names a list that is not there
+            old = _text(subject.file)
+            new = toml_text.rewrite(old, tomllib.loads(old) | {"exclude_file": _as_written(workspace, file)})
+            _write(subject.file, new.encode(), "RECIPE")
 
 
-def take_back(workspace: Workspace, clips: Clips, row: int) -> None:
+def take_back(workspace: Workspace, subject: Subject, clips: Clips, row: int) -> None:
     """Remove all lines that name a clip, or its whole file, from its recipe's list of clips not to train."""
-    named = clips.recipe.exclude_file if clips.recipe else None
+    named = subject.recipe.exclude_file if subject.recipe else None
     if named is None:
         return
     file = workspace.require(Path(named))
-    kept = [line for line in _text(file).split("\n") if not _names_clip(line, clips.data.rows, row)]
-    _write(file, "\n".join(kept).encode(), "exclude_file")
+    with _lists:
+        kept = [line for line in _text(file).split("\n") if not _names_clip(line, clips.data.rows, row)]
+        _write(file, "\n".join(kept).encode(), "exclude_file")
 
 
 def _names_clip(line: str, rows: CatalogRows, row: int) -> bool:
     label = rows.label(row)
     readings = {line.strip(), line.strip().partition(" #")[0].rstrip()}
     return not readings.isdisjoint({label, without_range(label) if rows.is_range[row] else label})
-
-
-def with_exclude_file(recipe: Path, value: str) -> str:
-    """Return a recipe's text with a line that sets `exclude_file`, and everything else as it is."""
-    old = _text(recipe)
-    wanted = tomllib.loads(old) | {"exclude_file": value}
-    quoted = value.replace("\\", "\\\\").replace('"', '\\"')
-    lines = old.split("\n")
-    head = old[: found.start()].count("\n") if (found := _TABLE.search(old)) else len(lines)
-    keys = [number for number, line in enumerate(lines[:head]) if _KEY.match(line)]
-    for place in (*(number + 1 for number in reversed(keys)), 0):  # a key may have a value of several lines
-        text = "\n".join([*lines[:place], f'exclude_file = "{quoted}"', *lines[place:]])
-        try:
-            if tomllib.loads(text) == wanted:
-                return text
-        except tomllib.TOMLDecodeError:
-            continue
-    raise UserError(
-        "the line could not be added to the recipe",
-        code="recipe-not-editable",
-        field="exclude_file",
-        value=value,
-        remedy=f'add exclude_file = "{value}" to the top of {recipe} by hand',
-    )
 
 
 def _list_beside(recipe: Path) -> Path:

@@ -90,7 +90,7 @@ class Selection(NamedTuple):
 
 @dataclass
 class Clips:
-    """All clips of a recipe or catalog, with what the first epoch makes of each.
+    """The clips of a recipe or catalog, with what the first epoch makes of each.
 
     Attributes:
         data: The recipe's data set, or that of a catalog, which has no buckets.
@@ -215,7 +215,7 @@ class Clips:
 
 @dataclass
 class _OfCatalog:
-    """What does not depend on the recipe's buckets, and is kept when only these change."""
+    """Orders that do not depend on the recipe's buckets, and are kept when only these change."""
 
     by_name: I32
     orders: dict[str, tuple[NDArray[Any], I32]] = field(default_factory=dict)

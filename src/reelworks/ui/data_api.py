@@ -49,7 +49,6 @@ def router(context: Context) -> APIRouter:
 
     @routes.get("/{key}")
     def one(key: str) -> Json:
-        pictures.warm()
         subject = library.subject(key)
         about = _about(context, subject)
         if not subject.has_catalog:
@@ -57,6 +56,7 @@ def router(context: Context) -> APIRouter:
         state = library.state(key)
         if state["state"] != "ready":
             return about | state
+        pictures.warm()
         clips = library.clips(key)
         return about | state | _summary(clips) | {"outside": _outside(context, subject, clips)}
 
@@ -72,7 +72,7 @@ def router(context: Context) -> APIRouter:
     @routes.get("/{key}/distributions")
     def distributed(key: str, request: Request) -> Json:
         clips = library.clips(key)
-        return distributions.of(clips, clips.select(_query(request, clips)).rows)
+        return distributions.distributions(clips, clips.select(_query(request, clips)).rows)
 
     @routes.get("/{key}/clips/{ordinal}")
     def details(key: str, ordinal: int) -> Json:
@@ -107,14 +107,14 @@ def router(context: Context) -> APIRouter:
     def leave_out(key: str, ordinal: int) -> Json:
         subject, clips = _of_recipe(key), library.clips(key)
         row = clips.row_of(ordinal)
-        clip_changes.leave_out(workspace, subject.file, clips, row)
+        clip_changes.leave_out(workspace, subject, clips, row)
         return _changed(key, clips, row, Reason.IN_EXCLUDE_FILE)
 
     @routes.post("/{key}/clips/{ordinal}/take-back")
     def take_back(key: str, ordinal: int) -> Json:
-        _, clips = _of_recipe(key), library.clips(key)
+        subject, clips = _of_recipe(key), library.clips(key)
         row = clips.row_of(ordinal)
-        clip_changes.take_back(workspace, clips, row)
+        clip_changes.take_back(workspace, subject, clips, row)
         return _changed(key, clips, row, Reason.NONE)
 
     @routes.post("/{key}/scan")

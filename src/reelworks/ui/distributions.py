@@ -1,4 +1,4 @@
-"""How the measures of clips are distributed, as bars that the page draws."""
+"""Count clips by their measures, for the bars and the map of sizes that the page draws."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _caption_letters(rows: CatalogRows) -> NDArray[Any]:
     return as_numpy(pc.utf8_length(rows.caption).fill_null(0))
 
 
-def of(clips: Clips, chosen: I32) -> Json:
+def distributions(clips: Clips, chosen: I32) -> Json:
     """Return the bars of each measure, and the map of sizes, of some clips; unreadable files have no measures."""
     rows = clips.data.rows
     readable = np.sort(chosen[rows.height[chosen] > 0])

@@ -32,7 +32,7 @@ _RUNS_PATIENCE = 20  # and in at most one of so many seconds
 
 @dataclass(frozen=True)
 class Subject:
-    """What a key of the data page names.
+    """A recipe, a run's data, or a catalog: something that a key of the data page names.
 
     Attributes:
         kind: "run" for a catalog in a run's folder, which is shown with the run's recipe.
@@ -56,7 +56,7 @@ class Subject:
 
 @dataclass
 class _Entry:
-    """What is known of a key, and what is being done for it."""
+    """The clips of a key, as far as they are read, and what is being done for it."""
 
     clips: Clips | None = None
     stamp: tuple[Any, ...] = ()

@@ -28,7 +28,7 @@ _REPEATED = ("dataset", "bucket")
 
 
 class NewLora(BaseModel):
-    """What a LoRA is made of.
+    """Make the recipe of a LoRA for a folder of footage.
 
     Attributes:
         folder: Key of the folder of footage.

@@ -24,7 +24,7 @@ from reelworks.recipe import dataset, recipe_file
 from reelworks.recipe.dataset import RecipeData
 from reelworks.run.events import EventLog
 from reelworks.run.folder import RunFolder
-from reelworks.ui import app, clip_changes, text_search, thumbnails
+from reelworks.ui import app, text_search, thumbnails
 from reelworks.ui.workspace import key_of
 
 TOKEN = "secret"
@@ -359,7 +359,7 @@ def test_a_clip_that_is_left_out_is_in_no_plan_until_it_is_taken_back(page):
     address = f"/clips/{page.clip('wide.png')['id']}"
     assert page.post(f"{address}/leave-out").json()["reason"][0] == "in_exclude_file"
     assert planned() == before - {"data/wide.png"}
-    assert facets(page.about())["reason"]["counts"][2] == 1
+    assert page.clips()["counts"]["reason"][2] == 1
     added = [line for line in page.file.read_text().splitlines() if line not in RECIPE.format(folder=page.folder)]
     assert added == [f'exclude_file = "{page.folder}/mine.exclude.txt"']
     page.post(f"/clips/{page.clip('tall.png')['id']}/leave-out")
@@ -372,34 +372,14 @@ def test_a_clip_that_is_left_out_is_in_no_plan_until_it_is_taken_back(page):
 def test_comments_of_an_exclude_list_are_kept(page):
     listed = page.folder / "mine.exclude.txt"
     listed.write_text("# not good:\ndata/tall.png # blurred\n\ndata/long.mp4\n")
-    page.file.write_text(clip_changes.with_exclude_file(page.file, str(listed)))
+    page.file.write_text(f'exclude_file = "{listed}"\n{page.file.read_text()}')
     page.post(f"/clips/{page.clip('wide.png')['id']}/leave-out")
     page.post(f"/clips/{page.clip('tall.png')['id']}/take-back")
     assert listed.read_text() == "# not good:\n\ndata/long.mp4\ndata/wide.png\n"
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        'version = 1\n[[dataset]]\npath = "a"\n',
-        '# c\nversion = 1\noutput = "x" # d\n\n[[dataset]]\n',
-        '[[dataset]]\npath = "a"\n',
-        'note = """\n[x]\na = 1\n"""\nversion = 1\n[model]\nname = "m"\n',
-        "list = [\n  1,\n]\n[model]\n",
-        "version = 1\r\n\r\n[model]\r\n",
-        "",
-    ],
-)
-def test_a_line_is_added_to_a_recipe_and_nothing_else_changes(tmp_path, text):
-    file = tmp_path / "r.toml"
-    file.write_bytes(text.encode())
-    new = clip_changes.with_exclude_file(file, 'odd "name" \\ here.txt')
-    lines = new.split("\n")
-    (place,) = [number for number, line in enumerate(lines) if line.startswith("exclude_file")]
-    assert "\n".join(lines[:place] + lines[place + 1 :]) == text
-
-
-def test_nothing_is_changed_without_the_token(page):
+def test_nothing_is_changed_without_the_token(shown):
+    page = shown
     former = {file: file.read_bytes() for file in page.folder.rglob("*") if file.is_file()}
     for path in ("caption", "leave-out", "take-back"):
         address = f"/api/data/{page.key}/clips/{page.clip('wide.png')['id']}/{path}"
@@ -442,7 +422,6 @@ def test_clips_that_no_run_has_trained(page):
     log.write("epoch", step=0, plan=plan.digest(), **told)
     where = plan.places(int(plan.micro_batches(0)[0]))
     log.write("step", step=1, epoch=0, row=0, clips=where.stop - where.start, loss=0.5, grad_norm=1.0)
-    page.about()
     trained = {clip["path"] for clip in page.clips(coverage="trained")["clips"]}
     assert trained == set(data.rows.labels(data.rows_at(plan.ordinal[where])))
     never = {clip["path"] for clip in page.clips(coverage="never")["clips"]}

@@ -36,49 +36,72 @@ const listTable = rows => table("Data", [
 async function renderClips(main, key, signal) {
   const head = h("div"), body = h("div");
   fill(main, head, body);
-  let about = await get(`/data/${key}`, signal), drawn = "", view = null;
+  let about = await get(`/data/${key}`, signal), drawn = "", drawnBody = "", view = null;
   const draw = () => {
     document.title = `${about.name} · Data · Reelworks`;
-    const now = JSON.stringify({ ...about, counts: 0, facets: 0, version: 0 });
-    if (now !== drawn) fill(head, header(about, update));
+    const now = JSON.stringify([about.state, about.job?.id, about.job?.state, about.reading?.doing, about.outside, about.name]);
+    if (now !== drawn) fill(head, header(about, update, line.box));
     drawn = now;
+    line.show(about.job);
     if (about.state === "ready") {
+      drawnBody = "";
       if (!view) view = makeView(body, key, () => about, signal);
       else if (view.version !== about.version) view.renew();
-    } else { view = null; fill(body, ...waiting(about, update)); }
+    } else {
+      view = null;
+      const state = JSON.stringify([now, about.reading, about.problem]);
+      if (state !== drawnBody) fill(body, ...waiting(about, update, line.box));
+      drawnBody = state;
+    }
   };
   const update = async () => {
     about = await get(`/data/${key}`, signal);
     if (!signal.aborted) draw();
   };
+  const line = jobLine(update);
   draw();
   every(1500, signal, update);
 }
 
-function header(about, update) {
+function header(about, update, line) {
   const scans = about.kind === "recipe" && !about.job && about.state !== "none" ? button("Scan again", async () => { await post(`/data/${about.key}/scan`); await update(); }, { title: "brings the catalog up to date; only changed files are opened" }) : null;
   const plan = about.kind === "recipe" ? [h("a", { href: `#/plan/${about.key}` }, "Plan"), h("a", { href: `#/new/${about.key}` }, "Edit")] : null;
   return [
-    h("div.page-head", {}, h("h1", {}, about.name), h("span.quiet", {}, about.path), h("span.gap"), plan, scans),
-    about.job && about.state !== "none" ? jobLine(about.job, update) : null,
-    about.reading && about.state === "ready" ? h("p.quiet", { role: "status" }, `reading it again: ${about.reading.doing} …`) : null,
+    h("div.page-head", {}, h("h1", {}, about.name), h("span.quiet", {}, about.path), about.reading && about.state === "ready" ? h("span.quiet", { role: "status" }, `· ${about.reading.doing} …`) : null, h("span.gap"), plan, scans),
+    about.job && about.state === "ready" ? line : null,
     about.outside?.length ? h("p.notice", {}, `${about.outside.join(", ")} ${about.outside.length > 1 ? "lie" : "lies"} outside of the folders of this page, so its clips are listed but not shown. `,
       about.outside.some(one => one.includes("://")) ? "Clips on other machines are drawn by: reelworks contact-sheet RECIPE" : h("span", {}, "To show them: ", h("code", {}, `reelworks ui . ${about.outside.join(" ")}`))) : null,
   ];
 }
 
-function jobLine(job, update) {
-  const line = h("span.quiet", {}, job.state === "failed" ? job.error : "scanning …");
-  if (job.state !== "failed") get(`/jobs/${job.id}`).then(one => { line.textContent = one.output.trim().split("\n").pop() || "listing the files …"; }).catch(() => {});
-  return h("div.row.scanning", { role: "status" }, badge(job.state === "failed" ? "the scan failed" : "scan", job.state === "failed" ? "bad" : "busy"), line, h("a", { href: `#/jobs/${job.id}` }, "what it prints"),
-    job.state !== "failed" ? button("Stop", async () => { await post(`/jobs/${job.id}/stop`); await update(); }, { kind: "small" }) : null);
+/** A line that tells what a scan is doing, and stops it. */
+function jobLine(update) {
+  let job = null;
+  const text = h("span.quiet"), kind = h("span"), more = h("a", {}, "what it prints");
+  const stop = button("Stop", async () => { await post(`/jobs/${job.id}/stop`); await update(); }, { kind: "small" });
+  return {
+    box: h("div.row.scanning", { role: "status" }, kind, text, more, stop),
+    show: async now => {
+      job = now;
+      if (!job) return;
+      const failed = job.state === "failed";
+      fill(kind, badge(failed ? "the scan failed" : "scan", failed ? "bad" : "busy"));
+      more.href = `#/jobs/${job.id}`;
+      stop.hidden = failed;
+      if (failed) text.textContent = job.error;
+      else {
+        const found = await get(`/jobs/${job.id}`).catch(() => null);
+        if (found && found.state !== "failed") text.textContent = found.output.trim().split("\n").pop() || "listing the files …";
+      }
+    },
+  };
 }
 
-function* waiting(about, update) {
+function* waiting(about, update, line) {
   const scan = button("Scan", async () => { await post(`/data/${about.key}/scan`); await update(); }, { kind: "main" });
   if (about.state === "none" || about.code === "no-catalog") {
     const names = (about.datasets || []).map(one => one.path).join(", ");
-    if (about.job && about.job.state !== "failed") yield h("section.empty", {}, h("h2", {}, "Scanning"), jobLine(about.job, update), h("p.quiet", {}, `Each file of ${names} is opened once; a scan that is stopped goes on later.`));
+    if (about.job && about.job.state !== "failed") yield h("section.empty", {}, h("h2", {}, "Scanning"), line, h("p.quiet", {}, `Each file of ${names} is opened once; a scan that is stopped goes on later.`));
     else yield empty("Not scanned yet", `A scan opens each file of ${names} once, and notes its size, frames and caption.`, about.job ? h("p.error", {}, about.job.error) : null, scan, canChange() ? null : h("p.quiet", {}, "reelworks scan does it on the command line"));
   } else if (about.state === "error") yield empty(about.problem, about.remedy || "", about.value ? h("p.quiet", {}, `${about.field} = ${about.value}`) : null, about.kind === "recipe" ? h("a", { href: `#/new/${about.key}` }, "Edit the recipe") : null);
   else yield h("section.empty", { role: "status" }, h("h2", {}, "Reading the clips"), h("p", {}, about.reading ? about.reading.doing : ""), h("div.reading", {}, progress(about.reading?.share || 0, "share that is read")));
