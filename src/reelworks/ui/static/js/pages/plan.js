@@ -234,7 +234,7 @@ class Plan {
     const facts = [
       ["Steps per epoch", one => one.steps_per_epoch, count, `of ${plural(plan.micro_batches_per_step, "micro-batch")}`],
       ["Clips trained", one => one.planned, count, plan.repeated ? `and ${count(plan.repeated)} repeats` : `of ${count(plan.catalog.clips)}`],
-      ["GPUs wait", one => one.imbalance, percent, "imbalance of their micro-batches", 0.1],
+      ["GPUs wait", one => one.imbalance, percent, "imbalance", 0.1],
       ["Padding", one => one.padding, percent, "copies of weight 0", 0.1],
       ["Not trained", unseen, count, plan.held_out ? `and ${count(plan.held_out)} held out` : "by any bucket"],
       ["Batches not full", one => one.incomplete, count, `of ${count(plan.micro_batches)}`],
