@@ -9,6 +9,7 @@ from typing import Any
 
 import plotly
 from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse
 from fastapi.staticfiles import StaticFiles
 
@@ -44,6 +45,7 @@ def build(folders: list[Path], token: str) -> FastAPI:
     app = FastAPI(title="Reelworks", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     app.state.context = context
     app.add_exception_handler(UserError, _explain)
+    app.add_exception_handler(RequestValidationError, _explain_request)
     for api in (runs_api, checkpoints_api, data_api, jobs_api, plan_api, new_api):
         app.include_router(api.router(context), prefix="/api")
 
@@ -76,3 +78,14 @@ async def _explain(_: Request, error: Exception) -> JSONResponse:
     value = None if error.value is None else str(error.value).encode(errors="replace").decode()
     body = {"problem": error.problem, "code": error.code, "field": error.field, "value": value, "remedy": error.remedy}
     return JSONResponse(body, status)
+
+
+async def _explain_request(_: Request, error: Exception) -> JSONResponse:
+    """Answer a request with a value of the wrong kind or out of range, as `_explain` does."""
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    field = ".".join(str(part) for part in first["loc"][1:])
+    text = str(first.get("input", ""))[:100].encode(errors="replace").decode()
+    body = {"problem": "the value is not allowed", "code": "value-not-allowed", "field": field, "value": text}
+    problem = first["msg"]
+    return JSONResponse(body | {"remedy": problem[:1].lower() + problem[1:]}, 422)

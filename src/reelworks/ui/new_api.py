@@ -28,7 +28,7 @@ _REPEATED = ("dataset", "bucket")
 
 
 class NewLora(BaseModel):
-    """What a LoRA is made of.
+    """Make the recipe of a LoRA for a folder of footage.
 
     Attributes:
         folder: Key of the folder of footage.
@@ -113,7 +113,8 @@ def router(context: Context) -> APIRouter:
     @routes.get("/recipe/{key}")
     def recipe(key: str) -> Json:
         read = recipe_files.read(workspace, key)
-        about: Json = {"key": key, "name": read.path.stem, "path": workspace.shown(read.path), "digest": read.digest}
+        about: Json = {"key": key, "name": read.name, "path": workspace.shown(read.path), "digest": read.digest}
+        about["is_of_run"] = read.is_of_run
         return about | _checked(context, read.text, read.path)
 
     @routes.post("/recipe/{key}/draft")

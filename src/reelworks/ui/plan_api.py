@@ -293,8 +293,9 @@ def _about(context: Context, desk: Desk, key: str) -> Json:
     recipe = text.recipe
     about: Json = {
         "key": key,
-        "name": text.path.stem,
+        "name": text.name,
         "path": context.workspace.shown(text.path),
+        "is_of_run": text.is_of_run,
         "digest": text.digest,
         "model": recipe.model.name,
         "output": recipe.output,

@@ -33,6 +33,16 @@ class RecipeText:
         return digests.digest_bytes(self.text.encode())[:16]
 
     @property
+    def is_of_run(self) -> bool:
+        """Whether it is what a run was trained with, which stays as it is."""
+        return (self.path.parent / "run.json").exists()
+
+    @property
+    def name(self) -> str:
+        """Name of the recipe, or of its run."""
+        return self.path.parent.name if self.is_of_run else self.path.stem
+
+    @property
     def recipe(self) -> Recipe:
         """The recipe that the text describes."""
         return parse(self.values, self.path)
@@ -67,6 +77,14 @@ def parse_text(text: str, path: Path) -> tuple[Json, Recipe]:
 
 def save(read: RecipeText, text: str, digest: str) -> None:
     """Replace a recipe's text, unless its file has another digest than the one that was shown."""
+    if read.is_of_run:
+        raise UserError(
+            "it is what the run was trained with, and stays as it is",
+            code="recipe-of-run",
+            field="RECIPE",
+            value=read.name,
+            remedy="save it as a new recipe",
+        )
     if digest != read.digest:
         raise UserError(
             "the file was changed meanwhile, and saving would undo that",
@@ -79,8 +97,12 @@ def save(read: RecipeText, text: str, digest: str) -> None:
 
 
 def save_as(workspace: Workspace, read: RecipeText, values: Json, name: str, *, overwrite: bool) -> Path:
-    """Write values as a new recipe beside another one, with its comments, a run folder of its own, and its catalog."""
-    path = new_path(workspace, read.path.parent, name, overwrite=overwrite)
+    """Write values as a new recipe beside another one, with its comments, a run folder of its own, and its catalog.
+
+    One of a run is written into the first root.
+    """
+    folder = workspace.roots[0] if read.is_of_run else read.path.parent
+    path = new_path(workspace, folder, name, overwrite=overwrite)
     former = parse(values, read.path)
     output = str(PurePath(former.output).with_name(path.stem))
     changed = values | {"output": output, "catalog": former.catalog_folder}

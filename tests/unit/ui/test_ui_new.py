@@ -196,6 +196,13 @@ def test_a_lora_for_a_folder_is_made_by_new_lora(page: TestClient, folder: Path)
     assert again.json()["code"] == "file-exists"
 
 
+def test_a_value_out_of_range_is_told_with_its_field(page: TestClient) -> None:
+    told = page.post("/api/new/lora", json={"folder": "x", "model": "stdit3-tiny", "name": "x", "vram_gb": 0.5})
+    assert told.status_code == 422
+    assert told.json()["field"] == "vram_gb"
+    assert "greater than or equal to 1" in told.json()["remedy"]
+
+
 @pytest.mark.parametrize("name", ["../x", "a/b", "", "-x"])
 def test_a_recipe_is_written_into_the_folder_alone(page: TestClient, name: str) -> None:
     (mine,) = page.get("/api/new/folders").json()

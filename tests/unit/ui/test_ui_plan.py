@@ -13,6 +13,7 @@ from tests.makers import page_client, prepare_files
 
 from reelworks.analysis import plan_report
 from reelworks.recipe import dataset, recipe_file
+from reelworks.ui.workspace import key_of
 
 RECIPE = """# Cats and dogs.
 version = 1
@@ -223,3 +224,21 @@ def test_a_recipe_without_catalog_and_one_of_another_folder(page: TestClient, sc
     assert "outside" in row["problem"]
     assert page.get(f"/api/plan/{row['key']}").json()["code"] == "outside-of-folders"
     assert page.get("/api/plan/0123456789abcdef").status_code == 404
+
+
+def test_what_a_run_was_trained_with_stays_as_it_is(page: TestClient, scanned: Path) -> None:
+    (scanned / "run/run.json").write_text("{}")
+    (scanned / "run/recipe.toml").write_text(recipe_file.dump(recipe_file.load(scanned / "cats.toml")))
+    try:
+        run = key_of(scanned / "run")
+        about = page.get(f"/api/plan/{run}").json()
+        assert (about["name"], about["is_of_run"], about["scanned"]) == ("run", True, True)
+        wish = {"controls": about["controls"] | {"incomplete_batch": "pad"}, "digest": about["digest"]}
+        before = (scanned / "run/recipe.toml").read_bytes()
+        assert page.post(f"/api/plan/{run}/save", json=wish).json()["code"] == "recipe-of-run"
+        assert page.post(f"/api/plan/{run}/save", json=wish | {"name": "again"}).status_code == 200
+        assert (scanned / "run/recipe.toml").read_bytes() == before
+        assert recipe_file.load(scanned / "again.toml").buckets.incomplete_batch == "pad"
+    finally:
+        (scanned / "run/run.json").unlink()
+        (scanned / "run/recipe.toml").unlink()

@@ -164,7 +164,8 @@ class NewLora {
     for (const input of this.main.querySelectorAll("[aria-invalid]")) input.removeAttribute("aria-invalid");
     this.problems.textContent = error ? `${error.message}${error.remedy ? `: ${error.remedy}` : ""}` : "";
     if (!error) return;
-    const input = this.main.querySelector(`[data-field="${CSS.escape(error.field || "")}"]`);
+    const field = { vram_gb: "--vram", trigger: "--trigger", weights: "--weights" }[error.field] || error.field || "";
+    const input = this.main.querySelector(`[data-field="${CSS.escape(field)}"]`);
     input?.setAttribute("aria-invalid", "true");
     if (input?.closest("details")) input.closest("details").open = true;
   }

@@ -183,7 +183,8 @@ class Plan {
   }
 
   tell() {
-    this.saveButton.disabled = !this.isMoved || !canChange();
+    this.saveButton.disabled = !this.isMoved || !canChange() || this.about.is_of_run;
+    this.saveButton.title = this.about.is_of_run ? "what a run was trained with stays as it is: save a new recipe" : "";
     this.resetButton.disabled = JSON.stringify(this.now) === JSON.stringify(this.saved);
   }
 
@@ -233,7 +234,7 @@ class Plan {
     const facts = [
       ["Steps per epoch", one => one.steps_per_epoch, count, `of ${plural(plan.micro_batches_per_step, "micro-batch")}`],
       ["Clips trained", one => one.planned, count, plan.repeated ? `and ${count(plan.repeated)} repeats` : `of ${count(plan.catalog.clips)}`],
-      ["GPUs wait", one => one.imbalance, percent, "imbalance of their micro-batches", 0.1],
+      ["GPUs wait", one => one.imbalance, percent, "imbalance", 0.1],
       ["Padding", one => one.padding, percent, "copies of weight 0", 0.1],
       ["Not trained", unseen, count, plan.held_out ? `and ${count(plan.held_out)} held out` : "by any bucket"],
       ["Batches not full", one => one.incomplete, count, `of ${count(plan.micro_batches)}`],

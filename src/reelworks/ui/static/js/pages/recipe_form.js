@@ -25,14 +25,15 @@ class RecipeForm {
     this.text.addEventListener("input", () => { this.tell(); check(); });
     this.search.addEventListener("input", () => this.draw());
     fill(this.main, h("div.page-head.plan-head", {}, h("div", {}, h("h1", {}, about.name), h("div.quiet", {}, about.path)), h("span.gap"), this.state,
-      h("a", { href: `#/data/${this.key}` }, "Data"), h("a", { href: `#/plan/${this.key}` }, "Plan"), button("Train", () => this.train()), button("Save as …", () => this.saveAs()), this.saveButton),
+      h("a", { href: `#/data/${this.key}` }, "Data"), h("a", { href: `#/plan/${this.key}` }, "Plan"), about.is_of_run ? null : button("Train", () => this.train()), button("Save as …", () => this.saveAs()), this.saveButton),
       this.problem, h("div.form-both", {}, h("section.card", { "aria-label": "Keys" }, this.search, this.form), h("section.card.form-side", {}, this.text)));
     this.take(about);
   }
 
   tell() {
     const isNew = this.text.value !== this.saved;
-    this.saveButton.disabled = !isNew || !canChange();
+    this.saveButton.disabled = !isNew || !canChange() || this.about.is_of_run;
+    this.saveButton.title = this.about.is_of_run ? "what a run was trained with stays as it is: save a new recipe" : "";
     this.state.textContent = isNew ? "not saved" : "";
   }
 
