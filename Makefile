@@ -5,8 +5,9 @@ PYTHON ?= python3
 WORKERS ?= 2
 VENV := .venv
 STAMP := $(VENV)/.installed
-# Test processes share the cores; more threads in each would only wait for one another.
-PYTEST := OMP_NUM_THREADS=1 $(VENV)/bin/python -m pytest
+# Test processes share the cores; more threads in each would only wait for one another. Compiled modules are kept even
+# where the shell says otherwise: each of the processes that tests start would compile the program again.
+PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(VENV)/bin/python -m pytest
 
 # Strict: no broken link, no page without a place.
 DOCS := $(VENV)/bin/python scripts/build_docs.py

@@ -6,6 +6,7 @@ python scripts/models_page.py > docs/reference/models.md
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -114,6 +115,7 @@ def _rates(presets: list[str]) -> str:
     return ", ".join(f"{rate:g}" + f" ({_listed(p)})" * (len(by_rate) > 1) for rate, p in by_rate.items())
 
 
+@functools.cache
 def parameters(preset: str) -> int:
     """Count a preset's parameters at its published size, on the meta device."""
     return sum(parameter.numel() for parameter in identify.network(preset).parameters())

@@ -175,22 +175,23 @@ def qwen_image(module, x0, noise, i):
 
 
 def qwen_image21(module, x0, noise, i):
-    """Places of the sources, one for four tokens, precede the texts, which end at the longest."""
+    """One caption at a time; places of the sources, one for four tokens, precede the text."""
     x_t, target = _picture(x0, noise, i)
-    B, C, H, W = x_t.shape
-    pack, length = diffusers.QwenImage21Pipeline._pack_latents, int(i.text_mask.sum(1).max())
-    pictures = [*[source[:, :, 0].contiguous() for source in i.sources], x_t]
-    slots = sum(source[0, 0].numel() // 4 for source in i.sources)
-    vision = torch.tensor([True] * slots + [False] * length + [True] * (H * W // 4)).expand(B, -1)
-    out = module(
-        hidden_states=torch.cat([pack(each, B, C, *each.shape[2:]) for each in pictures], dim=1),
-        timestep=i.time / 1000,
-        encoder_hidden_states=torch.cat([torch.zeros(B, slots, i.text.shape[2]), i.text[:, :length]], dim=1),
-        encoder_hidden_states_mask=torch.cat([torch.ones(B, slots, dtype=torch.bool), i.text_mask[:, :length]], dim=1),
-        img_shapes=[[(1, *each.shape[2:]) for each in pictures]] * B,
-        img_mask=vision,
-    ).sample[:, -H * W :]
-    return _mse(diffusers.QwenImage21Pipeline._unpack_latents(out, H * 16, W * 16, 16)[:, :, 0], target)
+    *_, C, H, W = x_t.shape
+    pack, losses = diffusers.QwenImage21Pipeline._pack_latents, []
+    for row, wanted in enumerate(target):
+        pictures = [*[source[row : row + 1, :, 0].contiguous() for source in i.sources], x_t[row : row + 1]]
+        slots = sum(source[0, 0].numel() // 4 for source in i.sources)
+        text = i.text[row, i.text_mask[row]]
+        out = module(
+            hidden_states=torch.cat([pack(each, 1, C, *each.shape[2:]) for each in pictures], dim=1),
+            timestep=i.time[row : row + 1] / 1000,
+            encoder_hidden_states=torch.cat([text.new_zeros(slots, text.shape[1]), text])[None],
+            img_shapes=[[(1, *each.shape[2:]) for each in pictures]],
+            img_mask=torch.tensor([[True] * slots + [False] * len(text) + [True] * (H * W // 4)]),
+        ).sample[:, -H * W :]
+        losses.append(_mse(diffusers.QwenImage21Pipeline._unpack_latents(out, H * 16, W * 16, 16)[0, :, 0], wanted))
+    return torch.stack(losses).mean()
 
 
 def minimax_h3(module, x0, noise, i):

@@ -28,6 +28,10 @@ from reelworks.testing import contract
 
 HERE = Path(__file__).parent
 every_family = pytest.mark.parametrize("name", contract.FAMILIES)
+# What is done to layers is the same in all networks of a class; what each is shown goes through the checks of all.
+every_class = pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n in contract.CLASSES else pytest.mark.slow) for n in contract.FAMILIES]
+)
 # Parameters of the released networks, as their files hold them or as other trainers print them; of Open-Sora, by the
 # sizes that its release was built with. The cards of SD3 count its table of positions too, a buffer here: 2,085 M,
 # 2,470 M and 8,146 M.
@@ -88,17 +92,19 @@ def test_state(name):
     contract.check_state(name)
 
 
-# It takes as long as all others, and the integration tests train it too.
-_OVERFIT = [pytest.param(n, marks=pytest.mark.slow) if n == "stdit3-tiny" else n for n in contract.FAMILIES]
+# The integration tests train STDiT3, and it takes as long as all others; STDiT2 has the same blocks.
+_QUICK = {*contract.CLASSES} - {"stdit2-tiny", "stdit3-tiny"}
 
 
-@pytest.mark.parametrize("name", _OVERFIT)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[] if n in _QUICK else pytest.mark.slow) for n in contract.FAMILIES]
+)
 def test_overfits(name):
     """One clip at a fixed time and noise is learnt to a tenth of the loss."""
     contract.check_overfits(name)
 
 
-@every_family
+@every_class
 @pytest.mark.parametrize("targets", ["default", "blocks"])
 def test_lora(name, targets):
     """A LoRA begins as no change, trains alone, and is reached by gradients in every layer that it adapts."""
@@ -123,13 +129,13 @@ def test_adapters_of_other_types(name, kind):
     contract.check_bases(name, kind)
 
 
-@every_family
+@every_class
 def test_gradient_checkpointing(name):
     """With a LoRA over a frozen base, gradients are the same to the last bit with and without."""
     contract.check_gradient_checkpointing(name)
 
 
-@every_family
+@every_class
 def test_bases(name):
     """A frozen base in bfloat16 changes no bit of answer or gradient; in nf4 it answers nearly alike."""
     contract.check_bases(name)

@@ -14,6 +14,9 @@ from reelworks.checkpoint.store import CheckpointStore
 from reelworks.run import events
 from reelworks.run.folder import RunFolder
 
+# Where only saves matter: little to audit, nothing to validate.
+BARE = {"buckets": {"aspect_ratios": ["1:1"]}, "validation": {"split": 0.0}}
+
 
 def losses(run: RunFolder) -> dict[int, str]:
     return {e["step"]: float(e["loss"]).hex() for e in events.timeline(run.events_file, "step")}
@@ -32,7 +35,7 @@ def test_a_checkpoint_carries_only_what_was_measured_at_its_step(tiny, tmp_path)
 
 
 def test_going_back_to_a_step_sets_the_later_ones_aside(tiny, tmp_path, capsys):
-    recipe = tiny(train={"max_steps": 6}, checkpoints={"keep_last": 3})
+    recipe = tiny(train={"max_steps": 6}, checkpoints={"keep_last": 3}, **BARE)
     assert children.train(recipe) == [0]
     run = RunFolder(tmp_path / "run")
     first = losses(run)
@@ -68,7 +71,7 @@ def _fill_the_disk(recipe: dict) -> None:
 
 
 def test_a_full_disk_costs_one_checkpoint_and_not_the_run(tiny, tmp_path):
-    recipe = tiny(train={"max_steps": 6}, checkpoints={"keep_last": 3})
+    recipe = tiny(train={"max_steps": 6}, checkpoints={"keep_last": 3}, **BARE)
     assert children.in_child(_fill_the_disk, recipe) == 0
     run = RunFolder(tmp_path / "run")
     assert CheckpointStore(run.checkpoints_folder).steps() == [2, 6]
@@ -80,20 +83,28 @@ def test_a_full_disk_costs_one_checkpoint_and_not_the_run(tiny, tmp_path):
 
 def test_an_older_checkpoint_that_is_damaged_is_in_nobody_s_way(tiny, tmp_path):
     """Training goes on from the newest, and leaves the damaged one as it is."""
-    recipe = tiny(train={"max_steps": 4}, checkpoints={"keep_last": 9})
+    recipe = tiny(train={"max_steps": 4}, checkpoints={"keep_last": 9}, **BARE)
     assert children.train(recipe) == [0]
     cursor = tmp_path / "run" / "checkpoints" / "step-000000002" / "cursor.json"
     cursor.write_bytes(bytes(cursor.stat().st_size))
-    assert children.train(tiny(train={"max_steps": 6}, checkpoints={"keep_last": 9})) == [0]
+    assert children.train(tiny(train={"max_steps": 6}, checkpoints={"keep_last": 9}, **BARE)) == [0]
     assert CheckpointStore(tmp_path / "run" / "checkpoints").steps() == [2, 4, 6]
 
 
-@pytest.mark.parametrize("resume", ["3", "never", "soon", "²"])
-def test_a_resume_that_cannot_be_is_refused(tiny, resume):
-    recipe = tiny(train={"max_steps": 2})
+@pytest.fixture(scope="module")
+def trained(tiny_in, tmp_path_factory):
+    """The recipe of a run of two steps, which stays as it is."""
+    recipe = tiny_in(tmp_path_factory.mktemp("trained"), train={"max_steps": 2}, **BARE)
     assert children.train(recipe) == [0]
-    assert children.train(recipe, resume=resume) != [0]
-    assert "remedy" in children.output(recipe)
+    return recipe
+
+
+@pytest.mark.parametrize("resume", ["3", "never", "soon", "²"])
+def test_a_resume_that_cannot_be_is_refused(trained, resume):
+    store = CheckpointStore(Path(trained["output"]) / "checkpoints")
+    assert children.train(trained, resume=resume) != [0]
+    assert "remedy" in children.output(trained)
+    assert store.steps() == [2]
 
 
 def test_the_last_checkpoint_knows_its_loss_and_what_a_kill_left_undone_is_done(tiny, tmp_path):

@@ -174,7 +174,8 @@ def _compare_with_copies(recipe: dict[str, Any]) -> None:
         world.wait()  # rank 0 keeps the address book of the others
 
 
-@pytest.mark.parametrize(("strategy", "world"), [("fsdp", 2), pytest.param("hsdp", 4, marks=pytest.mark.slow)])
+@pytest.mark.slow  # half a minute; the copies above compare the same optimizers, and test_worlds trains in shards
+@pytest.mark.parametrize(("strategy", "world"), [("fsdp", 2), ("hsdp", 4)])
 def test_shards_are_updated_as_whole_weights_are(bare, strategy, world):
     """By every optimizer that works on shards, its own average too; also rows that ranks cannot share evenly."""
     recipe = bare("run", "adamw", 1)

@@ -63,10 +63,13 @@ def write_json(path: Path, value: Any) -> None:
     write_bytes(path, (to_json(value, indent=2) + "\n").encode())
 
 
-def append_json_line(path: Path, value: Any) -> None:
-    """Append one JSON line with a single write, on a new line if a crash left the last one incomplete."""
+def append_json_line(path: Path, value: Any, *, is_whole: bool = False) -> None:
+    """Append one JSON line with a single write, on a new line if a crash left the last one incomplete.
+
+    With `is_whole`, the caller knows that the last line is complete.
+    """
     line = (to_json(value) + "\n").encode()
-    storage.append(path, b"\n" + line if _ends_mid_line(path) else line)
+    storage.append(path, b"\n" + line if not is_whole and _ends_mid_line(path) else line)
 
 
 def _ends_mid_line(path: Path) -> bool:

@@ -298,8 +298,9 @@ class Loader:
 
 def batches_of_row(plan: EpochPlan, row: int) -> list[tuple[int, int]]:
     """Return the bucket of each micro-batch of a row, over all ranks, and the number of its clips that count."""
-    places = [plan.places(micro_batch) for micro_batch in plan.micro_batches(row).tolist()]
-    return [(int(plan.bucket[p.start]), int((plan.repeat_index[p] >= 0).sum())) for p in places]
+    columns = plan.micro_batches(row)
+    buckets = plan.bucket[plan.offsets[columns]]
+    return list(zip(buckets.tolist(), plan.real_clips[columns].tolist(), strict=True))
 
 
 def _clips_of_row(plan: EpochPlan, row: int) -> int:

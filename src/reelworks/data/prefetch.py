@@ -64,6 +64,8 @@ class _Pending:
 
     def decoded_bytes(self) -> int:
         """Return the bytes of the clips that are done; each clip is asked about until it is."""
+        if not self._undone:
+            return self._done_bytes
         undone = []
         for job in self._undone:
             if not job.done():

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor
 
 from reelworks.core.errors import UserError
 from reelworks.distributed import collectives, roll_call
@@ -230,4 +231,9 @@ def set_gradient_sync(module: nn.Module, on: bool) -> None:
 
 def local(tensor: Tensor) -> Tensor:
     """Return this rank's part of a sharded tensor, or the tensor itself."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def local_parts(tensors: Iterable[Tensor]) -> list[Tensor]:
+    """Return what `local` does of each; of hundreds of tensors in every step, calls would be a cost."""
+    return [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from reelworks.core.errors import UserError
-from reelworks.models import gguf_files, identify, optional_imports, registry, weights
+from reelworks.models import gguf_files, identify, optional_imports, registry, undrawn, weights
 from reelworks.models.api import INPUT_ROLES, Autoencoder, Denoiser, FamilyNetwork, TextEncoder
 from reelworks.models.autoencoders import opensora
 from reelworks.models.autoencoders.diffusers_kl import DiffusersAutoencoder
@@ -145,7 +145,7 @@ def _build(
 
     mapped = base is not None and model.weights is not None and family.keeps_file_tensors
     if device.type == "meta":
-        with device:
+        with undrawn.on_meta():
             networks = built()
         if mapped and base == "gguf":  # the file tells the sizes of its codes
             _load(family, networks, config, model, list(parts))

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from reelworks.core.errors import UserError
-from reelworks.models import registry, weights
+from reelworks.models import registry, undrawn, weights
 from reelworks.models.weights import ShapeMismatch, Shapes
 
 _TEXT_ENCODERS = ("SelfAttention.q", "text_model.encoder.", "self_attn.q_proj.", "transformer.resblocks.")
@@ -81,21 +81,28 @@ def is_lora(names: Mapping[str, object]) -> bool:
 
 def closest(shapes: Shapes) -> BestMatch:
     """Find the presets that fit best, with the keys of diffusers, of a release, or behind a prefix."""
+    bare = _bare(shapes)
+    if equal := tuple(name for name in registry.PRESETS if _own(name) == bare):
+        return BestMatch(equal, len(bare), len(bare))
     counts = {}
     for name in registry.PRESETS:
         own = _own(name)
-        fitting = max(sum(own.get(k) == shape for k, shape in s.items()) for s in _spellings(name, shapes))
+        fitting = max(sum(own.get(k) == shape for k, shape in s.items()) for s in _spellings(name, bare))
         counts[name] = fitting, max(len(shapes), len(own))
     best = max(counts.values(), key=lambda count: count[0] / count[1])
     return BestMatch(tuple(name for name, count in counts.items() if count == best), *best)
 
 
-def _spellings(name: str, shapes: Shapes) -> list[Shapes]:
-    """Return weights without prefixes, and renamed from a release to the keys of diffusers."""
-    bare = shapes
+def _bare(shapes: Shapes) -> Shapes:
+    """Return shapes by names without the prefixes of wrappers."""
     for wrapper in _WRAPPERS:
-        bare = {key.removeprefix(wrapper): shape for key, shape in bare.items()}
-    fewer, more = sorted((len(shapes), len(_own(name))))
+        shapes = {key.removeprefix(wrapper): shape for key, shape in shapes.items()}
+    return shapes
+
+
+def _spellings(name: str, bare: Shapes) -> list[Shapes]:
+    """Return weights without prefixes as they are, and renamed from a release to the keys of diffusers."""
+    fewer, more = sorted((len(bare), len(_own(name))))
     if 2 * fewer < more:  # a release has other names, and nearly as many
         return [bare]
     family, config = registry.load_network(registry.family_of(name)), registry.PRESETS[name].config
@@ -109,7 +116,7 @@ def _spellings(name: str, shapes: Shapes) -> list[Shapes]:
 @functools.cache
 def network(name: str) -> nn.Module:
     """Return a preset's network at its published size on the meta device."""
-    with torch.device("meta"):
+    with undrawn.on_meta():
         return registry.load_network(registry.family_of(name)).build(registry.PRESETS[name].config)
 
 

@@ -51,14 +51,18 @@ SCHEMA_VERSION = 1
 
 
 class EventLog:
-    """Write the events of one run."""
+    """Write the events of one run, of which it is the only writer."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._is_whole = False  # whether the last line is known to be complete
 
     def write(self, kind: str, **fields: Any) -> None:
         """Append one event."""
-        files.append_json_line(self.path, {"v": SCHEMA_VERSION, "time": time.time(), "kind": kind, **fields})
+        event = {"v": SCHEMA_VERSION, "time": time.time(), "kind": kind, **fields}
+        is_whole, self._is_whole = self._is_whole, False  # unless the write succeeds
+        files.append_json_line(self.path, event, is_whole=is_whole)
+        self._is_whole = True
 
 
 def read(path: Path, *kinds: str) -> Iterator[dict[str, Any]]:

@@ -61,6 +61,18 @@ IMAGE_DIM = 16  # width of the image tokens of tiny networks
 _IMAGE_TOKENS = 5
 # One tiny network for each family and each kind of its companions, and a pair of experts that share timesteps.
 FAMILIES = tuple(name for name in registry.PRESETS if name.endswith("-tiny"))
+
+
+def _classes() -> tuple[str, ...]:
+    first: dict[tuple[object, bool], str] = {}
+    for name in FAMILIES:
+        has_two = switch_timestep(ModelConfig(name=name)) is not None
+        first.setdefault((type(registry.PRESETS[name].config), has_two), name)
+    return tuple(first.values())
+
+
+# One for each class of network, for what does not depend on companions.
+CLASSES = _classes()
 _CLIPS = (Shape(1, 8, 8), Shape(1, 4, 12), Shape(5, 4, 4))
 
 

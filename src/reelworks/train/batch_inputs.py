@@ -391,11 +391,11 @@ def _sound(
     picture_B, sound_B = torch.from_numpy(chosen.picture), torch.from_numpy(chosen.sound)
     objective, none = objectives.from_config(config), drawn.time.new_zeros(())
     time_B, geometry = drawn.time, encoder.autoencoder.geometry
-    of_picture = _shift_ratio(config, work.shape, geometry.latent(work.shape))
-    ratio = of_picture if track.config.timestep_shift is None else track.config.timestep_shift
+    ratio = _shift_ratio(config, work.shape, geometry.latent(work.shape))
     if chosen.uniform is None:
-        time_B = time_B if ratio == of_picture else timesteps.shift(time_B, ratio / of_picture)
+        time_B = sound_inputs.with_own_shift(time_B, ratio, track.config)
     else:
+        ratio = track.config.timestep_shift or ratio
         time_B = objective.times(torch.from_numpy(chosen.uniform), ratio)[1].to(drawn.time.dtype)
     mask_BN = np.ones((n, latent_BFN11.shape[2]), dtype=np.bool_)
     if track.config.follow_frames:

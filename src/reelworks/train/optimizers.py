@@ -49,6 +49,8 @@ class ShardedOptimizer:
             self._weights |= {name: _Rows(p) for name, p in self._weights.items() if _shares_blocks(p)}
         assert not optimizer_names.OPTIMIZERS[config.optimizer].whole or all(map(is_whole, self.trained.values()))
         self._names = {id(weight): name for name, weight in self._weights.items()}
+        views = [weight for name, weight in self._weights.items() if weight is not self.trained[name]]
+        self._hold_gradients = [*self.trained.values(), *views]
         inner = [weight for name, weight in self._weights.items() if name in matrices]
         others = [weight for name, weight in self._weights.items() if name not in matrices]
         self._parts = _PARTS[config.optimizer](config, inner, others)
@@ -66,8 +68,8 @@ class ShardedOptimizer:
 
     def zero_grad(self) -> None:
         """Release the gradients."""
-        for name, parameter in self.trained.items():
-            parameter.grad = self._weights[name].grad = None
+        for holder in self._hold_gradients:
+            holder.grad = None
 
     def set_rate(self, rate: float) -> float:
         """Set the learning rate of the next step; returns it multiplied by the factor that Prodigy finds."""

@@ -374,11 +374,14 @@ class _StepProgress:
     def step(self, step: int, result: StepResult, buckets: str, step_seconds: float) -> None:
         now = time.monotonic()
         self._recent.append((now, result.clips))
-        seconds, steps = now - self._recent[0][0], len(self._recent) - 1
-        speed = (sum(clips for _, clips in self._recent) - self._recent[0][1]) / max(seconds, 1e-9)
         self._seconds.append(step_seconds)
         if math.isfinite(result.loss):
             self._losses.append(result.loss)
+        is_due = step % self._log_every == 0 and now - self._last_line >= _LINE_EVERY_SECONDS
+        if self._bar is None and not is_due and step != self._total:
+            return
+        seconds, steps = now - self._recent[0][0], len(self._recent) - 1
+        speed = (sum(clips for _, clips in self._recent) - self._recent[0][1]) / max(seconds, 1e-9)
         parts = [
             f"loss {units.loss(_mean(self._losses))}",
             f"{_mean(self._seconds):.2f} s/it",
@@ -391,12 +394,10 @@ class _StepProgress:
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=step, now=text)
             return
-        is_due = step % self._log_every == 0 and now - self._last_line >= _LINE_EVERY_SECONDS
-        if is_due or step == self._total:
-            self._last_line = now
-            total = f"/{self._total}" if self._total else ""
-            eta = f"  ETA {_clock(seconds / steps * max(self._total - step, 0))}" if self._total and steps else ""
-            logger.info(f"step {step}{total}  {text}{eta}")
+        self._last_line = now
+        total = f"/{self._total}" if self._total else ""
+        eta = f"  ETA {_clock(seconds / steps * max(self._total - step, 0))}" if self._total and steps else ""
+        logger.info(f"step {step}{total}  {text}{eta}")
 
 
 def _mean(values: Collection[float]) -> float:

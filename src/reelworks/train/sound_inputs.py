@@ -17,6 +17,7 @@ from torch import Tensor
 from reelworks.core import hash_rng
 from reelworks.core.hash_rng import U64, Purpose
 from reelworks.core.shape import Geometry, Shape
+from reelworks.diffusion import timesteps
 from reelworks.media.sound import SoundSpec
 from reelworks.models.api import DenoiserInputs
 from reelworks.models.sound.config import SoundConfig
@@ -58,6 +59,12 @@ def both(clips: int) -> SoundChoices:
     """Return the choices of clips whose picture and sound are generated at one timestep, as for validation."""
     every = np.ones(clips, dtype=np.bool_)
     return SoundChoices(every, every, None)
+
+
+def with_own_shift(time_B: Tensor, ratio: float, config: SoundConfig) -> Tensor:
+    """Return timesteps that are shifted by the ratio of the picture as the sound's own shift makes them."""
+    own = config.timestep_shift
+    return time_B if own is None else timesteps.shift(time_B, own / ratio)
 
 
 def noise_seeds(words_B: U64) -> U64:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from reelworks.distributed.mesh import local
+from reelworks.distributed.mesh import local, local_parts
 from reelworks.models.api import Denoiser
 from reelworks.models.lora import inject
 from reelworks.train.config import TrainConfig
@@ -71,8 +71,8 @@ class TrainState:
                 local(self.ema[name]).copy_(average)
             return
         rate = min(decay, (1 + step) / (10 + step))
-        averages = [local(average) for average in self.ema.values()]
-        current = [local(self.optimizer.trained[name]) for name in self.ema]
+        averages = local_parts(self.ema.values())
+        current = local_parts(self.optimizer.trained[name] for name in self.ema)
         if averages and averages[0].device != current[0].device:
             current = [value.to(average.device) for value, average in zip(current, averages, strict=True)]
         torch._foreach_lerp_(averages, current, 1 - rate)

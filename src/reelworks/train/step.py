@@ -246,8 +246,8 @@ class TrainStep:
                 world.mark("waiting for clips", step + 1)
 
         totals = sums.over_ranks(world)
-        parameters = [p for p in state.optimizer.trained.values() if p.grad is not None]
-        gradients = [p.grad for p in parameters if p.grad is not None]  # again, for the type checker
+        reached = [(p, grad) for p in state.optimizer.trained.values() if (grad := p.grad) is not None]
+        parameters, gradients = [p for p, _ in reached], [grad for _, grad in reached]
         # Failed clips and conditioning frames were planned, and have no weight.
         _scale(gradients, planned_weight / totals.weight)
         norm = torch.nn.utils.get_total_norm(gradients)
@@ -417,5 +417,5 @@ def _seed(device: torch.device, seed: int) -> None:
 @torch.no_grad()
 def _scale(gradients: list[Tensor], factor: Tensor) -> None:
     """Multiply gradients in place by a scalar on the device, which the host does not read."""
-    if parts := [mesh.local(gradient) for gradient in gradients]:
+    if parts := mesh.local_parts(gradients):
         torch._foreach_mul_(parts, factor.to(parts[0].dtype).to(parts[0].device))

@@ -97,11 +97,11 @@ def router(context: Context) -> APIRouter:
     def lora(wish: NewLora) -> Json:
         root = workspace.roots[0]
         path = recipe_files.new_path(workspace, root, wish.name, overwrite=wish.overwrite)
-        arguments = ["new", "lora", f"--model={wish.model}", f"--data={workspace.folder(wish.folder)}"]
+        arguments = ["new", "lora", f"--model={wish.model}", f"--data={_below(root, workspace.folder(wish.folder))}"]
         arguments += [f"--trigger={wish.trigger}"] * bool(wish.trigger)
         arguments += [f"--weights={wish.weights}"] * bool(wish.weights)
         arguments += [f"--vram={wish.vram_gb:g}"] if wish.vram_gb is not None else []
-        arguments += [f"--{kind}={workspace.folder(key)}" for kind, key in wish.companions.items()]
+        arguments += [f"--{kind}={_below(root, workspace.folder(key))}" for kind, key in wish.companions.items()]
         arguments += ["--force"] * wish.overwrite
         arguments += [f"--output={path.relative_to(root)}", "--json"]
         return to_json(context, context.jobs.add("new", path.stem, arguments, root, subject=key_of(path)))
@@ -138,6 +138,11 @@ def router(context: Context) -> APIRouter:
         return {"key": key_of(path), "path": workspace.shown(path)}
 
     return routes
+
+
+def _below(root: Path, path: Path) -> Path:
+    """Return a path as recipes in the first root name it: relative if it lies inside, so that the root can be moved."""
+    return path.relative_to(root) if path.is_relative_to(root) else path
 
 
 def _model(name: str, preset: Preset) -> Json:

@@ -196,7 +196,7 @@ _TRUTH_OR_NONE = st.recursive(
 _SCORES = st.lists(st.sampled_from([np.nan, -0.0, 0.0, 3.0, 480.0]), min_size=len(_CLIPS), max_size=len(_CLIPS))
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(_TRUTH_OR_NONE, _SCORES)
 def test_what_is_not_there_makes_a_filter_true_of_a_row_only_by_the_rules_of_kleene(
     text: str, scores: list[float]

@@ -200,7 +200,7 @@ def keep(records: list[Record], policy: CheckpointsConfig, moment: PolicyTime) -
     return {d.step for d in plan_retention(records, policy, moment) if d.keep}
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(RUNS, POLICIES, MOMENTS, st.randoms(use_true_random=False))
 def test_the_floor_holds_and_the_order_of_listing_does_not_matter(records, policy, moment, random) -> None:
     decisions = plan_retention(records, policy, moment)
@@ -218,7 +218,7 @@ def test_the_floor_holds_and_the_order_of_listing_does_not_matter(records, polic
     assert plan_retention(shuffled, policy, moment) == decisions
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(RUNS, POLICIES, MOMENTS)
 def test_a_plan_that_was_applied_deletes_nothing_more(records, policy, moment) -> None:
     stays = keep(records, policy, moment)
@@ -228,7 +228,7 @@ def test_a_plan_that_was_applied_deletes_nothing_more(records, policy, moment) -
     assert keep(survivors, policy, later) == stays
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(RUNS, POLICIES, MOMENTS)
 def test_rules_together_keep_what_each_of_them_keeps(records, policy, moment) -> None:
     """Without limits and budgets, what stays is the union of what the single rules keep."""
@@ -240,7 +240,7 @@ def test_rules_together_keep_what_each_of_them_keeps(records, policy, moment) ->
     assert keep(records, policy.model_copy(update=free), moment) == union
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(RUNS, POLICIES, MOMENTS, st.integers(1, 900), st.integers(0, 900))
 def test_a_larger_budget_never_keeps_less(records, policy, moment, disk, more) -> None:
     budget = lambda size: policy.model_copy(update={"max_disk": f"{size}B"})  # noqa: E731
@@ -249,7 +249,7 @@ def test_a_larger_budget_never_keeps_less(records, policy, moment, disk, more) -
     assert keep(records, policy, moment) <= keep(records, policy, roomier)
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(RUNS, POLICIES, MOMENTS)
 def test_a_budget_holds_unless_nothing_but_the_floor_is_left(records, policy, moment) -> None:
     stays = keep(records, policy, moment)
@@ -263,7 +263,7 @@ def test_a_budget_holds_unless_nothing_but_the_floor_is_left(records, policy, mo
             assert free >= policy.min_free_bytes
 
 
-@settings(max_examples=150)
+@settings(max_examples=80)
 @given(RUNS, POLICIES, MOMENTS, st.sampled_from([NAN, INF, -INF]), st.integers(0, 40))
 def test_what_is_not_finite_is_as_if_it_was_never_measured(records, policy, moment, odd, at) -> None:
     measured = [dataclasses.replace(r, metrics={LOSS: odd}) if r.step == at else r for r in records]

@@ -19,11 +19,13 @@ def test_hashes_never_change() -> None:
     assert hash_rng.hash_int("footage", "a/b.mp4") == 17789448791457351676
 
 
-@given(st.lists(words, min_size=1, max_size=4))
-def test_arrays_hash_like_their_elements(values: list[int | str]) -> None:
-    uids = np.arange(5, dtype=np.uint64) * np.uint64(0x123456789ABCDEF)
-    together = hash_rng.hash64(*values, uids)
-    assert together.tolist() == [hash_rng.hash_int(*values, int(uid)) for uid in uids]
+@given(st.lists(words, min_size=1, max_size=4), st.lists(words, max_size=2), st.sampled_from([1, 5, 40]))
+def test_arrays_hash_like_their_elements(before: list[int | str], after: list[int | str], n: int) -> None:
+    uids, copies = np.arange(n, dtype=np.uint64) * np.uint64(0x123456789ABCDEF), np.arange(n) - 2
+    together = hash_rng.hash64(*before, uids, copies, *after)
+    assert together.dtype == np.uint64
+    pairs = zip(uids.tolist(), copies.tolist(), strict=True)
+    assert together.tolist() == [hash_rng.hash_int(*before, uid, copy, *after) for uid, copy in pairs]
 
 
 @given(st.lists(st.text(max_size=8), max_size=4))

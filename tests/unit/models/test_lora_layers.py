@@ -48,7 +48,12 @@ def load(denoiser, path, settings=SETTINGS, name="wan-tiny"):
     files.load_into(denoiser.module, settings, config_of(name))
 
 
-ALL_FORMATS = [(name, False, format) for name in contract.FAMILIES for format in FORMATS]
+# Layers have the same names in all networks of a class.
+ALL_FORMATS = [
+    pytest.param(name, False, format, marks=[] if name in contract.CLASSES else pytest.mark.slow)
+    for name in contract.FAMILIES
+    for format in FORMATS
+]
 
 
 @pytest.mark.parametrize(("name", "dora", "format"), [*ALL_FORMATS, ("wan-tiny", True, "diffusers")])

@@ -26,7 +26,7 @@ def buckets(name, degree, sizes, num_frames):
 
 
 def test_ranks_compute_equally_many_clips_of_a_network_that_takes_one():
-    """Micro-batches of several clips are refused on several ranks, for MiniMax-H3 alone."""
+    """Micro-batches of several clips are refused on several ranks, for networks that say so."""
 
     def require(name, batch_size, world):
         entries = [BucketEntryConfig(resolution="64x64", num_frames=1, batch_size=batch_size)]

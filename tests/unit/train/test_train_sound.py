@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from reelworks.core import hash_rng
 from reelworks.core.shape import Geometry, Shape
+from reelworks.diffusion import timesteps
 from reelworks.diffusion.config import ObjectiveConfig
 from reelworks.media.sound import SoundSpec
 from reelworks.models.sound.config import SoundConfig
@@ -35,6 +36,14 @@ def test_times_are_drawn_apart_or_shared():
     uniform = sound_inputs.draw(SoundConfig(), WORDS).uniform
     of_picture = hash_rng.uniform(hash_rng.extend(WORDS, hash_rng.Purpose.TIMESTEP))
     assert abs(np.corrcoef(uniform, of_picture)[0, 1]) < 0.05
+
+
+def test_a_shared_timestep_is_moved_from_the_shift_of_the_picture_to_that_of_the_sound():
+    """As if it had been drawn with the sound's shift; without one it stays."""
+    t = torch.tensor([10.0, 500.0, 990.0])
+    moved = sound_inputs.with_own_shift(timesteps.shift(t, 12.0), 12.0, SoundConfig(timestep_shift=3.0))
+    torch.testing.assert_close(moved, timesteps.shift(t, 3.0))
+    assert torch.equal(sound_inputs.with_own_shift(t, 12.0, SoundConfig()), t)
 
 
 @pytest.mark.parametrize(

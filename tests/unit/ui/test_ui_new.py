@@ -190,7 +190,8 @@ def test_a_lora_for_a_folder_is_made_by_new_lora(page: TestClient, folder: Path)
     assert now["result"]["pictures"] == 3
     made = page.get(f"/api/new/recipe/{job['subject']}").json()
     assert made["problem"] is None
-    assert recipe_file.load(folder / "my-cats.toml").dataset[0].caption == "--ohwx, {text}"
+    (dataset,) = recipe_file.load(folder / "my-cats.toml").dataset
+    assert (dataset.path, dataset.caption) == ("mine", "--ohwx, {text}")
     again = page.post("/api/new/lora", json=wish)
     assert again.json()["code"] == "file-exists"
 

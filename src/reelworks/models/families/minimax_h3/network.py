@@ -46,7 +46,7 @@ def _one(module: Any, inputs: DenoiserInputs, config: MiniMaxH3Config, row: int)
     # One channel after the other; each has its own features.
     heard = latent_CTHW.new_zeros(0, config.audio_in_channels)
     if N:
-        heard = sound_FN.unflatten(0, (K, -1)).transpose(1, 2).flatten(0, 1)
+        heard = sound_FN.reshape(K, -1, N).transpose(1, 2).flatten(0, 1)
     layout: Any = importlib.import_module(f"{_STEPS}.before_denoise").MiniMaxH3PrepareLayoutStep
     tags = torch.full((len(text),), _TEXT, device="cpu")
     positions, tags, *indices, _, _ = layout.build_packed_sequence(

@@ -33,8 +33,8 @@ class MiniMaxH3Sound:
         warnings.filterwarnings("ignore", message=".*weight_norm. is deprecated", category=FutureWarning)
         sizes = weights.config(source, _FIELD, part=_PART)
         kind: Any = optional_imports.diffusers().AutoencoderKLMiniMaxH3Audio
-        self.module: Any = None if sizes is None else kind.from_config(sizes)
-        config = None if sizes is None else self.module.config
+        module: Any = None if sizes is None else kind.from_config(sizes)
+        config = None if sizes is None else module.config
         wanted = (facts.sample_rate, facts.features)
         if config is None or (config.sampling_rate, facts.channels * config.latent_channels) != wanted:
             raise UserError(
@@ -44,6 +44,7 @@ class MiniMaxH3Sound:
                 value=source,
                 remedy="name the release that the model was trained with",
             )
+        self.module = module
         weights.load_into(self.module, weights.read(source, _FIELD, part=_PART), source, _FIELD)
         self.module.requires_grad_(False).float().eval()
         units = (config.latents_mean or [0.0], config.latents_std or [1.0])
@@ -54,14 +55,16 @@ class MiniMaxH3Sound:
         """Encode samples as the means of the posteriors, `[B, K · F, N]`."""
         mono = samples_BSK.float().transpose(1, 2).flatten(0, 1)[:, None]
         latent = self.module.encode(mono).latent_dist.mode()
-        return ((latent - self._mean) / self._std).unflatten(0, (len(samples_BSK), -1)).flatten(1, 2)
+        normal: Tensor = (latent - self._mean) / self._std
+        return normal.reshape(len(samples_BSK), -1, normal.shape[2])
 
     @torch.no_grad()
     def decode(self, latent_BFN: Tensor) -> tuple[Tensor, int]:
         """Decode latents to samples."""
-        mono = latent_BFN.float().unflatten(1, (self.facts.channels, -1)).flatten(0, 1)
-        samples = self.module.decode(mono * self._std + self._mean).sample[:, 0]
-        return samples.unflatten(0, (len(latent_BFN), -1)).transpose(1, 2), self.facts.sample_rate
+        B, _, N = latent_BFN.shape
+        mono = latent_BFN.float().reshape(B * self.facts.channels, -1, N)
+        samples: Tensor = self.module.decode(mono * self._std + self._mean).sample[:, 0]
+        return samples.reshape(B, self.facts.channels, -1).transpose(1, 2), self.facts.sample_rate
 
     def to(self, device: torch.device) -> SoundEncoder:
         """Move the network and return this object."""

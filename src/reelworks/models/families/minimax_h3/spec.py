@@ -49,6 +49,7 @@ class MiniMaxH3Config(Config):
             "MiniMaxH3Transformer3DModel",
             ("token_refiner.refiner_blocks", "transformer_blocks"),
             without_gradient=() if self.sound else ("audio_proj_",),
+            caption_multiple=1,
             clip_by_clip=True,
         )
 
@@ -116,7 +117,7 @@ FAMILY = family.Family(
         ),
     },
     sound_encoders={
-        "minimax-h3": family.PublishedSound(32_000, SOUND_CHANNELS, 800, 64, 0, module=f"{__package__}.sound")
+        "minimax-h3": family.PublishedSound(32_000, SOUND_CHANNELS, 800, 64, 151_321_489, module=f"{__package__}.sound")
     },
     short_names={"h3": "minimax-h3", "minimax": "minimax-h3"},
 )

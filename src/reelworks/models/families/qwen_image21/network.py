@@ -27,8 +27,17 @@ _PER_PLACE = 4  # latent elements
 def predict(module: Any, inputs: DenoiserInputs, config: QwenImage21Config) -> Tensor:
     """Return the velocity `[B, C, 1, H, W]`; the network's own points towards the noise.
 
-    Pictures of sources precede that of the edit. Texts and sources have time 0.
+    A picture's position is behind its text, so that captions of several lengths take a pass each.
     """
+    lengths = inputs.text_mask.sum(dim=1)
+    if inputs.latent.is_meta or bool((lengths == lengths[0]).all()):
+        return _of_one_length(module, inputs)
+    rows = (slice(row, row + 1) for row in range(len(lengths)))
+    return torch.cat([_of_one_length(module, inputs.each(lambda value, row=row: value[row])) for row in rows])
+
+
+def _of_one_length(module: Any, inputs: DenoiserInputs) -> Tensor:
+    """Return the velocity. Pictures of sources precede that of the edit. Texts and sources have time 0."""
     pictures = [*inputs.sources, inputs.latent]
     tokens = torch.cat([picture.flatten(2).transpose(1, 2) for picture in pictures], dim=1)
     timestep = inputs.time / PURE_NOISE
@@ -37,11 +46,10 @@ def predict(module: Any, inputs: DenoiserInputs, config: QwenImage21Config) -> T
         if inputs.latent.is_meta:
             out = _shape_only(module, inputs, tokens, timestep)
         else:
-            text, mask, places = _text(inputs)
+            text, places = _text(inputs)
             out = module(
                 tokens,
                 encoder_hidden_states=text,
-                encoder_hidden_states_mask=None if bool(mask.all()) else mask,
                 timestep=timestep,
                 img_shapes=[[(1, *picture.shape[3:]) for picture in pictures]] * len(tokens),
                 img_mask=places,
@@ -51,26 +59,25 @@ def predict(module: Any, inputs: DenoiserInputs, config: QwenImage21Config) -> T
     return -out[:, -count:].transpose(1, 2).reshape(inputs.latent.shape)
 
 
-def _text(inputs: DenoiserInputs) -> tuple[Tensor, Tensor, Tensor]:
-    """Return texts with all places of their sources, cut to the longest; their mask; and where places are.
+def _text(inputs: DenoiserInputs) -> tuple[Tensor, Tensor]:
+    """Return texts without padding and with all places of their sources, and where places are.
 
-    The last result goes on with the places of the picture that is generated. Texts of a batch have their sources'
+    The second result goes on with the places of the picture that is generated. Texts of a batch have their sources'
     places at the same positions. Those of a text encoder that keeps none have them in front.
     """
-    longest, sources = int(inputs.text_mask.sum(dim=1).max()), len(inputs.sources)
-    text, mask = inputs.text[:, :longest], inputs.text_mask[:, :longest]
-    is_place = mask[0] & ~text[0].any(dim=1)
+    sources = len(inputs.sources)
+    text = inputs.text[:, : int(inputs.text_mask[0].sum())]
+    is_place = ~text[0].any(dim=1)
     if int(is_place.sum()) < sources:
-        text, mask = pad(text, (0, 0, sources, 0)), pad(mask, (sources, 0), value=True)
-        is_place = mask[0] & ~text[0].any(dim=1)
+        text = pad(text, (0, 0, sources, 0))
+        is_place = ~text[0].any(dim=1)
     is_place = is_place & (is_place.cumsum(dim=0) <= sources)
     repeats = torch.ones_like(is_place, dtype=torch.long)
     counts = [source[0, 0].numel() // _PER_PLACE for source in inputs.sources]
     repeats[is_place] = torch.tensor(counts, dtype=torch.long, device=text.device)
-    text, mask = (each.repeat_interleave(repeats, dim=1) for each in (text, mask))
     own = is_place.new_ones(inputs.latent[0, 0].numel() // _PER_PLACE)
     places = torch.cat([is_place.repeat_interleave(repeats), own])
-    return text, mask, places.expand(len(text), -1)
+    return text.repeat_interleave(repeats, dim=1), places.expand(len(text), -1)
 
 
 def _shape_only(module: Any, inputs: DenoiserInputs, tokens: Tensor, timestep: Tensor) -> Tensor:

@@ -25,7 +25,11 @@ class QwenImage21Config(Config):
     patch_size: ClassVar[tuple[int, int, int]] = (1, 2, 2)
     pictures_only: ClassVar[bool] = True
     network: ClassVar[family.Network] = family.Network(
-        "QwenImage21Transformer2DModel", ("transformer_blocks",), release_layers=_RELEASE_LAYERS
+        "QwenImage21Transformer2DModel",
+        ("transformer_blocks",),
+        release_layers=_RELEASE_LAYERS,
+        caption_multiple=1,
+        clip_by_clip=True,
     )
 
     in_channels: int = 64

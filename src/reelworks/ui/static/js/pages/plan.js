@@ -357,7 +357,7 @@ class Plan {
     const busy = this.plan.buckets.reduce((sum, bucket) => sum + bucket.clips * bucket.tokens_per_clip * (rate[this.resolution(bucket.name)] || 0), 0);
     const same = JSON.stringify(positions) === JSON.stringify(this.now);
     this.memory.append(
-      h("h3.plan-memory", {}, `${bytes(total)} on each GPU`, host ? h("span.quiet", {}, ` and ${bytes(host)} of CPU memory`) : null),
+      h("h3.plan-memory", {}, `${bytes(total)} ${found.device === "cpu" ? "of memory" : "on each GPU"}`, host ? h("span.quiet", {}, ` and ${bytes(host)} of CPU memory`) : null),
       h("div.bar", { role: "img", "aria-label": shown.map(([name, size]) => `${name} ${bytes(size)}`).join(", ") }, shown.map(([, size], i) => h("span", { style: { "--share": size / total, "--tone": `var(--${PARTS[i % PARTS.length]})` } }))),
       h("div.legend", {}, shown.map(([name, size], i) => h("span", { style: { "--tone": `var(--${PARTS[i % PARTS.length]})` } }, `${name} `, h("b", {}, bytes(size))))),
       table("Passes", [["Pass, forward and backward", one => one.bucket], ["Batch size", one => count(one.batch_size), true], ["Activations", one => bytes(one.activations_bytes), true], [`Time on ${found.device}`, one => duration(one.seconds), true]], found.rehearsed),
