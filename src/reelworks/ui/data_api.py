@@ -53,10 +53,10 @@ def router(context: Context) -> APIRouter:
         about = _about(context, subject)
         if not subject.has_catalog:
             return about | {"state": "none", "version": 0, "reading": None}
+        pictures.warm()
         state = library.state(key)
         if state["state"] != "ready":
             return about | state
-        pictures.warm()
         clips = library.clips(key)
         return about | state | _summary(clips) | {"outside": _outside(context, subject, clips)}
 

@@ -94,7 +94,7 @@ class Library:
         """Return what a key names; raises `UserError` if there is no such thing, or the recipe is wrong."""
         if not key.startswith(_CATALOG):
             file = self._workspace.recipe(key)
-            recipe = recipe_file.load(file)
+            recipe = _recipe(file)
             folder = self._workspace.require(Path(recipe.catalog_folder))
             if key in self._workspace.found().runs:
                 return Subject(key, "run", file, recipe, folder, (file.parent,))
@@ -103,7 +103,7 @@ class Library:
         run = RunFolder(catalog.parent)
         if not (run.info_file.is_file() and run.recipe_file.is_file()):
             return Subject(key, "catalog", catalog, None, catalog)
-        recipe = recipe_file.load(run.recipe_file).model_copy(update={"catalog": str(catalog)})
+        recipe = _recipe(run.recipe_file).model_copy(update={"catalog": str(catalog)})
         return Subject(key, "run", run.recipe_file, recipe, catalog, (run.path,))
 
     def _runs_of(self, recipe: Recipe, catalog: Path) -> tuple[Path, ...]:
@@ -282,14 +282,19 @@ class Library:
 
 def _catalog_of(file: Path) -> Path | None:
     """Return the folder of the catalog that a run's recipe names; None if it cannot be read."""
-    with suppress(OSError, UserError):
-        return _catalog_at(file, file.stat().st_mtime_ns)
+    with suppress(UserError):
+        return Path(_recipe(file).catalog_folder)
     return None
 
 
-@lru_cache(maxsize=1024)
-def _catalog_at(file: Path, _: int) -> Path:
-    return Path(recipe_file.load(file).catalog_folder)
+def _recipe(file: Path) -> Recipe:
+    """Read a recipe, unless its file is as it was: a list of many is asked for again and again."""
+    return _recipe_at(file, _status(file))
+
+
+@lru_cache(maxsize=512)
+def _recipe_at(file: Path, _: tuple[int, int] | None) -> Recipe:
+    return recipe_file.load(file)
 
 
 def explained(error: UserError) -> Json:

@@ -78,14 +78,24 @@ def _search(
     if room <= 0:
         return
     first, *others = order
-    at = np.flatnonzero(_is_one_of(part[first : first + room], letters[first]))
+    begins = edges[:-1] - edges[0]
+    likely = _is_one_of(part[first : first + room], letters[first])
+    if not others:
+        _mark_any(likely, begins, found[rows])
+        return
+    second, *others = others
+    likely &= _is_one_of(part[second : second + room], letters[second])
+    at = np.flatnonzero(likely)
     for place in others:
         at = at[_is_one_of(part[at + place], letters[place])]
-    if len(at):
-        begins = edges[:-1] - edges[0]
-        nearest = np.minimum(np.searchsorted(at, begins), len(at) - 1)  # the first place in each row, if it has any
-        inside = at[nearest] + len(letters) <= edges[1:] - edges[0]
-        found[rows] = inside & (at[nearest] >= begins)
+    row = np.searchsorted(begins, at, side="right") - 1
+    found[rows][row[at + len(letters) <= edges[1:][row] - edges[0]]] = True
+
+
+def _mark_any(is_letter: Mask, begins: NDArray[np.int64], found: Mask) -> None:
+    """Mark the rows that have a letter at any place, of which there may be many."""
+    filled = np.flatnonzero(np.diff(begins, append=len(is_letter)))
+    found[filled] = np.logical_or.reduceat(is_letter, begins[filled])
 
 
 def _is_one_of(values: NDArray[np.uint8], letters: tuple[int, ...]) -> Mask:

@@ -411,6 +411,24 @@ def test_a_catalog_alone_is_shown_with_whole_frames(shown):
     assert answer.json()["code"] == "not-a-recipe"
 
 
+def test_companions_are_shown_with_the_crop_of_their_clip(page):
+    (page.folder / "masks").mkdir()
+    gradient(page.folder / "masks" / "wide.png", (96, 160))
+    page.file.write_text(page.file.read_text().replace('/data"', f'/data"\nloss_mask = "{page.folder}/masks"'))
+    page.scan()
+    page.client.app.state.context.library.clips(page.key, fresh=True)
+    assert [one["kind"] for one in page.details("wide.png")["companions"]] == ["loss_mask"]
+    own, beside = (
+        Image.open(io.BytesIO(page.picture("wide.png", "strip", **more).content)).convert("RGB")
+        for more in ({}, {"companion": "loss_mask"})
+    )
+    assert np.abs(np.asarray(own, int) - np.asarray(beside, int)).mean() < 4  # the mask has the same gradient
+    missing = page.details("tall.png")
+    assert missing["reason"][0] == "no_companion"
+    assert "no loss_mask" in missing["companions"][0]["problem"]
+    assert page.picture("tall.png", "strip", companion="loss_mask").status_code == 404
+
+
 def test_clips_that_no_run_has_trained(page):
     run, data = RunFolder(page.folder / "run"), RecipeData.open(page.recipe)
     run.create({"micro_batches_per_step": 1, "same_bucket_run": 1})

@@ -48,7 +48,7 @@ addEventListener("keydown", event => {
 });
 
 function help() {
-  const keys = [["g r", "runs"], ["g d", "data"], ["g p", "plan"], ["g n", "new"], ["/", "search"], ["← →", "the step before or after, in previews"]];
+  const keys = [["g r", "runs"], ["g d", "data"], ["g p", "plan"], ["g n", "new"], ["/", "search"], ["← →", "the step before or after, in previews"], ["← → ↑ ↓", "another clip"], ["Enter", "open the clip"]];
   const dialog = h("dialog", { "aria-label": "Keys" }, h("h2", {}, "Keys"),
     h("dl.pairs", {}, keys.map(([key, what]) => [h("dt", {}, h("kbd", {}, key)), h("dd", {}, what)])),
     h("form.actions", { method: "dialog" }, h("button.main", {}, "Close")));
