@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
@@ -16,6 +17,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 LOCAL_NAMES = frozenset({"127.0.0.1", "localhost", "[::1]"})
 TOKEN_HEADER = "X-Reelworks-Token"
+_HOST = re.compile(r"([a-z0-9.-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?")
 _READING = frozenset({"GET", "HEAD"})
 # The page loads nothing from elsewhere, and no other page may frame it. Plots style their parts in place.
 HEADERS = {
@@ -75,10 +77,9 @@ class Guard:
 
 
 def _name(host: str) -> str:
-    """Return the name in a Host header, without the port."""
-    if host.startswith("["):
-        return host[: host.find("]") + 1]
-    return host.partition(":")[0].lower()
+    """Return the name in a Host header, without the port; nothing if it is not a name and a port."""
+    found = _HOST.fullmatch(host.lower())
+    return found[1] if found else ""
 
 
 def _is_own(origin: str, host: str) -> bool:

@@ -43,7 +43,11 @@ def serve(folders: list[Path], port: int | None, *, opens: bool, say: Callable[[
         token = secrets.token_urlsafe(24)
         address = f"http://{ADDRESS}:{bound.getsockname()[1]}/#token={token}"
         config = uvicorn.Config(
-            app.build(list(workspace.roots), token), log_level="warning", access_log=False, timeout_graceful_shutdown=1
+            app.build(list(workspace.roots), token),
+            log_level="error",
+            access_log=False,
+            ws="none",
+            timeout_graceful_shutdown=1,
         )
         say(f"the page of {', '.join(map(str, workspace.roots))}: {address}")
         say("Ctrl-C stops the page; trainings that it started go on")

@@ -24,7 +24,18 @@ def test_local_names_are_answered(client, host):
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "127.0.0.1.evil.example", "localhost.evil.example:8384", "", "[::2]", "0.0.0.0"]
+    "host",
+    [
+        "evil.example",
+        "127.0.0.1.evil.example",
+        "localhost.evil.example:8384",
+        "",
+        "[::2]",
+        "0.0.0.0",
+        "127.0.0.1:8384, evil.example",
+        "127.0.0.1:8384@evil.example",
+        "localhost:",
+    ],
 )
 def test_a_foreign_name_is_refused_even_if_it_resolves_here(client, host):
     assert client.get("/api/about", headers={"host": host}).status_code == 403
