@@ -34,6 +34,8 @@ def plan_of(*buckets):
     return SimpleNamespace(
         micro_batches=lambda row: np.arange(len(buckets)),
         places=lambda i: slice(3 * i, 3 * i + 3),
+        offsets=3 * np.arange(len(buckets) + 1),
+        real_clips=np.full(len(buckets), 3),
         repeat_index=np.zeros(3 * len(buckets), np.int32),
         bucket=np.repeat(buckets, 3),
     )
