@@ -100,18 +100,18 @@ def _buckets(data: RecipeData, plan: EpochPlan, spec: PlanSpec) -> list[Json]:
 
 def warnings(summary: Json) -> list[str]:
     """Return the warnings of a summary, to print before training."""
-    unmatched = summary["exclude_list_unmatched"]
+    unmatched = summary.get("exclude_list_unmatched", [])
     lines = [f"exclude_file names {line}, which is no clip of the recipe" for line in unmatched[:_LINES_SHOWN]]
     more = len(unmatched) - _LINES_SHOWN
     lines += [f"exclude_file has {more} more lines that name no clip"] if more > 0 else []
-    for overlap in summary["shared_files"]:
+    for overlap in summary.get("shared_files", []):
         outer, inner = overlap["datasets"]
         count = units.plural(overlap["files"], "file")
         lines.append(
             f"the datasets {outer} and {inner} share {count}, which an epoch trains twice; "
             "remove one of the datasets, or give it a name if this is intended"
         )
-    for mirrored in summary["mirrored_sides"]:
+    for mirrored in summary.get("mirrored_sides", []):
         count = units.plural(mirrored["clips"], "caption") + (" names" if mirrored["clips"] == 1 else " name")
         lines.append(
             f"the dataset {mirrored['dataset']} has flip, but {count} left or right, which would be wrong of a "

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from reelworks.analysis import clip_history
+from reelworks.analysis import clip_history, plan_report
 from reelworks.checkpoint.retention import folder_bytes
 from reelworks.report import run_data, run_facts, status
 from reelworks.report.previews import MEDIA
@@ -90,6 +90,7 @@ def overview(context: Context, key: str, run: RunFolder) -> Json:
         "buckets": run_facts.buckets(found.summary),
         "reasons": [reason._asdict() for reason in reasons],
         "history": [moment._asdict() for moment in status.history(found)],
+        "warnings": plan_report.warnings(found.summary) if found.summary else [],
         "spikes": [spike._asdict() for spike in run_facts.spikes(found)],
         "ranks": None if ranks is None else ranks._asdict() | {"stragglers": [r._asdict() for r in ranks.stragglers]},
         "recipe": found.recipe,

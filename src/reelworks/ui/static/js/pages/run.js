@@ -92,6 +92,10 @@ function coverageTable(rows) {
 }
 
 function* lists(run) {
+  if (run.warnings.length) {
+    yield h("h2", {}, "Warnings");
+    yield card(h("ul.plain", {}, run.warnings.map(text => h("li", {}, text))));
+  }
   if (run.spikes.length) {
     yield h("h2", {}, "Spikes");
     yield card(table("Spikes", [["Step", row => count(row.step), true], ["What", row => row.measure], ["Value", row => loss(row.value), true], ["Usual", row => loss(row.usual), true],
