@@ -8,10 +8,13 @@ from typing import Any
 
 import av
 import children
+import numpy as np
 import pytest
 import sound_clips
+from refused import refused
 
 from reelworks.catalog import probe
+from reelworks.cli.main import app
 from reelworks.encoders.store import EncodedStore
 from reelworks.run import events
 from reelworks.run.folder import RunFolder
@@ -77,3 +80,55 @@ def test_losses_from_the_store_are_those_of_live_encoding(recipe: Callable[..., 
     kinds = EncodedStore.open(tmp_path / "encoded").table().column("kind").to_pylist()
     assert sorted(set(kinds)) == ["latent", "sound", "text"]
     assert kinds.count("sound") == 2
+
+
+@pytest.mark.slow  # a training and three times the start of `generate`
+def test_a_picture_is_generated_for_a_given_sound(recipe: Callable[..., Recipe], tmp_path: Path) -> None:
+    """The file's sound is that of the clip, and another sound makes another picture; so do no frames of its own."""
+    run = recipe(train={"max_steps": 1})
+    assert len(losses(run)) == 1
+    heard, quiet = tmp_path / "heard.wav", tmp_path / "quiet.wav"
+    for path, level in ((heard, 20_000), (quiet, 0)):
+        with av.open(str(path), "w") as out:
+            track = out.add_stream("pcm_s16le", 8000, layout="mono")
+            wave = (level * np.sin(np.arange(4000) / 5)).astype(np.int16)[None]
+            frame = av.AudioFrame.from_ndarray(wave, "s16", "mono")
+            frame.sample_rate = 8000
+            out.mux([*track.encode(frame), *track.encode(None)])
+    made = {}
+    for path in (heard, quiet):
+        clip = tmp_path / f"{path.stem}.mp4"
+        arguments = [
+            str(tmp_path / "run"),
+            "--prompt",
+            "clip 0",
+            "--num-inference-steps",
+            "2",
+            "--sound",
+            str(path),
+            "-o",
+            str(clip),
+        ]
+        app(["generate", *arguments], standalone_mode=False)
+        with av.open(str(clip)) as file:
+            loudest = max(np.abs(f.to_ndarray().astype(np.float32)).max() for f in file.decode(audio=0))
+        with av.open(str(clip)) as file:
+            made[path.stem] = loudest, np.stack([f.to_ndarray(format="rgb24") for f in file.decode(video=0)])
+    assert made["heard"][0] > 0.3
+    assert made["quiet"][0] < 0.01
+    assert (made["heard"][1] != made["quiet"][1]).any()
+    assert len(made["heard"][1]) == 12
+    with refused("condition-unreadable", "--sound"):
+        app(
+            [
+                "generate",
+                str(tmp_path / "run"),
+                "--prompt",
+                "x",
+                "--sound",
+                str(tmp_path / "clips"),
+                "-o",
+                str(tmp_path / "x.mp4"),
+            ],
+            standalone_mode=False,
+        )

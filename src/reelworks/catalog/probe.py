@@ -74,6 +74,7 @@ def _uneven(steps: np.ndarray[tuple[int], np.dtype[np.int64]]) -> bool:
 # open other files or the network.
 _CONTAINERS = "mov,matroska,avi,mpeg,mpegts,mpegvideo,flv,asf,ogg,mxf,m4v,h264,hevc"
 _OPTIONS = {"protocol_whitelist": "file,subfile", "format_whitelist": _CONTAINERS}
+_SOUND_OPTIONS = _OPTIONS | {"format_whitelist": f"{_CONTAINERS},wav,mp3,flac,aac"}
 # Largest frame that is decoded, as large as the largest picture that Pillow reads: a hostile file of some bytes
 # may state any size, whose memory a decoder would take.
 _MOST_PIXELS = 178_956_970
@@ -85,6 +86,14 @@ def video(path: MediaPath) -> av.container.InputContainer:
         return av.open(location.ffmpeg_url(path), options=dict(_OPTIONS), metadata_errors="replace")
     except av.error.ArgumentError:  # EINVAL: a known format that is not among the containers
         raise ProbeError("not a video: the content does not match the extension") from None
+
+
+def sound_file(path: MediaPath) -> av.container.InputContainer:
+    """Open a file of sound, or a video, in the same way."""
+    try:
+        return av.open(location.ffmpeg_url(path), options=dict(_SOUND_OPTIONS), metadata_errors="replace")
+    except av.error.ArgumentError:
+        raise ProbeError("neither a file of sound nor a video") from None
 
 
 def stream(container: av.container.InputContainer) -> av.VideoStream:

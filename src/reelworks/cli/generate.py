@@ -108,6 +108,12 @@ def generate(
     mask: Annotated[
         Path | None, Option(help="A picture or clip that is white where --inpaint is generated anew.")
     ] = None,
+    sound: Annotated[
+        Path | None,
+        Option(
+            help="A file of sound, or a video with sound, for which the picture is generated; for models with sound."
+        ),
+    ] = None,
     sampler: Annotated[
         Sampler | None,
         Option(
@@ -173,13 +179,15 @@ def generate(
     given = {name: str(path) for name, path in (("control", control), ("mask", mask)) if path is not None}
     given |= sources.named([str(path) for path in edited or []])
     sampled = defaults.sampled(recipe)
+    rate = fps or defaults.fps(recipe)
+    heard = None if sound is None else conditions.read_sound(sound, recipe, shape.num_frames, rate)
     options = GenerateOptions(
         shape,
-        fps or defaults.fps(recipe),
+        rate,
         num_inference_steps or sampled.num_inference_steps,
         guidance_scale or sampled.guidance_scale,
         seed,
-        Conditions(begin, loop, begin_frames, end, kept),
+        Conditions(begin, loop, begin_frames, end, kept, heard),
         conditions.companions(given, shape, "--", components.source_multiple(recipe.model, recipe.autoencoder)),
         None if sampler is None else sampler.value,
         sampled.guided_channels,
@@ -194,8 +202,8 @@ def generate(
         show.line(line)
     for job in jobs:
         generated = model.generate(job.prompts, replace(options, seed=seed + job.seeds_further))
-        for path, (frames, sound) in zip(job.paths, generated.written(), strict=True):
-            writers.write(path, frames, options.fps, sound)
+        for path, (frames, heard_too) in zip(job.paths, generated.written(), strict=True):
+            writers.write(path, frames, options.fps, heard_too)
             size = Shape(len(frames), shape.height, shape.width)
             show.line(f"{path}: {size}, step {model.step}, by {generated.by}, {options.to_text()}")
 

@@ -24,9 +24,12 @@ from reelworks.core.errors import UserError
 from reelworks.core.shape import Geometry, Shape
 from reelworks.core.sources import SOURCES
 from reelworks.encoders.encoders import LiveEncoder
-from reelworks.media import decode
+from reelworks.media import decode, sound
 from reelworks.media.decode import MediaError, Request
+from reelworks.media.sound import SoundRequest
 from reelworks.models.family import Conditioning
+from reelworks.recipe.dataset import sound_spec
+from reelworks.recipe.recipe import Recipe
 
 Frames = NDArray[np.uint8]
 WHITE = 255
@@ -42,9 +45,11 @@ class Conditions:
     condition_frames: int = 17  # number of those last frames
     last_frame: Frames | None = None  # `[1, H, W, 3]` uint8, which the clip ends with
     inpaint: Frames | None = None  # `[T, H, W, 3]` uint8, of which the black areas of a mask are kept
+    sound: NDArray[np.int16] | None = None  # `[S, channels]`, for which the picture is generated
 
     def check(self, geometry: Geometry, shape: Shape, conditioning: Conditioning) -> None:
         """Refuse condition frames that leave nothing to generate or whose latents do not fit those of the clip."""
+        self._check_joined()
         if conditioning.control_parts:
             self._check_parts(shape)
             return
@@ -77,16 +82,16 @@ class Conditions:
         first = max(shared, 0 if self.reference is None else len(self.reference))
         if first and first + (self.last_frame is not None) >= shape.num_frames:
             raise _nothing_left(shape, "--condition-frames", first)
-        self._check_joined()
 
     def _check_joined(self) -> None:
-        if self.loop > 1 and (self.last_frame is not None or self.inpaint is not None):
+        given = [self.last_frame, self.inpaint, self.sound]
+        if self.loop > 1 and any(each is not None for each in given):
             raise UserError(
-                "each of the joined clips would have the same given frames",
+                "each of the joined clips would have the same given frames or sound",
                 code="condition-invalid",
                 field="--loop",
                 value=self.loop,
-                remedy="leave it out, or leave out --last-frame and --inpaint",
+                remedy="leave it out, or leave out --last-frame, --inpaint and --sound",
             )
 
     def _check_last_frame(self, geometry: Geometry, shape: Shape, conditioning: Conditioning) -> None:
@@ -110,7 +115,6 @@ class Conditions:
         first = 0 if self.reference is None else geometry.latent(replace(shape, num_frames=len(self.reference)))[0]
         if not needed and first + 1 >= geometry.latent(shape)[0]:
             raise _nothing_left(shape, "--last-frame", None)
-        self._check_joined()
 
     def _check_first_frame(self) -> None:
         if self.reference is None:
@@ -186,6 +190,36 @@ def _own_shape(path: Path, shape: Shape, option: str, multiple: tuple[int, int])
         raise _unreadable(str(error), path, option, shape) from error
     ratio = int(sources.ratios(size.width, size.height, shape.width, shape.height))
     return sources.own_shape(shape, ratio, multiple)
+
+
+def read_sound(path: Path, recipe: Recipe, num_frames: int, fps: float) -> NDArray[np.int16]:
+    """Read the sound for a clip of so many frames, as the recipe's model takes it.
+
+    Raises:
+        UserError: The model takes no sound, or the file cannot be read or has none.
+    """
+    spec = sound_spec(recipe)
+    if spec is None:
+        raise UserError(
+            "this model takes no sound",
+            code="conditions-not-taken",
+            field="--sound",
+            value=str(path),
+            remedy="leave it out, or use a model that was trained with sound, such as ltx-2-sound",
+        )
+    spec = replace(spec, frame_rate=fps)
+    clip = Request(path, is_image=False, shape=Shape(num_frames, 1, 1))
+    request = SoundRequest(clip, spec.sample_rate, spec.channels, spec.samples(num_frames))
+    try:
+        return sound.load_track(request)
+    except MediaError as error:
+        raise UserError(
+            f"its sound cannot be read ({error})",
+            code="condition-unreadable",
+            field="--sound",
+            value=str(path),
+            remedy="name a file of sound, or a video with sound, that opens in a player",
+        ) from error
 
 
 def companion(path: Path, shape: Shape, option: str) -> Frames:

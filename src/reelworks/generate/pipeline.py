@@ -194,6 +194,21 @@ def _generate_one(
         heard: dict[str, Any] = {"sound": sound_2B, "sound_time": sound_t_2B.float(), "sound_mask": every}
         return boundary.both(inputs(z_2B, t_2B, mask_2B, **heard))
 
+    def hearing(heard: Tensor) -> flow.Network:
+        """Return the network for a picture of which the sound is given: clean, at timestep 0."""
+
+        def picture(z_2B: Tensor, t_2B: Tensor, mask_2B: Tensor | None) -> Tensor:
+            none = torch.zeros(len(z_2B), heard.shape[2], dtype=torch.bool, device=device)
+            silent = torch.zeros(len(z_2B), device=device)
+            of_both: dict[str, Any] = {
+                "sound": heard.expand(len(z_2B), -1, -1, -1, -1),
+                "sound_time": silent,
+                "sound_mask": none,
+            }
+            return boundary.both(inputs(z_2B, t_2B, mask_2B, **of_both))[0]
+
+        return picture
+
     def draw_noise() -> Tensor:
         size = (1, encoder.autoencoder.latent_channels, *latent_shape)
         return torch.randn(size, generator=generator, device=device)
@@ -217,6 +232,10 @@ def _generate_one(
                 start, edit = begun, Edit(ratio, lambda step: draw_noise())
         if encoder.sound is None:
             latent = _sample(network, start, objective, options, draw_noise, edit)
+        elif (heard_SK := options.conditions.sound) is not None:
+            given_sound = encoder.sound.latents(torch.from_numpy(heard_SK)[None], device)
+            latent = _sample(hearing(given_sound), start, objective, options, draw_noise, edit)
+            sounds.append(Sound(heard_SK, encoder.sound.spec.sample_rate))
         else:
             track = encoder.sound.at_rate(options.fps)
             noise = torch.randn((1, *track.latent_shape(shape.num_frames)), generator=generator, device=device)

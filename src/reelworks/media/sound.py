@@ -94,9 +94,33 @@ def _read(clip: Request, request: SoundRequest) -> Samples:
         raise MediaError("the file has no sound")
     start = _start_seconds(clip)
     seeks = start > _PREROLL_SECONDS
-    read = _segments(clip, request, start, seeks=seeks)
+    with probe.video(clip.path) as container:
+        read = _segments(container, request, start, seeks=seeks)
     if read is None:  # the container found a place after the start
-        read = _segments(clip, request, start, seeks=False)
+        with probe.video(clip.path) as container:
+            read = _segments(container, request, start, seeks=False)
+    return _placed(read, silent)
+
+
+def load_track(request: SoundRequest) -> Samples:
+    """Read the samples `[S, channels]` of a file of sound or a video from its beginning; its frames do not matter.
+
+    Raises:
+        MediaError: The file is missing or damaged, or has no sound.
+    """
+    return decode.with_reasons(request.clip, lambda clip: _read_track(clip, request))
+
+
+def _read_track(clip: Request, request: SoundRequest) -> Samples:
+    with probe.sound_file(clip.path) as container:
+        if not container.streams.audio:
+            raise MediaError("the file has no sound")
+        read = _segments(container, request, 0.0, seeks=False)
+    return _placed(read, np.zeros((request.num_samples, request.channels), dtype=np.int16))
+
+
+def _placed(read: list[tuple[int, Samples]] | None, silent: Samples) -> Samples:
+    """Copy runs of samples to their places in silence."""
     assert read is not None, "reading from the beginning seeks nothing"
     for at, samples in read:
         first, last = max(at, 0), min(at + len(samples), len(silent))
@@ -124,29 +148,28 @@ def _start_seconds(clip: Request) -> float:
         return float(min(spot.ticks) * tick)
 
 
-def _segments(clip: Request, request: SoundRequest, start: float, *, seeks: bool) -> list[tuple[int, Samples]] | None:
+def _segments(container: Any, request: SoundRequest, start: float, *, seeks: bool) -> list[tuple[int, Samples]] | None:
     """Return runs of samples with the number of their first one; None if seeking missed the start."""
     rate, end = request.sample_rate, start + request.num_samples / request.sample_rate
-    with probe.video(clip.path) as container:
-        track = container.streams.audio[0]
-        track.codec_context.thread_count = 1
-        if seeks and track.time_base is not None:
-            container.seek(int((start - _PREROLL_SECONDS) / track.time_base), stream=track, backward=True)
-        found: list[tuple[int, Samples]] = []
-        run: _Run | None = None
-        for seconds, frame in _timed(container.decode(track)):
-            if run is None and seeks and seconds > start:
-                return None
-            if seconds >= end:
-                break
-            if run is None or not run.continues(seconds, frame):
-                if run is not None:
-                    found.append(run.end())
-                run = _Run(request, round((seconds - start) * rate), seconds, frame)
-            run.add(frame)
-        if run is None:
-            return None if seeks else []
-        return [*found, run.end()]
+    track = container.streams.audio[0]
+    track.codec_context.thread_count = 1
+    if seeks and track.time_base is not None:
+        container.seek(int((start - _PREROLL_SECONDS) / track.time_base), stream=track, backward=True)
+    found: list[tuple[int, Samples]] = []
+    run: _Run | None = None
+    for seconds, frame in _timed(container.decode(track)):
+        if run is None and seeks and seconds > start:
+            return None
+        if seconds >= end:
+            break
+        if run is None or not run.continues(seconds, frame):
+            if run is not None:
+                found.append(run.end())
+            run = _Run(request, round((seconds - start) * rate), seconds, frame)
+        run.add(frame)
+    if run is None:
+        return None if seeks else []
+    return [*found, run.end()]
 
 
 def _timed(frames: Iterator[Any]) -> Iterator[tuple[float, Any]]:
