@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import psutil  # type: ignore[import-untyped]
+
+from benchmarks._page import Page, serving
 
 ROUNDS = 7
 
@@ -63,30 +62,30 @@ def write_events(path: Path, steps: int) -> None:
                 )
 
 
-@contextmanager
-def page(folder: Path) -> Iterator[tuple[str, psutil.Process]]:
-    """Start `reelworks ui`, and yield its address and process."""
-    command = [sys.executable, "-m", "reelworks", "ui", str(folder)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-        assert server.stdout is not None
-        address = server.stdout.readline().rpartition(" ")[2].partition("#")[0].rstrip("/\n")
-        try:
-            yield address, psutil.Process(server.pid)
-        finally:
-            server.terminate()
+def median_seconds(page: Page, path: str) -> float:
+    """Return the median time of an answer."""
+    return statistics.median(page.timed(path)[0] for _ in range(ROUNDS))
 
 
-def ask(address: str, path: str) -> Any:
-    with urllib.request.urlopen(f"{address}/api{path}") as answer:
-        return json.load(answer)
+def painted_seconds(port: int, key: str) -> float | None:
+    """Return the median time until the first curve is drawn, in a browser that has the page's scripts; None without one."""
+    found = shutil.which("chromium")
+    if found is None:
+        return None
+    from playwright.sync_api import sync_playwright
 
-
-def median_seconds(address: str, path: str) -> float:
-    times = []
-    for _ in range(ROUNDS):
-        began = time.perf_counter()
-        ask(address, path)
-        times.append(time.perf_counter() - began)
+    base, times = f"http://127.0.0.1:{port}", []
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-gpu"])
+        shown = browser.new_page()
+        for _ in range(ROUNDS):
+            shown.goto(f"{base}/#/runs")
+            shown.wait_for_selector("table")
+            began = time.perf_counter()
+            shown.evaluate(f"location.hash = '#/run/{key}'")
+            shown.wait_for_selector(".plot .main-svg")
+            times.append(time.perf_counter() - began)
+        browser.close()
     return statistics.median(times)
 
 
@@ -100,18 +99,20 @@ def main() -> None:
         (run / "run.json").write_text('{"format": 1}')
         (run / "recipe.toml").write_text("version = 1\n")
         write_events(run / "events.jsonl", steps)
-        with page(Path(folder)) as (address, process):
-            began = time.perf_counter()
-            (row,) = ask(address, "/runs")
-            first = time.perf_counter() - began
+        with serving(Path(folder)) as (port, pid):
+            page, began = Page(port), time.perf_counter()
+            (row,) = page.get("/api/runs")
+            result: dict[str, Any] = {"steps": steps, "bytes": (run / "events.jsonl").stat().st_size}
+            result["first_answer_s"] = time.perf_counter() - began
             while row["reading"] is not None:
                 time.sleep(0.1)
-                (row,) = ask(address, "/runs")
-            result = {"steps": steps, "bytes": (run / "events.jsonl").stat().st_size, "first_answer_s": first}
+                (row,) = page.get("/api/runs")
             result["all_read_s"] = time.perf_counter() - began
             for name in ("", "/figures", "/previews"):
-                result[f"run{name.replace('/', '_')}_s"] = median_seconds(address, f"/runs/{row['key']}{name}")
-            result["memory_bytes"] = process.memory_info().rss
+                result[f"run{name.replace('/', '_')}_s"] = median_seconds(page, f"/api/runs/{row['key']}{name}")
+            result["painted_s"] = painted_seconds(port, row["key"])
+            result["memory_bytes"] = psutil.Process(pid).memory_info().rss
+    result["load_average"] = os.getloadavg()[0]
     print(json.dumps(result))
 
 

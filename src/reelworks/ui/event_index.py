@@ -43,6 +43,7 @@ class EventIndex:
         self._loss = array("d")
         self._before: list[int] = []  # number of steps before each of the other events
         self._file: tuple[int, int] | None = None
+        self._kept: dict[int, tuple[Any, list[Event]]] = {}  # steps by their number, of a state of the file
 
     @property
     def complete(self) -> bool:
@@ -154,6 +155,9 @@ class EventIndex:
         Where steps are left out, a loss is the mean of its step and of those left out before it.
         """
         with self._lock:
+            state = (self._file, self.num_steps, len(self.others))
+            if most in self._kept and self._kept[most][0] == state:
+                return self._kept[most][1]
             at = self.valid_steps()
             if not len(at):
                 return []
@@ -168,6 +172,8 @@ class EventIndex:
             )
             for event, total, count in zip(events, sums.tolist(), counts.tolist(), strict=True):
                 event["loss"] = total / count if count else None
+        if len(events) == len(last):
+            self._kept[most] = state, events
         return events
 
     def seconds_per_step(self, most: int) -> float | None:

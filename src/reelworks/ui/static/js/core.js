@@ -193,7 +193,7 @@ export function progress(share, label) {
 
 // Plots: plotly is loaded when the first one is drawn. Colours come from the style sheet, so both schemes share one definition.
 let plotly = null;
-function loadPlotly() {
+export function loadPlotly() {
   plotly ??= new Promise((resolve, reject) => {
     const script = h("script", { src: "/plotly.js" });
     script.onload = () => resolve(window.Plotly);

@@ -1,6 +1,6 @@
 // One run: how it stands, its curves, previews, checkpoints and recipe.
 
-import { badge, bytes, button, card, count, duration, empty, explain, fill, follow, get, h, loss, moment, percent, plot, post, progress, table, throttled } from "../core.js";
+import { badge, bytes, button, card, count, duration, empty, explain, fill, follow, get, h, loadPlotly, loss, moment, percent, plot, post, progress, table, throttled } from "../core.js";
 import { renderCheckpoints } from "./checkpoints.js";
 
 export const title = "Run";
@@ -11,6 +11,10 @@ export async function render(main, [key, tab = "overview"], signal) {
   const tabs = h("nav.tabs", { "aria-label": "Parts of the run" }, Object.entries(TABS).map(([name, text]) =>
     h("a", { href: `#/run/${key}/${name}`, "aria-current": name === tab ? "page" : null }, text)),
     h("span.gap"), h("a", { href: `#/data/${key}` }, "Its data"), h("a", { href: `#/plan/${key}` }, "Its plan"));
+  // What the first tab needs is asked for at once.
+  const first = TABS[tab] && tab !== "overview" ? null : get(`/runs/${key}/figures`, signal);
+  first?.catch(() => {}); // it is told where it is waited for
+  if (first) loadPlotly().catch(() => {});
   let run = await get(`/runs/${key}`, signal);
   document.title = `${run.name} · Reelworks`;
   fill(main, head, tabs, body);
@@ -19,7 +23,7 @@ export async function render(main, [key, tab = "overview"], signal) {
   const refresh = async () => { run = await get(`/runs/${key}`, signal); drawHead(); };
   drawHead();
   const part = { overview, previews, checkpoints: renderCheckpoints, clips, recipe }[tab] || overview;
-  const renew = await part(body, key, () => run, signal);
+  const renew = await part(body, key, () => run, signal, first);
   const renewAll = throttled(1200, async () => {
     if (signal.aborted) return;
     try { await refresh(); await renew?.(); } catch (error) { if (!signal.aborted) console.warn(error); }
@@ -50,14 +54,15 @@ function header(key, run, last, refresh) {
   ];
 }
 
-async function overview(body, key, run, signal) {
+async function overview(body, key, run, signal, first) {
   const facts = h("div"), charts = h("section.figures", { "aria-label": "Curves" }), tables = h("div"), coverage = h("div");
   fill(body, facts, charts, coverage, tables);
   const boxes = new Map();
   const renew = async () => {
     fill(facts, h("dl.facts", {}, run().headline.map(fact => h("div.card", {}, h("dt", {}, fact.label), h("dd", {}, fact.value), h("dd.note", {}, fact.note)))));
     fill(tables, ...lists(run()));
-    const figures = await get(`/runs/${key}/figures`, signal);
+    const figures = await (first || get(`/runs/${key}/figures`, signal));
+    first = null;
     for (const figure of figures) {
       let box = boxes.get(figure.name);
       if (!box) {
