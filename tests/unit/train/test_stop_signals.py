@@ -12,6 +12,15 @@ import pytest
 from reelworks.train import trainer
 
 
+@pytest.fixture
+def from_a_terminal():
+    """A process that a shell starts in the background ignores Ctrl-C."""
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, former)
+
+
+@pytest.mark.usefixtures("from_a_terminal")
 def test_the_first_ctrl_c_is_received_and_told_and_the_second_interrupts(caplog):
     before = signal.getsignal(signal.SIGINT)
     with caplog.at_level(logging.INFO, "reelworks"), trainer._stop_signals() as received:
