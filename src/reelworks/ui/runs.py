@@ -84,6 +84,7 @@ def overview(context: Context, key: str, run: RunFolder) -> Json:
     reasons = [*run_facts.reasons(found.summary), *filter(None, [run_facts.failures(found)])]
     ranks = run_facts.balance_of_ranks(found)
     return row(context, key, run.path) | {
+        "events_bytes": context.index(run).total_bytes,
         "headline": [fact._asdict() for fact in run_facts.headline(found)],
         "accounting": [part._asdict() for part in run_facts.accounting(found.summary)],
         "balance": run_facts.balance(found.summary),

@@ -4,6 +4,7 @@ import { badge, bytes, button, card, count, duration, empty, explain, fill, foll
 import { renderCheckpoints } from "./checkpoints.js";
 
 export const title = "Run";
+const MANY_BYTES = 5e7;
 const TABS = { overview: "Overview", previews: "Previews", checkpoints: "Checkpoints", clips: "Clips", recipe: "Recipe" };
 
 export async function render(main, [key, tab = "overview"], signal) {
@@ -82,7 +83,11 @@ async function overview(body, key, run, signal, first) {
     const rows = await get(`/runs/${key}/coverage`, signal);
     if (rows.length) fill(coverage, h("h2", {}, "Coverage"), card(coverageTable(rows)));
   };
-  count_().catch(error => explain(error));
+  if (run().events_bytes > MANY_BYTES) { // it reads all events, whose memory and time a page should not take unasked
+    fill(coverage, h("h2", {}, "Coverage"), card(h("button", { type: "button", onclick: event => { event.target.disabled = true; count_().catch(explain); } }, "Count the clips of each epoch"), h("p.quiet", {}, "Reads all events, which takes some seconds.")));
+    return renew;
+  }
+  count_().catch(explain);
   const slowly = throttled(8000, () => count_().catch(() => {}));
   return async () => { await renew(); slowly(); };
 }
