@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 SOURCE = Path(__file__).parents[1] / "src" / "reelworks"
-FRAGMENT = re.compile(r"(All|As|Both|Every|How|Of|The same|Those|What|When|Where|Why)\b")
+FRAGMENT = re.compile(r"(All|As|Both|Every|How|Of|The same|Those|What|When|Where|Which|Why)\b")
 NAMELESS = ("of", "words", "look", "told")
 
 

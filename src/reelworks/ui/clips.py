@@ -71,7 +71,7 @@ class Facet:
 
 
 class Query(NamedTuple):
-    """Which clips are shown, and in which order."""
+    """A choice of clips, and their order."""
 
     chosen: tuple[tuple[str, tuple[str, ...]], ...] = ()  # facets with the values of each
     text: str = ""
