@@ -6,17 +6,17 @@ import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
-from typing import Any, Self, final
+from typing import Any, final
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
-from reelworks.models import hub, optional_imports
 from reelworks.models.api import PURE_NOISE, DenoiserInputs
 from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, embedded, grid
 from reelworks.models.families.flux3.spec import Flux3Config
+from reelworks.models.text.qwen3_vl import TextParts, load_text_parts
 
 _SCALE = 0.5  # of rows and columns
 
@@ -120,29 +120,6 @@ def prepare(module: nn.Module) -> None:
     for name, norm in module.named_modules():
         if name.endswith((".norm_q", ".norm_k")):
             norm.register_forward_pre_hook(lambda norm, args: (args[0].to(norm.weight.dtype),))
-
-
-@final
-class TextParts:
-    """Text encoder and tokenizer of the modular pipeline, which other pipelines hold themselves."""
-
-    def __init__(self, text_encoder: Any, tokenizer: Any) -> None:
-        self.text_encoder, self.tokenizer = text_encoder, tokenizer
-        self.components = {"text_encoder": text_encoder, "tokenizer": tokenizer}
-
-    def to(self, device: torch.device) -> Self:
-        """Move the text encoder."""
-        self.text_encoder.to(device)
-        return self
-
-
-def load_text_parts(source: str, dtype: torch.dtype) -> TextParts:
-    """Load the text encoder and the tokenizer from their folders; captions need no picture processor."""
-    library = optional_imports.transformers()
-    name, options = hub.pretrained(source)
-    kind = library.Qwen3VLForConditionalGeneration
-    encoder = kind.from_pretrained(name, **options, subfolder="text_encoder", dtype=dtype)
-    return TextParts(encoder, library.AutoTokenizer.from_pretrained(name, **options, subfolder="tokenizer"))
 
 
 def encode_text(parts: TextParts, captions: Sequence[str], length: int, _pictures: list[Tensor]) -> EncodedText:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any, Self, final
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from reelworks.models import optional_imports
 from reelworks.models.api import PURE_NOISE, DenoiserInputs
 from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, pack, unpack
 from reelworks.models.families.minimax_h3.spec import SOUND_CHANNELS, MiniMaxH3Config
+from reelworks.models.text.qwen3_vl import TextParts, load_text_parts
 
 _STEPS = "diffusers.modular_pipelines.minimax_h3"
 _VIDEO, _TEXT, _SOUND = 0, 1, 2  # kinds of tokens, which rows of the modulation are for
@@ -74,27 +74,6 @@ def _one(module: Any, inputs: DenoiserInputs, config: MiniMaxH3Config, row: int)
     if not N:
         return velocity, inputs.sound[row : row + 1]
     return velocity, sound[0].unflatten(0, (K, N)).transpose(1, 2).reshape(1, -1, N, 1, 1)
-
-
-@final
-class TextParts:
-    """Text encoder and tokenizer of the modular pipeline, which other pipelines hold themselves."""
-
-    def __init__(self, text_encoder: Any, tokenizer: Any) -> None:
-        self.text_encoder, self.tokenizer = text_encoder, tokenizer
-        self.components = {"text_encoder": text_encoder, "tokenizer": tokenizer}
-
-    def to(self, device: torch.device) -> Self:
-        """Move the text encoder."""
-        self.text_encoder.to(device)
-        return self
-
-
-def load_text_parts(source: str, dtype: torch.dtype) -> TextParts:
-    """Load the text encoder and the tokenizer from their folders; captions need no picture processor."""
-    library = optional_imports.transformers()
-    encoder = library.Qwen3VLForConditionalGeneration.from_pretrained(source, subfolder="text_encoder", dtype=dtype)
-    return TextParts(encoder, library.AutoTokenizer.from_pretrained(source, subfolder="tokenizer"))
 
 
 def encode_text(parts: TextParts, captions: Sequence[str], length: int, _pictures: list[Tensor]) -> EncodedText:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
-from reelworks.models import optional_imports
+from reelworks.models import hub, optional_imports
 from reelworks.models.api import PURE_NOISE, DenoiserInputs
 from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, embedded
 from reelworks.models.families.qwen_image.network import ImagePlaceholderTokens
@@ -130,10 +130,12 @@ class ChatWithPictures:
 
 def load_text_parts(source: str, dtype: torch.dtype) -> Any:
     """Load the pipeline with its text encoder alone; the tokenizer lies in the folder of the processor."""
-    library, parts = optional_imports.transformers(), "processor"
-    encoder = library.Qwen3VLForConditionalGeneration.from_pretrained(source, subfolder="text_encoder", dtype=dtype)
-    tokenizer = library.AutoTokenizer.from_pretrained(source, subfolder=parts)
-    pictures = library.Qwen2VLImageProcessorPil.from_pretrained(source, subfolder=parts)
+    library = optional_imports.transformers()
+    name, options = hub.pretrained(source)
+    kind = library.Qwen3VLForConditionalGeneration
+    encoder = kind.from_pretrained(name, **options, subfolder="text_encoder", dtype=dtype)
+    tokenizer = library.AutoTokenizer.from_pretrained(name, **options, subfolder="processor")
+    pictures = library.Qwen2VLImageProcessorPil.from_pretrained(name, **options, subfolder="processor")
     processor = ChatWithPictures(tokenizer, pictures)
     pipeline = optional_imports.diffusers().QwenImage21Pipeline(None, None, encoder, processor, None)
     pipeline.tokenizer = tokenizer
