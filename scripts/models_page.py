@@ -95,7 +95,7 @@ def page() -> str:
             ", ".join(_shown(parameters(preset)) for preset in presets if preset not in contract.FAMILIES),
             "clips and pictures" if found.clips else "pictures",
             _rates(presets) if found.clips else "",
-            _which(presets, [p for p in presets if wants[p].frames and found.given_frames]),
+            _which(presets, [p for p in presets if _is_told(wants[p], found)]),
             _beside(presets, wants, found.shown),
             "yes" if found.pooled_text else "no",
             _which(presets, [p for p in presets if wants[p].guidance == "embedded" and found.guidance]),
@@ -103,6 +103,11 @@ def page() -> str:
         )
         rows.append(f"| {' | '.join(cells)} |")
     return "\n".join([_PAGE_HEAD, *rows, ""])
+
+
+def _is_told(wants: Conditioning, found: Features) -> bool:
+    """Whether `objective.mask_ratios` has an effect: on the frame mask, or on the control that is told in parts."""
+    return (wants.frames and found.given_frames) or (wants.control_parts and "control" in found.shown)
 
 
 def _rates(presets: list[str]) -> str:

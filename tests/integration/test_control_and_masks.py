@@ -26,7 +26,7 @@ from reelworks.recipe import dataset, recipe_file
 from reelworks.recipe.dataset import RecipeData
 from reelworks.run import events
 from reelworks.run.folder import RunFolder
-from reelworks.train import build
+from reelworks.train import build, replay
 from reelworks.train.batch_inputs import Predicted, training_example, validation_example
 
 SIZE = (32, 48)
@@ -306,6 +306,7 @@ def test_parts_of_clips_are_trained_and_kept(tmp_path):
         recipe_file.parse(
             values | {"model": {"name": "wan-tiny"}, "dataset": [values["dataset"][0] | {"control": None}]}
         )
+    values |= {"objective": {"mask_ratios": {"image_head": 0.3, "inpaint": 0.3}}}
     live = values | {"samples": samples | kept}
     stored = live | {"output": str(tmp_path / "stored"), "encode": {"store": True, "folder": str(tmp_path / "encoded")}}
     losses = []
@@ -314,6 +315,10 @@ def test_parts_of_clips_are_trained_and_kept(tmp_path):
         steps = events.read(RunFolder(Path(recipe["output"])).events_file, "step")
         losses.append([step["loss"] for step in steps])
     assert losses[0] == losses[1]
+    works = [work for step in (1, 2) for work in replay.replay_step(RunFolder(tmp_path / "run"), step).columns]
+    masks = [mask for work in works for mask in work.masks]
+    assert None in masks  # these have the mask of their file
+    assert any(mask is not None for mask in masks)
     command = ["generate", str(tmp_path / "run"), "--prompt", "a", "--num-inference-steps", "2"]
     command += [part for key, value in size.items() for part in (f"--{key.replace('_', '-')}", str(value))]
     begin = str(tmp_path / "begin.png")

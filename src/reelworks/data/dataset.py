@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, Self
@@ -81,6 +81,7 @@ class DataSpec:
         source_multiple: Height and width of which sides of sources are multiples, where sources have sizes of their own;
             None if they have those of their clips.
         sound: How the sound of clips is read; None if it is not.
+        mask_ratios: Shares of strategies by which parts of clips are given to a model that is told them in pixels.
     """
 
     datasets: tuple[DatasetConfig, ...]
@@ -94,6 +95,7 @@ class DataSpec:
     variants: int | None = None
     source_multiple: tuple[int, int] | None = None
     sound: SoundSpec | None = None
+    mask_ratios: Mapping[str, float] = field(default_factory=dict)
 
     def draw_numbers(self, epoch: int, copies: I64) -> tuple[int | I64, I64]:
         """Return the numbers of epoch and copy from which a clip's crop and first frame are drawn.

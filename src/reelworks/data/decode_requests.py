@@ -19,6 +19,8 @@ from reelworks.core.hash_rng import U64, Purpose
 from reelworks.core.shape import Shape
 from reelworks.core.sources import ALIGNED, SOURCES, own_shape
 from reelworks.data.dataset import Dataset
+from reelworks.diffusion import part_masks
+from reelworks.diffusion.part_masks import PartMask
 from reelworks.media import decode
 from reelworks.media.augment import NO_AUGMENTATION, Augmentation
 from reelworks.media.crop_box import CropBox, crop_box
@@ -89,6 +91,17 @@ def companion_requests(
         for kind, c in data.companions.items()
     }
     return {kind: requests for kind, requests in by_kind.items() if kind not in SOURCES or any(requests)}
+
+
+def part_masks_of(
+    data: Dataset, rows: NDArray[np.int64], copies: NDArray[np.int64], bucket: int, *, epoch: int
+) -> tuple[PartMask | None, ...]:
+    """Draw which parts of clips an epoch gives to the model, by index in `data.rows`; none if no strategy has a share."""
+    ratios = data.spec.mask_ratios
+    if not any(ratio for name, ratio in ratios.items() if name != "identity"):
+        return ()
+    words = hash_rng.extend(_words(data, rows, copies, epoch), Purpose.MASK)
+    return part_masks.draw(ratios, data.table.buckets[bucket].shape, words)
 
 
 def sound_requests(data: Dataset, own: Sequence[Request]) -> tuple[SoundRequest, ...]:

@@ -100,7 +100,8 @@ class StepSource:
     ) -> MicroBatchRequest:
         """Return the complete request of one micro-batch, whose clips have one bucket.
 
-        Without `augments`, clips are neither flipped, rotated nor recoloured, and have their first caption.
+        Without `augments`, clips are neither flipped, rotated nor recoloured, have their first caption, and no part of
+        them is given.
         """
         rows, bucket = np.searchsorted(self.data.rows.ordinal, clips.ordinal), int(clips.bucket[0])
         repeat_index = np.zeros(len(clips), dtype=np.int32) if repeat_index is None else repeat_index
@@ -124,6 +125,7 @@ class StepSource:
             companions=decode_requests.companion_requests(self.data, rows, read),
             sounds=decode_requests.sound_requests(self.data, read),
             target_is_base=tuple(self.data.rows.dataset[r].as_py() in base for r in rows.tolist()),
+            masks=decode_requests.part_masks_of(self.data, rows, drawn, bucket, epoch=epoch) if augments else (),
             crops=decode_requests.crop_boxes(self.data, rows, read),
             clips_in_step=len(clips) if clips_in_step is None else clips_in_step,
         )

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from reelworks.core.shape import Shape
+from reelworks.diffusion.part_masks import PartMask
 from reelworks.media.crop_box import CropBox
 from reelworks.media.decode import Request
 from reelworks.media.sound import SoundRequest
@@ -32,6 +33,8 @@ class MicroBatchRequest:
         companions: Decode requests of companions by kind, None for a clip whose dataset has none of the kind.
         sounds: Requests for the sound of each clip, None where it is not needed; empty if no sound is read.
         target_is_base: True for a clip whose target is the base model's prediction.
+        masks: Parts of each clip that are given to a model that is told them, None where a strategy draws none; empty if
+            none are drawn.
         crops: Size of each clip's file and place of its crop; empty if they are not known.
         clips_in_step: Clips that count in the loss of the optimizer step, over all ranks.
     """
@@ -52,6 +55,7 @@ class MicroBatchRequest:
     companions: Mapping[str, tuple[Request | None, ...]] = field(default_factory=dict)
     sounds: tuple[SoundRequest | None, ...] = ()
     target_is_base: tuple[bool, ...] = ()
+    masks: tuple[PartMask | None, ...] = ()
     crops: tuple[CropBox, ...] = ()
     clips_in_step: int = 1
 

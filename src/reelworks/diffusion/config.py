@@ -58,7 +58,8 @@ class ObjectiveConfig(Config):
             change. The ranges of Wan 2.2's experts follow from `model.experts`.
         opensora_frame_quantization: Measure a clip's length as Open-Sora 1.2 did, `(num_frames // 17) · 5`. It is
             0 for 2 to 16 frames, which then train at timestep 0 only.
-        mask_ratios: Share of clips by conditioning strategy; `identity` (no condition) takes the rest.
+        mask_ratios: Share of clips by conditioning strategy; `identity` (no condition) takes the rest. Besides strategies
+            of frames, models that take a `mask` (VACE) know those of areas, `inpaint` and `outpaint`.
         prediction: Meaning of the network's output: the velocity, or the clean sample, from which the velocity is
             computed. A narrow network over large patches cannot reproduce the noise in a velocity, but can predict
             the sample.
@@ -133,13 +134,13 @@ class ObjectiveConfig(Config):
     def _ratios_are_shares(cls, ratios: dict[str, float]) -> dict[str, float]:
         for name, ratio in ratios.items():
             key = f"objective.mask_ratios.{name}"
-            if name not in frame_masks.STRATEGIES:
+            if name not in (known := (*frame_masks.STRATEGIES, *frame_masks.AREAS)):
                 raise UserError(
                     "there is no such mask strategy",
                     code="unknown-mask-strategy",
                     field=key,
                     value=ratio,
-                    remedy=nearest(name, frame_masks.STRATEGIES),
+                    remedy=nearest(name, known),
                 )
             if not 0 <= ratio <= 1:
                 raise UserError(

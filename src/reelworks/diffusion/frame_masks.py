@@ -10,7 +10,7 @@ are derived. Legend: B clips, N latent frames.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,8 @@ Mask = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 Strategy = Callable[[int, hash_rng.U64], Mask]
 
+# Strategies of models that are told which areas are given (`part_masks`), besides those of frames.
+AREAS = ("inpaint", "outpaint")
 TOLERANCE = 1e-6  # allowed error of the sum of ratios, since decimals such as 0.1 + 0.2 do not sum exactly
 
 
@@ -103,14 +105,20 @@ def draw_frame_mask(ratios: Mapping[str, float], n: int, word_B: hash_rng.U64) -
 
     The ratios are shares by strategy name, validated by `ObjectiveConfig.mask_ratios`; their order has no effect.
     """
-    choice_B = hash_rng.uniform(hash_rng.hash64(word_B, "strategy"))
     mask = _identity(n, word_B)
+    for name, chosen_B in drawn_strategies(ratios, word_B):
+        mask[chosen_B] = frame_mask(name, n, word_B[chosen_B])
+    return mask
+
+
+def drawn_strategies(ratios: Mapping[str, float], word_B: hash_rng.U64) -> Iterator[tuple[str, Mask]]:
+    """Yield each strategy that is drawn for a clip except `identity`, and for which clips, `[B]`."""
+    choice_B = hash_rng.uniform(hash_rng.hash64(word_B, "strategy"))
     lower = 0.0
-    for name in STRATEGIES:
+    for name in (*STRATEGIES, *AREAS):
         if name == "identity" or not (ratio := ratios.get(name, 0.0)):
             continue
         chosen_B = (choice_B >= lower) & (choice_B < lower + ratio)
         lower += ratio
         if chosen_B.any():
-            mask[chosen_B] = frame_mask(name, n, word_B[chosen_B])
-    return mask
+            yield name, chosen_B

@@ -5,13 +5,14 @@ Legend: B clips, C channels, T frames, H height, W width.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn.functional import avg_pool3d, interpolate, pad
 
-from reelworks.core.shape import Geometry
+from reelworks.core.shape import Geometry, Shape
+from reelworks.diffusion.part_masks import WHITE, PartMask
 from reelworks.distributed.transfer import to_device
 from reelworks.encoders.encoders import LiveEncoder
 from reelworks.media.decode import BLACK
@@ -40,6 +41,20 @@ def encode_conditioning(
     if encoder.image_encoder is not None and num_frames > 1:
         encoded["image"] = image_embeddings(encoder, frames_BTHWC)
     return join(encoder, latent_BCTHW, encoded)
+
+
+def with_drawn_masks(
+    companions: Mapping[str, Tensor], masks: Sequence[PartMask | None], shape: Shape
+) -> Mapping[str, Tensor]:
+    """Return companions of which the mask of each clip is the drawn one, if there is one."""
+    if not any(masks):
+        return companions
+    size = (len(masks), shape.num_frames, shape.height, shape.width, 3)
+    mask = companions["mask"].clone() if "mask" in companions else torch.full(size, WHITE, dtype=torch.uint8)
+    for i, drawn in enumerate(masks):
+        if drawn is not None:
+            mask[i] = torch.from_numpy(drawn.pixels(shape)).to(mask.device)
+    return {**companions, "mask": mask}
 
 
 def join(encoder: LiveEncoder, latent_BCTHW: Tensor, encoded: Mapping[str, Tensor]) -> dict[str, Tensor]:

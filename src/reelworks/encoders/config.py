@@ -32,7 +32,8 @@ class EncodeConfig(Config):
         1,
         ge=1,
         description="variants stored of each clip, which epochs and repeats use in turn: of its crop and first frame, "
-        "where these are random, and of flip, rotation, colours, caption and tags, where the dataset draws them",
+        "where these are random, of flip, rotation, colours, caption and tags, where the dataset draws them, and of the masks of "
+        "VACE that objective.mask_ratios draws",
     )
     dtype: Literal["float32", "bfloat16"] = Field(
         "float32",

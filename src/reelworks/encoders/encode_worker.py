@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from reelworks.core import digests
 from reelworks.data import prefetch
 from reelworks.data.micro_batch import MicroBatch, MicroBatchRequest
-from reelworks.encoders import request_key, values
+from reelworks.encoders import conditioning, request_key, values
 from reelworks.encoders.claims import Claims
 from reelworks.encoders.conditioning import CLIP
 from reelworks.encoders.encoders import LiveEncoder
@@ -199,7 +199,9 @@ class EncodeWorker:
         """Return a value of each clip of a micro-batch; where decoding failed, of zeros."""
         if name != TEXT:
             kinds = values.frames_for(name, parts=self.source.keys.ids.parts)
-            frames = {kind: batch.frames if kind == CLIP else batch.companions[kind] for kind in kinds}
+            frames: Mapping[str, Tensor] = {k: batch.frames if k == CLIP else batch.companions[k] for k in kinds}
+            if name == request_key.CONTROL:
+                frames = conditioning.with_drawn_masks(frames, batch.work.masks, batch.work.shape)
             return values.encode(self._encoder, name, frames, batch.sound).to(latent_dtype(self.source.keys, name))
         captions, encode = batch.work.captions, self._encoder.text_encoder.encode
         given = self.source.keys.ids.given

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -23,10 +23,12 @@ class Chunk:
 
     Attributes:
         epoch: An epoch that shows this variant of the clips.
+        held_out: Whether they are those of validation, which nothing is drawn for.
     """
 
     clips: Samples
     epoch: int
+    held_out: bool = False
 
     @property
     def name(self) -> str:
@@ -39,16 +41,19 @@ class Chunk:
 
     def work(self, data: Dataset) -> MicroBatchRequest:
         """Return the request of all clips of the chunk."""
-        return request(data, self.clips, self.epoch)
+        return self._request(data, self.clips)
 
     def part(self, data: Dataset, where: list[int]) -> MicroBatchRequest:
         """Return the request of some of its clips."""
-        return request(data, self.clips.take(np.array(where)), self.epoch)
+        return self._request(data, self.clips.take(np.array(where)))
+
+    def _request(self, data: Dataset, clips: Samples) -> MicroBatchRequest:
+        return request(data, clips, self.epoch, augments=not self.held_out)
 
 
-def request(data: Dataset, clips: Samples, epoch: int) -> MicroBatchRequest:
-    """Return what training reads of some clips of one bucket."""
-    return StepSource(data, rank=0, world=1).work(clips, epoch=epoch)
+def request(data: Dataset, clips: Samples, epoch: int, *, augments: bool = True) -> MicroBatchRequest:
+    """Return what training reads of some clips of one bucket, or without `augments` what validation does."""
+    return StepSource(data, rank=0, world=1).work(clips, epoch=epoch, augments=augments)
 
 
 def chunks(data: Dataset, spec: PlanSpec, epochs: int, limit: int | None = None) -> list[Chunk]:
@@ -60,7 +65,7 @@ def chunks(data: Dataset, spec: PlanSpec, epochs: int, limit: int | None = None)
     size = max(min(_CHUNK_CLIPS, -(-len(trained) * variants // _CHUNKS)), 1)
     return [
         *(chunk for epoch in range(variants) for chunk in _cut(data, trained, epoch, size)),
-        *_cut(data, held_out, 0, size),
+        *(replace(chunk, held_out=True) for chunk in _cut(data, held_out, 0, size)),
     ]
 
 

@@ -240,8 +240,9 @@ class Keys:
                 theirs = self._fingerprint(theirs, companion.path)
                 wanted[kind] = self._wanted(LATENT, latents, companion, theirs, label, ids.latent_dtype)
         if ids.parts is not None:
-            parts = [wanted[LATENT], *(wanted.pop(kind) for kind in ids.parts if kind in wanted)]
-            key = digests.digest_json([CONTROL, *(part.key for part in parts)])
+            parts = [wanted[LATENT].key, *(wanted.pop(kind).key for kind in ids.parts if kind in wanted)]
+            drawn = work.masks[i] if work.masks else None
+            key = digests.digest_json([CONTROL, *parts, *([] if drawn is None else [dataclasses.asdict(drawn)])])
             wanted[CONTROL] = dataclasses.replace(wanted[LATENT], key=key, kind="control parts")
         moves = work.shape.num_frames > 1
         if ids.first_frame is not None and (moves or ids.first_frame == "grey"):

@@ -159,7 +159,9 @@ class StoredBatch(MicroBatch):
                 self.found[i][name] = values.blank(encoder, name, shape)
                 continue
             kinds = values.frames_for(name, parts=self.source.keys.ids.parts)
-            frames = {kind: self.decoded[i][kind] for kind in kinds}
+            frames: Mapping[str, Tensor] = {kind: self.decoded[i][kind] for kind in kinds}
+            if name == request_key.CONTROL:
+                frames = conditioning.with_drawn_masks(frames, self.work.masks[i : i + 1], self.work.shape)
             value = values.encode(encoder, name, frames, self.heard.get(i))[0].cpu()
             self.found[i][name] = value = value.to(latent_dtype(self.source.keys, name))
             if self._is_as_scanned(i):
@@ -199,8 +201,9 @@ def conditions(
     """Return the conditions of a micro-batch by name; see `models.api.given`."""
     if isinstance(batch, StoredBatch):
         return conditioning.join(encoder, latent_BCTHW, encoded)
-    num_frames = batch.work.shape.num_frames
-    return conditioning.encode_conditioning(encoder, latent_BCTHW, batch.companions, batch.frames, num_frames)
+    shape = batch.work.shape
+    companions = conditioning.with_drawn_masks(batch.companions, batch.work.masks, shape)
+    return conditioning.encode_conditioning(encoder, latent_BCTHW, companions, batch.frames, shape.num_frames)
 
 
 def texts(batch: MicroBatch, encoder: LiveEncoder, dropped: Sequence[bool]) -> TextEmbedding:
@@ -246,6 +249,7 @@ class _Item:
             companions={kind: tuple(requests) for kind, requests in companions.items()},
             sounds=tuple(self._sound(i, kind) for i, kind, _ in self.to_read) if self.work.sounds else (),
             target_is_base=(False,) * n,
+            masks=(),
         )
 
     def _sound(self, i: int, kind: str) -> SoundRequest | None:

@@ -143,7 +143,8 @@ def _spec(recipe: Recipe) -> DataSpec:
     variants = recipe.encode.variants if recipe.encode.store else None
     multiple = components.source_multiple(recipe.model, recipe.autoencoder)
     limits = (*split, recipe.exclude_file, recipe.cost, variants, multiple)
-    return DataSpec(datasets, recipe.seed, recipe.data, *limits, sound=sound_spec(recipe))
+    ratios = recipe.objective.mask_ratios if components.conditioning(recipe.model).control_parts else {}
+    return DataSpec(datasets, recipe.seed, recipe.data, *limits, sound=sound_spec(recipe), mask_ratios=ratios)
 
 
 def sound_spec(recipe: Recipe) -> SoundSpec | None:

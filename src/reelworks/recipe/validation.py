@@ -9,6 +9,7 @@ from safetensors import SafetensorError, safe_open
 from reelworks.catalog.config import DatasetConfig
 from reelworks.core.errors import UserError
 from reelworks.core.sources import SOURCES
+from reelworks.diffusion import frame_masks
 from reelworks.models import components, registry
 from reelworks.models.components import conditioning, other_latents
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
@@ -28,14 +29,20 @@ def require_objective(model: ModelConfig, objective: str, mask_ratios: Mapping[s
             value=objective,
             remedy=f'write "{wants.objectives[0]}"',
         )
-    if not wants.frames and any(ratio for name, ratio in mask_ratios.items() if name != "identity"):
-        raise UserError(
-            f"{model.name} does not support conditioning on frames",
-            code="conditions-not-taken",
-            field="objective.mask_ratios",
-            value=dict(mask_ratios),
-            remedy="leave it out, or choose a model that does (docs/reference/models.md)",
-        )
+    drawn = {name for name, ratio in mask_ratios.items() if ratio and name != "identity"}
+    if wants.control_parts or not drawn or (wants.frames and drawn.isdisjoint(frame_masks.AREAS)):
+        return
+    of = "areas" if wants.frames else "frames"
+    raise UserError(
+        f"{model.name} does not support conditioning on {of}",
+        code="conditions-not-taken",
+        field="objective.mask_ratios",
+        value=dict(mask_ratios),
+        remedy="leave it out, or choose a model that does (docs/reference/models.md)"
+        if of == "frames"
+        else f"leave out {' and '.join(sorted(drawn & set(frame_masks.AREAS)))}, or choose a model that takes a mask, such as "
+        "wan-2.1-vace-1.3b",
+    )
 
 
 def require_text_encoder(model: ModelConfig, text: TextEncoderConfig) -> None:

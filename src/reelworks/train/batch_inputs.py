@@ -103,15 +103,19 @@ def draw(
     latent: tuple[int, int, int],
     sound: SoundConfig | None = None,
 ) -> Choices:
-    """Draw timesteps, frame masks and dropped captions for the clips of a micro-batch, whose latents have these sizes."""
+    """Draw timesteps, frame masks and dropped captions for the clips of a micro-batch, whose latents have these sizes.
+
+    Where the model is told in pixels what is given (`work.masks`), all latent frames are generated.
+    """
     words_B = _words(work, seed)
+    ratios = {} if work.masks else config.mask_ratios
     uniform_B = torch.from_numpy(hash_rng.uniform(hash_rng.extend(words_B, Purpose.TIMESTEP)))
     ratio = _shift_ratio(config, work.shape, latent)
     unshifted_B, time_B = objectives.from_config(config).times(uniform_B, ratio)
     return Choices(
         unshifted_B,
         time_B,
-        frame_masks.draw_frame_mask(config.mask_ratios, latent[0], hash_rng.extend(words_B, Purpose.MASK)),
+        frame_masks.draw_frame_mask(ratios, latent[0], hash_rng.extend(words_B, Purpose.MASK)),
         _dropped(words_B, config),
         None if sound is None else sound_inputs.draw(sound, words_B),
     )

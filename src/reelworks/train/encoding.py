@@ -107,10 +107,12 @@ def lazy_encoder(recipe: Recipe, device: torch.device) -> LiveEncoder:
 
 def drawn_settings(recipe: Recipe) -> list[str]:
     """Return the keys of a recipe by which a clip's frames or caption are drawn anew at each use."""
+    conditioning = components.conditioning(recipe.model)
     crop = ["data.crop"] if recipe.data.crop == "random" else []
+    masks = ["objective.mask_ratios"] if conditioning.control_parts and recipe.objective.mask_ratios else []
     plain = DatasetConfig(path="-")
     drawn = DRAWN & {key for d in recipe.dataset for key in DRAWN if getattr(d, key) != getattr(plain, key)}
-    return [*crop, *(f"dataset.{key}" for key in sorted(drawn))]
+    return [*crop, *masks, *(f"dataset.{key}" for key in sorted(drawn))]
 
 
 def epochs(data: RecipeData, spec: PlanSpec) -> int:

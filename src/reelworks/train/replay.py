@@ -131,6 +131,7 @@ class Replay:
             "timestep_before_shift": float(drawn.unshifted_time[i]),
             "timestep": float(drawn.time[i]),
             "generated": drawn.frame_mask[i].tolist(),
+            "mask": asdict(mask) if work.masks and (mask := work.masks[i]) is not None else None,
         }
 
 

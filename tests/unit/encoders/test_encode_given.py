@@ -14,6 +14,7 @@ from presets import config_of
 from refused import refused
 
 from reelworks.core.shape import Shape
+from reelworks.diffusion.part_masks import PartMask
 from reelworks.encoders import conditioning
 from reelworks.encoders.encoders import LiveEncoder
 from reelworks.models import components, factory
@@ -186,6 +187,41 @@ def test_vace_is_shown_control_and_mask_as_its_pipeline_does(parts, given):
         changed = torch.where(white, 255 - frames, frames)
         other = conditioning.encode_conditioning(encoder, latent, {k: companions[k] for k in given}, changed, 9)
         assert torch.equal(made["control"], other["control"])
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    "drawn",
+    [PartMask((0, 8)), PartMask(box=(8, 20, 0, 24)), PartMask(box=(8, 20, 0, 24), keeps_box=True)],
+    ids=["ends", "inpaint", "outpaint"],
+)
+def test_vace_is_shown_drawn_masks_as_its_pipeline_does(parts, drawn):
+    """A drawn mask is told like a file of the same pixels, and replaces the file of its clip alone."""
+    root, vae, *_ = parts
+    shape = Shape(9, 32, 48)
+    frames = torch.cat([frames_of(shape), frames_of(shape, seed=1)])
+    file = torch.zeros_like(frames)
+    file[:, :, :16] = 255
+    encoder = encoder_of("wan-vace-tiny", "wan-2.1", root / "wan", companions=("mask",))
+    companions = conditioning.with_drawn_masks({"mask": file}, [drawn, None], shape)
+    made = conditioning.encode_conditioning(encoder, encoder.latents(frames), companions, frames, 9)
+    pipeline = diffusers.WanVACEPipeline(
+        None, None, vae["wan"], diffusers.UniPCMultistepScheduler(), contract.build("wan-vace-tiny").module
+    )
+    white = torch.ones(9, 32, 48, 1, dtype=torch.bool)
+    if drawn.box is not None:
+        white[:] = drawn.keeps_box
+        white[:, 8:20, :24] = not drawn.keeps_box
+    white[list(drawn.kept_frames)] = False
+    for i, mask in enumerate((white, file[1, ..., :1] > 0)):
+        pixels = torch.where(mask, torch.tensor(127.5), frames[i].float())[None].permute(0, 4, 1, 2, 3) / 127.5 - 1
+        masks = mask.expand(-1, -1, -1, 3)[None].permute(0, 4, 1, 2, 3).float()
+        latents = pipeline.prepare_video_latents(pixels, masks, [[]], None, torch.device("cpu"))
+        theirs = torch.cat([latents, pipeline.prepare_masks(masks, [[]])], dim=1)
+        torch.testing.assert_close(made["control"][i : i + 1], theirs)
+    assert torch.equal(file, conditioning.with_drawn_masks({"mask": file}, [None, None], shape)["mask"])
+    without_file = conditioning.with_drawn_masks({}, [drawn, None], shape)["mask"]
+    assert bool((without_file[1] == 255).all())
 
 
 @torch.no_grad()

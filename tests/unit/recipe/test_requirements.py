@@ -26,6 +26,12 @@ def test_masks_of_given_frames_need_a_network_that_is_told():
             validation.require_objective(ModelConfig(name=name), "rectified-flow", {"image_head": 0.3})
         validation.require_objective(ModelConfig(name=name), "rectified-flow", {"identity": 1.0})
     validation.require_objective(ModelConfig(name="wan-2.2-5b"), "rectified-flow", {"image_head": 0.3})
+    with refused("conditions-not-taken", "objective.mask_ratios", says="leave out inpaint, or choose"):
+        validation.require_objective(
+            ModelConfig(name="wan-2.2-5b"), "rectified-flow", {"image_head": 0.3, "inpaint": 0.1, "outpaint": 0.0}
+        )
+    both = {"image_head": 0.3, "inpaint": 0.1, "outpaint": 0.1}
+    validation.require_objective(ModelConfig(name="wan-2.1-vace-1.3b"), "rectified-flow", both)
 
 
 def test_every_preset_has_its_parts_and_they_fit():
