@@ -157,6 +157,8 @@ def _beside(presets: list[str], wants: Mapping[str, Conditioning], found: tuple[
             most = wants[presets[0]].most_sources if key == "source" else 1
             name = f"`{key}`" + f" × {most}" * (most > 1)
             cells.append(name if key in (*wants[presets[0]].needs, "sound") else f"({name})")
+    if wants[presets[0]].sources_as_frames:
+        cells.append(f"(`source` × {wants[presets[0]].most_sources})")
     if "mask" in wants[presets[0]].takes:
         cells.append("(`mask`)")
     return ", ".join(cells) or "no"

@@ -191,7 +191,8 @@ def test_generates(name):
             last_frame=frames[:1] if wants.last_frame else None,
             inpaint=frames if wants.control_parts else None,
         )
-        options = GenerateOptions(shape, 24.0, 2, 3.0, 5, given, dict.fromkeys(wants.takes, frames))
+        shown = dict.fromkeys(wants.takes, frames) | ({"source": frames[:1]} if wants.sources_as_frames else {})
+        options = GenerateOptions(shape, 24.0, 2, 3.0, 5, given, shown)
         return pipeline.generate(boundary, encoder, objective_of(name), ["waves"], options)[0]
 
     made = [make(40), make(40)]

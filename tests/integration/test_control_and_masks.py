@@ -293,21 +293,25 @@ def test_parts_of_clips_are_trained_and_kept(tmp_path):
         mask[:, 16:] = 255
         (tmp_path / "masks").mkdir(exist_ok=True)
         Image.fromarray(mask).save(tmp_path / "masks" / f"{i}.png")
+    (tmp_path / "cats").mkdir()
+    for i in range(2):  # the others have no reference picture
+        picture(tmp_path / "cats" / f"{i}.png", 150 + i)
     picture(tmp_path / "begin.png", 200)
     beside = {"control": str(tmp_path / "edges"), "mask": str(tmp_path / "masks")}
+    beside |= {"source": str(tmp_path / "cats"), "min_sources": 0}
     values = values_for("wan-vace-tiny", None, tmp_path)
-    values |= {"model": {"name": "wan-vace-tiny"}, "dataset": [values["dataset"][0] | beside]}
+    plain = values["dataset"][0]
+    values |= {"model": {"name": "wan-vace-tiny"}, "dataset": [plain | beside]}
     values["data"] |= {"clip_start": "start"}
     kept = {"inpaint": str(tmp_path / "clips" / "0.mp4"), "mask": str(tmp_path / "masks" / "0.png")}
     samples = {"prompts": ["a"], "num_inference_steps": 2} | size
+    begin = str(tmp_path / "begin.png")
     with pytest.raises(UserError, match=r"samples\.mask: .*goes with that clip"):
         recipe_file.parse(values | {"samples": samples | {"mask": kept["mask"]}})
     with pytest.raises(UserError, match=r"dataset\.mask: wan-tiny does not take a mask"):
-        recipe_file.parse(
-            values | {"model": {"name": "wan-tiny"}, "dataset": [values["dataset"][0] | {"control": None}]}
-        )
+        recipe_file.parse(values | {"model": {"name": "wan-tiny"}, "dataset": [plain | {"mask": beside["mask"]}]})
     values |= {"objective": {"mask_ratios": {"image_head": 0.3, "inpaint": 0.3}}}
-    live = values | {"samples": samples | kept}
+    live = values | {"samples": samples | kept | {"source": begin}}
     stored = live | {"output": str(tmp_path / "stored"), "encode": {"store": True, "folder": str(tmp_path / "encoded")}}
     losses = []
     for recipe in (live, stored):
@@ -321,13 +325,13 @@ def test_parts_of_clips_are_trained_and_kept(tmp_path):
     assert any(mask is not None for mask in masks)
     command = ["generate", str(tmp_path / "run"), "--prompt", "a", "--num-inference-steps", "2"]
     command += [part for key, value in size.items() for part in (f"--{key.replace('_', '-')}", str(value))]
-    begin = str(tmp_path / "begin.png")
     made = set()
     for i, given in enumerate(
         (
             [],
             ["--reference", begin, "--condition-frames", "1"],
             ["--last-frame", begin],
+            ["--source", begin],
             ["--inpaint", kept["inpaint"], "--mask", kept["mask"]],
         )
     ):
@@ -335,4 +339,4 @@ def test_parts_of_clips_are_trained_and_kept(tmp_path):
         done = CliRunner().invoke(app, [*command, "-o", str(out), *given])
         assert done.exit_code == 0, done.output
         made.add(out.read_bytes())
-    assert len(made) == 4
+    assert len(made) == 5

@@ -80,6 +80,7 @@ class DataSpec:
         variants: Number of crops and first frames of each clip; None draws anew in each epoch.
         source_multiple: Height and width of which sides of sources are multiples, where sources have sizes of their own;
             None if they have those of their clips.
+        whole_sources: Whether sources are pictures that are shown whole, on white, in the size of their clips.
         sound: How the sound of clips is read; None if it is not.
         mask_ratios: Shares of strategies by which parts of clips are given to a model that is told them in pixels.
     """
@@ -94,6 +95,7 @@ class DataSpec:
     cost: CostConfig = field(default_factory=CostConfig)
     variants: int | None = None
     source_multiple: tuple[int, int] | None = None
+    whole_sources: bool = False
     sound: SoundSpec | None = None
     mask_ratios: Mapping[str, float] = field(default_factory=dict)
 
@@ -200,8 +202,10 @@ class Dataset:
         for kind in companions.KINDS:
             folders = {d.dataset_name: d.companions[kind] for d in self.spec.datasets if kind in d.companions}
             if folders:
-                own_sizes = kind in SOURCES and self.spec.source_multiple is not None
-                by_kind[kind] = companions.find(self.rows, self.companion_rows, kind, folders, own_sizes=own_sizes)
+                whole = kind in SOURCES and self.spec.whole_sources
+                own_sizes = whole or (kind in SOURCES and self.spec.source_multiple is not None)
+                found = companions.find(self.rows, self.companion_rows, kind, folders, own_sizes=own_sizes)
+                by_kind[kind] = replace(found, ratio=np.full_like(found.ratio, ALIGNED)) if whole else found
         least = {d.dataset_name: d.min_sources for d in self.spec.datasets if d.min_sources is not None}
         companions.excuse(self.rows, [found for kind, found in by_kind.items() if kind in SOURCES], least)
         return by_kind

@@ -122,6 +122,8 @@ def _of_companion(data: Dataset, companions: Found, row: int, own: Request) -> R
     size = (int(companions.rows.height[at]), int(companions.rows.width[at]))
     is_image = companions.rows.kind[at].as_py() == "image"
     own = replace(own, path=companions.rows.file(at), is_image=is_image, size=size, spot=None)
+    if companions.kind in SOURCES and data.spec.whole_sources:
+        own = _whole(own)
     if (ratio := int(companions.ratio[row])) != ALIGNED:
         assert data.spec.source_multiple is not None
         assert own.measures is not None
@@ -134,6 +136,15 @@ def _of_companion(data: Dataset, companions: Found, row: int, own: Request) -> R
     # The values of controls and masks are measures, not colours.
     own = replace(own, augmentation=own.augmentation.without_color())
     return replace(own, nearest=True, alpha_color=WHITE) if companions.kind in ("mask", "loss_mask") else own
+
+
+def _whole(own: Request) -> Request:
+    """Return the request for a picture, or the first frame of a clip, that is shown whole in the size of its clip."""
+    assert own.measures is not None
+    assert own.size is not None
+    measures = Shape(own.measures.num_frames, *own.size)
+    upright = replace(own.augmentation, degrees=0.0)
+    return replace(own, shape=replace(own.shape, num_frames=1), measures=measures, augmentation=upright, whole=True)
 
 
 def _words(data: Dataset, rows: NDArray[np.int64], copies: NDArray[np.int64], epoch: int) -> U64:

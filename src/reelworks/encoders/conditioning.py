@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import avg_pool3d, interpolate, pad
 
 from reelworks.core.shape import Geometry, Shape
+from reelworks.core.sources import SOURCES
 from reelworks.diffusion.part_masks import WHITE, PartMask
 from reelworks.distributed.transfer import to_device
 from reelworks.encoders.encoders import LiveEncoder
@@ -35,7 +36,9 @@ def encode_conditioning(
     if encoder.conditioning.control_parts:
         encoded = {"control": control_parts(encoder, {CLIP: frames_BTHWC, **companions})}
     else:
-        encoded = {name: encoder.latents(companions[name]) for name in encoder.given if name in companions}
+        encoded = {}
+    alone = [name for name in encoder.companion_latents if name in companions and name not in encoded]
+    encoded |= {name: encoder.latents(companions[name]) for name in alone}
     if encoder.conditioning.first_frame == "grey" or (encoder.conditioning.first_frame is not None and num_frames > 1):
         encoded["first_frame"] = first_frame_latents(encoder, frames_BTHWC, num_frames)
     if encoder.image_encoder is not None and num_frames > 1:
@@ -60,6 +63,8 @@ def with_drawn_masks(
 def join(encoder: LiveEncoder, latent_BCTHW: Tensor, encoded: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the same inputs, given what was encoded for them; a picture's first frame and image are zeros."""
     inputs = {name: encoded[name].to(encoder.device) for name in encoder.companion_latents if name in encoded}
+    if encoder.conditioning.sources_as_frames:
+        inputs = _behind_sources(inputs)
     if encoder.conditioning.first_frame is not None:
         first = encoded["first_frame"].to(encoder.device) if "first_frame" in encoded else latent_BCTHW[:, :, :0]
         inputs["first_frame"] = pad(first, (0, 0, 0, 0, 0, latent_BCTHW.shape[2] - first.shape[2]))
@@ -67,6 +72,19 @@ def join(encoder: LiveEncoder, latent_BCTHW: Tensor, encoded: Mapping[str, Tenso
         blank_BNE = latent_BCTHW.new_zeros(len(latent_BCTHW), *image_shape(encoder))
         inputs["image"] = encoded["image"].to(encoder.device) if "image" in encoded else blank_BNE
     return nothing_given(latent_BCTHW) | inputs
+
+
+def _behind_sources(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Put sources before the control as frames that are kept; see `Conditioning.sources_as_frames`."""
+    control, pictures = inputs["control"], [inputs[name] for name in SOURCES if name in inputs]
+    frames = [pad(each, (0, 0, 0, 0, 0, 0, 0, control.shape[1] - each.shape[1])) for each in pictures]
+    return {"control": torch.cat([*frames, control], dim=2)}
+
+
+def behind_sources(latent_BCTHW: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
+    """Return the latents of clips behind those of the sources that their control begins with, perhaps none."""
+    control, count = inputs["control"], inputs["control"].shape[2] - latent_BCTHW.shape[2]
+    return torch.cat([control[:, : latent_BCTHW.shape[1], :count], latent_BCTHW], dim=2) if count else latent_BCTHW
 
 
 def first_frame_latents(encoder: LiveEncoder, frames_BTHWC: Tensor, num_frames: int) -> Tensor:
@@ -140,7 +158,10 @@ def companion_channels(encoder: LiveEncoder) -> int:
 def blank(encoder: LiveEncoder, latent_BCTHW: Tensor) -> dict[str, Tensor]:
     """Return the same inputs filled with zeros, in the shapes of training."""
     channels = companion_channels(encoder)
-    inputs = {name: latent_BCTHW[:, :1].expand(-1, channels, -1, -1, -1) * 0 for name in encoder.companion_latents}
+    names, frames = encoder.companion_latents, latent_BCTHW[:, :1]
+    if encoder.conditioning.sources_as_frames:
+        names, frames = names[:1], pad(frames, (0, 0, 0, 0, len(names) - 1, 0))
+    inputs = {name: frames.expand(-1, channels, -1, -1, -1) * 0 for name in names}
     if encoder.conditioning.first_frame is not None:
         inputs["first_frame"] = torch.zeros_like(latent_BCTHW)
     if encoder.image_encoder is not None:

@@ -10,6 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from reelworks.core.sources import SOURCES
 from reelworks.distributed import transfer
 from reelworks.encoders.lazy import LazyAutoencoder, LazyTextEncoder
 from reelworks.encoders.sound import SoundTrack
@@ -69,7 +70,9 @@ class LiveEncoder:
     @property
     def companion_latents(self) -> tuple[str, ...]:
         """Names of the inputs that are made of companions."""
-        return ("control",) if self.conditioning.control_parts else self.given
+        if not self.conditioning.control_parts:
+            return self.given
+        return ("control", *(name for name in SOURCES if name in self.given))
 
     def loaded(self) -> LiveEncoder:
         """Return the same encoders with those of pixels and sound in memory, if they were to be loaded at first use."""

@@ -76,7 +76,8 @@ class EncoderIds:
     @property
     def parts(self) -> tuple[str, ...] | None:
         """Kinds of companions that a control is encoded of together with the clip; None if each is encoded alone."""
-        return tuple(kind for kind in self.given if kind != REJECTED) if self.control_parts else None
+        alone = (*SOURCES, REJECTED)
+        return tuple(kind for kind in self.given if kind not in alone) if self.control_parts else None
 
 
 def encoder_id(

@@ -106,6 +106,8 @@ def value_shape(encoder: LiveEncoder, name: str, shape: Shape) -> tuple[int, ...
     t, h, w = encoder.autoencoder.geometry.latent(shape)
     if name == FIRST_FRAME and encoder.conditioning.first_frame != "grey":
         t = 1
+    if name in SOURCES and encoder.conditioning.sources_as_frames:
+        t = 1
     channels = conditioning.companion_channels(encoder) if name == CONTROL else encoder.autoencoder.latent_channels
     return channels, t, h, w
 

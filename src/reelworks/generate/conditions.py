@@ -167,19 +167,27 @@ def read(path: Path, shape: Shape, condition_frames: int, option: str = "--refer
 
 
 def companions(
-    files: Mapping[str, str], shape: Shape, prefix: str, source_multiple: tuple[int, int] | None = None
+    files: Mapping[str, str],
+    shape: Shape,
+    prefix: str,
+    source_multiple: tuple[int, int] | None = None,
+    *,
+    whole_sources: bool = False,
 ) -> dict[str, Frames]:
     """Read files of companions by kind, which options or keys with a prefix name.
 
-    With a multiple, sources of another aspect ratio than the shape's have sizes of their own, as in training.
+    As in training, sources of another aspect ratio than the shape's have sizes of their own with a multiple; or they are
+    single pictures that are shown whole on white.
     """
     found = {}
     for kind, file in files.items():
         path, option = Path(file), prefix + kind.partition("-")[0]
-        wanted = shape
-        if kind in SOURCES and source_multiple is not None:
+        wanted, whole = shape, kind in SOURCES and whole_sources
+        if whole:
+            wanted = replace(shape, num_frames=1)
+        elif kind in SOURCES and source_multiple is not None:
             wanted = _own_shape(path, shape, option, source_multiple)
-        found[kind] = companion(path, wanted, option)
+        found[kind] = companion(path, wanted, option, whole=whole)
     return found
 
 
@@ -222,12 +230,12 @@ def read_sound(path: Path, recipe: Recipe, num_frames: int, fps: float) -> NDArr
         ) from error
 
 
-def companion(path: Path, shape: Shape, option: str) -> Frames:
-    """Read a picture, repeated for all frames, or a clip from its start, resized to `shape`."""
+def companion(path: Path, shape: Shape, option: str, *, whole: bool = False) -> Frames:
+    """Read a picture, repeated for all frames, or a clip from its start, resized to `shape`, or `whole` within it."""
     is_image = path.suffix.lower() in formats.IMAGE_EXTENSIONS
     wanted = Shape(1, shape.height, shape.width) if is_image else shape
     try:
-        frames = decode.load(Request(path, is_image, wanted))
+        frames = decode.load(Request(path, is_image, wanted, whole=whole))
     except MediaError as error:
         raise _unreadable(str(error), path, option, shape) from error
     return np.repeat(frames, shape.num_frames, axis=0) if is_image else frames

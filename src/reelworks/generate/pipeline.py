@@ -23,6 +23,7 @@ from reelworks.diffusion.config import ObjectiveConfig
 from reelworks.diffusion.objectives import PREDICTIONS
 from reelworks.diffusion.samplers import diffusion, flow
 from reelworks.diffusion.samplers.flow import Edit
+from reelworks.encoders import values
 from reelworks.encoders.conditioning import encode_conditioning
 from reelworks.encoders.encoders import LiveEncoder
 from reelworks.generate import conditions
@@ -142,7 +143,10 @@ def _generate_one(
     options: GenerateOptions,
 ) -> tuple[NDArray[np.uint8], Sound | None]:
     shape, device = options.shape, encoder.device
-    latent_shape = encoder.autoencoder.geometry.latent(shape)
+    of_clip = encoder.autoencoder.geometry.latent(shape)
+    # Sources that are frames are generated with the clip, and cut off.
+    sources = len(values.sources_in(options.companions)) if encoder.conditioning.sources_as_frames else 0
+    latent_shape = (sources + of_clip[0], *of_clip[1:])
     generator = generator_of(options, device)
     companions = {name: torch.from_numpy(np.array(f))[None] for name, f in options.companions.items()}
     pictures = [companions[name][:, 0].expand(2, -1, -1, -1) for name in SOURCES if name in companions]
@@ -231,10 +235,10 @@ def _generate_one(
             else:
                 start, edit = begun, Edit(ratio, lambda step: draw_noise())
         if encoder.sound is None:
-            latent = _sample(network, start, objective, options, draw_noise, edit)
+            latent = _sample(network, start, objective, options, draw_noise, edit, of_clip)
         elif (heard_SK := options.conditions.sound) is not None:
             given_sound = encoder.sound.latents(torch.from_numpy(heard_SK)[None], device)
-            latent = _sample(hearing(given_sound), start, objective, options, draw_noise, edit)
+            latent = _sample(hearing(given_sound), start, objective, options, draw_noise, edit, of_clip)
             sounds.append(Sound(heard_SK, encoder.sound.spec.sample_rate))
         else:
             track = encoder.sound.at_rate(options.fps)
@@ -242,7 +246,7 @@ def _generate_one(
             latent, heard = _sample_both(joint, start, noise, objective, options, edit, track.config.timestep_shift)
             samples, rate = track.samples(heard)
             sounds.append(Sound(samples[0].numpy(), rate))
-        return encoder.frames(latent, shape.num_frames)[0].cpu().numpy()
+        return encoder.frames(latent[:, :, sources:], shape.num_frames)[0].cpu().numpy()
 
     frames = conditions.join(make, options.conditions)
     return frames, _joined(sounds, options) if sounds else None
@@ -293,7 +297,9 @@ def _sample(
     options: GenerateOptions,
     draw_noise: Callable[[], Tensor],
     edit: Edit | None,
+    latent: tuple[int, int, int],
 ) -> Tensor:
+    """Sample latents of a clip, whose own have the sizes `latent`."""
     steps, scale = options.num_inference_steps, options.guidance_scale
     if objective.name == "iddpm":
         return diffusion.sample_iddpm(
@@ -313,7 +319,7 @@ def _sample(
         output = network(z_2B, t_2B, frame_mask_2B)
         return rectified_flow.velocity_from(output, z_2B, t_2B.float(), objective.prediction)
 
-    shift = timestep_shift(objective, options.shape, (start.shape[2], start.shape[3], start.shape[4]))
+    shift = timestep_shift(objective, options.shape, latent)
     return flow.sample_flow(velocity, start, num_steps=steps, guidance_scale=scale, shift=shift, edit=edit)
 
 

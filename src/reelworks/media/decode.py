@@ -76,6 +76,12 @@ def cover(height: int, width: int, target_height: int, target_width: int) -> tup
     return max(round(height * scale), target_height), max(round(width * scale), target_width)
 
 
+def inside(height: int, width: int, target_height: int, target_width: int) -> tuple[int, int]:
+    """Return the size, height and width, to which a frame is resized so that all of it just fits into the target."""
+    scale = min(target_height / height, target_width / width)
+    return max(int(height * scale), 1), max(int(width * scale), 1)
+
+
 def crop_offset(size: int, target: int, draw: float) -> int:
     """Return the first pixel of a crop along one axis; a draw of 0.5 is the centre."""
     return min(int(draw * (size - target + 1)), size - target)
@@ -136,15 +142,16 @@ class Request:
     first_frame: int = 0  # number in its file of the clip's first frame
     num_frames: int | None = None  # frames of a clip that is a range of its file; None for a whole file
     decoder: Decoder = "pyav"  # of videos that are plain; PyAV decodes others
+    whole: bool = False  # whether the whole frame is shown, with white at two sides, in place of a crop
     spot: Spot | None = None  # place of the frames, if the catalog knows it; otherwise all packets are read to find it
 
     def cover(self, height: int, width: int) -> tuple[int, int]:
-        """Return the size to which a file of this size is resized before the crop."""
+        """Return the size to which a file of this size is resized before it is cropped or placed on white."""
         if self.size is not None and self.size != (height, width):
             listed = "{1} × {0}".format(*self.size)
             raise MediaError(f"the file has {width} × {height} pixels, but was scanned or listed with {listed}")
         size = (height, width) if self.measures is None else (self.measures.height, self.measures.width)
-        return cover(*size, self.shape.height, self.shape.width)
+        return (inside if self.whole else cover)(*size, self.shape.height, self.shape.width)
 
     def crop_offsets(self, height: int, width: int) -> tuple[int, int]:
         """Return the first row and column of the crop in a resized frame of this size."""
@@ -341,8 +348,18 @@ class ToRgb:
 
 
 def _crop(frame: Frames, request: Request) -> Frames:
+    if request.whole:
+        return _on_white(frame, request.shape)
     top, left = request.crop_offsets(*frame.shape[:2])
     return frame[top : top + request.shape.height, left : left + request.shape.width]
+
+
+def _on_white(frame: Frames, shape: Shape) -> Frames:
+    """Place a frame in the middle of a white one."""
+    (height, width), placed = frame.shape[:2], np.full((shape.height, shape.width, 3), WHITE, np.uint8)
+    top, left = (shape.height - height) // 2, (shape.width - width) // 2
+    placed[top : top + height, left : left + width] = frame
+    return placed
 
 
 BLACK = 16  # of 255: darker values count as 0, since codecs leave noise in black areas

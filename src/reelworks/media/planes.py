@@ -119,6 +119,7 @@ def may_be_used(request: Request) -> bool:
         and request.decoder == "pyav"
         and not request.nearest
         and request.measures is None
+        and not request.whole
         and request.augmentation == Augmentation(flip=request.augmentation.flip)
         and kind_of(request.path.name) != "image"
     )

@@ -57,8 +57,13 @@ def geometry(model: ModelConfig, autoencoder: AutoencoderConfig) -> Geometry:
 
 
 def source_multiple(model: ModelConfig, autoencoder: AutoencoderConfig) -> tuple[int, int] | None:
-    """Return the multiples of height and width of sources, which have sizes of their own if a model takes several."""
-    return geometry(model, autoencoder).multiple if conditioning(model).most_sources > 1 else None
+    """Return the multiples of height and width of sources, if they have sizes of their own.
+
+    They do if a model takes several, unless they are frames of the clip.
+    """
+    wants = conditioning(model)
+    own_sizes = wants.most_sources > 1 and not wants.sources_as_frames
+    return geometry(model, autoencoder).multiple if own_sizes else None
 
 
 def whole_patches(model: ModelConfig) -> bool:

@@ -39,6 +39,15 @@ class Conditioning:
     image_dim: int = 0  # width of that embedding
     sound: bool = False  # whether it is trained with the sound of clips
 
+    @property
+    def sources_as_frames(self) -> bool:
+        """Whether sources are pictures whose latents are frames before those of the clip.
+
+        Among the latents they are noised and generated with the clip. In the control's parts they are shown clean, as
+        what is kept.
+        """
+        return self.control_parts and "source" in self.takes
+
 
 LEARNED = Conditioning(empty_caption="learned", frames=True, objectives=("rectified-flow", "iddpm"))
 

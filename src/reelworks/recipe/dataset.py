@@ -143,8 +143,16 @@ def _spec(recipe: Recipe) -> DataSpec:
     variants = recipe.encode.variants if recipe.encode.store else None
     multiple = components.source_multiple(recipe.model, recipe.autoencoder)
     limits = (*split, recipe.exclude_file, recipe.cost, variants, multiple)
-    ratios = recipe.objective.mask_ratios if components.conditioning(recipe.model).control_parts else {}
-    return DataSpec(datasets, recipe.seed, recipe.data, *limits, sound=sound_spec(recipe), mask_ratios=ratios)
+    wants = components.conditioning(recipe.model)
+    return DataSpec(
+        datasets,
+        recipe.seed,
+        recipe.data,
+        *limits,
+        whole_sources=wants.sources_as_frames,
+        sound=sound_spec(recipe),
+        mask_ratios=recipe.objective.mask_ratios if wants.control_parts else {},
+    )
 
 
 def sound_spec(recipe: Recipe) -> SoundSpec | None:

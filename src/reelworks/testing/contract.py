@@ -151,7 +151,8 @@ def _output(denoiser: Denoiser, inputs: DenoiserInputs) -> Tensor:
 
 def _companions(latent: Tensor, name: str, g: torch.Generator) -> dict[str, Tensor]:
     wants = components.conditioning(ModelConfig(name=name))
-    sources = SOURCES[: wants.most_sources] if "source" in wants.takes else ()
+    # Sources that are frames of the control are frames of any latents here.
+    sources = SOURCES[: wants.most_sources] if "source" in wants.takes and not wants.sources_as_frames else ()
     kinds = [*(["control"] if "control" in wants.takes else []), *sources]
     kinds += ["first_frame"] if wants.first_frame else []
     inputs = nothing_given(latent) | {key: torch.randn(latent.shape, generator=g) for key in kinds}

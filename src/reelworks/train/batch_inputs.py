@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.functional import pad
 
 from reelworks.buckets.table import BucketTable
 from reelworks.core import hash_rng
@@ -328,10 +329,12 @@ def _example(
     sound_seeds: U64,
 ) -> Example:
     work, device, n = batch.work, encoder.device, len(drawn.time)
-    x0 = encoded.latent.expand(n, -1, -1, -1, -1)
+    x0 = conditioning.behind_sources(encoded.latent, encoded.conditions).expand(n, -1, -1, -1, -1)
     sound = None if encoded.sound is None else _sound(work, encoder, config, encoded.sound, drawn, sound_seeds)
     drawn = drawn if sound is None else sound.drawn
     time, frame_mask = (to_device(value, device) for value in (drawn.time, torch.from_numpy(drawn.frame_mask)))
+    sources = x0.shape[2] - frame_mask.shape[1]  # that are frames
+    frame_mask = pad(frame_mask, (sources, 0), value=True)
     noise = normal(tuple(x0.shape[1:]), noise_seeds, device)
     text = encoded.text
     fps = to_device(torch.tensor(work.fps, dtype=torch.float32), device)
@@ -360,6 +363,7 @@ def _example(
     if "loss_mask" in batch.companions:
         mask = to_device(batch.companions["loss_mask"], device)
         weight = conditioning.weights(mask, encoder.autoencoder.geometry).expand(n, -1, -1, -1)
+        weight = pad(weight, (0, 0, 0, 0, sources, 0))
         # A mask may cover conditioning frames only: such a clip has no loss, and no weight in the step.
         counts = counts & (weight.amax(dim=(2, 3)) * noised).any(dim=1)
     uncaptioned = None
@@ -370,7 +374,8 @@ def _example(
     share, target = noised.float().mean(dim=1), None
     if sound is not None:
         share, target = torch.where(share > 0, share, inputs.sound_mask.float().mean(dim=1)), sound.target
-    return Example(inputs, x0, noise, share, counts, noised, weight, uncaptioned, encoded.rejected, target)
+    rejected = None if encoded.rejected is None else conditioning.behind_sources(encoded.rejected, encoded.conditions)
+    return Example(inputs, x0, noise, share, counts, noised, weight, uncaptioned, rejected, target)
 
 
 class _Sound(NamedTuple):

@@ -59,7 +59,11 @@ def options(data: RecipeData) -> GenerateOptions | None:
         recipe.seed,
         Conditions(reference, last_frame=last, inpaint=inpaint),
         conditions.companions(
-            c.companions, shape, "samples.", components.source_multiple(recipe.model, recipe.autoencoder)
+            c.companions,
+            shape,
+            "samples.",
+            components.source_multiple(recipe.model, recipe.autoencoder),
+            whole_sources=components.conditioning(recipe.model).sources_as_frames,
         ),
         guided_channels=sampled.guided_channels,
         image_guidance_scale=sampled.image_guidance_scale,

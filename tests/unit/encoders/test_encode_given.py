@@ -225,6 +225,43 @@ def test_vace_is_shown_drawn_masks_as_its_pipeline_does(parts, drawn):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("kinds", [("source",), ("source", "source-3"), ("source-2", "mask")])
+def test_vace_is_shown_reference_pictures_as_its_pipeline_does(parts, kinds):
+    """They are frames before the clip's, clean in the control and first among the latents; the pipeline turns their order."""
+    root, vae, *_ = parts
+    shape = Shape(9, 32, 48)
+    frames, mask = frames_of(shape), torch.zeros(1, 9, 32, 48, 3, dtype=torch.uint8)
+    mask[:, 4:, 8:20, :24] = 255
+    pictures = {kind: frames_of(Shape(1, 32, 48), seed=i + 5) for i, kind in enumerate(kinds) if kind != "mask"}
+    companions = pictures | ({"mask": mask} if "mask" in kinds else {})
+    encoder = encoder_of("wan-vace-tiny", "wan-2.1", root / "wan", companions=kinds)
+    latent = encoder.latents(frames)
+    made = conditioning.encode_conditioning(encoder, latent, companions, frames, 9)
+    blank = conditioning.blank(encoder, latent)
+    assert {k: v.shape for k, v in blank.items()} == {k: v.shape for k, v in made.items()}
+    pipeline = diffusers.WanVACEPipeline(
+        None, None, vae["wan"], diffusers.UniPCMultistepScheduler(), contract.build("wan-vace-tiny").module
+    )
+    white = mask > 0 if "mask" in kinds else torch.ones_like(mask, dtype=torch.bool)
+    *_, references = pipeline.preprocess_conditions(
+        reference_images=[[Image.fromarray(picture[0, 0].numpy()) for picture in reversed(pictures.values())]],
+        height=32,
+        width=48,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+    )
+    pixels = torch.where(white, torch.tensor(127.5), frames.float()).permute(0, 4, 1, 2, 3) / 127.5 - 1
+    masks = white.permute(0, 4, 1, 2, 3).float()
+    latents = pipeline.prepare_video_latents(pixels, masks, references, None, torch.device("cpu"))
+    theirs = torch.cat([latents, pipeline.prepare_masks(masks, references)], dim=1)
+    torch.testing.assert_close(made["control"], theirs)
+    ahead = torch.cat([encoder.latents(picture) for picture in pictures.values()], dim=2)
+    assert torch.equal(conditioning.behind_sources(latent, made), torch.cat([ahead, latent], dim=2))
+    without = conditioning.encode_conditioning(encoder, latent, {}, frames, 9)
+    assert conditioning.behind_sources(latent, without) is latent
+
+
+@torch.no_grad()
 def test_hunyuan_is_shown_the_first_frame_as_its_pipeline_does(parts):
     """The frame is encoded alone and zeros stand behind it; SigLIP's tokens are the pipeline's."""
     root, vae, seers, processors = parts

@@ -99,6 +99,8 @@ def blank(encoder: LiveEncoder, bucket: Bucket, batch: int, device: torch.device
         return torch.full(shape, value, dtype=torch.float32, device=device)
 
     latent = full(batch, encoder.autoencoder.latent_channels, t, h, w)
+    conditions = conditioning.blank(encoder, latent)
+    latent = conditioning.behind_sources(latent, conditions)
     return DenoiserInputs(
         latent=latent,
         time=full(batch, value=500.0),
@@ -106,12 +108,12 @@ def blank(encoder: LiveEncoder, bucket: Bucket, batch: int, device: torch.device
         text_mask=torch.ones(batch, text.max_length, dtype=torch.bool, device=device),
         pooled=full(batch, text.pooled_dim),
         guidance=full(batch, value=1.0),
-        frame_mask=torch.ones(batch, t, dtype=torch.bool, device=device),
+        frame_mask=torch.ones(batch, latent.shape[2], dtype=torch.bool, device=device),
         fps=full(batch, value=24.0),
         height=full(batch, value=float(bucket.shape.height)),
         width=full(batch, value=float(bucket.shape.width)),
         drop_text=torch.zeros(batch, dtype=torch.bool, device=device),
-        **given(conditioning.blank(encoder, latent), batch),
+        **given(conditions, batch),
         **_sound(encoder, bucket, latent),
     )
 

@@ -100,7 +100,8 @@ class WanConfig(Config):
 class WanVaceConfig(WanConfig):
     """Arguments of diffusers' WanVACETransformer3DModel; defaults are those of the 1.3B of Wan 2.1.
 
-    Its control runs through blocks of its own, whose outputs are added behind the `vace_layers`.
+    Its control runs through blocks of its own, whose outputs are added behind the `vace_layers`. Reference pictures are
+    frames before those of the clip.
     """
 
     network: ClassVar[family.Network] = family.Network(
@@ -113,7 +114,7 @@ class WanVaceConfig(WanConfig):
     @property
     def conditioning(self) -> family.Conditioning:
         """Conditioning of the network; empty captions are encoded."""
-        return family.Conditioning(takes=("control", "mask"), control_parts=True)
+        return family.Conditioning(takes=("control", "source", "mask"), most_sources=4, control_parts=True)
 
     def fit(self, components: family.ComponentShapes) -> Self:
         """Return a copy with the widths of the components."""
