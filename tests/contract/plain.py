@@ -30,6 +30,15 @@ def wan(module, x0, noise, i):
     return _mse(out, noise - x0)
 
 
+def wan_edit(module, x0, noise, i):
+    """The source of the edit is channels behind those of the noise; each token has the clip's time."""
+    text = i.text * i.text_mask[..., None]
+    seen = torch.cat([_blend(x0, noise, i.time), i.sources[0]], dim=1)
+    tokens = x0[0, 0, :, ::2, ::2].numel()
+    out = module(seen, i.time[:, None].expand(-1, tokens), text).sample
+    return _mse(out, noise - x0)
+
+
 def wan_vace(module, x0, noise, i):
     """What is kept, what is remade and the mask are channels of the control."""
     text = i.text * i.text_mask[..., None]
@@ -418,6 +427,7 @@ LOSSES = {
     "sd3-tiny": sd3,
     "sdxl-tiny": sdxl,
     "wan-tiny": wan,
+    "wan-edit-tiny": wan_edit,
     "wan-flf2v-tiny": wan_flf2v,
     "wan-i2v-tiny": wan_i2v,
     "wan-vace-tiny": wan_vace,

@@ -13,7 +13,14 @@ from reelworks.diffusion.config import ObjectiveConfig
 from reelworks.models import registry
 from reelworks.testing import contract
 
-SEVERAL = [name for name in plain.LOSSES if registry.PRESETS[name].config.conditioning.most_sources > 1]
+
+
+def _takes_several(name):
+    wants = registry.PRESETS[name].config.conditioning
+    return wants.most_sources > 1 and not wants.sources_as_frames  # which are frames of all that the network gets
+
+
+SEVERAL = [name for name in plain.LOSSES if _takes_several(name)]
 
 
 def case(name, count):

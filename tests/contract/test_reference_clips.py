@@ -1,4 +1,4 @@
-"""Video models that take a source see the tokens of a reference clip behind those of the clip, clean and in its places."""
+"""Video models that can take a source see the tokens of a reference clip behind those of the clip, clean and in its places."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from reelworks.testing import contract
 
 def _takes_clips(name):
     config = registry.PRESETS[name].config
-    return "source" in config.conditioning.takes and not config.pictures_only
+    wants = config.conditioning
+    in_tokens = "source" in wants.takes and not (wants.needs or wants.sources_as_frames)
+    return in_tokens and not config.pictures_only
 
 
 CLIPS = pytest.mark.parametrize("name", [name for name in plain.LOSSES if _takes_clips(name)])

@@ -24,6 +24,7 @@ def shapes(name):
 ALIKE = [
     ("chroma1-hd", "chroma1-base"),
     ("wan-2.1-14b", "wan-2.2-14b"),
+    ("lucy-edit-5b", "lucy-edit-1.1-5b"),
     ("wan-2.2-flf2v-14b", "wan-2.2-i2v-14b"),
     ("flux-dev", "flux-kontext"),
     ("flux2-klein-base-4b", "flux2-klein-4b"),

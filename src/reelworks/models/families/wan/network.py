@@ -25,6 +25,8 @@ def predict(module: Any, inputs: DenoiserInputs, config: WanConfig) -> Tensor:
     *_, H, W = inputs.latent.shape
     time = token_times(inputs, H // 2 * (W // 2)) if config.expand_timesteps else inputs.time
     latent = _with_given_frames(inputs, config) if config.first_frame else inputs.latent
+    if config.source:
+        latent = torch.cat([latent, *inputs.sources], dim=1)
     image = None
     if config.image_dim is not None:
         image = inputs.image

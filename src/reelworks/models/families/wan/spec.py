@@ -45,6 +45,7 @@ class WanConfig(Config):
     `expand_timesteps`: every frame has its own time, 0 for a condition frame, as in the 5B of Wan 2.2.
     `first_frame`: the first frame has its own input channels, with a mask; if `image_dim` is set, its CLIP
     embedding of that width is an input too.
+    `source`: the source of an edit has its own input channels, behind those of the noise, as in Lucy Edit.
     `last_frame`: the last frame is given in the same channels and, if `image_dim` is set, embedded with the first;
     `pos_embed_seq_len` counts the tokens of both.
     """
@@ -73,10 +74,13 @@ class WanConfig(Config):
     expand_timesteps: bool = Field(default=False, exclude=True)
     first_frame: bool = Field(default=False, exclude=True)
     last_frame: bool = Field(default=False, exclude=True)
+    source: bool = Field(default=False, exclude=True)
 
     @property
     def conditioning(self) -> family.Conditioning:
         """Conditioning of the network; empty captions are encoded."""
+        if self.source:
+            return family.Conditioning(takes=("source",), needs=("source",))
         return family.Conditioning(
             frames=self.expand_timesteps,
             first_frame="grey" if self.first_frame else None,
@@ -88,9 +92,10 @@ class WanConfig(Config):
     def fit(self, components: family.ComponentShapes) -> Self:
         """Return a copy with the widths of the components."""
         channels = components.latent_channels
+        in_channels = 2 * channels if self.source else channels
         return self.model_copy(
             update={
-                "in_channels": 2 * channels + MASK_CHANNELS if self.first_frame else channels,
+                "in_channels": 2 * channels + MASK_CHANNELS if self.first_frame else in_channels,
                 "out_channels": channels,
                 "text_dim": components.text_dim,
             }
@@ -124,6 +129,8 @@ class WanVaceConfig(WanConfig):
 
 
 _LARGE = WanConfig(num_attention_heads=40, ffn_dim=13824, num_layers=40)
+_5B = WanConfig(num_attention_heads=24, ffn_dim=14336, in_channels=48, out_channels=48, expand_timesteps=True)
+_EDIT = {"source": True, "in_channels": 96}
 _I2V = _LARGE.model_copy(update={"in_channels": 36, "first_frame": True})
 _I2V_CLIP = _I2V.model_copy(update={"image_dim": 1280, "added_kv_proj_dim": 5120})
 _BOTH_ENDS = {"last_frame": True, "pos_embed_seq_len": 2 * family.IMAGE_ENCODERS["clip"].tokens}
@@ -137,6 +144,10 @@ _PARTS = family.Parts("wan-2.1", "wan", same_latents=("qwen-image",))
 # Frame rates of Wan's configs (`sample_fps`): 16, and 24 for the 5B of Wan 2.2.
 _preset = partial(family.Preset, parts=_PARTS, sampling=family.SamplingDefaults(5.0, 50), fps=16.0)
 _release = partial(family.Release, side=640, lines=480, num_frames=81)
+_of_5b = partial(_preset, parts=_PARTS._replace(autoencoder="wan-2.2"), fps=24.0)
+_lucy = partial(
+    _release, licence_note="the Lucy Edit Dev Model Non-Commercial License allows no commercial use of the model"
+)
 _autoencoder = partial(family.PublishedAutoencoder, "AutoencoderKLWan", frame_rule=(4, 1), signs=_SIGNS)
 _UMT5 = family.TextNetwork("text_encoder", "umt5", 256_384)
 FAMILY = family.Family(
@@ -148,12 +159,9 @@ FAMILY = family.Family(
         ),
         "wan-2.1-14b": _preset(_LARGE, release=_release("Wan-AI/Wan2.1-T2V-14B-Diffusers", architecture="wan2.1")),
         "wan-2.2-14b": _preset(_LARGE, release=_release("Wan-AI/Wan2.2-T2V-A14B-Diffusers"), switch_timestep=875.0),
-        "wan-2.2-5b": _preset(
-            WanConfig(num_attention_heads=24, ffn_dim=14336, in_channels=48, out_channels=48, expand_timesteps=True),
-            parts=_PARTS._replace(autoencoder="wan-2.2"),
-            fps=24.0,
-            release=_release("Wan-AI/Wan2.2-TI2V-5B-Diffusers"),
-        ),
+        "wan-2.2-5b": _of_5b(_5B, release=_release("Wan-AI/Wan2.2-TI2V-5B-Diffusers")),
+        "lucy-edit-5b": _of_5b(_5B.model_copy(update=_EDIT), release=_lucy("decart-ai/Lucy-Edit-Dev")),
+        "lucy-edit-1.1-5b": _of_5b(_5B.model_copy(update=_EDIT), release=_lucy("decart-ai/Lucy-Edit-1.1-Dev")),
         "wan-2.1-vace-1.3b": _preset(WanVaceConfig(), release=_release("Wan-AI/Wan2.1-VACE-1.3B-diffusers")),
         "wan-2.1-vace-14b": _preset(
             WanVaceConfig(**_LARGE.model_dump(), vace_layers=tuple(range(0, 40, 5))),
@@ -175,6 +183,9 @@ FAMILY = family.Family(
         ),
         "wan-2.2-i2v-14b": _preset(_I2V, release=_release("Wan-AI/Wan2.2-I2V-A14B-Diffusers"), switch_timestep=900.0),
         "wan-tiny": _preset(_TINY.model_copy(update={"expand_timesteps": True})),
+        "wan-edit-tiny": _preset(
+            _TINY.model_copy(update={"expand_timesteps": True, "source": True, "in_channels": 32})
+        ),
         "wan-2.2-tiny": _preset(_TINY.model_copy(update={"ffn_dim": 48}), switch_timestep=875.0),
         "wan-i2v-tiny": _preset(_TINY_I2V),
         "wan-vace-tiny": _preset(WanVaceConfig(**_TINY.model_dump(), vace_layers=(0,))),
@@ -186,6 +197,7 @@ FAMILY = family.Family(
     },
     text_encoders={"wan": family.PublishedText("WanPipeline", 4096, 512, parameters=5_680_910_336, networks=(_UMT5,))},
     short_names={
+        "lucy-edit": "lucy-edit-1.1-5b",
         "wan": "wan-2.1-1.3b",
         "wan-2.1": "wan-2.1-1.3b",
         "wan-2.2": "wan-2.2-5b",

@@ -1,0 +1,71 @@
+"""Lucy Edit makes a clip from another one as its pipeline in diffusers does."""
+
+import functools
+
+import diffusers
+import numpy as np
+import pytest
+import tiny_families
+import torch
+from PIL import Image
+
+from reelworks.core.shape import Shape
+from reelworks.diffusion.config import ObjectiveConfig
+from reelworks.encoders.encoders import LiveEncoder
+from reelworks.generate import pipeline
+from reelworks.generate.conditions import Conditions
+from reelworks.generate.pipeline import GenerateOptions
+from reelworks.models import components, factory
+from reelworks.models.config import AutoencoderConfig, ModelConfig
+from reelworks.precision.boundary import DtypeBoundary
+from reelworks.testing import contract
+
+NAME, SHAPE, STEPS = "wan-edit-tiny", Shape(5, 32, 64), 3
+
+
+@pytest.mark.parametrize("shift", [1.0, 5.0])
+def test_an_edit_is_what_the_pipeline_makes(tmp_path, shift):
+    """From the same noise and source, with our sampler's steps, the same clip comes; another source makes another one."""
+    torch.manual_seed(0)
+    vae = diffusers.AutoencoderKLWan(**tiny_families.WAN | tiny_families.WAN_22).eval()
+    vae.save_pretrained(tmp_path / "vae")
+    published = AutoencoderConfig(name="wan-2.2", weights=str(tmp_path))
+    model = ModelConfig(name=NAME)
+    denoiser = factory.build_denoiser(model, autoencoder=published, text=contract.TEXT, device="cpu", seed=0)
+    encoder = LiveEncoder(
+        factory.build_autoencoder(published),
+        factory.build_text_encoder(contract.TEXT),
+        torch.device("cpu"),
+        components.conditioning(model),
+    )
+    frames = np.random.default_rng(0).integers(0, 256, (SHAPE.num_frames, 32, 64, 3), dtype=np.uint8)
+
+    def made(source):
+        options = GenerateOptions(SHAPE, 24.0, STEPS, 3.0, 5, Conditions(), {"source": source})
+        objective = ObjectiveConfig(timestep_shift=shift)
+        return pipeline.generate(DtypeBoundary(denoiser), encoder, objective, ["waves"], options)[0]
+
+    scheduler = diffusers.FlowMatchEulerDiscreteScheduler(shift=shift)
+    sigmas = np.linspace(1.0, 1 / STEPS, STEPS)
+    scheduler.set_timesteps = functools.partial(scheduler.set_timesteps, sigmas=sigmas)
+    pipe = diffusers.LucyEditPipeline(None, None, vae, scheduler, denoiser.module.eval(), expand_timesteps=True)
+    pipe.set_progress_bar_config(disable=True)
+    text = encoder.texts(["waves", ""], [False, False])
+    embeds = text.tokens * text.mask[..., None]
+    theirs = pipe(
+        [Image.fromarray(frame) for frame in frames],
+        height=SHAPE.height,
+        width=SHAPE.width,
+        num_frames=SHAPE.num_frames,
+        num_inference_steps=STEPS,
+        guidance_scale=3.0,
+        generator=torch.Generator().manual_seed(5),
+        prompt_embeds=embeds[:1],
+        negative_prompt_embeds=embeds[1:],
+        output_type="np",
+        return_dict=False,
+    )[0][0]
+    ours = made(frames)
+    assert ours.shape == theirs.shape == (5, 32, 64, 3)
+    assert np.abs(ours.astype(int) - (theirs * 255).round().astype(int)).max() <= 1
+    assert not np.array_equal(ours, made(255 - frames))
