@@ -14,7 +14,6 @@ from reelworks.models import registry
 from reelworks.testing import contract
 
 
-
 def _takes_several(name):
     wants = registry.PRESETS[name].config.conditioning
     return wants.most_sources > 1 and not wants.sources_as_frames  # which are frames of all that the network gets

@@ -17,6 +17,7 @@ from reelworks.generate import defaults, diffusers_pipeline
 from reelworks.generate.load_run import LoadedModel
 from reelworks.generate.pipeline import GenerateOptions
 from reelworks.models import registry
+from reelworks.models.config import ModelConfig
 from reelworks.precision.boundary import DtypeBoundary
 from reelworks.recipe import preview_model, recipe_file, validation
 from reelworks.train import build
@@ -121,6 +122,23 @@ def test_what_a_licence_restricts_is_told():
     assert "flux-dev: the FLUX Non-Commercial License" in (validation.licence_note(flux()) or "")
     schnell = {"name": "flux-schnell", "weights": "black-forest-labs/FLUX.1-schnell"}
     assert validation.licence_note(flux(model=schnell)) is None
+
+
+def test_a_warning_names_ways_that_the_model_has():
+    """The model it was distilled from, if that is known; guided targets, unless it is trained with sound."""
+
+    def warning(name, **changes):
+        model = ModelConfig(name=name, weights="w")
+        return validation.distilled_warning(flux().model_copy(update={"model": model, **changes})) or ""
+
+    assert 'train on flux-dev and set samples.model = "flux-schnell"' in warning("flux-schnell")
+    assert 'train on ltx-2.5 and set samples.model = "ltx-2.5-distilled"' in warning("ltx-2.5-distilled")
+    assert 'train on flux2-klein-base-4b and set samples.model = "flux2-klein-4b"' in warning("flux2-klein-4b")
+    h3, with_sound = warning("minimax-h3"), warning("minimax-h3-sound")
+    assert "Set lora.training_adapter to an adapter for this model, or set objective.target_guidance_scale" in h3
+    assert "samples.model" not in h3 + with_sound
+    assert "target_guidance_scale" not in with_sound
+    assert "Set lora.training_adapter to an adapter for this model (docs/" in with_sound
 
 
 def test_a_distilled_model_is_warned_of_until_something_prevents_the_loss():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
@@ -13,6 +14,7 @@ from reelworks.diffusion import frame_masks
 from reelworks.models import components, registry
 from reelworks.models.components import conditioning, other_latents
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
+from reelworks.models.family import FamilyConfig
 from reelworks.recipe.recipe import Recipe
 
 COMPANIONS = ("control", *SOURCES, "mask")  # companions that can be inputs of a network
@@ -183,12 +185,37 @@ def distilled_warning(recipe: Recipe) -> str | None:
     prevented = lora is None or lora.training_adapter is not None or recipe.objective.target_guidance_scale is not None
     if prevented or not registry.release_of(name).distilled:
         return None
+    ways = ["set lora.training_adapter to an adapter for this model"]
+    if not conditioning(recipe.model).sound:
+        ways.append("set objective.target_guidance_scale if guidance alone was distilled into it")
+    if bases := _bases(name):
+        ways.append(f'train on {" or ".join(bases)} and set samples.model = "{name}"')
+    told = ", or ".join(ways)
     return (
         f"{name} is a distilled model, and training undoes the distillation: the LoRA's pictures become blurred. "
-        "Set lora.training_adapter to an adapter for this model, or objective.target_guidance_scale if guidance alone was "
-        "distilled into it, or train on the model that it was distilled from and "
-        f'set samples.model = "{name}" (docs/how-to/train-a-lora.md)'
+        f"{told[0].upper()}{told[1:]} (docs/how-to/train-a-lora.md)"
     )
+
+
+def _bases(name: str) -> list[str]:
+    """Return the published models without distillation whose LoRAs have the same layers as those of a distilled model."""
+    preset = registry.PRESETS[name]
+    return [
+        other
+        for other, known in registry.family_of(name).presets.items()
+        if known.release is not None
+        and not known.release.distilled
+        and known.parts == preset.parts
+        and _layers(known.config) == _layers(preset.config)
+        and known.config.conditioning.takes == preset.config.conditioning.takes
+        and known.config.conditioning.sound == preset.config.conditioning.sound
+    ]
+
+
+def _layers(config: FamilyConfig) -> list[Any]:
+    """Return the sizes of a network; switches, such as that of an embedded guidance scale, change none of its blocks."""
+    sizes = {key: value for key, value in config.model_dump().items() if not isinstance(value, bool)}
+    return [config.network.name, sizes]
 
 
 def require_sound(recipe: Recipe) -> None:
