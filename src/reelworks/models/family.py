@@ -112,7 +112,8 @@ class Network:
     file: str | None = None  # name of its file in a repository that has files of several models
     # Pattern of linear layers of attention whose modules' names do not tell it, for LoRAs.
     attention_layers: str | None = None
-    # Whether it takes a pass for each clip of a micro-batch, at least for captions of several lengths.
+    # Whether it takes a pass for each clip of a micro-batch, at least for captions of several lengths. If weights are
+    # sharded it must then do so for any.
     clip_by_clip: bool = False
     alternates: bool = False  # whether the first blocks of all lists are used before the second ones
     pads_patches: bool = False  # whether it pads sizes that are not multiples of the patch

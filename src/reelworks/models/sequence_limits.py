@@ -1,4 +1,4 @@
-"""Check that ranks can share the tokens of a recipe's clips, and the weights; torch-free."""
+"""Check that ranks can share the tokens of a recipe's clips; torch-free."""
 
 from __future__ import annotations
 
@@ -51,24 +51,6 @@ def require_buckets(model: ModelConfig, table: BucketTable, degree: int) -> None
             value=degree,
             remedy="lower it, name sizes with a number of tokens that it divides, or set buckets.aspect_ratios to those "
             "that have one",
-        )
-
-
-def require_single_clips(model: ModelConfig, table: BucketTable, world: int) -> None:
-    """Refuse micro-batches of several clips on several ranks if each clip takes a pass of its own.
-
-    Ranks that hold parts of the weights exchange them in each pass, and would wait for each other for ever.
-    """
-    if world == 1 or not components.family_config(model).network.clip_by_clip:
-        return
-    used = [b for b in table.buckets if b.batch_size and table.entries[b.entry].is_used]
-    several = [f"{bucket.name} ({bucket.batch_size} clips)" for bucket in used if bucket.batch_size > 1]
-    if several:
-        raise UserError(
-            f"{model.name} computes clips one by one, and several ranks must compute equally many: {first_few(several)}",
-            code="clips-one-by-one",
-            field="buckets.batch_size",
-            remedy="set it to 1, and train.gradient_accumulation_steps to the number of clips instead",
         )
 
 

@@ -133,15 +133,27 @@ class Predicted(NamedTuple):
     sound: Tensor | None = None
 
     @classmethod
-    def from_inputs(cls, boundary: DtypeBoundary[DenoiserInputs], inputs: DenoiserInputs) -> Predicted:
-        """Run a network."""
-        return cls(*boundary.both(inputs)) if inputs.sound.shape[1] else cls(boundary(inputs))
+    def from_inputs(
+        cls, boundary: DtypeBoundary[DenoiserInputs], inputs: DenoiserInputs, *, at_least: int = 0
+    ) -> Predicted:
+        """Run a network with at least so many clips: further ones are copies, whose outputs are dropped."""
+        count, filled = len(inputs.time), filled_up(inputs, at_least)
+        outputs = boundary.both(filled) if inputs.sound.shape[1] else (boundary(filled),)
+        return cls(*(output[:count] for output in outputs)) if count < at_least else cls(*outputs)
 
     @classmethod
     def joined(cls, parts: Sequence[Predicted]) -> Predicted:
         """Return the outputs of parts of a micro-batch as one."""
         sounds = [part.sound for part in parts if part.sound is not None]
         return cls(torch.cat([part.picture for part in parts]), torch.cat(sounds) if sounds else None)
+
+
+def filled_up(inputs: DenoiserInputs, count: int) -> DenoiserInputs:
+    """Return inputs of at least so many clips, of which further ones are copies of the last."""
+    missing = count - len(inputs.time)
+    if missing <= 0:
+        return inputs
+    return inputs.each(lambda value: torch.cat([value, value[-1:].expand(missing, *value.shape[1:])]))
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,11 +32,13 @@ from reelworks.diffusion.config import NUM_TIMESTEPS, ObjectiveConfig
 from reelworks.distributed import mesh, transfer
 from reelworks.distributed.mesh import World
 from reelworks.encoders.encoders import LiveEncoder
+from reelworks.models import components
 from reelworks.models.api import DenoiserInputs
 from reelworks.models.lora import inject
 from reelworks.precision.boundary import DtypeBoundary
 from reelworks.recipe.recipe import Recipe
 from reelworks.schedule import cost
+from reelworks.schedule import plan as planning
 from reelworks.schedule.plan import EpochPlan
 from reelworks.train import batch_inputs, block_norms, nonfinite, sound_inputs
 from reelworks.train.ahead import Ahead
@@ -186,6 +189,37 @@ class StepResult:
 
 
 @dataclass(frozen=True)
+class Passes:
+    """Numbers of clips that all ranks compute at the same time with a network that takes a pass for each.
+
+    Ranks exchange weights and gradients in each pass, and would wait for each other for ever if one had fewer.
+
+    Attributes:
+        columns: The most clips that a rank has in each column of a row; empty if it does not matter.
+        ranks: Number of ranks, which have a micro-batch each of a column.
+    """
+
+    columns: tuple[int, ...]
+    ranks: int
+
+    @classmethod
+    def of_row(cls, plan: EpochPlan, row: int, ranks: int) -> Passes:
+        """Return those of a row of the plan."""
+        sizes = np.diff(plan.offsets)
+        by_rank = [[int(sizes[i]) for i, _ in planning.columns(plan.rows[row], rank, ranks)] for rank in range(ranks)]
+        return cls(tuple(map(max, zip(*by_rank, strict=True))), ranks)
+
+    @property
+    def most(self) -> int:
+        """Clips of the largest column; 0 if it does not matter."""
+        return max(self.columns, default=0)
+
+    def least_clips(self, work: MicroBatchRequest) -> int:
+        """Return how many clips to compute at least with a micro-batch; 0 if it does not matter."""
+        return self.columns[work.index // self.ranks] if self.columns else 0
+
+
+@dataclass(frozen=True)
 class TrainStep:
     """Take optimizer steps with one model, which changes `state` in place."""
 
@@ -221,6 +255,7 @@ class TrainStep:
         # The loss is a weighted mean over the clips of all ranks. Its denominator is not known before all micro-batches
         # are decoded, so backward passes divide by the planned weight, and gradients are rescaled below.
         planned_weight = self.planned_weight(plan, row)
+        passes = self._passes(plan, row)
         sums = StepSums.begin(flags, len(self.table.buckets), world.device)
         kept: list[KeptBatch] = []
 
@@ -231,7 +266,7 @@ class TrainStep:
             example = self._example(batch, objective, step, None if ahead is None else ahead.take(batch))
             with self.compiled.running(batch.work, example.inputs.text_mask):
                 with self.times.noting(batch.work):
-                    losses_B = self._losses(batch.work, example, objective)
+                    losses_B = self._losses(batch.work, example, objective, passes.least_clips(batch.work))
                 weights_B = self._weights(batch.work, example)
                 weighted_B = torch.where(example.counts, weights_B * losses_B, 0.0)
                 # FSDP takes the mean of gradients over ranks; the loss of a step is a sum over them. Each rank of a
@@ -268,7 +303,7 @@ class TrainStep:
                 torch.nn.utils.clip_grads_with_norm_(parameters, train.max_grad_norm, norm)
             state.optimizer.step()
             state.update_ema(step, train.ema_decay)
-        blame = None if finite else self._find_cause(kept, objective, step)
+        blame = None if finite else self._find_cause(kept, objective, step, passes.most)
         state.optimizer.zero_grad()
         return StepResult(
             applied=applied,
@@ -344,15 +379,24 @@ class TrainStep:
         _seed(self.world.device, hash_rng.hash_int(seed, step, batch.work.index, Purpose.MODEL) >> 1)
         return example
 
-    def _losses(self, work: MicroBatchRequest, example: Example, objective: ObjectiveConfig) -> Tensor:
-        """Return the loss of each clip, `[B]`; with prior_prediction the target is the base model's output."""
+    def _passes(self, plan: EpochPlan, row: int) -> Passes:
+        """Return how many clips the ranks compute at the same time, if their network takes a pass for each."""
+        if self.world.size == 1 or not components.family_config(self.recipe.model).network.clip_by_clip:
+            return Passes((), 1)
+        return Passes.of_row(plan, row, self.world.data_size)
+
+    def _losses(self, work: MicroBatchRequest, example: Example, objective: ObjectiveConfig, passes: int) -> Tensor:
+        """Return the loss of each clip, `[B]`; with prior_prediction the target is the base model's output.
+
+        The network computes at least `passes` clips.
+        """
         if example.rejected is not None:
-            return self._preference_losses(example, objective)
+            return self._preference_losses(example, objective, 2 * passes)
         # The recipe decides, and not the clips: all ranks must run the base, as its sharded weights are gathered.
         preserves = any(d.prior_prediction for d in self.recipe.dataset)
-        base = self._base(example.inputs) if preserves else None
-        uncaptioned = None if example.uncaptioned is None else self._base(example.uncaptioned)
-        output = Predicted.from_inputs(self.boundary, example.inputs)
+        base = self._base(example.inputs, passes) if preserves else None
+        uncaptioned = None if example.uncaptioned is None else self._base(example.uncaptioned, passes)
+        output = Predicted.from_inputs(self.boundary, example.inputs, at_least=passes)
         if uncaptioned is None:
             losses_B = example.losses(output, objective)
         else:
@@ -362,27 +406,27 @@ class TrainStep:
         preserved_B = transfer.to_device(torch.tensor(work.target_is_base), losses_B.device)
         return torch.where(preserved_B, example.distances(output, base, objective), losses_B)
 
-    def _preference_losses(self, example: Example, objective: ObjectiveConfig) -> Tensor:
+    def _preference_losses(self, example: Example, objective: ObjectiveConfig, passes: int) -> Tensor:
         """Return the loss of each pair of a preferred and a rejected clip, `[B]`, with the base as the reference."""
         pair = example.pair(objective)
-        reference_2B = pair.losses(self._base(pair.inputs), objective)
-        losses_2B = pair.losses(Predicted.from_inputs(self.boundary, pair.inputs), objective)
+        reference_2B = pair.losses(self._base(pair.inputs, passes), objective)
+        losses_2B = pair.losses(Predicted.from_inputs(self.boundary, pair.inputs, at_least=passes), objective)
         return preference.dpo_loss(losses_2B, reference_2B, objective.dpo_beta)
 
-    def _base(self, inputs: DenoiserInputs) -> Predicted:
+    def _base(self, inputs: DenoiserInputs, passes: int) -> Predicted:
         """Return the output of the frozen base, without gradients."""
         # Without gradients and adapters, it would need graphs of its own.
         with torch.no_grad(), inject.adapters_disabled(self.state.module), self.compiled.paused():
-            return Predicted.from_inputs(self.boundary, inputs)
+            return Predicted.from_inputs(self.boundary, inputs, at_least=passes)
 
-    def _find_cause(self, kept: list[KeptBatch], objective: ObjectiveConfig, step: int) -> NonFiniteCause:
+    def _find_cause(self, kept: list[KeptBatch], objective: ObjectiveConfig, step: int, passes: int) -> NonFiniteCause:
         """Find where numbers stopped being finite, by another forward pass of a micro-batch. Collective.
 
         A rank whose losses are all finite runs its last micro-batch. The step's gradients are still in place.
         """
         batch, clips = nonfinite.first_bad(kept)
-        example = self._example(batch, objective, step)
-        origin = nonfinite.origin(self.state.module, example.inputs, lambda: self.boundary(example.inputs))
+        inputs = batch_inputs.filled_up(self._example(batch, objective, step).inputs, passes)
+        origin = nonfinite.origin(self.state.module, inputs, lambda: self.boundary(inputs))
         return NonFiniteCause.from_parts(self.world.gather((origin, clips if self.world.counts else [])))
 
 

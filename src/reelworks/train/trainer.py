@@ -128,7 +128,6 @@ def run(
         data = replace(RecipeData.open(recipe), run=RunFolder(Path(recipe.output)))
         recipe = data.recipe  # now with the buckets that were proposed, if the file names none
         sequence_limits.require_buckets(recipe.model, data.table, recipe.parallel.sequence_degree)
-        sequence_limits.require_single_clips(recipe.model, data.table, world.size)
         this_run = open_run.open_run(recipe, folder_lock, world)
         spec = open_run.plan_spec(data, this_run)
         if recipe.train.lacks_end:

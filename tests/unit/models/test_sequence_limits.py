@@ -25,23 +25,6 @@ def buckets(name, degree, sizes, num_frames):
     sequence_limits.require_buckets(model, made, degree)
 
 
-def test_ranks_compute_equally_many_clips_of_a_network_that_takes_one():
-    """Micro-batches of several clips are refused on several ranks, for networks that say so."""
-
-    def require(name, batch_size, world):
-        entries = [BucketEntryConfig(resolution="64x64", num_frames=1, batch_size=batch_size)]
-        geometry = components.geometry(ModelConfig(name=name), AutoencoderConfig(stride=8))
-        sequence_limits.require_single_clips(
-            ModelConfig(name=name), table.build(entries, BucketsConfig(), geometry), world
-        )
-
-    for fine in (("minimax-h3", 1, 8), ("minimax-h3", 2, 1), ("wan-2.1-1.3b", 2, 8)):
-        require(*fine)
-    with pytest.raises(UserError, match="clips one by one") as caught:
-        require("minimax-h3", 2, 8)
-    assert caught.value.code == "clips-one-by-one"
-
-
 def test_degrees_that_divide_the_heads_are_taken():
     for degree in (1, 2, 4, 8, 16):
         network("stdit3-xl", degree)

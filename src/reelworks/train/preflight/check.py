@@ -158,7 +158,6 @@ def check_recipe(recipe: Recipe, table: BucketTable, world: int = 1) -> CheckRep
     """
     recipe.parallel.data_ranks(world)
     sequence_limits.require_buckets(recipe.model, table, recipe.parallel.sequence_degree)
-    sequence_limits.require_single_clips(recipe.model, table, world)
     optimizer_names.require(recipe.train.optimizer, layout.fixed(recipe.parallel, world, _local_ranks(world)))
     if recipe.train.lacks_end:
         raise no_end(recipe.train)

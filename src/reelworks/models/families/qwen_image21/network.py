@@ -21,6 +21,7 @@ from reelworks.models.api import PURE_NOISE, DenoiserInputs
 from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, embedded
 from reelworks.models.families.qwen_image.network import ImagePlaceholderTokens
 from reelworks.models.families.qwen_image21.spec import QwenImage21Config
+from reelworks.precision.boundary import is_sharded
 
 _PER_PLACE = 4  # latent elements
 
@@ -28,10 +29,11 @@ _PER_PLACE = 4  # latent elements
 def predict(module: Any, inputs: DenoiserInputs, config: QwenImage21Config) -> Tensor:
     """Return the velocity `[B, C, 1, H, W]`; the network's own points towards the noise.
 
-    A picture's position is behind its text, so that captions of several lengths take a pass each.
+    A picture's position is behind its text, so that captions of several lengths take a pass each. Ranks that share the
+    weights take one for each clip in any case, as they must take equally many.
     """
     lengths = inputs.text_mask.sum(dim=1)
-    if inputs.latent.is_meta or bool((lengths == lengths[0]).all()):
+    if inputs.latent.is_meta or (not is_sharded(module) and bool((lengths == lengths[0]).all())):
         return _of_one_length(module, inputs)
     rows = (slice(row, row + 1) for row in range(len(lengths)))
     return torch.cat([_of_one_length(module, inputs.each(itemgetter(row))) for row in rows])

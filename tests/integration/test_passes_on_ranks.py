@@ -1,0 +1,38 @@
+"""Networks that take a pass for each clip train on several ranks, of which some have more clips than others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import children
+import pytest
+
+from reelworks.run import events
+from reelworks.run.folder import RunFolder
+from reelworks.train import replay
+
+TRAIN = {"max_steps": 5, "micro_batches_per_step": 2, "same_bucket_run": 1}
+
+
+def told(run: Path, kind: str, field: str) -> list[float]:
+    return [event[field] for event in events.timeline(RunFolder(run).events_file, kind)]
+
+
+@pytest.mark.slow  # six processes that import diffusers
+@pytest.mark.parametrize("name", ["minimax-h3-tiny", "qwen-image-2.1-tiny"])
+def test_ranks_with_fewer_clips_compute_copies_that_do_not_count(tiny, tmp_path, name):
+    """Two ranks, with micro-batches of three clips and of one, train as one process does."""
+    buckets = [
+        {"resolution": "32px", "num_frames": 1, "batch_size": 3, "keep_prob": 0.5},
+        {"resolution": "16px", "num_frames": 1, "batch_size": 1},
+    ]
+    changes = {"bucket": buckets, "train": TRAIN, "validation": {"every_steps": 4}}
+    for run, world in (("one", 1), ("two", 2)):
+        recipe = tiny(run, **changes) | {"model": {"name": name}}
+        assert children.train(recipe, world=world) == [0] * world, children.output(recipe)
+    one, two = tmp_path / "one", tmp_path / "two"
+    for kind, field in (("step", "loss"), ("step", "grad_norm"), ("validation", "loss")):
+        assert told(two, kind, field) == pytest.approx(told(one, kind, field), rel=5e-4), field
+    assert told(two, "step", "clips") == told(one, "step", "clips")
+    sizes = [[len(work.uids) for work in replay.replay_step(RunFolder(two), step).columns] for step in range(1, 6)]
+    assert any(len(set(each)) > 1 for each in sizes), "no step has ranks with different numbers of clips"
