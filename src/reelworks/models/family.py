@@ -206,7 +206,7 @@ class Preset:
 
 @dataclass(frozen=True)
 class PublishedAutoencoder:
-    """An autoencoder of diffusers."""
+    """An autoencoder of diffusers, or of a family's own module if diffusers has none of its class."""
 
     network: str  # name of the class
     channels: int  # channels of the latents that a denoiser sees
@@ -228,6 +228,9 @@ class PublishedAutoencoder:
     file: str | None = None
     # Whether it works on large pictures in overlapping tiles, and on all frames together, as the model was trained.
     tiles: bool = False
+    module: str = ""  # module with `build(config)`; empty for a class of diffusers
+    # Spread of its latents, by which `autoencoder.std` lets recipes divide them; None if they have units of their own.
+    std: float | None = None
 
 
 # Restrictions of licences that several families share, for `Release.licence_note`.
