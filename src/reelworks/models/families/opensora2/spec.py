@@ -50,8 +50,15 @@ class OpenSora2Config(Config):
 
     @property
     def conditioning(self) -> family.Conditioning:
-        """Conditioning of the network; empty captions are encoded."""
-        return family.Conditioning(frames=self.cond_embed, frames_beside_noise=self.cond_embed)
+        """Conditioning of the network; empty captions are encoded.
+
+        The autoencoder whose elements are tokens is not causal, so that a given picture is no clip's first latents.
+        """
+        return family.Conditioning(
+            frames=self.cond_embed,
+            frames_beside_noise=self.cond_embed,
+            first_frame="alone" if self.cond_embed and self.patch == 1 else None,
+        )
 
     @property
     def head_dim(self) -> int:
