@@ -31,8 +31,10 @@ _SUPPORTED = {
     "clip": {"text_embedder": ("flux", _TEXTS_2_0)},
 }
 # Sizes of 2.0's network that the preset has under the same names.
-_SIZES_OF_2_0 = ("in_channels", "vec_in_dim", "context_in_dim", "hidden_size", "mlp_ratio", "num_heads", "depth")
-_SIZES_OF_2_0 += ("depth_single_blocks", "axes_dim", "theta", "qkv_bias")
+_SIZES_OF_2_0 = (
+    *("in_channels", "vec_in_dim", "context_in_dim", "hidden_size", "mlp_ratio", "num_heads"),
+    *("depth", "depth_single_blocks", "axes_dim", "theta", "qkv_bias"),
+)
 # Settings of 2.0's autoencoders with one value here.
 _AUTOENCODERS_OF_2_0 = {
     **{"in_channels": 3, "out_channels": 3, "layers_per_block": 2, "latent_channels": 16},
