@@ -72,15 +72,12 @@ def in_tiles(x: Tensor, network: Callable[[Tensor], Tensor], time: Span, space: 
     tiles = time.tiles(x, _TIME)
     if tiles[-1].shape[_TIME] == 1:  # alone it would be taken for a picture, and the tile before it ends there too
         tiles.pop()
-        is_cut = [True] * (len(tiles) - 1) + [False]
-    else:
-        is_cut = [True] * len(tiles)
     done: list[Tensor] = []
     for tile in tiles:
         out = _in_space(tile, network, space)
         done.append(blended(done[-1], out, _TIME, time.overlap) if done else out)
-    parts = [out[:, :, : time.kept] if cut else out for out, cut in zip(done, is_cut, strict=True)]
-    return torch.cat(parts, dim=_TIME)
+    *before, last = done
+    return torch.cat([*(out[:, :, : time.kept] for out in before), last], dim=_TIME)
 
 
 def _in_space(x: Tensor, network: Callable[[Tensor], Tensor], space: Span) -> Tensor:
