@@ -9,18 +9,28 @@ from __future__ import annotations
 import json
 import math
 import re
+import shlex
 import shutil
+import signal
 import struct
+import subprocess
 import tomllib
+import urllib.request
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import av
+import fake_hub
 import numpy as np
+import pages
+import s3_server
+import s3fs
+import tiny_families
 import tomli_w
 from PIL import Image, ImageDraw
-from reader import Reader
+from reader import Reader, when
 
 from reelworks import testing
 from reelworks.generate import writers
@@ -168,7 +178,7 @@ def open_sora(reader: Reader, _: Shared) -> None:
     pictures(reader.folder / "clips", [f"{i}.png" for i in range(12)], (640, 360), "a kite")
     reader.reads(until="That\nis enough to plan")
     imported = reader.folder / "stage1.toml"
-    imported.write_text(re.sub(r'(?m)^path = .*', 'path = "clips"', imported.read_text()))
+    imported.write_text(re.sub(r"(?m)^path = .*", 'path = "clips"', imported.read_text()))
     reader.reads()
 
 
@@ -199,7 +209,9 @@ def companions(reader: Reader, _: Shared) -> None:
         "i2v": of_family("wan-i2v-tiny", "runs/i2v", {"dataset": [{"path": "shots/after"}]} | filmed, **vision),
         "flf2v": of_family("wan-flf2v-tiny", "runs/flf2v", {"dataset": [{"path": "shots/after"}]} | filmed, **vision),
         "edit": of_family("flux-kontext-tiny", "runs/edit", {"dataset": [edits]} | pictured),
-        "dress": of_family("flux2-tiny", "runs/dress", {"dataset": [edits | {"source": ["before", "coats"]}]} | pictured),
+        "dress": of_family(
+            "flux2-tiny", "runs/dress", {"dataset": [edits | {"source": ["before", "coats"]}]} | pictured
+        ),
         "ltx": of_family("ltx-tiny", "runs/ltx", {"dataset": [pairs]} | filmed),
         "vace": of_family("wan-vace-tiny", "runs/vace", {"dataset": [{"path": "shots/after"}]} | filmed),
     }
@@ -220,7 +232,8 @@ def companions(reader: Reader, _: Shared) -> None:
 def of_family(name: str, output: str, changes: dict[str, Any], **of_model: str) -> str:
     """Return a recipe that trains a tiny model of diffusers for two steps, from random weights."""
     pooled = {"pooled_dim": 8} if name.startswith("flux-") else {}
-    short = {"train": {"max_steps": 2}, "validation": {"split": 0.0}, "buckets": {}}
+    short: dict[str, Any] = {"train": {"max_steps": 2}, "validation": {"split": 0.0}}
+    short |= {"buckets": {"aspect_ratios": None}, "samples": {"num_inference_steps": 2}}
     components = {"autoencoder": {"stride": 4}, "text_encoder": pooled}
     return recipe(output=output, model={"name": name} | of_model, **short, **components, **changes)
 
@@ -270,7 +283,6 @@ def evaluate(reader: Reader, _: Shared) -> None:
 
 def clip_model(folder: Path) -> None:
     """Write a tiny CLIP of random weights, with its tokenizer and image processor, in the layout of transformers."""
-    import tiny_families
     import transformers
 
     text = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
@@ -330,3 +342,211 @@ def sparse_file(path: Path, shapes: Mapping[str, Sequence[int]]) -> None:
     with path.open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
         file.truncate(8 + len(text) + end)
+
+
+@of("docs/how-to/loss-spikes.md")
+def loss_spikes(reader: Reader, _: Shared) -> None:
+    two = {"bucket": [{"resolution": "32px", "num_frames": 5, "batch_size": 2}], "validation": {"split": 0.0}}
+    # Three grey clips are shown often, a white one once in each epoch: its numbers are far from those that are usual.
+    for i, grey in enumerate((120, 128, 136, 255)):
+        path = reader.folder / ("shots" if i < 3 else "glare/shots") / f"{i:04}.mp4"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        writers.write_video(path, np.full((9, 32, 32, 3), grey, np.uint8), 24.0)
+        path.with_suffix(".txt").write_text("a kite")
+    spiky: dict[str, Any] = {
+        "dataset": [{"path": "shots", "repeats": 14}, {"path": "glare"}],
+        "autoencoder": {"std": 0.1},
+    }
+    saved = {"train": {"max_steps": 50}, "checkpoints": {"every_steps": 10, "keep_last": 9}}
+    reader.writes("spiky.toml", recipe(**two, **spiky, **saved))
+    reader.types("reelworks train spiky.toml")
+    # Two kept checkpoints, the older one before the step that the page names; most steps are only numbers.
+    long = {"max_steps": 1206, "skip_steps": [[3, 1200]]}
+    reader.writes("recipe.toml", recipe("shots", "RUN", **two, train=long, checkpoints={"every_steps": 1000}))
+    reader.types("reelworks train recipe.toml")
+    reader.reads()
+    assert "step 1204 is skipped" in reader.printed.rpartition("resumed from step 1000")[2]
+
+
+@of("docs/how-to/measure-batch-sizes.md")
+def measure_batch_sizes(reader: Reader, _: Shared) -> None:
+    small_clips(reader)
+    reader.writes("recipe.toml", recipe(output="runs/first", train={"max_steps": 16}))
+    reader.types("reelworks train recipe.toml")
+    for line in ("reelworks tune recipe.toml --step-seconds 2", "reelworks tune recipe.toml --memory 24"):
+        reader.adds[line] = "--max-batch 2"
+    reader.reads()
+    tables = tomllib.loads(reader.block('tuned = "recipe.tuned.json"'))
+    entries = [{"resolution": "32px", "num_frames": [1, 5], "batch_size": tables["bucket"][0]["batch_size"]}]
+    text = recipe(output="runs/tuned", bucket=entries, buckets=tables["buckets"], cost=tables["cost"])
+    reader.writes("tuned.toml", text)
+    reader.types("reelworks plan tuned.toml")
+    reader.types("reelworks plan recipe.toml --set cost.measured=recipe.costs.json")
+
+
+@of("docs/how-to/mirror.md")
+def mirror(reader: Reader, _: Shared) -> None:
+    small_clips(reader)
+    reader.knows(**s3_server.CREDENTIALS)
+    with s3_server.serve() as address:
+        place = tomllib.loads(reader.block("[checkpoints.mirror]"))["checkpoints"]["mirror"]
+        options = tomllib.loads(reader.block("options = {").replace("https://storage.example.org", address))
+        storage = s3fs.S3FileSystem(**options["options"], **s3_keys())
+        storage.mkdir("bucket")
+        text = recipe(output="runs/first", checkpoints={"mirror": place | options})
+        reader.writes("recipe.toml", text)
+        reader.types("reelworks train recipe.toml")
+        shutil.rmtree(reader.folder / "runs")
+        reader.types("reelworks train recipe.toml --max-steps 6")
+        reader.reads()
+
+
+def s3_keys() -> dict[str, str]:
+    """Return the credentials of the server on this machine as s3fs takes them."""
+    return {"key": s3_server.CREDENTIALS["AWS_ACCESS_KEY_ID"], "secret": s3_server.SECRET}
+
+
+@of("docs/how-to/resume-after-changes.md")
+def resume_after_changes(reader: Reader, shared: Shared) -> None:
+    shared.footage(reader)
+    demo = reader.folder / "recipes/demo.toml"
+    quick = demo.read_text().replace('name = "stdit3-tiny"', 'name = "stdit3-tiny"\nhidden_size = 32\nnum_heads = 2')
+    quick = re.sub(r"(?s)prompts = \[.*?\n\]", "prompts = []", quick)
+    quick = re.sub(r"timesteps = .*", "timesteps = [500.0]", quick)
+    demo.write_text(re.sub(r"(?m)^every_steps = 200\nkeep_last", "every_steps = 100\nkeep_last", quick))
+    train = "reelworks train recipes/demo.toml --data-path footage --output runs/first"
+    reader.types(f"{train} --max-steps 60")
+    reader.types(f"{train} --max-steps 61 --set train.threads=1")
+    reader.types(f"{train} --max-steps 62 --set train.threads=2")
+    reader.types(f"{train} --max-steps 63 --set train.micro_batches_per_step=4")
+    begin_again(reader, f"{train} --max-steps 8")
+    more = [path.name for path in sorted((reader.folder / "footage").glob("*-circle-*.mp4"))[:3]]
+    for i, name in enumerate(more):
+        shutil.copy(reader.folder / "footage" / name, reader.folder / "footage" / f"new-{i}.mp4")
+        reader.writes(f"footage/new-{i}.txt", f"a new circle, {i}")
+    (reader.folder / "footage" / more[0]).unlink()
+    reader.writes(f"footage/{Path(more[1]).stem}.txt", "another caption")
+    changed = "--set 'bucket.0.batch_size=[16,4,2,2]' --set train.learning_rate=5e-4"
+    reader.types(f"{train} --max-steps 10 {changed}")
+    for name in "ab":
+        reader.types(f"{train} --max-steps 12 --set dataset.0.name={name}")
+    reader.reads(until="## From an earlier step")
+    begin_again(reader, f"{train} --max-steps 103")
+    reader.reads(until="## Begin the data again")
+    begin_again(reader, f"{train} --max-steps 8")
+    shutil.copytree(reader.folder / "runs/first", reader.folder / "runs/copy")
+    reader.reads(until="A scheduler may repeat")
+    for steps in (10, 12):
+        reader.types(f"{train.replace('first', 'copy')} --max-steps {steps} --restart-data")
+    reader.reads(until="With `--weights-only`, the optimizer")
+    loaded = "reelworks train recipes/demo.toml --data-path footage --output runs/tuned --load runs/first"
+    reader.types(f"{loaded} --max-steps 4")
+    reader.reads()
+
+
+def begin_again(reader: Reader, line: str) -> None:
+    """Train without the former runs."""
+    shutil.rmtree(reader.folder / "runs", ignore_errors=True)
+    reader.types(line)
+
+
+@of("docs/how-to/several-gpus.md")
+def several_gpus(reader: Reader, shared: Shared) -> None:
+    shared.footage(reader)
+    reader.writes("RECIPE", (reader.folder / "recipes/demo.toml").read_text().replace("demo/footage", "footage"))
+    log = reader.folder / "runs/two/events.jsonl"
+
+    def trains(starts: int) -> bool:
+        told = log.read_text() if log.is_file() else ""
+        return told.count('"kind": "start"') == starts and '"kind": "step"' in told.rpartition('"kind": "start"')[2]
+
+    # The demo trains for 1200 steps: the reader stops it after the first ones, as the page says.
+    for starts, begin, code in ((1, "reelworks train", 75), (2, "torchrun", 1)):
+        reader.meanwhile[begin] = when(partial(trains, starts), signal.SIGTERM)
+        reader.codes[begin] = code
+    reader.reads(until="```text\nerror: train.micro_batches_per_step")
+    typed = "reelworks train recipes/demo.toml --data-path footage --output runs/two"
+    reader.types(f"{typed} --nproc-per-node 3", code=2)
+    before = len(reader.printed)
+    reader.reads()
+    assert re.search(r'"kind": "stop".*"reason": "signal"', reader.printed[before:])
+
+
+@of("docs/how-to/store-latents.md")
+def store_latents(reader: Reader, _: Shared) -> None:
+    small_clips(reader)
+    table = tomllib.loads(reader.block("[encode]"))
+    reader.writes("recipe.toml", recipe(output="runs/first", **table))
+    reader.reads()
+    assert (reader.folder / "sheet.png").is_file()
+    assert "encoded" not in reader.types("reelworks train recipe.toml")
+
+
+@of("docs/how-to/train-a-lora.md")
+def train_a_lora(reader: Reader, _: Shared) -> None:
+    here, twenty = reader.folder, [f"mug-{i:02}.jpg" for i in range(20)]
+    pictures(here / "pictures", twenty, (1024, 1024), "rwmug")
+    reader.reads(until="3.  Train. Every picture")
+    # From here on the published Wan is as small as the pipeline that a hub on this machine serves in its place.
+    shutil.rmtree(here / "pictures")
+    pictures(here / "pictures", twenty[:4], (64, 64), "rwmug")
+    tiny_families.write("wan-tiny", here / "release")
+    with fake_hub.serving() as hub:
+        hub.put("Wan-AI/Wan2.1-T2V-1.3B-Diffusers", here / "release")
+        reader.knows(HF_ENDPOINT=hub.address, HF_HUB_DISABLE_XET="1")
+        reader.shrinks(Path(__file__).with_name("shrunk_reelworks.py"))
+        (here / "mug.toml").unlink()
+        (new,) = [words for words in pages.commands(reader.page) if words[1] == "new"]
+        reader.types(shlex.join(new))
+        for line in ("reelworks train mug.toml", "reelworks train --data pictures"):
+            reader.adds[line] = "--max-steps 2 --set samples.num_inference_steps=2"
+        reader.reads(until="Without `--data`, `reelworks new lora")
+        shutil.copy(here / "mug.toml", here / "RECIPE")
+        (here / "mug.toml").unlink()
+        reader.names["NAME"] = "wan"
+        reader.reads()
+    assert (here / "mug.safetensors").is_file()
+    assert (here / "merged.safetensors").is_file()
+
+
+@of("docs/how-to/use-the-page.md")
+def use_the_page(reader: Reader, _: Shared) -> None:
+    answers = []
+
+    def opens(process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        line = next(line for line in process.stdout if "http://127.0.0.1:" in line)
+        address = line[line.index("http://") :].split()[0]
+        assert "#token=" in address
+        with urllib.request.urlopen(address.partition("#")[0]) as answer:
+            answers.append(answer.status)
+        process.send_signal(signal.SIGINT)
+
+    reader.meanwhile["reelworks ui"] = opens
+    reader.reads()
+    assert answers == [200]
+
+
+@of("docs/how-to/watch-a-run.md")
+def watch_a_run(reader: Reader, _: Shared) -> None:
+    small_clips(reader)
+    for name in ("first", "second"):
+        several = {"gradient_accumulation_steps": 2, "max_steps": 22}
+        reader.writes("recipe.toml", recipe(output=f"runs/{name}", train=several))
+        reader.types("reelworks train recipe.toml")
+    (reader.folder / "RUN").symlink_to("runs/first")
+    reader.writes("recipe.toml", recipe(output="runs/third", train={"max_steps": 22}))
+    reader.reads()
+    assert (reader.folder / "runs/third/profiles/steps-10-20.json.gz").is_file()
+    assert (reader.folder / "comparison.html").is_file()
+
+
+@of("docs/how-to/why-not-trained.md")
+def why_not_trained(reader: Reader, shared: Shared) -> None:
+    shared.footage(reader)
+    clips(reader.folder / "cats", ["tom.mp4", "kit.mp4", "tim.mp4"], caption="a cat")
+    clips(reader.folder / "cats", ["mute.mp4"])
+    reader.writes("cats.toml", recipe("cats", "RUN", validation={"split": 0.0}))
+    reader.types("reelworks train cats.toml")
+    reader.reads()
+    assert "mute.mp4" in (reader.folder / "left-out.csv").read_text()

@@ -24,6 +24,7 @@ PAGES = [
     )
     if pages.steps(page)
 ]
+RAY = "Ray is not among the packages of the tests; test_ray_engine runs with it"
 # Lines that are not typed here, and why.
 NOT_TYPED: dict[str, dict[str, str]] = {
     "docs/start/first-run.md": {
@@ -45,17 +46,60 @@ NOT_TYPED: dict[str, dict[str, str]] = {
             "VBench is a program of its own, with gigabytes of models"
         )
     },
+    "docs/how-to/store-latents.md": {"reelworks encode recipe.toml --engine ray": RAY},
+    "docs/how-to/train-a-lora.md": {
+        "reelworks new lora --weights FILE": "names an option",
+        "reelworks generate runs/mug": "names a run, without a prompt",
+    },
+    "docs/how-to/train-with-sound.md": {"reelworks plan --rejected": "names an option"},
+    "docs/how-to/use-a-ray-cluster.md": {
+        "pip install 'reelworks[ray]'": "installs from a package index",
+        "ray start --head": RAY,
+        "export RAY_ADDRESS=10.0.0.1:6379": RAY,
+        "reelworks scan /data/footage -o catalog --engine ray": RAY,
+        "reelworks encode recipe.toml --engine ray": RAY,
+        "reelworks encode recipe.toml": "store-latents.md has it too",
+    },
+    "docs/how-to/use-the-page.md": {
+        'pip install "reelworks[ui]"': "installs from a package index",
+        "reelworks ui . /data/footage": "names a folder at the root of the disk",
+    },
+    "docs/how-to/watch-a-run.md": {"reelworks train --debug": "names an option"},
 }
 # Blocks that are not compared, by their first line, and why.
 NOT_COMPARED: dict[str, dict[str, str]] = {
     "docs/how-to/companions.md": {
         "shots/photos/a.jpg     shots/photos/a.txt      shots/photos/night/b.png": "a layout of files, which the reader has",
     },
+    "docs/how-to/read-from-archives-and-buckets.md": {
+        "shards/000000.tar     000017.mp4   000017.txt     the caption": "a layout of files",
+    },
+    "docs/how-to/several-gpus.md": {
+        "16 ranks share one copy of the weights (fsdp): all weights are trained": "what is chosen on sixteen GPUs",
+        "error: parallel: rank 5 on node-1 has another recipe than rank 0: 91f05c1fa0b2 instead of 5c37f2f6a4fd": (
+            "several machines; test_rendezvous has them as processes"
+        ),
+        "error: rank 3 on node-1 was lost at step 1207, in a forward and backward pass (clips: a.mp4, b.mp4): it was killed, or its": (
+            "several machines; test_lost_ranks has them as processes"
+        ),
+    },
 }
 # Blocks whose numbers depend on the machine, by their first line.
 LOOSE: dict[str, set[str]] = {
     "docs/start/first-run.md": {"training recipes/demo.toml in runs/first"},
     "docs/how-to/evaluate.md": {"Loss by bucket and timestep:"},
+    "docs/how-to/loss-spikes.md": {
+        "warning: step 1204: its loss 7.913 is far above the recent 0.4127 (bucket 480p 16:9 ×49); largest losses: …/shots/0112.mp4 (24.1),"
+    },
+    "docs/how-to/mirror.md": {"fetching the checkpoint of step 12000 (4.126 GB) from s3://bucket/runs/first"},
+    "docs/how-to/resume-after-changes.md": {
+        "resumed from step 8, epoch 0, row 0",
+        'dataset `a` seems to be `b` now: 383 clips are the same files; clips already trained in this epoch are not trained again (set data.renamed_clips = "new" to train them)',
+        "checkpoint of step 103 is set aside as .bad-step-000000103-ea0f30be0ed4",
+    },
+    "docs/how-to/watch-a-run.md": {
+        "step 1200/5000  loss 0.4127  1.83 s/it  lr 0.0001  61.3 GB  4.4 clips/s  480p 16:9 ×49 +1  ETA 1:55:54"
+    },
 }
 
 

@@ -60,9 +60,9 @@ class Printed(NamedTuple):
     place: int
 
     def regex(self, exact: bool = True) -> re.Pattern[str]:
-        """Match these lines in an output, however they are wrapped; `...` is anything, and numbers, if not `exact`.
+        """Match these lines in an output, however they are wrapped; `...` is anything.
 
-        Rules of tables are left out; those of the output are to be left out, too.
+        If not `exact`, numbers, units of bytes, sizes and `…` stand for others. Rules of tables are left out; those of the output are to be left out, too.
         """
         words = [word for word in " ".join(self.lines).split() if word.strip("─")]
         pattern = r"\s+".join(".*?" if word == "..." else _word(word, exact) for word in words)
@@ -72,8 +72,12 @@ class Printed(NamedTuple):
 def _word(word: str, exact: bool) -> str:
     if exact:
         return re.escape(word)
+    if word in ("kB", "MB", "GB"):
+        return "[kMG]?B"
+    if re.fullmatch(r"\d+px?", word):
+        return r"\d+px?"
     parts = _NUMBER.split(_DIGEST.sub("0", word))
-    return r"(?:[0-9a-f]{12}|\d[\d,.:]*(?:e-?\d+)?)".join(map(re.escape, parts))
+    return r"(?:[0-9a-f]{12}|\d[\d,.:]*(?:e-?\d+)?)".join(map(re.escape, parts)).replace("…", r"\S*")
 
 
 def steps(page: str) -> list[Typed | Printed]:

@@ -114,7 +114,9 @@ class Reader:
             return
         said = re.sub("─+", "", self.printed)
         shown = "\n".join(step.lines)
-        assert step.regex(exact=first not in self._loose).search(said), f"{self.page} shows\n{shown}\nbut printed is\n{said}"
+        assert step.regex(exact=first not in self._loose).search(said), (
+            f"{self.page} shows\n{shown}\nbut printed is\n{said}"
+        )
 
     @property
     def _text(self) -> str:
@@ -126,13 +128,13 @@ class Reader:
 
 
 def when(condition: Callable[[], bool], then: int, seconds: float = 180.0) -> Meanwhile:
-    """Return what sends a signal to a line's shell and its programs as soon as a condition holds."""
+    """Return what sends a signal to the program of a line as soon as a condition holds."""
 
     def wait(process: subprocess.Popen[str]) -> None:
         end = time.monotonic() + seconds
         while process.poll() is None and time.monotonic() < end:
             if condition():
-                os.killpg(process.pid, then)
+                process.send_signal(then)
                 return
             time.sleep(0.1)
 
