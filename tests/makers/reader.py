@@ -65,6 +65,8 @@ class Reader:
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
+            # A shell in the background, such as that of these tests, ignores Ctrl-C, and so would its programs.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         try:
             if meanwhile is not None:
