@@ -436,8 +436,11 @@ def resume_after_changes(reader: Reader, shared: Shared) -> None:
     begin_again(reader, f"{train} --max-steps 8")
     shutil.copytree(reader.folder / "runs/first", reader.folder / "runs/copy")
     reader.reads(until="A scheduler may repeat")
-    for steps in (10, 12):
-        reader.types(f"{train.replace('first', 'copy')} --max-steps {steps} --restart-data")
+    copied = f"{train.replace('first', 'copy')} --max-steps 16 --restart-data"
+    log = reader.folder / "runs/copy/events.jsonl"
+    preempted = when(lambda: '"kind": "step", "step": 9' in log.read_text(), signal.SIGTERM)
+    reader.types(copied, code=75, meanwhile=preempted)
+    reader.types(copied)
     reader.reads(until="With `--weights-only`, the optimizer")
     loaded = "reelworks train recipes/demo.toml --data-path footage --output runs/tuned --load runs/first"
     reader.types(f"{loaded} --max-steps 4")

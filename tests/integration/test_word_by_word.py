@@ -94,6 +94,7 @@ LOOSE: dict[str, set[str]] = {
     "docs/how-to/mirror.md": {"fetching the checkpoint of step 12000 (4.126 GB) from s3://bucket/runs/first"},
     "docs/how-to/resume-after-changes.md": {
         "resumed from step 8, epoch 0, row 0",
+        "resumed from step 10, epoch 0, row 2",
         'dataset `a` seems to be `b` now: 383 clips are the same files; clips already trained in this epoch are not trained again (set data.renamed_clips = "new" to train them)',
         "checkpoint of step 103 is set aside as .bad-step-000000103-ea0f30be0ed4",
     },
