@@ -8,6 +8,8 @@ STAMP := $(VENV)/.installed
 # Test processes share the cores; more threads in each would only wait for one another. Compiled modules are kept even
 # where the shell says otherwise: each of the processes that tests start would compile the program again.
 PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(VENV)/bin/python -m pytest
+# Tests of one file mostly run in one process, so that what they share is made once.
+PARALLEL := $(PYTEST) -n $(WORKERS) --dist worksteal
 
 # Strict: no broken link, no page without a place.
 DOCS := $(VENV)/bin/python scripts/build_docs.py
@@ -50,10 +52,10 @@ demo: $(STAMP)
 	$(VENV)/bin/reelworks demo
 
 test: $(STAMP)
-	$(PYTEST) -n $(WORKERS)
+	$(PARALLEL)
 
 test-all: $(STAMP)
-	$(PYTEST) -n $(WORKERS) -m ""
+	$(PARALLEL) -m ""
 
 check: $(STAMP)
 	$(VENV)/bin/ruff format --check .

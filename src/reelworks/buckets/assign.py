@@ -93,7 +93,8 @@ class Assignment:
 
 def held_out(seed: int, group: U64, share: float) -> Mask:
     """Return which groups are held out for validation, chosen by hash, the same in every epoch and world size."""
-    return hash_rng.passes(hash_rng.hash64(seed, Purpose.HOLD_OUT, group), share)
+    state = hash_rng.hash64(seed, Purpose.HOLD_OUT)
+    return blocks.elementwise(lambda g: hash_rng.passes(hash_rng.extend(state, g), share), group, dtype=np.bool_)
 
 
 def assign(clips: Clips, table: BucketTable, *, seed: int, epoch: int) -> Assignment:
@@ -148,20 +149,22 @@ def _take_opensora(clips: Clips, table: BucketTable, sizes: Sequence[_Sizes], st
     """Set the buckets of clips by the rules of Open-Sora, resolution by resolution, and length by length in each."""
     assert table.dialect is not None
     for left, entries in _by_kind(clips, table):
+        pixels = clips.height[left] * clips.width[left]
         for _, group in itertools.groupby(entries, key=lambda pair: pair[1].resolution):
             lengths = list(group)
-            trying = left[clips.height[left] * clips.width[left] >= lengths[0][1].needed_pixels]
+            large = left[pixels >= lengths[0][1].needed_pixels]
+            frames, trying = clips.num_frames[large], np.ones(len(large), dtype=np.bool_)
             for index, entry in lengths:
-                is_long = clips.num_frames[trying] >= entry.needed_frames
-                short, long = trying[~is_long], trying[is_long]
+                at = np.flatnonzero(trying & (frames >= entry.needed_frames))
+                long = large[at]
                 stays = _stays(clips, entry, long, state, _RESOLUTION)
                 stays_long = _stays(clips, entry, long, state, _LENGTH)
                 taken = long[stays & stays_long]
                 bucket[taken], _, _ = sizes[index].best(clips.height[taken], clips.width[taken], table)
                 # If the resolution is drawn first, a clip that leaves it tries no shorter length of it.
-                shortened = ~stays_long & (stays | (not table.dialect.resolution_first))
-                trying = np.concatenate([short, long[shortened]])
-            left = left[bucket[left] < 0]
+                trying[at] = ~stays_long & (stays | (not table.dialect.resolution_first))
+            open_ = bucket[left] < 0
+            left, pixels = left[open_], pixels[open_]
 
 
 def _stays(clips: Clips, entry: Entry, where: I64, state: U64, decision: int) -> Mask:
@@ -210,7 +213,7 @@ def _explain(clips: Clips, table: BucketTable, sizes: Sequence[_Sizes]) -> tuple
         right_kind = clips.is_image == (entry.num_frames == 1)
         kind_known |= right_kind
         at = np.flatnonzero(right_kind & (clips.num_frames >= entry.needed_frames))
-        _, large_enough, shape_fits = sizes[index].best(clips.height[at], clips.width[at], table)
+        large_enough, shape_fits = sizes[index].fit(clips.height[at], clips.width[at], table)
         short[at] = False
         small[at] &= ~large_enough
         fits_any[at] |= large_enough & shape_fits
@@ -251,6 +254,10 @@ class _NativeSizes:
         visible = (to_height * to_width) / (scale * scale * height * width)
         return self.bucket[pick], (scale <= 1.0) | table.upscale, visible >= 1.0 - table.max_crop
 
+    def fit(self, height_px: I64, width_px: I64, table: BucketTable) -> tuple[Mask, Mask]:
+        """Return for each clip whether it is large enough, and whether the crop is allowed."""
+        return self.best(height_px, width_px, table)[1:]
+
 
 @dataclass(frozen=True)
 class _DialectSizes:
@@ -268,8 +275,10 @@ class _DialectSizes:
 
     def best(self, height_px: I64, width_px: I64, table: BucketTable) -> tuple[I32, Mask, Mask]:
         pick = self.resolution.nearest(np.maximum(height_px, 1), np.maximum(width_px, 1))
-        large_enough = height_px * width_px >= self.needed_pixels
-        return (self.first_bucket + pick).astype(np.int32), large_enough, np.ones(len(pick), dtype=np.bool_)
+        return (self.first_bucket + pick).astype(np.int32), *self.fit(height_px, width_px, table)
+
+    def fit(self, height_px: I64, width_px: I64, _table: BucketTable) -> tuple[Mask, Mask]:
+        return height_px * width_px >= self.needed_pixels, np.ones(len(height_px), dtype=np.bool_)
 
 
 _Sizes = _NativeSizes | _DialectSizes
@@ -277,15 +286,18 @@ _Sizes = _NativeSizes | _DialectSizes
 
 def _nearest_entry(clips: Clips, table: BucketTable) -> I32:
     """Return the entry of each clip's kind that needs the least growth in frames and size together."""
-    best = np.full(len(clips.uid), -1, dtype=np.int32)
-    least = np.full(len(clips.uid), np.inf)
-    area = np.maximum(clips.height * clips.width, 1).astype(np.float64)
-    frames = np.maximum(clips.num_frames, 1).astype(np.float64)
-    for index, entry in enumerate(table.entries):
-        growth = np.maximum(entry.needed_frames / frames, 1) * np.maximum(entry.needed_pixels / area, 1)
-        better = (growth < least) & (clips.is_image == (entry.num_frames == 1)) & (entry.keep_prob > 0)
-        best[better], least[better] = index, growth[better]
-    return best
+    result = np.full(len(clips.uid), -1, dtype=np.int32)
+    for at, entries in _by_kind(clips, table):
+        best, least = np.full(len(at), -1, dtype=np.int32), np.full(len(at), np.inf)
+        area = np.maximum(clips.height[at] * clips.width[at], 1).astype(np.float64)
+        frames = np.maximum(clips.num_frames[at], 1).astype(np.float64)
+        for index, entry in entries:
+            if entry.keep_prob > 0:
+                growth = np.maximum(entry.needed_frames / frames, 1) * np.maximum(entry.needed_pixels / area, 1)
+                better = growth < least
+                best[better], least[better] = index, growth[better]
+        result[at] = best
+    return result
 
 
 def targets(table: BucketTable) -> I64:

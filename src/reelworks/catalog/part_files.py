@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,8 @@ class PartFile:
     metadata: Any
     columns: frozenset[str]
     table: Any = None
+    _readable: dict[int, NDArray[np.bool_]] = field(default_factory=dict, compare=False, repr=False)
+    _of_thread: threading.local = field(default_factory=threading.local, compare=False, repr=False)
 
     @classmethod
     def open(cls, path: Path, num_rows: int, first: int) -> PartFile:
@@ -121,12 +124,19 @@ class PartFile:
     def _read(self, name: str, group: int) -> Any:
         if self.table is not None:
             return self.table.select([name])
-        # A reader of its own, since threads may read columns at the same time.
-        file = pq.ParquetFile(self.source, metadata=self.metadata, page_checksum_verification=True)
-        return file.read_row_group(group, columns=[name])
+        # A reader of its own for each thread, since they may read columns at the same time.
+        if not hasattr(self._of_thread, "reader"):
+            options = {"metadata": self.metadata, "page_checksum_verification": True}
+            self._of_thread.reader = pq.ParquetFile(self.source, **options)
+        return self._of_thread.reader.read_row_group(group, columns=[name])
 
     def _refuse_wrong(self, name: str, values: Any, group: int, first: int) -> None:
-        wrong = integrity.wrong(name, values, lambda: self._values("readable", group, first))
+        def readable() -> NDArray[np.bool_]:
+            if group not in self._readable:  # asked for once for each measure
+                self._readable[group] = self._values("readable", group, first)
+            return self._readable[group]
+
+        wrong = integrity.wrong(name, values, readable)
         if wrong is not None and wrong.any():
             at = int(np.argmax(wrong))
             path = self._values("path", group, first)[at].as_py()

@@ -16,6 +16,9 @@ _MOST_THREADS = 8
 
 def for_each(count: int, compute: Callable[[slice], None]) -> None:
     """Call a function once for each block of `count` elements; numpy computes without Python's lock, hence in threads."""
+    if count <= _BLOCK:
+        compute(slice(0, count))
+        return
     blocks = [slice(first, min(first + _BLOCK, count)) for first in range(0, count, _BLOCK)]
     with ThreadPoolExecutor(min(os.cpu_count() or 1, _MOST_THREADS)) as threads:
         for _ in threads.map(compute, blocks):

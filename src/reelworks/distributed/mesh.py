@@ -236,4 +236,4 @@ def local(tensor: Tensor) -> Tensor:
 
 def local_parts(tensors: Iterable[Tensor]) -> list[Tensor]:
     """Return what `local` does of each; of hundreds of tensors in every step, calls would be a cost."""
-    return [tensor.to_local() if isinstance(tensor, DTensor) else tensor for tensor in tensors]
+    return [tensor.to_local() if type(tensor) is DTensor else tensor for tensor in tensors]

@@ -159,7 +159,8 @@ def write_page(recipe: Recipe, folder: Path, clips: int) -> Json:
     data = RecipeData.open(recipe)
     begun, _ = position.next_epoch(data, data.plan_spec(*plan_report.step_shape(recipe, 1)), None)
     entries = discarded.planned(begun.plan)
-    lost = discarded.lost_shares(data, entries)
+    row = data.rows_at(entries.ordinal)
+    lost = discarded.lost_shares(data, row, entries.bucket)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         buckets = [
@@ -170,12 +171,12 @@ def write_page(recipe: Recipe, folder: Path, clips: int) -> Json:
         sheets: Json = {
             "index": str(folder / "index.html"),
             "buckets": buckets,
-            "worst": discarded.worst(data, entries, lost, _WORST),
+            "worst": discarded.worst(data, row, entries.bucket, lost, _WORST),
         }
         sheets["beside"] = sorted(
             {companion["kind"] for b in buckets for clip in b["shown"] for companion in clip["beside"]}
         )
-        sheets["short_clips"] = discarded.frames(data, entries)["short_clips"]
+        sheets["short_clips"] = discarded.frames(data, row, entries.bucket)["short_clips"]
         text = page.render("contact_sheet.html", figures=[], name=Path(recipe.output).name, sheets=sheets)
         files.write_bytes(folder / "index.html", text.encode())
     except OSError as error:
@@ -229,7 +230,7 @@ def step_views(replay: Replay, request: MicroBatchRequest) -> list[SampleView]:
     uid, copy = request.uids[request.real], request.draw_copies[request.real]
     row = replay.data.rows.find(uid)
     entries = Samples(uid, copy, replay.data.rows.ordinal[row], 0 * row + request.bucket)
-    lost = discarded.lost_shares(replay.data, entries)
+    lost = discarded.lost_shares(replay.data, row, entries.bucket)
     return contact_sheet.sample_views(replay.data, entries, lost, epoch=request.epoch)
 
 

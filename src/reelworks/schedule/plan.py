@@ -217,7 +217,8 @@ def plan_epoch(entries: Samples, spec: PlanSpec, epoch: int) -> EpochPlan:
         seed=spec.seed,
         epoch=epoch,
     )
-    bucket = blocks.taken(entries.bucket, order)
+    counts = np.bincount(entries.bucket, minlength=len(spec.batch_sizes))
+    bucket = np.repeat(np.arange(len(counts)), counts)
     if spec.incomplete_batch == "merge":
         moved, bucket = merge_into_larger(bucket, spec.batch_sizes, spec.merge_to)
         order = order[moved]
@@ -237,7 +238,8 @@ def plan_epoch(entries: Samples, spec: PlanSpec, epoch: int) -> EpochPlan:
     )
     return EpochPlan(
         uid=blocks.taken(entries.uid, order),
-        copy=blocks.taken(entries.copy, order),
+        # Of millions of clips, most catalogs show each once.
+        copy=blocks.taken(entries.copy, order) if entries.copy.any() else np.zeros(len(order), dtype=np.int64),
         ordinal=blocks.taken(entries.ordinal, order),
         bucket=bucket,
         repeat_index=repeat_index,
@@ -266,12 +268,14 @@ def by_bucket_and_hash(uid: U64, copy: I64, bucket: I64, *, seed: int, epoch: in
     place_bits = _bits(len(uid))
     hash_bits = min(64 - place_bits - _bits(int(bucket.max(initial=0)) + 1), 48)
     words = np.empty(len(uid), dtype=np.uint64)
-    for first in range(0, len(uid), _BLOCK):
-        where = slice(first, first + _BLOCK)
+
+    def fill(where: slice) -> None:
         hashed = hash_rng.hash64(seed, epoch, uid[where], copy[where], Purpose.SHUFFLE)
         key = (bucket[where].astype(np.uint64) << np.uint64(hash_bits)) | (hashed >> np.uint64(64 - hash_bits))
-        place = np.arange(first, first + len(key), dtype=np.uint64)
+        place = np.arange(where.start, where.stop, dtype=np.uint64)
         words[where] = (key << np.uint64(place_bits)) | place
+
+    blocks.for_each(len(uid), fill)
     words.sort()
     tied = _tied(words, np.uint64(place_bits))
     words &= np.uint64((1 << place_bits) - 1)

@@ -47,6 +47,7 @@ from reelworks.train.nonfinite import KeptBatch, NonFiniteCause
 from reelworks.train.spikes import Clip, Spike
 from reelworks.train.state import TrainState
 
+_EPSILON = 1e-6  # as in `torch.nn.utils.clip_grad_norm_`
 TIMESTEP_RANGES = 10  # of 100 timesteps each, in which losses are summed
 
 
@@ -219,7 +220,7 @@ class TrainStep:
         geometry = self.encoder.autoencoder.geometry
         objective = batch_inputs.objective_of_step(self.recipe, self.table, geometry, plan=plan, row=row, step=step)
         # The loss is a weighted mean over the clips of all ranks. Its denominator is not known before all micro-batches
-        # are decoded, so backward passes divide by the planned weight, and gradients are rescaled below.
+        # are decoded, so backward passes divide by the planned weight, and gradients are rescaled before the update.
         planned_weight = self.planned_weight(plan, row)
         sums = StepSums.begin(flags, len(self.table.buckets), world.device)
         kept: list[KeptBatch] = []
@@ -246,16 +247,18 @@ class TrainStep:
                 world.mark("waiting for clips", step + 1)
 
         totals = sums.over_ranks(world)
-        reached = [(p, grad) for p in state.optimizer.trained.values() if (grad := p.grad) is not None]
-        parameters, gradients = [p for p, _ in reached], [grad for _, grad in reached]
-        # Failed clips and conditioning frames were planned, and have no weight.
-        _scale(gradients, planned_weight / totals.weight)
+        gradients = [grad for p in state.optimizer.trained.values() if (grad := p.grad) is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
+        norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        # Failed clips and conditioning frames were planned, and have no weight.
+        scale = (planned_weight / totals.weight).to(norm.dtype).to(norm.device)
+        norm = norm * scale
         by_block = _is_due(train.log_block_grad_norms_every, step + 1)
-        squares = block_norms.squares(state.module, state.blocks, world) if by_block else totals.loss.new_zeros(0)
+        squares = norm.new_zeros(0)
+        if by_block:
+            squares = block_norms.squares(state.module, state.blocks, world) * scale.square()
         # The host waits for the device here, and nowhere else in the step.
-        whole_norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-        totals, ((grad_norm,), block_squares) = totals.read(whole_norm, squares)
+        totals, ((grad_norm,), block_squares) = totals.read(norm, squares)
 
         loss_sum, weight = float(totals.loss), float(totals.weight)
         finite = math.isfinite(loss_sum) and (weight == 0 or math.isfinite(grad_norm))
@@ -265,7 +268,9 @@ class TrainStep:
         applied = finite and weight > 0 and (spike is None or train.spikes != "skip")
         if applied:
             if train.max_grad_norm is not None:
-                torch.nn.utils.clip_grads_with_norm_(parameters, train.max_grad_norm, norm)
+                scale = scale * (train.max_grad_norm / (norm + _EPSILON)).clamp(max=1.0)
+            if gradients:  # once for both factors: those of large networks take long to go through
+                torch._foreach_mul_(mesh.local_parts(gradients), scale)
             state.optimizer.step()
             state.update_ema(step, train.ema_decay)
         blame = None if finite else self._find_cause(kept, objective, step)
@@ -412,10 +417,3 @@ def _seed(device: torch.device, seed: int) -> None:
     torch.default_generator.manual_seed(seed)
     if device.type != "cpu":
         torch.get_device_module(device).manual_seed(seed)
-
-
-@torch.no_grad()
-def _scale(gradients: list[Tensor], factor: Tensor) -> None:
-    """Multiply gradients in place by a scalar on the device, which the host does not read."""
-    if parts := mesh.local_parts(gradients):
-        torch._foreach_mul_(parts, factor.to(parts[0].dtype).to(parts[0].device))

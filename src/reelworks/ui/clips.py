@@ -27,7 +27,6 @@ from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
 from reelworks.report.run_facts import REASONS
 from reelworks.run.folder import RunFolder
-from reelworks.schedule.plan import Samples
 from reelworks.ui import text_search
 
 Json = dict[str, Any]
@@ -282,10 +281,8 @@ def _assigned(data: Dataset) -> Clips:
         np.zeros(count, dtype=np.float32),
     )
     inside = np.flatnonzero(bucket >= 0)
-    rows = data.rows
-    placed = Samples(rows.uid[inside], clips.copy[inside], rows.ordinal[inside], bucket[inside].astype(np.int64))
     assert isinstance(data, RecipeData)
-    clips.lost[inside] = discarded.lost_shares(data, placed)
+    clips.lost[inside] = discarded.lost_shares(data, inside, bucket[inside].astype(np.int64))
     return clips
 
 

@@ -44,7 +44,7 @@ def data(folder, request):
 
 def test_the_window_of_the_whole_frame_is_the_frame_that_training_reads(data):
     entries = data.entries(0)
-    lost = discarded.lost_shares(data, entries)
+    lost = discarded.lost_shares(data, data.rows_at(entries.ordinal), entries.bucket)
     assert len(entries) == 6
     for place in range(len(entries)):
         one = entries.take(np.array([place]))
@@ -69,7 +69,7 @@ def test_a_preview_shows_the_clips_of_the_plan_in_the_buckets_that_train_them(da
 
 def test_the_one_that_loses_most_comes_first_and_the_choice_is_stable(data):
     entries = data.entries(0)
-    lost = discarded.lost_shares(data, entries)
+    lost = discarded.lost_shares(data, data.rows_at(entries.ordinal), entries.bucket)
     chosen = contact_sheet.choose(data, entries, lost, 3)
     assert chosen[0] == np.argmax(lost)
     assert len(set(chosen.tolist())) == 3

@@ -36,7 +36,8 @@ def test_the_share_cut_away_is_what_lies_outside_the_window(folder):
     kept = bucket.height * bucket.width / (48 * 90 * scale**2)
     assert told["crop"]["worst"][0]["path"] == "data/wide.png"
     assert told["crop"]["worst"][0]["lost"] == pytest.approx(1 - kept)
-    lost = discarded.lost_shares(data, discarded.planned(data.plan(data.plan_spec(1, 1), 0)))
+    entries = discarded.planned(data.plan(data.plan_spec(1, 1), 0))
+    lost = discarded.lost_shares(data, data.rows_at(entries.ordinal), entries.bucket)
     assert told["crop"]["mean"] == pytest.approx(lost.mean())
     by_clip = np.array([one["lost"] for one in told["crop"]["worst"]])
     assert by_clip.sum() == pytest.approx(lost.sum())

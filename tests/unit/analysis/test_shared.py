@@ -6,6 +6,7 @@ import prepare_files as made
 import pytest
 
 from reelworks.analysis import data_advice, plan_report
+from reelworks.recipe import dataset
 
 
 @pytest.fixture(scope="module")
@@ -46,8 +47,12 @@ def test_shared_files_are_counted_whatever_names_them(folder, paths, told):
 def test_what_is_meant_is_not_told(folder, meant):
     """A name, another caption or another filter says that clips of both are wanted."""
     paths = [{"path": str(folder / "data")}, {"path": str(folder / "data/inner")}]
-    warned = plan_report.warnings(plan_report.forecast(made.recipe(folder, dataset=paths), 1))
-    assert len(warned) == 1
-    assert "the datasets data and inner share 2 files" in warned[0]
+    (warned,) = warnings(made.recipe(folder, dataset=paths))
+    assert "the datasets data and inner share 2 files" in warned
     paths[1] |= meant
-    assert plan_report.warnings(plan_report.forecast(made.recipe(folder, dataset=paths), 1)) == []
+    assert warnings(made.recipe(folder, dataset=paths)) == []
+
+
+def warnings(recipe):
+    dataset.scan_recipe(recipe)
+    return plan_report.warnings(plan_report.forecast(recipe, 1))
