@@ -26,7 +26,6 @@ import fake_hub
 import numpy as np
 import pages
 import s3_server
-import s3fs
 import tiny_families
 import tomli_w
 from PIL import Image, ImageDraw
@@ -223,7 +222,8 @@ def companions(reader: Reader, _: Shared) -> None:
         )
     clips(here, ["depth.mp4", "clip.mp4"])
     reader.reads(until="```\nreelworks generate runs/depth")
-    reader.types(" && ".join(f"reelworks train {name}.toml" for name in runs))
+    for name in runs:
+        reader.types(f"reelworks train {name}.toml")
     reader.reads()
     for name in ("kite.png", "snow.mp4", "night.png", "dressed.png", "knight.mp4", "cat.mp4"):
         assert shown(here / name)[0] == (1 if name.endswith("png") else 5), name
@@ -386,6 +386,8 @@ def measure_batch_sizes(reader: Reader, _: Shared) -> None:
 
 @of("docs/how-to/mirror.md")
 def mirror(reader: Reader, _: Shared) -> None:
+    import s3fs
+
     small_clips(reader)
     reader.knows(**s3_server.CREDENTIALS)
     with s3_server.serve() as address:
