@@ -38,6 +38,7 @@ every_class = pytest.mark.parametrize(
 SIZES = {
     "stdit3-xl": 1_207_643_936,
     "opensora2": 11_891_390_528,
+    "opensora2-dc-ae": 11_891_971_200,
     "wan-2.1-1.3b": 1_418_996_800,
     "wan-2.1-14b": 14_288_491_584,
     "wan-2.2-14b": 14_288_491_584,  # each of two experts

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from reelworks.buckets.opensora import parse
+from reelworks.buckets.opensora.ratios import COMPUTED_MULTIPLE
 from reelworks.core.config import Config
 from reelworks.core.errors import UserError
 
@@ -162,8 +163,8 @@ class BucketsConfig(Config):
         self.dialect()
         return self
 
-    def dialect(self) -> parse.Dialect | None:
-        """Return the parsed table of Open-Sora, or None."""
+    def dialect(self, multiple: int = COMPUTED_MULTIPLE) -> parse.Dialect | None:
+        """Return the parsed table of Open-Sora, whose computed sizes are multiples of `multiple`, or None."""
         if self.opensora is not None:
             if self.token_families:
                 raise UserError(
@@ -173,7 +174,8 @@ class BucketsConfig(Config):
                     value=True,
                     remedy="leave it out, or write [[bucket]] entries instead of the table",
                 )
-            return parse.parse(self.opensora, self.probability, drop_exact_length=self.opensora_drop_exact_length)
+            drops_exact = self.opensora_drop_exact_length
+            return parse.parse(self.opensora, self.probability, drop_exact_length=drops_exact, multiple=multiple)
         for key, unset in (("probability", "native"), ("opensora_drop_exact_length", False)):
             if (value := getattr(self, key)) != unset:
                 raise UserError(

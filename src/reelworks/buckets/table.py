@@ -160,7 +160,7 @@ def build(
     entries: Sequence[BucketEntryConfig], config: BucketsConfig, geometry: Geometry, *, extends_short: bool = False
 ) -> BucketTable:
     """Compute the bucket table of a recipe's `[[bucket]]` entries, or of the table of Open-Sora in `[buckets]`."""
-    dialect = config.dialect()
+    dialect = config.dialect(_computed_multiple(geometry))
     if dialect is not None:
         if entries:
             raise UserError(
@@ -234,6 +234,12 @@ def _bucket(index: int, entry: Entry, ratio: str, size: tuple[int, int], geometr
     return Bucket(index, ratio, shape, name, entry.batch_size, geometry.tokens(shape))
 
 
+def _computed_multiple(geometry: Geometry) -> int:
+    """Return the divisor of computed sizes: the autoencoder's stride where it is a multiple of the usual one."""
+    stride = max(geometry.stride[1:])
+    return COMPUTED_MULTIPLE if stride % COMPUTED_MULTIPLE else stride
+
+
 def _check_strides(resolution: Resolution, geometry: Geometry) -> None:
     """Refuse sizes that are not multiples of the autoencoder's stride; the denoiser pads incomplete patches."""
     if geometry.drops_rest:
@@ -249,7 +255,7 @@ def _check_strides(resolution: Resolution, geometry: Geometry) -> None:
             field="buckets.opensora",
             value=resolution.name,
             remedy=f'write "{side}px" instead, which has about as many pixels at multiples of '
-            f"{COMPUTED_MULTIPLE}, or choose an autoencoder whose stride (autoencoder.stride) divides all sizes",
+            f"{_computed_multiple(geometry)}, or choose an autoencoder whose stride (autoencoder.stride) divides all sizes",
         )
 
 

@@ -61,7 +61,7 @@ class Conditions:
                 remedy="leave it out, or use a model that takes a mask, such as wan-2.1-vace-1.3b",
             )
         self._check_last_frame(geometry, shape, conditioning)
-        if conditioning.first_frame is not None and shape.num_frames > 1:
+        if conditioning.needs_first_frame and shape.num_frames > 1:
             self._check_first_frame()
             return
         if not conditioning.frames and (self.loop > 1 or self.reference is not None):
@@ -143,6 +143,8 @@ def _check(num_frames: int, geometry: Geometry, shape: Shape, field: str) -> Non
     if num_frames != 1 and num_frames % chunk:
         # A latent frame within a chunk covers other frames than one of a chunk of its own.
         problem, remedy = f"this autoencoder encodes {chunk} frames together", f"use 1 or {chunk}"
+    elif not geometry.accepts_frames(num_frames):
+        problem, remedy = geometry.frame_words, f"use {geometry.nearest_frames(num_frames)}"
     else:
         return
     raise UserError(problem, code="condition-invalid", field=field, value=num_frames, remedy=remedy)

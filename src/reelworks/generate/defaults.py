@@ -15,6 +15,7 @@ from reelworks.recipe.recipe import Recipe
 from reelworks.run.folder import RunFolder
 
 _USUAL_FPS = 24.0
+_USUAL_CONDITION_FRAMES = 17
 _UNKNOWN = Shape(17, 64, 96)  # for a run whose plan was removed
 
 
@@ -40,8 +41,10 @@ def fps(recipe: Recipe) -> float:
 
 
 def condition_frames(recipe: Recipe) -> int:
-    """Return the default number of condition frames: 1 for models that take only a first frame."""
-    return 1 if components.conditioning(recipe.model).first_frame is not None else 17
+    """Return the default number of condition frames: 1 for models that take only a first frame, else about 17."""
+    if components.conditioning(recipe.model).needs_first_frame:
+        return 1
+    return components.autoencoder_geometry(recipe.autoencoder).nearest_frames(_USUAL_CONDITION_FRAMES)
 
 
 def shape(run: RunFolder, recipe: Recipe, *, picture: bool) -> Shape:

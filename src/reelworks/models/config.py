@@ -62,7 +62,7 @@ class AutoencoderConfig(Config):
             and takes half the memory; its latents differ in the third digit.
         stride: Pixels per latent element, in height and in width; only for `pixel`, as are the next two.
         mean: Subtracted from pixels in [-1, 1].
-        std: Divides the result, so that latents have about unit variance.
+        std: Divides the result, so that latents have about unit variance; also for `video-dc-ae`, 1 by default.
     """
 
     name: str = "pixel"
@@ -71,6 +71,12 @@ class AutoencoderConfig(Config):
     stride: int = Field(default=8, gt=0)
     mean: float = 0.0
     std: float = Field(default=0.5, gt=0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _published_std(cls, values: Any) -> Any:
+        known = registry.AUTOENCODERS.get(values.get("name", "")) if isinstance(values, dict) else None
+        return values if known is None or known.std is None else {"std": known.std} | values
 
     @field_validator("dtype", mode="before")
     @classmethod

@@ -187,10 +187,18 @@ def build_autoencoder(config: AutoencoderConfig) -> Autoencoder:
     require_known("autoencoder.name", config.name, autoencoder_names())
     try:
         if config.name in registry.AUTOENCODERS:
-            return DiffusersAutoencoder(config)
+            return _family_autoencoder(config)
         return PixelAutoencoder(config) if config.name == "pixel" else opensora.build(config)
     except weights.ShapeMismatch as misfit:
         raise identify.explained(misfit) from misfit
+
+
+def _family_autoencoder(config: AutoencoderConfig) -> Autoencoder:
+    module = registry.AUTOENCODERS[config.name].module
+    if not module:
+        return DiffusersAutoencoder(config)
+    built: Autoencoder = importlib.import_module(module).build(config)
+    return built
 
 
 def build_sound_encoder(config: SoundConfig) -> SoundEncoder:

@@ -31,13 +31,19 @@ class Conditioning:
     # the mask, whose pixels are channels. Without a mask all is white, and without a control it is grey there.
     control_parts: bool = False
     # How the network gets a clip's first frame besides the noise: "grey": encoded with grey frames after it; "alone":
-    # encoded alone, with zeros after it; None: not at all.
+    # encoded alone, with zeros after it; None: not at all. With `frames`, it is one of the conditions, as `generate`
+    # shows a picture; an autoencoder that is not causal encodes the frames after it into the clip's first latents too.
     first_frame: Literal["grey", "alone"] | None = None
     last_frame: bool = False  # whether the last frame stands behind the grey ones, and is embedded beside the first
     # Encoder whose embedding of the first frame, and of the last if given, is an input; None if there is none.
     image_encoder: Literal["clip", "siglip"] | None = None
     image_dim: int = 0  # width of that embedding
     sound: bool = False  # whether it is trained with the sound of clips
+
+    @property
+    def needs_first_frame(self) -> bool:
+        """Whether each clip is generated from a first frame, which must be given."""
+        return self.first_frame is not None and not self.frames
 
 
 LEARNED = Conditioning(empty_caption="learned", frames=True, objectives=("rectified-flow", "iddpm"))
@@ -206,7 +212,7 @@ class Preset:
 
 @dataclass(frozen=True)
 class PublishedAutoencoder:
-    """An autoencoder of diffusers."""
+    """An autoencoder of diffusers, or of a family's own module if diffusers has none of its class."""
 
     network: str  # name of the class
     channels: int  # channels of the latents that a denoiser sees
@@ -228,6 +234,9 @@ class PublishedAutoencoder:
     file: str | None = None
     # Whether it works on large pictures in overlapping tiles, and on all frames together, as the model was trained.
     tiles: bool = False
+    module: str = ""  # module with `build(config)`; empty for a class of diffusers
+    # Spread of its latents, by which `autoencoder.std` lets recipes divide them; None if they have units of their own.
+    std: float | None = None
 
 
 # Restrictions of licences that several families share, for `Release.licence_note`.

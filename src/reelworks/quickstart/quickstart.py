@@ -312,7 +312,7 @@ def _files(known: Release, found: FolderSurvey) -> list[Line]:
 def _previews(preset: str, datasets: Sequence[DatasetConfig], found: FolderSurvey, trigger: str | None) -> list[Line]:
     """Return the lines of previews, unless the model needs more than a prompt for each."""
     wants = components.conditioning(ModelConfig(name=preset))
-    if wants.needs or wants.first_frame is not None:
+    if wants.needs or wants.needs_first_frame:
         return []
     added = trigger if trigger is not None and not 0 < found.triggered == found.clips - found.uncaptioned else None
     subject = trigger or next((d.missing_caption for d in datasets if d.missing_caption), None)

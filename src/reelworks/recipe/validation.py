@@ -124,7 +124,7 @@ def require_least_sources(model: ModelConfig, datasets: Sequence[DatasetConfig])
 def require_given_frames(model: ModelConfig, reference: str | None, last_frame: str | None, num_frames: int) -> None:
     """Refuse previews without a first or last frame that the network needs, or with one that it does not support."""
     wants = conditioning(model)
-    first, last = (num_frames > 1 and takes for takes in (wants.first_frame is not None, wants.last_frame))
+    first, last = (num_frames > 1 and takes for takes in (wants.needs_first_frame, wants.last_frame))
     others = wants.frames or wants.control_parts
     for field, which, value, needs, takes in (
         ("samples.reference", "first", reference, first, first or others),

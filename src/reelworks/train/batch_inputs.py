@@ -334,7 +334,9 @@ def _example(
     conditions = dict(encoded.conditions)
     noised = frame_mask
     if encoder.conditioning.frames_beside_noise:
-        noised, conditions["condition"] = torch.ones_like(frame_mask), x0
+        shown = _shown(x0, frame_mask, conditions["first_frame"])
+        noised = torch.ones_like(frame_mask)
+        conditions |= {"condition": shown, "first_frame": x0[:, :0]}
     inputs = DenoiserInputs(
         latent=objectives.from_config(config).noised(x0, noise, time, noised),
         time=time,
@@ -367,6 +369,14 @@ def _example(
     if sound is not None:
         share, target = torch.where(share > 0, share, inputs.sound_mask.float().mean(dim=1)), sound.target
     return Example(inputs, x0, noise, share, counts, noised, weight, uncaptioned, encoded.rejected, target)
+
+
+def _shown(x0: Tensor, frame_mask_BN: Tensor, first_frame: Tensor) -> Tensor:
+    """Return the latents that condition frames are taken from: a first one alone is, if it is encoded so, a picture's."""
+    if not first_frame.shape[1] or x0.shape[2] == 1:
+        return x0
+    is_alone = (frame_mask_BN[:, 1] & ~frame_mask_BN[:, 0]).view(-1, 1, 1, 1, 1)
+    return torch.cat([torch.where(is_alone, first_frame[:, :, :1], x0[:, :, :1]), x0[:, :, 1:]], dim=2)
 
 
 class _Sound(NamedTuple):

@@ -78,6 +78,15 @@ def names(built: BucketTable, bucket: NDArray[np.int32]) -> list[str | None]:
     return [texts[i] if i >= 0 else None for i in bucket]
 
 
+@pytest.mark.parametrize("multiple", ["16", "32"])
+def test_computed_sizes_are_those_of_the_release(multiple: str) -> None:
+    """Keys and sizes come in its order, for either autoencoder of 2.0."""
+    for name, sizes in golden("computed_sizes.json")[multiple].items():
+        found = ratios.resolution(name, computed=True, multiple=int(multiple))
+        assert dict(zip(found.keys, map(list, found.sizes), strict=True)) == sizes
+        assert list(found.keys) == list(sizes)
+
+
 def test_fixed_sizes_are_those_of_the_release() -> None:
     for name, expected in golden("aspect_tables.json")["resolutions"].items():
         found = ratios.TABLES[name]

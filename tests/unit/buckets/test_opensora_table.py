@@ -188,18 +188,18 @@ def test_names_of_2_0() -> None:
     assert (256, 256) in every.sizes
 
 
-@given(st.integers(64, 2000), st.sampled_from(["px", "p"]))
-def test_computed_sizes_are_multiples_near_in_pixels_and_none_comes_twice(side: int, unit: str) -> None:
-    found = ratios.resolution(f"{side}{unit}", computed=True)
-    assert len(set(found.sizes)) == len(found.sizes) == len(found.keys)
+@given(st.integers(4, 125), st.sampled_from(["px", "p"]), st.sampled_from([16, 32]))
+def test_computed_sizes_are_multiples_near_in_pixels(steps: int, unit: str, multiple: int) -> None:
+    found = ratios.resolution(f"{steps * multiple}{unit}", computed=True, multiple=multiple)
+    assert len(set(found.keys)) == len(found.keys) == len(found.sizes)
     for (height, width), ratio in zip(found.sizes, found.ratios, strict=True):
-        assert height % 16 == width % 16 == 0
-        # One step of 16 along the shorter side, and the ratio's own rounding.
-        assert abs(height * width - found.pixels) <= 16 * max(height, width)
-        assert abs(np.log(height / width / ratio)) < 16 / min(height, width) * 3
+        assert height % multiple == width % multiple == 0
+        # One step along the shorter side, and the ratio's own rounding.
+        assert abs(height * width - found.pixels) <= multiple * max(height, width)
+        assert abs(np.log(height / width / ratio)) < multiple / min(height, width) * 3
     height, width = (np.array(side) for side in zip(*found.sizes, strict=True))
     exact = ratios.Resolution("", found.pixels, found.keys, tuple(height / width), found.sizes)
-    assert exact.nearest(height, width).tolist() == list(range(len(height)))
+    assert tuple(found.sizes[i] for i in exact.nearest(height, width)) == found.sizes
 
 
 CLIPS = st.lists(st.tuples(st.integers(1, 4000), st.integers(1, 4000)), min_size=1, max_size=20)

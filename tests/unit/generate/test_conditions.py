@@ -10,12 +10,15 @@ from refused import refused
 
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Geometry, Shape
-from reelworks.generate import conditions, pipeline, writers
+from reelworks.generate import conditions, defaults, pipeline, writers
 from reelworks.generate.conditions import Conditions
 from reelworks.generate.pipeline import GenerateOptions
+from reelworks.models import registry
+from reelworks.models.config import AutoencoderConfig, ModelConfig
 from reelworks.models.family import LEARNED, Conditioning
 from reelworks.precision.boundary import DtypeBoundary
 from reelworks.recipe import recipe_file
+from reelworks.recipe.recipe import Recipe
 from reelworks.train import build
 
 CPU = torch.device("cpu")
@@ -156,6 +159,22 @@ def test_what_leaves_nothing_or_does_not_fit_is_refused(given, chunk, message):
     with refused("conditions-not-taken", "--reference, --loop"):
         Conditions(frames(1)).check(geometry, OPTIONS.shape, Conditioning())
     Conditions().check(geometry, OPTIONS.shape, Conditioning())
+
+
+def test_given_frames_are_as_many_as_the_autoencoder_encodes():
+    """A picture, or a number of its rule; the default is the nearest to 17, or the one frame that a model is given."""
+    geometry, shape = Geometry((4, 32, 32), (1, 1, 1), (4, 8)), dataclasses.replace(OPTIONS.shape, num_frames=32)
+    for count in (1, 8, 16):
+        Conditions(frames(count)).check(geometry, shape, LEARNED)
+    with refused("condition-invalid", "--condition-frames", says="use 16"):
+        Conditions(loop=2, condition_frames=17).check(geometry, shape, LEARNED)
+    published = {"opensora2-dc-ae": 16, "opensora2": 17, "wan-2.1-i2v-14b": 1}
+    for name, count in published.items():
+        parts = registry.PRESETS[name].parts
+        recipe = Recipe.model_construct(
+            model=ModelConfig(name=name), autoencoder=AutoencoderConfig(name=parts.autoencoder, weights="-")
+        )
+        assert defaults.condition_frames(recipe) == count
 
 
 @pytest.mark.parametrize(

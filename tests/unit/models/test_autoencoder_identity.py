@@ -18,7 +18,7 @@ from reelworks.models.autoencoders import diffusers_kl
 from reelworks.models.config import AutoencoderConfig, ModelConfig
 from reelworks.recipe import validation
 
-NAMES = tuple(registry.AUTOENCODERS)
+NAMES = tuple(name for name, one in registry.AUTOENCODERS.items() if not one.module)  # those of diffusers
 SMALL = {"wan-2.1": tiny_families.WAN} | {
     name: tiny_families.KL | {"latent_channels": one.channels}
     for name, one in registry.AUTOENCODERS.items()
@@ -30,8 +30,8 @@ SMALL = {"wan-2.1": tiny_families.WAN} | {
 def places(tmp_path_factory):
     """Small ones of every family in their folders, and Stable Diffusion's."""
     root = tmp_path_factory.mktemp("autoencoders")
-    for name, one in registry.AUTOENCODERS.items():
-        module = getattr(diffusers, one.network)(**tiny_families.AUTOENCODERS[name])
+    for name in NAMES:
+        module = getattr(diffusers, registry.AUTOENCODERS[name].network)(**tiny_families.AUTOENCODERS[name])
         module.save_pretrained(root / name / "vae")
     diffusers.AutoencoderKL(latent_channels=4, **tiny_families.KL).save_pretrained(root / "opensora-1.1")
     return root

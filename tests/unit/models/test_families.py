@@ -20,7 +20,18 @@ FOLDERS = sorted(spec.parent for spec in Path(families.__file__).parent.glob("*/
 ALLOWED = {
     "models/config.py": {"stdit3-xl"},
     "demo": {"stdit3-tiny"},
-    "compat/opensora": {"stdit3-xl", "stdit3-3b", "stdit2-xl", "opensora2", "hunyuan-video", "flux"},
+    "compat/opensora": {
+        *(
+            "stdit3-xl",
+            "stdit3-3b",
+            "stdit2-xl",
+            "opensora2",
+            "opensora2-dc-ae",
+            "hunyuan-video",
+            "video-dc-ae",
+            "flux",
+        ),
+    },
 }
 
 

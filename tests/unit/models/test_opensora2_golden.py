@@ -85,6 +85,20 @@ def test_gradients(tensors, recompute, tmp_path):
     assert worst[0] <= 2e-5
 
 
+def test_without_patches(tmp_path):
+    """With the autoencoder of stride 32, an element of the latents is a token, beside the mask and what is given."""
+    tensors = load_file(GOLDEN / "mmdit_patch_1.cases.safetensors")
+    weights = load_file(GOLDEN / "mmdit_tiny.weights.safetensors")
+    weights["cond_in.weight"] = weights["cond_in.weight"][:, :17].contiguous()
+    save_file(weights, tmp_path / "Open_Sora_v2_Video_DC_AE.safetensors")
+    config = config_of("i2v").model_copy(update={"patch": 1})
+    module = MMDiT(config)
+    network.NETWORK.load(module, config, str(tmp_path))
+    with torch.no_grad():
+        out = network.predict(module, inputs_of(tensors, "patch_1"), config)
+    assert relative(-out, tensors["patch_1/out"]) <= 1e-5
+
+
 def test_what_is_given_matters_where_it_is_given_alone(tensors, tmp_path):
     """Latents of frames that are to be generated never reach the network beside the noise."""
     module, inputs = network_of("i2v", tmp_path), inputs_of(tensors, "i2v")
@@ -122,3 +136,6 @@ def test_full_size_keys_and_shapes_equal_upstreams():
         wanted |= {key: shape} if count is None else {f"{blocks}.{i}.{rest}": shape for i in range(count)}
     assert {key: list(value.shape) for key, value in module.state_dict().items()} == wanted
     assert sum(p.numel() for p in module.parameters()) == SPEC["full_size"]["parameters"]
+    with torch.device("meta"):
+        module = MMDiT(PRESETS["opensora2-dc-ae"].config)
+    assert sum(p.numel() for p in module.parameters()) == SPEC["full_size"]["high_compression_parameters"]

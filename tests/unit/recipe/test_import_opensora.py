@@ -14,11 +14,13 @@ import pytest
 from refused import refused
 from typer.testing import CliRunner
 
+from reelworks.buckets import table
 from reelworks.cli.main import app
 from reelworks.compat.opensora import importer, literals
 from reelworks.compat.opensora.importer import Imported
 from reelworks.compat.opensora.rules import Fate
 from reelworks.core.errors import UserError
+from reelworks.models import components
 from reelworks.recipe import recipe_file
 from reelworks.recipe.recipe import Recipe
 
@@ -223,6 +225,26 @@ sigma_min = 1e-5
 optim = dict(cls="HybridAdam", lr=1e-5, eps=1e-15, weight_decay=0.0, adamw_mode=True)
 ckpt_every = 200
 """
+V2_0_DC_AE = """
+bucket_config = {"768px": {1: (1.0, 20), 16: (1.0, 8), 100: (1.0, 2), 128: (1.0, 2)}}
+model = dict(type="flux", from_pretrained=None, in_channels=128, hidden_size=3072, cond_embed=True, patch_size=1)
+patch_size = 1
+ae = dict(
+    type="dc_ae",
+    model_name="dc-ae-f32t4c128",
+    from_pretrained=None,
+    from_scratch=True,
+    scaling_factor=0.493,
+    use_spatial_tiling=True,
+    use_temporal_tiling=True,
+    spatial_tile_size=256,
+    temporal_tile_size=32,
+    tile_overlap_factor=0.25,
+)
+is_causal_vae = False
+ae_spatial_compression = 32
+condition_config = dict(t2v=1, i2v_head=7)
+"""
 ALL = {
     "stage1": STAGE_1,
     "stage2": STAGE_2,
@@ -230,6 +252,7 @@ ALL = {
     "v1_1": V1_1,
     "v2_0": V2_0,
     "v2_0_i2v": V2_0_I2V,
+    "v2_0_dc_ae": V2_0_DC_AE,
 }
 
 
@@ -411,7 +434,7 @@ def test_2_0_with_conditions(tmp_path: Path) -> None:
         ("condition_config", "dict(t2v=1, v2v_head=1, i2v_head=2)", "v2v_head are trained without condition"),
         ("sigma_min", "0.1", "no noise is left"),
         ("no_i2v_ref_loss", "True", "condition frames count too"),
-        ("patch_size", "1", "the preset has 2"),
+        ("patch_size", "4", "the preset has 2"),
     ],
 )
 def test_what_2_0_does_otherwise_is_told(tmp_path: Path, key: str, value: str, told: str) -> None:
@@ -423,9 +446,41 @@ def test_what_2_0_does_otherwise_is_told(tmp_path: Path, key: str, value: str, t
         assert recipe.objective.mask_ratios == {"image_head": 0.5}
 
 
+def test_2_0_with_the_autoencoder_of_stride_32(tmp_path: Path) -> None:
+    """Its network, its autoencoder with its unit of latents, and sizes of its multiples; without patches, all fits."""
+    made, recipe = convert(tmp_path, V2_0_DC_AE)
+    assert {Fate.NOT_THERE_YET, Fate.UNKNOWN}.isdisjoint(fates(made).values())
+    autoencoder = recipe.autoencoder
+    assert (recipe.model.name, autoencoder.name, autoencoder.std) == ("opensora2-dc-ae", "video-dc-ae", 0.493)
+    assert autoencoder.weights == "hpcai-tech/Open-Sora-v2-Video-DC-AE"
+    built = table.build(recipe.bucket, recipe.buckets, components.geometry(recipe.model, autoencoder))
+    assert {bucket.shape.num_frames for bucket in built.buckets} == {1, 16, 100, 128}
+    assert all(side % 32 == 0 for bucket in built.buckets for side in (bucket.shape.height, bucket.shape.width))
+    assert (640, 928) in {(bucket.shape.height, bucket.shape.width) for bucket in built.buckets}
+    made, recipe = convert(tmp_path, V2_0_DC_AE.replace("scaling_factor=0.493", "scaling_factor=None"))
+    assert recipe.autoencoder.std == 1.0
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ("in_channels=128", "in_channels=64", "the preset has 128"),
+        ("temporal_tile_size=32", "temporal_tile_size=16", "the autoencoder has 32"),
+        ("use_temporal_tiling=True", "use_temporal_tiling=False", "32 frames are encoded together"),
+        ('"dc-ae-f32t4c128"', '"dc-ae-f64"', "dc-ae-f32t4c128"),
+    ],
+)
+def test_settings_of_the_autoencoder_of_stride_32_that_differ_are_told(
+    tmp_path: Path, old: str, new: str, told: str
+) -> None:
+    made, _ = convert(tmp_path, V2_0_DC_AE.replace(old, new))
+    (line,) = (line for line in made.lines if line.fate == Fate.NOT_THERE_YET)
+    assert told in line.remark
+
+
 def test_another_autoencoder_of_2_0_is_replaced(tmp_path: Path) -> None:
-    """Its autoencoder of stride 32 is not there, and its tables need no frames but those of the pixels."""
-    text = V2_0.replace('type="hunyuan_vae"', 'type="dc_ae"').replace("65:", "64:")
+    """Its tables need no frames but those of the pixels."""
+    text = V2_0.replace('type="hunyuan_vae"', 'type="vae_of_mine"').replace("65:", "64:")
     made, recipe = convert(tmp_path, text)
     assert fates(made)["ae.type"] == Fate.NOT_THERE_YET
     assert recipe.autoencoder.name == "pixel"

@@ -110,22 +110,25 @@ def test_a_clip_whose_mask_shows_given_frames_alone_has_no_weight():
     assert torch.equal(losses > 0, first_is_made)
 
 
-def test_frames_beside_the_noise_are_noised_and_trained_like_the_others():
-    """As in Open-Sora 2.0: given frames are told by the mask and shown clean, and the loss is that of all frames."""
+def recipe_of_opensora2(name, mask_ratios):
     values = recipe_of("stdit3-tiny", "rectified-flow").model_dump()
-    model = {"name": "opensora2-tiny"}
     text = values["text_encoder"] | {"pooled_dim": 8}
-    recipe = recipe_file.parse(
+    return recipe_file.parse(
         {key: values[key] for key in ("version", "output", "dataset")}
         | {
             "bucket": [{"resolution": "32x32", "num_frames": [1, 4]}],
-            "model": model,
+            "model": {"name": name},
             "text_encoder": {key: text[key] for key in ("dim", "max_length", "pooled_dim")},
-            "objective": {"mask_ratios": {"image_head": 0.5}, "timestep_shift": "opensora-2.0"},
+            "objective": {"mask_ratios": mask_ratios, "timestep_shift": "opensora-2.0"},
             "precision": {"compute": "float32"},
             "train": {"max_steps": 1},
         }
     )
+
+
+def test_frames_beside_the_noise_are_noised_and_trained_like_the_others():
+    """As in Open-Sora 2.0: given frames are told by the mask and shown clean, and the loss is that of all frames."""
+    recipe = recipe_of_opensora2("opensora2-tiny", {"image_head": 0.5})
     encoder = build.encoder(recipe, CPU)
     example = training_example(micro_batch(list(range(8))), encoder, recipe.objective, seed=1)
     inputs, share = example.inputs, (example.inputs.time / 1000)[:, None, None, None, None]
@@ -135,3 +138,37 @@ def test_frames_beside_the_noise_are_noised_and_trained_like_the_others():
     plainly = (example.x0 - example.noise).square().mean(dim=(1, 2, 3, 4))
     torch.testing.assert_close(example.losses(Predicted(torch.zeros_like(example.x0)), recipe.objective), plainly)
     assert (example.generated_share == 1).all()
+
+
+class Averaging:
+    """The pixels of the recipe's autoencoder, each frame averaged with the next: an autoencoder that is not causal."""
+
+    def __init__(self, pixels):
+        self.geometry, self.latent_channels, self.contract = pixels.geometry, pixels.latent_channels, pixels.contract
+        self._pixels = pixels
+
+    def encode(self, video):
+        latent = self._pixels.encode(video)
+        return (latent + torch.cat([latent[:, :, 1:], latent[:, :, -1:]], dim=2)) / 2
+
+
+def test_a_given_picture_is_shown_in_training_as_in_generation():
+    """Where the first frame alone is given, its latents are those of a picture; of more frames, those of the clip."""
+    recipe = recipe_of_opensora2("opensora2-dc-ae-tiny", {"image_head": 0.3, "quarter_head": 0.3})
+    built = build.encoder(recipe, CPU).loaded()
+    encoder = dataclasses.replace(built, autoencoder=Averaging(built.autoencoder))
+    batch = micro_batch(list(range(16)))
+    batch = dataclasses.replace(batch, work=dataclasses.replace(batch.work, shape=Shape(8, 32, 32)))
+    frames = np.random.default_rng(0).integers(0, 256, (16, 8, 32, 32, 3), dtype=np.uint8)
+    batch = dataclasses.replace(batch, frames=torch.from_numpy(frames))
+    example = training_example(batch, encoder, recipe.objective, seed=1)
+    given = ~example.inputs.frame_mask
+    alone, more = given[:, 0] & ~given[:, 1], given[:, :2].all(dim=1)
+    assert alone.any()
+    assert more.any()
+    assert not (alone | more).all()
+    pictures = encoder.latents(batch.frames[:, :1])
+    assert not torch.equal(pictures, example.x0[:, :, :1])
+    wanted = torch.where(alone.view(-1, 1, 1, 1, 1), pictures, example.x0[:, :, :1])
+    assert torch.equal(example.inputs.condition[:, :, :1], wanted)
+    assert torch.equal(example.inputs.condition[:, :, 1:], example.x0[:, :, 1:])

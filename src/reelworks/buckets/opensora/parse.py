@@ -65,8 +65,13 @@ def normal_form(value: Any) -> Any:
     return NO_BATCH if value is None else value
 
 
-def parse(table: Table, meaning: Meaning, *, drop_exact_length: bool) -> Dialect:
-    """Parse a table; `drop_exact_length` refuses clips of exactly an entry's length, as 1.1 and 1.2 do."""
+def parse(
+    table: Table, meaning: Meaning, *, drop_exact_length: bool, multiple: int = ratios.COMPUTED_MULTIPLE
+) -> Dialect:
+    """Parse a table; `drop_exact_length` refuses clips of exactly an entry's length, as 1.1 and 1.2 do.
+
+    Sizes that 2.0 computes have sides that are multiples of `multiple`.
+    """
     if meaning == "native":
         raise UserError(
             "the probabilities of a table of Open-Sora mean different things in different releases",
@@ -77,7 +82,8 @@ def parse(table: Table, meaning: Meaning, *, drop_exact_length: bool) -> Dialect
             '(to stay at the resolution, and to be shortened) or "downgrade" (to move to a lower resolution, and '
             "else to be shortened)",
         )
-    by_resolution = [(ratios.resolution(name, computed=meaning == "opensora-2.0"), table[name]) for name in table]
+    computed = meaning == "opensora-2.0"
+    by_resolution = [(ratios.resolution(name, computed=computed, multiple=multiple), table[name]) for name in table]
     by_resolution.sort(key=lambda pair: -pair[0].pixels)
     result: list[Parsed] = []
     for resolution, lengths in by_resolution:

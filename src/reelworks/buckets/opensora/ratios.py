@@ -14,7 +14,8 @@ from reelworks.core.errors import UserError, nearest
 
 # width:height, as release 2.0 lists them; their inverses are used too.
 COMPUTED_RATIOS = ("2.39:1", "2:1", "16:9", "1.85:1", "9:16", "5:8", "3:2", "4:3", "1:1")
-# Divisor of the height and width of computed sizes; the default of release 2.0.
+# Divisor of the height and width of computed sizes; the default of release 2.0, which has 32 for its autoencoder of that
+# stride.
 COMPUTED_MULTIPLE = 16
 
 
@@ -116,10 +117,11 @@ _TABLES = """
 TABLES = _read_tables()
 
 
-def resolution(name: str, *, computed: bool) -> Resolution:
+def resolution(name: str, *, computed: bool, multiple: int = COMPUTED_MULTIPLE) -> Resolution:
     """Look up "240p", "256", "2k" and so on, or compute the sizes of 2.0's "256px", "768px_ar16:9", "480p_max".
 
-    With `computed`, "<N>p" is computed as 2.0 does even where a fixed table has that name.
+    With `computed`, "<N>p" is computed as 2.0 does even where a fixed table has that name. Computed heights and widths
+    are multiples of `multiple`.
     """
     base, _, setting = name.partition("_")
     pixels = _computed_pixels(base)
@@ -133,7 +135,7 @@ def resolution(name: str, *, computed: bool) -> Resolution:
             value=name,
             remedy=f'{nearest(name, TABLES)} Other sizes: "<N>px" or "<N>p", optionally with "_max" or "_ar16:9"',
         )
-    return _pin(Resolution(name, pixels, *_computed_sizes(pixels)), setting)
+    return _pin(Resolution(name, pixels, *_computed_sizes(pixels, multiple)), setting)
 
 
 def _computed_pixels(base: str) -> int | None:
@@ -145,19 +147,26 @@ def _computed_pixels(base: str) -> int | None:
     return square if match[2] == "px" else int(square / 9 * 16)
 
 
-def _computed_sizes(pixels: int) -> tuple[tuple[str, ...], tuple[float, ...], tuple[tuple[int, int], ...]]:
-    """Return keys, ratios and distinct sizes at the ratios of 2.0."""
-    by_size: dict[tuple[int, int], tuple[str, float]] = {}
-    inverse = [":".join(reversed(text.split(":"))) for text in COMPUTED_RATIOS]
-    for text in [*COMPUTED_RATIOS, *inverse]:
+def _computed_sizes(
+    pixels: int, multiple: int
+) -> tuple[tuple[str, ...], tuple[float, ...], tuple[tuple[int, int], ...]]:
+    """Return keys, ratios and sizes of 2.0: of each listed ratio whose size is new, and its inverse with sides swapped.
+
+    A ratio and the inverse of another may have the same size.
+    """
+    lying: dict[str, tuple[int, int]] = {}
+    for text in COMPUTED_RATIOS:
         width, height = (float(part) for part in text.split(":"))
-        by_size.setdefault(_computed_size(pixels, width / height), (text, height / width))
-    return tuple(k for k, _ in by_size.values()), tuple(r for _, r in by_size.values()), tuple(by_size)
+        if (size := _computed_size(pixels, width / height, multiple)) not in lying.values():
+            lying[text] = size
+    standing = {":".join(reversed(text.split(":"))): (width, height) for text, (height, width) in lying.items()}
+    sizes = lying | standing
+    ratios = (float(height) / float(width) for width, height in (text.split(":") for text in sizes))
+    return tuple(sizes), tuple(ratios), tuple(sizes.values())
 
 
-def _computed_size(pixels: int, ratio: float) -> tuple[int, int]:
-    """Return multiples of 16 below the exact size, with one side a step up or down if that is nearer in pixels."""
-    d = COMPUTED_MULTIPLE
+def _computed_size(pixels: int, ratio: float, d: int) -> tuple[int, int]:
+    """Return multiples of d below the exact size, with one side a step up or down if that is nearer in pixels."""
     width = max(int(math.sqrt(pixels * ratio) // d), 1) * d
     height = max(int(pixels / width // d), 1) * d
     steps = [(0, 0), (-d, 0), (d, 0), (0, -d), (0, d)]

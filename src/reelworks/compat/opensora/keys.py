@@ -11,6 +11,7 @@ from reelworks.compat.opensora import rules
 from reelworks.compat.opensora.rules import Draft, Fate, Rule, Told
 from reelworks.core.errors import UserError
 from reelworks.core.toml_none import WORD as NONE
+from reelworks.models import registry
 
 _NO_AUTOENCODER = "this autoencoder is not supported; pixel, at a stride that divides every size, replaces it"
 _NO_TEXT_ENCODER = "this text encoder is not supported; hashed replaces it"
@@ -24,10 +25,20 @@ _SUPPORTED = {
         "OpenSoraVAE_V1_2": ("opensora-1.2", "hpcai-tech/OpenSora-VAE-v1.2"),
         "VideoAutoencoderKL": ("opensora-1.1", "stabilityai/sd-vae-ft-ema"),
     },
-    "ae": {"hunyuan_vae": ("hunyuan-video", _RELEASE_2_0)},
+    "ae": {"hunyuan_vae": ("hunyuan-video", _RELEASE_2_0), "dc_ae": ("video-dc-ae", f"{_RELEASE_2_0}-Video-DC-AE")},
     "text_encoder": {"t5": ("t5", "DeepFloyd/t5-v1_1-xxl")},
     "t5": {"text_embedder": ("flux", _TEXTS_2_0)},
     "clip": {"text_embedder": ("flux", _TEXTS_2_0)},
+}
+# Sizes of 2.0's network that the preset has under the same names.
+_SIZES_OF_2_0 = (
+    *("in_channels", "vec_in_dim", "context_in_dim", "hidden_size", "mlp_ratio", "num_heads"),
+    *("depth", "depth_single_blocks", "axes_dim", "theta", "qkv_bias"),
+)
+# Settings of 2.0's autoencoders with one value here.
+_AUTOENCODERS_OF_2_0 = {
+    **{"in_channels": 3, "out_channels": 3, "layers_per_block": 2, "latent_channels": 16},
+    **{"spatial_tile_size": 256, "temporal_tile_size": 32, "tile_overlap_factor": 0.25},
 }
 _FRAMES_OF_A_CHUNK = 17
 _CHANNELS = 4  # of the latents of 1.1 and 1.2
@@ -112,11 +123,45 @@ def _type(section: str, table: str) -> Rule:
     return handle
 
 
+def _preset_of_2_0(draft: Draft) -> str:
+    """Return the preset of 2.0 for the patch of the config, 1 or 2."""
+    model = draft.values.get("model")
+    patch = model.get("patch_size", 2) if isinstance(model, dict) else 2
+    return "opensora2-dc-ae" if draft.values.get("patch_size", patch) == 1 else "opensora2"
+
+
+def _size(field: str) -> Rule:
+    """Compare a size of 2.0's network with that of the preset."""
+
+    def handle(value: Any, draft: Draft) -> Told:
+        wanted = registry.PRESETS[_preset_of_2_0(draft)].config.model_dump()[field]
+        wanted = list(wanted) if isinstance(wanted, tuple) else wanted
+        return rules.only((wanted,), "the preset has the same value", f"the preset has {wanted}")(value, draft)
+
+    return handle
+
+
+def _temporal_tiles(value: Any, draft: Draft) -> Told:
+    """Report tiles along time, which one autoencoder of 2.0 has and the other has not."""
+    has = draft.type_of("ae") == "dc_ae"
+    return rules.only((has,), "as here", f"{'32' if has else 'all'} frames are encoded together")(value, draft)
+
+
+def _spread(value: Any, draft: Draft) -> Told:
+    if value is None:
+        return Fate.NOT_NEEDED, "latents are not divided"
+    remark = draft.set("autoencoder.std", value)
+    return (
+        Fate.CONVERTED,
+        f"{remark}; with the published weights of the network, 2.0 generates without it: leave it out",
+    )
+
+
 def _model_type(value: Any, draft: Draft) -> Told:
     """Translate the network, and for 2.0 what its training script fixes: texts, and the shift of timesteps."""
     if value not in _MODELS:
         return rules.by_name("model.name", _MODELS, "stdit3-xl", "this network is not supported")(value, draft)
-    remark = draft.set("model.name", _MODELS[value])
+    remark = draft.set("model.name", _preset_of_2_0(draft) if value == "flux" else _MODELS[value])
     if value == "flux":
         draft.set("text_encoder", {"name": "flux", "weights": _TEXTS_2_0})
         draft.set("objective.timestep_sampling", "logit-normal")
@@ -288,29 +333,15 @@ _KEYS: dict[str, Rule] = {
     "model.use_liger_rope": rules.only((True,), "as released", "rotated pairs are half a head apart"),
     "model.cond_embed": rules.not_needed("the layer of conditions is always there, and begins as zeros"),
     "model.grad_ckpt_settings": rules.not_needed("all blocks are alike"),
-    "model.patch_size": rules.only((2,), "the preset has the same value", "the preset has 2"),
-    **{
-        f"model.{key}": rules.only((value,), "the preset has the same value", f"the preset has {value}")
-        for key, value in {
-            "in_channels": 64,
-            "vec_in_dim": 768,
-            "context_in_dim": 4096,
-            "hidden_size": 3072,
-            "mlp_ratio": 4.0,
-            "num_heads": 24,
-            "depth": 19,
-            "depth_single_blocks": 38,
-            "axes_dim": [16, 56, 56],
-            "theta": 10_000,
-            "qkv_bias": True,
-        }.items()
-    },
+    "model.patch_size": _size("patch"),
+    **{f"model.{name}": _size(name) for name in _SIZES_OF_2_0},
     "dropout_ratio": _dropout,
     "condition_config": _conditions,
     "sigma_min": rules.only((1e-5,), "0.00001 of the noise is far below rounding", "no noise is left at timestep 0"),
     "no_i2v_ref_loss": rules.only((False,), "all frames count", "condition frames count too"),
     "is_causal_vae": rules.not_needed("the autoencoder decides"),
-    "patch_size": rules.only((2,), "the preset has the same value", "the preset has 2"),
+    "patch_size": _size("patch"),
+    "ae_spatial_compression": rules.not_needed("the autoencoder decides"),
     "grad_ckpt_settings": rules.not_needed("all blocks are alike"),
     "eps": rules.not_needed("optim.eps decides"),
     "model.from_pretrained": _weights,
@@ -337,10 +368,13 @@ _KEYS: dict[str, Rule] = {
     "ae.from_pretrained": _published_or("autoencoder.weights"),
     **{
         f"ae.{key}": rules.only((value,), "as published", f"the autoencoder has {value}")
-        for key, value in {"in_channels": 3, "out_channels": 3, "layers_per_block": 2, "latent_channels": 16}.items()
+        for key, value in _AUTOENCODERS_OF_2_0.items()
     },
+    "ae.model_name": rules.only(("dc-ae-f32t4c128",), "as published", "the autoencoder is dc-ae-f32t4c128"),
+    "ae.from_scratch": rules.not_needed("autoencoder.weights decides"),
+    "ae.scaling_factor": _spread,
     "ae.use_spatial_tiling": rules.only((True,), "as here", "pictures above 256 pixels are encoded in tiles"),
-    "ae.use_temporal_tiling": rules.only((False,), "as here", "all frames are encoded together"),
+    "ae.use_temporal_tiling": _temporal_tiles,
     "t5.type": _text_type,
     "t5.from_pretrained": rules.not_needed(f"text_encoder.weights holds both: {_TEXTS_2_0}"),
     "t5.cache_dir": rules.not_needed("HF_HUB_CACHE is the folder of downloads"),
