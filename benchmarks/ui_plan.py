@@ -11,23 +11,17 @@ import argparse
 import json
 import os
 import platform
-import socket
 import statistics
 import tempfile
-import threading
 import time
-import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import uvicorn
-
 from benchmarks import _catalogs
+from benchmarks._page import Page, serving
 from reelworks.core import files
-from reelworks.ui import app
 
 Json = dict[str, Any]
 RECIPE = """version = 1
@@ -51,35 +45,6 @@ keep_prob = 0.3
 [train]
 max_steps = 1000
 """
-
-
-@contextmanager
-def served(folder: Path) -> Iterator[str]:
-    """Serve the page of a folder in a thread; yields its address."""
-    os.chdir(folder)
-    bound = socket.socket()
-    bound.bind(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app.build([folder], "token"), log_level="warning"))
-    thread = threading.Thread(target=lambda: server.run(sockets=[bound]))
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{bound.getsockname()[1]}/api"
-    finally:
-        server.should_exit = True
-        thread.join()
-
-
-def get(address: str) -> Any:
-    """Return the JSON value at an address, which is asked for until the server answers."""
-    for _ in range(100):
-        try:
-            with urllib.request.urlopen(address) as answer:
-                return json.loads(answer.read())
-        except urllib.error.HTTPError:
-            raise
-        except OSError:
-            time.sleep(0.1)
-    raise TimeoutError(address)
 
 
 def moves(controls: Json, count: int) -> Iterator[tuple[str, Json]]:
@@ -108,19 +73,18 @@ def measure(clips: int, count: int) -> Json:
         folder = Path(name)
         _catalogs.make(folder / "run" / "catalog", clips)
         (folder / "recipe.toml").write_text(RECIPE)
-        with served(folder) as address:
-            (key,) = [row["key"] for row in get(f"{address}/plan")]
+        with serving(folder) as (port, _):
+            page = Page(port)
+            (key,) = [row["key"] for row in page.get("/api/plan")]
             began = time.perf_counter()
-            controls = get(f"{address}/plan/{key}")["controls"]
-            get(f"{address}/plan/{key}/outline?controls={quote(json.dumps(controls))}")
+            controls = page.get(f"/api/plan/{key}")["controls"]
+            page.get(f"/api/plan/{key}/outline?controls={quote(json.dumps(controls))}")
             first = time.perf_counter() - began
             milliseconds: dict[str, list[float]] = {}
             for kind, position in moves(controls, count):
-                began = time.perf_counter()
-                plan = get(f"{address}/plan/{key}/outline?controls={quote(json.dumps(position))}")
-                milliseconds.setdefault(kind, []).append(1000 * (time.perf_counter() - began))
+                seconds, plan = page.timed(f"/api/plan/{key}/outline?controls={quote(json.dumps(position))}")
+                milliseconds.setdefault(kind, []).append(1000 * seconds)
                 assert plan["steps_per_epoch"] > 0
-        os.chdir("/")
     every = [one for of_kind in milliseconds.values() for one in of_kind]
     return {
         "clips": clips,

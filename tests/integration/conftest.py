@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import headless
 import media_makers
 import numpy as np
+import page_client
 import pytest
 from PIL import Image
 
@@ -72,3 +74,17 @@ def _tiny(footage: Path, folder: Path, output: str = "run", **changes: Any) -> R
     for key, value in changes.items():
         recipe[key] = {**recipe.get(key, {}), **value} if isinstance(value, dict) else value
     return recipe
+
+
+@pytest.fixture(scope="module")
+def opened() -> Iterator[Any]:
+    """A headless browser."""
+    with headless.browser() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def address(opened: Any, root: Path) -> Iterator[str]:
+    """Where the page of a module's folder, its fixture `root`, is served."""
+    with page_client.served(root) as address:
+        yield address

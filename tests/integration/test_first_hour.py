@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import fake_hub
+import page_readers
 import pages
 import pytest
 import tiny_families
 from PIL import Image
+from reader import Reader, when
 
 from reelworks.run import events
 
@@ -89,3 +92,31 @@ def test_a_lora_from_the_hub_as_the_page_says(tmp_path: Path) -> None:
     assert "resumed from step 2" in resumed["said"]
     start, _ = events.read(work / "runs" / "mug" / "events.jsonl", "start")
     assert start["sources"]["model.weights"] == f"{RELEASE}@{first}"
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_the_wait_for_a_slow_hub_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    """While files come, a line says how much, and a bar how far; what came is not fetched again. Some imports long."""
+    release = tiny_families.write("wan-tiny", tmp_path / "release")
+    page_readers.clips(tmp_path / "clips", ["a.mp4", "b.mp4"], caption="waves")
+    reader = Reader("docs/how-to/load-weights.md", tmp_path, not_typed=set(), not_printed=set(), loose=set())
+    entries = [{"resolution": "32px", "num_frames": 5, "batch_size": 1}]
+    tables = tiny_families.recipe_of("wan-tiny", "owner/slow") | {"bucket": entries, "validation": {"split": 0.0}}
+    reader.writes(
+        "recipe.toml", page_readers.recipe(**tables | {"autoencoder": tables["autoencoder"] | {"stride": None}})
+    )
+    with fake_hub.serving() as hub:
+        hub.put("owner/slow", release)
+        hub.slow_seconds = 1.0
+        reader.knows(HF_ENDPOINT=hub.address, HF_HUB_DISABLE_XET="1")
+        stopped = reader.types(
+            "reelworks train recipe.toml", code=130, meanwhile=when(lambda: len(hub.served) > 1, signal.SIGINT)
+        )
+        assert "downloading" in stopped
+        assert "Fetching" in stopped
+        assert "Traceback" not in stopped
+        assert stopped.splitlines()[-1] == "stopped by Ctrl-C", stopped
+        hub.slow_seconds = 0.0
+        before = list(hub.served)
+        assert "step 4/4" in reader.types("reelworks train recipe.toml")
+    assert before[0] not in hub.served[len(before) :]

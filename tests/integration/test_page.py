@@ -6,7 +6,7 @@ import time
 
 import fabricate
 import pytest
-from headless import browser, window
+from headless import findings, went_to, window
 from page_client import served
 
 from reelworks.core import files
@@ -14,7 +14,6 @@ from reelworks.recipe import dataset, recipe_file
 from reelworks.run import lock
 from reelworks.testing import sample_folder
 
-SERIOUS = ("serious", "critical")
 DRAWN = "Math.max(...[...document.querySelectorAll('.plot')].flatMap(p => (p.data || []).map(t => t.x.at(-1) || 0)))"
 
 
@@ -26,34 +25,8 @@ def root(tmp_path_factory):
     return root
 
 
-@pytest.fixture(scope="module")
-def opened():
-    with browser() as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
-def address(opened, root):
-    with served(root) as address:
-        yield address
-
-
 def keys(shown):
     return {run["name"]: run["key"] for run in json.loads(shown.evaluate("fetch('/api/runs').then(a => a.text())"))}
-
-
-def went_to(shown, address, route, waits_for):
-    shown.goto(address)
-    shown.wait_for_selector("h1")
-    shown.goto(address.split("#")[0] + route)
-    shown.wait_for_selector(waits_for)
-
-
-def findings(shown):
-    from axe_playwright_python.sync_playwright import Axe
-
-    found = Axe().run(shown).response["violations"]
-    return [(f["id"], [node["html"][:200] for node in f["nodes"][:3]]) for f in found if f["impact"] in SERIOUS]
 
 
 @pytest.mark.parametrize(

@@ -2,30 +2,14 @@
 
 import prepare_files as made
 import pytest
-from headless import browser, window
-from page_client import served
-from test_page import findings, went_to
+from headless import findings, went_to, window
+from page_client import small_recipe
 
 from reelworks.recipe import dataset, recipe_file
 from reelworks.ui.workspace import key_of
 
 HOSTILE = "<img src=x onerror=alert(1)><b>bold</b>"
 CLIPS = 60
-RECIPE = """version = 1
-output = "{folder}/run"
-[[dataset]]
-path = "{folder}/data"
-[[bucket]]
-resolution = "48px"
-num_frames = [1, 5]
-batch_size = [3, 2]
-[buckets]
-aspect_ratios = ["4:3", "1:1"]
-[model]
-name = "stdit3-tiny"
-[train]
-max_epochs = 1
-"""
 
 
 @pytest.fixture(scope="module")
@@ -36,14 +20,14 @@ def root(tmp_path_factory):
         made.picture(root / "data" / f"{number:03}.png", (64, 64), grey=4 * number)
     made.clip(root / "data" / "moves.mp4", 9, caption=HOSTILE)
     made.clip(root / "data" / "short.mp4", 3)
-    (root / "mine.toml").write_text(RECIPE.format(folder=root))
+    (root / "mine.toml").write_text(small_recipe(f"{root}/run", f"{root}/data"))
     dataset.scan_recipe(recipe_file.load(root / "mine.toml"))
     return root
 
 
-def test_clips_are_reached_by_keys_and_everything_is_readable_by_all(root):
+def test_clips_are_reached_by_keys_and_everything_is_readable_by_all(opened, address, root):
     key = key_of(root / "mine.toml")
-    with browser() as opened, served(root) as address, window(opened, 480, dark=True) as shown:
+    with window(opened, 480, dark=True) as shown:
         went_to(shown, address, "#/data", "td a")
         assert findings(shown) == []
         went_to(shown, address, f"#/data/{key}", ".tile img")

@@ -8,25 +8,12 @@ import urllib.request
 
 import prepare_files
 import pytest
-from headless import browser, window
-from page_client import served
+from headless import findings, went_to, window
+from page_client import small_recipe
 
 from reelworks.recipe import dataset, recipe_file
 
-SERIOUS = ("serious", "critical")
-RECIPE = """version = 1
-output = "run"
-[[dataset]]
-path = "mine"
-[[bucket]]
-resolution = "48px"
-num_frames = [1, 9]
-batch_size = [3, 2]
-[model]
-name = "stdit3-tiny"
-[train]
-max_epochs = 1
-"""
+RECIPE = small_recipe("run", "mine", num_frames=(1, 9), aspect_ratios=())
 
 
 @pytest.fixture(scope="module")
@@ -44,35 +31,9 @@ def root(tmp_path_factory):
         yield root
 
 
-@pytest.fixture(scope="module")
-def opened():
-    with browser() as opened:
-        yield opened
-
-
-@pytest.fixture(scope="module")
-def address(opened, root):
-    with served(root) as address:
-        yield address
-
-
 def keys(address):
     with urllib.request.urlopen(address.split("/#")[0] + "/api/recipes") as answer:
         return {one["name"]: one["key"] for one in json.loads(answer.read())}
-
-
-def went_to(shown, address, route, waits_for):
-    shown.goto(address)
-    shown.wait_for_selector("h1, h2")
-    shown.goto(address.split("#")[0] + route)
-    shown.wait_for_selector(waits_for)
-
-
-def findings(shown):
-    from axe_playwright_python.sync_playwright import Axe
-
-    found = Axe().run(shown).response["violations"]
-    return [(f["id"], [node["html"][:200] for node in f["nodes"][:3]]) for f in found if f["impact"] in SERIOUS]
 
 
 @pytest.mark.parametrize(

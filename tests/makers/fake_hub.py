@@ -7,7 +7,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -119,7 +119,8 @@ def serving() -> Iterator[Hub]:
                 if cut is not None:
                     hub.cuts.discard(cut)
                     self.close_connection = True
-                self.wfile.write(rest if cut is None else rest[: len(rest) // 2])
+                with suppress(BrokenPipeError, ConnectionResetError):  # a client may have waited long enough
+                    self.wfile.write(rest if cut is None else rest[: len(rest) // 2])
 
         def log_message(self, *_: object) -> None:
             """Print nothing."""

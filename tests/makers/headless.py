@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+SERIOUS = ("serious", "critical")
 WHERE = ("chromium", "chromium-browser", "google-chrome")
 QUIET = (
     "--no-sandbox",
@@ -45,3 +46,19 @@ def window(opened: Any, width: int = 1280, *, dark: bool = False, tolerates: str
     if tolerates is not None:
         problems = [problem for problem in problems if tolerates not in problem]
     assert not problems, problems
+
+
+def went_to(shown: Any, address: str, route: str, waits_for: str) -> None:
+    """Open a route of the page, as someone who has opened the page before, and wait for an element."""
+    shown.goto(address)
+    shown.wait_for_selector("h1, h2")
+    shown.goto(address.split("#")[0] + route)
+    shown.wait_for_selector(waits_for)
+
+
+def findings(shown: Any) -> list[tuple[str, list[str]]]:
+    """Return what keeps people from reading a page, by axe's serious rules, with the first elements of each."""
+    from axe_playwright_python.sync_playwright import Axe
+
+    found = Axe().run(shown).response["violations"]
+    return [(f["id"], [node["html"][:200] for node in f["nodes"][:3]]) for f in found if f["impact"] in SERIOUS]

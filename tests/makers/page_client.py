@@ -17,12 +17,43 @@ from reelworks.ui import app, guard
 TOKEN = "of-the-test"
 
 
+def small_recipe(
+    output: str,
+    footage: str,
+    num_frames: tuple[int, ...] = (1, 5),
+    aspect_ratios: tuple[str, ...] = ("4:3", "1:1"),
+) -> str:
+    """Return the text of a recipe for pictures and short clips, with comments."""
+    ratios = f"[buckets]\naspect_ratios = {list(aspect_ratios)}\n" if aspect_ratios else ""
+    return f"""# Mine, with reasons.
+version = 1
+output = "{output}"  # here
+
+[[dataset]]
+path = "{footage}"
+
+[[bucket]]
+resolution = "48px"
+num_frames = {list(num_frames)}
+batch_size = [3, 2]
+{ratios}[model]
+name = "stdit3-tiny"
+[train]
+max_epochs = 1
+"""
+
+
+def client(*folders: Path) -> TestClient:
+    """Return a client of a page that serves folders; it has the token."""
+    headers = {guard.TOKEN_HEADER: TOKEN}
+    return TestClient(app.build(list(folders), TOKEN), base_url="http://127.0.0.1:8384", headers=headers)
+
+
 @contextmanager
 def page(*folders: Path) -> Iterator[TestClient]:
-    """Serve folders, and yield a client that has the token."""
-    headers = {guard.TOKEN_HEADER: TOKEN}
-    with TestClient(app.build(list(folders), TOKEN), base_url="http://127.0.0.1:8384", headers=headers) as client:
-        yield client
+    """Serve folders as long as the page runs, and yield a client that has the token."""
+    with client(*folders) as asking:
+        yield asking
 
 
 @contextmanager

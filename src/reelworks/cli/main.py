@@ -76,6 +76,8 @@ def main() -> None:
     except SystemExit as exit_:
         if isinstance(exit_.code, int):
             codes.append(exit_.code)
+        if exit_.code == ExitCode.INTERRUPTED:
+            _tell_of_ctrl_c()
         raise
     except UserError as error:
         _let_the_first_rank_speak()
@@ -83,10 +85,17 @@ def main() -> None:
         # Other ranks of a distributed run may be waiting: exiting at once lets the launcher end them.
         os._exit(ExitCode.BAD_INPUT) if "RANK" in os.environ else sys.exit(ExitCode.BAD_INPUT)
     except KeyboardInterrupt:  # outside the command, which handles its own
+        _tell_of_ctrl_c()
         sys.exit(ExitCode.INTERRUPTED)
     except Exception:
         _let_the_first_rank_speak()
         raise
+
+
+def _tell_of_ctrl_c() -> None:
+    """Print a line of its own, below a progress bar that was not finished; once for all ranks."""
+    if os.environ.get("RANK", "0") == "0":
+        print("\nstopped by Ctrl-C", file=sys.stderr, flush=True)
 
 
 def _leave(codes: list[int]) -> None:

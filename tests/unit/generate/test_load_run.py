@@ -269,7 +269,9 @@ def test_a_lora_goes_on_with_its_own_rank_and_alpha(
         init_from.require_same_settings(run, 2, recipe, None)
 
 
-def test_ctrl_c_outside_of_a_verb_is_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_outside_of_a_verb_is_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """While the command line is put together it ends as it does in a verb."""
 
     def interrupted() -> None:
@@ -279,6 +281,7 @@ def test_ctrl_c_outside_of_a_verb_is_no_traceback(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(SystemExit) as left:
         main.main()
     assert left.value.code == 130
+    assert capsys.readouterr().err == "\nstopped by Ctrl-C\n"
 
 
 @pytest.mark.parametrize(

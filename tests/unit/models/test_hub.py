@@ -83,6 +83,30 @@ def test_a_line_that_breaks_is_taken_up_again(served, tmp_path):
     assert served.cuts == set()
 
 
+def test_progress_is_shown_while_a_hub_is_slow(served, caplog, capfd):
+    """The size is told before the first file comes, and each file moves a bar."""
+    served.slow_seconds = 0.2
+    with caplog.at_level(logging.INFO, "reelworks"):
+        hub.download("owner/name", ["*.json"])
+    assert "downloading 1 file" in caplog.text
+    shown = capfd.readouterr().err
+    assert "Fetching 1 files:   0%" in shown
+    assert "Fetching 1 files: 100%" in shown
+
+
+@pytest.mark.slow  # the client waits between its tries
+def test_a_hub_that_does_not_go_on_is_given_up_with_a_sentence(served, monkeypatch):
+    """The client asks some times more; the next download takes up what came."""
+    served.slow_seconds = 0.4
+    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 0.1)
+    with refused("hub-failed", says="timed out") as caught:
+        hub.download("owner/name", ["*.json"])
+    assert "check the name and the connection" in caught.value.remedy
+    assert len(served.served) > 1
+    served.slow_seconds = 0.0
+    assert (hub.download("owner/name", ["*.json"]) / "config.json").read_bytes() == FILE + b"second"
+
+
 def test_what_the_disk_has_no_room_for_is_refused_before(served, monkeypatch):
     monkeypatch.setattr(hub.shutil, "disk_usage", lambda _: hub.shutil._ntuple_diskusage(1000, 990, 10))
     with refused("disk-full", says="10 B left"):

@@ -8,13 +8,13 @@ from urllib.parse import quote
 
 import media_makers
 import numpy as np
+import page_client
 import prepare_files as made
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from starlette.testclient import TestClient
 
 from reelworks.core.shape import Shape
 from reelworks.data import position, segment_record
@@ -24,28 +24,8 @@ from reelworks.recipe import dataset, recipe_file
 from reelworks.recipe.dataset import RecipeData
 from reelworks.run.events import EventLog
 from reelworks.run.folder import RunFolder
-from reelworks.ui import app, text_search, thumbnails
+from reelworks.ui import guard, text_search, thumbnails
 from reelworks.ui.workspace import key_of
-
-TOKEN = "secret"
-RECIPE = """# Mine, with reasons.
-version = 1
-output = "{folder}/run"  # here
-
-[[dataset]]
-path = "{folder}/data"
-
-[[bucket]]
-resolution = "48px"
-num_frames = [1, 5]
-batch_size = [3, 2]
-[buckets]
-aspect_ratios = ["4:3", "1:1"]
-[model]
-name = "stdit3-tiny"
-[train]
-max_epochs = 1
-"""
 
 
 def gradient(path, size):
@@ -70,9 +50,10 @@ class Page:
         made.clip(self.data / "short.mp4", 3)
         (self.data / "torn.mp4").write_bytes(b"no video")
         self.file = folder / "mine.toml"
-        self.file.write_text(RECIPE.format(folder=folder))
+        self.written = page_client.small_recipe(f"{folder}/run", f"{folder}/data")
+        self.file.write_text(self.written)
         self.key = key_of(self.file)
-        self.client = TestClient(app.build([folder], TOKEN), base_url="http://localhost", raise_server_exceptions=True)
+        self.client = page_client.client(folder)
 
     @property
     def recipe(self):
@@ -86,7 +67,7 @@ class Page:
         return self.client.get(f"/api/data/{self.key}{path}", params=parameters)
 
     def post(self, path, **body):
-        return self.client.post(f"/api/data/{self.key}{path}", json=body, headers={"X-Reelworks-Token": TOKEN})
+        return self.client.post(f"/api/data/{self.key}{path}", json=body)
 
     def about(self):
         self.get("/clips")  # waits until they are read
@@ -360,7 +341,7 @@ def test_a_clip_that_is_left_out_is_in_no_plan_until_it_is_taken_back(page):
     assert page.post(f"{address}/leave-out").json()["reason"][0] == "in_exclude_file"
     assert planned() == before - {"data/wide.png"}
     assert page.clips()["counts"]["reason"][2] == 1
-    added = [line for line in page.file.read_text().splitlines() if line not in RECIPE.format(folder=page.folder)]
+    added = [line for line in page.file.read_text().splitlines() if line not in page.written]
     assert added == [f'exclude_file = "{page.folder}/mine.exclude.txt"']
     page.post(f"/clips/{page.clip('tall.png')['id']}/leave-out")
     assert planned() == before - {"data/wide.png", "data/tall.png"}
@@ -383,7 +364,7 @@ def test_nothing_is_changed_without_the_token(shown):
     former = {file: file.read_bytes() for file in page.folder.rglob("*") if file.is_file()}
     for path in ("caption", "leave-out", "take-back"):
         address = f"/api/data/{page.key}/clips/{page.clip('wide.png')['id']}/{path}"
-        assert page.client.post(address, json={"text": "new"}).status_code == 401
+        assert page.client.post(address, json={"text": "new"}, headers={guard.TOKEN_HEADER: ""}).status_code == 401
     assert {file: file.read_bytes() for file in page.folder.rglob("*") if file.is_file()} == former
 
 
@@ -407,7 +388,7 @@ def test_a_catalog_alone_is_shown_with_whole_frames(shown):
     (wide,) = [clip for clip in clips if clip["path"] == "data/wide.png"]
     picture = Image.open(io.BytesIO(shown.client.get(f"{address}/clips/{wide['id']}/thumbnail.webp").content))
     assert picture.width / picture.height == pytest.approx(160 / 96, rel=0.03)
-    answer = shown.client.post(f"{address}/clips/{wide['id']}/leave-out", headers={"X-Reelworks-Token": TOKEN})
+    answer = shown.client.post(f"{address}/clips/{wide['id']}/leave-out")
     assert answer.json()["code"] == "not-a-recipe"
 
 
