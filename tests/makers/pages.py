@@ -60,13 +60,14 @@ class Printed(NamedTuple):
     place: int
 
     def regex(self, exact: bool = True) -> re.Pattern[str]:
-        """Match these lines in an output, however they are wrapped; `...` is anything.
+        """Match these lines in an output, however they are wrapped; `...` is anything, or nothing.
 
         If not `exact`, numbers, units of bytes, sizes and `…` stand for others. Rules of tables are left out; those of the output are to be left out, too.
         """
         words = [word for word in " ".join(self.lines).split() if word.strip("─")]
-        pattern = r"\s+".join(".*?" if word == "..." else _word(word, exact) for word in words)
-        return re.compile(pattern.replace(r"\s+.*?\s+", r"\s.*?\s").replace(r"\s+.*?", r"\s.*?"), re.DOTALL)
+        parts = ["..." if word == "..." else _word(word, exact) for word in words]
+        pattern = r"\s+".join(parts).replace(r"...\s+", r"(?:.*?\s+)?").removesuffix(r"\s+...")
+        return re.compile(pattern, re.DOTALL)
 
 
 def _word(word: str, exact: bool) -> str:
