@@ -96,9 +96,8 @@ class StepSums:
         """Return sums of 0, with this rank's requests."""
         if device.type == "mps":
             device = torch.device("cpu")
-        start = torch.zeros(8 + 2 * (buckets + TIMESTEP_RANGES), dtype=torch.float64)
-        start[5:8] = torch.tensor(flags)
-        return cls.of_packed(transfer.to_device(start, device))
+        start = [*[0.0] * 5, *map(float, flags), *[0.0] * 2 * (buckets + TIMESTEP_RANGES)]
+        return cls.of_packed(transfer.to_device(torch.tensor(start, dtype=torch.float64), device))
 
     def add(self, batch: MicroBatch, losses_B: Tensor, weights_B: Tensor, time_B: Tensor) -> None:
         """Add a micro-batch's weighted losses, its weights and its timesteps, without waiting for the device."""
