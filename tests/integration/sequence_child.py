@@ -78,7 +78,7 @@ def example(config: Any, channels: int, text: Any, draw: torch.Generator) -> Any
     if config.conditioning.first_frame:
         values["first_frame"] = torch.randn(latent.shape, generator=draw)
     if config.conditioning.image_dim:
-        values["image"] = torch.randn(B, 257, config.conditioning.image_dim, generator=draw)
+        values["image"] = torch.randn(B, 257 * (1 + wants.last_frame), wants.image_dim, generator=draw)
     return DenoiserInputs(
         latent=latent,
         time=torch.tensor([300.0, 800.0]),
