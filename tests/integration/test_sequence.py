@@ -48,7 +48,7 @@ def assert_equal_gradients(tmp_path, models, variants, degree=2):
 
 
 def test_gradients_sum_to_those_of_one_rank(tmp_path):
-    assert_equal_gradients(tmp_path, ["stdit3-tiny", "wan-tiny"], [{}])
+    assert_equal_gradients(tmp_path, ["stdit3-tiny", "opensora2-tiny", "wan-tiny"], [{}])
 
 
 @pytest.mark.slow

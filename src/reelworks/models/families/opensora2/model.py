@@ -266,10 +266,11 @@ class MMDiT(nn.Module):
         both = torch.cat([words, clip], dim=1)
         for block in self.single_blocks:
             both = run(block, self.gradient_checkpointing, both, vector, rotation, shares)
-        if shares is not None:
-            both = shares.gather(both, 1)
-        out: Tensor = self.final_layer(both[:, -count:], vector)
-        return out
+        if shares is None:
+            out: Tensor = self.final_layer(both[:, -count:], vector)
+            return out
+        # Of the texts' tokens too, since each rank must have the gradient of its own tokens alone.
+        return shares.gather(self.final_layer(both, vector), 1)[:, -count:]
 
 
 def _divided(
