@@ -26,6 +26,9 @@ def _silent(name: str) -> Any:
     module: Any = importlib.import_module(name)
     module.utils.logging.set_verbosity_error()
     module.utils.logging.disable_progress_bar()
+    hub: Any = importlib.import_module("huggingface_hub")
+    if not hub.constants.HF_HUB_DISABLE_PROGRESS_BARS:
+        hub.utils.enable_progress_bars()  # of downloads, which transformers turned off too
     return module
 
 

@@ -10,7 +10,7 @@ import pytest
 from huggingface_hub import constants
 from refused import refused
 
-from reelworks.models import hub, weights
+from reelworks.models import hub, optional_imports, weights
 
 FILE = json.dumps({"numbers": list(range(200))}).encode()
 
@@ -84,7 +84,8 @@ def test_a_line_that_breaks_is_taken_up_again(served, tmp_path):
 
 
 def test_progress_is_shown_while_a_hub_is_slow(served, caplog, capfd):
-    """The size is told before the first file comes, and each file moves a bar."""
+    """The size is told before the first file comes, and each file moves a bar, also once transformers is loaded."""
+    optional_imports.transformers()
     served.slow_seconds = 0.2
     with caplog.at_level(logging.INFO, "reelworks"):
         hub.download("owner/name", ["*.json"])

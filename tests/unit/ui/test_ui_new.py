@@ -42,12 +42,13 @@ max_steps = 10  # few
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "mine").mkdir()
+    path = tmp_path / "project"
+    (path / "mine").mkdir(parents=True)
     for number in range(3):
-        prepare_files.picture(tmp_path / f"mine/picture-{number}.png", size=(64, 64))
-    (tmp_path / "cats.toml").write_text(RECIPE)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+        prepare_files.picture(path / f"mine/picture-{number}.png", size=(64, 64))
+    (path / "cats.toml").write_text(RECIPE)
+    monkeypatch.chdir(path)
+    return path
 
 
 @pytest.fixture
