@@ -73,8 +73,6 @@ def _uneven(steps: np.ndarray[tuple[int], np.dtype[np.int64]]) -> bool:
 # Containers that are opened, whatever the extension. Playlists are not allowed: they could make the decoder
 # open other files or the network.
 _CONTAINERS = "mov,matroska,avi,mpeg,mpegts,mpegvideo,flv,asf,ogg,mxf,m4v,h264,hevc"
-_OPTIONS = {"protocol_whitelist": "file,subfile", "format_whitelist": _CONTAINERS}
-_SOUND_OPTIONS = _OPTIONS | {"format_whitelist": f"{_CONTAINERS},wav,mp3,flac,aac"}
 # Largest frame that is decoded, as large as the largest picture that Pillow reads: a hostile file of some bytes
 # may state any size, whose memory a decoder would take.
 _MOST_PIXELS = 178_956_970
@@ -82,18 +80,20 @@ _MOST_PIXELS = 178_956_970
 
 def video(path: MediaPath) -> av.container.InputContainer:
     """Open a video, without access to other files or addresses that it may refer to."""
-    try:
-        return av.open(location.ffmpeg_url(path), options=dict(_OPTIONS), metadata_errors="replace")
-    except av.error.ArgumentError:  # EINVAL: a known format that is not among the containers
-        raise ProbeError("not a video: the content does not match the extension") from None
+    return _opened(path, _CONTAINERS, "not a video: the content does not match the extension")
 
 
 def sound_file(path: MediaPath) -> av.container.InputContainer:
     """Open a file of sound, or a video, in the same way."""
+    return _opened(path, f"{_CONTAINERS},wav,mp3,flac,aac", "neither a file of sound nor a video")
+
+
+def _opened(path: MediaPath, formats: str, otherwise: str) -> av.container.InputContainer:
+    options = {"protocol_whitelist": "file,subfile", "format_whitelist": formats}
     try:
-        return av.open(location.ffmpeg_url(path), options=dict(_SOUND_OPTIONS), metadata_errors="replace")
-    except av.error.ArgumentError:
-        raise ProbeError("neither a file of sound nor a video") from None
+        return av.open(location.ffmpeg_url(path), options=options, metadata_errors="replace")
+    except av.error.ArgumentError:  # EINVAL: a known format that is not among these
+        raise ProbeError(otherwise) from None
 
 
 def stream(container: av.container.InputContainer) -> av.VideoStream:

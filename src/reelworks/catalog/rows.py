@@ -323,7 +323,7 @@ class CatalogRows:
     def per_dataset(self, values: Mapping[str, Any], default: Any) -> NDArray[Any]:
         """Return a value for each row, by the name of its dataset; the default gives the type."""
         by_code = np.array([default, *(values.get(name, default) for name in self.dataset.dictionary.to_pylist())])
-        if len(by_code) == 2:
+        if len(by_code) == 2:  # one dataset, the same value for millions of rows
             return np.full(len(self), by_code[1])
         of_row: NDArray[Any] = by_code[1:][as_numpy(self.dataset.indices)]
         return of_row

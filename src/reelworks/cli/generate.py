@@ -146,7 +146,6 @@ def generate(
     from reelworks.generate.conditions import Conditions
     from reelworks.generate.load_run import LoadedModel
     from reelworks.generate.pipeline import GenerateOptions
-    from reelworks.models import components
     from reelworks.recipe import preview_model, recipe_file
     from reelworks.run import history
     from reelworks.train import init_from
@@ -188,13 +187,7 @@ def generate(
         guidance_scale or sampled.guidance_scale,
         seed,
         Conditions(begin, loop, begin_frames, end, kept, heard),
-        conditions.companions(
-            given,
-            shape,
-            "--",
-            components.source_multiple(recipe.model, recipe.autoencoder),
-            whole_sources=components.conditioning(recipe.model).sources_as_frames,
-        ),
+        conditions.companions(given, shape, "--", recipe),
         None if sampler is None else sampler.value,
         sampled.guided_channels,
         sampled.image_guidance_scale,
@@ -208,8 +201,8 @@ def generate(
         show.line(line)
     for job in jobs:
         generated = model.generate(job.prompts, replace(options, seed=seed + job.seeds_further))
-        for path, (frames, heard_too) in zip(job.paths, generated.written(), strict=True):
-            writers.write(path, frames, options.fps, heard_too)
+        for path, (frames, its_sound) in zip(job.paths, generated.written(), strict=True):
+            writers.write(path, frames, options.fps, its_sound)
             size = Shape(len(frames), shape.height, shape.width)
             show.line(f"{path}: {size}, step {model.step}, by {generated.by}, {options.to_text()}")
 

@@ -27,6 +27,7 @@ from reelworks.encoders.encoders import LiveEncoder
 from reelworks.media import decode, sound
 from reelworks.media.decode import MediaError, Request
 from reelworks.media.sound import SoundRequest
+from reelworks.models import components
 from reelworks.models.family import Conditioning
 from reelworks.recipe.dataset import sound_spec
 from reelworks.recipe.recipe import Recipe
@@ -168,27 +169,22 @@ def read(path: Path, shape: Shape, condition_frames: int, option: str = "--refer
         ) from error
 
 
-def companions(
-    files: Mapping[str, str],
-    shape: Shape,
-    prefix: str,
-    source_multiple: tuple[int, int] | None = None,
-    *,
-    whole_sources: bool = False,
-) -> dict[str, Frames]:
+def companions(files: Mapping[str, str], shape: Shape, prefix: str, recipe: Recipe) -> dict[str, Frames]:
     """Read files of companions by kind, which options or keys with a prefix name.
 
-    As in training, sources of another aspect ratio than the shape's have sizes of their own with a multiple; or they are
-    single pictures that are shown whole on white.
+    As in training, sources of another aspect ratio than the shape's have sizes of their own if the recipe's model takes
+    several; or they are single pictures that are shown whole on white, if it takes them as frames.
     """
+    multiple = components.source_multiple(recipe.model, recipe.autoencoder)
+    as_frames = components.conditioning(recipe.model).sources_as_frames
     found = {}
     for kind, file in files.items():
         path, option = Path(file), prefix + kind.partition("-")[0]
-        wanted, whole = shape, kind in SOURCES and whole_sources
+        wanted, whole = shape, kind in SOURCES and as_frames
         if whole:
             wanted = replace(shape, num_frames=1)
-        elif kind in SOURCES and source_multiple is not None:
-            wanted = _own_shape(path, shape, option, source_multiple)
+        elif kind in SOURCES and multiple is not None:
+            wanted = _own_shape(path, shape, option, multiple)
         found[kind] = companion(path, wanted, option, whole=whole)
     return found
 

@@ -34,16 +34,16 @@ def require_objective(model: ModelConfig, objective: str, mask_ratios: Mapping[s
     drawn = {name for name, ratio in mask_ratios.items() if ratio and name != "identity"}
     if wants.control_parts or not drawn or (wants.frames and drawn.isdisjoint(frame_masks.AREAS)):
         return
-    of = "areas" if wants.frames else "frames"
+    what, remedy = "frames", "leave it out, or choose a model that does (docs/reference/models.md)"
+    if wants.frames:
+        areas = " and ".join(sorted(drawn & set(frame_masks.AREAS)))
+        what, remedy = "areas", f"leave out {areas}, or choose a model that takes a mask, such as wan-2.1-vace-1.3b"
     raise UserError(
-        f"{model.name} does not support conditioning on {of}",
+        f"{model.name} does not support conditioning on {what}",
         code="conditions-not-taken",
         field="objective.mask_ratios",
         value=dict(mask_ratios),
-        remedy="leave it out, or choose a model that does (docs/reference/models.md)"
-        if of == "frames"
-        else f"leave out {' and '.join(sorted(drawn & set(frame_masks.AREAS)))}, or choose a model that takes a mask, such as "
-        "wan-2.1-vace-1.3b",
+        remedy=remedy,
     )
 
 

@@ -21,7 +21,6 @@ from reelworks.generate import conditions, defaults, diffusers_pipeline, writers
 from reelworks.generate.conditions import Conditions
 from reelworks.generate.diffusers_pipeline import PipelineOutput
 from reelworks.generate.pipeline import GenerateOptions
-from reelworks.models import components
 from reelworks.models.api import DenoiserInputs
 from reelworks.models.sequence_parallel import SequenceParallel
 from reelworks.precision.boundary import DtypeBoundary
@@ -58,13 +57,7 @@ def options(data: RecipeData) -> GenerateOptions | None:
         sampled.guidance_scale,
         recipe.seed,
         Conditions(reference, last_frame=last, inpaint=inpaint),
-        conditions.companions(
-            c.companions,
-            shape,
-            "samples.",
-            components.source_multiple(recipe.model, recipe.autoencoder),
-            whole_sources=components.conditioning(recipe.model).sources_as_frames,
-        ),
+        conditions.companions(c.companions, shape, "samples.", recipe),
         guided_channels=sampled.guided_channels,
         image_guidance_scale=sampled.image_guidance_scale,
     )

@@ -1,12 +1,11 @@
 """Lucy Edit makes a clip from another one as its pipeline in diffusers does."""
 
-import functools
-
 import diffusers
 import numpy as np
 import pytest
 import tiny_families
 import torch
+import wan_pipelines
 from PIL import Image
 
 from reelworks.core.shape import Shape
@@ -20,7 +19,7 @@ from reelworks.models.config import AutoencoderConfig, ModelConfig
 from reelworks.precision.boundary import DtypeBoundary
 from reelworks.testing import contract
 
-NAME, SHAPE, STEPS = "wan-edit-tiny", Shape(5, 32, 64), 3
+NAME, SHAPE, STEPS = "wan-edit-tiny", Shape(5, 32, 64), wan_pipelines.STEPS
 
 
 @pytest.mark.parametrize("shift", [1.0, 5.0])
@@ -45,27 +44,15 @@ def test_an_edit_is_what_the_pipeline_makes(tmp_path, shift):
         objective = ObjectiveConfig(timestep_shift=shift)
         return pipeline.generate(DtypeBoundary(denoiser), encoder, objective, ["waves"], options)[0]
 
-    scheduler = diffusers.FlowMatchEulerDiscreteScheduler(shift=shift)
-    sigmas = np.linspace(1.0, 1 / STEPS, STEPS)
-    scheduler.set_timesteps = functools.partial(scheduler.set_timesteps, sigmas=sigmas)
-    pipe = diffusers.LucyEditPipeline(None, None, vae, scheduler, denoiser.module.eval(), expand_timesteps=True)
-    pipe.set_progress_bar_config(disable=True)
-    text = encoder.texts(["waves", ""], [False, False])
-    embeds = text.tokens * text.mask[..., None]
-    theirs = pipe(
+    theirs = wan_pipelines.frames(
+        diffusers.LucyEditPipeline,
+        (denoiser, encoder, vae),
+        SHAPE,
+        shift,
         [Image.fromarray(frame) for frame in frames],
-        height=SHAPE.height,
-        width=SHAPE.width,
-        num_frames=SHAPE.num_frames,
-        num_inference_steps=STEPS,
-        guidance_scale=3.0,
-        generator=torch.Generator().manual_seed(5),
-        prompt_embeds=embeds[:1],
-        negative_prompt_embeds=embeds[1:],
-        output_type="np",
-        return_dict=False,
-    )[0][0]
+        options={"expand_timesteps": True},
+    )
     ours = made(frames)
     assert ours.shape == theirs.shape == (5, 32, 64, 3)
-    assert np.abs(ours.astype(int) - (theirs * 255).round().astype(int)).max() <= 1
+    assert np.abs(ours.astype(int) - theirs.astype(int)).max() <= 1
     assert not np.array_equal(ours, made(255 - frames))

@@ -1,11 +1,12 @@
 """VACE samples its reference pictures with the clip and cuts them off, as its pipeline in diffusers does."""
 
-import functools
+from dataclasses import replace
 
 import diffusers
 import numpy as np
 import pytest
 import torch
+import wan_pipelines
 from PIL import Image
 
 from reelworks.core.shape import Shape
@@ -19,7 +20,7 @@ from reelworks.models.config import AutoencoderConfig, ModelConfig
 from reelworks.precision.boundary import DtypeBoundary
 from reelworks.testing import contract
 
-NAME, SHAPE, STEPS = "wan-vace-tiny", Shape(5, 32, 48), 3
+NAME, SHAPE, STEPS = "wan-vace-tiny", Shape(5, 32, 48), wan_pipelines.STEPS
 WAN = {"base_dim": 8, "dim_mult": [1, 1, 1, 1], "num_res_blocks": 1}
 
 
@@ -45,28 +46,8 @@ def parts(tmp_path):
 
 def by_hand(parts, sources, shift):
     """Frames of the pipeline with the steps of our own sampler."""
-    denoiser, encoder, vae = parts
-    scheduler = diffusers.FlowMatchEulerDiscreteScheduler(shift=shift)
-    sigmas = np.linspace(1.0, 1 / STEPS, STEPS)
-    scheduler.set_timesteps = functools.partial(scheduler.set_timesteps, sigmas=sigmas)
-    pipe = diffusers.WanVACEPipeline(None, None, vae, scheduler, denoiser.module.eval())
-    pipe.set_progress_bar_config(disable=True)
-    text = encoder.texts(["waves", ""], [False, False])
-    embeds = text.tokens * text.mask[..., None]
-    made = pipe(
-        reference_images=[[Image.fromarray(each[0]) for each in reversed(sources)]],
-        height=SHAPE.height,
-        width=SHAPE.width,
-        num_frames=SHAPE.num_frames,
-        num_inference_steps=STEPS,
-        guidance_scale=3.0,
-        generator=torch.Generator().manual_seed(5),
-        prompt_embeds=embeds[:1],
-        negative_prompt_embeds=embeds[1:],
-        output_type="np",
-        return_dict=False,
-    )[0]
-    return (made[0] * 255).round().astype(np.uint8)
+    references = [[Image.fromarray(each[0]) for each in reversed(sources)]]
+    return wan_pipelines.frames(diffusers.WanVACEPipeline, parts, SHAPE, shift, reference_images=references)
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -93,8 +74,7 @@ def test_a_reference_picture_is_placed_whole_on_white_as_in_the_pipeline(parts, 
     y, x = np.mgrid[:height, :width]
     smooth = np.stack([x * 180 // width, y * 180 // height, 0 * x + 60], axis=2).astype(np.uint8)
     Image.fromarray(smooth).save(tmp_path / "a.png")
-    files = {"source": str(tmp_path / "a.png")}
-    ours = conditions.companions(files, SHAPE, "--", whole_sources=True)["source"]
+    ours = conditions.companion(tmp_path / "a.png", replace(SHAPE, num_frames=1), "--source", whole=True)
     denoiser, _, vae = parts
     pipe = diffusers.WanVACEPipeline(None, None, vae, diffusers.UniPCMultistepScheduler(), denoiser.module)
     *_, references = pipe.preprocess_conditions(
