@@ -59,6 +59,7 @@ def test_another_run_brings_its_weights_and_not_its_place(tiny, tmp_path, pretra
         # A step too small to be seen: what is saved is what was loaded.
         train={"max_steps": 1, "learning_rate": 1e-30},
         checkpoints={"every_steps": 1},
+        **BARE,
     )
     assert children.train(few, load=str(pretrained), weights_only=weights_only) == [0]
     before, after = state_at(pretrained, 2), state_at(tmp_path / "tuned", 1)
@@ -78,8 +79,8 @@ def test_another_run_brings_its_weights_and_not_its_place(tiny, tmp_path, pretra
 
 
 def test_the_data_begin_again_and_the_steps_count_on(tiny, tmp_path):
-    assert children.train(tiny(train={"max_steps": 3}), debug=True) == [0]
-    again = tiny(train={"max_steps": 6, "learning_rate": 5e-4})
+    assert children.train(tiny(train={"max_steps": 3}, **BARE), debug=True) == [0]
+    again = tiny(train={"max_steps": 6, "learning_rate": 5e-4}, **BARE)
     assert children.train(again, debug=True, restart_data=True) == [0]
     run = tmp_path / "run"
     assert steps(run) == [1, 2, 3, 4, 5, 6]
@@ -96,6 +97,7 @@ def generations(run: Path) -> list[int]:
     return [e["data_restarts"] for e in events.read(RunFolder(run).events_file, "epoch") if e["epoch"] == 0]
 
 
+@pytest.mark.slow(reason="nine trainings; test_run_history tells from events alone which data a start begins anew")
 def test_a_command_that_is_given_again_after_a_kill_begins_the_data_once(tiny, tmp_path):
     """Killed before its first save, then preempted: the same command still comes to its end."""
     run = tmp_path / "run"
@@ -140,9 +142,9 @@ def _preempted(recipe: dict) -> None:
 
 def test_keys_are_compared_with_those_that_the_checkpoint_was_trained_by(tiny, tmp_path):
     """A start in between, with other values, is not what a return to an earlier step comes from."""
-    assert children.train(tiny(train={"max_steps": 2})) == [0]
-    assert children.train(tiny(train={"max_steps": 4, "learning_rate": 5e-4})) == [0]
-    back = tiny(train={"max_steps": 3, "learning_rate": 2e-4})
+    assert children.train(tiny(train={"max_steps": 2}, **BARE)) == [0]
+    assert children.train(tiny(train={"max_steps": 4, "learning_rate": 5e-4}, **BARE)) == [0]
+    back = tiny(train={"max_steps": 3, "learning_rate": 2e-4}, **BARE)
     assert children.train(back, resume="2") == [0]
     assert "train.learning_rate: 0.001 then, 0.0002 now" in children.output(back)
     assert "train.max_steps: 2 then, 3 now" in children.output(back)

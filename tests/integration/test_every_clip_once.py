@@ -15,6 +15,9 @@ from reelworks.data import prefetch
 from reelworks.run import events
 from reelworks.run.folder import RunFolder
 
+# Where only the beginning and the end matter: little to audit, nothing to validate.
+BARE = {"buckets": {"aspect_ratios": ["1:1"]}, "validation": {"split": 0.0}}
+
 
 def scanned_less_named(run: Path, footage: Path) -> Counter[str]:
     """Files on disk less those that the run's summary names with a reason."""
@@ -105,7 +108,7 @@ def test_a_clip_that_vanishes_after_the_scan_is_named_and_shifts_nothing(tiny, f
 
 def test_sigterm_saves_and_leaves_and_the_same_command_goes_on(tiny, tmp_path):
     def run_until_signal(max_steps: int) -> int:
-        return children.in_child(_train_with_sigterm, tiny(train={"max_steps": max_steps}))
+        return children.in_child(_train_with_sigterm, tiny(train={"max_steps": max_steps}, **BARE))
 
     assert run_until_signal(40) == 75
     run = RunFolder(tmp_path / "run")
@@ -113,7 +116,7 @@ def test_sigterm_saves_and_leaves_and_the_same_command_goes_on(tiny, tmp_path):
     assert stopped["reason"] == "signal"
     assert (run.checkpoints_folder / f"step-{stopped['step']:09d}").is_dir()
     assert stopped["step"] < 40
-    assert children.train(tiny(train={"max_steps": stopped["step"] + 1})) == [0]
+    assert children.train(tiny(train={"max_steps": stopped["step"] + 1}, **BARE)) == [0]
     start = list(events.read(run.events_file, "start"))[-1]
     assert start["resumed_from"] == stopped["step"]
 
@@ -167,7 +170,7 @@ def test_every_switch_of_the_trainer_trains(tiny, tmp_path, loss_reduction, num_
 
 
 def test_a_finished_run_says_so(tiny, tmp_path):
-    recipe = tiny(train={"max_steps": 1})
+    recipe = tiny(train={"max_steps": 1}, **BARE)
     assert children.train(recipe) == [0]
     assert children.train(recipe) == [0]
     assert "nothing left to train at step 1" in children.output(recipe)

@@ -12,6 +12,9 @@ from reelworks.checkpoint.store import CheckpointStore
 from reelworks.run import events
 from reelworks.run.folder import RunFolder
 
+# Little to audit, nothing to validate.
+BARE = {"buckets": {"aspect_ratios": ["1:1"]}, "validation": {"split": 0.0}}
+
 
 def _plant(recipe: dict, what: str) -> None:
     """A NaN comes into the last rank's weights, or their average, in step 3."""
@@ -42,7 +45,7 @@ def _plant(recipe: dict, what: str) -> None:
 def test_a_weight_that_is_not_finite_ends_the_run_and_is_never_saved(tiny, tmp_path, policy, last):
     """The run tells weight and clips at each step, and leaves the checkpoint from before."""
     train = {"max_steps": 9, "non_finite": policy, "max_non_finite": 3}
-    recipe = tiny(train=train, validation={"split": 0.0})
+    recipe = tiny(train=train, **BARE)
     assert children.in_child(_plant, recipe, "weight") == 2
     run = RunFolder(tmp_path / "run")
     told = list(events.read(run.events_file, "non_finite"))
@@ -59,7 +62,7 @@ def test_a_weight_that_is_not_finite_ends_the_run_and_is_never_saved(tiny, tmp_p
 def test_a_weight_of_one_rank_stops_all_in_the_same_step(tiny, tmp_path):
     """A NaN in the last rank's part of the weights: every rank leaves the step out, and none hangs or saves."""
     train = {"max_steps": 9, "max_non_finite": 2}
-    recipe = tiny(train=train, validation={"split": 0.0}, parallel={"strategy": "fsdp"})
+    recipe = tiny(train=train, **BARE, parallel={"strategy": "fsdp"})
     assert children.on_ranks(_plant, recipe, "weight", world=2) == [2, 2]
     run = RunFolder(tmp_path / "run")
     told = list(events.read(run.events_file, "non_finite"))
@@ -70,7 +73,7 @@ def test_a_weight_of_one_rank_stops_all_in_the_same_step(tiny, tmp_path):
 
 def test_an_average_that_is_not_finite_is_never_saved(tiny, tmp_path):
     """Training goes on, since its weights are sound, and says at each save why there is none."""
-    recipe = tiny(train={"max_steps": 5}, validation={"split": 0.0})
+    recipe = tiny(train={"max_steps": 5}, **BARE)
     assert children.in_child(_plant, recipe, "average") == 2
     run = RunFolder(tmp_path / "run")
     assert CheckpointStore(run.checkpoints_folder).steps() == [2]

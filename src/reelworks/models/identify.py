@@ -82,15 +82,16 @@ def is_lora(names: Mapping[str, object]) -> bool:
 def closest(shapes: Shapes) -> BestMatch:
     """Find the presets that fit best, with the keys of diffusers, of a release, or behind a prefix."""
     bare = _bare(shapes)
-    if equal := tuple(name for name in registry.PRESETS if _own(name) == bare):
+    firsts = {name: _first_alike(name) for name in registry.PRESETS}
+    if equal := tuple(name for name, first in firsts.items() if _own(first) == bare):
         return BestMatch(equal, len(bare), len(bare))
     counts = {}
-    for name in registry.PRESETS:
-        own = _own(name)
-        fitting = max(sum(own.get(k) == shape for k, shape in s.items()) for s in _spellings(name, bare))
-        counts[name] = fitting, max(len(shapes), len(own))
+    for first in dict.fromkeys(firsts.values()):
+        own = _own(first)
+        fitting = max(sum(own.get(k) == shape for k, shape in s.items()) for s in _spellings(first, bare))
+        counts[first] = fitting, max(len(shapes), len(own))
     best = max(counts.values(), key=lambda count: count[0] / count[1])
-    return BestMatch(tuple(name for name, count in counts.items() if count == best), *best)
+    return BestMatch(tuple(name for name, first in firsts.items() if counts[first] == best), *best)
 
 
 def _bare(shapes: Shapes) -> Shapes:
@@ -100,26 +101,38 @@ def _bare(shapes: Shapes) -> Shapes:
     return shapes
 
 
-def _spellings(name: str, bare: Shapes) -> list[Shapes]:
+def _spellings(first: str, bare: Shapes) -> list[Shapes]:
     """Return weights without prefixes as they are, and renamed from a release to the keys of diffusers."""
-    fewer, more = sorted((len(bare), len(_own(name))))
+    fewer, more = sorted((len(bare), len(_own(first))))
     if 2 * fewer < more:  # a release has other names, and nearly as many
         return [bare]
-    family, config = registry.load_network(registry.family_of(name)), registry.PRESETS[name].config
+    family, config = registry.load_network(registry.family_of(first)), registry.PRESETS[first].config
     spellings = [bare]
     for prefix in ("", "model.diffusion_model."):
         state = {prefix + key: torch.empty(shape, device="meta") for key, shape in bare.items()}
-        spellings.append(weights.shapes_of(family.renamed(network(name), config, state)))
+        spellings.append(weights.shapes_of(family.renamed(_network(first), config, state)))
     return spellings
 
 
-@functools.cache
 def network(name: str) -> nn.Module:
-    """Return a preset's network at its published size on the meta device."""
-    with undrawn.on_meta():
-        return registry.load_network(registry.family_of(name)).build(registry.PRESETS[name].config)
+    """Return a preset's network at its published size on the meta device; presets of equal sizes share one."""
+    return _network(_first_alike(name))
 
 
 @functools.cache
-def _own(name: str) -> Shapes:
-    return weights.shapes_of(network(name).state_dict())
+def _network(first: str) -> nn.Module:
+    with undrawn.on_meta():
+        return registry.load_network(registry.family_of(first)).build(registry.PRESETS[first].config)
+
+
+@functools.cache
+def _own(first: str) -> Shapes:
+    return weights.shapes_of(_network(first).state_dict())
+
+
+@functools.cache
+def _first_alike(name: str) -> str:
+    """Return the first preset whose network has the same sizes; what it is shown may differ."""
+    config = registry.PRESETS[name].config
+    others = ((other, preset.config) for other, preset in registry.PRESETS.items())
+    return next(o for o, c in others if type(c) is type(config) and c.model_dump() == config.model_dump())

@@ -115,7 +115,6 @@ _TRUTH = st.recursive(
 )
 
 
-@settings(max_examples=100)
 @given(_TRUTH)
 def test_any_filter_says_what_python_would_say(text: str) -> None:
     assert filters.keeps(rows(), text).tolist() == by_python(text)
@@ -196,7 +195,7 @@ _TRUTH_OR_NONE = st.recursive(
 _SCORES = st.lists(st.sampled_from([np.nan, -0.0, 0.0, 3.0, 480.0]), min_size=len(_CLIPS), max_size=len(_CLIPS))
 
 
-@settings(max_examples=150)
+@settings(max_examples=settings().max_examples * 3 // 2)
 @given(_TRUTH_OR_NONE, _SCORES)
 def test_what_is_not_there_makes_a_filter_true_of_a_row_only_by_the_rules_of_kleene(
     text: str, scores: list[float]
@@ -238,7 +237,6 @@ def test_chains_and_lists_may_be_long() -> None:
 _SCORED = _TRUTH.map(lambda text: text.replace("bit_depth", "aes"))
 
 
-@settings(max_examples=100)
 @given(_SCORED)
 def test_a_clip_without_a_score_is_kept_only_if_it_would_be_with_any(text: str) -> None:
     """What a filter says of a clip that lacks a score does not rest on that score."""

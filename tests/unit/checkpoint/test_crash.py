@@ -32,6 +32,7 @@ def crash(*arguments: str) -> dict[str, Any]:
     return result
 
 
+@pytest.mark.slow(reason="a process for each of a hundred calls; test_power_cut has the states of kills and many more")
 def test_one_rank_killed_at_every_storage_call() -> None:
     """After each kill: nothing older than was told, equal tensors, pins and best there, no litter, resumed twice.
 

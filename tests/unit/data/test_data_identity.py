@@ -369,7 +369,7 @@ TWICE_ANOTHER = [
 ]
 
 
-@settings(max_examples=12)
+@settings(max_examples=settings().max_examples // 8)
 @example(TWICE_ANOTHER, "same", False)
 @given(histories, st.sampled_from(["same", "new"]), st.booleans())
 def test_whatever_changes_each_file_is_one_clip_and_no_consumed_clip_is_lost(
@@ -454,7 +454,7 @@ changes = st.lists(
 )
 
 
-@settings(max_examples=12)
+@settings(max_examples=settings().max_examples // 8)
 @given(changes)
 def test_what_is_trained_stays_trained_through_any_history(history: list[tuple[str, int]]) -> None:
     """One thing happens between two segments: then each file is known for what it was, and no other one is."""

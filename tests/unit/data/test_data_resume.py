@@ -287,7 +287,7 @@ def act(training: Training, saves: list[Any], action: str, n: int) -> None:
         training.resume(saves[-1])
 
 
-@settings(max_examples=10)
+@settings(max_examples=settings().max_examples // 8)
 @given(actions)
 def test_each_live_clip_is_trained_once_whatever_happens(acts: list[tuple[str, int]]) -> None:
     with tempfile.TemporaryDirectory() as root:

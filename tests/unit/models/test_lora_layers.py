@@ -48,11 +48,11 @@ def load(denoiser, path, settings=SETTINGS, name="wan-tiny"):
     files.load_into(denoiser.module, settings, config_of(name))
 
 
-# Layers have the same names in all networks of a class.
+# Layers have the same names in all networks of a class, and in files of diffusers those of the network.
 ALL_FORMATS = [
-    pytest.param(name, False, format, marks=[] if name in contract.CLASSES else pytest.mark.slow)
+    pytest.param(name, False, format, marks=[] if name in quick else pytest.mark.slow)
     for name in contract.FAMILIES
-    for format in FORMATS
+    for format, quick in zip(FORMATS, (("wan-tiny", "sdxl-tiny"), contract.CLASSES, contract.CLASSES), strict=True)
 ]
 
 

@@ -18,6 +18,8 @@ from reelworks.recipe import validation
 
 KNOWN = {name: (one.networks, one.dim) for name, one in registry.TEXT_ENCODERS.items()}
 KNOWN["t5"] = ((T5,), 4096)
+# One of those whose networks are equal.
+KINDS = {networks: name for name, (networks, _) in reversed(KNOWN.items())}
 # What a release saves, by the kind of its half that reads texts.
 WHOLE = {
     "gemma3_text": lambda size: transformers.Gemma3Config(text_config={"vocab_size": size}),
@@ -51,7 +53,7 @@ def test_a_family_takes_its_own_and_no_other(name, folders):
     """Refused is every folder whose networks are of another kind; the error names both, and where they belong."""
     networks, width = KNOWN[name]
     own = {one.part: one.kind for one in networks}
-    for other, (theirs, _) in KNOWN.items():
+    for theirs, other in KINDS.items():
         there = {one.part: one.kind for one in theirs}
         apart = [part for part in own.keys() & there.keys() if own[part] != there[part]]
         config = told(name, folders / other)

@@ -15,7 +15,7 @@ from reelworks.schedule.plan import EpochPlan, PlanSpec, Samples, plan_epoch
 
 
 @given(cases(), st.integers(1, 7))
-@settings(max_examples=25)
+@settings(max_examples=settings().max_examples // 4)
 def test_the_first_rows_and_what_remains_are_the_epoch(case: tuple[Samples, PlanSpec], new_size: int) -> None:
     entries, spec = case
     made = plan_epoch(entries, spec, 0)
@@ -30,7 +30,7 @@ def test_the_first_rows_and_what_remains_are_the_epoch(case: tuple[Samples, Plan
 
 
 @given(cases())
-@settings(max_examples=30)
+@settings(max_examples=settings().max_examples // 3)
 def test_rows_before_are_the_rows_before(case: tuple[Samples, PlanSpec]) -> None:
     entries, spec = case
     made = plan_epoch(entries, spec, 0)
@@ -45,7 +45,7 @@ def test_rows_before_are_the_rows_before(case: tuple[Samples, PlanSpec]) -> None
 
 
 @given(cases(), st.integers(1, 4))
-@settings(max_examples=40)
+@settings(max_examples=settings().max_examples * 4 // 10)
 def test_by_ordinals_remains_what_remains_by_uids(case: tuple[Samples, PlanSpec], every: int) -> None:
     """Edited clips have a new ordinal; others have lost their bucket since; some were never planned."""
     entries, _ = case

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from numpy.typing import NDArray
 
 QUICK = settings(
-    max_examples=60,
+    max_examples=settings().max_examples * 6 // 10,
     stateful_step_count=25,
     # The same histories in every run: a rare one would take minutes to shrink. `make test-all` plays more.
     derandomize=True,

@@ -266,7 +266,7 @@ def test_an_empty_epoch_has_no_steps() -> None:
 
 
 @given(cases())
-@settings(max_examples=30)
+@settings(max_examples=settings().max_examples // 3)
 def test_digests_see_the_plan_and_the_spec(case: tuple[Samples, PlanSpec]) -> None:
     entries, spec = case
     made = plan_epoch(entries, spec, 0)

@@ -11,9 +11,9 @@ from reelworks.ui import guard
 from reelworks.ui.workspace import Workspace, key_of
 
 
-@pytest.fixture
-def client(tmp_path):
-    with page(tmp_path) as client:
+@pytest.fixture(scope="module")
+def client(tmp_path_factory):
+    with page(tmp_path_factory.mktemp("root")) as client:
         yield client
 
 
