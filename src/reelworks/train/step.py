@@ -176,7 +176,7 @@ class StepResult:
     def why_not(self) -> str:
         """Reason why the step was not applied."""
         if self.skipped_by_recipe:
-            return "train.skip_steps names it"
+            return "named by train.skip_steps"
         if self.spike is not None:
             return f'{self.spike}; train.spikes = "skip"'
         if self.finite:
