@@ -12,9 +12,9 @@ import media_makers
 import numpy as np
 import page_client
 import pytest
+import tiny_recipe
 from PIL import Image
-
-Recipe = dict[str, Any]
+from tiny_recipe import Recipe
 
 # The lookahead of slower presets reads memory beside frames this small: a file in 200 has other bytes.
 _H264 = {"preset": "ultrafast", "crf": "14"}
@@ -54,26 +54,13 @@ def tiny_in(footage: Path) -> Callable[..., Recipe]:
 
 
 def _tiny(footage: Path, folder: Path, output: str = "run", **changes: Any) -> Recipe:
-    recipe: Recipe = {
-        "version": 1,
-        "output": str(folder / output),
-        "seed": 7,
-        "dataset": [{"path": str(footage)}],
-        "bucket": [{"resolution": "32px", "num_frames": [1, 5], "batch_size": [3, 2]}],
-        # The footage has these shapes; every other one would only be audited.
-        "buckets": {"upscale": True, "max_crop": 0.7, "aspect_ratios": ["3:2", "1:1", "2:3"]},
-        "data": {"num_workers": 0},
-        "model": {"name": "stdit3-tiny", "hidden_size": 32, "depth": 1, "num_heads": 2},
-        "autoencoder": {"stride": 8},
-        "text_encoder": {"dim": 16, "max_length": 6},
-        "precision": {"compute": "float32"},
-        "train": {"max_steps": 6, "learning_rate": 1e-3, "threads": 1},
-        "validation": {"split": 0.15, "every_steps": 4, "timesteps": [200.0, 800.0]},
+    own: Recipe = {
+        "train": {"max_steps": 6, "threads": 1},
+        "validation": {"split": 0.15, "every_steps": 4},
         "checkpoints": {"every_steps": 2, "keep_last": 2},
     }
-    for key, value in changes.items():
-        recipe[key] = {**recipe.get(key, {}), **value} if isinstance(value, dict) else value
-    return recipe
+    recipe = tiny_recipe.changed(tiny_recipe.values(str(footage), str(folder / output)), own)
+    return tiny_recipe.changed(recipe, changes)
 
 
 @pytest.fixture(scope="module")

@@ -27,6 +27,7 @@ import numpy as np
 import pages
 import s3_server
 import tiny_families
+import tiny_recipe
 import tomli_w
 from PIL import Image, ImageDraw
 from reader import Reader, when
@@ -88,26 +89,12 @@ def recipe(path: str = "clips", output: str = "run", **changes: Any) -> str:
 
     None leaves a key out.
     """
-    values: dict[str, Any] = {
-        "version": 1,
-        "output": output,
-        "seed": 7,
-        "dataset": [{"path": path}],
-        "bucket": [{"resolution": "32px", "num_frames": [1, 5], "batch_size": [3, 2]}],
-        "buckets": {"upscale": True, "max_crop": 0.7, "aspect_ratios": ["3:2", "1:1", "2:3"]},
-        "data": {"num_workers": 0},
-        "model": {"name": "stdit3-tiny", "hidden_size": 32, "depth": 1, "num_heads": 2},
-        "autoencoder": {"stride": 8},
-        "text_encoder": {"dim": 16, "max_length": 6},
-        "precision": {"compute": "float32"},
-        "train": {"max_steps": 4, "learning_rate": 1e-3},
-        "validation": {"split": 0.2, "timesteps": [200.0, 800.0]},
-    }
-    for key, value in changes.items():
-        is_added = isinstance(value, dict) and key != "model"
-        added = {**values.get(key, {}), **value} if is_added else value
-        values[key] = {k: v for k, v in added.items() if v is not None} if is_added else added
-    return tomli_w.dumps(values)
+    values = tiny_recipe.changed(tiny_recipe.values(path, output), changes)
+    values |= {key: changes[key] for key in changes if key == "model"}
+    tables = {key: value for key, value in values.items() if isinstance(value, dict)}
+    return tomli_w.dumps(
+        values | {key: {k: v for k, v in table.items() if v is not None} for key, table in tables.items()}
+    )
 
 
 def small_clips(reader: Reader, folder: str = "clips") -> None:

@@ -41,6 +41,12 @@ def refuse(value: int) -> None:
     raise UserError("is too small", code="too-small", field="value", value=value, remedy="give more")
 
 
+def sleep(seconds: float) -> float:
+    """Take a while."""
+    time.sleep(seconds)
+    return seconds
+
+
 def main(data: str, catalog: str) -> None:
     """Scan on the cluster of RAY_ADDRESS, and write the journal at once."""
     journal._SECONDS_BETWEEN_WRITES = 0.0

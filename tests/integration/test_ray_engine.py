@@ -35,6 +35,7 @@ from reelworks.cli.main import app
 from reelworks.core import ray_cluster
 from reelworks.core.errors import UserError
 from reelworks.core.ray_cluster import Cluster, RayPool
+from reelworks.core.worker_pool import WorkerDied
 from reelworks.encoders.encode import Forecast
 from reelworks.encoders.encode_worker import Progress
 from reelworks.encoders.store import EncodedStore
@@ -151,6 +152,29 @@ def test_an_error_of_a_call_is_raised_as_itself(cluster: str) -> None:
     with pytest.raises(UserError, match="value = 3: is too small") as raised:
         RayPool().call(ray_child.refuse, 3)
     assert (type(raised.value), raised.value.code, raised.value.remedy) == (UserError, "too-small", "give more")
+
+
+def test_calls_that_are_running_may_return_when_the_pool_is_closed_and_those_that_hang_are_ended(
+    cluster: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray_cluster, "_PATIENCE_SECONDS", 10.0)
+    pool = RayPool()
+    with ThreadPoolExecutor() as threads:
+        soon = threads.submit(pool.call, ray_child.sleep, 0.5)
+        while not pool._running:
+            time.sleep(0.01)
+        pool.close()
+        assert soon.result() == 0.5
+        with pytest.raises(WorkerDied, match="closed"):
+            pool.call(ray_child.sleep, 0.0)
+        monkeypatch.setattr(ray_cluster, "_PATIENCE_SECONDS", 1.0)
+        pool = RayPool()
+        never = threads.submit(pool.call, ray_child.sleep, 600.0)
+        while not pool._running:
+            time.sleep(0.01)
+        pool.close()
+        with pytest.raises(WorkerDied):
+            never.result(timeout=60)
 
 
 def test_without_ray_the_error_says_what_to_install(

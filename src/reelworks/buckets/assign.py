@@ -148,6 +148,8 @@ def _take(clips: Clips, table: BucketTable, sizes: Sequence[_Sizes], state: U64,
 def _take_opensora(clips: Clips, table: BucketTable, sizes: Sequence[_Sizes], state: U64, bucket: I32) -> None:
     """Set the buckets of clips by the rules of Open-Sora, resolution by resolution, and length by length in each."""
     assert table.dialect is not None
+    by_resolution = table.dialect.resolution_first
+    first, second = (_RESOLUTION, _LENGTH) if by_resolution else (_LENGTH, _RESOLUTION)
     for left, entries in _by_kind(clips, table):
         pixels = clips.height[left] * clips.width[left]
         for _, group in itertools.groupby(entries, key=lambda pair: pair[1].resolution):
@@ -156,13 +158,15 @@ def _take_opensora(clips: Clips, table: BucketTable, sizes: Sequence[_Sizes], st
             frames, trying = clips.num_frames[large], np.ones(len(large), dtype=np.bool_)
             for index, entry in lengths:
                 at = np.flatnonzero(trying & (frames >= entry.needed_frames))
-                long = large[at]
-                stays = _stays(clips, entry, long, state, _RESOLUTION)
-                stays_long = _stays(clips, entry, long, state, _LENGTH)
-                taken = long[stays & stays_long]
+                passed = at[_stays(clips, entry, large[at], state, first)]
+                stays = _stays(clips, entry, large[passed], state, second)
+                taken = large[passed[stays]]
                 bucket[taken], _, _ = sizes[index].best(clips.height[taken], clips.width[taken], table)
-                # If the resolution is drawn first, a clip that leaves it tries no shorter length of it.
-                trying[at] = ~stays_long & (stays | (not table.dialect.resolution_first))
+                if by_resolution:  # a clip that leaves the resolution tries no shorter length of it
+                    trying[at] = False
+                    trying[passed[~stays]] = True
+                else:  # nor does one that stays at a length, whether it stays at the resolution or not
+                    trying[passed] = False
             open_ = bucket[left] < 0
             left, pixels = left[open_], pixels[open_]
 

@@ -121,6 +121,8 @@ def _extended(state: U64, word: Word) -> U64:
         states = state.tolist() if state.ndim else [int(state)] * len(numbers)
         mixed = [_mix_int(before + number * _STEP + 1) for before, number in zip(states, numbers, strict=True)]
         return np.array(mixed, dtype=np.uint64)
+    if isinstance(word, int | str | np.integer):
+        return _mix(state + np.uint64((_int_word(word) * _STEP + 1) & _ALL_BITS))
     with np.errstate(over="ignore"):
         return _mix(state + _word(word) * np.uint64(_STEP) + np.uint64(1))
 

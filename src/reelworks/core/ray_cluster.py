@@ -23,6 +23,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 Engine = Literal["local", "ray"]
 _ANSWER_SECONDS = 10.0
+_PATIENCE_SECONDS = 5.0
 
 
 class Cluster(NamedTuple):
@@ -113,11 +114,16 @@ class RayPool:
                 self._running.discard(running)
 
     def close(self) -> None:
-        """End the calls that are running; they fail."""
+        """Wait a little for the calls that are running, and end those that go on longer; they fail."""
         with self._lock:
             self._is_closed = True
-            for running in self._running:
-                self._ray.cancel(running, force=True)
+            running = list(self._running)
+        if not running:
+            return
+        # Ray aborts this process if a call is cancelled in the moment in which it returns, so only those that hang are.
+        _, hanging = self._ray.wait(running, num_returns=len(running), timeout=_PATIENCE_SECONDS)
+        for each in hanging:
+            self._ray.cancel(each, force=True)
 
 
 def _apply(function: Callable[[T], R], value: T) -> R:

@@ -142,114 +142,138 @@ def _generate_one(
     prompt: str,
     options: GenerateOptions,
 ) -> tuple[NDArray[np.uint8], Sound | None]:
-    shape, device = options.shape, encoder.device
-    of_clip = encoder.autoencoder.geometry.latent(shape)
-    # Sources that are frames are generated with the clip, and cut off.
-    sources = len(values.sources_in(options.companions)) if encoder.conditioning.sources_as_frames else 0
-    latent_shape = (sources + of_clip[0], *of_clip[1:])
-    generator = generator_of(options, device)
-    companions = {name: torch.from_numpy(np.array(f))[None] for name, f in options.companions.items()}
-    pictures = [companions[name][:, 0].expand(2, -1, -1, -1) for name in SOURCES if name in companions]
-    text = encoder.texts([prompt, prompt], [False, True], pictures)
-    conditioning: dict[str, Tensor] = {}
-    without_text = torch.tensor([False, True], device=device)
-    sounds: list[Sound] = []
-    embeds_guidance = encoder.conditioning.guidance == "embedded"
-    guidance = torch.full((2,), options.guidance_scale if embeds_guidance else 1.0, device=device)
-    if embeds_guidance:
-        options = dataclasses.replace(options, guidance_scale=1.0)
+    one = _Generation(boundary, encoder, objective, prompt, options)
+    frames = conditions.join(one.make, options.conditions)
+    return frames, _joined(one.sounds, options) if one.sounds else None
 
-    given_1N: Tensor | None = None  # True for condition frames that the network gets beside the noise
 
-    def inputs(
-        z_B: Tensor, t_B: Tensor, frame_mask_BN: Tensor | None, rows: slice = slice(None), **sound: Any
-    ) -> DenoiserInputs:
-        n = len(z_B)
-        every = torch.ones(n, latent_shape[0], dtype=torch.bool, device=device)
-        return DenoiserInputs(
-            latent=z_B,
-            time=t_B.float(),
-            text=text.tokens[rows],
-            text_mask=text.mask[rows],
-            pooled=text.pooled[rows],
-            guidance=guidance[rows],
-            frame_mask=every if frame_mask_BN is None else frame_mask_BN,
-            fps=torch.full((n,), options.fps, device=device),
-            height=torch.full((n,), float(shape.height), device=device),
-            width=torch.full((n,), float(shape.width), device=device),
-            drop_text=without_text[rows],
-            **given(conditioning, n),
-            **sound,
-        )
+class _Generation:
+    """The clip of one prompt, which `make` makes, or each of the clips that are joined to it.
 
-    def network(z_2B: Tensor, t_2B: Tensor, frame_mask_2B: Tensor | None) -> Tensor:
-        if given_1N is None:
-            return boundary(inputs(z_2B, t_2B, frame_mask_2B))
-        output = boundary(inputs(z_2B, t_2B, ~given_1N.expand(2, -1)))
-        if (scale := options.image_guidance_scale or 1.0) == 1.0:
-            return output
-        without_both = boundary(inputs(z_2B[1:], t_2B[1:], None, slice(1, None)))
-        return flow.guided_by_frames(output, without_both, scale)
+    Networks are called with two rows, one with the prompt and one without.
 
-    def joint(
-        z_2B: Tensor, sound_2B: Tensor, t_2B: Tensor, sound_t_2B: Tensor, mask_2B: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        every = torch.ones(len(sound_2B), sound_2B.shape[2], dtype=torch.bool, device=device)
-        heard: dict[str, Any] = {"sound": sound_2B, "sound_time": sound_t_2B.float(), "sound_mask": every}
-        return boundary.both(inputs(z_2B, t_2B, mask_2B, **heard))
+    Attributes:
+        sounds: The sound of each clip so far, if the model is one with sound.
+    """
 
-    def hearing(heard: Tensor) -> flow.Network:
-        """Return the network for a picture of which the sound is given: clean, at timestep 0."""
+    def __init__(
+        self,
+        boundary: DtypeBoundary[DenoiserInputs],
+        encoder: LiveEncoder,
+        objective: ObjectiveConfig,
+        prompt: str,
+        options: GenerateOptions,
+    ) -> None:
+        self._boundary, self._encoder, self._objective = boundary, encoder, objective
+        self._device = device = encoder.device
+        self._generator = generator_of(options, device)
+        # Sources that are frames are generated with the clip, and cut off.
+        self._sources = len(values.sources_in(options.companions)) if encoder.conditioning.sources_as_frames else 0
+        self._of_clip = encoder.autoencoder.geometry.latent(options.shape)
+        self._companions = {name: torch.from_numpy(np.array(f))[None] for name, f in options.companions.items()}
+        pictures = [self._companions[name][:, 0].expand(2, -1, -1, -1) for name in SOURCES if name in self._companions]
+        self._text = encoder.texts([prompt, prompt], [False, True], pictures)
+        self._without_text = torch.tensor([False, True], device=device)
+        embeds_guidance = encoder.conditioning.guidance == "embedded"
+        self._guidance = torch.full((2,), options.guidance_scale if embeds_guidance else 1.0, device=device)
+        self._options = dataclasses.replace(options, guidance_scale=1.0) if embeds_guidance else options
+        self._conditioning: dict[str, Tensor] = {}
+        self._given_1N: Tensor | None = None  # True for condition frames that the network gets beside the noise
+        self.sounds: list[Sound] = []
 
-        def picture(z_2B: Tensor, t_2B: Tensor, mask_2B: Tensor | None) -> Tensor:
-            none = torch.zeros(len(z_2B), heard.shape[2], dtype=torch.bool, device=device)
-            silent = torch.zeros(len(z_2B), device=device)
-            of_both: dict[str, Any] = {
-                "sound": heard.expand(len(z_2B), -1, -1, -1, -1),
-                "sound_time": silent,
-                "sound_mask": none,
-            }
-            return boundary.both(inputs(z_2B, t_2B, mask_2B, **of_both))[0]
-
-        return picture
-
-    def draw_noise() -> Tensor:
-        size = (1, encoder.autoencoder.latent_channels, *latent_shape)
-        return torch.randn(size, generator=generator, device=device)
-
-    def make(reference: conditions.Frames | None) -> conditions.Frames:
-        nonlocal given_1N
-        start, edit = draw_noise(), None
+    def make(self, reference: conditions.Frames | None) -> conditions.Frames:
+        """Generate a clip that begins with the frames of a reference, if there is one."""
+        encoder, options, companions = self._encoder, self._options, self._companions
+        shape, last = options.shape, options.conditions.last_frame
+        start, edit = self._noise(), None
         blank = np.zeros((1, shape.height, shape.width, 3), np.uint8)
-        last = options.conditions.last_frame
         ends = [blank if each is None else each[:1] for each in (reference, last)]
-        frames, given = torch.from_numpy(np.stack(ends, axis=1)), companions
+        frames = torch.from_numpy(np.stack(ends, axis=1))
         if encoder.conditioning.control_parts:
             clip, mask = conditions.kept(options.conditions, reference, options.companions.get("mask"), shape)
-            frames, given = torch.from_numpy(clip)[None], companions | {"mask": torch.from_numpy(mask)[None]}
-        conditioning.update(encode_conditioning(encoder, start, given, frames, shape.num_frames))
+            frames, companions = torch.from_numpy(clip)[None], companions | {"mask": torch.from_numpy(mask)[None]}
+        self._conditioning |= encode_conditioning(encoder, start, companions, frames, shape.num_frames)
         if encoder.conditioning.frames and not (reference is None and last is None):
             begun, ratio = conditions.give(encoder, start, reference, last, shape.num_frames)
             if encoder.conditioning.frames_beside_noise:
-                given_1N, conditioning["condition"] = ratio == 0, begun
+                self._given_1N, self._conditioning["condition"] = ratio == 0, begun
             else:
-                start, edit = begun, Edit(ratio, lambda step: draw_noise())
-        if encoder.sound is None:
-            latent = _sample(network, start, objective, options, draw_noise, edit, of_clip)
-        elif (heard_SK := options.conditions.sound) is not None:
-            given_sound = encoder.sound.latents(torch.from_numpy(heard_SK)[None], device)
-            latent = _sample(hearing(given_sound), start, objective, options, draw_noise, edit, of_clip)
-            sounds.append(Sound(heard_SK, encoder.sound.spec.sample_rate))
-        else:
-            track = encoder.sound.at_rate(options.fps)
-            noise = torch.randn((1, *track.latent_shape(shape.num_frames)), generator=generator, device=device)
-            latent, heard = _sample_both(joint, start, noise, objective, options, edit, track.config.timestep_shift)
-            samples, rate = track.samples(heard)
-            sounds.append(Sound(samples[0].numpy(), rate))
-        return encoder.frames(latent[:, :, sources:], shape.num_frames)[0].cpu().numpy()
+                start, edit = begun, Edit(ratio, lambda step: self._noise())
+        latent = self._sampled(start, edit)[:, :, self._sources :]
+        return encoder.frames(latent, shape.num_frames)[0].cpu().numpy()
 
-    frames = conditions.join(make, options.conditions)
-    return frames, _joined(sounds, options) if sounds else None
+    def _sampled(self, start: Tensor, edit: Edit | None) -> Tensor:
+        """Sample the latents of a clip, and its sound unless that is given."""
+        sound, objective, options = self._encoder.sound, self._objective, self._options
+        if sound is None:
+            return _sample(self._network, start, objective, options, self._noise, edit, self._of_clip)
+        if (heard_SK := options.conditions.sound) is not None:
+            self.sounds.append(Sound(heard_SK, sound.spec.sample_rate))
+            network = self._hearing(sound.latents(torch.from_numpy(heard_SK)[None], self._device))
+            return _sample(network, start, objective, options, self._noise, edit, self._of_clip)
+        track = sound.at_rate(options.fps)
+        size = 1, *track.latent_shape(options.shape.num_frames)
+        noise = torch.randn(size, generator=self._generator, device=self._device)
+        latent, heard = _sample_both(self._both, start, noise, objective, options, edit, track.config.timestep_shift)
+        samples, rate = track.samples(heard)
+        self.sounds.append(Sound(samples[0].numpy(), rate))
+        return latent
+
+    def _noise(self) -> Tensor:
+        size = 1, self._encoder.autoencoder.latent_channels, self._sources + self._of_clip[0], *self._of_clip[1:]
+        return torch.randn(size, generator=self._generator, device=self._device)
+
+    def _network(self, z_2B: Tensor, t_2B: Tensor, frame_mask_2B: Tensor | None) -> Tensor:
+        """Predict a picture."""
+        if self._given_1N is None:
+            return self._boundary(self._inputs(z_2B, t_2B, frame_mask_2B))
+        output = self._boundary(self._inputs(z_2B, t_2B, ~self._given_1N.expand(2, -1)))
+        if (scale := self._options.image_guidance_scale or 1.0) == 1.0:
+            return output
+        without_both = self._boundary(self._inputs(z_2B[1:], t_2B[1:], None, slice(1, None)))
+        return flow.guided_by_frames(output, without_both, scale)
+
+    def _both(
+        self, z_2B: Tensor, sound_2B: Tensor, t_2B: Tensor, sound_t_2B: Tensor, mask_2B: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Predict a picture and its sound."""
+        every = torch.ones(len(sound_2B), sound_2B.shape[2], dtype=torch.bool, device=self._device)
+        heard: dict[str, Any] = {"sound": sound_2B, "sound_time": sound_t_2B.float(), "sound_mask": every}
+        return self._boundary.both(self._inputs(z_2B, t_2B, mask_2B, **heard))
+
+    def _hearing(self, heard: Tensor) -> flow.Network:
+        """Return the network for a picture of which the sound is given: clean, at timestep 0."""
+
+        def picture(z_2B: Tensor, t_2B: Tensor, mask_2B: Tensor | None) -> Tensor:
+            of_both: dict[str, Any] = {
+                "sound": heard.expand(len(z_2B), -1, -1, -1, -1),
+                "sound_time": torch.zeros(len(z_2B), device=self._device),
+                "sound_mask": torch.zeros(len(z_2B), heard.shape[2], dtype=torch.bool, device=self._device),
+            }
+            return self._boundary.both(self._inputs(z_2B, t_2B, mask_2B, **of_both))[0]
+
+        return picture
+
+    def _inputs(
+        self, z_B: Tensor, t_B: Tensor, frame_mask_BN: Tensor | None, rows: slice = slice(None), **sound: Any
+    ) -> DenoiserInputs:
+        n, options, device = len(z_B), self._options, self._device
+        every = torch.ones(n, z_B.shape[2], dtype=torch.bool, device=device)
+        return DenoiserInputs(
+            latent=z_B,
+            time=t_B.float(),
+            text=self._text.tokens[rows],
+            text_mask=self._text.mask[rows],
+            pooled=self._text.pooled[rows],
+            guidance=self._guidance[rows],
+            frame_mask=every if frame_mask_BN is None else frame_mask_BN,
+            fps=torch.full((n,), options.fps, device=device),
+            height=torch.full((n,), float(options.shape.height), device=device),
+            width=torch.full((n,), float(options.shape.width), device=device),
+            drop_text=self._without_text[rows],
+            **given(self._conditioning, n),
+            **sound,
+        )
 
 
 def _joined(sounds: list[Sound], options: GenerateOptions) -> Sound:

@@ -186,6 +186,12 @@ class TrainConfig(Config):
         """Whether a step, counted from 1, is to be skipped."""
         return any(first <= step <= last for first, last in self.skip_steps)
 
+    def last_skipped(self, step: int) -> int:
+        """Return the last of the steps to be skipped that follow one another from `step` on."""
+        while ends := [last for first, last in self.skip_steps if first <= step + 1 <= last]:
+            step = max(ends)
+        return step if self.max_steps is None else min(step, self.max_steps)
+
 
 class ValidationConfig(Config):
     """`[validation]`: loss of the averaged weights on held-out clips at fixed times and fixed noise."""

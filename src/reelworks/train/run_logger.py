@@ -77,6 +77,7 @@ class RunLogger:
         self._parts: dict[str, list[float]] = {}  # losses of parts of the last steps, by name
         self._named_stragglers: set[int] = set()
         self._last_spike_message: int | None = None
+        self._told_to_be_skipped = 0  # last step of a range that was told
         self._last_counts: Counts | None = None
         self._has_warned_of_spinning = self._has_warned_of_waiting = False
         self._waits: deque[tuple[float, float]] = deque(maxlen=_SPEED_WINDOW)  # for data, and seconds, of each step
@@ -181,8 +182,8 @@ class RunLogger:
         self._progress.step(step, result, label, seconds)
         self._warn_of_spinning()
         self._warn_of_waiting(wait_seconds, seconds)
-        if not result.applied:
-            logger.info("step %d is skipped: %s", step, result.why_not)
+        if not result.applied and not (result.skipped_by_recipe and step <= self._told_to_be_skipped):
+            self._tell_of_skipped(step, result)
         if result.spike is not None:
             self._log_spike(step, result.spike, skipped=not result.applied)
         if result.blame is not None:
@@ -271,6 +272,13 @@ class RunLogger:
         if step % _MEAN_STEPS == 0:
             self._scalars(step, {name: sum(values) / len(values) for name, values in self._parts.items()})
             self._parts.clear()
+
+    def _tell_of_skipped(self, step: int, result: StepResult) -> None:
+        """Tell of a step that is skipped; those that the recipe skips after it are told with it."""
+        last = self._data.recipe.train.last_skipped(step) if result.skipped_by_recipe else step
+        self._told_to_be_skipped = last
+        what = f"step {step} is" if last == step else f"steps {step} to {last} are"
+        logger.info("%s skipped: %s", what, result.why_not)
 
     def _log_spike(self, step: int, spike: Spike, *, skipped: bool) -> None:
         """Log a step that is far above the usual, with its clips and what can be done about it."""

@@ -13,7 +13,7 @@ The suffix of a tensor is its shape: `_B` has one value for each clip of a micro
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -68,17 +68,14 @@ class StepSums:
 
     Attributes:
         packed: All values one after another, of which the others are views.
-        loss, weight: Weighted losses, and weights, of the clips that count.
         counts: `[3]` number of clips that count: first uses of a clip, repeats that fill a micro-batch; and of those that
             could not be decoded.
         flags: `[3]` number of ranks that set each of `StepFlags`.
-        by_bucket: `[2, buckets]` loss, and weight, of each bucket.
-        by_range: `[2, TIMESTEP_RANGES]` loss, and weight, of the clips in each range of timesteps.
+        by_bucket: `[2, buckets]` weighted loss, and weight, of the clips that count in each bucket.
+        by_range: `[2, TIMESTEP_RANGES]` the same of the clips in each range of timesteps.
     """
 
     packed: Tensor
-    loss: Tensor
-    weight: Tensor
     counts: Tensor
     flags: Tensor
     by_bucket: Tensor
@@ -87,39 +84,51 @@ class StepSums:
     @classmethod
     def of_packed(cls, packed: Tensor) -> StepSums:
         """Return views of values that lie one after another."""
-        ends = [1, 2, 5, 8, len(packed) - 2 * TIMESTEP_RANGES]
-        loss, weight, counts, flags, buckets, ranges = torch.tensor_split(packed, ends)
-        return cls(packed, loss[0], weight[0], counts, flags, buckets.view(2, -1), ranges.view(2, -1))
+        counts, flags, buckets, ranges = torch.tensor_split(packed, [3, 6, len(packed) - 2 * TIMESTEP_RANGES])
+        return cls(packed, counts, flags, buckets.view(2, -1), ranges.view(2, -1))
 
     @classmethod
-    def begin(cls, flags: StepFlags, buckets: int, device: torch.device) -> StepSums:
-        """Return sums of 0, with this rank's requests."""
-        if device.type == "mps":
-            device = torch.device("cpu")
-        start = [*[0.0] * 5, *map(float, flags), *[0.0] * 2 * (buckets + TIMESTEP_RANGES)]
-        return cls.of_packed(transfer.to_device(torch.tensor(start, dtype=torch.float64), device))
+    def begin(cls, buckets: int, device: torch.device) -> StepSums:
+        """Return sums of 0."""
+        device = torch.device("cpu") if device.type == "mps" else device
+        return cls.of_packed(torch.zeros(6 + 2 * (buckets + TIMESTEP_RANGES), dtype=torch.float64, device=device))
 
-    def add(self, batch: MicroBatch, losses_B: Tensor, weights_B: Tensor, time_B: Tensor) -> None:
+    @property
+    def loss(self) -> Tensor:
+        """Sum of the weighted losses of all clips that count."""
+        return self.by_bucket[0].sum()
+
+    @property
+    def weight(self) -> Tensor:
+        """Sum of the weights of all clips that count."""
+        return self.by_bucket[1].sum()
+
+    def add(self, bucket: int, losses_B: Tensor, weights_B: Tensor, time_B: Tensor) -> None:
         """Add a micro-batch's weighted losses, its weights and its timesteps, without waiting for the device."""
-        counts, first = batch.is_valid.numpy(), batch.work.is_first_use
-        both = torch.stack([losses_B, weights_B])
-        ranges = torch.arange(TIMESTEP_RANGES, device=time_B.device)[:, None]
         # 1000, and what rounding might put beyond it, belongs to the last range.
-        is_in = (time_B * (TIMESTEP_RANGES / NUM_TIMESTEPS)).long().clamp(max=TIMESTEP_RANGES - 1) == ranges
-        by_range = torch.where(is_in, both[:, None], 0.0).sum(dim=-1)
+        range_B = (time_B * (TIMESTEP_RANGES / NUM_TIMESTEPS)).long().clamp_(max=TIMESTEP_RANGES - 1)
         # Move first, then convert: MPS cannot convert to float64.
         device = self.packed.device
-        sums = both.sum(dim=1).to(device).double()
-        self.packed[:2].add_(sums)
-        self.by_bucket[:, batch.work.bucket].add_(sums)
-        self.by_range.add_(by_range.to(device).double())
-        numbers = torch.tensor([int((counts & first).sum()), int((counts & ~first).sum()), batch.failed])
-        self.counts.add_(transfer.to_device(numbers, device))
+        both = torch.stack([losses_B, weights_B]).to(device).double()
+        self.by_bucket[:, bucket].add_(both.sum(dim=1))
+        self.by_range.index_add_(1, range_B.to(device), both)
 
-    def over_ranks(self, world: World) -> StepSums:
-        """Return the sums over all ranks, with one all-reduce."""
-        own = self if world.counts else self._of_flags_alone()
-        return StepSums.of_packed(world.sum(own.packed))
+    def over_ranks(self, world: World, batches: Sequence[MicroBatch], flags: StepFlags) -> StepSums:
+        """Return the sums over all ranks, with one all-reduce; `batches` are this rank's, and `flags` its requests."""
+        first = repeats = failed = 0
+        if world.counts:
+            for batch in batches:
+                valid = batch.is_valid.numpy()
+                of_batch = int(np.count_nonzero(valid & batch.work.is_first_use))
+                first += of_batch
+                repeats += int(np.count_nonzero(valid)) - of_batch
+                failed += batch.failed
+        else:  # zeros instead of products, since 0 · NaN is NaN
+            self.packed.zero_()
+        numbers = torch.tensor([first, repeats, failed, *flags], dtype=torch.float64)
+        self.packed[:6].copy_(transfer.to_device(numbers, self.packed.device))
+        summed = world.sum(self.packed)
+        return self if summed is self.packed else StepSums.of_packed(summed)
 
     def read(self, *others: Tensor) -> tuple[StepSums, list[list[float]]]:
         """Copy the sums and other values to the host, in one transfer that waits for the device."""
@@ -127,12 +136,6 @@ class StepSums:
         values = torch.cat([self.packed, *(other.to(self.packed.device).double() for other in flat)]).cpu()
         own, *copied = torch.split(values, [len(self.packed), *map(len, flat)])
         return StepSums.of_packed(own), [other.tolist() for other in copied]
-
-    def _of_flags_alone(self) -> StepSums:
-        """Return sums of 0 with this rank's requests; zeros instead of products, since 0 · NaN is NaN."""
-        sums = StepSums.of_packed(torch.zeros_like(self.packed))
-        sums.flags.copy_(self.flags)
-        return sums
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +176,7 @@ class StepResult:
     def why_not(self) -> str:
         """Reason why the step was not applied."""
         if self.skipped_by_recipe:
-            return "train.skip_steps names it"
+            return "named by train.skip_steps"
         if self.spike is not None:
             return f'{self.spike}; train.spikes = "skip"'
         if self.finite:
@@ -256,7 +259,7 @@ class TrainStep:
         # are decoded, so backward passes divide by the planned weight, and gradients are rescaled before the update.
         planned_weight = self.planned_weight(plan, row)
         passes = self._passes(plan, row)
-        sums = StepSums.begin(flags, len(self.table.buckets), world.device)
+        sums = StepSums.begin(len(self.table.buckets), world.device)
         kept: list[KeptBatch] = []
 
         state.optimizer.zero_grad()
@@ -272,7 +275,8 @@ class TrainStep:
                 # FSDP takes the mean of gradients over ranks; the loss of a step is a sum over them. Each rank of a
                 # sequence group has the gradient of its own tokens, so that the same sum holds for these.
                 torch.autograd.backward(weighted_B.sum() * (world.size / planned_weight))
-            sums.add(batch, weighted_B.detach(), weights_B, sound_inputs.trained_times(example.inputs))
+            times_B = sound_inputs.trained_times(example.inputs)
+            sums.add(batch.work.bucket, weighted_B.detach(), weights_B, times_B)
             kept.append(KeptBatch(batch, losses_B.detach(), example.counts))
             if ahead is not None and ahead.is_on:
                 world.mark("preparing the next clips", step + 1)
@@ -280,7 +284,7 @@ class TrainStep:
             if not batch.work.ends_step:
                 world.mark("waiting for clips", step + 1)
 
-        totals = sums.over_ranks(world)
+        totals = sums.over_ranks(world, [each.batch for each in kept], flags)
         gradients = [grad for p in state.optimizer.trained.values() if (grad := p.grad) is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
         norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm

@@ -1,12 +1,15 @@
-"""Keys of `[train]` and `[precision]` that cannot be are refused by their own name."""
+"""Keys of `[train]` and `[precision]`: those that cannot be are refused by their own name."""
 
 from __future__ import annotations
 
 import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
 from refused import refused
 
 from reelworks.core.errors import UserError
 from reelworks.recipe import recipe_file
+from reelworks.train.config import TrainConfig
 
 
 def recipe(**tables: object) -> dict[str, object]:
@@ -36,6 +39,20 @@ def test_steps_to_skip_are_pairs_from_first_to_last(pair: list[int]) -> None:
         )
     assert (caught.value.field, caught.value.value) == ("train.skip_steps", pair)
     assert caught.value.remedy
+
+
+_STEPS = st.integers(1, 12)
+
+
+@given(st.lists(st.tuples(_STEPS, _STEPS).map(sorted), min_size=1, max_size=5), _STEPS, _STEPS)
+def test_the_last_of_skipped_steps_is_followed_by_one_that_is_not(
+    pairs: list[list[int]], step: int, max_steps: int
+) -> None:
+    config = TrainConfig(skip_steps=pairs, max_steps=max_steps)
+    assume(config.skips(step) and step <= max_steps)
+    last = config.last_skipped(step)
+    assert all(config.skips(each) for each in range(step, last + 1))
+    assert last == max_steps or not config.skips(last + 1)
 
 
 @pytest.mark.parametrize(

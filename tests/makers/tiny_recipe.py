@@ -1,0 +1,33 @@
+"""A recipe that trains a tiny model on small clips and pictures of three shapes within a second."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Recipe = dict[str, Any]
+
+
+def values(footage: str, output: str) -> Recipe:
+    """Return the values of the recipe."""
+    return {
+        "version": 1,
+        "output": output,
+        "seed": 7,
+        "dataset": [{"path": footage}],
+        "bucket": [{"resolution": "32px", "num_frames": [1, 5], "batch_size": [3, 2]}],
+        # The footage has these shapes; every other one would only be audited.
+        "buckets": {"upscale": True, "max_crop": 0.7, "aspect_ratios": ["3:2", "1:1", "2:3"]},
+        "data": {"num_workers": 0},
+        "model": {"name": "stdit3-tiny", "hidden_size": 32, "depth": 1, "num_heads": 2},
+        "autoencoder": {"stride": 8},
+        "text_encoder": {"dim": 16, "max_length": 6},
+        "precision": {"compute": "float32"},
+        "train": {"max_steps": 4, "learning_rate": 1e-3},
+        "validation": {"split": 0.2, "timesteps": [200.0, 800.0]},
+    }
+
+
+def changed(recipe: Recipe, changes: Recipe) -> Recipe:
+    """Return a recipe with changes, of which tables are added to those that it has."""
+    tables = {key: {**recipe.get(key, {}), **value} for key, value in changes.items() if isinstance(value, dict)}
+    return recipe | changes | tables
