@@ -256,6 +256,9 @@ def test_clips_are_trained_from_their_first_frame_and_made_from_a_picture(clip_m
     assert "--reference" in str(without.exception)
 
 
+@pytest.mark.slow(
+    reason="a first frame alone and VACE, which takes a last one too, are trained and made above and below"
+)
 def test_clips_are_trained_from_both_ends_and_made_between_two_pictures(clip_model, tmp_path):
     """A model of first and last frames previews and generates between two, and says so where one is missing."""
     clips_in(tmp_path / "clips")
