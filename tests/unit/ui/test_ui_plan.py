@@ -69,20 +69,15 @@ def scanned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def opened(scanned: Path) -> Iterator[TestClient]:
-    with page_client.page(scanned) as client:
-        yield client
-
-
 @pytest.fixture
-def page(opened: TestClient, scanned: Path, monkeypatch: pytest.MonkeyPatch) -> TestClient:
+def page(scanned: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClient]:
     """The page of the folder, whose recipe is as it was."""
     monkeypatch.chdir(scanned)
     for path in scanned.glob("*.toml"):
         path.unlink()
     (scanned / "cats.toml").write_text(RECIPE)
-    return opened
+    with page_client.page(scanned) as client:
+        yield client
 
 
 def key(page: TestClient, name: str = "cats") -> str:
