@@ -346,7 +346,8 @@ def _example(
     drawn = drawn if sound is None else sound.drawn
     time, frame_mask = (to_device(value, device) for value in (drawn.time, torch.from_numpy(drawn.frame_mask)))
     sources = x0.shape[2] - frame_mask.shape[1]  # that are frames
-    frame_mask = pad(frame_mask, (sources, 0), value=True)
+    if sources:
+        frame_mask = pad(frame_mask, (sources, 0), value=True)
     noise = normal(tuple(x0.shape[1:]), noise_seeds, device)
     text = encoded.text
     fps = to_device(torch.tensor(work.fps, dtype=torch.float32), device)

@@ -181,7 +181,9 @@ class RunLogger:
         label = names[0] + (f" +{len(names) - 1}" if len(names) > 1 else "") if names else "no clip"
         self._progress.step(step, result, label, seconds)
         self._warn_of_spinning()
-        self._warn_of_waiting(wait_seconds, seconds)
+        self._waits.append((wait_seconds, seconds))
+        if step % _SPEED_WINDOW == 0:
+            self._warn_of_waiting()
         if not result.applied and not (result.skipped_by_recipe and step <= self._told_to_be_skipped):
             self._tell_of_skipped(step, result)
         if result.spike is not None:
@@ -311,9 +313,8 @@ class RunLogger:
                 "stop with Ctrl-C, set OMP_WAIT_POLICY=passive, and give the same command again"
             )
 
-    def _warn_of_waiting(self, wait_seconds: float, seconds: float) -> None:
+    def _warn_of_waiting(self) -> None:
         """Warn once if steps wait for clips too long, of a whole window of steps that are not the first."""
-        self._waits.append((wait_seconds, seconds))
         if self._has_warned_of_waiting or len(self._waits) < _SPEED_WINDOW:
             return
         # The first clips are always waited for.
