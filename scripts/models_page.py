@@ -18,6 +18,7 @@ from reelworks.models.config import ModelConfig
 from reelworks.models.expert_pair.config import switch_timestep
 from reelworks.models.family import Conditioning
 from reelworks.testing import contract
+from reelworks.train.preflight import published_sizes
 
 _ENCODERS = {"clip": "CLIP", "siglip": "SigLIP", None: ""}
 _PAGE_HEAD = """# Models
@@ -122,7 +123,10 @@ def _rates(presets: list[str]) -> str:
 
 @functools.cache
 def parameters(preset: str) -> int:
-    """Count a preset's parameters at its published size, on the meta device."""
+    """Return a preset's number of parameters at its published size, as measured before or on the meta device."""
+    known = published_sizes.of_preset(preset)
+    if known is not None and not preset.startswith("stdit"):  # their releases learnt a variance too
+        return known.parameters
     return sum(parameter.numel() for parameter in identify.network(preset).parameters())
 
 

@@ -140,6 +140,9 @@ def test_a_failing_clip_is_named_with_its_reason(tiny, footage, tmp_path):
     assert never == {"footage/clip-3.mp4", "footage/damaged.mp4", "footage/no-caption.mp4"}
 
 
+@pytest.mark.slow(
+    reason="three processes; histories go through changed plans with any number of ranks without training"
+)
 def test_two_ranks_and_other_buckets_in_mid_epoch(tiny, tmp_path):
     changes = {"validation": {"split": 0.0}}
     assert children.train(tiny(train={"max_steps": 1}, **changes, **SEVERAL_EPOCHS), world=2, debug=True) == [

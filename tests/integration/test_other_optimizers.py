@@ -134,7 +134,7 @@ def test_a_state_in_shards_goes_on_in_one_process_and_back(bare, tmp_path, name)
     assert all(found[path].keys() == values.keys() for path, values in wanted.items())
 
 
-@pytest.mark.parametrize(("world", "offload"), [(2, False), (1, True)])
+@pytest.mark.parametrize(("world", "offload"), [pytest.param(2, False, marks=pytest.mark.slow), (1, True)])
 def test_copies_that_fsdp_manages_are_updated_as_plain_weights_are(bare, world, offload):
     """To the last bit, where gradients are equal; by every optimizer that shards are refused for."""
     recipe = bare("run", "adamw", 1) | {"parallel": {"strategy": "replicated", "offload": offload}}

@@ -114,6 +114,7 @@ def test_every_step_is_told_as_the_model_was_fed(tiny, tmp_path):
     assert any(False in mask for given in fed for mask in given["masks"])
 
 
+@pytest.mark.slow(reason="four processes; one process is replayed above, and test_worlds goes on from two as one")
 def test_two_ranks_then_killed_then_one(tiny, tmp_path):
     changes = {**BUSY, "bucket": [{"resolution": "32px", "num_frames": [1, 5], "batch_size": [4, 2]}]}
     recipe = tiny(train={"max_steps": 4}, **changes)

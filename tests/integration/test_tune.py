@@ -43,6 +43,7 @@ def recipe(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow(reason="trials that run out of memory; test_tuning_search has what is made of them")
 def test_what_does_not_fit_is_survived_and_the_rest_is_used(recipe: Path) -> None:
     found = run("tune", str(recipe), "--memory", "1.2", "--max-batch", "3")
     # A clip of 2048 px × 17 has 17 million latent numbers, and some 40 arrays of them are needed at once.

@@ -222,7 +222,7 @@ def test_settings_are_added_until_a_recipe_fits_and_no_further(monkeypatch) -> N
     [
         pytest.param("flux-tiny", {"num_layers": 5, "num_single_layers": 6}, True, marks=pytest.mark.slow),
         ("qwen-image-tiny", {"num_layers": 6}, False),
-        ("stdit3-tiny", {"depth": 5}, True),
+        pytest.param("stdit3-tiny", {"depth": 5}, True, marks=pytest.mark.slow),
     ],
 )
 def test_few_blocks_tell_what_all_do(name: str, depth: dict[str, int], checkpointing: bool, monkeypatch) -> None:
