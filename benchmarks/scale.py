@@ -5,7 +5,7 @@ catalog (`_catalogs.py`), `--files` the number of real pictures, which are scann
 short videos. Each measurement has a process of its own. `scan_ratio` compares the videos that a scan examines in a second
 with a bare loop that reads and probes the same files in as many processes, `picture_ratio` tiny pictures, which are probed
 in a fifth of a millisecond, so that listing them and writing their rows takes as long. Seconds depend on what else the machine does (see
-`load_average`); `cpu_s` less so. The first plan of a catalog's version also digests it, which is kept.
+`load_average`); `cpu_s` less so.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def alone(body: str, *arguments: str) -> Json:
 
 
 def of_rows(rows: int, folder: Path) -> Json:
-    """Open, plan twice and compact a synthetic catalog."""
+    """Open, plan and compact a synthetic catalog."""
     catalog = folder / "catalog"
     _catalogs.make(catalog, rows)
     keys = ['dataset=[{path="/data/web", name="web"}]', f'catalog="{catalog}"', f'output="{folder}/run"']
@@ -70,7 +70,6 @@ def of_rows(rows: int, folder: Path) -> Json:
     return {
         "rows": rows,
         "open": alone(_OPEN, str(catalog)),
-        "first_plan": alone(_CLI, *plan),
         "plan": alone(_CLI, *plan),
         "compact": alone(_CLI, "catalog", "compact", str(catalog)),
         "open_compacted": alone(_OPEN, str(catalog)),

@@ -46,7 +46,7 @@ def compact(path: Path) -> Compacted:
         catalog = Catalog.open(path)
         before = _num_bytes(path)
         dropped = len(catalog.all_rows()) - len(catalog.live())
-        if dropped or catalog.version > catalog.compacted + 1:
+        if dropped or catalog.version > max(catalog.compacted, 1):  # more than one file has rows
             held.check()
             _rewrite(catalog)
         _remove_others(Catalog.open(path))

@@ -331,7 +331,10 @@ class Catalog:
         """Return the digest of some of the live rows; it is kept in the folder if it took long to compute."""
         if len(rows) < _KEEP_DIGEST_FROM_ROWS:
             return rows.digest()
-        stats = [(self.path / name).stat() for name, _ in self._files()]
+        try:
+            stats = [(self.path / name).stat() for name, _ in self._files()]
+        except OSError:  # merged or removed since they were opened
+            return rows.digest()
         files_now = [[stat.st_size, stat.st_mtime_ns] for stat in stats]
         parts = [asdict(part) for part in self.parts]
         key = digests.digest_json([parts, files_now, digests.digest_arrays(ordinal=rows.ordinal)])

@@ -119,7 +119,6 @@ class Dataset:
         spec: All other settings; by default every dataset of the catalog, with default settings.
         rows: Live rows of the catalog that belong to the spec's datasets.
         companion_rows: Live rows of the controls, edit sources and loss masks of these clips.
-        digest: Digest of the catalog's state.
         run: The run folder whose processes share their plans, or None.
         seed: Replaces the seed of `spec`.
 
@@ -138,9 +137,9 @@ class Dataset:
     spec: DataSpec = None  # type: ignore[assignment]  # `__post_init__` sets the defaults
     rows: CatalogRows = None  # type: ignore[assignment]
     companion_rows: CatalogRows = None  # type: ignore[assignment]
-    digest: str = ""
     run: RunFolder | None = None
     _plans: PlanCache = field(default_factory=PlanCache)
+    _digest: list[str] = field(default_factory=list)  # of the rows, as soon as it is known
     seed: InitVar[int | None] = None
 
     def __post_init__(self, seed: int | None) -> None:
@@ -151,10 +150,16 @@ class Dataset:
                 self.spec = DataSpec(datasets_of(live))
             self.rows = rows_of(live, [d.place for d in self.spec.datasets])
             self.companion_rows = rows_of(live, companion_sources(self.spec.datasets))
-            both = [self.catalog.digest_of(rows) for rows in (self.rows, self.companion_rows)]
-            self.digest = digests.digest_json(both) if len(self.companion_rows) else both[0]
         if seed is not None:
             self.spec = replace(self.spec, seed=seed)
+
+    @property
+    def digest(self) -> str:
+        """Digest of the catalog's state; for millions of clips it reads the catalog for many seconds, once."""
+        if not self._digest:
+            both = [self.catalog.digest_of(rows) for rows in (self.rows, self.companion_rows)]
+            self._digest.append(digests.digest_json(both) if len(self.companion_rows) else both[0])
+        return self._digest[0]
 
     def rows_at(self, ordinals: I64) -> I64:
         """Return the indices into `rows` of live clips by ordinal; for millions much faster than by uid."""
@@ -390,7 +395,8 @@ class Dataset:
     def planned(self, spec: PlanSpec, place: tuple[int, int, int], excluded: Excluded) -> Planned:
         """Return the plan at (data_restarts, epoch, segment), as `plan` does, and the clips that it leaves out."""
         epoch = place[1]
-        key = digests.digest_json([self.digest, spec.digest(), epoch, excluded.digest()])
+        catalog = "" if self.run is None else self.digest  # plans that are kept in memory alone are of these rows
+        key = digests.digest_json([catalog, spec.digest(), epoch, excluded.digest()])
         return self._plans.get(self.run, place, key, lambda: self._make(spec, epoch, excluded))
 
     def _make(self, spec: PlanSpec, epoch: int, excluded: Excluded) -> Planned:

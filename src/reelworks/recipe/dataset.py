@@ -90,7 +90,7 @@ class RecipeData(Dataset):
         spec, rows = _spec(recipe), catalog.rows_at(ordinals)
         sources = companion_sources(spec.datasets)
         companions = rows_of(catalog.live(), sources) if sources else rows.take(ordinals[:0])
-        return cls(catalog, _table(recipe), spec, rows, companions, rows.digest(), recipe=recipe)
+        return cls(catalog, _table(recipe), spec, rows, companions, recipe=recipe)
 
     def with_buckets(self, recipe: Recipe) -> RecipeData:
         """Return the dataset of a recipe that differs in `[[bucket]]`, `[buckets]` and `[train]` alone, without reading.

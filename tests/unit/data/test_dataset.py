@@ -11,6 +11,7 @@ from refused import refused
 
 from reelworks.analysis import plan_report
 from reelworks.buckets.assign import Reason
+from reelworks.catalog.part_files import Stored
 from reelworks.core.errors import UserError
 from reelworks.data import position
 from reelworks.recipe import dataset
@@ -163,6 +164,18 @@ def test_plans_are_made_once(folder: Path) -> None:
     again = data.plan(spec, 0)
     assert again is not first
     assert again.digest() == first.digest()
+
+
+def test_a_plan_reads_no_texts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of millions of clips take long; only a run's plan is checked by all that it depends on."""
+    read: list[str] = []
+    chunks = Stored._chunks
+    monkeypatch.setattr(Stored, "_chunks", lambda self, name, wanted: read.append(name) or chunks(self, name, wanted))
+    data = RecipeData.open(files.recipe(folder))
+    assert data.plan(data.plan_spec(2, 2), 0).steps
+    assert not {"caption", "path", "fingerprint"} & {*read}
+    assert data.digest == data.with_table(data.table).digest == RecipeData.open(files.recipe(folder)).digest
+    assert {"caption", "fingerprint"} < {*read}
 
 
 def test_the_spec_sees_what_shapes_a_plan_and_nothing_else(folder: Path) -> None:
