@@ -171,7 +171,8 @@ def main() -> None:
             print(f"{name}: {value}")
     if arguments.save:
         kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-        RESULTS.write_text(json.dumps({**kept, str(arguments.rows): result}, indent=1) + "\n")
+        key = str(arguments.rows)  # what was left out now stays as it was
+        RESULTS.write_text(json.dumps({**kept, key: {**kept.get(key, {}), **result}}, indent=1) + "\n")
     print(json.dumps(result))
 
 
