@@ -1,9 +1,8 @@
 """What holds for all tests."""
 
 import atexit
-import gc
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
@@ -16,18 +15,6 @@ settings.register_profile("whole", deadline=None)
 def pytest_configure(config: pytest.Config) -> None:
     """Draw as many examples as Hypothesis does by itself only where slow tests run too."""
     settings.load_profile("quick" if config.option.markexpr == "not slow" else "whole")
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None, object, object]:
-    """What is imported with the tests stays for good: no search for garbage looks through it again and again."""
-    gc.disable()
-    try:
-        return (yield)
-    finally:
-        gc.enable()
-        gc.collect()
-        gc.freeze()
 
 
 @pytest.fixture(autouse=True)

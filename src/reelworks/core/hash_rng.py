@@ -72,16 +72,8 @@ def text_words(texts: Iterable[str]) -> U64:
     return np.frombuffer(b"".join(eight_bytes), dtype="<u8").astype(np.uint64)
 
 
-def _word(value: Word) -> U64:
-    if isinstance(value, str):
-        value = text_words([value])[0]
-    if isinstance(value, int):
-        value = np.uint64(value & _ALL_BITS)
-    return np.asarray(value).astype(np.uint64)
-
-
 def _int_word(value: int | str | np.integer[Any]) -> int:
-    """Return what `_word` does, as a Python integer."""
+    """Return a word that all clips share, cut to 64 bits."""
     return _text_word(value) if isinstance(value, str) else int(value) & _ALL_BITS
 
 
@@ -121,10 +113,10 @@ def _extended(state: U64, word: Word) -> U64:
         states = state.tolist() if state.ndim else [int(state)] * len(numbers)
         mixed = [_mix_int(before + number * _STEP + 1) for before, number in zip(states, numbers, strict=True)]
         return np.array(mixed, dtype=np.uint64)
-    if isinstance(word, int | str | np.integer):
-        return _mix(state + np.uint64((_int_word(word) * _STEP + 1) & _ALL_BITS))
     with np.errstate(over="ignore"):
-        return _mix(state + _word(word) * np.uint64(_STEP) + np.uint64(1))
+        if isinstance(word, int | str | np.integer):
+            return _mix(state + np.uint64((_int_word(word) * _STEP + 1) & _ALL_BITS))
+        return _mix(state + word.astype(np.uint64) * np.uint64(_STEP) + np.uint64(1))
 
 
 def hash_int(*words: Word) -> int:

@@ -57,6 +57,7 @@ _NOT_OF_A_PLAN = {
 }
 # What is computed of the rows alone, whatever the bucket table.
 _OF_ROWS = (
+    "digest",
     "dataset_by_name",
     "frame_index",
     "exclude_list",
@@ -139,7 +140,6 @@ class Dataset:
     companion_rows: CatalogRows = None  # type: ignore[assignment]
     run: RunFolder | None = None
     _plans: PlanCache = field(default_factory=PlanCache)
-    _digest: list[str] = field(default_factory=list)  # of the rows, as soon as it is known
     seed: InitVar[int | None] = None
 
     def __post_init__(self, seed: int | None) -> None:
@@ -153,13 +153,11 @@ class Dataset:
         if seed is not None:
             self.spec = replace(self.spec, seed=seed)
 
-    @property
+    @cached_property
     def digest(self) -> str:
         """Digest of the catalog's state; for millions of clips it reads the catalog for many seconds, once."""
-        if not self._digest:
-            both = [self.catalog.digest_of(rows) for rows in (self.rows, self.companion_rows)]
-            self._digest.append(digests.digest_json(both) if len(self.companion_rows) else both[0])
-        return self._digest[0]
+        both = [self.catalog.digest_of(rows) for rows in (self.rows, self.companion_rows)]
+        return digests.digest_json(both) if len(self.companion_rows) else both[0]
 
     def rows_at(self, ordinals: I64) -> I64:
         """Return the indices into `rows` of live clips by ordinal; for millions much faster than by uid."""

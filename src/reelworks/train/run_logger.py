@@ -77,7 +77,6 @@ class RunLogger:
         self._parts: dict[str, list[float]] = {}  # losses of parts of the last steps, by name
         self._named_stragglers: set[int] = set()
         self._last_spike_message: int | None = None
-        self._told_to_be_skipped = 0  # last step of a range that was told
         self._last_counts: Counts | None = None
         self._has_warned_of_spinning = self._has_warned_of_waiting = False
         self._waits: deque[tuple[float, float]] = deque(maxlen=_SPEED_WINDOW)  # for data, and seconds, of each step
@@ -184,7 +183,7 @@ class RunLogger:
         self._waits.append((wait_seconds, seconds))
         if step % _SPEED_WINDOW == 0:
             self._warn_of_waiting()
-        if not result.applied and not (result.skipped_by_recipe and step <= self._told_to_be_skipped):
+        if not result.applied:
             self._tell_of_skipped(step, result)
         if result.spike is not None:
             self._log_spike(step, result.spike, skipped=not result.applied)
@@ -277,8 +276,11 @@ class RunLogger:
 
     def _tell_of_skipped(self, step: int, result: StepResult) -> None:
         """Tell of a step that is skipped; those that the recipe skips after it are told with it."""
-        last = self._data.recipe.train.last_skipped(step) if result.skipped_by_recipe else step
-        self._told_to_be_skipped = last
+        train, last = self._data.recipe.train, step
+        if result.skipped_by_recipe:
+            if step > self._first_step + 1 and train.skips(step - 1):
+                return
+            last = train.last_skipped(step)
         what = f"step {step} is" if last == step else f"steps {step} to {last} are"
         logger.info("%s skipped: %s", what, result.why_not)
 

@@ -106,7 +106,7 @@ class StepSums:
     def add(self, bucket: int, losses_B: Tensor, weights_B: Tensor, time_B: Tensor) -> None:
         """Add a micro-batch's weighted losses, its weights and its timesteps, without waiting for the device."""
         # 1000, and what rounding might put beyond it, belongs to the last range.
-        range_B = (time_B * (TIMESTEP_RANGES / NUM_TIMESTEPS)).long().clamp_(max=TIMESTEP_RANGES - 1)
+        range_B = (time_B * (TIMESTEP_RANGES / NUM_TIMESTEPS)).long().clamp_(0, TIMESTEP_RANGES - 1)
         # Move first, then convert: MPS cannot convert to float64.
         device = self.packed.device
         both = torch.stack([losses_B, weights_B]).to(device).double()
