@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+HANGS_AFTER = 300.0  # seconds; four ranks on two busy cores take 100 where there is much to import and compute
 SERVER = multiprocessing.get_context("forkserver")
 # With what a training only imports when it first needs it, which would be most of a tiny one's time: an
 # optimizer needs torch's compiler.
@@ -71,7 +72,7 @@ def on_ranks(target: Callable[..., None], recipe: dict[str, Any], *args: Any, wo
     for process in ranks:
         process.start()
     for process in ranks:
-        process.join(120)
+        process.join(HANGS_AFTER)
         if process.exitcode is None:
             process.kill()
             raise TimeoutError("a rank hangs")
@@ -108,7 +109,7 @@ def in_child(target: Callable[..., None], recipe: dict[str, Any], *args: Any) ->
     """Run a function of a recipe in a fresh process."""
     process = SERVER.Process(target=_told, args=(target, recipe, *args))
     process.start()
-    process.join(120)
+    process.join(HANGS_AFTER)
     return int(process.exitcode if process.exitcode is not None else -signal.SIGKILL)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 
 from reelworks.core.errors import UserError
-from reelworks.distributed.mesh import local
+from reelworks.distributed.mesh import local, local_parts
 from reelworks.train import optimizer_names
 from reelworks.train.config import TrainConfig
 
@@ -77,11 +77,22 @@ class ShardedOptimizer:
             group["lr"] = rate
         return rate * float(next(self._groups()).get("d", 1.0))
 
-    def step(self) -> None:
-        """Update the weights that have a gradient, in place."""
+    def step(self, scale: Tensor | None = None) -> None:
+        """Update the weights that have a gradient, in place; gradients are multiplied by `scale`, one number, before.
+
+        They hold nothing of use afterwards.
+        """
         self._update_views()
         for part in self._parts:
-            part.optimizer.step()
+            optimizer: Any = part.optimizer
+            if getattr(optimizer, "_step_supports_amp_scaling", False):
+                # Fused AdamW divides gradients while it reads them, as gradient scalers ask; that spares a pass.
+                optimizer.grad_scale = None if scale is None else scale.reciprocal()
+            elif scale is not None:
+                weights = (weight for group in optimizer.param_groups for weight in group["params"])
+                if gradients := [weight.grad for weight in weights if weight.grad is not None]:
+                    torch._foreach_mul_(local_parts(gradients), scale)
+            optimizer.step()
 
     @torch.no_grad()
     def own_averages(self) -> dict[str, Tensor]:
@@ -226,8 +237,8 @@ def _adamw(config: TrainConfig, inner: list[nn.Parameter], others: list[nn.Param
 
 
 def _is_fused(weights: list[nn.Parameter]) -> bool:
-    """Return whether AdamW updates all weights in one kernel: on CUDA, as on a CPU it would round in another order."""
-    return bool(weights) and all(weight.device.type == "cuda" for weight in weights)
+    """Return whether AdamW updates all weights in one kernel."""
+    return bool(weights) and all(weight.device.type in ("cpu", "cuda") for weight in weights)
 
 
 def _adamw8bit(config: TrainConfig, inner: list[nn.Parameter], others: list[nn.Parameter]) -> list[_Part]:

@@ -307,9 +307,7 @@ class TrainStep:
         if applied:
             if train.max_grad_norm is not None:
                 scale = scale * (train.max_grad_norm / (norm + _EPSILON)).clamp(max=1.0)
-            if gradients:  # once for both factors: those of large networks take long to go through
-                torch._foreach_mul_(mesh.local_parts(gradients), scale)
-            state.optimizer.step()
+            state.optimizer.step(scale)
             state.update_ema(step, train.ema_decay)
         blame = None if finite else self._find_cause(kept, objective, step, passes.most)
         state.optimizer.zero_grad()

@@ -17,7 +17,7 @@ from reelworks.models import factory
 from reelworks.recipe import recipe_file
 from reelworks.recipe.recipe import Recipe
 from reelworks.testing import contract
-from reelworks.train import optimizer_names, optimizers
+from reelworks.train import optimizer_names
 from reelworks.train.config import TrainConfig
 from reelworks.train.optimizer_names import OPTIMIZERS
 from reelworks.train.optimizers import ShardedOptimizer, matrices
@@ -285,12 +285,30 @@ def test_an_average_in_cpu_memory_is_the_one_beside_the_weights() -> None:
     assert all(torch.equal(averages[0][name], average) for name, average in averages[1].items())
 
 
-def test_one_kernel_for_all_weights_updates_them_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The state that it needs is there before the first step, too; torch has the kernel for CPUs as well."""
-    calm, fused = network(), network()
-    expected = steps(calm, updater(calm, "adamw"), 0, 4)
-    monkeypatch.setattr(optimizers, "_is_fused", lambda weights: True)
+def test_one_kernel_for_all_weights_updates_them_as_torch_does_one_by_one() -> None:
+    one_by_one, fused = network(), network()
+    settings = {"lr": 1e-4, "betas": (0.9, 0.99), "eps": 1e-15, "weight_decay": 0.01}
+    plain = torch.optim.AdamW(one_by_one.parameters(), fused=False, **settings)
+    for step in range(4):
+        gradients(one_by_one, step)
+        plain.step()
     made = updater(fused, "adamw")
     assert made._parts[0].optimizer.defaults["fused"] is True
-    for one, other in zip(steps(fused, made, 0, 4), expected, strict=True):
+    for one, other in zip(steps(fused, made, 0, 4), one_by_one.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_gradients_are_scaled_for_one_step(name: str) -> None:
+    """By the optimizer or before it; a power of two rounds nothing."""
+    scaled, expected = network(), network()
+    made, other = updater(scaled, name), updater(expected, name)
+    for step, scale in enumerate([torch.tensor(0.25), None, torch.tensor(8.0)]):
+        gradients(scaled, step)
+        gradients(expected, step)
+        made.step(scale)
+        for parameter in expected.parameters():
+            parameter.grad = parameter.grad if scale is None else parameter.grad * scale
+        other.step()
+    for one, two in zip(scaled.parameters(), expected.parameters(), strict=True):
+        assert torch.equal(one, two)

@@ -26,6 +26,7 @@ from reelworks.train import batch_inputs, build
 from reelworks.train.ahead import Ahead
 from reelworks.train.batch_inputs import Predicted, training_example
 from reelworks.train.nonfinite import NonFiniteCause, NonFiniteSource, not_finite
+from reelworks.train.optimizers import ShardedOptimizer
 from reelworks.train.state import TrainState
 from reelworks.train.step import StepFlags, TrainStep
 
@@ -131,16 +132,14 @@ def plan_of(batches: list[MicroBatch]) -> EpochPlan:
 
 
 def take(stepper: TrainStep, batches: list[MicroBatch], monkeypatch) -> tuple[object, dict[str, torch.Tensor]]:
-    """Run a step; returns its result and the gradient that the optimizer was given."""
+    """Run a step; returns its result and the gradient by which the optimizer was to update."""
     gradients: dict[str, torch.Tensor] = {}
 
-    def remember(self, closure=None):
-        for name, parameter in stepper.state.module.named_parameters():
-            if parameter.requires_grad:
-                gradients[name] = parameter.grad.clone()
+    def remember(self, scale):
+        gradients.update({name: parameter.grad * scale for name, parameter in self.trained.items()})
 
     with monkeypatch.context() as patch:
-        patch.setattr(torch.optim.AdamW, "step", remember)
+        patch.setattr(ShardedOptimizer, "step", remember)
         result = stepper.run(batches, plan=plan_of(batches), row=0, step=0, flags=QUIET)
     return result, gradients
 
