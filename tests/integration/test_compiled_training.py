@@ -41,10 +41,11 @@ def recipe(tiny: Any, output: str, *, world: int = 1, **train: Any) -> dict[str,
 
 
 @pytest.mark.slow
-def test_two_sharded_ranks_with_lora_and_checkpointing_train_as_eager_ones_do(tiny, tmp_path):
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_two_sharded_ranks_with_lora_and_checkpointing_train_as_eager_ones_do(tiny, tmp_path, backend):
     clips = [{"resolution": "32px", "num_frames": 5, "batch_size": 2}]
     assert children.train(recipe(tiny, "eager", world=2) | {"bucket": clips}, world=2) == [0] * 2
-    compiled = recipe(tiny, "compiled", world=2, compile=True, compile_backend="eager") | {"bucket": clips}
+    compiled = recipe(tiny, "compiled", world=2, compile=True, compile_backend=backend) | {"bucket": clips}
     assert children.train(compiled, world=2) == [0] * 2, children.output(compiled)
     assert_same_training(tmp_path / "compiled", tmp_path / "eager")
     assert told(tmp_path / "eager", "compiled", "graphs") == []

@@ -16,8 +16,8 @@ from reelworks.run.folder import RunFolder
 BARE = {"buckets": {"aspect_ratios": ["1:1"]}, "validation": {"split": 0.0}}
 
 
-def _plant(recipe: dict, what: str) -> None:
-    """A NaN comes into the last rank's weights, or their average, in step 3."""
+def plant(recipe: dict, what: str, name: str = "final_layer.linear.weight") -> None:
+    """A NaN comes into a weight of the last rank, or into its average, in step 3."""
     from reelworks.core.errors import UserError
     from reelworks.distributed.mesh import local
     from reelworks.recipe import recipe_file
@@ -30,7 +30,7 @@ def _plant(recipe: dict, what: str) -> None:
         update(self, step, decay)
         if step == 2 and int(os.environ.get("RANK", "0")) == int(os.environ.get("WORLD_SIZE", "1")) - 1:
             tensors = self.ema if what == "average" else dict(self.module.named_parameters())
-            local(tensors["final_layer.linear.weight"].detach()).view(-1)[0] = float("nan")
+            local(tensors[name].detach()).view(-1)[0] = float("nan")
 
     TrainState.update_ema = and_plant
     try:
@@ -46,7 +46,7 @@ def test_a_weight_that_is_not_finite_ends_the_run_and_is_never_saved(tiny, tmp_p
     """The run tells weight and clips at each step, and leaves the checkpoint from before."""
     train = {"max_steps": 9, "non_finite": policy, "max_non_finite": 3}
     recipe = tiny(train=train, **BARE)
-    assert children.in_child(_plant, recipe, "weight") == 2
+    assert children.in_child(plant, recipe, "weight") == 2
     run = RunFolder(tmp_path / "run")
     told = list(events.read(run.events_file, "non_finite"))
     assert [e["step"] for e in told] == list(range(4, last + 1))
@@ -64,7 +64,7 @@ def test_a_weight_of_one_rank_stops_all_in_the_same_step(tiny, tmp_path):
     """A NaN in the last rank's part of the weights: every rank leaves the step out, and none hangs or saves."""
     train = {"max_steps": 9, "max_non_finite": 2}
     recipe = tiny(train=train, **BARE, parallel={"strategy": "fsdp"})
-    assert children.on_ranks(_plant, recipe, "weight", world=2) == [2, 2]
+    assert children.on_ranks(plant, recipe, "weight", world=2) == [2, 2]
     run = RunFolder(tmp_path / "run")
     told = list(events.read(run.events_file, "non_finite"))
     assert [e["step"] for e in told] == [4, 5]
@@ -75,7 +75,7 @@ def test_a_weight_of_one_rank_stops_all_in_the_same_step(tiny, tmp_path):
 def test_an_average_that_is_not_finite_is_never_saved(tiny, tmp_path):
     """Training goes on, since its weights are sound, and says at each save why there is none."""
     recipe = tiny(train={"max_steps": 5}, **BARE)
-    assert children.in_child(_plant, recipe, "average") == 2
+    assert children.in_child(plant, recipe, "average") == 2
     run = RunFolder(tmp_path / "run")
     assert CheckpointStore(run.checkpoints_folder).steps() == [2]
     unsaved = list(events.read(run.events_file, "unsaved"))
