@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import children
 import pytest
 
+from reelworks.core.errors import UserError
 from reelworks.run import events
 from reelworks.run.folder import RunFolder
 
@@ -118,3 +122,33 @@ def test_torchrun_and_our_own_launcher_train(tiny, tmp_path):
         assert done.returncode == 0, done.stderr
         start = next(events.read(RunFolder(tmp_path / name).events_file, "start"))
         assert start["world_size"] == 2
+
+
+@pytest.mark.slow(reason="two processes; what an audit finds has its tests")
+@pytest.mark.parametrize("square", [True, False])
+def test_ranks_share_the_audit_and_all_tell_what_one_finds(tiny, square):
+    """A time that is rounded at clips of one shape alone, whichever rank runs it."""
+    recipe = tiny(bucket=[{"resolution": "32px", "num_frames": 1, "batch_size": 1}])
+    assert children.on_ranks(_round_times, recipe, square, world=2) == [2, 2]
+    assert children.output(recipe).count("an input of role time is rounded to bfloat16 and used") == 2
+
+
+def _round_times(recipe: dict[str, Any], square: bool) -> None:
+    from reelworks.models.diffusers_denoiser import FamilyDenoiser
+    from reelworks.recipe import recipe_file
+    from reelworks.train.trainer import RunOptions, run
+
+    predict = FamilyDenoiser.predict
+
+    def and_round(self: FamilyDenoiser, inputs: Any) -> Any:
+        height, width = inputs.latent.shape[-2:]
+        is_of_shape = (width == height) == square
+        return predict(self, replace(inputs, time=inputs.time.bfloat16()) if is_of_shape else inputs)
+
+    FamilyDenoiser.predict = and_round
+    try:
+        code = run(recipe_file.parse(recipe), RunOptions())
+    except UserError as error:
+        print(error, flush=True)
+        code = 2
+    os._exit(code)

@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 
 from reelworks.precision.boundary import DtypeBoundary, DtypeError, InputsT, InputsT_contra, Predictor
 from reelworks.precision.contract import Contract, name_of
+from reelworks.precision.repeats import Repeats, layout
 from reelworks.precision.trace import Trace
 
 PRODUCTS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)  # these round their weights to the compute dtype anyway
@@ -63,7 +64,7 @@ def faults(
     if compute is not None:
         shadow.contract = dataclasses.replace(shadow.contract, storage=compute)
     _run_repeats_once(shadow.module)
-    with torch.no_grad(), guard(shadow.module) as calls:
+    with torch.no_grad(), Repeats(), guard(shadow.module) as calls:
         trace = Trace(shadow.contract, lambda: calls.path)
         boundary = DtypeBoundary(_Traced(shadow, trace))
         for example in examples:
@@ -189,24 +190,19 @@ def _run_repeats_once(root: nn.Module) -> None:
 
 
 def _shared(child: nn.Module, run: Callable[..., Any], results: dict[Hashable, Any]) -> Callable[..., Any]:
-    state = (type(child), _signature(list(child.named_parameters())), _signature(list(child.named_buffers())))
+    state = (type(child), layout(list(child.named_parameters())), layout(list(child.named_buffers())))
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        key = (state, _signature(args), _signature(sorted(kwargs.items())))
-        if key not in results:
+        key = (state, layout(args), layout(sorted(kwargs.items())))
+        try:
+            known = key in results
+        except TypeError:  # an argument cannot be compared
+            return run(*args, **kwargs)
+        if not known:
             results[key] = run(*args, **kwargs)
         return results[key]
 
     return forward
-
-
-def _signature(value: Any) -> Hashable:
-    """Reduce tensors, also in lists and tuples, to dtype and shape; return other values as they are."""
-    if isinstance(value, Tensor):
-        return value.dtype, value.shape
-    if isinstance(value, (list, tuple)):
-        return tuple(_signature(item) for item in value)
-    return value if isinstance(value, Hashable) else id(value)
 
 
 class Calls:

@@ -8,7 +8,7 @@ fall below the compute dtype. Rounding alone is no fault: an exact value may rep
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, ValuesView
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -29,6 +29,8 @@ _VIEWS = frozenset((
     "getitem", "half", "permute", "repeat", "repeat_interleave", "reshape", "squeeze", "to", "transpose", "type",
     "type_as", "unflatten", "unsqueeze", "view", "view_as",
 ))  # fmt: skip
+# Functions that mostly read a size or a dtype, which networks do all the time.
+_ATTRIBUTES = frozenset(("get", "size", "stride", "dim"))
 # Functions whose result still is the time, size or mask that went in.
 _KEEP = _VIEWS | frozenset((
     "add", "bool", "cat", "chunk", "concat", "concatenate", "div", "divide", "double", "floor", "index_select",
@@ -69,7 +71,9 @@ class Trace(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         name = str(getattr(func, "__name__", "")).strip("_")
-        tensors = list(_tensors([args, kwargs.values()]))
+        if name in _ATTRIBUTES and not isinstance(value := func(*args, **kwargs), Tensor):
+            return value
+        tensors = list(_tensors((*args, *kwargs.values())))
         sources = [source for value in tensors if (source := self._of(value)) is not None]
         self._refuse_integers(name, args)
         if name in _PRODUCTS:
@@ -166,5 +170,5 @@ def _tensors(values: Any) -> Iterator[Tensor]:
     for value in values:
         if isinstance(value, Tensor):
             yield value
-        elif isinstance(value, (list, tuple, ValuesView)):
+        elif isinstance(value, (list, tuple)):
             yield from _tensors(value)

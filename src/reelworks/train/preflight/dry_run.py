@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from reelworks.buckets.table import Bucket, BucketTable
+from reelworks.distributed import collectives
 from reelworks.distributed.mesh import World
 from reelworks.encoders import conditioning
 from reelworks.encoders.encoders import LiveEncoder
@@ -26,9 +27,18 @@ Encoder = Autoencoder | TextEncoder | ImageEncoder
 
 
 def audit_shapes(denoiser: Denoiser, encoder: LiveEncoder, table: BucketTable, world: World) -> None:
-    """Run the shape of every bucket through the model on the meta device, and raise the first `DtypeError`."""
-    shapes, units = examples(denoiser, encoder, table), denoiser.sharding().blocks
-    audit.audit(denoiser, shapes, sharded=world.shards, units=units)
+    """Run the shape of every bucket through the model on the meta device, and raise the first `DtypeError`. Collective.
+
+    Each rank takes a share of the shapes, since hundreds of them take a minute.
+    """
+    shapes = examples(denoiser, encoder, table)[world.rank :: world.size]
+
+    def first() -> DtypeError | None:
+        return next(audit.faults(denoiser, shapes, sharded=world.shards, units=denoiser.sharding().blocks), None)
+
+    for fault in [first()] if world.size == 1 else collectives.on_all(first):
+        if fault is not None:
+            raise fault
 
 
 def faults_of_encoders(encoder: LiveEncoder) -> Iterator[DtypeError]:
