@@ -7,7 +7,6 @@ alone; on a CPU the passes run, and nothing is counted.
 from __future__ import annotations
 
 import collections
-import dataclasses
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,6 @@ from typing import Any
 
 import torch
 
-from reelworks.models.api import DenoiserInputs
 from reelworks.precision.boundary import DtypeBoundary
 from reelworks.testing import contract
 
@@ -33,8 +31,7 @@ def rows(_: str, device: str, tiny: bool) -> Iterator[dict[str, Any]]:
 
 
 def _count(name: str, device: str) -> dict[str, Any]:
-    made = contract.example(contract.shapes(name)[-1], name)
-    inputs = DenoiserInputs(**{f.name: getattr(made, f.name).to(device) for f in dataclasses.fields(made)})
+    inputs = contract.example(contract.shapes(name)[-1], name).each(lambda value: value.to(device))
     denoiser = contract.build(name, compute=torch.bfloat16)
     denoiser.module.to(device)
     boundary = DtypeBoundary(denoiser)

@@ -272,7 +272,11 @@ def test_two_ranks_compute_what_one_does():
         )
         for rank in range(2)
     ]
-    done = [rank.communicate(timeout=120) for rank in ranks]
+    try:
+        done = [rank.communicate(timeout=400) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
     assert [rank.returncode for rank in ranks] == [0, 0], done[0][1][-3000:] + done[1][1][-3000:]
     assert done[0][0].split() == list(contract.FAMILIES)
 

@@ -7,6 +7,7 @@ import secrets
 import socket
 import webbrowser
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import uvicorn
@@ -53,7 +54,8 @@ def serve(folders: list[Path], port: int | None, *, opens: bool, say: Callable[[
         say("Ctrl-C stops the page; trainings that it started go on")
         if opens:
             webbrowser.open(address)
-        uvicorn.Server(config).run(sockets=[bound])
+        with suppress(KeyboardInterrupt):  # the way to stop it, which uvicorn raises again when it has shut down
+            uvicorn.Server(config).run(sockets=[bound])
 
 
 def _socket(port: int | None) -> socket.socket:
