@@ -34,7 +34,7 @@ NOT_TYPED: dict[str, dict[str, str]] = {
     },
     "docs/how-to/add-a-model.md": dict.fromkeys(
         (
-            "python -m pytest -p no:cacheprovider tests/contract -k auraflow-tiny",
+            'python -m pytest -p no:cacheprovider -m "" tests/contract -k auraflow-tiny',
             "python scripts/models_page.py > docs/reference/models.md",
             "python scripts/generate_reference.py",
         ),

@@ -240,8 +240,9 @@ def check_lora(name: str, targets: Targets = "default", type: AdapterType = "lor
         before = boundary(inputs)
         inject.inject(denoiser, ADAPTERS[type].model_copy(update={"targets": targets}), seed=0)
         after = boundary(inputs)
-    # Rotated inputs are contiguous, and matrix products of others may round their sums otherwise.
-    unchanged = _distance(before, after) < 0.01 if type == "oft" else torch.equal(before, after)
+    # Rotated inputs are contiguous, and matrix products of others may round their sums otherwise: in SDXL's long chain of
+    # bfloat16 layers by 1 %.
+    unchanged = _distance(before, after) < 0.02 if type == "oft" else torch.equal(before, after)
     assert unchanged, f"{name}: a new {type} changes the prediction"
     trained = {key: p for key, p in denoiser.module.named_parameters() if p.requires_grad}
     assert trained.keys() == inject.weights(denoiser.module).keys()
