@@ -184,16 +184,15 @@ def _run_repeats_once(root: nn.Module) -> None:
     """
     for parent in root.modules():
         if isinstance(parent, nn.ModuleList):
-            results: dict[Hashable, Any] = {}
+            results: dict[Hashable, dict[Hashable, Any]] = {}
             for child in parent:
-                child.forward = _shared(child, child.forward, results)
+                kind = (type(child), layout(list(child.named_parameters())), layout(list(child.named_buffers())))
+                child.forward = _shared(child.forward, results.setdefault(kind, {}))
 
 
-def _shared(child: nn.Module, run: Callable[..., Any], results: dict[Hashable, Any]) -> Callable[..., Any]:
-    state = (type(child), layout(list(child.named_parameters())), layout(list(child.named_buffers())))
-
+def _shared(run: Callable[..., Any], results: dict[Hashable, Any]) -> Callable[..., Any]:
     def forward(*args: Any, **kwargs: Any) -> Any:
-        key = (state, layout(args), layout(sorted(kwargs.items())))
+        key = layout(args), layout(kwargs)
         try:
             known = key in results
         except TypeError:  # an argument cannot be compared

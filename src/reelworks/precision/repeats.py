@@ -35,7 +35,7 @@ class Repeats(TorchFunctionMode):
         kwargs = kwargs or {}
         if getattr(func, "__name__", "") not in _FUNCTIONS:
             return func(*args, **kwargs)
-        key = (func, layout(args), layout(sorted(kwargs.items())))
+        key = (func, layout(args), layout(kwargs))
         try:
             known = self._results.get(key)
         except TypeError:  # an argument cannot be compared
@@ -50,9 +50,11 @@ class Repeats(TorchFunctionMode):
 
 
 def layout(value: Any) -> Hashable:
-    """Reduce tensors, also in lists and tuples, to what a result depends on but for numbers; other values stay."""
+    """Reduce tensors, also in containers, to what a result depends on but for their numbers; other values stay."""
     if isinstance(value, Tensor):
         return value.dtype, value.size(), value.stride(), value.device
     if isinstance(value, (list, tuple)):
         return tuple(map(layout, value))
+    if isinstance(value, dict):
+        return tuple((key, layout(each)) for key, each in value.items())
     return type(value), value  # 1, 1.0 and True are equal, and give results of different dtypes
