@@ -105,6 +105,20 @@ def _child(recipe: dict[str, Any], fault: tuple[str, int] | None, options: dict[
     os._exit(run(recipe_file.parse(recipe), RunOptions(**options)))
 
 
+def train_and_exit(recipe: dict[str, Any]) -> None:
+    """Train in this process, print an error that the user can correct, and end with the code of the command line."""
+    from reelworks.core.errors import UserError
+    from reelworks.recipe import recipe_file
+    from reelworks.train.trainer import RunOptions, run
+
+    try:
+        code = run(recipe_file.parse(recipe), RunOptions())
+    except UserError as error:
+        print(error, flush=True)
+        code = 2
+    os._exit(code)
+
+
 def in_child(target: Callable[..., None], recipe: dict[str, Any], *args: Any) -> int:
     """Run a function of a recipe in a fresh process."""
     process = SERVER.Process(target=_told, args=(target, recipe, *args))

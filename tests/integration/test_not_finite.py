@@ -18,11 +18,8 @@ BARE = {"buckets": {"aspect_ratios": ["1:1"]}, "validation": {"split": 0.0}}
 
 def plant(recipe: dict, what: str, name: str = "final_layer.linear.weight") -> None:
     """A NaN comes into a weight of the last rank, or into its average, in step 3."""
-    from reelworks.core.errors import UserError
     from reelworks.distributed.mesh import local
-    from reelworks.recipe import recipe_file
     from reelworks.train.state import TrainState
-    from reelworks.train.trainer import RunOptions, run
 
     update = TrainState.update_ema
 
@@ -33,12 +30,7 @@ def plant(recipe: dict, what: str, name: str = "final_layer.linear.weight") -> N
             local(tensors[name].detach()).view(-1)[0] = float("nan")
 
     TrainState.update_ema = and_plant
-    try:
-        code = run(recipe_file.parse(recipe), RunOptions())
-    except UserError as error:
-        print(error, flush=True)
-        code = 2
-    os._exit(code)
+    children.train_and_exit(recipe)
 
 
 @pytest.mark.parametrize(("policy", "last"), [pytest.param("skip", 6, marks=pytest.mark.slow), ("stop", 4)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import defaultdict
 from dataclasses import replace
 from functools import partial
@@ -12,7 +11,6 @@ from typing import Any
 import children
 import pytest
 
-from reelworks.core.errors import UserError
 from reelworks.run import events
 from reelworks.run.folder import RunFolder
 
@@ -135,8 +133,6 @@ def test_ranks_share_the_audit_and_all_tell_what_one_finds(tiny, square):
 
 def _round_times(recipe: dict[str, Any], square: bool) -> None:
     from reelworks.models.diffusers_denoiser import FamilyDenoiser
-    from reelworks.recipe import recipe_file
-    from reelworks.train.trainer import RunOptions, run
 
     predict = FamilyDenoiser.predict
 
@@ -146,9 +142,4 @@ def _round_times(recipe: dict[str, Any], square: bool) -> None:
         return predict(self, replace(inputs, time=inputs.time.bfloat16()) if is_of_shape else inputs)
 
     FamilyDenoiser.predict = and_round
-    try:
-        code = run(recipe_file.parse(recipe), RunOptions())
-    except UserError as error:
-        print(error, flush=True)
-        code = 2
-    os._exit(code)
+    children.train_and_exit(recipe)

@@ -63,11 +63,13 @@ def faults(
     shadow = _shadow(denoiser, compute)
     if compute is not None:
         shadow.contract = dataclasses.replace(shadow.contract, storage=compute)
-    _run_repeats_once(shadow.module)
+    tables = _run_repeats_once(shadow.module)
     with torch.no_grad(), Repeats(), guard(shadow.module) as calls:
         trace = Trace(shadow.contract, lambda: calls.path)
         boundary = DtypeBoundary(_Traced(shadow, trace))
         for example in examples:
+            for table in tables:
+                table.clear()  # the results of an earlier pass have no role in this one
             try:
                 with trace:
                     boundary(_on_meta(example))
@@ -176,18 +178,24 @@ def _on_meta(example: InputsT) -> InputsT:
     return dataclasses.replace(example, **pytree.tree_map_only(Tensor, lambda tensor: tensor.to("meta"), values))
 
 
-def _run_repeats_once(root: nn.Module) -> None:
+def _run_repeats_once(root: nn.Module) -> list[dict[Hashable, Any]]:
     """Let members of a ModuleList that agree in type, dtypes and shapes share one result.
 
     On the meta device the second of 28 equal blocks can only repeat the first one's result. A member whose parameters or
     inputs differ in any dtype or shape runs separately.
+
+    Returns:
+        The results, which are kept until they are cleared.
     """
+    tables: list[dict[Hashable, Any]] = []
     for parent in root.modules():
         if isinstance(parent, nn.ModuleList):
             results: dict[Hashable, dict[Hashable, Any]] = {}
             for child in parent:
                 kind = (type(child), layout(list(child.named_parameters())), layout(list(child.named_buffers())))
                 child.forward = _shared(child.forward, results.setdefault(kind, {}))
+            tables += results.values()
+    return tables
 
 
 def _shared(run: Callable[..., Any], results: dict[Hashable, Any]) -> Callable[..., Any]:

@@ -348,6 +348,32 @@ def test_each_place_is_told_once_and_all_shapes_are_looked_at() -> None:
     assert [fault.field for fault in found] == ["norm.weight", "norm.bias", "times"]
 
 
+class Blocks(Toy):
+    """Equal blocks on a row of tokens, and something of one shape alone behind them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+
+    def forward(self, inputs: Inputs) -> Tensor:
+        x = self.patch(inputs.latent)
+        rows = x.flatten(2).transpose(1, 2).contiguous()
+        for block in self.blocks:
+            rows = block(rows)
+        if x.shape[-1] > x.shape[-2]:
+            rows = rows.half().to(rows.dtype)
+        return rows[..., :3].transpose(1, 2).unflatten(2, x.shape[2:]) * 1
+
+
+def test_a_fault_behind_the_blocks_is_found_whichever_shape_of_as_many_tokens_came_before() -> None:
+    """Blocks that need not run again for another shape give tensors whose role is known all the same."""
+    made = denoiser()
+    made.module = Blocks().to(BF16)
+    for shapes in ([(4, 6), (6, 4)], [(6, 4), (4, 6)]):
+        found = list(audit.faults(made, [inputs(latent=torch.zeros(2, 3, 2, *shape)) for shape in shapes]))
+        assert [fault.found for fault in found] == [torch.float16]
+
+
 def test_a_rounded_time_that_nothing_uses_is_no_fault() -> None:
     """As where the exact one is put in its place."""
     made = denoiser()
