@@ -186,10 +186,13 @@ def test_pictures_are_generated(device: str, name: str) -> None:
 
 @devices.on_a_gpu
 @pytest.mark.parametrize("name", ["stdit3-tiny", "flux-tiny"])  # heads of 32 and 16; wan-tiny's 12 fit no kernel
-@pytest.mark.parametrize("kernel", ["cudnn", "flash"])
+@pytest.mark.parametrize("kernel", ["cudnn", "flash", "flash-3", "flash-4"])
 def test_a_kernel_of_attention_is_near_the_native_one(device: str, name: str, kernel: Attention) -> None:
-    if kernel == "flash" and name == "flux-tiny" and importlib.util.find_spec("flash_attn") is None:
+    if kernel == "flash" and name == "flux-tiny" and not attention._is_installed("flash_attn.flash_attn_interface"):
         pytest.skip("diffusers takes it from flash-attn, which is not installed")
+    version = attention._VERSIONS.get(kernel)
+    if version is not None and (reason := attention._reason_against_version(version)):
+        pytest.skip(reason)
     inputs = contract.example(contract.shapes(name)[-1], name)
     native, other = contract.build(name, compute=torch.bfloat16), contract.build(name, compute=torch.bfloat16)
     attention.use(other, kernel, torch.device(device))

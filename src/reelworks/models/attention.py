@@ -1,14 +1,19 @@
-"""Choose the kernel of attention by name, or say why it cannot serve."""
+"""Choose the kernel of attention by name, or say why it cannot serve.
+
+FlashAttention 3 and 4 take the place of the 2 within torch's own attention, with gradients, in networks of diffusers too:
+diffusers itself calls the 3 without gradients, and would download the 4.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
 
 import torch
+from torch.nn import attention as torch_attention
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from reelworks.core.errors import UserError
@@ -17,10 +22,28 @@ from reelworks.models.config import Attention
 
 # Names in diffusers, which calls the kernels of its networks by them.
 _IN_DIFFUSERS = {"cudnn": "_native_cudnn", "flash": "flash"}
+_FLASH = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 # Torch's kernels for other networks, the first that can serve a call: not all take masks, or any width of heads.
 _IN_TORCH = {
     "cudnn": [SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH],
-    "flash": [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH],
+    "flash": _FLASH,
+    "flash-3": _FLASH,
+    "flash-4": _FLASH,
+}
+
+
+class _Version(NamedTuple):
+    """A version of FlashAttention that torch can call in place of its own."""
+
+    torch_name: str
+    module: str  # which the package has, and torch imports
+    package: str
+    capabilities: tuple[int, ...]  # major compute capabilities of GPUs, as in torch's `_fa3.py` and `_fa4.py`
+
+
+_VERSIONS = {
+    "flash-3": _Version("FA3", "flash_attn_interface", "flash-attn-3", (9,)),
+    "flash-4": _Version("FA4", "flash_attn.cute", "flash-attn-4", (9, 10)),
 }
 
 
@@ -36,6 +59,8 @@ def use(denoiser: Denoiser, name: Attention, device: torch.device) -> None:
     networks = [one for one in module.modules() if hasattr(one, "set_attention_backend")]
     if reason := _reason_against(name, denoiser, device, in_diffusers=bool(networks)):
         raise _refusal(name, reason)
+    if name in _VERSIONS:
+        return
     # It warns on each call that this interface may change.
     level = logging.getLogger("diffusers.models.modeling_utils")
     former, level.level = level.level, logging.ERROR
@@ -51,33 +76,71 @@ def preferred(name: Attention) -> Iterator[None]:
     """Prefer a kernel in torch's own attention while open, in recomputations of the backward pass too.
 
     Raises:
-        UserError: A network of diffusers has masks, which the kernel does not take.
+        UserError: The kernel's package is missing, or the kernel does not take what the network computes.
     """
     try:
-        if name in _IN_TORCH and torch.cuda.is_available():
-            with sdpa_kernel(_IN_TORCH[name], set_priority=True):
-                yield
-        else:
+        with ExitStack() as stack:
+            if name in _IN_TORCH and torch.cuda.is_available():
+                stack.enter_context(_active(name))
+                stack.enter_context(sdpa_kernel(_IN_TORCH[name], set_priority=True))
             yield
     except ValueError as error:
         if "attn_mask" in str(error) and name != "native" and not isinstance(error, UserError):
             raise _refusal(name, "the network masks tokens, and this kernel takes no masks") from error
         raise
+    except (RuntimeError, AssertionError) as error:
+        if name in _VERSIONS and any(word in str(error) for word in ("unsupported", "not supported")):
+            raise _refusal(name, str(error)) from error
+        raise
+
+
+@contextmanager
+def _active(name: Attention) -> Iterator[None]:
+    """Let a version of FlashAttention take the place of torch's while open; other kernels need nothing."""
+    if (version := _VERSIONS.get(name)) is None:
+        yield
+        return
+    if reason := _reason_against_version(version):
+        raise _refusal(name, reason)
+    torch_attention.activate_flash_attention_impl(version.torch_name)
+    try:
+        yield
+    finally:
+        torch_attention.restore_flash_attention_impl()
 
 
 def _reason_against(name: Attention, denoiser: Denoiser, device: torch.device, *, in_diffusers: bool) -> str:
     """Return why a kernel cannot train a network; empty if it can."""
-    if name == "flash-3":
-        return "diffusers calls FlashAttention 3 without gradients, so it cannot train"
-    if name == "flash-4":
-        return "diffusers has FlashAttention 4 only as code that it downloads, which is never run"
     if device.type != "cuda":
         return f"it needs a CUDA GPU, and the network is on {device.type}"
     if denoiser.contract.compute not in (torch.bfloat16, torch.float16):
         return "it computes in bfloat16 only, and precision.compute is float32"
-    if name == "flash" and in_diffusers and importlib.util.find_spec("flash_attn") is None:
-        return "the package flash-attn is not installed"
+    if name in _VERSIONS:
+        return _reason_against_version(_VERSIONS[name])
+    # `flash_attn` alone may be that of FlashAttention 4.
+    if name == "flash" and in_diffusers and not _is_installed("flash_attn.flash_attn_interface"):
+        return "the package flash-attn is not installed, or does not fit this torch"
     return ""
+
+
+def _reason_against_version(version: _Version) -> str:
+    """Return why a version of FlashAttention cannot serve on this machine; empty if it can."""
+    known: list[str] = getattr(torch_attention, "list_flash_attention_impls", list)()  # torch has it since 2.10
+    if version.torch_name not in known:
+        return f"torch {torch.__version__} cannot call it; torch 2.13 can"
+    if not _is_installed(version.module):
+        return f"the package {version.package} is not installed, or does not fit this torch"
+    if (found := torch.cuda.get_device_capability())[0] not in version.capabilities:
+        needed = " or ".join(f"{major}.0" for major in version.capabilities)
+        return f"it needs a GPU of compute capability {needed}, and this one has {found[0]}.{found[1]}"
+    return ""
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ImportError:  # of the package that it lies in
+        return False
 
 
 def _refusal(name: Attention, reason: str) -> UserError:

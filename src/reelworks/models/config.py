@@ -30,7 +30,8 @@ class ModelConfig(Config):
         gradient_checkpointing: Store only block inputs for the backward pass and recompute the rest; "selective" also
             stores the results of matrix products and attention, which is faster and takes more memory.
         attention: Kernel of attention: "native" (torch chooses), "cudnn", or FlashAttention 2, 3 or 4 by the packages of
-            its authors ("flash", "flash-3", "flash-4"); all but "native" need a CUDA GPU and bfloat16.
+            its authors ("flash", "flash-3" on Hopper, "flash-4" on Hopper and Blackwell); all but "native" need a CUDA GPU
+            and bfloat16.
         hidden_size: Width, overrides the preset's; only for STDiT, as are the next two.
         depth: Number of pairs of spatial and temporal blocks, overrides the preset's.
         num_heads: Number of attention heads, overrides the preset's.

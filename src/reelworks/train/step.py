@@ -262,7 +262,6 @@ class TrainStep:
         sums = StepSums.begin(len(self.table.buckets), world.device)
         kept: list[KeptBatch] = []
 
-        state.optimizer.zero_grad()
         for batch in batches:
             world.mark("in a forward and backward pass", step + 1)
             mesh.set_gradient_sync(state.module, batch.work.ends_step)

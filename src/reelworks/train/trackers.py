@@ -10,6 +10,7 @@ import importlib
 import importlib.util
 import math
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,7 @@ from reelworks.recipe.recipe import Recipe
 from reelworks.run.config import LoggingConfig
 from reelworks.run.folder import RunFolder
 
+_WRITE_EVERY_SECONDS = 10.0
 _CLOSE_SECONDS = 60.0  # for what is not uploaded yet at the end
 
 
@@ -50,17 +52,29 @@ class TensorBoard:
     def __init__(self, folder: Path, first_step: int) -> None:
         # Steps that a resume repeats must not be in the curves twice.
         self._writer: Any = SummaryWriter(folder, purge_step=first_step + 1)
+        self._waiting: list[tuple[float, int, Mapping[str, float]]] = []  # time, step and values
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Add values to curves, as one record: `add_scalar` would write one for each."""
-        scalars = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
-        self._writer.file_writer.add_summary(Summary(value=scalars), step)
+        """Add values to curves."""
+        now = time.time()
+        self._waiting.append((now, step, values))
+        if now - self._waiting[0][0] >= _WRITE_EVERY_SECONDS:
+            self._write()
+
+    def _write(self) -> None:
+        """Give what waits to the writer's thread, which would get in the way of training if it woke in every step."""
+        for when, step, values in self._waiting:
+            # One record: `add_scalar` would write one for each value.
+            scalars = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+            self._writer.file_writer.add_summary(Summary(value=scalars), step, walltime=when)
+        self._waiting.clear()
 
     def show(self, step: int, files: Sequence[Path], prompts: Sequence[str]) -> None:
         """Leave previews out."""
 
     def close(self, *, failed: bool) -> None:
         """Write what is left."""
+        self._write()
         self._writer.close()
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import pytest
 import torch
 from refused import refused
@@ -22,8 +20,8 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
     [
         ("cudnn", "needs a CUDA GPU, and the network is on cpu"),
         ("flash", "needs a CUDA GPU"),
-        ("flash-3", "without gradients"),
-        ("flash-4", "code that it downloads"),
+        ("flash-3", "needs a CUDA GPU"),
+        ("flash-4", "needs a CUDA GPU"),
     ],
 )
 def test_what_cannot_serve_is_refused_with_the_reason(family: str, name: Attention, reason: str) -> None:
@@ -36,9 +34,53 @@ def test_a_gpu_needs_low_precision_and_the_package() -> None:
     exact, lowered = (contract.build("stdit3-tiny", compute=dtype) for dtype in (torch.float32, torch.bfloat16))
     assert "bfloat16 only" in attention._reason_against("flash", exact, CUDA, in_diffusers=False)
     assert attention._reason_against("flash", lowered, CUDA, in_diffusers=False) == ""
-    if importlib.util.find_spec("flash_attn") is None:
+    if not attention._is_installed("flash_attn.flash_attn_interface"):
         told = attention._reason_against("flash", lowered, CUDA, in_diffusers=True)
-        assert told == "the package flash-attn is not installed"
+        assert told.startswith("the package flash-attn is not installed")
+    for name, version in attention._VERSIONS.items():
+        if not attention._is_installed(version.module):
+            told = f"the package {version.package} is not installed"
+            assert attention._reason_against(name, lowered, CUDA, in_diffusers=True).startswith(told)  # type: ignore[arg-type]
+            with refused("attention-cannot-serve", "model.attention", says=told), attention._active(name):  # type: ignore[arg-type]
+                pass
+
+
+def test_torch_knows_the_versions_of_flash_attention() -> None:
+    known = torch.nn.attention.list_flash_attention_impls()
+    assert {version.torch_name for version in attention._VERSIONS.values()} <= set(known)
+
+
+class _Kernels:
+    """What torch keeps of kernels that it may call in place of its own."""
+
+    are_active = False
+
+    def register(self) -> _Kernels:
+        self.are_active = True
+        return self
+
+    def remove(self) -> None:
+        self.are_active = False
+
+
+def test_a_version_is_active_while_training_and_gives_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's own registry, with kernels that nobody calls, as of a package on a machine with a GPU that fits."""
+    kernels = _Kernels()
+    monkeypatch.setattr(torch.nn.attention._registry, "_FLASH_ATTENTION_IMPLS", {"FA4": kernels.register})
+    monkeypatch.setattr(attention, "_reason_against_version", lambda version: "")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with attention.preferred("flash-4"):
+        assert kernels.are_active
+    assert not kernels.are_active
+    reason = "(head_dim, head_dim_v)=(264, 264) is not supported on SM90."
+    with (
+        refused("attention-cannot-serve", "model.attention", says="is not supported on SM90"),
+        attention.preferred("flash-4"),
+    ):
+        raise AssertionError(reason)
+    assert not kernels.are_active
+    with pytest.raises(AssertionError, match="of our own"), attention.preferred("flash-4"):
+        raise AssertionError("of our own")
 
 
 def test_native_attention_is_left_as_it_is() -> None:
