@@ -25,7 +25,9 @@ STEPS = 200
 _WINDOW_STEPS = 30
 # Everything is imported once; each training is a fork of the process that did.
 _SERVER = multiprocessing.get_context("forkserver")
-_SERVER.set_forkserver_preload(["reelworks.train.trainer", "torch._dynamo", "benchmarks._crash_training"])
+_SERVER.set_forkserver_preload(
+    ["reelworks.train.trainer", "torch._dynamo", "benchmarks._crash_training", "benchmarks._faults.frozen"]
+)
 _LIMIT_SECONDS = 120
 
 

@@ -42,6 +42,7 @@ PRELOAD = [
     "PIL.PngImagePlugin",
     "PIL.PpmImagePlugin",
     "rich._emoji_codes",
+    "benchmarks._faults.frozen",
 ]
 BAD_INPUT, REQUEUE = 2, 75
 _LIMIT_SECONDS = 180.0

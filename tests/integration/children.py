@@ -44,6 +44,7 @@ SERVER.set_forkserver_preload(
         "PIL.PngImagePlugin",
         "PIL.PpmImagePlugin",
         "rich._emoji_codes",
+        "benchmarks._faults.frozen",
     ]
 )
 
