@@ -16,6 +16,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -51,6 +52,7 @@ from reelworks.train.spikes import Clip, Spike
 from reelworks.train.state import TrainState
 
 _EPSILON = 1e-6  # as in `torch.nn.utils.clip_grad_norm_`
+_COUNTS = 6  # values at the begin of `StepSums.packed`
 TIMESTEP_RANGES = 10  # of 100 timesteps each, in which losses are summed
 
 
@@ -63,45 +65,71 @@ class StepFlags(NamedTuple):
 
 
 @dataclass(frozen=True)
+class StepTotals:
+    """Sums of a step over all ranks, on the host.
+
+    Attributes:
+        clips, repeats: Number of clips that count: first uses of a clip, repeats that fill a micro-batch.
+        failed: Number of clips that could not be decoded.
+        flags: Requests of any rank.
+        loss, weight: Sums of the weighted losses, and of the weights, of all clips that count.
+        loss_by_bucket: Mean loss by index of each bucket that had clips.
+        loss_by_range: Mean loss by index of each range of timesteps that had clips.
+    """
+
+    clips: int
+    repeats: int
+    failed: int
+    flags: StepFlags
+    loss: float
+    weight: float
+    loss_by_bucket: dict[int, float]
+    loss_by_range: dict[int, float]
+
+    @classmethod
+    def of_values(cls, values: list[float]) -> StepTotals:
+        """Return them from the values of `StepSums`."""
+        ranges = len(values) - 2 * TIMESTEP_RANGES
+        middle = (_COUNTS + ranges) // 2
+        losses, weights = values[_COUNTS:middle], values[middle:ranges]
+        clips, repeats, failed, *ranks = values[:_COUNTS]
+        return cls(
+            clips=int(clips),
+            repeats=int(repeats),
+            failed=int(failed),
+            flags=StepFlags(*(number > 0 for number in ranks)),
+            loss=sum(losses),
+            weight=sum(weights),
+            loss_by_bucket=_means(losses, weights),
+            loss_by_range=_means(values[ranges:-TIMESTEP_RANGES], values[-TIMESTEP_RANGES:]),
+        )
+
+
+@dataclass(frozen=True)
 class StepSums:
     """Sums over the micro-batches of a step, in float64 on the device, first of one rank and then of all.
 
-    Attributes:
-        packed: All values one after another, of which the others are views.
-        counts: `[3]` number of clips that count: first uses of a clip, repeats that fill a micro-batch; and of those that
-            could not be decoded.
-        flags: `[3]` number of ranks that set each of `StepFlags`.
-        by_bucket: `[2, buckets]` weighted loss, and weight, of the clips that count in each bucket.
-        by_range: `[2, TIMESTEP_RANGES]` the same of the clips in each range of timesteps.
+    `packed` has one after another: the numbers of clips that count (first uses, then repeats) and of failed ones; the
+    number of ranks that set each of `StepFlags`; weighted losses and then weights of the clips that count, by bucket;
+    the same by range of timesteps.
     """
 
     packed: Tensor
-    counts: Tensor
-    flags: Tensor
-    by_bucket: Tensor
-    by_range: Tensor
-
-    @classmethod
-    def of_packed(cls, packed: Tensor) -> StepSums:
-        """Return views of values that lie one after another."""
-        counts, flags, buckets, ranges = torch.tensor_split(packed, [3, 6, len(packed) - 2 * TIMESTEP_RANGES])
-        return cls(packed, counts, flags, buckets.view(2, -1), ranges.view(2, -1))
 
     @classmethod
     def begin(cls, buckets: int, device: torch.device) -> StepSums:
         """Return sums of 0."""
         device = torch.device("cpu") if device.type == "mps" else device
-        return cls.of_packed(torch.zeros(6 + 2 * (buckets + TIMESTEP_RANGES), dtype=torch.float64, device=device))
+        return cls(torch.zeros(_COUNTS + 2 * (buckets + TIMESTEP_RANGES), dtype=torch.float64, device=device))
 
     @property
-    def loss(self) -> Tensor:
-        """Sum of the weighted losses of all clips that count."""
-        return self.by_bucket[0].sum()
+    def _by_bucket(self) -> Tensor:
+        return self.packed[_COUNTS : -2 * TIMESTEP_RANGES].view(2, -1)
 
     @property
     def weight(self) -> Tensor:
         """Sum of the weights of all clips that count."""
-        return self.by_bucket[1].sum()
+        return self._by_bucket[1].sum()
 
     def add(self, bucket: int, losses_B: Tensor, weights_B: Tensor, time_B: Tensor) -> None:
         """Add a micro-batch's weighted losses, its weights and its timesteps, without waiting for the device."""
@@ -110,8 +138,8 @@ class StepSums:
         # Move first, then convert: MPS cannot convert to float64.
         device = self.packed.device
         both = torch.stack([losses_B, weights_B]).to(device).double()
-        self.by_bucket[:, bucket].add_(both.sum(dim=1))
-        self.by_range.index_add_(1, range_B.to(device), both)
+        self._by_bucket[:, bucket].add_(both.sum(dim=1))
+        self.packed[-2 * TIMESTEP_RANGES :].view(2, -1).index_add_(1, range_B.to(device), both)
 
     def over_ranks(self, world: World, batches: Sequence[MicroBatch], flags: StepFlags) -> StepSums:
         """Return the sums over all ranks, with one all-reduce; `batches` are this rank's, and `flags` its requests."""
@@ -126,16 +154,15 @@ class StepSums:
         else:  # zeros instead of products, since 0 · NaN is NaN
             self.packed.zero_()
         numbers = torch.tensor([first, repeats, failed, *flags], dtype=torch.float64)
-        self.packed[:6].copy_(transfer.to_device(numbers, self.packed.device))
-        summed = world.sum(self.packed)
-        return self if summed is self.packed else StepSums.of_packed(summed)
+        self.packed[:_COUNTS].copy_(transfer.to_device(numbers, self.packed.device))
+        return StepSums(world.sum(self.packed))
 
-    def read(self, *others: Tensor) -> tuple[StepSums, list[list[float]]]:
+    def read(self, *others: Tensor) -> tuple[StepTotals, list[list[float]]]:
         """Copy the sums and other values to the host, in one transfer that waits for the device."""
         flat = [other.reshape(-1) for other in others]
-        values = torch.cat([self.packed, *(other.to(self.packed.device).double() for other in flat)]).cpu()
-        own, *copied = torch.split(values, [len(self.packed), *map(len, flat)])
-        return StepSums.of_packed(own), [other.tolist() for other in copied]
+        values = torch.cat([self.packed, *(other.to(self.packed.device).double() for other in flat)]).tolist()
+        ends = list(accumulate([len(self.packed), *map(len, flat)]))
+        return StepTotals.of_values(values[: ends[0]]), [values[a:b] for a, b in pairwise(ends)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +178,7 @@ class StepResult:
         loss_by_range: Loss by index of each range of timesteps that had clips.
         grad_norm: Norm of the whole gradient before clipping.
         grad_norm_by_block: Norm of each block's gradient; empty in steps that do not measure it.
-        clips, repeats, failed: Numbers of clips, as in `StepSums.counts`.
+        clips, repeats, failed: Numbers of clips, as in `StepTotals`.
         skipped_by_recipe: True if train.skip_steps names the step.
         spike: What was far above the usual, if anything was.
     """
@@ -283,25 +310,23 @@ class TrainStep:
             if not batch.work.ends_step:
                 world.mark("waiting for clips", step + 1)
 
-        totals = sums.over_ranks(world, [each.batch for each in kept], flags)
+        sums = sums.over_ranks(world, [each.batch for each in kept], flags)
         gradients = [grad for p in state.optimizer.trained.values() if (grad := p.grad) is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
         norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
         # Failed clips and conditioning frames were planned, and have no weight.
-        scale = (planned_weight / totals.weight).to(norm.dtype).to(norm.device)
+        scale = (planned_weight / sums.weight).to(norm.dtype).to(norm.device)
         norm = norm * scale
         by_block = _is_due(train.log_block_grad_norms_every, step + 1)
         squares = norm.new_zeros(0)
         if by_block:
             squares = block_norms.squares(state.module, state.blocks, world) * scale.square()
         # The host waits for the device here, and nowhere else in the step.
-        totals, ((grad_norm,), block_squares) = totals.read(norm, squares)
+        totals, ((grad_norm,), block_squares) = sums.read(norm, squares)
 
-        loss_sum, weight = float(totals.loss), float(totals.weight)
-        finite = math.isfinite(loss_sum) and (weight == 0 or math.isfinite(grad_norm))
-        by_bucket = _means(*totals.by_bucket)
-        clips, repeats, failed = map(int, totals.counts.tolist())
-        spike = self._find_spike(by_bucket, grad_norm, plan, row, kept) if finite and weight > 0 else None
+        weight = totals.weight
+        finite = math.isfinite(totals.loss) and (weight == 0 or math.isfinite(grad_norm))
+        spike = self._find_spike(totals.loss_by_bucket, grad_norm, plan, row, kept) if finite and weight > 0 else None
         applied = finite and weight > 0 and (spike is None or train.spikes != "skip")
         if applied:
             if train.max_grad_norm is not None:
@@ -314,15 +339,15 @@ class TrainStep:
             applied=applied,
             finite=finite,
             learning_rate=rate,
-            flags=StepFlags(*(ranks > 0 for ranks in totals.flags.tolist())),
-            loss=loss_sum / weight if weight > 0 else math.nan,
-            loss_by_bucket=by_bucket,
-            loss_by_range=_means(*totals.by_range),
+            flags=totals.flags,
+            loss=totals.loss / weight if weight > 0 else math.nan,
+            loss_by_bucket=totals.loss_by_bucket,
+            loss_by_range=totals.loss_by_range,
             grad_norm=grad_norm if weight > 0 else math.nan,
             grad_norm_by_block=block_norms.by_name(state.module, state.blocks, block_squares) if by_block else {},
-            clips=clips,
-            repeats=repeats,
-            failed=failed,
+            clips=totals.clips,
+            repeats=totals.repeats,
+            failed=totals.failed,
             blame=blame,
             spike=spike,
         )
@@ -435,9 +460,9 @@ class TrainStep:
         return NonFiniteCause.from_parts(self.world.gather((origin, clips if self.world.counts else [])))
 
 
-def _means(losses: Tensor, weights: Tensor) -> dict[int, float]:
+def _means(losses: list[float], weights: list[float]) -> dict[int, float]:
     """Return the mean loss at each index that has a weight."""
-    pairs = zip(losses.tolist(), weights.tolist(), strict=True)
+    pairs = zip(losses, weights, strict=True)
     return {i: total / weight for i, (total, weight) in enumerate(pairs) if weight > 0}
 
 
