@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
@@ -89,9 +90,15 @@ def preferred(name: Attention) -> Iterator[None]:
             raise _refusal(name, "the network masks tokens, and this kernel takes no masks") from error
         raise
     except (RuntimeError, AssertionError) as error:
-        if name in _VERSIONS and any(word in str(error) for word in ("unsupported", "not supported")):
+        if name in _VERSIONS and "supported" in str(error) and _is_of_kernel(error):
             raise _refusal(name, str(error)) from error
         raise
+
+
+def _is_of_kernel(error: BaseException) -> bool:
+    """Return whether an error was raised below torch's call of FlashAttention 3 or 4, and not elsewhere in training."""
+    callers = {frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)}
+    return not callers.isdisjoint({"torch.nn.attention._fa3", "torch.nn.attention._fa4"})
 
 
 @contextmanager
