@@ -20,6 +20,19 @@ import psutil  # type: ignore[import-untyped]
 from benchmarks._page import Page, serving
 
 ROUNDS = 7
+SECONDS_PER_STEP = 3.0  # while new steps are drawn
+
+
+def step_event(step: int) -> dict[str, Any]:
+    """Return the event of a step, without its time."""
+    bucket = ("360p 16:9 ×17", "480p 16:9 ×1")[step % 2]
+    return {
+        "kind": "step", "step": step, "epoch": step // 5000, "row": step % 5000,
+        "loss": 1 / (1 + step / 1e5) + (step * 7919 % 97) / 1000, "loss_by_bucket": {bucket: 0.5},
+        "loss_by_timestep": {"300-400": 0.5}, "applied": True, "learning_rate": 1e-4, "grad_norm": 0.7, "clips": 8,
+        "repeated": 0, "tokens": 36000, "seconds": 0.5, "data_wait_seconds": 0.01, "decode_p50_seconds": 0.02,
+        "decode_p99_seconds": 0.1, "queue_bytes": 10**8, "buckets": [bucket], "memory_bytes": 10**10,
+    }  # fmt: skip
 
 
 def write_events(path: Path, steps: int) -> None:
@@ -32,7 +45,6 @@ def write_events(path: Path, steps: int) -> None:
         "same_bucket_run": 1,
         "recipe": "r.toml",
     }
-    names = ["360p 16:9 ×17", "480p 16:9 ×1"]
     with path.open("w") as file:
 
         def tell(**fields: Any) -> None:
@@ -43,13 +55,7 @@ def write_events(path: Path, steps: int) -> None:
             now = {"v": 1, "time": 1_790_000_000.0 + 0.5 * i}
             if i == steps // 2:
                 tell(**{**start, **now}, step=i - 100, resumed_from=i - 100)
-            tell(
-                **now, kind="step", step=i, epoch=i // 5000, row=i % 5000, loss=1 / (1 + i / 1e5) + (i * 7919 % 97) / 1000,
-                loss_by_bucket={names[i % 2]: 0.5}, loss_by_timestep={"300-400": 0.5}, applied=True, learning_rate=1e-4,
-                grad_norm=0.7, clips=8, repeated=0, tokens=36000, seconds=0.5, data_wait_seconds=0.01,
-                decode_p50_seconds=0.02, decode_p99_seconds=0.1, queue_bytes=10**8, buckets=[names[i % 2]],
-                memory_bytes=10**10,
-            )  # fmt: skip
+            tell(**now, **step_event(i))
             if i % 1000 == 0:
                 tell(
                     **now,
@@ -67,14 +73,14 @@ def median_seconds(page: Page, path: str) -> float:
     return statistics.median(page.timed(path)[0] for _ in range(ROUNDS))
 
 
-def painted_seconds(port: int, key: str) -> float | None:
-    """Return the median time until the first curve is drawn, in a browser that has the page's scripts; None without one."""
+def drawn_seconds(port: int, key: str, events: Path, steps: int) -> dict[str, float]:
+    """Return the median times until the first curve and a new step are drawn in a browser; nothing without one."""
     found = shutil.which("chromium")
     if found is None:
-        return None
+        return {}
     from playwright.sync_api import sync_playwright
 
-    base, times = f"http://127.0.0.1:{port}", []
+    base, painted, new_step = f"http://127.0.0.1:{port}", [], []
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox", "--disable-gpu"])
         shown = browser.new_page()
@@ -84,9 +90,17 @@ def painted_seconds(port: int, key: str) -> float | None:
             began = time.perf_counter()
             shown.evaluate(f"location.hash = '#/run/{key}'")
             shown.wait_for_selector(".plot .main-svg")
-            times.append(time.perf_counter() - began)
+            painted.append(time.perf_counter() - began)
+        for step in range(steps + 1, steps + 1 + ROUNDS):
+            shown.wait_for_timeout(1000 * SECONDS_PER_STEP)
+            began = time.perf_counter()
+            with events.open("a") as file:
+                file.write(json.dumps({"v": 1, "time": time.time(), **step_event(step)}) + "\n")
+            while not shown.evaluate(f"document.querySelector('.plot').data.some(curve => curve.x.at(-1) === {step})"):
+                shown.wait_for_timeout(20)
+            new_step.append(time.perf_counter() - began)
         browser.close()
-    return statistics.median(times)
+    return {"painted_s": statistics.median(painted), "new_step_s": statistics.median(new_step)}
 
 
 def main() -> None:
@@ -110,7 +124,7 @@ def main() -> None:
             result["all_read_s"] = time.perf_counter() - began
             for name in ("", "/figures", "/previews"):
                 result[f"run{name.replace('/', '_')}_s"] = median_seconds(page, f"/api/runs/{row['key']}{name}")
-            result["painted_s"] = painted_seconds(port, row["key"])
+            result |= drawn_seconds(port, row["key"], run / "events.jsonl", steps)
             result["memory_bytes"] = psutil.Process(pid).memory_info().rss
     result["load_average"] = os.getloadavg()[0]
     print(json.dumps(result))

@@ -79,7 +79,7 @@ for words in (
         assert left.code == 2, left.code
 assert "torch" not in sys.modules
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=tmp_path)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     told = [line for line in done.stderr.splitlines() if line.startswith("error")]
     model, folder = "--model = 'wann': there is no such model", "--data = 'nowhere': there is no such folder"
@@ -111,7 +111,7 @@ Path(run, "recipe.toml").write_text(Path({str(recipe)!r}).read_text())
 typed("coverage", run)
 assert "torch" not in sys.modules
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "no epoch has begun" in done.stdout
 

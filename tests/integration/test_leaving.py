@@ -29,7 +29,7 @@ main.main()
 
 @pytest.mark.parametrize("code", [0, 75])
 def test_the_code_is_the_commands_own_and_the_end_is_clean(code: int) -> None:
-    done = subprocess.run([sys.executable, "-c", _PROGRAM, str(code)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", _PROGRAM, str(code)], capture_output=True, text=True, timeout=300)
     assert done.returncode == code
     assert done.stderr == ""
     folder = Path(done.stdout.strip())
@@ -42,5 +42,5 @@ def test_a_closed_output_is_no_error() -> None:
     program = "import typer\nfrom reelworks.cli import main\nmain.app = typer.Typer()\n"
     program += "main.app.command()(lambda: None)\nmain.main()"
     closed = f"exec {shlex.quote(sys.executable)} -c {shlex.quote(program)} >&-"
-    done = subprocess.run(["sh", "-c", closed], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["sh", "-c", closed], capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stderr) == (0, "")

@@ -74,7 +74,7 @@ def test_losses_from_the_store_are_those_of_live_encoding(tiny: Callable[..., Re
 @pytest.mark.parametrize("kills", [4, pytest.param(50, marks=pytest.mark.slow)])
 def test_encoding_goes_on_after_kills(recipes: Callable[[str], Recipe], tmp_path: Path, kills: int) -> None:
     whole = start(recipes("whole"))
-    whole.join(100)
+    whole.join(300)
     assert whole.exitcode == 0
     began = time.monotonic()
     encode_child.encode(recipes("timed"))
@@ -84,12 +84,12 @@ def test_encoding_goes_on_after_kills(recipes: Callable[[str], Recipe], tmp_path
         process = start(recipes("killed"))
         time.sleep(draw.uniform(0, 1.5 * seconds))
         process.kill()  # SIGKILL
-        process.join(100)
+        process.join(300)
         stored = len(EncodedStore.open(tmp_path / "killed"))
         assert stored >= seen  # what was committed stays
         seen = stored
     last = start(recipes("killed"))
-    last.join(100)
+    last.join(300)
     assert last.exitcode == 0
     assert checksums(tmp_path / "killed") == checksums(tmp_path / "whole")
 
@@ -97,7 +97,7 @@ def test_encoding_goes_on_after_kills(recipes: Callable[[str], Recipe], tmp_path
 def test_processes_share_the_work(recipes: Callable[[str], Recipe], tmp_path: Path) -> None:
     pair = [start(recipes("shared")) for _ in range(2)]
     for process in pair:
-        process.join(100)
+        process.join(300)
     assert [process.exitcode for process in pair] == [0, 0]
     encode_child.encode(recipes("alone"))
     assert checksums(tmp_path / "shared") == checksums(tmp_path / "alone")

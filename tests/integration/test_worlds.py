@@ -115,7 +115,7 @@ def test_torchrun_and_our_own_launcher_train(tiny, tmp_path):
             [sys.executable, *launcher, "train", str(recipe), *own],
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
         )
         assert done.returncode == 0, done.stderr
         start = next(events.read(RunFolder(tmp_path / name).events_file, "start"))

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 
+PATIENCE_SECONDS = 240  # for elements; on a busy machine a page has been seen to take one minute
 SERIOUS = ("serious", "critical")
 WHERE = ("chromium", "chromium-browser", "google-chrome")
 QUIET = (
@@ -38,6 +40,7 @@ def browser() -> Iterator[Any]:
 def window(opened: Any, width: int = 1280, *, dark: bool = False, tolerates: str | None = None) -> Iterator[Any]:
     """Yield a page in a window of its own; errors of its scripts fail the test, but those that have a text in them."""
     context = opened.new_context(viewport={"width": width, "height": 900}, color_scheme="dark" if dark else "light")
+    context.set_default_timeout(1000 * PATIENCE_SECONDS)
     shown, problems = context.new_page(), []
     shown.on("pageerror", lambda error: problems.append(str(error)))
     shown.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
@@ -54,6 +57,14 @@ def went_to(shown: Any, address: str, route: str, waits_for: str) -> None:
     shown.wait_for_selector("h1, h2")
     shown.goto(address.split("#")[0] + route)
     shown.wait_for_selector(waits_for)
+
+
+def wait_until(shown: Any, condition: str) -> None:
+    """Wait for a condition in JavaScript; playwright's own way evaluates texts within the page, whose policy forbids it."""
+    end = time.monotonic() + PATIENCE_SECONDS
+    while not shown.evaluate(condition):
+        assert time.monotonic() < end, condition
+        shown.wait_for_timeout(50)
 
 
 def findings(shown: Any) -> list[tuple[str, list[str]]]:

@@ -85,6 +85,7 @@ def overview(context: Context, key: str, run: RunFolder) -> Json:
     ranks = run_facts.balance_of_ranks(found)
     return row(context, key, run.path) | {
         "events_bytes": context.index(run).total_bytes,
+        "others": len(context.index(run).others),
         "headline": [fact._asdict() for fact in run_facts.headline(found)],
         "accounting": [part._asdict() for part in run_facts.accounting(found.summary)],
         "balance": run_facts.balance(found.summary),

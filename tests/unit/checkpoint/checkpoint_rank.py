@@ -79,7 +79,7 @@ def main(rank: int, folder: Path) -> None:
         init_method=f"file://{folder}/rendezvous",
         rank=rank,
         world_size=2,
-        timeout=timedelta(seconds=60),
+        timeout=timedelta(seconds=300),
     )
     model = build()
     fully_shard(model, mesh=init_device_mesh("cpu", (2,)))

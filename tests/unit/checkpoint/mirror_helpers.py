@@ -119,7 +119,7 @@ def copy(run: RunFolder, place: RemoteFilesystem, *steps: int, **keys: Any) -> T
     mirror = mirror_of(run, place, told, **keys)
     for step in steps:
         mirror.offer(step)
-        until = time.monotonic() + 10
+        until = time.monotonic() + 120
         while mirror.in_use() and time.monotonic() < until:
             time.sleep(0.001)
     mirror.close()

@@ -36,7 +36,7 @@ def test_what_is_saved_is_what_was_there_at_the_start(store: CheckpointStore) ->
 
     def wait(call: str, _path: Path) -> None:
         if threading.current_thread().name == "checkpoint":
-            assert gate.wait(20)
+            assert gate.wait(120)
 
     background = Background()
     with storage.guarded(wait):

@@ -30,7 +30,7 @@ def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
 def run_two_ranks(folder: Path) -> None:
     script = Path(__file__).with_name("checkpoint_rank.py")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, "-W", "error", script, folder], env=environment, check=True, timeout=120)
+    subprocess.run([sys.executable, "-W", "error", script, folder], env=environment, check=True, timeout=300)
 
 
 def texts(folder: Path, name: str) -> list[str]:

@@ -62,7 +62,7 @@ def test_min_free_looks_at_the_disk(store: CheckpointStore, monkeypatch: pytest.
 def _read(path: Path, ready: Any, done: Any) -> None:
     with read_lock.reading(path):
         ready.set()
-        done.wait(30)
+        done.wait(120)
 
 
 def test_what_another_process_reads_stays_until_it_ends(store: CheckpointStore) -> None:
@@ -70,7 +70,7 @@ def test_what_another_process_reads_stays_until_it_ends(store: CheckpointStore) 
     ready, done = context.Event(), context.Event()
     reader = context.Process(target=_read, args=(store.path(100), ready, done))
     reader.start()
-    assert ready.wait(30)
+    assert ready.wait(120)
     decisions = retention.apply_retention(store, LAST_1)
     assert [(d.step, d.keep) for d in decisions] == [(100, True), (200, False), (300, True)]
     assert decisions[0].reasons == ("in use",)

@@ -94,11 +94,11 @@ def test_the_newest_wins_and_what_is_copied_is_in_use(tmp_path: Path, lines: lis
 
     def wait(call: int, name: str) -> None:
         entered.set()
-        assert free.wait(10)
+        assert free.wait(120)
 
     mirror = mirror_of(run, place_at(tmp_path / "mirror", wait), told)
     mirror.offer(100)
-    assert entered.wait(10)
+    assert entered.wait(120)
     mirror.offer(200)
     assert mirror.in_use() == {100, 200}
     mirror.offer(300)
@@ -122,7 +122,7 @@ def test_a_newer_one_ends_the_tries_for_an_older_one(tmp_path: Path, monkeypatch
 
     mirror = mirror_of(run, place_at(tmp_path / "mirror", fail_once), told)
     mirror.offer(100)
-    assert failed.wait(10)
+    assert failed.wait(120)
     mirror.offer(200)
     assert mirror.close() is None
     assert told.kinds()[0] == "mirror_skipped"

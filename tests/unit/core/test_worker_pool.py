@@ -156,5 +156,5 @@ def test_a_program_that_forgets_to_close_its_pool_ends(tmp_path: Path) -> None:
         "if __name__ == '__main__':\n"
         "    print(WorkerPool().call(math.factorial, 5))\n"
     )
-    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=300)
     assert (done.stdout, done.stderr, done.returncode) == ("120\n", "", 0)

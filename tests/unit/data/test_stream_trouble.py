@@ -34,7 +34,7 @@ def pipe(tmp_path: Path) -> Path:
 
 
 def wait_until(happens: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while not happens():
         assert time.monotonic() < deadline, "it never happens"
         time.sleep(0.02)

@@ -210,7 +210,7 @@ def test_without_locks_a_paused_holder_loses_its_lock_and_knows_before_it_publis
             assert ask(first) == "lost"
             assert first.stdin is not None
             first.stdin.close()
-            assert first.wait(10) == 0
+            assert first.wait(120) == 0
             held.check()  # its end leaves the file of the other alone
 
 

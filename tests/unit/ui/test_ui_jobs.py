@@ -19,7 +19,7 @@ def queue(tmp_path):
     queue.close()
 
 
-def ended(queue, job, seconds=60):
+def ended(queue, job, seconds=300):
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         now = queue.get(job.id)

@@ -183,7 +183,7 @@ def test_a_lora_for_a_folder_is_made_by_new_lora(page: TestClient, folder: Path)
     (mine,) = page.get("/api/new/folders").json()
     wish = {"folder": mine["key"], "model": "stdit3-tiny", "trigger": "--ohwx", "name": "my-cats"}
     job = page.post("/api/new/lora", json=wish).json()
-    until = time.monotonic() + 120
+    until = time.monotonic() + 300
     while (now := page.get(f"/api/jobs/{job['id']}").json())["state"] in ("waiting", "running"):
         assert time.monotonic() < until
         time.sleep(0.2)

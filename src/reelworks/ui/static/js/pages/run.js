@@ -29,11 +29,11 @@ export async function render(main, [key, tab = "overview"], signal) {
     if (signal.aborted) return;
     try { await refresh(); await renew?.(); } catch (error) { if (!signal.aborted) console.warn(error); }
   });
-  let others = null;
+  let { step, others } = run;
   follow(`/runs/${key}/follow`, signal, news => {
-    const isNew = news.last?.step !== now.last?.step || news.others !== others || news.state !== run.state;
-    if (now.last !== null || others !== null) { if (isNew) renewAll(); }
-    [now.last, others] = [news.last, news.others];
+    const last = news.last?.step ?? 0;
+    if (last !== step || news.others !== others || news.state !== run.state) renewAll();
+    [step, others, now.last] = [last, news.others, news.last];
     const tip = document.getElementById("now");
     if (tip && news.last) tip.textContent = tipText(run, news.last);
   });
