@@ -39,7 +39,7 @@ from reelworks.train.trainer import RunOptions, run
 
 RESULTS = Path(__file__).parent / "results" / "trainer.json"
 PICTURES = 600
-WARM_UP = 60
+WARM_UP = 300  # the first epoch, in which pictures are decoded
 TURN = 10  # steps of each way before the other one follows
 BATCH = 2
 

@@ -91,7 +91,7 @@ class Choices:
     sound: SoundChoices | None = None
 
 
-def _words(work: MicroBatchRequest, seed: int) -> U64:
+def draw_words(work: MicroBatchRequest, seed: int) -> U64:
     """Return the beginning of the hashes of each clip's draws, which the purpose of a draw ends."""
     return hash_rng.hash64(seed, work.epoch, work.uids, work.draw_copies)
 
@@ -99,16 +99,16 @@ def _words(work: MicroBatchRequest, seed: int) -> U64:
 def draw(
     work: MicroBatchRequest,
     config: ObjectiveConfig,
+    words_B: U64,
     *,
-    seed: int,
     latent: tuple[int, int, int],
     sound: SoundConfig | None = None,
 ) -> Choices:
     """Draw timesteps, frame masks and dropped captions for the clips of a micro-batch, whose latents have these sizes.
 
-    Where the model is told in pixels what is given (`work.masks`), all latent frames are generated.
+    `words_B` are its `draw_words`. Where the model is told in pixels what is given (`work.masks`), all latent frames
+    are generated.
     """
-    words_B = _words(work, seed)
     ratios = {} if work.masks else config.mask_ratios
     uniform_B = torch.from_numpy(hash_rng.uniform(hash_rng.extend(words_B, Purpose.TIMESTEP)))
     ratio = _shift_ratio(config, work.shape, latent)
@@ -282,7 +282,11 @@ class Encoded:
 
 def encode(batch: MicroBatch, encoder: LiveEncoder, config: ObjectiveConfig, *, seed: int) -> Encoded:
     """Encode the clips and captions of a micro-batch, of which some captions are dropped."""
-    encoded = _encode(batch, encoder, _dropped(_words(batch.work, seed), config))
+    return _encode_drawn(batch, encoder, config, draw_words(batch.work, seed))
+
+
+def _encode_drawn(batch: MicroBatch, encoder: LiveEncoder, config: ObjectiveConfig, words_B: U64) -> Encoded:
+    encoded = _encode(batch, encoder, _dropped(words_B, config))
     if config.target_guidance_scale is not None:
         encoded = replace(encoded, empty=stored_batches.texts(batch, encoder, [True] * len(batch.work.captions)))
     return encoded
@@ -299,11 +303,11 @@ def training_example(
     batch: MicroBatch, encoder: LiveEncoder, config: ObjectiveConfig, *, seed: int, encoded: Encoded | None = None
 ) -> Example:
     """Encode a micro-batch, unless that is done, and draw its timesteps, noise, masks and caption dropout."""
-    words_B = _words(batch.work, seed)
-    encoded = encoded or encode(batch, encoder, config, seed=seed)
+    words_B = draw_words(batch.work, seed)
+    encoded = encoded or _encode_drawn(batch, encoder, config, words_B)
     _, _, *sizes = encoded.latent.shape
     sound = None if encoder.sound is None else encoder.sound.config
-    drawn = draw(batch.work, config, seed=seed, latent=(sizes[0], sizes[1], sizes[2]), sound=sound)
+    drawn = draw(batch.work, config, words_B, latent=(sizes[0], sizes[1], sizes[2]), sound=sound)
     seeds = hash_rng.extend(words_B, Purpose.NOISE), sound_inputs.noise_seeds(words_B)
     return _example(batch, encoder, config, encoded, drawn, *seeds)
 

@@ -64,7 +64,8 @@ class Replay:
         objective = batch_inputs.objective_of_step(
             data.recipe, data.table, data.geometry, plan=self.plan, row=0, step=self.step.step - 1
         )
-        return batch_inputs.draw(work, objective, seed=data.recipe.seed, latent=latent)
+        words_B = batch_inputs.draw_words(work, data.recipe.seed)
+        return batch_inputs.draw(work, objective, words_B, latent=latent)
 
     def to_json(self) -> dict[str, Any]:
         """Return the step as plain values."""
