@@ -154,7 +154,9 @@ def test_gradient_checkpointing(name):
     contract.check_gradient_checkpointing(name)
 
 
-@every_class
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=() if n in _QUICK else pytest.mark.slow) for n in contract.CLASSES]
+)
 def test_bases(name):
     """A frozen base in bfloat16 changes no bit of answer or gradient; in nf4 it answers nearly alike."""
     contract.check_bases(name)

@@ -50,7 +50,7 @@ def pretrained(trained, tmp_path):
     return Path(shutil.copytree(trained, tmp_path / "pretrained"))
 
 
-@pytest.mark.parametrize("weights_only", [False, True])
+@pytest.mark.parametrize("weights_only", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_another_run_brings_its_weights_and_not_its_place(tiny, tmp_path, pretrained, weights_only):
     """The story of the field: pretraining, then fine-tuning on a fraction of the clips."""
     few = tiny(

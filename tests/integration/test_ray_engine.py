@@ -98,6 +98,7 @@ def by_this_process(recipe: Recipe) -> None:
     encode_child.encode(recipe)
 
 
+@pytest.mark.slow(reason="starts a cluster")
 def test_scan_and_store_are_those_of_this_process(cluster: str, tiny: Callable[..., Recipe], tmp_path: Path) -> None:
     here, there = (storing(tiny, tmp_path / name) for name in ("here", "there"))
     by_this_process(here)
@@ -140,6 +141,7 @@ def test_a_file_that_kills_its_process_is_named(
     assert by_uid(tmp_path / "there") == by_uid(tmp_path / "here")
 
 
+@pytest.mark.slow(reason="starts a cluster")
 def test_a_node_that_does_not_see_the_files_is_named(
     cluster: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,12 +150,14 @@ def test_a_node_that_does_not_see_the_files_is_named(
         scan_sources([Source("d", data)], tmp_path / "there", workers=2, engine="ray")
 
 
+@pytest.mark.slow(reason="starts a cluster")
 def test_an_error_of_a_call_is_raised_as_itself(cluster: str) -> None:
     with pytest.raises(UserError, match="value = 3: is too small") as raised:
         RayPool().call(ray_child.refuse, 3)
     assert (type(raised.value), raised.value.code, raised.value.remedy) == (UserError, "too-small", "give more")
 
 
+@pytest.mark.slow(reason="starts a cluster")
 def test_calls_that_are_running_may_return_when_the_pool_is_closed_and_those_that_hang_are_ended(
     cluster: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

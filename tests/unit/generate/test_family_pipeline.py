@@ -38,6 +38,8 @@ CALLS = {
     "sd3-tiny": {"guidance_scale": 3.0, "max_sequence_length": 12},
 }
 
+_QUICK = ("wan-tiny", "flux-tiny", "qwen-image-tiny", "ltx-tiny", "hunyuan-video-1.5-tiny", "sdxl-tiny")
+
 
 def options_for(name, **changes):
     shape = Shape(CALLS[name].get("num_frames", 1), 32, 64)
@@ -123,7 +125,7 @@ def places(tmp_path_factory):
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation")
 @pytest.mark.usefixtures("exact_texts")
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in _QUICK else pytest.mark.slow) for n in CALLS])
 def test_a_clip_is_what_the_familys_pipeline_makes_by_hand(name, places):
     """From the same folder, words and seed the same clip comes: texts, noise, scheduler, guidance and sizes agree."""
     place = places(name)
