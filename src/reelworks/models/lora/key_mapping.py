@@ -29,15 +29,25 @@ class Place(NamedTuple):
 
 def place(config: FamilyConfig | None, layer: str) -> Place:
     """Return the place of a layer in its family's release: the layer itself without a family or a rule for it."""
-    if config is not None:
-        for pattern, target in _patterns(config.network.release_layers):
-            if match := pattern.fullmatch(layer):
-                return target._replace(layer=match.expand(target.layer))
+    return _place(_patterns_of(config), layer)
+
+
+_Patterns = list[tuple[re.Pattern[str], Place]]
+
+
+def _place(patterns: _Patterns, layer: str) -> Place:
+    for pattern, target in patterns:
+        if match := pattern.fullmatch(layer):
+            return target._replace(layer=match.expand(target.layer))
     return Place(layer)
 
 
+def _patterns_of(config: FamilyConfig | None) -> _Patterns:
+    return [] if config is None else _patterns(config.network.release_layers)
+
+
 @functools.cache
-def _patterns(rules: tuple[KeyRule, ...]) -> list[tuple[re.Pattern[str], Place]]:
+def _patterns(rules: tuple[KeyRule, ...]) -> _Patterns:
     patterns = []
     for parts, release, heights, swapped in rules:
         layer = release.replace(".N.", r".\1.").replace(".*", r".\1")
@@ -98,8 +108,9 @@ def split(key: str, endings: Mapping[str, str] = _ENDINGS) -> tuple[str, str] | 
 def homes(layers: Iterable[str], family: FamilyConfig | None) -> dict[str, list[TargetLayer]]:
     """Return the network's layers that each layer name in a file may hold, in the order of their rows."""
     names: dict[str, dict[TargetLayer, None]] = defaultdict(dict)
+    patterns = _patterns_of(family)
     for layer in layers:
-        for placed_at in (Place(layer), place(family, layer)):
+        for placed_at in (Place(layer), _place(patterns, layer)):
             for spelling in (placed_at.layer, placed_at.layer.replace(".", "_")):
                 names[spelling][TargetLayer(layer, placed_at)] = None
     return {name: sorted(targets, key=lambda target: target.place.part) for name, targets in names.items()}
