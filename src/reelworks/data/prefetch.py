@@ -28,9 +28,11 @@ _SOUND = "sound"
 _NO_COMPANION = 255  # white
 # More micro-batches than these bridge no longer stall; they would only take memory.
 _MOST_AHEAD = 64
-# Requests are prepared while training waits, so the queue grows over several steps. One that is long is refilled by so
-# many at a time: the second takes a fraction of the processor time of the first, whose code and data are in no cache.
-_MOST_AT_ONCE = 8
+# Requests are prepared while training waits, so the queue grows over several steps.
+_MOST_AT_ONCE = 4
+# A long queue is refilled by a few small micro-batches at a time, of so many clips at most: the requests of the first take
+# twice the processor time of another's, since after a step their code and data are in no cache.
+_CLIPS_AT_ONCE = 16
 _WARN_SECONDS = 60.0
 # Decode jobs by kind of companion; the jobs of the clips themselves are under `_CLIPS`.
 _Jobs = dict[str, list[Future[Decoded] | None]]
@@ -177,11 +179,11 @@ class _ReadAhead:
 
     def fill(self) -> None:
         """Queue micro-batches while the budget lasts, at least one."""
-        if len(self._queue) > _MOST_AHEAD - _MOST_AT_ONCE:
+        if self._next is None or len(self._queue) > _MOST_AHEAD - _at_once(self._next):
             return
         for _ in range(_MOST_AT_ONCE):
             work = self._next
-            if work is None:
+            if work is None or len(self._queue) >= _MOST_AHEAD:
                 return
             size = self._bytes(work)
             if self._queue and self._queued_bytes + size > self._budget_bytes:
@@ -231,6 +233,12 @@ class _ReadAhead:
         except Exception as error:  # it concerns later steps; those before it are trained first
             self._error = error
             return None
+
+
+def _at_once(work: MicroBatchRequest) -> int:
+    """Return by how many micro-batches like this one a long queue is refilled; those without a clip cost nothing here."""
+    clips = len(work.requests)
+    return max(1, min(_MOST_AT_ONCE, _CLIPS_AT_ONCE // clips)) if clips else 1
 
 
 def read_ahead(

@@ -127,20 +127,23 @@ def test_no_more_is_read_ahead_than_the_budget_or_one_micro_batch(
     assert (delivered, len(submitted)) == (sum(clips), sum(clips))
 
 
-def test_a_long_queue_is_bounded_and_refilled_several_micro_batches_at_a_time(pictures: list[Path]) -> None:
+@pytest.mark.parametrize(("clips", "at_once"), [(0, 1), (1, 4), (6, 2), (20, 1)])
+def test_a_long_queue_is_bounded_and_refilled_by_a_few_small_micro_batches_at_a_time(
+    pictures: list[Path], clips: int, at_once: int
+) -> None:
     taken, added = list[int](), list[int]()
 
     def source() -> Iterator[MicroBatchRequest]:
-        for row in range(300):
+        for row in range(200):
             taken.append(row)
-            yield work(row, [pictures[0]])
+            yield work(row, [pictures[0]] * clips)
 
     pool = DecodePool(0, LONG_SECONDS)
     for delivered, _ in enumerate(read_ahead(source(), pool), start=1):
         assert len(taken) - delivered <= 65  # those that are queued, and the next one
         added.append(len(taken) - sum(added))
     pool.close()
-    assert set(added[40:200]) == {0, 8}
+    assert set(added[40:120]) == ({1} if at_once == 1 else {0, at_once})
 
 
 def test_an_error_of_the_source_comes_after_all_that_it_gave(pictures: list[Path]) -> None:
