@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -80,9 +81,17 @@ def page(scanned: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClient]
         yield client
 
 
+def row(page: TestClient, name: str) -> dict[str, Any]:
+    for _ in range(100):  # new files are seen after two seconds
+        for found in page.get("/api/plan").json():
+            if found["name"] == name:
+                return dict(found)
+        time.sleep(0.1)
+    raise AssertionError(name)
+
+
 def key(page: TestClient, name: str = "cats") -> str:
-    (found,) = [row["key"] for row in page.get("/api/plan").json() if row["name"] == name]
-    return str(found)
+    return str(row(page, name)["key"])
 
 
 def outline(page: TestClient, key: str, controls: Any, part: str = "outline") -> Any:
@@ -220,9 +229,9 @@ def test_a_recipe_without_catalog_and_one_of_another_folder(page: TestClient, sc
     told = outline(page, key(page, "new"), {})
     assert told.status_code == 400
     assert told.json()["code"] == "no-catalog"
-    (row,) = [row for row in page.get("/api/plan").json() if row["name"] == "far"]
-    assert "outside" in row["problem"]
-    assert page.get(f"/api/plan/{row['key']}").json()["code"] == "outside-of-folders"
+    far = row(page, "far")
+    assert "outside" in far["problem"]
+    assert page.get(f"/api/plan/{far['key']}").json()["code"] == "outside-of-folders"
     assert page.get("/api/plan/0123456789abcdef").status_code == 404
 
 
