@@ -102,7 +102,8 @@ def test_only_the_clip_that_kills_again_and_again_is_to_blame(pictures: list[Pat
     assert [batch.is_valid.tolist() for batch in batches] == [[True] * 2, [True] * 2, [True, False], [True] * 2]
     assert batches[2].failures == ((1, "the decoder crashed on it"),)
     assert once.read_bytes() == b"x"
-    assert always.read_bytes() == b"xxx"
+    # It may be a victim of the other one before it has begun; then it is alone, twice.
+    assert always.read_bytes() in (b"xx", b"xxx")
 
 
 def test_a_clip_that_hangs_is_ended_named_and_not_tried_again(pictures: list[Path], pipe: Path) -> None:
