@@ -39,9 +39,9 @@ from reelworks.train.trainer import RunOptions, run
 
 RESULTS = Path(__file__).parent / "results" / "trainer.json"
 PICTURES = 600
-WARM_UP = 300  # the first epoch, in which pictures are decoded
-TURN = 10  # steps of each way before the other one follows
 BATCH = 2
+WARM_UP = PICTURES // BATCH  # the first epoch, in which pictures are decoded
+TURN = 10  # steps of each way before the other one follows
 
 
 def bare_loop(recipe: Recipe) -> Iterator[float]:

@@ -154,6 +154,7 @@ def test_gradient_checkpointing(name):
     contract.check_gradient_checkpointing(name)
 
 
+# Which layers of the others are quantized is among the quick tests of bases.
 @pytest.mark.parametrize(
     "name", [pytest.param(n, marks=() if n in _QUICK else pytest.mark.slow) for n in contract.CLASSES]
 )

@@ -37,7 +37,7 @@ CALLS = {
     "sdxl-tiny": {"guidance_scale": 3.0},
     "sd3-tiny": {"guidance_scale": 3.0, "max_sequence_length": 12},
 }
-
+# The others take as long again.
 _QUICK = ("wan-tiny", "flux-tiny", "qwen-image-tiny", "ltx-tiny", "hunyuan-video-1.5-tiny", "sdxl-tiny")
 
 

@@ -27,12 +27,12 @@ class Place(NamedTuple):
     swapped: bool = False  # whether the two halves of its rows are in the other order
 
 
+_Patterns = list[tuple[re.Pattern[str], Place]]
+
+
 def place(config: FamilyConfig | None, layer: str) -> Place:
     """Return the place of a layer in its family's release: the layer itself without a family or a rule for it."""
     return _place(_patterns_of(config), layer)
-
-
-_Patterns = list[tuple[re.Pattern[str], Place]]
 
 
 def _place(patterns: _Patterns, layer: str) -> Place:
