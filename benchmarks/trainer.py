@@ -40,7 +40,7 @@ from reelworks.train.trainer import RunOptions, run
 RESULTS = Path(__file__).parent / "results" / "trainer.json"
 PICTURES = 600
 BATCH = 2
-WARM_UP = PICTURES // BATCH  # the first epoch, in which pictures are decoded
+EPOCH = PICTURES // BATCH  # steps; pictures are decoded in the first, which is not counted
 TURN = 10  # steps of each way before the other one follows
 
 
@@ -147,8 +147,8 @@ def measure(rounds: int, steps: int, profile: cProfile.Profile | None) -> dict[s
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder, _pictures.in_memory():
         _pictures.write(Path(folder) / "pictures", PICTURES)
-        recipe = recipe_file.parse(_pictures.recipe(Path(folder), rounds * steps + WARM_UP, batch_size=BATCH))
-        turns = Turns(bare_loop(recipe), TURN, WARM_UP, profile)
+        recipe = recipe_file.parse(_pictures.recipe(Path(folder), rounds * steps + EPOCH, batch_size=BATCH))
+        turns = Turns(bare_loop(recipe), TURN, EPOCH, profile)
         log.event_logger.addHandler(turns)
         log.event_logger.setLevel(logging.DEBUG)
         try:
@@ -182,7 +182,7 @@ def main() -> None:
     """Measure, print, and save if asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--steps", type=int, default=150, help=f"of each round and way, a multiple of {TURN}")
+    parser.add_argument("--steps", type=int, default=EPOCH, help=f"of each round and way, a multiple of {TURN}")
     parser.add_argument("--profile", metavar="KEY", help="print our functions by tottime or cumtime")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line")
     parser.add_argument("--save", action="store_true", help=f"write {RESULTS.name}")

@@ -77,9 +77,10 @@ def sample_views(data: RecipeData, entries: Samples, lost: NDArray[np.float64], 
     `lost` is the result of `discarded.lost_shares` for the clips.
     """
     rows, bucket = data.rows.find(entries.uid), int(entries.bucket[0])
-    built = decode_requests.decode_requests(data, rows, entries.copy, bucket, epoch=epoch)
+    words = decode_requests.draw_words(data, rows, entries.copy, epoch=epoch)
+    built = decode_requests.decode_requests(data, rows, words, bucket)
     companions = decode_requests.companion_requests(data, rows, built)
-    captions = decode_requests.captions_of(data, rows, entries.copy, epoch=epoch)
+    captions = decode_requests.captions_of(data, rows, words)
     return [
         _sample_view(data, row, share, request, {kind: all_[i] for kind, all_ in companions.items()}, captions[i])
         for i, (row, share, request) in enumerate(zip(rows.tolist(), lost.tolist(), built, strict=True))

@@ -103,7 +103,7 @@ def _explain(
     elif reason == Reason.IN_EXCLUDE_FILE:
         detail = f"listed in {data.recipe.exclude_file}"
     elif reason == Reason.FILTERED:
-        dataset = rows.dataset[row].as_py()
+        dataset = rows.dataset_name(row)
         text = next(d.filter for d in data.recipe.dataset if d.filter and d.dataset_name == dataset)
         values = filters.values(rows, row, text)
         detail = f"{text}; the clip has " + ", ".join(_value_text(name, v) for name, v in values.items())
@@ -112,7 +112,7 @@ def _explain(
     elif reason == Reason.NO_CAPTION:
         listed = {d.dataset_name for d in data.recipe.dataset if d.place.list_file is not None}
         in_list = "no caption in the list, nor in a file next to the clip if the list has no captions"
-        detail = in_list if rows.dataset[row].as_py() in listed else "no caption file"
+        detail = in_list if rows.dataset_name(row) in listed else "no caption file"
     elif reason == Reason.NO_COMPANION:
         detail = "; ".join(
             f.explain(data.rows, row_of_data) for f in data.companions.values() if f.problem[row_of_data]

@@ -57,7 +57,7 @@ class Found:
         """Describe the problem with the companion of a clip that has one."""
         problem, row = Problem(int(self.problem[index])), int(self.row[index])
         if problem == Problem.MISSING:
-            folder = self.folder[clips.dataset[index].as_py()]
+            folder = self.folder[clips.dataset_name(index)]
             return f"no {self.kind} {folder}/{PurePosixPath(clips.path[index].as_py()).with_suffix('.*')}"
         rows = self.rows
         description = {

@@ -316,6 +316,15 @@ class CatalogRows:
         is_cut = np.array([bool(word) for word in self.cut.dictionary.to_pylist()], dtype=np.bool_)
         return is_cut[as_numpy(self.cut.indices)] if len(self) else np.zeros(0, dtype=np.bool_)
 
+    @cached_property
+    def _dataset_names(self) -> tuple[list[str], NDArray[np.int32]]:
+        return self.dataset.dictionary.to_pylist(), as_numpy(self.dataset.indices)
+
+    def dataset_name(self, index: int) -> str:
+        """Return the name of a row's dataset."""
+        names, of_row = self._dataset_names
+        return names[int(of_row[index])]
+
     def of_datasets(self, names: Collection[str]) -> NDArray[np.bool_]:
         """Return a mask of the rows of these datasets."""
         return self.per_dataset(dict.fromkeys(names, True), default=False)
@@ -337,7 +346,7 @@ class CatalogRows:
         """Return a row's "dataset/path", with the frames of a range: "films/a.mp4[120:240]" has frames 120 to 239."""
         first = int(self.first_frame[index])
         frames = f"[{first}:{first + int(self.num_frames[index])}]" if self.is_range[index] else ""
-        return f"{self.dataset[index].as_py()}/{self.path[index].as_py()}{frames}"
+        return f"{self.dataset_name(index)}/{self.path[index].as_py()}{frames}"
 
     def labels(self, indices: NDArray[np.integer[Any]]) -> list[str]:
         """Return the labels of some rows, without reading the paths of all others."""

@@ -31,16 +31,23 @@ from reelworks.media.sound import SoundRequest
 _AUGMENTS = ("flip", "rotate_degrees", "jitter_brightness", "jitter_contrast", "jitter_saturation", "jitter_hue")
 
 
-def decode_requests(
-    data: Dataset, rows: NDArray[np.int64], copies: NDArray[np.int64], bucket: int, *, epoch: int, augments: bool = True
-) -> list[Request]:
-    """Return the decode requests of clips, by index in `data.rows`, that an epoch shows in one bucket.
+def draw_words(data: Dataset, rows: NDArray[np.int64], copies: NDArray[np.int64], *, epoch: int) -> U64:
+    """Return the hashes of an epoch's uses of clips, by index in `data.rows`, by which all about them is drawn.
 
-    `copies` combine `copy` and `repeat_index` of each clip, as `schedule.plan.draw_copies` numbers them. Without
-    `augments`, as for validation, no clip is flipped, rotated or recoloured.
+    `copies` combine `copy` and `repeat_index` of each clip, as `schedule.plan.draw_copies` numbers them.
+    """
+    epochs, copies = data.spec.draw_numbers(epoch, copies)
+    return hash_rng.hash64(data.spec.seed, epochs, data.rows.uid[rows], copies)
+
+
+def decode_requests(
+    data: Dataset, rows: NDArray[np.int64], words: U64, bucket: int, *, augments: bool = True
+) -> list[Request]:
+    """Return the decode requests of clips, by index in `data.rows`, that are shown in one bucket.
+
+    `words` are their `draw_words`. Without `augments`, as for validation, no clip is flipped, rotated or recoloured.
     """
     config, shape, r = data.spec.data, data.table.buckets[bucket].shape, data.rows
-    words = _words(data, rows, copies, epoch)
     first, down, across = _draws(data, words)
     red, green, blue = config.alpha_color
     requests = [
@@ -93,15 +100,12 @@ def companion_requests(
     return {kind: requests for kind, requests in by_kind.items() if kind not in SOURCES or any(requests)}
 
 
-def part_masks_of(
-    data: Dataset, rows: NDArray[np.int64], copies: NDArray[np.int64], bucket: int, *, epoch: int
-) -> tuple[PartMask | None, ...]:
-    """Draw which parts of clips an epoch gives to the model, by index in `data.rows`; none if no strategy has a share."""
+def part_masks_of(data: Dataset, words: U64, bucket: int) -> tuple[PartMask | None, ...]:
+    """Draw which parts of clips, by their `draw_words`, are given to the model; none if no strategy has a share."""
     ratios = data.spec.mask_ratios
     if not any(ratio for name, ratio in ratios.items() if name != "identity"):
         return ()
-    words = hash_rng.extend(_words(data, rows, copies, epoch), Purpose.MASK)
-    return part_masks.draw(ratios, data.table.buckets[bucket].shape, words)
+    return part_masks.draw(ratios, data.table.buckets[bucket].shape, hash_rng.extend(words, Purpose.MASK))
 
 
 def sound_requests(data: Dataset, own: Sequence[Request]) -> tuple[SoundRequest, ...]:
@@ -145,12 +149,6 @@ def _whole(own: Request) -> Request:
     measures = Shape(own.measures.num_frames, *own.size)
     upright = replace(own.augmentation, degrees=0.0)
     return replace(own, shape=replace(own.shape, num_frames=1), measures=measures, augmentation=upright, whole=True)
-
-
-def _words(data: Dataset, rows: NDArray[np.int64], copies: NDArray[np.int64], epoch: int) -> U64:
-    """Return the hashes of uses of clips, by which all about them is drawn."""
-    epochs, copies = data.spec.draw_numbers(epoch, copies)
-    return hash_rng.hash64(data.spec.seed, epochs, data.rows.uid[rows], copies)
 
 
 def _draws(data: Dataset, words: U64) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
@@ -199,17 +197,14 @@ def shown_fps(data: Dataset, row: int) -> float:
 
 def dataset_of_row(data: Dataset, row: int) -> DatasetConfig:
     """Return the dataset of a row."""
-    return data.dataset_by_name[data.rows.dataset[row].as_py()]
+    return data.dataset_by_name[data.rows.dataset_name(row)]
 
 
-def captions_of(
-    data: Dataset, rows: NDArray[np.int64], copies: NDArray[np.int64], *, epoch: int, draws: bool = True
-) -> tuple[str, ...]:
-    """Return the captions with which an epoch shows clips, by index in `data.rows`; `copies` as for decode requests.
+def captions_of(data: Dataset, rows: NDArray[np.int64], words: U64, *, draws: bool = True) -> tuple[str, ...]:
+    """Return the captions with which clips are shown, by index in `data.rows` and their `draw_words`.
 
     Without `draws`, as for validation, each clip has its first caption with the tags as they are.
     """
-    words = _words(data, rows, copies, epoch)
     return tuple(caption_of_row(data, row, words[i] if draws else None) for i, row in enumerate(rows.tolist()))
 
 

@@ -126,7 +126,7 @@ def _rows_by_name(rows: CatalogRows, clips: set[str]) -> dict[str, list[int]]:
             continue
         inside = pc.is_in(rows.path, value_set=pa.array(below, type=rows.path.type))
         for row in np.flatnonzero(inside.to_numpy(zero_copy_only=False)).tolist():
-            if rows.dataset[row].as_py() == dataset:
+            if rows.dataset_name(row) == dataset:
                 for name in {rows.label(row), f"{dataset}/{rows.path[row].as_py()}"} & clips:
                     rows_of.setdefault(name, []).append(row)
     return rows_of

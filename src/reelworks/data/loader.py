@@ -105,9 +105,9 @@ class StepSource:
         """
         rows, bucket = np.searchsorted(self.data.rows.ordinal, clips.ordinal), int(clips.bucket[0])
         repeat_index = np.zeros(len(clips), dtype=np.int32) if repeat_index is None else repeat_index
-        drawn = planning.draw_copies(clips.copy, repeat_index)
-        read = decode_requests.decode_requests(self.data, rows, drawn, bucket, epoch=epoch, augments=augments)
-        base = {d.dataset_name for d in self.data.spec.datasets if d.prior_prediction}
+        copies = planning.draw_copies(clips.copy, repeat_index)
+        words = decode_requests.draw_words(self.data, rows, copies, epoch=epoch)
+        read = decode_requests.decode_requests(self.data, rows, words, bucket, augments=augments)
         return MicroBatchRequest(
             epoch=epoch,
             row=row,
@@ -120,12 +120,12 @@ class StepSource:
             copies=clips.copy,
             repeat_index=repeat_index,
             requests=tuple(read),
-            captions=decode_requests.captions_of(self.data, rows, drawn, epoch=epoch, draws=augments),
+            captions=decode_requests.captions_of(self.data, rows, words, draws=augments),
             fps=tuple(decode_requests.shown_fps(self.data, r) for r in rows.tolist()),
             companions=decode_requests.companion_requests(self.data, rows, read),
             sounds=decode_requests.sound_requests(self.data, read),
-            target_is_base=tuple(self.data.rows.dataset[r].as_py() in base for r in rows.tolist()),
-            masks=decode_requests.part_masks_of(self.data, rows, drawn, bucket, epoch=epoch) if augments else (),
+            target_is_base=tuple(decode_requests.dataset_of_row(self.data, r).prior_prediction for r in rows.tolist()),
+            masks=decode_requests.part_masks_of(self.data, words, bucket) if augments else (),
             crops=decode_requests.crop_boxes(self.data, rows, read),
             clips_in_step=len(clips) if clips_in_step is None else clips_in_step,
         )

@@ -67,8 +67,6 @@ class _Pending:
 
     def decoded_bytes(self) -> int:
         """Return the bytes of the clips that are done; each clip is asked about until it is."""
-        if not self._undone:
-            return self._done_bytes
         undone = []
         for job in self._undone:
             if not job.done():
@@ -77,6 +75,11 @@ class _Pending:
                 self._done_bytes += _nbytes(job.result())
         self._undone = undone
         return self._done_bytes
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all clips were done when they were last asked about."""
+        return not self._undone
 
     def cancel(self) -> None:
         """Drop the clips that are still queued."""
@@ -174,6 +177,8 @@ class _ReadAhead:
         self._source, self._pool, self._budget_bytes, self._device = iter(work), pool, budget_bytes, device
         self._queue: deque[_Pending] = deque()
         self._queued_bytes = 0
+        self._undone: deque[_Pending] = deque()  # the end of the queue, from the first that is not decoded on
+        self._done_bytes = 0  # of those before it
         self._error: Exception | None = None
         self._next = self._take()
 
@@ -189,6 +194,7 @@ class _ReadAhead:
             if self._queue and self._queued_bytes + size > self._budget_bytes:
                 return
             self._queue.append(_Pending(work, self._pool, self._device))
+            self._undone.append(self._queue[-1])
             self._queued_bytes += size
             self._next = self._take()
 
@@ -204,18 +210,34 @@ class _ReadAhead:
             if self._error is not None:
                 raise self._error
             return None
-        head = self._queue.popleft()
-        self._queued_bytes -= self._bytes(head.work)
+        head = self._pop()
         self.fill()  # decoding goes on while this micro-batch is waited for and trained
         frames, failures = head.collect()
         p50, p99 = self._pool.percentiles(50, 99)
         state = StreamState(
             wait_seconds=time.perf_counter() - began,
-            queue_bytes=sum(pending.decoded_bytes() for pending in self._queue),
+            queue_bytes=self._decoded_bytes(),
             decode_p50_seconds=p50,
             decode_p99_seconds=p99,
         )
         return _micro_batch(head.work, frames, failures, state)
+
+    def _pop(self) -> _Pending:
+        head = self._queue.popleft()
+        self._queued_bytes -= self._bytes(head.work)
+        if self._undone and self._undone[0] is head:
+            self._undone.popleft()
+        else:
+            self._done_bytes -= head.decoded_bytes()
+        return head
+
+    def _decoded_bytes(self) -> int:
+        """Return the bytes of the clips in the queue that are done."""
+        end = [pending.decoded_bytes() for pending in self._undone]
+        while self._undone and self._undone[0].is_done:
+            self._undone.popleft()
+            self._done_bytes += end.pop(0)
+        return self._done_bytes + sum(end)
 
     def _bytes(self, work: MicroBatchRequest) -> int:
         frames = math.prod(_frames_size(work))

@@ -113,6 +113,8 @@ def draw_frame_mask(ratios: Mapping[str, float], n: int, word_B: hash_rng.U64) -
 
 def drawn_strategies(ratios: Mapping[str, float], word_B: hash_rng.U64) -> Iterator[tuple[str, Mask]]:
     """Yield each strategy that is drawn for a clip except `identity`, and for which clips, `[B]`."""
+    if not ratios:
+        return
     choice_B = hash_rng.uniform(hash_rng.hash64(word_B, "strategy"))
     lower = 0.0
     for name in (*STRATEGIES, *AREAS):

@@ -166,7 +166,7 @@ class Example:
         noise: `[B, C, T, H, W]` noise that was added.
         generated_share: `[B]` share of latent frames that count in the loss.
         counts: `[B]` True for a clip that counts in the loss.
-        trained_frames: `[B, T]` True for a latent frame that counts in the loss.
+        trained_frames: `[B, T]` True for a latent frame that counts in the loss; None if all of them do.
         loss_weight: `[B, T, H, W]` weight of each latent element in its clip's loss; None if all weights are equal.
         uncaptioned: The inputs with the empty caption, if targets are guided.
         rejected: `[B, C, T, H, W]` clean latents of the rejected clips, if there are any.
@@ -178,7 +178,7 @@ class Example:
     noise: Tensor
     generated_share: Tensor
     counts: Tensor
-    trained_frames: Tensor
+    trained_frames: Tensor | None
     loss_weight: Tensor | None = None
     uncaptioned: DenoiserInputs | None = None
     rejected: Tensor | None = None
@@ -198,8 +198,8 @@ class Example:
 
     def _times(self) -> Tensor:
         """Return the timesteps by which losses of pictures are weighted."""
-        time = self.inputs.time
-        return time if self.sound is None else sound_inputs.loss_times(time, self.trained_frames)
+        time, frames = self.inputs.time, self.trained_frames
+        return time if self.sound is None or frames is None else sound_inputs.loss_times(time, frames)
 
     def guided_losses(self, output: Predicted, uncaptioned: Predicted, config: ObjectiveConfig) -> Tensor:
         """Return the loss of each clip, `[B]`, with the guidance of the base in its target.
@@ -224,7 +224,7 @@ class Example:
         assert self.rejected is not None
         twice = self.inputs.each(lambda value: torch.cat([value] * 2))
         x0, noise = torch.cat([self.x0, self.rejected]), torch.cat([self.noise] * 2)
-        frames = torch.cat([self.trained_frames] * 2)
+        frames = None if self.trained_frames is None else torch.cat([self.trained_frames] * 2)
         latent = objectives.from_config(config).noised(x0, noise, twice.time, frames)
         weight = None if self.loss_weight is None else torch.cat([self.loss_weight] * 2)
         share, counts = (torch.cat([each] * 2) for each in (self.generated_share, self.counts))
@@ -247,11 +247,10 @@ def normal(shape: tuple[int, ...], seeds: U64, device: torch.device) -> Tensor:
 
     Clips are drawn one by one, since the beginning of a long draw is not the short draw of the same seed.
     """
-    clips = []
-    for seed in seeds.tolist():
-        generator = torch.Generator(device).manual_seed(int(seed) & 0x7FFFFFFFFFFFFFFF)
-        clips.append(torch.randn(shape, generator=generator, device=device))
-    return torch.stack(clips)
+    generator, noise = torch.Generator(device), torch.empty(len(seeds), *shape, device=device)
+    for clip, seed in zip(noise, seeds.tolist(), strict=True):
+        clip.normal_(generator=generator.manual_seed(seed & 0x7FFFFFFFFFFFFFFF))
+    return noise
 
 
 @dataclass(frozen=True)
@@ -356,13 +355,13 @@ def _example(
     text = encoded.text
     fps = to_device(torch.tensor(work.fps, dtype=torch.float32), device)
     conditions = dict(encoded.conditions)
-    noised = frame_mask
+    trained_frames = None if drawn.frame_mask.all() else frame_mask
     if encoder.conditioning.frames_beside_noise:
         shown = _shown(x0, frame_mask, conditions["first_frame"])
-        noised = torch.ones_like(frame_mask)
+        trained_frames = None
         conditions |= {"condition": shown, "first_frame": x0[:, :0]}
     inputs = DenoiserInputs(
-        latent=objectives.from_config(config).noised(x0, noise, time, noised),
+        latent=objectives.from_config(config).noised(x0, noise, time, trained_frames),
         time=time,
         text=text.tokens.expand(n, -1, -1),
         text_mask=text.mask.expand(n, -1),
@@ -384,17 +383,20 @@ def _example(
         weight = conditioning.weights(mask, encoder.autoencoder.geometry).expand(n, -1, -1, -1)
         weight = pad(weight, (0, 0, 0, 0, sources, 0))
         # A mask may cover conditioning frames only: such a clip has no loss, and no weight in the step.
-        counts = counts & (weight.amax(dim=(2, 3)) * noised).any(dim=1)
+        weight_BT = weight.amax(dim=(2, 3))
+        counts = counts & (weight_BT if trained_frames is None else weight_BT * trained_frames).any(dim=1)
     uncaptioned = None
     if (empty := encoded.empty) is not None:
         tokens, mask, pooled = empty
         dropped = torch.ones_like(inputs.drop_text)
         uncaptioned = replace(inputs, text=tokens, text_mask=mask, pooled=pooled, drop_text=dropped)
-    share, target = noised.float().mean(dim=1), None
+    share, target = torch.ones(n, device=device), None
+    if trained_frames is not None:
+        share = trained_frames.float().mean(dim=1)
     if sound is not None:
         share, target = torch.where(share > 0, share, inputs.sound_mask.float().mean(dim=1)), sound.target
     rejected = None if encoded.rejected is None else conditioning.behind_sources(encoded.rejected, encoded.conditions)
-    return Example(inputs, x0, noise, share, counts, noised, weight, uncaptioned, rejected, target)
+    return Example(inputs, x0, noise, share, counts, trained_frames, weight, uncaptioned, rejected, target)
 
 
 def _shown(x0: Tensor, frame_mask_BN: Tensor, first_frame: Tensor) -> Tensor:

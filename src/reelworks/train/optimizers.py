@@ -44,15 +44,16 @@ class ShardedOptimizer:
         self.trained = dict(trained)
         # AdamW works on copies as they are; other libraries get plain tensors where they can.
         plain = config.optimizer != "adamw"
-        self._weights = {name: _whole(p) if plain and is_whole(p) else p for name, p in self.trained.items()}
+        weights = {name: _whole(p) if plain and is_whole(p) else p for name, p in self.trained.items()}
         if config.optimizer == "adamw8bit":
-            self._weights |= {name: _Rows(p) for name, p in self._weights.items() if _shares_blocks(p)}
+            weights |= {name: _Rows(p) for name, p in weights.items() if _shares_blocks(p)}
         assert not optimizer_names.OPTIMIZERS[config.optimizer].whole or all(map(is_whole, self.trained.values()))
-        self._names = {id(weight): name for name, weight in self._weights.items()}
-        views = [weight for name, weight in self._weights.items() if weight is not self.trained[name]]
-        self._hold_gradients = [*self.trained.values(), *views]
-        inner = [weight for name, weight in self._weights.items() if name in matrices]
-        others = [weight for name, weight in self._weights.items() if name not in matrices]
+        self._names = {id(weight): name for name, weight in weights.items()}
+        pairs = ((weight, self.trained[name]) for name, weight in weights.items())
+        self._views = [(weight, parameter) for weight, parameter in pairs if weight is not parameter]
+        self._hold_gradients = [*self.trained.values(), *(weight for weight, _ in self._views)]
+        inner = [weight for name, weight in weights.items() if name in matrices]
+        others = [weight for name, weight in weights.items() if name not in matrices]
         self._parts = _PARTS[config.optimizer](config, inner, others)
         self.begin()
 
@@ -158,11 +159,9 @@ class ShardedOptimizer:
 
     def _update_views(self) -> None:
         """Point optimizers that need whole weights to the memory where FSDP keeps them now."""
-        for name, parameter in self.trained.items():
-            weight = self._weights[name]
-            if weight is not parameter:
-                weight.data = local(parameter.detach())
-                weight.grad = None if parameter.grad is None else local(parameter.grad)
+        for weight, parameter in self._views:
+            weight.data = local(parameter.detach())
+            weight.grad = None if parameter.grad is None else local(parameter.grad)
 
     def _groups(self) -> Iterator[dict[str, Any]]:
         return (group for part in self._parts for group in part.optimizer.param_groups)

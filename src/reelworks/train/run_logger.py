@@ -303,11 +303,12 @@ class RunLogger:
 
     def _warn_of_spinning(self) -> None:
         """Warn once if other processes keep the CPU busy and spinning threads make that worse."""
-        on_cpu = self._world.device.type == "cpu"
-        if self._has_warned_of_spinning or not on_cpu or waiting_threads.is_chosen():
+        threads = torch.get_num_threads()
+        if threads == 1 or self._has_warned_of_spinning or self._world.device.type != "cpu":
             return
-        threads = torch.get_num_threads() * int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        if torch.get_num_threads() > 1 and waiting_threads.is_busy(threads, share=1.0):
+        if waiting_threads.is_chosen():
+            return
+        if waiting_threads.is_busy(threads * int(os.environ.get("LOCAL_WORLD_SIZE", "1")), share=1.0):
             self._has_warned_of_spinning = True
             logger.warning(
                 f"other processes keep this machine busy (load {os.getloadavg()[0]:.1f} on "

@@ -284,7 +284,8 @@ class TrainStep:
         objective = batch_inputs.objective_of_step(self.recipe, self.table, geometry, plan=plan, row=row, step=step)
         # The loss is a weighted mean over the clips of all ranks. Its denominator is not known before all micro-batches
         # are decoded, so backward passes divide by the planned weight, and gradients are rescaled before the update.
-        planned_weight = self.planned_weight(plan, row)
+        planned = loader.batches_of_row(plan, row)
+        planned_weight = sum(self._clip_weight(bucket, clips) * clips for bucket, clips in planned)
         passes = self._passes(plan, row)
         sums = StepSums.begin(len(self.table.buckets), world.device)
         kept: list[KeptBatch] = []
@@ -326,7 +327,7 @@ class TrainStep:
 
         weight = totals.weight
         finite = math.isfinite(totals.loss) and (weight == 0 or math.isfinite(grad_norm))
-        spike = self._find_spike(totals.loss_by_bucket, grad_norm, plan, row, kept) if finite and weight > 0 else None
+        spike = self._find_spike(totals.loss_by_bucket, grad_norm, planned, kept) if finite and weight > 0 else None
         applied = finite and weight > 0 and (spike is None or train.spikes != "skip")
         if applied:
             if train.max_grad_norm is not None:
@@ -353,16 +354,17 @@ class TrainStep:
         )
 
     def _find_spike(
-        self, loss_by_bucket: dict[int, float], grad_norm: float, plan: EpochPlan, row: int, kept: list[KeptBatch]
+        self, loss_by_bucket: dict[int, float], grad_norm: float, planned: list[tuple[int, int]], kept: list[KeptBatch]
     ) -> Spike | None:
         """Compare a step with recent ones, and return what was far above the usual, with the clips of all ranks.
 
-        Collective if there is something: all ranks compare the same numbers.
+        `planned` are the bucket and the clips of each of its micro-batches. Collective if there is something: all ranks
+        compare the same numbers.
         """
         train, buckets = self.recipe.train, self.table.buckets
         if train.spikes == "off":
             return None
-        largest, _ = max(loader.batches_of_row(plan, row), key=lambda each: buckets[each[0]].tokens * each[1])
+        largest, _ = max(planned, key=lambda each: buckets[each[0]].tokens * each[1])
         losses = {buckets[i].name: loss for i, loss in loss_by_bucket.items()}
         spike = self.state.spikes.add(losses, grad_norm, buckets[largest].name, threshold=train.spike_threshold)
         return spike and spike.with_clips(self.world.gather_data(_clips(kept)))
@@ -370,13 +372,6 @@ class TrainStep:
     def set_rate(self, step: int) -> float:
         """Set the learning rate of the step that follows `step` done ones, and return it."""
         return self.state.optimizer.set_rate(learning_rate(self.recipe.train, step))
-
-    def planned_weight(self, plan: EpochPlan, row: int) -> float:
-        """Return the summed loss weight of all clips in a row, over all ranks, by the plan alone."""
-        total = 0.0
-        for bucket, clips in loader.batches_of_row(plan, row):
-            total += self._clip_weight(bucket, clips) * clips
-        return total
 
     def _clip_weight(self, bucket: int, clips: int) -> float:
         """Return the loss weight of one clip: its tokens, 1, or 1 / clips of the micro-batch, by `train.loss_reduction`."""

@@ -238,7 +238,7 @@ def _details(context: Context, subject: Subject, clips: Clips, row: int) -> Json
         "file": str(few.file(0)),
         "bytes": int(few.size_bytes[0]),
         "fps": float(few.fps[0]),
-        "dataset": few.dataset[0].as_py(),
+        "dataset": few.dataset_name(0),
         "facts": facts,
         "why": _why(clips, row),
         "reading": _reading(clips, row),
@@ -255,7 +255,9 @@ def _shown_caption(clips: Clips, row: int) -> str | None:
     config = decode_requests.dataset_of_row(data, row)
     if not data.rows.captioned[row] and config.missing_caption is None:
         return None
-    return decode_requests.captions_of(data, np.array([row]), clips.copy[row : row + 1], epoch=EPOCH)[0]
+    at = np.array([row])
+    words = decode_requests.draw_words(data, at, clips.copy[row : row + 1], epoch=EPOCH)
+    return decode_requests.captions_of(data, at, words)[0]
 
 
 def _why(clips: Clips, row: int) -> str | None:

@@ -172,8 +172,9 @@ def request_of(clips: Clips, row: int, kind: Kind, companion: str | None = None)
 def training_request(clips: Clips, row: int) -> Request:
     """Return the request with which the first epoch reads a clip; one without a bucket is read whole."""
     if clips.bucket[row] >= 0:
-        at, copies = np.array([row]), clips.copy[row : row + 1]
-        return decode_requests.decode_requests(clips.data, at, copies, int(clips.bucket[row]), epoch=EPOCH)[0]
+        at = np.array([row])
+        words = decode_requests.draw_words(clips.data, at, clips.copy[row : row + 1], epoch=EPOCH)
+        return decode_requests.decode_requests(clips.data, at, words, int(clips.bucket[row]))[0]
     rows = clips.data.rows
     height, width, count = int(rows.height[row]), int(rows.width[row]), int(rows.num_frames[row])
     frames = 1 if rows.is_image[row] else min(_LOOP_FRAMES, count)

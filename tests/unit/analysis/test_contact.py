@@ -49,9 +49,9 @@ def test_the_window_of_the_whole_frame_is_the_frame_that_training_reads(data):
     for place in range(len(entries)):
         one = entries.take(np.array([place]))
         (look,) = contact_sheet.sample_views(data, one, lost[[place]], epoch=3)
-        (request,) = decode_requests.decode_requests(
-            data, data.rows.find(one.uid), one.copy, int(one.bucket[0]), epoch=3
-        )
+        rows = data.rows.find(one.uid)
+        words = decode_requests.draw_words(data, rows, one.copy, epoch=3)
+        (request,) = decode_requests.decode_requests(data, rows, words, int(one.bucket[0]))
         assert np.array_equal(look.frames, load(request))
         top, left, height, width = look.window
         assert np.array_equal(look.whole[top : top + height, left : left + width], look.frames[0])
@@ -79,8 +79,10 @@ def test_the_one_that_loses_most_comes_first_and_the_choice_is_stable(data):
 
 def test_draws_follow_the_recipe(data):
     rows, copies = np.arange(len(data.rows)), np.zeros(len(data.rows), dtype=np.int64)
-    first, again = (decode_requests.decode_requests(data, rows, copies, 0, epoch=0) for _ in range(2))
-    other = decode_requests.decode_requests(data, rows, copies, 0, epoch=1)
+    first, again, other = (
+        decode_requests.decode_requests(data, rows, decode_requests.draw_words(data, rows, copies, epoch=epoch), 0)
+        for epoch in (0, 0, 1)
+    )
     assert first == again
     assert [r.first_frame_draw for r in first] != [r.first_frame_draw for r in other]
     centred = data.recipe.data.crop == "center"

@@ -74,7 +74,9 @@ def test_a_short_clip_is_planned_counted_and_read(folder, rule, numbers):
     row = data.rows.path.to_pylist().index("short.mp4")
     place = int(np.flatnonzero(plan.uid == data.rows.uid[row])[0])
     bucket = int(plan.bucket[place])
-    (request,) = decode_requests.decode_requests(data, np.array([row]), np.zeros(1, np.int64), bucket, epoch=0)
+    rows = np.array([row])
+    words = decode_requests.draw_words(data, rows, np.zeros(1, np.int64), epoch=0)
+    (request,) = decode_requests.decode_requests(data, rows, words, bucket)
     frames = load(request)
     assert frames.shape[0] == 9
     assert all(np.array_equal(frames[i], frames[number]) for i, number in enumerate(numbers))

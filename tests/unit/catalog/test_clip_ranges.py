@@ -388,15 +388,14 @@ def test_requests_of_long_videos_have_their_place(long: Path) -> None:
     table = BucketTable.from_entries(
         [BucketEntry("32px", num_frames=[9], batch_size=[1])], geometry=Geometry((1, 8, 8), (1, 1, 1))
     )
-    data = Dataset(catalog, table)
-    (request,) = decode_requests.decode_requests(data, np.zeros(1, np.int64), np.zeros(1, np.int64), 0, epoch=0)
+    data, first = Dataset(catalog, table), np.zeros(1, np.int64)
+    words = decode_requests.draw_words(data, first, first, epoch=0)
+    (request,) = decode_requests.decode_requests(data, first, words, 0)
     assert request.spot is not None
     assert np.array_equal(load(request), load(replace(request, spot=None)))
     for file in (long.parent / "of-dataset").glob("times-*.parquet"):
         file.write_bytes(b"damaged")
-    (request,) = decode_requests.decode_requests(
-        Dataset(catalog, table), np.zeros(1, np.int64), np.zeros(1, np.int64), 0, epoch=0
-    )
+    (request,) = decode_requests.decode_requests(Dataset(catalog, table), first, words, 0)
     assert request.spot is None
 
 
@@ -412,7 +411,8 @@ def test_companions_of_long_videos_have_their_place_too(long: Path, tmp_path: Pa
     )
     data = Dataset(Catalog.open(tmp_path / "catalog"), table, DataSpec([config], data=DataConfig(clip_start="random")))
     rows = np.zeros(6, np.int64)
-    own = decode_requests.decode_requests(data, rows, np.arange(6), 0, epoch=0)
+    words = decode_requests.draw_words(data, rows, np.arange(6), epoch=0)
+    own = decode_requests.decode_requests(data, rows, words, 0)
     masks = decode_requests.companion_requests(data, rows, own)["loss_mask"]
     for clip, mask in zip(own, masks, strict=True):
         assert mask is not None

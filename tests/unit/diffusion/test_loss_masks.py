@@ -65,3 +65,14 @@ def test_white_is_no_mask_and_black_is_no_loss(name):
     torch.autograd.backward(losses.sum())
     assert not losses.any()
     assert not output.grad.any()
+
+
+@every_objective
+def test_a_mask_of_all_frames_is_no_mask(name):
+    """Noised latents and losses are the same, with a weight and without one."""
+    objective, output, x_t, x0, noise, t, g = case(name)
+    every = torch.ones(2, SHAPE[2], dtype=torch.bool)
+    torch.testing.assert_close(objective.noised(x0, noise, t, every), x_t)
+    for weight in (None, torch.rand(2, *SHAPE[2:], generator=g)):
+        masked, plain = (objective.losses(output, x_t, x0, noise, t, frames, weight) for frames in (every, None))
+        torch.testing.assert_close(masked, plain)
