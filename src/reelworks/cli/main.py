@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
+import shlex
 import sys
 import time
+from collections.abc import Sequence
+from itertools import pairwise
 
 import typer
 
@@ -33,6 +37,7 @@ from reelworks.cli.exit_codes import ExitCode
 from reelworks.core.errors import UserError
 
 _PATIENCE_SECONDS = 5.0
+_SETTING = re.compile(r"--[a-z_]+(\.\w+)+|[a-z_]+(\.\w+)+=")  # as other trainers take them
 
 app = typer.Typer(
     name="reelworks",
@@ -78,6 +83,8 @@ def main() -> None:
             codes.append(exit_.code)
         if exit_.code == ExitCode.INTERRUPTED:
             _tell_of_ctrl_c()
+        if exit_.code == ExitCode.BAD_INPUT:
+            _tell_of_settings(sys.argv[1:])
         raise
     except UserError as error:
         _let_the_first_rank_speak()
@@ -96,6 +103,16 @@ def _tell_of_ctrl_c() -> None:
     """Print a line of its own, below a progress bar that was not finished; once for all ranks."""
     if os.environ.get("RANK", "0") == "0":
         print("\nstopped by Ctrl-C", file=sys.stderr, flush=True)
+
+
+def _tell_of_settings(arguments: Sequence[str]) -> None:
+    """Tell how a setting of the recipe is given, if one is among the arguments that were not understood."""
+    for before, argument in pairwise(["", *arguments]):
+        if before != "--set" and _SETTING.match(argument):
+            name, is_equal, value = argument.removeprefix("--").partition("=")
+            setting = shlex.quote(f"{name}={value if is_equal else 'VALUE'}")
+            print(f"Settings of the recipe follow --set: --set {setting}", file=sys.stderr)
+            return
 
 
 def _leave(codes: list[int]) -> None:
