@@ -317,13 +317,14 @@ class CatalogRows:
         return is_cut[as_numpy(self.cut.indices)] if len(self) else np.zeros(0, dtype=np.bool_)
 
     @cached_property
-    def _dataset_names(self) -> tuple[list[str], NDArray[np.int32]]:
+    def _datasets(self) -> tuple[list[str], NDArray[np.int32]]:
+        """Names of datasets, and the index of each row's."""
         return self.dataset.dictionary.to_pylist(), as_numpy(self.dataset.indices)
 
     def dataset_name(self, index: int) -> str:
         """Return the name of a row's dataset."""
-        names, of_row = self._dataset_names
-        return names[int(of_row[index])]
+        names, of_rows = self._datasets  # a value of the column itself takes several times as long
+        return names[int(of_rows[index])]
 
     def of_datasets(self, names: Collection[str]) -> NDArray[np.bool_]:
         """Return a mask of the rows of these datasets."""

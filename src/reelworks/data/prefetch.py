@@ -177,8 +177,9 @@ class _ReadAhead:
         self._source, self._pool, self._budget_bytes, self._device = iter(work), pool, budget_bytes, device
         self._queue: deque[_Pending] = deque()
         self._queued_bytes = 0
-        self._undone: deque[_Pending] = deque()  # the end of the queue, from the first that is not decoded on
-        self._done_bytes = 0  # of those before it
+        # The end of the queue, from the first that was not decoded on, and the decoded bytes of those before it.
+        self._decoding: deque[_Pending] = deque()
+        self._done_bytes = 0
         self._error: Exception | None = None
         self._next = self._take()
 
@@ -194,7 +195,7 @@ class _ReadAhead:
             if self._queue and self._queued_bytes + size > self._budget_bytes:
                 return
             self._queue.append(_Pending(work, self._pool, self._device))
-            self._undone.append(self._queue[-1])
+            self._decoding.append(self._queue[-1])
             self._queued_bytes += size
             self._next = self._take()
 
@@ -223,19 +224,20 @@ class _ReadAhead:
         return _micro_batch(head.work, frames, failures, state)
 
     def _pop(self) -> _Pending:
+        """Take the first micro-batch from the queue."""
         head = self._queue.popleft()
         self._queued_bytes -= self._bytes(head.work)
-        if self._undone and self._undone[0] is head:
-            self._undone.popleft()
+        if self._decoding and self._decoding[0] is head:
+            self._decoding.popleft()
         else:
             self._done_bytes -= head.decoded_bytes()
         return head
 
     def _decoded_bytes(self) -> int:
         """Return the bytes of the clips in the queue that are done."""
-        end = [pending.decoded_bytes() for pending in self._undone]
-        while self._undone and self._undone[0].is_done:
-            self._undone.popleft()
+        end = [pending.decoded_bytes() for pending in self._decoding]
+        while self._decoding and self._decoding[0].is_done:
+            self._decoding.popleft()
             self._done_bytes += end.pop(0)
         return self._done_bytes + sum(end)
 

@@ -390,9 +390,8 @@ def _example(
         tokens, mask, pooled = empty
         dropped = torch.ones_like(inputs.drop_text)
         uncaptioned = replace(inputs, text=tokens, text_mask=mask, pooled=pooled, drop_text=dropped)
-    share, target = torch.ones(n, device=device), None
-    if trained_frames is not None:
-        share = trained_frames.float().mean(dim=1)
+    share = torch.ones(n, device=device) if trained_frames is None else trained_frames.float().mean(dim=1)
+    target = None
     if sound is not None:
         share, target = torch.where(share > 0, share, inputs.sound_mask.float().mean(dim=1)), sound.target
     rejected = None if encoded.rejected is None else conditioning.behind_sources(encoded.rejected, encoded.conditions)

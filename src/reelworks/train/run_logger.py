@@ -304,9 +304,8 @@ class RunLogger:
     def _warn_of_spinning(self) -> None:
         """Warn once if other processes keep the CPU busy and spinning threads make that worse."""
         threads = torch.get_num_threads()
-        if threads == 1 or self._has_warned_of_spinning or self._world.device.type != "cpu":
-            return
-        if waiting_threads.is_chosen():
+        on_cpu = self._world.device.type == "cpu"
+        if self._has_warned_of_spinning or threads == 1 or not on_cpu or waiting_threads.is_chosen():
             return
         if waiting_threads.is_busy(threads * int(os.environ.get("LOCAL_WORLD_SIZE", "1")), share=1.0):
             self._has_warned_of_spinning = True
