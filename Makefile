@@ -60,7 +60,7 @@ test-all: $(STAMP)
 check: $(STAMP)
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
-	$(VENV)/bin/mypy
+	$(VENV)/bin/python scripts/check_types.py
 	$(PYTEST) tests/test_layers.py tests/test_prose.py
 	$(DOCS)
 

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from benchmarks._faults import crash, one_save
 from benchmarks._faults.crash import Point, Work
-from reelworks.checkpoint.store import CheckpointStore
+from reelworks.checkpoint.folder import CheckpointFolder
 
 Seen = dict[str, list[str]]
 _PEER_SECONDS = 30
@@ -22,13 +22,13 @@ _PEER_SECONDS = 30
 def survive(ranks: int, folder: Path) -> Seen:
     """Kill each rank at each of its calls; returns what was wrong by point."""
     template = folder / "template"
-    one_save.prepare(CheckpointStore(template))
+    one_save.prepare(CheckpointFolder(template))
     assert threading.active_count() == 1, "a fork of a process with threads may hang"
 
-    def attempt(point: Point | None) -> tuple[crash.Outcome, CheckpointStore]:
+    def attempt(point: Point | None) -> tuple[crash.Outcome, CheckpointFolder]:
         here = Path(tempfile.mkdtemp(dir=folder))
         one_save.copy(template, here / "checkpoints")
-        store = CheckpointStore(here / "checkpoints")
+        store = CheckpointFolder(here / "checkpoints")
         work = work_of(store, ranks, here / "rendezvous")
         return crash.run(work, ranks=ranks, die_at=point, record=point is None, limit_seconds=2 * _PEER_SECONDS), store
 
@@ -44,7 +44,7 @@ def survive(ranks: int, folder: Path) -> Seen:
     return seen
 
 
-def work_of(store: CheckpointStore, ranks: int, rendezvous: Path) -> Work:
+def work_of(store: CheckpointFolder, ranks: int, rendezvous: Path) -> Work:
     """The save as a rank does it."""
 
     def work(rank: int, told: Callable[[str], None]) -> None:

@@ -77,7 +77,7 @@ def final_state(recipe: Json) -> dict[str, str]:
     import torch
 
     from reelworks.checkpoint import load
-    from reelworks.checkpoint.store import CheckpointStore
+    from reelworks.checkpoint.folder import CheckpointFolder
     from reelworks.core import digests
     from reelworks.recipe import recipe_file
     from reelworks.train import build
@@ -85,7 +85,7 @@ def final_state(recipe: Json) -> dict[str, str]:
 
     whole = recipe_file.parse(recipe)
     tensors = TrainState.start(build.denoiser(whole, torch.device("cpu")), whole.train).state_dict()
-    newest = CheckpointStore(Path(recipe["output"]) / "checkpoints").list()[-1]
+    newest = CheckpointFolder(Path(recipe["output"]) / "checkpoints").list()[-1]
     assert newest.step == STEPS
     load.load(newest.path, tensors)
     parts = {"model": tensors["model"], "ema": tensors["ema"], **tensors["optimizer"]["state"]}

@@ -16,7 +16,9 @@ import re
 import shutil
 import signal
 import tempfile
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,8 +28,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 
 from benchmarks import _strace
 from benchmarks._faults import one_save
-from reelworks.checkpoint.save import quiet
-from reelworks.checkpoint.store import CheckpointStore
+from reelworks.checkpoint.folder import CheckpointFolder
 
 State = dict[str, Any]
 Told = Callable[[int], None]
@@ -59,16 +60,24 @@ def load_one_file(folder: Path) -> tuple[int, State]:
 
 
 def save_dcp(folder: Path, step: int) -> None:
-    with quiet():
+    with _quiet():
         dcp.save(one_save.state(step), checkpoint_id=folder / f"step-{step}", no_dist=True)
 
 
 def load_dcp(folder: Path) -> tuple[int, State]:
     step, newest = by_name(folder)[-1]
     state = one_save.state(0)
-    with quiet():
+    with _quiet():
         dcp.load(state, checkpoint_id=newest, no_dist=True)
     return step, state
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence torch's warning about every save and load without a process group."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"torch\.distributed is disabled, unavailable or uninitialized")
+        yield
 
 
 def save_in_files(folder: Path, step: int) -> None:
@@ -206,7 +215,7 @@ def lightning(temporary: Path | None) -> Trial:
 
 
 OURS = Trial(
-    lambda folder: one_save.prepare(CheckpointStore(folder)),
-    lambda folder, told: one_save.work(CheckpointStore(folder), lambda what: told(_TOLD.index(what) + 1)),
-    lambda folder, told: not one_save.problems(CheckpointStore(folder), _TOLD[:told]),
+    lambda folder: one_save.prepare(CheckpointFolder(folder)),
+    lambda folder, told: one_save.work(CheckpointFolder(folder), lambda what: told(_TOLD.index(what) + 1)),
+    lambda folder, told: not one_save.problems(CheckpointFolder(folder), _TOLD[:told]),
 )

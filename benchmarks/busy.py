@@ -20,7 +20,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from reelworks.core import waiting_threads
+from benchmarks._results import AT_START, keep
+from reelworks.core import cores, waiting_threads
 
 RESULTS = Path(__file__).parent / "results" / "busy.json"
 _STEPS = """
@@ -75,7 +76,6 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--save", action="store_true", help=f"write {RESULTS.name}")
     args = parser.parse_args()
-    load = os.getloadavg()[0]
     ways = {f"{w}_{h}_ms": (w, h) for w in ("idle", "busy") for h in ("default", "passive")}
     trials: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(args.trials):
@@ -85,12 +85,12 @@ def main() -> None:
     seen: dict[str, Any] = {name: round(statistics.mean(values), 1) for name, values in trials.items()}
     seen["idle_cost"] = round(seen["idle_passive_ms"] / seen["idle_default_ms"], 2)
     seen["busy_ratio"] = round(seen["busy_default_ms"] / seen["busy_passive_ms"], 2)
-    seen |= {"trials": trials, "cores": waiting_threads.cores(), "load_average": round(load, 2)}
+    seen |= {"trials": trials, "cores": cores.count(), **AT_START}
     for name, value in seen.items() if not args.json else ():
         print(f"{name:16} {value}")
     print(json.dumps(seen))
     if args.save:
-        RESULTS.write_text(json.dumps(seen, indent=2) + "\n")
+        keep(RESULTS, seen)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import resource
 import subprocess
 import sys
@@ -24,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from benchmarks import _weblike
+from benchmarks._results import AT_START, keep
 from benchmarks.schedule import machine, timed
 from reelworks.catalog.rows import SCHEMA
 from reelworks.catalog.store import Catalog
@@ -68,7 +68,7 @@ def make_catalog(folder: Path, n: int) -> None:
         "error": pa.nulls(n, pa.string()),
     }
     texts = {"dataset": "web", "root": "/data/web", "codec": "h264", "pixel_format": "yuv420p"}
-    texts |= dict.fromkeys(("color_matrix", "hdr", "icc_profile"), "")
+    texts |= dict.fromkeys(("color_matrix", "hdr", "icc_profile", "sound", "cut"), "")
     columns |= {name: pa.DictionaryArray.from_arrays(np.zeros(n, np.int32), [text]) for name, text in texts.items()}
     zeros = np.zeros(n, np.int64)
     table = pa.table({f.name: columns.get(f.name, zeros) for f in SCHEMA}).cast(SCHEMA)
@@ -143,9 +143,9 @@ _READ = """
 import json, sys, time
 from pathlib import Path
 began = time.perf_counter()
-from reelworks.prepare import cover
+from reelworks.analysis import clip_history
 from reelworks.run.folder import RunFolder
-(epoch,) = cover.cover(RunFolder(Path(sys.argv[1]))).epochs
+(epoch,) = clip_history.cover(RunFolder(Path(sys.argv[1]))).epochs
 seconds = time.perf_counter() - began
 # Of this process alone: what getrusage tells is inherited from the process that started it.
 status = Path("/proc/self/status").read_text().splitlines()
@@ -193,7 +193,7 @@ def measure(n: int) -> Json:
         "coverage_peak_bytes": account["peak"],
         "writer_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "machine": machine(),
-        "load_average": os.getloadavg()[0],
+        **AT_START,
     }
 
 
@@ -217,8 +217,7 @@ def main() -> None:
     if not arguments.json:
         show(result)
     if arguments.save:
-        kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-        RESULTS.write_text(json.dumps({**kept, str(arguments.clips): result}, indent=1) + "\n")
+        keep(RESULTS, result, str(arguments.clips))
     print(json.dumps(result))
 
 

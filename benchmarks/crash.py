@@ -22,8 +22,9 @@ import torch
 
 from benchmarks import _crash_save, _crash_training, _crash_ways, _strace
 from benchmarks._faults import crash, one_save
+from benchmarks._results import keep
 from benchmarks.schedule import machine
-from reelworks.checkpoint.store import CheckpointStore
+from reelworks.checkpoint.folder import CheckpointFolder
 
 Json = dict[str, Any]
 RESULTS = Path(__file__).parent / "results" / "crash.json"
@@ -48,11 +49,11 @@ def count_calls(folder: Path) -> Json:
     """Changing calls of one save, as the seam sees them and as the kernel does."""
     if reason := _strace.is_missing():
         return {"skipped": reason}
-    one_save.prepare(CheckpointStore(folder / "template"))
+    one_save.prepare(CheckpointFolder(folder / "template"))
 
-    def fresh(name: str) -> CheckpointStore:
+    def fresh(name: str) -> CheckpointFolder:
         one_save.copy(folder / "template", folder / name)
-        return CheckpointStore(folder / name)
+        return CheckpointFolder(folder / name)
 
     seam, kernel = fresh("seam"), fresh("kernel")
     recorded = crash.run(lambda rank, told: one_save.work(seam, told), record=True).calls[0]
@@ -117,7 +118,7 @@ def main() -> None:
         show(result)
     if arguments.save:
         kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-        RESULTS.write_text(json.dumps({**kept, **result}, indent=1) + "\n")
+        keep(RESULTS, {**kept, **result})
     print(json.dumps(result))
 
 

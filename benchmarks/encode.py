@@ -26,6 +26,7 @@ import diffusers
 import numpy as np
 import torch
 
+from benchmarks._results import keep
 from reelworks.encoders import reachable, stored_batches, upkeep
 from reelworks.encoders.encode_worker import Progress
 from reelworks.encoders.encoders import LiveEncoder
@@ -186,7 +187,7 @@ def main() -> None:
         print(f"{name:16} {value}")
     print(json.dumps(seen))
     if args.save:
-        RESULTS.write_text(json.dumps(seen, indent=2) + "\n")
+        keep(RESULTS, seen)
 
 
 if __name__ == "__main__":

@@ -26,8 +26,9 @@ from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors.torch import save_file
 from torch import Tensor
 
+from benchmarks._results import keep
+from reelworks.checkpoint.safetensors_header import TensorRange
 from reelworks.export import safetensors_file
-from reelworks.export.safetensors_file import TensorRange
 
 RESULTS = Path(__file__).parent / "results" / "export.json"
 TENSOR_BYTES = 32 << 20
@@ -112,7 +113,7 @@ def main() -> None:
     result["time_ratio"] = round(statistics.median(a["seconds"] / b["seconds"] for a, b in pairs), 2)
     print(json.dumps(result, indent=2))
     if args.save:
-        RESULTS.write_text(json.dumps(result, indent=2) + "\n")
+        keep(RESULTS, result)
     return None
 
 

@@ -4,8 +4,9 @@
 SIGTERM, SIGKILL at a storage call (inside a save too) or by itself, with up to four changes between them. What was
 trained is noted behind the optimizer's steps, outside of the run folder. Its last line is one JSON object:
 histories, those that trained a clip twice or never, those of which `reelworks coverage` told something else, and
-seconds. One that went wrong is written below `--failures`, and `--only FILE` lives through it again and tells all;
-`--shrink FILE` makes it smaller first. One of twenty is typed as commands.
+seconds; by seed too, of which `--seed 1,2,3` gives several. One that went wrong is written below `--failures`, and
+`--only FILE` lives through it again and tells all; `--shrink FILE` makes it smaller first. One of twenty is typed as
+commands.
 """
 
 from __future__ import annotations
@@ -20,13 +21,25 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 Json = dict[str, Any]
 RESULTS = Path(__file__).parent / "results" / "histories.json"
 _MEMORY = Path("/dev/shm")
 _TYPED_EVERY = 20
 _SHOWN = 12
+
+
+class Lived(NamedTuple):
+    """A history by its seed and number, and what was seen of it."""
+
+    seed: int
+    number: int
+    history: Json
+    found: Json
+
+    def __str__(self) -> str:
+        return f"{self.seed}-{self.number}"
 
 
 def history_of(seed: int, number: int, without: Collection[str] = ()) -> Json:
@@ -58,8 +71,8 @@ def live(history: Json, verbose: bool = False) -> Json:
     }
 
 
-def _work(number: int, history: Json) -> tuple[int, Json, Json]:
-    return number, history, live(history)
+def _work(lived: Lived) -> Lived:
+    return lived._replace(found=live(lived.history))
 
 
 def _prepare() -> None:
@@ -68,64 +81,78 @@ def _prepare() -> None:
     start.serve()
 
 
-def live_all(arguments: argparse.Namespace) -> Iterator[tuple[int, Json, Json]]:
-    """Live through all histories, some at a time; yields number, history and what was seen."""
+def live_all(arguments: argparse.Namespace) -> Iterator[Lived]:
+    """Live through the histories of all seeds, some at a time."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(arguments.jobs, context, _prepare) as pool:
         numbers = range(arguments.first, arguments.first + arguments.histories)
         without = arguments.without.split(",") if arguments.without else []
-        queued = [pool.submit(_work, n, history_of(arguments.seed, n, without)) for n in numbers]
+        each = [Lived(s, n, history_of(s, n, without), {}) for s in arguments.seed for n in numbers]
+        queued = [pool.submit(_work, one) for one in each]
         for done in as_completed(queued):
             yield done.result()
 
 
 def measure(arguments: argparse.Namespace) -> Json:
     """Live through all, and sum up."""
+    from benchmarks import _results
     from benchmarks.schedule import machine
 
     began = time.perf_counter()
-    seen: list[Json] = []
-    failures: dict[str, list[int]] = defaultdict(list)
+    seen: list[Lived] = []
+    failures: dict[str, list[Lived]] = defaultdict(list)
     refusals: Counter[str] = Counter()
     examples: dict[str, str] = {}
-    for number, history, found in live_all(arguments):
-        seen.append(found)
-        refusals.update(found["refusals"])
-        for signature, start, text in found["problems"]:
-            if number not in failures[signature]:
-                failures[signature].append(number)
-            examples.setdefault(signature, f"history {number}, start {start}: {text}")
-        if found["problems"]:
-            keep(arguments.failures, number, history, found)
+    for one in live_all(arguments):
+        seen.append(one)
+        refusals.update(one.found["refusals"])
+        for signature, start, text in one.found["problems"]:
+            if one not in failures[signature]:
+                failures[signature].append(one)
+            examples.setdefault(signature, f"history {one}, start {start}: {text}")
+        if one.found["problems"]:
+            keep(arguments.failures, one)
         if not arguments.json and not len(seen) % 20:
-            wrong = sum(bool(one["problems"]) for one in seen)
+            wrong = sum(bool(lived.found["problems"]) for lived in seen)
             print(f"{len(seen)} lived, {wrong} wrong, {time.perf_counter() - began:.0f} s", flush=True)
-    starts = sum(one["starts"] for one in seen)
+    starts = sum(one.found["starts"] for one in seen)
+    start_seconds = sum(one.found["start_seconds"] for one in seen)
     return {
-        "histories": len(seen),
-        "wrong_training": sum(one["training"] for one in seen),
-        "wrong_account": sum(one["account"] for one in seen),
+        **sums(seen),
         "seconds": round(time.perf_counter() - began, 1),
-        "seed": arguments.seed,
+        "seeds": {str(seed): sums([one for one in seen if one.seed == seed]) for seed in arguments.seed},
         "first": arguments.first,
         "starts": starts,
-        "seconds_per_start": round(sum(one["start_seconds"] for one in seen) / max(starts, 1), 3),
+        "seconds_per_start": round(start_seconds / max(starts, 1), 3),
         "jobs": arguments.jobs,
         "refusals": dict(refusals.most_common()),
         "failures": {
-            signature: {"histories": sorted(numbers), "example": examples[signature]}
-            for signature, numbers in sorted(failures.items(), key=lambda item: -len(item[1]))
+            signature: {
+                "histories": [str(one) for one in sorted(lived, key=lambda one: (one.seed, one.number))],
+                "example": examples[signature],
+            }
+            for signature, lived in sorted(failures.items(), key=lambda item: -len(item[1]))
         },
+        **_results.AT_START,
         "machine": machine(),
     }
 
 
-def keep(folder: Path, number: int, history: Json, found: Json) -> None:
+def sums(seen: list[Lived]) -> Json:
+    """Count histories, and those that went wrong."""
+    return {
+        "histories": len(seen),
+        "wrong_training": sum(one.found["training"] for one in seen),
+        "wrong_account": sum(one.found["account"] for one in seen),
+    }
+
+
+def keep(folder: Path, lived: Lived) -> None:
     """Write a history that went wrong, so that it can be lived through again."""
     folder.mkdir(parents=True, exist_ok=True)
-    file = folder / f"history-{number:06d}.json"
-    told = [f"start {start}: {text}" for _, start, text in found["problems"][:_SHOWN]]
-    file.write_text(json.dumps({"history": history, "problems": told}, indent=1) + "\n")
+    told = [f"start {start}: {text}" for _, start, text in lived.found["problems"][:_SHOWN]]
+    file = folder / f"history-{lived.seed}-{lived.number:06d}.json"
+    file.write_text(json.dumps({"history": lived.history, "problems": told}, indent=1) + "\n")
 
 
 def again(file: Path, *, smaller: bool) -> Json:
@@ -147,7 +174,9 @@ def again(file: Path, *, smaller: bool) -> Json:
 
 def show(result: Json) -> None:
     """Print the figures for people."""
-    print(f"{result['histories']} histories of {result['starts']} starts on {result['machine']}")
+    print(f"{result['histories']} histories of {result['starts']} starts at {result['commit']} on {result['machine']}")
+    for seed, found in result["seeds"].items():
+        print(f"seed {seed}: {found['wrong_training']} trained wrongly, {found['wrong_account']} told wrongly")
     print(f"{result['seconds']} s, {result['seconds_per_start']} s a start with {result['jobs']} jobs")
     for text, times in result["refusals"].items():
         print(f"refused {times} times: {text}")
@@ -155,12 +184,16 @@ def show(result: Json) -> None:
         print(f"{len(found['histories'])} × {signature}\n    {found['example'][:300]}")
 
 
+def _seeds(text: str) -> list[int]:
+    return list(dict.fromkeys(int(one) for one in text.split(",")))
+
+
 def main() -> None:
     """Parse, live, print; keep the figures where asked."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--histories", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--first", type=int, default=0, help="number of the first history")
+    parser.add_argument("--histories", type=int, default=1000, help="of each seed")
+    parser.add_argument("--seed", type=_seeds, default=[0], help="several with commas, each of so many histories")
+    parser.add_argument("--first", type=int, default=0, help="number of the first history of a seed")
     parser.add_argument("--jobs", type=int, default=2, help="histories at a time")
     parser.add_argument("--without", help="changes that are left out, with commas")
     parser.add_argument(
@@ -181,7 +214,9 @@ def main() -> None:
     if not arguments.json:
         show(result)
     if arguments.save:
-        RESULTS.write_text(json.dumps(result, indent=1) + "\n")
+        from benchmarks._results import keep as keep_figures
+
+        keep_figures(RESULTS, result)
     print(json.dumps(result))
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import os
 import statistics
 import tempfile
 import time
@@ -24,6 +23,7 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 
 from benchmarks import _pictures
+from benchmarks._results import AT_START, keep
 from reelworks.core import log
 from reelworks.recipe import recipe_file
 from reelworks.train.trainer import RunOptions, run
@@ -107,7 +107,7 @@ def _figures(steps: int, notes: list[dict[str, float]], folder: Path) -> dict[st
         "early_step_ms": round(1000 * early, 2),
         "late_step_ms": round(1000 * late, 2),
         "rss_mb_over_time": rss,
-        "load_average": round(os.getloadavg()[0], 2),
+        **AT_START,
     }
 
 
@@ -120,7 +120,7 @@ def main() -> None:
     options = parser.parse_args()
     figures = measure(options.steps)
     if options.save:
-        RESULTS.write_text(json.dumps(figures, indent=2) + "\n")
+        keep(RESULTS, figures)
     print(json.dumps(figures) if options.json else json.dumps(figures, indent=2))
 
 

@@ -26,9 +26,10 @@ import numpy as np
 from PIL import Image
 
 from benchmarks import _catalogs
+from benchmarks._results import AT_START, keep
 from benchmarks.schedule import machine
 from reelworks.catalog import probe, probe_pool
-from reelworks.core import digests
+from reelworks.core import cores, digests
 from reelworks.core.worker_pool import WorkerPool
 from reelworks.generate import writers
 
@@ -104,7 +105,7 @@ def of_videos(files: int, folder: Path) -> Json:
 def _scanned(paths: list[Path], catalog: Path) -> tuple[float, float]:
     """Return the seconds of a bare loop over files, and of their scan."""
     os.sync()  # so that their writing is over
-    bare_s = _bare(paths, os.cpu_count() or 1)
+    bare_s = _bare(paths, cores.count())
     return bare_s, alone(_SCAN, str(paths[0].parents[1]), str(catalog))["s"]
 
 
@@ -165,14 +166,12 @@ def main() -> None:
         result: Json = of_rows(arguments.rows, Path(folder)) if arguments.rows else {}
         result |= of_files(arguments.files, Path(folder)) if arguments.files else {}
         result |= of_videos(arguments.videos, Path(folder)) if arguments.videos else {}
-    result |= {"machine": machine(), "load_average": os.getloadavg()[0]}
+    result |= {"machine": machine(), **AT_START}
     if not arguments.json:
         for name, value in result.items():
             print(f"{name}: {value}")
     if arguments.save:
-        kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-        key = str(arguments.rows)  # what was left out now stays as it was
-        RESULTS.write_text(json.dumps({**kept, key: {**kept.get(key, {}), **result}}, indent=1) + "\n")
+        keep(RESULTS, result, str(arguments.rows))  # what was left out now stays as it was
     print(json.dumps(result))
 
 

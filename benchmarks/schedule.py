@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import platform
 import resource
 import tempfile
@@ -27,9 +26,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks import _seek, _waste, _weblike
+from benchmarks._results import AT_START, keep
 from reelworks.buckets import assign
 from reelworks.buckets.assign import Clips, Reason
 from reelworks.buckets.table import BucketTable
+from reelworks.core import cores
 from reelworks.schedule import micro_batches
 from reelworks.schedule.cursor import Excluded
 from reelworks.schedule.plan import EpochPlan, PlanSpec, Samples, plan_epoch
@@ -165,7 +166,7 @@ def measure(n: int) -> Json:
     result["padding"] = max(result["all_in"][cost]["8"] for cost in result["all_in"])
     del made, reason
     result["seek"] = seeks(clips, spec)
-    result["load_average"] = os.getloadavg()[0]
+    result |= AT_START
     result["seek_s"] = max(result["seek"].values())
     return result
 
@@ -177,7 +178,7 @@ def machine() -> str:
         names = [line.split(":")[1].strip() for line in info.read_text().splitlines() if "model name" in line]
         cpu = names[0] if names else cpu
     versions = f"Python {platform.python_version()}, numpy {np.__version__}"
-    return f"{platform.node()}, {os.cpu_count()} × {cpu}, {versions}"
+    return f"{platform.node()}, {cores.count()} × {cpu}, {versions}"
 
 
 def show(result: Json) -> None:
@@ -207,8 +208,7 @@ def main() -> None:
     if not arguments.json:
         show(result)
     if arguments.save:
-        kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-        RESULTS.write_text(json.dumps({**kept, str(arguments.clips): result}, indent=1) + "\n")
+        keep(RESULTS, result, str(arguments.clips))
     print(json.dumps(result))
 
 

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
 import statistics
 import tempfile
@@ -37,6 +36,8 @@ import psutil  # type: ignore[import-untyped]
 import torch
 from PIL import Image
 
+from benchmarks._results import AT_START, keep
+from reelworks.core import cores
 from reelworks.core.shape import Shape
 from reelworks.data import device_frames
 from reelworks.data.micro_batch import MicroBatchRequest
@@ -319,7 +320,7 @@ def measure_conversion(clips: int) -> dict[str, Any]:
         seen = {label: conversion(Path(name), *sizes, clips) for label, sizes in CONVERTED.items()}
     rounded = {label: {key: float(f"{value:.4g}") for key, value in values.items()} for label, values in seen.items()}
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    return {"convert": rounded, "device": device, "machine": machine(), "load_average": round(os.getloadavg()[0], 2)}
+    return {"convert": rounded, "device": device, "machine": machine(), **AT_START}
 
 
 def rss_bytes() -> int:
@@ -345,7 +346,7 @@ def machine() -> str:
     """Return the processor and what runs on it."""
     lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
     names = [line.split(":")[1].strip() for line in lines if "model name" in line] or [platform.machine()]
-    return f"{os.cpu_count()} × {names[0]}, Python {platform.python_version()}, torch {torch.__version__}, PyAV {av.__version__}"
+    return f"{cores.count()} × {names[0]}, Python {platform.python_version()}, torch {torch.__version__}, PyAV {av.__version__}"
 
 
 def measure(sizes: Sizes) -> dict[str, Any]:
@@ -364,7 +365,7 @@ def measure(sizes: Sizes) -> dict[str, Any]:
         result |= slow_waits(requests, slow, pool, sizes) | {"slow_factor": factor}
         pool.close()
     rounded = {key: float(f"{value:.4g}") for key, value in result.items()}
-    return {**rounded, "decoders": DECODERS, "machine": machine(), "load_average": round(os.getloadavg()[0], 2)}
+    return {**rounded, "decoders": DECODERS, "machine": machine(), **AT_START}
 
 
 def main() -> None:
@@ -381,7 +382,7 @@ def main() -> None:
         for key, value in seen.items():
             print(f"{key:>28}  {value}")
     if args.save and not args.convert:
-        RESULTS.write_text(json.dumps(seen, indent=2) + "\n")
+        keep(RESULTS, seen)
     print(json.dumps(seen))
 
 

@@ -16,7 +16,6 @@ import argparse
 import cProfile
 import json
 import logging
-import os
 import pstats
 import statistics
 import tempfile
@@ -30,6 +29,7 @@ import torch
 from torch import Tensor
 
 from benchmarks import _pictures
+from benchmarks._results import AT_START, keep
 from reelworks.core import log
 from reelworks.models.api import DenoiserInputs, given, nothing_given
 from reelworks.recipe import recipe_file
@@ -167,7 +167,7 @@ def measure(rounds: int, steps: int, profile: cProfile.Profile | None) -> dict[s
         "overhead_cpu_ms_of_rounds": [round(each, 2) for each in differences],
         "rounds": rounds,
         "steps": steps,
-        "load_average": round(os.getloadavg()[0], 2),
+        **AT_START,
     }
 
 
@@ -192,7 +192,7 @@ def main() -> None:
     if profile is not None:
         pstats.Stats(profile).sort_stats(options.profile).print_stats(70)
     if options.save:
-        RESULTS.write_text(json.dumps(figures, indent=2) + "\n")
+        keep(RESULTS, figures)
     print(json.dumps(figures) if options.json else json.dumps(figures, indent=2))
 
 

@@ -14,6 +14,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
+from benchmarks._results import keep
 from reelworks.buckets import tuned
 from reelworks.cli.check import with_buckets
 from reelworks.recipe import recipe_file
@@ -76,7 +77,7 @@ def main() -> None:
     options = parser.parse_args()
     figures = measure(options.most_clips, options.passes)
     if options.save:
-        RESULTS.write_text(json.dumps(figures, indent=2) + "\n")
+        keep(RESULTS, figures)
     print(json.dumps(figures) if options.json else json.dumps(figures, indent=2))
 
 

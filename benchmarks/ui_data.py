@@ -21,6 +21,7 @@ from urllib.parse import urlencode
 
 from benchmarks import _catalogs
 from benchmarks._page import Page, serving
+from benchmarks._results import AT_START, keep
 from benchmarks.schedule import machine
 
 Json = dict[str, Any]
@@ -93,7 +94,7 @@ def _asked(page: Page, process: int, clips: int) -> Json:
     return {
         "clips": clips,
         "machine": machine(),
-        "load_average": os.getloadavg()[0],
+        **AT_START,
         "listed_s": listed_s,
         "read_s": read_s,
         "slowest_answer_while_reading_s": slowest,
@@ -152,7 +153,7 @@ def main() -> None:
     result = measure(options.clips)
     show(result)
     if options.save:
-        RESULTS.write_text(json.dumps(result, indent=2) + "\n")
+        keep(RESULTS, result)
     if options.json:
         print(json.dumps(result))
 

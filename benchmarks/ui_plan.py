@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
 import statistics
 import tempfile
@@ -21,6 +20,7 @@ from urllib.parse import quote
 
 from benchmarks import _catalogs
 from benchmarks._page import Page, serving
+from benchmarks._results import AT_START
 from reelworks.core import files
 
 Json = dict[str, Any]
@@ -94,7 +94,7 @@ def measure(clips: int, count: int) -> Json:
         "worst_ms": round(max(every), 1),
         "median_ms_by_kind": {kind: round(statistics.median(some), 1) for kind, some in milliseconds.items()},
         "machine": platform.node(),
-        "load_average": os.getloadavg()[0],
+        **AT_START,
     }
 
 

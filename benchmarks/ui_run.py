@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import statistics
 import tempfile
@@ -18,6 +17,7 @@ from typing import Any
 import psutil  # type: ignore[import-untyped]
 
 from benchmarks._page import Page, serving
+from benchmarks._results import AT_START
 
 ROUNDS = 7
 SECONDS_PER_STEP = 3.0  # while new steps are drawn
@@ -126,7 +126,7 @@ def main() -> None:
                 result[f"run{name.replace('/', '_')}_s"] = median_seconds(page, f"/api/runs/{row['key']}{name}")
             result |= drawn_seconds(port, row["key"], run / "events.jsonl", steps)
             result["memory_bytes"] = psutil.Process(pid).memory_info().rss
-    result["load_average"] = os.getloadavg()[0]
+    result |= AT_START
     print(json.dumps(result))
 
 

@@ -31,6 +31,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks._results import AT_START, keep
+from reelworks.core import cores
 from reelworks.core.worker_pool import WorkerPool
 
 RESULTS = Path(__file__).parent / "results" / "worker_pool.json"
@@ -163,14 +165,14 @@ def main() -> None:
         "frames_of_2.8_MB": speeds(frame, 200, args.trials),
         "small_values": speeds(value, 2000, args.trials),
         "kills": kills(args.kills),
-        "cores": os.cpu_count(),
+        "cores": cores.count(),
         "python": platform.python_version(),
         "pebble": importlib.metadata.version("pebble") if "pebble" in pools() else None,
-        "load_average": round(os.getloadavg()[0], 2),
+        **AT_START,
     }
     print(json.dumps(seen, indent=2))
     if args.save:
-        RESULTS.write_text(json.dumps(seen, indent=2) + "\n")
+        keep(RESULTS, seen)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import argparse
 from pathlib import Path
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator  # type: ignore[import-untyped]
 from torch import nn
 
 import reelworks as rw
@@ -37,8 +37,8 @@ def main() -> None:
         world_size=accelerator.num_processes,
     )
     model = nn.Sequential(nn.Conv3d(3, 16, 3, padding=1), nn.SiLU(), nn.Conv3d(16, 3, 3, padding=1))
-    # The loader gives each rank its own clips already, so it is not prepared, only saved.
-    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-3))
+    # `prepare` returns the loader as it is: it gives each rank its own clips already.
+    model, optimizer, loader = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-3), loader)
     accelerator.register_for_checkpointing(loader)
     saved = args.output / "state"
     if saved.exists():
@@ -55,7 +55,7 @@ def main() -> None:
                 accelerator.backward(loss * accelerator.num_processes)
             optimizer.step()
             optimizer.zero_grad()
-            accelerator.print(f"step {step.number} epoch {step.epoch}: {step.clips} clips")
+            accelerator.print(f"step {step.number} epoch {step.epoch}: {step.valid} clips")
             if step.number == args.steps:
                 break
     accelerator.save_state(str(saved))

@@ -25,7 +25,7 @@ def main() -> None:
     torch.manual_seed(0)
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    policy = rw.Retention(keep_last=2, keep_every=20, keep_best={"metric": "loss", "mode": "min", "n": 1})
+    policy = rw.Retention(keep_last=2, keep_every=20, keep_best=rw.KeepBest(metric="loss", mode="min"))
     store = rw.CheckpointStore(args.folder, policy=policy)
     begun = store.load_latest({"model": model, "optimizer": optimizer}) or 0
     print(f"begins at step {begun}")

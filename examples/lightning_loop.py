@@ -12,6 +12,7 @@ from typing import Any
 
 import lightning
 import torch
+from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch import Tensor, nn
 
 import reelworks as rw
@@ -29,6 +30,7 @@ class Model(lightning.LightningModule):
     def training_step(self, step: Any, batch_idx: int) -> Tensor:
         """Do an optimizer step of ours."""
         optimizer = self.optimizers()
+        assert isinstance(optimizer, LightningOptimizer)
         optimizer.zero_grad()
         total = torch.zeros((), device=self.device)
         for micro_batch in step:
@@ -38,7 +40,7 @@ class Model(lightning.LightningModule):
             self.manual_backward(loss * self.trainer.world_size)
             total += loss.detach()
         optimizer.step()
-        print(f"step {step.number} epoch {step.epoch}: {step.clips} clips, loss {total:.5f}", flush=True)
+        print(f"step {step.number} epoch {step.epoch}: {step.valid} clips, loss {total:.5f}", flush=True)
         return total
 
     def configure_optimizers(self) -> torch.optim.Optimizer:

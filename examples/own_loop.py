@@ -28,7 +28,8 @@ class Denoiser(nn.Module):
     def forward(self, x_BCTHW: Tensor, t_B: Tensor) -> Tensor:
         """Predict `[B, 3, T, H, W]`; times in [0, 1000]."""
         time = (t_B / 1000).view(-1, 1, 1, 1, 1).expand(-1, 1, *x_BCTHW.shape[2:])
-        return self.inner(torch.cat([x_BCTHW, time], dim=1))
+        predicted: Tensor = self.inner(torch.cat([x_BCTHW, time], dim=1))
+        return predicted
 
 
 def main() -> None:
@@ -70,13 +71,13 @@ def main() -> None:
                 x_t = objective.noised(x0, noise, t_B, None)
                 losses_B = objective.losses(wrapped(x_t, t_B), x_t, x0, noise, t_B, None)
                 loss = (losses_B * micro_batch.loss_weight).sum()
-                (loss * world_size).backward()  # since DDP takes the mean over the ranks
+                torch.autograd.backward(loss * world_size)  # since DDP takes the mean over the ranks
                 total += loss.detach()
             optimizer.step()
             optimizer.zero_grad()
             distributed.all_reduce(total)
             if rank == 0:
-                print(f"step {step.number} epoch {step.epoch}: {step.clips} clips, loss {total:.5f}", flush=True)
+                print(f"step {step.number} epoch {step.epoch}: {step.valid} clips, loss {total:.5f}", flush=True)
             if step.number % 3 == 0 or step.number == args.steps:
                 store.save(step.number, state)
             if step.number == args.steps:

@@ -16,17 +16,17 @@ HEAD = """# Figures of GPUs
 One command measures what only a GPU can show:
 
 ```
-python -m benchmarks.gpu                     # what is not measured yet, for at most nine minutes
-python -m benchmarks.gpu --list              # what there is, and how it ended
-python -m benchmarks.gpu --only steps        # one section, as far as it is missing
-python -m benchmarks.gpu --again failed      # what failed, once more
-python -m benchmarks.gpu --device cpu --tiny # everything on small networks, to see that it works
+python -m benchmarks.gpu --save                # what is not measured yet, for at most nine minutes
+python -m benchmarks.gpu --save --list         # what there is, and how it ended
+python -m benchmarks.gpu --save --only steps   # one section, as far as it is missing
+python -m benchmarks.gpu --save --again failed # what failed, once more
+python -m benchmarks.gpu --device cpu --tiny   # everything on small networks, to see that it works
 ```
 
-It runs in a checkout, with `PYTHONPATH=src` where Reelworks is not installed, and needs no network. Figures go to
-`benchmarks/results/gpu-NAME.json` while they are measured, and this page is made from these files. Each unit runs in a
-process of its own with a time limit. One that fails leaves its error in the file, and the others go on; another call goes
-on with what is missing.
+It runs in a checkout, with `PYTHONPATH=src` where Reelworks is not installed, and needs no network. With
+`--save` figures go to `benchmarks/results/gpu-NAME.json` while they are measured, with the load of the machine, and this
+page is made from these files; without it they go to `runs/gpu-figures`. Each unit runs in a process of its own with a
+time limit. One that fails leaves its error in the file, and the others go on; another call goes on with what is missing.
 
 **Steps** are forward pass, backward pass, clipping, AdamW and weight average, in bfloat16 over float32 weights, on
 latents that are there. **Of peak** is the work of three forward passes, over the time and the published dense

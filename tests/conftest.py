@@ -1,8 +1,10 @@
 """What holds for all tests."""
 
 import atexit
+import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -18,8 +20,25 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _code_of_a_verb_is_not_that_of_pytest() -> Iterator[None]:
-    """The command line ends its process with the code of the verb, which must not hide a failed test."""
+def _state_of_a_test_is_not_that_of_its_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page's queue and the list of trusted code lie in the user's own folder."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path.parent / f"{tmp_path.name}-state"))
+
+
+@pytest.fixture(autouse=True)
+def _what_a_verb_does_to_its_process_ends_with_a_test() -> Iterator[None]:
+    """The command line ends its process with the code of the verb, which must not hide a failed test.
+
+    Nor does another test start programs that import nothing from where they run, or ask about code that a recipe names.
+    """
+    _forget_the_command_line()
     yield
+    _forget_the_command_line()
     if (cli := sys.modules.get("reelworks.cli.main")) is not None:
         atexit.unregister(cli._leave)
+
+
+def _forget_the_command_line() -> None:
+    os.environ.pop("PYTHONSAFEPATH", None)
+    if (trust := sys.modules.get("reelworks.core.trust")) is not None:
+        trust._ask = None

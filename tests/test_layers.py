@@ -66,6 +66,7 @@ TORCH_FREE_MODULES = (
     "checkpoint.policy",
     "checkpoint.read_lock",
     "checkpoint.retention",
+    "checkpoint.folder",
     "checkpoint.store",
     "checkpoint.verify",
     "models.components",

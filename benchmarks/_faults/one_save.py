@@ -17,8 +17,8 @@ import torch.distributed as dist
 from reelworks.checkpoint import names, retention, verify
 from reelworks.checkpoint import save as commit
 from reelworks.checkpoint.config import CheckpointsConfig, KeepBest
+from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.checkpoint.load import load, read_extra
-from reelworks.checkpoint.store import CheckpointStore
 from reelworks.core import digests
 from reelworks.distributed import collectives
 
@@ -49,7 +49,7 @@ def state(step: int) -> dict[str, Any]:
     }
 
 
-def save(store: CheckpointStore, step: int) -> commit.Saved:
+def save(store: CheckpointFolder, step: int) -> commit.Saved:
     """Save a step."""
     cursor = f'{{"row": {step}}}'.encode()
     return commit.save(
@@ -57,7 +57,7 @@ def save(store: CheckpointStore, step: int) -> commit.Saved:
     )
 
 
-def prepare(store: CheckpointStore) -> None:
+def prepare(store: CheckpointFolder) -> None:
     """Make the checkpoints that are there before."""
     for step in (10, 20, 30, 40):
         save(store, step)
@@ -77,7 +77,7 @@ def copy(source: Path, target: Path) -> None:
     shutil.copytree(source, target, copy_function=link)
 
 
-def work(store: CheckpointStore, told: Told) -> None:
+def work(store: CheckpointFolder, told: Told) -> None:
     """Pin, save, retire. Collective where there is a process group."""
     if collectives.rank() == 0:
         store.pin(40)
@@ -91,7 +91,7 @@ def work(store: CheckpointStore, told: Told) -> None:
         dist.barrier()
 
 
-def resume(store: CheckpointStore) -> int:
+def resume(store: CheckpointFolder) -> int:
     """Do what a run does that goes on; returns the step."""
     store.sweep()
     found = verify.newest_valid(store, full=True)
@@ -100,7 +100,7 @@ def resume(store: CheckpointStore) -> int:
     return found[0].step
 
 
-def problems(store: CheckpointStore, told: list[str]) -> list[str]:
+def problems(store: CheckpointFolder, told: list[str]) -> list[str]:
     """What is wrong with a store in which `work` died; resumes twice from it and does the work again.
 
     Args:
@@ -121,7 +121,7 @@ def problems(store: CheckpointStore, told: list[str]) -> list[str]:
     return wrong
 
 
-def problems_on_resume(store: CheckpointStore, told: list[str]) -> list[str]:
+def problems_on_resume(store: CheckpointFolder, told: list[str]) -> list[str]:
     """What is wrong with a store once it has been resumed from."""
     try:
         step = resume(store)
@@ -133,7 +133,7 @@ def problems_on_resume(store: CheckpointStore, told: list[str]) -> list[str]:
     return wrong
 
 
-def missing(store: CheckpointStore, told: list[str]) -> list[str]:
+def missing(store: CheckpointFolder, told: list[str]) -> list[str]:
     """Of the pins, the best one and the names that may be there, what is not as it must be."""
     wrong = []
     there = {info.step: info for info in store.list()}

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from reelworks.checkpoint import manifest
+from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.checkpoint.shards import Shards
-from reelworks.checkpoint.store import CheckpointStore
 from reelworks.precision.boundary import DtypeBoundary
 from reelworks.run.events import EventLog
 from reelworks.train.optimizers import ShardedOptimizer
@@ -30,13 +30,13 @@ IN_A_SAVE: Points = {
     "before shards are written": (Shards, "write", "before"),
     "after shards are written": (Shards, "write", "after"),
     "before the manifest is written": (manifest, "write", "before"),
-    "before the commit's rename": (CheckpointStore, "publish", "before"),
+    "before the commit's rename": (CheckpointFolder, "publish", "before"),
 }
 AROUND_A_COMMIT: Points = {
     "before a step is told": (EventLog, "write", "before"),
-    "after the commit's rename": (CheckpointStore, "publish", "after"),
-    "before retention deletes": (CheckpointStore, "remove", "before"),
-    "after retention deleted": (CheckpointStore, "remove", "after"),
+    "after the commit's rename": (CheckpointFolder, "publish", "after"),
+    "before retention deletes": (CheckpointFolder, "remove", "before"),
+    "after retention deleted": (CheckpointFolder, "remove", "after"),
 }
 POINTS: Points = {**IN_A_STEP, **IN_A_SAVE, **AROUND_A_COMMIT}
 

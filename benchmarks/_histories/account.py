@@ -56,13 +56,12 @@ def fates(truth: Truth, key: Key) -> Fates:
     return told
 
 
-def differences(told: Json, truth: Truth, names: list[dict[str, str]], alike: Collection[str] = ()) -> list[str]:
+def differences(told: Json, truth: Truth, alike: Collection[str] = ()) -> list[str]:
     """Say where an account differs from the truth; each line begins with a name for its kind and a colon.
 
     Args:
         told: What `reelworks coverage RUN --json` prints.
         truth: What holds.
-        names: Ids of files by "dataset/path", as they were at each start, the latest first.
         alike: Fates that are not told apart.
     """
     wrong = []
@@ -72,7 +71,7 @@ def differences(told: Json, truth: Truth, names: list[dict[str, str]], alike: Co
     for epoch in told["epochs"]:
         if not epoch["adds_up"]:
             wrong.append(f"does not add up: {epoch}")
-    clips, strange = _clips(told, names, truth)
+    clips, strange = _clips(told, truth)
     wrong += strange
     for key in keys:
         found = {clip: _fate(one, key) for clip, one in clips.items()}
@@ -108,28 +107,32 @@ def _of_epoch(
     return wrong
 
 
-def _clips(told: Json, names: list[dict[str, str]], truth: Truth) -> tuple[dict[Clip, Json], list[str]]:
-    """Clips of an account by file; where two of one name are told, as they fit the truth best."""
+def _clips(told: Json, truth: Truth) -> tuple[dict[Clip, Json], list[str]]:
+    """Clips of an account by file; where several files had one name last, as they fit the truth best.
+
+    A clip is told under the name that its file had when the run last saw it. A name that a file had before may be
+    that of another file by now, as after a swap, so it says nothing of which file is meant.
+    """
     groups: dict[str, dict[int, list[Json]]] = defaultdict(lambda: defaultdict(list))
     for clip in told["clips"]:
         groups[clip["path"]][clip["uid"]].append(clip)
+    files: dict[str, list[str]] = defaultdict(list)
+    for identity, name in truth.names.items():
+        files[name].append(identity)
     found: dict[Clip, Json] = {}
     strange = []
     for path, by_uid in groups.items():
-        ids = list(dict.fromkeys(known[path] for known in names if path in known))
-        clips = list(by_uid.values())
+        ids, clips = files[path], list(by_uid.values())
         if len(ids) < len(clips):
-            strange.append(f"a clip that never was: {path}")
+            strange.append(f"a clip that no file is: {path}")
         best = min(
             itertools.permutations(ids, min(len(clips), len(ids))),
             key=lambda order: (_misfit(order, clips, truth), [ids.index(one) for one in order]),
         )
-        if len(clips) == 1:
-            best = tuple(ids[:1])
         for identity, copies in zip(best, clips, strict=False):
             for one in copies:
                 if (clip := (identity, one["copy"])) in found:
-                    strange.append(f"one clip is told as two: {found[clip]['path']} and {path}")
+                    strange.append(f"one clip is told as two: {path}")
                 found[clip] = one
     return found, strange
 

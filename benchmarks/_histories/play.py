@@ -114,10 +114,8 @@ class _Life:
         self.history, self.world, self.say, self.alter = history, world, say, alter
         self.verdict = Verdict()
         self.entries: list[Entry] = []
-        self.names: list[dict[str, str]] = []
         self.loose = 0  # of the last entries, how many a kill may have kept from the record
-        self.unsure: list[Entry] = []  # segments of killed starts that had no step: they may be recorded or not
-        self.unsure_names = 0  # of the latest names, how many no record may have
+        self.unsure: list[Entry] = []  # what killed starts begun and had no step of: it may be recorded or not
         self.begin_again = False
         made = [
             one["do"] for part in (*history["starts"], history) for one in part.get("changes", part.get("after", []))
@@ -195,18 +193,17 @@ class _Life:
 
     def _look(self, number: int, made: Start, ended: Ended) -> None:
         """Read the notes of a start, and compare."""
-        ids, left = self.world.disk.by_place(), self._left()
-        new = truth.read(made.folder, ids, left)
+        ids = self.world.disk.by_place()
+        names = {identity: name for name, identity in self.world.disk.by_name().items()}
+        new = truth.read(made.folder, ids, self._left(), names)
         self.say(f"   exit {ended.codes}, {self._went(new)}")
         self.entries += new
-        if any(isinstance(entry, Begin) for entry in new):  # or the run knows no names but the former
-            self.names.insert(0, self.world.disk.by_name())
         if new:
             self.loose = len(new) if ended.killed else 0
             stepped = [i for i, entry in enumerate(new) if isinstance(entry, truth.Step)]
-            begun = [e for e in new[max(stepped, default=-1) + 1 :] if isinstance(e, Begin)]
-            self.unsure += begun if ended.killed else []
-            self.unsure_names = 0 if stepped or not ended.killed else self.unsure_names + bool(begun)
+            behind = new[max(stepped, default=-1) + 1 :]
+            begun = [i for i, entry in enumerate(behind) if isinstance(entry, Begin)]
+            self.unsure += behind[begun[0] :] if begun and ended.killed else []
         for path in made.orders["vanish"]:
             if not Path(path).exists():
                 self.world.disk.files[ids[path]].state = GONE
@@ -294,10 +291,9 @@ class _Life:
             return
         best: list[str] | None = None
         for entries in self._versions():
-            for first in range(self.unsure_names + 1):
-                wrong = account.differences(told, truth.hold(entries), self.names[first:], self._alike)
-                if best is None or len(wrong) < len(best):
-                    best = wrong
+            wrong = account.differences(told, truth.hold(entries), self._alike)
+            if best is None or len(wrong) < len(best):
+                best = wrong
             if not best:
                 break
         self._wrong(ACCOUNT, number, best or [])
@@ -316,6 +312,8 @@ class _Life:
             if isinstance(last, truth.Began):
                 break
             versions.append(self.entries[:-back])
+            if isinstance(last, Begin):
+                versions.append([*self.entries[:-back], truth.Reopened(last.key)])
             if isinstance(last, truth.Step):
                 break
         unsure = {id(entry) for entry in self.unsure}

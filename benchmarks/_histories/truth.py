@@ -6,7 +6,7 @@ A start that went on from step s voids what earlier ones did after s; one that b
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,6 +26,7 @@ class Begin:
 
     Attributes:
         left: Ids of files whose dataset the recipe does not name.
+        names: "dataset/path" of each file at that time, by id.
         superseded: True once another plan took its place before any of its rows was trained.
     """
 
@@ -36,7 +37,13 @@ class Begin:
     live: dict[Clip, Reason]
     planned: frozenset[Clip]
     left: frozenset[str]
+    names: dict[str, str] = field(default_factory=dict)
     superseded: bool = False
+
+    @property
+    def plan(self) -> tuple[Key, int, frozenset[Clip]]:
+        """What tells its plan from those of other segments."""
+        return self.key, self.segment, self.planned
 
     def why_gone(self, clip: Clip) -> str:
         """Say why a clip that was there before is not there now."""
@@ -71,7 +78,14 @@ class End:
     key: Key
 
 
-Entry = Began | Begin | Step | End
+@dataclass(frozen=True)
+class Reopened:
+    """An epoch that a start goes on with, before it has begun a segment there: what was begun beyond is void."""
+
+    key: Key
+
+
+Entry = Began | Begin | Step | End | Reopened
 
 
 @dataclass
@@ -81,17 +95,37 @@ class Truth:
     Attributes:
         steps: In their order.
         begins: In their order; the last one is under way.
-        ended: Epochs that came to their end.
+        ends: In their order, each with the segment that came to it.
     """
 
     steps: list[Step] = field(default_factory=list)
     begins: list[Begin] = field(default_factory=list)
-    ended: dict[Key, int] = field(default_factory=dict)
+    ends: list[tuple[End, Begin]] = field(default_factory=list)
 
     @property
     def keys(self) -> list[Key]:
         """Epochs, in their order."""
         return sorted({begin.key for begin in self.begins})
+
+    @property
+    def ended(self) -> set[Key]:
+        """Epochs that came to their end.
+
+        An end is that of a plan. With another plan in its place, under the same number too, the epoch goes on: a
+        resume at its last step may find clips that nothing planned before, such as those that another seed holds out
+        no more.
+        """
+        came_to_an_end = {begin.plan for _, begin in self.ends}
+        return {key for key in self.keys if self.last_begin(key).plan in came_to_an_end}
+
+    @property
+    def names(self) -> dict[str, str]:
+        """What each file was called when the run last saw it, by id; a plan that was never trained saw nothing."""
+        named: dict[str, str] = {}
+        for begin in self.begins:
+            if not begin.superseded:
+                named |= {identity: begin.names[identity] for identity, _ in begin.live if identity in begin.names}
+        return named
 
     def last_begin(self, key: Key) -> Begin:
         """The last segment of an epoch."""
@@ -111,7 +145,9 @@ def hold(entries: Iterable[Entry]) -> Truth:
         elif isinstance(entry, Step):
             truth.steps.append(entry)
         elif isinstance(entry, End):
-            truth.ended[entry.key] = entry.step
+            truth.ends.append((entry, truth.last_begin(entry.key)))
+        elif isinstance(entry, Reopened):
+            _void_beyond(truth, entry.key)
         else:
             _begin(truth, entry)
     return truth
@@ -120,54 +156,64 @@ def hold(entries: Iterable[Entry]) -> Truth:
 def _go_back(truth: Truth, step: int) -> None:
     truth.steps = [s for s in truth.steps if s.step <= step]
     truth.begins = [b for b in truth.begins if b.step <= step]
-    truth.ended = {key: at for key, at in truth.ended.items() if at <= step}
+    truth.ends = [(end, b) for end, b in truth.ends if end.step <= step]
 
 
 def _begin(truth: Truth, begin: Begin) -> None:
     """What was begun beyond this segment is void; another plan in its place was never trained."""
-    truth.ended = {key: at for key, at in truth.ended.items() if key <= begin.key}
-    kept = [b for b in truth.begins if b.key <= begin.key]
+    _void_beyond(truth, begin.key)
     trained = {(s.key, s.segment) for s in truth.steps}
     truth.begins = [
         replace(b, superseded=True)
         if b.key == begin.key and b.segment >= begin.segment and (b.key, b.segment) not in trained
         else b
-        for b in kept
+        for b in truth.begins
     ]
-    again = any(b.key == begin.key and b.segment == begin.segment for b in kept)
-    if begin.planned and not again:
-        truth.ended.pop(begin.key, None)
     truth.begins.append(begin)
+
+
+def _void_beyond(truth: Truth, key: Key) -> None:
+    truth.ends = [(end, b) for end, b in truth.ends if end.key <= key]
+    truth.begins = [b for b in truth.begins if b.key <= key]
 
 
 # Reading notes.
 
 
-def read(folder: Path, ids: dict[str, str], left: frozenset[str]) -> list[Entry]:
+def read(folder: Path, ids: dict[str, str], left: frozenset[str], names: dict[str, str]) -> list[Entry]:
     """Read what the ranks of a start noted, in the order of the first one.
+
+    A step that one rank took is a step of all: its gradient is the sum of what each of them gave, and a rank that was
+    killed before it took the step had given its share too. A share that no rank took a step with consumed nothing.
 
     Args:
         folder: Where the notes are.
         ids: Ids of files by their path in this start.
         left: Ids of files whose dataset the recipe does not name.
+        names: "dataset/path" of files in this start, by id.
     """
     files = sorted(folder.glob("rank-*.jsonl"))
     by_rank = [[json.loads(line) for line in file.read_text().splitlines()] for file in files]
     main = by_rank[0] if files and files[0].name == "rank-0.jsonl" else []
-    others = [line for lines in by_rank for line in lines if lines is not main and line["what"] == "step"]
+    shares: dict[int, list[list[Any]]] = defaultdict(list)
+    taken: dict[int, Json] = {}
+    for line in (line for lines in by_rank for line in lines):
+        if line["what"] == "share":
+            shares[line["step"]] += line["items"]
+        elif line["what"] == "step":
+            taken.setdefault(line["step"], line)
     entries: list[Entry] = []
     for line in main:
         if line["what"] == "step":
-            parts = [line, *(other for other in others if other["step"] == line["step"])]
-            entries.append(_step(parts, ids))
-        else:
-            entries.append(_entry(line, ids, left))
-    beyond = sorted({other["step"] for other in others} - {line.get("step") for line in main})
+            entries.append(_step(line, shares[line["step"]], ids))
+        elif line["what"] != "share":
+            entries.append(_entry(line, ids, left, names))
+    beyond = sorted(taken.keys() - {line["step"] for line in main if line["what"] == "step"})
     # Of a rank that was killed where another one went on.
-    return entries + [_step([o for o in others if o["step"] == step], ids) for step in beyond]
+    return entries + [_step(taken[step], shares[step], ids) for step in beyond]
 
 
-def _entry(line: Json, ids: dict[str, str], left: frozenset[str]) -> Entry:
+def _entry(line: Json, ids: dict[str, str], left: frozenset[str], names: dict[str, str]) -> Entry:
     if line["what"] == "began":
         return Began(line["resumed"])
     key = (line["data_restarts"], line["epoch"])
@@ -175,19 +221,18 @@ def _entry(line: Json, ids: dict[str, str], left: frozenset[str]) -> Entry:
         return End(line["step"], key)
     live = {(ids.get(path, path), copy): Reason(reason) for path, copy, reason in line["live"]}
     planned = frozenset((ids.get(path, path), copy) for path, copy in line["planned"])
-    return Begin(line["step"], key, line["segment"], line["row"], live, planned, left)
+    return Begin(line["step"], key, line["segment"], line["row"], live, planned, left, names)
 
 
-def _step(parts: list[Json], ids: dict[str, str]) -> Step:
-    first = parts[0]
+def _step(line: Json, shares: list[list[Any]], ids: dict[str, str]) -> Step:
     items: dict[Clip, str] = {}
-    for path, copy, repeat_index, state in [item for part in parts for item in part["items"]]:
+    for path, copy, repeat_index, state in shares:
         if repeat_index:
             continue  # shown once more, which consumes nothing
         clip = (ids.get(path, path), copy)
-        became = {"counts": "trained" if first["applied"] else "skipped"}.get(state, state)
+        became = {"counts": "trained" if line["applied"] else "skipped"}.get(state, state)
         items[clip] = "twice" if clip in items else became
-    return Step(first["step"], (first["data_restarts"], first["epoch"]), first["segment"], first["row"], items)
+    return Step(line["step"], (line["data_restarts"], line["epoch"]), line["segment"], line["row"], items)
 
 
 # What can be wrong with the training.

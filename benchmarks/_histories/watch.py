@@ -26,7 +26,7 @@ from reelworks.train import checkpointing
 from reelworks.train.optimizers import ShardedOptimizer
 from reelworks.train.preflight import dry_run
 from reelworks.train.run_logger import RunLogger
-from reelworks.train.step import StepResult, TrainStep
+from reelworks.train.step import StepResult, StepSums, TrainStep
 from reelworks.train.trainer import Trainer
 
 Json = dict[str, Any]
@@ -65,8 +65,12 @@ class Watch:
         os.write(fd, line.encode())
         os.close(fd)
 
+    def note_share(self) -> None:
+        """Note the clips that this rank gives to the row under way, before their gradients count on any rank."""
+        self.note("share", step=self.position.global_step + 1, items=self.taken)
+
     def note_step(self, *, applied: bool) -> None:
-        """Note the row under way."""
+        """Note the row under way, which all ranks gave their shares to."""
         at = self.position
         self.steps += 1
         self.note(
@@ -77,7 +81,6 @@ class Watch:
             segment=at.segment,
             row=at.row,
             applied=applied,
-            items=self.taken,
         )
 
     def sees(self, source: Iterator[Any]) -> Iterator[Any]:
@@ -197,7 +200,11 @@ def _wrap_steps(watch: Watch) -> None:
     def left_out(*_: Any) -> None:
         if watch.rank == 0:  # no rank reads anything of such a row
             watch.taken = _planned_in(watch)
+            watch.note_share()
             watch.note_step(applied=False)
+
+    def summed(*_: Any) -> None:
+        watch.note_share()
 
     original = TrainStep.run
 
@@ -208,6 +215,7 @@ def _wrap_steps(watch: Watch) -> None:
         return result
 
     _before(Trainer, "_take_step", row_begins)
+    _before(StepSums, "over_ranks", summed)
     _after(ShardedOptimizer, "step", updated)
     TrainStep.run = run  # type: ignore[method-assign]
     _after(StepResult, "skipped", left_out)

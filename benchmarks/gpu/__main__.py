@@ -6,8 +6,9 @@
     python -m benchmarks.gpu --again steps/wan-49x480p   these once more; `--again failed`: what failed
     python -m benchmarks.gpu --device cpu --tiny  everything on small networks, in a few minutes
 
-Figures go to benchmarks/results/gpu-NAME.json while they are measured. Each unit is a process of its own with a time
-limit; one that fails leaves its error in the file, and the others go on. Another call goes on with what is missing.
+Figures go to gpu-NAME.json in runs/gpu-figures while they are measured, with --save in benchmarks/results. Each unit is a
+process of its own with a time limit; one that fails leaves its error in the file, and the others go on. Another call goes on
+with what is missing.
 `make reference` writes docs/reference/gpu-figures.md from the files.
 """
 
@@ -67,7 +68,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=9.0, help="after which the command ends")
     parser.add_argument("--only", nargs="+", default=[], metavar="SECTION")
     parser.add_argument("--again", nargs="+", default=[], metavar="SECTION", help='"failed": all that failed')
-    parser.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER")
+    parser.add_argument("--results", type=Path, default=ROOT / "runs" / "gpu-figures", metavar="FOLDER")
+    parser.add_argument(
+        "--save", dest="results", action="store_const", const=RESULTS, help="keep the figures in benchmarks/results"
+    )
     parser.add_argument("--list", action="store_true")
     return parser.parse_args()
 

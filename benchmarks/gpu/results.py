@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from benchmarks._results import AT_START
+
 DONE, FAILED, UNFINISHED = "done", "failed", "unfinished"
 _MOST_CHARACTERS = 3000  # of an error
 
@@ -45,7 +47,7 @@ class Results:
 
     def end(self, unit: str, status: str, seconds: float, error: str = "") -> None:
         """Say how a unit ended; of a long error the end is kept."""
-        ended = {"status": status, "seconds": round(seconds, 1), "error": error[-_MOST_CHARACTERS:]}
+        ended = {"status": status, "seconds": round(seconds, 1), "error": error[-_MOST_CHARACTERS:], **AT_START}
         self.values["units"][unit] |= ended
         self._write()
 

@@ -20,7 +20,7 @@ from benchmarks import checkpoint
 from benchmarks.checkpoint import State
 from benchmarks.gpu import machine
 from reelworks.checkpoint.async_save import Background
-from reelworks.checkpoint.store import CheckpointStore
+from reelworks.checkpoint.folder import CheckpointFolder
 
 _SAVES = 4
 
@@ -38,7 +38,7 @@ def rows(_: str, device: str, tiny: bool) -> Iterator[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         blocked, written, beside = [], [], list[float]()
         for number in range(_SAVES):
-            store = CheckpointStore(Path(folder, str(number)))
+            store = CheckpointFolder(Path(folder, str(number)))
             machine.wait(device)
             began = time.perf_counter()
             background.start(store, 1, state)

@@ -21,22 +21,30 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0.dev0"
 
 if TYPE_CHECKING:
+    import reelworks.diffusion.samplers.functions as _samplers
     from reelworks import testing as testing
     from reelworks.analysis.plan import plan as plan
     from reelworks.buckets.table import BucketEntry as BucketEntry
     from reelworks.buckets.table import BucketTable as BucketTable
+    from reelworks.catalog.config import DatasetConfig as DatasetConfig
     from reelworks.catalog.store import Catalog as Catalog
+    from reelworks.checkpoint.config import KeepBest as KeepBest
     from reelworks.checkpoint.config import Retention as Retention
-    from reelworks.checkpoint.stateful import StatefulStore as CheckpointStore  # noqa: F401
+    from reelworks.checkpoint.store import CheckpointStore as CheckpointStore
     from reelworks.core.shape import Geometry as Geometry
     from reelworks.data.dataset import Dataset as Dataset
+    from reelworks.data.dataset import DataSpec as DataSpec
     from reelworks.data.loader import Loader as Loader
+    from reelworks.data.micro_batch import MicroBatch as MicroBatch
+    from reelworks.data.step import Step as Step
     from reelworks.diffusion import objectives as objectives
-    from reelworks.diffusion.samplers import functions  # noqa: F401
     from reelworks.generate.export_run import export as export
     from reelworks.generate.load_run import load_model as load_model
+    from reelworks.media.config import DataConfig as DataConfig
     from reelworks.recipe.recipe import Recipe as Recipe
     from reelworks.train.trainer import train as train
+
+    samplers = _samplers
 
 _MODULES = {
     "export": "reelworks.export",
@@ -49,23 +57,28 @@ _PLACES = {
     "BucketEntry": "reelworks.buckets.table",
     "BucketTable": "reelworks.buckets.table",
     "Catalog": "reelworks.catalog.store",
+    "CheckpointStore": "reelworks.checkpoint.store",
+    "DataConfig": "reelworks.media.config",
+    "DataSpec": "reelworks.data.dataset",
     "Dataset": "reelworks.data.dataset",
+    "DatasetConfig": "reelworks.catalog.config",
     "Geometry": "reelworks.core.shape",
+    "KeepBest": "reelworks.checkpoint.config",
     "Loader": "reelworks.data.loader",
+    "MicroBatch": "reelworks.data.micro_batch",
     "Recipe": "reelworks.recipe.recipe",
     "Retention": "reelworks.checkpoint.config",
+    "Step": "reelworks.data.step",
     "load_model": "reelworks.generate.load_run",
     "plan": "reelworks.analysis.plan",
 }
 
-__all__ = sorted([*_MODULES, *_PLACES, "CheckpointStore"])
+__all__ = sorted([*_MODULES, *_PLACES])
 
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(_MODULES[name])
-    if name == "CheckpointStore":  # the trainer's own store saves nested dicts alone
-        return importlib.import_module("reelworks.checkpoint.stateful").StatefulStore
     if name in _PLACES:
         return getattr(importlib.import_module(_PLACES[name]), name)
     raise AttributeError(f"module 'reelworks' has no attribute {name!r}")

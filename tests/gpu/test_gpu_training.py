@@ -13,8 +13,8 @@ import torch
 
 from reelworks import testing
 from reelworks.checkpoint.async_save import Background
+from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.checkpoint.load import load
-from reelworks.checkpoint.store import CheckpointStore
 from reelworks.core.shape import Shape
 from reelworks.data import device_frames
 from reelworks.media import decode, planes
@@ -52,7 +52,7 @@ def test_frames_from_planes_are_those_of_the_decoder(device: str, name: str, tmp
 @devices.both(["float32", "bfloat16"], quick=["float32", "bfloat16"])
 def test_a_save_has_what_was_there_when_it_began(device: str, name: str, tmp_path: Path) -> None:
     """Training overwrites its weights at once, while they are still on their way into pinned memory."""
-    store, background = CheckpointStore(tmp_path / "checkpoints"), Background()
+    store, background = CheckpointFolder(tmp_path / "checkpoints"), Background()
     count = 1 << 24 if device == "cuda" else 1 << 12
     dtype = getattr(torch, name)
     for step in (1, 2):  # the second takes the memory of the first

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from reelworks.checkpoint import load
-from reelworks.checkpoint.store import CheckpointStore
+from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.recipe import recipe_file
 from reelworks.run import events
 from reelworks.run.folder import RunFolder
@@ -29,7 +29,7 @@ BARE = {"buckets": {"aspect_ratios": ["1:1"]}, "validation": {"split": 0.0}}
 def state_at(run: Path, step: int) -> dict:
     recipe = recipe_file.load(run / "recipe.toml")
     tensors = TrainState.start(build.denoiser(recipe, torch.device("cpu")), recipe.train).state_dict()
-    load.load(CheckpointStore(run / "checkpoints").path(step), tensors)
+    load.load(CheckpointFolder(run / "checkpoints").path(step), tensors)
     return tensors
 
 
@@ -123,6 +123,18 @@ def test_a_command_that_is_given_again_after_a_kill_begins_the_data_once(tiny, t
     assert generations(run)[-1] == 2, "those that it began are finished, so it begins them anew"
     assert children.train(further, **again, resume="8") == [0]
     assert generations(run)[-1] == 3, "a checkpoint is named, so they begin again unfinished"
+
+
+def test_a_run_that_began_with_load_goes_on_with_its_data(tiny, tmp_path, trained):
+    """A scheduler gives the same command again after a kill: the data that it began are finished first."""
+    command = tiny("tuned", train={"max_steps": 4}, checkpoints={"every_steps": 2})
+    again = {"restart_data": True, "load": str(trained)}
+    assert children.train(command, fault=("after the optimizer stepped", 3), **again) != [0]
+    assert children.train(command, **again) == [0]
+    assert "--restart-data has no effect: the run began the data after --load" in children.output(command)
+    assert generations(tmp_path / "tuned") == [0, 0]
+    rows = [(e["epoch"], e["row"]) for e in events.read(RunFolder(tmp_path / "tuned").events_file, "step")]
+    assert len(set(rows)) == 4
 
 
 def _preempted(recipe: dict) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tomli_w
 
-from reelworks.checkpoint.store import CheckpointStore
+from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.core.errors import UserError
 from reelworks.evaluation import held_out
 from reelworks.evaluation.held_out import Evaluation, Source
@@ -93,7 +93,7 @@ def test_checkpoints_by_name_other_clips_and_the_weights_before_training(
     assert (tmp_path / "vbench" / "a cat-1.mp4").read_bytes() == files["a cat-1.mp4"]
     told, code = typed("eval", "--generated", tmp_path / "vbench", "--metric", "motion", "--record", run.path)
     assert code == 0, told
-    assert "eval/motion" in CheckpointStore(run.checkpoints_folder).info(4).metrics
+    assert "eval/motion" in CheckpointFolder(run.checkpoints_folder).info(4).metrics
 
     with pytest.raises(UserError) as refused:
         measured(run.path, step=3)
@@ -174,7 +174,7 @@ def test_a_metric_of_previews_decides_which_checkpoint_is_kept(tiny: Any, tmp_pa
     values = {event["step"]: event["values"] for event in events.timeline(run.events_file, "metrics")}
     assert set(values) == {1, 2, 3}
     assert len({each["motion"] for each in values.values()}) == 3
-    kept = CheckpointStore(run.checkpoints_folder)
+    kept = CheckpointFolder(run.checkpoints_folder)
     best_step = max(values, key=lambda step: values[step]["steadiness"])
     assert kept.steps() == sorted({best_step, 3})
     assert kept.info(3).metrics["samples/steadiness"] == values[3]["steadiness"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -48,6 +49,8 @@ def test_each_is_short() -> None:
         "lightning_loop",
         "own_loop",
         "plan_only",
+        "ray_actors",
+        "spawned_processes",
     }
     for file in EXAMPLES.glob("*.py"):
         assert len(file.read_text().splitlines()) < 100, file
@@ -100,6 +103,22 @@ def test_lightnings_checkpoints_hold_the_place(tmp_path: Path, footage: Path) ->
     own = [sys.executable, EXAMPLES / "lightning_loop.py", footage, "--steps"]
     before, after = run(tmp_path, *own, "1"), run(tmp_path, *own, "4")
     assert clips_by_epoch(before + after) == {0: NUM_CLIPS}
+
+
+@pytest.mark.slow
+def test_spawned_processes_share_each_epoch(tmp_path: Path, footage: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    lines = run(tmp_path, "env", f"MASTER_PORT={port}", sys.executable, EXAMPLES / "spawned_processes.py", footage)
+    assert clips_by_epoch(lines) == {0: NUM_CLIPS, 1: NUM_CLIPS}
+
+
+@pytest.mark.slow
+def test_ray_actors_share_each_epoch(tmp_path: Path, footage: Path) -> None:
+    pytest.importorskip("ray")
+    lines = run(tmp_path, sys.executable, EXAMPLES / "ray_actors.py", footage)
+    assert clips_by_epoch(lines) == {0: NUM_CLIPS, 1: NUM_CLIPS}
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ import torch
 from test_kill_and_resume import losses
 
 from reelworks.checkpoint import load
-from reelworks.checkpoint.store import CheckpointStore
+from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.core.shape import Shape
 from reelworks.generate.load_run import LoadedModel
 from reelworks.generate.pipeline import GenerateOptions
@@ -65,7 +65,7 @@ def calm(experts, runs):
 def state_of(run, place=-1):
     recipe = recipe_file.load(run / "recipe.toml")
     state = TrainState.start(build.denoiser(recipe, CPU), recipe.train).state_dict()
-    load.load(CheckpointStore(run / "checkpoints").list()[place].path, state)
+    load.load(CheckpointFolder(run / "checkpoints").list()[place].path, state)
     moments = {f"{n}.{k}": v for n, one in state["optimizer"]["state"].items() for k, v in one.items()}
     return {**{f"model.{n}": v for n, v in state["model"].items()}, **state["ema"], **moments}
 

@@ -65,6 +65,9 @@ def test_more_failures_than_the_share_end_the_training(without_two):
     assert failures(run).keys() == {"clip-3.mp4", "picture-4.png"}
     first, second = sorted(failures(run).values())
     assert first < second == list(events.read(run.events_file, "step"))[-1]["step"]
+    # A run that is killed between the two has no step whose failed clips are not told.
+    told = [(event["step"], event["kind"]) for event in events.read(run.events_file, "failure", "step")]
+    assert all(told.index((step, "failure")) < told.index((step, "step")) for step in (first, second))
     assert not list(events.read(run.events_file, "epoch_end", "stop"))
     (coverage,) = run.coverage_folder.glob("epoch-*.jsonl")
     assert str(run.coverage_folder) in printed

@@ -1,11 +1,12 @@
 """Lives through a few histories of `benchmarks.histories`: what people reported, each with other changes around it."""
 
+import json
 import random
 
 import pytest
-from benchmarks._histories import draw, play, truth
+from benchmarks._histories import account, draw, play, truth
 from benchmarks._histories import start as starts
-from benchmarks._histories.truth import Begin, End, Step
+from benchmarks._histories.truth import Began, Begin, End, Step
 
 from reelworks.buckets.assign import Reason
 
@@ -45,6 +46,11 @@ STORIES = {
         start(("seed", {}), resume=0),
         start(("catalog_deleted", {}), scratch=True),
     ],
+    "data begun again while a segment had no step left, and its clips moved": [
+        start(steps=3),
+        {**start(("add", {"number": 3})), "end": {"by": "kill", "scope": "save", "call": 29, "half": 50}},
+        start(("catalog_deleted", {}), ("part_below", {}), scratch=True),
+    ],
     "killed inside saves": [
         {"changes": [], "end": {"by": "kill", "scope": "save", "call": 60, "half": 50}},
         {
@@ -71,6 +77,7 @@ def lived(history, tmp_path, **options):
 SLOW = (
     "added and damaged, with another seed and table",
     "exclude list, filter and split changed, run and data moved",
+    "data begun again while a segment had no step left, and its clips moved",
     "plans deleted, repeats changed",
     "renamed, split, swapped",
     "went back behind the end of an epoch",
@@ -124,3 +131,79 @@ def test_wrong_training_is_seen():
     assert [line.partition(":")[0] for line in wrong] == ["trained twice", "never trained"]
     right = [Step(n, (0, 0), 0, n - 1, {clips[n - 1]: "trained"}) for n in (1, 2)]
     assert truth.wrong_training(truth.hold([begin, *right, End(2, (0, 0))])) == []
+
+
+def begun(clips, *, at=0, epoch=0, segment=0, names=None):
+    due = dict.fromkeys([(clip, 0) for clip in clips], Reason.NONE)
+    return Begin(at, (0, epoch), segment, 0, due, frozenset(due), frozenset(), names or {})
+
+
+def taken(number, *clips, segment=0):
+    return Step(number, (0, 0), segment, 0, {(clip, 0): "trained" for clip in clips})
+
+
+ENDED = [Began(None), begun(["f0"]), taken(1, "f0"), End(1, (0, 0)), Began(1)]
+EMPTY = [begun([], at=1, segment=1), End(1, (0, 0)), begun(["f0"], at=1, epoch=1), Began(1)]
+MORE = begun(["f1"], at=1, segment=1)
+
+
+@pytest.mark.parametrize(
+    ("after", "has_ended"),
+    [
+        ([begun(["f0"], at=1)], True),
+        ([MORE], False),
+        ([*EMPTY, MORE], False),
+        ([*EMPTY, MORE, taken(2, "f1", segment=1), End(2, (0, 0))], True),
+        ([MORE, Began(1), begun(["f0"], at=1)], True),
+    ],
+)
+def test_an_epoch_has_ended_if_the_plan_that_it_follows_came_to_its_end(after, has_ended):
+    assert ((0, 0) in truth.hold([*ENDED, *after]).ended) == has_ended
+
+
+def noted(folder, rank, *lines):
+    at = {"data_restarts": 0, "epoch": 0, "segment": 0, "row": 0}
+    text = "".join(json.dumps({"what": what, **at, **fields}) + "\n" for what, fields in lines)
+    (folder / f"rank-{rank}.jsonl").write_text(text)
+
+
+def share(step, path):
+    return "share", {"step": step, "items": [[path, 0, 0, "counts"]]}
+
+
+def step(number):
+    return "step", {"step": number, "applied": True}
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_step_that_any_rank_took_has_the_clips_of_a_rank_that_was_killed_before_it_took_it(tmp_path, killed):
+    """The clips of the step that no rank took any more are those of none."""
+    noted(tmp_path, killed, share(1, "of the killed"), share(2, "lost"))
+    noted(tmp_path, 1 - killed, share(1, "of the other"), step(1), share(2, "lost too"))
+    (only,) = truth.read(tmp_path, {}, frozenset(), {})
+    assert only.step == 1
+    assert only.items == {("of the killed", 0): "trained", ("of the other", 0): "trained"}
+
+
+def test_a_name_that_went_from_one_file_to_another_and_back_tells_them_apart():
+    """The names of two datasets are swapped twice, and one of two files of the same name was removed in between."""
+    before = begun(["f0", "f1"], names={"f0": "a/same", "f1": "b/same"})
+    swapped = begun(["f1"], at=1, segment=1, names={"f1": "a/same"})
+    back = begun(["f1"], at=2, segment=2, names={"f1": "b/same"})
+    held = truth.hold([before, Began(1), swapped, Began(2), back])
+    assert held.names == {"f0": "a/same", "f1": "b/same"}
+
+    def told(*paths):
+        epochs = [{"data_restarts": 0, "epoch": 0, "adds_up": True}]
+        fates = {"a/same": "removed", "b/same": "not_yet"}
+        clips = [
+            {"path": path, "uid": uid, "copy": 0, "epochs": [{**epochs[0], "became": fates[path]}]}
+            for uid, path in enumerate(paths)
+        ]
+        return {"epochs": epochs, "clips": clips}
+
+    assert account.differences(told("a/same", "b/same"), held) == []
+    (lacks,) = account.differences(told("b/same"), held)
+    assert lacks.startswith("removed is not told")
+    (strange,) = account.differences(told("a/same", "b/same", "b/same"), held)
+    assert strange.startswith("a clip that no file is: b/same")

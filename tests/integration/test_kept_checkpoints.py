@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import signal
 from pathlib import Path
 
 import children
 import pytest
 
-from reelworks.checkpoint.store import CheckpointStore
+from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.run import events
 from reelworks.run.folder import RunFolder
 
@@ -29,7 +30,7 @@ def test_a_checkpoint_carries_only_what_was_measured_at_its_step(tiny, tmp_path)
         checkpoints={"every_steps": 2, "keep_last": 3, "keep_best": "none"},
     )
     assert children.train(recipe) == [0]
-    infos = CheckpointStore(tmp_path / "run" / "checkpoints").list()
+    infos = CheckpointFolder(tmp_path / "run" / "checkpoints").list()
     assert [info.step for info in infos] == [2, 4, 6]
     assert [bool(info.metrics) for info in infos] == [False, False, True]
 
@@ -43,7 +44,7 @@ def test_going_back_to_a_step_sets_the_later_ones_aside(tiny, tmp_path, capsys):
     assert "step 4 is set aside" in children.output(recipe)
     assert losses(run) == first, "the same recipe goes the same way again"
     names = sorted(path.name for path in run.checkpoints_folder.iterdir() if "step" in path.name)
-    assert [name.rpartition("-")[0] for name in names[:2]] == [".bad-step-000000004", ".bad-step-000000006"]
+    assert [name.rpartition("-")[0] for name in names[:2]] == [".aside-step-000000004", ".aside-step-000000006"]
     from reelworks.cli.main import app
 
     app(["checkpoints", "ls", str(run.path), "--json"], standalone_mode=False)
@@ -74,7 +75,7 @@ def test_a_full_disk_costs_one_checkpoint_and_not_the_run(tiny, tmp_path):
     recipe = tiny(train={"max_steps": 6}, checkpoints={"keep_last": 3}, **BARE)
     assert children.in_child(_fill_the_disk, recipe) == 0
     run = RunFolder(tmp_path / "run")
-    assert CheckpointStore(run.checkpoints_folder).steps() == [2, 6]
+    assert CheckpointFolder(run.checkpoints_folder).steps() == [2, 6]
     (unsaved,) = events.read(run.events_file, "unsaved")
     assert unsaved["step"] == 4
     assert "no space left" in children.output(recipe)
@@ -88,7 +89,37 @@ def test_an_older_checkpoint_that_is_damaged_is_in_nobody_s_way(tiny, tmp_path):
     cursor = tmp_path / "run" / "checkpoints" / "step-000000002" / "cursor.json"
     cursor.write_bytes(bytes(cursor.stat().st_size))
     assert children.train(tiny(train={"max_steps": 6}, checkpoints={"keep_last": 9}, **BARE)) == [0]
-    assert CheckpointStore(tmp_path / "run" / "checkpoints").steps() == [2, 4, 6]
+    assert CheckpointFolder(tmp_path / "run" / "checkpoints").steps() == [2, 4, 6]
+
+
+def flip(file: Path) -> None:
+    """Change a bit, and neither size nor times."""
+    before, data = file.stat(), bytearray(file.read_bytes())
+    data[-9] ^= 4
+    file.write_bytes(data)
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def test_bits_that_flipped_after_an_orderly_end_are_seen_while_loading(tiny, tmp_path):
+    """In the tensors and in their index; a resume goes on from the newest good one, `--load` says which is bad."""
+    recipe = tiny(train={"max_steps": 8}, checkpoints={"keep_last": 9}, **BARE)
+    assert children.train(recipe) == [0]
+    run = RunFolder(tmp_path / "run")
+    first, store = losses(run), CheckpointFolder(run.checkpoints_folder)
+    flip(store.path(8) / "tensors" / "rank-00000.safetensors")
+    flip(store.path(6) / "state.json")
+    flip(store.path(4) / "cursor.json")
+    other = tiny(train={"max_steps": 10}, checkpoints={"keep_last": 9}, **BARE) | {"output": str(tmp_path / "other")}
+    assert children.train(other, load=store.path(8)) != [0]
+    assert "tensors/rank-00000.safetensors has changed since it was written" in children.output(other)
+    assert children.train(recipe) == [0]
+    said = children.output(recipe)
+    assert "resumed from step 2, " in said
+    for step, file in ((8, "tensors/rank-00000.safetensors"), (6, "state.json"), (4, "cursor.json")):
+        assert f"checkpoint of step {step} is skipped: {file} has changed" in said
+    assert losses(run) == first
+    assert len(list(run.checkpoints_folder.glob(".bad-*"))) == 3
+    assert store.steps() == [2, 4, 6, 8]
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +132,7 @@ def trained(tiny_in, tmp_path_factory):
 
 @pytest.mark.parametrize("resume", ["3", "never", "soon", "²"])
 def test_a_resume_that_cannot_be_is_refused(trained, resume):
-    store = CheckpointStore(Path(trained["output"]) / "checkpoints")
+    store = CheckpointFolder(Path(trained["output"]) / "checkpoints")
     assert children.train(trained, resume=resume) != [0]
     assert "remedy" in children.output(trained)
     assert store.steps() == [2]
@@ -116,7 +147,7 @@ def test_the_last_checkpoint_knows_its_loss_and_what_a_kill_left_undone_is_done(
     )
     assert children.train(recipe, fault=("after the commit's rename", 2)) == [-signal.SIGKILL]
     run = RunFolder(tmp_path / "run")
-    (last,) = [info for info in CheckpointStore(run.checkpoints_folder).list() if info.step == 4]
+    (last,) = [info for info in CheckpointFolder(run.checkpoints_folder).list() if info.step == 4]
     assert last.metrics.keys() == {"validation/loss"}
     assert not list(run.samples_folder.iterdir())
     assert children.train(recipe) == [0]
@@ -168,4 +199,4 @@ def test_epochs_that_draw_no_clip_are_passed_over(tiny, tmp_path):
         assert [e["epoch"] for e in events.read(run.events_file, "epoch_end")] == expected
         assert next(events.read(run.events_file, "stop"))["reason"] == "finished"
         steps = [e["step"] for e in events.read(run.events_file, "step")]
-        assert CheckpointStore(run.checkpoints_folder).steps()[-1] == steps[-1]
+        assert CheckpointFolder(run.checkpoints_folder).steps()[-1] == steps[-1]

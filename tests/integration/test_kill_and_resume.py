@@ -12,7 +12,7 @@ import torch
 from benchmarks._faults import points as faults
 
 from reelworks.checkpoint import load
-from reelworks.checkpoint.store import CheckpointStore
+from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.core import digests
 from reelworks.recipe import recipe_file
 from reelworks.run import events
@@ -27,7 +27,7 @@ def final_state(run: Path) -> dict[str, str]:
     """Digests of weights, average and optimizer in the newest checkpoint."""
     recipe = recipe_file.load(run / "recipe.toml")
     state = TrainState.start(build.denoiser(recipe, torch.device("cpu")), recipe.train)
-    newest = CheckpointStore(run / "checkpoints").list()[-1]
+    newest = CheckpointFolder(run / "checkpoints").list()[-1]
     assert newest.step == STEPS
     tensors = state.state_dict()
     load.load(newest.path, tensors)

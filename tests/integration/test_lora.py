@@ -21,7 +21,7 @@ from test_kill_and_resume import losses
 from typer.testing import CliRunner
 
 from reelworks.checkpoint import load, names
-from reelworks.checkpoint.store import CheckpointStore
+from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.cli.main import app
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
@@ -113,7 +113,7 @@ def tensors(run):
     """The newest checkpoint's tensors, flat."""
     recipe = recipe_file.load(run / "recipe.toml")
     state = TrainState.start(build.denoiser(recipe, torch.device("cpu")), recipe.train).state_dict()
-    load.load(CheckpointStore(run / "checkpoints").list()[-1].path, state)
+    load.load(CheckpointFolder(run / "checkpoints").list()[-1].path, state)
     moments = {f"{n}.{k}": v for n, one in state["optimizer"]["state"].items() for k, v in one.items()}
     return {**{f"model.{n}": v for n, v in state["model"].items()}, **state["ema"], **moments}
 
@@ -425,4 +425,4 @@ def test_the_familys_pipeline_draws_what_we_do_with_the_file(lora, name, tmp_pat
 
 
 def last_step(run):
-    return CheckpointStore(run / "checkpoints").list()[-1].step
+    return CheckpointFolder(run / "checkpoints").list()[-1].step

@@ -6,7 +6,7 @@ import shutil
 
 import children
 
-from reelworks.checkpoint.store import CheckpointStore
+from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.run import events
 from reelworks.run.folder import RunFolder
 
@@ -28,8 +28,8 @@ def test_the_same_command_goes_on_on_a_fresh_disk(tiny, tmp_path):
     ]
     assert losses[0] == losses[1]
     digests = [
-        {f.path: f.digest for f in CheckpointStore(tmp_path / name / "checkpoints").info(7).manifest.files
-         if f.path.endswith(".distcp")}
+        {f.path: f.digest for f in CheckpointFolder(tmp_path / name / "checkpoints").info(7).manifest.files
+         if f.path.endswith(".safetensors")}
         for name in ("whole", "run")
     ]  # fmt: skip
     assert digests[0] == digests[1]
@@ -41,7 +41,7 @@ def test_a_mirror_that_does_not_answer_ends_no_training(tiny, tmp_path):
     recipe = tiny(train={"max_steps": 2}, checkpoints={"every_steps": 2, "mirror": mirror})
     assert children.in_child(_lose_the_mirror, recipe) == 0
     assert "warning" in children.output(recipe)
-    assert CheckpointStore(tmp_path / "run" / "checkpoints").steps() == [2]
+    assert CheckpointFolder(tmp_path / "run" / "checkpoints").steps() == [2]
 
 
 def _lose_the_mirror(recipe: dict) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import children
 import pytest
 
-from reelworks.checkpoint.store import CheckpointStore
+from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.run import events
 from reelworks.run.folder import RunFolder
 
@@ -45,7 +45,7 @@ def test_a_weight_that_is_not_finite_ends_the_run_and_is_never_saved(tiny, tmp_p
     assert {(e["what"], e["module"]) for e in told} == {("weight", "final_layer.linear.weight")}
     assert all(Path(clip["path"]).exists() for e in told for clip in e["clips"])
     assert all(e["clips"] for e in told)
-    assert CheckpointStore(run.checkpoints_folder).steps() == [2]
+    assert CheckpointFolder(run.checkpoints_folder).steps() == [2]
     printed = children.output(recipe)
     assert "first in the weight of final_layer.linear.weight; the loss of " in printed
     assert ("3 steps in a row, the last being 6," if policy == "skip" else "step 4 had") in printed
@@ -61,7 +61,7 @@ def test_a_weight_of_one_rank_stops_all_in_the_same_step(tiny, tmp_path):
     told = list(events.read(run.events_file, "non_finite"))
     assert [e["step"] for e in told] == [4, 5]
     assert {(e["what"], e["module"]) for e in told} == {("weight", "final_layer.linear.weight")}
-    assert CheckpointStore(run.checkpoints_folder).steps() == [2]
+    assert CheckpointFolder(run.checkpoints_folder).steps() == [2]
 
 
 def test_an_average_that_is_not_finite_is_never_saved(tiny, tmp_path):
@@ -69,7 +69,7 @@ def test_an_average_that_is_not_finite_is_never_saved(tiny, tmp_path):
     recipe = tiny(train={"max_steps": 5}, **BARE)
     assert children.in_child(plant, recipe, "average") == 2
     run = RunFolder(tmp_path / "run")
-    assert CheckpointStore(run.checkpoints_folder).steps() == [2]
+    assert CheckpointFolder(run.checkpoints_folder).steps() == [2]
     unsaved = list(events.read(run.events_file, "unsaved"))
     assert [event["step"] for event in unsaved] == [4, 5]
     assert all("the average of final_layer.linear.weight" in event["reason"] for event in unsaved)

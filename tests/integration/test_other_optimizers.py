@@ -13,7 +13,7 @@ import torch
 
 from reelworks.buckets import table
 from reelworks.checkpoint import load
-from reelworks.checkpoint.store import CheckpointStore
+from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.core import digests
 from reelworks.core.errors import UserError
 from reelworks.distributed import mesh
@@ -56,7 +56,7 @@ def tensors_at(run: Path, step: int) -> dict[str, Any]:
     recipe = recipe_file.load(run / "recipe.toml")
     state = TrainState.start(build.denoiser(recipe, torch.device("cpu")), recipe.train)
     tensors = state.state_dict()
-    load.load(CheckpointStore(run / "checkpoints").path(step), tensors)
+    load.load(CheckpointFolder(run / "checkpoints").path(step), tensors)
     return tensors
 
 

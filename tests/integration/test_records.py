@@ -18,7 +18,7 @@ from PIL import Image
 from reelworks.analysis import clip_history
 from reelworks.analysis.coverage import Coverage, State
 from reelworks.checkpoint import names
-from reelworks.checkpoint.store import CheckpointStore
+from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.core import files
 from reelworks.run import events, records
 from reelworks.run.folder import RunFolder
@@ -79,7 +79,7 @@ def typed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *
 
 def needed(run: RunFolder) -> set[int]:
     """Epochs that the checkpoints stand in."""
-    store = CheckpointStore(run.checkpoints_folder)
+    store = CheckpointFolder(run.checkpoints_folder)
     return {json.loads((store.path(step) / names.CURSOR).read_text())["epoch"] for step in store.steps()}
 
 
@@ -240,3 +240,14 @@ def test_a_run_that_goes_back_behind_what_was_removed_tells_the_epoch_anew(made:
     assert [epoch.pruned is not None for epoch in told.epochs] == [True, False, False]
     assert told.epochs[2].counts == {"trained": 4, "not_yet": 3}
     assert covered(told) == {step: clips for step, clips in logged(run).items() if 3 < step <= 9}
+
+
+def test_a_run_that_begins_from_nothing_again_tells_only_what_it_trained_since(made: Make, tmp_path: Path) -> None:
+    """A start ended an epoch and was killed before its first save; so is the next one, which follows the same plan."""
+    run, recipe = RunFolder(tmp_path / "run"), made(train={"max_steps": 4}, checkpoints={"every_steps": 9})
+    assert children.train(recipe, fault=("after the optimizer stepped", 4)) == [-9]
+    assert records.read_outcome(run, (0, 0, 0)) is not None
+    assert children.train(recipe, fault=("after the optimizer stepped", 2)) == [-9]
+    (epoch,) = clip_history.cover(run).epochs
+    assert epoch.adds_up
+    assert epoch.counts == {"trained": 2, "not_yet": 4}

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load, load_file
 
-from reelworks.checkpoint.store import CheckpointStore
+from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.run import events
 from reelworks.run.folder import RunFolder
 
@@ -28,8 +28,8 @@ def unsaved(run: Path) -> list[int]:
 
 def tensors(run: Path, step: int) -> dict[str, str]:
     """Digests of what a checkpoint holds."""
-    info = CheckpointStore(run / "checkpoints").info(step)
-    return {f.path: f.digest for f in info.manifest.files if f.path.endswith(".distcp")}
+    info = CheckpointFolder(run / "checkpoints").info(step)
+    return {f.path: f.digest for f in info.manifest.files if f.path.endswith(".safetensors")}
 
 
 @pytest.mark.parametrize("world", [1, pytest.param(2, marks=pytest.mark.slow)])
@@ -60,7 +60,7 @@ def _slow_disk(recipe: dict) -> None:
     log = RunFolder(Path(recipe["output"]))
 
     def wait(call: str, path: Path) -> None:
-        if call == "fsync" and path.suffix == ".distcp" and "step-000000001-" in str(path):
+        if call == "fsync" and path.suffix == ".safetensors" and "step-000000001-" in str(path):
             while sum(1 for _ in events.read(log.events_file, "step")) < 4:
                 time.sleep(0.01)
 
@@ -161,7 +161,7 @@ def _asked(recipe: dict, until_step: int, *, full: bool) -> None:
     folder.save_file.touch()
 
     def hinder(call: str, path: Path) -> None:
-        if call == "write" and path.suffix == ".distcp":
+        if call == "write" and path.suffix == ".safetensors":
             folder.save_file.touch()
             while not full and sum(1 for _ in events.read(folder.events_file, "step")) < until_step:
                 time.sleep(0.01)

@@ -12,7 +12,7 @@ import pytest
 
 from reelworks.analysis import clip_history
 from reelworks.analysis.coverage import State
-from reelworks.checkpoint.store import CheckpointStore
+from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.run import events
 from reelworks.run.folder import RunFolder
 from reelworks.train.profile import Steps
@@ -32,7 +32,7 @@ def test_training_ends_when_the_validation_loss_does_not_fall_and_stays_ended(ti
     assert "has not fallen below" in children.output(recipe)
     (stopped,) = events.read(run.events_file, "early_stop")
     assert (stopped["step"], stopped["best_step"], stopped["patience"]) == (2, 0, 2)
-    assert CheckpointStore(run.checkpoints_folder).steps() == [2]
+    assert CheckpointFolder(run.checkpoints_folder).steps() == [2]
 
     assert children.train(recipe) == [0], children.output(recipe)
     assert "nothing left to train at step 2: the validation loss" in children.output(recipe)
@@ -51,7 +51,7 @@ def test_more_patience_trains_on_and_steps_can_be_traced(tiny: Any, tmp_path: Pa
     recipe["validation"]["patience"] = 3
     assert children.train(recipe) == [0], children.output(recipe)
     assert [event["step"] for event in steps_of(run)] == [1, 2, 3]
-    assert CheckpointStore(run.checkpoints_folder).steps()[-1] == 3
+    assert CheckpointFolder(run.checkpoints_folder).steps()[-1] == 3
     assert not any(epoch.problems or epoch.lost for epoch in clip_history.cover(run).epochs)
 
 

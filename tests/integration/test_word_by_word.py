@@ -96,7 +96,7 @@ LOOSE: dict[str, set[str]] = {
         "resumed from step 8, epoch 0, row 0",
         "resumed from step 10, epoch 0, row 2",
         'dataset `a` seems to be `b` now: 383 clips are the same files; clips already trained in this epoch are not trained again (set data.renamed_clips = "new" to train them)',
-        "checkpoint of step 103 is set aside as .bad-step-000000103-ea0f30be0ed4",
+        "checkpoint of step 103 is set aside as .aside-step-000000103-ea0f30be0ed4",
     },
     "docs/how-to/watch-a-run.md": {
         "step 1200/5000  loss 0.4127  1.83 s/it  lr 0.0001  61.3 GB  4.4 clips/s  480p 16:9 ×49 +1  ETA 1:55:54"

@@ -124,7 +124,7 @@ class _Catalogs:
 
 @dataclass(frozen=True)
 class _Clips:
-    """Clips and repeats of a run, with catalog and row of its latest state; repeats of a clip are adjacent."""
+    """Clips and repeats of a run, with catalog and row in the latest segment; repeats of a clip are adjacent."""
 
     key: U64
     copy: I64
@@ -162,6 +162,9 @@ class _Clips:
         for s in segments:
             r = s.record
             for copy, rows in ((r.copy, r.ordinal), (r.other_copy, r.other_ordinal)):
+                # An abandoned start may have scanned a later row, and whose clip that was only its record told.
+                clips = clip_of[s.catalog][rows]
+                catalog[clips], ordinal[clips] = s.catalog, rows
                 several = np.flatnonzero(copy)
                 np.maximum.at(copies, clip_of[s.catalog][rows[several]], copy[several] + 1)
         first = np.cumsum(copies) - copies
@@ -198,6 +201,9 @@ class _Account:
         self.failures: dict[int, str] = {}
         self.problems: list[str] = []
         self.planned = 0
+        # Catalog and row of each clip in the latest segment so far.
+        self.catalog = np.zeros(len(clips), dtype=np.int8)
+        self.ordinal = np.zeros(len(clips), dtype=np.int64)
 
     def build(self, segments: dict[int, _Segment | Lost]) -> EpochCoverage:
         lost = [segment for segment in segments.values() if isinstance(segment, Lost)]
@@ -254,6 +260,8 @@ class _Account:
         alive = np.zeros(len(self.clips), dtype=np.bool_)
         alive[at] = alive[others] = True
         self._leave(np.flatnonzero(open_ & ~alive & (self.state != State.ABSENT)), segment, alive)
+        for clips, ordinal in ((at, record.ordinal[first]), (others, record.other_ordinal)):
+            self.catalog[clips], self.ordinal[clips] = segment.catalog, ordinal
         codes = np.array([_STATES.get(label, State.NOT_AVAILABLE) for label in record.labels], dtype=np.int8)
         free = open_[others]
         self.state[others[free]] = codes[record.other_reason[free]]
@@ -276,8 +284,8 @@ class _Account:
         self.state[gone] = np.where(same_clip, State.FEWER_REPEATS, State.REMOVED)
         left, datasets = gone[~same_clip], segment.record.about.datasets
         for i, named in enumerate(self.named):
-            mine = left[self.clips.catalog[left] == i]
-            other = [name not in datasets for name in named.datasets(self.clips.ordinal[mine])]
+            mine = left[self.catalog[left] == i]
+            other = [name not in datasets for name in named.datasets(self.ordinal[mine])]
             self.state[mine[np.array(other, dtype=np.bool_)]] = State.DATASET_REMOVED
 
     def _take(self, number: int, segment: _Segment, at: I64, row: I64) -> None:

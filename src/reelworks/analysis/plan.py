@@ -7,6 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from reelworks.buckets.assign import Reason
+from reelworks.core import arguments
+from reelworks.core.arguments import checked
+from reelworks.data import ranks
 from reelworks.data.dataset import Dataset
 
 
@@ -46,13 +49,21 @@ class Plan:
     rejected: Rejected
 
 
-def plan(dataset: Dataset, *, micro_batches_per_step: int = 1, world_size: int | None = None, epoch: int = 0) -> Plan:
-    """Plan an epoch without reading a file.
+@checked(
+    dataset=arguments.a(Dataset),
+    micro_batches_per_step=arguments.optional(arguments.whole(1)),
+    world_size=arguments.optional(arguments.whole(1)),
+    epoch=arguments.whole(0),
+)
+def plan(
+    dataset: Dataset, *, micro_batches_per_step: int | None = None, world_size: int | None = None, epoch: int = 0
+) -> Plan:
+    """Plan an epoch without reading a file, as a `Loader` with the same arguments does.
 
     Args:
         dataset: The dataset to plan.
-        micro_batches_per_step: Micro-batches of an optimizer step, over all ranks.
-        world_size: Number of ranks; None for one per micro-batch of a step.
+        micro_batches_per_step: Micro-batches of an optimizer step, over all ranks; None for one on each rank.
+        world_size: Number of ranks; None takes it from torch.distributed or the environment (WORLD_SIZE), else 1.
         epoch: Number of the epoch, from 0.
 
     Examples:
@@ -62,8 +73,8 @@ def plan(dataset: Dataset, *, micro_batches_per_step: int = 1, world_size: int |
         >>> made.steps, made.clips, made.rejected.by_reason()
         (2, 12, {})
     """
-    world = world_size or micro_batches_per_step
-    spec = dataset.plan_spec(micro_batches_per_step, world if micro_batches_per_step % world == 0 else 1)
+    _, world = ranks.place_of(None if world_size is None else 0, world_size)
+    spec = dataset.plan_spec(*ranks.shape_of_step(micro_batches_per_step, world))
     epoch_plan = dataset.plan(spec, epoch)
     assignment, _ = dataset.assignment(epoch)
     reasons, counts = np.unique(assignment.reason[assignment.reason != Reason.NONE], return_counts=True)

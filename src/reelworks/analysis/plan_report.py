@@ -14,6 +14,7 @@ from reelworks.analysis import compiled_graphs, data_advice, discarded, epoch_st
 from reelworks.analysis.epoch_stats import Figures, figures
 from reelworks.analysis.rejections import Rejection
 from reelworks.buckets.assign import Reason
+from reelworks.buckets.config import BucketsConfig
 from reelworks.core import toml_none, units
 from reelworks.core.errors import UserError
 from reelworks.data.position import begin_epoch
@@ -35,6 +36,7 @@ def summarise(data: RecipeData, spec: PlanSpec, plan: EpochPlan, *, world: int, 
         "reasons": rejections.named(data, left_out),
         "exclude_list_unmatched": data.exclude_list.unmatched(rows),
         "mirrored_sides": data_advice.mirrored_sides(data.recipe.dataset, rows),
+        "without_effect": without_effect(data.recipe),
         "shared_files": data_advice.shared_files(data.recipe.dataset, rows),
         "graphs": compiled_graphs.of_plan(data, plan),
         "chosen_buckets": None if data.chosen is None else data.chosen.to_json(),
@@ -102,6 +104,7 @@ def warnings(summary: Json) -> list[str]:
     """Return the warnings of a summary, to print before training."""
     unmatched = summary.get("exclude_list_unmatched", [])
     lines = [f"exclude_file names {line}, which is no clip of the recipe" for line in unmatched[:_LINES_SHOWN]]
+    lines += summary.get("without_effect", [])
     more = len(unmatched) - _LINES_SHOWN
     lines += [f"exclude_file has {more} more lines that name no clip"] if more > 0 else []
     for overlap in summary.get("shared_files", []):
@@ -118,6 +121,21 @@ def warnings(summary: Json) -> list[str]:
             "mirrored clip; set flip = 0 there, or keep these clips in a dataset of their own"
         )
     return lines
+
+
+def without_effect(recipe: Recipe) -> list[str]:
+    """Return a line for each limit of proposed buckets that a recipe with buckets of its own sets."""
+    usual = BucketsConfig()
+    limits = [
+        name for name in ("max_tokens", "max_batch_size") if getattr(recipe.buckets, name) != getattr(usual, name)
+    ]
+    if recipe.buckets.entries != "recipe":
+        return []
+    return [
+        f"buckets.{name} has no effect beside [[bucket]] entries, which say their sizes and batch sizes; leave it out, or "
+        'set buckets.entries = "auto"'
+        for name in limits
+    ]
 
 
 FILES_NAMED = 20

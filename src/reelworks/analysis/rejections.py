@@ -5,6 +5,7 @@ Repeats of a clip count once, and not at all if one of them is trained.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +34,26 @@ from reelworks.run.records import RecordError
 
 _NAMED = ("dataset", "path", "first_frame", "num_frames", "height", "width", "error")
 FILES_NAMED = 1000  # most clips listed for each reason
-_WRITERS: dict[str, Callable[[Any, Any], None]] = {".parquet": parquet.write_table, ".csv": csv.write_csv}
+
+
+def _write_text(table: Any, target: Any) -> None:
+    """Write a line for each clip: path, reason and error, between tabs."""
+    for clip in table.to_pylist():
+        words = [clip["path"], clip["reason"], *filter(None, [clip["error"]])]
+        target.write(("\t".join(" ".join(word.splitlines()) for word in words) + "\n").encode())
+
+
+def _write_json_lines(table: Any, target: Any) -> None:
+    for clip in table.to_pylist():
+        target.write((json.dumps(clip, ensure_ascii=False) + "\n").encode())
+
+
+_WRITERS: dict[str, Callable[[Any, Any], None]] = {
+    ".parquet": parquet.write_table,
+    ".csv": csv.write_csv,
+    ".jsonl": _write_json_lines,
+    ".txt": _write_text,
+}
 
 
 @dataclass(frozen=True)
@@ -144,7 +164,7 @@ def _value_text(name: str, value: Any) -> str:
     return f"{name} {value:.6g}" if isinstance(value, float) else f"{name} {value!r}"
 
 
-def write(path: Path, data: RecipeData, epoch: int) -> None:
+def write(path: Path, data: RecipeData, epoch: int, *, field: str = "--rejected") -> None:
     """Write a table of all clips that an epoch leaves out, by reason: path, size, nearest entry, error."""
     clips, row, assignment = data.assigned(epoch)
     out = assignment.reason != Reason.NONE
@@ -152,7 +172,7 @@ def write(path: Path, data: RecipeData, epoch: int) -> None:
     others = Unplanned(ordinal[out], clips.copy[out], assignment.reason[out], assignment.nearest[out])
     notes = segment_record.notes(data, others)
     entries = [str(entry) for entry in data.table.entries]
-    _write(path, _table(others, notes, ordinal[~out], data.catalog, LABELS, entries))
+    _write(field, path, _table(others, notes, ordinal[~out], data.catalog, LABELS, entries))
 
 
 def write_recorded(path: Path, run: RunFolder) -> str:
@@ -178,23 +198,23 @@ def write_recorded(path: Path, run: RunFolder) -> str:
     left = np.flatnonzero(~consumed)
     trained = np.concatenate([record.ordinal, record.other_ordinal[consumed]])
     notes = record.other_note.take(pa.array(left))
-    _write(path, _table(others.take(left), notes, trained, catalog, record.labels, record.about.entries))
+    _write("--rejected", path, _table(others.take(left), notes, trained, catalog, record.labels, record.about.entries))
     return f"epoch {record.about.epoch}, segment {record.about.segment}"
 
 
-def _write(path: Path, table: Any) -> None:
+def _write(field: str, path: Path, table: Any) -> None:
     writer = _WRITERS.get(path.suffix)
     if writer is None:
         raise UserError(
-            "the file is neither .parquet nor .csv",
+            f"the file is none of {', '.join(_WRITERS)}",
             code="unknown-table-format",
             field="--rejected",
             value=str(path),
-            remedy="use a file name that ends in .parquet or .csv",
+            remedy=f"use a file name that ends in {' or '.join(_WRITERS)}",
         )
     buffer = pa.BufferOutputStream()
     writer(table, buffer)
-    files.write_for("--rejected", path, buffer.getvalue())
+    files.write_for(field, path, buffer.getvalue())
 
 
 def _table(

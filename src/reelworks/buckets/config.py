@@ -26,9 +26,9 @@ class BucketEntryConfig(Config):
     )
     num_frames: int | list[int] = Field(description="frame counts; 1 takes pictures, all others take videos")
     batch_size: int | list[int] | Literal["auto"] | None = Field(
-        None, description='clips per micro-batch on one GPU; "auto": as `buckets.tuned` has measured'
+        default=None, description='clips per micro-batch on one GPU; "auto": as `buckets.tuned` has measured'
     )
-    keep_prob: float | list[float] = Field(1.0, description="chance that a fitting clip is assigned here")
+    keep_prob: float | list[float] = Field(default=1.0, description="chance that a fitting clip is assigned here")
 
     @field_validator("resolution", mode="before")
     @classmethod
@@ -79,57 +79,57 @@ class BucketsConfig(Config):
     """`[buckets]`: settings of all entries. `buckets = "auto"` is short for `entries = "auto"` in this table."""
 
     entries: Literal["recipe", "auto", "refresh", "keep"] = Field(
-        "recipe",
+        default="recipe",
         description='"recipe": the recipe\'s `[[bucket]]` entries. "auto": entries proposed from datasets, model '
         'and max_tokens; a resumed run keeps its first proposal. "refresh": a new proposal, even if the run already '
         'has one. "keep": written by a run into its own recipe, together with the `[[bucket]]` entries in use',
     )
     max_tokens: int = Field(
-        36_864,
+        default=36_864,
         ge=1,
         description="with proposed entries: maximum of latent tokens per micro-batch. The default is one clip of "
         "480p × 81 frames with an autoencoder that encodes 4 frames as one",
     )
     max_batch_size: int = Field(
-        64, ge=1, le=parse.MOST_CLIPS, description="with proposed entries: maximum of clips per micro-batch"
+        default=64, ge=1, le=parse.MOST_CLIPS, description="with proposed entries: maximum of clips per micro-batch"
     )
-    batch_size: int | Literal["auto"] = Field(1, description="batch size of entries without one")
+    batch_size: int | Literal["auto"] = Field(default=1, description="batch size of entries without one")
     tuned: str | None = Field(
-        None, min_length=1, description='file of `reelworks tune`, for entries whose batch_size is "auto"'
+        default=None, min_length=1, description='file of `reelworks tune`, for entries whose batch_size is "auto"'
     )
     incomplete_batch: Literal["partial", "pad", "merge", "repeat"] = Field(
-        "partial",
+        default="partial",
         description='how to treat the incomplete last micro-batch of a bucket. "partial": keep it with fewer clips. '
         '"pad": fill it with copies of weight 0. "merge": move its clips to a smaller bucket that can take them. '
         '"repeat": fill it with clips of the bucket that are trained once more. With train.compile the default is "pad"',
     )
-    aspect_ratios: list[str] = Field(DEFAULT_ASPECT_RATIOS, description="aspect ratios as width:height")
+    aspect_ratios: list[str] = Field(default=DEFAULT_ASPECT_RATIOS, description="aspect ratios as width:height")
     token_families: bool | None = Field(
-        None,
+        default=None,
         description="choose sizes so that the aspect ratios of a resolution have as few different token counts as "
         "token_family_crop allows, one where possible, since a graph is compiled for each. Default: true with "
         "train.compile, else false. Does not apply to single sizes and to a table of Open-Sora, which keep theirs",
     )
     token_family_crop: float = Field(
-        0.1,
+        default=0.1,
         ge=0,
         lt=1,
         description="with token_families: the largest share of a frame of one of the aspect_ratios that its size may "
         "crop away; a ratio that would lose more gets another token count",
     )
-    upscale: bool = Field(False, description="enlarge clips that are smaller than a bucket")
-    max_crop: float = Field(0.5, gt=0, lt=1, description="largest share of a frame that may be cropped away")
+    upscale: bool = Field(default=False, description="enlarge clips that are smaller than a bucket")
+    max_crop: float = Field(default=0.5, gt=0, lt=1, description="largest share of a frame that may be cropped away")
     probability: Literal["native", "opensora-1.2", "opensora-2.0", "downgrade"] = Field(
-        "native",
+        default="native",
         description='meaning of the pair of probabilities in `opensora`. "opensora-1.2" (also for 1.1): to stay at '
         'this resolution, and to stay at this length. "opensora-2.0": to stay at this resolution, and to be '
         'shortened. "downgrade": to move to a lower resolution, and else to be shortened',
     )
     opensora_drop_exact_length: bool = Field(
-        False, description="exclude clips of exactly an entry's frame count, as Open-Sora 1.1 and 1.2 do"
+        default=False, description="exclude clips of exactly an entry's frame count, as Open-Sora 1.1 and 1.2 do"
     )
     opensora: dict[str, dict[str, parse.Value]] | None = Field(
-        None,
+        default=None,
         description='a bucket table of Open-Sora instead of `[[bucket]]`, as in "240p" = { 1 = [0.3, 297], '
         '51 = [[0.4, 0.33], 20], 408 = [0.0, "none"] }; its sizes and its minimum clip size follow the rules of '
         "Open-Sora, so that aspect_ratios, upscale and max_crop are not used",

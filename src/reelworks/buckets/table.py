@@ -5,15 +5,19 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
 from reelworks.buckets import families, sizes
 from reelworks.buckets.config import BucketEntryConfig, BucketsConfig, parse_ratio
 from reelworks.buckets.opensora.parse import PIXEL_SHARE, Dialect
 from reelworks.buckets.opensora.ratios import COMPUTED_MULTIPLE, Resolution
+from reelworks.core import arguments, config_errors
+from reelworks.core.arguments import checked
+from reelworks.core.config import Config
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Geometry, Shape
 
@@ -77,6 +81,17 @@ class BucketEntry:
     batch_size: int | list[int] | None = None
     keep_prob: float | list[float] = 1.0
 
+    def __post_init__(self) -> None:
+        arguments.check(self, _ENTRY)
+
+
+_ENTRY = {
+    "resolution": arguments.any_of(arguments.TEXT, arguments.whole(1)),
+    "num_frames": arguments.one_or_each(arguments.whole(1)),
+    "batch_size": arguments.optional(arguments.one_or_each(arguments.whole(1))),
+    "keep_prob": arguments.one_or_each(arguments.number(0, 1)),
+}
+
 
 @dataclass(frozen=True)
 class Bucket:
@@ -123,6 +138,9 @@ class BucketTable:
     given: tuple[BucketEntryConfig, ...] = ()
 
     @classmethod
+    @checked(
+        entries=arguments.each(arguments.a(BucketEntry)), geometry=arguments.a(Geometry), extends_short=arguments.FLAG
+    )
     def from_entries(
         cls, entries: Iterable[BucketEntry], *, geometry: Geometry, extends_short: bool = False, **settings: Any
     ) -> BucketTable:
@@ -137,8 +155,20 @@ class BucketTable:
         Raises:
             UserError: A value is invalid; the error names it and what is allowed.
         """
-        given = [BucketEntryConfig.model_validate(asdict(entry)) for entry in entries]
-        return build(given, BucketsConfig.model_validate(settings), geometry, extends_short=extends_short)
+        given = [_validated(BucketEntryConfig, asdict(entry)) for entry in entries]
+        config = _validated(BucketsConfig, settings)
+        if config.batch_size == "auto":
+            raise UserError(
+                "it is measured for a recipe, by `reelworks tune`",
+                code="batch-size-not-measured",
+                field="batch_size",
+                value="auto",
+                remedy="give a number, or one to each entry",
+            )
+        return build(given, config, geometry, extends_short=extends_short)
+
+    def __repr__(self) -> str:
+        return f"BucketTable({', '.join(map(str, self.entries))}: {len(self.buckets)} buckets)"
 
     def of_entry(self, entry: int) -> list[int]:
         """Return the indices of an entry's buckets."""
@@ -151,6 +181,16 @@ class BucketTable:
     def tokens(self) -> NDArray[np.int64]:
         """Return the number of latent tokens of one clip of every bucket."""
         return np.array([b.tokens for b in self.buckets], dtype=np.int64)
+
+
+C = TypeVar("C", bound=Config)
+
+
+def _validated(config: type[C], values: dict[str, Any]) -> C:
+    try:
+        return config.model_validate(values)
+    except ValidationError as error:
+        raise config_errors.explain(error, config) from None
 
 
 EMPTY = BucketTable((), (), upscale=False, max_crop=1.0)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from reelworks.buckets.config import BucketEntryConfig, BucketsConfig
 from reelworks.buckets.opensora import parse
+from reelworks.core import user_files
 from reelworks.core.errors import UserError
 
 BATCH_SIZES, COSTS = "batch_sizes", "ms_per_clip"
@@ -17,7 +17,7 @@ BATCH_SIZES, COSTS = "batch_sizes", "ms_per_clip"
 def read(path: str) -> dict[str, int]:
     """Return the measured batch sizes by entry, such as "480p ×17"."""
     try:
-        value: Any = json.loads(Path(path).read_text(encoding="utf-8"))
+        value: Any = user_files.read_json(Path(path))
         sizes = value[BATCH_SIZES]
         bad = [n for n in sizes.values() if type(n) is not int or not 0 <= n <= parse.MOST_CLIPS]
     except OSError as error:

@@ -12,7 +12,7 @@ from reelworks.catalog import filter_expression, location, template
 from reelworks.catalog.filter_expression import NUMBERS, TEXTS
 from reelworks.catalog.location import Location, MediaPath
 from reelworks.core import sources
-from reelworks.core.config import Config
+from reelworks.core.config import PublicConfig
 from reelworks.core.errors import UserError
 
 _Text = Annotated[str, Field(min_length=1)]
@@ -59,8 +59,14 @@ class Source:
         return self.url or str(self.root.resolve())
 
 
-class DatasetConfig(Config):
-    """A folder of clips or a list of them."""
+class DatasetConfig(PublicConfig):
+    """A folder of clips or a list of them.
+
+    Examples:
+        >>> import reelworks as rw
+        >>> rw.DatasetConfig(path="footage/cats", repeats=2, filter="height >= 480").dataset_name
+        'cats'
+    """
 
     path: _Text = Field(
         description="Folder that is searched for videos and pictures, also inside tar archives; an address of one, "
@@ -291,6 +297,12 @@ class DatasetConfig(Config):
         folders = {"control": self.control, **sources.named(self.source), "mask": self.mask}
         folders |= {"loss_mask": self.loss_mask, "rejected": self.rejected}
         return {kind: folder for kind, folder in folders.items() if folder is not None}
+
+    def absolute(self) -> DatasetConfig:
+        """Return the dataset with an absolute path, for processes that have another working directory."""
+        if location.is_url(self.path):
+            return self
+        return self.model_copy(update={"path": str(Path(self.path).absolute())})
 
     @property
     def dataset_name(self) -> str:

@@ -13,7 +13,7 @@ VIDEO_EXTENSIONS = _words(
     ".mp4 .mov .mkv .webm .avi .m4v .mpg .mpeg .3g2 .3gp .asf .f4v .flv .m2ts .mts .mxf .ogv .qt .ts .vob .wmv"
 )
 # Animations among them (GIF, WebP, PNG, AVIF) are clips; the content decides.
-IMAGE_EXTENSIONS = _words(".png .jpg .jpeg .webp .bmp .apng .avif .gif .heic .heif .hif .jfif .jpe .tif .tiff")
+IMAGE_EXTENSIONS = _words(".png .jpg .jpeg .webp .bmp .apng .avif .avifs .gif .heic .heif .hif .jfif .jpe .tif .tiff")
 ARCHIVE_SUFFIX = ".tar"
 EXTENSIONS = VIDEO_EXTENSIONS | IMAGE_EXTENSIONS
 

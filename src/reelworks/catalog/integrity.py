@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from reelworks.catalog.filter_expression import KINDS_OF_FILE
-from reelworks.catalog.rows import SCORE, CatalogRows, as_numpy
+from reelworks.catalog.rows import SCORE, CatalogRows, as_column, as_numpy
 from reelworks.core.errors import UserError
 
 KINDS = (*KINDS_OF_FILE, "other")  # a file of another type is never trained
@@ -67,6 +67,17 @@ def wrong(name: str, column: Any, readable: Callable[[], NDArray[np.bool_]]) -> 
     if name in _NOT_NEGATIVE:
         return np.asarray(~np.isfinite(column) | (column < 0))
     return np.asarray(np.isinf(column)) if name.startswith(SCORE) else None
+
+
+def problems(table: Any) -> dict[int, str]:
+    """Return what is impossible in rows that are to be written, by their index: what reading them would refuse."""
+    found: dict[int, str] = {}
+    columns = {name: as_column(name, table.column(name).combine_chunks()) for name in table.column_names}
+    for name, column in columns.items():
+        mask = wrong(name, column, lambda: as_numpy(columns["error"].is_null()))
+        for at in np.flatnonzero(mask).tolist() if mask is not None else ():
+            found.setdefault(at, f"damaged: {name.removeprefix(SCORE)} = {column[at]}")
+    return found
 
 
 def _may_leave(paths: Any) -> bool:

@@ -6,14 +6,14 @@ Files of other types are listed with the reason why they are not read, except si
 from __future__ import annotations
 
 import codecs
-import json
 import os
 import posixpath
+import re
 import stat
 import tarfile
 from collections import Counter
-from collections.abc import Container, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Container, Iterable, Iterator, Mapping
+from pathlib import Path, PurePath
 from types import MappingProxyType
 from typing import Any, BinaryIO, NamedTuple
 
@@ -22,14 +22,18 @@ from numpy.typing import NDArray
 
 from reelworks.catalog import archive, formats, location
 from reelworks.catalog.archive import Range
+from reelworks.catalog.integrity import OUTSIDE
 from reelworks.catalog.location import MediaPath
 from reelworks.catalog.probe import Probe
+from reelworks.core import user_files
 from reelworks.core.errors import UserError
 from reelworks.run.folder import RunFolder
 
 SUFFIX = ".txt"
 SUFFIXES = (SUFFIX, ".caption")  # of a clip's only or first caption file; the first that exists is read
 NO_FILE = "no such file"
+# What a run writes into its folder.
+RUN_FOLDERS = frozenset(getattr(RunFolder(Path()), name).name for name in vars(RunFolder) if name.endswith("_folder"))
 _UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
@@ -44,7 +48,7 @@ def read(media: MediaPath, files: int = 1, inside: Range | None = None) -> str |
     """
     if inside is not None:
         assert isinstance(media, location.Location)
-        return archive.caption_of(media.bytes_at(inside.start, inside.size), inside.suffix)
+        return archive.caption_of(media.bytes_at(inside.start, inside.size, user_files.CAPTION), inside.suffix)
     first = next((text for suffix in SUFFIXES if (text := _read(media.with_suffix(suffix))) is not None), None)
     if files <= 1:
         return first
@@ -55,9 +59,11 @@ def read(media: MediaPath, files: int = 1, inside: Range | None = None) -> str |
 
 def _read(file: MediaPath) -> str | None:
     try:
-        data = file.read_bytes()
+        data = location.read_bytes(file, user_files.CAPTION)
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise OSError(error.errno, f"its caption {PurePath(str(file)).name}: {error.strerror or error}") from error
     encoding = "utf-16" if data.startswith(_UTF_16) else "utf-8-sig"
     return data.decode(encoding, errors="replace").strip()
 
@@ -90,7 +96,7 @@ def list_folder(name: str, root: Path) -> Listing:
     """List a dataset's files, depth first, in sorted order, but for captions, sidecars, and what is hidden.
 
     Links are followed, except to a folder that contains them. Run folders are skipped: what a run generated is
-    not training data. An unreadable folder is refused, since its clips would otherwise count as deleted.
+    not training data, nor are a run's own folders in a dataset's folder that is its output. An unreadable folder is refused, since its clips would otherwise count as deleted.
     """
     if not root.is_dir():
         raise UserError(
@@ -101,7 +107,7 @@ def list_folder(name: str, root: Path) -> Listing:
             remedy="give the folder that holds the videos and pictures",
         )
     sidecars: Counter[str] = Counter()
-    entries = list(_walk(name, root, "", (), sidecars))
+    entries = settled(_walk(name, root, "", (), sidecars))
     if not any(formats.may_hold_clips(entry.path) for entry in entries):
         found = sidecars + Counter(extension_of(entry.path) for entry in entries)
         raise UserError(
@@ -143,8 +149,10 @@ def _walk(
     if identity in above:  # a link to a folder that contains it
         return
     names = {e.name for e in inside}
-    if prefix and RunFolder(folder).info_file.name in names and _is_run(RunFolder(folder)):
-        return
+    if RunFolder(folder).info_file.name in names and _is_run(RunFolder(folder)):
+        if prefix:
+            return
+        inside = [entry for entry in inside if entry.name not in RUN_FOLDERS]  # the dataset's folder is the output
     for entry in inside:
         if _is_folder(entry):
             yield from _walk(name, folder / entry.name, f"{prefix}{entry.name}/", (*above, identity), sidecars)
@@ -154,6 +162,24 @@ def _walk(
             yield from _archive(entry, prefix, sidecars)
         else:
             yield _entry(entry, prefix, names)
+
+
+def settled(found: Iterable[SourceFile]) -> list[SourceFile]:
+    """Return files as a catalog can name them: one of each path, none outside of the folder.
+
+    Where a readable form of a path is that of another file, the one without a problem is kept, and else the last one.
+    """
+    entries: dict[str, SourceFile] = {}
+    for entry in found:
+        if re.search(OUTSIDE, entry.path):
+            parts = entry.path.replace("\0", "\\0").split("/")
+            readable = "/".join(f"_{part}" if part in ("", "..") else part for part in parts)
+            entry = SourceFile(readable, 0, 0, False, f"its name {entry.path!r} is not that of a file in a folder")
+        former = entries.get(entry.path)
+        if former is None or former.problem is not None or entry.problem is None:
+            entries.pop(entry.path, None)
+            entries[entry.path] = entry
+    return list(entries.values())
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
@@ -166,8 +192,8 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 def _archive(entry: os.DirEntry[str], prefix: str, sidecars: Counter[str]) -> Iterator[SourceFile]:
     path = prefix + entry.name
     try:
-        with Path(entry.path).open("rb") as file:
-            yield from archived(path, entry.stat().st_mtime_ns, file, sidecars)
+        with user_files.opened(Path(entry.path)) as file:
+            yield from archived(path, location.changed_ns(os.fstat(file.fileno())), file, sidecars)
     except OSError as error:
         yield SourceFile(path, 0, 0, False, f"cannot be read: {error.strerror}")
 
@@ -210,7 +236,7 @@ def _is_media(stem: str, names: Container[str]) -> bool:
 def _is_run(run: RunFolder) -> bool:
     """Return whether `run.json` is that of a run: footage beside another file of that name must be kept."""
     try:
-        info = json.loads(run.info_file.read_text(encoding="utf-8"))
+        info = user_files.read_json(run.info_file)
     except (OSError, ValueError):
         return False
     return isinstance(info, dict) and {"format", "id"} <= info.keys()
@@ -228,4 +254,4 @@ def _entry(entry: os.DirEntry[str], prefix: str, names: set[str]) -> SourceFile:
         return SourceFile(path, 0, 0, captioned, f"cannot be read: {error.strerror}")
     problem = None if formats.kind_of(entry.name) else formats.why_not_read(entry.name)
     problem = problem if stat.S_ISREG(status.st_mode) else "not a regular file"
-    return SourceFile(path, status.st_size, status.st_mtime_ns, captioned, problem)
+    return SourceFile(path, status.st_size, location.changed_ns(status), captioned, problem)

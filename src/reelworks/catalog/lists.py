@@ -37,6 +37,7 @@ from reelworks.catalog.integrity import OUTSIDE, is_text
 from reelworks.catalog.listing import NO_FILE, Listing, SourceFile
 from reelworks.catalog.location import MediaPath
 from reelworks.catalog.rows import SCHEMA, CatalogRows, as_numpy
+from reelworks.core import user_files
 from reelworks.core.errors import UserError
 
 _ROUNDABOUT = r"//|(^|/)\.{1,2}(/|$)|/$"
@@ -182,7 +183,7 @@ def _entry(path: str, root: str) -> SourceFile:
     except OSError as error:
         return SourceFile(path, 0, 0, False, f"cannot be read: {error.strerror}")
     problem = None if stat.S_ISREG(status.st_mode) else "not a regular file"
-    return SourceFile(path, status.st_size, status.st_mtime_ns, True, problem)
+    return SourceFile(path, status.st_size, location.changed_ns(status), True, problem)
 
 
 def _check_quotes(file: Path) -> None:
@@ -237,6 +238,7 @@ def read(source: Source) -> Listing:
 
 
 _STATED = ("num_frames", "height", "width", "fps")
+_MOST_STATED = 1 << 40
 
 
 def _with_measures(entries: list[SourceFile], table: Any, source: Source) -> list[SourceFile]:
@@ -273,7 +275,9 @@ def _probe(path: str, num_frames: float, height: float, width: float, fps: float
     kind = formats.kind_of(path) or "video"
     if kind == "image":
         num_frames, fps = 1, 0.0
-    sizes_are_whole = all(value >= 1 and value.is_integer() for value in (float(num_frames), height, width))
+    sizes_are_whole = all(
+        1 <= value <= _MOST_STATED and value.is_integer() for value in (float(num_frames), height, width)
+    )
     if not sizes_are_whole or not (0 < fps < math.inf or kind == "image"):
         return None
     return probe.Probe(
@@ -289,6 +293,7 @@ def _probe(path: str, num_frames: float, height: float, width: float, fps: float
 def _table(file: MediaPath) -> Any:
     try:
         path = Path(str(location.local(remote.current(file))))
+        user_files.require(path, user_files.LIST)
         parse = {".parquet": pa.parquet.read_table, ".jsonl": pa.json.read_json}.get(file.suffix.lower(), _csv)
         table = parse(path)
         table = table.rename_columns([name.strip() for name in table.column_names])

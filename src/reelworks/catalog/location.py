@@ -10,13 +10,14 @@ from __future__ import annotations
 import errno
 import functools
 import io
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import Any
 
 from reelworks.catalog.formats import ARCHIVE_SUFFIX
-from reelworks.core import digests
+from reelworks.core import digests, user_files
 from reelworks.core.errors import UserError
 from reelworks.core.file_cache import FileCache
 
@@ -103,14 +104,22 @@ class Location:
         assert self.start is None
         return Location(self.file.removesuffix(self.suffix) + suffix, self.name.removesuffix(self.suffix) + suffix)
 
-    def read_bytes(self) -> bytes:
-        """Read the bytes of a file, without a local copy."""
+    def read_bytes(self, most: int) -> bytes:
+        """Read a whole file of at most so many bytes, without a local copy."""
+        assert self.start is None
+        if not is_url(self.file):
+            return user_files.read_bytes(Path(self.file), most)
         fs, path = filesystem(self.file)
+        user_files.require_size(self, int(fs.info(path).get("size") or 0), most)
         data: bytes = fs.cat_file(path)
         return data
 
-    def bytes_at(self, start: int, size: int) -> bytes:
-        """Read a range of the file or archive, without a local copy."""
+    def bytes_at(self, start: int, size: int, most: int) -> bytes:
+        """Read a range of the file or archive, of at most so many bytes, without a local copy."""
+        user_files.require_size(self, size, most)
+        if not is_url(self.file):
+            with Location(self.file, self.name, start, size).open() as file:
+                return file.read()
         fs, path = filesystem(self.file)
         data: bytes = fs.cat_file(path, start=start, end=start + size)
         return data
@@ -127,11 +136,12 @@ class Location:
         except Exception as error:  # libraries of storages raise errors of their own when they cannot reach it
             raise OSError(errno.EHOSTUNREACH, f"{type(error).__name__}: {error}") from error
 
-    def open(self, mode: Literal["rb"]) -> io.BufferedReader:
-        """Open a local location for reading, as `Path.open`."""
+    def open(self) -> io.BufferedReader:
+        """Open a local location for reading; see `user_files.opened`."""
         if self.start is None:
-            return Path(self.file).open(mode)
-        return io.BufferedReader(_Range(Path(self.file).open(mode, buffering=0), self.start, self.size))
+            whole: io.BufferedReader = user_files.opened(Path(self.file))
+            return whole
+        return io.BufferedReader(_Range(user_files.opened(Path(self.file), buffering=0), self.start, self.size))
 
 
 MediaPath = Path | Location
@@ -151,6 +161,19 @@ def local(file: MediaPath) -> MediaPath:
     return file.local() if isinstance(file, Location) else file
 
 
+def opened(file: MediaPath) -> io.BufferedReader:
+    """Open a file on this machine, or its range, for reading; see `user_files.opened`."""
+    if isinstance(file, Location):
+        return file.open()
+    whole: io.BufferedReader = user_files.opened(file)
+    return whole
+
+
+def read_bytes(file: MediaPath, most: int) -> bytes:
+    """Read a whole file of at most so many bytes, wherever it is; a remote one is not copied."""
+    return file.read_bytes(most) if isinstance(file, Location) else user_files.read_bytes(file, most)
+
+
 def num_bytes(file: MediaPath) -> int:
     """Return the size of a local file, or of its range."""
     if isinstance(file, Location) and file.start is not None:
@@ -158,25 +181,30 @@ def num_bytes(file: MediaPath) -> int:
     return _path(file).stat().st_size
 
 
+def changed_ns(status: os.stat_result) -> int:
+    """Return a file's time of change in nanoseconds; one beyond the year 2262 is that of the last moment of a catalog."""
+    return min(max(status.st_mtime_ns, -(2**63)), 2**63 - 1)
+
+
 def stamp(file: MediaPath) -> tuple[int, int]:
     """Return size and time of change of a local file, or of the archive that it is in."""
     status = _path(file).stat()
-    return status.st_size, status.st_mtime_ns
+    return status.st_size, changed_ns(status)
 
 
 def fingerprint(file: MediaPath) -> str:
     """Return the fingerprint of a local file's content, or of its range; see `digests.fingerprint`."""
-    with file.open("rb") as opened:
-        return digests.fingerprint(opened, num_bytes(file))
+    with opened(file) as content:
+        return digests.fingerprint(content, num_bytes(file))
 
 
-def is_as_listed(file: MediaPath, size: int, changed_ns: int) -> bool:
+def is_as_listed(file: MediaPath, size: int, then_ns: int) -> bool:
     """Return whether a file has the size and time of change that it was listed with; a remote one is not asked."""
     if isinstance(file, Location) and is_url(file.file):
         return True  # it is read from the copy of this very version
     status = _path(file).stat()
     in_archive = isinstance(file, Location) and file.start is not None
-    return status.st_mtime_ns == changed_ns and (in_archive or status.st_size == size)
+    return changed_ns(status) == then_ns and (in_archive or status.st_size == size)
 
 
 def is_missing(file: MediaPath) -> bool:
@@ -185,7 +213,12 @@ def is_missing(file: MediaPath) -> bool:
 
 
 def ffmpeg_url(file: MediaPath) -> str:
-    """Return the address by which FFmpeg opens a local file; a range needs its protocol `subfile`."""
+    """Return the address by which FFmpeg opens a local file; a range needs its protocol `subfile`.
+
+    Raises:
+        OSError: It is missing, or no regular file, for which FFmpeg might wait without an end.
+    """
+    user_files.require(_path(file))
     path = str(_path(file).absolute())
     if isinstance(file, Location) and file.start is not None:
         return f"subfile,,start,{file.start},end,{file.start + file.size},,:{path}"

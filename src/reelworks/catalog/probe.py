@@ -238,7 +238,7 @@ def _demux(opened: av.container.InputContainer, track: av.VideoStream) -> _Demux
 
 
 def _picture(path: MediaPath) -> Probe:
-    with path.open("rb") as f, pictures.picture(f) as image:
+    with location.opened(path) as f, pictures.picture(f) as image:
         frames, milliseconds, has_alpha = pictures.shown_frames(image), [], False
         for number in frames:
             image.seek(number)

@@ -20,6 +20,7 @@ from reelworks.catalog.listing import (
     count_captions,
     count_text,
     extension_of,
+    settled,
 )
 from reelworks.catalog.location import Location, MediaPath
 from reelworks.core.errors import UserError
@@ -33,7 +34,7 @@ def list_address(name: str, url: str) -> Listing:
     """
     fs, root = location.filesystem(url)
     sidecars: Counter[str] = Counter()
-    entries = list(_entries(fs, root, _find(fs, root, name, url), sidecars))
+    entries = settled(_entries(fs, root, _find(fs, root, name, url), sidecars))
     if not any(formats.may_hold_clips(entry.path) for entry in entries):
         found = sidecars + Counter(extension_of(entry.path) for entry in entries)
         raise UserError(

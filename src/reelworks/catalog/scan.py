@@ -23,7 +23,7 @@ from reelworks.catalog.listing import Listing, list_folder
 from reelworks.catalog.location import MediaPath
 from reelworks.catalog.store import Catalog
 from reelworks.catalog.update import Listed, Task, Update
-from reelworks.core import ray_cluster
+from reelworks.core import files, ray_cluster
 from reelworks.core.errors import UserError
 from reelworks.core.ray_cluster import Engine, RayPool
 from reelworks.core.worker_pool import WorkerPool
@@ -105,7 +105,7 @@ def _scan(
         scenes.require()
     listings = [_listing(source) for source in sources]
     locked = lock.hold(catalog_path / ".lock", doing="scan", field="catalog", remedy="wait until it has ended")
-    with locked, ScanJournal(catalog_path) as journal:
+    with locked, files.writing("catalog", catalog_path), ScanJournal(catalog_path) as journal:
         catalog = Catalog.open_or_new(catalog_path)
         update = Update(catalog)
         pairs = zip(sources, listings, strict=True)

@@ -33,10 +33,14 @@ from numpy.typing import NDArray
 from reelworks.catalog import integrity, part_files
 from reelworks.catalog.part_files import PartFile, Stored
 from reelworks.catalog.rows import DERIVED, SCHEMA, CatalogRows, derive
-from reelworks.core import digests, files
+from reelworks.core import arguments, cores, digests, files, user_files
+from reelworks.core.arguments import checked
+from reelworks.core.config import Config
 from reelworks.core.errors import UserError
+from reelworks.core.words import named
 
 if TYPE_CHECKING:
+    from reelworks.catalog.config import DatasetConfig
     from reelworks.core.ray_cluster import Engine
 
 FORMAT_VERSION = 3
@@ -88,9 +92,16 @@ class Catalog:
     compacted: int = 0
 
     @classmethod
+    @named(catalog="to", path="folders")
+    @checked(
+        folders=arguments.any_of(arguments.PATH, arguments.a(Mapping, Sequence, Config)),
+        to=arguments.PATH,
+        workers=arguments.whole(0),
+        engine=arguments.one_of("local", "ray"),
+    )
     def scan(
         cls,
-        folders: str | Path | Mapping[str, str | Path],
+        folders: str | Path | Mapping[str, str | Path] | DatasetConfig | Sequence[DatasetConfig],
         *,
         to: str | Path,
         workers: int = 0,
@@ -99,7 +110,8 @@ class Catalog:
         """Bring a catalog up to date with folders of videos and pictures, or with lists of them.
 
         Args:
-            folders: One folder or list, or several by the name of their dataset.
+            folders: One folder or list, or several by the name of their dataset; or `DatasetConfig`s, as `DataSpec` takes
+                them, whose folders of companions are read too.
             to: Folder of the catalog; created if it does not exist. Unchanged files are not opened again.
             workers: Number of threads or processes that read files; 0 uses one for each core.
             engine: "ray" reads the files on all nodes of a Ray cluster, whatever `workers` is.
@@ -107,15 +119,29 @@ class Catalog:
         Raises:
             UserError: A folder is missing or holds no media, the catalog cannot be written, or there is no Ray.
         """
-        from reelworks.catalog import scan
+        from reelworks.catalog import companions, scan
         from reelworks.catalog.config import DatasetConfig
 
-        named = folders if isinstance(folders, Mapping) else {None: folders}
-        sources = [DatasetConfig(path=str(path), name=name).place for name, path in named.items()]
-        scan.scan_sources(sources, Path(to), workers=workers or os.cpu_count() or 1, engine=engine)
+        if isinstance(folders, DatasetConfig):
+            folders = [folders]
+        if isinstance(folders, str | Path):
+            datasets = [DatasetConfig(path=str(folders))]
+        elif isinstance(folders, Mapping):
+            datasets = [DatasetConfig(path=str(path), name=name) for name, path in folders.items()]
+        else:
+            datasets = list(arguments.checked_value("folders", folders, arguments.each(arguments.a(DatasetConfig))))
+        sources = [dataset.place for dataset in datasets]
+        sources += [
+            source
+            for d, place in zip(datasets, sources, strict=True)
+            for source in companions.sources(place, d.companions)
+        ]
+        scan.scan_sources(sources, Path(to), workers=workers or cores.count(), engine=engine)
         return cls.open(to)
 
     @classmethod
+    @named(catalog="path")
+    @checked(path=arguments.PATH, version=arguments.optional(arguments.whole()))
     def open(cls, path: str | Path, version: int | None = None) -> Catalog:
         """Open a catalog as it is, or as it was when it had `version` parts.
 
@@ -143,6 +169,18 @@ class Catalog:
                 remedy=f"give a number from 0 to {len(parts)}, or leave it out for the newest",
             )
         return cls(path, parts[:version], compacted)
+
+    def __repr__(self) -> str:
+        return (
+            f"Catalog({str(self.path)!r}, version {self.version}, {sum(p.rows - p.retired for p in self.parts)} clips)"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the place and the version: another process opens the same files, which it must be able to read."""
+        return _reopened, (self.path.absolute(), self.parts, self.compacted)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Catalog:
+        return self  # a version never changes
 
     @classmethod
     def open_or_new(cls, path: Path) -> Catalog:
@@ -357,6 +395,11 @@ class Catalog:
         """
         newest = Catalog.open_or_new(self.path)
         assert self.parts == newest.parts, "only the newest version can grow"
+        if problems := integrity.problems(rows):
+            at, problem = next(iter(problems.items()))
+            raise AssertionError(
+                f"a row of {rows.column('path')[at].as_py()!r} that the catalog would refuse: {problem}"
+            )
         rows = rows.sort_by("uid")
         first = sum(part.rows for part in self.parts)
         ordinals = pa.array(np.arange(first, first + len(rows)), type=pa.int64())
@@ -370,6 +413,20 @@ class Catalog:
         grown = Catalog(self.path, (*self.parts, part), newest.compacted)
         write_parts(grown)
         return grown
+
+
+def _reopened(path: Path, parts: tuple[Part, ...], compacted: int) -> Catalog:
+    """Return a pickled catalog; refuse another one that has taken its place."""
+    catalog = Catalog.open(path, len(parts)) if parts else Catalog(path, parts, compacted)
+    if catalog.parts != parts:
+        raise UserError(
+            "the catalog in this folder is not the one that was pickled: it was scanned anew since",
+            code="catalog-replaced",
+            field="catalog",
+            value=str(path),
+            remedy="open the catalog again with Catalog.open, and pickle that",
+        )
+    return catalog
 
 
 def too_old(path: Path, version: int, compacted: int) -> UserError:
@@ -423,7 +480,7 @@ def write_parts(catalog: Catalog, path: Path | None = None) -> None:
 
 def _read_parts(path: Path) -> tuple[tuple[Part, ...], int]:
     try:
-        stored = json.loads((path / "catalog.json").read_text(encoding="utf-8"))
+        stored = user_files.read_json(path / "catalog.json")
         newer = stored["format"] > FORMAT_VERSION
         parts = () if newer else tuple(Part.from_json(part) for part in stored["parts"])
         compacted = 0 if newer else int(stored.get("compacted", 0))  # format 1 has no compaction

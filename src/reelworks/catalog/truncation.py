@@ -22,7 +22,7 @@ def missing_bytes(path: MediaPath) -> int:
     length, and for files whose length a live recorder left open.
     """
     size = location.num_bytes(path)
-    with path.open("rb") as f:
+    with location.opened(path) as f:
         head = f.read(12)
         if head[4:8] in _MP4_BOXES:
             end = _mp4_end(f, size)

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from reelworks.catalog import (
     clip_ranges,
+    integrity,
     lists,
     location,
     probe,
@@ -200,7 +201,7 @@ class Update:
             self._wait(-1, values | self._listed_values(listed, number) | measures | {"uid": uid})
 
     def _wait(self, position: int, values: dict[str, Any]) -> None:
-        self._waiting.append((position, values))
+        self._waiting.append((position, {name: _as_utf8(value) for name, value in values.items()}))
         if len(self._waiting) >= _ROWS_PER_BATCH:
             self._flush()
 
@@ -226,7 +227,14 @@ class Update:
         positions = np.array([p for p, _ in self._waiting if p >= 0], dtype=np.int64)
         former = iter(self._live.take(positions).to_table().to_pylist())
         rows = [(next(former) if p >= 0 else {}) | values for p, values in self._waiting]
-        self._batches.append(pa.Table.from_pylist(rows, schema=schema(self._scores)))
+        table = pa.Table.from_pylist(rows, schema=schema(self._scores))
+        if problems := integrity.problems(table):  # a file with such measures is damaged, whatever its decoder says
+            for at, problem in problems.items():
+                rows[at] |= probe.Probe(kind_of(rows[at]["path"]) or "other").values() | {"first_frame": 0}
+                rows[at] |= {name: None for name in table.column_names if name.startswith(SCORE)} | {"error": problem}
+                self.bad_files.append((f"{rows[at]['root']}/{rows[at]['path']}", problem))
+            table = pa.Table.from_pylist(rows, schema=schema(self._scores))
+        self._batches.append(table)
         self._waiting = []
 
     def table(self) -> Any:
@@ -238,6 +246,11 @@ class Update:
         """Return the ordinals of rows to retire: changed files, and vanished files of these datasets."""
         scanned = pc.is_in(self._live.dataset.dictionary_decode(), value_set=pa.array(datasets, pa.string()))
         return self._live.ordinal[self._replaced | (as_numpy(scanned) & ~self._listed)]
+
+
+def _as_utf8(value: Any) -> Any:
+    """Return a text that can be stored: half of a surrogate pair, which JSON and metadata may have, becomes "?"."""
+    return value.encode(errors="replace").decode() if isinstance(value, str) and not value.isascii() else value
 
 
 def uids_of(dataset: str, paths: Sequence[str], clips: Sequence[str] = ()) -> NDArray[np.uint64]:

@@ -5,6 +5,6 @@ Folders and manifests are authoritative; `latest` is a hint, and `history.jsonl`
 information is the metrics recorded after a save. Files that do not match our naming rules are never touched.
 
 May import core, run and torch.distributed.checkpoint; listing, explaining, verifying and deleting work without
-torch (`tests/test_layers.py` names the modules) and so start instantly. It does not know models, optimizers or
-the trainer: state comes as nested dicts of tensors and plain values.
+torch (`tests/test_layers.py` names the modules) and so start instantly. It does not know the trainer: a state is
+objects with a `state_dict`, tensors and plain values, by the names of its parts.
 """

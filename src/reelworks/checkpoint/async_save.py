@@ -10,16 +10,18 @@ from __future__ import annotations
 import re
 import sys
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Unpack
 
 import torch
+from torch import Tensor
 from torch.distributed.checkpoint._state_dict_stager import StateDictStager
 
 from reelworks.checkpoint import save, shards
+from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.checkpoint.save import Saved, SaveDetails, Saving
-from reelworks.checkpoint.store import CheckpointStore
 from reelworks.distributed import collectives
 from reelworks.distributed.mesh import local
 
@@ -73,7 +75,7 @@ class Background:
 
     def lacks_memory(self, state: dict[str, Any]) -> str:
         """Return why a state cannot be staged, empty if it can. Collective, and equal on all ranks."""
-        need_bytes = max(held_bytes(state) - self._staged_bytes, 0) * self.processes_on_host
+        need_bytes = max(held_bytes(shards.tensors_in(state)) - self._staged_bytes, 0) * self.processes_on_host
         free_bytes = available_bytes()
         short = collectives.on_all(lambda: (need_bytes, free_bytes) if need_bytes > free_bytes else None)
         for rank, numbers in enumerate(short):
@@ -82,7 +84,7 @@ class Background:
                 return f"rank {rank} has {free_gb} of memory left, and staging takes {need_gb}"
         return ""
 
-    def start(self, store: CheckpointStore, step: int, state: dict[str, Any], **details: Unpack[SaveDetails]) -> None:
+    def start(self, store: CheckpointFolder, step: int, state: dict[str, Any], **details: Unpack[SaveDetails]) -> None:
         """Stage a state and begin to write it. Collective; the state may change as soon as this returns."""
         assert self._saving is None, "a save is in progress"
         self._saving = save.begin(store, step, state, stage=self._stage, **details)
@@ -97,19 +99,19 @@ class Background:
         saving, self._saving, self._thread = self._saving, None, None
         return saving.finish()
 
-    def _stage(self, state: dict[str, Any]) -> dict[str, Any]:
+    def _stage(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         pinned = torch.cuda.is_available()
         if self._stager is None:
             # Not DefaultStager, which in torch 2.11 serves a single save.
             self._stager = StateDictStager(pin_memory=pinned, share_memory=False)
-        staged = self._stager.stage(state, non_blocking=pinned)
+        staged = self._stager.stage(tensors, non_blocking=pinned)
         if pinned:
             torch.cuda.synchronize()
         assert isinstance(staged, dict)
-        self._staged_bytes = held_bytes(state)
+        self._staged_bytes = held_bytes(tensors.values())
         return staged
 
 
-def held_bytes(state: Any) -> int:
-    """Return the bytes of a state's tensors on this rank, replicas included."""
-    return sum(local(value).nbytes for value in shards.leaves(state) if isinstance(value, torch.Tensor))
+def held_bytes(tensors: Iterable[Tensor]) -> int:
+    """Return the bytes of tensors on this rank, replicas included."""
+    return sum(local(tensor).nbytes for tensor in tensors)

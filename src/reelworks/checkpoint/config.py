@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
 from reelworks.core import units
-from reelworks.core.config import Config
+from reelworks.core.config import Config, PublicConfig
 from reelworks.core.errors import UserError
 
 Weights = Literal["ema", "model"]
@@ -19,7 +19,7 @@ LoraFormat = Literal["diffusers", "comfyui", "kohya"]
 _SECRET = re.compile("key|secret|token|passw|credential|connection_string", re.IGNORECASE)
 
 
-class KeepBest(Config):
+class KeepBest(PublicConfig):
     """Keep the checkpoints with the best values of one metric; `mode` is never guessed from its name.
 
     Attributes:
@@ -27,11 +27,16 @@ class KeepBest(Config):
             that `reelworks eval --record` adds.
         mode: Whether the lowest or the highest value is the best.
         n: Number of checkpoints to keep.
+
+    Examples:
+        >>> import reelworks as rw
+        >>> rw.Retention(keep_best=rw.KeepBest(metric="accuracy", mode="max", n=2)).keep_last
+        3
     """
 
-    metric: str = Field("validation/loss", min_length=1)
+    metric: str = Field(default="validation/loss", min_length=1)
     mode: Literal["min", "max"] = "min"
-    n: int = Field(1, ge=1)
+    n: int = Field(default=1, ge=1)
 
 
 class MirrorConfig(Config):
@@ -46,10 +51,10 @@ class MirrorConfig(Config):
     """
 
     url: str = Field(min_length=1)
-    options: dict[str, str | int | float | bool] = Field({})
-    keep_last: int = Field(3, ge=1)
+    options: dict[str, str | int | float | bool] = Field(default={})
+    keep_last: int = Field(default=3, ge=1)
     keep_best: KeepBest | None = KeepBest()
-    keep_every: int | None = Field(None, ge=1)
+    keep_every: int | None = Field(default=None, ge=1)
 
     @model_validator(mode="after")
     def _no_secrets(self) -> Self:
@@ -67,7 +72,7 @@ class MirrorConfig(Config):
         return self
 
 
-class Retention(Config):
+class Retention(PublicConfig):
     """Rules that keep checkpoints, and limits on their number and size.
 
     Attributes:
@@ -86,11 +91,11 @@ class Retention(Config):
         172800.0
     """
 
-    keep_last: int = Field(3, ge=1)
+    keep_last: int = Field(default=3, ge=1)
     keep_best: KeepBest | None = KeepBest()
-    keep_every: int | None = Field(None, ge=1)
+    keep_every: int | None = Field(default=None, ge=1)
     keep_within: str | None = None
-    save_total_limit: int | None = Field(None, ge=1)
+    save_total_limit: int | None = Field(default=None, ge=1)
     max_disk: str | None = None
     min_free: str | None = None
 
@@ -137,12 +142,12 @@ class CheckpointsConfig(Retention):
         mirror: A second place that checkpoints are copied to, and fetched from if the run folder has none.
     """
 
-    every_steps: int | None = Field(500, ge=1)
-    every_minutes: float | None = Field(None, gt=0)
+    every_steps: int | None = Field(default=500, ge=1)
+    every_minutes: float | None = Field(default=None, gt=0)
     at_epoch_end: bool = False
     at_best: bool = False
     asynchronous: Literal["auto"] | bool = "auto"
-    grace_seconds: float | None = Field(None, gt=0)
+    grace_seconds: float | None = Field(default=None, gt=0)
     on_full: Literal["wait", "weights-only", "stop"] = "wait"
     mirror: MirrorConfig | None = None
 
@@ -175,11 +180,12 @@ class ExportsConfig(Config):
         dtype: Data type of the written weights; tensors that are not floating point keep theirs.
         formats: Key conventions to write a LoRA in, one file each: "diffusers", "comfyui", "kohya".
         every_n_saves: Write weights with every n-th save.
-        keep_last: How many exports stay; None keeps all. Other files in the folder are never touched.
+        keep_last: How many exports stay; None keeps all. "auto" keeps all of a LoRA, which are small, as long as a tenth
+            of the disk is free, and three of full weights. Other files in the folder are never touched.
     """
 
     weights: Weights | None = None
     dtype: Dtype = "bfloat16"
-    formats: list[LoraFormat] = Field(["diffusers"], min_length=1)
-    every_n_saves: int = Field(1, ge=1)
-    keep_last: int | None = Field(3, ge=1)
+    formats: list[LoraFormat] = Field(default=["diffusers"], min_length=1)
+    every_n_saves: int = Field(default=1, ge=1)
+    keep_last: Annotated[int, Field(ge=1)] | Literal["auto"] | None = "auto"

@@ -148,7 +148,7 @@ def forecast(
     """Simulate the policy over a run. Checkpoints that only `keep_within` keeps cannot be foreseen, nor counted.
 
     Args:
-        checkpoint_bytes: Bytes of one checkpoint: `shards.local_bytes`, summed over ranks.
+        checkpoint_bytes: Bytes of one checkpoint: `shards.num_bytes`, summed over ranks.
         steps: Steps of the saves to come, ascending (`saves`).
         existing: Valid checkpoints on disk.
     """

@@ -9,8 +9,8 @@ from typing import Any
 
 from reelworks.checkpoint import names, retention
 from reelworks.checkpoint.config import Retention
+from reelworks.checkpoint.folder import CheckpointFolder, CheckpointInfo
 from reelworks.checkpoint.policy import Decision, rank_best
-from reelworks.checkpoint.store import CheckpointInfo, CheckpointStore
 from reelworks.checkpoint.verify import damage
 from reelworks.core.errors import UserError
 
@@ -20,7 +20,7 @@ Row = dict[str, Any]
 _ENDS = {"deleting": "deleted", "deleted": "deleted", "quarantined": "set aside"}
 
 
-def rows(store: CheckpointStore, policy: Retention) -> list[Row]:
+def rows(store: CheckpointFolder, policy: Retention) -> list[Row]:
     """Return every checkpoint, damaged ones too, and the policy's decision at the next save, oldest first."""
     good, broken = store.scan()
     decisions = {decision.step: decision for decision in retention.plan(store, policy)}
@@ -64,7 +64,7 @@ def finite(metrics: Mapping[str, float | None]) -> dict[str, float]:
     return {name: v for name, v in metrics.items() if v is not None and math.isfinite(v)}
 
 
-def row(store: CheckpointStore, policy: Retention, step: int) -> Row:
+def row(store: CheckpointFolder, policy: Retention, step: int) -> Row:
     """Return the row of one step; raises `UserError` if it has no checkpoint."""
     match = next((r for r in rows(store, policy) if r["step"] == step), None)
     if match is None:
@@ -72,7 +72,7 @@ def row(store: CheckpointStore, policy: Retention, step: int) -> Row:
     return match
 
 
-def details(store: CheckpointStore, policy: Retention, step: int) -> Row:
+def details(store: CheckpointFolder, policy: Retention, step: int) -> Row:
     """Return a step's row with the fields of its manifest; raises as `row` does."""
     facts = row(store, policy, step)
     if "bytes" not in facts:  # the manifest is not readable
@@ -81,7 +81,7 @@ def details(store: CheckpointStore, policy: Retention, step: int) -> Row:
     return {**{key: manifest[key] for key in ("save_id", "run_id", "world_size", "versions", "files")}, **facts}
 
 
-def best(store: CheckpointStore, policy: Retention) -> Row:
+def best(store: CheckpointFolder, policy: Retention) -> Row:
     """Return the row of the best checkpoint by the recipe's `keep_best`, which some checkpoint must have."""
     ranked = rank_best(retention.whole(store), policy.keep_best)
     if not ranked:
@@ -98,7 +98,7 @@ def best(store: CheckpointStore, policy: Retention) -> Row:
     return row(store, policy, ranked[0])
 
 
-def verified(store: CheckpointStore, steps: list[int], full: bool) -> list[Row]:
+def verified(store: CheckpointFolder, steps: list[int], full: bool) -> list[Row]:
     """Check checkpoints against their manifests, by size or also by digest, and change nothing."""
     listed = []
     for step in steps:
@@ -109,7 +109,7 @@ def verified(store: CheckpointStore, steps: list[int], full: bool) -> list[Row]:
     return listed
 
 
-def explain(store: CheckpointStore, policy: Retention, step: int) -> Row:
+def explain(store: CheckpointFolder, policy: Retention, step: int) -> Row:
     """Return the state of a step's checkpoint, the reasons and its history, even if it was deleted."""
     history = store.history()
     events = [event for event in history if event.get("step") == step]

@@ -13,13 +13,14 @@ from pydantic import Field, ValidationError, model_validator
 from reelworks.checkpoint import names
 from reelworks.core import digests, files, retry
 from reelworks.core.config import Config
+from reelworks.core.errors import CommonError
 
 FORMAT_VERSION = 1
 FILE_NAME = "manifest.json"
 Metrics = dict[str, float | None]
 
 
-class BadCheckpoint(Exception):  # noqa: N818
+class BadCheckpoint(CommonError):  # noqa: N818
     """A checkpoint must not be loaded; `reason` says why."""
 
     def __init__(self, reason: str) -> None:

@@ -3,7 +3,9 @@
 step-000012000/                    a committed checkpoint
 .tmp-step-000012000-1f0c.../       a save in progress, named after its save id
 .trash-step-000009000-77aa.../     deleted, not yet unlinked
-.bad-step-000010000-52d1.../       failed verification, or set aside by --resume STEP; stays for inspection
+.old-step-000012000-3b9e.../       replaced by another save of its step, which may not have been published yet
+.bad-step-000010000-52d1.../       failed verification; the newest few stay for inspection
+.aside-step-000010000-52d1.../     of another branch, which training left for an earlier step; stays
 pins/step-000012000                an empty file that protects its checkpoint from deletion
 history.jsonl, latest
 """
@@ -16,12 +18,16 @@ import uuid
 HISTORY = "history.jsonl"
 LATEST = "latest"
 PINS = "pins"
+LOCK = ".lock"
 IN_FLIGHT = ".tmp-"
-# Inside a checkpoint: the folder of its tensors, and the position of training in the data.
-DCP = "dcp"
+BAD = ".bad-"
+# Inside a checkpoint: the folder of its tensors, everything else of the state, the position of training in the data.
+TENSORS = "tensors"
+STATE = "state.json"
 CURSOR = "cursor.json"
 
 _STEP = re.compile(r"step-(\d{9,})")
+_REPLACED = re.compile(r"\.old-(step-\d{9,})-[0-9a-f]{12}")
 # Leftovers of a killed process: saves in progress, half-emptied trash, an unfinished `latest`.
 _LEFTOVER = re.compile(r"\.(tmp|trash)-step-\d{9,}-[0-9a-f]{12}|\.latest\.[0-9a-f]{8}\.tmp")
 
@@ -55,7 +61,23 @@ def trash(step: int) -> str:
 
 def bad(step: int) -> str:
     """Return a new name for a quarantined checkpoint."""
-    return f".bad-{of_step(step)}-{fresh_id()}"
+    return f"{BAD}{of_step(step)}-{fresh_id()}"
+
+
+def aside(step: int) -> str:
+    """Return a new name for a checkpoint of another branch."""
+    return f".aside-{of_step(step)}-{fresh_id()}"
+
+
+def replaced(step: int) -> str:
+    """Return a new name for a checkpoint while another save of its step is published."""
+    return f".old-{of_step(step)}-{fresh_id()}"
+
+
+def parse_replaced(name: str) -> int | None:
+    """Return the step in a name that `replaced` returned; None for any other name."""
+    match = _REPLACED.fullmatch(name)
+    return None if match is None else parse_step(match[1])
 
 
 def is_leftover(name: str) -> bool:

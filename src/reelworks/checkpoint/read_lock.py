@@ -49,5 +49,5 @@ def _gone(path: Path) -> UserError:
         code="no-such-checkpoint",
         field="checkpoint",
         value=str(path),
-        remedy="choose another one; `reelworks checkpoints explain` says why it was deleted",
+        remedy="choose another one; history.jsonl beside it says why it was deleted",
     )

@@ -11,13 +11,13 @@ from pathlib import Path
 
 from reelworks.checkpoint import names, read_lock
 from reelworks.checkpoint.config import Retention
+from reelworks.checkpoint.folder import CheckpointFolder, CheckpointInfo
 from reelworks.checkpoint.policy import Decision, PolicyTime, plan_retention
-from reelworks.checkpoint.store import CheckpointInfo, CheckpointStore
 from reelworks.checkpoint.verify import damage
 from reelworks.core.errors import UserError
 
 
-def plan(store: CheckpointStore, policy: Retention, in_use: Collection[int] = ()) -> list[Decision]:
+def plan(store: CheckpointFolder, policy: Retention, in_use: Collection[int] = ()) -> list[Decision]:
     """Return the decisions that `apply_retention` would carry out, and delete nothing.
 
     `in_use` are steps to keep besides those that a process reads through `read_lock.reading`.
@@ -26,7 +26,7 @@ def plan(store: CheckpointStore, policy: Retention, in_use: Collection[int] = ()
     return plan_retention(infos, policy, _moment(store, infos, policy, in_use))
 
 
-def apply_retention(store: CheckpointStore, policy: Retention, in_use: Collection[int] = ()) -> list[Decision]:
+def apply_retention(store: CheckpointFolder, policy: Retention, in_use: Collection[int] = ()) -> list[Decision]:
     """Delete the checkpoints that the policy does not keep, oldest first, and return all decisions; on rank 0."""
     decisions = plan(store, policy, in_use)
     for i, decision in enumerate(decisions):
@@ -38,19 +38,19 @@ def apply_retention(store: CheckpointStore, policy: Retention, in_use: Collectio
     return decisions
 
 
-def prune(store: CheckpointStore, policy: Retention) -> list[Decision]:
+def prune(store: CheckpointFolder, policy: Retention) -> list[Decision]:
     """Sweep leftovers of dead processes, then apply the policy; for a command that holds the run's lock."""
     store.sweep()
     return apply_retention(store, policy)
 
 
-def whole(store: CheckpointStore) -> list[CheckpointInfo]:
+def whole(store: CheckpointFolder) -> list[CheckpointInfo]:
     """Return the checkpoints whose files all exist with their sizes; damaged ones are not subject to retention."""
     return [info for info in store.list() if not damage(info.path)]
 
 
 def _moment(
-    store: CheckpointStore, infos: Sequence[CheckpointInfo], policy: Retention, in_use: Collection[int]
+    store: CheckpointFolder, infos: Sequence[CheckpointInfo], policy: Retention, in_use: Collection[int]
 ) -> PolicyTime:
     now = time.time()
     in_use = {*in_use, *(info.step for info in infos if read_lock.is_read(info.path))}

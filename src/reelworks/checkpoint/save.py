@@ -1,7 +1,7 @@
 """Save a checkpoint: write it to a temporary folder, check it, and publish it by one rename.
 
-    space check → new temporary folder → every rank writes its shards through torch.distributed.checkpoint
-    and digests them → manifest, last → fsync → rename to a free name → fsync of the parent → history
+    space check → new temporary folder → every rank writes its tensors and digests them → everything else of the
+    state → manifest, last → fsync → rename to a free name → fsync of the parent → history
 
 A checkpoint exists exactly if its rename happened. An error or a crash before that loses this save and nothing
 else; a failure on one rank raises the same error on all.
@@ -9,10 +9,8 @@ else; a failure on one rank raises the same error on all.
 
 from __future__ import annotations
 
-import os
 import platform
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -21,15 +19,17 @@ from typing import Any, TypedDict, Unpack
 
 import numpy as np
 import torch
+from torch import Tensor
 
 import reelworks
-from reelworks.checkpoint import disk_space, manifest, names, shards
+from reelworks.checkpoint import disk_space, manifest, names, shards, state_file
+from reelworks.checkpoint.folder import CheckpointFolder, CheckpointInfo
 from reelworks.checkpoint.manifest import BadCheckpoint, FileEntry, Manifest
 from reelworks.checkpoint.shards import Shards, Written
-from reelworks.checkpoint.store import CheckpointInfo, CheckpointStore
+from reelworks.checkpoint.state_file import EncodedState
 from reelworks.checkpoint.verify import verify
 from reelworks.core import digests, storage
-from reelworks.core.errors import UserError
+from reelworks.core.errors import CommonError, UserError
 from reelworks.distributed import collectives
 
 
@@ -43,7 +43,7 @@ class DiskFull(SaveFailed):
 
 @dataclass(frozen=True)
 class Saved:
-    """Result of a save, equal on all ranks; `fresh` is False if the step had a valid checkpoint, which was kept."""
+    """Result of a save, equal on all ranks; `fresh` is False if the step had a checkpoint of this content, which stays."""
 
     info: CheckpointInfo
     seconds: float
@@ -63,15 +63,16 @@ class SaveDetails(TypedDict, total=False):
     run_id: str  # the run's id in `run.json`
 
 
-def save(store: CheckpointStore, step: int, state: dict[str, Any], **details: Unpack[SaveDetails]) -> Saved:
+def save(store: CheckpointFolder, step: int, state: Mapping[str, Any], **details: Unpack[SaveDetails]) -> Saved:
     """Write and publish a checkpoint. Collective over the default process group, if there is one.
 
-    The store is the same folder on all ranks. The state is nested dicts of tensors, DTensors and plain values, e.g.
-    `{"model": ..., "optimizer": ...}`.
+    The store is the same folder on all ranks. The state is what `state_file.encode` takes: objects with a `state_dict`,
+    tensors, DTensors, and plain values in dicts and lists, by the names of parts.
 
     Raises:
         DiskFull: The disk has too little room, before or while writing.
         SaveFailed: Any rank failed for another reason.
+        UserError: A value cannot be stored so that it comes back.
     """
     saving = begin(store, step, state, **details)
     saving.write()
@@ -79,62 +80,47 @@ def save(store: CheckpointStore, step: int, state: dict[str, Any], **details: Un
 
 
 def begin(
-    store: CheckpointStore,
+    store: CheckpointFolder,
     step: int,
-    state: dict[str, Any],
-    stage: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+    state: Mapping[str, Any],
+    stage: Callable[[dict[str, Tensor]], dict[str, Tensor]] | None = None,
     **details: Unpack[SaveDetails],
 ) -> Saving:
     """Begin a save that `Saving.write` and `Saving.finish` complete; otherwise as `save`. Collective.
 
-    `stage` copies the state after the space check. Without it the state must not change until it is written.
+    `stage` copies the tensors after the space check. Without it they must not change until they are written.
     """
-    saving = Saving(store, step, **details)
     with _raising_save_failed(store):
-        saving.present = collectives.on_first(lambda: _present(store, step))
-        if saving.present is not None:
-            return saving
-        state_bytes = sum(collectives.on_all(lambda: shards.local_bytes(state)))
+        encoded = state_file.encode(state)
+        tensors = encoded.tensors
+        saving = Saving(store, step, encoded, **details)
+        state_bytes = sum(collectives.on_all(lambda: shards.num_bytes(tensors.values()) + encoded.num_bytes))
         saving.temporary = temporary = collectives.on_first(lambda: saving.open_folder(state_bytes))
         with _removed_on_failure(temporary):
             collectives.on_all(lambda: _require_shared(temporary))
             if stage is not None:
-                state = collectives.each(lambda: stage(state))
-            saving.shards = Shards.plan(temporary / names.DCP, state)
+                tensors = collectives.each(lambda: stage(tensors))
+            saving.shards = Shards.plan(temporary, tensors)
     return saving
-
-
-def _present(store: CheckpointStore, step: int) -> CheckpointInfo | None:
-    """Return the valid checkpoint of a step, if there is one; a bad one is quarantined when publishing."""
-    if step not in store.steps():
-        return None
-    try:
-        verify(store.path(step), full=True)
-    except BadCheckpoint:
-        return None
-    return store.info(step)
 
 
 def _require_shared(temporary: Path) -> None:
     """Refuse a folder that only rank 0 sees, since its manifest could not cover the other ranks' files."""
-    if not (temporary / names.DCP).is_dir():
+    if not (temporary / names.TENSORS).is_dir():
         raise RuntimeError(f"{temporary.parent} is not the same folder here as on rank 0")
 
 
 @dataclass
 class Saving:
-    """A save that has begun.
+    """A save that has begun."""
 
-    If the step was saved before, `present` is its valid checkpoint, and nothing is written to `temporary`.
-    """
-
-    store: CheckpointStore
+    store: CheckpointFolder
     step: int
+    encoded: EncodedState
     extra: Mapping[str, bytes] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     run_id: str = ""
     began: float = field(default_factory=time.perf_counter)
-    present: CheckpointInfo | None = None
     temporary: Path | None = None
     shards: Shards | None = None
     _written: Written | Exception | None = None
@@ -147,52 +133,70 @@ class Saving:
         temporary = root / names.in_flight(self.step, names.fresh_id())
         storage.mkdir(temporary)
         try:
-            storage.mkdir(temporary / names.DCP)
+            storage.mkdir(temporary / names.TENSORS)
         except OSError:
             storage.rmtree_if_possible(temporary)
             raise
         return temporary
 
     def write(self) -> None:
-        """Write this rank's shards. Not collective; may run on any thread. `finish` raises its errors."""
-        if self.shards is not None:
-            try:
-                self._written = self.shards.write()
-            except Exception as error:
-                self._written = error
+        """Write this rank's tensors. Not collective; may run on any thread. `finish` raises its errors."""
+        assert self.shards is not None
+        try:
+            self._written = self.shards.write()
+        except Exception as error:
+            self._written = error
 
     def finish(self) -> Saved:
         """Publish what all ranks have written. Collective; raises as `save` does."""
-        if self.present is not None:
-            return Saved(self.present, time.perf_counter() - self.began, fresh=False)
         temporary = self.temporary
         assert temporary is not None
         with _raising_save_failed(self.store), _removed_on_failure(temporary):
-            info = collectives.through_first(self._result, lambda parts: self._commit(temporary, parts))
-        return Saved(info, time.perf_counter() - self.began, fresh=True)
+            info, fresh = collectives.through_first(self._result, lambda parts: self._commit(temporary, parts))
+        return Saved(info, time.perf_counter() - self.began, fresh)
 
-    def _result(self) -> Written:
+    def _result(self) -> Any:
         if isinstance(self._written, Exception):
             raise self._written
-        assert self._written is not None
-        return self._written
+        return self._written, {part: self.encoded.nodes[part] for part in self._own_parts()}
 
-    def _commit(self, temporary: Path, parts: list[Written]) -> list[CheckpointInfo]:
-        """Write extra files and the manifest, publish the folder and record it in the history."""
+    def _own_parts(self) -> list[str]:
+        return [part for part in self.encoded.nodes if part in self.encoded.per_rank]
+
+    def _commit(self, temporary: Path, results: list[Any]) -> list[tuple[CheckpointInfo, bool]]:
+        """Write everything but the tensors, the manifest last, publish the folder and record it in the history."""
         assert self.shards is not None
-        entries = self.shards.finish(parts)
+        written, nodes = [part for part, _ in results], [own for _, own in results]
+        entries = [entry for part in written for entry in part.entries]
+        storage.fsync_folder(temporary / names.TENSORS)
+        entries.append(state_file.write(temporary, self.encoded, nodes, self.shards.index(written)))
         entries += [_write_extra(temporary, name, data) for name, data in self.extra.items()]
         manifest.write(temporary, self._manifest(temporary.name.rpartition("-")[2], entries))
         # Also proves that rank 0 sees the files of the other nodes.
         verify(temporary, full=False)
-        if os.path.lexists(self.store.path(self.step)):
-            self.store.quarantine(self.step, "failed verification when its step was saved again")
-        self.store.publish(temporary, self.step)
+        fresh = not self._is_saved(entries)
+        if fresh:
+            self.store.publish(temporary, self.step)
+        else:
+            storage.rmtree_if_possible(temporary)
         info = self.store.info(self.step)
         # The checkpoint counts even if the disk has no room left for its line in the history.
         with suppress(OSError):
-            self.store.record_saved(info, time.perf_counter() - self.began)
-        return [info] * len(parts)
+            if fresh:
+                self.store.record_saved(info, time.perf_counter() - self.began)
+            elif self.metrics:
+                self.store.record_metrics(self.step, self.metrics)
+        return [(info, fresh)] * len(results)
+
+    def _is_saved(self, entries: list[FileEntry]) -> bool:
+        """Whether the step has a valid checkpoint with the same content."""
+        if self.step not in self.store.steps():
+            return False
+        try:
+            verify(self.store.path(self.step), full=True)
+            return set(self.store.info(self.step).manifest.files) == set(entries)
+        except (BadCheckpoint, OSError):
+            return False
 
     def _manifest(self, save_id: str, entries: list[FileEntry]) -> Manifest:
         cursor = self.extra.get(names.CURSOR)
@@ -217,7 +221,7 @@ class Saving:
 
 
 def _write_extra(temporary: Path, name: str, data: bytes) -> FileEntry:
-    if "/" in name or not manifest.is_inside(name) or name in (names.DCP, manifest.FILE_NAME):
+    if "/" in name or not manifest.is_inside(name) or name in (names.TENSORS, names.STATE, manifest.FILE_NAME):
         raise ValueError(f"{name!r} cannot name an extra file")
     with storage.create(temporary / name) as file:
         file.write(data)
@@ -228,31 +232,23 @@ def _write_extra(temporary: Path, name: str, data: bytes) -> FileEntry:
 def _removed_on_failure(temporary: Path) -> Iterator[None]:
     try:
         yield
-    except collectives.RanksFailed:
+    except (collectives.RanksFailed, CommonError):
         collectives.on_first(lambda: storage.rmtree_if_possible(temporary))
         raise
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
-    """Silence torch's warning about every save and load without a process group."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", r"torch\.distributed is disabled, unavailable or uninitialized")
-        yield
-
-
-@contextmanager
-def _raising_save_failed(store: CheckpointStore) -> Iterator[None]:
+def _raising_save_failed(store: CheckpointFolder) -> Iterator[None]:
     try:
         yield
-    except collectives.RanksFailed as error:
-        full = bool(error.errnos & disk_space.FULL)
+    except (collectives.RanksFailed, BadCheckpoint) as error:
+        full = isinstance(error, collectives.RanksFailed) and bool(error.errnos & disk_space.FULL)
         raise (DiskFull if full else SaveFailed)(
             f"no checkpoint was saved, earlier ones are unchanged ({error})",
             code="disk-full" if full else "save-failed",
             field="checkpoints",
             value=str(store.root),
-            remedy="free disk space, or keep fewer with [checkpoints] save_total_limit"
+            remedy="free disk space, or keep fewer checkpoints with save_total_limit"
             if full
             else "fix the cause named above; the next save tries again",
         ) from error

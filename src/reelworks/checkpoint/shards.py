@@ -1,155 +1,292 @@
-"""Write shards with torch.distributed.checkpoint in three stages, of which only the second takes long.
+"""Write and read the tensors of a checkpoint: torch.distributed.checkpoint plans who has which part, files hold them.
 
     plan (collective)  →  write (this rank alone, on any thread)  →  finish (rank 0)
 
-torch's own `save` does all three at once and communicates with other ranks in between, so it cannot run during
-training without a process group of its own. The planner and the writer are torch's; the files go through our
-storage, which computes digests while it writes.
+Each rank writes one .safetensors file. A tensor that several ranks hold alike is written once, a sharded one (DTensor)
+in parts, and each part has a digest of its own: ranks verify what they read while they read it, whatever their number.
+torch's own `save` plans and writes at once and so cannot run during training without a process group of its own; its
+files hold pickles, which run code when they are read.
 """
 
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+import torch
 from torch import Tensor
-from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemWriter
-from torch.distributed.checkpoint.metadata import Metadata
-from torch.distributed.checkpoint.planner import SavePlan
-from torch.distributed.checkpoint.storage import WriteResult
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import ReadItem, SavePlan, WriteItem
 from torch.distributed.tensor import DTensor
 
-from reelworks.checkpoint.manifest import FileEntry
-from reelworks.core import storage
+from reelworks.checkpoint import names, safetensors_header
+from reelworks.checkpoint.manifest import BadCheckpoint, FileEntry
+from reelworks.checkpoint.safetensors_header import TensorRange
+from reelworks.core import digests, retry, storage
 from reelworks.distributed import collectives
 
 
-@dataclass
-class _Files(FileSystem):
-    """File system for torch's writer that records the size and digest of every file it writes."""
+@dataclass(frozen=True)
+class Chunk:
+    """A part of a tensor in a file: where it lies in the tensor, and where in the file."""
 
-    entries: dict[Path, tuple[int, str]] = field(default_factory=dict)
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+    file: str  # below the checkpoint's folder
+    begin: int  # bytes
+    digest: str
 
-    @contextmanager
-    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[Any]:
-        assert mode == "wb"
-        file = Path(path)
 
-        def record(size: int, digest: str) -> None:
-            self.entries[file] = size, digest
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor in a checkpoint.
 
-        with storage.create(file, on_close=record) as stream:
-            yield stream
+    Attributes:
+        device: Type of the device that it was on.
+        placements: How a DTensor was placed on each dimension of its mesh, as `Shard` and `Replicate` are numbered:
+            the dimension that is sharded, or None; empty for other tensors.
+    """
 
-    def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
-        storage.rename(Path(path), Path(new_path))
-        self.entries[Path(new_path)] = self.entries.pop(Path(path))
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    device: str
+    placements: tuple[int | None, ...]
+    chunks: tuple[Chunk, ...]
 
-    def mkdir(self, path: str | os.PathLike[str]) -> None:
-        """Do nothing: the folder exists already."""
 
-    def rm_file(self, path: str | os.PathLike[str]) -> None:
-        raise FileExistsError(f"{path} exists already")
+Index = dict[str, StoredTensor]
+_PIECE_BYTES = 1 << 19
+_Key = tuple[str, tuple[int, ...]]  # name of a tensor, and offset of a chunk in it
 
 
 @dataclass(frozen=True)
 class Written:
-    """Files that one rank wrote, as torch's metadata and as the manifest describe them."""
+    """The file that one rank wrote, if any, and the chunks in it."""
 
-    results: list[WriteResult]
-    entries: list[FileEntry]
+    entries: list[FileEntry] = field(default_factory=list)
+    chunks: dict[_Key, Chunk] = field(default_factory=dict)
+    traits: dict[str, tuple[str, tuple[int | None, ...]]] = field(default_factory=dict)  # device and placements
 
 
 @dataclass
 class Shards:
-    """A state that is being written to a folder."""
+    """Tensors that are being written to a folder."""
 
     folder: Path
     metadata: Metadata | None  # torch's index of all tensors; None except on rank 0
-    mine: SavePlan  # torch's plan of what this rank writes
+    _mine: SavePlan  # torch's plan of what this rank writes
     _planner: DefaultSavePlanner
-    _writer: FileSystemWriter
-    _files: _Files
+    _tensors: Mapping[str, Tensor]
 
     @classmethod
-    def plan(cls, folder: Path, state: dict[str, Any]) -> Shards:
-        """Distribute a state, which must not change until written, over the ranks into an empty folder. Collective."""
-        files = _Files()
-        # sync_files is off because our streams sync themselves.
-        writer = FileSystemWriter(folder, single_file_per_rank=True, sync_files=False, overwrite=False)
-        writer.fs = files
-        planner = DefaultSavePlanner()
-        first = collectives.rank() == 0
+    def plan(cls, folder: Path, tensors: Mapping[str, Tensor]) -> Shards:
+        """Distribute tensors, which must not change until written, over the ranks' files in a folder. Collective."""
+        planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+        metadata: Metadata | None = None
 
         def own() -> SavePlan:
-            planner.set_up_planner(state, writer.storage_meta(), first)
-            writer.set_up_storage_writer(first, rank=collectives.rank(), use_collectives=True)
-            return writer.prepare_local_plan(planner.create_local_plan())
-
-        metadata: Metadata | None = None
+            planner.set_up_planner(dict(tensors), is_coordinator=collectives.rank() == 0)
+            return planner.create_local_plan()
 
         def distribute(plans: list[SavePlan]) -> list[SavePlan]:
             nonlocal metadata
             shared, metadata = planner.create_global_plan(plans)
-            return writer.prepare_global_plan(shared)
+            return shared
 
         mine = planner.finish_plan(collectives.through_first(own, distribute))
-        return cls(folder, metadata, mine, planner, writer, files)
+        return cls(folder, metadata, mine, planner, tensors)
 
     def write(self) -> Written:
-        """Write this rank's shards. Not collective; may run on any thread."""
-        future = self._writer.write_data(self.mine, self._planner)
-        future.wait()
-        return Written(future.value(), self._entries())
+        """Write this rank's file. Not collective; may run on any thread."""
+        traits = {name: _traits(tensor) for name, tensor in self._tensors.items()}
+        if not self._mine.items:
+            return Written(traits=traits)
+        items = sorted(self._mine.items, key=lambda item: -_range(item).dtype.itemsize)  # aligns each in the file
+        file = self.folder / names.TENSORS / f"rank-{collectives.rank():05d}.safetensors"
+        path = file.relative_to(self.folder).as_posix()
+        entries: list[FileEntry] = []
+        chunks: dict[_Key, Chunk] = {}
 
-    def finish(self, written: list[Written]) -> list[FileEntry]:
-        """Write torch's metadata, on rank 0 alone, and return the entries of all ranks' files."""
+        def record(size: int, digest: str) -> None:
+            entries.append(FileEntry(path=path, size=size, digest=digest))
+
+        with storage.create(file, on_close=record) as stream:
+            stream.write(safetensors_header.encode([_range(item) for item in items], {"format": "pt"}))
+            for item in items:
+                begin, checksum = stream.tell(), digests.running()
+                for piece in _pieces(_bytes(self._data(item))):
+                    checksum.update(piece)
+                    stream.write(piece)
+                offset, shape = _place(item)
+                chunks[item.index.fqn, offset] = Chunk(offset, shape, path, begin, checksum.hexdigest())
+        return Written(entries, chunks, traits)
+
+    def _data(self, item: WriteItem) -> Tensor:
+        data = self._planner.resolve_data(item)
+        assert isinstance(data, Tensor)
+        return data
+
+    def index(self, written: Sequence[Written]) -> Index:
+        """Return the index of all tensors from what all ranks wrote, on rank 0 alone."""
         assert self.metadata is not None
-        own = set(self._files.entries)
-        self._writer.finish(self.metadata, [part.results for part in written])
-        new = [entry for entry in self._entries() if self.folder.parent / entry.path not in own]
-        storage.fsync_folder(self.folder)
-        return [entry for part in written for entry in part.entries] + new
-
-    def _entries(self) -> list[FileEntry]:
-        root = self.folder.parent
-        return [
-            FileEntry(path=file.relative_to(root).as_posix(), size=size, digest=digest)
-            for file, (size, digest) in sorted(self._files.entries.items())
-        ]
+        chunks = {key: chunk for part in written for key, chunk in part.chunks.items()}
+        traits = {name: trait for part in reversed(written) for name, trait in part.traits.items()}
+        index = {}
+        for name, stored in self.metadata.state_dict_metadata.items():
+            assert isinstance(stored, TensorStorageMetadata)
+            parts = tuple(chunks[name, tuple(chunk.offsets)] for chunk in stored.chunks)
+            index[name] = StoredTensor(stored.properties.dtype, tuple(stored.size), *traits[name], parts)
+        return index
 
 
-# torch.save wraps each value in an archive of 1 to 1.5 KB, and the metadata describes each.
-_RECORD_BYTES = 2048
+def _traits(tensor: Tensor) -> tuple[str, tuple[int | None, ...]]:
+    placements = tensor.placements if isinstance(tensor, DTensor) else ()
+    return tensor.device.type, tuple(getattr(p, "dim", None) for p in placements)
 
 
-def local_bytes(state: Any) -> int:
-    """Estimate the bytes of this rank's part of a state on disk; the sum over ranks is the checkpoint's size.
+def _place(item: WriteItem) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    assert item.tensor_data is not None
+    return tuple(item.tensor_data.chunk.offsets), tuple(item.tensor_data.chunk.sizes)
 
-    Replicas are written once: plain values count on rank 0, a DTensor's shard counts divided by its copies.
+
+def _range(item: WriteItem) -> TensorRange:
+    """Return how a rank's part of a tensor is named and typed in its file, for any reader of the format."""
+    assert item.tensor_data is not None
+    offset, shape = _place(item)
+    name, dtype = item.index.fqn, item.tensor_data.properties.dtype
+    if shape != tuple(item.tensor_data.size):
+        name += "[" + ",".join(f"{first}:{first + count}" for first, count in zip(offset, shape, strict=True)) + "]"
+    if dtype not in safetensors_header.DTYPES:
+        dtype, shape = torch.uint8, (math.prod(shape) * dtype.itemsize,)
+    return TensorRange(name, dtype, shape)
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    flat = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
+    return memoryview(flat.view(torch.uint8).numpy().data)
+
+
+def _pieces(data: memoryview) -> Iterator[memoryview]:
+    """Cut bytes so that each piece is still in the processor's cache when its checksum is computed."""
+    for at in range(0, len(data), _PIECE_BYTES):
+        yield data[at : at + _PIECE_BYTES]
+
+
+def read(folder: Path, index: Mapping[str, StoredTensor], into: Mapping[str, Tensor]) -> None:
+    """Read tensors of a checkpoint into existing ones of the same shapes, of which DTensors may be sharded in any way.
+
+    Values are cast to the dtype that they are read into. Not collective: each rank reads its own parts.
+
+    Raises:
+        BadCheckpoint: A part is missing, or has changed since it was written; some tensors have new values then.
+        OSError: The storage still fails after retries; the checkpoint may be good.
     """
-    return sum(map(_stored_bytes, leaves(state)))
+    planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    planner.set_up_planner(dict(into), Metadata({name: _metadata(index[name]) for name in into}), is_coordinator=False)
+    by_file: dict[str, dict[tuple[str, int], list[ReadItem]]] = defaultdict(lambda: defaultdict(list))
+    for item in planner.create_local_plan().items:
+        name, number = item.storage_index.fqn, item.storage_index.index
+        assert number is not None
+        by_file[index[name].chunks[number].file][name, number].append(item)
+    for path, parts in by_file.items():
+        with _opened(folder / path) as file:
+            for (name, number), items in sorted(parts.items(), key=lambda part: _begin(index, part[0])):
+                _read_chunk(file, index[name], index[name].chunks[number], items, planner)
 
 
-def _stored_bytes(value: Any) -> int:
+def _begin(index: Mapping[str, StoredTensor], part: tuple[str, int]) -> int:
+    return index[part[0]].chunks[part[1]].begin
+
+
+def _metadata(stored: StoredTensor) -> TensorStorageMetadata:
+    chunks = [ChunkStorageMetadata(torch.Size(c.offset), torch.Size(c.shape)) for c in stored.chunks]
+    return TensorStorageMetadata(TensorProperties(dtype=stored.dtype), torch.Size(stored.shape), chunks)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[BinaryIO]:
+    try:
+        file = retry.with_retries(lambda: path.open("rb", buffering=0))
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+        raise BadCheckpoint(f"{path.parent.name}/{path.name} is missing") from error
+    with file:
+        yield file
+
+
+@torch.no_grad()
+def _read_chunk(
+    file: BinaryIO, stored: StoredTensor, chunk: Chunk, items: Sequence[ReadItem], planner: DefaultLoadPlanner
+) -> None:
+    """Read and verify a chunk, and copy what a rank needs of it; at once into its place where that is possible."""
+    targets = [planner.resolve_tensor(item).detach() for item in items]
+    direct = len(items) == 1 and tuple(items[0].lengths) == chunk.shape and _is_plain(targets[0], stored.dtype)
+    data = targets[0] if direct else torch.empty(chunk.shape, dtype=stored.dtype)
+    checksum, at = digests.running(), chunk.begin
+    for piece in _pieces(data.reshape(-1).view(torch.uint8).numpy().data):
+        _read_exactly(file, piece, at)
+        checksum.update(piece)
+        at += len(piece)
+    if checksum.hexdigest() != chunk.digest:
+        raise BadCheckpoint(f"{chunk.file} has changed since it was written")
+    if not direct:
+        for item, target in zip(items, targets, strict=True):
+            part = data
+            for dim, (first, count) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
+                part = part.narrow(dim, first, count)
+            target.copy_(part)
+
+
+def _is_plain(tensor: Tensor, dtype: torch.dtype) -> bool:
+    return tensor.device.type == "cpu" and tensor.dtype == dtype and tensor.is_contiguous()
+
+
+def _read_exactly(file: BinaryIO, view: memoryview, begin: int) -> None:
+    done = 0
+
+    def read() -> int:
+        file.seek(begin + done)
+        return file.readinto(view[done:])  # type: ignore[attr-defined, no-any-return]
+
+    while done < len(view):
+        if not (count := retry.with_retries(read)):
+            raise BadCheckpoint(f"{Path(file.name).name} ends too early")
+        done += count
+
+
+def tensors_in(state: Any) -> list[Tensor]:
+    """Return the tensors in nested dicts, lists and tuples."""
+    if isinstance(state, Tensor):
+        return [state]
+    if isinstance(state, Mapping | list | tuple):
+        inner = state.values() if isinstance(state, Mapping) else state
+        return [tensor for value in inner for tensor in tensors_in(value)]
+    return []
+
+
+def num_bytes(tensors: Iterable[Tensor]) -> int:
+    """Return the bytes that this rank's part of tensors takes on disk; the sum over ranks is that of the checkpoint.
+
+    What several ranks hold alike is written once: plain tensors count on rank 0, a DTensor's shard divided by its copies.
+    """
+    return sum(map(_stored_bytes, tensors))
+
+
+def _stored_bytes(value: Tensor) -> int:
     if isinstance(value, DTensor):
         copies = [value.device_mesh.size(i) for i, p in enumerate(value.placements) if p.is_replicate()]
-        return value.to_local().nbytes // math.prod(copies) + _RECORD_BYTES
-    if collectives.rank():
-        return 0
-    return _RECORD_BYTES + (value.nbytes if isinstance(value, Tensor) else 0)
+        return value.to_local().nbytes // math.prod(copies) + _INDEX_BYTES
+    return 0 if collectives.rank() else value.nbytes + _INDEX_BYTES
 
 
-def leaves(state: Any) -> Iterator[Any]:
-    """Yield the tensors and plain values in nested dicts, lists and tuples."""
-    if isinstance(state, Mapping | list | tuple):
-        for value in state.values() if isinstance(state, Mapping) else state:
-            yield from leaves(value)
-    else:
-        yield state
+_INDEX_BYTES = 512  # most that the header and the index say of a tensor

@@ -1,228 +1,260 @@
-"""The folder `checkpoints/`: its contents, and every change to it.
-
-All changes are renames inside one folder, made durable before anything depends on them; files are unlinked
-afterwards. One process at a time changes a store: the holder of the run's lock, or a command if nothing trains.
-"""
+"""Checkpoints of a training loop of your own: save and load objects that have a `state_dict()`, and plain values."""
 
 from __future__ import annotations
 
-import math
+import atexit
 import os
-import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
+import threading
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from reelworks.checkpoint import manifest, names, read_lock
-from reelworks.checkpoint.manifest import BadCheckpoint, Manifest
-from reelworks.checkpoint.policy import CheckpointFacts
-from reelworks.core import files, storage
+from reelworks.checkpoint import names, read_lock, retention, verify
+from reelworks.checkpoint.config import Retention
+from reelworks.checkpoint.folder import CheckpointFolder
+from reelworks.checkpoint.manifest import BadCheckpoint
+from reelworks.core import arguments
+from reelworks.core.arguments import checked
 from reelworks.core.errors import UserError
+from reelworks.core.log import logger
+from reelworks.core.words import tells_arguments
+from reelworks.run import lock
+from reelworks.run.lock import LockHandle, LockLost
+
+if TYPE_CHECKING:
+    from reelworks.checkpoint.save import Saved
+
+_OTHER_WRITER = "end the other process, or save into another folder"
+T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class CheckpointInfo(CheckpointFacts):
-    """A committed checkpoint, with its folder and manifest."""
+class _Held(NamedTuple):
+    """A lock that this process holds on a folder of checkpoints."""
 
-    path: Path
-    manifest: Manifest
+    pid: int
+    stack: ExitStack
+    handle: LockHandle
+
+    def is_ours(self) -> bool:
+        """Whether the lock is still held; its file may have been removed with the folder."""
+        try:
+            self.handle.check()
+        except (LockLost, OSError):
+            return False
+        return True
 
 
-CheckpointInfos = list[CheckpointInfo]
-_KEYS = {"time", "event", "step"}  # of every event
+# By the lock's file: all stores of a process that share a folder share its lock.
+_locks: dict[Path, _Held] = {}
+_one_at_a_time = threading.Lock()
 
 
-class CheckpointStore:
-    """The checkpoints of one run; reading never creates anything.
+@atexit.register
+def _release_locks() -> None:
+    for held in _locks.values():
+        if held.pid == os.getpid():
+            held.stack.close()
+
+
+class CheckpointStore(CheckpointFolder):
+    """The checkpoints of one training; reading never creates anything, and one process at a time saves.
+
+    The folder is locked from the first `save` to `close`, or to the end of the process.
 
     Args:
-        root: The folder `checkpoints/`.
-        may_publish: Called right before a checkpoint is published; raises if another process has taken over the run.
+        root: Folder of the checkpoints.
+        policy: Rules for which checkpoints stay after a save; None keeps all.
+
+    Examples:
+        >>> import tempfile, torch, reelworks as rw
+        >>> model = torch.nn.Linear(2, 2)
+        >>> optimizer = torch.optim.AdamW(model.parameters())
+        >>> state = {"model": model, "optimizer": optimizer, "epoch": 0}
+        >>> store = rw.CheckpointStore(tempfile.mkdtemp(), policy=rw.Retention(keep_last=1))
+        >>> _ = store.save(1, state)
+        >>> _ = store.save(2, state | {"epoch": 3})
+        >>> store.load_latest(state), state["epoch"], store.steps()
+        (2, 3, [2])
+        >>> store.read(2)["epoch"]
+        3
     """
 
-    def __init__(self, root: str | Path, may_publish: Callable[[], None] = lambda: None) -> None:
-        self.root, self._may_publish = Path(root), may_publish
-        self._late: dict[str, dict[str, float]] = {}
-        self._seen_bytes = 0
+    @checked(root=arguments.PATH, policy=arguments.optional(arguments.a(Retention)))
+    def __init__(self, root: str | Path, policy: Retention | None = None) -> None:
+        super().__init__(root, self._require_lock)
+        self.policy = policy
 
-    def path(self, step: int) -> Path:
-        """Return the folder of a step's checkpoint, whether it exists or not."""
-        return self.root / names.of_step(step)
+    def __repr__(self) -> str:
+        return f"CheckpointStore({str(self.root)!r}, steps {self.steps()})"
 
-    def steps(self) -> list[int]:
-        """Return the steps that have a checkpoint folder, ascending; links and foreign names do not count."""
-        if not self.root.is_dir():
-            return []
-        with os.scandir(self.root) as entries:
-            steps = [names.parse_step(e.name) for e in entries if e.is_dir(follow_symlinks=False)]
-        return sorted(step for step in steps if step is not None)
+    @tells_arguments
+    def save(self, step: int, state: Mapping[str, Any], *, metrics: Mapping[str, float] | None = None) -> Saved:
+        """Write and publish a checkpoint, then delete those that the policy does not keep.
 
-    def info(self, step: int) -> CheckpointInfo:
-        """Return the facts of one checkpoint; raises as `manifest.read` does."""
-        saved = manifest.read(self.path(step))
-        pinned, metrics = self.is_pinned(step), self.metrics_of(saved)
-        return CheckpointInfo(step, saved.created, saved.total_bytes, pinned, metrics, self.path(step), saved)
+        Collective over the default process group, if there is one. A checkpoint that the step has is replaced, unless it
+        has the same content. Those of later steps are of another branch of the training and are set aside. Torch is
+        imported here.
 
-    def scan(self) -> tuple[CheckpointInfos, dict[int, str]]:
-        """Return the checkpoints with a valid manifest, and the steps of those without, with the reasons; ascending."""
-        good, broken = [], {}
-        for step in self.steps():
-            try:
-                good.append(self.info(step))
-            except (BadCheckpoint, OSError) as error:
-                if self.path(step).exists():  # a training may have deleted it meanwhile
-                    broken[step] = str(error)
-        return good, broken
+        Args:
+            step: Optimizer steps done.
+            state: By the names of parts: objects with a `state_dict` and a `load_state_dict`, such as modules, optimizers
+                and loaders; tensors, arrays and plain values, also in dicts, lists and tuples. Values that differ between
+                ranks are stored for each; of a module those of the first rank.
+            metrics: Metrics known by now, by which `keep_best` ranks.
 
-    def metrics_of(self, saved: Manifest) -> dict[str, float]:
-        """Return a manifest's metrics and those recorded since, even if its checkpoint was deleted."""
-        return {**_floats(saved.metrics), **self._late_metrics().get(saved.save_id, {})}
-
-    def history(self) -> list[dict[str, Any]]:
-        """Return all recorded events of this store, oldest first; damaged lines are skipped."""
-        events = files.read_json_lines(self.root / names.HISTORY)
-        return [e for e in events if e.keys() >= _KEYS and isinstance(e["step"], int)]
-
-    def log(self, event: str, step: int, **fields: Any) -> None:
-        """Append an event to the history."""
-        files.append_json_line(self.root / names.HISTORY, {"time": time.time(), "event": event, "step": step, **fields})
-
-    def record_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Add metrics that were measured after the save; a value that is not finite counts as missing."""
-        save_id = manifest.read(self.path(step)).save_id
-        self.log("metrics", step, save_id=save_id, metrics=manifest.plain_metrics(metrics))
-
-    def _late_metrics(self) -> dict[str, dict[str, float]]:
-        """Return metrics recorded after saves, of which only the history's new lines are read.
-
-        They are kept by save id, not by step: those of an earlier save of the step do not apply to a new one.
+        Raises:
+            DiskFull: The disk has too little room; earlier checkpoints are unchanged.
+            SaveFailed: The checkpoint could not be saved; earlier ones are unchanged.
+            UserError: A value could not be restored, or another process saves into this folder.
         """
-        data = b""
-        with suppress(FileNotFoundError), (self.root / names.HISTORY).open("rb") as f:
-            f.seek(self._seen_bytes)
-            data = f.read()
-        lines = data[: data.rfind(b"\n") + 1]
-        self._seen_bytes += len(lines)
-        for event in files.parse_json_lines(lines.splitlines()):
-            if event.get("event") == "metrics" and isinstance(event.get("metrics"), dict):
-                self._late.setdefault(str(event.get("save_id")), {}).update(_floats(event["metrics"]))
-        return self._late
+        from reelworks.checkpoint import save
+        from reelworks.distributed import collectives
 
-    def is_pinned(self, step: int) -> bool:
-        """Whether a checkpoint is pinned."""
-        return (self.root / names.PINS / names.of_step(step)).exists()
+        _require_step(step)
+        _require_parts(state)
+        numbers = _numbers(metrics or {})
+        with _one_at_a_time:
+            collectives.on_first(self._begin_to_write)
+            saved = save.save(self, step, state, metrics=numbers)
+            collectives.on_first(lambda: self._make_room(step))
+        return saved
 
-    def pin(self, step: int) -> None:
-        """Protect a checkpoint from the policy; may be called while another process trains."""
+    @tells_arguments
+    def load_latest(self, state: MutableMapping[str, Any]) -> int | None:
+        """Load the newest checkpoint that proves good while it is read, and return its step; None if there is none.
+
+        Collective over the default process group, if there is one; the number of processes may differ from that of the
+        save. Torch is imported here.
+
+        Args:
+            state: As for `save`; other parts of the checkpoint are not read. Objects are restored by `load_state_dict`;
+                dicts, lists and arrays get the saved content, and tensors in them that fit are filled in place; all
+                other values are put into `state`.
+
+        Raises:
+            UserError: All checkpoints are bad, or the newest is of another model, lacks a part, or has values of each
+                of another number of ranks.
+        """
+        from reelworks.checkpoint import load
+        from reelworks.distributed import collectives
+
+        _require_parts(state)
+        collectives.on_first(self.recover)
+        found = load.load_newest(self, lambda info: load.load(info.path, state))
+        return None if found is None else found[0].step
+
+    @tells_arguments
+    def load(self, step: int, state: MutableMapping[str, Any]) -> None:
+        """Load the checkpoint of a step into `state`, as `load_latest` does.
+
+        Raises:
+            UserError: There is no checkpoint of this step, or it is bad, or as `load_latest`.
+        """
+        from reelworks.checkpoint import load
+
+        _require_parts(state)
+        self._checked(step, lambda: load.load(self.path(step), state))
+
+    @checked(parts=arguments.optional(arguments.each(arguments.TEXT)), rank=arguments.optional(arguments.whole(0)))
+    def read(self, step: int, parts: Sequence[str] | None = None, *, rank: int | None = None) -> dict[str, Any]:
+        """Return what was saved at a step: the state dicts of objects, and tensors whole and in CPU memory.
+
+        Args:
+            step: Step of the checkpoint.
+            parts: Names of the parts to read; None reads all.
+            rank: Whose values are returned where those of ranks differ; None for this rank's, if there are as many
+                ranks as at the save. Not collective with a rank.
+
+        Raises:
+            UserError: As `load` does.
+        """
+        from reelworks.checkpoint import load
+
+        chosen = None if parts is None else list(parts)
+        return self._checked(step, lambda: load.read(self.path(step), chosen, rank))
+
+    def _checked(self, step: int, work: Callable[[], T]) -> T:
+        """Return the result of work that reads a checkpoint, and say which one is bad."""
+        self.recover()
         if step not in self.steps():
             raise self.unknown(step)
-        if self.is_pinned(step):
-            return
-        pins = self.root / names.PINS
-        storage.mkdirs(pins)
-        with suppress(FileExistsError), storage.create(pins / names.of_step(step)):
-            pass
-        storage.fsync_folder(pins)
-        # `remove` checks for the pin again after its rename, so one of the two sees the other.
-        if step not in self.steps():
-            storage.unlink(pins / names.of_step(step))
-            raise self.unknown(step)
-        self.log("pin", step)
+        with read_lock.reading(self.path(step)):
+            try:
+                return work()
+            except BadCheckpoint as error:
+                raise verify.bad_named(step, error) from error
 
-    def unpin(self, step: int) -> None:
-        """Remove a checkpoint's pin, if it has one."""
-        if self.is_pinned(step):
-            storage.unlink(self.root / names.PINS / names.of_step(step))
-            storage.fsync_folder(self.root / names.PINS)
-            self.log("unpin", step)
+    def close(self) -> None:
+        """Let other processes save into the folder; the next `save` locks it again."""
+        if (held := _locks.pop(self._lock_file, None)) is not None and held.pid == os.getpid():
+            held.stack.close()
 
-    def unknown(self, step: int) -> UserError:
-        """Return the error for a step that has no checkpoint."""
-        steps = ", ".join(map(str, self.steps())) or "none"
-        return UserError(
-            "there is no checkpoint of this step",
-            code="no-such-checkpoint",
-            field="step",
-            value=step,
-            remedy=f"steps with a checkpoint: {steps}",
+    @property
+    def _lock_file(self) -> Path:
+        return self.root.resolve() / names.LOCK
+
+    def _begin_to_write(self) -> None:
+        """Lock the folder for this process, and remove what killed ones have left."""
+        held = _locks.get(self._lock_file)
+        if held is None or held.pid != os.getpid() or not held.is_ours():
+            stack = ExitStack()
+            handle = stack.enter_context(lock.hold(self._lock_file, doing="writer", field="root", remedy=_OTHER_WRITER))
+            _locks[self._lock_file] = _Held(os.getpid(), stack, handle)
+        self.sweep()
+
+    def _make_room(self, saved_step: int) -> None:
+        """Set aside checkpoints of later steps than the one just saved, and apply the policy; a failing disk is logged."""
+        try:
+            for step in self.steps():
+                if step > saved_step:
+                    moved = self.set_aside(step, f"of another branch: step {saved_step} was saved after it")
+                    logger.warning(
+                        "checkpoint of step %d is set aside as %s: step %d was saved after it",
+                        step,
+                        moved.name,
+                        saved_step,
+                    )
+            if self.policy is not None:
+                retention.apply_retention(self, self.policy)
+        except OSError as error:
+            logger.warning("old checkpoints were not deleted (%s)", error)
+
+    def _require_lock(self) -> None:
+        if (held := _locks.get(self._lock_file)) is not None:
+            held.handle.check()
+
+
+def _require_parts(state: Any) -> None:
+    if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
+        raise UserError(
+            "not a dict of parts by name",
+            code="state-invalid",
+            field="state",
+            value=type(state).__name__,
+            remedy='name each object, as in {"model": model, "optimizer": optimizer}',
         )
 
-    def publish(self, temporary: Path, step: int) -> None:
-        """Rename a complete temporary folder to the checkpoint of a step, durably; never overwrites one."""
-        target = self.path(step)
-        if os.path.lexists(target):
-            raise FileExistsError(f"{target} exists already")
-        self._may_publish()
-        storage.rename(temporary, target)
-        storage.fsync_folder(self.root)
 
-    def record_saved(self, info: CheckpointInfo, seconds: float) -> None:
-        """Record a published checkpoint in the history and in `latest`."""
-        saved, seconds = info.manifest, round(seconds, 3)
-        fields = {"save_id": saved.save_id, "bytes": saved.total_bytes, "seconds": seconds, "metrics": saved.metrics}
-        self.log("saved", info.step, **fields)
-        files.write_bytes(self.root / names.LATEST, f"{names.of_step(info.step)}\n".encode())
-
-    def remove(self, step: int, reasons: tuple[str, ...]) -> None:
-        """Delete a checkpoint by a rename, unlink its files, and log both; refuses one that is pinned or being read."""
-        if step not in self.steps():
-            raise self.unknown(step)
-        path, trash = self.path(step), self.root / names.trash(step)
-        self._refuse_if_protected(step, path)
-        # Logged first, so that a crash leaves no deletion unexplained; a full disk may refuse the line.
-        with suppress(OSError):
-            self.log("deleting", step, reasons=list(reasons))
-        storage.rename(path, trash)
-        try:
-            self._refuse_if_protected(step, trash)
-        except UserError:
-            storage.rename(trash, path)
-            raise
-        finally:
-            storage.fsync_folder(self.root)
-        # Before logging: on a full disk this makes room for the line. The next sweep removes what cannot be
-        # unlinked now.
-        storage.rmtree_if_possible(trash)
-        self.log("deleted", step, reasons=list(reasons))
-
-    def _refuse_if_protected(self, step: int, path: Path) -> None:
-        if self.is_pinned(step):
-            raise UserError(
-                "the checkpoint is pinned", code="checkpoint-pinned", field="step", value=step, remedy="unpin it first"
-            )
-        if read_lock.is_read(path):
-            remedy = "wait until the reading process has finished"
-            raise UserError(
-                "the checkpoint is being read", code="checkpoint-in-use", field="step", value=step, remedy=remedy
-            )
-
-    def quarantine(self, step: int, reason: str) -> Path:
-        """Rename a bad checkpoint, for a person to inspect, and return its new path."""
-        target = self.root / names.bad(step)
-        storage.rename(self.path(step), target)
-        storage.fsync_folder(self.root)
-        self.log("quarantined", step, reason=reason, name=target.name)
-        return target
-
-    def sweep(self) -> list[str]:
-        """Remove unfinished saves and half-emptied trash of dead processes, and return their names.
-
-        Files that cannot be removed now, such as open ones on a network file system, stay for the next sweep. Only
-        for the holder of the run's lock: any other process would also delete a save in progress.
-        """
-        if not self.root.is_dir():
-            return []
-        leftovers = sorted(path for path in self.root.iterdir() if names.is_leftover(path.name))
-        for path in leftovers:
-            storage.rmtree_if_possible(path)
-        return [path.name for path in leftovers if not os.path.lexists(path)]
-
-    def list(self) -> CheckpointInfos:
-        """Return the checkpoints with a valid manifest by ascending step; `scan` also returns the others."""
-        return self.scan()[0]
+def _numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
+    try:
+        return {str(name): float(value) for name, value in metrics.items()}
+    except (TypeError, ValueError, AttributeError) as error:
+        raise UserError(
+            f"a metric is no number ({error})",
+            code="metric-invalid",
+            field="metrics",
+            value=repr(metrics)[:100],
+            remedy='give numbers by name, as in {"loss": 0.5}',
+        ) from error
 
 
-def _floats(metrics: Mapping[str, float | None]) -> dict[str, float]:
-    return {name: math.nan if value is None else value for name, value in metrics.items()}
+def _require_step(step: Any) -> None:
+    if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+        raise UserError(
+            "not a number of steps",
+            code="not-a-step",
+            field="step",
+            value=step,
+            remedy="give the optimizer steps done, 0 or more",
+        )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -56,11 +55,11 @@ def scan(
     from reelworks.catalog.scan import scan_sources
     from reelworks.catalog.store import Catalog
     from reelworks.catalog.summary import summarise
+    from reelworks.core import cores
 
     sources = [Source.from_path(path, root=root) for path in paths]
     with show.stdout_for_json(json), show.scan_progress(quiet=json) as on_progress:
-        count = workers or os.cpu_count() or 1
-        result = scan_sources(sources, output, workers=count, on_progress=on_progress, engine=engine)
+        result = scan_sources(sources, output, workers=workers or cores.count(), on_progress=on_progress, engine=engine)
     summary = summarise(Catalog.open(output).live())
     if json:
         show.json({"scan": {**asdict(result), "bad": result.bad}, "summary": asdict(summary)})

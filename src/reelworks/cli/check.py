@@ -39,7 +39,8 @@ def check(
     loaded, table = with_buckets(load_recipe(recipe, overrides, data_path), quiet=json)
     from reelworks.train.preflight.check import check_recipe
 
-    report = check_recipe(loaded, table, max(world, loaded.parallel.sequence_degree))
+    with show.stages(quiet=json):
+        report = check_recipe(loaded, table, max(world, loaded.parallel.sequence_degree))
     show.json(report.to_json()) if json else _print_report(report)
     if report.violations:
         raise Exit(ExitCode.FAILED)

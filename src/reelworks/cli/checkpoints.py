@@ -21,7 +21,7 @@ from reelworks.core.units import format_bytes, format_seconds, plural
 
 if TYPE_CHECKING:
     from reelworks.checkpoint.config import CheckpointsConfig
-    from reelworks.checkpoint.store import CheckpointStore
+    from reelworks.checkpoint.folder import CheckpointFolder
 
 Row = dict[str, Any]
 
@@ -54,19 +54,19 @@ def checkpoints() -> None:
     """
 
 
-def _open(run: Path, overrides: list[str] | None = None) -> tuple[CheckpointStore, CheckpointsConfig]:
-    from reelworks.checkpoint.store import CheckpointStore
+def _open(run: Path, overrides: list[str] | None = None) -> tuple[CheckpointFolder, CheckpointsConfig]:
+    from reelworks.checkpoint.folder import CheckpointFolder
     from reelworks.recipe import recipe_file
     from reelworks.run.folder import RunFolder
 
     folder = RunFolder(run)
     folder.info()
     policy = recipe_file.load(folder.recipe_file, overrides or []).checkpoints
-    return CheckpointStore(folder.checkpoints_folder), policy
+    return CheckpointFolder(folder.checkpoints_folder), policy
 
 
 @contextmanager
-def _changing(store: CheckpointStore) -> Iterator[None]:
+def _changing(store: CheckpointFolder) -> Iterator[None]:
     """Turn errors of the disk into a `UserError`."""
     try:
         yield
@@ -216,13 +216,14 @@ def export(
 ) -> None:
     """Write the weights of a run's newest checkpoint, or of one checkpoint, as .safetensors; for a LoRA run, the LoRA.
 
-    Reads the whole checkpoint first to compare digests, then a few tensors at a time. The run may train meanwhile.
+    Reads one tensor at a time, and compares its digest. The run may train meanwhile.
     """
     from reelworks.generate import export_run
 
-    exported = export_run.export(
-        source, output, ema=ema, dtype=dtype.value, format=format.value if format else None, merge=merge
-    )
+    with show.stages(quiet=json):
+        exported = export_run.export(
+            source, output, ema=ema, dtype=dtype.value, format=format.value if format else None, merge=merge
+        )
     for path in [] if json else exported.files:
         show.line(f"{path}: {exported.weights} of step {exported.step} in {exported.dtype}")
     if json:

@@ -7,6 +7,8 @@ from typing import Annotated
 
 from typer import Argument, Exit, Option
 
+from reelworks.cli import show
+
 
 def demo() -> None:
     """Make footage, train on it, interrupt, resume, generate and report, in a folder demo/.
@@ -27,7 +29,7 @@ def demo_data(
     from reelworks.demo import make
 
     summary = make.make(folder, seed=seed)
-    print(
+    show.line(
         f"{folder}: {len(summary.videos)} clips, {len(summary.pictures)} pictures and {len(summary.bad)} "
         f"damaged or unusable files, {summary.total_bytes / 1e6:.1f} MB"
     )

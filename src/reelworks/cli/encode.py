@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 from reelworks.cli import show
 from reelworks.cli.exit_codes import ExitCode
 from reelworks.cli.options import DataPath, EngineOption, Json, Overrides, RecipeArgument, load_recipe
-from reelworks.core import units
+from reelworks.core import terminal, units
 
 if TYPE_CHECKING:
     from reelworks.encoders.encode import Forecast
@@ -124,13 +124,13 @@ def _on_cluster(recipe: Recipe, limit: int | None, quiet: bool) -> tuple[Forecas
     """Scan and encode on the nodes of a Ray cluster."""
     import torch
 
-    from reelworks.core import ray_cluster
+    from reelworks.core import launcher, ray_cluster
     from reelworks.core.errors import UserError
     from reelworks.recipe import dataset
     from reelworks.recipe.dataset import RecipeData
     from reelworks.train import encode_on_cluster, encoding
 
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if launcher.number("WORLD_SIZE") > 1:
         raise UserError(
             "torchrun has started several processes, and each would use the whole cluster",
             code="ray-under-torchrun",
@@ -294,9 +294,8 @@ def _source_of(recipe: Recipe, other: StoredLatents | None) -> tuple[StoredLaten
 def encode_progress(quiet: bool = False) -> Iterator[Callable[[Progress], None]]:
     """Show a progress bar with the time left, or a line every ten seconds without a terminal."""
     from rich import progress as rich_progress
-    from rich.console import Console
 
-    console = Console(highlight=False)
+    console = terminal.console()
     p = rich_progress
     columns = (p.TextColumn("encoding"), p.BarColumn(), p.MofNCompleteColumn(), p.TimeRemainingColumn())
     bar = p.Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal)

@@ -50,8 +50,7 @@ def import_opensora(
     converted = importer.convert(
         config, name=output.stem, data_path=data_path, probability=probability.value if probability else None
     )
-    output.parent.mkdir(parents=True, exist_ok=True)
-    files.write_bytes(output, converted.text.encode())
+    files.write_for("--output", output, converted.text.encode())
     if json:
         show.json({"recipe": str(output), "keys": [line._asdict() for line in converted.lines]})
         return

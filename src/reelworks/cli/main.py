@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import atexit
+import importlib.metadata
 import os
 import re
 import shlex
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
@@ -30,24 +34,63 @@ from reelworks.cli import (
     replay,
     report,
     train,
+    trust,
     tune,
     ui,
 )
 from reelworks.cli.exit_codes import ExitCode
+from reelworks.core import terminal
+from reelworks.core import trust as trusted_code
 from reelworks.core.errors import UserError
+from reelworks.core.words import of_recipe
 
 _PATIENCE_SECONDS = 5.0
 _SETTING = re.compile(r"--[a-z_]+(\.\w+)+|[a-z_]+(\.\w+)+=")  # as other trainers take them
+_NAMED = re.compile(r"(?:--?)?([a-z][a-z_-]*)(?:=.*)?")
+# What other trainers call it, and how it is given here.
+_ELSEWHERE = {
+    **dict.fromkeys(("lr", "learning_rate"), "--set train.learning_rate=VALUE"),
+    **dict.fromkeys(("steps", "max_train_steps", "num_steps"), "--max-steps VALUE, or --set train.max_steps=VALUE"),
+    **dict.fromkeys(("epochs", "max_train_epochs", "num_epochs"), "--set train.max_epochs=VALUE"),
+    **dict.fromkeys(("batch_size", "train_batch_size"), "--set buckets.batch_size=VALUE"),
+    **dict.fromkeys(("rank", "network_dim", "lora_rank"), "--set lora.rank=VALUE"),
+    **dict.fromkeys(("alpha", "network_alpha", "lora_alpha"), "--set lora.alpha=VALUE"),
+    **dict.fromkeys(("optimizer", "optimizer_type"), "--set train.optimizer=VALUE"),
+    **dict.fromkeys(("images", "image_folder", "train_data_dir", "dataset", "instance_data_dir"), "--data DIR"),
+    **dict.fromkeys(("output_dir", "out"), "--output DIR"),
+    **dict.fromkeys(("pretrained_model_name_or_path",), "--model NAME"),
+    **dict.fromkeys(("resume_from_checkpoint",), "--resume STEP; the same command resumes by itself"),
+    "resolution": "--set bucket.0.resolution=VALUE",
+    "seed": "--set seed=VALUE",
+}
 
 app = typer.Typer(
     name="reelworks",
     help="Train video and image diffusion models on footage of any shape.",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     # Plain help: drawing it with rich takes longer than everything else together.
     rich_markup_mode=None,
 )
+
+
+def _tell_version(asked: bool) -> None:
+    if asked:
+        terminal.say(importlib.metadata.version("reelworks"))
+        raise typer.Exit
+
+
+@app.callback()
+def _all_verbs(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version, and end.", callback=_tell_version, is_eager=True)
+    ] = False,
+) -> None:
+    context.with_resource(of_recipe())
+
+
 app.command("demo")(demo.demo)
 app.command("demo-data")(demo.demo_data)
 app.command("scan")(catalog.scan)
@@ -64,6 +107,7 @@ app.command("replay")(replay.replay)
 app.command("report")(report.report)
 app.command("compare")(compare.compare)
 app.command("ui")(ui.ui)
+app.command("trust")(trust.trust)
 app.command("import-opensora")(import_opensora.import_opensora)
 app.add_typer(catalog.app, name="catalog")
 app.add_typer(new.app, name="new")
@@ -73,9 +117,14 @@ app.add_typer(checkpoints.app, name="checkpoints")
 
 def main() -> None:
     """Run the command line; a `UserError` prints its message without a traceback."""
+    # What this process starts imports nothing from the folder that it runs in, which may be a stranger's.
+    os.environ["PYTHONSAFEPATH"] = "1"
+    trusted_code.ask_with(trust.ask)
     codes: list[int] = []
     # Registered first, so called last, after the exit handlers of other modules.
     atexit.register(_leave, codes)
+    if sys.argv[1:2] == ["help"]:
+        sys.argv[1:] = [*sys.argv[2:], "--help"]
     try:
         app()
     except SystemExit as exit_:
@@ -86,23 +135,33 @@ def main() -> None:
         if exit_.code == ExitCode.BAD_INPUT:
             _tell_of_settings(sys.argv[1:])
         raise
-    except UserError as error:
-        _let_the_first_rank_speak()
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        # Other ranks of a distributed run may be waiting: exiting at once lets the launcher end them.
-        os._exit(ExitCode.BAD_INPUT) if "RANK" in os.environ else sys.exit(ExitCode.BAD_INPUT)
     except KeyboardInterrupt:  # outside the command, which handles its own
         _tell_of_ctrl_c()
         sys.exit(ExitCode.INTERRUPTED)
-    except Exception:
+    except Exception as error:
         _let_the_first_rank_speak()
-        raise
+        message = as_user_error(error)
+        if message is None:
+            raise
+        terminal.say(f"error: {message}", error=True)
+        # Other ranks of a distributed run may be waiting: exiting at once lets the launcher end them.
+        os._exit(ExitCode.BAD_INPUT) if "RANK" in os.environ else sys.exit(ExitCode.BAD_INPUT)
+
+
+def as_user_error(error: BaseException) -> UserError | None:
+    """Return the error in words if it is one that the user can correct, as that of a disk is."""
+    if isinstance(error, OSError):
+        from reelworks.core import files  # slow to import
+
+        if error.errno in files.OF_DISKS:
+            return files.unwritable("disk", Path(str(error.filename or tempfile.gettempdir())), error)
+    return error if isinstance(error, UserError) else None
 
 
 def _tell_of_ctrl_c() -> None:
     """Print a line of its own, below a progress bar that was not finished; once for all ranks."""
     if os.environ.get("RANK", "0") == "0":
-        print("\nstopped by Ctrl-C", file=sys.stderr, flush=True)
+        terminal.say("\nstopped by Ctrl-C", error=True)
 
 
 def _tell_of_settings(arguments: Sequence[str]) -> None:
@@ -111,7 +170,12 @@ def _tell_of_settings(arguments: Sequence[str]) -> None:
         if before != "--set" and _SETTING.match(argument):
             name, is_equal, value = argument.removeprefix("--").partition("=")
             setting = shlex.quote(f"{name}={value if is_equal else 'VALUE'}")
-            print(f"Settings of the recipe follow --set: --set {setting}", file=sys.stderr)
+            terminal.say(f"Settings of the recipe follow --set: --set {setting}", error=True)
+            return
+    for before, argument in pairwise(["", *arguments]):
+        found = _NAMED.fullmatch(argument) if argument.startswith("-") or "=" in argument else None
+        if before != "--set" and found and (here := _ELSEWHERE.get(found[1].replace("-", "_"))) is not None:
+            terminal.say(f"Here {argument.partition('=')[0]} is {here}", error=True)
             return
 
 

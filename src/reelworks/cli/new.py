@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Option, Typer
+from typer import BadParameter, Option, Typer
 
 from reelworks.cli import show
-from reelworks.cli.options import Json
+from reelworks.cli.options import Json, Overrides
 from reelworks.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -23,12 +24,22 @@ MODEL = Option(metavar="NAME", help="A model, such as flux-dev, or a family, suc
 Data = Annotated[
     list[Path] | None, Option(metavar="DIR", help="A folder or list of pictures and clips; may be given several times.")
 ]
+
+
+def gigabytes(text: str) -> float:
+    """Return the number of gigabytes that an option means: 24, 24GB or 24 GiB."""
+    number = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(?:G|GB|GiB)?\s*", text, re.IGNORECASE)
+    if number is None or not 1 <= float(number[1]) <= _MOST_GB:
+        raise BadParameter(f"{text!r} is not a number of gigabytes, such as 24, from 1 to {_MOST_GB:,}")
+    return float(number[1])
+
+
+_MOST_GB = 100_000
 Vram = Annotated[
     float | None,
     Option(
         metavar="GB",
-        min=1,
-        max=100_000,
+        parser=gigabytes,
         help="GPU memory that settings are chosen to fit; default: that of this machine's GPU.",
     ),
 ]
@@ -59,6 +70,15 @@ def lora(
         list[Path] | None, Option(metavar="DIR", help="Sources of the edits in --data, by name; repeatable, in order.")
     ] = None,
     mask: Annotated[Path | None, Option(metavar="DIR", help="Masks of what is generated in --data, by name.")] = None,
+    rank: Annotated[int | None, Option(min=1, help="Rank of the LoRA; default: 16.")] = None,
+    steps: Annotated[
+        int | None, Option(min=1, help="Optimizer steps; default: epochs that follow from the number of clips.")
+    ] = None,
+    resolution: Annotated[
+        str | None,
+        Option(metavar="SIDE|SIZE", help="Side of a square, or a size such as 480p; default: what most clips fill."),
+    ] = None,
+    overrides: Overrides = None,
     tflops: Annotated[
         float | None, Option(min=0.1, help="Speed of the GPU in bfloat16, to estimate training time; default: 165.")
     ] = None,
@@ -94,7 +114,19 @@ def lora(
     if source:
         companions["source"] = [str(path) for path in source] if len(source) > 1 else str(source[0])
     tflops = tflops or ASSUMED_TFLOPS
-    options = QuickstartOptions(model, tuple(data or ()), vram, trigger, weights, companions, tflops)
+    options = QuickstartOptions(
+        model,
+        tuple(data or ()),
+        vram,
+        trigger,
+        weights,
+        companions,
+        tflops,
+        rank,
+        steps,
+        resolution,
+        tuple(overrides or ()),
+    )
     write(path, options, json=json)
 
 
@@ -172,16 +204,17 @@ def _print_result(path: Path, new: QuickstartResult) -> None:
     memory = estimate.memory
     show.line(f"memory, estimated: {memory.total / 1e9:.1f} GB ({memory.to_text()})")
     if memory.host >= 5e7:
-        show.line(f"  and {memory.host / 1e9:.1f} GB of CPU memory, for weights that stay there")
+        machine = "" if new.fits_host else f"; this machine has {new.host_bytes / 1e9:.0f} GB, so it does not fit here"
+        show.line(f"  and {memory.host / 1e9:.1f} GB of CPU memory, for weights that stay there{machine}")
     if not estimate.measured:
-        show.line("  without activations: this network does not run on the meta device")
-    if new.choice.fits is None:
+        show.line("  without activations, so it may need more: this network does not run on the meta device")
+    elif new.fits is None:
         show.line("  give --vram GB to check whether it fits, and to choose settings that do")
     for i, tier in enumerate(new.choice.tiers):
         without = new.choice.without
         why = f"at least {without[i] / 1e9:.1f} GB without it" if without else "nearly all need it"
         show.line(f"  {tier.to_text()}: {tier.why}; {why}")
-    if new.choice.fits:
+    if new.fits:
         show.line("  it fits")
     moving = estimate.moving_seconds
     show.line(

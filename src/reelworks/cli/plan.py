@@ -26,7 +26,7 @@ def plan(
         Path | None,
         Option(
             metavar="FILE",
-            help="Also write all clips that the first epoch leaves out, with reasons, as .csv or .parquet.",
+            help="Also write all clips that the first epoch leaves out, with reasons, as .csv, .parquet, .jsonl or .txt.",
         ),
     ] = None,
     diff: Annotated[

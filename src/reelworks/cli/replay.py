@@ -5,17 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-from typer import Option
+from typer import Argument, Option
 
 from reelworks.cli import show
 from reelworks.cli.options import RunArgument
 from reelworks.core import units
+from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
 
 
 def replay(
     run: RunArgument,
-    step: Annotated[int, Option(min=1, help="Step to replay, counted from 1.")],
+    number: Annotated[int | None, Argument(metavar="STEP", min=1, help="Step to replay, counted from 1.")] = None,
+    step: Annotated[int | None, Option(min=1, help="The same.")] = None,
     pictures: Annotated[
         bool,
         Option("--pictures", help="Also draw a contact sheet of each micro-batch, from the files as they are now."),
@@ -40,6 +42,11 @@ def replay(
     from reelworks.run.folder import RunFolder
     from reelworks.train.replay import replay_step
 
+    step = number or step
+    if step is None:
+        raise UserError(
+            "a step is needed", code="step-missing", field="STEP", remedy=f"for example: reelworks replay {run} 1"
+        )
     replayed = replay_step(RunFolder(run), step)
     value = replayed.to_json()
     if pictures:

@@ -6,8 +6,10 @@ import datetime
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
 from typing import TYPE_CHECKING, Any
+
+from reelworks.core import terminal
 
 if TYPE_CHECKING:
     from rich.table import Column, Table
@@ -15,16 +17,14 @@ if TYPE_CHECKING:
     from reelworks.catalog.scan import ScanProgress
 
 
-def line(text: str) -> None:
-    """Print one line at once, so that it keeps its place among the lines of other processes."""
-    print(text, flush=True)
+line = terminal.say
 
 
 def json(value: Any) -> None:
     """Print one JSON value and nothing else."""
     from reelworks.core import files
 
-    print(files.to_json(value, indent=2))
+    terminal.say_json(files.to_json(value, indent=2))
 
 
 def new_table(first: str, *others: str) -> Table:
@@ -44,14 +44,13 @@ def print_table(filled: Table) -> None:
 
     Texts that are too long for the terminal are folded instead.
     """
-    from rich.console import Console
     from rich.measure import Measurement
 
     def fits(*columns: Column) -> bool:
         measured = Measurement.get(console, console.options.update(width=1000), _with_columns(first, *columns))
         return measured.maximum <= console.width
 
-    console = Console(highlight=False)
+    console = terminal.console()
     first, *others = filled.columns
     if not all(map(fits, others)):
         for column in filled.columns:
@@ -84,13 +83,19 @@ def stdout_for_json(json: bool) -> Iterator[None]:
         yield
 
 
+def stages(quiet: bool = False) -> AbstractContextManager[None]:
+    """Print on stderr what a command is doing, so that none of its stages is silent."""
+    from reelworks.core import log
+
+    return nullcontext() if quiet else log.to_terminal(stderr=True)
+
+
 @contextmanager
 def scan_progress(quiet: bool = False) -> Iterator[Callable[[ScanProgress], None]]:
     """Show the progress of a scan with the time that remains: a bar on a terminal, else a line every ten seconds."""
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    console = Console(highlight=False)
+    console = terminal.console()
     if not console.is_terminal:
         yield (lambda _: None) if quiet else _progress_lines()
         return
@@ -122,7 +127,7 @@ def _progress_lines() -> Callable[[ScanProgress], None]:
         latest, rate = now, progress.done / (now - began)
         left = datetime.timedelta(seconds=round((progress.total - progress.done) / rate))
         text = f"scanning: {progress.done} of {progress.total} files, {rate:.0f} files/s, {left} left"
-        print(text, file=sys.stderr, flush=True)
+        terminal.say(text, error=True)
 
     return show
 
@@ -131,9 +136,8 @@ def _progress_lines() -> Callable[[ScanProgress], None]:
 def clip_progress(quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
     """Show how many clips of how many are measured: a bar on a terminal, else a line every ten seconds on stderr."""
     from rich import progress
-    from rich.console import Console
 
-    console = Console(stderr=True, highlight=False)
+    console = terminal.console(stderr=True)
     columns = (progress.TextColumn("measuring"), progress.BarColumn(), progress.MofNCompleteColumn())
     bar = progress.Progress(
         *columns,
@@ -150,7 +154,7 @@ def clip_progress(quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
         bar.update(task, completed=done, total=total)
         if not console.is_terminal and not quiet and time.monotonic() - latest >= _SECONDS_BETWEEN_LINES:
             latest = time.monotonic()
-            print(f"measuring: {done} of {total} clips", file=sys.stderr, flush=True)
+            terminal.say(f"measuring: {done} of {total} clips", error=True)
 
     try:
         yield report

@@ -60,7 +60,7 @@ def epoch(forecast: Json) -> None:
         f"({_incomplete(forecast)}), {units.plural(forecast['rows_not_full'], 'step')} not full"
     )
     show.line(
-        f"{units.plural(forecast['planned'], 'clip')} planned; at {units.plural(forecast['world'], 'GPU')}: "
+        f"{units.plural(forecast['planned'], 'showing')} of clips planned; at {units.plural(forecast['world'], 'GPU')}: "
         f"imbalance {forecast['imbalance']:.1%}, padding {forecast['padding']:.1%}"
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +12,7 @@ from typer import Argument, Exit, Option
 
 from reelworks.cli import encode, new, show
 from reelworks.cli.options import DataPath, Overrides, load_recipe, setting
-from reelworks.core import waiting_threads
+from reelworks.core import trust, waiting_threads
 from reelworks.core.errors import UserError
 from reelworks.distributed.launch import LAUNCHED, launch
 
@@ -88,6 +89,17 @@ def train(
             value=str(recipe),
             remedy="leave out the recipe or these options; --data-path and --set change values of a recipe",
         )
+    if recipe.is_dir():
+        known = (recipe / "run.json").is_file()
+        raise UserError(
+            "this is a run folder, not a recipe" if known else "this is a folder, not a recipe",
+            code="folder-for-a-recipe",
+            field="RECIPE",
+            value=str(recipe),
+            remedy="give the recipe that it was started with; the same command resumes it"
+            if known
+            else f"to train a LoRA on what it holds: reelworks train --data {shlex.quote(str(recipe))} --model NAME",
+        )
     steps = None if profile is None else _steps(profile)
     changes = list(overrides or [])
     if output is not None:
@@ -100,6 +112,7 @@ def train(
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     # Load before any process starts, so that a mistake is reported once.
     loaded = load_recipe(recipe, changes, data_path)
+    trust.require(loaded.samples.metrics, "samples.metrics")
     if os.environ.get("RANK", "0") == "0" and LAUNCHED not in os.environ:
         show.line(f"training {recipe} in {loaded.output}")  # what follows takes seconds, until the libraries are loaded
     if nproc_per_node > 1 and "LOCAL_RANK" not in os.environ:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from reelworks.core import cores
 
 _BLOCK = 1 << 18
 _MOST_THREADS = 8
@@ -20,7 +21,7 @@ def for_each(count: int, compute: Callable[[slice], None]) -> None:
         compute(slice(0, count))
         return
     blocks = [slice(first, min(first + _BLOCK, count)) for first in range(0, count, _BLOCK)]
-    with ThreadPoolExecutor(min(os.cpu_count() or 1, _MOST_THREADS)) as threads:
+    with ThreadPoolExecutor(min(cores.count(), _MOST_THREADS)) as threads:
         for _ in threads.map(compute, blocks):
             pass
 

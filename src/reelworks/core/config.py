@@ -1,9 +1,37 @@
-"""Base class of all configs: frozen and strict, with unknown keys refused."""
+"""Base classes of all configs: frozen and strict, with unknown keys refused."""
 
-from pydantic import BaseModel, ConfigDict
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from reelworks.core import config_errors, words
 
 
 class Config(BaseModel):
     """Base of all configs: plain values; runtime objects are arguments of the owning package's `build(...)`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+if TYPE_CHECKING:
+    _Telling = Config
+else:
+
+    class _Calls(type(Config)):
+        # A config inside another one is not made by a call, so that the error of a recipe names the whole path.
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            try:
+                return super().__call__(*args, **kwargs)
+            except ValidationError as refused:
+                error = config_errors.explain(refused, cls)
+            words.tell(error)
+            raise error
+
+    class _Telling(Config, metaclass=_Calls):
+        pass
+
+
+class PublicConfig(_Telling):
+    """Base of the configs that users of the library make: wrong arguments are a `UserError` with the argument's name."""

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import xxhash
+from typing_extensions import Buffer
 
 _BLOCK_BYTES = 1 << 20
 _FULL_READ_LIMIT_BYTES = 64 << 20
@@ -92,8 +93,8 @@ def fingerprint(f: io.BufferedReader, size: int) -> str:
 running = xxhash.xxh3_128
 
 
-def of_bytes(data: bytes) -> str:
-    """Return the XXH3 checksum of a byte string."""
+def of_bytes(data: Buffer) -> str:
+    """Return the XXH3 checksum of bytes."""
     return running(data).hexdigest()
 
 

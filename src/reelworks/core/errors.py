@@ -3,27 +3,42 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-_MAX_NAMES = 3
+_MAX_NAMES, _MAX_LETTERS = 3, 200
+_LONG_WORD = re.compile(r"\S{1000,}")  # longer than any path
 
 
-class UserError(ValueError):
+class CommonError(Exception):
+    """An error that all ranks raise alike if work fails with it on one of them; it can be pickled."""
+
+
+class UserError(CommonError, ValueError):
     """Wrong input that the user can correct; the command line prints it without a traceback and exits with code 2.
 
     Args:
         problem: What is wrong, in one sentence.
         code: Stable name of the error, as docs/reference/errors.md lists it; the sentence may change.
-        field: The recipe key, option or file that holds the value.
+        field: The recipe key, option, argument or file that holds the value.
         remedy: What the user can type, change or look at next.
     """
 
     def __init__(self, problem: str, *, code: str, field: str | None = None, value: object = None, remedy: str) -> None:
-        self.problem, self.code, self.remedy = problem, code, remedy
-        self.field, self.value = field, value
-        where = "" if field is None else f"{field} = {value!r}: " if value is not None else f"{field}: "
-        super().__init__(f"{where}{problem}\n  remedy: {remedy}")
+        self.code, self.value = code, value
+        super().__init__()
+        self.reword(field=field, problem=problem, remedy=remedy)
+
+    def reword(self, *, field: str | None, problem: str, remedy: str) -> None:
+        """Tell the same mistake in other words."""
+        if isinstance(self.value, str) and len(self.value) > _MAX_LETTERS:  # which is not repeated whole anywhere
+            problem, remedy = (text.replace(self.value, shortened(self.value)) for text in (problem, remedy))
+        problem, remedy = (_LONG_WORD.sub(lambda word: shortened(word[0]), text) for text in (problem, remedy))
+        field = None if field is None else shortened(field)
+        self.field, self.problem, self.remedy = field, problem, remedy
+        where = "" if field is None else f"{field} = {shown(self.value)}: " if self.value is not None else f"{field}: "
+        self.args = (f"{where}{problem}\n  remedy: {remedy}",)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle without the arguments of `__init__`, which differ between subclasses: errors come from other processes."""
@@ -34,6 +49,22 @@ def _restored(kind: type[UserError], args: tuple[Any, ...], attributes: dict[str
     error = kind.__new__(kind, *args)
     error.__dict__.update(attributes)
     return error
+
+
+def shown(value: object) -> str:
+    """Return a value as a message shows it: as Python writes it, in 200 characters at most."""
+    try:
+        return shortened(repr(value))
+    except ValueError:  # a whole number of thousands of digits
+        return f"a value of type {type(value).__name__}"
+
+
+def shortened(text: str) -> str:
+    """Return a text, or its beginning and end if it has more than 200 characters."""
+    if len(text) <= _MAX_LETTERS:
+        return text
+    half = _MAX_LETTERS // 2 - 20
+    return f"{text[:half]} … {text[-half:]} ({len(text):,} characters)"
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from reelworks.core import files
 from reelworks.core.errors import UserError
 
 FOLDER_VARIABLE, LIMIT_VARIABLE = "REELWORKS_CACHE", "REELWORKS_CACHE_GB"
@@ -58,6 +59,10 @@ class FileCache:
             try:
                 fetch(part)
                 part.replace(path)
+            except OSError as error:
+                if error.errno in files.FULL:  # which is not the remote file's fault
+                    raise files.unwritable(FOLDER_VARIABLE, self.folder, error) from error
+                raise
             finally:
                 part.unlink(missing_ok=True)
             self._added += path.stat().st_size

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import uuid
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,9 @@ import numpy as np
 
 from reelworks.core import storage
 from reelworks.core.errors import UserError
+
+FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
+OF_DISKS = FULL | {errno.EROFS, errno.EIO}  # what a disk says of a write that no program can help
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -32,17 +36,40 @@ def write_bytes(path: Path, data: bytes) -> None:
 
 def write_for(option: str, path: Path, data: bytes) -> None:
     """Atomically write the file that a command-line option names, and create its folder if necessary."""
-    try:
+    with writing(option, path):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_bytes(path, data)
+
+
+@contextmanager
+def writing(field: str, path: Path) -> Iterator[None]:
+    """Raise a `UserError` that names a key or option and its path for a failed write in the block."""
+    try:
+        yield
     except OSError as error:
-        raise UserError(
-            f"the file cannot be written ({error.strerror})",
-            code="file-unwritable",
-            field=option,
-            value=str(path),
-            remedy="name a file in a folder that is writable and has free space",
-        ) from error
+        raise unwritable(field, path, error) from error
+
+
+def unwritable(field: str, path: Path, error: OSError) -> UserError:
+    """Return the error for a file or folder, given by this key or option, that cannot be written."""
+    reason, remedy = error.strerror or str(error), "name a place that is writable, or correct its permissions"
+    if error.errno in FULL:
+        reason, remedy = f"{reason}{_lack(path)}", "free space on its disk or raise the quota, or name another place"
+    elif error.errno == errno.EIO:
+        remedy = "see to the disk, or name a place on another one"
+    return UserError(
+        f"this cannot be written ({reason})", code="file-unwritable", field=field, value=str(path), remedy=remedy
+    )
+
+
+def _lack(path: Path) -> str:
+    """Tell that a disk has room for bytes but not for another file."""
+    there = next((folder for folder in (path, *path.parents) if folder.exists()), None)
+    with suppress(OSError):
+        status = None if there is None else os.statvfs(there)
+        if status is not None and status.f_files and not status.f_favail:
+            return ": the disk has no inodes left, which each file needs"
+    return ""
 
 
 def _plain(value: Any) -> Any:
@@ -92,7 +119,7 @@ def parse_json_lines(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
     for line in lines:
         try:
             value = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(value, dict):
             yield value

@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from reelworks.core import terminal
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -29,11 +31,9 @@ event_logger.propagate = False  # an event is no line for people
 class TerminalHandler(logging.Handler):
     """Prints each line as it is, above a progress bar if there is one; warnings say that they are."""
 
-    def __init__(self) -> None:
-        from rich.console import Console  # which `import reelworks` does not need
-
+    def __init__(self, *, stderr: bool = False) -> None:
         super().__init__()
-        self.console = Console(highlight=False)
+        self.console = terminal.console(stderr=stderr)
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line, without time and place: it is read as it comes."""
@@ -42,7 +42,7 @@ class TerminalHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Print a line."""
-        self.console.print(self.format(record), markup=False, soft_wrap=True)
+        self.console.print(self.format(record), soft_wrap=True)
 
 
 class EventHandler(logging.Handler):
@@ -71,13 +71,14 @@ def event_record(kind: str, fields: dict[str, Any]) -> logging.LogRecord:
 
 
 @contextmanager
-def to_terminal(*, speaks: bool = True) -> Iterator[None]:
+def to_terminal(*, speaks: bool = True, stderr: bool = False) -> Iterator[None]:
     """Print what `reelworks` logs from INFO on, for as long as it is open, if nobody else has asked for it.
 
-    Ranks after the first, for which `speaks` is False, say nothing to any handler.
+    Ranks after the first, for which `speaks` is False, say nothing to any handler. Lines go to `stderr` where stdout is for
+    the answer of a command.
     """
     former_level, former_propagate = logger.level, logger.propagate
-    handler = None if logger.handlers else TerminalHandler() if speaks else logging.NullHandler()
+    handler = None if logger.handlers else TerminalHandler(stderr=stderr) if speaks else logging.NullHandler()
     if handler is not None:
         logger.addHandler(handler)
         logger.propagate = False
@@ -95,7 +96,7 @@ def to_terminal(*, speaks: bool = True) -> Iterator[None]:
             logger.removeHandler(handler)
 
 
-def terminal() -> Console | None:
+def console() -> Console | None:
     """Return the console that lines are printed on, for what moves below them; None where they go elsewhere."""
     return next((h.console for h in logger.handlers if isinstance(h, TerminalHandler)), None)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from reelworks.core import arguments
 from reelworks.core.errors import UserError
 
 
@@ -44,6 +45,9 @@ class Geometry:
     frame_rule: tuple[int, int] = (1, 0)
     chunk_frames: int | None = None
     drops_rest: bool = False
+
+    def __post_init__(self) -> None:
+        arguments.check(self, _GEOMETRY)
 
     @property
     def multiple(self) -> tuple[int, int]:
@@ -112,3 +116,12 @@ class Geometry:
         pt, ph, pw = self.patch
         t, h, w = self.latent(shape)
         return -(-t // pt) * -(-h // ph) * -(-w // pw)
+
+
+_GEOMETRY = {
+    "stride": arguments.exactly(3, arguments.whole(1)),
+    "patch": arguments.exactly(3, arguments.whole(1)),
+    "frame_rule": arguments.exactly(2, arguments.whole(0)),
+    "chunk_frames": arguments.optional(arguments.whole(1)),
+    "drops_rest": arguments.FLAG,
+}

@@ -62,8 +62,12 @@ class _Raw(io.RawIOBase):
                 # A buffer whose flush failed is flushed again when it is collected; by then the descriptor
                 # number may belong to another file.
                 return len(view)
-            limit = _ask("write", self.path)
-            written = os.write(self._fd, view if limit is None else view[:limit])
+            try:
+                limit = _ask("write", self.path)
+                written = os.write(self._fd, view if limit is None else view[:limit])
+            except OSError as error:  # which names no file
+                error.filename = error.filename or str(self.path)
+                raise
             self.checksum.update(view[:written])
             self._at += written
             return written

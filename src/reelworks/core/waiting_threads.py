@@ -12,6 +12,8 @@ import os
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 
+from reelworks.core import cores
+
 SETTINGS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 _BUSY_SHARE = 0.5  # share of the cores that other processes must keep busy
 _GPUS = ("/dev/nvidia0", "/dev/kfd")
@@ -33,9 +35,4 @@ def is_busy(own_threads: int = 0, share: float = _BUSY_SHARE) -> bool:
 
     The load average includes the training's own threads on this machine, which are subtracted.
     """
-    return os.getloadavg()[0] - own_threads >= share * cores()
-
-
-def cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return os.getloadavg()[0] - own_threads >= share * cores.count()

@@ -64,7 +64,7 @@ class WorkerPool:
 
     Each thread that calls has a thread of a process for the time of its call, so the pool grows to the largest number of
     concurrent calls. Processes are spawned, never forked: a forked child inherits locks that threads of its parent
-    held.
+    held. A process that was forked from this one cannot use the pool, and leaves its processes alone.
 
     Args:
         threads: Calls that a process runs at once.
@@ -72,6 +72,7 @@ class WorkerPool:
 
     def __init__(self, threads: int = 1) -> None:
         self.threads = threads
+        self._pid = os.getpid()
         self._idle: list[_Channel] = []
         self._busy: set[_Channel] = set()
         self._changed = threading.Condition()
@@ -117,6 +118,8 @@ class WorkerPool:
 
         If it is interrupted, it can be called again.
         """
+        if os.getpid() != self._pid:
+            return  # they belong to the process that this one was forked from
         with self._changed:
             self._closed = True
             self._changed.wait_for(lambda: not self._busy, patience_seconds)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import InitVar, dataclass, field, replace
+from dataclasses import InitVar, dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, Literal, Self
 
@@ -19,12 +19,13 @@ from reelworks.catalog import companions
 from reelworks.catalog.companions import Found
 from reelworks.catalog.config import SHOWING, DatasetConfig, Source
 from reelworks.catalog.frame_index import FrameIndex
-from reelworks.catalog.rows import CatalogRows
+from reelworks.catalog.rows import SCORE, CatalogRows
 from reelworks.catalog.store import Catalog
-from reelworks.core import blocks, digests
+from reelworks.core import arguments, blocks, digests
 from reelworks.core.errors import UserError
 from reelworks.core.hash_rng import Purpose, hash64, passes, text_words
 from reelworks.core.sources import ALIGNED, SOURCES
+from reelworks.core.words import tells_arguments
 from reelworks.data import eligibility
 from reelworks.data.eligibility import ExcludeList
 from reelworks.data.plan_cache import PlanCache, Planned, Unplanned
@@ -84,6 +85,14 @@ class DataSpec:
         whole_sources: Whether sources are pictures that are shown whole, on white, in the size of their clips.
         sound: How the sound of clips is read; None if it is not.
         mask_ratios: Shares of strategies by which parts of clips are given to a model that is told them in pixels.
+
+    Examples:
+        >>> import reelworks as rw
+        >>> from reelworks.testing import sample_catalog, sample_dataset, sample_folder
+        >>> footage = rw.DatasetConfig(path=str(sample_folder()), repeats=2)
+        >>> spec = rw.DataSpec((footage,), data=rw.DataConfig(crop="random"))
+        >>> len(rw.Dataset(sample_catalog(), sample_dataset().table, spec))
+        24
     """
 
     datasets: tuple[DatasetConfig, ...]
@@ -100,6 +109,9 @@ class DataSpec:
     sound: SoundSpec | None = None
     mask_ratios: Mapping[str, float] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        arguments.check(self, _SPEC)
+
     def draw_numbers(self, epoch: int, copies: I64) -> tuple[int | I64, I64]:
         """Return the numbers of epoch and copy from which a clip's crop and first frame are drawn.
 
@@ -108,6 +120,32 @@ class DataSpec:
         if self.variants is None:
             return epoch, copies
         return (epoch + (copies & 0xFFFFFFFF) + (copies >> 32)) % self.variants, np.zeros_like(copies)
+
+
+_SEED = arguments.whole(0, (1 << 63) - 1)
+_SPEC = {
+    "datasets": arguments.each(arguments.a(DatasetConfig), into=tuple),
+    "seed": _SEED,
+    "data": arguments.a(DataConfig),
+    "split": arguments.number(0, 1),
+    "group": arguments.one_of("file", "folder"),
+    "max_held_out": arguments.whole(0),
+    "exclude_file": arguments.optional(arguments.FILE),
+    "cost": arguments.a(CostConfig),
+    "variants": arguments.optional(arguments.whole(1)),
+    "source_multiple": arguments.optional(arguments.exactly(2, arguments.whole(1))),
+    "whole_sources": arguments.FLAG,
+    "sound": arguments.optional(arguments.a(SoundSpec)),
+    "mask_ratios": arguments.a(Mapping),
+}
+_DATASET = {
+    "catalog": arguments.a(Catalog, remedy="open or make one: Catalog.open(FOLDER), Catalog.scan(FOOTAGE, to=FOLDER)"),
+    "table": arguments.a(BucketTable, remedy="make one: BucketTable.from_entries(ENTRIES, geometry=...)"),
+    "spec": arguments.optional(arguments.a(DataSpec)),
+    "rows": arguments.optional(arguments.a(CatalogRows)),
+    "companion_rows": arguments.optional(arguments.a(CatalogRows)),
+    "run": arguments.optional(arguments.a(RunFolder)),
+}
 
 
 @dataclass
@@ -129,7 +167,7 @@ class Dataset:
         >>> entry = rw.BucketEntry("64px", num_frames=[1, 5], batch_size=[4, 2])
         >>> table = rw.BucketTable.from_entries([entry], geometry=rw.Geometry((4, 8, 8), (1, 2, 2)))
         >>> dataset = rw.Dataset(sample_catalog(), table, seed=42)
-        >>> len(dataset.entries(epoch=0))
+        >>> len(dataset)  # clips of an epoch
         12
     """
 
@@ -142,7 +180,10 @@ class Dataset:
     _plans: PlanCache = field(default_factory=PlanCache)
     seed: InitVar[int | None] = None
 
+    @tells_arguments
     def __post_init__(self, seed: int | None) -> None:
+        arguments.check(self, _DATASET)
+        seed = arguments.checked_value("seed", seed, arguments.optional(_SEED))
         self._last: tuple[int, BucketTable, DataSpec, Assignment] | None = None
         if self.rows is None:
             live = self.catalog.live()
@@ -152,6 +193,48 @@ class Dataset:
             self.companion_rows = rows_of(live, companion_sources(self.spec.datasets))
         if seed is not None:
             self.spec = replace(self.spec, seed=seed)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what makes an equal dataset in another process, which opens the catalog's files itself.
+
+        The exclude list and the measured costs go along, as they are now. Plans do not: they are computed again.
+        """
+        state = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "_plans"}
+        datasets = tuple(dataset.absolute() for dataset in self.spec.datasets)
+        return state | {
+            "spec": replace(self.spec, datasets=datasets),
+            "rows": self.rows.ordinal,
+            "companion_rows": self.companion_rows.ordinal,
+            "exclude_list": self.exclude_list,
+            "measured_ms": self.measured_ms,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _plans=PlanCache(), _last=None)
+        for name in ("rows", "companion_rows"):
+            setattr(self, name, _with_ordinals(self.catalog, state[name]))
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        other = self.with_table(self.table)  # rows and settings never change
+        other._plans = PlanCache()
+        return other
+
+    def __len__(self) -> int:
+        """Return the clips that the first epoch trains, each repeat as one; other epochs may draw others."""
+        return len(self.entries(0))
+
+    def __bool__(self) -> bool:
+        return True  # asking costs nothing
+
+    def __repr__(self) -> str:
+        names = ", ".join(dataset.dataset_name for dataset in self.spec.datasets)
+        return f"{type(self).__name__}({names}: {len(self.rows)} rows, {len(self.table.buckets)} buckets, seed={self.spec.seed})"
+
+    def metadata(self, uids: NDArray[np.uint64]) -> list[dict[str, Any]]:
+        """Return the catalog's columns of clips by uid, as `MicroBatch.metadata` describes them."""
+        at, place = np.unique(self.rows.find(uids), return_inverse=True)
+        found = [_with_scores(row) for row in self.rows.take(at).to_table().to_pylist()]
+        return [dict(found[i]) for i in place.tolist()]
 
     @cached_property
     def digest(self) -> str:
@@ -252,6 +335,7 @@ class Dataset:
             dtype=np.int64,
         )
 
+    @tells_arguments
     def clips(self) -> tuple[Clips, I64]:
         """Return the clips to assign, a repeat as one element each, and the row of every element."""
         row, copy = _copies(self._showings, self.spec.datasets)
@@ -298,6 +382,7 @@ class Dataset:
             row, _ = _copies(self._showings, self.spec.datasets)
         return latest, row
 
+    @tells_arguments
     def entries(self, epoch: int) -> Samples:
         """Return the clips that an epoch trains."""
         return self._entries_without_reason(*self.assigned(epoch))
@@ -327,6 +412,7 @@ class Dataset:
         """Milliseconds per clip by bucket, as `cost.measured` lists them."""
         return cost.read_measured(self.spec.cost.measured, [b.name for b in self.table.buckets])
 
+    @tells_arguments
     def plan_spec(self, micro_batches_per_step: int, same_bucket_run: int) -> PlanSpec:
         """Return everything that determines a plan, except the entries.
 
@@ -375,6 +461,7 @@ class Dataset:
             return [*counts, list(self.spec.source_multiple)]
         return [] if all(count == counts[0] and count[1] is None for count in counts) else counts
 
+    @tells_arguments
     def plan(
         self, spec: PlanSpec, epoch: int, *, data_restarts: int = 0, segment: int = 0, excluded: Excluded | None = None
     ) -> EpochPlan:
@@ -458,6 +545,18 @@ def _hashes(words: Any) -> NDArray[np.uint64]:
     """Hash a dictionary-encoded column, each distinct word once, as `hash_int` does."""
     word_hashes = hash64(text_words(words.dictionary.to_pylist()))
     return np.asarray(word_hashes[np.asarray(words.indices)])
+
+
+def _with_scores(row: dict[str, Any]) -> dict[str, Any]:
+    """Return the columns of a row with its scores in a dict of their own."""
+    scores = {name.removeprefix(SCORE): row.pop(name) for name in list(row) if name.startswith(SCORE)}
+    return row | {"scores": {name: score for name, score in scores.items() if score is not None}}
+
+
+def _with_ordinals(catalog: Catalog, ordinals: I64) -> CatalogRows:
+    """Return rows of a catalog, without a copy if they are those of its live clips."""
+    live = catalog.live()
+    return live if np.array_equal(live.ordinal, ordinals) else catalog.rows_at(ordinals)
 
 
 def rows_of(rows: CatalogRows, wanted: list[Source]) -> CatalogRows:

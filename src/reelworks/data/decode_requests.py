@@ -23,8 +23,9 @@ from reelworks.diffusion import part_masks
 from reelworks.diffusion.part_masks import PartMask
 from reelworks.media import decode
 from reelworks.media.augment import NO_AUGMENTATION, Augmentation
+from reelworks.media.config import Decoder
 from reelworks.media.crop_box import CropBox, crop_box
-from reelworks.media.decode import MediaError, Request
+from reelworks.media.decode import FrameReader, MediaError, Request
 from reelworks.media.pictures import WHITE
 from reelworks.media.sound import SoundRequest
 
@@ -41,13 +42,20 @@ def draw_words(data: Dataset, rows: NDArray[np.int64], copies: NDArray[np.int64]
 
 
 def decode_requests(
-    data: Dataset, rows: NDArray[np.int64], words: U64, bucket: int, *, augments: bool = True
+    data: Dataset,
+    rows: NDArray[np.int64],
+    words: U64,
+    bucket: int,
+    *,
+    augments: bool = True,
+    decoder: Decoder | FrameReader | None = None,
 ) -> list[Request]:
     """Return the decode requests of clips, by index in `data.rows`, that are shown in one bucket.
 
-    `words` are their `draw_words`. Without `augments`, as for validation, no clip is flipped, rotated or recoloured.
+    `words` are their `draw_words`. `decoder` replaces that of the settings. Without `augments`, as for validation, no clip is flipped, rotated or recoloured.
     """
     config, shape, r = data.spec.data, data.table.buckets[bucket].shape, data.rows
+    decoder = config.decoder if decoder is None else decoder
     first, down, across = _draws(data, words)
     red, green, blue = config.alpha_color
     requests = [
@@ -59,10 +67,10 @@ def decode_requests(
             first_frame_draw=float(first[i]),
             crop_draw=(float(down[i]), float(across[i])),
             short_clips=config.short_clips,
-            decoder=config.decoder,
+            decoder=decoder,
             alpha_color=(red, green, blue),
             first_frame=int(r.first_frame[row]),
-            num_frames=int(r.num_frames[row]) if r.is_range[row] else None,
+            num_frames=int(r.num_frames[row]) if r.is_range[row] or callable(decoder) else None,
             measures=Shape(int(r.num_frames[row]), int(r.height[row]), int(r.width[row])) if data.companions else None,
             size=(int(r.height[row]), int(r.width[row])),
             resize=config.resize,

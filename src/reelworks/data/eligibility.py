@@ -17,7 +17,7 @@ from reelworks.catalog.companions import Found, Problem
 from reelworks.catalog.config import DatasetConfig
 from reelworks.catalog.filter_expression import NUMBERS
 from reelworks.catalog.rows import CatalogRows, without_range
-from reelworks.core import digests
+from reelworks.core import digests, user_files
 from reelworks.core.errors import UserError
 from reelworks.media import decode
 from reelworks.media.config import DataConfig
@@ -137,7 +137,7 @@ def read_exclude_list(path: str | None) -> ExcludeList:
     if path is None:
         return ExcludeList()
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
+        text = user_files.read_text(Path(path), user_files.TABLE, encoding="utf-8-sig")
     except OSError as error:
         raise UserError(
             f"the exclude list cannot be read ({error.strerror})",

@@ -8,8 +8,8 @@ the same. Such clips are recognised by content and path together; otherwise the 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -48,6 +48,12 @@ class Known:
         """Return the keys of rows of the catalog."""
         return self.aliases.keys(ordinal, self.uids[ordinal])
 
+    def without(self, ordinal: I64, catalog: Catalog) -> Known:
+        """Return the segment without these rows of a catalog, if its own catalog grew to that one."""
+        if not self.catalog.is_prefix_of(catalog):
+            return self
+        return replace(self, ordinal=self.ordinal[~_among(self.ordinal, ordinal)])
+
 
 @dataclass(frozen=True)
 class Identity:
@@ -84,10 +90,16 @@ class Identity:
         return lines
 
 
-def identify(rows: CatalogRows, catalog: Catalog, former: Sequence[Known], how: RenamedClips) -> Identity:
-    """Relate the live rows of the recipe's datasets to the clips that a run knows from `former` segments, latest first.
+def identify(
+    rows: CatalogRows, catalog: Catalog, former: Sequence[Known], how: RenamedClips, older: Iterable[Known] = ()
+) -> Identity:
+    """Relate the live rows of the recipe's datasets to the clips that a run knows.
 
-    `how` tells whether the same file under another name is the same clip or a new one.
+    Args:
+        former: Segments of the epoch, latest first.
+        how: Whether the same file under another name is the same clip or a new one.
+        older: Other segments that the run recorded, latest first. What none of the epoch's segments had is compared with these:
+            it is added to the epoch, but it is no new clip of the run, and no other clip may get its key.
     """
     latest = former[0]
     grown = latest.catalog.is_prefix_of(catalog)
@@ -106,10 +118,19 @@ def identify(rows: CatalogRows, catalog: Catalog, former: Sequence[Known], how: 
         # A catalog scanned anew has new rows for all files; one that grew has new rows only for changed files.
         edited = int(known.sum()) - (sum(renamed.values()) if how == "same" else 0) - (0 if grown else unchanged)
         new = new[~known]
-    key = _without_collisions(key, new, gone.key, rows)
+    added = len(new)
+    # Most rows of an older segment are live still; to search millions of keys for them would take seconds each time.
+    left = (known.without(rows.ordinal, catalog) for known in (older if added else ()))
+    away = _Gone.collect(left, np.concatenate([np.delete(key, new), gone.key]))
+    if len(away.key):
+        matched, _, _ = _match(_Texts.from_rows(rows.take(new)), away, how)
+        known = matched >= 0
+        key[new[known]] = away.key[matched[known]]
+        new = new[~known]
+    key = _without_collisions(key, new, np.concatenate([gone.key, away.key]), rows)
     other = key != rows.uid
     aliases = Aliases(rows.ordinal[other], key[other])
-    return Identity(rows.ordinal, key, kept, aliases, len(new), removed, edited, dict(renamed))
+    return Identity(rows.ordinal, key, kept, aliases, added, removed, edited, dict(renamed))
 
 
 def carry_over(identity: Identity, former: Known, ordinal: I64, copy: I64, excluded: Excluded) -> Excluded:
@@ -176,14 +197,14 @@ def _hashes(texts: Any) -> U64:
 
 @dataclass(frozen=True)
 class _Gone:
-    """Clips that were live earlier in the epoch and have no live row now, each in its latest state."""
+    """Clips that were live in earlier segments and have no live row now, each in its latest state."""
 
     key: U64
     latest: Mask
     texts: _Texts
 
     @classmethod
-    def collect(cls, former: Sequence[Known], live: U64) -> _Gone:
+    def collect(cls, former: Iterable[Known], live: U64) -> _Gone:
         """Collect the clips whose key is not among the live keys."""
         held, keys, tables, latest = np.sort(live), [], [], []
         for i, known in enumerate(former):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +37,8 @@ class MicroBatchRequest:
         masks: Parts of each clip that are given to a model that is told them, None where a strategy draws none; empty if
             none are drawn.
         crops: Size of each clip's file and place of its crop; empty if they are not known.
-        clips_in_step: Clips that count in the loss of the optimizer step, over all ranks.
+        clips_in_step: Clips that count in the loss of the optimizer step, over all ranks: the planned ones, or in a step of
+            the loader those of them that were decoded.
     """
 
     epoch: int
@@ -58,6 +60,9 @@ class MicroBatchRequest:
     masks: tuple[PartMask | None, ...] = ()
     crops: tuple[CropBox, ...] = ()
     clips_in_step: int = 1
+
+    def __repr__(self) -> str:
+        return f"MicroBatchRequest(epoch={self.epoch}, row={self.row}, index={self.index}, {len(self.uids)} clips of {self.shape})"
 
     @property
     def real(self) -> NDArray[np.bool_]:
@@ -103,6 +108,15 @@ class MicroBatch:
         companions: `[B, T, H, W, 3]` uint8 by kind, sources perhaps in sizes of their own; white where a clip has none.
         sound: `[B, S, channels]` int16 samples of sound, zeros where a clip failed; None if no sound is read.
         stream: How far decoding was ahead when it was delivered.
+
+    Examples:
+        >>> import reelworks as rw
+        >>> from reelworks.testing import sample_dataset
+        >>> micro_batch = next(iter(next(iter(rw.Loader(sample_dataset())))))
+        >>> micro_batch
+        MicroBatch(4×1×64×64×3 cpu, 4 of 4 clips valid)
+        >>> sorted({clip["kind"] for clip in micro_batch.metadata})
+        ['image']
     """
 
     work: MicroBatchRequest
@@ -112,6 +126,32 @@ class MicroBatch:
     companions: Mapping[str, Tensor] = field(default_factory=dict)
     sound: Tensor | None = None
     stream: StreamState = field(default=StreamState(), compare=False)
+    _rows: Callable[[NDArray[np.uint64]], list[dict[str, Any]]] | None = field(default=None, compare=False)
+
+    def __repr__(self) -> str:
+        shape, idle = "×".join(map(str, self.frames.shape)), ", idle" if self.is_idle else ""
+        valid = int(self.is_valid.sum())
+        return f"MicroBatch({shape} {self.frames.device.type}, {valid} of {len(self.is_valid)} clips valid{idle})"
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """File of each clip: its path, or its address if it is remote."""
+        return tuple(str(request.path) for request in self.work.requests)
+
+    @property
+    def uids(self) -> NDArray[np.uint64]:
+        """`[B]` identity of each clip, from its dataset and path; the same in every epoch and process."""
+        return self.work.uids
+
+    @property
+    def metadata(self) -> list[dict[str, Any]]:
+        """The catalog's columns of each clip, read from the catalog when they are asked for.
+
+        A dict for each clip: `path` (below `root`), `dataset`, `kind`, `num_frames`, `height`, `width`, `fps`, `caption` as it
+        is stored and all other columns by name, and `scores`, a dict of the numbers of its list by name, without missing ones.
+        """
+        assert self._rows is not None, "the Loader sets it"
+        return self._rows(self.work.uids)
 
     @property
     def is_idle(self) -> bool:

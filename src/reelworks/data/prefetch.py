@@ -206,6 +206,8 @@ class _ReadAhead:
             Exception: What the source raised, after all that it had given.
         """
         began = time.perf_counter()
+        if self._queue or self._next is not None:
+            self._pool.require_open()
         self.fill()
         if not self._queue:
             if self._error is not None:

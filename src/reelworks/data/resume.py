@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -14,7 +16,7 @@ from reelworks.data.identity import Identity, Known, carry_over, identify
 from reelworks.data.position import Counts, DataPosition
 from reelworks.run import records
 from reelworks.run.folder import RunFolder
-from reelworks.run.records import Record, RecordError
+from reelworks.run.records import Key, Record, RecordError
 from reelworks.schedule.cursor import Aliases, Cursor, Excluded, check_same
 from reelworks.schedule.plan import EpochPlan, PlanSpec
 
@@ -33,12 +35,20 @@ def resume(
 
     If catalog and spec are unchanged, the plan is computed again and must be equal. Otherwise the live clips that
     are not consumed yet are planned as a new segment of the epoch.
+
+    Raises:
+        UserError: The record of the clips that were consumed is lost.
     """
     counts = Counts(cursor.planned, cursor.trained, cursor.failed, cursor.skipped, cursor.repeated)
     same = (cursor.catalog, cursor.spec) == (data.digest, spec.digest())
     identity: Identity | None = None
     if not same:
-        former, identity = _identify(data, run, cursor, aliases)
+        try:
+            former, identity = _identify(data, run, cursor, aliases)
+        except UserError:
+            if _is_unbegun(cursor):  # a record is written when the first step is requested
+                return _begun(data, spec, cursor, cursor.epoch)
+            raise
         consumed = zip(former.before(cursor.row), excluded.places(), strict=True)
         ordinal, copy = (np.concatenate(both) for both in consumed)
         excluded = carry_over(identity, _known(run, former), ordinal, copy, excluded)
@@ -56,6 +66,37 @@ def resume(
     )
     changes = [] if identity is None else _difference(data, spec, cursor, done, plan, identity)
     return Resumed(resumed, changes)
+
+
+def without_record(data: Dataset, spec: PlanSpec, cursor: Cursor) -> Resumed | None:
+    """Return the position for changed data if no clip that was trained has to be recognised, else None.
+
+    That holds at the first step of an epoch, and at its end, where the next epoch begins.
+    """
+    if _is_unbegun(cursor):
+        return _begun(data, spec, cursor, cursor.epoch)
+    if cursor.trained + cursor.failed + cursor.skipped == cursor.planned:
+        return _begun(data, spec, cursor, cursor.epoch + 1)
+    return None
+
+
+def _is_unbegun(cursor: Cursor) -> bool:
+    """Return whether no clip of the cursor's epoch is consumed."""
+    return cursor.row == cursor.segment == 0
+
+
+def _begun(data: Dataset, spec: PlanSpec, cursor: Cursor, epoch: int) -> Resumed:
+    plan = data.plan(spec, epoch, data_restarts=cursor.data_restarts)
+    begun = DataPosition(
+        spec,
+        plan,
+        Excluded.none(),
+        Counts(planned=plan.planned),
+        cursor.data_restarts,
+        epoch,
+        global_step=cursor.global_step,
+    )
+    return Resumed(begun, [f"the data or the settings changed before the first step of epoch {epoch}, which has them"])
 
 
 def start_again(data: Dataset, spec: PlanSpec, run: RunFolder, cursor: Cursor, aliases: Aliases) -> Resumed:
@@ -94,9 +135,25 @@ def _identify(data: Dataset, run: RunFolder, cursor: Cursor, aliases: Aliases) -
         try:
             known.append(_known(run, records.read(run, (*key[:2], segment))))
         except RecordError:
-            continue  # the cursor has its consumed clips; only clips removed since then are not recognised
-    identity = identify(data.rows, data.catalog, known, data.spec.data.renamed_clips)
+            continue  # the cursor has its consumed clips; only clips that are gone since then are not recognised
+    identity = identify(data.rows, data.catalog, known, data.spec.data.renamed_clips, _older(run, key))
     return former, identity
+
+
+def _older(run: RunFolder, key: Key) -> Iterator[Known]:
+    """Yield what the run saw besides an epoch up to a segment, latest first, as far as it is recorded; equal ones once.
+
+    That is earlier epochs, and what was begun after the checkpoint: of an epoch that a restart of the data leaves, the
+    account goes on to tell the clips of its last segment, of which no step may be left.
+    """
+    seen = set()
+    for each in [k for k in reversed(records.keys(run)) if k[:2] != key[:2] or k[2] > key[2]]:
+        with suppress(RecordError):  # only clips that are gone since then are not recognised
+            about = records.read_about(run, each)
+            clips = about.catalog_digest, about.files.get(records.ALIASES)
+            if clips not in seen:
+                yield _known(run, records.read(run, each))
+                seen.add(clips)
 
 
 def _known(run: RunFolder, record: Record, aliases: Aliases | None = None) -> Known:

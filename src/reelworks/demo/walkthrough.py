@@ -13,13 +13,13 @@ import signal
 import subprocess
 import sys
 import time
-import tomllib
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from reelworks.core import terminal, toml
 from reelworks.core.shape import Shape
 from reelworks.demo import colour, sample_recipe
 from reelworks.demo.scenes import PROMPTS
@@ -52,7 +52,7 @@ def main() -> int:
     _reelworks("plan", str(RECIPE))
     _say(4, "train, kill in the middle, resume with the same command")
     killed_at = _train_and_kill()
-    print(f"killed with SIGKILL after step {killed_at}; now the same command resumes")
+    terminal.say(f"killed with SIGKILL after step {killed_at}; now the same command resumes")
     _reelworks("train", str(RECIPE))
     _say(5, "checkpoints")
     _reelworks("checkpoints", "ls", str(RUN.path))
@@ -64,18 +64,18 @@ def main() -> int:
 
 
 def _say(number: int, title: str) -> None:
-    print(f"\n== {number}. {title}", flush=True)
+    terminal.say(f"\n== {number}. {title}")
 
 
 def _reelworks(*arguments: str) -> None:
-    print(f"$ reelworks {' '.join(a if a.isprintable() and ' ' not in a else repr(a) for a in arguments)}", flush=True)
+    terminal.say(f"$ reelworks {' '.join(a if a.isprintable() and ' ' not in a else repr(a) for a in arguments)}")
     subprocess.run([*REELWORKS, *arguments], check=True)
 
 
 def _train_and_kill() -> int:
     """Train until near the middle, kill the process, and return the last step in its events."""
-    total = tomllib.loads(RECIPE.read_text())["train"]["max_steps"]
-    print(f"$ reelworks train {RECIPE}", flush=True)
+    total = toml.parse(RECIPE.read_text())["train"]["max_steps"]
+    terminal.say(f"$ reelworks train {RECIPE}")
     process = subprocess.Popen([*REELWORKS, "train", str(RECIPE)])
     while (step := _last_step()) < total * KILL_AT_SHARE:
         if process.poll() is not None:
@@ -111,17 +111,19 @@ def _summary(clips: list[NDArray[np.uint8]], seconds: float) -> int:
     left_out = sum(len(files) for files in plan["reasons"].values())
     by_reason = ", ".join(f"{counts['clips']} {reason}" for reason, counts in plan["left_out"].items())
     kept = list(events.read(RUN.events_file, "retention"))[-1]["kept"]
-    print("\n== summary")
-    print(f"clips scanned      {plan['catalog']['clips']}")
-    print(f"planned per epoch  {plan['planned']}")
-    print(f"left out           {left_out}: {by_reason}")
-    print(f"validation loss    {losses[0]:.4f} before, {losses[-1]:.4f} after ({losses[-1] / losses[0]:.0%})")
-    print(f"prompts            {score.right} of {len(PROMPTS)} in their colour, {score.rotated} under rotated colours")
+    terminal.say("\n== summary")
+    terminal.say(f"clips scanned      {plan['catalog']['clips']}")
+    terminal.say(f"planned per epoch  {plan['planned']}")
+    terminal.say(f"left out           {left_out}: {by_reason}")
+    terminal.say(f"validation loss    {losses[0]:.4f} before, {losses[-1]:.4f} after ({losses[-1] / losses[0]:.0%})")
+    terminal.say(
+        f"prompts            {score.right} of {len(PROMPTS)} in their colour, {score.rotated} under rotated colours"
+    )
     for checkpoint in kept:
-        print(f"checkpoint kept    step {checkpoint['step']}: {'; '.join(checkpoint['reasons'])}")
-    print(f"report             {RUN.report_file}")
-    print(f"clips              {GENERATED}")
-    print(f"time               {seconds:.0f} s")
+        terminal.say(f"checkpoint kept    step {checkpoint['step']}: {'; '.join(checkpoint['reasons'])}")
+    terminal.say(f"report             {RUN.report_file}")
+    terminal.say(f"clips              {GENERATED}")
+    terminal.say(f"time               {seconds:.0f} s")
     explained = plan["planned"] + left_out == plan["catalog"]["clips"]
     checks = {
         "validation loss falls to at most 50 % of its start": losses[-1] <= 0.5 * losses[0],
@@ -130,5 +132,5 @@ def _summary(clips: list[NDArray[np.uint8]], seconds: float) -> int:
         "every scanned clip is planned or left out with a reason": explained,
     }
     for text, holds in checks.items():
-        print(f"{'ok    ' if holds else 'FAILED'} {text}")
+        terminal.say(f"{'ok    ' if holds else 'FAILED'} {text}")
     return 0 if all(checks.values()) else 1

@@ -1,23 +1,28 @@
-"""Run work on ranks so that a failure on one raises the same error on all."""
+"""Run work on ranks so that a failure on one raises the same error on all.
+
+That error is the first `CommonError` that a rank raised, such as a `UserError`, or else `RanksFailed`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, NoReturn, TypeVar, cast
 
 import torch.distributed as dist
-from torch.distributed.checkpoint.api import CheckpointException
+
+from reelworks.core.errors import CommonError
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 
 class Failure(NamedTuple):
-    """An error of one rank as plain values, since not every exception can be pickled."""
+    """An error of one rank as plain values, since not every exception can be pickled; `error` if it can."""
 
     rank: int
     text: str
     errnos: frozenset[int]
+    error: CommonError | None = None
 
 
 class _Failures(tuple[Failure, ...]):
@@ -30,6 +35,13 @@ class RanksFailed(RuntimeError):  # noqa: N818
     def __init__(self, failures: Sequence[Failure]) -> None:
         self.errnos = frozenset().union(*(failure.errnos for failure in failures))
         super().__init__("; ".join(f"rank {failure.rank}: {failure.text}" for failure in failures))
+
+
+def _raise(failures: _Failures, cause: Exception | None) -> NoReturn:
+    for failure in failures:
+        if failure.error is not None:
+            raise failure.error from (None if failure.error is cause else cause)
+    raise RanksFailed(failures) from cause
 
 
 def is_distributed() -> bool:
@@ -60,11 +72,13 @@ def on_all(work: Callable[[], T]) -> list[T]:
     """Call `work` on each rank and return all results, ordered by rank, on every rank. Collective.
 
     Raises:
-        RanksFailed: On every rank, if any rank's work raised.
+        CommonError: On every rank, if any rank's work raised one.
+        RanksFailed: On every rank, if any rank's work raised something else.
     """
-    outcomes = gather(_attempt(work))
+    mine, cause = _attempt(work)
+    outcomes = gather(mine)
     if failures := _failures(outcomes):
-        raise RanksFailed(failures)
+        _raise(failures, cause)
     return cast(list[T], outcomes)
 
 
@@ -85,7 +99,7 @@ def through_first(own: Callable[[], T], whole: Callable[[list[T]], list[R]]) -> 
 
     Collective; raises as `on_all` does if `own` raised on any rank or `whole` on rank 0.
     """
-    mine = _attempt(own)
+    mine, cause = _attempt(own)
     outcomes: list[Any] | None = [mine]
     if is_distributed():
         outcomes = [None] * world_size() if rank() == 0 else None
@@ -93,7 +107,9 @@ def through_first(own: Callable[[], T], whole: Callable[[list[T]], list[R]]) -> 
     shares: list[R | _Failures] = []
     if outcomes is not None:
         failures = _failures(outcomes)
-        outcome: list[R] | _Failures = failures or _attempt(lambda: whole(cast(list[T], outcomes)))
+        outcome: list[R] | _Failures = failures
+        if not failures:
+            outcome, cause = _attempt(lambda: whole(cast(list[T], outcomes)))
         shares = [outcome] * world_size() if isinstance(outcome, _Failures) else [*outcome]
     received: list[Any] = shares[:1]
     if is_distributed():
@@ -101,23 +117,21 @@ def through_first(own: Callable[[], T], whole: Callable[[list[T]], list[R]]) -> 
         dist.scatter_object_list(received, shares if rank() == 0 else None)
     share: R | _Failures = received[0]
     if isinstance(share, _Failures):
-        raise RanksFailed(share)
+        _raise(share, cause)
     return share
 
 
 def _failures(outcomes: list[Any]) -> _Failures:
-    failures = {f for outcome in outcomes if isinstance(outcome, _Failures) for f in outcome}
+    failures = [f for outcome in outcomes if isinstance(outcome, _Failures) for f in outcome]
     return _Failures(sorted(failures, key=lambda f: (f.rank, f.text)))
 
 
-def _attempt(work: Callable[[], T]) -> T | _Failures:
+def _attempt(work: Callable[[], T]) -> tuple[T | _Failures, Exception | None]:
+    """Return the result of work, or its failure and the error itself."""
     try:
-        return work()
-    except CheckpointException as error:
-        # torch has gathered the failures of all ranks already.
-        return _Failures(_describe(r, inner) for r, (inner, _) in error.failures.items())
+        return work(), None
     except Exception as error:
-        return _Failures([_describe(rank(), error)])
+        return _Failures([_describe(rank(), error)]), error
 
 
 def _describe(failed_rank: int, error: BaseException) -> Failure:
@@ -126,4 +140,5 @@ def _describe(failed_rank: int, error: BaseException) -> Failure:
         if isinstance(cause, OSError) and cause.errno is not None:
             errnos.add(cause.errno)
         cause = cause.__cause__ or cause.__context__
-    return Failure(failed_rank, f"{type(error).__name__}: {error}", frozenset(errnos))
+    common = error if isinstance(error, CommonError) else None
+    return Failure(failed_rank, f"{type(error).__name__}: {error}", frozenset(errnos), common)

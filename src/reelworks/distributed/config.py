@@ -15,35 +15,41 @@ class ParallelConfig(Config):
     """Distribution of weights over ranks, offloading to CPU memory, and limits on waiting for other ranks."""
 
     strategy: Literal["auto", "replicated", "fsdp", "hsdp"] = Field(
-        "auto",
+        default="auto",
         description='"replicated" holds a full copy on every rank; "fsdp" shards weights, gradients and optimizer over '
         'all ranks; "hsdp" shards them over the ranks of a node and keeps a copy per node; "auto" replicates a LoRA '
         "whose base fits, and otherwise shards over the nodes' ranks if that fits, or over all; the start prints which "
         "and why",
     )
     shard_size: int | None = Field(
-        None, ge=1, description='ranks that share one copy of the weights with "hsdp"; default: the ranks of a node'
+        default=None,
+        ge=1,
+        description='ranks that share one copy of the weights with "hsdp"; default: the ranks of a node',
     )
     sequence_degree: int = Field(
-        1,
+        default=1,
         ge=1,
         description="ranks that share the tokens of each clip, for clips whose activations do not fit into one GPU; they "
         "exchange tokens for heads around attention (Ulysses); a divisor of the number of attention heads",
     )
     offload: bool = Field(
-        False,
+        default=False,
         description="keep weights, optimizer state and average in CPU memory and copy each block's weights to the GPU "
         "when it is used; slower, for networks that do not fit; also works with one process",
     )
     join_seconds: float = Field(
-        300.0, gt=0, description="time for all ranks to arrive at the start; then the missing ones are named"
+        default=300.0, gt=0, description="time for all ranks to arrive at the start; then the missing ones are named"
     )
     step_seconds: float = Field(
-        1800.0, gt=0, description="time without progress of a step after which the slowest rank and its clips are named"
+        default=1800.0,
+        gt=0,
+        description="time without progress of a step after which the slowest rank and its clips are named",
     )
 
     lost_seconds: float = Field(
-        20.0, gt=0, description="time without a sign of life of a rank after which it counts as lost, and all ranks end"
+        default=20.0,
+        gt=0,
+        description="time without a sign of life of a rank after which it counts as lost, and all ranks end",
     )
 
     def data_ranks(self, ranks: int) -> int:

@@ -14,6 +14,8 @@ import sys
 import time
 from types import FrameType
 
+from reelworks.core import cores, terminal
+
 # Set in the environment of ranks that this launcher started, which end with it.
 LAUNCHED = "REELWORKS_LAUNCHED"
 # Time for the other ranks to notice a failure and exit by themselves, before they are killed.
@@ -65,16 +67,14 @@ def launch(processes: int, arguments: list[str]) -> int:
 def _tell_of_signal(rank: int, number: int) -> None:
     name = signal.Signals(number).name
     hint = ", as the system does when CPU memory is full" if number == signal.SIGKILL else ""
-    print(
+    terminal.say(
         f"error: rank {rank} was ended by {name}{hint}, and the others were stopped\n"
         "  remedy: give the same command again, which goes on from the last checkpoint",
-        file=sys.stderr,
-        flush=True,
+        error=True,
     )
 
 
 def _start(rank: int, processes: int, port: int, arguments: list[str]) -> subprocess.Popen[bytes]:
-    threads = max((os.cpu_count() or 1) // processes, 1)
     environment = {
         **os.environ,
         "RANK": str(rank),
@@ -84,7 +84,7 @@ def _start(rank: int, processes: int, port: int, arguments: list[str]) -> subpro
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
         LAUNCHED: "1",
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
+        "OMP_NUM_THREADS": str(cores.threads(processes)),
     }
     # In a session of its own, so that Ctrl-C reaches only the launcher, which forwards it once.
     return subprocess.Popen([sys.executable, "-m", "reelworks", *arguments], env=environment, start_new_session=True)

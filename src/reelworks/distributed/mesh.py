@@ -23,6 +23,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
+from reelworks.core import launcher
 from reelworks.core.errors import UserError
 from reelworks.distributed import collectives, roll_call
 from reelworks.distributed.config import ParallelConfig
@@ -145,9 +146,9 @@ def join(
         UserError: On every rank, if a rank does not arrive, or has other facts.
     """
     limits = parallel or ParallelConfig()
-    size = int(os.environ.get("WORLD_SIZE", "1"))
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    size = launcher.number("WORLD_SIZE")
+    local_rank = launcher.number("LOCAL_RANK")
+    local_size = launcher.number("LOCAL_WORLD_SIZE")
     cuda = torch.cuda.is_available()
     device = torch.device("cuda", local_rank) if cuda else torch.device("cpu")
     if cuda:
@@ -169,9 +170,9 @@ def join(
             code="launcher-variable-missing",
             field="WORLD_SIZE",
             value=size,
-            remedy="start with --nproc-per-node, with torchrun, or as in examples/launch; or unset WORLD_SIZE",
+            remedy="start with `reelworks train --nproc-per-node N`, with torchrun, or as in examples/launch; or unset WORLD_SIZE",
         )
-    rank = int(os.environ["RANK"])
+    rank, size = launcher.place()
     store = roll_call.hold(rank, size, facts(), limits.join_seconds)
     with Watch(PrefixStore("watch", roll_call.another_connection(store)), rank, size, limits) as watch:
         # Later than the watch, which names the rank that is late.

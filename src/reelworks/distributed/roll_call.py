@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
 from torch.distributed.distributed_c10d import PrefixStore
 
+from reelworks.core import launcher
 from reelworks.core.errors import UserError
 
 _POLL_SECONDS = 0.05
@@ -66,7 +67,7 @@ def another_connection(store: PrefixStore) -> PrefixStore:
 
 
 def _connect(rank: int, join_seconds: float) -> TCPStore:
-    address, port = os.environ.get("MASTER_ADDR", "127.0.0.1"), int(os.environ["MASTER_PORT"])
+    address, port = os.environ.get("MASTER_ADDR", "127.0.0.1"), launcher.number("MASTER_PORT")
     hosts = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     timeout = timedelta(seconds=join_seconds)
     try:

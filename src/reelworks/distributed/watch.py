@@ -21,6 +21,7 @@ from typing import Any, Self
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
+from reelworks.core import terminal
 from reelworks.core.errors import UserError, first_few
 from reelworks.distributed.config import ParallelConfig
 
@@ -206,7 +207,7 @@ class Watch:
     def _leave(self, verdict: str) -> None:
         """Print the verdict, on one rank, and end this process, whatever its main thread waits for."""
         if self._speaks(verdict):
-            print(f"error: {verdict}", file=sys.stderr, flush=True)
+            terminal.say(f"error: {verdict}", error=True)
         if self._rank == 0:
             time.sleep(2 * BEAT_SECONDS)  # the others read the verdict in the store, which may end with this process
         os._exit(_EXIT_CODE)

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from reelworks.catalog import formats, probe
+from reelworks.catalog import formats, listing, probe
 from reelworks.catalog.formats import ProbeError
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
@@ -94,10 +94,12 @@ def read(
     for name, path in files.items():
         reference = (references or {}).get(name)
         try:
-            caption = (captions or {}).get(name, _caption(path))
+            caption = listing.read(path) if captions is None or name not in captions else captions[name]
             yield Clip(name, frames_of(path), caption, None if reference is None else frames_of(reference))
         except (MediaError, ProbeError) as error:
             yield Unreadable(name, str(error))
+        except OSError as error:
+            yield Unreadable(name, f"cannot be read: {error.strerror or error}")
 
 
 def frames_of(path: Path) -> Frames:
@@ -105,8 +107,3 @@ def frames_of(path: Path) -> Frames:
     facts = probe.probe(path)
     shape = Shape(facts.num_frames, facts.height, facts.width)
     return decode.load(Request(path, facts.kind == "image", shape))
-
-
-def _caption(path: Path) -> str | None:
-    sidecar = path.with_suffix(".txt")
-    return sidecar.read_text(encoding="utf-8", errors="replace").strip() if sidecar.is_file() else None

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from reelworks.catalog.scan import ScanProgress
 from reelworks.checkpoint import listing, verify
-from reelworks.checkpoint.store import CheckpointStore
+from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.core import digests, files
 from reelworks.core.errors import UserError
 from reelworks.data.loader import StepSource
@@ -102,7 +102,7 @@ class Source:
         encoders = encoding.lazy_encoder(recipe, world.device)
         if self.run is None:
             return LoadedModel.begin(recipe, encoders)
-        path = CheckpointStore(self.run.checkpoints_folder).path(self.step)
+        path = CheckpointFolder(self.run.checkpoints_folder).path(self.step)
         return LoadedModel.load(path, averaged=self.weights == "ema", encoders=encoders)
 
 
@@ -120,7 +120,7 @@ def _require_free(overrides: Sequence[str]) -> None:
 
 
 def _chosen(run: RunFolder, step: int | None, path: Path) -> int:
-    store = CheckpointStore(run.checkpoints_folder)
+    store = CheckpointFolder(run.checkpoints_folder)
     if path.resolve() != run.path.resolve():
         raise UserError(
             "a checkpoint is named already",

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from reelworks.core import trust
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
 from reelworks.evaluation import registry
@@ -32,6 +33,7 @@ class PreviewMetrics:
     @classmethod
     def named(cls, names: Sequence[str], weights: Mapping[str, str], device: torch.device) -> PreviewMetrics:
         """Find metrics by their names; raises `UserError` for one that is unknown or needs references."""
+        trust.require(names, "samples.metrics")
         kinds = registry.all_named(names, "samples.metrics")
         for kind in kinds:
             if kind.requires_reference:

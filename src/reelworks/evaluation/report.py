@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from reelworks.checkpoint.store import CheckpointStore
+from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.core.errors import UserError, first_few
 from reelworks.core.log import logger
 from reelworks.evaluation import clips, registry, vbench
@@ -102,5 +102,5 @@ def record(target: Path, values: dict[str, float]) -> str:
     """Add values to the metrics of a checkpoint as `eval/NAME`, where keep_best finds them; returns a sentence."""
     run, step = init_from.locate(target)
     metrics = {name if name.startswith("vbench/") else f"eval/{name}": value for name, value in values.items()}
-    CheckpointStore(run.checkpoints_folder).record_metrics(step, metrics)
+    CheckpointFolder(run.checkpoints_folder).record_metrics(step, metrics)
     return f"recorded for step {step}: {', '.join(metrics)}"

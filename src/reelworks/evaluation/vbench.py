@@ -6,11 +6,11 @@ each dimension the mean and the value of each clip.
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
+from reelworks.core import user_files
 from reelworks.core.errors import UserError, first_few
 from reelworks.evaluation.measure import Measured
 
@@ -26,8 +26,9 @@ def prompts(path: Path, option: str) -> list[str]:
         UserError: The file cannot be read, or has no prompt.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-        found = [entry["prompt_en"] for entry in json.loads(text)] if path.suffix == ".json" else text.splitlines()
+        text = user_files.read_text(path, user_files.TABLE)
+        is_json = path.suffix == ".json"
+        found = [entry["prompt_en"] for entry in user_files.parse_json(text)] if is_json else text.splitlines()
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(
             f"the prompts cannot be read ({type(error).__name__}: {error})",
@@ -79,7 +80,7 @@ def results(path: Path) -> list[Measured]:
         UserError: The file cannot be read, or is not such a file.
     """
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = user_files.read_json(path)
         return [_dimension(name, *result[:2]) for name, result in value.items()]
     except (OSError, ValueError, TypeError, AttributeError, KeyError, IndexError) as error:
         raise UserError(

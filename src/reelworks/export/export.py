@@ -2,35 +2,27 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.tensor import DTensor
 
 import reelworks
-from reelworks.checkpoint import disk_space, names, read_lock
+from reelworks.checkpoint import disk_space, load, read_lock, safetensors_header, state_file, tree, verify
 from reelworks.checkpoint.config import Dtype, Weights
-from reelworks.checkpoint.manifest import BadCheckpoint
-from reelworks.checkpoint.save import quiet
-from reelworks.checkpoint.verify import verify
-from reelworks.core import digests, storage
+from reelworks.checkpoint.safetensors_header import TensorRange
+from reelworks.checkpoint.state_file import StoredState
+from reelworks.core import digests, storage, toml
 from reelworks.core.errors import UserError
 from reelworks.distributed import collectives
 from reelworks.export import safetensors_file
 from reelworks.export.lora import LoraFile, lora_base_of
-from reelworks.export.safetensors_file import TensorRange
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-# Most bytes of the tensors that are read together; each read opens the checkpoint's metadata again.
-_READ_BYTES = 256 << 20
 
 
 class ExportFailed(UserError):  # noqa: N818
@@ -40,7 +32,7 @@ class ExportFailed(UserError):  # noqa: N818
 def describe_run(*, run_id: str, recipe: Path, step: int, epoch: int | None) -> dict[str, str]:
     """Return the texts of a file's header that say which run, resolved recipe, step and epoch (from 0) it is from."""
     data = recipe.read_bytes()
-    resolved = tomllib.loads(data.decode())
+    resolved = toml.parse(data.decode())
     model, autoencoder, text = (resolved.get(part, {}) for part in ("model", "autoencoder", "text_encoder"))
     header = {
         "format": "pt",  # common loaders require it
@@ -65,7 +57,6 @@ def export_checkpoint(
     dtype: Dtype,
     about: Mapping[str, str],
     lora: LoraFile | None = None,
-    verified: bool = False,
 ) -> list[Path]:
     """Write a checkpoint's weights, in one process and a few tensors at a time, and return the files written.
 
@@ -76,33 +67,25 @@ def export_checkpoint(
         dtype: Data type of floating-point tensors; others keep theirs.
         about: Texts for the header (`describe_run`).
         lora: How to write the LoRA of a run that trained one (`lora.lora_file_of`).
-        verified: True skips the comparison of digests, as right after the save.
 
     Raises:
         UserError: The checkpoint is damaged or has no average, or a value does not fit the dtype; names the tensor.
         ExportFailed: The storage fails or has too little room.
     """
-    with read_lock.reading(path):
-        try:
-            verify(path, full=not verified)
-        except BadCheckpoint as error:
-            raise UserError(
-                f"the checkpoint is bad: {error.reason}",
-                code="checkpoint-bad",
-                field="checkpoint",
-                value=str(path),
-                remedy="choose another checkpoint",
-            ) from error
-        stored = _stored_weights(path, weights)
+    with read_lock.reading(path), ExitStack() as stack:
+        stack.enter_context(verify.bad_told(path))
+        verify.verify(path, full=False)  # the tensors are verified while they are read
+        state = state_file.read(path)
+        stored = _stored_weights(path, state, weights)
         entries = _entries(stored, dtype)
-        read = _read(path, [stored[entry.name] for entry in entries])
+        read = _read(path, state, [stored[entry.name] for entry in entries])
         if lora is not None:
             lora = lora._replace(base=lora_base_of(path))
         with raising_export_failed(target):
             return _write(target, entries, read, _header(about, weights, dtype), lora)
 
 
-class StoredTensor(NamedTuple):
+class _Weight(NamedTuple):
     """A tensor in a checkpoint, and its key there."""
 
     key: str
@@ -110,13 +93,13 @@ class StoredTensor(NamedTuple):
     shape: tuple[int, ...]
 
 
-def _stored_weights(path: Path, weights: Weights) -> dict[str, StoredTensor]:
+def _stored_weights(path: Path, state: StoredState, weights: Weights) -> dict[str, _Weight]:
     """Return the model's stored tensors by their names in its state dict."""
-    parts: dict[str, dict[str, StoredTensor]] = {"model": {}, "ema": {}}
-    for key, value in FileSystemReader(path / names.DCP).read_metadata().state_dict_metadata.items():
-        part, _, name = key.partition(".")
-        if part in parts and name and isinstance(value, TensorStorageMetadata):
-            parts[part][name] = StoredTensor(key, value.properties.dtype, tuple(value.size))
+    parts: dict[str, dict[str, _Weight]] = {"model": {}, "ema": {}}
+    for part in parts.keys() & state.parts.keys():
+        for place, leaf in tree.leaves(state.node(part, 0)):
+            if (key := tree.tensor_of(leaf)) is not None:
+                parts[part][str(place[-1])] = _Weight(key, state.tensors[key].dtype, state.tensors[key].shape)
     missing = "model" if not parts["model"] else weights if not parts[weights] else None
     if missing:
         raise UserError(
@@ -129,17 +112,9 @@ def _stored_weights(path: Path, weights: Weights) -> dict[str, StoredTensor]:
     return parts["model"] | parts["ema"] if weights == "ema" else parts["model"]
 
 
-def _read(path: Path, wanted: Sequence[StoredTensor]) -> Iterator[Tensor]:
-    pending: dict[str, Tensor] = {}
-    size = 0
-    for i, (key, dtype, shape) in enumerate(wanted):
-        pending[key] = torch.empty(shape, dtype=dtype)
-        size += pending[key].nbytes
-        if size >= _READ_BYTES or i + 1 == len(wanted):
-            with quiet():
-                load(pending, storage_reader=FileSystemReader(path / names.DCP), no_dist=True)
-            yield from pending.values()
-            pending, size = {}, 0
+def _read(path: Path, state: StoredState, wanted: Sequence[_Weight]) -> Iterator[Tensor]:
+    for weight in wanted:
+        yield from load.read_tensors(path, state, {weight.key}).values()
 
 
 def export_state_dict(
@@ -244,13 +219,13 @@ def _header(about: Mapping[str, str], weights: Weights, dtype: Dtype) -> dict[st
     return {**about, "weights": weights, "dtype": dtype}
 
 
-def _entries(tensors: Mapping[str, Tensor | StoredTensor], dtype: Dtype | None = None) -> list[TensorRange]:
+def _entries(tensors: Mapping[str, Tensor | _Weight], dtype: Dtype | None = None) -> list[TensorRange]:
     """Return the tensors in the order of the file, floating-point ones with `dtype` unless it is None."""
     entries = []
     for name, tensor in tensors.items():
         cast = DTYPES[dtype] if dtype and tensor.dtype.is_floating_point else tensor.dtype
         entries.append(TensorRange(name, cast, tuple(tensor.shape)))
-    return safetensors_file.ordered(entries)
+    return safetensors_header.ordered(entries)
 
 
 def _cast(entries: Sequence[TensorRange], tensors: Iterable[Tensor]) -> Iterator[Tensor]:

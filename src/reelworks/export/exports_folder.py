@@ -6,15 +6,18 @@ Runs cannot resume from them. Only files that this rule wrote are deleted, known
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from safetensors import SafetensorError, safe_open
 
 from reelworks.checkpoint import names
 from reelworks.checkpoint.config import ExportsConfig, LoraFormat, Weights
-from reelworks.checkpoint.store import CheckpointStore
-from reelworks.core import storage
+from reelworks.checkpoint.folder import CheckpointFolder
+from reelworks.core import storage, units
+from reelworks.core.log import logger
 from reelworks.export import export
 from reelworks.export.lora import lora_file_of
 from reelworks.export.safetensors_file import INDEX_SUFFIX
@@ -29,6 +32,8 @@ _USES = {
     "-lora-comfyui": "for ComfyUI, copy it to models/loras and load it with the node Load LoRA",
     "-lora-kohya": "for Forge and kohya's scripts, copy it to models/Lora",
 }
+_FEW = 3  # exports that stay where they take much of the disk
+_FREE_SHARE = 0.1
 _LEFTOVER = re.compile(rf"\.{_NAME.pattern}\.[0-9a-f]{{8}}\.tmp")
 
 
@@ -53,13 +58,13 @@ def write(run: RunFolder, checkpoint: Path, config: ExportsConfig, *, step: int,
         if about is None:
             return []
         # Full weights give None for every convention, and are written once.
-        for lora in dict.fromkeys(lora_file_of(run.recipe_file, format) for format in config.formats):
+        files = list(dict.fromkeys(lora_file_of(run.recipe_file, format) for format in config.formats))
+        for lora in files:
             target = path_of(run, step, weights, lora.format if lora else None)
-            export.export_checkpoint(
-                checkpoint, target, weights=weights, dtype=config.dtype, about=about, lora=lora, verified=True
-            )
+            export.export_checkpoint(checkpoint, target, weights=weights, dtype=config.dtype, about=about, lora=lora)
             written += lora.files(target) if lora else [target]
-        _retire(run.exports_folder, weights, step, config.keep_last)
+        kept = _kept(run.exports_folder, config.keep_last, is_lora=None not in files)
+        _retire(run.exports_folder, weights, step, kept)
     return written
 
 
@@ -81,12 +86,28 @@ def _about(run: RunFolder, config: ExportsConfig, step: int, epoch: int) -> dict
             storage.unlink(path)
     assert config.weights is not None
     exported = [earlier for earlier in _ours(folder, config.weights) if earlier < step]
-    history = CheckpointStore(run.checkpoints_folder).history()
+    history = CheckpointFolder(run.checkpoints_folder).history()
     saves = {step, *(event["step"] for event in history if event["event"] == "saved")}
     if exported and sum(saved > max(exported) for saved in saves) < config.every_n_saves:
         return None
     about = export.describe_run(run_id=run.info()["id"], recipe=run.recipe_file, step=step, epoch=epoch)
     return {**about, **dict([_KEPT_BY])}
+
+
+def _kept(folder: Path, keep_last: int | Literal["auto"] | None, *, is_lora: bool) -> int | None:
+    """Return how many exports stay; None for all."""
+    if keep_last != "auto":
+        return keep_last
+    if not is_lora:
+        return _FEW
+    disk = shutil.disk_usage(folder)
+    if disk.free >= _FREE_SHARE * disk.total:
+        return None
+    logger.warning(
+        f"exports: less than {_FREE_SHARE:.0%} of the disk is free ({units.format_bytes(disk.free)}), so only the last "
+        f"{_FEW} exports stay; exports.keep_last sets how many"
+    )
+    return _FEW
 
 
 def _retire(folder: Path, weights: Weights, newest: int, keep_last: int | None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from reelworks.checkpoint import load
 from reelworks.checkpoint.config import LoraFormat
-from reelworks.core import toml_none
+from reelworks.core import toml, toml_none
 from reelworks.models import registry
 from reelworks.models.expert_pair.config import PARTS
 from reelworks.models.lora import files, lycoris_files
@@ -50,7 +49,7 @@ def lora_file_of(recipe: Path, format: LoraFormat, base: Base | None = None) -> 
 
     Refuses a convention that cannot represent this LoRA.
     """
-    values = tomllib.loads(recipe.read_text(encoding="utf-8"))
+    values = toml.parse(recipe.read_text(encoding="utf-8"))
     if "lora" not in values:
         return None
     config = LoraConfig.model_validate(toml_none.from_toml(values["lora"], LoraConfig))

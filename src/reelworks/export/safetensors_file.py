@@ -1,62 +1,24 @@
 """Write a .safetensors file tensor by tensor; the library's own writer needs all of them in memory at once.
 
-The format is a length (8 bytes, little-endian), a JSON header with dtype, shape and offsets of each tensor, and the
-tensors. Large files are cut into shards with an index, as published weights are.
+Large files are cut into shards with an index, as published weights are.
 """
 
 from __future__ import annotations
 
-import json
-import math
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from reelworks.checkpoint import disk_space
+from reelworks.checkpoint import disk_space, safetensors_header
+from reelworks.checkpoint.safetensors_header import TensorRange
 from reelworks.core import files, storage
 
 SHARD_BYTES = 10 * 1000**3
 INDEX_SUFFIX = ".index.json"
-
-_ALIGNMENT = 8
-_DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-
-
-@dataclass(frozen=True)
-class TensorRange:
-    """A tensor that will be written, with its dtype and shape in the file."""
-
-    name: str
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-
-    @property
-    def num_bytes(self) -> int:
-        """Size in the file."""
-        return math.prod(self.shape) * self.dtype.itemsize
-
-
-def ordered(entries: Iterable[TensorRange]) -> list[TensorRange]:
-    """Sort by descending item size, so that each tensor is aligned to its dtype as readers need it."""
-    return sorted(entries, key=lambda entry: -entry.dtype.itemsize)
 
 
 def write(
@@ -114,21 +76,9 @@ def _write_one(
     path: Path, entries: Sequence[TensorRange], source: Iterator[Tensor], metadata: Mapping[str, str]
 ) -> None:
     with storage.create(path) as file:
-        file.write(_header(entries, metadata))
+        file.write(safetensors_header.encode(entries, metadata))
         for entry in entries:
             tensor = next(source)
             assert (tensor.dtype, tuple(tensor.shape)) == (entry.dtype, entry.shape), entry.name
             flat = tensor.detach().cpu().contiguous().reshape(-1)
             file.write(flat.view(torch.uint8).numpy().data)
-
-
-def _header(entries: Sequence[TensorRange], metadata: Mapping[str, str]) -> bytes:
-    header: dict[str, object] = {"__metadata__": dict(metadata)}
-    at = 0
-    for entry in entries:
-        end = at + entry.num_bytes
-        header[entry.name] = {"dtype": _DTYPES[entry.dtype], "shape": entry.shape, "data_offsets": [at, end]}
-        at = end
-    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % _ALIGNMENT)
-    return len(text).to_bytes(8, "little") + text

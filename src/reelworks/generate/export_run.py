@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 from reelworks.checkpoint import listing
 from reelworks.checkpoint.config import Dtype, LoraFormat, Weights
-from reelworks.checkpoint.store import CheckpointStore
+from reelworks.checkpoint.folder import CheckpointFolder
+from reelworks.core import arguments
+from reelworks.core.arguments import checked
 from reelworks.core.errors import UserError
+from reelworks.core.log import logger
 from reelworks.export.export import describe_run, export_checkpoint, export_state_dict, require_free_file
 from reelworks.export.lora import lora_file_of
 from reelworks.run import history
@@ -25,6 +29,14 @@ class Exported:
     files: list[Path]  # the written file, or one for each expert
 
 
+@checked(
+    source=arguments.PATH,
+    target=arguments.PATH,
+    ema=arguments.FLAG,
+    dtype=arguments.one_of(*get_args(Dtype)),
+    format=arguments.optional(arguments.one_of(*get_args(LoraFormat))),
+    merge=arguments.FLAG,
+)
 def export(
     source: str | Path,
     target: str | Path,
@@ -51,7 +63,7 @@ def export(
     source, target = Path(source), Path(target)
     require_free_file(target)
     run, step = init_from.locate(source)
-    info = CheckpointStore(run.checkpoints_folder).info(step)
+    info = CheckpointFolder(run.checkpoints_folder).info(step)
     recipe = history.recipe_of(run, step)
     about = describe_run(run_id=run.info()["id"], recipe=recipe, step=step, epoch=listing.epoch(info))
     weights: Weights = "ema" if ema else "model"
@@ -74,10 +86,14 @@ def export(
     if merge:
         from reelworks.generate.load_run import LoadedModel
 
-        state = LoadedModel.load(source, averaged=ema, to_merge=True).merge()
+        loaded = LoadedModel.load(source, averaged=ema, to_merge=True)
+        logger.info("adding the LoRA to the model")
+        state = loaded.merge()
+        logger.info(f"writing {target}")
         written = export_state_dict(state, target, weights=weights, dtype=dtype, about=about)
         return Exported(step, weights, dtype, written)
     for file in [] if lora is None else lora.files(target):
         require_free_file(file)
+    logger.info(f"writing {target}")
     written = export_checkpoint(info.path, target, weights=weights, dtype=dtype, about=about, lora=lora)
     return Exported(step, weights, dtype, written)

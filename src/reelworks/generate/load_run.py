@@ -10,8 +10,10 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from reelworks.checkpoint import load, read_lock
-from reelworks.checkpoint.store import CheckpointStore
+from reelworks.checkpoint import load, read_lock, verify
+from reelworks.checkpoint.folder import CheckpointFolder
+from reelworks.core import arguments
+from reelworks.core.arguments import checked
 from reelworks.encoders.encoders import LiveEncoder
 from reelworks.generate import diffusers_pipeline
 from reelworks.generate.diffusers_pipeline import PipelineOutput
@@ -26,6 +28,7 @@ from reelworks.run import history
 from reelworks.train import build, init_from
 
 
+@checked(source=arguments.PATH, ema=arguments.FLAG)
 def load_model(source: str | Path, *, ema: bool = True) -> LoadedModel:
     """Load the model that a run has trained, to generate with it; a LoRA on the model of the recipe's previews.
 
@@ -91,7 +94,7 @@ class LoadedModel:
         `encoders` take the place of the recipe's, such as those that are loaded at their first use.
         """
         run, step = init_from.locate(source)
-        path = CheckpointStore(run.checkpoints_folder).path(step)
+        path = CheckpointFolder(run.checkpoints_folder).path(step)
         # Locked until it is read: a running training may delete it meanwhile.
         with read_lock.reading(path):
             recipe = recipe_file.load(history.recipe_of(run, step))
@@ -111,7 +114,8 @@ class LoadedModel:
             state = {"model": inject.weights(module)}
             if averaged:
                 state["ema"] = {name: torch.empty_like(p) for name, p in trained.items()}
-            load.load(path, state)
+            with verify.bad_told(path):
+                load.load(path, state, fixed=True)
         for name, value in state.get("ema", {}).items():
             trained[name].copy_(value)
         return cls(recipe, step, denoiser, DtypeBoundary(denoiser), encoders or build.encoder(recipe, device))

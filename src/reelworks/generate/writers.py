@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
+from reelworks.core import files
 from reelworks.core.errors import UserError, nearest
 
 Frames = NDArray[np.uint8]
@@ -55,13 +56,7 @@ def _atomic(path: Path, *, keep: bool = True) -> Iterator[Path]:
         if keep:
             temporary.replace(path)
     except OSError as error:
-        raise UserError(
-            f"the file cannot be written ({error.strerror})",
-            code="file-unwritable",
-            field="output",
-            value=str(path),
-            remedy="choose a folder that is writable and has space left",
-        ) from error
+        raise files.unwritable("output", path, error) from error
     finally:
         if temporary.is_file():
             temporary.unlink()

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator, model_validator
 
 from reelworks.core import units
-from reelworks.core.config import Config
+from reelworks.core.config import PublicConfig
 from reelworks.core.errors import UserError
 
 _PREFETCH = "2GB"
@@ -19,91 +19,99 @@ Decoder = Literal["pyav", "torchcodec"]
 Resize = Literal["bicubic", "lanczos", "area"]
 
 
-class DataConfig(Config):
-    """`[data]`: which frames of a clip are read, how they are cropped to a bucket, and by how many workers."""
+class DataConfig(PublicConfig):
+    """`[data]`: which frames of a clip are read, how they are cropped to a bucket, and by how many workers.
 
-    frame_interval: int = Field(1, ge=1, description="read each n-th frame")
+    Examples:
+        >>> import reelworks as rw
+        >>> rw.DataConfig(fps=16.0, crop="random").short_clips
+        'reject'
+    """
+
+    frame_interval: int = Field(default=1, ge=1, description="read each n-th frame")
     fps: Annotated[float, Field(gt=0)] | Literal["model"] | None = Field(
-        None,
+        default=None,
         description='read at this frame rate instead; "model" is the rate that the model was trained with '
         "(docs/reference/models.md). Clips with a lower rate keep their own",
     )
-    clip_start: Literal["random", "start"] = Field("random", description="first frame used of a longer clip")
+    clip_start: Literal["random", "start"] = Field(default="random", description="first frame used of a longer clip")
     short_clips: ShortClips = Field(
-        "reject",
+        default="reject",
         description='what to do with videos that have fewer frames than every bucket entry of their size: "reject" '
         'leaves them out (too_short), "hold" repeats their last frame, "loop" plays them again from the start; both '
         "use the entry with the fewest frames",
     )
     crop: Literal["center", "random", "top"] = Field(
-        "center",
+        default="center",
         description='part used of a wider or taller frame; "random" draws it anew in each epoch, "top" keeps the upper '
         "edge of a taller one, where portraits have the head",
     )
     resize: Resize = Field(
-        "bicubic",
+        default="bicubic",
         description='filter of resizing. Each averages over all pixels that it makes smaller; "lanczos" is sharper '
         'and may leave halos at edges, "area" is softer and leaves none',
     )
     hdr: Literal["tone_map", "reject"] = Field(
-        "tone_map",
+        default="tone_map",
         description='what to do with videos of high dynamic range (PQ, HLG): "tone_map" converts their colours to SDR, '
         '"reject" leaves them out',
     )
     interlaced: Literal["deinterlace", "reject"] = Field(
-        "deinterlace",
+        default="deinterlace",
         description='what to do with interlaced videos: "deinterlace" rebuilds whole frames from their fields, "reject" '
         "leaves them out",
     )
     decoder: Decoder = Field(
-        "pyav",
+        default="pyav",
         description='library that decodes plain videos (8 bits, YUV 4:2:0): "torchcodec" needs '
         "pip install 'reelworks[torchcodec]' and FFmpeg's shared libraries; it decodes the same frames on the CPU, with less "
         "accurate chroma, and convert_on has no effect on them",
     )
     convert_on: Literal["auto", "cpu", "device"] = Field(
-        "auto",
+        default="auto",
         description='where plain videos (8 bits, YUV 4:2:0) are resized and converted to RGB: "cpu" in the decoding '
         'processes, "device" on the training device, which takes less of the CPU; "auto" is "device" when training on '
         "a GPU without a store of latents. Both give the same frames up to rounding",
     )
     alpha_color: list[int] = Field(
-        [255, 255, 255],
+        default=[255, 255, 255],
         min_length=3,
         max_length=3,
         description="red, green and blue of the background over which transparent pixels are blended",
     )
     locality: Literal["folder", "file"] | None = Field(
-        None,
+        default=None,
         description="read clips from one folder, or clips cut from one file, close together within an epoch; for "
         "footage on slow or remote storage. Default: clips are shuffled over the whole epoch",
     )
     shuffle_window: int = Field(
-        10_000,
+        default=10_000,
         ge=1,
         description="with locality: approximate number of clips, of whole folders or files, shuffled together",
     )
     renamed_clips: RenamedClips = Field(
-        "same",
+        default="same",
         description="when a dataset is renamed, split or swapped with another in mid-epoch, its files are recognised "
         'by content and path: "same" continues each as the clip it was, "new" trains it again in this epoch',
     )
     num_workers: int = Field(
-        2, ge=0, description="decoding processes, with two threads each; 0 decodes in two threads of the trainer"
+        default=2,
+        ge=0,
+        description="decoding processes, with two threads each; 0 decodes in two threads of the trainer",
     )
     decode_timeout: float = Field(
-        120.0,
+        default=120.0,
         gt=0,
         description="seconds that a decoding process may spend on one clip before it is killed and the clip recorded "
         "as failed; its other clip is decoded again. Threads (num_workers = 0) cannot be killed: a decoder that hangs in one stops the run",
     )
     prefetch_bytes: str = Field(
-        _PREFETCH,
+        default=_PREFETCH,
         description="memory of each training process for frames decoded ahead of training, from one epoch into the next, "
         'as in "500MB"; at least one micro-batch is decoded ahead, and at most 64',
     )
     max_decode_failures: float = Field(
-        0.1, ge=0, le=1, description="stop when more than this fraction of an epoch's clips cannot be decoded"
+        default=0.1, ge=0, le=1, description="stop when more than this fraction of an epoch's clips cannot be decoded"
     )
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, NamedTuple, TypeVar
@@ -88,6 +88,8 @@ def crop_offset(size: int, target: int, draw: float) -> int:
 
 
 Frames = NDArray[np.uint8]
+# Reads frames of a local video, by their numbers from 0: `[T, H, W, 3]` uint8 RGB, in any size of one aspect ratio.
+FrameReader = Callable[[str, Sequence[int]], Frames]
 # Makes what is kept of a frame, whose pixels have this ratio of width to height.
 Convert = Callable[[Any, Fraction], Frames]
 R = TypeVar("R")
@@ -141,7 +143,7 @@ class Request:
     augmentation: Augmentation = NO_AUGMENTATION
     first_frame: int = 0  # number in its file of the clip's first frame
     num_frames: int | None = None  # frames of a clip that is a range of its file; None for a whole file
-    decoder: Decoder = "pyav"  # of videos that are plain; PyAV decodes others
+    decoder: Decoder | FrameReader = "pyav"  # of videos; TorchCodec decodes plain ones, and PyAV others
     whole: bool = False  # whether the whole frame is shown, with white at two sides, in place of a crop
     spot: Spot | None = None  # place of the frames, if the catalog knows it; otherwise all packets are read to find it
 
@@ -195,12 +197,14 @@ def _load(request: Request) -> Frames:
         return _load_image(request)
     if kind_of(request.path.name) == "image":
         return _load_animation(request)
+    if callable(request.decoder):
+        return _by_reader(request, request.decoder)
     frames = _by_torchcodec(request) if request.decoder == "torchcodec" else None
     return read_video(request, ToRgb(request)) if frames is None else frames
 
 
 def _load_image(request: Request) -> Frames:
-    with request.path.open("rb") as file, pictures.picture(file) as opened:
+    with location.opened(request.path) as file, pictures.picture(file) as opened:
         opened.seek(pictures.shown_frames(opened)[0])
         opened.load()
         frame = _resize(opened, request)[None]
@@ -208,7 +212,7 @@ def _load_image(request: Request) -> Frames:
 
 
 def _load_animation(request: Request) -> Frames:
-    with request.path.open("rb") as file, pictures.picture(file) as opened:
+    with location.opened(request.path) as file, pictures.picture(file) as opened:
         shown = pictures.shown_frames(opened)
         wanted, converted = _chosen(request, len(shown)).tolist(), {}
         for i in sorted(set(wanted)):
@@ -216,6 +220,16 @@ def _load_animation(request: Request) -> Frames:
             opened.load()
             converted[i] = _resize(opened, request)
     return np.stack([converted[i] for i in wanted])
+
+
+def _by_reader(request: Request, read: FrameReader) -> Frames:
+    """Return frames that a function read, resized and cropped as those of other decoders."""
+    assert request.num_frames is not None  # by which frames are chosen
+    wanted = _chosen(request, request.first_frame + request.num_frames).tolist()
+    frames = np.asarray(read(str(request.path), wanted))
+    if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[0] != len(wanted) or frames.shape[3] != 3:
+        raise MediaError(f"the decoder returned {frames.dtype} {frames.shape}, not uint8 ({len(wanted)}, H, W, 3)")
+    return np.stack([_resize(Image.fromarray(frame), request) for frame in np.ascontiguousarray(frames)])
 
 
 def _resize(opened: Image.Image, request: Request) -> Frames:
@@ -304,11 +318,13 @@ def _collect(container: Any, timed: bool, keys: set[int], convert: Convert) -> d
     """Convert the frames of these times in ticks, or numbers, until all are converted or the file ends."""
     converted: dict[int, Frames] = {}
     stream = probe.stream(container)
-    ratio = display.pixel_aspect_ratio(stream)
+    ratio, declared = display.pixel_aspect_ratio(stream), (stream.width, stream.height)
     decoded = ((frame.pts if timed else number, frame) for number, frame in enumerate(container.decode(stream)))
     for key, frame in progressive(decoded):
-        if key in keys:
-            converted.setdefault(key, convert(frame, ratio))
+        if key in keys and key not in converted:
+            if (frame.width, frame.height) != declared:  # it changes midway, and players scale it
+                frame = frame.reformat(*declared, interpolation=_RESIZE["bicubic"])
+            converted[key] = convert(frame, ratio)
         if len(converted) == len(keys):
             break
     return converted

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import time
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -55,11 +57,31 @@ class DecodePool:
 
     def __init__(self, num_workers: int, timeout_seconds: float) -> None:
         self.timeout_seconds = timeout_seconds
+        self._pid = os.getpid()
+        self._closed = False
         self.decode_seconds: deque[float] = deque(maxlen=_WINDOW)
         self._decoded = 0  # clips so far
         self._percentiles: dict[tuple[float, ...], tuple[int, list[float]]] = {}  # and at which clip they were computed
-        self._threads = ThreadPoolExecutor(num_workers * THREADS_PER_WORKER or _THREADS, thread_name_prefix="decode")
+        self._own_threads = own = set[int]()
+        self._threads = ThreadPoolExecutor(
+            num_workers * THREADS_PER_WORKER or _THREADS, "decode", initializer=lambda: own.add(threading.get_ident())
+        )
         self._processes = WorkerPool(THREADS_PER_WORKER) if num_workers else None
+
+    @property
+    def is_of_this_process(self) -> bool:
+        """False in a process that was forked from the pool's own, where none of its threads run."""
+        return os.getpid() == self._pid
+
+    def require_open(self) -> None:
+        """Refuse to wait for clips that nobody decodes any more."""
+        if not self.is_of_this_process:
+            raise RuntimeError(
+                "this iteration began in another process, whose decoding threads do not exist in this fork of it; "
+                "iterate the loader anew here"
+            )
+        if self._closed:
+            raise RuntimeError("the decoders were closed during this iteration; iterate the loader anew")
 
     def array(self, shape: tuple[int, ...]) -> SharedArray:
         """Return zeros that `submit` can decode into without a copy between processes."""
@@ -87,11 +109,18 @@ class DecodePool:
         return list(known)
 
     def close(self) -> None:
-        """Stop the workers: drop queued clips, and kill a process that hangs in a decoder."""
+        """Stop the workers: drop queued clips, and kill a process that hangs in a decoder.
+
+        In a fork of the pool's process it does nothing.
+        """
+        if not self.is_of_this_process:
+            return
+        self._closed = True
         self._threads.shutdown(wait=False, cancel_futures=True)
         if self._processes is not None:
             self._processes.close(_PATIENCE_SECONDS)
-        self._threads.shutdown()
+        # The garbage collector may close a pool that nobody uses any more, in any thread.
+        self._threads.shutdown(wait=threading.get_ident() not in self._own_threads)
 
     def _decode(self, request: Request | SoundRequest, into: Slot | None, planes_bytes: int) -> Decoded:
         call = request, planes_bytes

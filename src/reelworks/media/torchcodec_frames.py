@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from reelworks.catalog import display
 from reelworks.catalog.location import MediaPath
+from reelworks.core import user_files
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
 
@@ -58,7 +59,9 @@ def frames_at(
     """Return what `convert` makes of the RGB frame at each time; None if TorchCodec does not find exactly these frames."""
     from torchcodec.decoders import VideoDecoder
 
-    source = path if isinstance(path, Path) else path.open("rb")
+    if isinstance(path, Path):
+        user_files.require(path)  # its decoder opens the path
+    source = path if isinstance(path, Path) else path.open()
     try:
         decoder = VideoDecoder(source, dimension_order="NHWC", num_ffmpeg_threads=1)
         step = max(_CHUNK_BYTES // (3 * decoder.metadata.height * decoder.metadata.width), 1)

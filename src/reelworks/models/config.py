@@ -76,7 +76,7 @@ class AutoencoderConfig(Config):
     @model_validator(mode="before")
     @classmethod
     def _published_std(cls, values: Any) -> Any:
-        known = registry.AUTOENCODERS.get(values.get("name", "")) if isinstance(values, dict) else None
+        known = registry.AUTOENCODERS.get(str(values.get("name", ""))) if isinstance(values, dict) else None
         return values if known is None or known.std is None else {"std": known.std} | values
 
     @field_validator("dtype", mode="before")
@@ -129,7 +129,7 @@ class TextEncoderConfig(Config):
     @model_validator(mode="before")
     @classmethod
     def _published_sizes(cls, values: Any) -> Any:
-        return _text_sizes(values.get("name", "")) | values if isinstance(values, dict) else values
+        return _text_sizes(str(values.get("name", ""))) | values if isinstance(values, dict) else values
 
     @model_validator(mode="after")
     def _published_ones_have_weights(self) -> Self:

@@ -351,6 +351,9 @@ class Family:
     text_encoders: Mapping[str, PublishedText] = field(default_factory=dict)
     sound_encoders: Mapping[str, PublishedSound] = field(default_factory=dict)
     short_names: Mapping[str, str] = field(default_factory=dict)  # presets by colloquial name
+    tuned: Mapping[str, str] = field(
+        default_factory=dict
+    )  # presets by how names of tuned weights begin, plainly spelled
     recipe_sizes: tuple[str, ...] = ()  # fields of its config that keys of `[model]` override
 
 

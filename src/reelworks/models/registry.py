@@ -6,6 +6,7 @@ import importlib
 import pkgutil
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from reelworks.core.errors import UserError, nearest
@@ -72,12 +73,14 @@ def find(name: str) -> str | None:
     """Return the preset that a name means: its own or a short name, in any spelling, or the hub id of its weights."""
     if name in PRESETS:
         return name
-    meant = {_plain(short): preset for short, preset in SHORT_NAMES.items()} | {_plain(p): p for p in PRESETS}
+    meant: dict[str, str] = {}
     for preset, known in PRESETS.items():
         if known.release is not None and known.release.weights is not None:
             address = re.sub("-diffusers$", "", known.release.weights, flags=re.IGNORECASE)
             # Of presets of the same weights, the last is meant.
             meant |= {_plain(address): preset, _plain(address.rpartition("/")[2]): preset}
+    # A name of ours wins over an address that is spelled alike.
+    meant |= {_plain(short): preset for short, preset in SHORT_NAMES.items()} | {_plain(p): p for p in PRESETS}
     return meant.get(_plain(re.sub("-diffusers$", "", name, flags=re.IGNORECASE)))
 
 
@@ -101,12 +104,27 @@ def _unknown(name: str, field: str) -> UserError:
         problem = "recipes name models by their presets"
         return UserError(problem, code="unknown-model", field=field, value=name, remedy=remedy)
     elsewhere = next((model for start, model in _NOT_HERE.items() if _plain(name).startswith(start)), None)
-    if elsewhere is None:
-        remedy, problem = nearest(name, {*PRESETS, *SHORT_NAMES}), "there is no such model"
+    tuned = (pair for family in _FAMILIES.values() for pair in family.tuned.items())
+    base = next((model for start, model in tuned if _plain(name).startswith(start)), None)
+    if base is not None:
+        problem = f"this is {base} with other weights"
+        remedy = f"give --model {base} --weights FILE, the file of these weights"
+    elif elsewhere is None:
+        remedy, problem = _like(name), "there is no such model"
     else:
         problem = f"{elsewhere} cannot be trained here"
         remedy = "choose one of these: " + ", ".join(name for name, known in PRESETS.items() if known.release)
     return UserError(problem, code="unknown-model", field=field, value=name, remedy=remedy)
+
+
+def _like(name: str) -> str:
+    """Return a remedy with the names that have all words of a name, or else with the nearest one."""
+    words = set(re.findall("[a-z]+|[0-9.]+", name.casefold()))
+    own = [p for p in PRESETS if words <= set(re.findall("[a-z0-9]+", p)) | set(re.findall("[a-z]+|[0-9.]+", p))]
+    published = [preset for preset in own if PRESETS[preset].release]
+    if words and 0 < len(published) <= _MOST_ALIKE:
+        return "did you mean " + " or ".join(f'"{preset}"' for preset in published) + "?"
+    return nearest(name, {*PRESETS, *SHORT_NAMES})
 
 
 def _plain(name: str) -> str:
@@ -114,6 +132,7 @@ def _plain(name: str) -> str:
     return re.sub("[^a-z0-9]", "", name.casefold())
 
 
+_MOST_ALIKE = 4
 # Models that people ask for under these names, by the beginning of the plain name.
 _NOT_HERE = {
     "hunyuanvideo": "the first HunyuanVideo (13B, 2024)",
@@ -145,7 +164,7 @@ _NOT_HERE = {
 
 def release_of(preset: str) -> Release:
     """Return how a preset was published, or a stand-in with small shapes if it was not."""
-    return PRESETS[preset].release or _TINY
+    return PRESETS[preset].release or replace(_TINY, objective=PRESETS[preset].config.conditioning.objectives[0])
 
 
 def frame_rate(preset: str) -> float:

@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from reelworks.core import user_files
 from reelworks.core.errors import UserError, first_few
 from reelworks.models import gguf_files, hub
 
@@ -22,6 +23,7 @@ _PICKLED = (".pt", ".pth", ".bin")
 _GGUF = ".gguf"
 _WEIGHT_FILES = ["*.safetensors", "*.json", "*.bin", "*.pt"]
 _SHOWN = 3  # names that an error lists
+_MOST_HEADER = 100_000_000  # bytes of the header of a .safetensors file, as the library itself has it
 _POINTER = b"version https://git-lfs"  # begins the placeholder of a large file that git did not fetch
 
 
@@ -97,7 +99,7 @@ def config(source: str, field: str, part: str) -> dict[str, Any] | None:
     place = require_there(source, field)
     for folder in (place / part, place) if place.is_dir() else (place.parent,):
         try:
-            entries = json.loads((folder / "config.json").read_text())
+            entries = user_files.read_json(folder / "config.json")
         except (OSError, ValueError):
             continue
         if isinstance(entries, dict) and "_class_name" in entries:
@@ -174,7 +176,7 @@ def _files(path: Path) -> list[Path]:
 
 def _shards(index: Path) -> list[Path]:
     try:
-        weight_map: dict[str, str] = json.loads(index.read_text())["weight_map"]
+        weight_map: dict[str, str] = user_files.read_json(index)["weight_map"]
         shards = sorted({index.parent / name for name in weight_map.values()})
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise _unreadable(index, "it is not an index of weights") from error
@@ -190,7 +192,7 @@ def _shards(index: Path) -> list[Path]:
 
 def _read_file(path: Path) -> dict[str, Tensor]:
     try:
-        with path.open("rb") as file:
+        with user_files.opened(path) as file:
             begins = file.read(len(_POINTER))
         if begins == _POINTER:
             raise _unreadable(path, "it is a Git LFS pointer; `git lfs pull` fetches the file")
@@ -224,9 +226,9 @@ def _unpickled(path: Path, mapped: bool) -> Any:
 def _require_whole(path: Path) -> None:
     """Refuse a truncated .safetensors file, such as a broken download."""
     size = path.stat().st_size
-    with path.open("rb") as file:
+    with user_files.opened(path) as file:
         length = int.from_bytes(file.read(8), "little")
-        if not 0 < length <= size - 8:
+        if not 0 < length <= min(size - 8, _MOST_HEADER):
             raise _unreadable(path, "it has no header of a .safetensors file, or is truncated within it")
         tensors = json.loads(file.read(length))
     entries = (entry for key, entry in tensors.items() if key != "__metadata__")

@@ -28,9 +28,11 @@ _LIKE_STORAGE = ("weights", "weight_dtype", "dtype", "model", "base")
 class PrecisionConfig(Config):
     """`[precision]`: dtypes of a training; times and sizes are always at least float32."""
 
-    compute: Literal["bfloat16", "float32"] = Field("bfloat16", description="dtype of matrix products and latents")
+    compute: Literal["bfloat16", "float32"] = Field(
+        default="bfloat16", description="dtype of matrix products and latents"
+    )
     reduction: Literal["bfloat16", "float32"] = Field(
-        "float32", description="dtype in which gradients are summed over ranks"
+        default="float32", description="dtype in which gradients are summed over ranks"
     )
 
     @model_validator(mode="before")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -70,22 +70,31 @@ class MemoryPlan:
     without: tuple[int, ...] = ()  # for each setting, bytes that the recipe needs at least without it
 
 
-def choose(recipe: Recipe, vram_bytes: int | None) -> MemoryPlan:
+def choose(recipe: Recipe, vram_bytes: int | None, given: Container[str] = ()) -> MemoryPlan:
     """Add settings one by one until a recipe fits; for an unknown GPU only the first, which most recipes need.
 
-    Settings that save nothing in this recipe are skipped, so that each further one needs less memory.
+    Settings that save nothing in this recipe are skipped, so that each further one needs less memory, and so are those
+    of keys that are given. Where activations cannot be measured, all that save them are taken, and nothing fits for sure.
     """
+    tiers = [tier for tier in TIERS if f"{tier.table}.{tier.key}" not in given]
     if vram_bytes is None:
-        recipe = _with(recipe, TIERS[0])
-        return MemoryPlan(recipe, TIERS[:1], _Search().estimate(recipe), None)
-    search, taken, waiting = _Search(), dict[MemoryPreset, int](), list(TIERS)
+        first = tuple(tier for tier in tiers if tier == TIERS[0])
+        for usual in first:
+            recipe = _with(recipe, usual)
+        return MemoryPlan(recipe, first, _Search().estimate(recipe), None)
+    search, taken, waiting = _Search(), dict[MemoryPreset, int](), tiers
+    if not search.measures(recipe):
+        for unmeasured in [tier for tier in tiers if tier.passing and search.saves(recipe, tier)]:
+            waiting.remove(unmeasured)
+            taken[unmeasured] = search.held(recipe)
+            recipe = _with(recipe, unmeasured)
     while True:
         need = search.held(recipe)
         # The full estimate is slow: skip it if the recipe does not fit even without activations.
         result = search.estimate(recipe) if need <= vram_bytes else None
         need = need if result is None else result.memory.total
         if result is not None and need <= vram_bytes:
-            return MemoryPlan(recipe, tuple(taken), result, True, tuple(taken.values()))
+            return MemoryPlan(recipe, tuple(taken), result, result.measured or None, tuple(taken.values()))
         # One that saves nothing now may do so later: stored latents need the text encoder or the network at a time.
         tier = next((each for each in waiting if search.saves(recipe, each)), None)
         if tier is None:
@@ -107,6 +116,10 @@ class _Search:
         self._networks: list[tuple[Recipe, Denoiser]] = []
         self._held: dict[str, int] = {}
         self._passes: dict[str, dict[str, Pass]] = {}
+
+    def measures(self, recipe: Recipe) -> bool:
+        """Whether activations can be measured."""
+        return self._sizes(recipe, ignored="gradient_checkpointing").runs_on_meta
 
     def held(self, recipe: Recipe) -> int:
         """Return the bytes on the GPU without activations."""

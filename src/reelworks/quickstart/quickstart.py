@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,14 +13,15 @@ from numpy.typing import NDArray
 
 from reelworks.buckets import propose
 from reelworks.buckets.config import BucketsConfig
-from reelworks.buckets.propose import Ladder
+from reelworks.buckets.propose import FILLS, Ladder
 from reelworks.catalog import scan
 from reelworks.catalog.config import DatasetConfig
 from reelworks.catalog.scan import ScanProgress
 from reelworks.catalog.store import Catalog
-from reelworks.core import files
-from reelworks.core.errors import UserError
+from reelworks.core import cores, files, machine_memory, toml, units
+from reelworks.core.errors import UserError, first_few
 from reelworks.core.shape import Geometry
+from reelworks.data.dataset import companion_sources
 from reelworks.models import components, registry, stored_codes
 from reelworks.models.config import AutoencoderConfig, ModelConfig
 from reelworks.models.expert_pair.config import switch_timestep
@@ -30,7 +29,7 @@ from reelworks.models.family import Release
 from reelworks.quickstart import memory_presets, survey
 from reelworks.quickstart.memory_presets import MemoryPlan
 from reelworks.quickstart.survey import FolderSurvey
-from reelworks.recipe import recipe_file, toml_writer
+from reelworks.recipe import recipe_file, toml_writer, validation
 from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
 from reelworks.recipe.toml_writer import Line
@@ -59,12 +58,15 @@ def lora_table(
     """
     known = registry.release_of(preset)
     parts = _parts(preset, known, weights)
+    if registry.PRESETS[preset].sound is not None and found.silent:
+        why = f"{found.silent} of {units.plural(found.clips, 'clip')} have no sound and are trained as silent"
+        parts = with_setting(parts, Line("[sound]", "missing", "silent", why))
     lines = [Line("", "version", 1), Line("", "seed", 42)]
     lines += _datasets(datasets, found, trigger) + _buckets(preset, known, found)
-    rate = registry.PRESETS[preset].fps
+    rate, has_sound = registry.PRESETS[preset].fps, registry.PRESETS[preset].sound is not None
     if not len(found.videos):
         lines += [Line("[data]", "num_workers", 0, "decode in threads: enough for pictures")]
-    elif rate is not None:
+    if rate is not None and (len(found.videos) or has_sound):
         why = f"the rate that the model was trained with, {rate:g}; clips with a lower rate keep theirs"
         lines += [Line("[data]", "fps", "model", why)]
     lora = [Line("[lora]", "rank", 16, "usual for a subject or a style; a larger one learns, and forgets, more")]
@@ -126,13 +128,15 @@ def _buckets(preset: str, known: Release, found: FolderSurvey) -> list[Line]:
     ]
     geometry = _geometry(preset)
     if len(found.pictures):
+        _require_pictures(preset, found)
         size = _picture_size(preset, known, found)
         lines += [Line("[[bucket]]", "resolution", size.resolution, size.why), Line("[[bucket]]", "num_frames", 1)]
     if len(found.videos):
-        _require_clips(preset, known, len(found.videos))
+        _require_clips(preset, found)
         size = _video_size(preset, known, found)
         frames = found.videos[:, 0]
-        length_why = f"the clips have {frames.min()} to {frames.max()} frames"
+        least, most = int(frames.min()), int(frames.max())
+        length_why = "the clips have " + (f"{least} to {most} frames" if least < most else f"{least} frames")
         if (rate := registry.PRESETS[preset].fps) is not None:
             length_why += f" at {rate:g} fps"
         lines += [
@@ -143,15 +147,34 @@ def _buckets(preset: str, known: Release, found: FolderSurvey) -> list[Line]:
     return lines
 
 
-def _require_clips(preset: str, known: Release, clips: int) -> None:
-    if registry.PRESETS[preset].config.pictures_only or not known.lines:
+def _makes_clips(preset: str) -> bool:
+    return not registry.PRESETS[preset].config.pictures_only and registry.release_of(preset).lines > 0
+
+
+def _takes_pictures(preset: str) -> bool:
+    return registry.PRESETS[preset].sound is None  # pictures have no sound, also not a silent one
+
+
+def _require_pictures(preset: str, found: FolderSurvey) -> None:
+    if not _takes_pictures(preset):
+        raise UserError(
+            f"this model is trained with sound, and the folders have pictures alone: {first_few(sorted(found.picture_names))}",
+            code="model-takes-clips-only",
+            field="--model",
+            value=preset,
+            remedy=f'choose "{preset.replace("-sound", "")}", which is trained without sound, or add clips with sound',
+        )
+
+
+def _require_clips(preset: str, found: FolderSurvey) -> None:
+    if not _makes_clips(preset):
         for_clips = ", ".join(short for short, name in registry.SHORT_NAMES.items() if registry.release_of(name).lines)
         raise UserError(
-            f"this model makes only pictures, and the folders have {clips} clips",
+            f"this model makes only pictures, and the folders have clips alone: {first_few(sorted(found.video_names))}",
             code="model-takes-images-only",
             field="--model",
             value=preset,
-            remedy=f"choose a model for clips ({for_clips}), or remove the clips from the folders",
+            remedy=f"choose a model for clips ({for_clips}), or give a folder of pictures",
         )
 
 
@@ -171,13 +194,18 @@ class _Size(NamedTuple):
 
     @classmethod
     def of_bulk(cls, steps: Ladder, sizes: NDArray[np.int64], noun: str) -> _Size:
-        """Choose the largest size that the bulk of heights and widths fills: few thumbnails must not make all small."""
-        highest = steps.highest(sizes[:, 0], sizes[:, 1])
+        """Choose the largest size that the bulk of heights and widths fills: few thumbnails must not make all small.
+
+        A clip of nearly the area of a size fills it, since it is enlarged by a few percent.
+        """
+        highest = steps.nearly(sizes[:, 0], sizes[:, 1])
         reach = [float((highest >= rung).mean()) for rung in range(len(steps.names))]
         chosen = max((rung for rung, share in enumerate(reach) if share >= _BULK), default=0)
         who = "all" if reach[chosen] == 1 else f"{reach[chosen]:.0%} of the"
         last = ", and the model was released for it" if chosen == len(reach) - 1 else "; the next larger fewer do"
-        return cls(steps.names[chosen], f"{who} {noun} fill it{last}", highest < chosen)
+        native = float((steps.highest(sizes[:, 0], sizes[:, 1]) >= chosen).mean())
+        nearly = f" or nearly do, and are enlarged by up to {1 / FILLS - 1:.0%} in area" * (native < reach[chosen])
+        return cls(steps.names[chosen], f"{who} {noun} fill it{nearly}{last}", highest < chosen)
 
     def remark(self, names: Sequence[str], sizes: NDArray[np.int64], noun: str) -> list[str]:
         """Name the smaller ones, with their heights and widths, for people; nothing if there are none."""
@@ -238,7 +266,7 @@ def _parts(preset: str, known: Release, weights: str | None) -> list[Line]:
         why = 'the network for high noise; "low" trains the other one, and "both" trains them in turn'
         lines += [Line("[model]", "experts", "high", why)]
     if not registry.PRESETS[preset].release:
-        return [*lines, *([Line("[model]", "weights", weights)] if weights else []), checkpointing]
+        return [*lines, *_parts_of_fresh(preset, weights), checkpointing, *_fresh_sound(preset)]
     source = weights or known.weights
     # A single file holds the denoiser alone; the other parts are those of the release.
     pipeline = known.weights if weights is None or weights.endswith((".safetensors", ".gguf")) else weights
@@ -268,6 +296,22 @@ def _parts(preset: str, known: Release, weights: str | None) -> list[Line]:
     ]
 
 
+def _parts_of_fresh(preset: str, weights: str | None) -> list[Line]:
+    """Return the lines of a model that was never published: its own weights, if any, and the encoder of its family."""
+    lines = [Line("[model]", "weights", weights)] if weights else []
+    kind = components.conditioning(ModelConfig(name=preset)).image_encoder
+    if kind is not None:
+        relatives = registry.family_of(preset).presets.items()
+        of_release = next(p.release.weights for _, p in relatives if p.release and p.config.conditioning.image_encoder)
+        lines.append(Line("[model]", "image_encoder", of_release, "encodes a clip's first frame for the network"))
+    return lines
+
+
+def _fresh_sound(preset: str) -> list[Line]:
+    has_sound = registry.PRESETS[preset].sound is not None
+    return [Line("[sound]", "name", "pcm", "samples as they are, without weights")] if has_sound else []
+
+
 def _objective(preset: str, known: Release) -> list[Line]:
     if known.objective != "rectified-flow":
         return [Line("[objective]", "name", known.objective, "what the weights were trained with")]
@@ -283,16 +327,22 @@ def _objective(preset: str, known: Release) -> list[Line]:
     return lines
 
 
-def _epochs(found: FolderSurvey) -> int:
-    """Return epochs for 100 showings of each of 20 pictures; more pictures get fewer each, but more in total."""
-    return max(round(_SHOWINGS * math.sqrt(found.clips / 20) / found.showings), 1)
+def _epochs(clips: int, showings: int) -> Line:
+    """Return the line of epochs for 100 showings of each of 20 pictures; more get fewer each, but more in total.
+
+    An epoch has some showings of the clips: more than there are clips if some are repeated.
+    """
+    epochs = max(round(_SHOWINGS * math.sqrt(clips / 20) / showings), 1)
+    total = epochs * showings
+    each = (
+        f"{total / clips:.0f} of each of {units.plural(clips, 'clip')}; as a rule 100 of 20, and of more fewer of each"
+    )
+    return Line("[train]", "max_epochs", epochs, f"{total:,} showings, {each}")
 
 
 def _training(found: FolderSurvey) -> list[Line]:
-    times = _epochs(found)
-    why = f"{times * found.showings:,} showings: 100 of each of 20 pictures, fewer of each of more"
     return [
-        Line("[train]", "max_epochs", times, why),
+        _epochs(found.clips, found.showings),
         Line("[train]", "learning_rate", 1e-4, "usual for a LoRA with AdamW"),
         Line("[train]", "warmup_steps", 10),
         Line("[train]", "ema_decay", 0.99, "an average of some hundred steps, which is what is exported"),
@@ -305,7 +355,9 @@ def _files(known: Release, found: FolderSurvey) -> list[Line]:
         *([Line("[validation]", "split", 0.0, "too few to keep any back")] if few else []),
         Line("[checkpoints]", "every_steps", _save_interval(_steps(found)), "some ten, of which the last three stay"),
         Line("[exports]", "weights", "ema"),
-        Line("[exports]", "formats", list(known.formats), "a small file of each with every checkpoint"),
+        Line(
+            "[exports]", "formats", list(known.formats), "a small file of each with every checkpoint; all of them stay"
+        ),
     ]
 
 
@@ -328,7 +380,8 @@ def _previews(preset: str, datasets: Sequence[DatasetConfig], found: FolderSurve
 
 
 def _steps(found: FolderSurvey) -> int:
-    return _epochs(found) * math.ceil(found.showings / _SMALL_CLIPS)
+    epochs: int = _epochs(found.clips, found.showings).value
+    return epochs * math.ceil(found.showings / _SMALL_CLIPS)
 
 
 def _save_interval(steps: int) -> int:
@@ -337,9 +390,10 @@ def _save_interval(steps: int) -> int:
 
 def with_setting(lines: Sequence[Line], setting: Line) -> list[Line]:
     """Replace the line of a setting, or add it at the end of its table."""
-    if any((line.table, line.key) == (setting.table, setting.key) for line in lines):
-        return [setting if (line.table, line.key) == (setting.table, setting.key) else line for line in lines]
-    last = max((i for i, line in enumerate(lines) if line.table == setting.table), default=len(lines) - 1)
+    place = (setting.table, setting.number)
+    if any((line.table, line.number, line.key) == (*place, setting.key) for line in lines):
+        return [setting if (line.table, line.number, line.key) == (*place, setting.key) else line for line in lines]
+    last = max((i for i, line in enumerate(lines) if (line.table, line.number) == place), default=len(lines) - 1)
     return [*lines[: last + 1], setting, *lines[last + 1 :]]
 
 
@@ -359,6 +413,10 @@ class QuickstartOptions:
         default_factory=dict
     )  # folder of the only dataset's companions, by kind
     tflops: float = ASSUMED_TFLOPS  # speed of the GPU in bfloat16
+    rank: int | None = None  # of the LoRA; None for the usual one
+    steps: int | None = None  # of the training; None for epochs that follow from the clips
+    resolution: str | None = None  # of pictures and clips; None for the one that the bulk of them fills
+    overrides: tuple[str, ...] = ()  # `a.b=value`, which win over all else
 
 
 @dataclass(frozen=True)
@@ -372,11 +430,22 @@ class QuickstartResult:
     remarks: tuple[str, ...]  # on the folders, for people
     micro_batches: dict[str, int]  # of an epoch, by bucket
     tflops: float  # speed of the GPU that times are estimated for
+    host_bytes: int  # CPU memory of this machine
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the training fits into the GPU and this machine's CPU memory; None if a part is not known."""
+        return False if self.choice.fits and not self.fits_host else self.choice.fits
+
+    @property
+    def fits_host(self) -> bool:
+        """Whether this machine has the CPU memory that the settings need."""
+        return self.choice.estimate.memory.host <= self.host_bytes
 
     @property
     def steps(self) -> int:
         """Optimizer steps of the training."""
-        return sum(self.micro_batches.values()) * (self.recipe.train.max_epochs or 1)
+        return _training_steps(self.recipe, self.micro_batches)
 
     @property
     def seconds_per_step(self) -> float:
@@ -393,7 +462,8 @@ class QuickstartResult:
             "uncaptioned": self.found.uncaptioned,
             "remarks": list(self.remarks),
             "estimate": self.choice.estimate.to_json(),
-            "fits": self.choice.fits,
+            "fits": self.fits,
+            "machine_cpu_memory": self.host_bytes,
             "settings": {f"{t.table}.{t.key}": t.value for t in self.choice.tiers},
             "steps": self.steps,
             "seconds_per_step": self.seconds_per_step,
@@ -416,38 +486,104 @@ def lora(
         )
     datasets, remarks = survey.datasets(wishes.folders or (Path(PLACEHOLDER),))
     datasets = _with_companions(preset, datasets, wishes.companions)
-    found = survey.PLACEHOLDER
+    # Before the folders are read, which may take long.
+    validation.require_companions(ModelConfig(name=preset), [d.companions for d in datasets], "dataset.")
+    _parts(preset, registry.release_of(preset), wishes.weights)
+    found = survey.PLACEHOLDER if _takes_pictures(preset) else survey.PLACEHOLDER_CLIPS
     if wishes.folders:
         catalog = Path("runs", path.stem, "catalog")  # which the new recipe points to
-        sources = [dataset.place for dataset in datasets]
-        scan.scan_sources(sources, catalog, workers=os.cpu_count() or 1, on_progress=on_progress)
-        found = survey.survey(Catalog.open(catalog).live(), datasets, wishes.trigger, registry.PRESETS[preset].fps)
-    lines = lora_table(preset, datasets, found, wishes.trigger, wishes.weights)
+        sources = [dataset.place for dataset in datasets] + companion_sources(datasets)
+        scan.scan_sources(sources, catalog, workers=cores.count(), on_progress=on_progress)
+        rows, rate = Catalog.open(catalog).live(), registry.PRESETS[preset].fps
+        found = survey.survey(
+            rows,
+            datasets,
+            wishes.trigger,
+            rate,
+            takes_clips=_makes_clips(preset),
+            takes_pictures=_takes_pictures(preset),
+        )
+    lines = _as_wished(lora_table(preset, datasets, found, wishes.trigger, wishes.weights), wishes)
     if wishes.folders:
-        remarks += _small_ones(preset, registry.release_of(preset), found)
-    drafted = _read(lines, path)
-    choice = memory_presets.choose(drafted, _vram_bytes(wishes.vram_gb))
+        remarks += _left_out(preset, found)
+        if wishes.resolution is None:
+            remarks += _small_ones(preset, registry.release_of(preset), found)
+    drafted = _read(lines, path, wishes.overrides)
+    given = {override.partition("=")[0].strip() for override in wishes.overrides}
+    choice = memory_presets.choose(drafted, _vram_bytes(wishes.vram_gb), given)
     if choice.fits is False:
         raise _too_small(preset, wishes, choice)
     for tier in choice.tiers:
         lines = with_setting(lines, Line(f"[{tier.table}]", tier.key, tier.value, tier.why))
     if choice.recipe.lora is not None and choice.recipe.lora.base is None:  # codes do not go with all settings
         lines = [line for line in lines if (line.table, line.key) != ("[lora]", "base")]
-    per_epoch = _micro_batches(_read(lines, path), bool(wishes.folders))
+    recipe = _read(lines, path, wishes.overrides)
+    planned = _Epoch.first_of(recipe, bool(wishes.folders))
+    if planned.clips and wishes.steps is None:  # clips that no epoch trains are not counted
+        lines = [_epochs(planned.clips, planned.showings) if line.key == "max_epochs" else line for line in lines]
     # Settings that save memory change the number of steps.
-    interval = _save_interval(sum(per_epoch.values()) * (drafted.train.max_epochs or 1))
-    lines = [replace(line, value=interval) if line.key == "every_steps" else line for line in lines]
-    text = toml_writer.write(f"A LoRA of {found.to_text()} on {preset}.", lines)
-    recipe = _read(lines, path)
+    steps = _training_steps(_read(lines, path, wishes.overrides), planned.micro_batches)
+    lines = [replace(line, value=_save_interval(steps)) if line.key == "every_steps" else line for line in lines]
+    text = _with_overrides(lines, found, preset, wishes.overrides)
+    recipe = _read(lines, path, wishes.overrides)
     if not registry.PRESETS[preset].release:
         remarks.append(f"{preset} starts from fresh weights and is meant for experiments")
-    result = QuickstartResult(text, recipe, found, choice, tuple(remarks), per_epoch, wishes.tflops)
+    result = QuickstartResult(
+        text,
+        recipe,
+        found,
+        choice,
+        tuple(remarks),
+        planned.micro_batches,
+        wishes.tflops,
+        machine_memory.total_bytes(),
+    )
     files.write_for("--output", path, text.encode())
     return result
 
 
-def _read(lines: Sequence[Line], path: Path) -> Recipe:
-    return recipe_file.parse({"output": f"runs/{path.stem}"} | tomllib.loads(toml_writer.write("", lines)))
+def _read(lines: Sequence[Line], path: Path, overrides: Sequence[str] = ()) -> Recipe:
+    values = {"output": f"runs/{path.stem}"} | toml.parse(toml_writer.write("", lines))
+    return recipe_file.parse(recipe_file.with_overrides(values, overrides))
+
+
+def _with_overrides(lines: Sequence[Line], found: FolderSurvey, preset: str, overrides: Sequence[str]) -> str:
+    """Return the recipe's text; values that were given in place of those that were chosen have that as their reason."""
+    title = f"A LoRA of {found.to_text()} on {preset}."
+    if not overrides:
+        return toml_writer.write(title, lines)
+    values = recipe_file.with_overrides(toml.parse(toml_writer.write("", lines)), overrides)
+    return toml_writer.write(title, toml_writer.lines_of(values, lines, "as given with --set"))
+
+
+def _as_wished(lines: Sequence[Line], wishes: QuickstartOptions) -> list[Line]:
+    """Replace what was chosen by what was asked for."""
+    result = []
+    for line in lines:
+        if line.key == "rank" and wishes.rank is not None:
+            line = replace(line, value=wishes.rank, why="as given with --rank")
+        elif line.key == "resolution" and wishes.resolution is not None:
+            side = f"{wishes.resolution}px" if wishes.resolution.isdecimal() else wishes.resolution
+            line = replace(line, value=side, why="as given with --resolution")
+        elif line.key == "max_epochs" and wishes.steps is not None:
+            line = Line("[train]", "max_steps", wishes.steps, "as given with --steps")
+        result.append(line)
+    return result
+
+
+def _training_steps(recipe: Recipe, micro_batches: Mapping[str, int]) -> int:
+    steps = sum(micro_batches.values()) * (recipe.train.max_epochs or 1)
+    if recipe.train.max_epochs is None:
+        return recipe.train.max_steps or steps
+    return min(steps, recipe.train.max_steps or steps)
+
+
+def _left_out(preset: str, found: FolderSurvey) -> list[str]:
+    if not found.left_out_names:
+        return []
+    noun, why = ("clip", "makes only pictures") if len(found.pictures) else ("picture", "is trained with sound")
+    number = units.plural(len(found.left_out_names), noun)
+    return [f"left out, because {preset} {why}: {number}, {first_few(sorted(found.left_out_names))}"]
 
 
 def _with_companions(
@@ -481,13 +617,25 @@ def _vram_bytes(asked_gb: float | None) -> int | None:
     return None
 
 
-def _micro_batches(recipe: Recipe, scanned: bool) -> dict[str, int]:
-    if not scanned:
-        square = next(b for b in memory_presets.bucket_table(recipe).buckets if b.ratio == "1:1")
-        return {square.name: -(-survey.PLACEHOLDER.clips // square.batch_size)}
-    data = RecipeData.open(recipe)
-    clips = np.bincount(data.entries(0).bucket, minlength=len(data.table.buckets))
-    return {b.name: -(-int(n) // b.batch_size) for b, n in zip(data.table.buckets, clips, strict=True) if n}
+class _Epoch(NamedTuple):
+    """The clips that an epoch trains, and its micro-batches by bucket."""
+
+    clips: int
+    showings: int  # more than there are clips if some are repeated
+    micro_batches: dict[str, int]
+
+    @classmethod
+    def first_of(cls, recipe: Recipe, scanned: bool) -> _Epoch:
+        """Plan the first epoch; without a scan, one of square pictures."""
+        if not scanned:
+            buckets, number = memory_presets.bucket_table(recipe).buckets, survey.PLACEHOLDER.clips
+            square = next((b for b in buckets if b.ratio == "1:1"), buckets[0])
+            return cls(number, number, {square.name: -(-number // square.batch_size)})
+        data = RecipeData.open(recipe)
+        entries = data.entries(0)
+        shown = np.bincount(entries.bucket, minlength=len(data.table.buckets))
+        batches = {b.name: -(-int(n) // b.batch_size) for b, n in zip(data.table.buckets, shown, strict=True) if n}
+        return cls(len(np.unique(entries.uid)), len(entries.uid), batches)
 
 
 def _too_small(preset: str, wishes: QuickstartOptions, choice: MemoryPlan) -> UserError:

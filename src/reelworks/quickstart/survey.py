@@ -34,6 +34,8 @@ class FolderSurvey:
     picture_names: tuple[str, ...] = ()
     video_names: tuple[str, ...] = ()
     captions: tuple[str, ...] = ()  # the first two by name, for previews
+    silent: int = 0  # videos without sound
+    left_out_names: tuple[str, ...] = ()  # of the kind that the model does not take, beside those that it does
 
     @property
     def clips(self) -> int:
@@ -46,13 +48,26 @@ class FolderSurvey:
         return " and ".join(units.plural(n, noun) for n, noun in counts if n)
 
 
+PLACEHOLDER_CLIPS = FolderSurvey(
+    pictures=np.zeros((0, 2), dtype=np.int64), videos=np.array([[121, 768, 1344]] * 20), showings=20
+)
 PLACEHOLDER = FolderSurvey(pictures=np.full((20, 2), 1024), videos=np.zeros((0, 3), dtype=np.int64), showings=20)
 
 
 def survey(
-    rows: CatalogRows, datasets: Sequence[DatasetConfig], trigger: str | None, fps: float | None = None
+    rows: CatalogRows,
+    datasets: Sequence[DatasetConfig],
+    trigger: str | None,
+    fps: float | None = None,
+    *,
+    takes_clips: bool = True,
+    takes_pictures: bool = True,
 ) -> FolderSurvey:
-    """Count and measure the readable rows of some datasets in a catalog; frames are those read at the rate `fps`."""
+    """Count and measure the readable rows of some datasets in a catalog; frames are those read at the rate `fps`.
+
+    For a model that takes no clips, those beside pictures are left out and named, and so are pictures for one that takes
+    clips alone.
+    """
     repeats = {dataset.dataset_name: dataset.repeats for dataset in datasets}
     # Rows of other datasets in the catalog have 0 repeats.
     by_index = np.array([repeats.get(name, 0) for name in rows.dataset.dictionary.to_pylist()], dtype=np.float64)
@@ -65,13 +80,16 @@ def survey(
             field="--data",
             remedy="run `reelworks scan DIR -o CATALOG`, which reports the reason for each file",
         )
+    taken = good.is_video if not takes_pictures else ~good.is_video if not takes_clips else np.ones(len(good), np.bool_)
+    taken = taken | (not taken.any())  # of one kind alone: whoever asks tells that the model does not take it
+    left_out, good = good.take(~taken), good.take(taken)
     video = good.is_video
     frames = decode.frames_available(good.num_frames, np.maximum(good.fps, 1e-6), DataConfig(fps=fps))
     sizes = np.stack([frames, good.height, good.width], axis=1).astype(np.int64)
     captions = good.caption.fill_null("")
     triggered = pc.sum(pc.match_substring(captions, trigger)).as_py() if trigger else 0
     uncaptioned = pc.sum(pc.equal(captions, "")).as_py()
-    showings = round(row_repeats[rows.readable].sum())
+    showings = round(by_index[good.dataset.indices.to_numpy(zero_copy_only=False)].sum())
     labels = np.array(good.labels(np.arange(len(good))), dtype=object)
     captioned = np.flatnonzero(np.asarray(pc.not_equal(captions, "")))
     first = captioned[np.argsort(labels[captioned])[:2]]
@@ -84,6 +102,8 @@ def survey(
         tuple(labels[~video]),
         tuple(labels[video]),
         tuple(text.strip() for text in captions.take(pa.array(first)).to_pylist()),
+        int((good.is_video & ~good.has_sound).sum()),
+        tuple(left_out.labels(np.arange(len(left_out)))),
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -17,9 +16,11 @@ from reelworks.buckets.propose import Proposal, Suggestion
 from reelworks.buckets.table import BucketTable
 from reelworks.catalog.scan import ScanProgress, ScanResult, scan_sources
 from reelworks.catalog.store import Catalog
+from reelworks.core import cores
 from reelworks.core.errors import UserError
 from reelworks.core.ray_cluster import Engine
 from reelworks.core.shape import Geometry
+from reelworks.core.words import of_recipe
 from reelworks.data import eligibility
 from reelworks.data.dataset import Dataset, DataSpec, companion_sources, rows_of
 from reelworks.media.sound import SoundSpec
@@ -59,7 +60,7 @@ def _line(entry: Suggestion) -> str:
     return f"{text}: {entry.why}" if entry.why else text
 
 
-@dataclass
+@dataclass(repr=False)
 class RecipeData(Dataset):
     """A recipe's dataset."""
 
@@ -68,6 +69,7 @@ class RecipeData(Dataset):
     chosen: Chosen | None = None  # how the bucket entries were chosen; None if the recipe has its own
 
     @classmethod
+    @of_recipe()
     def open(cls, recipe: Recipe, version: int | None = None) -> RecipeData:
         """Read the newest catalog, or the given version of it, and compute the bucket table.
 
@@ -85,6 +87,7 @@ class RecipeData(Dataset):
         return replace(opened, table=_table(recipe))
 
     @classmethod
+    @of_recipe()
     def of_rows(cls, recipe: Recipe, catalog: Catalog, ordinals: NDArray[np.int64]) -> RecipeData:
         """Make the dataset of some rows, by ascending ordinal, of an earlier catalog version and its recipe."""
         spec, rows = _spec(recipe), catalog.rows_at(ordinals)
@@ -204,6 +207,5 @@ def scan_recipe(
 ) -> ScanResult:
     """Bring the recipe's catalog up to date; unchanged files are not opened."""
     sources = [d.place for d in recipe.dataset] + companion_sources(recipe.dataset)
-    workers = os.cpu_count() or 1
     folder = Path(recipe.catalog_folder)
-    return scan_sources(sources, folder, workers=workers, on_progress=on_progress, engine=engine)
+    return scan_sources(sources, folder, workers=cores.count(), on_progress=on_progress, engine=engine)

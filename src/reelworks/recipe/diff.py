@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import tomllib
 from typing import Any, NamedTuple
 
-from reelworks.core import toml_none
+from reelworks.core import toml_none, user_files
 from reelworks.recipe.recipe import Recipe
 from reelworks.run import history
 from reelworks.run.folder import RunFolder
@@ -47,7 +46,7 @@ _SHOWN = 12  # changed keys listed one by one
 def of_recipes(folder: RunFolder, step: int, now: Recipe) -> list[str]:
     """Describe how the recipe with which a step was trained differs from the present one, a line for each key."""
     try:
-        before = tomllib.loads(history.recipe_of(folder, step).read_text(encoding="utf-8"))
+        before = user_files.read_toml(history.recipe_of(folder, step))
     except (OSError, ValueError):
         return []
     lines = [

@@ -42,26 +42,30 @@ class Recipe(Config):
 
     version: Literal[1] = Field(description="version of the recipe format")
     output: str = Field(min_length=1, description="the run folder; default: runs/<the recipe's file name>")
-    catalog: str | None = Field(None, min_length=1, description="folder of the catalog; default: <output>/catalog")
-    seed: int = Field(42, ge=0, lt=2**63, description="seed of all random choices")
+    catalog: str | None = Field(
+        default=None, min_length=1, description="folder of the catalog; default: <output>/catalog"
+    )
+    seed: int = Field(default=42, ge=0, lt=2**63, description="seed of all random choices")
     exclude_file: str | None = Field(
-        None,
+        default=None,
         min_length=1,
         description="a text file that lists clips not to train, one dataset/path per line as reports print them; "
         "lines that begin with # are comments",
     )
     dataset: list[DatasetConfig] = Field(min_length=1)
     bucket: list[BucketEntryConfig] = Field(
-        [], description='required, unless the recipe has `buckets = "auto"` or `[buckets.opensora]`'
+        default=[], description='required, unless the recipe has `buckets = "auto"` or `[buckets.opensora]`'
     )
     buckets: BucketsField = BucketsConfig()
     cost: CostConfig = CostConfig()
     data: DataConfig = DataConfig()
     model: ModelConfig = ModelConfig()
-    lora: LoraConfig | None = Field(None, description="train a LoRA; without it, all weights are trained")
+    lora: LoraConfig | None = Field(default=None, description="train a LoRA; without it, all weights are trained")
     autoencoder: AutoencoderConfig = AutoencoderConfig()
     text_encoder: TextEncoderConfig = TextEncoderConfig()
-    sound: SoundConfig | None = Field(None, description="train with the sound of clips, for models that have it")
+    sound: SoundConfig | None = Field(
+        default=None, description="train with the sound of clips, for models that have it"
+    )
     encode: EncodeConfig = EncodeConfig()
     objective: ObjectiveConfig = ObjectiveConfig()
     precision: PrecisionConfig = PrecisionConfig()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from pydantic import ValidationError
 
 from reelworks.buckets import table, tuned
 from reelworks.buckets.config import as_table
-from reelworks.core import toml_none
+from reelworks.core import toml, toml_none, user_files
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Geometry, Shape
 from reelworks.models import components, sequence_limits
@@ -26,7 +25,7 @@ from reelworks.recipe.recipe import Recipe
 def load(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     """Read a recipe with overrides `a.b=value`, in which a value that is not valid TOML is used as plain text."""
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = user_files.read_toml(path)
     except OSError as error:
         raise UserError(
             f"the recipe cannot be read ({error.strerror})",
@@ -35,7 +34,7 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Recipe:
             value=str(path),
             remedy="check the path; complete recipes are in the project's recipes/ folder",
         ) from error
-    except tomllib.TOMLDecodeError as error:
+    except toml.Invalid as error:
         raise UserError(
             f"not TOML: {error}", code="not-toml", field="RECIPE", value=str(path), remedy="correct it"
         ) from error
@@ -48,9 +47,14 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Recipe:
             remedy="save it as UTF-8",
         ) from error
     values.setdefault("output", f"runs/{path.stem}")
+    return parse(with_overrides(values, overrides))
+
+
+def with_overrides(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Set `a.b=value` in the plain values of a recipe, and return them."""
     for text in overrides:
         _override(values, text)
-    return parse(values)
+    return values
 
 
 def parse(values: dict[str, Any]) -> Recipe:
@@ -232,8 +236,8 @@ def _override(values: dict[str, Any], text: str) -> None:
         problem, remedy = "the override is not of the form a.b=value", "write, for example, --set train.max_steps=100"
         raise UserError(problem, code="override-invalid", field="--set", value=text, remedy=remedy)
     try:
-        value = tomllib.loads(f"value = {raw}")["value"]
-    except tomllib.TOMLDecodeError:
+        value = toml.parse(f"value = {raw}")["value"]
+    except toml.Invalid:
         value = raw
     if "buckets" in values:
         values["buckets"] = as_table(values["buckets"])

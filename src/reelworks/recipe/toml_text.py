@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Any
 
 import tomli_w
 
+from reelworks.core import toml
 from reelworks.recipe.toml_writer import key_text, literal
 
 Path = tuple[str | int, ...]
@@ -27,12 +27,12 @@ def rewrite(text: str, values: dict[str, Any]) -> str:
         >>> rewrite("a = 1  # why\\n[b]\\nc = 2\\n", {"a": 3, "b": {"c": 2}})
         'a = 3  # why\\n[b]\\nc = 2\\n'
     """
-    with suppress(tomllib.TOMLDecodeError, LookupError, ValueError):
+    with suppress(toml.Invalid, LookupError, ValueError):
         lines = text.splitlines()
-        for path, value in _changes(tomllib.loads(text), values, ()):
+        for path, value in _changes(toml.parse(text), values, ()):
             _remove(lines, path, values) if value is _GONE else _set(lines, path, value, values)
         changed = "\n".join(lines).rstrip("\n") + "\n"
-        if _alike(tomllib.loads(changed), values):
+        if _alike(toml.parse(changed), values):
             return changed
     return tomli_w.dumps(values)
 
@@ -113,7 +113,7 @@ def _parts(lines: Sequence[str]) -> list[_Part]:
 
 def _section(header: str, lengths: dict[Path, int]) -> Path:
     """Return the path of a header; one of an array of tables begins its next element."""
-    value = tomllib.loads(header)
+    value = toml.parse(header)
     names = []
     while isinstance(value, dict) and value:
         name, value = next(iter(value.items()))
@@ -131,8 +131,8 @@ def _section(header: str, lengths: dict[Path, int]) -> Path:
 def _end(lines: Sequence[str], first: int) -> int:
     """Return the line after a key and its value, which may take several lines."""
     for last in range(first + 1, len(lines) + 1):
-        with suppress(tomllib.TOMLDecodeError):
-            tomllib.loads("\n".join(lines[first:last]))
+        with suppress(toml.Invalid):
+            toml.parse("\n".join(lines[first:last]))
             return last
     raise ValueError(lines[first])
 
@@ -140,8 +140,8 @@ def _end(lines: Sequence[str], first: int) -> int:
 def _names(line: str) -> tuple[list[str], str]:
     """Return the names of a key, several of a dotted one, and its text."""
     for place in (i for i, letter in enumerate(line) if letter == "="):
-        with suppress(tomllib.TOMLDecodeError):
-            value = tomllib.loads(line[:place] + "= 0")
+        with suppress(toml.Invalid):
+            value = toml.parse(line[:place] + "= 0")
             names = []
             while isinstance(value, dict):
                 name, value = next(iter(value.items()))
@@ -245,10 +245,10 @@ def _comment(lines: list[str], part: _Part) -> str:
     line = lines[part.first]
     if part.last > part.first + 1:
         return ""
-    value = tomllib.loads(line)
+    value = toml.parse(line)
     for place in (i for i, letter in enumerate(line) if letter == "#"):
-        with suppress(tomllib.TOMLDecodeError):
-            if tomllib.loads(line[:place]) == value:
+        with suppress(toml.Invalid):
+            if toml.parse(line[:place]) == value:
                 text = line[:place].rstrip()
                 return line[len(text) :]
     return ""

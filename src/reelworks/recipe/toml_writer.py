@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -33,6 +33,29 @@ def write(title: str, lines: Iterable[Line]) -> str:
     for (table, _), keys in groupby(lines, key=lambda line: (line.table, line.number)):
         parts.append("\n".join([table] * bool(table) + [str(key) for key in keys]))
     return f"# {title}\n" + "\n\n".join(parts) + "\n"
+
+
+def lines_of(values: Mapping[str, Any], known: Sequence[Line], why: str) -> list[Line]:
+    """Return the lines of plain values, in the order of known ones and with their reasons; others have `why`."""
+    found: dict[tuple[str, int, str], Any] = {}
+    for key, value in values.items():
+        tables = value if isinstance(value, list) and value and isinstance(value[0], dict) else [value]
+        for number, table in enumerate(tables):
+            if isinstance(table, dict):
+                header = f"[[{key}]]" if tables is value else f"[{key}]"
+                found |= {(header, number, inner): one for inner, one in table.items()}
+            else:
+                found["", 0, key] = value
+    reasons = {(line.table, line.number, line.key): line for line in known}
+    order = list(dict.fromkeys([(line.table, line.number) for line in known] + [place[:2] for place in found]))
+    places = [place for place in reasons if place in found] + [place for place in found if place not in reasons]
+    places.sort(key=lambda place: order.index(place[:2]))
+    lines = []
+    for place in places:
+        line = reasons.get(place)
+        same = line is not None and line.value == found[place]
+        lines.append(Line(place[0], place[2], found[place], line.why if line is not None and same else why, place[1]))
+    return lines
 
 
 def literal(value: Any) -> str:

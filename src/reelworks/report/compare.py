@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import statistics
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from reelworks.core import files, units
+from reelworks.core import files, toml, units
 from reelworks.recipe import diff
 from reelworks.report import page, plots, previews, run_data, status
 from reelworks.report.previews import MAX_PREVIEW_BYTES, Preview
@@ -112,7 +111,7 @@ def _recipe_rows(runs: Sequence[RunData]) -> list[Row]:
 
 def _parsed(recipe: str) -> dict[str, Any]:
     try:
-        return tomllib.loads(recipe)
+        return toml.parse(recipe)
     except ValueError:
         return {}
 

@@ -36,7 +36,7 @@ def write(run: RunFolder) -> Path:
         history=status.history(data),
         environment=_flat(data.environment),
     )
-    files.write_bytes(run.report_file, text.encode())
+    files.write_for("RUN", run.report_file, text.encode())
     return run.report_file
 
 

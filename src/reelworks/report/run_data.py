@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from reelworks.analysis import clip_history
 from reelworks.analysis.coverage import EpochCoverage
-from reelworks.checkpoint.store import CheckpointStore
+from reelworks.checkpoint.folder import CheckpointFolder
+from reelworks.core import user_files
 from reelworks.run import events
 from reelworks.run.folder import RunFolder
 
@@ -55,7 +55,7 @@ def of_events(
     run: RunFolder, every: list[Event], valid: list[Event], coverage: list[EpochCoverage], repeated_steps: int
 ) -> RunData:
     """Read all but the events, which are given: all of them, and those that no resume discarded."""
-    store = CheckpointStore(run.checkpoints_folder)
+    store = CheckpointFolder(run.checkpoints_folder)
     steps = store.steps()
     return RunData(
         path=run.path,
@@ -78,12 +78,15 @@ def summary(run: RunFolder) -> dict[str, Any]:
 
 
 def _read_text(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    try:
+        return user_files.read_text(path, user_files.TABLE, errors="replace")
+    except OSError:
+        return ""
 
 
 def _read_object(path: Path) -> dict[str, Any]:
     try:
-        value = json.loads(_read_text(path))
+        value = user_files.parse_json(_read_text(path))
     except ValueError:
         return {}
     return value if isinstance(value, dict) else {}

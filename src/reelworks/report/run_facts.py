@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import statistics
-import tomllib
 from itertools import cycle
 from typing import Any, NamedTuple
 
 from reelworks.analysis import data_wait
 from reelworks.analysis.coverage import EpochCoverage, State
-from reelworks.core import units
+from reelworks.core import toml, units
 from reelworks.report import status
 from reelworks.report.run_data import RunData
 from reelworks.train import spikes as advice
@@ -240,7 +239,7 @@ def balance_of_ranks(data: RunData) -> RankBalance | None:
 
 def _skip_steps(recipe: str) -> list[list[int]]:
     try:
-        steps = tomllib.loads(recipe).get("train", {}).get("skip_steps", [])
+        steps = toml.parse(recipe).get("train", {}).get("skip_steps", [])
     except ValueError:
         return []
     return steps if isinstance(steps, list) else []

@@ -7,9 +7,11 @@ from typing import NamedTuple
 
 from reelworks.core import units
 from reelworks.report.run_data import Event, RunData
+from reelworks.run import lock
+from reelworks.run.folder import RunFolder
 
 BEST = "the best by"  # first words of the reason that retention gives
-KILLED = "no stop event (process killed or machine lost)"
+KILLED = "killed, or its machine was lost: no stop is told"
 _SETTINGS = {
     "world_size": "world size",
     "micro_batches_per_step": "micro-batches a step",
@@ -98,7 +100,8 @@ def state(data: RunData) -> tuple[str, str]:
     if not events:
         return "not started", "plain"
     if events[-1]["kind"] == "start":
-        return "running, or ended without a stop event", "busy"
+        is_held = lock.holder(RunFolder(data.path).lock_file) is not None
+        return ("running", "busy") if is_held else (KILLED, "plain")
     reason = events[-1].get("reason", "")
     if events[-1]["kind"] == "error":
         return "ended with an error", "plain"

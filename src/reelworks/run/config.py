@@ -15,7 +15,7 @@ class CoverageConfig(Config):
     """`[coverage]`: how long a run keeps its records of clips."""
 
     max_disk: str | None = Field(
-        "20GB",
+        default="20GB",
         description="disk space for the records of which clips each epoch trained (about 30 MB for ten million clips); "
         "above it, the records of the oldest epochs are deleted with a message, and only their totals are kept",
     )
@@ -35,16 +35,18 @@ class LoggingConfig(Config):
     """`[logging]`: trackers beside TensorBoard, which get the same curves and the previews."""
 
     trackers: list[Literal["wandb", "trackio"]] = Field(
-        [],
+        default=[],
         description='Weights & Biases and Trackio (`pip install "reelworks[wandb]"`, `[trackio]`); one that fails is a '
         "warning, and training goes on",
     )
-    project: str = Field("reelworks", min_length=1, description="project of the trackers")
-    name: str | None = Field(None, min_length=1, description="name of the run there; default: that of the run folder")
-    entity: str | None = Field(None, min_length=1, description="user or team of Weights & Biases")
-    tags: list[str] = Field([], description="tags of the run in Weights & Biases")
+    project: str = Field(default="reelworks", min_length=1, description="project of the trackers")
+    name: str | None = Field(
+        default=None, min_length=1, description="name of the run there; default: that of the run folder"
+    )
+    entity: str | None = Field(default=None, min_length=1, description="user or team of Weights & Biases")
+    tags: list[str] = Field(default=[], description="tags of the run in Weights & Biases")
     offline: bool = Field(
-        False,
+        default=False,
         description="keep what Weights & Biases logs in the run folder, for a later `wandb sync`, as WANDB_MODE=offline "
         "does; so does a run that cannot log in",
     )

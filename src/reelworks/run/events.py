@@ -68,8 +68,20 @@ class EventLog:
 def read(path: Path, *kinds: str) -> Iterator[dict[str, Any]]:
     """Yield the events of some kinds, or of all kinds by default, oldest first."""
     for event in files.read_json_lines(path):
-        if not kinds or event.get("kind") in kinds:
+        if is_event(event) and (not kinds or event["kind"] in kinds):
             yield event
+
+
+def is_event(value: dict[str, Any]) -> bool:
+    """Return whether an object of the file has what every event has, in place of something that another program wrote."""
+    kind, time_, step = value.get("kind"), value.get("time", 0.0), value.get("step", 0)
+    return (
+        isinstance(kind, str)
+        and isinstance(time_, int | float)
+        and isinstance(step, int if kind == "step" else int | float)
+        and 0 <= step < 2**63
+        and ("step" in value or kind != "step")
+    )
 
 
 def timeline(path: Path, *kinds: str) -> list[dict[str, Any]]:

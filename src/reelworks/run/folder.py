@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import time
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reelworks.core import digests, files
+from reelworks.core import digests, files, user_files
 from reelworks.core.errors import UserError
 
 FORMAT_VERSION = 1
@@ -55,20 +54,12 @@ class RunFolder:
 
     def create(self, frozen: dict[str, Any]) -> None:
         """Create the folder, and write `run.json` last, with the values that stay fixed for the run's life."""
-        try:
+        with files.writing("output", self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             for folder in (self.plan_folder, self.coverage_folder, self.samples_folder):
                 folder.mkdir(exist_ok=True)
             info = {"format": FORMAT_VERSION, "id": uuid.uuid4().hex, "created": time.time(), **frozen}
             files.write_json(self.info_file, info)
-        except OSError as error:
-            raise UserError(
-                f"the run folder cannot be written ({error.strerror})",
-                code="file-unwritable",
-                field="output",
-                value=str(self.path),
-                remedy="choose a folder you may write to with --output DIR, or fix its permissions",
-            ) from error
 
     def snapshot_file(self, rank: int) -> Path:
         """Return the file to which a rank writes a snapshot of GPU memory."""
@@ -103,7 +94,7 @@ class RunFolder:
             UserError: There is no run in the folder, or a newer Reelworks wrote it.
         """
         try:
-            info: dict[str, Any] = json.loads(self.info_file.read_text())
+            info: dict[str, Any] = user_files.read_json(self.info_file)
             newer = info["format"] > FORMAT_VERSION
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Self
 
 from reelworks.core.log import logger
+from reelworks.run.process import Process
 
 
 @dataclass(frozen=True)
@@ -33,28 +34,29 @@ class LockOwner:
     """A process that holds a lock.
 
     Attributes:
-        pid: Process id, for messages only: another process may have it by now.
-        started: When the process took the lock, in seconds since 1970, by its own clock.
+        since: When the process took the lock, in seconds since 1970, by its own clock.
         token: Random text that distinguishes holders.
     """
 
-    pid: int
+    process: Process
     host: str
-    started: float
+    since: float
     token: str
 
     @classmethod
     def here(cls) -> Self:
         """Return an owner for this process, with the present time and a new token."""
-        return cls(os.getpid(), socket.gethostname(), time.time(), uuid.uuid4().hex)
+        return cls(Process.here(), socket.gethostname(), time.time(), uuid.uuid4().hex)
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
         """Parse the result of `to_json`; return None for any other text."""
         try:
             owner = json.loads(text)
-            return cls(int(owner["pid"]), str(owner["host"]), float(owner["started"]), str(owner["token"]))
-        except (ValueError, KeyError, TypeError):
+            process = Process.parse(owner["process"])
+            datetime.fromtimestamp(since := float(owner["since"]))
+            return cls(process, str(owner["host"]), since, str(owner["token"]))
+        except (ValueError, KeyError, TypeError, OverflowError, OSError, RecursionError):
             return None
 
     def to_json(self, **more: int) -> str:
@@ -62,8 +64,8 @@ class LockOwner:
         return json.dumps({**asdict(self), **more})
 
     def __str__(self) -> str:
-        since = datetime.fromtimestamp(self.started).astimezone()
-        return f"process {self.pid} on {self.host}, since {since:%Y-%m-%d %H:%M:%S %z}"
+        since = datetime.fromtimestamp(self.since).astimezone()
+        return f"process {self.process.pid} on {self.host}, since {since:%Y-%m-%d %H:%M:%S %z}"
 
 
 class LockedError(Exception):

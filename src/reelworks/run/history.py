@@ -44,9 +44,9 @@ class Epoch:
         planned: Clips planned by all segments together; None if only the record of the last segment has it.
         segment: The current segment, or the last one.
         plans: Digest of each segment's plan, by the segment's number.
+        ends: The event with the clip counts at the end of each segment's plan, for the plans that were trained to it.
         steps: Valid steps, by segment.
         failures: Failure events, by step.
-        ended: The event with the clip counts at the epoch's end; None before it.
     """
 
     data_restarts: int
@@ -54,9 +54,31 @@ class Epoch:
     planned: int | None = 0
     segment: int = 0
     plans: dict[int, str] = field(default_factory=dict)
+    ends: dict[int, Event] = field(default_factory=dict)
     steps: dict[int, list[Step]] = field(default_factory=dict)
     failures: dict[int, list[Event]] = field(default_factory=dict)
-    ended: Event | None = None
+
+    @property
+    def ended(self) -> Event | None:
+        """The event with the clip counts at the epoch's end; None while the current segment has rows left."""
+        return self.ends.get(self.segment)
+
+    def begin(self, segment: int, plan: str) -> None:
+        """Make a segment the current one.
+
+        A start may begin the same number with another plan, or go back to an earlier segment. The end of a plan is
+        the epoch's end only as long as that plan is followed, so what later segments and another plan had is void.
+        """
+        for number in [n for n in self.plans if n > segment]:
+            self.void(number)
+        if self.plans.get(segment) != plan:
+            self.void(segment)
+        self.segment, self.plans[segment] = segment, plan
+
+    def void(self, segment: int) -> None:
+        """Forget the plan of a segment, and its end."""
+        self.plans.pop(segment, None)
+        self.ends.pop(segment, None)
 
     def outcome(self, segment: int, rows: int) -> Outcome:
         """Return the outcome of the first rows of a segment, by the events."""
@@ -78,20 +100,22 @@ def epochs(run: RunFolder) -> list[Epoch]:
     valid: dict[tuple[int, int], Epoch] = {}
     now: Epoch | None = None
     recipe, world_size, goes_back = "", 1, False
+    doubtful: set[tuple[int, int]] = set()  # by a start that may have gone back, and was killed before it told where to
     for event in events.timeline(run.events_file, "start", "epoch", "step", "failure", "epoch_end"):
         if event["kind"] == "start":
             world_size = event["world_size"] // event.get("sequence_degree", 1)
+            if goes_back:
+                doubtful |= valid.keys()
             recipe, goes_back = event["recipe"], True
         elif event["kind"] == "epoch":
             goes_back = False
             key = (event["data_restarts"], event["epoch"])
             # Later epochs are void: the run went back before it saved anything of them.
             valid = {begun: epoch for begun, epoch in valid.items() if begun <= key}
+            doubtful.discard(key)
             now = valid.setdefault(key, Epoch(*key))
-            if now.plans and event["segment"] != now.segment and event["rows"]:
-                now.ended = None  # clips were added after the epoch's end, and it continues with them
-            now.planned, now.segment = event["planned"], event["segment"]
-            now.plans[now.segment] = event["plan"]
+            now.begin(event["segment"], event["plan"])
+            now.planned = event["planned"]
         elif now is None:
             continue
         elif event["kind"] == "step":
@@ -105,8 +129,10 @@ def epochs(run: RunFolder) -> list[Epoch]:
         elif event["kind"] == "failure":
             now.failures.setdefault(event["step"], []).append(event)
         else:
-            now.ended = event
-    return [valid[key] for key in sorted(valid) if not goes_back or _is_left(run, valid[key])]
+            now.ends[now.segment] = event
+    if goes_back:
+        doubtful |= valid.keys()
+    return [valid[key] for key in sorted(valid) if key not in doubtful or _is_left(run, valid[key])]
 
 
 def _is_left(run: RunFolder, epoch: Epoch) -> bool:
@@ -115,15 +141,16 @@ def _is_left(run: RunFolder, epoch: Epoch) -> bool:
     Such a start removes or replaces the records of segments without a valid step before it writes the event of the
     segment that it begins, and may have been killed in between.
     """
-    for number in sorted(epoch.plans.keys() - epoch.steps.keys()):
+    for number in sorted(epoch.plans.keys() - epoch.steps.keys(), reverse=True):
         try:
             about = records.read(run, (epoch.data_restarts, epoch.epoch, number)).about
         except RecordError:
-            del epoch.plans[number]
+            epoch.void(number)
             epoch.planned = None
             continue
         if about.plan != epoch.plans[number]:
-            epoch.plans[number], epoch.planned = about.plan, None
+            epoch.begin(number, about.plan)
+            epoch.planned = None
     epoch.segment = max(epoch.plans, default=0)
     return bool(epoch.plans)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -19,8 +20,14 @@ from pathlib import Path
 from reelworks.core.errors import UserError
 from reelworks.run import heartbeat
 from reelworks.run.heartbeat import LockedError, LockOwner
+from reelworks.run.process import Process
 
 _FREE_BY_HAND = "wait for it, stop it with SIGTERM (it saves and leaves), or choose another --output"
+# A lock's file is no link to another file, and opening it never waits.
+_OWN_FILE = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_MOST_CHARACTERS = 4096
+_ATTEMPTS, _PROBE_SECONDS = 5, 0.02  # somebody may look at this moment whether the lock is held
+_UNKNOWN = LockOwner(Process(0, "", 0), socket.gethostname(), 0.0, "")  # the disk was full when it took the lock
 _NO_LOCKS = frozenset({errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS})
 
 
@@ -71,47 +78,67 @@ def hold(
                 remedy=remedy,
             ) from error
         except OSError as error:
+            option = " with --output DIR" if field == "output" else ""
             raise UserError(
                 f"the folder cannot be written ({error.strerror})",
                 code="file-unwritable",
                 field=field,
                 value=str(path.parent),
-                remedy="choose a folder you may write to with --output DIR, or fix its permissions",
+                remedy=f"choose a folder you may write to{option}, or fix its permissions",
             ) from error
         yield LockHandle(path.parent, doing, field, is_ours)
 
 
 def holder(path: Path) -> LockOwner | None:
-    """Return which process holds a lock, as far as its file tells; takes nothing, and so disturbs nobody.
+    """Return which process holds a lock; None if none does, whatever the file says.
 
-    A process of this machine that has ended holds nothing. Of other machines, a heartbeat tells if it is recent; a kernel's
-    lock does not tell whether its holder still lives.
+    A heartbeat's file, where there are no locks, counts for as long as it was renewed lately.
     """
+    if _is_locked(path):
+        return LockOwner.parse(_text(path)) or _UNKNOWN
     beats = path.with_name(f"{path.name}.heartbeat")
-    for file in (path, beats):
-        with suppress(OSError):
-            owner = LockOwner.parse(file.read_text())
-            if owner is None:
-                continue
-            if owner.host == socket.gethostname():
-                if lives(owner.pid):
-                    return owner
-            elif file is path or time.time() - file.stat().st_mtime < heartbeat.LOST_SECONDS:
-                return owner
+    with suppress(OSError):
+        owner = LockOwner.parse(_text(beats))
+        lately = time.time() - beats.stat().st_mtime < heartbeat.LOST_SECONDS
+        if owner is not None and lately and (owner.host != socket.gethostname() or owner.process.lives()):
+            return owner
     return None
 
 
-def lives(pid: int) -> bool:
-    """Return whether a process of this machine still runs."""
+def signal_holder(path: Path, number: signal.Signals) -> bool:
+    """Send a signal to the process of this machine that holds a kernel's lock; returns whether there is one.
+
+    What a file says is not enough: the lock is held, and by the process that has the id in this file now and had it when
+    it took the lock. Of a heartbeat's file nobody knows who wrote it.
+    """
+    owner = LockOwner.parse(_text(path)) if _is_locked(path) else None
+    return owner is not None and owner.host == socket.gethostname() and owner.process.signal(number)
+
+
+def _is_locked(path: Path) -> bool:
+    """Return whether a process holds the kernel's lock on a file, on this machine or another."""
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        fd = os.open(path, os.O_RDONLY | _OWN_FILE)
+    except OSError:
         return False
-    except PermissionError:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # for a moment that whoever takes the lock waits for
+    except BlockingIOError:
         return True
-    with suppress(OSError):  # one that has ended, and whose parent has not asked yet
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return True
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return False
+
+
+def _text(path: Path) -> str:
+    try:
+        fd = os.open(path, os.O_RDONLY | _OWN_FILE)
+    except OSError:
+        return ""
+    with os.fdopen(fd, errors="replace") as f:
+        return f.read(_MOST_CHARACTERS)
 
 
 def _take(path: Path, stack: ExitStack) -> Callable[[], bool]:
@@ -128,12 +155,15 @@ def _take(path: Path, stack: ExitStack) -> Callable[[], bool]:
 @contextmanager
 def _locked(path: Path, me: LockOwner) -> Iterator[Callable[[], bool]]:
     """Hold the kernel's lock on a file, and write the holder into it."""
-    with path.open("a+") as f:
-        try:
-            fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            f.seek(0)
-            raise LockedError(LockOwner.parse(f.read())) from error
+    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | _OWN_FILE, 0o666), "r+b") as f:
+        for attempt in range(_ATTEMPTS):
+            try:
+                fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as error:
+                if attempt + 1 == _ATTEMPTS:
+                    raise LockedError(LockOwner.parse(_text(path))) from error
+                time.sleep(_PROBE_SECONDS)
         f.truncate(0)
         # The content only informs people, so a full disk must not fail here: freeing disk space needs this lock.
         with suppress(OSError):

@@ -12,7 +12,6 @@ ends. Clips are rows, by ordinal, of a catalog that the run copies next to the r
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections import Counter
@@ -27,11 +26,12 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pydantic import Field
 
-from reelworks.core import digests, files, storage
+from reelworks.core import digests, files, storage, user_files
 from reelworks.core.config import Config
 from reelworks.run.folder import RunFolder
 
 FORMAT_VERSION = 1
+ALIASES = "aliases.parquet"
 CONSUMED = "consumed"  # reason of a clip that an earlier segment of the epoch consumed
 I64 = NDArray[np.int64]
 Key = tuple[int, int, int]
@@ -100,7 +100,7 @@ class About(Config):
     datasets: list[str]
     buckets: list[BucketShape]
     entries: list[str]
-    files: dict[str, str] = Field({})
+    files: dict[str, str] = Field(default={})
 
     @property
     def key(self) -> Key:
@@ -126,8 +126,8 @@ class Outcome(Config):
     """
 
     rows: int
-    skipped: list[int] = Field([])
-    failures: list[Failure] = Field([])
+    skipped: list[int] = Field(default=[])
+    failures: list[Failure] = Field(default=[])
 
 
 @dataclass(frozen=True)
@@ -233,7 +233,7 @@ def _tables(record: Record) -> dict[str, tuple[Any, dict[str, str]]]:
     }
     if len(record.alias_ordinal):
         aliases = {"ordinal": _small(record.alias_ordinal), "key": record.alias_key}
-        tables["aliases.parquet"] = pa.table(aliases), {"ordinal": _ASCENDING, "key": _SPLIT}
+        tables[ALIASES] = pa.table(aliases), {"ordinal": _ASCENDING, "key": _SPLIT}
     return tables
 
 
@@ -288,8 +288,8 @@ def read(run: RunFolder, key: Key, plan: str | None = None) -> Record:
     others = _read_table(folder, "others.parquet", about)
     reason = others.column("reason").combine_chunks()
     aliases = pa.table({"ordinal": pa.array([], pa.int64()), "key": pa.array([], pa.uint64())})
-    if "aliases.parquet" in about.files:
-        aliases = _read_table(folder, "aliases.parquet", about)
+    if ALIASES in about.files:
+        aliases = _read_table(folder, ALIASES, about)
     return Record(
         about=about,
         **_columns(places, _PLACES),
@@ -336,7 +336,7 @@ def _read_values(file: Path, kind: type[_Values]) -> _Values:
     """Read values and verify their checksum; raises FileNotFoundError if there are none."""
     name = f"{file.parent.name}/{file.name}"
     try:
-        plain = json.loads(file.read_bytes())
+        plain = user_files.parse_json(user_files.read_text(file, user_files.TABLE))
         if plain.pop("checksum") != digests.digest_json(plain):
             raise RecordError(f"{name} is damaged: its checksum is not the one that was stored")
         return kind.model_validate(plain)

@@ -5,7 +5,6 @@ Costs are integers, so that every platform orders them alike.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from reelworks.core.config import Config
+from reelworks.core import user_files
+from reelworks.core.config import PublicConfig
 from reelworks.core.errors import UserError
 
 LossReduction = Literal["token", "sample", "micro_batch"]
@@ -26,19 +26,19 @@ _FINER = 1000
 _ROUNDING = 0.01  # largest relative error that rounding to integers may cause
 
 
-class CostConfig(Config):
+class CostConfig(PublicConfig):
     """`[cost]`: training time of one clip; only ratios between buckets matter."""
 
     measured: str | None = Field(
-        None,
+        default=None,
         min_length=1,
         description="path of a JSON file with milliseconds per clip by bucket name, as `reelworks report RUN "
         "--costs FILE` and `reelworks tune` write it; buckets missing from it use the formula, scaled to the measured buckets",
     )
-    per_clip_us: float = Field(0.0, ge=0, allow_inf_nan=False, description="microseconds per clip")
-    per_token_us: float = Field(1.0, ge=0, allow_inf_nan=False, description="microseconds per latent token")
+    per_clip_us: float = Field(default=0.0, ge=0, allow_inf_nan=False, description="microseconds per clip")
+    per_token_us: float = Field(default=1.0, ge=0, allow_inf_nan=False, description="microseconds per latent token")
     per_token_squared_us: float = Field(
-        0.0,
+        default=0.0,
         ge=0,
         allow_inf_nan=False,
         description="microseconds per pair of latent tokens, for full attention over long clips",
@@ -102,7 +102,7 @@ def read_measured(path: str | None, names: Sequence[str]) -> dict[str, float]:
     if path is None:
         return {}
     try:
-        values = json.loads(Path(path).read_text(encoding="utf-8"))
+        values = user_files.read_json(Path(path))
     except OSError as error:
         raise _bad(path, f"it cannot be read ({error.strerror})") from error
     except ValueError as error:

@@ -122,6 +122,9 @@ def denoiser(recipe: Recipe, device: torch.device, *, resumed: bool = False, tra
     If the run is resumed, the LoRA comes from a checkpoint; lora.weights is not read, and may no longer exist. The
     same holds for the training adapter of a network that is not built to be trained.
     """
+    if device.type != "meta":
+        source = "weights drawn from the seed" if recipe.model.weights is None else recipe.model.weights
+        logger.info(f"loading the model {recipe.model.name}: {source}")
     lora = recipe.lora
     if resumed and lora is not None:
         lora = lora.model_copy(update={"weights": None})
@@ -165,6 +168,7 @@ def with_other_expert(recipe: Recipe, trained: Denoiser, device: torch.device) -
 
 def encoder(recipe: Recipe, device: torch.device) -> LiveEncoder:
     """Build the recipe's autoencoder, its text encoder, and the image encoder if the model has one."""
+    logger.info(f"loading the autoencoder {recipe.autoencoder.name} and the text encoder {recipe.text_encoder.name}")
     conditioning, image = components.conditioning(recipe.model), recipe.model.image_encoder
     kind = conditioning.image_encoder
     return LiveEncoder(

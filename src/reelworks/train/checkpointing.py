@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -18,7 +17,7 @@ from reelworks.checkpoint.manifest import BadCheckpoint
 from reelworks.checkpoint.mirror.mirror import Mirror
 from reelworks.checkpoint.policy import rank_best
 from reelworks.checkpoint.save import DiskFull, Saved, SaveFailed
-from reelworks.core import files, storage, units
+from reelworks.core import files, launcher, storage, units
 from reelworks.core.errors import UserError, first_few
 from reelworks.core.log import logger
 from reelworks.data.position import DataPosition
@@ -45,17 +44,18 @@ _ASYNCHRONOUS_BYTES = 1_000_000_000
 _RETRY_SECONDS = 30.0
 
 
-def restore(
-    checkpoint: Path, state: TrainState, base: Base | None, adapter: str | None = None
-) -> tuple[Cursor, Excluded, Aliases]:
+Restored = tuple[Cursor, Excluded, Aliases]
+
+
+def restore(checkpoint: Path, state: TrainState, base: Base | None, adapter: str | None = None) -> Restored:
     """Load weights, average and optimizer in place, and return the position in the data. Collective.
 
-    `adapter` is the source of the training adapter, of which `base` has the digest.
+    `adapter` is the source of the training adapter, of which `base` has the digest. Raises as `load.load` does.
     """
     init_from.require_base(checkpoint, base)
     init_from.require_adapter(checkpoint, base, adapter)
     tensors = state.state_dict()
-    load.load(checkpoint, tensors)
+    load.load(checkpoint, tensors, fixed=True)
     state.optimizer.load_state_dict(tensors["optimizer"])
     excluded, aliases = Excluded.none(), Aliases()
     if load.has_extra(checkpoint, _EXCLUDED):
@@ -69,7 +69,7 @@ def restore(
 
 def try_disk(run: OpenRun, recipe: Recipe, state: TrainState, position: DataPosition) -> None:
     """Write to the checkpoints' disk before training, and log how much of it checkpoints will take. Collective."""
-    total = sum(run.world.gather(shards.local_bytes(state.state_dict())))  # type: ignore[arg-type]
+    total = sum(run.world.gather(shards.num_bytes(shards.tensors_in(state.state_dict()))))  # type: ignore[arg-type]
     if not run.world.is_main:
         return
     mounted = disk_space.probe(run.store.root)
@@ -121,7 +121,7 @@ class CheckpointManager:
         self._log, self._mirror = log, mirror
         self._store, self._world = run.store, run.world
         self._recipe, self._config = data.recipe, data.recipe.checkpoints
-        self._background = Background(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        self._background = Background(launcher.number("LOCAL_WORLD_SIZE"))
         self._saved_step = resumed_from
         self._last_save_began = time.monotonic()
         self._retry_at: float | None = None  # time to repeat a failed save
@@ -237,7 +237,7 @@ class CheckpointManager:
         """Whether the recipe asks for it and memory suffices; equal on all ranks."""
         state, asynchronous = self._state.state_dict(), self._config.asynchronous
         if asynchronous == "auto":
-            asynchronous = any(self._world.gather(held_bytes(state) >= _ASYNCHRONOUS_BYTES))
+            asynchronous = any(self._world.gather(held_bytes(shards.tensors_in(state)) >= _ASYNCHRONOUS_BYTES))
         if not asynchronous:
             return False
         lack = self._background.lacks_memory(state)

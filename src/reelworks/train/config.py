@@ -18,96 +18,104 @@ _MIN_PRODIGY_FACTOR = 0.01
 class TrainConfig(Config):
     """`[train]`."""
 
-    max_steps: int | None = Field(None, ge=1, description="optimizer steps at which training ends")
-    max_epochs: int | None = Field(None, ge=1, description="passes over the data")
-    gradient_accumulation_steps: int = Field(1, ge=1, description="micro-batches per rank and step")
+    max_steps: int | None = Field(default=None, ge=1, description="optimizer steps at which training ends")
+    max_epochs: int | None = Field(default=None, ge=1, description="passes over the data")
+    gradient_accumulation_steps: int = Field(default=1, ge=1, description="micro-batches per rank and step")
     micro_batches_per_step: int | None = Field(
-        None, ge=1, description="G; default: ranks at the run's start x gradient_accumulation_steps"
+        default=None, ge=1, description="G; default: ranks at the run's start x gradient_accumulation_steps"
     )
     same_bucket_run: int | None = Field(
-        None, ge=1, description="L, consecutive micro-batches of one bucket; default: ranks at the start"
+        default=None, ge=1, description="L, consecutive micro-batches of one bucket; default: ranks at the start"
     )
     optimizer: Literal["adamw", "adamw8bit", "muon", "prodigy", "adafactor", "came", "schedulefree"] = Field(
-        "adamw",
+        default="adamw",
         description="Prodigy and Adafactor need whole weights; the others work on shards, too. Muon updates "
         "the matrices of blocks, and AdamW the rest. Schedule-free AdamW has an average of its own in place of ema_decay",
     )
     learning_rate: float = Field(
-        1e-4,
+        default=1e-4,
         gt=0,
         description="rate after warm-up. Prodigy multiplies the rate that it finds by this (default 1.0), Adafactor the "
         "size of the weights (default 0.01); the default of schedule-free AdamW is 0.0025",
     )
     learning_rate_schedule: Literal["constant", "linear", "cosine"] = Field(
-        "constant", description="course of the rate after warm-up: constant, or falling until max_steps"
+        default="constant", description="course of the rate after warm-up: constant, or falling until max_steps"
     )
-    final_learning_rate: float = Field(0.0, ge=0, description="rate at max_steps, to which linear and cosine fall")
-    warmup_steps: int = Field(0, ge=0, description="steps of linear warm-up")
+    final_learning_rate: float = Field(
+        default=0.0, ge=0, description="rate at max_steps, to which linear and cosine fall"
+    )
+    warmup_steps: int = Field(default=0, ge=0, description="steps of linear warm-up")
     betas: list[float] | None = Field(
-        [0.9, 0.99],
+        default=[0.9, 0.99],
         description="coefficients of AdamW and Prodigy, and the first two of CAME, whose third is 0.9999; Adafactor has none",
     )
     # As in v1.2: bfloat16 gradients are far below the usual 1e-8.
-    eps: float | None = Field(1e-15, gt=0, description="epsilon of AdamW and Prodigy; Adafactor has its own")
-    weight_decay: float = Field(0.0, ge=0, description="decoupled from the gradient")
-    max_grad_norm: float | None = Field(1.0, gt=0, description="norm to which the whole gradient is clipped")
+    eps: float | None = Field(default=1e-15, gt=0, description="epsilon of AdamW and Prodigy; Adafactor has its own")
+    weight_decay: float = Field(default=0.0, ge=0, description="decoupled from the gradient")
+    max_grad_norm: float | None = Field(default=1.0, gt=0, description="norm to which the whole gradient is clipped")
     ema_decay: float | None = Field(
-        0.9999, ge=0, lt=1, description="decay of the weight average; in early steps (1 + step) / (10 + step)"
+        default=0.9999, ge=0, lt=1, description="decay of the weight average; in early steps (1 + step) / (10 + step)"
     )
     ema_device: Literal["auto", "cpu"] = Field(
-        "auto",
+        default="auto",
         description='where the average is kept: beside the weights, or in CPU memory with "cpu", which saves 4 bytes of '
         "GPU memory per trained weight and copies the weights there after each step",
     )
     loss_reduction: Literal["token", "sample", "micro_batch"] = Field(
-        "token", description="unit that has the same weight everywhere in the loss"
+        default="token", description="unit that has the same weight everywhere in the loss"
     )
     skip_steps: list[list[int]] = Field(
-        [],
+        default=[],
         description="steps that are counted but not trained, as [first, last]: their clips are skipped, for "
         "data that break a run; to use it, resume from a checkpoint before them",
     )
     non_finite: Literal["skip", "stop"] = Field(
-        "skip", description="whether a loss or gradient that is not finite skips the step, or stops the run"
+        default="skip", description="whether a loss or gradient that is not finite skips the step, or stops the run"
     )
-    max_non_finite: int = Field(10, ge=1, description="number of such steps in a row that stops the run with skip")
+    max_non_finite: int = Field(
+        default=10, ge=1, description="number of such steps in a row that stops the run with skip"
+    )
     spikes: Literal["off", "report", "skip"] = Field(
-        "report",
+        default="report",
         description="whether a step whose loss or gradient norm is far above the recent ones is reported with its clips, "
         "or also skipped: its update is not applied",
     )
     spike_threshold: float = Field(
-        8.0,
+        default=8.0,
         gt=0,
         description="distance from the median of the recent values, in robust standard deviations, from which on a value "
         "is such a spike",
     )
     log_block_grad_norms_every: int | None = Field(
-        None, ge=1, description="steps between two measurements of the gradient norm of each block; default: none"
+        default=None,
+        ge=1,
+        description="steps between two measurements of the gradient norm of each block; default: none",
     )
     log_balance_every: int | None = Field(
-        50,
+        default=50,
         ge=1,
         description="steps between two comparisons of the ranks' times with the plan, with several ranks",
     )
-    log_every: int = Field(1, ge=1, description="steps between two lines of progress")
+    log_every: int = Field(default=1, ge=1, description="steps between two lines of progress")
     compile: bool = Field(
-        False,
+        default=False,
         description="compile the model's blocks: steps are faster, and the first step with each graph takes up to "
         "minutes longer. The sizes of buckets change too, unless buckets.token_families = false",
     )
     compile_graphs: int = Field(
-        32,
+        default=32,
         ge=1,
         description="with compile: largest number of graphs, each for one batch size, number of frames and number of "
         "tokens; buckets beyond it run without compilation, and plan names them",
     )
     compile_backend: Literal["inductor", "aot_eager", "eager"] = Field(
-        "inductor",
+        default="inductor",
         description='backend of torch.compile. "aot_eager" and "eager" trace blocks and do not make them faster; they '
         "tell in which part a fault of compilation lies",
     )
-    threads: int | None = Field(None, ge=1, description="CPU threads of each rank; default: cores / ranks")
+    threads: int | None = Field(
+        default=None, ge=1, description="CPU threads of each rank; default: OMP_NUM_THREADS, or the job's cores / ranks"
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -196,19 +204,19 @@ class TrainConfig(Config):
 class ValidationConfig(Config):
     """`[validation]`: loss of the averaged weights on held-out clips at fixed times and fixed noise."""
 
-    split: float = Field(0.01, ge=0, lt=1, description="share of source files, or of folders, held out")
+    split: float = Field(default=0.01, ge=0, lt=1, description="share of source files, or of folders, held out")
     group: Literal["file", "folder"] = Field(
-        "file", description="unit that is held out: each file by itself, or all clips of a folder"
+        default="file", description="unit that is held out: each file by itself, or all clips of a folder"
     )
-    every_steps: int | None = Field(500, ge=1, description="steps between two validations")
-    timesteps: list[float] = Field([100.0, 300.0, 500.0, 700.0, 900.0], description="timesteps in (0, 1000]")
-    max_clips: int = Field(64, ge=1, description="held-out clips that are evaluated, the same ones each time")
+    every_steps: int | None = Field(default=500, ge=1, description="steps between two validations")
+    timesteps: list[float] = Field(default=[100.0, 300.0, 500.0, 700.0, 900.0], description="timesteps in (0, 1000]")
+    max_clips: int = Field(default=64, ge=1, description="held-out clips that are evaluated, the same ones each time")
     patience: int | None = Field(
-        None,
+        default=None,
         ge=1,
         description="validations in a row without a lower loss after which training ends; default: it does not end early",
     )
-    min_delta: float = Field(0.0, ge=0, description="decrease of the loss that counts as lower, with patience")
+    min_delta: float = Field(default=0.0, ge=0, description="decrease of the loss that counts as lower, with patience")
 
     @model_validator(mode="after")
     def _check_patience(self) -> ValidationConfig:
@@ -249,71 +257,71 @@ class ValidationConfig(Config):
 class SamplesConfig(Config):
     """`[samples]`: clips generated on schedule into the run folder."""
 
-    prompts: list[str] = Field([], description="prompts; each gives one clip")
-    every_steps: int | None = Field(None, ge=1, description="steps between previews; default: only at the end")
+    prompts: list[str] = Field(default=[], description="prompts; each gives one clip")
+    every_steps: int | None = Field(default=None, ge=1, description="steps between previews; default: only at the end")
     height: int | None = Field(
-        None, ge=1, description="height in pixels; default: that of the bucket with the most trained tokens"
+        default=None, ge=1, description="height in pixels; default: that of the bucket with the most trained tokens"
     )
-    width: int | None = Field(None, ge=1, description="width in pixels; same default")
+    width: int | None = Field(default=None, ge=1, description="width in pixels; same default")
     num_frames: int | None = Field(
-        None, ge=1, description="frames; same default, among buckets of videos if there are any; 1 gives images"
+        default=None, ge=1, description="frames; same default, among buckets of videos if there are any; 1 gives images"
     )
     fps: float | None = Field(
-        None, gt=0, le=240, description="frames per second; default: data.fps, or the rate of the model, or 24"
+        default=None, gt=0, le=240, description="frames per second; default: data.fps, or the rate of the model, or 24"
     )
     num_inference_steps: int | None = Field(
-        None, ge=1, description="steps of the sampler; default: usual value of the model"
+        default=None, ge=1, description="steps of the sampler; default: usual value of the model"
     )
     guidance_scale: float | None = Field(
-        None, ge=1, description="strength of the prompt; 1 is no guidance; default: usual value of the model"
+        default=None, ge=1, description="strength of the prompt; 1 is no guidance; default: usual value of the model"
     )
     image_guidance_scale: float | None = Field(
-        None,
+        default=None,
         ge=1,
         description="strength of the reference, for Open-Sora 2.0, which then predicts once more without it; 1 is no "
         "guidance; default: usual value of the model",
     )
     guided_channels: int | None = Field(
-        None,
+        default=None,
         ge=1,
         description="latent channels to which iddpm applies guidance, the first; default: usual value of the model with "
         "its published autoencoder (3 for Open-Sora 1.1), else all",
     )
     metrics: list[str] = Field(
-        [],
+        default=[],
         description='metrics of the previews that need no references, such as "motion", "clip-score" or a class of yours '
         '("my_metrics.py:Sharpness"): samples/NAME in logs and for checkpoints.keep_best. With them, previews are made '
         "before the checkpoint is saved",
     )
     metric_weights: dict[str, str] = Field(
-        {}, description='local weights of networks that metrics need, as in { clip = "models/clip" }'
+        default={}, description='local weights of networks that metrics need, as in { clip = "models/clip" }'
     )
     reference: str | None = Field(
-        None, min_length=1, description="image that every clip begins with; i2v models need one"
+        default=None, min_length=1, description="image that every clip begins with; i2v models need one"
     )
     last_frame: str | None = Field(
-        None,
+        default=None,
         min_length=1,
         description="image that every clip ends with, for models that know given frames; models of first and last frames need one",
     )
-    control: str | None = Field(None, min_length=1, description="control image or clip of all previews")
+    control: str | None = Field(default=None, min_length=1, description="control image or clip of all previews")
     source: str | list[str] | None = Field(
-        None, min_length=1, description="image that all previews edit, or a list of images in order"
+        default=None, min_length=1, description="image that all previews edit, or a list of images in order"
     )
     inpaint: str | None = Field(
-        None, min_length=1, description="image or clip of which the black areas of samples.mask are kept"
+        default=None, min_length=1, description="image or clip of which the black areas of samples.mask are kept"
     )
     mask: str | None = Field(
-        None, min_length=1, description="mask of all previews: white areas are generated, black ones are kept"
+        default=None, min_length=1, description="mask of all previews: white areas are generated, black ones are kept"
     )
     model: str | None = Field(
-        None,
+        default=None,
         min_length=1,
         description="model that the LoRA is shown on in previews and by `generate`, of the family of the trained one, such "
         "as the distilled one of a base; default: the trained one",
     )
     weights: str | None = Field(
-        None,
+        default=None,
         min_length=1,
         description="weights of that model: folder, `.safetensors` file or hub id; default: the published ones",
     )

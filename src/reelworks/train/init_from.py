@@ -9,8 +9,8 @@ import torch
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from reelworks.checkpoint import load, read_lock, verify
+from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.checkpoint.manifest import BadCheckpoint
-from reelworks.checkpoint.store import CheckpointStore
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
 from reelworks.distributed.mesh import World
@@ -50,8 +50,8 @@ def load_run(source: Path, model: TrainedModel, world: World, recipe: Recipe, *,
         path = world.broadcast(_checkpoint(source, recipe, weights_only) if world.is_main else source)  # type: ignore[assignment]
         if weights_only:
             tensors = {"model": tensors["model"]}
-        with read_lock.reading(path):
-            load.load(path, tensors)
+        with read_lock.reading(path), verify.bad_told(path):
+            load.load(path, tensors, fixed=True)
             require_base(path, base)
     if not weights_only:
         model.state.optimizer.load_state_dict(tensors["optimizer"])
@@ -99,7 +99,7 @@ def _read_file(source: Path, model: dict[str, Any], recipe: Recipe) -> None:
 def _checkpoint(source: Path, recipe: Recipe, weights_only: bool) -> Path:
     run, step = locate(source)
     require_same_settings(run, step, recipe, None if weights_only else "add --weights-only")
-    return CheckpointStore(run.checkpoints_folder).path(step)
+    return CheckpointFolder(run.checkpoints_folder).path(step)
 
 
 def require_same_settings(run: RunFolder, step: int, recipe: Recipe, without: str | None) -> None:
@@ -150,14 +150,14 @@ def locate(source: Path) -> tuple[RunFolder, int]:
         checkpoint = next((path for path in paths if path.parent.name == "checkpoints"), None)
     run = RunFolder(source if checkpoint is None else checkpoint.parent.parent)
     run.info()
-    store = CheckpointStore(run.checkpoints_folder)
+    store = CheckpointFolder(run.checkpoints_folder)
     if checkpoint is not None:
         step = checkpoint.name.removeprefix("step-")
         return run, verify.named(store, int(step) if step.isdecimal() else -1, full=False).step
     return run, _newest(store, source)
 
 
-def _newest(store: CheckpointStore, source: Path) -> int:
+def _newest(store: CheckpointFolder, source: Path) -> int:
     """Return the newest checkpoint with all its files, without changing the store, which may be in use."""
     damage = []
     for step in reversed(store.steps()):

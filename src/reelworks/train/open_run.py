@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from reelworks.analysis import plan_report
+from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.checkpoint.mirror import fetch
 from reelworks.checkpoint.mirror.remote import RemoteFilesystem
-from reelworks.checkpoint.store import CheckpointStore
 from reelworks.core.log import logger
 from reelworks.data.dataset import Dataset
 from reelworks.distributed.mesh import World
@@ -46,7 +46,7 @@ class OpenRun:
 
     folder: RunFolder
     id: str
-    store: CheckpointStore
+    store: CheckpointFolder
     micro_batches_per_step: int
     same_bucket_run: int
     folder_lock: FolderLock
@@ -73,7 +73,7 @@ def lock_folder(recipe: Recipe, resume: str, world: World) -> Iterator[FolderLoc
 def open_run(recipe: Recipe, folder_lock: FolderLock, world: World) -> OpenRun:
     """Create the run folder, or read the values that are fixed in it. Collective."""
     folder = RunFolder(Path(recipe.output))
-    store = CheckpointStore(folder.checkpoints_folder, folder_lock.check)
+    store = CheckpointFolder(folder.checkpoints_folder, may_publish=folder_lock.check)
     if world.is_main:
         _fix_step_shape(recipe, folder, store, world)
     world.barrier()
@@ -83,7 +83,7 @@ def open_run(recipe: Recipe, folder_lock: FolderLock, world: World) -> OpenRun:
     )
 
 
-def _fix_step_shape(recipe: Recipe, folder: RunFolder, store: CheckpointStore, world: World) -> None:
+def _fix_step_shape(recipe: Recipe, folder: RunFolder, store: CheckpointFolder, world: World) -> None:
     """Fix G and L once the run has a checkpoint, so that another number of ranks trains on the same batches.
 
     If the recipe's keys change, G and L are computed again.

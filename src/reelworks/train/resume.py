@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 import reelworks
 from reelworks.analysis import plan_report, rejections
-from reelworks.checkpoint import verify
-from reelworks.checkpoint.store import CheckpointStore
-from reelworks.core import files
+from reelworks.buckets.assign import Reason
+from reelworks.checkpoint import load, verify
+from reelworks.checkpoint.folder import CheckpointFolder, CheckpointInfo
+from reelworks.core import cores, files, launcher, units
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
 from reelworks.data import resume
@@ -33,6 +34,8 @@ from reelworks.train import checkpointing, init_from
 from reelworks.train.build import TrainedModel
 from reelworks.train.open_run import OpenRun
 from reelworks.train.profile import Steps
+
+_MOST_NAMED = 10  # clips left out that a start names
 
 
 @dataclass(frozen=True)
@@ -58,23 +61,23 @@ class RunOptions:
 
 def set_threads(recipe: Recipe) -> int:
     """Set the number of CPU threads and return it; a bit-equal resume needs the same, as sums depend on it."""
-    local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    threads = recipe.train.threads or max((os.cpu_count() or 1) // local_ranks, 1)
+    local_ranks = launcher.number("LOCAL_WORLD_SIZE")
+    threads = recipe.train.threads or cores.threads(local_ranks)
     torch.set_num_threads(threads)
     return threads
 
 
 def restore(
     run: OpenRun, data: RecipeData, spec: PlanSpec, options: RunOptions, model: TrainedModel, *, step: int | None
-) -> DataPosition:
-    """Load the checkpoint of a step, and return the position in the data that belongs to it. Collective.
+) -> tuple[DataPosition, int | None]:
+    """Load the checkpoint of a step, and return the position in the data that belongs to it, and its step. Collective.
 
-    Without a step the run starts fresh, from the weights that `options.load` names, if any.
+    Without a step the run starts fresh, from the weights that `options.load` names, if any. A checkpoint that proves bad
+    while it is read is skipped for an older one, unless its step was asked for.
     """
     if step is None:
-        return _start_fresh(run, data, spec, options, model)
-    adapter = None if data.recipe.lora is None else data.recipe.lora.training_adapter
-    cursor, excluded, aliases = checkpointing.restore(run.store.path(step), model.state, model.base, adapter)
+        return _start_fresh(run, data, spec, options, model), None
+    step, (cursor, excluded, aliases) = _load(run, data.recipe, options, model, step)
     changes = diff.of_recipes(run.folder, step, data.recipe) if run.world.is_main else []
     if options.load is not None:
         changes.append("--load has no effect: the run resumes from its own checkpoint")
@@ -94,7 +97,26 @@ def restore(
         logger.info("resumed from step %d, epoch %d, row %d", step, position.epoch, position.row)
     for line in (*data_changes, *changes):
         logger.info(line)
-    return position
+    return position, step
+
+
+def _load(
+    run: OpenRun, recipe: Recipe, options: RunOptions, model: TrainedModel, step: int
+) -> tuple[int, checkpointing.Restored]:
+    """Load the checkpoint of a step, or the newest one that is not bad if none was asked for; returns its step."""
+    adapter = None if recipe.lora is None else recipe.lora.training_adapter
+
+    def attempt(info: CheckpointInfo) -> checkpointing.Restored:
+        require_settings(run, info.step, recipe)
+        return checkpointing.restore(info.path, model.state, model.base, adapter)
+
+    if options.resume == "auto":
+        found = load.load_newest(run.store, attempt, quarantine=True)
+        assert found is not None  # `pick` found one
+        return found[0].step, found[1]
+    path = run.store.path(step)
+    with verify.bad_told(path):
+        return step, checkpointing.restore(path, model.state, model.base, adapter)
 
 
 def _start_fresh(
@@ -138,12 +160,13 @@ def _reason_to_keep_data(data: RecipeData, folder: RunFolder, cursor: Cursor, op
     last = data.recipe.train.max_steps
     if last is not None and cursor.global_step >= last:
         return f"train.max_steps = {last} is reached"
-    if options.resume != "auto" or not cursor.data_restarts:
+    if options.resume != "auto" or not (cursor.data_restarts or options.load is not None):
         return None
     if cursor.data_restarts in history.finished_generations(folder):
         return None
+    what = "an earlier start restarted the data" if cursor.data_restarts else "the run began the data after --load"
     return (
-        "an earlier start restarted the data, and they are not finished, so training continues with them; "
+        f"{what}, and they are not finished, so training continues with them; "
         f"--resume {cursor.global_step} --restart-data restarts them again"
     )
 
@@ -175,9 +198,10 @@ def prepare_folder(
     if resumed:
         # A later checkpoint is of an abandoned branch, and would pass for the newest, or for a save of its step.
         for later in [step for step in run.store.steps() if step > position.global_step]:
-            aside = run.store.quarantine(later, f"abandoned: the run went back to step {position.global_step}")
+            aside = run.store.set_aside(later, f"abandoned: the run went back to step {position.global_step}")
             logger.info("checkpoint of step %d is set aside as %s", later, aside.name)
-        records.reopen(run.folder, position.global_step, None if done else position.key)
+    # A fresh start has former records too, if a start was killed before its first save.
+    records.reopen(run.folder, position.global_step, None if done else position.key)
     recipe_name = run.folder.keep_recipe(recipe_file.dump(data.recipe))
     starts = list(events.read(run.folder.events_file, "start"))
     if starts and (former := starts[-1]["threads"]) != threads:
@@ -189,7 +213,7 @@ def prepare_folder(
             "reelworks": reelworks.__version__,
             "torch": str(torch.__version__),
             "python": platform.python_version(),
-            "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+            "machine": f"{platform.system()} {platform.machine()}, {cores.count()} cores",
             "device": str(run.world.device),
             "world_size": run.world.size,
             "threads": threads,
@@ -198,31 +222,56 @@ def prepare_folder(
     return recipe_name
 
 
+def left_out_lines(summary: dict[str, Any], file: Path) -> list[str]:
+    """Return clips that an epoch leaves out with their reasons where they are few, and the file that lists all."""
+    chosen = {Reason.HELD_OUT.label, Reason.NOT_DRAWN.label}  # as the recipe says
+    counts = {reason: group["clips"] for reason, group in summary["left_out"].items() if reason not in chosen}
+    if not counts:
+        return []
+    lines = []
+    if sum(counts.values()) <= _MOST_NAMED:
+        for reason in counts:
+            for clip in summary["reasons"][reason]:
+                lines.append(
+                    f"  left out: {clip['path']}: {reason}" + (f": {clip['detail']}" if clip["detail"] else "")
+                )
+    return [*lines, f"all clips that are left out are listed in {file}"]
+
+
 def _write_plan(run: OpenRun, data: RecipeData, position: DataPosition) -> None:
     spec, epoch = position.spec, position.epoch
     # A later segment is only the rest of an epoch; the summary is of the whole one.
     plan = position.plan if position.segment == 0 else replace(data, run=None).plan(spec, epoch)
     summary = plan_report.summarise(data, spec, plan, world=run.world.data_size, epoch=epoch)
     files.write_json(run.folder.plan_folder / "summary.json", summary)
-    rejections.write(run.folder.plan_folder / "left-out.parquet", data, epoch)
+    rejections.write(run.folder.plan_folder / "left-out.parquet", data, epoch, field="output")
     left_out = ", ".join(f"{group['clips']} {reason}" for reason, group in summary["left_out"].items())
-    planned = f"{summary['planned']} planned in {summary['steps_per_epoch']} steps per epoch"
-    logger.info(f"{summary['catalog']['clips']} clips: {planned}" + (f"; {left_out}" if left_out else ""))
+    shown = units.plural(summary["planned"], "showing")
+    planned = f"{shown} planned in {units.plural(summary['steps_per_epoch'], 'step')} per epoch"
+    clips = units.plural(summary["catalog"]["clips"], "clip")
+    logger.info(f"{clips}: {planned}" + (f"; {left_out}" if left_out else ""))
+    for line in left_out_lines(summary, run.folder.plan_folder / "left-out.parquet"):
+        logger.info(line)
     for warning in plan_report.warnings(summary):
         logger.warning(warning)
 
 
 def pick(run: OpenRun, recipe: Recipe, resume: str) -> int | None:
     """Return the step to resume from, by the option `resume`; None for a fresh start. Collective."""
-    chosen = _choose_step(run.store, run.folder, resume) if run.world.is_main else None
+    chosen = _choose_step(run.store, resume) if run.world.is_main else None
     step: int | None = run.world.broadcast(chosen)  # type: ignore[assignment]
-    if step is not None:  # checked before the model is built
-        remedy = f"start another run with --output DIR --load {run.folder.path} --weights-only"
-        init_from.require_same_settings(run.folder, step, recipe, remedy)
+    if step is not None:
+        require_settings(run, step, recipe)  # before the model is built
     return step
 
 
-def _choose_step(store: CheckpointStore, run: RunFolder, resume: str) -> int | None:
+def require_settings(run: OpenRun, step: int, recipe: Recipe) -> None:
+    """Check that a checkpoint of the run can be continued with the recipe's settings."""
+    remedy = f"start another run with --output DIR --load {run.folder.path} --weights-only"
+    init_from.require_same_settings(run.folder, step, recipe, remedy)
+
+
+def _choose_step(store: CheckpointFolder, resume: str) -> int | None:
     store.sweep()  # remove unfinished saves of killed processes
     if resume == "never":
         if store.steps():
@@ -239,13 +288,7 @@ def _choose_step(store: CheckpointStore, run: RunFolder, resume: str) -> int | N
             raise UserError(
                 "not a step", code="not-a-step", field="--resume", value=resume, remedy="write auto, never, or a number"
             )
-        return verify.named(store, int(resume), full=True).step
-    # After a kill a file may have its full size and wrong content, so checksums are verified, too.
-    kinds = [event["kind"] for event in events.read(run.events_file, "start", "stop")]
-    found = verify.newest_valid(store, full=kinds[-1:] != ["stop"])
-    if found is None:
-        return None
-    info, skipped = found
-    for step, reason in skipped:
-        logger.warning("checkpoint of step %d is skipped: %s", step, reason)
-    return info.step
+        return verify.named(store, int(resume), full=False).step
+    # Loading verifies the content, and tells and sets aside those that are skipped.
+    found = verify.newest_valid(store, full=False, quarantine=False)
+    return None if found is None else found[0].step

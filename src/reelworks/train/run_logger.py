@@ -21,10 +21,11 @@ import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from reelworks.analysis import data_wait
-from reelworks.checkpoint.store import CheckpointStore
-from reelworks.core import files, log, units, waiting_threads
+from reelworks.checkpoint.folder import CheckpointFolder
+from reelworks.core import cores, files, launcher, log, units, waiting_threads
 from reelworks.core.log import logger
-from reelworks.data import loader
+from reelworks.data import failures, loader
+from reelworks.data.failures import FailedClip
 from reelworks.data.micro_batch import MicroBatch, StreamState
 from reelworks.data.position import Counts, DataPosition
 from reelworks.diffusion.config import NUM_TIMESTEPS
@@ -140,6 +141,8 @@ class RunLogger:
         by_range = {_range(i): loss for i, loss in result.loss_by_range.items()}
         names = list(by_bucket)
         planned = loader.batches_of_row(position.plan, position.row)
+        # Before the step, which counts them: whoever is killed in between has no step whose clips are not told.
+        failed = self._failures(position, step, batches) if result.failed else []
         wait_seconds = sum(batch.stream.wait_seconds for batch in batches)
         stream = batches[-1].stream if batches else StreamState()
         self.event(
@@ -191,8 +194,7 @@ class RunLogger:
             origin = result.blame.origin
             what, module = (origin.what, origin.path) if origin else (None, None)
             self.event("non_finite", step=step, what=what, module=module, clips=list(result.blame.clips))
-        failures = self._failures(position, step, batches) if result.failed else []
-        self.records.step(position.row, result.applied, failures)
+        self.records.step(position.row, result.applied, failed)
         if self._debug and self._world.counts:
             self._log_clips(position, step, result, batches)
 
@@ -293,7 +295,7 @@ class RunLogger:
         if skipped or (last is not None and step < last + _SPIKE_MESSAGE_STEPS):
             return
         self._last_spike_message = step
-        saved = CheckpointStore(self._run.checkpoints_folder).steps()
+        saved = CheckpointFolder(self._run.checkpoints_folder).steps()
         remedy = spikes.remedy(step, saved, self._data.recipe.train.skip_steps)
         logger.warning(f"step {step}: {spike}. If training does not recover, {remedy}")
 
@@ -307,11 +309,11 @@ class RunLogger:
         on_cpu = self._world.device.type == "cpu"
         if self._has_warned_of_spinning or threads == 1 or not on_cpu or waiting_threads.is_chosen():
             return
-        if waiting_threads.is_busy(threads * int(os.environ.get("LOCAL_WORLD_SIZE", "1")), share=1.0):
+        if waiting_threads.is_busy(threads * launcher.number("LOCAL_WORLD_SIZE"), share=1.0):
             self._has_warned_of_spinning = True
             logger.warning(
                 f"other processes keep this machine busy (load {os.getloadavg()[0]:.1f} on "
-                f"{waiting_threads.cores()} cores), and threads that spin while they wait make steps many times slower: "
+                f"{cores.count()} cores), and threads that spin while they wait make steps many times slower: "
                 "stop with Ctrl-C, set OMP_WAIT_POLICY=passive, and give the same command again"
             )
 
@@ -327,20 +329,19 @@ class RunLogger:
 
     def _failures(self, position: DataPosition, step: int, batches: Sequence[MicroBatch]) -> list[Failure]:
         """Log the clips that failed on any rank, and return the failures of first uses. Collective."""
-        own = [{**_clip(b, i), "reason": reason} for b in batches for i, reason in b.failures]
+        own = failures.failed_clips(batches)
         of_ranks: list[Any] = self._world.gather_data(own)
-        regular = []
-        for failure in itertools.chain(*of_ranks):
-            self.event("failure", step=step, **failure)
-            logger.info("a clip could not be decoded: %s: %s", failure["path"], failure["reason"])
-            if self._world.is_main:
-                path = self._run.coverage_folder / f"epoch-{position.epoch:06d}.jsonl"
-                with suppress(OSError):  # the failure is logged above; training continues on a full disk
-                    files.append_json_line(path, {"step": step, "became": "failed", **failure})
-            if not failure["repeat_index"]:
-                uid, copy, reason = failure["uid"], failure["copy"], failure["reason"]
-                regular.append(Failure(row=position.row, uid=uid, copy_index=copy, reason=reason))
-        return regular
+        clips: list[FailedClip] = list(itertools.chain(*of_ranks))
+        for clip in clips:
+            self.event("failure", step=step, **asdict(clip))
+            logger.info("a clip could not be decoded: %s: %s", clip.path, clip.reason)
+        if self._world.is_main:
+            failures.record(self._run, position.epoch, step, clips)
+        return [
+            Failure(row=position.row, uid=clip.uid, copy_index=clip.copy, reason=clip.reason)
+            for clip in clips
+            if not clip.repeat_index
+        ]
 
     def _log_clips(self, position: DataPosition, step: int, result: StepResult, batches: Sequence[MicroBatch]) -> None:
         folder = self._run.path / "debug"
@@ -355,7 +356,7 @@ class _StepProgress:
     """Show finished steps by a progress bar on a terminal, and elsewhere by a line every few seconds."""
 
     def __init__(self, first_step: int, total_steps: int | None, log_every: int, device: torch.device) -> None:
-        console = log.terminal()
+        console = log.console()
         self._bar: Progress | None = None
         if console is not None and console.is_terminal:
             self._bar = Progress(

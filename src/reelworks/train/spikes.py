@@ -2,7 +2,9 @@
 
 A value is a spike if it is above median + threshold · spread of the recent values of its kind. The spread is the median
 absolute deviation, scaled so that it equals the standard deviation of a normal distribution, but at least a tenth of the
-median: the values of a calm run may hardly vary. Losses are compared within their bucket, and gradient norms with those
+median: the values of a calm run may hardly vary. Losses and gradient norms of small batches are skewed, since they depend
+on the timestep, and gradient norms of a LoRA grow from zero: a healthy run often has values far above most. So a spike must
+also lie above the limit that follows from the logarithms of the values, with half the threshold. Losses are compared within their bucket, and gradient norms with those
 of steps whose largest bucket is the same, since shapes differ in both. As long as a bucket has few values, they are
 compared with those of all buckets.
 
@@ -28,6 +30,7 @@ _ALL = ""  # in place of a bucket's name
 MAX_CLIPS = 64  # clips of a spike that are recorded, those with the largest losses
 _NORMAL = 1.4826  # standard deviation of a normal distribution by its median absolute deviation
 _SMALLEST_SHARE = 0.1
+_LARGEST = 700.0  # whose exponential is still a number
 
 
 class Clip(NamedTuple):
@@ -83,6 +86,15 @@ def remedy(step: int, checkpoints: Iterable[int], skip_steps: list[list[int]]) -
     return f"stop, and give the same command with --resume {before} {change}"
 
 
+def _limit_of_skewed(recent: Iterable[float], threshold: float) -> float:
+    logarithms = [math.log(value) for value in recent if value > 0]
+    if not logarithms:
+        return -math.inf
+    usual = statistics.median(logarithms)
+    deviation = statistics.median(abs(past - usual) for past in logarithms)
+    return math.exp(min(usual + threshold / 2 * _NORMAL * deviation, _LARGEST))
+
+
 @dataclass
 class SpikeDetector:
     """Recent values by measure and bucket, which decide whether the next ones are spikes.
@@ -117,7 +129,7 @@ class SpikeDetector:
             limit = usual + threshold * smallest
             if value > limit:  # else the deviations need not be computed, in nearly all steps
                 deviation = statistics.median(abs(past - usual) for past in recent)
-                limit = usual + threshold * max(_NORMAL * deviation, smallest)
+                limit = max(usual + threshold * max(_NORMAL * deviation, smallest), _limit_of_skewed(recent, threshold))
             if value > limit:
                 what: Literal["loss", "grad_norm"] = "loss" if key[0] == "loss" else "grad_norm"
                 spike = Spike(what, key[1], value, usual, limit)

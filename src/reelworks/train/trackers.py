@@ -1,24 +1,31 @@
 """Trackers of a run: TensorBoard, and by choice Weights & Biases and Trackio, which get the same curves.
 
-Only the main rank has trackers. One of the last two that fails is told once and left out from then on; it never ends a
-training.
+Only the main rank has trackers. One that fails is told once and never ends a training: TensorBoard's files go on where they
+were when the disk has room again, and the others are left out from then on.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import io
 import math
+import os
+import socket
 import threading
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, final
 
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # type: ignore[import-untyped]
 from tensorboard.compat.proto.summary_pb2 import Summary  # type: ignore[import-untyped]
-from torch.utils.tensorboard import SummaryWriter
+from tensorboard.summary.writer.record_writer import RecordWriter  # type: ignore[import-untyped]
 
+from reelworks.core import storage
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
 from reelworks.recipe.recipe import Recipe
@@ -26,6 +33,7 @@ from reelworks.run.config import LoggingConfig
 from reelworks.run.folder import RunFolder
 
 _WRITE_EVERY_SECONDS = 10.0
+_MOST_WAITING = 100_000  # records that wait for a disk, of some hundred bytes each
 _CLOSE_SECONDS = 60.0  # for what is not uploaded yet at the end
 
 
@@ -50,23 +58,44 @@ class TensorBoard:
     """TensorBoard's files in the run folder; they have no previews, which lie beside them as files."""
 
     def __init__(self, folder: Path, first_step: int) -> None:
-        # Steps that a resume repeats must not be in the curves twice.
-        self._writer: Any = SummaryWriter(folder, purge_step=first_step + 1)
-        self._waiting: list[tuple[float, int, Mapping[str, float]]] = []  # time, step and values
+        now, host = time.time(), socket.gethostname()
+        # TensorBoard sorts files by their names, and reads those with "tfevents".
+        self._file = folder / f"events.out.tfevents.{int(now):010d}.{host}.{os.getpid()}.{uuid.uuid4().hex[:8]}"
+        # Steps that a resume repeats must not be in the curves twice: the second event voids those of former files.
+        purged = {"wall_time": now, "step": first_step + 1}
+        self._waiting = [
+            Event(file_version="brain.Event:2", **purged),
+            Event(session_log=SessionLog(status=SessionLog.START), **purged),
+        ]
+        self._size, self._tried, self._has_failed = 0, now, False
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         """Add values to curves."""
         now = time.time()
-        self._waiting.append((now, step, values))
-        if now - self._waiting[0][0] >= _WRITE_EVERY_SECONDS:
+        # One record: a scalar of its own for each value would be one each.
+        scalars = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        self._waiting.append(Event(wall_time=now, step=step, summary=Summary(value=scalars)))
+        if now - self._tried >= _WRITE_EVERY_SECONDS:
+            self._tried = now
             self._write()
 
     def _write(self) -> None:
-        """Give what waits to the writer's thread, which would get in the way of training if it woke in every step."""
-        for when, step, values in self._waiting:
-            # One record: `add_scalar` would write one for each value.
-            scalars = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
-            self._writer.file_writer.add_summary(Summary(value=scalars), step, walltime=when)
+        """Append what waits; while the disk fails it goes on waiting, up to some number of records."""
+        records = io.BytesIO()
+        for event in self._waiting:
+            RecordWriter(records).write(event.SerializeToString())
+        try:
+            storage.mkdirs(self._file.parent)
+            storage.append(self._file, records.getvalue())
+        except OSError as error:
+            with suppress(OSError):  # half a record would end the curves for a reader
+                os.truncate(self._file, self._size)
+            del self._waiting[_MOST_WAITING:]
+            if not self._has_failed:
+                self._has_failed = True
+                logger.warning("TensorBoard's curves cannot be written now, and will be when they can: %s", error)
+            return
+        self._size += records.tell()
         self._waiting.clear()
 
     def show(self, step: int, files: Sequence[Path], prompts: Sequence[str]) -> None:
@@ -75,7 +104,6 @@ class TensorBoard:
     def close(self, *, failed: bool) -> None:
         """Write what is left."""
         self._write()
-        self._writer.close()
 
 
 @final
@@ -212,7 +240,7 @@ class Guarded:
 
 def start(run: RunFolder, recipe: Recipe, first_step: int) -> list[Tracker]:
     """Start TensorBoard and a recipe's trackers."""
-    started: list[Tracker] = [TensorBoard(run.tensorboard_folder, first_step)]
+    started: list[Tracker] = [Guarded("TensorBoard", lambda: TensorBoard(run.tensorboard_folder, first_step))]
     kinds: dict[str, Callable[[RunFolder, Recipe], Tracker]] = {"wandb": Wandb, "trackio": Trackio}
     for name in dict.fromkeys(recipe.logging.trackers):
         started.append(Guarded(name, partial(kinds[name], run, recipe)))

@@ -16,9 +16,12 @@ from typing import Any
 
 from reelworks.analysis import compiled_graphs
 from reelworks.catalog.scan import ScanProgress
-from reelworks.core import log
+from reelworks.core import arguments, files, log
+from reelworks.core.arguments import checked
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
+from reelworks.core.words import of_recipe
+from reelworks.data import failures
 from reelworks.data.loader import StepSource
 from reelworks.data.micro_batch import MicroBatch, one_step
 from reelworks.data.position import DataPosition, next_epoch, no_steps
@@ -70,6 +73,13 @@ from reelworks.train.validation import Validator
 EXIT_REQUEUE = 75
 
 
+@of_recipe()
+@checked(
+    recipe=arguments.any_of(arguments.a(Recipe), arguments.PATH),
+    overrides=arguments.each(arguments.TEXT),
+    resume=arguments.TEXT,
+    restart_data=arguments.FLAG,
+)
 def train(
     recipe: Recipe | str | Path, *, overrides: Sequence[str] = (), resume: str = "auto", restart_data: bool = False
 ) -> int:
@@ -95,6 +105,7 @@ def train(
     return run(recipe, RunOptions(resume=resume, restart_data=restart_data))
 
 
+@of_recipe()
 def run(
     recipe: Recipe,
     options: RunOptions,
@@ -147,14 +158,14 @@ def run(
 
         # Build the model.
         stack.enter_context(attention.preferred(recipe.model.attention))
-        resumed_from = resume.pick(this_run, recipe, options.resume)
-        resumed = resumed_from is not None
+        step = resume.pick(this_run, recipe, options.resume)
+        resumed = step is not None
         if resumed and world.is_main:
             resume.log_moved_sources(this_run.folder, sources)
         model = TrainedModel.build(data, world, resumed=resumed, encoders=encoders)
 
         # Resume: load the checkpoint, if there is one, and find the position in the data that belongs to it.
-        position = resume.restore(this_run, data, spec, options, model, step=resumed_from)
+        position, resumed_from = resume.restore(this_run, data, spec, options, model, step=step)
         resume.require_same_plan(world, position)
         # Run the largest planned bucket now: a lack of memory shows before the first step, or not at all.
         planned = set(position.plan.bucket.tolist()) or {0}  # the plan is empty if nothing is left of the epoch
@@ -171,7 +182,10 @@ def run(
         recipe_name = ""
         if world.is_main:
             done = early.is_over or progress.is_done(recipe.train, position)
-            recipe_name = resume.prepare_folder(this_run, data, position, threads=threads, resumed=resumed, done=done)
+            with files.writing("output", this_run.folder.path):
+                recipe_name = resume.prepare_folder(
+                    this_run, data, position, threads=threads, resumed=resumed, done=done
+                )
 
         # Loop over steps.
         run_log = stack.enter_context(
@@ -432,15 +446,13 @@ class Trainer:
         return reason
 
     def _require_few_failures(self, position: DataPosition) -> None:
-        counts, limit = position.counts, self._recipe.data.max_decode_failures
-        if counts.failed > limit * counts.planned:
-            raise UserError(
-                f"{counts.failed} of the epoch's {counts.planned} clips could not be decoded",
-                code="too-many-decode-failures",
-                field="data.max_decode_failures",
-                value=limit,
-                remedy=f"see {self._run.folder.coverage_folder} for files and reasons; repair them or raise the limit",
-            )
+        failures.require_few(
+            position.counts.failed,
+            position.counts.planned,
+            self._recipe.data.max_decode_failures,
+            field="data.max_decode_failures",
+            remedy=f"see {self._run.folder.coverage_folder} for files and reasons; repair them or raise the limit",
+        )
 
     def _require_finite(self, step: int, result: StepResult) -> None:
         """Raise after too many steps in a row whose loss or gradient was not finite."""

@@ -16,7 +16,7 @@ from fastapi.staticfiles import StaticFiles
 import reelworks
 from reelworks import report
 from reelworks.core.errors import UserError
-from reelworks.ui import checkpoints_api, data_api, jobs_api, new_api, plan_api, runs_api
+from reelworks.ui import checkpoints_api, data_api, jobs_api, new_api, plan_api, runs_api, understood
 from reelworks.ui.context import Context
 from reelworks.ui.guard import Guard
 from reelworks.ui.workspace import Workspace
@@ -46,6 +46,8 @@ def build(folders: list[Path], token: str) -> FastAPI:
     app.state.context = context
     app.add_exception_handler(UserError, _explain)
     app.add_exception_handler(RequestValidationError, _explain_request)
+    for fault in understood.FAULTS:
+        app.add_exception_handler(fault, _explain_fault)
     for api in (runs_api, checkpoints_api, data_api, jobs_api, plan_api, new_api):
         app.include_router(api.router(context), prefix="/api")
 
@@ -78,6 +80,11 @@ async def _explain(_: Request, error: Exception) -> JSONResponse:
     value = None if error.value is None else str(error.value).encode(errors="replace").decode()
     body = {"problem": error.problem, "code": error.code, "field": error.field, "value": value, "remedy": error.remedy}
     return JSONResponse(body, status)
+
+
+async def _explain_fault(request: Request, error: Exception) -> JSONResponse:
+    """Answer what went wrong with the files that a request is about."""
+    return await _explain(request, understood.explained(error, request.url.path))
 
 
 async def _explain_request(_: Request, error: Exception) -> JSONResponse:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field
 
 from reelworks.checkpoint import disk_space, listing, retention
 from reelworks.checkpoint.config import CheckpointsConfig
-from reelworks.checkpoint.store import CheckpointStore
+from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.core import digests
 from reelworks.core.errors import UserError
 from reelworks.recipe import recipe_file
@@ -142,7 +142,7 @@ def router(context: Context) -> APIRouter:
             "there is no such file", code="not-found", field="file", value=name, remedy="load the page again"
         )
 
-    def _place(key: str, step: int, name: str) -> tuple[RunFolder, CheckpointStore, Path]:
+    def _place(key: str, step: int, name: str) -> tuple[RunFolder, CheckpointFolder, Path]:
         run = workspace.run(key)
         store, _ = _open(run)
         if step not in store.steps():
@@ -164,11 +164,11 @@ def _made(run: RunFolder) -> list[Path]:
     return sorted(found, key=lambda path: -path.stat().st_mtime)
 
 
-def _open(run: RunFolder) -> tuple[CheckpointStore, CheckpointsConfig]:
-    return CheckpointStore(run.checkpoints_folder), recipe_file.load(run.recipe_file).checkpoints
+def _open(run: RunFolder) -> tuple[CheckpointFolder, CheckpointsConfig]:
+    return CheckpointFolder(run.checkpoints_folder), recipe_file.load(run.recipe_file).checkpoints
 
 
-def _forecast(run: RunFolder, store: CheckpointStore, policy: CheckpointsConfig, free: int) -> str:
+def _forecast(run: RunFolder, store: CheckpointFolder, policy: CheckpointsConfig, free: int) -> str:
     """Tell what checkpoints will take until the run's end; nothing if that is not known."""
     existing, last = retention.whole(store), runs.total_steps(run)
     if not existing or last is None or existing[-1].step >= last:

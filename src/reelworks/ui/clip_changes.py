@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import threading
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 
 from reelworks.catalog import listing
 from reelworks.catalog.rows import CatalogRows, without_range
-from reelworks.core import files
+from reelworks.core import files, toml
 from reelworks.core.errors import UserError
 from reelworks.data import decode_requests, eligibility
 from reelworks.recipe import toml_text
@@ -106,7 +105,7 @@ def leave_out(workspace: Workspace, subject: Subject, clips: Clips, row: int) ->
             _write(file, text.encode(), "exclude_file")
         if named is None:  # only now, so that no recipe names a list that is not there
             old = _text(subject.file)
-            new = toml_text.rewrite(old, tomllib.loads(old) | {"exclude_file": _as_written(workspace, file)})
+            new = toml_text.rewrite(old, toml.parse(old) | {"exclude_file": _as_written(workspace, file)})
             _write(subject.file, new.encode(), "RECIPE")
 
 

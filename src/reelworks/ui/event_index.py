@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reelworks.core import files
+from reelworks.run import events
 
 Event = dict[str, Any]
 MAX_STEPS = 3000  # parsed for plots
@@ -91,7 +92,7 @@ class EventIndex:
                 self._step.append(int(chunk[number : find(b",", number)]))
                 self._loss.append(_number_after(chunk, _LOSS, number))
             else:
-                for event in files.parse_json_lines([chunk[position:end]]):
+                for event in filter(events.is_event, files.parse_json_lines([chunk[position:end]])):
                     self._take_other(event, offset + position)
             position = end + 1
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -10,6 +9,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+from reelworks.run.process import Process
 from reelworks.ui import jobs
 
 
@@ -20,7 +20,7 @@ def main() -> None:
         signal.signal(number, lambda *_: None)  # the command alone is asked to end; handlers are not inherited
     job = jobs.read(path)
     process = subprocess.Popen([sys.executable, "-m", "reelworks", *job.arguments])
-    job = replace(job, pid=process.pid, writer=os.getpid())
+    job = replace(job, process=Process.running(process.pid), writer=Process.here())
     jobs.write(path, job)
     code = process.wait()
     state: jobs.State = "done" if code == 0 else "stopped" if code in (jobs.REQUEUE, -signal.SIGTERM) else "failed"

@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from reelworks.core import files
 from reelworks.core.errors import UserError
-from reelworks.run import lock
+from reelworks.run.process import Process
 
 State = Literal["waiting", "running", "done", "failed", "stopped"]
 _POLL_SECONDS = 0.5
@@ -42,7 +42,7 @@ class Job:
         title: What it works on, for people.
         arguments: Arguments of `reelworks`.
         cwd: Folder that it runs in.
-        pid: Process of the command, once it has begun.
+        process: Process of the command, once it has begun.
         writer: Process that waits for it, and writes how it ended.
         code: Exit code, once it has ended; None if that is not known, because the machine was restarted.
         subject: Key of the run or recipe that it works on.
@@ -55,8 +55,8 @@ class Job:
     cwd: str
     created: float
     state: State = "waiting"
-    pid: int | None = None
-    writer: int | None = None
+    process: Process | None = None
+    writer: Process | None = None
     started: float | None = None
     ended: float | None = None
     code: int | None = None
@@ -64,7 +64,7 @@ class Job:
 
 
 class Jobs:
-    """The jobs of a folder; `close` ends the queue, and no process."""
+    """The jobs of a folder that only this user writes to; `close` ends the queue, and no process."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -96,10 +96,13 @@ class Jobs:
         )
 
     def add(self, kind: str, title: str, arguments: Sequence[str], cwd: Path, *, subject: str = "") -> Job:
-        """Queue a command of `reelworks`."""
+        """Queue a command of `reelworks`; one that waits or runs already is that job: a button may be pressed twice."""
         with self._lock:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            known = self._read()
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            known = self.list()
+            for job in known:
+                if job.ended is None and (job.arguments, job.cwd) == (tuple(arguments), str(cwd)):
+                    return job
             for old in known[:-_KEPT]:
                 if old.ended is not None:
                     self._forget(old)
@@ -115,9 +118,8 @@ class Jobs:
             job = self.get(id)
             if job.state == "waiting":
                 self._write(replace(job, state="stopped", ended=time.time()))
-            elif job.state == "running" and job.pid is not None:
-                with suppress(ProcessLookupError):
-                    os.kill(job.pid, signal.SIGTERM)
+            elif job.state == "running" and job.process is not None:
+                job.process.signal(signal.SIGTERM)
             return self.get(id)
 
     def tail(self, id: str) -> str:
@@ -167,7 +169,8 @@ class Jobs:
                 stdout=out,
                 stderr=log,
                 cwd=job.cwd,
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                # Nothing is imported from the folder that it runs in.
+                env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1"},
                 start_new_session=True,
             )
         threading.Thread(target=process.wait, name=f"job-{job.id}", daemon=True).start()
@@ -182,7 +185,7 @@ class Jobs:
     def _fresh(self, job: Job) -> Job:
         """Return a job as it is: one whose process has vanished without a word has failed."""
         has_begun = job.started is not None and time.time() - job.started > _LAUNCH_SECONDS
-        if job.state != "running" or not has_begun or any(map(lock.lives, filter(None, (job.pid, job.writer)))):
+        if job.state != "running" or not has_begun or any(each.lives() for each in (job.process, job.writer) if each):
             return job
         again = read(self._file(job, ".json"))  # it may have ended just now
         if again.state == "running":
@@ -204,7 +207,8 @@ class Jobs:
 def read(path: Path) -> Job:
     """Read a job's file."""
     values = json.loads(path.read_text())
-    return Job(**{**values, "arguments": tuple(values["arguments"])})
+    processes = {key: values[key] and Process.parse(values[key]) for key in ("process", "writer")}
+    return Job(**{**values, **processes, "arguments": tuple(values["arguments"])})
 
 
 def write(path: Path, job: Job) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter
 
-from reelworks.core import files
+from reelworks.core import files, trust, user_files
 from reelworks.demo import sample_recipe
 from reelworks.ui.context import Context
 from reelworks.ui.jobs import Job
@@ -16,6 +17,21 @@ from reelworks.ui.jobs import Job
 def to_json(context: Context, job: Job) -> dict[str, Any]:
     """Return a job with its last error."""
     return asdict(job) | {"error": context.jobs.error(job) if job.state == "failed" else ""}
+
+
+def require_trust(recipe: Path) -> None:
+    """Raise `UserError` for code that a recipe names and that was not agreed to yet: a job cannot ask."""
+    for path in trust.untrusted(_code_of(recipe)):
+        raise trust.refusal(path, "samples.metrics")
+
+
+def _code_of(recipe: Path) -> list[str]:
+    """Return the entries of a recipe that may name code; nothing of one that is wrong, which training tells."""
+    try:
+        metrics = user_files.read_toml(recipe)["samples"]["metrics"]
+        return [entry for entry in metrics if isinstance(entry, str)]
+    except (OSError, ValueError, LookupError, TypeError):
+        return []
 
 
 def router(context: Context) -> APIRouter:
@@ -40,9 +56,15 @@ def router(context: Context) -> APIRouter:
         found = workspace.found().recipes
         return [{"key": key, "name": path.stem, "path": workspace.shown(path)} for key, path in found.items()]
 
+    @routes.post("/recipes/{key}/trust")
+    def agree(key: str) -> None:
+        """Trust the code that a recipe or a run's recipe names; no path comes from the browser."""
+        trust.add(trust.untrusted(_code_of(workspace.recipe(key))))
+
     @routes.post("/recipes/{key}/train")
     def train(key: str) -> dict[str, Any]:
         path = workspace.recipe(key)
+        require_trust(path)
         arguments = ("train", str(path))
         return to_json(context, jobs.add("train", workspace.shown(path), arguments, workspace.roots[0], subject=key))
 

@@ -17,7 +17,7 @@ from reelworks.core.errors import UserError
 from reelworks.recipe import recipe_file
 from reelworks.recipe.recipe import Recipe
 from reelworks.run.folder import RunFolder
-from reelworks.ui import clips
+from reelworks.ui import clips, understood
 from reelworks.ui.clips import Clips
 from reelworks.ui.workspace import Workspace
 
@@ -137,7 +137,8 @@ class Library:
 
     def _row(self, key: str) -> tuple[Json, Path | None]:
         try:
-            subject = self.subject(key)
+            with understood.reading(key):
+                subject = self.subject(key)
         except UserError as error:
             found = self._workspace.found().recipes
             path = self._workspace.shown(found[key]) if key in found else key
@@ -147,7 +148,8 @@ class Library:
         if not subject.has_catalog:
             return about | {"state": "none", "clips": None, "changed": 0.0}, subject.catalog
         try:
-            parts = Catalog.open(subject.catalog).parts
+            with understood.reading(subject.catalog):
+                parts = Catalog.open(subject.catalog).parts
         except UserError as error:
             return about | {"state": "error", "clips": None, "changed": 0.0} | explained(error), subject.catalog
         live = sum(part.rows - part.retired for part in parts)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tomllib
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +11,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 
 from reelworks.catalog import formats
+from reelworks.core import toml
 from reelworks.core.errors import UserError
 from reelworks.models import registry
 from reelworks.models.family import Preset
@@ -38,9 +38,9 @@ class NewLora(BaseModel):
 
     folder: str
     model: str = Field(min_length=1, max_length=200)
-    trigger: str = Field("", max_length=200)
-    vram_gb: float | None = Field(None, ge=1, le=100_000)
-    weights: str = Field("", max_length=1000)
+    trigger: str = Field(default="", max_length=200)
+    vram_gb: float | None = Field(default=None, ge=1, le=100_000)
+    weights: str = Field(default="", max_length=1000)
     companions: dict[Literal["control", "source", "mask"], str] = {}
     name: str
     overwrite: bool = False
@@ -190,8 +190,8 @@ def _checked(context: Context, text: str, path: Path) -> Json:
     try:
         found["values"], recipe = recipe_files.parse_text(text, path)
     except UserError as error:
-        with suppress(tomllib.TOMLDecodeError):
-            found["values"] = tomllib.loads(text)
+        with suppress(toml.Invalid):
+            found["values"] = toml.parse(text)
         return found | {"problem": _told(error)}
     output = context.workspace.roots[0] / recipe.output
     return found | {"run": key_of(output), "output": recipe.output, "downloads": _downloads(recipe)}
@@ -224,14 +224,14 @@ def _is_cached(name: str) -> bool:
 def _changed(draft: Draft) -> tuple[Json, Json | None]:
     """Return the values of a text after changes, or what is wrong with one of these."""
     try:
-        values = tomllib.loads(draft.text)
-    except tomllib.TOMLDecodeError as error:
+        values = toml.parse(draft.text)
+    except toml.Invalid as error:
         return {}, _told(UserError(f"not TOML: {error}", code="not-toml", field="text", remedy="correct it"))
     for change in draft.changes:
         field = ".".join(map(str, change.path))
         try:
             _apply(values, change)
-        except tomllib.TOMLDecodeError:
+        except toml.Invalid:
             remedy = 'write it as in TOML: "a text", 1.5, true, or [1, 17]'
             return {}, _told(
                 UserError("this is no value", code="not-toml", field=field, value=change.toml, remedy=remedy)
@@ -252,7 +252,7 @@ def _apply(values: Json, change: Change) -> None:
     if change.remove:
         del node[last]
         return
-    value = change.value if change.toml is None else tomllib.loads(f"value = {change.toml}")["value"]
+    value = change.value if change.toml is None else toml.parse(f"value = {change.toml}")["value"]
     if isinstance(node, list) and last == len(node):
         node.append({} if value is None else value)
     else:

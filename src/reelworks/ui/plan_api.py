@@ -27,7 +27,7 @@ from reelworks.core.errors import UserError
 from reelworks.recipe import toml_text
 from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
-from reelworks.ui import recipe_files
+from reelworks.ui import recipe_files, understood
 from reelworks.ui.context import Context
 from reelworks.ui.jobs_api import to_json
 from reelworks.ui.recipe_files import RecipeText
@@ -50,10 +50,10 @@ class Controls(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    world: int = Field(1, ge=1, le=100_000)
+    world: int = Field(default=1, ge=1, le=100_000)
     incomplete_batch: str = "partial"
-    gradient_accumulation_steps: int = Field(1, ge=1, le=100_000)
-    micro_batches_per_step: int | None = Field(None, ge=1, le=1_000_000)
+    gradient_accumulation_steps: int = Field(default=1, ge=1, le=100_000)
+    micro_batches_per_step: int | None = Field(default=None, ge=1, le=1_000_000)
     batch_sizes: tuple[int, ...] = ()
     keep_probs: tuple[float, ...] = ()
 
@@ -279,7 +279,8 @@ def _row(context: Context, desk: Desk, key: str, path: Path) -> Json:
     """Return a recipe's line in the list: what it trains, and whether it can be planned."""
     row: Json = {"key": key, "name": path.stem, "path": context.workspace.shown(path), "problem": "", "scanned": False}
     try:
-        recipe = recipe_files.read(context.workspace, key).recipe
+        with understood.reading(path):
+            recipe = recipe_files.read(context.workspace, key).recipe
         row["scanned"] = desk.is_scanned(recipe)
     except UserError as error:
         return row | {"problem": str(error)}

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
 
-from reelworks.core import digests, files
+from reelworks.core import digests, files, toml, user_files
 from reelworks.core.errors import UserError
 from reelworks.recipe import recipe_file, toml_text
 from reelworks.recipe.recipe import Recipe
@@ -52,8 +51,8 @@ def read(workspace: Workspace, key: str) -> RecipeText:
     """Read a recipe by its key."""
     path = workspace.require(workspace.recipe(key))
     try:
-        text = path.read_text(encoding="utf-8")
-        return RecipeText(path, text, tomllib.loads(text))
+        text = user_files.read_text(path, user_files.SETTINGS)
+        return RecipeText(path, text, toml.parse(text))
     except (OSError, ValueError):
         recipe_file.load(path)  # which tells what is wrong
         raise
@@ -69,8 +68,8 @@ def parse_text(text: str, path: Path) -> tuple[Json, Recipe]:
     if len(text) > _MOST_CHARACTERS:
         raise UserError("the text is too long for a recipe", code="not-toml", field="text", remedy="shorten it")
     try:
-        values = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        values = toml.parse(text)
+    except toml.Invalid as error:
         raise UserError(f"not TOML: {error}", code="not-toml", field="text", remedy="correct it") from error
     return values, parse(values, path)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import time
-import tomllib
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,14 @@ from urllib.parse import quote
 
 from reelworks.analysis import clip_history, plan_report
 from reelworks.checkpoint.retention import folder_bytes
+from reelworks.core import user_files
+from reelworks.core.errors import UserError
 from reelworks.report import run_data, run_facts, status
 from reelworks.report.previews import MEDIA
 from reelworks.report.run_data import Event, RunData
 from reelworks.run import lock
 from reelworks.run.folder import RunFolder
+from reelworks.ui import understood
 from reelworks.ui.context import Context
 from reelworks.ui.event_index import EventIndex
 from reelworks.ui.jobs import Job
@@ -29,8 +31,19 @@ _SIZE_SECONDS = 30  # a run's size is measured so often at most
 _STARTING = 60.0
 
 
+def line(context: Context, key: str, path: Path) -> Json:
+    """Return a run's line in the list of runs; one whose files cannot be understood says so."""
+    try:
+        with understood.reading(path):
+            return row(context, key, path)
+    except UserError as error:
+        about = {"key": key, "name": text_of(Path(path.name)), "path": context.workspace.shown(path), "model": ""}
+        unknown = dict.fromkeys(("total_steps", "loss", "seconds_left", "bytes", "reading"))
+        return about | unknown | {"step": 0, "spark": [], "changed": 0.0} | _told("unreadable", "bad", error.problem)
+
+
 def row(context: Context, key: str, path: Path) -> Json:
-    """Return a run's line in the list of runs."""
+    """Return what the list of runs shows of one."""
     run = RunFolder(path)
     about: Json = {"key": key, "name": text_of(Path(path.name)), "path": context.workspace.shown(path)}
     index = context.index(run)
@@ -190,7 +203,7 @@ def _recipe(run: RunFolder) -> Json:
 @lru_cache(maxsize=256)
 def _toml(path: str, _: int) -> Json:
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        return user_files.read_toml(Path(path))
     except (OSError, ValueError):
         return {}
 

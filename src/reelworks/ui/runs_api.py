@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -20,7 +19,7 @@ from reelworks.report.previews import MEDIA
 from reelworks.run import lock
 from reelworks.ui import comparing, runs
 from reelworks.ui.context import Context
-from reelworks.ui.jobs_api import to_json
+from reelworks.ui.jobs_api import require_trust, to_json
 
 _FOLLOW_SECONDS = 0.5
 _PING_SECONDS = 15.0
@@ -33,7 +32,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.get("/runs")
     def listed() -> list[dict[str, Any]]:
-        rows = [runs.row(context, key, path) for key, path in workspace.found().runs.items()]
+        rows = [runs.line(context, key, path) for key, path in workspace.found().runs.items()]
         return sorted(rows, key=lambda row: (row["state"] != "running", -row["changed"]))
 
     @routes.get("/runs/{key}")
@@ -84,20 +83,20 @@ def router(context: Context) -> APIRouter:
                 value=run.path.name,
                 remedy="resume it",
             )
-        if owner.host != os.uname().nodename:
+        if not lock.signal_holder(run.lock_file, signal.SIGTERM):
             raise UserError(
-                f"it trains on {owner.host}, which this page cannot reach",
+                f"{owner} trains it, which this page cannot reach",
                 code="run-elsewhere",
                 field="run",
                 value=run.path.name,
-                remedy=f"send SIGTERM to process {owner.pid} there",
+                remedy="press Ctrl-C where it was started, or cancel its job there: it saves and ends",
             )
-        os.kill(owner.pid, signal.SIGTERM)
-        return {"asked": owner.pid}
+        return {"asked": owner.process.pid}
 
     @routes.post("/runs/{key}/resume")
     def resume(key: str) -> dict[str, Any]:
         run = workspace.run(key)
+        require_trust(run.recipe_file)
         arguments = ("train", str(run.recipe_file), "--output", str(run.path))
         job = context.jobs.add("train", workspace.shown(run.path), arguments, workspace.roots[0], subject=key)
         return to_json(context, job)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import threading
 import time
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from reelworks.core import digests
+from reelworks.core import digests, user_files, user_state
 from reelworks.core.errors import UserError
 from reelworks.run.folder import RunFolder
 
@@ -18,7 +17,6 @@ _DEPTH = 6  # folders below a root
 _MOST_ENTRIES = 4000  # a folder with more entries holds footage
 _FRESH_SECONDS = 2.0
 _MOST_RECIPE_BYTES = 1_000_000
-STATE_FOLDER = ".reelworks-ui"  # in the first root: the queue, and the output of what was started
 
 
 def key_of(path: Path) -> str:
@@ -45,7 +43,7 @@ class Workspace:
     """Folders named at the start; nothing outside of them is read for the page.
 
     Args:
-        roots: The folders; the first one also gets a folder for the page's own state.
+        roots: The folders; commands run in the first one.
     """
 
     def __init__(self, roots: list[Path]) -> None:
@@ -64,8 +62,8 @@ class Workspace:
 
     @property
     def state_folder(self) -> Path:
-        """Folder of the page's own files; it is made when something is written."""
-        return self.roots[0] / STATE_FOLDER
+        """Folder of the page's own files: this user's, so that nothing in the folders that it shows is taken for one."""
+        return user_state.folder() / "ui" / key_of(self.roots[0])
 
     def holds(self, path: Path) -> bool:
         """Return whether a path lies in one of the folders, links resolved."""
@@ -190,7 +188,7 @@ def _is_recipe(path: Path) -> bool:
 
 def _reads_as_recipe(path: Path) -> bool:
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8"))
+        values = user_files.read_toml(path)
     except (OSError, ValueError):
         return False
     return "version" in values and ("dataset" in values or "model" in values)

@@ -433,3 +433,41 @@ def test_an_alias_names_the_clip_that_it_was(told, tmp_path):
     for asked in ("data/3.png", "film/3.png", "3.png"):
         assert found.paths(found.places(clip=asked)) == ["film/3.png"]
     assert found.epochs[0].adds_up
+
+
+def test_a_clip_is_called_as_in_the_latest_segment_that_holds(told, tmp_path):
+    """A start swapped the names of two datasets and was lost; the next one gave one of them another name."""
+    (tmp_path / "other").mkdir()
+    made.picture(tmp_path / "other" / "3.png", grey=99)
+
+    def named(one, other):
+        return [{"path": str(tmp_path / "data"), "name": one}, {"path": str(tmp_path / "other"), "name": other}]
+
+    told.start(dataset=named("a", "b"))
+    told.epoch(0)
+    told.step(0)
+    saved, data, keys = told.position, told.data, {c["path"]: c["uid"] for c in _clips(told)}
+    told.go_on(dataset=named("b", "a"))
+    told.position, told.data, told.done = saved, data, 1
+    told.go_on(dataset=named("c", "a"))
+    found = {c["path"]: c["uid"] for c in _clips(told)}
+    assert (found["c/3.png"], found["a/3.png"]) == (keys["a/3.png"], keys["b/3.png"])
+    assert len(found) == 8
+
+
+def test_why_a_clip_left_an_epoch_is_told_by_what_its_dataset_was_called_then(told, tmp_path):
+    """Its file is removed, and comes back an epoch later with its dataset, which was renamed meanwhile."""
+    told.epoch(0)
+    told.step(0)
+    gone = next(c["path"] for c in _clips(told) if c["epochs"][0]["became"] == "not_yet")
+    shutil.move(tmp_path / gone, tmp_path / "kept.png")
+    told.go_on()
+    for row in range(told.plan.steps):
+        told.step(row)
+    told.epoch(1)
+    shutil.move(tmp_path / "kept.png", tmp_path / gone)
+    (tmp_path / "data").rename(tmp_path / "film")
+    told.go_on(dataset=[{"path": str(tmp_path / "film")}])
+    (clip,) = [c for c in _clips(told) if c["path"] == gone.replace("data/", "film/")]
+    assert [one["became"] for one in clip["epochs"]] == ["removed", "not_yet"]
+    assert len(_clips(told)) == 7

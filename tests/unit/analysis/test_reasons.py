@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ from reelworks.core.hash_rng import hash_int
 from reelworks.data.dataset import group_keys
 from reelworks.recipe import recipe_file
 from reelworks.recipe.dataset import RecipeData
+from reelworks.train import resume
 
 SMALL = 5
 LEFT_OUT = {"unreadable": 1, "no_caption": 2, "too_small": SMALL}
@@ -131,6 +133,45 @@ def test_a_file_lists_all_of_them(folder, tmp_path, monkeypatch, suffix):
     assert not broken["nearest_entry"]
 
 
+def test_lists_as_text_and_as_json_lines_say_the_same(folder, tmp_path):
+    data = RecipeData.open(recipe(folder))
+    for suffix in (".txt", ".jsonl", ".parquet"):
+        rejections.write(tmp_path / f"out{suffix}", data, 0)
+    table = parquet.read_table(tmp_path / "out.parquet").to_pylist()
+    assert [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()] == table
+    lines = (tmp_path / "out.txt").read_text().splitlines()
+    assert [line.split("\t")[:2] for line in lines] == [[one["path"], one["reason"]] for one in table]
+
+
+def test_a_start_names_few_clips_and_the_file_of_all(folder, tmp_path):
+    """Clips that the recipe holds out are not among them; many are in the file alone."""
+    summary = {
+        "left_out": {"unreadable": {"clips": 1}, "no_caption": {"clips": 1}, "held_out": {"clips": 50}},
+        "reasons": {
+            "unreadable": [{"path": "a.png", "detail": "no picture"}],
+            "no_caption": [{"path": "b.png", "detail": ""}],
+            "held_out": [],
+        },
+    }
+    last = "all clips that are left out are listed in left-out.parquet"
+    assert resume.left_out_lines(summary, Path("left-out.parquet")) == [
+        "  left out: a.png: unreadable: no picture",
+        "  left out: b.png: no_caption",
+        last,
+    ]
+    summary["left_out"]["no_caption"] = {"clips": 11}
+    assert resume.left_out_lines(summary, Path("left-out.parquet")) == [last]
+    assert resume.left_out_lines({"left_out": {"held_out": {"clips": 9}}}, Path("x")) == []
+
+
+@pytest.mark.parametrize(
+    ("buckets", "said"), [({"max_tokens": 10}, True), ({}, False), ({"max_tokens": 99_999, "entries": "keep"}, False)]
+)
+def test_limits_of_proposed_buckets_beside_own_ones_are_told(folder, buckets, said):
+    summary = {"without_effect": plan_report.without_effect(recipe(folder, buckets=buckets))}
+    assert any("buckets.max_tokens has no effect" in line for line in plan_report.warnings(summary)) == said
+
+
 def test_a_list_without_a_clip_has_its_columns(folder, tmp_path):
     few = replace(RecipeData.open(recipe(folder)), rows=rows({**PICTURE, "dataset": "more"}))
     rejections.write(tmp_path / "none.parquet", few, 0)
@@ -153,7 +194,7 @@ def test_the_verb_writes_the_list_and_refuses_other_names(folder, tmp_path, monk
     assert code == 0, told
     assert csv.read_csv(tmp_path / "a.csv").num_rows == sum(LEFT_OUT.values())
     (tmp_path / "no").write_text("a file")
-    for name, problem in (("a.txt", "neither"), ("no/a.csv", "cannot be written")):
+    for name, problem in (("a.doc", "none of"), ("no/a.csv", "cannot be written")):
         told, code = typed(made, "--rejected", tmp_path / name)
         assert (code, problem in told, "--rejected" in told) == (2, True, True)
     told, code = typed(made, made, "--diff", "--rejected", tmp_path / "b.csv")

@@ -13,6 +13,7 @@ from refused import refused
 
 from reelworks.analysis import epoch_stats
 from reelworks.buckets.assign import Reason
+from reelworks.core.words import of_recipe
 from reelworks.recipe import dataset as sources
 from reelworks.recipe.dataset import RecipeData
 from reelworks.run.events import EventLog
@@ -57,7 +58,7 @@ def test_a_product_that_is_whole_but_for_rounding_draws_nothing(folder: Path) ->
 
 
 def test_more_showings_than_memory_has_are_refused(folder: Path) -> None:
-    with refused("too-many-repeats", "dataset.repeats", says="an epoch would show 16 clips") as caught:
+    with of_recipe(), refused("too-many-repeats", "dataset.repeats", says="an epoch would show 16 clips") as caught:
         RecipeData.open(made(folder, 1000.0, 10**9)).entries(0)
     assert (caught.value.field, caught.value.value) == ("dataset.repeats", [1.0, 1e12])
 
@@ -105,7 +106,7 @@ def test_a_bad_file_of_costs_is_named(folder: Path, tmp_path: Path, text: str) -
     file = tmp_path / "costs.json"
     file.write_text(text)
     data = RecipeData.open(made(folder, cost={"measured": str(file)}))
-    with refused("cost-table-invalid", "cost.measured") as caught:
+    with of_recipe(), refused("cost-table-invalid", "cost.measured") as caught:
         data.plan_spec(1, 1)
     assert (caught.value.field, caught.value.value) == ("cost.measured", str(file))
 

@@ -150,10 +150,16 @@ def test_sizes_that_the_model_rounds_to_the_same_are_one_rung():
 
 def test_what_suits_is_not_what_clips_could_be_enlarged_to():
     """With `upscale` the same entries are proposed: sizes are those that clips have."""
-    found = clips(*[(1, side, side) for side in (1100, 600, 300)] * 5)
+    found = clips(*[(1, side, side) for side in (1100, 560, 300)] * 5)
     plain, enlarged = (propose(found, BucketsConfig(upscale=upscale), PIXEL) for upscale in (False, True))
     assert shapes(plain) == shapes(enlarged) == [("1024px", 1), ("512px", 1), ("256px", 1)]
     assert [e.keep_prob for e in plain.entries] == [e.keep_prob for e in enlarged.entries]
+
+
+@pytest.mark.parametrize(("upscale", "size"), [(True, "1024px"), (False, "768px")])
+def test_clips_of_nearly_the_area_of_a_size_fill_it_where_they_may_be_enlarged(upscale, size):
+    found = propose(clips(*[(1, 1000, 1000)] * 5), BucketsConfig(upscale=upscale), PIXEL)
+    assert shapes(found) == [(size, 1)]
 
 
 @pytest.mark.parametrize("stride", [8, 24, 96, 160])

@@ -31,7 +31,7 @@ def test_no_file_is_not_an_empty_one(tmp_path: Path) -> None:
 
 def test_an_unreadable_one_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "a.txt").mkdir()
-    with pytest.raises(OSError, match="directory"):
+    with pytest.raises(OSError, match=r"its caption a\.txt: not a regular file, but a folder"):
         listing.read(tmp_path / "a.mp4")
 
 

@@ -174,7 +174,7 @@ def test_odd_entries_are_rows_not_stops(data: Path, target: Path) -> None:
     bad = {Path(path).name: reason for path, reason in run(data, target).bad_files}
     assert bad["pipe.mp4"] == "not a regular file"
     assert bad["caf\\xe9.png"] == "file name is not UTF-8"
-    assert bad["a.png"] == "cannot be read: Is a directory"
+    assert bad["a.png"] == "cannot be read: its caption a.txt: not a regular file, but a folder"
     assert counts(run(data, target)) == (0, 0, 6, 0)
 
 

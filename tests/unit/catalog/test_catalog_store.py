@@ -118,7 +118,7 @@ def test_nothing_is_named_before_it_is_written(data: Path, tmp_path: Path, monke
 
 
 def test_no_catalog_and_no_such_version(catalog: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="reelworks scan DIR"):
+    with pytest.raises(UserError, match=r"Catalog\.scan\(FOLDER"):
         Catalog.open(tmp_path)
     with pytest.raises(UserError, match="its newest is 2"):
         Catalog.open(catalog, version=3)

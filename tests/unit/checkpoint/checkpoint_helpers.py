@@ -7,8 +7,8 @@ import torch
 
 from reelworks.checkpoint import manifest, names
 from reelworks.checkpoint import save as commit
+from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.checkpoint.manifest import FileEntry, Manifest
-from reelworks.checkpoint.store import CheckpointStore
 from reelworks.core import digests
 
 EXTRA = {"cursor.json": b'{"row": 7}', "excluded.npy": b"\x01\x02\x03"}
@@ -47,16 +47,18 @@ def assert_equal(a: Any, b: Any) -> None:
         assert a == b
 
 
-def save(store: CheckpointStore, step: int, **kwargs: Any) -> commit.Saved:
+def save(store: CheckpointFolder, step: int, **kwargs: Any) -> commit.Saved:
     return commit.save(store, step, state(step), extra=EXTRA, run_id="run", **kwargs)
 
 
-def write_plain(store: CheckpointStore, step: int, metrics: dict[str, float] | None = None, save_id: str = "0") -> Path:
+def write_plain(
+    store: CheckpointFolder, step: int, metrics: dict[str, float] | None = None, save_id: str = "0"
+) -> Path:
     """Make a checkpoint that is valid to everything without torch: files and a true manifest."""
     folder = store.root / names.of_step(step)
-    (folder / "dcp").mkdir(parents=True)
+    (folder / "tensors").mkdir(parents=True)
     entries = []
-    for path, data in (("dcp/__0_0.distcp", bytes(range(200))), ("cursor.json", b"{}")):
+    for path, data in (("tensors/rank-00000.safetensors", bytes(range(200))), ("cursor.json", b"{}")):
         (folder / path).write_bytes(data)
         entries.append(FileEntry(path=path, size=len(data), digest=digests.of_bytes(data)))
     manifest.write(

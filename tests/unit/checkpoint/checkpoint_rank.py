@@ -20,8 +20,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 from reelworks.checkpoint import save, shards
+from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.checkpoint.load import load
-from reelworks.checkpoint.store import CheckpointStore
 from reelworks.core import storage
 from reelworks.core.errors import UserError
 from reelworks.export import export
@@ -41,7 +41,7 @@ def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, An
     }
 
 
-def fail_together(store: CheckpointStore, state: dict[str, Any], rank: int, folder: Path) -> None:
+def fail_together(store: CheckpointFolder, state: dict[str, Any], rank: int, folder: Path) -> None:
     """Rank 1's disk is full after the shards are written: both ranks must say the same."""
 
     def full(call: str, path: Path) -> None:
@@ -84,10 +84,10 @@ def main(rank: int, folder: Path) -> None:
     model = build()
     fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    state, store = state_of(model, optimizer), CheckpointStore(folder / "checkpoints")
+    state, store = state_of(model, optimizer), CheckpointFolder(folder / "checkpoints")
     load(store.path(10), state)
     try:
-        load(store.path(10), {"model": {"other": torch.zeros(2)}})
+        load(store.path(10), {"model": {"other": torch.zeros(2)}}, fixed=True)
     except UserError as error:
         (folder / f"refused{rank}.txt").write_text(error.problem)
 
@@ -100,7 +100,7 @@ def main(rank: int, folder: Path) -> None:
     (folder / f"left{rank}.txt").write_text(" ".join(left))
     saved = save.save(store, 20, state, extra={"cursor.json": b"{}"})
     (folder / f"saved{rank}.txt").write_text(f"{saved.info.manifest.save_id} {saved.fresh}")
-    (folder / f"bytes{rank}.txt").write_text(str(shards.local_bytes(state)))
+    (folder / f"bytes{rank}.txt").write_text(str(shards.num_bytes(shards.tensors_in(state))))
     full = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
     export_together(model, rank, folder)
     if rank == 0:

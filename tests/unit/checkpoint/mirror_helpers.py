@@ -14,9 +14,9 @@ from checkpoint_helpers import write_plain
 from fsspec.implementations.local import LocalFileSystem
 
 from reelworks.checkpoint.config import MirrorConfig
+from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.checkpoint.mirror.mirror import Mirror
 from reelworks.checkpoint.mirror.remote import RemoteFilesystem
-from reelworks.checkpoint.store import CheckpointStore
 from reelworks.run.folder import RunFolder
 
 _CALLS = ("put_file", "pipe_file", "mv", "rm_file", "rm", "cat_file", "get_file", "find", "ls")
@@ -100,7 +100,7 @@ def new_run(path: Path, *steps: int) -> RunFolder:
         (path / name).parent.mkdir(parents=True, exist_ok=True)
         (path / name).write_text(text)
     for step in steps:
-        write_plain(CheckpointStore(run.checkpoints_folder), step, save_id=f"save-{step}")
+        write_plain(CheckpointFolder(run.checkpoints_folder), step, save_id=f"save-{step}")
     return run
 
 

@@ -12,8 +12,9 @@ import torch
 
 from reelworks.checkpoint import async_save, save
 from reelworks.checkpoint.async_save import Background, held_bytes
+from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.checkpoint.load import load
-from reelworks.checkpoint.store import CheckpointStore
+from reelworks.checkpoint.shards import tensors_in
 from reelworks.core import storage
 
 
@@ -26,11 +27,11 @@ def make_state(value: float = 1.0) -> dict[str, object]:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> CheckpointStore:
-    return CheckpointStore(tmp_path / "checkpoints")
+def store(tmp_path: Path) -> CheckpointFolder:
+    return CheckpointFolder(tmp_path / "checkpoints")
 
 
-def test_what_is_saved_is_what_was_there_at_the_start(store: CheckpointStore) -> None:
+def test_what_is_saved_is_what_was_there_at_the_start(store: CheckpointFolder) -> None:
     """Whatever training does to tensors and plain values meanwhile."""
     state, gate = make_state(), threading.Event()
 
@@ -56,7 +57,7 @@ def test_what_is_saved_is_what_was_there_at_the_start(store: CheckpointStore) ->
         torch.testing.assert_close(found[part], expected[part])
 
 
-def test_the_same_memory_serves_all_saves(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_same_memory_serves_all_saves(store: CheckpointFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     state, background = make_state(), Background()
     background.start(store, 1, state)
     background.finish()
@@ -67,9 +68,9 @@ def test_the_same_memory_serves_all_saves(store: CheckpointStore, monkeypatch: p
     assert background._stager.stage(state)["model"]["w"].data_ptr() == first.data_ptr()
 
 
-def test_a_failure_of_the_thread_is_told_by_the_trainer_and_frees_the_slot(store: CheckpointStore) -> None:
+def test_a_failure_of_the_thread_is_told_by_the_trainer_and_frees_the_slot(store: CheckpointFolder) -> None:
     def full(call: str, path: Path) -> None:
-        if call == "write" and path.suffix == ".distcp":
+        if call == "write" and path.suffix == ".safetensors":
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     background = Background()
@@ -83,7 +84,7 @@ def test_a_failure_of_the_thread_is_told_by_the_trainer_and_frees_the_slot(store
     assert background.finish().info.step == 1
 
 
-def test_no_room_is_said_before_anything_is_staged(store: CheckpointStore, monkeypatch) -> None:
+def test_no_room_is_said_before_anything_is_staged(store: CheckpointFolder, monkeypatch) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda _path: type("Usage", (), {"free": 10, "total": 10, "used": 0})())
     background = Background()
     with pytest.raises(save.DiskFull):
@@ -93,7 +94,7 @@ def test_no_room_is_said_before_anything_is_staged(store: CheckpointStore, monke
 
 
 def test_held_bytes_counts_what_is_staged() -> None:
-    assert held_bytes({"a": torch.zeros(3, dtype=torch.float64), "b": [torch.zeros(2), 5]}) == 32
+    assert held_bytes(tensors_in({"a": torch.zeros(3, dtype=torch.float64), "b": [torch.zeros(2), 5]})) == 32
 
 
 def test_memory_is_what_the_machine_or_its_container_has_left(tmp_path: Path, monkeypatch) -> None:

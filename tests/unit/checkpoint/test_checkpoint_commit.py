@@ -9,23 +9,23 @@ from checkpoint_helpers import EXTRA, assert_equal, save, state
 
 from reelworks.checkpoint import save as commit
 from reelworks.checkpoint import shards
+from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.checkpoint.load import has_extra, load, read_extra
 from reelworks.checkpoint.manifest import BadCheckpoint
-from reelworks.checkpoint.store import CheckpointStore
 from reelworks.checkpoint.verify import newest_valid, verify
 from reelworks.core.errors import UserError
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> CheckpointStore:
-    return CheckpointStore(tmp_path / "run" / "checkpoints")
+def store(tmp_path: Path) -> CheckpointFolder:
+    return CheckpointFolder(tmp_path / "run" / "checkpoints")
 
 
-def names_in(store: CheckpointStore) -> set[str]:
+def names_in(store: CheckpointFolder) -> set[str]:
     return {path.name for path in store.root.iterdir()}
 
 
-def test_roundtrip(store: CheckpointStore) -> None:
+def test_roundtrip(store: CheckpointFolder) -> None:
     saved = save(store, 12000, metrics={"train/loss": 0.25})
     assert names_in(store) == {"step-000012000", "history.jsonl", "latest"}
     assert (store.root / "latest").read_text() == "step-000012000\n"
@@ -47,41 +47,47 @@ def test_roundtrip(store: CheckpointStore) -> None:
     assert store.history()[-1]["bytes"] == saved.bytes
 
 
-def test_weights_alone(store: CheckpointStore) -> None:
+def test_weights_alone(store: CheckpointFolder) -> None:
     saved = save(store, 2)
     weights = {"model": state(1)["model"]}
     load(saved.info.path, weights)
     assert_equal(weights["model"], state(2)["model"])
 
 
-def test_estimate_covers_what_is_written(store: CheckpointStore) -> None:
+def test_estimate_covers_what_is_written(store: CheckpointFolder) -> None:
     saved = save(store, 1)
-    assert saved.bytes <= shards.local_bytes(state(1)) + sum(map(len, EXTRA.values()))
+    assert saved.bytes <= shards.num_bytes(shards.tensors_in(state(1))) + sum(map(len, EXTRA.values()))
     large = {"model": {"w": torch.zeros(300, 1000)}}
     written = commit.save(store, 2, large).bytes
-    assert written <= shards.local_bytes(large) * 1.02 <= written * 1.03
+    assert written <= shards.num_bytes(shards.tensors_in(large)) * 1.02 <= written * 1.03
 
 
-def test_saving_a_step_twice_changes_nothing(store: CheckpointStore) -> None:
+def test_saving_a_step_twice_leaves_what_was_saved_last(store: CheckpointFolder) -> None:
     first = save(store, 10)
-    again = commit.save(store, 10, state(99))
+    again = save(store, 10)
     assert (again.fresh, again.info) == (False, first.info)
     assert len(store.history()) == 1
+    other = commit.save(store, 10, state(99))
+    assert other.fresh
+    loaded = state(1)
+    load(store.path(10), loaded)
+    assert_equal(loaded, state(99))
+    assert names_in(store) == {"step-000000010", "history.jsonl", "latest"}
 
 
-def test_a_bad_checkpoint_in_the_way_is_set_aside(store: CheckpointStore) -> None:
+def test_a_bad_checkpoint_in_the_way_is_replaced(store: CheckpointFolder) -> None:
     save(store, 10)
     (store.path(10) / "cursor.json").write_bytes(b'{"row": 8}')
     assert save(store, 10).fresh
     verify(store.path(10), full=True)
-    assert len(list(store.root.glob(".bad-step-000000010-*"))) == 1
+    assert names_in(store) == {"step-000000010", "history.jsonl", "latest"}
 
 
-def test_another_model_is_refused_by_name(store: CheckpointStore) -> None:
+def test_another_model_is_refused_by_name(store: CheckpointFolder) -> None:
     path = save(store, 10).info.path
     other = {"model": {"a.weight": torch.zeros(4, 3), "b.weight": torch.zeros(2)}}
     with pytest.raises(UserError) as error:
-        load(path, other)
+        load(path, other, fixed=True)
     text = str(error.value)
     assert "checkpoint of another model" in text
     assert "model.a.weight: [4, 3] expected, [5, 3] in the checkpoint" in text
@@ -90,24 +96,31 @@ def test_another_model_is_refused_by_name(store: CheckpointStore) -> None:
     assert not other["model"]["a.weight"].any()
     many = {"model": {str(i): torch.zeros(1) for i in range(20)}}
     with pytest.raises(UserError, match="and 17 more"):
-        load(path, many)
+        load(path, many, fixed=True)
     with pytest.raises(UserError, match="another num_clips"):
-        load(path, {"num_clips": torch.zeros(3)})
+        load(path, {"num_clips": torch.zeros(3)}, fixed=True)
+    with pytest.raises(UserError, match=r"no such part; it has model, num_clips, optimizer"):
+        load(path, {"models": {}})
 
 
-def test_only_our_own_metadata_is_opened(store: CheckpointStore) -> None:
-    """The metadata is pickled, so it is read only if it is what the manifest says."""
+def test_a_bad_checkpoint_is_not_loaded(store: CheckpointFolder) -> None:
     path = save(store, 10).info.path
-    size = (path / "dcp" / ".metadata").stat().st_size
-    (path / "dcp" / ".metadata").write_bytes(b"x" * size)
-    with pytest.raises(UserError, match=r"dcp/\.metadata has changed since"):
+    file = path / "state.json"
+    content = file.read_bytes()
+    file.write_bytes(b"x" * len(content))
+    with pytest.raises(BadCheckpoint, match=r"state\.json has changed since"):
+        load(path, state(1))
+    file.write_bytes(content)
+    tensors = path / "tensors" / "rank-00000.safetensors"
+    tensors.write_bytes(tensors.read_bytes()[:-1] + b"!")
+    with pytest.raises(BadCheckpoint, match=r"rank-00000\.safetensors has changed since"):
         load(path, state(1))
     (path / "manifest.json").unlink()
-    with pytest.raises(UserError, match=r"manifest\.json is missing"):
+    with pytest.raises(BadCheckpoint, match=r"manifest\.json is missing"):
         load(path, state(1))
 
 
-def test_extras(store: CheckpointStore) -> None:
+def test_extras(store: CheckpointFolder) -> None:
     path = save(store, 10).info.path
     assert has_extra(path, "cursor.json")
     assert not has_extra(path, "other.json")
@@ -116,13 +129,13 @@ def test_extras(store: CheckpointStore) -> None:
     (path / "cursor.json").write_bytes(b'{"row": 8}')
     with pytest.raises(BadCheckpoint):
         read_extra(path, "cursor.json")
-    for name in ("manifest.json", "../x", "a/b", "dcp", ""):
+    for name in ("manifest.json", "../x", "a/b", "tensors", "state.json", ""):
         with pytest.raises(commit.SaveFailed, match="cannot name an extra"):
             commit.save(store, 20, state(1), extra={name: b""})
     assert store.steps() == [10]
 
 
-def test_too_little_space_is_said_before_writing(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_space_is_said_before_writing(store: CheckpointFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     save(store, 10)
     usage = shutil.disk_usage(store.root)._replace(free=1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from reelworks.checkpoint import disk_space
 from reelworks.checkpoint.config import CheckpointsConfig, KeepBest
 from reelworks.checkpoint.disk_space import forecast, saves
+from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.checkpoint.policy import PolicyTime, plan_retention
-from reelworks.checkpoint.store import CheckpointStore
 from reelworks.core import storage
 from reelworks.core.errors import UserError
 
@@ -166,7 +166,7 @@ def test_probing_says_what_every_save_would_meet(tmp_path: Path, call: str, code
         disk_space.probe(tmp_path / "checkpoints")
     assert remedy in error.value.remedy
     assert os.strerror(code) in error.value.problem
-    assert CheckpointStore(tmp_path / "checkpoints").sweep() == []
+    assert CheckpointFolder(tmp_path / "checkpoints").sweep() == []
 
 
 def test_a_disk_without_locks_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

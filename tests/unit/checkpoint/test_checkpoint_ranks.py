@@ -11,8 +11,8 @@ from checkpoint_rank import build, state_of
 from safetensors.torch import load_file
 
 from reelworks.checkpoint import save
+from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.checkpoint.load import load
-from reelworks.checkpoint.store import CheckpointStore
 from reelworks.checkpoint.verify import verify
 
 
@@ -39,7 +39,7 @@ def texts(folder: Path, name: str) -> list[str]:
 
 @pytest.mark.slow
 def test_one_process_to_two_and_back(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path / "checkpoints")
+    store = CheckpointFolder(tmp_path / "checkpoints")
     model, optimizer = plain()
     step(model, optimizer)
     save.save(store, 10, state_of(model, optimizer))
@@ -59,7 +59,9 @@ def test_one_process_to_two_and_back(tmp_path: Path) -> None:
     assert saved == [f"{info.manifest.save_id} True"] * 2
     verify(info.path, full=True)
     assert info.manifest.world_size == 2
-    assert {"dcp/__0_0.distcp", "dcp/__1_0.distcp"} <= {entry.path for entry in info.manifest.files}
+    assert {"tensors/rank-00000.safetensors", "tensors/rank-00001.safetensors"} <= {
+        entry.path for entry in info.manifest.files
+    }
     assert info.manifest.total_bytes <= sum(map(int, texts(tmp_path, "bytes")))
 
     # Two ranks went on from the plain checkpoint exactly as one process does.

@@ -13,7 +13,7 @@ from checkpoint_helpers import write_plain
 
 from reelworks.checkpoint import listing, names, read_lock, retention, save
 from reelworks.checkpoint.config import CheckpointsConfig
-from reelworks.checkpoint.store import CheckpointStore
+from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.core import storage
 from reelworks.core.errors import UserError
 
@@ -21,19 +21,19 @@ LAST_1 = CheckpointsConfig(keep_last=1, keep_best=None)
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> CheckpointStore:
-    made = CheckpointStore(tmp_path / "checkpoints")
+def store(tmp_path: Path) -> CheckpointFolder:
+    made = CheckpointFolder(tmp_path / "checkpoints")
     for step in (100, 200, 300):
         write_plain(made, step, save_id=str(step))
     return made
 
 
-def kept(store: CheckpointStore, **policy: object) -> list[int]:
+def kept(store: CheckpointFolder, **policy: object) -> list[int]:
     made = CheckpointsConfig(**{"keep_last": 3, "keep_best": None, **policy})
     return [d.step for d in retention.plan(store, made) if d.keep]
 
 
-def test_max_disk_counts_everything_in_the_folder(store: CheckpointStore) -> None:
+def test_max_disk_counts_everything_in_the_folder(store: CheckpointFolder) -> None:
     """Checkpoints, the next save, what is deleted and not unlinked yet, and what was set aside."""
     one = store.info(300).num_bytes
     rest = retention.folder_bytes(store.root) - 3 * one
@@ -50,7 +50,7 @@ def test_max_disk_counts_everything_in_the_folder(store: CheckpointStore) -> Non
         shutil.rmtree(store.root / name)
 
 
-def test_min_free_looks_at_the_disk(store: CheckpointStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_min_free_looks_at_the_disk(store: CheckpointFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     one = store.info(300).num_bytes
     usage = shutil.disk_usage(store.root)._replace(free=10 * one)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
@@ -65,7 +65,7 @@ def _read(path: Path, ready: Any, done: Any) -> None:
         done.wait(120)
 
 
-def test_what_another_process_reads_stays_until_it_ends(store: CheckpointStore) -> None:
+def test_what_another_process_reads_stays_until_it_ends(store: CheckpointFolder) -> None:
     context = multiprocessing.get_context("fork")
     ready, done = context.Event(), context.Event()
     reader = context.Process(target=_read, args=(store.path(100), ready, done))
@@ -81,7 +81,7 @@ def test_what_another_process_reads_stays_until_it_ends(store: CheckpointStore) 
         pass
 
 
-def test_a_pin_that_comes_while_deleting_is_heard(store: CheckpointStore) -> None:
+def test_a_pin_that_comes_while_deleting_is_heard(store: CheckpointFolder) -> None:
     """Between the plan and the rename, and even between the rename and the unlinking."""
 
     def pin_at_rename(call: str, path: Path) -> None:
@@ -98,7 +98,7 @@ def test_a_pin_that_comes_while_deleting_is_heard(store: CheckpointStore) -> Non
     assert retention.whole(store)[0].pinned
 
 
-def test_a_pin_that_comes_too_late_is_refused_and_leaves_nothing(store: CheckpointStore) -> None:
+def test_a_pin_that_comes_too_late_is_refused_and_leaves_nothing(store: CheckpointFolder) -> None:
     def delete_at_pin(call: str, path: Path) -> None:
         if call == "open" and path.parent.name == names.PINS:
             store.path(100).rename(store.root / names.trash(100))
@@ -113,7 +113,7 @@ class Killed(BaseException):
 
 
 @pytest.mark.parametrize("dies_at", ["rename", "fsync", "unlink", "rmdir"])
-def test_no_death_leaves_a_deletion_unexplained(store: CheckpointStore, dies_at: str) -> None:
+def test_no_death_leaves_a_deletion_unexplained(store: CheckpointFolder, dies_at: str) -> None:
     def die(call: str, path: Path) -> None:
         if call == dies_at:
             raise Killed
@@ -130,7 +130,7 @@ def test_no_death_leaves_a_deletion_unexplained(store: CheckpointStore, dies_at:
 def test_a_long_run_leaves_what_the_policy_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, epochs: int) -> None:
     """And a history that says of everything that was saved and is gone why it went."""
     monkeypatch.setattr(os, "fsync", lambda fd: None)  # nothing dies here
-    store = CheckpointStore(tmp_path / "run" / "checkpoints")
+    store = CheckpointFolder(tmp_path / "run" / "checkpoints")
     policy = CheckpointsConfig(every_steps=10, keep_last=2, keep_every=2 * epochs)
     last, turn = 10 * epochs, 42 * epochs // 10
     for step in range(10, last + 1, 10):
@@ -152,7 +152,7 @@ def test_a_long_run_leaves_what_the_policy_says(tmp_path: Path, monkeypatch: pyt
     assert listing.explain(store, policy, 10)["reasons"] == why[10]
 
 
-def save_somehow(store: CheckpointStore, step: int, metrics: dict[str, float]) -> None:
+def save_somehow(store: CheckpointFolder, step: int, metrics: dict[str, float]) -> None:
     """Save by torch now and then, and between by what is quicker and as good to all that does not load it."""
     if step % 200 == 0:
         save.save(store, step, {"model": {}}, metrics=metrics)

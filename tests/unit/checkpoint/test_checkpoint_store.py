@@ -9,13 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from checkpoint_helpers import write_plain
+from checkpoint_helpers import Killed, write_plain
 from refused import refused
 
 from reelworks.checkpoint import listing, manifest, names, retention
 from reelworks.checkpoint.config import CheckpointsConfig
+from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.checkpoint.manifest import BadCheckpoint
-from reelworks.checkpoint.store import CheckpointStore
 from reelworks.core import storage
 
 FOREIGN = [
@@ -25,11 +25,11 @@ FOREIGN = [
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> CheckpointStore:
-    return CheckpointStore(tmp_path / "checkpoints")
+def store(tmp_path: Path) -> CheckpointFolder:
+    return CheckpointFolder(tmp_path / "checkpoints")
 
 
-def fill(store: CheckpointStore, *steps: int) -> None:
+def fill(store: CheckpointFolder, *steps: int) -> None:
     for step in steps:
         write_plain(store, step, save_id=str(step))
 
@@ -45,12 +45,12 @@ def test_foreign_names_are_not_ours(name: str) -> None:
     assert not names.is_leftover(name)
 
 
-def test_looking_creates_nothing(store: CheckpointStore) -> None:
+def test_looking_creates_nothing(store: CheckpointFolder) -> None:
     assert (store.list(), store.steps(), store.sweep(), store.history()) == ([], [], [], [])
     assert not store.root.exists()
 
 
-def test_listing_tells_the_broken_apart(store: CheckpointStore) -> None:
+def test_listing_tells_the_broken_apart(store: CheckpointFolder) -> None:
     fill(store, 300, 100, 1_000_000_000)
     (store.root / "step-000000200").mkdir()
     (store.root / "step-000000400").symlink_to(store.path(100))
@@ -59,7 +59,7 @@ def test_listing_tells_the_broken_apart(store: CheckpointStore) -> None:
     assert broken == {200: "manifest.json is missing"}
 
 
-def test_metrics_arrive_late_and_belong_to_one_save(store: CheckpointStore) -> None:
+def test_metrics_arrive_late_and_belong_to_one_save(store: CheckpointFolder) -> None:
     write_plain(store, 100, {"loss": 3.0, "odd": math.inf}, save_id="first")
     store.record_metrics(100, {"loss": 2.0, "fid": math.nan})
     metrics = store.list()[0].metrics
@@ -73,7 +73,7 @@ def test_metrics_arrive_late_and_belong_to_one_save(store: CheckpointStore) -> N
         store.record_metrics(200, {"loss": 1.0})
 
 
-def test_a_torn_history_line_is_passed_over(store: CheckpointStore) -> None:
+def test_a_torn_history_line_is_passed_over(store: CheckpointFolder) -> None:
     fill(store, 100)
     store.record_metrics(100, {"loss": 2.0})
     with (store.root / "history.jsonl").open("a") as f:
@@ -82,7 +82,7 @@ def test_a_torn_history_line_is_passed_over(store: CheckpointStore) -> None:
     assert store.list()[0].metrics == {"loss": 2.0, "fid": 1.0}
 
 
-def test_damaged_history_lines_cost_no_checkpoint(store: CheckpointStore) -> None:
+def test_damaged_history_lines_cost_no_checkpoint(store: CheckpointFolder) -> None:
     """A line may still be JSON after storage has changed a letter of it."""
     fill(store, 1)
     store.record_metrics(1, {"loss": 0.5})
@@ -90,7 +90,7 @@ def test_damaged_history_lines_cost_no_checkpoint(store: CheckpointStore) -> Non
     lines.append('{"time": 3, "event": "deleted", "step": 2}')
     with (store.root / "history.jsonl").open("a") as f:
         f.writelines(f"{line}\n" for line in lines)
-    fresh = CheckpointStore(store.root)
+    fresh = CheckpointFolder(store.root)
     assert fresh.info(1).metrics == {"loss": 0.5}
     assert [e["step"] for e in fresh.history()] == [1, 1, 2]
     assert listing.explain(fresh, CheckpointsConfig(), 1)["metrics"] == {"loss": 0.5}
@@ -98,7 +98,7 @@ def test_damaged_history_lines_cost_no_checkpoint(store: CheckpointStore) -> Non
 
 
 def test_what_a_training_deletes_meanwhile_is_not_damage(
-    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+    store: CheckpointFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever looks has listed the folder before."""
     fill(store, 1, 2)
@@ -108,7 +108,7 @@ def test_what_a_training_deletes_meanwhile_is_not_damage(
     assert [row["step"] for row in listing.verified(store, [1, 2, 3], full=True)] == [1, 2]
 
 
-def test_pins(store: CheckpointStore) -> None:
+def test_pins(store: CheckpointFolder) -> None:
     fill(store, 100, 200)
     store.pin(100)
     assert [c.pinned for c in store.list()] == [True, False]
@@ -126,7 +126,7 @@ def test_pins(store: CheckpointStore) -> None:
     assert store.history()[-1]["reasons"] == ["over the limit"]
 
 
-def test_a_full_disk_is_emptied_before_the_history_is_told(store: CheckpointStore) -> None:
+def test_a_full_disk_is_emptied_before_the_history_is_told(store: CheckpointFolder) -> None:
     fill(store, 100, 200)
     (store.root / names.HISTORY).unlink(missing_ok=True)
     (store.root / names.HISTORY).symlink_to("/dev/full")
@@ -136,7 +136,7 @@ def test_a_full_disk_is_emptied_before_the_history_is_told(store: CheckpointStor
     assert not list(store.root.glob(".trash*"))
 
 
-def test_what_cannot_be_removed_now_stays_for_the_next_sweep(store: CheckpointStore) -> None:
+def test_what_cannot_be_removed_now_stays_for_the_next_sweep(store: CheckpointFolder) -> None:
     """Network file systems keep a folder whose files are open; no training must fail of that."""
     leftovers = [store.root / names.trash(step) for step in (1, 2)]
     for path in leftovers:
@@ -151,12 +151,12 @@ def test_what_cannot_be_removed_now_stays_for_the_next_sweep(store: CheckpointSt
     assert store.sweep() == [leftovers[0].name]
 
 
-def test_sweep_takes_leftovers_and_nothing_else(store: CheckpointStore) -> None:
+def test_sweep_takes_leftovers_and_nothing_else(store: CheckpointFolder) -> None:
     fill(store, 100)
     for name in FOREIGN:
         (store.root / name).mkdir()
     quarantined = store.quarantine(100, "test")
-    (store.root / ".tmp-step-000000200-0123456789ab" / "dcp").mkdir(parents=True)
+    (store.root / ".tmp-step-000000200-0123456789ab" / "tensors").mkdir(parents=True)
     (store.root / ".trash-step-000000100-0123456789ab").mkdir()
     (store.root / ".latest.01234567.tmp").touch()
     before = {p.name for p in store.root.iterdir()}
@@ -169,7 +169,7 @@ def test_sweep_takes_leftovers_and_nothing_else(store: CheckpointStore) -> None:
     assert store.sweep() == []
 
 
-def test_retention_counts_only_whole_checkpoints(store: CheckpointStore) -> None:
+def test_retention_counts_only_whole_checkpoints(store: CheckpointFolder) -> None:
     """A truncated newest one must not cost the last good one, and is left for a person to see."""
     fill(store, 100, 200, 300)
     (store.path(300) / "cursor.json").write_bytes(b"")
@@ -183,12 +183,32 @@ def test_retention_counts_only_whole_checkpoints(store: CheckpointStore) -> None
     assert not list(store.root.glob(".trash*"))
 
 
-def test_nothing_is_published_onto_a_checkpoint(store: CheckpointStore) -> None:
+@pytest.mark.parametrize("killed_at", [1, 2])
+def test_a_kill_while_a_step_is_replaced_loses_neither_save(store: CheckpointFolder, killed_at: int) -> None:
     fill(store, 100)
     (store.root / "new").mkdir()
-    with pytest.raises(FileExistsError):
+    former = store.info(100)
+    renames = []
+
+    def kill(call: str, path: Path) -> None:
+        renames.append(call)
+        if renames.count("rename") == killed_at:
+            raise Killed
+
+    with storage.guarded(kill), pytest.raises(Killed):
         store.publish(store.root / "new", 100)
-    assert len(store.list()) == 1
+    assert store.sweep() == []
+    assert store.list() == [former]
+    store.publish(store.root / "new", 100)
+    assert [path.name for path in store.root.iterdir()] == ["step-000000100"]
+
+
+def test_only_the_newest_few_bad_checkpoints_stay(store: CheckpointFolder) -> None:
+    fill(store, *range(5))
+    moved = [store.quarantine(step, "test").name for step in range(5)]
+    assert {path.name for path in store.root.glob(".bad-*")} == set(moved[2:])
+    fill(store, 7)
+    assert store.set_aside(7, "test").name.startswith(".aside-step-000000007-")
 
 
 @pytest.mark.parametrize(
@@ -205,7 +225,7 @@ def test_nothing_is_published_onto_a_checkpoint(store: CheckpointStore) -> None:
         ({"colour": "red"}, "colour"),
     ],
 )
-def test_manifests_are_read_strictly(store: CheckpointStore, change: dict[str, object], reason: str) -> None:
+def test_manifests_are_read_strictly(store: CheckpointFolder, change: dict[str, object], reason: str) -> None:
     file = write_plain(store, 100) / "manifest.json"
     content = {**json.loads(file.read_text()), **change}
     del content["digest"]
@@ -215,13 +235,13 @@ def test_manifests_are_read_strictly(store: CheckpointStore, change: dict[str, o
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"format": NaN}', "\x00" * 50, "[" * 100_000])
-def test_damaged_manifests_are_told(store: CheckpointStore, text: str) -> None:
+def test_damaged_manifests_are_told(store: CheckpointFolder, text: str) -> None:
     (write_plain(store, 100) / "manifest.json").write_text(text)
     with pytest.raises(BadCheckpoint):
         store.info(100)
 
 
-def test_an_edited_manifest_is_noticed(store: CheckpointStore) -> None:
+def test_an_edited_manifest_is_noticed(store: CheckpointFolder) -> None:
     file = write_plain(store, 100, {"loss": 3.25}) / "manifest.json"
     file.write_text(file.read_text().replace("3.25", "3.24"))
     with pytest.raises(BadCheckpoint, match="was changed"):

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from reelworks.checkpoint import retention, save
 from reelworks.checkpoint.config import CheckpointsConfig, KeepBest
-from reelworks.checkpoint.store import CheckpointStore
+from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.cli.main import app
 from reelworks.core.errors import UserError
 from reelworks.recipe import recipe_file
@@ -45,9 +45,9 @@ def run(tmp_path: Path) -> RunFolder:
 
 
 @pytest.fixture
-def store(run: RunFolder) -> CheckpointStore:
+def store(run: RunFolder) -> CheckpointFolder:
     """Saves of steps 1 to 4, of which the second is the best."""
-    made = CheckpointStore(run.checkpoints_folder)
+    made = CheckpointFolder(run.checkpoints_folder)
     for step, loss in enumerate((3.0, 1.0, 2.0, 4.0), 1):
         write_plain(made, step, {"loss": loss}, save_id=str(step))
         made.record_saved(made.info(step), 0.1)
@@ -66,7 +66,7 @@ def told(*arguments: object, code: int = 0) -> Any:
     return json.loads(call(*arguments, "--json", code=code))
 
 
-def test_ls_says_of_each_why_it_stays_or_goes(run: RunFolder, store: CheckpointStore) -> None:
+def test_ls_says_of_each_why_it_stays_or_goes(run: RunFolder, store: CheckpointFolder) -> None:
     (store.path(3) / "cursor.json").write_bytes(b"")
     (store.path(4) / "cursor.json").write_bytes(b"[]")
     rows = told("ls", run.path)
@@ -86,8 +86,11 @@ def test_ls_says_of_each_why_it_stays_or_goes(run: RunFolder, store: CheckpointS
     assert "among the last 2" in text
 
 
-def test_show_names_every_file(run: RunFolder, store: CheckpointStore) -> None:
-    assert [file["path"] for file in told("show", run.path)["files"]] == ["dcp/__0_0.distcp", "cursor.json"]
+def test_show_names_every_file(run: RunFolder, store: CheckpointFolder) -> None:
+    assert [file["path"] for file in told("show", run.path)["files"]] == [
+        "tensors/rank-00000.safetensors",
+        "cursor.json",
+    ]
     assert "step 4: the newest" in call("show", run.path)
     (store.path(2) / "manifest.json").unlink()
     assert "step 2: damaged: manifest.json is missing" in call("show", run.path, 2)
@@ -95,7 +98,7 @@ def test_show_names_every_file(run: RunFolder, store: CheckpointStore) -> None:
         call("show", run.path, 7)
 
 
-def test_verify_ends_with_1_if_one_is_bad(run: RunFolder, store: CheckpointStore) -> None:
+def test_verify_ends_with_1_if_one_is_bad(run: RunFolder, store: CheckpointFolder) -> None:
     assert "4 of 4 good" in call("verify", run.path, "--full")
     (store.path(2) / "cursor.json").write_bytes(b"[]")
     assert "4 of 4 good" in call("verify", run.path), "sizes alone do not tell"
@@ -107,7 +110,7 @@ def test_verify_ends_with_1_if_one_is_bad(run: RunFolder, store: CheckpointStore
         call("verify", run.path, 9)
 
 
-def test_prune_deletes_with_reasons_and_only_while_nobody_trains(run: RunFolder, store: CheckpointStore) -> None:
+def test_prune_deletes_with_reasons_and_only_while_nobody_trains(run: RunFolder, store: CheckpointFolder) -> None:
     dry = told("prune", run.path, "--dry-run")
     assert [row["step"] for row in dry["deleted"]] == [1]
     assert store.steps() == [1, 2, 3, 4]
@@ -126,7 +129,7 @@ def test_prune_deletes_with_reasons_and_only_while_nobody_trains(run: RunFolder,
     assert [row["step"] for row in again["deleted"]] == [3]
 
 
-def test_explain_knows_what_is_there_and_what_is_gone(run: RunFolder, store: CheckpointStore) -> None:
+def test_explain_knows_what_is_there_and_what_is_gone(run: RunFolder, store: CheckpointFolder) -> None:
     store.record_metrics(1, {"fid": 7.5})
     retention.apply_retention(store, POLICY)
     gone = told("explain", run.path, 1)
@@ -147,14 +150,14 @@ def test_explain_knows_what_is_there_and_what_is_gone(run: RunFolder, store: Che
         call("explain", run.path, 1)
 
 
-def test_a_deletion_that_a_death_cut_short_is_explained(run: RunFolder, store: CheckpointStore) -> None:
+def test_a_deletion_that_a_death_cut_short_is_explained(run: RunFolder, store: CheckpointFolder) -> None:
     store.log("deleting", 1, reasons=["over the limit"])
     assert told("explain", run.path, 1)["state"] == "goes"
     store.path(1).rename(store.root / ".trash-step-000000001-0123456789ab")
     assert "step 1 is deleted" in call("explain", run.path, 1)
 
 
-def test_pins(run: RunFolder, store: CheckpointStore) -> None:
+def test_pins(run: RunFolder, store: CheckpointFolder) -> None:
     assert call("pin", run.path, 1) == "step 1: pinned\n"
     call("pin", run.path, 1)
     assert told("pin", run.path, 1)["pinned"]
@@ -164,14 +167,14 @@ def test_pins(run: RunFolder, store: CheckpointStore) -> None:
         call("pin", run.path, 5)
 
 
-def test_a_disk_that_refuses_a_change_is_told(run: RunFolder, store: CheckpointStore) -> None:
+def test_a_disk_that_refuses_a_change_is_told(run: RunFolder, store: CheckpointFolder) -> None:
     (store.root / "pins").write_text("no folder")
     with refused("checkpoints-unwritable", "RUN"):
         call("pin", run.path, 1)
     assert store.steps() == [1, 2, 3, 4]
 
 
-def test_best_prints_a_path_and_nothing_else(run: RunFolder, store: CheckpointStore) -> None:
+def test_best_prints_a_path_and_nothing_else(run: RunFolder, store: CheckpointFolder) -> None:
     assert call("best", run.path) == f"{store.path(2)}\n"
     store.record_metrics(4, {"loss": 0.5})
     assert told("best", run.path)["step"] == 4
@@ -182,7 +185,7 @@ def test_best_prints_a_path_and_nothing_else(run: RunFolder, store: CheckpointSt
 
 
 def test_export_takes_a_run_or_a_checkpoint(run: RunFolder, tmp_path: Path) -> None:
-    store = CheckpointStore(run.checkpoints_folder)
+    store = CheckpointFolder(run.checkpoints_folder)
     for step in (1, 2):
         w = torch.full((2,), float(step))
         save.save(store, step, {"model": {"w": w}, "ema": {"w": w + 0.5}}, extra={"cursor.json": b'{"epoch": 6}'})
@@ -203,7 +206,7 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
             call(verb, tmp_path)
 
 
-def test_verbs_that_look_need_no_torch(run: RunFolder, store: CheckpointStore) -> None:
+def test_verbs_that_look_need_no_torch(run: RunFolder, store: CheckpointFolder) -> None:
     verbs = [
         ["ls"],
         ["show"],

@@ -8,17 +8,17 @@ import pytest
 from checkpoint_helpers import write_plain
 from refused import refused
 
+from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.checkpoint.manifest import BadCheckpoint
-from reelworks.checkpoint.store import CheckpointStore
 from reelworks.checkpoint.verify import named, newest_valid, verify
 from reelworks.core import digests, retry
 
-DATA = "dcp/__0_0.distcp"
+DATA = "tensors/rank-00000.safetensors"
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> CheckpointStore:
-    store = CheckpointStore(tmp_path)
+def store(tmp_path: Path) -> CheckpointFolder:
+    store = CheckpointFolder(tmp_path)
     for step in (100, 200, 300):
         write_plain(store, step)
     return store
@@ -50,7 +50,9 @@ DAMAGES = [
 
 
 @pytest.mark.parametrize(("damage", "name", "seen_by_size"), DAMAGES)
-def test_damage_is_found(store: CheckpointStore, damage: Callable[[Path], None], name: str, seen_by_size: bool) -> None:
+def test_damage_is_found(
+    store: CheckpointFolder, damage: Callable[[Path], None], name: str, seen_by_size: bool
+) -> None:
     verify(store.path(300), full=True)
     damage(store.path(300) / name)
     with pytest.raises(BadCheckpoint, match=name):
@@ -62,7 +64,7 @@ def test_damage_is_found(store: CheckpointStore, damage: Callable[[Path], None],
         verify(store.path(300), full=False)
 
 
-def test_the_newest_good_one_is_found(store: CheckpointStore) -> None:
+def test_the_newest_good_one_is_found(store: CheckpointFolder) -> None:
     truncate(store.path(300) / DATA)
     flip(store.path(200) / "cursor.json")
     write_plain(store, 50)
@@ -80,22 +82,22 @@ def test_the_newest_good_one_is_found(store: CheckpointStore) -> None:
     assert newest_valid(store, full=True) == (info, [])
 
 
-def test_all_bad_is_an_error_that_moves_nothing(store: CheckpointStore) -> None:
+def test_all_bad_is_an_error_that_moves_nothing(store: CheckpointFolder) -> None:
     for step in store.steps():
         truncate(store.path(step) / DATA)
     with refused("no-good-checkpoint", "checkpoints", says="step 300: .*step 100: ") as error:
         newest_valid(store, full=False)
-    assert "--output" in error.value.remedy
+    assert "move them away" in error.value.remedy
     assert store.steps() == [100, 200, 300]
 
 
 def test_none_at_all_is_none(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path)
+    store = CheckpointFolder(tmp_path)
     (tmp_path / ".tmp-step-000000100-0123456789ab").mkdir()
     assert newest_valid(store, full=True) is None
 
 
-def test_a_named_step_never_falls_back(store: CheckpointStore) -> None:
+def test_a_named_step_never_falls_back(store: CheckpointFolder) -> None:
     assert named(store, 200, full=True).step == 200
     truncate(store.path(200) / DATA)
     with refused("checkpoint-bad", "step"):
@@ -105,7 +107,7 @@ def test_a_named_step_never_falls_back(store: CheckpointStore) -> None:
     assert store.steps() == [100, 200, 300]
 
 
-def test_a_newer_format_is_neither_bad_nor_passed_over(store: CheckpointStore) -> None:
+def test_a_newer_format_is_neither_bad_nor_passed_over(store: CheckpointFolder) -> None:
     file = store.path(300) / "manifest.json"
     file.write_text(file.read_text().replace('"format": 1', '"format": 2'))
     with refused("checkpoint-bad", "checkpoint"):
@@ -115,7 +117,7 @@ def test_a_newer_format_is_neither_bad_nor_passed_over(store: CheckpointStore) -
 
 @pytest.mark.parametrize(("times", "code"), [(2, errno.EIO), (99, errno.ESTALE)])
 def test_errors_that_pass_are_no_verdict(
-    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch, times: int, code: int
+    store: CheckpointFolder, monkeypatch: pytest.MonkeyPatch, times: int, code: int
 ) -> None:
     left, real = [times], digests.of_file
 

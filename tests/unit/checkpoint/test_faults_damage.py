@@ -10,15 +10,16 @@ from typing import Any
 
 import pytest
 from benchmarks._faults import one_save
-from checkpoint_helpers import save
+from checkpoint_helpers import assert_equal, save, state
 from refused import refused
 
 from reelworks.checkpoint import manifest
+from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.checkpoint.store import CheckpointStore
 from reelworks.checkpoint.verify import newest_valid, verify
 from reelworks.core import digests
 
-FILES = ("dcp/__0_0.distcp", "dcp/.metadata", "cursor.json", "excluded.npy", manifest.FILE_NAME)
+FILES = ("tensors/rank-00000.safetensors", "state.json", "cursor.json", "excluded.npy", manifest.FILE_NAME)
 FLIPS_PER_FILE = 120
 Damage = tuple[str, Callable[[Path], None]]
 
@@ -28,7 +29,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Good checkpoints of steps 10 and 20."""
     root = tmp_path_factory.mktemp("template")
     for step in (10, 20):
-        save(CheckpointStore(root), step)
+        save(CheckpointFolder(root), step)
     return root
 
 
@@ -110,7 +111,7 @@ EDITS: dict[str, Callable[[dict[str, Any]], None]] = {
     "a file twice": lambda content: content["files"].append(content["files"][0]),
     "a file outside": first_file(path="../step-000000010/cursor.json"),
     "an absolute file": first_file(path="/etc/passwd"),
-    "a missing file": first_file(path="dcp/__1_0.distcp"),
+    "a missing file": first_file(path="tensors/rank-00001.safetensors"),
     "another size": first_file(size=3),
     "another digest": first_file(digest="0" * 32),
     "no digest": first_file(digest=""),
@@ -120,22 +121,36 @@ EDITS: dict[str, Callable[[dict[str, Any]], None]] = {
 
 
 def test_damage_is_never_loaded_silently(template: Path, tmp_path: Path) -> None:
-    """Read in full, a damaged checkpoint is passed over for the older one, with a reason.
+    """Read in full, a damaged checkpoint is passed over for the older one, with a reason; so it is while it is loaded.
 
-    By sizes alone, all is seen but what changes neither a size nor the manifest. A manifest that is only laid out
-    in another way is no damage.
+    By sizes alone, all is seen but what changes neither a size nor the manifest nor the index. A manifest that is only
+    laid out in another way is no damage. Loading needs neither the headers of the tensors' files nor other files.
     """
-    seen = 0
+    seen = seen_by_loading = 0
     for number, (what, damage) in enumerate(damages(template)):
         root = tmp_path / str(number)
         one_save.copy(template, root)
         damage(root / "step-000000020")
         whole, of_size = compare(root / "step-000000020", template / "step-000000020")
         of_size |= what == "sealed manifest with another digest"
-        assert passes_sizes(root / "step-000000020") == of_size, what
+        assert passes_sizes(root / "step-000000020") == (of_size and (whole or not what.startswith("state.json"))), what
+        if number % 4 == 0:
+            step = loaded_step(root)
+            seen_by_loading += step == 10
+            assert step == 20 or not whole, what
         assert passed_over(root) != whole, what
         seen += not whole
     assert seen >= 500
+    assert seen_by_loading >= 75
+
+
+def loaded_step(root: Path) -> int:
+    """Load the newest good checkpoint, and assert that all of it is what was saved at its step."""
+    values = state(1)
+    step = CheckpointStore(root).load_latest(values)
+    assert step in (10, 20)
+    assert_equal(values, state(step))
+    return step
 
 
 def compare(folder: Path, good: Path) -> tuple[bool, bool]:
@@ -159,7 +174,7 @@ def passes_sizes(folder: Path) -> bool:
 
 
 def passed_over(root: Path) -> bool:
-    found = newest_valid(CheckpointStore(root), full=True)
+    found = newest_valid(CheckpointFolder(root), full=True)
     assert found is not None
     info, skipped = found
     assert (info.step, [step for step, reason in skipped if reason]) in [(10, [20]), (20, [])]
@@ -175,4 +190,4 @@ def test_checkpoints_that_took_each_other_s_place(template: Path, tmp_path: Path
     twenty.rename(ten)
     (root / "aside").rename(twenty)
     with refused("no-good-checkpoint", "checkpoints", says="step 20: .*step 10: .* of step 20"):
-        newest_valid(CheckpointStore(root), full=False)
+        newest_valid(CheckpointFolder(root), full=False)

@@ -17,23 +17,23 @@ from checkpoint_helpers import assert_equal, save, state
 from reelworks.checkpoint import retention, verify
 from reelworks.checkpoint import save as commit
 from reelworks.checkpoint.config import CheckpointsConfig
+from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.checkpoint.load import load
-from reelworks.checkpoint.store import CheckpointStore
 from reelworks.core import storage
 
 LAST_1 = CheckpointsConfig(keep_last=1, keep_best=None)
 
 
 @pytest.fixture
-def fresh(tmp_path: Path) -> Callable[[], CheckpointStore]:
+def fresh(tmp_path: Path) -> Callable[[], CheckpointFolder]:
     """Make stores that have step 10, one after another."""
-    template = CheckpointStore(tmp_path / "template")
+    template = CheckpointFolder(tmp_path / "template")
     save(template, 10)
 
-    def make() -> CheckpointStore:
+    def make() -> CheckpointFolder:
         shutil.rmtree(tmp_path / "checkpoints", ignore_errors=True)
         one_save.copy(template.root, tmp_path / "checkpoints")
-        return CheckpointStore(tmp_path / "checkpoints")
+        return CheckpointFolder(tmp_path / "checkpoints")
 
     return make
 
@@ -70,7 +70,7 @@ WRITES, OTHERS = ("write",), ("open", "fsync", "rename", "mkdir")
     ],
 )
 def test_an_error_costs_this_save_only(
-    fresh: Callable[[], CheckpointStore], code: int, kinds: tuple[str, ...], error: type[Exception]
+    fresh: Callable[[], CheckpointFolder], code: int, kinds: tuple[str, ...], error: type[Exception]
 ) -> None:
     """At each call: the save fails as what it is, or has succeeded; nothing else changes; the next one works."""
     store = fresh()
@@ -100,7 +100,7 @@ def is_publishing(call: Call) -> bool:
     return call.kind == "rename" and Path(call.path).name.startswith(".tmp-step-")
 
 
-def test_short_writes_lose_nothing(fresh: Callable[[], CheckpointStore]) -> None:
+def test_short_writes_lose_nothing(fresh: Callable[[], CheckpointFolder]) -> None:
     """Each write cut in half by the system in turn, and all of them to 100 bytes."""
     calls = calls_of(lambda: save(fresh(), 20))
     writes = [n for n, call in enumerate(calls) if call.kind == "write"]
@@ -128,7 +128,7 @@ def test_what_the_system_cut_off_is_not_digested_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_bytes: int
 ) -> None:
     """Digests are those of the files where the system writes less than it was given, large parts and small."""
-    store, real = CheckpointStore(tmp_path), os.write
+    store, real = CheckpointFolder(tmp_path), os.write
     with monkeypatch.context() as patch:
         patch.setattr(os, "write", lambda fd, data: real(fd, data[:most_bytes]))
         one_save.save(store, 50)
@@ -137,10 +137,10 @@ def test_what_the_system_cut_off_is_not_digested_twice(
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
-def test_an_error_in_retention_is_finished_by_the_next_one(fresh: Callable[[], CheckpointStore], code: int) -> None:
+def test_an_error_in_retention_is_finished_by_the_next_one(fresh: Callable[[], CheckpointFolder], code: int) -> None:
     """Whatever call of a deletion fails, the newest stays whole, and the old one goes the next time."""
 
-    def two() -> CheckpointStore:
+    def two() -> CheckpointFolder:
         store = fresh()
         save(store, 20)
         return store
@@ -192,12 +192,12 @@ def fill(ballast: Path) -> None:
 def test_a_disk_that_fills_up_meanwhile(small_disk: Path) -> None:
     """A real disk that someone else fills up before each call in turn: the save fails as that, or is whole."""
     root = small_disk / "checkpoints"
-    save(CheckpointStore(root), 10)
-    calls = calls_of(lambda: save(CheckpointStore(root), 20))
+    save(CheckpointFolder(root), 10)
+    calls = calls_of(lambda: save(CheckpointFolder(root), 20))
     failed = 0
     for number in range(len(calls)):
         storage.rmtree(root)
-        store = CheckpointStore(root)
+        store = CheckpointFolder(root)
         save(store, 10)
         made = 0
 

@@ -15,9 +15,9 @@ from refused import refused
 
 from reelworks.checkpoint import manifest
 from reelworks.checkpoint.config import MirrorConfig
+from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.checkpoint.mirror import mirror as mirrors
 from reelworks.checkpoint.mirror.remote import ABANDONED, RemoteFilesystem, folder_of
-from reelworks.checkpoint.store import CheckpointStore
 from reelworks.checkpoint.verify import verify
 from reelworks.core import digests
 from reelworks.core.errors import UserError
@@ -66,7 +66,7 @@ def test_files_that_change_are_copied_again_and_those_that_go_are_removed(tmp_pa
 
 def test_the_mirror_keeps_by_its_own_policy_and_the_history_says_why(tmp_path: Path) -> None:
     run, there = new_run(tmp_path / "run"), tmp_path / "mirror"
-    store = CheckpointStore(run.checkpoints_folder)
+    store = CheckpointFolder(run.checkpoints_folder)
     for step, loss in ((100, 0.9), (200, 0.1), (300, 0.8), (400, 0.7), (500, 0.6)):
         write_plain(store, step, {"validation/loss": loss}, save_id=str(step))
     copy(run, place_at(there), 100, 200, 300, 400, 500, keep_last=1)
@@ -80,7 +80,7 @@ def test_the_mirror_keeps_by_its_own_policy_and_the_history_says_why(tmp_path: P
 
 def test_a_score_that_came_late_counts_though_its_checkpoint_is_gone_here(tmp_path: Path) -> None:
     run, there = new_run(tmp_path / "run", 200, 300, 400), tmp_path / "mirror"
-    store = CheckpointStore(run.checkpoints_folder)
+    store = CheckpointFolder(run.checkpoints_folder)
     copy(run, place_at(there), 200)
     store.record_metrics(200, {"validation/loss": 0.5})
     store.remove(200, ("for the test",))
@@ -224,21 +224,21 @@ def test_a_file_that_arrives_short_never_gets_a_manifest(tmp_path: Path) -> None
 
     def put_file(source: str, target: str) -> None:
         type(real).put_file(real, source, target)
-        if ".distcp" in target:
+        if ".safetensors" in target:
             Path(target).write_bytes(b"short")
 
     real.put_file = put_file
     told = copy(run, place, 100)
     assert told.events[0] == (
         "unmirrored",
-        {"step": 100, "reason": "BadCheckpoint: dcp/__0_0.distcp has 5 bytes instead of 200"},
+        {"step": 100, "reason": "BadCheckpoint: tensors/rank-00000.safetensors has 5 bytes instead of 200"},
     )
     assert place.manifest_data(100) is None
 
 
 def test_a_step_that_was_saved_anew_replaces_the_former(tmp_path: Path) -> None:
     run, place = new_run(tmp_path / "run", 100), place_at(tmp_path / "mirror")
-    store = CheckpointStore(run.checkpoints_folder)
+    store = CheckpointFolder(run.checkpoints_folder)
     assert copy(run, place, 100).kinds() == ["mirrored", "mirror_retention"]
     assert copy(run, place, 100).kinds() == ["mirror_retention"]  # it is there
     store.quarantine(100, "for the test")
@@ -250,7 +250,7 @@ def test_a_step_that_was_saved_anew_replaces_the_former(tmp_path: Path) -> None:
 def test_a_former_save_of_the_step_never_lends_its_manifest(tmp_path: Path) -> None:
     """For each call: an upload over another save of equal sizes that dies shows the one, or none, never a mixture."""
     run = new_run(tmp_path / "run", 100)
-    store = CheckpointStore(run.checkpoints_folder)
+    store = CheckpointFolder(run.checkpoints_folder)
     copy(run, place_at(tmp_path / "0"), 100)
     store.quarantine(100, "for the test")
     folder = write_plain(store, 100, save_id="another")
@@ -279,7 +279,7 @@ def test_what_the_run_went_back_behind_is_set_aside(tmp_path: Path) -> None:
     """A later checkpoint of an abandoned branch no longer passes for the newest, and its files stay."""
     run, place = new_run(tmp_path / "run", 100, 200, 300), place_at(tmp_path / "mirror")
     copy(run, place, 100, 200, 300)
-    store = CheckpointStore(run.checkpoints_folder)
+    store = CheckpointFolder(run.checkpoints_folder)
     for step in (200, 300):
         store.quarantine(step, "abandoned")
     copy(run, place, 100)

@@ -12,9 +12,9 @@ from checkpoint_helpers import Killed
 from mirror_helpers import copy, logged, new_run, place_at
 from refused import refused
 
+from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.checkpoint.mirror.fetch import bring_back
 from reelworks.checkpoint.mirror.remote import RemoteFilesystem
-from reelworks.checkpoint.store import CheckpointStore
 from reelworks.checkpoint.verify import verify
 from reelworks.core import storage
 from reelworks.run.folder import RunFolder
@@ -35,7 +35,7 @@ def fetch(mirror: Path, run: RunFolder, resume: str = "auto") -> tuple[int | Non
 
 
 def steps(run: RunFolder) -> list[int]:
-    return CheckpointStore(run.checkpoints_folder).steps()
+    return CheckpointFolder(run.checkpoints_folder).steps()
 
 
 def leftovers(run: RunFolder) -> list[Path]:
@@ -49,8 +49,8 @@ def test_an_empty_disk_gets_the_newest_and_the_files_beside_it(tmp_path: Path, m
     assert "fetching the checkpoint of step 300" in said[0]
     assert run.exists
     assert (run.path / "coverage/segment-000-000000-000/places.parquet").read_text() == "places"
-    assert CheckpointStore(run.checkpoints_folder).is_pinned(100)
-    events = [e["event"] for e in CheckpointStore(run.checkpoints_folder).history()]
+    assert CheckpointFolder(run.checkpoints_folder).is_pinned(100)
+    events = [e["event"] for e in CheckpointFolder(run.checkpoints_folder).history()]
     assert events == ["mirrored"] * 3 + ["fetched"]
     assert not leftovers(run)
     assert fetch(mirror, run) == (None, [])
@@ -84,7 +84,7 @@ def truncate(folder: Path) -> None:
 
 
 def flip(folder: Path) -> None:
-    (folder / "dcp/__0_0.distcp").write_bytes(bytes(200))
+    (folder / "tensors/rank-00000.safetensors").write_bytes(bytes(200))
 
 
 def forge(folder: Path) -> None:
@@ -95,7 +95,7 @@ def forge(folder: Path) -> None:
     ("damage", "reason"),
     [
         (truncate, "cursor.json has 0 bytes"),
-        (flip, "__0_0.distcp has changed since"),
+        (flip, "rank-00000.safetensors has changed since"),
         (forge, "changed after it was written"),
     ],
 )

@@ -11,9 +11,9 @@ from mirror_helpers import copy, logged, new_run, shown
 from refused import refused
 
 from reelworks.checkpoint.config import MirrorConfig
+from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.checkpoint.mirror import fetch, mirror
 from reelworks.checkpoint.mirror.remote import RemoteFilesystem
-from reelworks.checkpoint.store import CheckpointStore
 from reelworks.checkpoint.verify import verify
 from reelworks.run.folder import RunFolder
 
@@ -53,7 +53,7 @@ def test_a_run_survives_the_loss_of_its_disk(tmp_path: Path, endpoint: str, line
 
     again = RunFolder(tmp_path / "new" / "run")
     assert fetch.bring_back(place, again, "auto") == 300
-    assert CheckpointStore(again.checkpoints_folder).steps() == [300]
+    assert CheckpointFolder(again.checkpoints_folder).steps() == [300]
     verify(again.checkpoints_folder / "step-000000300", full=True)
     assert again.info()["id"] == run.info()["id"]
     assert again.events_file.read_bytes() == run.events_file.read_bytes()

@@ -14,7 +14,7 @@ import pytest
 from benchmarks._faults import one_save
 from dropping_disk import Disk, write_tree
 
-from reelworks.checkpoint.store import CheckpointStore
+from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.core import storage
 
 
@@ -25,7 +25,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def survey(tmp_path: Path, limit: int) -> Iterator[list[str]]:
     """What is wrong with each state that is possible while a save with retention runs, from the last moment on."""
-    store = CheckpointStore(tmp_path / "checkpoints")
+    store = CheckpointFolder(tmp_path / "checkpoints")
     one_save.prepare(store)
     disk = Disk(store.root, limit)
     told_at: dict[str, int] = {}
@@ -36,7 +36,7 @@ def survey(tmp_path: Path, limit: int) -> Iterator[list[str]]:
         root = tmp_path / str(number)
         write_tree(dict(state), root)
         told = [what for what, at in told_at.items() if cut > at]
-        yield one_save.problems_on_resume(CheckpointStore(root), told)
+        yield one_save.problems_on_resume(CheckpointFolder(root), told)
 
 
 def test_every_state_that_a_power_cut_may_leave(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def test_lines_are_printed_as_they_are_and_warnings_marked(capsys: Printed) -> N
         log.logger.debug("nobody asked for this")
     log.logger.info("after it")
     assert capsys.readouterr().out == f"step 1 [of 3]: {'a' * 200}\nwarning: the disk is full\n"
-    assert log.terminal() is None
+    assert log.console() is None
     assert (log.logger.handlers, log.logger.level, log.logger.propagate) == ([], logging.NOTSET, True)
 
 
@@ -64,7 +64,7 @@ def test_events_are_appended_and_numbers_that_json_lacks_are_null(tmp_path: Path
     written = log.EventHandler(EventLog(file).write)
     logging.disable(logging.CRITICAL)  # which somebody may do; the run's account does not depend on it
     try:
-        written.handle(log.event_record("step", {"loss": float("nan"), "by": {"a": float("inf"), "b": 2}}))
+        written.handle(log.event_record("step", {"step": 1, "loss": float("nan"), "by": {"a": float("inf"), "b": 2}}))
         written.handle(log.event_record("stop", {"reason": "finished"}))
     finally:
         logging.disable(logging.NOTSET)

@@ -18,7 +18,7 @@ from reelworks.core import waiting_threads
 )
 def test_the_load_decides_where_nobody_has(load, before, after, monkeypatch):
     monkeypatch.setattr(waiting_threads.os, "getloadavg", lambda: (load, 0.0, 0.0))
-    monkeypatch.setattr(waiting_threads, "cores", lambda: 4)
+    monkeypatch.setattr(waiting_threads.cores, "count", lambda: 4)
     monkeypatch.setattr(waiting_threads, "_GPUS", ())
     environment = dict(before)
     waiting_threads.choose(environment)
@@ -34,6 +34,6 @@ def test_a_gpu_makes_no_choice_needed(monkeypatch, tmp_path):
 
 def test_ones_own_threads_are_no_others(monkeypatch):
     monkeypatch.setattr(waiting_threads.os, "getloadavg", lambda: (4.0, 0.0, 0.0))
-    monkeypatch.setattr(waiting_threads, "cores", lambda: 4)
+    monkeypatch.setattr(waiting_threads.cores, "count", lambda: 4)
     assert waiting_threads.is_busy()
     assert not waiting_threads.is_busy(own_threads=4)

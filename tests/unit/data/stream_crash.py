@@ -41,6 +41,16 @@ def _die(log: Path, deaths: int, good: Path) -> Path:
     return good
 
 
+class Hanging(type(Path())):  # type: ignore[misc]
+    """A path of a pipe at which one waits for what is never written, as at a file on a dead mount."""
+
+    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
+        """Wait."""
+        with open(self, "rb") as pipe:  # noqa: PTH123
+            pipe.read(1)
+        return super().stat(follow_symlinks=follow_symlinks)  # type: ignore[no-any-return]
+
+
 def start_workers_and_die(pids: Connection) -> None:
     """Be a trainer that tells its worker's process id and is killed."""
     pool = DecodePool(1, 60.0)

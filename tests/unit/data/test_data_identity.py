@@ -38,12 +38,13 @@ def no_waiting_for_the_disk() -> Iterator[None]:
 
 @dataclass
 class Run:
-    """Knows clips from segment to segment of an epoch, as a resume does; clips go by the name of their first file."""
+    """Knows clips from segment to segment, as a resume does; clips go by the name of their first file."""
 
     folder: Path
     how: RenamedClips = "same"
     roots: dict[str, str] = field(default_factory=dict)
     known: list[Known] = field(default_factory=list)
+    older: list[Known] = field(default_factory=list)
     found: Identity | None = None
     excluded: Excluded = field(default_factory=Excluded.none)
     names: dict[int, str] = field(default_factory=dict)
@@ -52,7 +53,7 @@ class Run:
         """Scan files and begin a segment with them; returns for each which clip it is."""
         rows = (catalog := self._scan(files)).live()
         if self.known:
-            self.found = identity.identify(rows, catalog, self.known, self.how)
+            self.found = identity.identify(rows, catalog, self.known, self.how, self.older)
             latest = self.known[0]
             self.excluded = identity.carry_over(self.found, latest, *self.excluded.places(), self.excluded)
         aliases = self.found.aliases if self.found else Aliases()
@@ -86,6 +87,18 @@ class Run:
             return catalog
         self.folder.mkdir(parents=True, exist_ok=True)
         return catalog.append(make_rows(*values).to_table(), np.array(retired, dtype=np.int64), [])
+
+    def begin_epoch(self) -> None:
+        """Begin the next epoch, with the files of this one and nothing trained of them."""
+        self.known, self.older = self.known[:1], self.known[1:] + self.older
+        self.excluded = Excluded.none()
+
+    def keys(self) -> dict[str, int]:
+        """Return the key of each file of now."""
+        rows = self.known[0].catalog.live()
+        keys = self.known[0].keys(rows.ordinal).tolist()
+        parts = zip(rows.dataset.to_pylist(), rows.path.to_pylist(), keys, strict=True)
+        return {f"{dataset}/{path}": key for dataset, path, key in parts}
 
     def lose_the_catalog(self) -> None:
         """Let the next scan make another one; the run keeps the former."""
@@ -325,6 +338,18 @@ def test_a_new_file_under_the_name_of_a_clip_that_goes_by_another_is_a_new_clip(
     assert run.consumed() == {("b/x", 0), ("a/x", 0)}
 
 
+@pytest.mark.parametrize("epochs", [0, 1, 2])
+def test_a_clip_comes_back_with_its_renamed_dataset_after_epochs_without_it(run: Run, epochs: int) -> None:
+    """Another file that has its first name by then is none of it, in the same epoch or a later one."""
+    run.see(ONE)
+    run.see({"a/z": "3"})
+    for _ in range(epochs):
+        run.begin_epoch()
+    run.see({"b/z": "3"})
+    assert run.see({"b/z": "3", "b/x": "1"}) == {"b/z": "a/z", "b/x": "a/x"}
+    assert run.see({"b/z": "3", "a/x": "another file"}) == {"b/z": "a/z", "a/x": "another"}
+
+
 @pytest.mark.parametrize("anew", [False, True])
 def test_a_clip_that_is_gone_comes_back_as_trained_as_it_was(run: Run, anew: bool) -> None:
     """In the next segment or later, under its name or with its renamed dataset, in the same catalog or one made anew."""
@@ -447,7 +472,7 @@ def _moved(name: str, dataset: str) -> str:
 
 changes = st.lists(
     st.tuples(
-        st.sampled_from(["rename", "split", "swap", "edit", "remove", "return", "add", "train", "anew"]),
+        st.sampled_from(["rename", "split", "swap", "edit", "remove", "return", "add", "train", "anew", "epoch"]),
         st.integers(0, 9),
     ),
     max_size=10,
@@ -457,8 +482,11 @@ changes = st.lists(
 @settings(max_examples=settings().max_examples // 8)
 @given(changes)
 def test_what_is_trained_stays_trained_through_any_history(history: list[tuple[str, int]]) -> None:
-    """One thing happens between two segments: then each file is known for what it was, and no other one is."""
-    footage, trained = Footage(), set[int]()
+    """One thing happens between two segments: then each file is known for what it was, and no other one is.
+
+    Epochs that begin in between forget what was trained, and no file.
+    """
+    footage, trained, keys = Footage(), set[int](), dict[int, int]()
     with tempfile.TemporaryDirectory() as folder:
         run = Run(Path(folder, "catalog"))
         run.see(footage.files)
@@ -469,9 +497,16 @@ def test_what_is_trained_stays_trained_through_any_history(history: list[tuple[s
                 trained |= {footage.clip[name] for name in some}
             elif kind == "anew":
                 run.lose_the_catalog()
+            elif kind == "epoch":
+                run.begin_epoch()
+                trained.clear()
             else:
                 footage.change(kind, n)
                 run.see(footage.files)
+            known = run.keys()
+            for name, clip in footage.clip.items():
+                assert keys.setdefault(clip, known[name]) == known[name]
+            assert len(set(keys.values())) == len(keys)
             assert run.consumed() == {(name, 0) for name, clip in footage.clip.items() if clip in trained}
 
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from refused import refused
 
 from reelworks.catalog import compact
+from reelworks.core import hash_rng
 from reelworks.data import position, resume, segment_record
 from reelworks.recipe.dataset import RecipeData
 from reelworks.run import records
@@ -377,6 +378,26 @@ def test_a_catalog_made_anew_after_a_change_counts_by_clip_too(training: Trainin
         training.resume(saved)
     training.check_end()
     assert len(training.trained) == 12
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_clip_that_an_epoch_did_not_have_is_known_from_one_before(training: Training, lost: bool) -> None:
+    """It comes back with its dataset, which has another name by then; its account is lost with the former records."""
+    remove(training, "03.png")
+    training.resume(training.save())
+    training.steps(10_000)
+    training.position, _ = position.next_epoch(training.data, training.spec(), training.position)
+    segment_record.begin(training.run, training.data, training.position, "recipe.toml")
+    if lost:
+        shutil.rmtree(records.path(training.run, (0, 0, 0)))
+    rename(training, "film")
+    picture(training, "03.png", grey=3)
+    changes = training.resume(training.save())
+    assert "1 clips added, 0 removed" in changes[0]
+    now = training.data.rows
+    first = [hash_rng.hash_int("data", name) for name in now.path.to_pylist()]
+    keys = training.position.aliases.keys(now.ordinal, now.uid).tolist()
+    assert [name for name, a, b in zip(now.path.to_pylist(), first, keys, strict=True) if a != b] == ["03.png"] * lost
 
 
 def test_data_that_begin_again_need_no_record(training: Training) -> None:

@@ -159,13 +159,13 @@ def test_an_error_of_the_source_comes_after_all_that_it_gave(pictures: list[Path
 
 
 class Gated(type(Path())):  # type: ignore[misc]
-    """A file that can be opened once the gate is."""
+    """A file that can be looked at once the gate is open."""
 
     gate = threading.Event()
 
-    def open(self, *arguments: Any, **more: Any) -> Any:
+    def stat(self, **how: Any) -> Any:
         self.gate.wait()
-        return super().open(*arguments, **more)
+        return super().stat(**how)
 
 
 def test_what_is_left_behind_is_not_decoded(pictures: list[Path]) -> None:

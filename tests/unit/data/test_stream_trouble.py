@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 import stream_crash
-from stream_crash import Deadly
+from stream_crash import Deadly, Hanging
 from stream_works import CLIP_BYTES, LONG_SECONDS, greys, request, work
 
 from reelworks.data.prefetch import read_ahead
@@ -27,8 +27,8 @@ from reelworks.media.decode_pool import DecodePool
 
 @pytest.fixture
 def pipe(tmp_path: Path) -> Path:
-    """A picture that nobody writes: opening it waits for ever, as a dead mount does."""
-    path = tmp_path / "hangs.png"
+    """A picture that nobody writes: looking for it waits for ever, as on a dead mount."""
+    path = Hanging(tmp_path / "hangs.png")
     os.mkfifo(path)
     return path
 

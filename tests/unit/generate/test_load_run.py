@@ -17,7 +17,7 @@ from PIL import Image
 from refused import refused
 
 from reelworks.checkpoint import save
-from reelworks.checkpoint.store import CheckpointStore
+from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.cli import main
 from reelworks.core import files
 from reelworks.core.errors import UserError
@@ -53,7 +53,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder.recipe_file.write_text(recipe_file.dump(recipe))
     state = TrainState.start(build.denoiser(recipe, torch.device("cpu")), recipe.train)
     for step in (2, 4):
-        save.save(CheckpointStore(folder.checkpoints_folder), step, state.state_dict())
+        save.save(CheckpointFolder(folder.checkpoints_folder), step, state.state_dict())
     return folder.path
 
 
@@ -103,15 +103,15 @@ def test_checkpoints_may_lie_elsewhere_and_a_run_be_called_anything(
 
 
 def test_damaged_checkpoints_are_passed_over_and_told_if_there_is_no_other(run: RunFolder) -> None:
-    store = CheckpointStore(run.checkpoints_folder)
+    store = CheckpointFolder(run.checkpoints_folder)
     (store.path(4) / "manifest.json").unlink()
     assert LoadedModel.load(run.path).step == 2
-    shard = next((store.path(2) / "dcp").glob("*.distcp"))
+    shard = next((store.path(2) / "tensors").glob("*.safetensors"))
     shard.write_bytes(shard.read_bytes()[:-1])
     error = refusal(run.path)
     assert (error.field, error.value) == ("RUN", str(run.path))
     assert "step 4: manifest.json is missing" in error.problem
-    assert f"step 2: dcp/{shard.name} has " in error.problem
+    assert f"step 2: tensors/{shard.name} has " in error.problem
     assert store.steps() == [2, 4], "looking changes nothing"
 
 
@@ -143,7 +143,7 @@ def test_a_checkpoint_is_generated_with_by_the_recipe_of_its_step(run: RunFolder
         kept = run.keep_recipe(recipe_file.dump(recipe))
         log.write("start", recipe=kept, resumed_from=step - 2)
         log.write("step", step=step)
-    store = CheckpointStore(run.checkpoints_folder)
+    store = CheckpointFolder(run.checkpoints_folder)
     assert LoadedModel.load(store.path(2)).recipe.objective.timestep_shift == 2.0
     assert LoadedModel.load(run.path).recipe.objective.timestep_shift == 3.0
 
@@ -186,9 +186,12 @@ def test_generate_tells_words_that_are_not_seen(
         main.main()
     assert not left.value.code
     assert picture.is_file()
+    said = capsys.readouterr()
+    stages = ("loading the model", "loading the autoencoder", "generating 1 clip of")
+    assert [stage for stage in stages if stage not in said.err] == []
     words = "word" if unseen == 1 else f"{unseen} words"
     told = f"the model reads 6 tokens of a prompt, and cuts off the last {words} of {prompt!r}"
-    assert (told in capsys.readouterr().out) == bool(unseen)
+    assert (told in said.out) == bool(unseen)
 
 
 def _planned(run: RunFolder, *buckets: tuple[int, int, int, int]) -> None:

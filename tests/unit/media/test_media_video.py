@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from av.stream import Disposition
 
+from reelworks.catalog import probe
 from reelworks.core.shape import Shape
 from reelworks.media import decode
 from reelworks.media.augment import Augmentation
@@ -272,3 +273,18 @@ def test_a_recipe_with_torchcodec_is_refused_where_it_is_missing() -> None:
     torchcodec_frames.require("pyav")
     with pytest.raises(UserError, match="torchcodec"):
         torchcodec_frames.require("torchcodec")
+
+
+def test_a_video_that_changes_its_size_midway_is_scaled_to_that_of_its_beginning(tmp_path: Path) -> None:
+    """As players show it, and as the scan has measured it."""
+    parts = [
+        files.write_video(tmp_path / f"{i}.ts", num_frames=8, size=size, codec="mpeg2video")
+        for i, size in enumerate([(96, 64), (48, 32)])
+    ]
+    both = tmp_path / "both.ts"
+    both.write_bytes(b"".join(part.read_bytes() for part in parts))
+    found = probe.probe(both)
+    assert (found.height, found.width) == (64, 96)
+    frames = decode.load(Request(both, False, Shape(found.num_frames, 32, 48), size=(64, 96)))
+    assert frames.shape == (found.num_frames, 32, 48, 3)
+    assert found.num_frames > 8

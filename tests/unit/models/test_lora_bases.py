@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from reelworks.models import factory, fp8
 from reelworks.models.config import ModelConfig
-from reelworks.models.lora import base_model, inject
+from reelworks.models.lora import base_model, frozen, inject
 from reelworks.models.lora.config import LoraConfig
 from reelworks.models.lora.frozen import FORMATS, Quantized, QuantizedLinear, dequantize, nf4_levels, quantize
 from reelworks.precision import audit
@@ -106,6 +106,16 @@ def test_linear_layers_of_blocks_alone_are_quantized(name):
     wanted = {n for n, m in plain.module.named_modules() if isinstance(m, nn.Linear) and id(m) in inside}
     quantized = {n for n, m in found.module.named_modules() if isinstance(m, QuantizedLinear)}
     assert {n.removesuffix(".base_layer") for n in quantized} == wanted != set()
+
+
+def test_rounding_says_how_far_it_is(caplog, monkeypatch):
+    monkeypatch.setattr(frozen, "_SECONDS_BETWEEN_LINES", 0.0)
+    with caplog.at_level("INFO", logger="reelworks"):
+        contract.with_lora(contract.FAMILIES[0], "int8", F32)
+    first, *further = [record.getMessage() for record in caplog.records if "layers" in record.getMessage()]
+    count = int(first.split()[1])
+    assert first == f"rounding {count} layers to int8"
+    assert further == [f"{done} of {count} layers are rounded" for done in range(1, count + 1)]
 
 
 @pytest.mark.parametrize("base", [None, "float32", *FORMATS])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 
 import diffusers
 import pytest
@@ -14,6 +15,7 @@ from refused import refused
 from torch import nn
 
 from reelworks.core.errors import UserError
+from reelworks.models import identify, registry
 from reelworks.models.lora import files, key_mapping
 from reelworks.models.lora.config import LoraConfig
 from reelworks.recipe import recipe_file
@@ -30,11 +32,14 @@ FEW = {
     "ltx-video-2b": {"num_layers": 1},
     "ltx-2": {"num_layers": 1},
     "ltx-2.3": {"num_layers": 1},
+    "minimax-h3-sound": {"num_layers": 1, "num_refiner_layers": 1},
     "qwen-image": {"num_layers": 1},
     "qwen-image-2.1": {"num_layers": 1},
     "sd3.5-medium": {"num_layers": 2, "dual_attention_layers": (0,)},
     "sdxl": {},
     "wan-2.1-14b": {"num_layers": 1},
+    "wan-2.1-i2v-14b": {"num_layers": 1},
+    "wan-2.1-flf2v-14b": {"num_layers": 1},
     "z-image": {"n_layers": 1, "n_refiner_layers": 1},
 }
 SINGLE_FILES = [name for name in FEW if name not in ("hunyuan-video-1.5", "qwen-image", "ltx-2.3")]
@@ -107,6 +112,33 @@ def test_layers_of_hunyuan_video_lie_where_comfyui_has_them(layer, there):
     assert key_mapping.place(config_of("hunyuan-video-1.5"), layer)[:2] == there
 
 
+# Layers that the releases name as diffusers does, by the network's class; all others need a rule.
+SAME_NAMES = {
+    "ChromaTransformer2DModel": r"distilled_guidance_layer\..*",
+    "LTXVideoTransformer3DModel": r"caption_projection\..*|transformer_blocks\.\d+\.(attn[12]|ff)\..*|proj_out",
+    "LTX2VideoTransformer3DModel": r"(audio_)?(caption_projection\..*|proj_out)|transformer_blocks\.\d+\.\w+\..*",
+    "MMDiT": ".*",
+    "QwenImageTransformer2DModel": ".*",
+    "QwenImage21Transformer2DModel": r"(time_text_embed|txt_in)\..*|img_in|modulation\.1|norm_out\.linear|proj_out"
+    r"|transformer_blocks\.\d+\.(attn\.to_(q|k|v|out\.0)|img_mlp\.out)",
+    "SD3Transformer2DModel": "context_embedder",
+    "STDiT2": ".*",
+    "STDiT3": ".*",
+    "ZImageTransformer2DModel": r"(layers|(noise|context)_refiner)\.\d+\.(feed_forward\.w[123]|adaLN_modulation\.0)"
+    r"|t_embedder\..*|cap_embedder\.1",
+}
+
+
+@pytest.mark.parametrize("name", [name for name in registry.PRESETS if not name.endswith("tiny")])
+def test_no_linear_layer_of_a_network_at_full_size_lacks_a_name_in_its_release(name):
+    """A layer without a rule would be written under a name that no other program knows."""
+    config = config_of(name)
+    same = SAME_NAMES.get(config.network.name, "")
+    layers = [layer for layer, child in identify.network(name).named_modules() if isinstance(child, nn.Linear)]
+    renamed = {layer for layer in layers if key_mapping.place(config, layer) != key_mapping.Place(layer)}
+    assert not [layer for layer in layers if layer not in renamed and not re.fullmatch(same, layer)]
+
+
 def state(config, targets, rank=2):
     """A LoRA of random numbers, as a checkpoint holds it."""
     g = torch.Generator().manual_seed(0)
@@ -159,6 +191,27 @@ CASES = [
         "comfyui",
         converters._convert_non_diffusers_wan_lora_to_diffusers,
         "ffn.net.0.proj ffn.net.2",
+    ),
+    *(
+        (
+            "wan-2.1-i2v-14b",
+            format,
+            convert,
+            "ffn.net.0.proj ffn.net.2",
+        )
+        for format, convert in (
+            ("comfyui", converters._convert_non_diffusers_wan_lora_to_diffusers),
+            ("kohya", converters._convert_musubi_wan_lora_to_diffusers),
+        )
+    ),
+    *(
+        (
+            "minimax-h3-sound",
+            format,
+            converters._convert_non_diffusers_minimax_h3_lora_to_diffusers,
+            "ff.net.0.proj ff.net.2 linear linear_1 linear_2",
+        )
+        for format in ("comfyui", "kohya")
     ),
     ("wan-2.1-14b", "kohya", converters._convert_musubi_wan_lora_to_diffusers, "ffn.net.0.proj ffn.net.2"),
     (

@@ -276,7 +276,7 @@ def test_files_that_are_no_recipe(tmp_path: Path) -> None:
     with refused("file-unreadable", "RECIPE") as caught:
         recipe_file.load(tmp_path / "none.toml")
     assert caught.value.field == "RECIPE"
-    with refused("file-unreadable", "RECIPE", says="Is a directory"):
+    with refused("file-unreadable", "RECIPE", says="but a folder"):
         recipe_file.load(tmp_path)
     assert "line 2" in str(mistake(tmp_path, text="version = 1\nseed = = 2\n"))
     (tmp_path / "latin.toml").write_bytes("# gr\xfcn\n".encode("latin-1"))

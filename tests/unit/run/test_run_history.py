@@ -6,6 +6,7 @@ import dataclasses
 
 import numpy as np
 import pyarrow as pa
+import pytest
 
 from reelworks.run import history, records
 from reelworks.run.events import EventLog
@@ -24,7 +25,7 @@ def start(resumed_from, recipe="a.toml"):
     return "start", {"step": resumed_from or 0, "resumed_from": resumed_from, "recipe": recipe, "world_size": 1}
 
 
-def epoch(step, number=0, segment=0, planned=9, rows=3, data_restarts=0):
+def epoch(step, number=0, segment=0, planned=9, rows=3, data_restarts=0, plan=None):
     return "epoch", {
         "step": step,
         "data_restarts": data_restarts,
@@ -32,7 +33,7 @@ def epoch(step, number=0, segment=0, planned=9, rows=3, data_restarts=0):
         "segment": segment,
         "planned": planned,
         "rows": rows,
-        "plan": f"plan {segment}",
+        "plan": plan or f"plan {segment}",
     }
 
 
@@ -107,11 +108,33 @@ def test_a_change_undone_goes_back_to_the_former_segment(tmp_path):
     assert (told.segment, told.planned) == (0, 9)
 
 
-def test_clips_that_come_after_an_epochs_account_open_it_again(tmp_path):
-    end = ("epoch_end", {"step": 1, "epoch": 0, "planned": 3, "trained": 3, "failed": 0, "skipped": 0})
-    done = [start(None), epoch(0, rows=1), step(1, 0), end, start(1)]
-    (told,) = history.epochs(run_with(tmp_path, *done, epoch(1, segment=1, planned=4, rows=1)))
-    assert told.ended is None
+def ended(number, trained=3):
+    return "epoch_end", {"step": number, "epoch": 0, "planned": trained, "trained": trained, "failed": 0, "skipped": 0}
+
+
+DONE = [start(None), epoch(0, rows=1), step(1, 0), ended(1), start(1)]
+EMPTIED = [epoch(1, segment=1, planned=3, rows=0, plan="none left"), ended(1), epoch(1, number=1), start(1)]
+ADDED = epoch(1, segment=1, planned=4, rows=1)
+
+
+@pytest.mark.parametrize(
+    ("after", "has_ended"),
+    [
+        ([epoch(1, rows=1)], True),  # goes on behind the end
+        ([ADDED], False),
+        ([*EMPTIED, ADDED], False),  # the former segment of this number had nothing left
+        ([ADDED, start(1), *EMPTIED[:-2]], True),
+        ([ADDED, start(1), epoch(1, rows=1)], True),  # the change is undone before a step was trained
+    ],
+)
+def test_the_end_of_an_epoch_is_that_of_the_plan_it_follows(tmp_path, after, has_ended):
+    (told,) = history.epochs(run_with(tmp_path, *DONE, *after))
+    assert (told.ended is not None) == has_ended
+
+
+def test_a_segment_whose_change_was_undone_is_void(tmp_path):
+    (told,) = history.epochs(run_with(tmp_path, *DONE, ADDED, start(1), epoch(1, rows=1)))
+    assert (told.segment, told.plans) == (0, {0: "plan 0"})
 
 
 def test_a_step_without_a_finite_gradient_or_a_clip_was_not_applied(tmp_path):
@@ -175,6 +198,14 @@ def test_a_start_that_is_killed_while_it_goes_back_leaves_what_it_left(tmp_path)
     assert [one.epoch for one in history.epochs(run)] == [0, 1]  # the third one's record is gone
     run_with(tmp_path, epoch(2, number=2))
     assert [one.epoch for one in history.epochs(run)] == [0, 1, 2]  # what has begun needs its record
+
+
+def test_so_does_one_whose_successor_begins_elsewhere(tmp_path):
+    begun = [start(None), epoch(0), step(1, 0), step(2, 1), epoch(2, number=1), step(3, 0)]
+    run = run_with(tmp_path, *begun, start(2), start(2), epoch(2, number=0, data_restarts=1))
+    assert [(one.data_restarts, one.epoch) for one in history.epochs(run)] == [(0, 0), (1, 0)]
+    records.write(run, a_record((0, 1, 0), plan="a plan"))  # the killed start did not get as far
+    assert [(one.data_restarts, one.epoch) for one in history.epochs(run)] == [(0, 0), (0, 1), (1, 0)]
 
 
 def a_record(key, plan):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -73,7 +74,7 @@ def test_sizes_are_those_of_the_network(name: str, base: str | None, checkpointi
 @pytest.mark.parametrize(
     "changes",
     [
-        {"lora": {"rank": 8}},
+        {"lora": {"alpha": 8}},
         {"lora": {"base": "float32"}, "precision": {"compute": "float32"}},
         {"precision": {"compute": "float32"}},
         {"model": {"name": "wan-2.1-1.3b", "gradient_checkpointing": "selective"}},
@@ -94,11 +95,29 @@ def test_sizes_of_a_preset_that_changed_since_are_not_used(monkeypatch: pytest.M
     assert published_sizes.of_preset("wan-2.1-1.3b") is None
 
 
-def test_a_recipe_for_a_published_model_needs_no_library_of_networks() -> None:
+def test_a_recipe_for_a_published_model_needs_no_library_of_networks(tmp_path: Path) -> None:
     """Their imports take many seconds; people wait for the estimate."""
     program = (
         "import sys; from pathlib import Path; from reelworks.quickstart import quickstart\n"
         "quickstart.lora(Path('made.toml'), quickstart.QuickstartOptions('wan', vram_gb=16))\n"
         "assert not {'torch', 'diffusers', 'transformers', 'peft'} & sys.modules.keys(), sorted(sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", program], check=True)
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("rank", "checkpointing"), [(4, True), (64, True), (64, False)])
+def test_sizes_of_another_rank_are_those_of_the_network_and_never_less_memory(rank: int, checkpointing: bool) -> None:
+    """Memory of a pass is told with what a higher rank takes at most."""
+    made = recipe(
+        "sd3-medium", lora={"rank": rank}, model={"name": "sd3-medium", "gradient_checkpointing": checkpointing}
+    )
+    known, network = published_sizes.find(made), estimate.network(made)
+    assert known is not None
+    sizes = estimate.sizes(made, network)
+    told = known.network(made)
+    assert told._replace(in_use_bytes=0) == sizes._replace(in_use_bytes=0)
+    assert 0.99 * sizes.in_use_bytes <= told.in_use_bytes <= 1.3 * sizes.in_use_bytes
+    (bucket,) = table.build(made.bucket, made.buckets, geometry(made.model, made.autoencoder)).buckets
+    real = estimate.one_pass(made, network, bucket)
+    assert 0.98 * real.peak_bytes <= known.one_pass(made, bucket).peak_bytes <= 1.12 * real.peak_bytes

@@ -25,8 +25,23 @@ def test_only_values_far_above_those_of_their_bucket_are_spikes():
     past = np.array([*values(60, 0.1), 0.05])
     median = np.median(past)
     assert found.usual == pytest.approx(median)
-    assert found.limit == pytest.approx(median + 8 * max(1.4826 * np.median(abs(past - median)), 0.1 * median))
+    spread, logs = 1.4826 * np.median(abs(past - median)), np.log(past)
+    skewed = np.exp(np.median(logs) + 4 * 1.4826 * np.median(abs(logs - np.median(logs))))
+    assert found.limit == pytest.approx(max(median + 8 * max(spread, 0.1 * median), skewed))
     assert detector.add({"a": 0.1}, 40.0, "b", threshold=8).what == "grad_norm"
+
+
+@pytest.mark.parametrize("sigma", [0.3, 0.7, 1.0])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_healthy_run_of_small_batches_has_no_spike(sigma: float, seed: int) -> None:
+    """Losses that depend on the timestep, and gradient norms that grow from zero with a LoRA, of 300 steps."""
+    detector, random = SpikeDetector(), np.random.default_rng(seed)
+    for step in range(1, 301):
+        noise = min(step, 100) / 100 * np.exp(np.clip(random.normal(size=2), -3, 3) * [sigma, sigma / 2])
+        told = detector.add({"a": 0.1 * noise[0] / min(step, 100) * 100}, float(noise[1]), "a", threshold=8)
+        assert told is None, (step, told)
+    assert detector.add({"a": 100.0}, 1.0, "a", threshold=8).what == "loss"
+    assert detector.add({"a": 0.1}, 1000.0, "a", threshold=8).what == "grad_norm"
 
 
 def test_a_rare_bucket_is_compared_with_all_until_it_has_values_of_its_own():

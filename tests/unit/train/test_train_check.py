@@ -57,6 +57,15 @@ def test_what_is_printed_fits_into_eighty_signs(check) -> None:
     assert "…" not in table
 
 
+def test_every_stage_says_what_it_does_and_json_stays_alone(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text(recipe_file.dump(recipe_file.parse(RECIPE)))
+    said = CliRunner().invoke(app, ["check", str(path)]).stderr
+    stages = ("loading the model", "loading the autoencoder", "checking dtypes", "forward and backward with")
+    assert [stage for stage in stages if stage not in said] == []
+    assert CliRunner().invoke(app, ["check", str(path), "--json"]).stderr == ""
+
+
 def test_a_sound_recipe_has_no_violation_and_its_figures_are_those_of_training(check) -> None:
     """Dtypes, casts, shapes and bytes, without a look at the data."""
     code, printed = check("--json")

@@ -158,6 +158,7 @@ def test_previews_beyond_memory_end_no_training(
 def test_events_are_written_whatever_is_configured_and_read_along_by_who_asks(data_of: Any, tmp_path: Path) -> None:
     """The run's file has them all; the logger of events has them from DEBUG on, and only on the main rank."""
     data, run, heard = data_of(), RunFolder(tmp_path / "told"), []
+    run.create({})
     listener = logging.Handler()
     listener.emit = lambda record: heard.append((record.kind, record.fields))
     event_logger.addHandler(listener)

@@ -1,12 +1,13 @@
 """Jobs are commands of their own: queued, stopped, and alive without the page."""
 
 import time
+from dataclasses import replace
 
 import pytest
 from page_client import page
 from refused import refused
 
-from reelworks.run import lock
+from reelworks.run.process import Process
 from reelworks.ui import jobs
 from reelworks.ui.jobs import Jobs
 
@@ -42,19 +43,33 @@ def test_a_command_runs_and_its_value_and_error_are_told(queue, tmp_path):
 def test_trainings_wait_for_one_another_and_can_be_taken_out(tmp_path):
     queue = Jobs(tmp_path / "jobs")  # not started: what is added still begins at once
     running = queue.add("train", "first", ["train", str(tmp_path / "no-recipe.toml")], tmp_path)
-    waiting = queue.add("train", "second", ["train", str(tmp_path / "no-recipe.toml")], tmp_path)
+    waiting = queue.add("train", "second", ["train", str(tmp_path / "no-other.toml")], tmp_path)
     assert [job.state for job in queue.list()] == ["running", "waiting"]
     assert queue.stop(waiting.id).state == "stopped"
     assert ended(queue, running).state == "failed"
     assert queue.error(queue.get(running.id)).startswith("error: ")
-    assert queue.get(waiting.id).pid is None
+    assert queue.get(waiting.id).process is None
+
+
+def test_a_command_that_waits_or_runs_is_not_queued_again(tmp_path):
+    queue = Jobs(tmp_path / "jobs")
+    first, other = (["train", str(tmp_path / name)] for name in ("a.toml", "b.toml"))
+    running, waiting = queue.add("train", "a", first, tmp_path), queue.add("train", "b", other, tmp_path)
+    assert queue.add("train", "a", first, tmp_path).id == running.id
+    assert queue.add("train", "b", other, tmp_path).id == waiting.id
+    assert [job.state for job in queue.list()] == ["running", "waiting"]
+    queue.stop(waiting.id)
+    ended(queue, running)
+    again = queue.add("train", "a", first, tmp_path)  # what has ended is no obstacle
+    assert again.id not in (running.id, waiting.id)
+    ended(queue, again)
 
 
 def test_a_process_that_vanished_has_failed(tmp_path):
     queue = Jobs(tmp_path / "jobs")
     (tmp_path / "jobs").mkdir()
-    job = jobs.Job("000001", "train", "lost", (), str(tmp_path), 0.0, state="running", pid=2**22 - 1, started=1.0)
-    assert not lock.lives(job.pid)
+    other = replace(Process.here(), started=1)  # had this id before
+    job = jobs.Job("000001", "train", "lost", (), str(tmp_path), 0.0, state="running", process=other, started=1.0)
     jobs.write(tmp_path / "jobs" / "000001.json", job)
     assert queue.get("000001").state == "failed"
 

@@ -58,7 +58,7 @@ def page(folder: Path) -> Iterator[TestClient]:
 
 
 def everything(folder: Path) -> dict[str, bytes | None]:
-    paths = (path for path in folder.rglob("*") if ".reelworks-ui" not in path.parts)
+    paths = (path for path in folder.rglob("*"))
     return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in paths}
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import shutil
 
 from reelworks.checkpoint import manifest, names
+from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.checkpoint.manifest import BadCheckpoint, NewerFormat
 from reelworks.checkpoint.mirror import files
 from reelworks.checkpoint.mirror.remote import MirrorError, RemoteFilesystem, folder_of
-from reelworks.checkpoint.store import CheckpointStore
 from reelworks.checkpoint.verify import too_new, verify
 from reelworks.core import storage
 from reelworks.core.errors import UserError
@@ -27,7 +27,7 @@ def bring_back(place: RemoteFilesystem, run: RunFolder, resume: str) -> int | No
             checkpoint and the mirror cannot be reached; training never starts silently from the beginning.
     """
     place.require_outside(run.path)
-    store = CheckpointStore(run.checkpoints_folder)
+    store = CheckpointFolder(run.checkpoints_folder)
     named = int(resume) if resume.isdecimal() else None
     if named in store.steps() if named is not None else _has_complete(store):
         return None
@@ -51,7 +51,7 @@ def bring_back(place: RemoteFilesystem, run: RunFolder, resume: str) -> int | No
         return _fetch_newest(place, store, [s for s in reversed(place.steps()) if named in (None, s)])
 
 
-def _has_complete(store: CheckpointStore) -> bool:
+def _has_complete(store: CheckpointFolder) -> bool:
     for step in reversed(store.steps()):
         try:
             verify(store.path(step), full=False)
@@ -63,7 +63,7 @@ def _has_complete(store: CheckpointStore) -> bool:
     return False
 
 
-def _fetch_newest(place: RemoteFilesystem, store: CheckpointStore, steps: list[int]) -> int | None:
+def _fetch_newest(place: RemoteFilesystem, store: CheckpointFolder, steps: list[int]) -> int | None:
     bad = []
     for step in steps:
         # A folder without a manifest is the leftover of an upload, no checkpoint.
@@ -88,7 +88,7 @@ def _fetch_newest(place: RemoteFilesystem, store: CheckpointStore, steps: list[i
     return None
 
 
-def _fetch(place: RemoteFilesystem, store: CheckpointStore, step: int, data: bytes) -> None:
+def _fetch(place: RemoteFilesystem, store: CheckpointFolder, step: int, data: bytes) -> None:
     """Fetch one checkpoint into a temporary folder, compare all digests, and publish it."""
     remote = place.complete(step)
     logger.info(f"fetching the checkpoint of step {step} ({remote.total_bytes / 1e9:.3f} GB) from {place.url}")

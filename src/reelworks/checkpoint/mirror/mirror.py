@@ -15,11 +15,11 @@ from typing import Any, ParamSpec, Protocol, TypeVar
 
 from reelworks.checkpoint import manifest, policy
 from reelworks.checkpoint.config import MirrorConfig, Retention
+from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.checkpoint.manifest import BadCheckpoint, Manifest
 from reelworks.checkpoint.mirror import files
 from reelworks.checkpoint.mirror.remote import RemoteFilesystem, describe, folder_of
 from reelworks.checkpoint.policy import CheckpointFacts, Decision, PolicyTime
-from reelworks.checkpoint.store import CheckpointStore
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
 from reelworks.run.folder import RunFolder
@@ -49,7 +49,7 @@ class Mirror:
         self, place: RemoteFilesystem, run: RunFolder, run_id: str, config: MirrorConfig, log: OnEvent
     ) -> None:
         self._place, self._run, self._run_id, self._run_log = place, run, run_id, log
-        self._store = CheckpointStore(run.checkpoints_folder)
+        self._store = CheckpointFolder(run.checkpoints_folder)
         self._policy = Retention(keep_last=config.keep_last, keep_best=config.keep_best, keep_every=config.keep_every)
         self._changed = threading.Condition()
         self._waiting: int | None = None

@@ -10,11 +10,13 @@ from __future__ import annotations
 import ast
 import math
 import operator
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from reelworks.core import user_files
 from reelworks.core.errors import UserError
 
 BASE = "_base_"
@@ -49,7 +51,7 @@ def read(path: Path) -> Literals:
 
 
 def _read(path: Path, below: tuple[Path, ...]) -> Literals:
-    if path.resolve() in below:
+    if Path(os.path.realpath(path)) in below:  # `Path.resolve` raises a `RuntimeError` for a link to itself
         raise UserError(
             "the file is its own base",
             code="opensora-config-own-base",
@@ -61,7 +63,7 @@ def _read(path: Path, below: tuple[Path, ...]) -> Literals:
     bases = own.values.get(BASE, [])
     merged = Literals()
     for base in [bases] if isinstance(bases, str) else bases:
-        _merge(merged, _read(path.parent / str(base), (*below, path.resolve())))
+        _merge(merged, _read(path.parent / str(base), (*below, Path(os.path.realpath(path)))))
     _merge(merged, own)
     merged.values = _without_marks(merged.values)
     return merged
@@ -69,7 +71,7 @@ def _read(path: Path, below: tuple[Path, ...]) -> Literals:
 
 def _parse(path: Path) -> Literals:
     try:
-        tree = ast.parse(path.read_bytes(), filename=str(path))
+        tree = ast.parse(user_files.read_bytes(path, user_files.SETTINGS), filename=str(path))
     except OSError as error:
         raise UserError(
             f"the config cannot be read ({error.strerror})",

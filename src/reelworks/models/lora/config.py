@@ -58,17 +58,17 @@ class LoraConfig(Config):
     """
 
     type: AdapterType = "lora"
-    rank: int = Field(16, ge=1)
-    alpha: float | None = Field(None, gt=0)
-    dropout: float = Field(0.0, ge=0, lt=1)
+    rank: int = Field(default=16, ge=1)
+    alpha: float | None = Field(default=None, gt=0)
+    dropout: float = Field(default=0.0, ge=0, lt=1)
     targets: Targets | list[str] = "default"
-    decompose_factor: int | None = Field(None, ge=1)
+    decompose_factor: int | None = Field(default=None, ge=1)
     decompose_both: bool = False
-    block_size: int = Field(32, ge=2)
+    block_size: int = Field(default=32, ge=2)
     dora: bool = False
     base: BaseStorage | None = None
-    weights: str | None = Field(None, min_length=1)
-    training_adapter: str | None = Field(None, min_length=1)
+    weights: str | None = Field(default=None, min_length=1)
+    training_adapter: str | None = Field(default=None, min_length=1)
 
     @model_validator(mode="after")
     def _adapter_fits_the_updates(self) -> Self:

@@ -19,6 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from reelworks.core import user_files
 from reelworks.core.errors import UserError
 from reelworks.models import identify, registry, weights
 from reelworks.models.family import FamilyConfig
@@ -185,7 +186,7 @@ def header(source: str) -> dict[str, str]:
                 metadata: dict[str, str] = file.metadata() or {}
             settings_file = path.with_name(_PEFT[1])
             if path.name == _PEFT[0] and METADATA not in metadata and settings_file.is_file():
-                metadata = metadata | {METADATA: settings_file.read_text(encoding="utf-8")}
+                metadata = metadata | {METADATA: user_files.read_text(settings_file, user_files.SETTINGS)}
             settings = dict(json.loads(metadata.get(METADATA, "{}")))
         except (OSError, SafetensorError, ValueError, TypeError) as error:
             problem, remedy = f"its header cannot be read: {error}", "download or export it again"

@@ -7,6 +7,7 @@ other weights (norms, tables, embeddings) are small and stay float32.
 from __future__ import annotations
 
 import functools
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, final
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from reelworks.core.log import logger
 from reelworks.models import fp8, gguf_files, nf4_files
 from reelworks.models.lora.config import BaseStorage
 from reelworks.precision.audit import PRODUCTS
@@ -23,6 +25,7 @@ Format = Literal["float8", "int8", "nf4"]  # into which any weight can be rounde
 FORMATS: tuple[Format, ...] = ("float8", "int8", "nf4")
 _FLOAT8 = torch.float8_e4m3fn
 _LARGEST = {"float8": torch.finfo(_FLOAT8).max, "int8": 127.0, "nf4": 1.0}
+_SECONDS_BETWEEN_LINES = 10.0
 _BLOCK = 64  # nf4 values that share a scale
 # From QLoRA (arXiv 2305.14314), so that both ends, -1 and 1, stand for equal shares of a normal distribution.
 _NF4_END = 0.9677083
@@ -221,6 +224,9 @@ def store(
     block_ids = set(map(id, blocks))
     product_dtype = torch.float32 if base == "float32" else compute
 
+    count = sum(type(layer) is nn.Linear for block in blocks for layer in block.modules())
+    told = _Told(count, base) if base in FORMATS and device.type != "meta" else None
+
     def store_parameters(layer: nn.Module) -> None:
         dtype = product_dtype if isinstance(layer, PRODUCTS) else torch.float32
         for name, parameter in list(layer.named_parameters(recurse=False)):
@@ -237,10 +243,26 @@ def store(
             if layer is not None:
                 store_parameters(layer)
                 setattr(parent, name, layer)
+                if told is not None:
+                    told.one_more()
             else:
                 store_below(child, inside)
 
     store_below(module, inside=False)
+
+
+class _Told:
+    """Says how far the rounding of a network is, which takes minutes for one of billions of parameters."""
+
+    def __init__(self, layers: int, base: str) -> None:
+        self._layers, self._done, self._latest = layers, 0, time.monotonic()
+        logger.info(f"rounding {layers} layers to {base}")
+
+    def one_more(self) -> None:
+        self._done += 1
+        if time.monotonic() - self._latest >= _SECONDS_BETWEEN_LINES:
+            self._latest = time.monotonic()
+            logger.info(f"{self._done} of {self._layers} layers are rounded")
 
 
 def _quantized(layer: nn.Linear, base: BaseStorage, device: torch.device) -> FrozenLinear | None:

@@ -11,6 +11,8 @@ import torch
 from torch import nn
 
 from reelworks.buckets.table import Bucket, BucketTable
+from reelworks.core.log import logger
+from reelworks.core.units import plural
 from reelworks.distributed import layout, mesh
 from reelworks.distributed.layout import Layout
 from reelworks.distributed.mesh import World
@@ -170,6 +172,7 @@ def _check(recipe: Recipe, table: BucketTable, this_process: World, world: int) 
     preview_model.require_layers(recipe)
     denoiser, encoder = build.denoiser(recipe, this_process.home), build.encoder(recipe, this_process.device)
     shapes = dry_run.examples(denoiser, encoder, table)
+    logger.info(f"checking dtypes: {plural(len(shapes), 'shape')} on the meta device")
     units = denoiser.sharding().blocks
     violations = list(audit.faults(denoiser, shapes, sharded=world > 1 or this_process.shards, units=units))
     violations += _encoder_faults(encoder, table)
@@ -224,6 +227,7 @@ def _rehearse(
     on_meta = estimate.network(recipe) if denoiser.runs_on_meta else None
     for bucket in largest_of_each(table):
         began, clips = time.monotonic(), bucket.batch_size * recipe.clips_per_place
+        logger.info(f"running {bucket.name} forward and backward with {plural(clips, 'clip')}")
         if on_meta is None:
             with meter.Meter(state.module) as counted:
                 dry_run.rehearse(denoiser, encoder, state, bucket, clips=clips)

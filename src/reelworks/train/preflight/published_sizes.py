@@ -25,6 +25,8 @@ from reelworks.train.config import TrainConfig
 from reelworks.train.preflight.memory import NetworkSizes, Pass
 
 FILE = "sizes.json"
+# Width of layers, at least: a pass keeps as many numbers for a LoRA's rank as for a layer of that width.
+_NARROWEST = 640
 BASES = ("bfloat16", "float8", "int8", "nf4")  # storages of frozen weights whose sizes no file decides
 
 
@@ -63,20 +65,24 @@ class PublishedSizes:
     passes: Mapping[str, tuple[PassFactors, PassFactors]]
 
     def network(self, recipe: Recipe) -> NetworkSizes:
-        """Return the sizes of the network of a recipe."""
+        """Return the sizes of the network of a recipe; those of a LoRA are in proportion to its rank."""
+        rank, usual = _rank(recipe), LoraConfig().rank
+        trained = self.trained_parameters * rank // usual
         return NetworkSizes(
             self.parameters,
-            self.trained_parameters,
+            trained,
             self.base_bytes[_base(recipe)],
-            self.optimizer_bytes,
-            self.in_use_bytes,
+            self.optimizer_bytes * rank // usual,
+            self.in_use_bytes + 4 * max(trained - self.trained_parameters, 0),  # at most
             self.runs_on_meta,
         )
 
     def one_pass(self, recipe: Recipe, bucket: Bucket) -> Pass:
         """Return memory and operations of a micro-batch of a bucket."""
         factors = self.passes[_given(recipe)][int(bool(recipe.model.gradient_checkpointing))]
-        return factors.of_bucket(bucket, bucket.batch_size * recipe.clips_per_place, _base(recipe))
+        usual = factors.of_bucket(bucket, bucket.batch_size * recipe.clips_per_place, _base(recipe))
+        more = max(_rank(recipe) - LoraConfig().rank, 0) / _NARROWEST
+        return usual if not more else Pass(round(usual.peak_bytes * (1 + more)), round(usual.flops * (1 + more)))
 
 
 def peak_terms(clips: int, tokens: int) -> tuple[float, ...]:
@@ -113,7 +119,7 @@ def _is_usual(recipe: Recipe) -> bool:
         lora is not None
         and recipe.sound is None
         and (recipe.autoencoder.name, recipe.text_encoder.name) == parts[:2]
-        and lora.model_copy(update={"base": None, "weights": None}) == LoraConfig()
+        and lora.model_copy(update={"base": None, "weights": None, "rank": LoraConfig().rank}) == LoraConfig()
         and _base(recipe) in BASES
         and recipe.precision == PrecisionConfig()
         and train.optimizer == TrainConfig.model_fields["optimizer"].default
@@ -126,6 +132,11 @@ def _is_usual(recipe: Recipe) -> bool:
 def _base(recipe: Recipe) -> str:
     assert recipe.lora is not None
     return recipe.lora.base or "bfloat16"
+
+
+def _rank(recipe: Recipe) -> int:
+    assert recipe.lora is not None
+    return recipe.lora.rank
 
 
 def _given(recipe: Recipe) -> str:

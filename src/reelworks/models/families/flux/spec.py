@@ -121,4 +121,5 @@ FAMILY = family.Family(
         )
     },
     short_names={"flux": "flux-dev"},
+    tuned={"fluxkrea": "flux-dev"},
 )

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from reelworks.models import optional_imports
 from reelworks.models.api import DenoiserInputs, TextEmbedding
@@ -29,7 +31,8 @@ def predict(module: Any, inputs: DenoiserInputs, config: HunyuanVideo15Config) -
         first, image = inputs.first_frame, inputs.image
         mask[:, :, 0] = 1
     clip_time, text_time = module.time_embed.time_proj, module.context_embedder.time_text_embed.time_proj
-    with embedded(clip_time, inputs.time), embedded(text_time, inputs.time):
+    shapes = _AllKept() if latent.is_meta else nullcontext()
+    with embedded(clip_time, inputs.time), embedded(text_time, inputs.time), shapes:
         out: Tensor = module(
             torch.cat([latent, first, mask], dim=1),
             inputs.time.to(latent.dtype),
@@ -41,6 +44,26 @@ def predict(module: Any, inputs: DenoiserInputs, config: HunyuanVideo15Config) -
             return_dict=False,
         )[0]
     return -out
+
+
+class _AllKept(TorchFunctionMode):
+    """Let the network sort its texts on the meta device, where masks have no values: all tokens are kept, none masked.
+
+    It puts what `mask` selects before what `~mask` does; together they always have all tokens.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Replace what depends on values."""
+        if func is torch.all:
+            return True
+        if func is Tensor.__getitem__ and isinstance(mask := args[1], Tensor) and mask.dtype == torch.bool:
+            return args[0][:0] if getattr(mask, "is_inverted", False) else args[0][:]
+        result = func(*args, **(kwargs or {}))
+        if func is Tensor.__invert__:
+            result.is_inverted = True
+        return result
 
 
 def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: list[Tensor]) -> EncodedText:

@@ -80,7 +80,6 @@ class HunyuanVideo15Config(Config):
             "HunyuanVideo15Transformer3DModel",
             ("transformer_blocks",),
             without_gradient=tuple(unused),
-            shape_only=False,
             release_layers=_RELEASE_LAYERS,
             sequence=family.SequenceSplit(pads=True, divided=f"{__package__}.divided_tokens"),
         )

@@ -125,4 +125,7 @@ FAMILY = family.Family(
             "StableDiffusionXLPipeline", 2048, 77, 1280, parameters=817_720_320, networks=(family.CLIP, family.CLIP_2)
         )
     },
+    tuned=dict.fromkeys(
+        ("pony", "illustrious", "noobai", "animagine", "juggernaut", "realvisxl", "dreamshaperxl"), "sdxl"
+    ),
 )

@@ -16,15 +16,19 @@ _ATTENTIONS = {
     for own, release in (("attn1", "self_attn"), ("attn2", "cross_attn"))
     for part, layer in (("to_q", "q"), ("to_k", "k"), ("to_v", "v"), ("to_out.0", "o"))
 }
+# Layers for the embedding of a picture, beside those for the caption.
+_OF_PICTURES = {"attn2.add_k_proj": "cross_attn.k_img", "attn2.add_v_proj": "cross_attn.v_img"}
 _FEED_FORWARD = {"ffn.net.0.proj": "ffn.0", "ffn.net.2": "ffn.2"}
 _RELEASE_LAYERS = (
-    *family.release_blocks("blocks", "blocks", {**_ATTENTIONS, **_FEED_FORWARD}),
+    *family.release_blocks("blocks", "blocks", {**_ATTENTIONS, **_OF_PICTURES, **_FEED_FORWARD}),
     *(
         family.KeyRule(f"condition_embedder.{own}_embedder.linear_{i}", f"{own}_embedding.{2 * i - 2}")
         for own in ("time", "text")
         for i in (1, 2)
     ),
     family.KeyRule("condition_embedder.time_proj", "time_projection.1"),
+    family.KeyRule("condition_embedder.image_embedder.ff.net.0.proj", "img_emb.proj.1"),
+    family.KeyRule("condition_embedder.image_embedder.ff.net.2", "img_emb.proj.3"),
     family.KeyRule("proj_out", "head.head"),
 )
 
@@ -202,6 +206,7 @@ FAMILY = family.Family(
         "wan-2.1": "wan-2.1-1.3b",
         "wan-2.2": "wan-2.2-5b",
         "wan-flf2v": "wan-2.1-flf2v-14b",
+        "wan-i2v": "wan-2.1-i2v-14b",
         "wan-vace": "wan-2.1-vace-1.3b",
         "vace": "wan-2.1-vace-1.3b",
     },

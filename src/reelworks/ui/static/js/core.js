@@ -71,6 +71,19 @@ export const get = (path, signal) => request("GET", path, undefined, signal);
 export const post = (path, body = {}, signal) => request("POST", path, body, signal);
 export const put = (path, body, signal) => request("PUT", path, body, signal);
 
+/** Queue a training or resume one; code that the recipe of `key` names is asked about once. */
+export async function startTraining(path, key) {
+  try {
+    return await post(path);
+  } catch (error) {
+    if (error.code !== "code-not-trusted") throw error;
+    const text = [h("p", {}, "The recipe runs code of this file, which can do whatever you can:"), h("p", {}, h("code", {}, error.value))];
+    if (!await ask("Run this code?", text, "Trust it and train")) throw error;
+    await post(`/recipes/${key}/trust`);
+    return startTraining(path, key);
+  }
+}
+
 /** Call a function with each message of the server, until the page is left. */
 export function follow(path, signal, onNews) {
   const source = new EventSource("/api" + path);

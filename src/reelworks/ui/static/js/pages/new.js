@@ -1,6 +1,6 @@
 // A first LoRA from footage, a model and a trigger word; and any recipe as form and text.
 
-import { badge, button, bytes, canChange, card, count, duration, every, fill, get, h, plural, post, progress, put, toast } from "../core.js";
+import { badge, button, bytes, canChange, card, count, duration, every, fill, get, h, plural, post, progress, put, toast, startTraining } from "../core.js";
 import { renderForm } from "./recipe_form.js";
 
 export const title = "New";
@@ -233,7 +233,7 @@ async function walk(entry, prefix) {
 
 /** Queue a training, and go to its run as soon as it has one. */
 export async function train(key, run, signal) {
-  const job = await post(`/recipes/${key}/train`);
+  const job = await startTraining(`/recipes/${key}/train`, key);
   toast("training is queued");
   const control = new AbortController();
   signal.addEventListener("abort", () => control.abort());

@@ -1,6 +1,6 @@
 // One run: how it stands, its curves, previews, checkpoints and recipe.
 
-import { badge, bytes, button, card, count, duration, empty, explain, fill, follow, get, h, loadPlotly, loss, moment, percent, plot, post, progress, table, throttled } from "../core.js";
+import { badge, bytes, button, card, count, duration, empty, explain, fill, follow, get, h, loadPlotly, loss, moment, percent, plot, post, progress, table, throttled, startTraining } from "../core.js";
 import { renderCheckpoints } from "./checkpoints.js";
 
 export const title = "Run";
@@ -44,8 +44,8 @@ const tipText = (run, last) => `step ${count(last.step)}${run.total_steps ? ` of
 function header(key, run, last, refresh) {
   const shown = last || { step: run.step, loss: run.loss };
   const stops = run.can_stop ? button("Stop", async () => { await post(`/runs/${key}/stop`); await refresh(); }, { title: "saves after the current step, and ends" }) : null;
-  const resumes = ["stopped", "crashed", "finished", "not started"].includes(run.state)
-    ? button("Resume", async () => { await post(`/runs/${key}/resume`); await refresh(); }, { title: "trains on from its newest good checkpoint" }) : null;
+  const resumes = ["stopped", "crashed", "not started"].includes(run.state)
+    ? button("Resume", async () => { await startTraining(`/runs/${key}/resume`, key); await refresh(); }, { title: "trains on from its newest good checkpoint" }) : null;
   return [
     h("div.page-head", {}, h("h1", {}, run.name), badge(run.state, run.tone), h("span#now", { id: "now" }, shown.step ? tipText(run, shown) : ""),
       run.seconds_left !== null ? h("span.quiet", {}, `${duration(run.seconds_left)} left`) : null, h("span.gap"), h("span.quiet", {}, bytes(run.bytes)), stops, resumes),

@@ -1,6 +1,6 @@
 // The list of runs and of what waits.
 
-import { ago, badge, bytes, button, canChange, card, count, duration, empty, every, fill, get, h, loss, post, progress, spark, table } from "../core.js";
+import { ago, badge, bytes, button, canChange, card, count, duration, empty, every, fill, get, h, loss, post, progress, spark, table, startTraining } from "../core.js";
 
 export const title = "Runs";
 
@@ -62,6 +62,6 @@ function recipeTable(recipes, update) {
   return table("Recipes", [
     ["Recipe", recipe => recipe.path],
     ["", recipe => h("span.row", {}, h("a", { href: `#/data/${recipe.key}` }, "Data"), h("a", { href: `#/plan/${recipe.key}` }, "Plan"), h("a", { href: `#/new/${recipe.key}` }, "Edit"),
-      button("Train", async () => { await post(`/recipes/${recipe.key}/train`); await update(); }, { title: canChange() ? "waits for trainings that run" : "needs the token" }))],
+      button("Train", async () => { await startTraining(`/recipes/${recipe.key}/train`, recipe.key); await update(); }, { title: canChange() ? "waits for trainings that run" : "needs the token" }))],
   ], recipes);
 }

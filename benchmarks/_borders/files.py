@@ -1,0 +1,332 @@
+"""Drills of odd files: pipes, devices, sparse files and odd archives wherever a user's file is read.
+
+Each must give a reason or a `UserError`, within seconds and without taking memory, and leave a catalog that can be read.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import random
+import resource
+import select
+import signal
+import socket
+import tarfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from reelworks.buckets import tuned
+from reelworks.catalog.config import DatasetConfig
+from reelworks.catalog.scan import scan_sources
+from reelworks.catalog.store import Catalog
+from reelworks.compat.opensora import literals
+from reelworks.core.errors import UserError
+from reelworks.core.shape import Shape
+from reelworks.data import eligibility
+from reelworks.evaluation import clips, vbench
+from reelworks.media.decode import MediaError, Request, load
+from reelworks.recipe import recipe_file
+from reelworks.schedule import cost
+
+_SECONDS, _MOST_BYTES = 30.0, 400_000_000
+_HUGE = 8 << 30
+
+
+def _fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _socket(path: Path) -> None:
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:  # an address has 107 bytes at most
+        with socket.socket(socket.AF_UNIX) as made:
+            made.bind(f"/proc/self/fd/{folder}/{path.name}")
+    finally:
+        os.close(folder)
+
+
+def _sparse(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(_HUGE)
+
+
+# Files that are not what their names say.
+ODD: dict[str, Callable[[Path], None]] = {
+    "pipe": _fifo,
+    "socket": _socket,
+    "folder": Path.mkdir,
+    "zeros": lambda path: path.symlink_to("/dev/zero"),
+    "terminal": lambda path: path.symlink_to("/dev/tty"),
+    "itself": lambda path: path.symlink_to(path.name),
+    "sparse": _sparse,
+}
+
+
+def picture(path: Path) -> Path:
+    """Write a small picture."""
+    Image.new("RGB", (32, 32), (90, 20, 40)).save(path)
+    return path
+
+
+def scanned(folder: Path, catalog: Path) -> dict[str, Any]:
+    """Scan a folder or list, and return the rows by path as the catalog has them when it is opened again."""
+    source = DatasetConfig(path=str(folder), name="d").place
+    scan_sources([source], catalog, workers=1)
+    return {row["path"]: row for row in Catalog.open(catalog).live().to_table().to_pylist()}
+
+
+def _beside(name: str) -> Callable[[Path, Callable[[Path], None]], list[str]]:
+    """Scan a folder of a good picture and one with an odd file beside it, or in its place."""
+
+    def work(folder: Path, odd: Callable[[Path], None]) -> list[str]:
+        data = folder / "data"
+        data.mkdir()
+        picture(data / "good.png")
+        if not name.startswith(("b.png", "b.mp4", "b.tar")):
+            picture(data / "b.png")
+        odd(data / name)
+        rows = scanned(data, folder / "catalog")
+        if rows["good.png"]["error"] is not None:
+            return [f"the good one is refused: {rows['good.png']['error']}"]
+        row = rows.get("b.png" if name.endswith((".txt", ".caption")) else name)
+        is_folder = (data / name).is_dir()
+        if row is None:
+            is_empty = name == "b.tar" and (data / name).is_file()  # zeros are an archive of nothing
+            return [] if is_folder or is_empty else ["it has no row"]
+        return [] if row["error"] or is_folder else ["it is taken for a good one"]
+
+    return work
+
+
+def _listed(name: str) -> Callable[[Path, Callable[[Path], None]], list[str]]:
+    def work(folder: Path, odd: Callable[[Path], None]) -> list[str]:
+        odd(folder / name)
+        return _told(lambda: scanned(folder / name, folder / "catalog"))
+
+    return work
+
+
+def _in_list(folder: Path, odd: Callable[[Path], None]) -> list[str]:
+    """Scan a list of a good picture and an odd one, with captions in files of which one is odd."""
+    picture(folder / "good.png")
+    picture(folder / "c.png")
+    odd(folder / "b.png")
+    odd(folder / "c.txt")
+    (folder / "list.csv").write_text("path\ngood.png\nb.png\nc.png\n")
+    rows = scanned(folder / "list.csv", folder / "catalog")
+    wrong = [name for name in ("b.png", "c.png") if not rows[name]["error"] and not (folder / "c.txt").is_dir()]
+    return ["the good one is refused"] * bool(rows["good.png"]["error"]) + [f"{name} is taken" for name in wrong]
+
+
+def _told(work: Callable[[], Any]) -> list[str]:
+    try:
+        work()
+    except UserError:
+        return []
+    return ["nothing is told"]
+
+
+def _named(name: str, read: Callable[[Path], Any]) -> Callable[[Path, Callable[[Path], None]], list[str]]:
+    def work(folder: Path, odd: Callable[[Path], None]) -> list[str]:
+        odd(folder / name)
+        return _told(lambda: read(folder / name))
+
+    return work
+
+
+def _later(name: str) -> Callable[[Path, Callable[[Path], None]], list[str]]:
+    """Read a file that was good at the scan and is odd now."""
+
+    def work(folder: Path, odd: Callable[[Path], None]) -> list[str]:
+        odd(folder / name)
+        try:
+            load(Request(folder / name, name.endswith(".png"), Shape(1, 16, 16)))
+        except MediaError:
+            return []
+        return ["it is decoded"]
+
+    return work
+
+
+def _measured(folder: Path, odd: Callable[[Path], None]) -> list[str]:
+    """Measure a folder with an odd caption."""
+    picture(folder / "a.png")
+    odd(folder / "a.txt")
+    found = list(clips.read({"a": folder / "a.png"}))
+    return [] if len(found) == 1 else ["it is left out in silence"]
+
+
+# Places where a user's file is read.
+READERS: dict[str, Callable[[Path, Callable[[Path], None]], list[str]]] = {
+    **{f"scan, {name}": _beside(name) for name in ("b.txt", "b.caption", "b.1.txt", "b.png", "b.mp4", "b.tar")},
+    **{f"list, {name}": _listed(name) for name in ("l.csv", "l.jsonl", "l.parquet")},
+    "files of a list": _in_list,
+    **{f"decode, {name}": _later(name) for name in ("b.png", "b.gif", "b.mp4", "b.avi")},
+    "recipe": _named("recipe.toml", recipe_file.load),
+    "exclude list": _named("exclude.txt", lambda path: eligibility.read_exclude_list(str(path))),
+    "batch sizes": _named("tuned.json", lambda path: tuned.read(str(path))),
+    "costs": _named("costs.json", lambda path: cost.read_measured(str(path), ["a"])),
+    "prompts": _named("prompts.txt", lambda path: vbench.prompts(path, "--prompt-file")),
+    "VBench's result": _named("r.json", vbench.results),
+    "Open-Sora's config": _named("c.py", literals.read),
+    "captions of eval": _measured,
+}
+
+
+def within_bounds(work: Callable[[], list[str]], seconds: float = _SECONDS) -> list[str]:
+    """Return what work finds wrong, in a child process that is killed after some time and may not take much memory."""
+    read, write = os.pipe()
+    if not (child := os.fork()):
+        os.close(read)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        try:
+            wrong = work()
+        except Exception as error:
+            wrong = [f"{type(error).__name__}: {error}"[:300]]
+        if (more := 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)) > _MOST_BYTES:
+            wrong = [*wrong, f"it takes {more / 1e6:.0f} MB"]
+        os.write(write, json.dumps(wrong).encode())
+        os._exit(0)
+    os.close(write)
+    with open(read, "rb") as pipe:  # noqa: PTH123
+        ended = bool(select.select([pipe], [], [], seconds)[0])
+        if not ended:
+            os.kill(child, signal.SIGKILL)
+        told = pipe.read() if ended else b'["it hangs"]'
+    os.waitpid(child, 0)
+    found: list[str] = json.loads(told or b'["it died"]')
+    return found
+
+
+def cases() -> Iterator[tuple[str, Callable[[Path], list[str]]]]:
+    """Every odd file in every place."""
+    for reader, work in READERS.items():
+        for name, odd in ODD.items():
+            yield f"{reader}: {name}", lambda folder, work=work, odd=odd: work(folder, odd)
+
+
+def odd_files(chance: random.Random, folder: Path) -> list[str]:
+    """An odd file in a place where one is read gives a reason."""
+    name, work = chance.choice(list(cases()))
+    return [f"{name}: {problem}" for problem in within_bounds(lambda: work(folder))]
+
+
+def _member(name: str, data: bytes = b"", **fields: Any) -> tuple[tarfile.TarInfo, bytes]:
+    info = tarfile.TarInfo(name)
+    info.size = len(data)
+    for key, value in fields.items():
+        setattr(info, key, value)
+    return info, data
+
+
+def _png() -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", (32, 32)).save(buffer, "png")
+    return buffer.getvalue()
+
+
+def write_tar(path: Path, members: list[tuple[tarfile.TarInfo, bytes]]) -> Path:
+    """Write an archive of members whose headers may state anything."""
+    with path.open("wb") as file:
+        for info, data in members:
+            file.write(info.tobuf(tarfile.PAX_FORMAT) + data + bytes(-len(data) % 512))
+        file.write(bytes(1024))
+    return path
+
+
+def odd_members() -> dict[str, list[tuple[tarfile.TarInfo, bytes]]]:
+    """Members of archives that are odd, beside a good one."""
+    png, good = _png(), _member("good.png", _png())
+    return {
+        "a name twice": [good, _member("a.png", png[:40]), _member("a.png", png)],
+        "a name in two spellings": [good, _member("./a.png", png[:40]), _member("x/../a.png", png)],
+        "a caption twice": [good, _member("good.txt", b"old"), _member("good.txt", b"new")],
+        "a negative size": [good, _member("a.png", size=-5)],
+        "a very negative size": [good, _member("a.png", size=-(2**40))],
+        "a size of pax": [good, _member("a.png", png, pax_headers={"size": "-512"})],
+        "a size that is no number": [good, _member("a.png", png, pax_headers={"size": "many"})],
+        "a huge size": [good, _member("a.png", size=2**62)],
+        "a huge caption": [good, _member("good.txt", size=_HUGE)],
+        "a huge pax header": [good, _member("a.png", size=_HUGE, type=tarfile.XHDTYPE)],
+        "a negative pax header": [good, _member("a.png", size=-1024, type=tarfile.XHDTYPE)],
+        "a huge long name": [good, _member("a.png", size=_HUGE, type=tarfile.GNUTYPE_LONGNAME)],
+        "a sparse one": [good, _member("a.png", size=_HUGE, type=tarfile.GNUTYPE_SPARSE)],
+        "a sparse one of pax": [
+            good,
+            _member(
+                "a.png",
+                png,
+                pax_headers={"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "-7"},
+            ),
+        ],
+        "links": [
+            good,
+            _member("a.png", type=tarfile.SYMTYPE, linkname="/etc/passwd"),
+            _member("b.png", type=tarfile.LNKTYPE, linkname="good.png"),
+            _member("c.png", type=tarfile.FIFOTYPE),
+            _member("good.txt", type=tarfile.SYMTYPE, linkname="/dev/zero"),
+        ],
+        "names outside": [
+            good,
+            _member("..", png),
+            _member("../../a.png", png),
+            _member("/b.png", png),
+            _member("a/../..", png),
+            _member(".", png),
+            _member("", png),
+        ],
+        "a NUL in a name": [good, _member("a.png", png, pax_headers={"path": "b\0.png"})],
+        "a name that is not UTF-8": [good, _member("a\udcff.png", png), _member("a\\xff.png", png)],
+        "half of a letter in a caption": [good, _member("good.json", b'{"caption": "a \\ud800 b"}')],
+        "a caption that is nested": [good, _member("good.json", b"[" * 200_000)],
+        "a time that is not one": [good, _member("a.png", png, pax_headers={"mtime": "nan"})],
+    }
+
+
+def odd_archive(chance: random.Random, folder: Path) -> list[str]:
+    """An odd archive gives rows that the catalog reads, again after the next scan, and the good members are trained."""
+    name, members = chance.choice(list(odd_members().items()))
+    return [f"{name}: {problem}" for problem in within_bounds(lambda: scan_archive(folder, members))]
+
+
+def scan_archive(folder: Path, members: list[tuple[tarfile.TarInfo, bytes]]) -> list[str]:
+    """Scan an archive beside a good picture twice; the catalog can be read, and a good member or a reason is there."""
+    data = folder / "data"
+    data.mkdir()
+    picture(data / "own.png")
+    write_tar(data / "x.tar", members)
+    rows = scanned(data, folder / "catalog")
+    again = scanned(data, folder / "catalog")
+    good = rows.get("x.tar/good.png", rows.get("x.tar"))
+    wrong = ["the file beside it is refused"] * bool(rows["own.png"]["error"])
+    wrong += ["neither the good member nor the archive has a row"] * (good is None)
+    return wrong + ["the next scan has other rows"] * (rows.keys() != again.keys())
+
+
+def fuzzed_archive(chance: random.Random, folder: Path) -> list[str]:
+    """An archive some of whose header bytes are others."""
+    data = folder / "data"
+    data.mkdir()
+    members = [member for members in chance.sample(list(odd_members().values()), 2) for member in members]
+    tar = write_tar(data / "x.tar", members)
+    content = bytearray(tar.read_bytes())
+    for _ in range(chance.randint(1, 6)):
+        header = 512 * chance.randrange(len(content) // 512)
+        content[header + chance.choice([*range(100, 160), 257, *range(345, 360)])] = chance.choice(
+            [*b"0157\x00\x80\xff x"]
+        )
+    tar.write_bytes(content)
+    picture(data / "own.png")
+    return within_bounds(lambda: ["own.png is refused"] * bool(scanned(data, folder / "catalog")["own.png"]["error"]))
+
+
+DRILLS: dict[str, Callable[[random.Random, Path], list[str]]] = {
+    "odd files": odd_files,
+    "odd archives": odd_archive,
+    "archives of odd bytes": fuzzed_archive,
+}

@@ -1,0 +1,141 @@
+"""Drills of first recipes: what `new lora` writes is accepted by `plan`, at a size that suits the footage."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import random
+import shutil
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import av
+import numpy as np
+from PIL import Image
+
+from reelworks.analysis import plan_report
+from reelworks.buckets import sizes
+from reelworks.core.errors import UserError
+from reelworks.models import registry
+from reelworks.quickstart import quickstart
+from reelworks.quickstart.quickstart import QuickstartOptions
+from reelworks.recipe import dataset, recipe_file
+from reelworks.train.preflight import published_sizes
+
+KINDS = ("pictures", "clips", "both")
+GPUS_GB = (8, 12, 16, 24)
+_PICTURES = ((1024, 1024), (832, 1216), (1344, 768))
+_CLIP = (130, 1280, 720, 24)  # frames, width, height, rate
+
+
+class Case(NamedTuple):
+    """A model, a kind of footage and the memory of a GPU."""
+
+    preset: str
+    kind: str
+    gb: int
+
+    @property
+    def is_quick(self) -> bool:
+        """Whether sizes of its network are known, so that it is not built."""
+        return published_sizes.of_preset(self.preset) is not None and registry.PRESETS[self.preset].sound is None
+
+    def __str__(self) -> str:
+        return f"{self.preset}-{self.kind}-{self.gb}"
+
+
+def cases() -> list[Case]:
+    """Return all cases."""
+    return [Case(*case) for case in itertools.product(registry.PRESETS, KINDS, GPUS_GB)]
+
+
+def footage(folder: Path) -> None:
+    """Write a folder of each kind, and one of companions with the same names."""
+    _write_clip(clip := folder / "clip.mp4")
+    for kind, copy in itertools.product(KINDS, ("", "beside-")):
+        (path := folder / f"{copy}{kind}").mkdir()
+        for i in range(6 if kind != "clips" else 0):
+            Image.new("RGB", _PICTURES[i % 3], (i, 90, 20)).save(path / f"p{i}.png", compress_level=1)
+            (path / f"p{i}.txt").write_text(f"picture {i}")
+        for i in range(3 if kind != "pictures" else 0):
+            shutil.copy(clip, path / f"c{i}.mp4")
+            (path / f"c{i}.txt").write_text(f"clip {i}")
+
+
+def _write_clip(path: Path) -> None:
+    frames, width, height, rate = _CLIP
+    with av.open(str(path), "w") as file:
+        stream = file.add_stream("libx264", rate=rate, options={"preset": "ultrafast", "crf": "40"})
+        stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+        sound = file.add_stream("aac", rate=16_000)
+        grey = np.full((height, width, 3), 90, np.uint8)
+        for _ in range(frames):
+            file.mux(stream.encode(av.VideoFrame.from_ndarray(grey, format="rgb24")))
+        file.mux(stream.encode())
+        quiet = av.AudioFrame.from_ndarray(np.zeros((1, 16_000 * frames // rate), np.float32), "fltp", "mono")
+        quiet.sample_rate = 16_000
+        file.mux(sound.encode(quiet))
+        file.mux(sound.encode())
+
+
+def problems(case: Case) -> list[str]:
+    """Write the recipe of a case in the current folder, which has the footage, and plan it; returns what is wrong."""
+    known = registry.PRESETS[case.preset]
+    beside: dict[str, str | list[str]] = dict.fromkeys(map(str, known.config.conditioning.needs), f"beside-{case.kind}")
+    weights = "some/where" if known.release and known.release.weights is None else None
+    path, taken = Path(f"{case}.toml"), _taken(case)
+    options = QuickstartOptions(case.preset, (Path(case.kind),), case.gb, None, weights, beside)
+    try:
+        made = quickstart.lora(path, options)
+    except UserError as error:
+        expected = {"gpu-too-small"} if taken else {"model-takes-images-only", "model-takes-clips-only"}
+        return [] if error.code in expected and not path.exists() else [f"new lora: {error}"]
+    if not taken:
+        return ["a model was given footage that it does not take"]
+    try:
+        recipe = recipe_file.load(path)
+        dataset.scan_recipe(recipe)
+        forecast = plan_report.forecast(recipe, 1, 1)
+    except UserError as error:
+        return [f"plan: {error}"]
+    count = 6 * ("pictures" in taken) + 3 * ("clips" in taken)
+    wrong = [] if forecast["planned"] == count else [f"{forecast['planned']} of {count} are planned"]
+    if recipe != made.recipe:
+        wrong.append("the file says something else than the result")
+    return wrong + [text for entry in recipe.bucket if (text := _wrong_size(case, entry.resolution, entry.num_frames))]
+
+
+def _taken(case: Case) -> set[str]:
+    """Return the kinds of a case's footage that its model takes."""
+    known = registry.PRESETS[case.preset]
+    kinds = {"pictures", "clips"} if case.kind == "both" else {case.kind}
+    return kinds - ({"clips"} if known.config.pictures_only else set()) - ({"pictures"} if known.sound else set())
+
+
+def _wrong_size(case: Case, resolution: str, num_frames: object) -> str | None:
+    """Return what is wrong with a size: all the footage fills every release's size to more than 85 %."""
+    release = registry.release_of(case.preset)
+    limit = release.side**2 if num_frames == 1 else sizes.pixel_budget(f"{release.lines}p")[0]
+    pixels = sizes.pixel_budget(resolution)[0]
+    return None if math.isclose(pixels, limit, rel_tol=0.02) else f"{resolution} for a model of {math.isqrt(limit)}²"
+
+
+def first_recipes(quick: list[Case], chance: random.Random, folder: Path) -> list[str]:
+    """Write and plan the recipes of a model with known sizes, for each kind of footage and each memory.
+
+    Models are taken in turn, so that as many tries as there are models try all.
+    """
+    order = list(dict.fromkeys(case.preset for case in quick))
+    preset = order[next(_TRIES) % len(order)]
+    footage(folder)
+    with contextlib.chdir(folder):
+        return [f"{case}: {problem}" for case in quick if case.preset == preset for problem in problems(case)]
+
+
+_TRIES = itertools.count()
+DRILLS: dict[str, Callable[[random.Random, Path], list[str]]] = {
+    "every model": partial(first_recipes, [case for case in cases() if case.is_quick])
+}

@@ -1,0 +1,100 @@
+"""Open the files that users name, or that lie in their folders: only regular ones, and of bounded size where all is read.
+
+A pipe, a socket or a device under the name of a caption would block a program or never end, and a sparse file may state
+more bytes than the machine has memory. Such files raise an `OSError` whose `strerror` is the reason, as a missing file does.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+from reelworks.core import toml, units
+
+# Most bytes that are read of a file of each kind; each is far above what people write.
+CAPTION = 1 << 20
+SETTINGS = 4 << 20  # a recipe or config
+TABLE = 1 << 28  # JSON, prompts, and exclude lists
+LIST = 4 << 30  # lists of clips, in CSV, Parquet or JSON lines
+
+_KINDS = (
+    (stat.S_ISDIR, errno.EISDIR, "a folder"),
+    (stat.S_ISFIFO, errno.EINVAL, "a pipe"),
+    (stat.S_ISSOCK, errno.EINVAL, "a socket"),
+    (stat.S_ISCHR, errno.EINVAL, "a device"),
+    (stat.S_ISBLK, errno.EINVAL, "a device"),
+)
+
+
+def _require_regular(path: Path | str, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        known = ((number, name) for is_kind, number, name in _KINDS if is_kind(status.st_mode))
+        number, name = next(known, (errno.EINVAL, "of an unknown kind"))
+        raise OSError(number, f"not a regular file, but {name}", str(path))
+
+
+def require_size(path: object, size: int, most: int) -> None:
+    """Raise `OSError` for a file of more bytes than are read of its kind."""
+    if size > most:
+        problem = f"it has {units.format_bytes(size)}, and at most {units.format_bytes(most)} are read of such a file"
+        raise OSError(errno.EFBIG, problem, str(path))
+
+
+def opened(path: Path, *, buffering: int = -1) -> Any:
+    """Open a regular file for reading in binary; never blocks.
+
+    Raises:
+        OSError: It is missing, cannot be read, or is no regular file.
+    """
+    _require_regular(path, path.stat())  # opening a device may have an effect
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    try:
+        _require_regular(path, os.fstat(descriptor))  # another file may have taken its place
+        return os.fdopen(descriptor, "rb", buffering)
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def require(path: Path, most: int | None = None) -> None:
+    """Check a file that a library opens by its path: it is regular, and has at most so many bytes."""
+    with opened(path) as file:
+        if most is not None:
+            require_size(path, os.fstat(file.fileno()).st_size, most)
+
+
+def read_bytes(path: Path, most: int) -> bytes:
+    """Read a file of at most so many bytes."""
+    with opened(path) as file:
+        require_size(path, os.fstat(file.fileno()).st_size, most)
+        data: bytes = file.read(most + 1)  # it may grow meanwhile, and files of /proc state no size
+    require_size(path, len(data), most)
+    return data
+
+
+def read_text(path: Path, most: int, *, encoding: str = "utf-8", errors: str = "strict") -> str:
+    """Read a file of at most so many bytes as text, with line ends as `Path.read_text` gives them."""
+    text = read_bytes(path, most).decode(encoding, errors)
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a TOML file; raises `OSError`, or `ValueError` for what is no TOML or is nested too deeply."""
+    return toml.parse(read_text(path, SETTINGS))
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file; raises `OSError`, or `ValueError` for what is no JSON or is nested too deeply."""
+    return parse_json(read_text(path, TABLE, encoding="utf-8-sig"))
+
+
+def parse_json(text: str) -> Any:
+    """Parse JSON; raises `ValueError` for what is none or is nested too deeply."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("lists or objects are nested too deeply") from None

@@ -1,0 +1,181 @@
+"""The recipe that `new lora` writes is accepted by `plan`, for every model, kind of footage and memory of a GPU."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from benchmarks._borders import recipes as drills
+from PIL import Image
+from typer.testing import CliRunner
+
+from reelworks.cli.main import app
+from reelworks.core.errors import UserError
+from reelworks.models import registry
+from reelworks.quickstart import memory_presets, quickstart
+from reelworks.quickstart.quickstart import QuickstartOptions
+from reelworks.recipe import recipe_file
+
+CASES = drills.cases()
+
+
+@pytest.fixture(scope="module")
+def footage(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("footage")
+    drills.footage(folder)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def here(footage: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(footage)
+
+
+# Fresh models and those with sound have no published sizes: they are built and measured, which takes seconds to minutes.
+@pytest.mark.parametrize("case", [case for case in CASES if case.is_quick][::29], ids=str)
+def test_a_recipe_that_is_written_can_be_planned(case: drills.Case) -> None:
+    assert drills.problems(case) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_every_recipe_that_is_written_can_be_planned(case: drills.Case) -> None:
+    assert drills.problems(case) == []
+
+
+def pictures(folder: str, *sizes: tuple[int, int], captioned: int = 99) -> Path:
+    path = Path(folder)
+    path.mkdir(exist_ok=True)
+    for i, size in enumerate(sizes):
+        Image.new("RGB", size, (i, 90, 20)).save(path / f"{i}.png", compress_level=1)
+        if i < captioned:
+            (path / f"{i}.txt").write_text(f"a cup {i}")
+    return path
+
+
+def made(folder: str, model: str = "sdxl", **wishes: object) -> quickstart.QuickstartResult:
+    return quickstart.lora(Path(f"{folder}-made.toml"), QuickstartOptions(model, (Path(folder),), vram_gb=24, **wishes))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "resolution"),
+    [
+        ([(832, 1216), (896, 1152), (1344, 768), (1024, 1024)] * 5, "1024px"),
+        ([(1000, 1000)] * 6, "1024px"),
+        ([(945, 945)] * 6, "1024px"),  # 85 % of the area
+        ([(930, 930)] * 6, "768px"),
+        ([(800, 800)] * 6, "768px"),
+    ],
+)
+@pytest.mark.parametrize("model", ["sdxl", "flux-dev", "qwen-image", "z-image"])
+def test_data_cut_for_a_size_is_trained_at_it(sizes: list[tuple[int, int]], resolution: str, model: str) -> None:
+    name = f"cut-{len(sizes)}-{sizes[0][0]}"
+    if not Path(name).exists():
+        pictures(name, *sizes)
+    result = made(name, model)
+    assert result.recipe.bucket[0].resolution == resolution
+    line = next(line for line in result.text.splitlines() if line.startswith("resolution"))
+    assert ("nearly do, and are enlarged by up to 18% in area" in line) == (
+        sizes[0][0] ** 2 < int(resolution[:-2]) ** 2
+    )
+
+
+def test_clips_that_a_model_of_pictures_leaves_out_are_named() -> None:
+    result = made("both", "flux-dev")
+    assert (
+        result.remarks[0]
+        == "left out, because flux-dev makes only pictures: 3 clips, both/c0.mp4, both/c1.mp4, both/c2.mp4"
+    )
+    assert (len(result.found.pictures), len(result.found.videos)) == (6, 0)
+    with pytest.raises(UserError, match=r"have clips alone: clips/c0\.mp4, clips/c1\.mp4"):
+        made("clips", "flux-dev")
+    with pytest.raises(UserError, match='choose "ltx-2", which is trained without sound'):
+        made("pictures", "ltx-2-sound")
+
+
+def test_counts_add_up_to_what_is_trained() -> None:
+    """Epochs follow from the pictures that are trained; repeats are showings, not clips."""
+    pictures("10_cup", *[(1024, 1024)] * 4, captioned=99)
+    result = made("10_cup")
+    line = next(line for line in result.text.splitlines() if line.startswith("max_epochs"))
+    assert line.startswith("max_epochs = 22 ")
+    assert line.endswith("# 880 showings, 220 of each of 4 clips; as a rule 100 of 20, and of more fewer of each")
+    pictures("half", *[(1024, 1024)] * 20, captioned=5)
+    result = made("half")
+    assert "1,000 showings, 200 of each of 5 clips" in result.text
+    assert result.steps == 200 * 2
+    assert re.search(r"# the clips have \d+ frames at 16 fps\n", made("clips", "wan").text)
+
+
+def test_what_is_asked_for_is_written_and_counted() -> None:
+    result = made("pictures", rank=4, steps=300, resolution="512", overrides=("train.learning_rate=5e-5", "seed=7"))
+    recipe = recipe_file.load(Path("pictures-made.toml"), [])
+    assert recipe == result.recipe
+    assert (recipe.lora.rank, recipe.train.max_steps, recipe.train.max_epochs) == (4, 300, None)
+    assert (recipe.bucket[0].resolution, recipe.train.learning_rate, recipe.seed) == ("512px", 5e-5, 7)
+    assert result.steps == 300
+    assert recipe.checkpoints.every_steps == 30
+    assert "as given with --set" in result.text
+    assert result.choice.estimate.trained_parameters == 42_557_440 / 4
+
+
+def test_a_setting_that_is_given_is_not_replaced_by_one_that_saves_memory() -> None:
+    with pytest.raises(UserError, match=r"needs 35\.7 GB with all settings"):
+        quickstart.lora(
+            Path("r.toml"),
+            QuickstartOptions(
+                "sdxl",
+                (Path("pictures"),),
+                vram_gb=12,
+                overrides=("model.gradient_checkpointing=false", "buckets.batch_size=4"),
+            ),
+        )
+
+
+def test_memory_that_is_not_counted_or_not_there_never_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    command = ["new", "lora", "--model", "hunyuan", "--data", "clips", "--vram", "24", "--force", "-o", "h.toml"]
+    told = json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)
+    assert told["estimate"]["memory"]["activations"] > 1e9
+    assert "model.gradient_checkpointing" in told["settings"]
+    host = told["estimate"]["memory"]["host"]
+    monkeypatch.setattr(quickstart.machine_memory, "total_bytes", lambda: host)
+    assert "it fits" in CliRunner().invoke(app, command).stdout
+    monkeypatch.setattr(quickstart.machine_memory, "total_bytes", lambda: host - 1)
+    said = CliRunner().invoke(app, command).stdout
+    assert "it fits" not in said
+    assert "so it does not fit here" in said
+    assert json.loads(CliRunner().invoke(app, [*command, "--json"]).stdout)["fits"] is False
+    # A network that cannot be measured is given what saves activations, and no promise.
+    monkeypatch.setattr(memory_presets._Search, "_sizes", _unmeasured(memory_presets._Search._sizes))
+    said = CliRunner().invoke(app, [*command, "--vram", "80"]).stdout
+    assert "it fits" not in said
+    assert "buckets.batch_size = 1" in said
+
+
+def _unmeasured(real):
+    return lambda *a, **k: real(*a, **k)._replace(runs_on_meta=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("ponyDiffusionV6XL", "--model sdxl --weights FILE"),
+        ("illustrious", "--model sdxl --weights FILE"),
+        ("wan-2.2-i2v", '"wan-2.2-i2v-14b"'),
+        ("ltx-sound", '"ltx-2-sound" or "ltx-2.3-sound"'),
+    ],
+)
+def test_a_name_that_is_no_model_is_answered_with_the_one_that_is_meant(name: str, answer: str) -> None:
+    with pytest.raises(UserError) as error:
+        registry.preset_name(name)
+    assert answer in error.value.remedy
+
+
+def test_names_that_are_short_for_models() -> None:
+    assert {n: registry.preset_name(n) for n in ("ltx2", "LTX-2.3", "wan-i2v")} == {
+        "ltx2": "ltx-2",
+        "LTX-2.3": "ltx-2.3",
+        "wan-i2v": "wan-2.1-i2v-14b",
+    }

@@ -1,0 +1,123 @@
+"""One process at a time saves into a store; what it saved last is the newest, and nothing of killed ones is left."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from refused import refused
+
+import reelworks as rw
+from reelworks.checkpoint import names
+from reelworks.core import storage
+
+HOLD = """
+import sys, pathlib
+from reelworks.run import lock
+with lock.hold(pathlib.Path(sys.argv[1]), doing="writer", field="root", remedy=""):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> rw.CheckpointStore:
+    return rw.CheckpointStore(tmp_path / "checkpoints", policy=rw.Retention(keep_last=1, keep_best=None))
+
+
+def test_a_second_writer_is_refused_until_the_first_ends(store: rw.CheckpointStore) -> None:
+    store.save(1, {"x": 1})
+    store.close()
+    command = [sys.executable, "-c", HOLD, str(store.root / names.LOCK)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "held\n"
+        with refused("run-locked", "root", says="another writer is running in this folder") as error:
+            store.save(2, {"x": 2})
+        assert "end the other process" in error.value.remedy
+        state = {"x": 0}
+        assert store.load_latest(state) == 1, "reading needs no lock"
+        other.kill()
+    store.save(2, {"x": 2})
+    assert store.steps() == [2]
+
+
+def test_stores_of_one_process_share_the_lock(store: rw.CheckpointStore) -> None:
+    """As where a cell of a notebook is run again."""
+    store.save(1, {"x": 1})
+    other = rw.CheckpointStore(store.root)
+    other.save(2, {"x": 2})
+    store.save(3, {"x": 3})
+    shutil.rmtree(store.root)
+    store.save(1, {"x": 4})
+    assert store.read(1) == {"x": 4}
+
+
+def test_what_killed_saves_left_is_gone_after_the_next_save(store: rw.CheckpointStore) -> None:
+    store.save(1, {"x": 1})
+    store.close()
+    for name in (names.in_flight(2, names.fresh_id()), names.trash(1), ".latest.01234567.tmp"):
+        (store.root / name).mkdir()
+    rw.CheckpointStore(store.root).save(2, {"x": 2})
+    assert {p.name for p in store.root.iterdir()} == {
+        "step-000000001", "step-000000002", names.LOCK, names.HISTORY, names.LATEST,
+    }  # fmt: skip
+
+
+def test_a_save_of_an_earlier_step_is_the_newest_and_stays(
+    store: rw.CheckpointStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Later checkpoints are of another branch: none is deleted, and none is loaded by mistake."""
+    store.save(100, {"x": 100})
+    with caplog.at_level(logging.WARNING, "reelworks"):
+        saved = store.save(10, {"x": 10})
+    assert saved.info.path.is_dir()
+    state = {"x": 0}
+    assert store.load_latest(state) == 10
+    assert state == {"x": 10}
+    (aside,) = store.root.glob(".aside-step-000000100-*")
+    assert f"checkpoint of step 100 is set aside as {aside.name}" in caplog.text
+
+
+def test_a_step_saved_again_has_the_new_content(store: rw.CheckpointStore) -> None:
+    first = store.save(1, {"x": 1})
+    assert not store.save(1, {"x": 1}, metrics={"loss": 0.5}).fresh
+    assert store.info(1).manifest == first.info.manifest
+    assert store.info(1).metrics == {"loss": 0.5}
+    assert store.save(1, {"x": 2}).fresh
+    assert store.read(1) == {"x": 2}
+
+
+def test_a_disk_that_fails_to_delete_does_not_fail_the_save(
+    store: rw.CheckpointStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.save(1, {"x": 1})
+
+    def fail(call: str, path: Path) -> None:
+        if call == "rename" and path.name == "step-000000001":
+            raise OSError(5, "Input/output error")
+
+    with storage.guarded(fail), caplog.at_level(logging.WARNING, "reelworks"):
+        assert store.save(2, {"x": 2}).fresh
+    assert "old checkpoints were not deleted" in caplog.text
+    assert store.steps() == [1, 2]
+
+
+def test_messages_name_nothing_of_recipes_or_commands(store: rw.CheckpointStore) -> None:
+    """Whoever has a loop of their own has neither."""
+    store.save(1, {"x": 1})
+    (store.path(1) / "state.json").write_text("{}")
+    works = {
+        "no-good-checkpoint": lambda: store.load_latest({"x": 0}),
+        "checkpoint-bad": lambda: store.load(1, {}),
+        "no-such-checkpoint": lambda: store.load(7, {}),
+        "not-a-step": lambda: store.save(-1, {}),
+    }
+    for code, work in works.items():
+        with refused(code) as error:
+            work()
+        assert not any(word in str(error.value) for word in ("--", "recipe", "[checkpoints]", "reelworks "))

@@ -1,0 +1,205 @@
+"""Every argument of the library is checked, and every mistake is told with the argument's name."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import math
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import errors_page
+import numpy as np
+import pytest
+from refused import refused
+
+import reelworks as rw
+from reelworks.buckets.config import BucketEntryConfig, BucketsConfig
+from reelworks.catalog.config import DatasetConfig
+from reelworks.core import words
+from reelworks.core.errors import UserError
+from reelworks.data.dataset import DataSpec
+from reelworks.generate.export_run import export
+from reelworks.media.config import DataConfig
+from reelworks.schedule.cost import CostConfig
+from reelworks.testing import sample_catalog, sample_dataset, sample_folder
+from reelworks.train.trainer import train
+
+GEOMETRY = rw.Geometry((4, 8, 8), (1, 2, 2))
+ENTRY = rw.BucketEntry("64px", num_frames=[1, 5], batch_size=[4, 2])
+JUNK = [
+    None,
+    True,
+    0,
+    -1,
+    1.5,
+    math.nan,
+    math.inf,
+    -math.inf,
+    "",
+    "junk",
+    b"x",
+    [],
+    [-1],
+    {},
+    {"a": 1},
+    object(),
+    print,
+]
+
+
+def calls(tmp_path: Path) -> dict[Callable[..., Any], dict[str, Any]]:
+    """Public functions and classes, with right arguments where they are needed."""
+    return {
+        rw.Catalog.open: {"path": sample_catalog().path},
+        rw.Catalog.scan: {"folders": sample_folder(), "to": tmp_path / "catalog", "workers": 1},
+        rw.BucketEntry: {"resolution": "64px", "num_frames": 1},
+        rw.BucketTable.from_entries: {"entries": [ENTRY], "geometry": GEOMETRY},
+        rw.Geometry: {"stride": (4, 8, 8), "patch": (1, 2, 2)},
+        rw.Dataset: {"catalog": sample_catalog(), "table": sample_dataset().table},
+        DataSpec: {"datasets": sample_dataset().spec.datasets},
+        DatasetConfig: {"path": "footage"},
+        DataConfig: {},
+        CostConfig: {},
+        rw.Loader: {"dataset": sample_dataset()},
+        rw.plan: {"dataset": sample_dataset()},
+        rw.CheckpointStore: {"root": tmp_path / "checkpoints"},
+        rw.Retention: {},
+        rw.KeepBest: {},
+        rw.load_model: {"source": tmp_path / "nothing"},
+        export: {"source": tmp_path / "nothing", "target": tmp_path / "x.safetensors"},
+        train: {"recipe": tmp_path / "nothing.toml"},
+    }
+
+
+def arguments_of(function: Callable[..., Any]) -> list[str]:
+    fields = getattr(function, "model_fields", None)
+    names = list(fields or inspect.signature(function).parameters)
+    return [name for name in names if name not in ("settings", "_plans")]
+
+
+def test_junk_in_any_argument_is_taken_or_told_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never an AttributeError or TypeError from within, nor the name of another argument."""
+    monkeypatch.chdir(tmp_path)  # where "junk" is a path
+    tried, wrong = 0, []
+    for function, right in calls(tmp_path).items():
+        for name in arguments_of(function):
+            for junk in JUNK:
+                if function is rw.Catalog.scan and name == "workers" and junk in (0, None):
+                    continue  # a process for each core
+                tried += 1
+                told = f"{function.__qualname__}({name}={junk!r})"
+                try:
+                    function(**{**right, name: junk})
+                except UserError as error:
+                    nothing_there = function in (rw.load_model, export, train) and error.code != "argument-invalid"
+                    named = name in (error.field or error.problem).replace(".", " ").replace(",", " ").split()
+                    if not nothing_there and not named:
+                        wrong.append(f"{told}: {error}")
+                    if len(str(error)) > 600:
+                        wrong.append(f"{told}: too long: {error}")
+                except Exception as error:
+                    wrong.append(f"{told}: {error!r}")
+    assert not wrong, "\n".join(wrong)
+    assert tried > 1500
+
+
+@pytest.mark.parametrize(
+    ("make", "field"),
+    [
+        (lambda: rw.Dataset("footage", sample_dataset().table), "catalog"),
+        (lambda: rw.Loader(sample_dataset(), micro_batches_per_step=0), "micro_batches_per_step"),
+        (lambda: rw.Loader(sample_dataset(), prefetch_bytes=-1), "prefetch_bytes"),
+        (lambda: rw.Loader(sample_dataset(), decode_timeout=0), "decode_timeout"),
+        (lambda: rw.Loader(sample_dataset(), decode_timeout=math.nan), "decode_timeout"),
+        (lambda: rw.Loader(sample_dataset(), num_workers=-2), "num_workers"),
+        (lambda: rw.Loader(sample_dataset(), num_workers=True), "num_workers"),
+        (lambda: rw.Loader(sample_dataset(), device="gpu0"), "device"),
+        (lambda: rw.plan(sample_dataset(), micro_batches_per_step=0), "micro_batches_per_step"),
+        (lambda: rw.plan(sample_catalog()), "dataset"),
+        (lambda: rw.BucketEntry("64px", num_frames=0), "num_frames"),
+        (lambda: rw.BucketEntry("64px", num_frames=1, keep_prob=1.5), "keep_prob"),
+        (lambda: rw.BucketTable.from_entries([ENTRY], geometry=(4, 8, 8)), "geometry"),
+        (lambda: rw.BucketTable.from_entries(ENTRY, geometry=GEOMETRY), "entries"),
+        (lambda: rw.BucketTable.from_entries([], geometry=GEOMETRY), "entries"),
+        (lambda: rw.BucketTable.from_entries([ENTRY], geometry=GEOMETRY, aspect_ratio=["1:1"]), "aspect_ratio"),
+        (lambda: rw.BucketTable.from_entries([ENTRY], geometry=GEOMETRY, batch_size="auto"), "batch_size"),
+        (lambda: rw.BucketTable.from_entries([ENTRY], geometry=GEOMETRY, max_crop=2.0), "max_crop"),
+        (lambda: rw.Geometry((4, 8), (1, 2, 2)), "stride"),
+        (lambda: rw.CheckpointStore("x", policy=3), "policy"),
+        (lambda: rw.Retention(keep_last=0), "keep_last"),
+        (lambda: rw.Retention(keep_within="2 fortnights"), "keep_within"),
+        (lambda: rw.Retention(keep_best={"mode": "lowest"}), "keep_best.mode"),
+        (lambda: rw.KeepBest(mode="lowest"), "mode"),
+        (lambda: rw.train("recipe.toml", overrides="a.b=1"), "overrides"),
+        (lambda: rw.Catalog.open("nothing-here"), "path"),
+    ],
+)
+def test_mistakes_that_were_taken_or_told_in_other_words(make: Callable[[], Any], field: str) -> None:
+    with pytest.raises(UserError) as caught:
+        make()
+    assert caught.value.field == field
+
+
+def test_what_means_the_same_is_taken(tmp_path: Path) -> None:
+    loader = rw.Loader(
+        sample_dataset(), micro_batches_per_step=np.int64(2), decode_timeout=np.float32(3), record_to=str(tmp_path)
+    )
+    assert (type(loader.micro_batches_per_step), loader.micro_batches_per_step) == (int, 2)
+    assert rw.Geometry([4, 8, 8], [1, 2, 2]) == GEOMETRY
+    assert rw.BucketEntry("64px", num_frames=(1, 5)).num_frames == [1, 5]
+
+
+def test_an_epoch_without_a_step_is_told_with_arguments() -> None:
+    entry = rw.BucketEntry("2160p", num_frames=[65])
+    dataset = rw.Dataset(sample_catalog(), rw.BucketTable.from_entries([entry], geometry=GEOMETRY))
+    with refused(
+        "empty-epoch", "entries", says=r"num_frames of BucketEntry .* BucketTable\.from_entries\(upscale=True\)"
+    ):
+        rw.Loader(dataset)
+    with words.of_recipe(), refused("empty-epoch", "bucket", says=r"bucket\.num_frames .* buckets\.upscale = true"):
+        rw.Loader(dataset)
+
+
+def test_the_table_of_words_has_keys_that_exist() -> None:
+    configs = {
+        "bucket": BucketEntryConfig,
+        "buckets": BucketsConfig,
+        "checkpoints": rw.Retention,
+        "cost": CostConfig,
+        "data": DataConfig,
+        "dataset": DatasetConfig,
+    }
+    for table, config in configs.items():
+        assert set(words._TABLES[table][1].split()) <= config.model_fields.keys()
+
+
+LIBRARY = ("core", "catalog", "media", "schedule", "buckets", "data", "checkpoint")
+NOT_OF_THE_LIBRARY = ("mirror", "propose.py", "ray_cluster.py")  # copies of runs, proposed entries, hints for a shell
+WORDS_OF_RECIPES = re.compile(
+    r"(?<![\w/])(bucket|buckets|dataset|data|checkpoints|validation|train|cost|sound|autoencoder)\.[a-z_]+\b(?! of)"
+    r"|(?<![\w-])--[a-z]|\[\[|the recipe|\brecipe's"
+)
+
+COMMAND = re.compile(r"`reelworks [^`]*`")  # to be typed in a shell
+
+
+def sentences() -> Iterator[tuple[Path, errors_page.Sentence]]:
+    for room in LIBRARY:
+        for file in sorted((errors_page.SOURCE / room).rglob("*.py")):
+            if not set(NOT_OF_THE_LIBRARY) & set(file.parts):
+                for sentence in errors_page._sentences(ast.parse(file.read_text(encoding="utf-8")), {}):
+                    yield file.relative_to(errors_page.SOURCE), sentence
+
+
+def test_no_sentence_that_the_library_can_meet_speaks_of_recipes() -> None:
+    """All sentences of the rooms that it is made of, as they are told to its callers."""
+    found = list(sentences())
+    assert len(found) > 80
+    for file, sentence in found:
+        for text in (sentence.problem, sentence.remedy):
+            told = words.text_of(text)
+            assert not WORDS_OF_RECIPES.search(COMMAND.sub("", told)), f"{file} {sentence.code}: {told}"
+            assert words.text_of(told) == told

@@ -1,0 +1,179 @@
+"""Clips that cannot be decoded: weights sum to 1 over the others, counts are true, and nothing happens in silence."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from benchmarks._borders.loader import SumOfThreads
+from loader_footage import dataset_of, make_footage, trained
+from refused import refused
+
+import reelworks as rw
+from reelworks.core import files
+
+PER_STEP = 2
+
+
+@pytest.fixture
+def footage(tmp_path: Path) -> Path:
+    return make_footage(tmp_path / "footage", pictures=9, clips=2)
+
+
+def counts(loader: rw.Loader) -> tuple[int, int, int, int]:
+    cursor = loader.state_dict()["cursor"]
+    return cursor["planned"], cursor["trained"], cursor["failed"], cursor["skipped"]
+
+
+def damage(footage: Path) -> dict[str, str]:
+    """Cut a picture, and delete a clip, after they were scanned; returns the ends of their paths."""
+    (footage / "03.png").write_bytes((footage / "03.png").read_bytes()[:40])
+    (footage / "clip-1.mp4").unlink()
+    return {"03.png", "clip-1.mp4"}
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_weights_sum_to_one_over_what_is_valid_on_all_ranks(footage: Path, world: int) -> None:
+    data, damaged = dataset_of(footage), damage(footage)
+    total, steps, found = SumOfThreads(world), [], Counter()
+    loaders = [
+        rw.Loader(
+            data, micro_batches_per_step=PER_STEP, rank=r, world_size=world, max_decode_failures=0.3, all_reduce=total
+        )
+        for r in range(world)
+    ]
+
+    def train(loader: rw.Loader) -> None:
+        for step in loader:
+            batches = list(step)
+            weight = sum(float(m.loss_weight.sum()) for m in batches)
+            valid = sum(int(m.is_valid.sum()) for m in batches)
+            steps.append((step.number, step.planned, step.valid, weight, valid, step.failures))
+            found.update(trained(batches))
+
+    threads = [threading.Thread(target=train, args=(loader,)) for loader in loaders]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    failures = [clip for *_, of_rank in steps for clip in of_rank]
+    assert {Path(clip.path).name for clip in failures} == damaged
+    assert len(failures) == 2
+    assert {clip.uid for clip in failures}.isdisjoint(uid for uid, _ in found)
+    assert all(clip.reason for clip in failures)
+    assert set(found.values()) == {1}
+    assert len(found) == 9
+    assert len({str(loader.state_dict()) for loader in loaders}) == 1
+    assert counts(loaders[0]) == (11, 9, 2, 0)
+    for number in {n for n, *_ in steps}:
+        ranks = [each for each in steps if each[0] == number]
+        assert len({(planned, valid) for _, planned, valid, *_ in ranks}) == 1
+        assert sum(weight for *_, weight, _, _ in ranks) == pytest.approx(1)
+        assert sum(valid for *_, valid, _ in ranks) == ranks[0][2]
+        assert ranks[0][1] - ranks[0][2] == sum(len(failed) for *_, failed in ranks)
+
+
+def test_failed_clips_are_named_by_a_warning_and_in_the_records(
+    footage: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data, damaged = dataset_of(footage), damage(footage)
+    loader = rw.Loader(data, record_to=tmp_path / "run", max_decode_failures=0.3)
+    with caplog.at_level(logging.WARNING, "reelworks"):
+        for step in loader:
+            list(step)
+    assert [name for name in damaged if name in caplog.text] == [*damaged]
+    lines = files.read_json_lines(tmp_path / "run" / "coverage" / "epoch-000000.jsonl")
+    assert {Path(line["path"]).name for line in lines} == damaged
+
+
+def test_ranks_that_do_not_know_of_each_other_say_so(footage: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Weights then agree on all ranks, though they sum to less than 1."""
+    data, _ = dataset_of(footage), damage(footage)
+    loaders = [
+        rw.Loader(data, micro_batches_per_step=PER_STEP, rank=r, world_size=2, max_decode_failures=1) for r in (0, 1)
+    ]
+    with caplog.at_level(logging.WARNING, "reelworks"):
+        for together in zip(*loaders, strict=True):
+            weights = [w for step in together for m in step for w in m.loss_weight.tolist() if w]
+            assert weights == pytest.approx([1 / together[0].planned] * len(weights))
+    assert "give the loader all_reduce" in caplog.text
+
+
+def test_more_failures_than_allowed_stop_the_loop_and_are_named(footage: Path) -> None:
+    data, _ = dataset_of(footage), damage(footage)
+    with refused("too-many-decode-failures", "max_decode_failures", says=r"2 of the epoch's 11 clips.*03\.png|clip-1"):
+        for step in (loader := rw.Loader(data)):
+            list(step)
+    assert counts(loader)[2] <= 1  # the step that went too far is not counted
+    with refused("argument-invalid", "max_decode_failures"):
+        rw.Loader(data, max_decode_failures=10)
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_deleted_folder_is_no_epoch_of_nothing(footage: Path, world: int) -> None:
+    data = dataset_of(footage)
+    shutil.rmtree(footage)
+    with refused("too-many-decode-failures", "max_decode_failures", says="footage"):
+        next(iter(rw.Loader(data, micro_batches_per_step=2, rank=0, world_size=world)))
+
+
+def test_an_epoch_of_nothing_stops_whatever_share_may_fail(footage: Path) -> None:
+    data = dataset_of(footage)
+    shutil.rmtree(footage)
+    with refused("no-clip-decoded", "dataset", says="footage"):
+        next(iter(rw.Loader(data, max_decode_failures=1)))
+
+
+def test_a_step_without_a_valid_clip_is_passed_over(footage: Path) -> None:
+    """Nothing in it can be trained: an optimizer's step would only decay the weights."""
+    data = dataset_of(footage)
+    for clip in footage.glob("*.mp4"):
+        clip.unlink()  # both are one micro-batch
+    loader = rw.Loader(data, micro_batches_per_step=1, max_decode_failures=0.3)
+    numbers = [step.number for step in loader if trained(step)]
+    assert len(numbers) == len(loader) - 1
+    assert loader.step == len(loader)
+    assert counts(loader) == (11, 9, 2, 0)
+
+
+RANK = """
+import sys
+from pathlib import Path
+import torch.distributed as dist
+import reelworks as rw
+from loader_footage import TABLE
+rank, folder = int(sys.argv[1]), Path(sys.argv[2])
+dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), 2), rank=rank, world_size=2)
+data = rw.Dataset(rw.Catalog.open(folder / "catalog"), TABLE, seed=7)
+loader = rw.Loader(data, micro_batches_per_step=2, max_decode_failures=0.3)
+for step in loader:
+    print(step.number, step.valid, sum(float(m.loss_weight.sum()) for m in step))
+print(loader.state_dict()["cursor"]["failed"])
+dist.destroy_process_group()
+"""
+
+
+def test_the_process_group_counts(footage: Path, tmp_path: Path) -> None:
+    dataset_of(footage)
+    damage(footage)
+    children = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK, str(rank), str(tmp_path)],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        for rank in (0, 1)
+    ]
+    told = [child.communicate(timeout=120)[0].splitlines() for child in children]
+    assert [lines.pop() for lines in told] == ["2", "2"]
+    for one, other in zip(*told, strict=True):
+        assert one.split()[:2] == other.split()[:2]
+        assert float(one.split()[2]) + float(other.split()[2]) == pytest.approx(1)

@@ -1,0 +1,75 @@
+"""A process is known by its start, not by an id that another one may have by now."""
+
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+from reelworks.run import lock
+from reelworks.run.process import Process
+
+
+@pytest.mark.parametrize("pid", [-1, 0, -(2**40), 2**31, 2**70])
+def test_what_is_no_id_is_no_process(pid):
+    assert Process.running(pid) is None
+    assert not Process(pid, Process.here().boot, 1).lives()
+    assert not Process(pid, Process.here().boot, 1).signal(signal.SIGTERM)
+
+
+def test_only_the_very_process_is_signalled():
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as child:
+        known = Process.running(child.pid)
+        assert known is not None
+        assert known.lives()
+        for other in (replace(known, started=known.started - 1), replace(known, boot="x"), replace(known, boot="")):
+            assert not other.lives()
+            assert not other.signal(signal.SIGKILL)
+        assert child.poll() is None
+        assert known.signal(signal.SIGTERM)
+        assert child.wait(10) == -signal.SIGTERM
+    assert not known.lives()
+    assert not known.signal(signal.SIGTERM)
+
+
+def test_a_lock_is_held_by_who_holds_it_whatever_its_file_says(tmp_path):
+    file, link = tmp_path / ".lock", tmp_path / "foreign.lock"
+    with lock.hold(file):
+        told = file.read_text()
+        link.symlink_to(file)
+        assert lock.holder(file) is not None
+        assert lock.holder(link) is None  # the lock of another folder
+    for text in (told, "", "{", "[1]", "[" * 100_000, told.replace('"pid": ', '"pid": -')):
+        file.write_text(text)
+        assert lock.holder(file) is None
+        assert not lock.signal_holder(file, signal.SIGKILL)
+    with lock.hold(file):
+        file.write_text("")  # the disk was full
+        assert lock.holder(file) is not None
+        assert not lock.signal_holder(file, signal.SIGKILL)
+
+
+def test_looking_takes_no_lock_away(tmp_path):
+    file = tmp_path / ".lock"
+    file.touch()
+    looking = subprocess.Popen([sys.executable, "-c", _LOOKS, str(file)], stdout=subprocess.PIPE)
+    try:
+        assert looking.stdout is not None
+        looking.stdout.readline()
+        for _ in range(300):
+            with lock.hold(file):
+                pass
+    finally:
+        looking.kill()
+        looking.communicate()
+
+
+_LOOKS = """
+import sys
+from pathlib import Path
+from reelworks.run import lock
+print(flush=True)
+while True:
+    lock.holder(Path(sys.argv[1]))
+"""
