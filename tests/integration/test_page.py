@@ -97,10 +97,16 @@ def test_texts_of_others_are_texts(opened, address):
         assert shown.locator("figcaption script").count() == 0
 
 
+def unfinished(folder):
+    """Make a run without the event of its end; returns it with the events that it has."""
+    run = fabricate.make(folder, steps=20, every=10, crash_at=15)
+    lines = run.events_file.read_text().splitlines()[:-1]
+    run.events_file.write_text("\n".join(lines) + "\n")
+    return run, lines
+
+
 def test_a_new_point_comes_to_the_page_by_itself(opened, address, root):
-    run = fabricate.make(root / "runs" / "live", steps=20, every=10, crash_at=15)
-    lines = run.events_file.read_text().splitlines()
-    run.events_file.write_text("\n".join(lines[:-1]) + "\n")
+    run, lines = unfinished(root / "runs" / "live")
     last = next(json.loads(line) for line in reversed(lines) if json.loads(line)["kind"] == "step")
     with window(opened) as shown, lock.hold(run.lock_file):
         went_to(shown, address, "#/runs", "table")
@@ -115,13 +121,14 @@ def test_a_new_point_comes_to_the_page_by_itself(opened, address, root):
             shown.wait_for_selector(f"#now:has-text('step {number} ')")
 
 
-def test_without_the_token_nothing_can_be_pressed(opened, address):
+def test_without_the_token_nothing_can_be_pressed(opened, address, root):
+    unfinished(root / "runs" / "crashed")
     with window(opened) as shown:
         shown.goto(address.split("#")[0])
         shown.wait_for_selector("table")
         assert shown.locator("#read-only").is_visible()
-        shown.goto(address.split("#")[0] + f"#/run/{keys(shown)['first']}")
-        shown.wait_for_selector("button")
+        shown.goto(address.split("#")[0] + f"#/run/{keys(shown)['crashed']}")
+        shown.wait_for_selector("button:text-is('Resume')")
         assert shown.locator("button:enabled").count() == 0
 
 
