@@ -70,7 +70,7 @@ def lora(pictures, tmp_path):
             "output": str(tmp_path / output),
             "dataset": [{"path": str(pictures)}],
             "model": {"name": name},
-            "lora": {"rank": 4, "alpha": 6.5, "dropout": 0.1, "targets": ["to_q", "to_out.0", "proj_out"]},
+            "lora": {"rank": 4, "alpha": 8.0, "dropout": 0.1, "targets": ["to_q", "to_out.0", "proj_out"]},
             "autoencoder": {"stride": 4},
             "text_encoder": {"dim": 16, "max_length": 6, "pooled_dim": 8},
             "precision": {"compute": "float32"},
@@ -286,7 +286,7 @@ def test_a_lora_never_goes_on_upon_another_base(lora, tmp_path):
     assert children.train(other) == [0]
     stronger = other | {"lora": other["lora"] | {"alpha": 13.0}, "train": other["train"] | {"max_steps": 3}}
     assert children.train(stronger) != [0]
-    assert "the checkpoint's LoRA has alpha 6.5" in children.output(stronger)
+    assert "the checkpoint's LoRA has alpha 8" in children.output(stronger)
     with safe_open(next((tmp_path / "run" / "exports").glob("step-000000002*kohya*")), "pt") as file:
         told = file.metadata()
     assert told["ss_sd_model_name"] == str(copied)
@@ -312,7 +312,7 @@ def test_a_lora_file_begins_another_run(lora, tmp_path):
     wrong = lora("wrong", "flux-tiny", max_steps=1)
     wrong["lora"]["alpha"] = 2
     assert children.train(wrong, load=str(tmp_path / "first"), weights_only=True) != [0]
-    assert "lora.alpha = 2.0: the checkpoint's LoRA has alpha 6.5" in children.output(wrong)
+    assert "lora.alpha = 2.0: the checkpoint's LoRA has alpha 8" in children.output(wrong)
     whole = lora("whole", "flux-tiny", max_steps=1)
     del whole["lora"]
     assert children.train(whole, **options) != [0]

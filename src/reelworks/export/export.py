@@ -82,7 +82,7 @@ def export_checkpoint(
         if lora is not None:
             lora = lora._replace(base=lora_base_of(path))
         with raising_export_failed(target):
-            return _write(target, entries, read, _header(about, weights, dtype), lora)
+            return _write(target, entries, read, _header(about, weights, dtype), dtype, lora)
 
 
 class _Weight(NamedTuple):
@@ -124,7 +124,7 @@ def export_state_dict(
     entries = _entries(state, dtype)
     with raising_export_failed(target):
         tensors = (state[entry.name].cpu() for entry in entries)
-        return _write(target, entries, tensors, _header(about, weights, dtype), None)
+        return _write(target, entries, tensors, _header(about, weights, dtype), dtype, None)
 
 
 def require_free_file(target: Path) -> None:
@@ -166,7 +166,7 @@ def export_weights(
         try:
             if collectives.rank():
                 return []
-            return _write(target, entries, gathered, _header(about, weights, dtype), lora)
+            return _write(target, entries, gathered, _header(about, weights, dtype), dtype, lora)
         finally:
             # Even if rank 0 has failed, since the others wait in the same collectives.
             for _ in gathered:
@@ -197,21 +197,21 @@ def _write(
     entries: Sequence[TensorRange],
     tensors: Iterable[Tensor],
     header: dict[str, str],
+    dtype: Dtype,
     lora: LoraFile | None,
 ) -> list[Path]:
-    cast = _cast(entries, tensors)
     if lora is None:
-        return safetensors_file.write(target, entries, cast, header)
-    state = {entry.name: tensor for entry, tensor in zip(entries, cast, strict=True)}
+        return safetensors_file.write(target, entries, _cast(entries, tensors), header)
+    state = {entry.name: tensor for entry, tensor in zip(entries, tensors, strict=True)}
     written = []
     for expert, path in zip(lora.experts or ("",), lora.files(target), strict=True):
         prefix = f"{expert}." if expert else ""
         own = {name.removeprefix(prefix): tensor for name, tensor in state.items() if name.startswith(prefix)}
         # Tensor names are the same in both files, since the user tells a loader which expert a file is for.
         file = lora.content(own)
-        entries = _entries(file.tensors)
-        tensors = (file.tensors[entry.name] for entry in entries)
-        written += safetensors_file.write(path, entries, tensors, header | file.header)
+        entries = _entries(file.tensors, dtype)
+        cast = _cast(entries, (file.tensors[entry.name] for entry in entries))
+        written += safetensors_file.write(path, entries, cast, header | file.header)
     return written
 
 
@@ -219,11 +219,11 @@ def _header(about: Mapping[str, str], weights: Weights, dtype: Dtype) -> dict[st
     return {**about, "weights": weights, "dtype": dtype}
 
 
-def _entries(tensors: Mapping[str, Tensor | _Weight], dtype: Dtype | None = None) -> list[TensorRange]:
-    """Return the tensors in the order of the file, floating-point ones with `dtype` unless it is None."""
+def _entries(tensors: Mapping[str, Tensor | _Weight], dtype: Dtype) -> list[TensorRange]:
+    """Return the tensors in the order of the file, floating-point ones with `dtype`; a LoRA's alphas keep theirs."""
     entries = []
     for name, tensor in tensors.items():
-        cast = DTYPES[dtype] if dtype and tensor.dtype.is_floating_point else tensor.dtype
+        cast = DTYPES[dtype] if tensor.dtype.is_floating_point and not name.endswith(".alpha") else tensor.dtype
         entries.append(TensorRange(name, cast, tuple(tensor.shape)))
     return safetensors_header.ordered(entries)
 

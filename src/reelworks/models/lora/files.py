@@ -1,15 +1,16 @@
 """Write and read LoRA files in the conventions of diffusers, ComfyUI and kohya.
 
-All three hold two matrices for each layer. They differ in names, in the place of alpha, and in their layers: the last
-two use the layers of a model's first release, some of which are several layers in diffusers. The update of such a
-layer joins those of its parts: their A are stacked, their B are blocks along the diagonal, and no number changes.
-Files are read exactly or not at all.
+All three hold two matrices for each layer. They differ in names and in their layers: the last two use the layers of a
+model's first release, some of which are several layers in diffusers. The update of such a layer joins those of its
+parts: their A are stacked, their B are blocks along the diagonal, and no number changes.
+
+The scale alpha / rank of an update is part of the numbers of a file, whose alpha is the rank: readers look for alpha in
+different places, and each that overlooks it is right then. Files of any scale are read, exactly or not at all.
 """
 
 from __future__ import annotations
 
 import json
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,19 +26,25 @@ from reelworks.models import identify, registry, weights
 from reelworks.models.family import FamilyConfig
 from reelworks.models.lora import inject, key_mapping, lycoris_keys
 from reelworks.models.lora.base_model import Base
-from reelworks.models.lora.config import LoraConfig
+from reelworks.models.lora.config import Adapter, LoraConfig
 from reelworks.models.lora.key_mapping import METADATA, Place, swapped_halves
 
 Format = Literal["diffusers", "comfyui", "kohya"]
 BASE = "reelworks_base"  # header key of the base's description
 _SHOWN = 3
 _PEFT = ("adapter_model.safetensors", "adapter_config.json")  # the names of its file and of its settings
-# Settings under which the scale is not alpha / rank.
-_OTHER_RULES = ("use_rslora", "alpha_pattern", "rank_pattern")
+# Settings under which layers have scales of their own.
+_OTHER_RULES = ("alpha_pattern", "rank_pattern")
+# What a file says of itself to whoever opens it: which programs know its names.
+_USAGE = {
+    "diffusers": "for diffusers and peft",
+    "comfyui": "for ComfyUI",
+    "kohya": "for programs that read the LoRA files of kohya's scripts",
+}
 
 
 class File(NamedTuple):
-    """The contents of a LoRA file: tensors by their names in it, with alphas in float32, and its header's metadata."""
+    """The contents of a LoRA file: tensors by their names in it, and its header's metadata."""
 
     tensors: dict[str, Tensor]
     header: dict[str, str]
@@ -57,17 +64,18 @@ def to_file(
     Args:
         state: The LoRA's tensors by their names in the network (`inject.weights`).
         format: A convention that can hold it (`LoraConfig.require_writable`).
-        alpha: Updates are scaled by alpha / rank.
+        alpha: Updates are scaled by alpha / rank, which becomes part of their numbers.
         part: Folder of the network in a pipeline of diffusers.
         model: Preset of the base, whose release names the layers.
         base: Base weights that the header describes.
     """
     layers = inject.by_layer(state)
     (rank,) = {kinds["A"].shape[0] for kinds in layers.values()}
-    header = release_header(model, rank, alpha, base)
+    layers = {layer: key_mapping.scaled(kinds, alpha / rank) for layer, kinds in layers.items()}
+    header = release_header(model, format, Adapter("lora", rank, alpha), base)
     if format == "diffusers":
         dora = any("magnitude_vector" in kinds for kinds in layers.values())
-        settings = {"r": rank, "lora_alpha": alpha, "target_modules": sorted(layers), "use_dora": dora}
+        settings = {"r": rank, "lora_alpha": rank, "target_modules": sorted(layers), "use_dora": dora}
         header[METADATA] = json.dumps({f"{part}.{key}": value for key, value in settings.items()})
         endings = {"A": "lora_A.weight", "B": "lora_B.weight", "magnitude_vector": "lora_magnitude_vector"}
         named = ((layer, kind, value) for layer, kinds in layers.items() for kind, value in kinds.items())
@@ -77,9 +85,9 @@ def to_file(
         stem = f"diffusion_model.{name}" if format == "comfyui" else "lora_unet_" + name.replace(".", "_")
         a, b = ("lora_A", "lora_B") if format == "comfyui" else ("lora_down", "lora_up")
         tensors[f"{stem}.{a}.weight"], tensors[f"{stem}.{b}.weight"] = joined(parts)
-        # Without alpha the scale is 1, and some readers of ComfyUI's files ignore alpha.
-        if format == "kohya" or alpha != rank:
-            tensors[f"{stem}.alpha"] = torch.tensor(alpha * len(parts))
+        # Without alpha the scale is 1; some readers of ComfyUI's files know none, and some of kohya's need one.
+        if format == "kohya":
+            tensors[f"{stem}.alpha"] = torch.tensor(float(rank * len(parts)))
     return File(tensors, header)
 
 
@@ -116,7 +124,7 @@ def joined(parts: Sequence[tuple[Place, Mapping[str, Tensor]]]) -> tuple[Tensor,
     return torch.cat([kinds["A"] for _, kinds in parts]), B
 
 
-def release_header(model: str, rank: int, alpha: float, base: Base | None) -> dict[str, str]:
+def release_header(model: str, format: Format, adapter: Adapter, base: Base | None) -> dict[str, str]:
     """Return the header fields of ModelSpec, those that kohya's readers expect, and the description of the base."""
     release = registry.release_of(model) if model in registry.PRESETS else None
     header = {
@@ -124,10 +132,13 @@ def release_header(model: str, rank: int, alpha: float, base: Base | None) -> di
         "modelspec.architecture": f"{(release and release.architecture) or model}/lora",
         "modelspec.implementation": "diffusers",
         "modelspec.title": f"LoRA of {model}",
+        "modelspec.usage_hint": _USAGE[format],
         "ss_network_module": "networks.lora",
-        "ss_network_dim": str(rank),
-        "ss_network_alpha": str(alpha),
+        "ss_network_dim": str(adapter.rank),
+        "ss_network_alpha": str(adapter.rank),
     }
+    if adapter.alpha != adapter.rank:
+        header["ss_training_comment"] = f"lora.alpha = {adapter.alpha:g}, which is part of the numbers"
     if release is not None and release.base_version is not None:
         header["ss_base_model_version"] = release.base_version
     if base is not None:
@@ -140,8 +151,8 @@ def load_into(module: nn.Module, config: LoraConfig, family: FamilyConfig | None
     """Load the file `config.weights` into a network with low-rank layers, exactly.
 
     Raises:
-        UserError: The file cannot be read, belongs to another base, or has another rank, alpha or other layers;
-            nothing is loaded then.
+        UserError: The file cannot be read, belongs to another base, or has another rank or other layers; nothing is
+            loaded then.
     """
     assert config.weights is not None
     own = dict(module.named_parameters())
@@ -162,8 +173,8 @@ def read(
         names = {where: name for name, where in inject.parts(own).items()}
         placed = key_mapping.placed if config.type == "lora" else lycoris_keys.placed
         state, unknown = placed(tensors, {layer for layer, _ in names}, config, family, metadata)
-        _require_rank_and_alpha(config, state)
-        values = {(layer, kind): v for layer, kinds in state.items() for kind, v in kinds.items() if kind != "alpha"}
+        _require_rank(config, state)
+        values = {(layer, kind): v for layer, kinds in state.items() for kind, v in kinds.items()}
         misshapen = [w for w in values.keys() & names.keys() if values[w].shape != own[names[w]].shape]
         unknown += [f"{layer} ({kind})" for layer, kind in (*misshapen, *(values.keys() - names.keys()))]
         missing = [f"{layer} ({kind})" for layer, kind in names.keys() - values.keys()]
@@ -191,11 +202,7 @@ def header(source: str) -> dict[str, str]:
         except (OSError, SafetensorError, ValueError, TypeError) as error:
             problem, remedy = f"its header cannot be read: {error}", "download or export it again"
         else:
-            # A LoKr has layers without a scale, which `lycoris_keys` reads.
-            allowed = "alpha_pattern" if "LOKR" in settings.values() else None
-            rules = [
-                k for k, v in settings.items() if v and k.endswith(_OTHER_RULES) and not k.endswith(allowed or "/")
-            ]
+            rules = [key for key, value in settings.items() if value and key.endswith(_OTHER_RULES)]
             if not rules:
                 return metadata
             problem, remedy = f"its header has {rules[0]}, which is not supported", "name another file"
@@ -210,23 +217,18 @@ def of_another_base(source: str, here: Base) -> str | None:
     return f"{source} was trained on {base}, and the base here is {here}"
 
 
-def _require_rank_and_alpha(config: LoraConfig, layers: key_mapping.Layers) -> None:
-    """Refuse a file whose rank or alpha, and so the scale of its updates, differs from the settings."""
+def _require_rank(config: LoraConfig, layers: key_mapping.Layers) -> None:
+    """Refuse a file of another rank."""
     ranks = Counter(rank for kinds in layers.values() if (rank := key_mapping.rank_of(kinds)) is not None)
-    alphas = Counter(float(kinds["alpha"]) for kinds in layers.values() if key_mapping.rank_of(kinds) is not None)
-    for name, expected, stored in (("rank", config.rank, ranks), ("alpha", config.exact_alpha, alphas)):
-        # Files store alphas in 32 bits or less.
-        if not all(math.isclose(value, expected, rel_tol=1e-5) for value in stored):
-            shown = ", ".join(f"{value:g}" for value in sorted(stored))
-            raise UserError(
-                f"lora.weights has {name} {shown}",
-                code="lora-settings-differ",
-                field=f"lora.{name}",
-                value=expected,
-                remedy=f"set it to {shown}"
-                if len(stored) == 1
-                else "name another file: all layers must have one value",
-            )
+    if ranks.keys() - {config.rank}:
+        shown = ", ".join(map(str, sorted(ranks)))
+        raise UserError(
+            f"lora.weights has rank {shown}",
+            code="lora-settings-differ",
+            field="lora.rank",
+            value=config.rank,
+            remedy=f"set it to {shown}" if len(ranks) == 1 else "name another file: all layers must have one value",
+        )
 
 
 def _misfit_error(tensors: Mapping[str, Tensor], unknown: list[str], missing: list[str], own: int) -> UserError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -77,7 +78,7 @@ _ENDINGS = {
     ".alpha": "alpha",
 }
 Layers = dict[str, dict[str, Tensor]]
-"""Tensors of each layer by kind: A, B and perhaps alpha and magnitude_vector."""
+"""Tensors of each layer by kind, such as A and B."""
 
 
 class TargetLayer(NamedTuple):
@@ -132,9 +133,7 @@ def placed(
         if not kinds.keys() >= {"A", "B"}:
             unknown += [f"{spelling} ({kind})" for kind in kinds]
             continue
-        alpha = settings.get("lora_alpha", kinds["A"].shape[0])  # without one, the scale is 1
-        kinds.setdefault("alpha", torch.tensor(float(alpha)))
-        parts = parted(kinds, targets[spelling], config.rank)
+        parts = parted(rescaled(kinds, settings, config), targets[spelling], config.rank)
         unknown += [spelling] * (not parts)
         result |= parts
     return result, unknown
@@ -158,6 +157,34 @@ def by_layer(
 def rank_of(kinds: Mapping[str, Tensor]) -> int | None:
     """Return the rank of a layer's update; None if it has none, and so no scale."""
     return next((kinds[k].shape[0] for k in ("A", "hada_w1_b", "lokr_w2_b", "lokr_w1_b") if k in kinds), None)
+
+
+# The tensor of a LoRA, LoHa or LoKr by which its whole update is multiplied.
+_MULTIPLIED = ("B", "hada_w1_a", "lokr_w1", "lokr_w1_a")
+
+
+def scaled(kinds: Mapping[str, Tensor], factor: float) -> dict[str, Tensor]:
+    """Return an update multiplied by a factor: exact for powers of two, else rounded once, in float32."""
+    if math.isclose(factor, 1, rel_tol=1e-6):  # files store alphas in 32 bits
+        return dict(kinds)
+    name = next(name for name in _MULTIPLIED if name in kinds)
+    return {**kinds, name: kinds[name].float() * factor}
+
+
+def rescaled(kinds: Mapping[str, Tensor], settings: Mapping[str, Any], config: LoraConfig) -> dict[str, Tensor]:
+    """Return a stored update, without alpha, as its numbers are in an adapter of the config's alpha and rank.
+
+    The scale is alpha / rank, with alpha beside the tensors or in peft's settings, and 1 without one. Nor has a LoKr of
+    two full factors one, except in files of peft.
+    """
+    rank, alpha = rank_of(kinds), settings.get("lora_alpha", settings.get("alpha"))
+    scale, own = 1.0, config.exact_alpha / config.rank if rank else 1.0
+    if "alpha" in kinds:
+        scale = float(kinds["alpha"]) / rank if rank else 1.0
+    elif alpha is not None:
+        divisor = rank or settings["r"]
+        scale = alpha / (math.sqrt(divisor) if settings.get("use_rslora") else divisor)
+    return scaled({kind: value for kind, value in kinds.items() if kind != "alpha"}, scale / own)
 
 
 def settings_of(metadata: Mapping[str, str]) -> dict[str, Any]:
@@ -187,7 +214,6 @@ def parted(kinds: dict[str, Tensor], targets: list[TargetLayer], rank: int) -> L
         result[target.layer] = {
             "A": A[columns],
             "B": rows[target.layer][:, columns],
-            "alpha": values["alpha"] * size / stored_rank,
         }
         if lengths is not None:
             result[target.layer]["magnitude_vector"] = torch.split(lengths, heights)[target.place.part]

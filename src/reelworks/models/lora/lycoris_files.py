@@ -1,6 +1,6 @@
 """Write files of LoKr, LoHa and OFT: peft's for diffusers, and LyCORIS's keys as ComfyUI reads them.
 
-ComfyUI scales a LoKr by alpha / rank, or by 1 if both factors are full matrices, and a LoHa by alpha / rank.
+Their scale is part of their numbers, as that of a LoRA is (`files`): alpha / rank, and 1 for a LoKr of two full factors.
 Layers that are parts of one layer of the release: the products of a LoHa join as those of a LoRA do. A Kronecker
 product of a part is none of the whole, so that a LoKr's part keeps its name in diffusers, which ComfyUI maps to rows.
 """
@@ -38,9 +38,12 @@ def to_file(
         model: Preset of the base, whose release names the layers.
         base: Base weights that the header describes.
     """
-    layers = inject.by_layer(state)
+    layers = {
+        layer: key_mapping.scaled(kinds, adapter.alpha / adapter.rank) if key_mapping.rank_of(kinds) else kinds
+        for layer, kinds in inject.by_layer(state).items()
+    }
     arguments = {"algo": adapter.type, "factor": adapter.decompose_factor or -1}
-    header = files.release_header(model, adapter.rank, adapter.alpha, base) | {
+    header = files.release_header(model, format, adapter, base) | {
         "ss_network_module": "lycoris.kohya",
         "ss_network_args": json.dumps(arguments),
     }
@@ -52,8 +55,8 @@ def to_file(
         return File({f"{part}.{layer}.{ending.get(kind, kind)}": value for layer, kind, value in named}, header)
     assert adapter.type != "oft", "checked with the recipe"
     if adapter.type == "loha":
-        return File(_loha(layers, format, adapter.alpha, model), header)
-    return File(_lokr(layers, format, adapter.alpha, model), header)
+        return File(_loha(layers, format, adapter.rank, model), header)
+    return File(_lokr(layers, format, adapter.rank, model), header)
 
 
 def _peft_settings(adapter: Adapter, layers: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Any]:
@@ -61,11 +64,8 @@ def _peft_settings(adapter: Adapter, layers: Mapping[str, Mapping[str, Tensor]])
     settings: dict[str, Any] = {"peft_type": adapter.type.upper(), "target_modules": sorted(layers)}
     if adapter.type == "oft":
         return settings | {"r": 0, "oft_block_size": adapter.block_size}
-    settings |= {"r": adapter.rank, "alpha": adapter.alpha}
+    settings |= {"r": adapter.rank, "alpha": adapter.rank}
     if adapter.type == "lokr":
-        # Their scale is 1, which peft computes as alpha / rank too.
-        full = sorted(layer for layer, kinds in layers.items() if key_mapping.rank_of(kinds) is None)
-        settings["alpha_pattern"] = {} if adapter.alpha == adapter.rank else dict.fromkeys(full, adapter.rank)
         settings["decompose_factor"] = adapter.decompose_factor or -1
         settings["decompose_both"] = adapter.decompose_both
     return settings
@@ -75,18 +75,18 @@ def _stem(layer: str, format: Format) -> str:
     return f"diffusion_model.{layer}" if format == "comfyui" else "lora_unet_" + layer.replace(".", "_")
 
 
-def _loha(layers: Mapping[str, Mapping[str, Tensor]], format: Format, alpha: float, model: str) -> dict[str, Tensor]:
+def _loha(layers: Mapping[str, Mapping[str, Tensor]], format: Format, rank: int, model: str) -> dict[str, Tensor]:
     tensors = {}
     for name, parts in files.released(layers, model, format).items():
         stem = _stem(name, format)
         for A, B in lycoris_keys.HADA_PAIRS:
             pairs = [(place, {"A": kinds[A], "B": kinds[B]}) for place, kinds in parts]
             tensors[f"{stem}.{A}"], tensors[f"{stem}.{B}"] = files.joined(pairs)
-        tensors[f"{stem}.alpha"] = torch.tensor(alpha * len(parts))
+        tensors[f"{stem}.alpha"] = torch.tensor(float(rank * len(parts)))
     return tensors
 
 
-def _lokr(layers: Mapping[str, Mapping[str, Tensor]], format: Format, alpha: float, model: str) -> dict[str, Tensor]:
+def _lokr(layers: Mapping[str, Mapping[str, Tensor]], format: Format, rank: int, model: str) -> dict[str, Tensor]:
     tensors, family = {}, files.family_of(model, format)
     for layer, kinds in layers.items():
         place = key_mapping.place(family, layer)
@@ -95,5 +95,5 @@ def _lokr(layers: Mapping[str, Mapping[str, Tensor]], format: Format, alpha: flo
         stem = _stem(place.layer, format) if is_whole else f"transformer.{layer}"
         for kind, value in (lycoris_keys.swapped(kinds) if place.swapped else kinds).items():
             tensors[f"{stem}.{kind}"] = value
-        tensors[f"{stem}.alpha"] = torch.tensor(alpha)
+        tensors[f"{stem}.alpha"] = torch.tensor(float(rank))
     return tensors

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-import torch
 from torch import Tensor
 
 from reelworks.core.errors import UserError
@@ -38,10 +37,7 @@ def placed(
     stored, unknown = key_mapping.by_layer(tensors, targets, key_mapping.LYCORIS_ENDINGS)
     result: Layers = {}
     for spelling, kinds in stored.items():
-        rank = key_mapping.rank_of(kinds)
-        # Without one, the scale is 1.
-        kinds.setdefault("alpha", torch.tensor(float(settings.get("alpha", rank or 1))))
-        parts = _parted(kinds, targets[spelling], config)
+        parts = _parted(key_mapping.rescaled(kinds, settings, config), targets[spelling], config)
         unknown += [spelling] * (not parts)
         result |= parts
     return result, unknown
@@ -53,15 +49,12 @@ def _parted(kinds: dict[str, Tensor], targets: list[TargetLayer], config: LoraCo
     if config.type == "loha":
         if not kinds.keys() >= {kind for pair in HADA_PAIRS for kind in pair}:
             return {}
-        products = [
-            key_mapping.parted({"A": kinds[A], "B": kinds[B], "alpha": kinds["alpha"]}, targets, config.rank)
-            for A, B in HADA_PAIRS
-        ]
+        products = [key_mapping.parted({"A": kinds[A], "B": kinds[B]}, targets, config.rank) for A, B in HADA_PAIRS]
         if not all(products):
             return {}
         (b1, a1), (b2, a2) = HADA_PAIRS
         return {
-            layer: {a1: one["B"], b1: one["A"], a2: other["B"], b2: other["A"], "alpha": one["alpha"]}
+            layer: {a1: one["B"], b1: one["A"], a2: other["B"], b2: other["A"]}
             for (layer, one), other in zip(products[0].items(), products[1].values(), strict=True)
         }
     if place.heights != (1,):

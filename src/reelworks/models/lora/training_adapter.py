@@ -85,10 +85,9 @@ def _add(layer: nn.Module, kinds: Mapping[str, Tensor]) -> None:
 
     State dicts lack them, so that checkpoints and exports do not change, and FSDP leaves them whole.
     """
-    scale = float(kinds["alpha"]) / kinds["A"].shape[0]
     device = next(value for value in (*layer.parameters(), *layer.buffers())).device
     layer.register_buffer(_A, kinds["A"].to(device, torch.float32), persistent=False)
-    layer.register_buffer(_B, kinds["B"].to(device, torch.float32) * scale, persistent=False)
+    layer.register_buffer(_B, kinds["B"].to(device, torch.float32), persistent=False)
     setattr(layer, _IS_ON, True)
     layer.register_forward_hook(_updated)
 
