@@ -90,7 +90,7 @@ def save(read: RecipeText, text: str, digest: str) -> None:
             code="file-changed",
             field="RECIPE",
             value=read.path.name,
-            remedy="load the page again, or save under another name",
+            remedy="save under another name, or discard the changes",
         )
     files.write_for("RECIPE", read.path, text.encode())
 

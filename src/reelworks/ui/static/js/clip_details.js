@@ -1,6 +1,7 @@
 // One clip: its whole frame with the crop, the frames that training reads, its caption, and why it is left out.
 
 import { bytes, button, canChange, duration, explain, fill, get, h, percent, plural, post, toast } from "./core.js";
+import { Draft } from "./drafts.js";
 
 /** Show a clip of a grid in a dialog; arrow keys go to the clips beside it. */
 export function showClip({ key, index, grid, pictures, signal, onChange, onClose }) {
@@ -8,11 +9,17 @@ export function showClip({ key, index, grid, pictures, signal, onChange, onClose
   let at = index, asked = 0;
   const move = async step => {
     const next = at + step;
-    if (next < 0 || next >= grid.total || (isChanged() && !confirm("Leave this clip without saving its caption?"))) return;
+    if (next < 0 || next >= grid.total || !leaves("Leave this clip without saving its caption?")) return;
     at = next;
     await load();
   };
-  const isChanged = () => { const box = content.querySelector("textarea"); return Boolean(box) && !box.readOnly && box.value !== box.dataset.saved; };
+  const leaves = question => {
+    const box = content.querySelector("textarea");
+    if (!box || box.readOnly || box.value === box.dataset.saved) return true;
+    if (!confirm(question)) return false;
+    box.value = box.dataset.saved;
+    return box.dispatchEvent(new Event("input"));
+  };
   const load = async () => {
     const now = ++asked;
     try {
@@ -30,7 +37,7 @@ export function showClip({ key, index, grid, pictures, signal, onChange, onClose
     h("button", { type: "button", "data-name": "before", "aria-label": "the clip before", disabled: at === 0, onclick: () => move(-1) }, "‹"),
     h("button", { type: "button", "data-name": "after", "aria-label": "the next clip", disabled: at === grid.total - 1, onclick: () => move(1) }, "›"),
     h("button", { type: "button", "aria-label": "close", onclick: () => close() }, "×"));
-  const close = () => { if (!isChanged() || confirm("Close without saving the caption?")) dialog.close(); };
+  const close = () => { if (leaves("Close without saving the caption?")) dialog.close(); };
   dialog.addEventListener("keydown", event => {
     if (event.target.closest("textarea, input")) return;
     if (event.key === "ArrowLeft" || event.key === "ArrowRight") { event.preventDefault(); move(event.key === "ArrowLeft" ? -1 : 1); }
@@ -92,25 +99,32 @@ const capital = text => text[0].toUpperCase() + text.slice(1);
 function captionBox(key, clip, changed) {
   const box = h("textarea", { rows: "4", value: clip.caption || "", readonly: !(clip.can_write_caption && canChange()), "aria-label": "caption", "data-name": "caption", spellcheck: "true" });
   box.dataset.saved = clip.caption || "";
+  const kept = new Draft(() => { box.value = box.dataset.saved; update(); }, `caption of ${key} ${clip.id}`), former = kept.found;
   const state = h("span.quiet", {}, clip.caption === null && !clip.can_write_caption ? "no caption" : "");
   const save = button("Save", async () => {
     const text = box.value.trim();
     const answer = await post(`/data/${key}/clips/${clip.id}/caption`, { text });
     box.dataset.saved = box.value = text;
+    kept.drop();
     changed({ ...(answer.clip || clip), caption: text });
     if (answer.problem) toast(`The caption is written; the catalog follows with the next scan: ${answer.problem}`, "bad");
     else toast(answer.job ? "Written. The catalog is being brought up to date." : "Written, and the catalog has it.");
   }, { kind: "main" });
   const undo = h("button", { type: "button", onclick: () => { box.value = box.dataset.saved; update(); } }, "Undo");
-  const update = () => { const isNew = box.value !== box.dataset.saved; actions.hidden = !isNew; };
+  const update = () => { const isNew = box.value !== box.dataset.saved; actions.hidden = !isNew; isNew ? kept.keep(box.value) : kept.drop(); };
   const actions = h("div.row", { hidden: true }, save, undo, h("span.quiet", {}, h("kbd", {}, "Ctrl"), " ", h("kbd", {}, "Enter")));
   box.addEventListener("input", update);
   box.addEventListener("keydown", event => {
     if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && !actions.hidden) save.click();
     if (event.key === "Escape" && box.value !== box.dataset.saved) { event.stopPropagation(); event.preventDefault(); box.value = box.dataset.saved; update(); }
   });
+  if (former !== null && !box.readOnly && former !== box.dataset.saved) {
+    box.value = former;
+    update();
+    kept.restored();
+  }
   const shown = clip.shown_caption !== null && clip.shown_caption !== clip.caption ? h("p.quiet", {}, `The model is given: “${clip.shown_caption}”`) : null;
-  return h("div.caption", {}, h("h3", {}, "Caption"), box, state, shown, h("p.quiet", {}, `${clip.can_write_caption ? "In " : "It comes from "}${clip.caption_source}.`), actions);
+  return h("div.caption", {}, h("h3", {}, "Caption"), kept.box, box, state, shown, h("p.quiet", {}, `${clip.can_write_caption ? "In " : "It comes from "}${clip.caption_source}.`), actions);
 }
 
 function factList(clip) {

@@ -9,6 +9,7 @@ async function show() {
   if (location.hash === "#main") return;
   const [name = "runs", ...rest] = location.hash.replace(/^#\/?/, "").split("/").filter(Boolean).map(decodeURIComponent);
   leaving.abort();
+  for (const dialog of document.querySelectorAll("dialog[open]")) dialog.close(); // they ask about the page that is left
   leaving = new AbortController();
   const { signal } = leaving, main = document.getElementById("main");
   for (const link of document.querySelectorAll("[data-page]")) {

@@ -1,6 +1,7 @@
 // A first LoRA from footage, a model and a trigger word; and any recipe as form and text.
 
 import { badge, button, bytes, canChange, card, count, duration, every, fill, get, h, plural, post, progress, put, toast, startTraining } from "../core.js";
+import { Draft } from "../drafts.js";
 import { renderForm } from "./recipe_form.js";
 
 export const title = "New";
@@ -8,6 +9,7 @@ export const title = "New";
 const PARTS = ["c1", "c2", "c3", "c5", "c6", "c7", "c8", "c4"];
 const MEDIA = /\.(mp4|mov|mkv|webm|avi|m4v|mpg|mpeg|3g2|3gp|asf|f4v|flv|m2ts|mts|mxf|ogv|qt|ts|vob|wmv|png|jpe?g|webp|bmp|apng|avif|gif|heic|heif|hif|jfif|jpe|tiff?|txt)$/i;
 const AT_ONCE = 3; // uploads
+const TEXTS = ["trigger", "name", "vram", "weights"];
 
 export async function render(main, [key], signal) {
   return key ? renderForm(main, key, signal) : new NewLora(main, signal).open();
@@ -16,10 +18,14 @@ export async function render(main, [key], signal) {
 class NewLora {
   constructor(main, signal) {
     Object.assign(this, { main, signal, folder: null, model: null, named: false });
+    this.kept = new Draft(() => { this.named = false; return this.open(); });
   }
 
   async open() {
     [this.models, this.folders] = await Promise.all([get("/new/models", this.signal), get("/new/folders", this.signal)]);
+    const former = this.kept.found;
+    this.folder = this.folders.find(one => one.key === former?.folder) || only(this.folders);
+    this.model = this.models.find(one => one.name === former?.model) || null;
     this.result = h("div", { "aria-live": "polite" });
     this.name = h("input", { type: "text", maxlength: 100, "data-field": "name", oninput: () => { this.named = true; } });
     this.trigger = h("input", { type: "text", maxlength: 200, placeholder: "ohwx cat", "data-field": "--trigger", "aria-describedby": "trigger-note" });
@@ -28,8 +34,9 @@ class NewLora {
     this.companions = h("div.new-companions");
     this.problems = h("p.error", { role: "alert" });
     this.go = button("Make the recipe", () => this.make(), { kind: "main" });
-    fill(this.main, h("div.page-head", {}, h("h1", {}, "New LoRA"), h("span.gap"), h("a", { href: "#/plan" }, "Recipes")),
-      h("div.new-steps", {},
+    const steps = h("div.new-steps");
+    fill(this.main, h("div.page-head", {}, h("h1", {}, "New LoRA"), h("span.gap"), h("a", { href: "#/plan" }, "Recipes")), this.kept.box,
+      fill(steps,
         card(h("h2", {}, h("span.new-number", {}, "1"), "Footage"), this.footage()),
         card(h("h2", {}, h("span.new-number", {}, "2"), "Model"), this.modelList(), this.companions),
         card(h("h2", {}, h("span.new-number", {}, "3"), "Trigger word"), h("label.new-field", {}, h("span.hidden", {}, "Trigger word"), this.trigger),
@@ -37,7 +44,23 @@ class NewLora {
           h("details.new-more", {}, h("summary", {}, "More"), h("div.fields", {},
             h("label", {}, h("span", {}, "Name of the recipe"), this.name), h("label", {}, h("span", {}, "GPU memory, GB"), this.vram), h("label", {}, h("span", {}, "Other weights"), this.weights))))),
       h("div.new-go", {}, this.problems, this.go), this.result);
+    if (this.model) this.choose(this.model);
+    if (former) this.restore(former);
+    for (const kind of ["input", "change"]) steps.addEventListener(kind, () => this.keep());
     this.tell();
+  }
+
+  keep() {
+    const texts = Object.fromEntries(TEXTS.map(name => [name, this[name].value]));
+    const companions = Object.fromEntries(Object.entries(this.needed || {}).map(([kind, select]) => [kind, select.value]));
+    this.kept.keep({ folder: this.folder?.key, model: this.model?.name, named: this.named, texts, companions });
+  }
+
+  restore({ named, texts, companions }) {
+    for (const [kind, value] of Object.entries(companions)) if (this.needed?.[kind]) this.needed[kind].value = value;
+    for (const name of TEXTS) this[name].value = texts[name];
+    this.named = named;
+    this.kept.restored();
   }
 
   tell() {
@@ -141,7 +164,8 @@ class NewLora {
 
   choose(model) {
     this.model = model;
-    this.needed = Object.fromEntries(model.needs.map(kind => [kind, h("select", { "data-field": `--${kind}` }, h("option", { value: "" }, "choose a folder"), this.folders.map(folder => h("option", { value: folder.key }, folder.path)))]));
+    const left = only(this.folders.filter(folder => folder !== this.folder)); // what is not the footage
+    this.needed = Object.fromEntries(model.needs.map(kind => [kind, h("select", { "data-field": `--${kind}` }, h("option", { value: "" }, "choose a folder"), this.folders.map(folder => h("option", { value: folder.key, selected: folder === left }, folder.path)))]));
     fill(this.companions, Object.entries(this.needed).map(([kind, select]) => h("label.new-field", {}, h("span", {}, `Folder of the ${kind}s, with the names of the footage`), select)));
     this.tell();
   }
@@ -192,6 +216,7 @@ class NewLora {
   }
 
   async show(job) {
+    this.kept.drop();
     const found = job.result, key = job.subject, about = await get(`/new/recipe/${key}`, this.signal);
     const { total, host, ...memory } = found.estimate.memory;
     const parts = Object.entries(memory).filter(([, size]) => size > total / 1000).sort((a, b) => b[1] - a[1]);
@@ -216,6 +241,7 @@ class NewLora {
   }
 }
 
+const only = list => list.length === 1 ? list[0] : null;
 const fact = (name, value, note) => h("div.card", {}, h("dt", {}, name), h("dd", {}, value), h("dd.note", {}, note));
 const clean = name => name.replace(/[^\p{L}\p{N} .+_-]+/gu, "-").replace(/^[^\p{L}\p{N}]+/u, "").replace(/[ .]+$/, "").slice(0, 80) || "footage";
 

@@ -1,6 +1,7 @@
 // What a recipe would train: a map of its buckets with their settings in it, computed again while they are moved.
 
 import { ago, ask, badge, button, bytes, canChange, card, count, duration, empty, every, fill, get, h, percent, plural, post, table, throttled, toast } from "../core.js";
+import { Draft, watchRecipe } from "../drafts.js";
 
 export const title = "Plan";
 
@@ -16,28 +17,55 @@ export async function render(main, [key], signal) {
 }
 
 async function list(main, signal) {
-  const rows = await get("/plan", signal);
-  if (!rows.length) return fill(main, empty("No recipe yet", "A plan shows what a recipe would train: its buckets, steps and waste. Make a recipe first.", h("a", { href: "#/new" }, "New recipe")));
-  fill(main, h("div.page-head", {}, h("h1", {}, "Plan"), h("span.gap"), h("a", { href: "#/new" }, "New recipe")), card(table("Recipes", [
-    ["Recipe", row => [h("a", { href: `#/plan/${row.key}` }, row.name), h("div.quiet", {}, row.path)]],
-    ["Model", row => row.model || "–"],
-    ["Buckets", row => row.problem ? h("span.error", {}, row.problem) : row.entries.length ? row.entries.slice(0, 6).join(", ") + (row.entries.length > 6 ? ` and ${row.entries.length - 6} more` : "") : "chosen from the footage"],
-    ["", row => row.problem ? h("a", { href: `#/new/${row.key}` }, "Edit") : badge(row.scanned ? "can be planned" : "not scanned yet", row.scanned ? "good" : "plain")],
-  ], rows)));
+  let former = "";
+  const update = async () => {
+    const rows = await get("/plan", signal), now = JSON.stringify(rows);
+    if (now === former || signal.aborted) return;
+    former = now;
+    fill(main, rows.length ? [h("div.page-head", {}, h("h1", {}, "Plan"), h("span.gap"), h("a", { href: "#/new" }, "New recipe")), card(recipeTable(rows))]
+      : empty("No recipe yet", "A plan shows what a recipe would train: its buckets, steps and waste. Make a recipe first.", h("a", { href: "#/new" }, "New recipe")));
+  };
+  await update();
+  every(2000, signal, update);
 }
+
+const recipeTable = rows => table("Recipes", [
+  ["Recipe", row => [h("a", { href: `#/plan/${row.key}` }, row.name), h("div.quiet", {}, row.path)]],
+  ["Model", row => row.model || "–"],
+  ["Buckets", row => row.problem ? h("span.error", {}, row.problem) : row.entries.length ? row.entries.slice(0, 6).join(", ") + (row.entries.length > 6 ? ` and ${row.entries.length - 6} more` : "") : "chosen from the footage"],
+  ["", row => row.problem ? h("a", { href: `#/new/${row.key}` }, "Edit") : badge(row.scanned ? "can be planned" : "not scanned yet", row.scanned ? "good" : "plain")],
+], rows);
 
 class Plan {
   constructor(main, key, signal) {
     Object.assign(this, { main, key, signal, asked: null, advised: null, before: null, plan: null });
     this.move = throttled(60, () => this.compute());
+    this.kept = new Draft(() => this.load());
     signal.addEventListener("abort", () => { this.asked?.abort(); this.advised?.abort(); clearTimeout(this.resting); });
   }
 
   async open() {
+    await this.load();
+    watchRecipe(this.key, this.signal, () => this.known, async found => {
+      this.known = found.digest;
+      this.isMoved ? this.kept.outdated() : await this.load();
+    });
+  }
+
+  async load() {
     this.about = await get(`/plan/${this.key}`, this.signal);
+    this.known = this.about.digest;
     if (!this.about.scanned) return this.scan();
     this.saved = this.about.controls;
     this.now = structuredClone(this.saved);
+    this.before = null;
+    const former = this.kept.found;
+    // Controls of an older file fit if it has as many; its digest keeps them from being saved over the newer one.
+    if (former?.now.batch_sizes.length === this.now.batch_sizes.length) {
+      this.now = former.now;
+      former.digest === this.known ? this.kept.restored() : this.kept.outdated();
+      this.about.digest = former.digest;
+    }
     this.build();
     await this.compute();
   }
@@ -45,7 +73,7 @@ class Plan {
   // The footage is not known yet.
   async scan() {
     const progress = h("p.quiet", { role: "status" });
-    const follow = job => { start.hidden = true; this.watch(job, progress, () => this.open(), () => { start.hidden = false; }); };
+    const follow = job => { start.hidden = true; this.watch(job, progress, () => this.load(), () => { start.hidden = false; }); };
     const start = button("Scan the footage", async () => follow(await post(`/plan/${this.key}/scan`)), { kind: "main" });
     fill(this.main, empty(`${this.about.name} has no catalog yet`, "Sizes, lengths and captions of the clips are read once; later scans open only files that changed.", start, progress));
     const running = (await get("/jobs", this.signal)).find(job => job.kind === "scan" && job.subject === this.key && ["waiting", "running"].includes(job.state));
@@ -75,6 +103,7 @@ class Plan {
 
   build() {
     const { about } = this;
+    this.refresh = [];
     this.facts = h("dl.facts.plan-facts");
     this.problem = h("p.error", { role: "alert" });
     this.map = this.buildMap();
@@ -88,7 +117,7 @@ class Plan {
     fill(this.main,
       h("div.page-head.plan-head", {}, h("div", {}, h("h1", {}, about.name), h("div.quiet", {}, `${about.path} · ${about.model}`)), h("span.gap"), this.state, this.resetButton,
         button("Save as recipe …", () => this.saveAs()), this.saveButton),
-      this.facts,
+      this.kept.box, this.facts,
       h("section.card.plan-controls", { "aria-label": "Settings" }, this.general(), this.problem, this.map,
         about.chosen ? h("p.quiet", {}, "The entries are chosen from the footage; saving other numbers writes them into the recipe.") : null),
       this.advice,
@@ -103,7 +132,7 @@ class Plan {
       ? this.number("Gradient accumulation", () => this.now.gradient_accumulation_steps, value => { this.now.gradient_accumulation_steps = value; }, { min: 1, max: 4096, field: "gradient_accumulation_steps", note: "micro-batches per GPU and step" })
       : this.number("Micro-batches per step", () => this.now.micro_batches_per_step, value => { this.now.micro_batches_per_step = value; }, { min: 1, max: 65536, field: "micro_batches_per_step", note: "over all GPUs" });
     const ways = h("select", { onchange: event => { this.now.incomplete_batch = event.target.value; this.move(); } }, WAYS.map(([way, text]) => h("option", { value: way }, text)));
-    this.refresh = [...(this.refresh || []), () => { ways.value = this.now.incomplete_batch; ways.parentElement.classList.toggle("moved", this.now.incomplete_batch !== this.saved.incomplete_batch); }];
+    this.refresh.push(() => { ways.value = this.now.incomplete_batch; ways.parentElement.classList.toggle("moved", this.now.incomplete_batch !== this.saved.incomplete_batch); });
     return h("div.plan-general", {}, world, steps, h("label.plan-field", {}, h("span", {}, "Incomplete batches"), ways, h("small.quiet", {}, "incomplete_batch")));
   }
 
@@ -116,11 +145,11 @@ class Plan {
     box.addEventListener("input", () => take(box.valueAsNumber));
     slider.addEventListener("input", () => take(min * 2 ** slider.valueAsNumber));
     const outer = h("label.plan-field", {}, h("span", {}, label), h("span.plan-number", {}, box, slider), h("small.quiet", {}, note), error);
-    this.refresh = [...(this.refresh || []), () => {
+    this.refresh.push(() => {
       if (box.valueAsNumber !== read()) box.value = read();
       slider.value = Math.log2(read() / min);
       outer.classList.toggle("moved", read() !== (this.saved[field] ?? read()));
-    }];
+    });
     return outer;
   }
 
@@ -153,13 +182,13 @@ class Plan {
       size.addEventListener("input", () => { if (Number.isInteger(size.valueAsNumber) && size.valueAsNumber > 0) { this.now.batch_sizes[place] = size.valueAsNumber; this.changed(); } });
       chance.addEventListener("input", () => { this.now.keep_probs[place] = chance.valueAsNumber; this.changed(); });
       const first = h("label", { title: "clips per micro-batch on one GPU" }, h("span", {}, "batch"), size), second = h("label", { title: "chance that a fitting clip is assigned here" }, h("span", {}, "keep"), chance, said);
-      this.refresh = [...(this.refresh || []), () => {
+      this.refresh.push(() => {
         if (size.valueAsNumber !== this.now.batch_sizes[place]) size.value = this.now.batch_sizes[place];
         if (chance.valueAsNumber !== this.now.keep_probs[place]) chance.value = this.now.keep_probs[place];
         said.textContent = `${Math.round(100 * this.now.keep_probs[place])} %`;
         first.classList.toggle("moved", this.now.batch_sizes[place] !== this.saved.batch_sizes[place]);
         second.classList.toggle("moved", this.now.keep_probs[place] !== this.saved.keep_probs[place]);
-      }];
+      });
       inputs.push(h("div.plan-inputs", {}, first, second));
     }
     const element = h("td", {}, h("div.plan-count", {}, clips, former, share), shapes, inputs);
@@ -183,6 +212,7 @@ class Plan {
   }
 
   tell() {
+    JSON.stringify(this.now) === JSON.stringify(this.saved) ? this.kept.drop() : this.kept.keep({ now: this.now, digest: this.about.digest });
     this.saveButton.disabled = !this.isMoved || !canChange() || this.about.is_of_run;
     this.saveButton.title = this.about.is_of_run ? "what a run was trained with stays as it is: save a new recipe" : "";
     this.resetButton.disabled = JSON.stringify(this.now) === JSON.stringify(this.saved);
@@ -377,6 +407,7 @@ class Plan {
     toast(`saved in ${told.path}`);
     const { world } = this.now;
     this.about = await get(`/plan/${this.key}`, this.signal);
+    this.known = this.about.digest;
     this.saved = this.about.controls;
     this.now = { ...structuredClone(this.saved), world };
     this.before = null;
@@ -394,6 +425,7 @@ class Plan {
       if (!(await ask(`Overwrite ${error.value}?`, h("p", {}, "The recipe of this name is replaced."), "Overwrite"))) return;
       told = await post(`/plan/${this.key}/save`, { ...wish, overwrite: true });
     }
+    this.kept.drop();
     toast(`saved as ${told.path}`);
     location.hash = `#/plan/${told.key}`;
   }

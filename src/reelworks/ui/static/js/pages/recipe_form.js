@@ -1,6 +1,7 @@
 // A recipe as a form and as text: each changes the other, and the server says what is wrong.
 
 import { ask, button, canChange, explain, fill, get, h, post, throttled, toast } from "../core.js";
+import { Draft, watchRecipe } from "../drafts.js";
 import { train } from "./new.js";
 
 export async function renderForm(main, key, signal) {
@@ -10,7 +11,8 @@ export async function renderForm(main, key, signal) {
 
 class RecipeForm {
   constructor(main, key, signal, sections, about) {
-    Object.assign(this, { main, key, signal, sections, about, saved: about.text, values: about.values || {}, number: 0 });
+    Object.assign(this, { main, key, signal, sections, about, known: about.digest, saved: about.text, values: about.values || {}, number: 0 });
+    this.kept = new Draft(async () => this.show(await get(`/new/recipe/${key}`, signal)));
   }
 
   build() {
@@ -26,12 +28,37 @@ class RecipeForm {
     this.search.addEventListener("input", () => this.draw());
     fill(this.main, h("div.page-head.plan-head", {}, h("div", {}, h("h1", {}, about.name), h("div.quiet", {}, about.path)), h("span.gap"), this.state,
       h("a", { href: `#/data/${this.key}` }, "Data"), h("a", { href: `#/plan/${this.key}` }, "Plan"), about.is_of_run ? null : button("Train", () => this.train()), button("Save as …", () => this.saveAs()), this.saveButton),
-      this.problem, h("div.form-both", {}, h("section.card", { "aria-label": "Keys" }, this.search, this.form), h("section.card.form-side", {}, this.text)));
+      this.kept.box, this.problem, h("div.form-both", {}, h("section.card", { "aria-label": "Keys" }, this.search, this.form), h("section.card.form-side", {}, this.text)));
+    const former = this.kept.found;
     this.take(about);
+    if (former) this.restore(former);
+    watchRecipe(this.key, this.signal, () => this.known, found => {
+      this.known = found.digest;
+      this.text.value === this.saved ? this.show(found) : this.kept.outdated();
+    });
+  }
+
+  /** Show the recipe as its file is. */
+  show(about) {
+    this.about = about;
+    this.saved = about.text;
+    this.take(about, true);
+  }
+
+  /** Show a draft again; one of an older file keeps that file's digest, with which it is not saved over the newer one. */
+  restore({ text, digest }) {
+    if (text === this.saved) return this.kept.drop();
+    this.text.value = text;
+    const isOlder = digest !== this.about.digest;
+    this.about = { ...this.about, digest };
+    this.tell();
+    isOlder ? this.kept.outdated() : this.kept.restored();
+    this.draft({ text });
   }
 
   tell() {
     const isNew = this.text.value !== this.saved;
+    isNew ? this.kept.keep({ text: this.text.value, digest: this.about.digest }) : this.kept.drop();
     this.saveButton.disabled = !isNew || !canChange() || this.about.is_of_run;
     this.saveButton.title = this.about.is_of_run ? "what a run was trained with stays as it is: save a new recipe" : "";
     this.state.textContent = isNew ? "not saved" : "";
@@ -144,9 +171,9 @@ class RecipeForm {
   async save() {
     const told = await post(`/new/recipe/${this.key}/save`, { text: this.text.value, digest: this.about.digest });
     toast(`saved in ${told.path}`);
-    this.about = await get(`/new/recipe/${this.key}`, this.signal);
-    this.saved = this.about.text;
-    this.take(this.about, true);
+    const found = await get(`/new/recipe/${this.key}`, this.signal);
+    this.known = found.digest;
+    this.show(found);
   }
 
   async saveAs() {
@@ -159,6 +186,7 @@ class RecipeForm {
       if (!(await ask(`Overwrite ${error.value}?`, h("p", {}, "The recipe of this name is replaced."), "Overwrite"))) return;
       told = await post(`/new/recipe/${this.key}/save`, { ...wish, overwrite: true });
     }
+    this.kept.drop();
     toast(`saved as ${told.path}`);
     location.hash = `#/new/${told.key}`;
   }

@@ -1,0 +1,146 @@
+"""What is typed on a page and not saved stays until it is saved or discarded, and is never saved over what another tab saved."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+
+import prepare_files
+import pytest
+from headless import wait_until, went_to, window
+from page_client import served, small_recipe
+
+from reelworks.recipe import dataset, recipe_file
+
+RECIPE = small_recipe("run", "mine", num_frames=(1, 9), aspect_ratios=())
+TYPED = "main input:is([type=text], [type=number]):not([readonly]):not(:disabled), main textarea:not([readonly])"
+LIKE_TEXT = pytest.mark.slow(reason="another field of a form shows most")
+VALUES = (
+    f"[...document.querySelectorAll('{TYPED}')].filter(one => one.checkVisibility())"
+    ".map(one => [one.id || one.dataset.field || one.getAttribute('aria-label'), one.value])"
+)
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    for number in range(3):
+        prepare_files.picture(tmp_path / f"mine/picture-{number}.png", size=(64, 64))
+    prepare_files.clip(tmp_path / "mine/clip.mp4", num_frames=12, size=(64, 64))
+    (tmp_path / "cats.toml").write_text(RECIPE)
+    dataset.scan_recipe(recipe_file.load(tmp_path / "cats.toml"))
+    return tmp_path
+
+
+@pytest.fixture
+def address(opened, root):
+    with served(root) as address:
+        yield address
+
+
+def key_of(address):
+    with urllib.request.urlopen(address.split("/#")[0] + "/api/recipes") as answer:
+        return json.loads(answer.read())[0]["key"]
+
+
+def values(shown):
+    """Return the values of all fields that people type into, by what names them; of a form as text, its text."""
+    return shown.evaluate(VALUES)
+
+
+def wait_for_values(shown, expected):
+    wait_until(shown, f"JSON.stringify({VALUES}) === {json.dumps(json.dumps(expected, separators=(',', ':')))}")
+
+
+@pytest.mark.parametrize(
+    ("route", "waits_for", "field", "typed"),
+    [
+        ("#/new/{key}", ".form-section", ".form-text", RECIPE.replace("max_epochs = 1", "max_epochs = 7")),
+        pytest.param("#/new/{key}", ".form-section", "#key-train-max_epochs", "8", marks=LIKE_TEXT),
+        ("#/plan/{key}", ".meter", '[data-field="batch_sizes.0"]', "1"),
+        pytest.param("#/plan/{key}", ".meter", '[data-field="world"]', "2", marks=LIKE_TEXT),
+        ("#/new", ".new-model", '[data-field="--trigger"]', "ohwx cat"),
+    ],
+)
+def test_edits_stay_until_they_are_discarded(opened, address, root, route, waits_for, field, typed):
+    route = route.format(key=key_of(address))
+    with window(opened) as shown:
+        went_to(shown, address, route, waits_for)
+        before = values(shown)
+        shown.locator(field).fill(typed)
+        shown.locator(field).blur()
+        shown.wait_for_timeout(500)
+        edited = values(shown)
+        assert edited != before
+        shown.evaluate("location.hash = '#/runs'")
+        shown.wait_for_selector(waits_for, state="detached")
+        shown.evaluate(f"location.hash = '{route}'")
+        shown.wait_for_selector("text=Changes that were not saved are here again")
+        wait_for_values(shown, edited)
+        asked = []
+        shown.on("dialog", lambda dialog: (asked.append(dialog.type), dialog.accept()))
+        shown.reload()
+        shown.wait_for_selector("text=Changes that were not saved are here again")
+        assert asked == ["beforeunload"]
+        wait_for_values(shown, edited)
+        shown.click("text=Discard the changes")
+        shown.wait_for_selector("text=Discard the changes", state="detached")
+        wait_until(shown, "Object.keys(sessionStorage).length === 0")
+        shown.wait_for_selector(waits_for)
+        wait_for_values(shown, before)
+        asked.clear()
+        shown.reload()
+        shown.wait_for_selector(waits_for)
+        assert asked == []
+    assert (root / "cats.toml").read_text() == RECIPE
+
+
+@pytest.mark.parametrize(
+    ("route", "waits_for", "field"),
+    [
+        ("#/new/{key}", ".form-section", ".form-text"),
+        pytest.param("#/plan/{key}", ".meter", '[data-field="batch_sizes.0"]', marks=LIKE_TEXT),
+    ],
+)
+def test_a_tab_is_told_of_what_another_saved_and_does_not_undo_it(opened, address, root, route, waits_for, field):
+    route = route.format(key=key_of(address))
+    is_text = field == ".form-text"
+    first, second = (
+        [RECIPE.replace("max_epochs = 1", f"max_epochs = {number}") for number in (3, 4)] if is_text else ["1", "2"]
+    )
+    with window(opened) as here, window(opened, tolerates="400") as there:
+        for shown in (here, there):
+            went_to(shown, address, route, waits_for)
+        here.locator(field).fill(first)
+        here.get_by_role("button", name="Save", exact=True).click()
+        here.wait_for_selector(".toast:has-text('saved in')")
+        # What is not edited there follows; what is edited there is told of, and not saved over the other's.
+        wait_until(there, f"document.querySelector('{field}')?.value === {json.dumps(first)}")
+        there.locator(field).fill(second)
+        (root / "cats.toml").write_text(text := (root / "cats.toml").read_text() + "# of an editor\n")
+        there.wait_for_selector("text=The file was changed elsewhere")
+        there.get_by_role("button", name="Save", exact=True).click()
+        there.wait_for_selector(".toast.bad:has-text('save under another name')")
+        assert (root / "cats.toml").read_text() == text
+        there.evaluate("location.hash = '#/runs'")
+        there.wait_for_selector(waits_for, state="detached")
+        there.evaluate(f"location.hash = '{route}'")
+        there.wait_for_selector("text=The file was changed elsewhere")
+        there.click("text=Discard the changes")
+        wait_until(there, f"document.querySelector('{field}')?.value === {json.dumps(text if is_text else first)}")
+
+
+@LIKE_TEXT
+def test_a_caption_that_was_not_saved_is_there_when_its_clip_is_opened_again(opened, address):
+    with window(opened) as shown:
+        went_to(shown, address, f"#/data/{key_of(address)}", ".tile img")
+        shown.locator(".tile").first.click()
+        shown.locator("dialog textarea").fill("a grey square")
+        shown.evaluate("location.hash = '#/runs'")
+        shown.wait_for_selector("dialog", state="detached")
+        shown.evaluate("history.back()")
+        shown.wait_for_selector(".tile img")
+        shown.locator(".tile").first.click()
+        shown.wait_for_selector("text=Changes that were not saved are here again")
+        assert shown.input_value("dialog textarea") == "a grey square"
