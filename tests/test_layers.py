@@ -69,6 +69,7 @@ TORCH_FREE_MODULES = (
     "checkpoint.folder",
     "checkpoint.store",
     "checkpoint.verify",
+    "generate.defaults",
     "models.components",
     "models.family",
     "models.registry",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 from collections import Counter
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from reelworks.data import prefetch
+from reelworks.report import run_data
 from reelworks.run import events
 from reelworks.run.folder import RunFolder
 
@@ -167,6 +169,14 @@ def test_every_switch_of_the_trainer_trains(tiny, tmp_path, loss_reduction, num_
         assert 0 < step["decode_p50_seconds"] <= step["decode_p99_seconds"]
         assert step["queue_bytes"] >= 0
     assert max(len(step["buckets"]) for step in steps) >= 2
+
+
+def test_the_terminal_tells_the_throughput_of_the_events(tiny, tmp_path):
+    """Validation, previews and saves are not in it."""
+    recipe = tiny(train={"max_steps": 4})
+    assert children.train(recipe) == [0]
+    told = re.findall(r"step 4/4 .* ([\d.]+) clips/s", children.output(recipe))
+    assert told == [f"{run_data.load(RunFolder(tmp_path / 'run')).speed.clips_per_second:.1f}"]
 
 
 def test_a_finished_run_says_so(tiny, tmp_path):

@@ -1,4 +1,4 @@
 """Load a trained model, sample from it with guidance, and write pictures and clips.
 
-`writers` needs no torch. Samplers live in `diffusion.samplers`.
+`defaults` and `writers` need no torch. Samplers live in `diffusion.samplers`.
 """

@@ -7,13 +7,13 @@ import json
 import numpy as np
 
 from reelworks.core.shape import Shape
-from reelworks.generate import pipeline
 from reelworks.models import components, registry
 from reelworks.models.family import SamplingDefaults
 from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
 from reelworks.run.folder import RunFolder
 
+MAX_FPS = 240
 _USUAL_FPS = 24.0
 _USUAL_CONDITION_FRAMES = 17
 _UNKNOWN = Shape(17, 64, 96)  # for a run whose plan was removed
@@ -37,7 +37,7 @@ def sampled(recipe: Recipe) -> SamplingDefaults:
 def fps(recipe: Recipe) -> float:
     """Return the frame rate of generated clips: of the previews, else of the trained clips, else of the model."""
     rate = recipe.samples.fps or recipe.data.frame_rate or registry.PRESETS[recipe.model.name].fps
-    return min(rate or _USUAL_FPS, pipeline.MAX_FPS)
+    return min(rate or _USUAL_FPS, MAX_FPS)
 
 
 def condition_frames(recipe: Recipe) -> int:

@@ -26,13 +26,11 @@ from reelworks.diffusion.samplers.flow import Edit
 from reelworks.encoders import values
 from reelworks.encoders.conditioning import encode_conditioning
 from reelworks.encoders.encoders import LiveEncoder
-from reelworks.generate import conditions
+from reelworks.generate import conditions, defaults
 from reelworks.generate.conditions import Conditions
 from reelworks.generate.writers import Sound
 from reelworks.models.api import DenoiserInputs, given
 from reelworks.precision.boundary import DtypeBoundary
-
-MAX_FPS = 240
 
 
 @dataclass(frozen=True)
@@ -54,9 +52,9 @@ class GenerateOptions:
     image_guidance_scale: float | None = None
 
     def __post_init__(self) -> None:
-        if not 0 < self.fps <= MAX_FPS:
+        if not 0 < self.fps <= defaults.MAX_FPS:
             raise UserError(
-                f"not in (0, {MAX_FPS}]",
+                f"not in (0, {defaults.MAX_FPS}]",
                 code="fps-out-of-range",
                 field="--fps",
                 value=self.fps,

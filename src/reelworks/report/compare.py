@@ -73,20 +73,18 @@ def _results(run: RunData) -> dict[str, str]:
     steps, validations = run.events_of("step"), run.events_of("validation")
     measured = [event for event in validations if event.get("loss") is not None]
     best = min(measured, key=lambda event: event["loss"], default=None)
-    seconds = sum(event["seconds"] for event in steps)
-    waited = sum(event.get("data_wait_seconds") or 0.0 for event in steps)
     best_loss = "–" if best is None else f"{units.loss(best['loss'])} at step {units.count(best['step'])}"
     return {
         "steps": units.count(run.last_step),
-        "clips trained": units.count(sum(event["clips"] for event in steps if event.get("applied", True))),
+        "clips trained": units.count(run.speed.clips),
         f"training loss, last {_LAST_STEPS} steps": units.loss(_mean(steps, "loss")),
         "validation loss, last": units.loss(measured[-1]["loss"] if measured else None),
         "validation loss, best": best_loss,
         f"gradient norm, last {_LAST_STEPS} steps": units.loss(_mean(steps, "grad_norm")),
         "spikes": units.count(len(run.events_of("spike"))),
         "seconds a step": f"{statistics.median(e['seconds'] for e in steps):.3g}" if steps else "–",
-        "clips a second": f"{sum(event['clips'] for event in steps) / seconds:.3g}" if seconds else "–",
-        "waiting for clips": units.percent(waited / seconds) if seconds else "–",
+        "clips a second": "–" if run.speed.clips_per_second is None else f"{run.speed.clips_per_second:.3g}",
+        "waiting for clips": "–" if run.speed.waited_share is None else units.percent(run.speed.waited_share),
         "training time": units.duration(status.training_seconds(run)),
         "state": status.state(run)[0],
     }

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
+from reelworks.analysis import speed
 from reelworks.core import units
 from reelworks.report.run_data import Event, RunData
 
@@ -241,14 +242,14 @@ def imbalance(data: RunData) -> Figure | None:
 def throughput(data: RunData) -> Figure | None:
     """Plot clips per second."""
     traces = _raw_and_smooth(*_clips_per_second(data), "@c2")
-    note = "Long clips cost more than pictures."
+    note = "Clips that counted, by the wall time of each step. Long clips cost more than pictures."
     return _figure("throughput", "Throughput", note, traces, "clips / s", rangemode="tozero")
 
 
 def data_wait(data: RunData) -> Figure | None:
     """Plot the share of each step that waited for clips."""
-    events = [e for e in data.events_of("step") if e.get("seconds") and e.get("data_wait_seconds") is not None]
-    values = [finite(e["data_wait_seconds"] / e["seconds"]) for e in events]
+    events = [e for e in data.events_of("step") if e.get("data_wait_seconds") is not None]
+    values = [finite(speed.of_step(event).waited_share) for event in events]
     traces = _raw_and_smooth([e["step"] for e in events], values, "@c3")
     note = "Share of each step; above 20 %, more data.num_workers help if cores are idle."
     return _figure("data-wait", "Waiting for clips", note, traces, "share", rangemode="tozero", tickformat=".0%")
@@ -313,5 +314,5 @@ def _of_steps(key: str) -> Callable[[RunData], tuple[list[float], list[float | N
 
 
 def _clips_per_second(data: RunData) -> tuple[list[float], list[float | None]]:
-    events = [e for e in data.events_of("step") if e.get("seconds")]
-    return [e["step"] for e in events], [finite(e["clips"] / e["seconds"]) for e in events]
+    events = data.events_of("step")
+    return [e["step"] for e in events], [finite(speed.of_step(event).clips_per_second) for event in events]

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reelworks.analysis import clip_history
+from reelworks.analysis import clip_history, speed
 from reelworks.analysis.coverage import EpochCoverage
+from reelworks.analysis.speed import Speed
 from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.core import user_files
 from reelworks.run import events
@@ -32,6 +33,7 @@ class RunData:
     on_disk: frozenset[int]
     pinned: frozenset[int]
     coverage: list[EpochCoverage]  # counts of clips in each epoch from the run's records, oldest first
+    speed: Speed  # of all steps that no resume discarded
     repeated_steps: int  # steps that were lost with their process and trained again
 
     def events_of(self, kind: str) -> list[Event]:
@@ -48,11 +50,17 @@ def load(run: RunFolder) -> RunData:
     """Read everything that a report shows; the folder must hold a run."""
     every, valid = list(events.read(run.events_file)), events.timeline(run.events_file)
     steps, left = (sum(event["kind"] == "step" for event in found) for found in (every, valid))
-    return of_events(run, every, valid, clip_history.cover(run).epochs, steps - left)
+    total = speed.total(speed.of_step(event) for event in valid if event["kind"] == "step")
+    return of_events(run, every, valid, clip_history.cover(run).epochs, total, steps - left)
 
 
 def of_events(
-    run: RunFolder, every: list[Event], valid: list[Event], coverage: list[EpochCoverage], repeated_steps: int
+    run: RunFolder,
+    every: list[Event],
+    valid: list[Event],
+    coverage: list[EpochCoverage],
+    speed: Speed,
+    repeated_steps: int,
 ) -> RunData:
     """Read all but the events, which are given: all of them, and those that no resume discarded."""
     store = CheckpointFolder(run.checkpoints_folder)
@@ -68,6 +76,7 @@ def of_events(
         on_disk=frozenset(steps),
         pinned=frozenset(step for step in steps if store.is_pinned(step)),
         coverage=coverage,
+        speed=speed,
         repeated_steps=repeated_steps,
     )
 

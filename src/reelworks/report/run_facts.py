@@ -6,7 +6,6 @@ import statistics
 from itertools import cycle
 from typing import Any, NamedTuple
 
-from reelworks.analysis import data_wait
 from reelworks.analysis.coverage import EpochCoverage, State
 from reelworks.core import toml, units
 from reelworks.report import status
@@ -274,14 +273,17 @@ def _training_facts(data: RunData) -> list[Fact]:
     again = f"{units.count(repeated)} repeated after resumes" if repeated else ""
     resumes = units.plural(status.resumes(data), "resume")
     steps = data.events_of("step")
-    seconds = sum(e["seconds"] for e in steps)
-    speed = f"{sum(e['clips'] for e in steps) / seconds:,.3g} clips / s" if seconds else "–"
+    throughput = data.speed.clips_per_second
     return [
         Fact("Steps", units.count(data.last_step), again),
         *([Fact("Epochs", units.count(done), note)] if rows else []),
         Fact("Training time", units.duration(status.training_seconds(data)), resumes),
-        Fact("Throughput", speed, "mean over the steps"),
-        *_stream_facts(steps),
+        Fact(
+            "Throughput",
+            "–" if throughput is None else f"{throughput:,.3g} clips / s",
+            f"in steps, {units.duration(data.speed.seconds)} of the training time",
+        ),
+        *_stream_facts(data, steps),
         *_rank_facts(data),
     ]
 
@@ -295,13 +297,11 @@ def _rank_facts(data: RunData) -> list[Fact]:
     return [Fact("Ranks waiting", units.percent(found.measured), note)]
 
 
-def _stream_facts(steps: list[Json]) -> list[Fact]:
-    measured = [e for e in steps if e.get("data_wait_seconds") is not None]
-    waited, seconds = (sum(e[key] for e in measured) for key in ("data_wait_seconds", "seconds"))
-    if not seconds:
+def _stream_facts(data: RunData, steps: list[Json]) -> list[Fact]:
+    if data.speed.waited_share is None or steps[-1].get("data_wait_seconds") is None:
         return []
-    facts = [Fact("Waiting for clips", units.percent(waited / seconds), data_wait.advice(waited, seconds))]
-    last = measured[-1]
+    facts = [Fact("Waiting for clips", units.percent(data.speed.waited_share), data.speed.advice)]
+    last = steps[-1]
     median, slowest = last.get("decode_p50_seconds"), last.get("decode_p99_seconds")
     if median is not None and slowest is not None:
         note = f"99th percentile {1000 * slowest:,.0f} ms; {units.size(last.get('queue_bytes'))} decoded ahead"

@@ -39,6 +39,7 @@ class Ahead(Iterator[MicroBatch]):
         self._next: MicroBatch | None = None
         self._encoded: tuple[MicroBatch, Encoded] | None = None
         self._error: Exception | None = None
+        self._waited_seconds = 0.0
 
     @property
     def is_on(self) -> bool:
@@ -49,7 +50,7 @@ class Ahead(Iterator[MicroBatch]):
         if self._error is not None:
             raise self._error
         if self._next is None:
-            return next(self._batches)
+            return self._fetch()
         batch, self._next = self._next, None
         return batch
 
@@ -59,15 +60,26 @@ class Ahead(Iterator[MicroBatch]):
             return
         with self._beside():
             try:
-                self._next = next(self._batches, None)
+                self._next = self._fetch()
+            except StopIteration:
+                return
             except Exception as error:  # it concerns the next step: this one is finished first
                 self._error = error
-            if self._next is None:
                 return
             try:
                 self._encoded = self._next, self._prepare(self._next)
             except Exception:  # such as a lack of memory: its step encodes it, and raises what is still wrong then
                 self._encoded = None
+
+    def _fetch(self) -> MicroBatch:
+        batch = next(self._batches)
+        self._waited_seconds += batch.stream.wait_seconds
+        return batch
+
+    def waited_seconds(self) -> float:
+        """Return the time that was waited for micro-batches since the last call, also for those of later steps."""
+        waited, self._waited_seconds = self._waited_seconds, 0.0
+        return waited
 
     def take(self, batch: MicroBatch) -> Encoded | None:
         """Return what was prepared of a micro-batch, for use in the current stream; None if nothing was."""

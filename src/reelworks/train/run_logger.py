@@ -20,7 +20,8 @@ import numpy as np
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from reelworks.analysis import data_wait
+from reelworks.analysis import speed
+from reelworks.analysis.speed import Speed
 from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.core import cores, files, launcher, log, units, waiting_threads
 from reelworks.core.log import logger
@@ -80,7 +81,7 @@ class RunLogger:
         self._last_spike_message: int | None = None
         self._last_counts: Counts | None = None
         self._has_warned_of_spinning = self._has_warned_of_waiting = False
-        self._waits: deque[tuple[float, float]] = deque(maxlen=_SPEED_WINDOW)  # for data, and seconds, of each step
+        self._speeds: deque[Speed] = deque(maxlen=_SPEED_WINDOW)
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -133,8 +134,18 @@ class RunLogger:
             plan=position.plan.digest(),
         )
 
-    def step(self, position: DataPosition, result: StepResult, batches: Sequence[MicroBatch], seconds: float) -> None:
-        """Log the step of the row at a position, with this rank's micro-batches and the wall time."""
+    def step(
+        self,
+        position: DataPosition,
+        result: StepResult,
+        batches: Sequence[MicroBatch],
+        seconds: float,
+        waited_seconds: float,
+    ) -> None:
+        """Log the step of the row at a position, with this rank's micro-batches.
+
+        `waited_seconds` is the part of the wall time `seconds` in which clips were waited for, of this step or the next.
+        """
         step = position.global_step + 1
         buckets = self._data.table.buckets
         by_bucket = {buckets[i].name: loss for i, loss in result.loss_by_bucket.items()}
@@ -143,10 +154,8 @@ class RunLogger:
         planned = loader.batches_of_row(position.plan, position.row)
         # Before the step, which counts them: whoever is killed in between has no step whose clips are not told.
         failed = self._failures(position, step, batches) if result.failed else []
-        wait_seconds = sum(batch.stream.wait_seconds for batch in batches)
         stream = batches[-1].stream if batches else StreamState()
-        self.event(
-            "step",
+        event: dict[str, Any] = dict(
             step=step,
             epoch=position.epoch,
             row=position.row,
@@ -160,7 +169,7 @@ class RunLogger:
             repeated=result.repeats,
             tokens=sum(buckets[bucket].tokens * clips for bucket, clips in planned),
             seconds=seconds,
-            data_wait_seconds=wait_seconds,
+            data_wait_seconds=waited_seconds,
             decode_p50_seconds=stream.decode_p50_seconds,
             decode_p99_seconds=stream.decode_p99_seconds,
             queue_bytes=stream.queue_bytes,
@@ -168,22 +177,24 @@ class RunLogger:
             memory_bytes=_memory_bytes(self._world.device),
             **({"grad_norm_by_block": result.grad_norm_by_block} if result.grad_norm_by_block else {}),
         )
+        self.event("step", **event)
+        now = speed.of_step(event)
         self._scalars(
             step,
             {
                 "train/loss": result.loss,
                 "train/grad_norm": result.grad_norm,
                 "train/learning_rate": result.learning_rate,
-                "train/clips_per_second": result.clips / seconds,
-                "train/data_wait_share": wait_seconds / seconds,
+                "train/clips_per_second": now.clips_per_second or 0.0,
+                "train/data_wait_share": now.waited_share or 0.0,
                 **{f"grad_norm/{block}": norm for block, norm in result.grad_norm_by_block.items()},
             },
         )
         self._write_parts(step, {"loss_by_bucket": by_bucket, "loss_by_timestep": by_range})
         label = names[0] + (f" +{len(names) - 1}" if len(names) > 1 else "") if names else "no clip"
-        self._progress.step(step, result, label, seconds)
+        self._progress.step(step, result, label, now)
         self._warn_of_spinning()
-        self._waits.append((wait_seconds, seconds))
+        self._speeds.append(now)
         if step % _SPEED_WINDOW == 0:
             self._warn_of_waiting()
         if not result.applied:
@@ -319,11 +330,10 @@ class RunLogger:
 
     def _warn_of_waiting(self) -> None:
         """Warn once if steps wait for clips too long, of a whole window of steps that are not the first."""
-        if self._has_warned_of_waiting or len(self._waits) < _SPEED_WINDOW:
+        if self._has_warned_of_waiting or len(self._speeds) < _SPEED_WINDOW:
             return
         # The first clips are always waited for.
-        waited, total = (sum(each) for each in zip(*itertools.islice(self._waits, _FIRST_STEPS, None), strict=True))
-        if advice := data_wait.advice(waited, total):
+        if advice := speed.total(itertools.islice(self._speeds, _FIRST_STEPS, None)).advice:
             self._has_warned_of_waiting = True
             logger.warning(advice)
 
@@ -370,9 +380,9 @@ class _StepProgress:
             self._bar.add_task("training", total=total_steps, completed=first_step, now="")
         self._total, self._log_every = total_steps, log_every
         self._device = device
-        self._recent: deque[tuple[float, int]] = deque(maxlen=_SPEED_WINDOW)  # time and clips of each step
+        self._times: deque[float] = deque(maxlen=_SPEED_WINDOW)  # of the ends of steps
         self._losses: deque[float] = deque(maxlen=_SPEED_WINDOW)
-        self._seconds: deque[float] = deque(maxlen=_SPEED_WINDOW)
+        self._speeds: deque[Speed] = deque(maxlen=_SPEED_WINDOW)
         self._last_line = 0.0
 
     def start(self) -> None:
@@ -383,23 +393,24 @@ class _StepProgress:
         if self._bar is not None:
             self._bar.stop()
 
-    def step(self, step: int, result: StepResult, buckets: str, step_seconds: float) -> None:
+    def step(self, step: int, result: StepResult, buckets: str, speed_now: Speed) -> None:
         now = time.monotonic()
-        self._recent.append((now, result.clips))
-        self._seconds.append(step_seconds)
+        self._times.append(now)
+        self._speeds.append(speed_now)
         if math.isfinite(result.loss):
             self._losses.append(result.loss)
         is_due = step % self._log_every == 0 and now - self._last_line >= _LINE_EVERY_SECONDS
         if self._bar is None and not is_due and step != self._total:
             return
-        seconds, steps = now - self._recent[0][0], len(self._recent) - 1
-        speed = (sum(clips for _, clips in self._recent) - self._recent[0][1]) / max(seconds, 1e-9)
+        # What is left takes as long as what was, with what lies between steps.
+        seconds, steps = now - self._times[0], len(self._times) - 1
+        recent = speed.total(self._speeds)
         parts = [
             f"loss {units.loss(_mean(self._losses))}",
-            f"{_mean(self._seconds):.2f} s/it",
+            f"{recent.seconds / len(self._speeds):.2f} s/it",
             f"lr {result.learning_rate:.2g}",
             f"{_memory_bytes(self._device) / 1e9:.1f} GB",
-            f"{speed:.1f} clips/s",
+            f"{recent.clips_per_second or 0.0:.1f} clips/s",
             buckets,
         ]
         text = "  ".join(parts)

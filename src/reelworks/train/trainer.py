@@ -317,7 +317,7 @@ class Trainer:
             result = self._run_step(position, batches, taken, self._checkpoints.flags(stop=stop))
             self._profiler.after(step + 1)
         self._step_seconds = time.monotonic() - began
-        self._log.step(position, result, taken, self._step_seconds)
+        self._log.step(position, result, taken, self._step_seconds, batches.waited_seconds())
         if (news := self._compiled.news()) is not None:
             self._log.event("compiled", step=step + 1, **news)
         position = _advance(position, result)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import quote
@@ -16,7 +17,8 @@ from reelworks.checkpoint.config import CheckpointsConfig
 from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.core import digests
 from reelworks.core.errors import UserError
-from reelworks.recipe import recipe_file
+from reelworks.generate import defaults
+from reelworks.recipe import preview_model, recipe_file
 from reelworks.report import run_data
 from reelworks.report.previews import MEDIA
 from reelworks.run import lock
@@ -40,10 +42,15 @@ class ExportOptions(BaseModel):
 
 
 class GenerateOptions(BaseModel):
-    """Options of a generation from a checkpoint."""
+    """Options of a generation from a checkpoint, by the names of the command; those that are None have its defaults."""
 
     prompt: str = Field(min_length=1, max_length=10_000)
     seed: int = Field(default=0, ge=0)
+    width: int | None = Field(default=None, ge=1)
+    height: int | None = Field(default=None, ge=1)
+    num_frames: int | None = Field(default=None, ge=1)
+    num_inference_steps: int | None = Field(default=None, ge=1)
+    guidance_scale: float | None = Field(default=None, ge=1)
 
 
 def router(context: Context) -> APIRouter:
@@ -104,14 +111,30 @@ def router(context: Context) -> APIRouter:
         title = f"step {step} of {workspace.shown(run.path)}"
         return to_json(context, jobs.add("export", title, arguments, workspace.roots[0], subject=key))
 
+    @routes.get("/generate")
+    def usual(key: str) -> Json:
+        """Return what a generation has if nothing else is asked for; `clip` is None for models of pictures."""
+        run = workspace.run(key)
+        recipe = preview_model.recipe_of(recipe_file.load(run.recipe_file))
+        picture, clip = (asdict(defaults.shape(run, recipe, picture=one)) for one in (True, False))
+        sampled = defaults.sampled(recipe)
+        return {
+            "picture": picture,
+            "clip": clip if clip["num_frames"] > 1 else None,
+            "num_inference_steps": sampled.num_inference_steps,
+            "guidance_scale": sampled.guidance_scale,
+        }
+
     @routes.post("/{step}/generate")
     def generate(key: str, step: int, options: GenerateOptions) -> Json:
         run, store, folder = _place(key, step, _GENERATED)
-        moving = any(bucket["num_frames"] > 1 for bucket in run_data.summary(run).get("buckets", []))
-        of_prompt = digests.digest_bytes(options.prompt.encode())[:8]
-        file = folder / f"step-{step:09}-seed-{options.seed}-{of_prompt}.{'mp4' if moving else 'png'}"
-        arguments = ["generate", str(store.path(step)), f"--prompt={options.prompt}", "--seed", str(options.seed)]
-        arguments += ["--output", str(file)]
+        given = options.model_dump(exclude_none=True)
+        frames = options.num_frames or max(
+            (b["num_frames"] for b in run_data.summary(run).get("buckets", [])), default=1
+        )
+        name = f"step-{step:09}-seed-{options.seed}-{digests.digest_json(given)[:8]}.{'mp4' if frames > 1 else 'png'}"
+        arguments = ["generate", str(store.path(step)), "--output", str(folder / name)]
+        arguments += [f"--{field.replace('_', '-')}={value}" for field, value in given.items()]
         title = f"step {step} of {workspace.shown(run.path)}"
         return to_json(context, jobs.add("generate", title, arguments, workspace.roots[0], subject=key))
 

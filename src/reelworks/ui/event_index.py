@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from array import array
 from collections.abc import Iterator
@@ -11,6 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from reelworks.analysis import speed
+from reelworks.analysis.speed import Speed
 from reelworks.core import files
 from reelworks.run import events
 
@@ -21,10 +24,14 @@ _KIND = b'"kind": "step", "step": '
 _LOSS = b'"loss": '
 _HEAD = 96  # bytes of a line in which kind and step lie
 _LOSS_WITHIN = 160
+# What `speed.of_step` reads of a step, as runs write it.
+_SPEED = re.compile(
+    rb'"applied": (true|false), [^{}\[\]]*"clips": (\d+), [^{}\[\]]*"seconds": ([\d.e+-]+), "data_wait_seconds": ([\d.e+-]+)'
+)
 
 
 class EventIndex:
-    """Places and losses of a run's steps, and all its other events, read further at each `update`.
+    """Places, losses and speeds of a run's steps, and all its other events, read further at each `update`.
 
     Attributes:
         total_bytes: Size of the file when it was last looked at.
@@ -42,6 +49,11 @@ class EventIndex:
         self.others: list[Event] = []
         self._offset, self._step = array("q"), array("q")
         self._loss = array("d")
+        self._clips, self._seconds, self._waited = (
+            array("q"),
+            array("d"),
+            array("d"),
+        )  # of each step, as `Speed` has them
         self._before: list[int] = []  # number of steps before each of the other events
         self._file: tuple[int, int] | None = None
         self._kept: dict[int, tuple[Any, list[Event]]] = {}  # steps by their number, of a state of the file
@@ -91,6 +103,7 @@ class EventIndex:
                 self._offset.append(offset + position)
                 self._step.append(int(chunk[number : find(b",", number)]))
                 self._loss.append(_number_after(chunk, _LOSS, number))
+                self._take_speed(_speed(chunk, number, end))
             else:
                 for event in filter(events.is_event, files.parse_json_lines([chunk[position:end]])):
                     self._take_other(event, offset + position)
@@ -102,9 +115,15 @@ class EventIndex:
             self._step.append(int(event["step"]))
             loss = event.get("loss")
             self._loss.append(float("nan") if loss is None else float(loss))
+            self._take_speed(speed.of_step(event))
         else:
             self.others.append(event)
             self._before.append(len(self._step))
+
+    def _take_speed(self, of_step: Speed) -> None:
+        self._clips.append(of_step.clips)
+        self._seconds.append(of_step.seconds)
+        self._waited.append(of_step.waited_seconds)
 
     @property
     def num_steps(self) -> int:
@@ -120,6 +139,13 @@ class EventIndex:
                 resumed = event.get("resumed_from")
                 valid[:before] &= step[:before] <= (-1 if resumed is None else resumed)
         return np.flatnonzero(valid)
+
+    def speed(self) -> Speed:
+        """Return the speed of all steps that no resume made void."""
+        with self._lock:
+            at = self.valid_steps()
+            clips, seconds, waited = (np.array(v)[at].sum() for v in (self._clips, self._seconds, self._waited))
+        return Speed(int(clips), float(seconds), float(waited))
 
     def valid_others(self) -> list[Event]:
         """Return the other events that no resume made void."""
@@ -193,6 +219,16 @@ class EventIndex:
             for offset in offsets:
                 file.seek(offset)
                 yield from files.parse_json_lines([file.readline()])
+
+
+def _speed(chunk: bytes, begin: int, end: int) -> Speed:
+    found = _SPEED.search(chunk, begin, end)
+    if found is None:  # with its fields in another order, or without some
+        whole = files.parse_json_lines([b'{"step": ' + chunk[begin:end]])
+        return next(map(speed.of_step, whole), speed.total([]))
+    applied, clips, seconds, waited = found.groups()
+    fields = {"clips": int(clips), "seconds": float(seconds), "data_wait_seconds": float(waited)}
+    return speed.of_step({"applied": applied == b"true", **fields})
 
 
 def _number_after(chunk: bytes, key: bytes, position: int) -> float:

@@ -88,7 +88,7 @@ def data(context: Context, run: RunFolder) -> RunData:
     steps, others = index.steps(), index.valid_others()
     events = sorted([*others, *steps], key=lambda event: event.get("step", 0))
     repeated = index.num_steps - len(index.valid_steps())
-    return run_data.of_events(run, index.sessions(), events, [], repeated)
+    return run_data.of_events(run, index.sessions(), events, [], index.speed(), repeated)
 
 
 def overview(context: Context, key: str, run: RunFolder) -> Json:

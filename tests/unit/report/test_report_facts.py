@@ -5,6 +5,7 @@ import fabricate
 import numpy as np
 import pytest
 
+from reelworks.analysis import speed
 from reelworks.analysis.coverage import EpochCoverage, Lost
 from reelworks.core import units
 from reelworks.report import plots, previews, run_data, run_facts, status
@@ -13,9 +14,11 @@ from reelworks.report.run_data import RunData
 
 def told(*events, summary=None, on_disk=(), pinned=(), coverage=None):
     events = [{"v": 1, "time": float(i), **event} for i, event in enumerate(events)]
+    total = speed.total(speed.of_step(event) for event in events if event["kind"] == "step")
     return RunData(
         path=Path("run"), info={}, summary=summary or {}, recipe="", environment={}, all_events=events,
-        events=events, on_disk=frozenset(on_disk), pinned=frozenset(pinned), coverage=coverage or [], repeated_steps=0,
+        events=events, on_disk=frozenset(on_disk), pinned=frozenset(pinned), coverage=coverage or [], speed=total,
+        repeated_steps=0,
     )  # fmt: skip
 
 
@@ -191,7 +194,7 @@ def test_numbers_read_as_people_write_them(text, expected):
 def test_a_run_that_waits_for_clips_is_told_what_helps(wait, advises):
     """Steps of half a second; a run of before the measure has no such fact."""
     steps = [step(i, data_wait_seconds=wait, decode_p50_seconds=0.1, decode_p99_seconds=None) for i in range(1, 4)]
-    facts = {fact.label: fact for fact in run_facts.headline(told(step(0), *steps))}
+    facts = {fact.label: fact for fact in run_facts.headline(told(*steps))}
     assert facts["Waiting for clips"].value == units.percent(wait / 0.5)
     assert ("raise data.num_workers" in facts["Waiting for clips"].note) == advises
     assert "Waiting for clips" not in {fact.label for fact in run_facts.headline(told(step(0)))}

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from reelworks.buckets import table
 from reelworks.buckets.config import BucketEntryConfig, BucketsConfig
-from reelworks.data.micro_batch import MicroBatch, MicroBatchRequest, one_step
+from reelworks.data.micro_batch import MicroBatch, MicroBatchRequest, StreamState, one_step
 from reelworks.distributed.mesh import World
 from reelworks.encoders.config import EncodeConfig
 from reelworks.media.decode import Request
@@ -471,3 +471,18 @@ def test_a_clip_that_cannot_be_fetched_or_encoded_ahead_concerns_its_own_step_on
     ahead = Ahead(iter([first, second]), lacks_memory, CPU)
     for step, batch in enumerate((first, second)):
         assert s.run(one_step(ahead), plan=plan_of([batch]), row=0, step=step, flags=QUIET, ahead=ahead).applied
+
+
+def test_waiting_is_told_with_the_step_in_which_it_happened(stepper):
+    """The next micro-batch is waited for while this one is trained: that is not of the next step, which may be shorter."""
+    s = stepper()
+    waits = [3.0, 2.0]
+    batches = [replace(micro_batch(s, 0, [1]), stream=StreamState(wait_seconds=seconds)) for seconds in waits]
+    ahead = Ahead(
+        iter(batches), partial(batch_inputs.encode, encoder=s.encoder, config=s.recipe.objective, seed=5), CPU
+    )
+    told = []
+    for step, batch in enumerate(batches):
+        s.run(one_step(ahead), plan=plan_of([batch]), row=0, step=step, flags=QUIET, ahead=ahead)
+        told.append(ahead.waited_seconds())
+    assert told == [5.0, 0.0]

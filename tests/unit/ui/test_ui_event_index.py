@@ -3,11 +3,20 @@
 import json
 import math
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from reelworks.analysis import speed
 from reelworks.run import events
 from reelworks.ui.event_index import EventIndex
+
+
+def speed_of(step):
+    """Fields as runs write them, in another order, or without some."""
+    fields = {"applied": step % 3 > 0, "learning_rate": 1e-05, "clips": step % 4, "repeated": 0, "tokens": 1}
+    fields |= {"seconds": 0.5, "data_wait_seconds": 1e-05 * step}
+    return [fields, dict(reversed(fields.items())), {"clips": 2}, fields][step % 4]
 
 
 def lines_of(runs):
@@ -23,7 +32,8 @@ def lines_of(runs):
             done += 1
             loss = None if done % 7 == 0 else 1 / done + len(lines)
             lines.append(
-                {"v": 1, "time": float(len(lines)), "kind": "step", "step": done, "epoch": 0, "loss": loss, "clips": 2}
+                {"v": 1, "time": float(len(lines)), "kind": "step", "step": done, "epoch": 0, "loss": loss}
+                | speed_of(done)
             )
             if done % 5 == 0:
                 lines.append({"v": 1, "time": float(len(lines)), "kind": "validation", "step": done, "loss": 0.5})
@@ -43,6 +53,8 @@ def test_it_has_the_valid_events_however_it_was_read(tmp_path_factory, runs, pie
         path.write_bytes(data[:end])
         index.update()
     valid = events.timeline(path)
+    expected = speed.total(speed.of_step(event) for event in valid if event["kind"] == "step")
+    assert index.speed() == pytest.approx(expected)
     assert index.steps(10_000) == [event for event in valid if event["kind"] == "step"]
     assert index.valid_others() == [event for event in valid if event["kind"] != "step"]
     assert [event["time"] for event in index.sessions()] == sorted(event["time"] for event in index.sessions())

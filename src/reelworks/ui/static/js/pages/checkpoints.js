@@ -1,13 +1,18 @@
 // What a run keeps, why, and what would go.
 
-import { ask, badge, bytes, button, card, count, empty, explain, fill, get, h, loss, moment, plural, post, table, toast } from "../core.js";
+import { ask, badge, bytes, button, card, count, empty, every, fill, get, h, loss, moment, plural, post, table, toast } from "../core.js";
+import { Draft } from "../drafts.js";
+import { picture } from "./jobs.js";
 
 export async function renderCheckpoints(body, key, run, signal) {
+  const list = h("div"), making = h("div"), rest = h("div");
+  const maker = new Maker(making, key, signal, () => renew());
+  fill(body, list, making, rest);
   const renew = async () => {
     const [found, made] = await Promise.all([get(`/runs/${key}/checkpoints`, signal), get(`/runs/${key}/checkpoints/made`, signal)]);
-    if (!found.rows.length) return fill(body, empty("No checkpoint yet", "One is saved after checkpoints.every_steps steps, when the run is stopped, and at its end."));
+    if (!found.rows.length) return fill(list, empty("No checkpoint yet", "One is saved after checkpoints.every_steps steps, when the run is stopped, and at its end."));
     const act = (path, text) => async () => { const told = await post(`/runs/${key}/checkpoints/${path}`); toast(text ? text(told) : "done"); await renew(); };
-    fill(body, card(
+    fill(list, card(
       h("p", {}, `${plural(found.rows.length, "checkpoint")}, ${bytes(found.total_bytes)}; ${bytes(found.free_bytes)} free on the disk`), found.forecast ? h("p.quiet", {}, `Until the end: ${found.forecast}`) : null,
       table("Checkpoints", [
         ["Step", row => count(row.step), true], ["Epoch", row => row.epoch ?? "–", true], ["Size", row => bytes(row.bytes), true], ["Saved", row => moment(row.created)],
@@ -17,16 +22,18 @@ export async function renderCheckpoints(body, key, run, signal) {
           button(row.pinned ? "Unpin" : "Pin", act(`${row.step}/${row.pinned ? "unpin" : "pin"}`, () => row.pinned ? `step ${row.step} is no longer pinned` : `step ${row.step} stays, whatever the policy says`), { kind: "small" }),
           button("Verify", act(`${row.step}/verify`, told => told.good ? `step ${row.step} is whole: all digests match` : `step ${row.step}: ${told.reason}`), { kind: "small" }),
           button("Export", () => exportIt(key, row.step, run().recipe), { kind: "small" }),
-          button("Generate", () => generate(key, row.step), { kind: "small" }))],
+          button("Generate", () => maker.open(row.step), { kind: "small" }))],
       ], [...found.rows].reverse()),
       h("div.actions", {}, button("Delete what would go", async () => {
         const plan = await get(`/runs/${key}/checkpoints/prune`, signal);
         if (!plan.deleted.length) return toast("the policy keeps all of them");
         const list = h("ul", {}, plan.deleted.map(row => h("li", {}, `step ${count(row.step)}, ${bytes(row.bytes)}: ${row.reasons.join("; ")}`)));
         if (await ask(`Delete ${plan.deleted.length} of ${plan.deleted.length + plan.kept.length} checkpoints?`, list, "Delete")) await act("prune", told => `${told.deleted.length} deleted`)();
-      }, { kind: "danger" }))), ...files(made));
+      }, { kind: "danger" }))));
+    fill(rest, ...files(made));
   };
   await renew();
+  await maker.restore();
   return renew;
 }
 
@@ -61,10 +68,60 @@ async function exportIt(key, step, recipe) {
   location.hash = `#/jobs/${job.id}`;
 }
 
-async function generate(key, step) {
-  const chosen = await form(`Generate from step ${step}`, [["prompt", "Prompt", h("textarea", { rows: 3, cols: 40 })], ["seed", "Seed", h("input", { type: "number", value: 0, min: 0 })]], "Generate");
-  if (!chosen) return;
-  if (!chosen.prompt.trim()) return explain(Object.assign(new Error("the prompt is empty"), { remedy: "say what to generate" }));
-  const job = await post(`/runs/${key}/checkpoints/${step}/generate`, { prompt: chosen.prompt, seed: Number(chosen.seed) });
-  location.hash = `#/jobs/${job.id}`;
+/** The form below the checkpoints that generates from one of them, and shows what comes of it. */
+class Maker {
+  constructor(place, key, signal, onMade) {
+    Object.assign(this, { place, key, signal, onMade, made: h("div.clips") });
+    this.kept = new Draft(() => fill(place), `${location.hash} generate`);
+  }
+
+  async restore() {
+    const former = this.kept.found;
+    if (former) await this.open(former.step, former.values);
+  }
+
+  async open(step, values = this.values()) {
+    const usual = await get(`/runs/${this.key}/checkpoints/generate`, this.signal), { picture, clip } = usual;
+    const number = (placeholder, more = {}) => h("input", { type: "number", min: 1, placeholder, ...more });
+    this.inputs = {
+      prompt: h("textarea", { rows: 3, required: true }), width: number((clip || picture).width), height: number((clip || picture).height),
+      num_frames: clip && number(clip.num_frames), num_inference_steps: number(usual.num_inference_steps), guidance_scale: number(usual.guidance_scale, { step: "any" }), seed: number(0, { min: 0 }),
+    };
+    for (const [name, input] of this.fields()) input.value = values[name] ?? "";
+    const names = { prompt: "Prompt", width: "Width", height: "Height", num_frames: "Frames", num_inference_steps: "Steps", guidance_scale: "Guidance", seed: "Seed" };
+    if (clip) this.inputs.num_frames.addEventListener("input", () => this.suggest(this.inputs.num_frames.value === "1" ? picture : clip));
+    const form = h("form.card.generate", { "aria-label": "Generate", oninput: () => this.kept.keep({ step, values: this.values() }) },
+      h("div.row", {}, h("h2", {}, `Generate from step ${count(step)}`), h("span.gap"), h("button.small", { type: "button", onclick: () => { this.kept.drop(); fill(this.place); } }, "Close")), this.kept.box,
+      h("div.fields", {}, this.fields().map(([name, input]) => h("label", {}, h("span", {}, names[name]), input))),
+      h("p.quiet", {}, "A field that is left empty has the value shown in it: the size with the most training, and the recipe's samples or the model's usual settings."),
+      h("div.actions", {}, button("Generate", async () => { if (form.reportValidity()) await this.make(step); }, { kind: "main" })), this.made);
+    fill(this.place, form);
+    this.inputs.prompt.focus();
+  }
+
+  fields() { return Object.entries(this.inputs || {}).filter(([, input]) => input); }
+  values() { return Object.fromEntries(this.fields().filter(([, input]) => input.value !== "").map(([name, input]) => [name, input.type === "number" ? input.valueAsNumber : input.value])); }
+  suggest({ width, height }) { this.inputs.width.placeholder = width; this.inputs.height.placeholder = height; }
+
+  /** Start the command, and put its result first once it has ended. */
+  async make(step) {
+    const wish = this.values(), job = await post(`/runs/${this.key}/checkpoints/${step}/generate`, wish);
+    this.kept.drop();
+    const said = h("span"), box = h("figure"), control = new AbortController();
+    const more = h("a", { href: `#/jobs/${job.id}` }, "what it prints");
+    this.signal.addEventListener("abort", () => control.abort());
+    fill(box, h("div.gone", { role: "status" }, badge("", "busy"), said, button("Stop", () => post(`/jobs/${job.id}/stop`), { kind: "small" })), h("figcaption", {}, more));
+    this.made.prepend(box);
+    const look = async () => {
+      const found = await get(`/jobs/${job.id}`, this.signal);
+      said.textContent = found.state === "waiting" ? "waits" : found.output.trim().split("\n").pop() || "loading the model …";
+      if (["waiting", "running"].includes(found.state)) return;
+      control.abort();
+      if (found.state !== "done") return fill(box, h("p.error", {}, found.error || "it was stopped"), more);
+      fill(box, await picture(found, this.signal), h("figcaption", {}, `${wish.prompt} `, more));
+      await this.onMade();
+    };
+    look();
+    every(700, control.signal, look);
+  }
 }

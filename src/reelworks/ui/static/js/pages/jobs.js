@@ -5,7 +5,7 @@ import { ago, badge, button, every, fill, get, h, moment, post } from "../core.j
 export const title = "Command";
 
 /** What a command generated, shown as it is. */
-async function picture(job, signal) {
+export async function picture(job, signal) {
   const path = job.arguments[job.arguments.indexOf("--output") + 1];
   const files = await get(`/runs/${job.subject}/checkpoints/made`, signal);
   const file = files.find(one => path.endsWith(`/${one.name}`));
