@@ -6,12 +6,14 @@ import time
 
 import fabricate
 import pytest
-from headless import findings, wait_until, went_to, window
+from headless import findings, require_layout, wait_until, went_to, window
 from page_client import served
 
 from reelworks.core import files
 from reelworks.recipe import dataset, recipe_file
+from reelworks.report import html
 from reelworks.run import lock
+from reelworks.run.folder import RunFolder
 from reelworks.testing import sample_folder
 
 DRAWN = "Math.max(...[...document.querySelectorAll('.plot')].flatMap(p => (p.data || []).map(t => t.x.at(-1) || 0)))"
@@ -47,8 +49,17 @@ def test_every_part_of_a_run_is_readable_by_all(opened, address, width, dark):
         ):
             went_to(shown, address, route, waits_for)
             assert findings(shown) == [], route
-            over = shown.evaluate("document.documentElement.scrollWidth - innerWidth")
-            assert over <= 0, f"{route} is {over} pixels too wide"
+            require_layout(shown)
+
+
+def test_reports_have_no_holes_and_cut_nothing(opened, root):
+    """Wide and narrow, and again after the window was made narrower."""
+    with window(opened, 1280) as shown:
+        shown.goto(html.write(RunFolder(root / "runs" / "first")).as_uri())
+        shown.wait_for_selector(".plot .main-svg")
+        require_layout(shown)
+        shown.set_viewport_size({"width": 480, "height": 900})
+        require_layout(shown)
 
 
 @pytest.fixture(scope="module")
@@ -84,8 +95,7 @@ def test_data_plan_and_recipes_are_readable_by_all(opened, sample, width, dark):
             went_to(shown, address, route, waits_for)
             shown.wait_for_timeout(300)
             assert findings(shown) == [], route
-            over = shown.evaluate("document.documentElement.scrollWidth - innerWidth")
-            assert over <= 0, f"{route} is {over} pixels too wide"
+            require_layout(shown)
 
 
 def test_texts_of_others_are_texts(opened, address):
@@ -127,6 +137,7 @@ def test_without_the_token_nothing_can_be_pressed(opened, address, root):
         shown.goto(address.split("#")[0])
         shown.wait_for_selector("table")
         assert shown.locator("#read-only").is_visible()
+        shown.wait_for_selector("a:text-is('crashed')")
         shown.goto(address.split("#")[0] + f"#/run/{keys(shown)['crashed']}")
         shown.wait_for_selector("button:text-is('Resume')")
         assert shown.locator("button:enabled").count() == 0

@@ -99,7 +99,7 @@ LOOSE: dict[str, set[str]] = {
         "checkpoint of step 103 is set aside as .aside-step-000000103-ea0f30be0ed4",
     },
     "docs/how-to/watch-a-run.md": {
-        "step 1200/5000  loss 0.4127  1.83 s/it  lr 0.0001  61.3 GB  4.4 clips/s  480p 16:9 ×49 +1  ETA 1:55:54"
+        "step 1200/5000  loss 0.4127  1.83 s/it  lr 1e-4  61.3 GB  4.4 clips/s  480p 16:9 ×49 +1  ETA 1:55:54"
     },
 }
 

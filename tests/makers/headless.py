@@ -13,6 +13,24 @@ import pytest
 PATIENCE_SECONDS = 240  # for elements; on a busy machine a page has been seen to take one minute
 SERIOUS = ("serious", "critical")
 WHERE = ("chromium", "chromium-browser", "google-chrome")
+# A map of buckets scrolls: it has two directions.
+_LAYOUT = """() => {
+  const found = [], width = box => Math.round(box.getBoundingClientRect().width);
+  if (document.documentElement.scrollWidth > innerWidth) found.push(`the page: ${document.documentElement.scrollWidth}`);
+  for (const box of document.querySelectorAll(".scroll:not(:has(.plan-map))"))
+    if (box.scrollWidth > box.clientWidth) found.push(`a table: ${box.ariaLabel}, ${box.scrollWidth} in ${box.clientWidth}`);
+  for (const plot of document.querySelectorAll(".plot:has(.main-svg)"))
+    if (Math.abs(width(plot.querySelector(".main-svg")) - plot.clientWidth) > 1) found.push(`a chart: ${plot.ariaLabel}`);
+  for (const charts of document.querySelectorAll(".figures")) {
+    const rows = new Map();
+    for (const card of charts.children) {
+      const { top, right } = card.getBoundingClientRect();
+      rows.set(Math.round(top), Math.max(right, rows.get(Math.round(top)) || 0));
+    }
+    for (const right of rows.values()) if (charts.getBoundingClientRect().right - right > 1) found.push("a hole in a row of charts");
+  }
+  return found;
+}"""
 QUIET = (
     "--no-sandbox",
     "--disable-gpu",
@@ -64,6 +82,14 @@ def wait_until(shown: Any, condition: str) -> None:
     end = time.monotonic() + PATIENCE_SECONDS
     while not shown.evaluate(condition):
         assert time.monotonic() < end, condition
+        shown.wait_for_timeout(50)
+
+
+def require_layout(shown: Any) -> None:
+    """Fail if something is too wide for its place, the page, a table or a chart, or if a row of charts leaves a hole."""
+    end = time.monotonic() + 10  # tables and charts take the width of their place a moment after they have it
+    while found := shown.evaluate(_LAYOUT):
+        assert time.monotonic() < end, f"{shown.url}: {found}"
         shown.wait_for_timeout(50)
 
 

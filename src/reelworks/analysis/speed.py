@@ -1,4 +1,4 @@
-"""How fast a run trains: one definition of throughput and of waiting, for all that tell them.
+"""Speed of a run: one definition of throughput and of waiting for clips, for all that tell them.
 
 Throughput is the clips that counted, by the wall time of the steps. A clip counts where it is in the loss of a step that was
 applied: padding, repeats and clips that could not be decoded do not. The wall time of a step begins when its clips are asked
@@ -40,7 +40,7 @@ class Speed(NamedTuple):
 
     @property
     def advice(self) -> str:
-        """What to change if training waited for clips for too much of its time, else ""."""
+        """Tell what to change if training waited for clips for too much of its time, else nothing."""
         share = self.waited_share
         if share is None or share <= TOLERATED_WAITED_SHARE:
             return ""

@@ -60,6 +60,14 @@ def loss(value: float | None) -> str:
     return f"{value:.4f}" if 0.01 <= abs(value) < 100 else f"{value:.4g}"
 
 
+def learning_rate(value: float) -> str:
+    """Format 0.0001 as `1e-4`, as recipes are written and papers read; from 0.01 on without an exponent."""
+    if not value or abs(value) >= 0.01:
+        return f"{value:.3g}"
+    mantissa, _, exponent = f"{value:.2e}".partition("e")
+    return f"{float(mantissa):g}e{int(exponent)}"
+
+
 def percent(share: float) -> str:
     """Format 0.1234 as `12.3 %`."""
     return f"{100 * share:.1f} %"

@@ -103,8 +103,13 @@ def _recipe_rows(runs: Sequence[RunData]) -> list[Row]:
     rows = []
     for key in sorted(first):
         others = [next((c.after for c in changes if c.key == key), first[key]) for changes in changed]
-        rows.append(Row(key, [str(value) for value in (first[key], *others)]))
+        rows.append(Row(key, [_as_text(key, value) for value in (first[key], *others)]))
     return rows
+
+
+def _as_text(key: str, value: Any) -> str:
+    is_rate = key.endswith("learning_rate") and isinstance(value, float)
+    return units.learning_rate(value) if is_rate else str(value)
 
 
 def _parsed(recipe: str) -> dict[str, Any]:

@@ -35,7 +35,7 @@ def render(template: str, *, figures: list[Figure], **values: Any) -> str:
         plotly = get_plotlyjs()
     return environment.get_template(template).render(
         css=Markup((folder / "style.css").read_text(encoding="utf-8")),
-        script=Markup((folder / "script.js").read_text(encoding="utf-8")),
+        script=Markup("".join((folder / name).read_text(encoding="utf-8") for name in ("shared.js", "script.js"))),
         plotly=Markup(plotly),
         figures=figures,
         **values,

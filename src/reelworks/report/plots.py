@@ -23,6 +23,9 @@ MAX_BLOCK_COLUMNS = 400
 MAX_MARKERS = 100
 Series = Sequence[float | None]
 Trace = dict[str, Any]
+_SMALL = ("throughput", "data-wait", "memory", "learning-rate", "grad-norm", "imbalance")
+_WIDE = ("loss-by-bucket", "loss-by-timestep", "grad-norm-by-block")
+_RATE = "learning rate"
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,7 @@ class Figure:
     title: str
     note: str
     plot: dict[str, Any]
+    size: str = "large"  # "small": three in a row; "large": two; "wide": alone
 
 
 def to_json(figure: Figure) -> dict[str, Any]:
@@ -73,7 +77,8 @@ def thin(steps: Sequence[float], values: Series) -> tuple[list[float], list[floa
 def _line(name: str, steps: Sequence[float], values: Series, colour: str, **more: Any) -> Trace:
     xs, ys = thin(steps, values)
     line = {"color": colour, "width": more.pop("width", 2), **more.pop("line", {})}
-    return {"type": "scatter", "mode": "lines", "name": name, "x": xs, "y": ys, "line": line, **more}
+    more["mode"] = "lines+markers" if len(xs) == 1 else more.get("mode", "lines")  # a line of one point is not seen
+    return {"type": "scatter", "name": name, "x": xs, "y": ys, "line": line, **more}
 
 
 def _raw_and_smooth(steps: list[float], values: Series, colour: str) -> list[Trace]:
@@ -88,9 +93,32 @@ def _figure(name: str, title: str, note: str, traces: list[Trace], unit: str, **
     if not traces:
         return None
     legend, shapes = more.pop("legend", False), more.pop("shapes", [])
-    axes = {"xaxis": {"title": {"text": "step"}}, "yaxis": {"title": {"text": unit}, **more}}
-    plot = {"data": traces, "layout": {**axes, "showlegend": legend, "shapes": shapes}}
-    return Figure(name, title, note, plot)
+    x: dict[str, Any] = {"title": {"text": "step"}}
+    y: dict[str, Any] = {"title": {"text": unit}, **more}
+    steps = {step for trace in traces for step in trace["x"]}
+    if len(steps) == 1:  # plotly would draw from -1 to 1
+        (step,) = steps
+        x |= {"range": [step - 1, step + 1], "tickvals": [step]}
+        y |= {"rangemode": "tozero"} if y.get("type") != "category" else {}
+    if unit == _RATE:
+        y |= _rates(traces)
+    plot = {"data": traces, "layout": {"xaxis": x, "yaxis": y, "showlegend": legend, "shapes": shapes}}
+    size = "small" if name in _SMALL else "wide" if name in _WIDE else "large"
+    return Figure(name, title, note, plot, size)
+
+
+def _rates(traces: list[Trace]) -> dict[str, Any]:
+    """Return a y axis for learning rates, and write those of the traces for hovering: 1e-4 is not 100µ anywhere."""
+    for trace in traces:
+        trace["text"] = ["" if value is None else units.learning_rate(value) for value in trace["y"]]
+        trace["hovertemplate"] = "%{text}"
+    most = max((value for trace in traces for value in trace["y"] if value is not None), default=0.0)
+    if not most > 0:
+        return {"rangemode": "tozero"}
+    power = 10.0 ** math.floor(math.log10(most))
+    tick = power * next(part for part in (0.2, 0.5, 1, 2) if most / power / part <= 5)
+    ticks = [i * tick for i in range(math.floor(most / tick * (1 + 1e-9)) + 1)]
+    return {"rangemode": "tozero", "tickvals": ticks, "ticktext": [units.learning_rate(value) for value in ticks]}
 
 
 def _series(events: list[Event], key: str) -> tuple[list[float], list[float | None]]:
@@ -268,8 +296,7 @@ def learning_rate(data: RunData) -> Figure | None:
     """Plot the learning rate."""
     events = [e for e in data.events_of("step") if e.get("learning_rate") is not None]
     traces = [_line("learning rate", *_series(events, "learning_rate"), "@c5")] if events else []
-    note, axis = "As applied in each step.", {"rangemode": "tozero", "tickformat": ".1~e"}
-    return _figure("learning-rate", "Learning rate", note, traces, "learning rate", **axis)
+    return _figure("learning-rate", "Learning rate", "As applied in each step.", traces, _RATE)
 
 
 def grad_norm(data: RunData) -> Figure | None:
@@ -292,7 +319,7 @@ def overlaid(runs: Sequence[tuple[str, RunData]]) -> list[Figure]:
     curves: list[tuple[str, str, str, str, Callable[[RunData], tuple[list[float], list[float | None]]], bool]] = [
         ("loss", "Training loss", "Smoothed.", "loss", lambda data: loss(data.events_of("step")), True),
         ("validation", "Validation loss", "", "loss", lambda data: loss(data.events_of("validation")), False),
-        ("learning-rate", "Learning rate", "", "learning rate", _of_steps("learning_rate"), False),
+        ("learning-rate", "Learning rate", "", _RATE, _of_steps("learning_rate"), False),
         ("grad-norm", "Gradient norm", "Smoothed; before clipping.", "norm", _of_steps("grad_norm"), True),
         ("throughput", "Throughput", "Smoothed.", "clips / s", _clips_per_second, True),
     ]

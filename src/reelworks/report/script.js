@@ -1,28 +1,7 @@
-"use strict";
-// Figures: colours come from the style sheet, so both schemes share one definition.
-function colour(name) {
-  return getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
-}
 function draw() {
   const source = document.getElementById("figures");
   if (!source) return;
-  const ink = colour("ink2"), grid = colour("line");
-  const coloured = source.textContent.replace(/"@(\w+)"/g, (_, name) => JSON.stringify(colour(name)));
-  const axis = { gridcolor: grid, zerolinecolor: grid, linecolor: grid, automargin: true, fixedrange: false };
-  for (const [name, plot] of Object.entries(JSON.parse(coloured))) {
-    const own = plot.layout;
-    const layout = Object.assign({
-      margin: { l: 50, r: 12, t: 8, b: 42 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-      font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: ink },
-      hovermode: "x unified", hoverlabel: { bgcolor: colour("card"), bordercolor: grid, font: { color: colour("ink") } },
-      legend: { orientation: "h", y: -0.24, yanchor: "top", x: 0 },
-    }, own);
-    for (const side of ["xaxis", "yaxis"]) {
-      layout[side] = Object.assign({}, axis, side === "xaxis" ? { showgrid: false } : {}, own[side]);
-      layout[side].title = Object.assign({ font: { size: 11, color: colour("muted") }, standoff: 8 }, own[side].title);
-    }
-    Plotly.react("plot-" + name, plot.data, layout, { displayModeBar: false, responsive: true });
-  }
+  for (const [name, figure] of Object.entries(JSON.parse(source.textContent))) drawFigure(document.getElementById("plot-" + name), figure);
 }
 draw();
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);

@@ -408,7 +408,7 @@ class _StepProgress:
         parts = [
             f"loss {units.loss(_mean(self._losses))}",
             f"{recent.seconds / len(self._speeds):.2f} s/it",
-            f"lr {result.learning_rate:.2g}",
+            f"lr {units.learning_rate(result.learning_rate)}",
             f"{_memory_bytes(self._device) / 1e9:.1f} GB",
             f"{recent.clips_per_second or 0.0:.1f} clips/s",
             buckets,

@@ -64,6 +64,10 @@ def build(folders: list[Path], token: str) -> FastAPI:
     def style() -> FileResponse:
         return FileResponse(_REPORT / "style.css", headers=_NO_CACHE)
 
+    @app.get("/report.js")
+    def shared_script() -> FileResponse:
+        return FileResponse(_REPORT / "shared.js", headers=_NO_CACHE)
+
     @app.get("/")
     def index() -> FileResponse:
         return FileResponse(_STATIC / "index.html", headers=_NO_CACHE)

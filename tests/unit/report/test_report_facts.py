@@ -190,6 +190,14 @@ def test_numbers_read_as_people_write_them(text, expected):
     assert text == expected
 
 
+@pytest.mark.parametrize(
+    ("rate", "expected"),
+    [(1e-4, "1e-4"), (5e-5, "5e-5"), (0.00025, "2.5e-4"), (0.001, "1e-3"), (0.02, "0.02"), (1.0, "1"), (0, "0")],
+)
+def test_a_learning_rate_has_one_form(rate, expected):
+    assert units.learning_rate(rate) == expected
+
+
 @pytest.mark.parametrize(("wait", "advises"), [(0.09, False), (0.11, True), (0.5, True)])
 def test_a_run_that_waits_for_clips_is_told_what_helps(wait, advises):
     """Steps of half a second; a run of before the measure has no such fact."""
@@ -198,6 +206,34 @@ def test_a_run_that_waits_for_clips_is_told_what_helps(wait, advises):
     assert facts["Waiting for clips"].value == units.percent(wait / 0.5)
     assert ("raise data.num_workers" in facts["Waiting for clips"].note) == advises
     assert "Waiting for clips" not in {fact.label for fact in run_facts.headline(told(step(0)))}
+
+
+def test_a_chart_of_one_point_shows_it_in_a_range_around_it():
+    events = [step(1, learning_rate=5e-5, grad_norm=0.5, data_wait_seconds=0.1)]
+    events += [
+        {"kind": "validation", "step": 1, "loss": 2.5, "loss_by_time": {"500": 2.0}, "loss_by_bucket": {"a": 1.0}}
+    ]
+    figures = plots.all_of(told(*events))
+    assert {"loss", "validation", "validation-by-bucket", "learning-rate"} < {figure.name for figure in figures}
+    for figure in figures:
+        assert all(trace["mode"] == "lines+markers" for trace in figure.plot["data"])
+        assert figure.plot["layout"]["xaxis"]["range"] == [0, 2]
+        assert figure.plot["layout"]["yaxis"]["rangemode"] == "tozero"
+
+
+@pytest.mark.parametrize("most", [1e-3, 1e-4, 2e-4, 3.3e-5, 6e-4, 1e-7, 0.02, 1.0])
+def test_learning_rates_are_written_as_in_recipes_on_axes_and_under_the_pointer(most):
+    data = told(*(step(i, learning_rate=most * i / 8) for i in range(9)))
+    for figure in (*plots.all_of(data), *plots.overlaid([("a", data), ("b", data)])):
+        if figure.name != "learning-rate":
+            continue
+        axis = figure.plot["layout"]["yaxis"]
+        assert 2 <= len(axis["tickvals"]) <= 7
+        assert axis["tickvals"][-1] > most / 2
+        texts = [*axis["ticktext"], *(text for trace in figure.plot["data"] for text in trace["text"])]
+        assert texts == [units.learning_rate(float(text)) for text in texts]
+        assert not any("µ" in text or "0.000" in text for text in texts)
+        assert [float(text) for text in axis["ticktext"]] == pytest.approx(axis["tickvals"])
 
 
 def test_parts_of_a_loss_and_blocks_have_their_figures():

@@ -1,3 +1,4 @@
+/* global drawFigure, stacking, themeColour */
 // What all pages share: elements, requests, formats, plots, dialogs. Texts are always set as text, never as HTML.
 
 const SVG = "http://www.w3.org/2000/svg";
@@ -185,8 +186,10 @@ export function table(caption, columns, rows, { onrow = null } = {}) {
     if (onrow) onrow(line, row);
     return line;
   });
-  return h("div.scroll", { tabindex: "0", role: "region", "aria-label": caption },
+  const box = h("div.scroll", { tabindex: "0", role: "region", "aria-label": caption },
     h("table", {}, h("caption.hidden", {}, caption), h("thead", {}, head), h("tbody", {}, body)));
+  stacking.observe(box);
+  return box;
 }
 
 /** A small curve without axes; `label` says it in words. */
@@ -204,7 +207,7 @@ export function progress(share, label) {
     h("i", { style: { width: `${Math.min(100, 100 * share)}%` } }));
 }
 
-// Plots: plotly is loaded when the first one is drawn. Colours come from the style sheet, so both schemes share one definition.
+// Plots: plotly is loaded when the first one is drawn. /report.js, which reports share, tells how they look.
 let plotly = null;
 export function loadPlotly() {
   plotly ??= new Promise((resolve, reject) => {
@@ -215,29 +218,16 @@ export function loadPlotly() {
   });
   return plotly;
 }
-export const colour = name => getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
+export const colour = themeColour;
 const drawn = new Map();
 
-/** Draw a figure (plotly's data and layout, with colours such as "@c1") into an element, or draw it again. */
+/** Draw a figure as reports do. */
 export async function plot(element, figure, label) {
-  const Plotly = await loadPlotly();
+  await loadPlotly();
   drawn.set(element, [figure, label]);
-  const { data, layout: own } = JSON.parse(JSON.stringify(figure).replace(/"@(\w+)"/g, (_, name) => JSON.stringify(colour(name))));
-  const grid = colour("line");
-  const axis = { gridcolor: grid, zerolinecolor: grid, linecolor: grid, automargin: true };
-  const layout = {
-    margin: { l: 50, r: 12, t: 8, b: 42 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
-    font: { family: getComputedStyle(document.body).fontFamily, size: 12, color: colour("ink2") },
-    hovermode: "x unified", hoverlabel: { bgcolor: colour("card"), bordercolor: grid, font: { color: colour("ink") } },
-    legend: { orientation: "h", y: -0.24, yanchor: "top", x: 0 }, uirevision: "kept", ...own,
-  };
-  for (const side of ["xaxis", "yaxis"]) {
-    layout[side] = { ...axis, ...(side === "xaxis" ? { showgrid: false } : {}), ...own[side] };
-    layout[side].title = { font: { size: 11, color: colour("muted") }, standoff: 8, ...(own[side] || {}).title };
-  }
   element.setAttribute("role", "img");
   element.setAttribute("aria-label", label);
-  await Plotly.react(element, data, layout, { displayModeBar: false, responsive: true });
+  await drawFigure(element, figure);
 }
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
   for (const [element, [figure, label]] of drawn) element.isConnected ? plot(element, figure, label) : drawn.delete(element);

@@ -17,7 +17,7 @@ export async function render(main, [keys], signal) {
       h("figcaption", {}, `${found.names[i]}${file ? `, step ${count(file.step)}` : ""}`))))))] : []);
   for (const figure of found.figures) {
     const canvas = h("div.plot");
-    charts.append(h("div.card", {}, h("h3", {}, figure.title), h("p.quiet", {}, figure.note), canvas));
+    charts.append(h(`div.card.${figure.size}`, {}, h("h3", {}, figure.title), h("p.quiet", {}, figure.note), canvas));
     await plot(canvas, figure.plot, figure.title);
     if (signal.aborted) return;
   }

@@ -70,7 +70,7 @@ async function overview(body, key, run, signal, first) {
         const canvas = h("div.plot");
         box = { canvas, note: h("p.quiet") };
         boxes.set(figure.name, box);
-        charts.append(h(`div.card${["throughput", "data-wait", "memory", "learning-rate", "grad-norm", "imbalance"].includes(figure.name) ? ".small" : ""}`, {}, h("h3", {}, figure.title), box.note, canvas));
+        charts.append(h(`div.card.${figure.size}`, {}, h("h3", {}, figure.title), box.note, canvas));
       }
       box.note.textContent = figure.note;
       await plot(box.canvas, figure.plot, figure.title);
