@@ -5,12 +5,16 @@ Each must give a reason or a `UserError`, within seconds and without taking memo
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import functools
 import io
 import json
 import os
 import random
 import resource
 import select
+import shutil
 import signal
 import socket
 import tarfile
@@ -20,7 +24,9 @@ from typing import Any
 
 from PIL import Image
 
+from benchmarks import _s3_server
 from reelworks.buckets import tuned
+from reelworks.catalog import location
 from reelworks.catalog.config import DatasetConfig
 from reelworks.catalog.scan import scan_sources
 from reelworks.catalog.store import Catalog
@@ -73,7 +79,7 @@ def picture(path: Path) -> Path:
     return path
 
 
-def scanned(folder: Path, catalog: Path) -> dict[str, Any]:
+def scanned(folder: Path | str, catalog: Path) -> dict[str, Any]:
     """Scan a folder or list, and return the rows by path as the catalog has them when it is opened again."""
     source = DatasetConfig(path=str(folder), name="d").place
     scan_sources([source], catalog, workers=1)
@@ -325,8 +331,78 @@ def fuzzed_archive(chance: random.Random, folder: Path) -> list[str]:
     return within_bounds(lambda: ["own.png is refused"] * bool(scanned(data, folder / "catalog")["own.png"]["error"]))
 
 
+@functools.cache
+def _server() -> None:
+    """Start an S3 server that serves until this process ends, and set the variables that lead to it."""
+    opened = contextlib.ExitStack()
+    address = opened.enter_context(_s3_server.serve())
+    atexit.register(opened.close)
+    os.environ.update(_s3_server.CREDENTIALS, AWS_ENDPOINT_URL=address)
+
+
+def _odd_object(data: Path, name: str) -> None:
+    """Write what a bucket may hold beside good clips."""
+    (data / name).parent.mkdir(parents=True, exist_ok=True)
+    content = {".txt": b"a" * (2 << 20), ".tar": b"\x1f\x8b" + bytes(600), ".mp4": b"", ".gif": _png()}
+    (data / name).write_bytes(content.get(Path(name).suffix, _png()))
+
+
+_OBJECTS = (
+    "good.txt", "cut.tar", "none.mp4", "still.gif", "in.png/a.png", "x y#z?.png", "50%25 + 1%.png", "\u65e5\u672c \u00e4.png",
+    "a.tar/b.png", "[1].png", "*.png", ".hidden.png", "~.png", "con:.png", "a..png", "'\".png",
+)  # fmt: skip
+
+
+def bucket(chance: random.Random, folder: Path) -> list[str]:
+    """A bucket of odd objects and archives has the rows that a folder of the same files has; what has gone is told."""
+    _server()
+    data = folder / "data"
+    data.mkdir()
+    picture(data / "good.png")
+    for name in chance.sample(_OBJECTS, 3):
+        _odd_object(data, name)
+    for number, (_, members) in enumerate(chance.sample(list(odd_members().items()), 2)):
+        (data / "x.tar").mkdir(exist_ok=True)
+        write_tar(data / "x.tar" / f"{number}.tar", members)
+    return within_bounds(lambda: _compare_bucket(data, folder, f"bucket-{chance.getrandbits(60)}"))
+
+
+def _compare_bucket(data: Path, folder: Path, name: str) -> list[str]:
+    os.environ["REELWORKS_CACHE"] = str(folder / "cache")
+    fs, _ = location.filesystem(f"s3://{name}")
+    fs.mkdir(name)
+    for file in sorted(data.rglob("*")):
+        if file.is_file():
+            fs.put_file(str(file), f"{name}/clips/{file.relative_to(data)}")
+    wanted, found = scanned(data, folder / "own"), scanned(f"s3://{name}/clips", folder / "catalog")
+    fs.rm_file(f"{name}/clips/good.png")
+    gone = Catalog.open(folder / "catalog").live()
+    wrong = [f"{path} is {row} of {len(wanted)}" for path, row in wanted.items() if path not in found]
+    wrong += [f"{path} is in the bucket alone" for path in found if path not in wanted]
+    told = ((path, wanted[path], row) for path, row in found.items() if path in wanted)
+    wrong += [
+        f"{path}: {own['error']} in the folder, {row['error']} in the bucket"
+        for path, own, row in told
+        if (own["error"] is None, own["caption"], own["width"]) != (row["error"] is None, row["caption"], row["width"])
+    ]
+    for index, row in enumerate(gone.to_table().to_pylist()):
+        has_gone = row["path"] == "good.png"
+        if row["error"] or (has_gone and not row["fingerprint"]):
+            continue
+        if has_gone:
+            shutil.rmtree(folder / "cache", ignore_errors=True)
+        try:
+            load(Request(gone.file(index), row["kind"] == "image", Shape(1, 16, 16)))
+        except MediaError as error:
+            wrong += [] if has_gone else [f"{row['path']} is not read: {error}"]
+        else:
+            wrong += ["what has gone is read"] if has_gone else []
+    return wrong
+
+
 DRILLS: dict[str, Callable[[random.Random, Path], list[str]]] = {
     "odd files": odd_files,
     "odd archives": odd_archive,
     "archives of odd bytes": fuzzed_archive,
+    "odd objects of S3": bucket,
 }

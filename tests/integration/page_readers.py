@@ -25,10 +25,10 @@ import av
 import fake_hub
 import numpy as np
 import pages
-import s3_server
 import tiny_families
 import tiny_recipe
 import tomli_w
+from benchmarks import _s3_server as s3_server
 from PIL import Image, ImageDraw
 from reader import Reader, when
 

@@ -7,11 +7,13 @@ Credentials and endpoints of a storage are those of its library, such as `AWS_AC
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import io
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -61,13 +63,24 @@ def filesystem(url: str) -> tuple[Any, str]:
     return fs, str(path)
 
 
+@contextlib.contextmanager
+def reached() -> Iterator[None]:
+    """Raise what libraries of storages raise when they cannot reach one, in their own ways, as `OSError`."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        raise OSError(errno.EHOSTUNREACH, f"{type(error).__name__}: {error}") from error
+
+
 @dataclass(frozen=True)
 class Location:
     """A file, or a range of an archive's bytes.
 
     Attributes:
         file: Path or address of the file or archive.
-        name: Path below the dataset's folder, whose suffix tells the kind of file.
+        name: Path below the dataset's folder, or in the archive, whose suffix tells the kind of file.
         start: First byte of the range; None for a whole file.
         size: Bytes of the range; unused for a whole file.
         version: Number that changes when a remote file does, so that an old copy is not used for it.
@@ -81,7 +94,7 @@ class Location:
 
     def __str__(self) -> str:
         """Return the path with which messages name the clip."""
-        return self.file if self.start is None else f"{self.file}/{self.name.partition(f'{ARCHIVE_SUFFIX}/')[2]}"
+        return self.file if self.start is None else f"{self.file}/{self.name}"
 
     @property
     def suffix(self) -> str:
@@ -110,8 +123,9 @@ class Location:
         if not is_url(self.file):
             return user_files.read_bytes(Path(self.file), most)
         fs, path = filesystem(self.file)
-        user_files.require_size(self, int(fs.info(path).get("size") or 0), most)
-        data: bytes = fs.cat_file(path)
+        with reached():
+            user_files.require_size(self, int(fs.info(path).get("size") or 0), most)
+            data: bytes = fs.cat_file(path)
         return data
 
     def bytes_at(self, start: int, size: int, most: int) -> bytes:
@@ -121,20 +135,17 @@ class Location:
             with Location(self.file, self.name, start, size).open() as file:
                 return file.read()
         fs, path = filesystem(self.file)
-        data: bytes = fs.cat_file(path, start=start, end=start + size)
+        with reached():
+            data: bytes = fs.cat_file(path, start=start, end=start + size)
         return data
 
     def _fetch(self, target: Path) -> None:
         fs, path = filesystem(self.file)
-        try:
+        with reached():
             if self.start is None:
                 fs.get_file(path, str(target))
             else:
                 target.write_bytes(fs.cat_file(path, start=self.start, end=self.start + self.size))
-        except OSError:
-            raise
-        except Exception as error:  # libraries of storages raise errors of their own when they cannot reach it
-            raise OSError(errno.EHOSTUNREACH, f"{type(error).__name__}: {error}") from error
 
     def open(self) -> io.BufferedReader:
         """Open a local location for reading; see `user_files.opened`."""
@@ -151,9 +162,25 @@ def below(root: str, path: str, start: int, size: int, version: int) -> MediaPat
     """Return the place of a catalog's row; `start` is -1 for a file of its own."""
     if start < 0:
         return Location(f"{root}/{path}", path, version=version) if is_url(root) else Path(root, path)
-    archive, found, _ = path.partition(f"{ARCHIVE_SUFFIX}/")
-    assert found, f"{path} is not in an archive"
-    return Location(f"{root}/{archive}{ARCHIVE_SUFFIX}", path, start, size, version)
+    parts = path.split(f"{ARCHIVE_SUFFIX}/")
+    assert len(parts) > 1, f"{path} is not in an archive"
+    whole = 1
+    while whole < len(parts) - 1 and not _is_file(f"{root}/{_joined(parts[:whole])}"):  # a folder may be named so, too
+        whole += 1
+    name = f"{ARCHIVE_SUFFIX}/".join(parts[whole:])
+    return Location(f"{root}/{_joined(parts[:whole])}", name, start, size, version)
+
+
+def _joined(parts: list[str]) -> str:
+    return f"{ARCHIVE_SUFFIX}/".join(parts) + ARCHIVE_SUFFIX
+
+
+def _is_file(file: str) -> bool:
+    if not is_url(file):
+        return Path(file).is_file()
+    fs, path = filesystem(file)
+    with reached():
+        return bool(fs.isfile(path))
 
 
 def local(file: MediaPath) -> MediaPath:

@@ -23,6 +23,7 @@ from reelworks.catalog.listing import (
     settled,
 )
 from reelworks.catalog.location import Location, MediaPath
+from reelworks.core import user_files
 from reelworks.core.errors import UserError
 
 
@@ -71,10 +72,10 @@ def _entries(fs: Any, root: str, found: dict[str, dict[str, Any]], sidecars: Cou
         size, changed = int(info.get("size") or 0), changed_ns(info)
         if path.endswith(formats.ARCHIVE_SUFFIX):
             try:
-                with fs.open(full, "rb") as file:
-                    yield from archived(path, changed, file, sidecars)
+                with location.reached(), fs.open(full, "rb") as file:
+                    yield from list(archived(path, changed, file, sidecars))
             except OSError as error:
-                yield SourceFile(path, 0, 0, False, f"cannot be read: {error.strerror or error}")
+                yield _unreadable(path, error)
         elif formats.is_sidecar(posixpath.basename(path)):
             sidecars.update([] if path.endswith(SUFFIXES) else [extension_of(path)])
         elif formats.kind_of(path) is None:
@@ -108,7 +109,11 @@ def look_up(name: str, url: str, paths: Sequence[str]) -> list[SourceFile]:
     found = {} if _is_web(url) else _find(fs, root, name, url)
     files = []
     for path in paths:
-        info = _info(fs, prefix + path) if _is_web(url) else found.get(prefix + path)
+        try:
+            info = _info(fs, prefix + path) if _is_web(url) else found.get(prefix + path)
+        except OSError as error:
+            files.append(_unreadable(path, error))
+            continue
         if formats.kind_of(path) is None:
             files.append(SourceFile(path, 0, 0, False, formats.why_not_read(path)))
         elif info is None:
@@ -120,11 +125,14 @@ def look_up(name: str, url: str, paths: Sequence[str]) -> list[SourceFile]:
 
 
 def current(file: MediaPath) -> MediaPath:
-    """Return a file's location as it is now, so that a changed remote file is not read from an old copy."""
+    """Return a list's location as it is now, so that a changed remote file is not read from an old copy."""
     if not isinstance(file, Location):
         return file
     fs, path = location.filesystem(file.file)
-    return replace(file, version=changed_ns(fs.info(path)))
+    with location.reached():
+        info = fs.info(path)
+    user_files.require_size(file, int(info.get("size") or 0), user_files.LIST)
+    return replace(file, version=changed_ns(info))
 
 
 def _is_web(url: str) -> bool:
@@ -133,7 +141,12 @@ def _is_web(url: str) -> bool:
 
 def _info(fs: Any, path: str) -> dict[str, Any] | None:
     try:
-        info: dict[str, Any] = fs.info(path)
+        with location.reached():
+            info: dict[str, Any] = fs.info(path)
     except FileNotFoundError:
         return None
     return info
+
+
+def _unreadable(path: str, error: OSError) -> SourceFile:
+    return SourceFile(path, 0, 0, False, f"cannot be read: {error.strerror or error}")

@@ -40,7 +40,7 @@ def files(tmp_path: Path) -> Path:
 
 
 def pack(folder: Path, to: Path) -> Path:
-    to.parent.mkdir(exist_ok=True)
+    to.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(to, "w") as archive:
         for file in sorted(folder.iterdir()):
             archive.add(file, file.name)
@@ -56,11 +56,13 @@ def by_name(rows: CatalogRows) -> dict[str, dict[str, object]]:
     return {row["path"].rpartition("/")[2]: row for row in rows.to_table().to_pylist()}
 
 
-def test_members_are_scanned_and_decoded_as_files(files: Path, tmp_path: Path) -> None:
-    pack(files, tmp_path / "shards" / "000.tar")
+@pytest.mark.parametrize("folder", ["shards", "shards/1.tar"])
+def test_members_are_scanned_and_decoded_as_files(folder: str, files: Path, tmp_path: Path) -> None:
+    """A folder may be named as archives are."""
+    where = pack(files, tmp_path / folder / "000.tar").relative_to(tmp_path / "shards")
     _, plain = scan(files, tmp_path / "one")
     result, packed = scan(tmp_path / "shards", tmp_path / "two")
-    assert result.bad_files[0][0] == f"{tmp_path}/shards/000.tar/f.mp4"
+    assert result.bad_files[0][0] == f"{tmp_path}/shards/{where}/f.mp4"
     expected, found = by_name(plain), by_name(packed)
     assert list(found)
     assert found.keys() == expected.keys()
@@ -68,7 +70,7 @@ def test_members_are_scanned_and_decoded_as_files(files: Path, tmp_path: Path) -
         assert {key: row[key] for key in (*MEASURES, "caption")} == {
             key: expected[name][key] for key in (*MEASURES, "caption")
         }, name
-    assert found["a.mp4"]["path"] == "000.tar/a.mp4"
+    assert found["a.mp4"]["path"] == f"{where}/a.mp4"
     for row in np.flatnonzero(packed.readable).tolist():
         request = Request(packed.file(row), bool(packed.is_image[row]), Shape(1, 16, 16))
         own = Request(files / Path(packed.path[row].as_py()).name, request.is_image, request.shape)

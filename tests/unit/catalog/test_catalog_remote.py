@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import http.server
+import random
 import tarfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import media_makers as media
 import numpy as np
 import pytest
-import s3_server
+from benchmarks import _s3_server as s3_server
+from benchmarks._borders import files as drills
+from fsspec.implementations.memory import MemoryFileSystem
 from refused import refused
 
 from reelworks.catalog import location
@@ -96,6 +100,12 @@ def test_a_bucket_is_a_folder(files: Path, cache: Path, tmp_path: Path) -> None:
     assert sum(file.stat().st_size for file in cache.glob("*/*")) <= 60_000
 
 
+@pytest.mark.slow(reason="odd files are tried in folders, too")
+@pytest.mark.parametrize("seed", range(4))
+def test_odd_objects_of_a_bucket_are_told_as_files_are(seed: int, tmp_path: Path) -> None:
+    assert drills.bucket(random.Random(seed), tmp_path) == []
+
+
 def test_a_list_in_a_bucket_names_files_beside_it(files: Path, cache: Path, tmp_path: Path) -> None:
     url = upload(files, "two")
     _, rows = scan(f"{url}/metadata.jsonl", tmp_path / "catalog")
@@ -124,6 +134,33 @@ def test_a_bucket_that_goes_away(files: Path, cache: Path, tmp_path: Path, monke
     with refused("storage-unreadable"):
         scan(url, tmp_path / "catalog")
     assert len(Catalog.open(tmp_path / "catalog").live()) == 7
+
+
+def test_what_a_storage_s_library_raises_is_the_file_s_problem(
+    files: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Libraries have errors of their own, which are no `OSError`."""
+    storage = MemoryFileSystem()
+    names = {"clip 1.mp4": "", "bad.mp4": "clip 0.mp4", "clip 2.mp4": "", "clip 2.txt": "", "bad.tar": "shard.tar"}
+    for name, content in names.items():
+        storage.pipe_file(f"/clips/{name}", (files / (content or name)).read_bytes())
+
+    def failing(read: Callable[..., Any]) -> Callable[..., Any]:
+        def work(self: object, path: str, *rest: Any, **options: Any) -> Any:
+            if "bad" in path or path.endswith(".txt"):
+                raise RuntimeError("the endpoint did not answer")
+            return read(self, path, *rest, **options)
+
+        return work
+
+    for name in ("cat_file", "get_file", "open"):
+        monkeypatch.setattr(MemoryFileSystem, name, failing(getattr(MemoryFileSystem, name)))
+    monkeypatch.setattr(retry, "WAITS_SECONDS", (0.0,))
+    scan_sources([Source.from_path("memory://clips", "d")], tmp_path / "catalog", workers=1)
+    errors = {row["path"]: row["error"] for row in Catalog.open(tmp_path / "catalog").live().to_table().to_pylist()}
+    assert errors.pop("clip 1.mp4") is None
+    assert errors.keys() == {"bad.mp4", "bad.tar", "clip 2.mp4"}
+    assert all("RuntimeError: the endpoint did not answer" in error for error in errors.values()), errors
 
 
 def test_a_web_server_gives_the_files_of_a_list(files: Path, cache: Path, tmp_path: Path) -> None:
