@@ -43,9 +43,13 @@ def orientation(frame: av.VideoFrame) -> int:
     return {(False, False): 5, (True, False): 6, (True, True): 7, (False, True): 8}[c < 0, b < 0]  # x' = cy, y' = bx
 
 
-def size(frame: av.VideoFrame, ratio: Fraction) -> tuple[int, int]:
-    """Return height and width of a frame with square pixels, before it is turned: the width is what changes."""
-    return frame.height, max(1, round(frame.width * ratio))
+def size(track: av.VideoStream) -> tuple[int, int]:
+    """Return height and width of a video with square pixels, before frames are turned: the width is what changes.
+
+    It is to be asked before frames are decoded: where their size changes midway, players scale them to that of the
+    beginning. Raises `ProbeError` for an implausible shape of pixels.
+    """
+    return track.height, max(1, round(track.width * pixel_aspect_ratio(track)))
 
 
 def has_matrix(frame: av.VideoFrame) -> bool:

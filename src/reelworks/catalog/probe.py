@@ -169,6 +169,7 @@ def _video(path: MediaPath) -> Probe:
         raise ProbeError(f"truncated: the last {missing:,} bytes are missing")
     with video(path) as opened:
         track = stream(opened)
+        ratio, size = display.pixel_aspect_ratio(track), display.size(track)
         found = _demux(opened, track)
         frame, times = found.frame, found.times
         if frame is None or not times:
@@ -180,7 +181,6 @@ def _video(path: MediaPath) -> Probe:
         stamps = shown if len(shown) == len(times) else decoded
         timing = measure(len(times), stamps, last_duration, tick, track.average_rate)
         components = frame.format.components
-        ratio = display.pixel_aspect_ratio(track)
         return Probe(
             kind="video",
             num_frames=len(times),
@@ -197,7 +197,7 @@ def _video(path: MediaPath) -> Probe:
             hdr=display.hdr(frame),
             sound=_sound(opened),
             **timing._asdict(),
-            **_upright(display.orientation(frame), *display.size(frame, ratio)),
+            **_upright(display.orientation(frame), *size),
         )
 
 

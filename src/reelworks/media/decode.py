@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -91,7 +90,7 @@ Frames = NDArray[np.uint8]
 # Reads frames of a local video, by their numbers from 0: `[T, H, W, 3]` uint8 RGB, in any size of one aspect ratio.
 FrameReader = Callable[[str, Sequence[int]], Frames]
 # Makes what is kept of a frame, whose pixels have this ratio of width to height.
-Convert = Callable[[Any, Fraction], Frames]
+Convert = Callable[[Any, tuple[int, int]], Frames]  # of a frame, and the height and width of the video as shown
 R = TypeVar("R")
 
 # Without accurate rounding, swscale's SIMD paths may round differently from its C path.
@@ -291,7 +290,7 @@ def _by_torchcodec(request: Request) -> Frames | None:
         return None
     with probe.video(request.path) as container:
         stream = probe.stream(container)
-        place, ratio, tick = request.spot, display.pixel_aspect_ratio(stream), stream.time_base
+        place, shown, tick = request.spot, display.size(stream), stream.time_base
         if tick is None or display.may_be_interlaced(stream):
             return None
         if place is None:
@@ -304,7 +303,7 @@ def _by_torchcodec(request: Request) -> Frames | None:
     if first is None or not torchcodec_frames.is_plain(first):
         return None
     convert = ToRgb(request)
-    found = torchcodec_frames.frames_at(request.path, place.ticks, float(tick), lambda frame: convert(frame, ratio))
+    found = torchcodec_frames.frames_at(request.path, place.ticks, float(tick), lambda frame: convert(frame, shown))
     return None if found is None else np.stack(found)
 
 
@@ -318,13 +317,11 @@ def _collect(container: Any, timed: bool, keys: set[int], convert: Convert) -> d
     """Convert the frames of these times in ticks, or numbers, until all are converted or the file ends."""
     converted: dict[int, Frames] = {}
     stream = probe.stream(container)
-    ratio, declared = display.pixel_aspect_ratio(stream), (stream.width, stream.height)
+    shown = display.size(stream)
     decoded = ((frame.pts if timed else number, frame) for number, frame in enumerate(container.decode(stream)))
     for key, frame in progressive(decoded):
         if key in keys and key not in converted:
-            if (frame.width, frame.height) != declared:  # it changes midway, and players scale it
-                frame = frame.reformat(*declared, interpolation=_RESIZE["bicubic"])
-            converted[key] = convert(frame, ratio)
+            converted[key] = convert(frame, shown)
         if len(converted) == len(keys):
             break
     return converted
@@ -336,11 +333,10 @@ class ToRgb:
     def __init__(self, request: Request) -> None:
         self._request, self._reformatter = request, VideoReformatter()
 
-    def __call__(self, frame: Any, ratio: Fraction) -> Frames:
-        """Convert one frame."""
+    def __call__(self, frame: Any, shown: tuple[int, int]) -> Frames:
+        """Convert one frame of a video that has this height and width as shown, before it is turned."""
         request, orientation = self._request, display.orientation(frame)
         turned = orientation in (5, 6, 7, 8)
-        shown = display.size(frame, ratio)
         height, width = request.cover(*(shown[::-1] if turned else shown))
         if turned:
             height, width = width, height

@@ -7,7 +7,6 @@ Decoding processes then neither resize nor convert, which takes about half of th
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
@@ -146,11 +145,11 @@ def _rgb_bytes(request: Request) -> int:
     return int(shape.num_frames * shape.height * shape.width * 3)
 
 
-def layout(request: Request, frame: Any, ratio: Fraction, limit_bytes: int) -> Layout | None:
+def layout(request: Request, frame: Any, shown: tuple[int, int], limit_bytes: int) -> Layout | None:
     """Return how to cut a clip's frames, of which one is given; None if they are not plain, or would have too many bytes.
 
     Args:
-        ratio: Width to height of a pixel.
+        shown: Height and width of the video as shown, before it is turned.
     """
     try:
         stated = display.matrix_name(frame)
@@ -161,7 +160,6 @@ def layout(request: Request, frame: Any, ratio: Fraction, limit_bytes: int) -> L
     if display.hdr(frame) or display.is_wide_gamut(frame):
         return None
     orientation = display.orientation(frame)
-    shown = display.size(frame, ratio)
     found = _layout(request, (frame.height, frame.width), shown, orientation)
     sides = [*(axis.source for axis in found.axes[1]), found.rows.count, found.columns.count]
     if min(sides) < _FEWEST:
@@ -233,15 +231,15 @@ class _Cut:
         self._look: tuple[Any, ...] = ()
         self.layout: Layout | None = None
 
-    def __call__(self, frame: Any, ratio: Fraction) -> Frames:
+    def __call__(self, frame: Any, shown: tuple[int, int]) -> Frames:
         if self._to_rgb is None and self.layout is None:
-            self.layout, self._look = layout(self._request, frame, ratio, self._limit_bytes), _look(frame)
+            self.layout, self._look = layout(self._request, frame, shown, self._limit_bytes), _look(frame)
         if self.layout is not None:
             if _look(frame) != self._look:
                 raise _Mixed
             return self.layout.cut(frame)
         self._to_rgb = self._to_rgb or decode.ToRgb(self._request)
-        return self._to_rgb(frame, ratio)
+        return self._to_rgb(frame, shown)
 
 
 def _look(frame: Any) -> tuple[Any, ...]:

@@ -59,11 +59,12 @@ def frame_of(pixels: NDArray[np.uint8], matrix: str, full: bool) -> av.VideoFram
 
 def both(request: Request, frame: av.VideoFrame, ratio: Fraction = Fraction(1)) -> tuple[Any, Any]:
     """Return a frame as the decoder and as the device converts it."""
-    layout = planes.layout(request, frame, ratio, LIMIT)
+    shown = (frame.height, round(frame.width * ratio))
+    layout = planes.layout(request, frame, shown, LIMIT)
     assert layout is not None
     cut = Planes(layout.cut(frame)[None], layout)
     there = device_frames.to_device([cut], Shape(1, request.shape.height, request.shape.width), CPU)[0].numpy()
-    here = decode.ToRgb(request)(frame, ratio)[None]
+    here = decode.ToRgb(request)(frame, shown)[None]
     return request.augmentation.apply(here, request.shape), there
 
 

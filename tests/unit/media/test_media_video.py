@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from av.stream import Disposition
 
 from reelworks.catalog import probe
 from reelworks.core.shape import Shape
-from reelworks.media import decode
+from reelworks.media import decode, planes
 from reelworks.media.augment import Augmentation
 from reelworks.media.decode import MediaError, Request, load
 
@@ -275,16 +276,31 @@ def test_a_recipe_with_torchcodec_is_refused_where_it_is_missing() -> None:
         torchcodec_frames.require("torchcodec")
 
 
-def test_a_video_that_changes_its_size_midway_is_scaled_to_that_of_its_beginning(tmp_path: Path) -> None:
-    """As players show it, and as the scan has measured it."""
-    parts = [
-        files.write_video(tmp_path / f"{i}.ts", num_frames=8, size=size, codec="mpeg2video")
-        for i, size in enumerate([(96, 64), (48, 32)])
-    ]
-    both = tmp_path / "both.ts"
-    both.write_bytes(b"".join(part.read_bytes() for part in parts))
+@pytest.mark.parametrize("clockwise", [0, 90, 180])
+def test_a_video_that_changes_its_size_midway_is_scaled_to_that_of_its_beginning(
+    clockwise: int, tmp_path: Path
+) -> None:
+    """As players show it, and as the scan has measured it; turned as its beginning is."""
+    both = tmp_path / "both.mov"
+    with av.open(str(both), "w") as container:
+        for width, height in ((96, 64), (48, 32)):
+            frame = np.full((height, width, 3), 30, np.uint8)
+            frame[: height // 2, : width // 2] = 220
+            part = files.write(tmp_path / f"{width}.mov", [frame] * 8, codec="mjpeg", pixel_format="yuvj420p")
+            with av.open(str(part)) as opened:
+                stream = container.streams.video[0] if container.streams else None
+                stream = stream or container.add_stream_from_template(opened.streams.video[0])
+                for number, packet in enumerate(packet for packet in opened.demux(video=0) if packet.dts is not None):
+                    packet.stream, packet.time_base = stream, Fraction(1, 24)
+                    packet.pts = packet.dts = number + (8 if width == 48 else 0)
+                    container.mux(packet)
+    if clockwise:
+        files.rotate(both, clockwise)
     found = probe.probe(both)
-    assert (found.height, found.width) == (64, 96)
-    frames = decode.load(Request(both, False, Shape(found.num_frames, 32, 48), size=(64, 96)))
-    assert frames.shape == (found.num_frames, 32, 48, 3)
-    assert found.num_frames > 8
+    assert (found.height, found.width) == ((96, 64) if clockwise == 90 else (64, 96))
+    assert found.num_frames == 16
+    request = Request(both, False, Shape(found.num_frames, 32, 32), size=(found.height, found.width))
+    for frames in (decode.load(request), planes.load(request, 0)):
+        first, last = frames[0].astype(int), frames[-1].astype(int)
+        assert abs(first - last).mean() < 6
+        assert abs(first - np.rot90(last)).mean() > 20
