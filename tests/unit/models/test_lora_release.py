@@ -1,9 +1,13 @@
-"""LoRA files in the names of a model's release: where each layer lies, and that diffusers' converters agree."""
+"""LoRA files in the names of a model's release: where each layer lies, as diffusers' converters and ComfyUI have it."""
 
 from __future__ import annotations
 
 import copy
+import itertools
+import json
 import re
+from collections import Counter
+from pathlib import Path
 
 import diffusers
 import pytest
@@ -15,6 +19,7 @@ from refused import refused
 from torch import nn
 
 from reelworks.core.errors import UserError
+from reelworks.export.lora import LoraFile
 from reelworks.models import identify, registry
 from reelworks.models.lora import files, key_mapping
 from reelworks.models.lora.config import LoraConfig
@@ -44,6 +49,8 @@ FEW = {
 }
 SINGLE_FILES = [name for name in FEW if name not in ("hunyuan-video-1.5", "qwen-image", "ltx-2.3")]
 
+FULL_SIZE = [name for name in registry.PRESETS if not name.endswith("tiny")]
+
 
 def small(name):
     return config_of(name).model_copy(update=FEW[name])
@@ -65,8 +72,21 @@ class Whole(dict):
 @pytest.mark.parametrize("name", SINGLE_FILES)
 def test_every_linear_layer_lies_where_diffusers_finds_it_in_a_release(name):
     """Rows marked by layer and by half, put where a place says, come back in order from diffusers' own converter."""
-    config = small(name)
-    layers = linear(config)
+    require_found_by_diffusers(small(name))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FULL_SIZE)
+def test_every_layer_of_a_network_at_full_size_is_found_by_diffusers(name):
+    """Converters have numbers of blocks built in."""
+    if config_of(name).network.name not in {config_of(other).network.name for other in SINGLE_FILES}:
+        pytest.skip("no converter of diffusers reads such files, or the names are its own")
+    require_found_by_diffusers(config_of(name))
+
+
+def require_found_by_diffusers(config):
+    # The converter of LTX-2 does not know these layers of LTX-2.3, which ComfyUI's network has.
+    layers = {layer: child for layer, child in linear(config).items() if "prompt_adaln." not in layer}
     file: dict[str, torch.Tensor] = {}
     marked = {}
     for number, (layer, child) in enumerate(layers.items(), start=1):
@@ -112,31 +132,75 @@ def test_layers_of_hunyuan_video_lie_where_comfyui_has_them(layer, there):
     assert key_mapping.place(config_of("hunyuan-video-1.5"), layer)[:2] == there
 
 
-# Layers that the releases name as diffusers does, by the network's class; all others need a rule.
-SAME_NAMES = {
-    "ChromaTransformer2DModel": r"distilled_guidance_layer\..*",
-    "LTXVideoTransformer3DModel": r"caption_projection\..*|transformer_blocks\.\d+\.(attn[12]|ff)\..*|proj_out",
-    "LTX2VideoTransformer3DModel": r"(audio_)?(caption_projection\..*|proj_out)|transformer_blocks\.\d+\.\w+\..*",
-    "MMDiT": ".*",
-    "QwenImageTransformer2DModel": ".*",
-    "QwenImage21Transformer2DModel": r"(time_text_embed|txt_in)\..*|img_in|modulation\.1|norm_out\.linear|proj_out"
-    r"|transformer_blocks\.\d+\.(attn\.to_(q|k|v|out\.0)|img_mlp\.out)",
-    "SD3Transformer2DModel": "context_embedder",
-    "STDiT2": ".*",
-    "STDiT3": ".*",
-    "ZImageTransformer2DModel": r"(layers|(noise|context)_refiner)\.\d+\.(feed_forward\.w[123]|adaLN_modulation\.0)"
-    r"|t_embedder\..*|cap_embedder\.1",
-}
+GOLDEN = Path(__file__).parents[2] / "golden" / "comfyui_layers.json"
+COMFYUI_NETWORKS = json.loads(GOLDEN.read_text())["networks"]
+COMFYUI = {name: network["layers"] for network in COMFYUI_NETWORKS for name in network["presets"]}
+# No other program reads files of these; layers have the names of their own code.
+OWN_NAMES = ("MMDiT", "STDiT2", "STDiT3")
+_BLOCK = re.compile(r"(?<=blocks\.)\d+|(?<=\blayers\.)\d+|(?<=refiner\.)\d+")
 
 
-@pytest.mark.parametrize("name", [name for name in registry.PRESETS if not name.endswith("tiny")])
+@pytest.mark.parametrize("name", FULL_SIZE)
 def test_no_linear_layer_of_a_network_at_full_size_lacks_a_name_in_its_release(name):
-    """A layer without a rule would be written under a name that no other program knows."""
+    """ComfyUI's own network has each layer of the release, in as many blocks; of others diffusers' converter knows."""
     config = config_of(name)
-    same = SAME_NAMES.get(config.network.name, "")
+    if name not in COMFYUI:
+        assert config.network.name in (*OWN_NAMES, *(config_of(other).network.name for other in SINGLE_FILES))
+        return
     layers = [layer for layer, child in identify.network(name).named_modules() if isinstance(child, nn.Linear)]
-    renamed = {layer for layer in layers if key_mapping.place(config, layer) != key_mapping.Place(layer)}
-    assert not [layer for layer in layers if layer not in renamed and not re.fullmatch(same, layer)]
+    found = Counter(_BLOCK.sub("N", layer) for layer in {key_mapping.place(config, layer).layer for layer in layers})
+    assert {layer: COMFYUI[name].get(layer) for layer in found} == found
+
+
+def zeros(layers, kind):
+    """An adapter of rank 1 on every linear layer, as a checkpoint holds it."""
+    made = {}
+    for layer, child in layers.items():
+        rows, columns = child.out_features, child.in_features
+        first = 2 - rows % 2, 2 - columns % 2
+        pair = {"a": (rows, 1), "b": (1, columns)}
+        shapes = {
+            "lora": {"lora_A": pair["b"], "lora_B": pair["a"]},
+            "loha": {f"hada_w{i}_{side}": pair[side] for i in (1, 2) for side in "ab"},
+            "lokr": {"lokr_w1": first, "lokr_w2_a": (rows // first[0], 1), "lokr_w2_b": (1, columns // first[1])},
+        }[kind]
+        end = ".weight" if kind == "lora" else ""
+        made |= {f"{layer}.{part}.default{end}": torch.zeros(shape) for part, shape in shapes.items()}
+    return made
+
+
+def names_that_comfyui_takes(network):
+    """A pattern of the names of layers in files for ComfyUI and kohya's, for networks of a class."""
+    known = [one for one in COMFYUI_NETWORKS if config_of(one["presets"][0]).network.name == network]
+    layers = {layer for one in known for layer in one["layers"]}
+    names = {f"diffusion_model.{layer}" for layer in layers}
+    names |= {f"lora_unet_{layer.replace('.', '_')}" for layer in layers}
+    names |= {name for one in known for name in one.get("mapped", ())}
+    block = re.compile(r"(?<=[._])N(?=[\\_])")
+    return re.compile("|".join(block.sub("[0-9]+", re.escape(name)) for name in sorted(names)))
+
+
+@pytest.mark.parametrize("name", [name for name in registry.PRESETS if name.endswith("-tiny")])
+def test_comfyui_takes_every_layer_of_a_file(name):
+    """Of every type of adapter, and of every linear layer of the network."""
+    config = config_of(name)
+    if config.network.name not in {config_of(preset).network.name for preset in COMFYUI}:
+        pytest.skip("ComfyUI's network of this class is not known here")
+    pattern, layers, written = names_that_comfyui_takes(config.network.name), linear(config), set()
+    homes = key_mapping.homes(layers, config)
+    for kind, format in itertools.product(("lora", "loha", "lokr"), ("comfyui", "kohya")):
+        settings = LoraConfig(type=kind, rank=1)
+        try:
+            settings.require_writable(format, "exports.formats", config.network)
+        except UserError:
+            continue
+        file = LoraFile(format, settings.adapter, name, config.network.part).content(zeros(layers, kind))
+        names = {re.sub(r"\.(lora_|hada_|lokr_|alpha$).*", "", key) for key in file.tensors}
+        assert not [one for one in names if not pattern.fullmatch(one)]
+        placed = {key_mapping.split(f"{one}.alpha")[0] for one in names}
+        assert {target.layer for one in placed for target in homes[one]} == {*layers}
+        written.add((kind, format))
+    assert written >= set(itertools.product(("lora", "loha"), ("comfyui", "kohya")))
 
 
 def state(config, targets, rank=2):
