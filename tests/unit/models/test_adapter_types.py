@@ -231,7 +231,7 @@ def test_a_compiled_layer_has_one_graph(kind: str) -> None:
         return traced.forward
 
     layer = nn.ModuleDict({"to_q": nn.Linear(16, 32)})
-    settings = inject._settings(peft, SETTINGS[kind], "to_q")
+    settings = inject.settings(peft, SETTINGS[kind], ["to_q"])
     peft.inject_adapter_in_model(settings, layer)
     inject.replace(layer, SETTINGS[kind])
     torch._dynamo.reset()

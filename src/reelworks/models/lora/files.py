@@ -11,7 +11,6 @@ different places, and each that overlooks it is right then. Files of any scale a
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -22,16 +21,15 @@ from torch import Tensor, nn
 
 from reelworks.core import user_files
 from reelworks.core.errors import UserError
-from reelworks.models import identify, registry, weights
+from reelworks.models import registry, weights
 from reelworks.models.family import FamilyConfig
-from reelworks.models.lora import inject, key_mapping, lycoris_keys
+from reelworks.models.lora import fit, inject, key_mapping
 from reelworks.models.lora.base_model import Base
 from reelworks.models.lora.config import Adapter, LoraConfig
 from reelworks.models.lora.key_mapping import METADATA, Place, swapped_halves
 
 Format = Literal["diffusers", "comfyui", "kohya"]
 BASE = "reelworks_base"  # header key of the base's description
-_SHOWN = 3
 _PEFT = ("adapter_model.safetensors", "adapter_config.json")  # the names of its file and of its settings
 # Settings under which layers have scales of their own.
 _OTHER_RULES = ("alpha_pattern", "rank_pattern")
@@ -169,22 +167,11 @@ def read(
     """
     try:
         metadata = header(source)
-        tensors = weights.read(source, field=field)
-        names = {where: name for name, where in inject.parts(own).items()}
-        placed = key_mapping.placed if config.type == "lora" else lycoris_keys.placed
-        state, unknown = placed(tensors, {layer for layer, _ in names}, config, family, metadata)
-        _require_rank(config, state)
-        values = {(layer, kind): v for layer, kinds in state.items() for kind, v in kinds.items()}
-        misshapen = [w for w in values.keys() & names.keys() if values[w].shape != own[names[w]].shape]
-        unknown += [f"{layer} ({kind})" for layer, kind in (*misshapen, *(values.keys() - names.keys()))]
-        missing = [f"{layer} ({kind})" for layer, kind in names.keys() - values.keys()]
-        if unknown or missing:
-            raise _misfit_error(tensors, unknown, missing, len(names))
+        return fit.fitted(weights.read(source, field=field), metadata, own, config, family)
     except UserError as error:
         field = error.field or field
         value = source if error.value is None else error.value
         raise UserError(error.problem, code=error.code, field=field, value=value, remedy=error.remedy) from error
-    return {names[where]: value for where, value in values.items()}
 
 
 def header(source: str) -> dict[str, str]:
@@ -215,62 +202,3 @@ def of_another_base(source: str, here: Base) -> str | None:
     if BASE not in metadata or (base := Base.from_json(metadata[BASE])).digest == here.digest:
         return None
     return f"{source} was trained on {base}, and the base here is {here}"
-
-
-def _require_rank(config: LoraConfig, layers: key_mapping.Layers) -> None:
-    """Refuse a file of another rank."""
-    ranks = Counter(rank for kinds in layers.values() if (rank := key_mapping.rank_of(kinds)) is not None)
-    if ranks.keys() - {config.rank}:
-        shown = ", ".join(map(str, sorted(ranks)))
-        raise UserError(
-            f"lora.weights has rank {shown}",
-            code="lora-settings-differ",
-            field="lora.rank",
-            value=config.rank,
-            remedy=f"set it to {shown}" if len(ranks) == 1 else "name another file: all layers must have one value",
-        )
-
-
-def _misfit_error(tensors: Mapping[str, Tensor], unknown: list[str], missing: list[str], own: int) -> UserError:
-    shapes = weights.shapes_of(tensors)
-    if not identify.is_lora(shapes):
-        problem, remedy = identify.what(shapes, for_field="lora.weights")
-        return UserError(
-            f"not a LoRA{': ' + problem if problem else ''}",
-            code="not-a-lora",
-            remedy=remedy or "name a LoRA file; full weights belong in model.weights",
-        )
-    base = closest_base(shapes) if unknown else ""
-    shown = ", ".join(sorted(unknown or missing)[:_SHOWN])
-    return UserError(
-        f"a LoRA of another base or of other layers: {len(unknown):,} of its {len(tensors):,} tensors fit no layer "
-        f"that is adapted here, and {len(missing):,} of {own:,} here are missing in it, such as {shown}{base}",
-        code="lora-does-not-fit",
-        remedy="name a LoRA of this model, and set lora.type, lora.targets and the other keys of [lora] to the values "
-        "of its training",
-    )
-
-
-def closest_base(shapes: weights.Shapes) -> str:
-    """Name the known base that most of a LoRA's tensors fit, as the end of an error message."""
-    total = sum(key_mapping.split(key) is not None and not key.endswith(".alpha") for key in shapes)
-    if not total:  # a LoKr, LoHa or OFT, whose shapes do not tell those of layers
-        return ""
-    scores = {name: _fitting(name, shapes) for name in registry.PRESETS}
-    best = max(scores.values())
-    names = " or ".join(name for name, score in scores.items() if score == best)
-    return f"\n    closest known base: {names} ({best:,} of {total:,} tensors fit)" if best else ""
-
-
-def _fitting(name: str, shapes: weights.Shapes) -> int:
-    linear = {layer: child for layer, child in identify.network(name).named_modules() if isinstance(child, nn.Linear)}
-    targets_by_name, count = key_mapping.homes(linear, registry.PRESETS[name].config), 0
-    for key, shape in shapes.items():
-        target = key_mapping.split(key)
-        targets = targets_by_name.get(target[0], []) if target else []
-        if target and targets and len(shape) == 2:
-            layer = linear[targets[0].layer]
-            place = targets[0].place
-            rows = layer.out_features * sum(place.heights) // place.heights[place.part]
-            count += shape[1] == layer.in_features if target[1] == "A" else shape[0] == rows
-    return count

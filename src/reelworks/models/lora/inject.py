@@ -34,12 +34,10 @@ def inject(denoiser: Denoiser, config: LoraConfig, *, seed: int) -> None:
     targets = _targets(denoiser, config.targets)
     if config.type == "oft":
         _require_whole_blocks(module, targets, config.block_size)
-    # A pattern matches whole names; the entries of a list would also match endings.
-    settings = _settings(peft, config, "|".join(map(re.escape, targets)))
     module.requires_grad_(False)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        peft.inject_adapter_in_model(settings, module)
+        peft.inject_adapter_in_model(settings(peft, config, targets), module)
         for name, parameter in module.named_parameters():
             if parameter.requires_grad:  # peft gives them the dtype of the base and rounds the initial values to it
                 parameter.data = parameter.data.float()
@@ -58,8 +56,10 @@ def replace(module: nn.Module, config: LoraConfig) -> None:
         lycoris_layers.replace(module, config)
 
 
-def _settings(peft: Any, config: LoraConfig, target_modules: str) -> Any:
-    """Return peft's settings of an adapter."""
+def settings(peft: Any, config: LoraConfig, layers: Iterable[str]) -> Any:
+    """Return peft's settings of an adapter on some layers, given by their whole names."""
+    # A pattern matches whole names; the entries of a list would also match endings.
+    target_modules = "|".join(map(re.escape, layers))
     if config.type == "lora":
         return peft.LoraConfig(
             r=config.rank,
@@ -160,7 +160,7 @@ def _targets(denoiser: Denoiser, asked: Targets | Sequence[str]) -> list[str]:
         return list(denoiser.lora_targets(asked))
     layers = linear_layers(denoiser.module)
     for target in asked:
-        if not any(_matches(target, layer) for layer in layers):
+        if not any(matches(target, layer) for layer in layers):
             known = layers if target.count(".") > 1 else {_ending(layer) for layer in layers}
             raise UserError(
                 "no linear layer of this model has that name",
@@ -177,10 +177,11 @@ def _targets(denoiser: Denoiser, asked: Targets | Sequence[str]) -> list[str]:
             value=[],
             remedy='use "default", or name layers',
         )
-    return [layer for layer in layers if any(_matches(target, layer) for target in asked)]
+    return [layer for layer in layers if any(matches(target, layer) for target in asked)]
 
 
-def _matches(target: str, layer: str) -> bool:
+def matches(target: str, layer: str) -> bool:
+    """Whether an entry of `lora.targets` means a layer."""
     return layer == target or layer.endswith(f".{target}")
 
 

@@ -1,0 +1,89 @@
+"""A refused adapter file is taken with the lines that its error names, whoever wrote it."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from reelworks.core.errors import UserError
+from reelworks.export.lora import LoraFile
+from reelworks.models.lora import files, fit, inject
+from reelworks.models.lora.config import LoraConfig
+from reelworks.testing import contract
+
+# What a recipe has that begins with the file.
+RECIPE = LoraConfig(rank=5, alpha=2.0)
+
+
+def written(path: Path, name: str, settings: LoraConfig, format: Any) -> dict[str, torch.Tensor]:
+    """Write an adapter of random numbers and return its tensors by their names in the network."""
+    denoiser = contract.build(name)
+    inject.inject(denoiser, settings, seed=0)
+    state = {key: torch.randn_like(value) for key, value in inject.weights(denoiser.module).items()}
+    file = LoraFile(format, settings.adapter, name, denoiser.config.network.part).content(state)
+    # SimpleTuner writes no header.
+    save_file({key: value.contiguous() for key, value in file.tensors.items()}, path)
+    return state
+
+
+def begun(name: str, path: Path, settings: LoraConfig) -> dict[str, torch.Tensor]:
+    denoiser = contract.build(name)
+    inject.inject(denoiser, settings, seed=1)
+    files.load_into(denoiser.module, settings.model_copy(update={"weights": str(path)}), denoiser.config)
+    return inject.weights(denoiser.module)
+
+
+FLUX = ["to_q", "transformer_blocks.0.attn.to_v", "to_out.0", "proj_mlp"]
+
+
+@pytest.mark.parametrize(
+    ("name", "format", "settings"),
+    [
+        ("flux-tiny", "diffusers", LoraConfig(rank=5, targets=FLUX)),
+        ("flux-tiny", "comfyui", LoraConfig(rank=3, targets=["to_q", "to_v", "proj_out"])),
+        ("flux-tiny", "kohya", LoraConfig(rank=2, targets=["to_q", "to_k", "to_v"])),
+        ("wan-i2v-tiny", "kohya", LoraConfig(rank=5, targets=["add_k_proj", "ffn.net.2"])),
+        ("sdxl-tiny", "kohya", LoraConfig(rank=4, targets=["attn2.to_q", "proj_in"])),
+        ("z-image-tiny", "diffusers", LoraConfig(rank=3, targets="blocks", dora=True)),
+        ("flux-tiny", "comfyui", LoraConfig(type="loha", rank=2, targets=["to_q", "to_k", "to_v"])),
+        ("wan-tiny", "comfyui", LoraConfig(type="lokr", rank=2, targets=["to_q"])),
+        ("wan-tiny", "diffusers", LoraConfig(type="lokr", rank=99, decompose_factor=2, targets="blocks")),
+        ("wan-tiny", "kohya", LoraConfig(type="lokr", rank=1, decompose_both=True, decompose_factor=4)),
+        ("wan-tiny", "diffusers", LoraConfig(type="oft", block_size=4)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.type,
+)
+def test_the_lines_of_a_refusal_are_those_that_the_file_needs(
+    tmp_path: Path, name: str, format: str, settings: LoraConfig
+) -> None:
+    """Pasted into the recipe, they let it begin with the file."""
+    path = tmp_path / "of-another-program.safetensors"
+    state = written(path, name, settings, format)
+    with pytest.raises(UserError, match=r"set in \[lora\], as the file was trained:") as caught:
+        begun(name, path, RECIPE)
+    pasted = tomllib.loads("\n".join(caught.value.remedy.splitlines()[1:]))
+    kept = {} if pasted.get("type") == "oft" else RECIPE.model_dump(include={"rank", "alpha"})
+    found = begun(name, path, LoraConfig.model_validate(kept | pasted))
+    assert found.keys() == state.keys()
+    # The others are multiplied, since the alpha of the recipe is another one.
+    multiplied = {"B", "hada_w1_a", "lokr_w1", "lokr_w1_a"}
+    assert all(
+        torch.equal(found[key], state[key]) for key, (_, kind) in inject.parts(state).items() if kind not in multiplied
+    )
+
+
+def test_targets_are_the_shortest_names_of_some_layers_and_no_others() -> None:
+    """An ending where all layers of that ending are meant, else more of the name."""
+    network = contract.build("flux-tiny").module
+    layers = [name for name, child in network.named_modules() if isinstance(child, nn.Linear)]
+    for asked in (["to_q"], ["to_out.0", "x_embedder"], ["transformer_blocks.0.attn.to_q"], layers):
+        meant = {layer for layer in layers if any(inject.matches(name, layer) for name in asked)}
+        endings = fit._endings(layers, meant)
+        assert {layer for layer in layers if any(inject.matches(name, layer) for name in endings)} == meant
+        assert len(endings) <= len(asked)
