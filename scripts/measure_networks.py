@@ -1,7 +1,6 @@
 """Write `sizes.json` of model families: sizes and passes of their published networks, measured on the meta device.
 
-Without names, presets without sizes and those that changed since are measured, each in some seconds to a minute. Presets
-with sound are left out: the terms of `published_sizes` do not tell their passes.
+Without names, presets without sizes and those that changed since are measured, each in some seconds to a minute.
 """
 
 from __future__ import annotations
@@ -37,11 +36,22 @@ class Point(NamedTuple):
 
 
 def points(preset: str) -> list[Point]:
-    """Return micro-batches of the release's sizes and of smaller ones."""
-    known = registry.release_of(preset)
-    side = known.side
+    """Return micro-batches of the release's sizes and of smaller ones.
+
+    Clips with sound are of several lengths in each of several sizes, since their sound is as long as they are.
+    """
+    known, is_tiny = registry.release_of(preset), registry.PRESETS[preset].release is None
+    side = known.side * (4 if is_tiny else 1)
+    if registry.PRESETS[preset].sound is not None:
+        frames = known.num_frames
+        rule = components.geometry(ModelConfig(name=preset), recipe_of(preset, ()).autoencoder)
+        short, half = (rule.nearest_frames(frames // part) for part in (4, 2))
+        shapes = [(2, short), (4, frames), (2, half), (1, half), (1, short), (2, frames), (1, frames)]
+        single = [Point(1, f"{side // part}px", count) for part, count in shapes]
+        return [*single[:2], Point(2, f"{side // 2}px", half), *single[2:]]
     sizes = [Point(1, f"{side // 2}px"), Point(2, f"{side // 4}px"), Point(1, f"{side}px")]
-    return [*sizes, Point(1, f"{known.lines}p", known.num_frames)] if known.lines else sizes
+    takes_clips = known.lines and not registry.PRESETS[preset].config.pictures_only
+    return [*sizes, Point(1, f"{known.lines}p", known.num_frames)] if takes_clips else sizes
 
 
 def companions(preset: str) -> list[tuple[str, ...]]:
@@ -51,16 +61,22 @@ def companions(preset: str) -> list[tuple[str, ...]]:
 
 
 def recipe_of(preset: str, given: Sequence[str], checkpointing: bool = False, base: str | None = None) -> Recipe:
-    """Return the recipe of a LoRA, with weights that are nowhere."""
+    """Return the recipe of a LoRA, with weights that are nowhere; presets without a release have parts without weights."""
     known = registry.PRESETS[preset]
-    values: dict[str, Any] = {
+    values: dict[str, Any] = (
+        {}
+        if known.release is None
+        else {
+            "autoencoder": {"name": known.parts.autoencoder, "weights": "unused"},
+            "text_encoder": {"name": known.parts.text, "weights": "unused"},
+        }
+    )
+    values |= {
         "version": 1,
         "output": "unused",
         "dataset": [{"path": "unused"} | dict.fromkeys(given, "unused")],
         "bucket": [{"resolution": "64px", "num_frames": 1}],
         "model": {"name": preset, "gradient_checkpointing": checkpointing},
-        "autoencoder": {"name": known.parts.autoencoder, "weights": "unused"},
-        "text_encoder": {"name": known.parts.text, "weights": "unused"},
         "objective": {"name": registry.release_of(preset).objective},
         "lora": {"base": base} if base else {},
         "train": {"max_steps": 1},
@@ -69,6 +85,11 @@ def recipe_of(preset: str, given: Sequence[str], checkpointing: bool = False, ba
         values["model"] |= {"image_encoder": "unused"}
     if known.switch_timestep is not None:
         values["model"] |= {"experts": "high"}
+    if known.sound is not None:
+        values |= {
+            "sound": {"name": known.sound, "weights": "unused"} if known.release else {},
+            "data": {"fps": "model"},
+        }
     return recipe_file.parse(values)
 
 
@@ -112,9 +133,11 @@ def factors(preset: str, given: Sequence[str], checkpointing: bool) -> PassFacto
     recipe = recipe_of(preset, given, checkpointing)
     network, buckets = estimate.network(recipe), [bucket(recipe, point) for point in points(preset)]
     runs = [estimate.one_pass(recipe, network, each) for each in buckets]
-    peak = solved([published_sizes.peak_terms(b.batch_size, b.tokens) for b in buckets], [r.peak_bytes for r in runs])
+    tokens = [published_sizes.tokens_of(recipe, each) for each in buckets]
+    terms = [published_sizes.peak_terms(b.batch_size, each) for b, each in zip(buckets, tokens, strict=True)]
+    peak = solved(terms, [run.peak_bytes for run in runs])
     per_clip = [run.flops / b.batch_size for b, run in zip(buckets, runs, strict=True)]
-    flops = solved([published_sizes.flops_terms(b.tokens) for b in buckets], per_clip)
+    flops = solved([published_sizes.flops_terms(each) for each in tokens], per_clip)
     quantized = recipe_of(preset, given, checkpointing, "int8")
     widened = estimate.one_pass(quantized, estimate.network(quantized), buckets[2]).peak_bytes
     return PassFactors(peak, max(widened - runs[2].peak_bytes, 0), flops)
@@ -142,7 +165,4 @@ def write(names: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    published = [
-        name for name, preset in registry.PRESETS.items() if preset.release is not None and preset.sound is None
-    ]
-    write(sys.argv[1:] or [name for name in published if published_sizes.of_preset(name) is None])
+    write(sys.argv[1:] or [name for name in registry.PRESETS if published_sizes.of_preset(name) is None])

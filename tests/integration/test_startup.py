@@ -1,4 +1,4 @@
-"""What answers at once must not import what is slow to import."""
+"""What a command imports before it first says something, and so how soon it answers."""
 
 from __future__ import annotations
 
@@ -8,15 +8,50 @@ import sys
 import pytest
 
 SLOW = {"rich", "torch", "av", "pyarrow", "plotly", "tensorboard", "numpy"}
+# Takes half a second and more: whoever runs a command knows first that it works.
+SLOWEST = {"torch", "diffusers", "transformers", "peft", "bitsandbytes", "pandas", "scipy", "av", "pyarrow", "plotly"}
+RUN = """
+import io, os, sys
+from reelworks.cli import main
+
+class Until(io.RawIOBase):
+    def writable(self):
+        return True
+    def write(self, text):
+        if bytes(text).strip():
+            os.write(1, bytes(text))
+            os.write(2, (" ".join(sys.modules)).encode())
+            os._exit(0)
+        return len(text)
+
+sys.stdout = sys.stderr = io.TextIOWrapper(Until(), "utf-8", write_through=True)
+main.main()
+"""
+
+
+def before_first_line(*arguments: str, cwd: object = None) -> tuple[str, set[str]]:
+    """Run a command until it first says something; return that, and what it has imported."""
+    command = [sys.executable, "-c", RUN, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=cwd)
+    return done.stdout, set(done.stderr.split())
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["checkpoints", "--help"]])
 def test_help_imports_nothing_heavy(arguments):
-    code = (
-        "import sys\nfrom reelworks.cli.main import main\n"
-        f"sys.argv = ['reelworks', *{arguments!r}]\n"
-        "try:\n    main()\nfinally:\n    print('loaded:', *sys.modules, file=sys.stderr)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "Usage" in done.stdout
-    assert not SLOW & set(done.stderr.partition("loaded:")[2].split())
+    said, loaded = before_first_line(*arguments)
+    assert "Usage" in said
+    assert not SLOW & loaded
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("new lora --model wan --data pictures", "reading pictures"),
+        ("train --model wan --data pictures", "reading pictures"),
+    ],
+)
+def test_a_command_says_what_it_does_before_it_loads_libraries(arguments, says, tmp_path):
+    (tmp_path / "pictures").mkdir()
+    said, loaded = before_first_line(*arguments.split(), cwd=tmp_path)
+    assert says in said
+    assert not SLOWEST & loaded

@@ -131,13 +131,29 @@ def lora(
 
 
 def _default_path(data: list[Path], model: str) -> Path:
-    """Refuse an unknown model or a missing folder before torch is imported, which takes seconds."""
+    """Refuse an unknown model or a missing folder before the libraries are loaded, which takes a second or several."""
     from reelworks.models import registry
-    from reelworks.quickstart import survey
 
     preset = registry.preset_name(model)
-    survey.require(data)
+    for folder in data:
+        _require_folder(folder)
     return Path(f"{data[0].resolve().name if data else 'lora'}-{preset}.toml")
+
+
+def _require_folder(path: Path) -> None:
+    """Refuse a path that is neither a folder nor a list of files."""
+    if path.is_dir():
+        return
+    from reelworks.catalog.config import is_list
+
+    if not path.is_file() or not is_list(path):
+        raise UserError(
+            "this is a file, not a folder" if path.exists() else "there is no such folder",
+            code="no-such-folder",
+            field="--data",
+            value=str(path),
+            remedy="give the folder that holds the videos and pictures",
+        )
 
 
 def recipe_for(

@@ -121,9 +121,12 @@ def train(
 
     if LAUNCHED in os.environ:
         worker_pool.end_with_parent()
-    from reelworks.train.profile import Steps
-    from reelworks.train.resume import RunOptions
-    from reelworks.train.trainer import run
+    from reelworks.models import optional_imports
+
+    with optional_imports.importing():
+        from reelworks.train.profile import Steps
+        from reelworks.train.resume import RunOptions
+        from reelworks.train.trainer import run
 
     options = RunOptions(
         resume=resume,

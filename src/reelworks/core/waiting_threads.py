@@ -10,18 +10,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, MutableMapping
-from pathlib import Path
 
-from reelworks.core import cores
+from reelworks.core import cores, gpu_devices
 
 SETTINGS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 _BUSY_SHARE = 0.5  # share of the cores that other processes must keep busy
-_GPUS = ("/dev/nvidia0", "/dev/kfd")
 
 
 def choose(environment: MutableMapping[str, str] = os.environ) -> None:
     """Let waiting threads sleep if other processes keep this machine busy and the environment does not decide it."""
-    if not is_chosen(environment) and is_busy() and not any(Path(gpu).exists() for gpu in _GPUS):
+    if not is_chosen(environment) and is_busy() and not gpu_devices.exist():
         environment["OMP_WAIT_POLICY"] = "passive"
 
 

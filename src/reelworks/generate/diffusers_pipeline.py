@@ -115,7 +115,7 @@ def _build(
         settings = {"boundary_ratio": denoiser.switch_timestep / NUM_TIMESTEPS}
     else:
         settings = _family(recipe).pipeline_settings(denoiser.config, options.guidance_scale)
-    kind = getattr(optional_imports.diffusers(), registry.TEXT_ENCODERS[recipe.text_encoder.name].pipeline)
+    kind = optional_imports.from_diffusers(registry.TEXT_ENCODERS[recipe.text_encoder.name].pipeline)
     scheduler, origin = _scheduler(recipe, encoder, options)
     parts = dict.fromkeys(kind._get_signature_keys(kind)[0]) | _networks(denoiser)
     pipe = kind(**parts | {"vae": autoencoder.module, "scheduler": scheduler} | settings)
@@ -157,7 +157,7 @@ def _published_scheduler(source: str | None) -> Any:
     if source is None or source.endswith(".safetensors"):
         return None
     # Any scheduler class reads the config; the file names the right one.
-    any_class = optional_imports.diffusers().FlowMatchEulerDiscreteScheduler
+    any_class = optional_imports.from_diffusers("FlowMatchEulerDiscreteScheduler")
     try:
         name, revision = hub.pretrained(source)
         return any_class.load_config(name, **revision, subfolder="scheduler")

@@ -151,7 +151,7 @@ class DiffusersNetwork:
         warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
         # Networks of diffusers that use parts which diffusers itself deprecates.
         warnings.filterwarnings("ignore", message=r"`\w+` is deprecated", category=FutureWarning, module="diffusers")
-        kind: Any = getattr(optional_imports.diffusers(), config.network.name)
+        kind: Any = optional_imports.from_diffusers(config.network.name)
         module: Any = kind(**config.model_dump())
         self.prepare(module)
         recompute.enable(module, gradient_checkpointing)

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import logging
+import sys
+from collections.abc import Iterator
 from typing import Any
 
-# Other libraries import it if it is installed, and it warns of missing CPU kernels that nothing here uses.
-logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+# Others import it if it is installed, for layers that nothing here uses; that takes seconds.
+_UNUSED = "bitsandbytes"
+logging.getLogger(_UNUSED).setLevel(logging.ERROR)  # it warns of missing CPU kernels
 
 
 def transformers() -> Any:
@@ -22,8 +26,38 @@ def diffusers() -> Any:
     return _silent("diffusers")
 
 
+def from_diffusers(name: str) -> Any:
+    """Import a class of diffusers, and with it most of diffusers' modules."""
+    library = diffusers()
+    with importing():
+        return getattr(library, name)
+
+
+def peft() -> Any:
+    """Import peft."""
+    with importing():
+        return importlib.import_module("peft")
+
+
+@contextlib.contextmanager
+def importing() -> Iterator[None]:
+    """Import without what takes half of the time: bitsandbytes, and the garbage collector, which finds nothing."""
+    collects, hides = gc.isenabled(), _UNUSED not in sys.modules
+    gc.disable()
+    if hides:
+        sys.modules[_UNUSED] = None  # type: ignore[assignment]  # as if it were not installed
+    try:
+        yield
+    finally:
+        if hides:
+            del sys.modules[_UNUSED]
+        if collects:
+            gc.enable()
+
+
 def _silent(name: str) -> Any:
-    module: Any = importlib.import_module(name)
+    with importing():
+        module: Any = importlib.import_module(name)
     module.utils.logging.set_verbosity_error()
     module.utils.logging.disable_progress_bar()
     hub: Any = importlib.import_module("huggingface_hub")
@@ -34,6 +68,7 @@ def _silent(name: str) -> Any:
 
 def without_weights() -> contextlib.AbstractContextManager[None]:
     """Return a context in which networks are built with parameters, but not buffers, on `meta`."""
-    accelerate: Any = importlib.import_module("accelerate")  # comes with peft
+    with importing():
+        accelerate: Any = importlib.import_module("accelerate")  # comes with peft
     result: contextlib.AbstractContextManager[None] = accelerate.init_empty_weights(include_buffers=False)
     return result

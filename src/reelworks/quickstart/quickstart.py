@@ -18,7 +18,7 @@ from reelworks.catalog import scan
 from reelworks.catalog.config import DatasetConfig
 from reelworks.catalog.scan import ScanProgress
 from reelworks.catalog.store import Catalog
-from reelworks.core import cores, files, machine_memory, toml, units
+from reelworks.core import cores, files, gpu_devices, machine_memory, toml, units
 from reelworks.core.errors import UserError, first_few
 from reelworks.core.shape import Geometry
 from reelworks.data.dataset import companion_sources
@@ -610,6 +610,8 @@ def _with_companions(
 def _vram_bytes(asked_gb: float | None) -> int | None:
     if asked_gb is not None:
         return int(asked_gb * 1e9)
+    if not gpu_devices.exist():
+        return None
     import torch  # takes longer than all else here
 
     if torch.cuda.is_available():

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from reelworks.catalog import formats
-from reelworks.catalog.config import DatasetConfig, Source, is_list
+from reelworks.catalog.config import DatasetConfig, Source
 from reelworks.catalog.rows import CatalogRows
 from reelworks.core import units
 from reelworks.core.errors import UserError
@@ -108,19 +108,6 @@ def survey(
 
 
 _KOHYA = re.compile(r"([1-9][0-9]*)_(.+)")
-
-
-def require(folders: Sequence[Path]) -> None:
-    """Refuse paths that are neither folders nor lists of files."""
-    for folder in folders:
-        if not folder.is_dir() and not (folder.is_file() and is_list(folder)):
-            raise UserError(
-                "this is a file, not a folder" if folder.exists() else "there is no such folder",
-                code="no-such-folder",
-                field="--data",
-                value=str(folder),
-                remedy="give the folder that holds the videos and pictures",
-            )
 
 
 def datasets(folders: Sequence[Path]) -> tuple[list[DatasetConfig], list[str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from reelworks.core import waiting_threads
+from reelworks.core import gpu_devices, waiting_threads
 
 
 @pytest.mark.parametrize(
@@ -19,7 +19,7 @@ from reelworks.core import waiting_threads
 def test_the_load_decides_where_nobody_has(load, before, after, monkeypatch):
     monkeypatch.setattr(waiting_threads.os, "getloadavg", lambda: (load, 0.0, 0.0))
     monkeypatch.setattr(waiting_threads.cores, "count", lambda: 4)
-    monkeypatch.setattr(waiting_threads, "_GPUS", ())
+    monkeypatch.setattr(gpu_devices, "_FILES", ())
     environment = dict(before)
     waiting_threads.choose(environment)
     assert environment == after
@@ -27,7 +27,7 @@ def test_the_load_decides_where_nobody_has(load, before, after, monkeypatch):
 
 def test_a_gpu_makes_no_choice_needed(monkeypatch, tmp_path):
     monkeypatch.setattr(waiting_threads.os, "getloadavg", lambda: (99.0, 0.0, 0.0))
-    monkeypatch.setattr(waiting_threads, "_GPUS", (str(tmp_path),))
+    monkeypatch.setattr(gpu_devices, "_FILES", (str(tmp_path),))
     waiting_threads.choose(environment := {})
     assert environment == {}
 

@@ -12,35 +12,41 @@ import pytest
 from reelworks.buckets import table
 from reelworks.models import registry
 from reelworks.models.components import geometry
+from reelworks.models.config import AutoencoderConfig, ModelConfig
 from reelworks.recipe import recipe_file
 from reelworks.recipe.recipe import Recipe
 from reelworks.train.preflight import estimate, published_sizes
 
 
 def recipe(name: str, **changes: object) -> Recipe:
-    """A LoRA on a published model, in three pictures of a size that is not measured."""
-    known = registry.PRESETS[name]
-    side = registry.release_of(name).side
-    values = {
+    """A LoRA on a model, in three pictures, or clips where it has sound, of a size that is not measured."""
+    known, release = registry.PRESETS[name], registry.release_of(name)
+    rule = geometry(ModelConfig(name=name), AutoencoderConfig(name=known.parts.autoencoder, weights="unused"))
+    frames = 1 if known.sound is None else rule.nearest_frames(release.num_frames * 3 // 4)
+    values: dict[str, object] = {
         "version": 1,
         "output": "unused",
         "dataset": [{"path": "unused"}],
-        "bucket": [{"resolution": f"{side * 3 // 4}px", "num_frames": 1}],
+        "bucket": [{"resolution": f"{release.side * 3 // 4}px", "num_frames": frames}],
         "buckets": {"aspect_ratios": ["1:1"], "batch_size": 3},
         "model": {"name": name},
-        "autoencoder": {"name": known.parts.autoencoder, "weights": "unused"},
-        "text_encoder": {"name": known.parts.text, "weights": "unused"},
-        "objective": {"name": registry.release_of(name).objective},
+        "objective": {"name": release.objective},
         "lora": {},
         "train": {"max_steps": 1},
     }
+    if known.release is not None:
+        values["autoencoder"] = {"name": known.parts.autoencoder, "weights": "unused"}
+        values["text_encoder"] = {"name": known.parts.text, "weights": "unused"}
+    if known.sound is not None:
+        values["data"] = {"fps": "model"}
+        values["sound"] = {} if known.release is None else {"name": known.sound, "weights": "unused"}
     return recipe_file.parse(values | changes)
 
 
 def test_sizes_that_are_kept_are_of_networks_as_they_are() -> None:
-    """Whoever changes a published model runs `scripts/measure_networks.py`; usual models have sizes."""
+    """Whoever adds or changes a preset runs `scripts/measure_networks.py`: nobody waits for what depends on it alone."""
     kept = {name for family in registry.families() for name in published_sizes.read(family.network.rpartition(".")[0])}
-    assert {"wan-2.1-1.3b", "flux-dev", "sdxl", "qwen-image", "z-image"} <= kept <= registry.PRESETS.keys()
+    assert kept == registry.PRESETS.keys()
     assert [name for name in sorted(kept) if published_sizes.of_preset(name) is None] == []
 
 
@@ -48,11 +54,13 @@ def test_sizes_that_are_kept_are_of_networks_as_they_are() -> None:
     ("name", "base", "checkpointing"),
     [
         # Deep networks take seconds to build and run, and import all of diffusers.
+        pytest.param("ltx-2-sound-tiny", None, True, marks=pytest.mark.slow),
         pytest.param("wan-2.1-1.3b", None, False, marks=pytest.mark.slow),
         pytest.param("wan-2.1-1.3b", "nf4", True, marks=pytest.mark.slow),
         pytest.param("flux-dev", "float8", True, marks=pytest.mark.slow),
         pytest.param("sdxl", None, True, marks=pytest.mark.slow),
         pytest.param("z-image", "int8", False, marks=pytest.mark.slow),
+        pytest.param("ltx-2-sound", None, True, marks=pytest.mark.slow),
     ],
 )
 def test_sizes_are_those_of_the_network(name: str, base: str | None, checkpointing: bool) -> None:
@@ -80,6 +88,7 @@ def test_sizes_are_those_of_the_network(name: str, base: str | None, checkpointi
         {"model": {"name": "wan-2.1-1.3b", "gradient_checkpointing": "selective"}},
         {"train": {"max_steps": 1, "optimizer": "prodigy"}},
         {"text_encoder": {"name": "hashed"}},
+        {"text_encoder": {"name": "wan", "weights": "unused", "max_length": 64}},
         {"lora": None},
     ],
 )

@@ -138,7 +138,7 @@ def _load(config: AutoencoderConfig, facts: PublishedAutoencoder) -> Any:
     # Some give norms of bfloat16 numbers of float32: right, only slower.
     warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
     source, field = config.weights, "autoencoder.weights"
-    kind = getattr(optional_imports.diffusers(), facts.network)
+    kind = optional_imports.from_diffusers(facts.network)
     sizes = config_of(config)
     if sizes is not None:
         module = kind.from_config(sizes)
@@ -234,7 +234,7 @@ def _differences(found: Mapping[str, Any], wanted: PublishedAutoencoder) -> tupl
     """Describe how a config and a published one differ, as two texts; None if they do not."""
     if (kind := found.get("_class_name", wanted.network)) != wanted.network:
         return kind, wanted.network
-    defaults = inspect.signature(getattr(optional_imports.diffusers(), wanted.network)).parameters
+    defaults = inspect.signature(optional_imports.from_diffusers(wanted.network)).parameters
     values = {key: found.get(key, defaults[key].default) for key in wanted.config}
     diff = {key: want for key, want in wanted.config.items() if not _equal(values[key], want)}
     return (_describe(kind, {key: values[key] for key in diff}), _describe(kind, diff)) if diff else None

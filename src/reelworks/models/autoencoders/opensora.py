@@ -228,7 +228,7 @@ class VideoNetwork(nn.Module):
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
-        self.spatial_vae = Spatial(optional_imports.diffusers().AutoencoderKL(**sizes.spatial))
+        self.spatial_vae = Spatial(optional_imports.from_diffusers("AutoencoderKL")(**sizes.spatial))
         self.temporal_vae = TemporalAutoencoder(sizes.temporal)
         self.register_buffer("shift", torch.tensor(_SHIFT).view(1, -1, 1, 1, 1))
         self.register_buffer("scale", torch.tensor(_SCALE).view(1, -1, 1, 1, 1))
@@ -287,7 +287,7 @@ def build(config: AutoencoderConfig, sizes: Sizes = Sizes()) -> OpenSoraAutoenco
     if config.name == "opensora-1.1":
         config_of(config)
         state = _current_names(weights.read(config.weights, field))
-        spatial = Spatial(optional_imports.diffusers().AutoencoderKL(**sizes.spatial))
+        spatial = Spatial(optional_imports.from_diffusers("AutoencoderKL")(**sizes.spatial))
         weights.load_into(spatial.module, state, config.weights, field)
         return OpenSoraAutoencoder(config, spatial)
     state = weights.read(config.weights, field)

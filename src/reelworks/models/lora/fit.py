@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import json
 from collections.abc import Collection, Iterator, Mapping
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from reelworks.core.errors import UserError
-from reelworks.models import identify, registry, weights
+from reelworks.models import identify, optional_imports, registry, weights
 from reelworks.models.family import FamilyConfig
 from reelworks.models.lora import inject, key_mapping, lycoris_keys
 from reelworks.models.lora.config import LoraConfig
@@ -172,7 +171,7 @@ def _candidates(tensors: Mapping[str, Tensor], config: LoraConfig) -> Iterator[L
 
 def _adapter(config: LoraConfig, linear: Mapping[str, nn.Linear]) -> dict[str, Tensor]:
     """Return the tensors of an adapter on some layers, without numbers."""
-    peft: Any = importlib.import_module("peft")
+    peft = optional_imports.peft()
     module = nn.Module()
     for name, child in linear.items():
         *path, last = name.split(".")

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from reelworks.core.errors import UserError, nearest
+from reelworks.models import optional_imports
 from reelworks.models.api import Denoiser
 from reelworks.models.lora.config import LoraConfig, Targets
 
@@ -30,14 +31,15 @@ def inject(denoiser: Denoiser, config: LoraConfig, *, seed: int) -> None:
     The denoiser has its weights and is not sharded yet. The global random generators are not changed.
     """
     module = denoiser.module
-    peft: Any = importlib.import_module("peft")
+    peft = optional_imports.peft()
     targets = _targets(denoiser, config.targets)
     if config.type == "oft":
         _require_whole_blocks(module, targets, config.block_size)
     module.requires_grad_(False)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        peft.inject_adapter_in_model(settings(peft, config, targets), module)
+        with optional_imports.importing():  # peft asks here for the layers of other libraries
+            peft.inject_adapter_in_model(settings(peft, config, targets), module)
         for name, parameter in module.named_parameters():
             if parameter.requires_grad:  # peft gives them the dtype of the base and rounds the initial values to it
                 parameter.data = parameter.data.float()

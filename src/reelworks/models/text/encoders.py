@@ -110,13 +110,12 @@ def _load_pipeline(known: PublishedText, source: str, network: DiffusersNetwork)
 
 def _without_others(known: PublishedText, source: str, network: DiffusersNetwork) -> Any:
     """Load a pipeline without the parts that captions do not need."""
-    library = optional_imports.diffusers()
-    kind = getattr(library, known.pipeline)
+    kind = optional_imports.from_diffusers(known.pipeline)
     unused = _NOT_OF_TEXT & set(kind._get_signature_keys(kind)[0])
     parts: dict[str, Any] = dict.fromkeys(unused)
     if known.asks_autoencoder is not None:  # the pipeline's constructor reads its sizes
         with torch.device("meta"):
-            parts["vae"] = getattr(library, known.asks_autoencoder)()
+            parts["vae"] = optional_imports.from_diffusers(known.asks_autoencoder)()
     name, revision = hub.pretrained(source)
     pipeline = kind.from_pretrained(name, **revision, dtype=_STORAGE, **parts)
     pipeline.register_modules(**dict.fromkeys(unused))

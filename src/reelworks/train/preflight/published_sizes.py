@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import importlib.resources
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,9 +18,12 @@ from typing import Any
 
 from reelworks.buckets.table import Bucket
 from reelworks.core import digests
-from reelworks.models import registry
+from reelworks.models import components, registry
+from reelworks.models.config import AutoencoderConfig, TextEncoderConfig
 from reelworks.models.lora.config import LoraConfig
+from reelworks.models.sound.config import SoundConfig
 from reelworks.precision.config import PrecisionConfig
+from reelworks.recipe.dataset import sound_spec
 from reelworks.recipe.recipe import Recipe
 from reelworks.train.config import TrainConfig
 from reelworks.train.preflight.memory import NetworkSizes, Pass
@@ -38,10 +42,10 @@ class PassFactors:
     widened_bytes: int  # more with a base of few bits: a layer's weights as products need them
     flops: Sequence[float]  # of one clip
 
-    def of_bucket(self, bucket: Bucket, clips: int, base: str) -> Pass:
-        """Return memory and operations of a micro-batch."""
-        peak = _sum(self.peak, peak_terms(clips, bucket.tokens)) + (self.widened_bytes if base != "bfloat16" else 0)
-        return Pass(round(peak), round(clips * _sum(self.flops, flops_terms(bucket.tokens))))
+    def of_tokens(self, clips: int, tokens: Sequence[int], base: str) -> Pass:
+        """Return memory and operations of a micro-batch; tokens of a clip are those of picture and of sound, if any."""
+        peak = _sum(self.peak, peak_terms(clips, tokens)) + (self.widened_bytes if base != "bfloat16" else 0)
+        return Pass(round(peak), round(clips * _sum(self.flops, flops_terms(tokens))))
 
 
 @dataclass(frozen=True)
@@ -80,19 +84,26 @@ class PublishedSizes:
     def one_pass(self, recipe: Recipe, bucket: Bucket) -> Pass:
         """Return memory and operations of a micro-batch of a bucket."""
         factors = self.passes[_given(recipe)][int(bool(recipe.model.gradient_checkpointing))]
-        usual = factors.of_bucket(bucket, bucket.batch_size * recipe.clips_per_place, _base(recipe))
+        clips = bucket.batch_size * recipe.clips_per_place
+        usual = factors.of_tokens(clips, tokens_of(recipe, bucket), _base(recipe))
         more = max(_rank(recipe) - LoraConfig().rank, 0) / _NARROWEST
         return usual if not more else Pass(round(usual.peak_bytes * (1 + more)), round(usual.flops * (1 + more)))
 
 
-def peak_terms(clips: int, tokens: int) -> tuple[float, ...]:
+def tokens_of(recipe: Recipe, bucket: Bucket) -> tuple[int, ...]:
+    """Return the tokens of the picture of a bucket's clip, and the latent frames of its sound if the recipe has sound."""
+    spec = sound_spec(recipe)
+    return (bucket.tokens,) if spec is None else (bucket.tokens, spec.latents(bucket.shape.num_frames))
+
+
+def peak_terms(clips: int, tokens: Sequence[int]) -> tuple[float, ...]:
     """Return the terms whose sum is the peak memory of a pass."""
-    return 1, clips, clips * tokens
+    return 1, clips, *(clips * each for each in tokens)
 
 
-def flops_terms(tokens: int) -> tuple[float, ...]:
-    """Return the terms whose sum is the arithmetic of a clip: attention costs the square of the tokens."""
-    return 1, tokens, tokens**2
+def flops_terms(tokens: Sequence[int]) -> tuple[float, ...]:
+    """Return the terms whose sum is the arithmetic of a clip: attention costs the products of the tokens."""
+    return 1, *tokens, *(a * b for a, b in itertools.combinations_with_replacement(tokens, 2))
 
 
 def _sum(factors: Sequence[float], terms: Sequence[float]) -> float:
@@ -114,11 +125,11 @@ def of_preset(name: str) -> PublishedSizes | None:
 def _is_usual(recipe: Recipe) -> bool:
     """Whether nothing but what `PublishedSizes` knows changes sizes of the network."""
     model, lora, train = recipe.model, recipe.lora, recipe.train
-    sizes, parts = (model.hidden_size, model.depth, model.num_heads), registry.PRESETS[model.name].parts
+    sizes = model.hidden_size, model.depth, model.num_heads
     return (
         lora is not None
-        and recipe.sound is None
-        and (recipe.autoencoder.name, recipe.text_encoder.name) == parts[:2]
+        and _shapes(recipe.autoencoder, recipe.text_encoder, recipe.sound) == _usual_shapes(model.name)
+        and recipe.objective.name == registry.release_of(model.name).objective  # one makes a network with more channels
         and lora.model_copy(update={"base": None, "weights": None, "rank": LoraConfig().rank}) == LoraConfig()
         and _base(recipe) in BASES
         and recipe.precision == PrecisionConfig()
@@ -127,6 +138,23 @@ def _is_usual(recipe: Recipe) -> bool:
         and model.experts != "both"
         and sizes == (None, None, None)
     )
+
+
+def _shapes(autoencoder: AutoencoderConfig, text: TextEncoderConfig, sound: SoundConfig | None) -> tuple[Any, ...]:
+    """Return what a network and its passes take over from the components beside it."""
+    geometry, channels = components.autoencoder_geometry(autoencoder), components.latent_channels(autoencoder)
+    features = None if sound is None else components.sound_facts(sound).features
+    return geometry, channels, text.dim, text.max_length, text.pooled_dim, features
+
+
+def _usual_shapes(name: str) -> tuple[Any, ...]:
+    """Return the shapes of the components of a preset's release; one without a release has those without weights."""
+    preset = registry.PRESETS[name]
+    if preset.release is None:
+        return _shapes(AutoencoderConfig(), TextEncoderConfig(), None if preset.sound is None else SoundConfig())
+    autoencoder = AutoencoderConfig(name=preset.parts.autoencoder, weights="-")
+    text = TextEncoderConfig(name=preset.parts.text, weights="-")
+    return _shapes(autoencoder, text, None if preset.sound is None else SoundConfig(name=preset.sound, weights="-"))
 
 
 def _base(recipe: Recipe) -> str:
@@ -151,6 +179,8 @@ def preset_digest(name: str) -> str:
     components = (registry.AUTOENCODERS.get(parts.autoencoder), registry.TEXT_ENCODERS.get(parts.text))
     widths: list[Any] = [(a.channels, a.stride) for a in components[:1] if a is not None]
     widths += [(t.dim, t.max_length, t.pooled_dim) for t in components[1:] if t is not None]
+    if preset.release is None or preset.sound is not None:
+        widths += _usual_shapes(name)
     facts = (config.model_dump(), layers, network.shape_only, config.conditioning, widths)
     return digests.digest_bytes(repr(facts).encode())[:16]
 

@@ -89,7 +89,7 @@ def pipeline_arguments(
 
 
 def _settings(_config: HunyuanVideo15Config, guidance_scale: float) -> dict[str, Any]:
-    return {"guider": optional_imports.diffusers().ClassifierFreeGuidance(guidance_scale=guidance_scale)}
+    return {"guider": optional_imports.from_diffusers("ClassifierFreeGuidance")(guidance_scale=guidance_scale)}
 
 
 def _no_pipeline(module: nn.Module) -> str | None:

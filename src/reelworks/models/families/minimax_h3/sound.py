@@ -32,7 +32,7 @@ class MiniMaxH3Sound:
         # diffusers builds it with a function that torch deprecates.
         warnings.filterwarnings("ignore", message=".*weight_norm. is deprecated", category=FutureWarning)
         sizes = weights.config(source, _FIELD, part=_PART)
-        kind: Any = optional_imports.diffusers().AutoencoderKLMiniMaxH3Audio
+        kind: Any = optional_imports.from_diffusers("AutoencoderKLMiniMaxH3Audio")
         module: Any = None if sizes is None else kind.from_config(sizes)
         config = None if sizes is None else module.config
         wanted = (facts.sample_rate, facts.features)

@@ -139,7 +139,7 @@ def load_text_parts(source: str, dtype: torch.dtype) -> Any:
     tokenizer = library.AutoTokenizer.from_pretrained(name, **options, subfolder="processor")
     pictures = library.Qwen2VLImageProcessorPil.from_pretrained(name, **options, subfolder="processor")
     processor = ChatWithPictures(tokenizer, pictures)
-    pipeline = optional_imports.diffusers().QwenImage21Pipeline(None, None, encoder, processor, None)
+    pipeline = optional_imports.from_diffusers("QwenImage21Pipeline")(None, None, encoder, processor, None)
     pipeline.tokenizer = tokenizer
     return pipeline
 
