@@ -48,6 +48,8 @@ def test_help_imports_nothing_heavy(arguments):
     [
         ("new lora --model wan --data pictures", "reading pictures"),
         ("train --model wan --data pictures", "reading pictures"),
+        ("generate run -o a.png --prompt x", "loading the libraries"),
+        ("checkpoints export run -o a.safetensors --merge", "loading the libraries"),
     ],
 )
 def test_a_command_says_what_it_does_before_it_loads_libraries(arguments, says, tmp_path):

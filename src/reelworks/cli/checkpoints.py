@@ -218,9 +218,9 @@ def export(
 
     Reads one tensor at a time, and compares its digest. The run may train meanwhile.
     """
-    from reelworks.generate import export_run
-
     with show.stages(quiet=json):
+        with show.loading():
+            from reelworks.generate import export_run
         exported = export_run.export(
             source, output, ema=ema, dtype=dtype.value, format=format.value if format else None, merge=merge
         )

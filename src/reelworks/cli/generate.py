@@ -139,17 +139,18 @@ def generate(
 
     With --prompt-file, clips that are in the folder already are kept, so that the same command goes on.
     """
-    from reelworks.checkpoint.folder import CheckpointFolder
-    from reelworks.core import sources, units
-    from reelworks.core.log import logger
-    from reelworks.core.shape import Shape
-    from reelworks.generate import conditions, defaults, load_run, writers
-    from reelworks.generate.conditions import Conditions
-    from reelworks.generate.load_run import LoadedModel
-    from reelworks.generate.pipeline import GenerateOptions
-    from reelworks.recipe import preview_model, recipe_file
-    from reelworks.run import history
-    from reelworks.train import init_from
+    with show.stages(), show.loading():
+        from reelworks.checkpoint.folder import CheckpointFolder
+        from reelworks.core import sources, units
+        from reelworks.core.log import logger
+        from reelworks.core.shape import Shape
+        from reelworks.generate import conditions, defaults, load_run, writers
+        from reelworks.generate.conditions import Conditions
+        from reelworks.generate.load_run import LoadedModel
+        from reelworks.generate.pipeline import GenerateOptions
+        from reelworks.recipe import preview_model, recipe_file
+        from reelworks.run import history
+        from reelworks.train import init_from
 
     if (prompt_file is None) == (not prompts):
         raise UserError(

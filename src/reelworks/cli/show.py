@@ -91,6 +91,16 @@ def stages(quiet: bool = False) -> AbstractContextManager[None]:
 
 
 @contextmanager
+def loading() -> Iterator[None]:
+    """Import the libraries of networks, which takes seconds, and say so."""
+    from reelworks.core import log
+    from reelworks.models import optional_imports
+
+    with log.stage("loading the libraries", at_once=True), optional_imports.importing():
+        yield
+
+
+@contextmanager
 def scan_progress(quiet: bool = False) -> Iterator[Callable[[ScanProgress], None]]:
     """Show the progress of a scan with the time that remains: a bar on a terminal, else a line every ten seconds."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn

@@ -9,7 +9,7 @@ from typer import Option
 
 from reelworks.cli import show
 from reelworks.cli.options import DataPath, Json, Overrides, RecipeArgument, load_recipe
-from reelworks.core import units
+from reelworks.core import log, units
 from reelworks.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -72,16 +72,19 @@ def tune(
             field="--memory",
             remedy="give it in GB, as in --memory 24",
         )
-    from reelworks.train.tuning import tune as tuning
-    from reelworks.train.tuning import workbench
-    from reelworks.train.tuning.search import Limits
-
-    limit = workbench.device_bytes() if memory is None else int(memory * 1e9)
-    limits = Limits(limit, None if step_seconds is None else 1000 * step_seconds, max_batch)
-    if estimate:
-        result = tuning.estimated(loaded, table, limits)
-    else:
-        result = tuning.tune(loaded, table, limits, (lambda trial: None) if json else _print_trial)
+    with show.stages(quiet=json):
+        with show.loading():
+            from reelworks.train.tuning import tune as tuning
+            from reelworks.train.tuning import workbench
+            from reelworks.train.tuning.search import Limits
+        limit = workbench.device_bytes() if memory is None else int(memory * 1e9)
+        limits = Limits(limit, None if step_seconds is None else 1000 * step_seconds, max_batch)
+        if estimate:
+            with log.stage("estimating the largest batch sizes", at_once=True):
+                result = tuning.estimated(loaded, table, limits)
+        else:
+            with log.stage("measuring the largest batch sizes", at_once=True):
+                result = tuning.tune(loaded, table, limits, (lambda trial: None) if json else _print_trial)
     path = out or recipe.with_suffix(".tuned.json")
     tuning.write(path, result)
     show.json(result.to_json()) if json else _print(result, path)

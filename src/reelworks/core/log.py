@@ -5,6 +5,8 @@ command runs they are printed on the terminal, unless that logger has a handler 
 
     logging.getLogger("reelworks").addHandler(my_handler)
 
+What may take more than a second is a `stage`, which says what it does and goes on saying so: no command is silent for long.
+
 Events of a run are records with `kind` and `fields`. An `EventHandler` appends them to the run's file, which is its
 single truth and independent of any level or configuration; who wants to read them along gives the logger
 `reelworks.events` a handler and the level DEBUG.
@@ -14,6 +16,8 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -26,6 +30,44 @@ if TYPE_CHECKING:
 logger = logging.getLogger("reelworks")
 event_logger = logging.getLogger("reelworks.events")
 event_logger.propagate = False  # an event is no line for people
+
+
+_FIRST_SECONDS, _SECONDS = 1.0, 10.0
+_stages: list[_Stage] = []  # the innermost last, which speaks
+
+
+class _Stage:
+    """Says what is done after a second, and again whenever nothing was said for ten."""
+
+    def __init__(self, text: str, progress: Callable[[], str] | None, told: bool) -> None:
+        self._text, self._progress, self._told = text, progress, told
+        self._began, self.ended = time.monotonic(), threading.Event()
+
+    def watch(self) -> None:
+        """Speak until the stage ends."""
+        wait = _SECONDS if self._told else _FIRST_SECONDS
+        while not self.ended.wait(wait):
+            if _stages and _stages[-1] is self:  # an inner one says more
+                seconds = f"{time.monotonic() - self._began:.0f} s so far"
+                so_far = seconds if self._progress is None else f"{self._progress()}, {seconds}"
+                logger.info(f"{self._text}: {so_far}" if self._told else self._text)
+                self._told = True
+            wait = _SECONDS
+
+
+@contextmanager
+def stage(text: str, progress: Callable[[], str] | None = None, *, at_once: bool = False) -> Iterator[None]:
+    """Say what is done if it takes more than a second, or `at_once`; then every ten seconds how long, and how far it is."""
+    if at_once:
+        logger.info(text)
+    opened = _Stage(text, progress, at_once)
+    _stages.append(opened)
+    threading.Thread(target=opened.watch, name="stage", daemon=True).start()
+    try:
+        yield
+    finally:
+        _stages.remove(opened)
+        opened.ended.set()
 
 
 class TerminalHandler(logging.Handler):

@@ -8,7 +8,7 @@ from typing import Generic, TypeVar, final
 import torch
 from torch import Tensor
 
-from reelworks.core.log import logger
+from reelworks.core import log
 from reelworks.core.shape import Geometry
 from reelworks.models.api import Autoencoder, ImageEncoder, TextEmbedding, TextEncoder
 from reelworks.models.family import PublishedSound
@@ -31,8 +31,8 @@ class _Later(Generic[E]):
 
     def get(self) -> E:
         if not self._made:
-            logger.info("loading the %s", self._name)
-            self._made.append(self._build())
+            with log.stage(f"loading the {self._name}", at_once=True):
+                self._made.append(self._build())
         return self._made[0]
 
     def drop(self) -> None:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from reelworks.core import log
 from reelworks.core.errors import UserError
 from reelworks.diffusion import ddpm
 from reelworks.diffusion.config import NUM_TIMESTEPS
@@ -65,15 +66,36 @@ def generate(
         remedy = 'leave it out, or use "own"'
         raise UserError(reason, code="no-pipeline", field="--sampler", value="pipeline", remedy=remedy)
     if reason is not None or options.sampler == "own":
-        made = pipeline.generate_with_sound(boundary, encoder, recipe.objective, prompts, options)
+        with _told(boundary):
+            made = pipeline.generate_with_sound(boundary, encoder, recipe.objective, prompts, options)
         by = "the own sampler" + (f" ({reason})" if reason else "") + _note(recipe, boundary)
         return PipelineOutput([clip for clip, _ in made], by, [sound for _, sound in made if sound is not None])
     # A pipeline would round sizes that do not fit, instead of refusing them.
     geometry = components.geometry(recipe.model, recipe.autoencoder)
     geometry.require(options.shape, ("--num-frames", "--height", "--width"), whole_patches=True)
     pipe, by = _build(recipe, boundary, encoder, options)
-    with pipeline.enough_memory(options.shape), _in_contract(boundary, encoder):
+    with pipeline.enough_memory(options.shape), _in_contract(boundary, encoder), _told(boundary):
         return PipelineOutput([_sample(pipe, recipe, encoder, prompt, options) for prompt in prompts], by)
+
+
+@contextmanager
+def _told(boundary: DtypeBoundary[DenoiserInputs]) -> Iterator[None]:
+    """Say how far the sampling is, whoever calls the network."""
+    module = boundary.denoiser.module
+    networks = module.children() if isinstance(boundary.denoiser, ExpertPairDenoiser) else [module]
+    done = 0
+
+    def count(*_: object) -> None:
+        nonlocal done
+        done += 1
+
+    hooks = [network.register_forward_hook(count) for network in networks]
+    try:
+        with log.stage("sampling", lambda: f"passes of the network: {done}"):
+            yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def why_not(recipe: Recipe, boundary: DtypeBoundary[DenoiserInputs], options: GenerateOptions) -> str | None:

@@ -9,10 +9,9 @@ from typing import get_args
 from reelworks.checkpoint import listing
 from reelworks.checkpoint.config import Dtype, LoraFormat, Weights
 from reelworks.checkpoint.folder import CheckpointFolder
-from reelworks.core import arguments
+from reelworks.core import arguments, log
 from reelworks.core.arguments import checked
 from reelworks.core.errors import UserError
-from reelworks.core.log import logger
 from reelworks.export.export import describe_run, export_checkpoint, export_state_dict, require_free_file
 from reelworks.export.lora import lora_file_of
 from reelworks.run import history
@@ -87,13 +86,13 @@ def export(
         from reelworks.generate.load_run import LoadedModel
 
         loaded = LoadedModel.load(source, averaged=ema, to_merge=True)
-        logger.info("adding the LoRA to the model")
-        state = loaded.merge()
-        logger.info(f"writing {target}")
-        written = export_state_dict(state, target, weights=weights, dtype=dtype, about=about)
+        with log.stage("adding the LoRA to the model", at_once=True):
+            state = loaded.merge()
+        with log.stage(f"writing {target}", at_once=True):
+            written = export_state_dict(state, target, weights=weights, dtype=dtype, about=about)
         return Exported(step, weights, dtype, written)
     for file in [] if lora is None else lora.files(target):
         require_free_file(file)
-    logger.info(f"writing {target}")
-    written = export_checkpoint(info.path, target, weights=weights, dtype=dtype, about=about, lora=lora)
+    with log.stage(f"writing {target}", at_once=True):
+        written = export_checkpoint(info.path, target, weights=weights, dtype=dtype, about=about, lora=lora)
     return Exported(step, weights, dtype, written)

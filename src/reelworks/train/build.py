@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import torch
 
+from reelworks.core import log
 from reelworks.core.log import logger
 from reelworks.diffusion import objectives
 from reelworks.distributed import mesh
@@ -122,26 +124,29 @@ def denoiser(recipe: Recipe, device: torch.device, *, resumed: bool = False, tra
     If the run is resumed, the LoRA comes from a checkpoint; lora.weights is not read, and may no longer exist. The
     same holds for the training adapter of a network that is not built to be trained.
     """
-    if device.type != "meta":
-        source = "weights drawn from the seed" if recipe.model.weights is None else recipe.model.weights
-        logger.info(f"loading the model {recipe.model.name}: {source}")
     lora = recipe.lora
     if resumed and lora is not None:
         lora = lora.model_copy(update={"weights": None})
     if not trains and lora is not None:
         lora = lora.model_copy(update={"training_adapter": None})
-    return factory.build_denoiser(
-        recipe.model,
-        autoencoder=recipe.autoencoder,
-        text=recipe.text_encoder,
-        device=device,
-        seed=recipe.seed,
-        compute=DTYPES[recipe.precision.compute],
-        reduction=DTYPES[recipe.precision.reduction],
-        learns_variance=objectives.from_config(recipe.objective).learns_variance,
-        lora=lora,
-        sound=recipe.sound,
-    )
+    source = "weights drawn from the seed" if recipe.model.weights is None else recipe.model.weights
+    with (
+        nullcontext()
+        if device.type == "meta"
+        else log.stage(f"loading the model {recipe.model.name}: {source}", at_once=True)
+    ):
+        return factory.build_denoiser(
+            recipe.model,
+            autoencoder=recipe.autoencoder,
+            text=recipe.text_encoder,
+            device=device,
+            seed=recipe.seed,
+            compute=DTYPES[recipe.precision.compute],
+            reduction=DTYPES[recipe.precision.reduction],
+            learns_variance=objectives.from_config(recipe.objective).learns_variance,
+            lora=lora,
+            sound=recipe.sound,
+        )
 
 
 def with_other_expert(recipe: Recipe, trained: Denoiser, device: torch.device) -> Denoiser:
@@ -168,18 +173,18 @@ def with_other_expert(recipe: Recipe, trained: Denoiser, device: torch.device) -
 
 def encoder(recipe: Recipe, device: torch.device) -> LiveEncoder:
     """Build the recipe's autoencoder, its text encoder, and the image encoder if the model has one."""
-    logger.info(f"loading the autoencoder {recipe.autoencoder.name} and the text encoder {recipe.text_encoder.name}")
     conditioning, image = components.conditioning(recipe.model), recipe.model.image_encoder
-    kind = conditioning.image_encoder
-    return LiveEncoder(
-        autoencoder(recipe, device),
-        text_encoder(recipe, device),
-        device,
-        conditioning,
-        None if kind is None or image is None else image_encoder(kind, image, device),
-        recipe.given_companions,
-        sound=None if recipe.sound is None else sound_track(recipe, sound_encoder(recipe.sound, device)),
-    )
+    kind, names = conditioning.image_encoder, (recipe.autoencoder.name, recipe.text_encoder.name)
+    with log.stage("loading the autoencoder {} and the text encoder {}".format(*names), at_once=True):
+        return LiveEncoder(
+            autoencoder(recipe, device),
+            text_encoder(recipe, device),
+            device,
+            conditioning,
+            None if kind is None or image is None else image_encoder(kind, image, device),
+            recipe.given_companions,
+            sound=None if recipe.sound is None else sound_track(recipe, sound_encoder(recipe.sound, device)),
+        )
 
 
 def autoencoder(recipe: Recipe, device: torch.device) -> Autoencoder:

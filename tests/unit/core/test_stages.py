@@ -1,0 +1,55 @@
+"""No stage of a command is silent: who waits is told for what, for how long, and how far it is."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import pytest
+
+from reelworks.core import log
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Let a hundredth of the time pass, and return what is said."""
+    monkeypatch.setattr(log, "_FIRST_SECONDS", 0.05)
+    monkeypatch.setattr(log, "_SECONDS", 0.2)
+    caplog.set_level(logging.INFO, logger="reelworks")
+    monkeypatch.setattr(log.logger, "propagate", True)
+    lines: list[str] = []
+    caplog.handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    return lines
+
+
+def test_a_stage_is_told_once_it_lasts_and_then_again_and_again(said: list[str]) -> None:
+    with log.stage("merging", lambda: "3 of 4"):
+        time.sleep(0.6)
+    assert said[0] == "merging"
+    assert len(said) >= 2
+    assert set(said[1:]) == {"merging: 3 of 4, 0 s so far"}
+
+
+def test_a_short_stage_says_nothing_unless_at_once(said: list[str]) -> None:
+    with log.stage("short"):
+        pass
+    with log.stage("named", at_once=True):
+        pass
+    time.sleep(0.1)
+    assert said == ["named"]
+
+
+def test_the_innermost_stage_speaks_and_then_the_outer_one_again(said: list[str]) -> None:
+    with log.stage("outer"):
+        with log.stage("inner"):
+            time.sleep(0.15)
+        time.sleep(0.4)
+    assert said[0] == "inner"
+    assert "outer" in said[1]
+
+
+def test_a_stage_that_fails_is_over(said: list[str]) -> None:
+    with pytest.raises(ValueError, match="broken"), log.stage("failing"):
+        raise ValueError("broken")
+    time.sleep(0.1)
+    assert said == []
