@@ -56,6 +56,16 @@ class Reason(IntEnum):
         """The name in reports."""
         return self.name.lower()
 
+    @property
+    def is_planned(self) -> bool:
+        """Whether a clip without fault waits for validation or for another epoch."""
+        return self in (Reason.HELD_OUT, Reason.NOT_DRAWN)
+
+    @property
+    def is_chosen(self) -> bool:
+        """Whether the recipe leaves such clips out on purpose: nothing about them has to be repaired."""
+        return self in (Reason.IN_EXCLUDE_FILE, Reason.FILTERED, Reason.HDR, Reason.INTERLACED)
+
 
 @dataclass(frozen=True)
 class Clips:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from reelworks.analysis import compiled_graphs, plan_report
+from reelworks.buckets.assign import Reason
 from reelworks.cli import show
 from reelworks.core import units
 
@@ -80,7 +81,7 @@ def _incomplete(forecast: Json) -> str:
 def _reasons(forecast: Json) -> None:
     for reason, entries in forecast["reasons"].items():
         clips = forecast["left_out"][reason]["clips"]
-        show.line(f"{reason}: {clips}")
+        show.line(f"{reason}: {clips}" + (", left out by the recipe" if Reason[reason.upper()].is_chosen else ""))
         if reason == "held_out":
             continue
         for entry in entries[:_FILES_SHOWN]:

@@ -7,6 +7,7 @@ from itertools import cycle
 from typing import Any, NamedTuple
 
 from reelworks.analysis.coverage import EpochCoverage, State
+from reelworks.buckets.assign import Reason as Rule
 from reelworks.core import toml, units
 from reelworks.report import status
 from reelworks.report.run_data import RunData
@@ -20,17 +21,20 @@ MAX_SPIKES = 50
 REASONS: dict[str, tuple[str, str]] = {
     "unreadable": ("unreadable", "The file cannot be decoded; replace or remove it."),
     "in_exclude_file": (
-        "in_exclude_file",
-        "The recipe's exclude_file names it; remove its line once the file is repaired.",
+        "in the exclude file",
+        "Left out by you. To train it, remove its line from the recipe's exclude_file, or press Take back on the page.",
     ),
     "no_companion": (
         "no companion",
         "The control, source or loss mask that its dataset requires is missing, damaged, shorter or of another shape.",
     ),
     "no_caption": ("no caption", "Add a caption, or allow clips without one."),
-    "filtered": ("filtered out", "The recipe's filter excludes it."),
-    "hdr": ("HDR", 'It is of high dynamic range, and [data] hdr = "reject" leaves such videos out.'),
-    "interlaced": ("interlaced", 'Its frames are two fields each, and [data] interlaced = "reject" leaves it out.'),
+    "filtered": ("filtered out", "Left out by you. To train it, change dataset.filter, which it does not pass."),
+    "hdr": ("HDR", 'Left out by you: [data] hdr = "reject". To train it, set hdr = "tone_map".'),
+    "interlaced": (
+        "interlaced",
+        'Left out by you: [data] interlaced = "reject". To train it, set interlaced = "deinterlace".',
+    ),
     "no_sound": ("no sound", 'It has no sound, and [sound] missing = "leave_out" leaves such clips out.'),
     "sound_timing": (
         "sound timing",
@@ -42,7 +46,8 @@ REASONS: dict[str, tuple[str, str]] = {
     "not_drawn": ("not drawn", "No bucket's keep_prob selected it in this epoch."),
     "held_out": ("held out", "Reserved for validation, never trained."),
 }
-NOT_REJECTED = ("held_out", "not_drawn")
+PLANNED = frozenset(reason.label for reason in Rule if reason.is_planned)
+CHOSEN = frozenset(reason.label for reason in Rule if reason.is_chosen)
 _TONES = ("c6", "c8", "c3", "c7", "c4", "c2")
 
 
@@ -76,7 +81,7 @@ class Part(NamedTuple):
 
 
 def reasons(summary: Json) -> list[Reason]:
-    """Return the reasons of a plan's summary that have clips: rejections first, most frequent first."""
+    """Return the reasons of a plan's summary that have clips: rejections first, then those by choice, most frequent first."""
     listed = []
     for name, entries in summary.get("reasons", {}).items():
         label, remedy = REASONS.get(name, (name.replace("_", " "), ""))
@@ -84,7 +89,7 @@ def reasons(summary: Json) -> list[Reason]:
             counts = summary.get("left_out", {}).get(name, {})
             total, nearest = counts.get("clips", len(entries)), counts.get("nearest", {})
             listed.append(Reason(name, label, remedy, entries[:MAX_NAMES], total, nearest))
-    return sorted(listed, key=lambda reason: (reason.name in NOT_REJECTED, -reason.total))
+    return sorted(listed, key=lambda one: (one.name in PLANNED, one.name in CHOSEN, -one.total))
 
 
 def failures(data: RunData) -> Reason | None:
@@ -98,8 +103,8 @@ def failures(data: RunData) -> Reason | None:
 
 
 def rejected(summary: Json) -> int:
-    """Return the number of clips that cannot be trained, without those held out or not drawn."""
-    return sum(reason.total for reason in reasons(summary) if reason.name not in NOT_REJECTED)
+    """Return the number of clips that cannot be trained, without those that the recipe leaves out or keeps for later."""
+    return sum(reason.total for reason in reasons(summary) if reason.name not in PLANNED | CHOSEN)
 
 
 def accounting(summary: Json) -> list[Part]:
@@ -261,7 +266,16 @@ def _data_facts(data: RunData) -> list[Fact]:
         Fact("Planned", units.count(data.summary.get("planned")), per_epoch),
         Fact("Held out", units.count(data.summary.get("held_out")), "for validation"),
         Fact("Rejected", units.count(rejected(data.summary)), units.count(bad) + " unreadable" if bad else ""),
+        *_chosen_facts(data.summary),
     ]
+
+
+def _chosen_facts(summary: Json) -> list[Fact]:
+    chosen = [reason for reason in reasons(summary) if reason.name in CHOSEN]
+    if not chosen:
+        return []
+    note = ", ".join(f"{units.count(reason.total)} {reason.label}" for reason in chosen)
+    return [Fact("Left out by you", units.count(sum(reason.total for reason in chosen)), note)]
 
 
 def _training_facts(data: RunData) -> list[Fact]:

@@ -224,7 +224,7 @@ def prepare_folder(
 
 def left_out_lines(summary: dict[str, Any], file: Path) -> list[str]:
     """Return clips that an epoch leaves out with their reasons where they are few, and the file that lists all."""
-    chosen = {Reason.HELD_OUT.label, Reason.NOT_DRAWN.label}  # as the recipe says
+    chosen = {reason.label for reason in Reason if reason.is_planned or reason.is_chosen}  # as the recipe says
     counts = {reason: group["clips"] for reason, group in summary["left_out"].items() if reason not in chosen}
     if not counts:
         return []

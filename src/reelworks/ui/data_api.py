@@ -209,7 +209,7 @@ def _lines(clips: Clips, rows: Any) -> list[Json]:
                 "frames": int(clips.data.rows.num_frames[row]),
                 "seconds": float(clips.data.rows.duration_seconds[row]),
                 "bucket": bucket.name if bucket else None,
-                "reason": None if reason == Reason.NONE else [reason.label, *REASONS[reason.label]],
+                "reason": None if reason == Reason.NONE else [reason.label, *REASONS[reason.label], _choice(reason)],
                 "lost": round(float(clips.lost[row]), 4),
                 "caption": (chosen.caption[place].as_py() or "")[:300],
             }
@@ -258,6 +258,10 @@ def _shown_caption(clips: Clips, row: int) -> str | None:
     at = np.array([row])
     words = decode_requests.draw_words(data, at, clips.copy[row : row + 1], epoch=EPOCH)
     return decode_requests.captions_of(data, at, words)[0]
+
+
+def _choice(reason: Reason) -> str:
+    return "planned" if reason.is_planned else "chosen" if reason.is_chosen else ""
 
 
 def _why(clips: Clips, row: int) -> str | None:

@@ -27,6 +27,7 @@ from reelworks.core.errors import UserError
 from reelworks.recipe import toml_text
 from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
+from reelworks.report import run_facts
 from reelworks.ui import recipe_files, understood
 from reelworks.ui.context import Context
 from reelworks.ui.jobs_api import to_json
@@ -303,6 +304,7 @@ def _about(context: Context, desk: Desk, key: str) -> Json:
         "catalog": recipe.catalog_folder,
         "scanned": desk.is_scanned(recipe),
         "most_clips": MOST_CLIPS,
+        "reasons": {name: label for name, (label, _) in run_facts.REASONS.items()},
     }
     if not about["scanned"]:
         return about

@@ -7,6 +7,7 @@ import pytest
 
 from reelworks.analysis import speed
 from reelworks.analysis.coverage import EpochCoverage, Lost
+from reelworks.buckets.assign import Reason
 from reelworks.core import units
 from reelworks.report import plots, previews, run_data, run_facts, status
 from reelworks.report.run_data import RunData
@@ -206,6 +207,20 @@ def test_a_run_that_waits_for_clips_is_told_what_helps(wait, advises):
     assert facts["Waiting for clips"].value == units.percent(wait / 0.5)
     assert ("raise data.num_workers" in facts["Waiting for clips"].note) == advises
     assert "Waiting for clips" not in {fact.label for fact in run_facts.headline(told(step(0)))}
+
+
+@pytest.mark.parametrize("reason", list(Reason)[1:])
+def test_a_reason_is_a_fault_a_choice_or_a_plan_and_says_what_to_do(reason):
+    """Of a clip that was left out on purpose nothing is rejected, and nothing has to be repaired."""
+    summary = {"reasons": {reason.label: [{"path": "a.mp4", "detail": ""}]}, "catalog": {"clips": 1}}
+    facts = {fact.label: fact.value for fact in run_facts.headline(told(summary=summary))}
+    (listed,) = run_facts.reasons(summary)
+    assert facts["Rejected"] == ("0" if reason.is_chosen or reason.is_planned else "1")
+    assert facts.get("Left out by you") == ("1" if reason.is_chosen else None)
+    assert listed.label != reason.label or "_" not in reason.label
+    assert ("Left out by you" in listed.remedy) == reason.is_chosen
+    assert ("To train it" in listed.remedy) == reason.is_chosen
+    assert not (reason.is_chosen and "repair" in listed.remedy)
 
 
 def test_a_chart_of_one_point_shows_it_in_a_range_around_it():

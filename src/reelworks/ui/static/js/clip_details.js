@@ -90,8 +90,8 @@ function whyBox(key, clip, changed) {
     : button("Leave out", async () => { changed(await post(`${at}/leave-out`)); toast("A line in the recipe's exclude_file leaves it out; the file is not touched."); }, { title: "adds a line to the recipe's exclude_file; the file is not touched" }) : null;
   act?.setAttribute("data-name", "leave-out");
   if (!clip.reason) return h("div.verdict", {}, h("p", {}, h("b.ok", {}, clip.bucket ? "Trained" : "Readable"), clip.bucket ? ` in ${clip.bucket}` : ""), act);
-  const [name, label, remedy] = clip.reason, isKept = ["held_out", "not_drawn"].includes(name);
-  return h("div.verdict", {}, h("div", {}, h("p", {}, h(isKept ? "b" : "b.hint", {}, isKept ? capital(label) : `Left out: ${label.replaceAll("_", " ")}`)), clip.why ? h("p", {}, clip.why) : null, h("p.quiet", {}, remedy)), act);
+  const [, label, remedy, choice] = clip.reason;
+  return h("div.verdict", {}, h("div", {}, h("p", {}, h(choice ? "b" : "b.hint", {}, { planned: capital(label), chosen: `Left out by you: ${label}` }[choice] || `Left out: ${label}`)), clip.why ? h("p", {}, clip.why) : null, h("p.quiet", {}, remedy)), act);
 }
 
 const capital = text => text[0].toUpperCase() + text.slice(1);

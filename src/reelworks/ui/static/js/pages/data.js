@@ -199,7 +199,7 @@ function filterBox(facet, counts, chosen, opened, load, redraw) {
   };
   return h("fieldset.filter", {}, h("legend", {}, facet.label),
     values.map(value => h("button.value", { type: "button", "aria-pressed": String(picked.includes(value.id)), title: value.hint || null, "data-filter": `${facet.name}:${value.id}`, onclick: () => toggle(value.id),
-      style: { "--share": total ? value.count / total : 0 } }, h("span", {}, value.label.replaceAll("_", " ")), h("b", {}, count(value.count)))),
+      style: { "--share": total ? value.count / total : 0 } }, h("span", {}, value.label), h("b", {}, count(value.count)))),
     isLong ? h("button.more", { type: "button", "data-filter": `${facet.name}:more`, onclick: () => { opened.has(facet.name) ? opened.delete(facet.name) : opened.add(facet.name); redraw(); } },
       opened.has(facet.name) ? "show fewer" : `${there.length - values.length} more`) : null);
 }
@@ -211,7 +211,7 @@ const shortened = (values, picked) => {
 const nameOf = path => path.slice(path.lastIndexOf("/") + 1);
 const measureOf = (clip, sort) => sort === "cropped" && clip.bucket ? `${percent(clip.lost)} cropped` : sort === "largest" && clip.bucket ? `${clip.source[0]} × ${clip.source[1]}` : null;
 function tileOf(clip, sort) {
-  const told = clip.reason ? h(["held_out", "not_drawn"].includes(clip.reason[0]) ? "span.why.kept" : "span.why", { title: clip.reason[2] }, clip.reason[1].replaceAll("_", " ")) : h("span", {}, clip.bucket || `${clip.source[0]} × ${clip.source[1]}`);
+  const told = clip.reason ? h(clip.reason[3] ? "span.why.kept" : "span.why", { title: clip.reason[2] }, clip.reason[1]) : h("span", {}, clip.bucket || `${clip.source[0]} × ${clip.source[1]}`);
   return [h("div.pic", {}, h("span.frame", { style: { "aspect-ratio": `${clip.shape[0] || 3} / ${clip.shape[1] || 2}`, ...(clip.shape[0] / clip.shape[1] > 1 / 0.72 ? { width: "100%" } : { height: "100%" }) } }),
     clip.video && clip.seconds ? h("span.length", {}, duration(clip.seconds)) : null), h("div.name", { title: clip.path }, nameOf(clip.path)), h("div.about", {}, told, h("span", {}, measureOf(clip, sort)))];
 }

@@ -5,10 +5,6 @@ import { Draft, watchRecipe } from "../drafts.js";
 
 export const title = "Plan";
 
-const REASONS = {
-  held_out: "held out for validation", unreadable: "not readable", in_exclude_file: "in the exclude file", no_caption: "no caption", filtered: "left out by a filter",
-  too_short: "too short", too_small: "too small", no_bucket: "of no bucket's shape", no_companion: "a companion is missing", not_drawn: "not drawn this time",
-};
 const WAYS = [["partial", "train them smaller"], ["merge", "merge into smaller buckets"], ["repeat", "fill with repeats"], ["pad", "pad with copies"]];
 const PARTS = ["c1", "c2", "c3", "c5", "c6", "c7", "c8", "c4"];
 
@@ -325,11 +321,11 @@ class Plan {
     if (!rows.length) return fill(this.unseen, h("p", {}, "All clips are trained."));
     const names = h("div");
     fill(this.unseen, table("Clips that are not trained", [
-      ["Reason", row => [REASONS[row.reason] || row.reason.replaceAll("_", " "), Object.keys(row.nearest).length ? h("div.quiet", {}, "nearest: ", Object.entries(row.nearest).sort((a, b) => b[1] - a[1]).slice(0, 3).map(([entry, clips]) => `${entry} (${count(clips)})`).join(", ")) : null]],
+      ["Reason", row => [this.about.reasons[row.reason], Object.keys(row.nearest).length ? h("div.quiet", {}, "nearest: ", Object.entries(row.nearest).sort((a, b) => b[1] - a[1]).slice(0, 3).map(([entry, clips]) => `${entry} (${count(clips)})`).join(", ")) : null]],
       ["Clips", row => [count(row.clips), row.clips !== row.former ? h("div.former", {}, `was ${count(row.former)}`) : null], true],
     ], rows), h("p.plan-names", {}, button("Show some of them", async () => {
       const found = await get(`/plan/${this.key}/reasons?controls=${encodeURIComponent(JSON.stringify(this.now))}`, this.signal);
-      fill(names, Object.entries(found).map(([reason, files]) => h("details", {}, h("summary", {}, REASONS[reason] || reason), h("ul.files", {}, files.map(file => h("li", {}, h("code", {}, file.path), file.detail ? h("span.quiet", {}, ` ${file.detail}`) : null))))));
+      fill(names, Object.entries(found).map(([reason, files]) => h("details", {}, h("summary", {}, this.about.reasons[reason]), h("ul.files", {}, files.map(file => h("li", {}, h("code", {}, file.path), file.detail ? h("span.quiet", {}, ` ${file.detail}`) : null))))));
     }, { kind: "small" })), names);
     const shown = this.unseen.querySelector("button");
     shown.disabled = false; // reading needs no token
