@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 
 from reelworks.encoders.encoders import LiveEncoder
 from reelworks.encoders.reachable import Chunk
 from reelworks.encoders.request_key import TEXT
 from reelworks.encoders.store import EncodedStore
 from reelworks.encoders.stored_batches import StoredLatents
+from reelworks.media import lettering
 
 _TILE_PX, _TEXT_PX, _FRAMES = 160, 14, 4
 
@@ -78,9 +79,9 @@ def contact_sheet(source: StoredLatents, encoder: LiveEncoder, chunks: Iterable[
 def _draw(lines: list[tuple[str, list[NDArray[np.uint8]]]]) -> bytes:
     height = _TILE_PX + _TEXT_PX + 8
     sheet = Image.new("RGB", (_FRAMES * (_TILE_PX + 4) + 4, len(lines) * height + 4), (247, 247, 244))
-    pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(_TEXT_PX)
+    pen = ImageDraw.Draw(sheet)
     for number, (text, frames) in enumerate(lines):
-        pen.text((4, number * height + 2), text.replace("×", "x"), fill=(22, 22, 26), font=font)
+        lettering.write(pen, (4, number * height + 2), text.replace("×", "x"), _TEXT_PX, (22, 22, 26))
         for column, frame in enumerate(frames):
             tile = Image.fromarray(frame)
             tile.thumbnail((_TILE_PX, _TILE_PX))

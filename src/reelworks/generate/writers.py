@@ -6,6 +6,7 @@ so that a report never embeds half a clip.
 
 from __future__ import annotations
 
+import bisect
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,10 +17,11 @@ from typing import Any, NamedTuple
 import av
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 
 from reelworks.core import files
 from reelworks.core.errors import UserError, nearest
+from reelworks.media import lettering
 
 Frames = NDArray[np.uint8]
 
@@ -197,9 +199,7 @@ def _strip(frames_THWC: Frames, height_px: int) -> Image.Image:
 
 
 def _write_caption(sheet: Image.Image, text: str, place: tuple[int, int], width_px: int) -> None:
-    font: Any = ImageFont.load_default(size=_FONT_PX)
-    draw = ImageDraw.Draw(sheet)
-    shown, end = text, ""
-    while shown and draw.textlength(shown + end, font=font) > width_px:
-        shown, end = shown[:-1], "…"
-    draw.text(place, shown.rstrip() + end if end else shown, fill=_INK, font=font)
+    if lettering.width(text, _FONT_PX) > width_px:
+        fitting = bisect.bisect(range(len(text)), width_px, key=lambda n: lettering.width(f"{text[:n]}...", _FONT_PX))
+        text = f"{text[: max(fitting - 1, 0)].rstrip()}..."
+    lettering.write(ImageDraw.Draw(sheet), place, text, _FONT_PX, _INK)

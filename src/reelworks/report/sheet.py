@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 
 from reelworks.analysis import contact_sheet, discarded, plan_report
 from reelworks.analysis.contact_sheet import SampleView
@@ -17,6 +17,7 @@ from reelworks.core import files
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
 from reelworks.data import position
+from reelworks.media import lettering
 from reelworks.media.decode import BLACK, Frames
 from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
@@ -68,14 +69,13 @@ def frames_shown(num_frames: int) -> list[int]:
 def _line(view: SampleView, shape: Shape) -> Image.Image:
     rows = _rows(view)
     texts = [(view.path, _INK), (_facts(view, shape), _QUIET)]
-    font = ImageFont.load_default(_TEXT_PX)
-    widths = [int(font.getlength(text)) for text, _ in texts]
+    widths = [int(lettering.width(text, _TEXT_PX)) + 1 for text, _ in texts]
     width = max(sum(p.width + _GAP_PX // 2 for p in rows[0]) + _GAP_PX, *widths)
     heights = [max((p.height for p in row), default=0) for row in rows]
     line = Image.new("RGB", (width, sum(heights) + (len(rows) - 1) * _GAP_PX // 2 + 3 * _TEXT_PX + 4), _PAGE)
     pen = ImageDraw.Draw(line)
     for number, (text, colour) in enumerate(texts):
-        pen.text((0, number * (_TEXT_PX + 4)), text, fill=colour, font=font)
+        lettering.write(pen, (0, number * (_TEXT_PX + 4)), text, _TEXT_PX, colour)
     top = 2 * (_TEXT_PX + 4) + 4
     for row, height in zip(rows, heights, strict=True):
         left = 0
@@ -108,16 +108,17 @@ def _some(frames: Frames, scale: float) -> list[Image.Image]:
 
 def _label(kind: str, width: int) -> Image.Image:
     """Label a companion's row, in the place of the full first frame."""
-    font, text = ImageFont.load_default(_TEXT_PX), kind.replace("_", " ")
-    label = Image.new("RGB", (max(width, int(font.getlength(text)) + 1), _TEXT_PX + 4), _PAGE)
-    ImageDraw.Draw(label).text((label.width - font.getlength(text), 0), text, fill=_INK, font=font)
+    text = kind.replace("_", " ")
+    wide = int(lettering.width(text, _TEXT_PX)) + 1
+    label = Image.new("RGB", (max(width, wide), _TEXT_PX + 4), _PAGE)
+    lettering.write(ImageDraw.Draw(label), (label.width - wide, 0), text, _TEXT_PX, _INK)
     return label
 
 
 def _facts(view: SampleView, shape: Shape) -> str:
     if view.error:
         return f"cannot be trained: {view.error}"
-    # An x, since Pillow's default font has no multiplication sign.
+    # An x, since fonts may have no multiplication sign.
     sizes = f"{view.source.width} x {view.source.height} to {shape.width} x {shape.height}"
     text = f"{sizes}, {view.lost:.1%} cropped away"
     if view.source.num_frames == 1:
