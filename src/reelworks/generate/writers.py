@@ -7,6 +7,7 @@ so that a report never embeds half a clip.
 from __future__ import annotations
 
 import bisect
+import math
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -200,6 +201,8 @@ def _strip(frames_THWC: Frames, height_px: int) -> Image.Image:
 
 def _write_caption(sheet: Image.Image, text: str, place: tuple[int, int], width_px: int) -> None:
     if lettering.width(text, _FONT_PX) > width_px:
-        fitting = bisect.bisect(range(len(text)), width_px, key=lambda n: lettering.width(f"{text[:n]}...", _FONT_PX))
+        fitting = bisect.bisect(
+            range(len(text)), width_px, key=lambda n: math.ceil(lettering.width(f"{text[:n]}...", _FONT_PX))
+        )
         text = f"{text[: max(fitting - 1, 0)].rstrip()}..."
     lettering.write(ImageDraw.Draw(sheet), place, text, _FONT_PX, _INK)

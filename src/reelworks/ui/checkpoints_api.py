@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from dataclasses import asdict
 from pathlib import Path
@@ -29,6 +30,7 @@ from reelworks.ui.jobs_api import to_json
 from reelworks.ui.workspace import text_of
 
 Json = dict[str, Any]
+_STEP = re.compile(r"step-(\d{9,})")
 _GENERATED = "generated"  # folder of a run
 _IN_USE = "wait for the run, which deletes after each save"
 
@@ -144,6 +146,8 @@ def router(context: Context) -> APIRouter:
         return [
             {
                 "name": text_of(path.relative_to(run.path)),
+                "path": text_of(path),
+                "step": int(found[1]) if (found := _STEP.search(path.name)) else None,
                 "url": f"/api/runs/{key}/checkpoints/made/{quote(str(path.relative_to(run.path)))}",
                 "bytes": path.stat().st_size,
                 "time": path.stat().st_mtime,

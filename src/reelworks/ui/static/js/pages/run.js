@@ -1,6 +1,6 @@
 // One run: how it stands, its curves, previews, checkpoints and recipe.
 
-import { badge, bytes, button, card, count, duration, empty, explain, fill, follow, get, h, loadPlotly, loss, moment, percent, plot, post, progress, table, throttled, startTraining } from "../core.js";
+import { badge, bytes, button, card, count, duration, empty, explain, fill, follow, get, h, loadPlotly, loss, moment, percent, plot, post, progress, table, throttled, toast, startTraining } from "../core.js";
 import { renderCheckpoints } from "./checkpoints.js";
 
 export const title = "Run";
@@ -137,7 +137,8 @@ async function clips(body, key, run) {
 }
 
 async function previews(body, key, run, signal) {
-  let steps = [], at = null, beside = null;
+  let steps = [], made = [], at = null, beside = null;
+  const use = h("div.use");
   const slider = h("input", { type: "range", min: 0, "aria-label": "step of the previews" });
   const other = h("select", { "aria-label": "step beside it" }), name = h("output"), grid = h("div.clips");
   const media = file => file?.url ? (file.video ? h("video", { src: file.url, loop: true, muted: true, autoplay: true, controls: true, playsinline: true, "aria-label": file.prompt }) : h("img", { src: file.url, alt: file.prompt, loading: "lazy" })) : h("div.gone", {}, "the file is gone");
@@ -146,6 +147,10 @@ async function previews(body, key, run, signal) {
     name.textContent = `step ${count(shown.step)}`;
     fill(grid, shown.files.map((file, i) => [h("figure", {}, media(file), h("figcaption", {}, second ? `step ${count(shown.step)} · ` : "", file.prompt)),
       second ? h("figure", {}, media(second.files[i]), h("figcaption", {}, `step ${count(second.step)}`)) : null]));
+    const weights = made.filter(file => !file.media && file.step === shown.step);
+    fill(use, weights.length ? weights.map(file => h("p.row", {}, h("a.as-button", { href: file.url, download: "" }, "Use this one"), h("code", {}, file.path), h("span.quiet", {}, bytes(file.bytes)),
+      h("button.small", { type: "button", onclick: async () => { await navigator.clipboard.writeText(file.path); toast("the path is copied"); } }, "Copy the path")))
+      : h("p.quiet", {}, "The weights of this step are not exported. ", h("a", { href: `#/run/${key}/checkpoints` }, "Export a checkpoint"), ", or set exports in the recipe to have those of every save."));
   };
   slider.addEventListener("input", () => { at = Number(slider.value); draw(); });
   other.addEventListener("change", () => { beside = other.value === "" ? null : Number(other.value); draw(); });
@@ -158,9 +163,10 @@ async function previews(body, key, run, signal) {
   addEventListener("keydown", onKey);
   signal.addEventListener("abort", () => removeEventListener("keydown", onKey));
   const renew = async () => {
-    const found = await get(`/runs/${key}/previews`, signal);
+    const [found, exported] = await Promise.all([get(`/runs/${key}/previews`, signal), get(`/runs/${key}/checkpoints/made`, signal)]);
     if (!found.length) return fill(body, empty("No previews yet", "Set samples.prompts and samples.every_steps in the recipe, and the run shows what it has learnt."));
-    if (found.length === steps.length) return;
+    if (found.length === steps.length && exported.length === made.length) return;
+    made = exported;
     const wasLast = at === null || at === steps.length - 1;
     steps = found;
     if (wasLast) at = steps.length - 1;
@@ -168,7 +174,7 @@ async function previews(body, key, run, signal) {
     slider.value = at;
     fill(other, h("option", { value: "" }, "nothing beside it"), steps.map(s => h("option", { value: s.step }, `step ${count(s.step)} beside it`)));
     other.value = beside ?? "";
-    if (!slider.isConnected) fill(body, h("div.card.panel", {}, slider, name, other), grid);
+    if (!slider.isConnected) fill(body, h("div.card.panel", {}, slider, name, other), use, grid);
     draw();
   };
   await renew();
