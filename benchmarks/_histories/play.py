@@ -313,7 +313,7 @@ class _Life:
                 break
             versions.append(self.entries[:-back])
             if isinstance(last, Begin):
-                versions.append([*self.entries[:-back], truth.Reopened(last.key)])
+                versions += [[*self.entries[:-back], truth.Reopened(last.key, at)] for at in (None, last.segment)]
             if isinstance(last, truth.Step):
                 break
         unsure = {id(entry) for entry in self.unsure}

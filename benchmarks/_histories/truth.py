@@ -80,9 +80,15 @@ class End:
 
 @dataclass(frozen=True)
 class Reopened:
-    """An epoch that a start goes on with, before it has begun a segment there: what was begun beyond is void."""
+    """An epoch that a start goes on with, before it has begun a segment there: what was begun beyond is void.
+
+    Attributes:
+        segment: Number of the segment whose record it makes place for: what had that number or a later one, and no
+            step, is void too. None while it has not come so far.
+    """
 
     key: Key
+    segment: int | None = None
 
 
 Entry = Began | Begin | Step | End | Reopened
@@ -148,6 +154,8 @@ def hold(entries: Iterable[Entry]) -> Truth:
             truth.ends.append((entry, truth.last_begin(entry.key)))
         elif isinstance(entry, Reopened):
             _void_beyond(truth, entry.key)
+            if entry.segment is not None:
+                truth.begins = [b for b in truth.begins if not _is_replaced(b, entry.key, entry.segment, truth)]
         else:
             _begin(truth, entry)
     return truth
@@ -162,14 +170,16 @@ def _go_back(truth: Truth, step: int) -> None:
 def _begin(truth: Truth, begin: Begin) -> None:
     """What was begun beyond this segment is void; another plan in its place was never trained."""
     _void_beyond(truth, begin.key)
-    trained = {(s.key, s.segment) for s in truth.steps}
     truth.begins = [
-        replace(b, superseded=True)
-        if b.key == begin.key and b.segment >= begin.segment and (b.key, b.segment) not in trained
-        else b
-        for b in truth.begins
+        replace(b, superseded=True) if _is_replaced(b, begin.key, begin.segment, truth) else b for b in truth.begins
     ]
     truth.begins.append(begin)
+
+
+def _is_replaced(begin: Begin, key: Key, segment: int, truth: Truth) -> bool:
+    """Return whether a segment takes the place of a former one that no step holds of."""
+    is_trained = any((s.key, s.segment) == (begin.key, begin.segment) for s in truth.steps)
+    return begin.key == key and begin.segment >= segment and not is_trained
 
 
 def _void_beyond(truth: Truth, key: Key) -> None:

@@ -6,7 +6,7 @@ import random
 import pytest
 from benchmarks._histories import account, draw, play, truth
 from benchmarks._histories import start as starts
-from benchmarks._histories.truth import Began, Begin, End, Step
+from benchmarks._histories.truth import Began, Begin, End, Reopened, Step
 
 from reelworks.buckets.assign import Reason
 
@@ -159,6 +159,15 @@ MORE = begun(["f1"], at=1, segment=1)
 )
 def test_an_epoch_has_ended_if_the_plan_that_it_follows_came_to_its_end(after, has_ended):
     assert ((0, 0) in truth.hold([*ENDED, *after]).ended) == has_ended
+
+
+@pytest.mark.parametrize(("segment", "left"), [(None, ["f0", "f1"]), (2, ["f0", "f1"]), (1, ["f0"])])
+def test_a_segment_that_makes_place_for_another_is_void_unless_a_step_of_it_holds(segment, left):
+    """A start that was killed before the other one was there has removed what no step holds of."""
+    begins = [begun(["f0"]), taken(1, "f0"), begun(["f1"], at=1, segment=1), taken(2, "f1", segment=1), Began(1)]
+    held = truth.hold([*begins, Reopened((0, 0), segment)])
+    assert [clip for begin in held.begins for clip, _ in begin.live] == left
+    assert len(truth.hold([*begins[:-1], Reopened((0, 0), segment)]).begins) == 2
 
 
 def noted(folder, rank, *lines):

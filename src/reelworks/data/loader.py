@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, get_worker_info
 
 from reelworks.core import arguments
-from reelworks.core.arguments import checked
+from reelworks.core.arguments import checked, whole
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
 from reelworks.core.words import tells_arguments
@@ -368,6 +368,7 @@ class Loader(IterableDataset[Step]):
             # A state may be taken before the first step of the new plan, and the data change again.
             self._record(self._position)
 
+    @checked(epoch=whole(0))
     def restart(self, epoch: int = 0) -> None:
         """Begin the data again at the first step of an epoch, by default the first; `step` counts on.
 
@@ -375,16 +376,8 @@ class Loader(IterableDataset[Step]):
         records of what was trained before stay.
 
         Raises:
-            UserError: The epoch is below 0.
+            UserError: The epoch is no whole number of at least 0.
         """
-        if epoch < 0:
-            raise UserError(
-                "epochs are counted from 0",
-                code="epoch-below-zero",
-                field="epoch",
-                value=epoch,
-                remedy="give 0 for the first epoch, or loader.epoch for the current one",
-            )
         former = replace(self._position, epoch=epoch - 1, data_restarts=self._position.data_restarts + 1)
         (self._position, _), self.changes = next_epoch(self.dataset, self._spec, former), []
 

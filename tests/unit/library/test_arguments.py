@@ -71,6 +71,12 @@ def calls(tmp_path: Path) -> dict[Callable[..., Any], dict[str, Any]]:
         rw.load_model: {"source": tmp_path / "nothing"},
         export: {"source": tmp_path / "nothing", "target": tmp_path / "x.safetensors"},
         train: {"recipe": tmp_path / "nothing.toml"},
+        (loader := rw.Loader(sample_dataset())).restart: {},
+        loader.load_state_dict: {"state": loader.state_dict()},
+        (store := rw.CheckpointStore(tmp_path / "states")).save: {"step": 1, "state": {"a": 1}},
+        store.load: {"step": 1, "state": {"a": 1}},
+        store.load_latest: {"state": {"a": 1}},
+        sample_dataset().plan_spec: {"micro_batches_per_step": 2, "same_bucket_run": 2},
     }
 
 

@@ -214,7 +214,7 @@ def test_restart_begins_an_epoch_again_and_keeps_records(footage: Path, tmp_path
     rest = begun + rest_of(other)
     assert set(rest.values()) == {1}
     assert len(rest) == 12
-    with refused("epoch-below-zero", "epoch"):
+    with refused("argument-invalid", "epoch"):
         loader.restart(-1)
 
 
