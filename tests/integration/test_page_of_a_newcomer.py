@@ -10,7 +10,7 @@ import tomllib
 import urllib.request
 
 import pytest
-from headless import browser, window
+from headless import browser, wait_until, window
 
 pytestmark = pytest.mark.slow(reason="trains for a minute")
 # Of the sample recipe: few steps, and previews soon.
@@ -108,6 +108,14 @@ def test_from_an_empty_folder_to_an_exported_file(tmp_path):
             shown.wait_for_selector("button:text-is('Unpin')")
             shown.click("button:text-is('Verify')")
             shown.wait_for_selector(".toast:has-text('all digests match')")
+            shown.locator("button:text-is('Generate')").first.click()
+            shown.get_by_label("Prompt").fill("a red circle moves right")
+            for label, value in (("Steps", "2"), ("Width", "64"), ("Height", "64"), ("Frames", "5")):
+                shown.get_by_label(label, exact=True).fill(value)
+            shown.click("form.generate button.main")
+            shown.wait_for_selector("form.generate figure video")
+            wait_until(shown, "document.querySelector('form.generate video').videoWidth === 64")
+            until(lambda: ended(address))
             shown.click("button:text-is('Export')")
             shown.click("dialog button.main")
             shown.wait_for_selector("h1:has-text('export')")

@@ -119,3 +119,10 @@ def test_a_run_that_is_gone_is_told(client):
     answer = client.get("/api/runs/0123456789abcdef")
     assert answer.status_code == 404
     assert answer.json()["remedy"]
+
+
+def test_a_generation_names_the_field_that_is_not_allowed(client):
+    key = of(client, "first")["key"]
+    for field, value in {"prompt": "", "width": 0, "num_frames": 0, "guidance_scale": 0.5, "seed": -1}.items():
+        answer = client.post(f"/api/runs/{key}/checkpoints/40/generate", json={"prompt": "a", field: value})
+        assert (answer.status_code, answer.json()["field"]) == (422, field)
