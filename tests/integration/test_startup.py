@@ -57,3 +57,14 @@ def test_a_command_says_what_it_does_before_it_loads_libraries(arguments, says, 
     said, loaded = before_first_line(*arguments.split(), cwd=tmp_path)
     assert says in said
     assert not SLOWEST & loaded
+
+
+@pytest.mark.parametrize(("begin", "found"), [("", "True"), ("optional_imports.leave_out_unused(); ", "False")])
+def test_a_program_of_one_s_own_has_all_of_its_libraries(begin, found):
+    """Only commands import them without what they do not use."""
+    code = (
+        f"from reelworks.models import optional_imports; {begin}"
+        "print(optional_imports.diffusers().utils.is_bitsandbytes_available()); import bitsandbytes"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == found

@@ -43,6 +43,7 @@ from reelworks.core import terminal
 from reelworks.core import trust as trusted_code
 from reelworks.core.errors import UserError
 from reelworks.core.words import of_recipe
+from reelworks.models import optional_imports
 
 _PATIENCE_SECONDS = 5.0
 _SETTING = re.compile(r"--[a-z_]+(\.\w+)+|[a-z_]+(\.\w+)+=")  # as other trainers take them
@@ -119,6 +120,7 @@ def main() -> None:
     """Run the command line; a `UserError` prints its message without a traceback."""
     # What this process starts imports nothing from the folder that it runs in, which may be a stranger's.
     os.environ["PYTHONSAFEPATH"] = "1"
+    optional_imports.leave_out_unused()
     trusted_code.ask_with(trust.ask)
     codes: list[int] = []
     # Registered first, so called last, after the exit handlers of other modules.

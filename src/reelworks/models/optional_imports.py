@@ -10,9 +10,18 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-# Others import it if it is installed, for layers that nothing here uses; that takes seconds.
+# The others import it if it is installed, for layers that nothing here uses; that takes seconds.
 _UNUSED = "bitsandbytes"
+_left_out: set[str] = set()
 logging.getLogger(_UNUSED).setLevel(logging.ERROR)  # it warns of missing CPU kernels
+
+
+def leave_out_unused() -> None:
+    """Let libraries be imported as if those were missing that only they use: for a process of the command line.
+
+    A program that uses the library may want them, and would not be told why they are missing.
+    """
+    _left_out.add(_UNUSED)
 
 
 def transformers() -> Any:
@@ -41,16 +50,16 @@ def peft() -> Any:
 
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
-    """Import without what takes half of the time: bitsandbytes, and the garbage collector, which finds nothing."""
-    collects, hides = gc.isenabled(), _UNUSED not in sys.modules
+    """Import without what takes half of the time: what is left out, and the garbage collector, which finds nothing."""
+    collects, hidden = gc.isenabled(), _left_out - sys.modules.keys()
     gc.disable()
-    if hides:
-        sys.modules[_UNUSED] = None  # type: ignore[assignment]  # as if it were not installed
+    for name in hidden:
+        sys.modules[name] = None  # type: ignore[assignment]  # as if it were not installed
     try:
         yield
     finally:
-        if hides:
-            del sys.modules[_UNUSED]
+        for name in hidden:
+            del sys.modules[name]
         if collects:
             gc.enable()
 
