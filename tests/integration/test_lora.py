@@ -224,6 +224,17 @@ def test_weights_in_cpu_memory_change_nothing(lora, tmp_path):
     assert one.keys() == other.keys()
 
 
+def test_the_strength_of_a_lora_multiplies_what_it_adds(lora, tmp_path):
+    assert children.train(lora(max_steps=2)) == [0]
+    merged = [LoadedModel.load(tmp_path / "run", to_merge=True, lora_scale=scale).merge() for scale in (0.0, 1.0, 2.5)]
+    changed = 0
+    for name, base in merged[0].items():
+        once, more = (other[name] - base for other in merged[1:])
+        assert torch.allclose(more, 2.5 * once, atol=1e-6), name
+        changed += bool(once.any())
+    assert changed
+
+
 def test_files_hold_what_the_checkpoint_does(lora, tmp_path):
     """Each convention, written by the run and by hand, brings back the averaged LoRA; a run can begin with it."""
     assert children.train(lora(max_steps=5)) == [0]

@@ -124,6 +124,9 @@ def generate(
     raw_weights: Annotated[
         bool, Option("--raw-weights", help="Use the trained weights instead of their average.")
     ] = False,
+    lora_scale: Annotated[
+        float, Option(min=-10, max=10, help="Strength of a LoRA: what it adds to the weights is multiplied by it.")
+    ] = 1.0,
     trained_base: Annotated[
         bool,
         Option(
@@ -198,7 +201,10 @@ def generate(
     with show.stages():
         # Load the step whose recipe was read: a run in progress may have saved again meanwhile.
         model = LoadedModel.load(
-            CheckpointFolder(run.checkpoints_folder).path(step), averaged=not raw_weights, shown=not trained_base
+            CheckpointFolder(run.checkpoints_folder).path(step),
+            averaged=not raw_weights,
+            shown=not trained_base,
+            lora_scale=lora_scale,
         )
         for line in model.unseen(list(dict.fromkeys(prompt for job in jobs for prompt in job.prompts))):
             show.line(line)

@@ -14,6 +14,7 @@ from reelworks.checkpoint import load, read_lock, verify
 from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.core import arguments
 from reelworks.core.arguments import checked
+from reelworks.core.errors import UserError
 from reelworks.encoders.encoders import LiveEncoder
 from reelworks.generate import diffusers_pipeline
 from reelworks.generate.diffusers_pipeline import PipelineOutput
@@ -85,19 +86,26 @@ class LoadedModel:
         averaged: bool = True,
         to_merge: bool = False,
         shown: bool = False,
+        lora_scale: float = 1.0,
         encoders: LiveEncoder | None = None,
     ) -> Self:
         """Load a model from a run folder (its newest good checkpoint) or from a checkpoint's folder.
 
         With `to_merge`, the base of a LoRA is loaded in float32, since updates cannot be added to quantised weights.
         With `shown`, a LoRA is loaded on the model of the recipe's previews, if that is another than the trained one.
+        `lora_scale` multiplies what a LoRA adds to the weights, as `scale` of diffusers' pipelines does.
         `encoders` take the place of the recipe's, such as those that are loaded at their first use.
+
+        Raises:
+            UserError: The checkpoint is damaged or of another base, or a scale is given where no LoRA has one.
         """
         run, step = init_from.locate(source)
         path = CheckpointFolder(run.checkpoints_folder).path(step)
         # Locked until it is read: a running training may delete it meanwhile.
         with read_lock.reading(path):
             recipe = recipe_file.load(history.recipe_of(run, step))
+            if lora_scale != 1.0:
+                _require_lora_scale(recipe, lora_scale)
             if to_merge and recipe.lora is not None:
                 wide = recipe.lora.model_copy(update={"base": "float32"})
                 recipe = recipe.model_copy(update={"lora": wide})
@@ -118,6 +126,8 @@ class LoadedModel:
                 load.load(path, state, fixed=True)
         for name, value in state.get("ema", {}).items():
             trained[name].copy_(value)
+        if lora_scale != 1.0:
+            inject.scale(module, lora_scale)
         return cls(recipe, step, denoiser, DtypeBoundary(denoiser), encoders or build.encoder(recipe, device))
 
     def merge(self) -> dict[str, Tensor]:
@@ -139,3 +149,9 @@ class LoadedModel:
         require(self.recipe, options)
         both = build.with_other_expert(self.recipe, self.denoiser, self.encoder.device)
         return diffusers_pipeline.generate(self.recipe, DtypeBoundary(both), self.encoder, prompts, options)
+
+
+def _require_lora_scale(recipe: Recipe, scale: float) -> None:
+    if recipe.lora is None or not recipe.lora.has_scale:
+        what = "the run trains no LoRA" if recipe.lora is None else "an OFT turns weights, which has no scale"
+        raise UserError(what, code="lora-scale-unknown", field="--lora-scale", value=scale, remedy="leave it out")

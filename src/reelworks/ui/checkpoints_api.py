@@ -53,6 +53,7 @@ class GenerateOptions(BaseModel):
     num_frames: int | None = Field(default=None, ge=1)
     num_inference_steps: int | None = Field(default=None, ge=1)
     guidance_scale: float | None = Field(default=None, ge=1)
+    lora_scale: float | None = Field(default=None, ge=-10, le=10)
 
 
 def router(context: Context) -> APIRouter:
@@ -115,7 +116,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.get("/generate")
     def usual(key: str) -> Json:
-        """Return what a generation has if nothing else is asked for; `clip` is None for models of pictures."""
+        """Return what a generation has if nothing else is asked for, None for what it cannot have."""
         run = workspace.run(key)
         recipe = preview_model.recipe_of(recipe_file.load(run.recipe_file))
         picture, clip = (asdict(defaults.shape(run, recipe, picture=one)) for one in (True, False))
@@ -125,6 +126,7 @@ def router(context: Context) -> APIRouter:
             "clip": clip if clip["num_frames"] > 1 else None,
             "num_inference_steps": sampled.num_inference_steps,
             "guidance_scale": sampled.guidance_scale,
+            "lora_scale": 1 if recipe.lora is not None and recipe.lora.has_scale else None,
         }
 
     @routes.post("/{step}/generate")

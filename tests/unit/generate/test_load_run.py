@@ -102,6 +102,11 @@ def test_checkpoints_may_lie_elsewhere_and_a_run_be_called_anything(
     assert LoadedModel.load(Path("run")).step == 4
 
 
+def test_a_strength_is_refused_where_there_is_no_lora(run: RunFolder) -> None:
+    with refused("lora-scale-unknown", "--lora-scale"):
+        LoadedModel.load(run.path, lora_scale=0.5)
+
+
 def test_damaged_checkpoints_are_passed_over_and_told_if_there_is_no_other(run: RunFolder) -> None:
     store = CheckpointFolder(run.checkpoints_folder)
     (store.path(4) / "manifest.json").unlink()

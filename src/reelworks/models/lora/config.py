@@ -114,6 +114,11 @@ class LoraConfig(Config):
         )
 
     @property
+    def has_scale(self) -> bool:
+        """Whether its update is added to the weights, and can be multiplied; an OFT turns them."""
+        return self.type != "oft"
+
+    @property
     def exact_alpha(self) -> float:
         """Alpha, with the rank as default."""
         return float(self.rank) if self.alpha is None else self.alpha

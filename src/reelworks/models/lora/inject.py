@@ -123,6 +123,14 @@ def adapters_disabled(module: nn.Module) -> Iterator[None]:
         enable(True)
 
 
+def scale(module: nn.Module, factor: float) -> None:
+    """Multiply what a LoRA, LoHa or LoKr adds to the weights of its network by a factor, in place."""
+    tuners: Any = importlib.import_module("peft.tuners.tuners_utils")
+    for child in module.modules():
+        if isinstance(child, tuners.BaseTunerLayer):
+            child.scaling = {name: factor * value for name, value in child.scaling.items()}
+
+
 @torch.no_grad()
 def merged(module: nn.Module) -> dict[str, Tensor]:
     """Merge a LoRA into its network, in place, and return all weights under their names without a LoRA."""

@@ -86,9 +86,10 @@ class Maker {
     this.inputs = {
       prompt: h("textarea", { rows: 3, required: true }), width: number((clip || picture).width), height: number((clip || picture).height),
       num_frames: clip && number(clip.num_frames), num_inference_steps: number(usual.num_inference_steps), guidance_scale: number(usual.guidance_scale, { step: "any" }), seed: number(0, { min: 0 }),
+      lora_scale: usual.lora_scale === null ? null : number(usual.lora_scale, { min: -10, max: 10, step: "any" }),
     };
     for (const [name, input] of this.fields()) input.value = values[name] ?? "";
-    const names = { prompt: "Prompt", width: "Width", height: "Height", num_frames: "Frames", num_inference_steps: "Steps", guidance_scale: "Guidance", seed: "Seed" };
+    const names = { prompt: "Prompt", width: "Width", height: "Height", num_frames: "Frames", num_inference_steps: "Steps", guidance_scale: "Guidance", seed: "Seed", lora_scale: "Strength of the LoRA" };
     if (clip) this.inputs.num_frames.addEventListener("input", () => this.suggest(this.inputs.num_frames.value === "1" ? picture : clip));
     const form = h("form.card.generate", { "aria-label": "Generate", oninput: () => this.kept.keep({ step, values: this.values() }) },
       h("div.row", {}, h("h2", {}, `Generate from step ${count(step)}`), h("span.gap"), h("button.small", { type: "button", onclick: () => { this.kept.drop(); fill(this.place); } }, "Close")), this.kept.box,
