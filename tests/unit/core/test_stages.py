@@ -18,7 +18,7 @@ def said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> l
     caplog.set_level(logging.INFO, logger="reelworks")
     monkeypatch.setattr(log.logger, "propagate", True)
     lines: list[str] = []
-    caplog.handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
+    monkeypatch.setattr(caplog.handler, "emit", lambda record: lines.append(record.getMessage()))
     return lines
 
 
