@@ -29,7 +29,8 @@ async function show() {
   } catch (error) {
     if (signal.aborted || error.name === "AbortError") return;
     const back = h("a", { href: "#/runs" }, "all runs");
-    fill(main, h("section.empty", {}, h("h1", {}, error.message), h("p", {}, error.remedy || ""), back));
+    const where = error.field ? h("p", {}, h("code", {}, [error.field, error.value].filter(Boolean).join(" = "))) : null;
+    fill(main, h("section.empty", {}, h("h1", {}, error.message), where, h("p", {}, error.remedy || ""), back));
     if (!error.status) explain(error);
   }
 }
