@@ -59,12 +59,39 @@ def test_a_command_says_what_it_does_before_it_loads_libraries(arguments, says, 
     assert not SLOWEST & loaded
 
 
-@pytest.mark.parametrize(("begin", "found"), [("", "True"), ("optional_imports.leave_out_unused(); ", "False")])
-def test_a_program_of_one_s_own_has_all_of_its_libraries(begin, found):
-    """Only commands import them without what they do not use."""
-    code = (
-        f"from reelworks.models import optional_imports; {begin}"
-        "print(optional_imports.diffusers().utils.is_bitsandbytes_available()); import bitsandbytes"
-    )
+_LEAVES_OUT = "from reelworks.core import optional_imports; optional_imports.leave_out_unused(); "
+_FINDS = "print(optional_imports.diffusers().utils.is_bitsandbytes_available()); import bitsandbytes"
+_BETA = """
+from diffusers import FlowMatchEulerDiscreteScheduler as Scheduler  # has no scipy, though others can import it
+import sys
+assert "scipy" not in sys.modules
+optional_imports.with_scipy(Scheduler)
+Scheduler(use_beta_sigmas=True).set_timesteps(4)
+from transformers.utils import is_scipy_available
+print(is_scipy_available())
+"""
+_ARROW = """
+optional_imports.settle_arrow()
+import pyarrow, sys
+pyarrow.array([1])
+assert "pandas" not in sys.modules
+print(len(pyarrow.table({"a": [1]}).to_pandas()) == 1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        pytest.param(_LEAVES_OUT.split(";")[0] + ";" + _FINDS, "True", id="program", marks=pytest.mark.slow),
+        pytest.param(_LEAVES_OUT + _FINDS, "False", id="command", marks=pytest.mark.slow),
+        pytest.param(
+            _LEAVES_OUT + "optional_imports.from_diffusers('FluxTransformer2DModel')" + _BETA, "True", id="scipy"
+        ),
+        pytest.param(_LEAVES_OUT + _ARROW, "True", id="pandas"),
+    ],
+)
+def test_only_commands_leave_libraries_out_and_what_needs_one_has_it(code, found):
+    """A program of one's own imports others as they are; in a command a library comes when something asks for it."""
+    pytest.importorskip("pandas")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == found

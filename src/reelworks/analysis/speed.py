@@ -53,10 +53,8 @@ class Speed(NamedTuple):
 
 def of_step(step: Mapping[str, Any]) -> Speed:
     """Return the speed of an event of the kind `step`."""
-    seconds = step.get("seconds") or 0.0
-    # Events of earlier versions told a wait with the step after it, which may have been shorter.
-    waited = min(step.get("data_wait_seconds") or 0.0, seconds)
-    return Speed((step.get("clips") or 0) if step.get("applied", True) else 0, seconds, waited)
+    clips = step.get("clips") or 0 if step.get("applied", True) else 0
+    return Speed(clips, step.get("seconds") or 0.0, step.get("data_wait_seconds") or 0.0)
 
 
 def total(speeds: Iterable[Speed]) -> Speed:

@@ -22,11 +22,13 @@ from numpy.typing import NDArray
 
 from reelworks.catalog import location
 from reelworks.catalog.location import MediaPath
-from reelworks.core import digests
+from reelworks.core import digests, optional_imports
 from reelworks.core.digests import ArrayParts
 
 _WORD = pa.dictionary(pa.int32(), pa.string())
 _TEXT = pa.large_string()  # captions of millions of clips exceed the 2 GB that `string` can address
+
+optional_imports.settle_arrow()
 
 
 def as_numpy(column: Any) -> NDArray[Any]:

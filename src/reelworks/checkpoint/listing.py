@@ -12,6 +12,7 @@ from reelworks.checkpoint.config import Retention
 from reelworks.checkpoint.folder import CheckpointFolder, CheckpointInfo
 from reelworks.checkpoint.policy import Decision, rank_best
 from reelworks.checkpoint.verify import damage
+from reelworks.core import log
 from reelworks.core.errors import UserError
 
 Row = dict[str, Any]
@@ -102,7 +103,8 @@ def verified(store: CheckpointFolder, steps: list[int], full: bool) -> list[Row]
     """Check checkpoints against their manifests, by size or also by digest, and change nothing."""
     listed = []
     for step in steps:
-        reason = damage(store.path(step), full)
+        with log.stage(f"comparing step {step} with its manifest"):
+            reason = damage(store.path(step), full)
         if reason and not store.path(step).exists():
             continue  # deleted meanwhile by a training
         listed.append({"step": step, "path": store.path(step), "good": not reason, "reason": reason})

@@ -7,9 +7,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Argument, Option, Typer
+from typer import Argument, Option
 
 from reelworks.cli import show
+from reelworks.cli.app import App
 from reelworks.cli.options import EngineOption, Html, Json
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 _FILES_SHOWN = 3
 _BAD_FILES_SHOWN = 50
 
-app = Typer(help="Maintain a catalog.", no_args_is_help=True, rich_markup_mode=None)
+app = App(help="Maintain a catalog.", no_args_is_help=True, rich_markup_mode=None)
 
 
 def scan(
@@ -116,7 +117,7 @@ def inspect(
     show.json(inspection.to_json()) if json else _print_inspection(inspection, html)
 
 
-@app.command()
+@app.command(doing="rewriting the catalog")
 def compact(
     catalog: Annotated[Path, Argument(metavar="CATALOG", help="A catalog's folder.")],
     json: Json = False,

@@ -37,10 +37,9 @@ def check(
     `train` checks only the largest bucket at each start.
     """
     loaded, table = with_buckets(load_recipe(recipe, overrides, data_path), quiet=json)
-    with show.stages(quiet=json):
-        with show.loading():
-            from reelworks.train.preflight.check import check_recipe
-        report = check_recipe(loaded, table, max(world, loaded.parallel.sequence_degree))
+    with show.loading():
+        from reelworks.train.preflight.check import check_recipe
+    report = check_recipe(loaded, table, max(world, loaded.parallel.sequence_degree))
     show.json(report.to_json()) if json else _print_report(report)
     if report.violations:
         raise Exit(ExitCode.FAILED)

@@ -11,9 +11,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Argument, Exit, Option, Typer
+from typer import Argument, Exit, Option
 
 from reelworks.cli import show
+from reelworks.cli.app import App
 from reelworks.cli.exit_codes import ExitCode
 from reelworks.cli.options import Json, Overrides, RunArgument, SourceArgument
 from reelworks.core.errors import UserError
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 
-app = Typer(no_args_is_help=True, rich_markup_mode=None)
+app = App(no_args_is_help=True, rich_markup_mode=None)
 StepArgument = Annotated[int, Argument(metavar="STEP", min=0, help="Optimizer steps done.")]
 OptionalStep = Annotated[int | None, Argument(metavar="[STEP]", min=0, help="Optimizer steps done.")]
 
@@ -80,7 +81,7 @@ def _changing(store: CheckpointFolder) -> Iterator[None]:
         ) from error
 
 
-@app.command("ls")
+@app.command("ls", doing="reading the checkpoints")
 def ls(run: RunArgument, json: Json = False) -> None:
     """List checkpoints: step, epoch, size, age and metrics of each.
 
@@ -95,7 +96,7 @@ def ls(run: RunArgument, json: Json = False) -> None:
     show.json(rows) if json else _print_all(rows, shutil.disk_usage(disk).free)
 
 
-@app.command("show")
+@app.command("show", doing="reading the checkpoint")
 def show_one(run: RunArgument, step: OptionalStep = None, json: Json = False) -> None:
     """Show files, metrics and versions of one checkpoint, by default of the newest."""
     from reelworks.checkpoint import listing
@@ -105,7 +106,7 @@ def show_one(run: RunArgument, step: OptionalStep = None, json: Json = False) ->
     show.json(report) if json else _print_one(report)
 
 
-@app.command("verify")
+@app.command("verify", doing="comparing files with their manifests")
 def verify(
     run: RunArgument,
     step: OptionalStep = None,
@@ -127,7 +128,7 @@ def verify(
         raise Exit(ExitCode.FAILED)
 
 
-@app.command("prune")
+@app.command("prune", doing="removing checkpoints")
 def prune(
     run: RunArgument,
     dry_run: Annotated[bool, Option("--dry-run", help="Only print what would be deleted.")] = False,
@@ -158,7 +159,7 @@ def prune(
     show.json(report) if json else _print_pruned(report)
 
 
-@app.command("explain")
+@app.command("explain", doing="reading the checkpoints")
 def explain(run: RunArgument, step: StepArgument, json: Json = False) -> None:
     """Tell why a checkpoint is kept, or when and why it was deleted."""
     from reelworks.checkpoint import listing
@@ -167,13 +168,13 @@ def explain(run: RunArgument, step: StepArgument, json: Json = False) -> None:
     show.json(report) if json else _print_history(report)
 
 
-@app.command("pin")
+@app.command("pin", doing="pinning the checkpoint")
 def pin(run: RunArgument, step: StepArgument, json: Json = False) -> None:
     """Keep a checkpoint whatever the policy says; works while the run trains too."""
     _set_pin(run, step, True, json)
 
 
-@app.command("unpin")
+@app.command("unpin", doing="unpinning the checkpoint")
 def unpin(run: RunArgument, step: StepArgument, json: Json = False) -> None:
     """Let the policy decide about a checkpoint again."""
     _set_pin(run, step, False, json)
@@ -189,7 +190,7 @@ def _set_pin(run: Path, step: int, pinned: bool, json: bool) -> None:
     show.json(row) if json else show.line(f"step {step}: {_why(row)}")
 
 
-@app.command("best")
+@app.command("best", doing="reading the checkpoints")
 def best(run: RunArgument, json: Json = False) -> None:
     """Print the folder of the best checkpoint by the metric of the recipe's keep_best."""
     from reelworks.checkpoint import listing
@@ -198,7 +199,7 @@ def best(run: RunArgument, json: Json = False) -> None:
     show.json(row) if json else show.line(str(row["path"]))
 
 
-@app.command("export")
+@app.command("export", doing="exporting")
 def export(
     source: SourceArgument,
     output: Annotated[
@@ -218,12 +219,11 @@ def export(
 
     Reads one tensor at a time, and compares its digest. The run may train meanwhile.
     """
-    with show.stages(quiet=json):
-        with show.loading():
-            from reelworks.generate import export_run
-        exported = export_run.export(
-            source, output, ema=ema, dtype=dtype.value, format=format.value if format else None, merge=merge
-        )
+    with show.loading():
+        from reelworks.generate import export_run
+    exported = export_run.export(
+        source, output, ema=ema, dtype=dtype.value, format=format.value if format else None, merge=merge
+    )
     for path in [] if json else exported.files:
         show.line(f"{path}: {exported.weights} of step {exported.step} in {exported.dtype}")
     if json:

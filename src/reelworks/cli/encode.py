@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
 from typer import Argument, Exit, Option
 from typer.core import TyperGroup
 
 from reelworks.cli import show
+from reelworks.cli.app import App
 from reelworks.cli.exit_codes import ExitCode
 from reelworks.cli.options import DataPath, EngineOption, Json, Overrides, RecipeArgument, load_recipe
 from reelworks.core import terminal, units
@@ -38,7 +38,7 @@ class _RunByDefault(TyperGroup):
         return super().resolve_command(ctx, args if known else ["run", *args])
 
 
-app = typer.Typer(
+app = App(
     cls=_RunByDefault,
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -47,7 +47,7 @@ app = typer.Typer(
 FolderArgument = Annotated[Path, Argument(metavar="FOLDER", help="A folder of stored latents: encode.folder.")]
 
 
-@app.command()
+@app.command(doing="encoding", answers=False)
 def run(
     recipe: RecipeArgument,
     limit: Annotated[int | None, Option(min=1, help="Encode only so many clips.")] = None,
@@ -67,11 +67,9 @@ def run(
     With --engine ray, the data is scanned and encoded by all nodes of a cluster, which must see the folders of data, catalog,
     store and recipe at the same place: an encoder on each GPU, or on each CPU if there are no GPUs.
     """
-    from reelworks.core import log
-
     loaded, stores = _storing(load_recipe(recipe, overrides, data_path))
     main = os.environ.get("RANK", "0") == "0"
-    with show.stdout_for_json(json), log.to_terminal(speaks=main and not json):
+    with show.stdout_for_json(json):
         work = _on_cluster if engine == "ray" else _here
         forecast, progress = work(loaded, limit, json)
     if not main:
@@ -148,7 +146,7 @@ def _on_cluster(recipe: Recipe, limit: int | None, quiet: bool) -> tuple[Forecas
             return encode_on_cluster.encode_missing(data, job, cluster, limit=limit, on_progress=on_progress)
 
 
-@app.command("ls")
+@app.command("ls", doing="reading the store")
 def list_entries(folder: FolderArgument, json: Json = False) -> None:
     """List what is stored by encoder and dtype."""
     from dataclasses import asdict
@@ -165,17 +163,20 @@ def list_entries(folder: FolderArgument, json: Json = False) -> None:
     show.print_table(table)
 
 
-@app.command()
+@app.command(doing="opening the store")
 def verify(folder: FolderArgument, json: Json = False) -> None:
     """Read every stored tensor and compare its checksum; the exit code is 1 if one is damaged.
 
     Damaged ones are encoded again when they are needed.
     """
+    from reelworks.core import log
+
     checked, damaged = 0, []
-    for row, problem in _existing(folder).verify():
-        checked += 1
-        if problem:
-            damaged.append({"clip": row["label"], "kind": row["kind"], "problem": problem})
+    with log.stage("comparing checksums", lambda: units.plural(checked, "entry")):
+        for row, problem in _existing(folder).verify():
+            checked += 1
+            if problem:
+                damaged.append({"clip": row["label"], "kind": row["kind"], "problem": problem})
     if json:
         show.json({"checked": checked, "damaged": damaged})
     else:
@@ -186,7 +187,7 @@ def verify(folder: FolderArgument, json: Json = False) -> None:
         raise Exit(ExitCode.FAILED)
 
 
-@app.command()
+@app.command(doing="looking for entries that no recipe reaches")
 def prune(
     recipes: Annotated[list[Path], Argument(metavar="RECIPE...", help="All recipes that share the folder.")],
     delete: Annotated[bool, Option("--delete", help="Delete them; without it they are only named.")] = False,
@@ -221,7 +222,7 @@ def prune(
     show.line(f"{count}, {total}: {what}" if lost else "every entry is reached")
 
 
-@app.command("show")
+@app.command("show", doing="drawing what is stored")
 def show_entries(
     recipe: RecipeArgument,
     pictures: Annotated[Path, Option(metavar="FILE.png", help="Contact sheet to write.")] = Path("encoded.png"),

@@ -172,7 +172,7 @@ def _measure_model(
     found = Source.locate(source, **which)
     times = held_out.spread(found.recipe, timesteps) if timesteps else None
     found = found.measuring(timesteps=times, max_clips=max_clips)
-    with show.stages(quiet), show.scan_progress(quiet=quiet) as on_scan, show.clip_progress(quiet=quiet) as on_clip:
+    with show.scan_progress(quiet=quiet) as on_scan, show.clip_progress(quiet=quiet) as on_clip:
         return held_out.evaluate(found, times_at_once=batch_size, on_scan=on_scan, on_clip=on_clip)
 
 

@@ -142,7 +142,7 @@ def generate(
 
     With --prompt-file, clips that are in the folder already are kept, so that the same command goes on.
     """
-    with show.stages(), show.loading():
+    with show.loading():
         from reelworks.checkpoint.folder import CheckpointFolder
         from reelworks.core import sources, units
         from reelworks.core.log import logger
@@ -198,24 +198,23 @@ def generate(
         sampled.image_guidance_scale,
     )
     load_run.require(recipe, options)
-    with show.stages():
-        # Load the step whose recipe was read: a run in progress may have saved again meanwhile.
-        model = LoadedModel.load(
-            CheckpointFolder(run.checkpoints_folder).path(step),
-            averaged=not raw_weights,
-            shown=not trained_base,
-            lora_scale=lora_scale,
-        )
-        for line in model.unseen(list(dict.fromkeys(prompt for job in jobs for prompt in job.prompts))):
-            show.line(line)
-        for job in jobs:
-            made = units.plural(len(job.prompts), "clip")
-            logger.info(f"generating {made} of {shape} on {model.encoder.device}, {options.num_inference_steps} steps")
-            generated = model.generate(job.prompts, replace(options, seed=seed + job.seeds_further))
-            for path, (frames, its_sound) in zip(job.paths, generated.written(), strict=True):
-                writers.write(path, frames, options.fps, its_sound)
-                size = Shape(len(frames), shape.height, shape.width)
-                show.line(f"{path}: {size}, step {model.step}, by {generated.by}, {options.to_text()}")
+    # Load the step whose recipe was read: a run in progress may have saved again meanwhile.
+    model = LoadedModel.load(
+        CheckpointFolder(run.checkpoints_folder).path(step),
+        averaged=not raw_weights,
+        shown=not trained_base,
+        lora_scale=lora_scale,
+    )
+    for line in model.unseen(list(dict.fromkeys(prompt for job in jobs for prompt in job.prompts))):
+        show.line(line)
+    for job in jobs:
+        made = units.plural(len(job.prompts), "clip")
+        logger.info(f"generating {made} of {shape} on {model.encoder.device}, {options.num_inference_steps} steps")
+        generated = model.generate(job.prompts, replace(options, seed=seed + job.seeds_further))
+        for path, (frames, its_sound) in zip(job.paths, generated.written(), strict=True):
+            writers.write(path, frames, options.fps, its_sound)
+            size = Shape(len(frames), shape.height, shape.width)
+            show.line(f"{path}: {size}, step {model.step}, by {generated.by}, {options.to_text()}")
 
 
 class _Job(NamedTuple):

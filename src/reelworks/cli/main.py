@@ -38,12 +38,12 @@ from reelworks.cli import (
     tune,
     ui,
 )
+from reelworks.cli.app import App
 from reelworks.cli.exit_codes import ExitCode
-from reelworks.core import terminal
+from reelworks.core import optional_imports, terminal
 from reelworks.core import trust as trusted_code
 from reelworks.core.errors import UserError
 from reelworks.core.words import of_recipe
-from reelworks.models import optional_imports
 
 _PATIENCE_SECONDS = 5.0
 _SETTING = re.compile(r"--[a-z_]+(\.\w+)+|[a-z_]+(\.\w+)+=")  # as other trainers take them
@@ -65,7 +65,7 @@ _ELSEWHERE = {
     "seed": "--set seed=VALUE",
 }
 
-app = typer.Typer(
+app = App(
     name="reelworks",
     help="Train video and image diffusion models on footage of any shape.",
     no_args_is_help=True,
@@ -92,24 +92,24 @@ def _all_verbs(
     context.with_resource(of_recipe())
 
 
-app.command("demo")(demo.demo)
-app.command("demo-data")(demo.demo_data)
-app.command("scan")(catalog.scan)
-app.command("inspect")(catalog.inspect)
-app.command("contact-sheet")(contact_sheet.contact_sheet)
-app.command("plan")(plan.plan)
-app.command("check")(check.check)
-app.command("tune")(tune.tune)
-app.command("train")(train.train)
-app.command("generate")(generate.generate)
-app.command("eval")(eval.evaluate)
-app.command("coverage")(coverage.coverage)
-app.command("replay")(replay.replay)
-app.command("report")(report.report)
-app.command("compare")(compare.compare)
-app.command("ui")(ui.ui)
-app.command("trust")(trust.trust)
-app.command("import-opensora")(import_opensora.import_opensora)
+app.command("demo", doing=None, answers=False)(demo.demo)
+app.command("demo-data", doing="making footage")(demo.demo_data)
+app.command("scan", doing="scanning")(catalog.scan)
+app.command("inspect", doing="summarising the catalog")(catalog.inspect)
+app.command("contact-sheet", doing="planning")(contact_sheet.contact_sheet)
+app.command("plan", doing="planning")(plan.plan)
+app.command("check", doing="checking dtypes and memory")(check.check)
+app.command("tune", doing="measuring batch sizes")(tune.tune)
+app.command("train", doing=None, answers=False)(train.train)
+app.command("generate", doing="generating")(generate.generate)
+app.command("eval", doing="measuring")(eval.evaluate)
+app.command("coverage", doing="accounting for the clips")(coverage.coverage)
+app.command("replay", doing="replaying")(replay.replay)
+app.command("report", doing="writing the report")(report.report)
+app.command("compare", doing="comparing")(compare.compare)
+app.command("ui", doing=None)(ui.ui)
+app.command("trust", doing=None)(trust.trust)
+app.command("import-opensora", doing="importing")(import_opensora.import_opensora)
 app.add_typer(catalog.app, name="catalog")
 app.add_typer(new.app, name="new")
 app.add_typer(encode.app, name="encode")

@@ -8,9 +8,10 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from typer import BadParameter, Option, Typer
+from typer import BadParameter, Option
 
 from reelworks.cli import show
+from reelworks.cli.app import App
 from reelworks.cli.options import Json, Overrides
 from reelworks.core.errors import UserError
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from reelworks.quickstart.quickstart import QuickstartOptions, QuickstartResult
 
 
-app = Typer(no_args_is_help=True, rich_markup_mode=None, add_completion=False)
+app = App(no_args_is_help=True, rich_markup_mode=None, add_completion=False)
 
 MODEL = Option(metavar="NAME", help="A model, such as flux-dev, or a family, such as wan.")
 Data = Annotated[
@@ -58,7 +59,7 @@ def new() -> None:
     """Write a recipe to begin with."""
 
 
-@app.command("lora")
+@app.command("lora", doing="choosing settings")
 def lora(
     model: Annotated[str, MODEL],
     data: Data = None,

@@ -6,7 +6,7 @@ import datetime
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, redirect_stdout
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from typing import TYPE_CHECKING, Any
 
 from reelworks.core import terminal
@@ -83,18 +83,10 @@ def stdout_for_json(json: bool) -> Iterator[None]:
         yield
 
 
-def stages(quiet: bool = False) -> AbstractContextManager[None]:
-    """Print on stderr what a command is doing, so that none of its stages is silent."""
-    from reelworks.core import log
-
-    return nullcontext() if quiet else log.to_terminal(stderr=True)
-
-
 @contextmanager
 def loading() -> Iterator[None]:
     """Import the libraries of networks, which takes seconds, and say so."""
-    from reelworks.core import log
-    from reelworks.models import optional_imports
+    from reelworks.core import log, optional_imports
 
     with log.stage("loading the libraries", at_once=True), optional_imports.importing():
         yield

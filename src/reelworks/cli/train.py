@@ -121,9 +121,7 @@ def train(
 
     if LAUNCHED in os.environ:
         worker_pool.end_with_parent()
-    from reelworks.models import optional_imports
-
-    with optional_imports.importing():
+    with show.loading():
         from reelworks.train.profile import Steps
         from reelworks.train.resume import RunOptions
         from reelworks.train.trainer import run

@@ -72,19 +72,18 @@ def tune(
             field="--memory",
             remedy="give it in GB, as in --memory 24",
         )
-    with show.stages(quiet=json):
-        with show.loading():
-            from reelworks.train.tuning import tune as tuning
-            from reelworks.train.tuning import workbench
-            from reelworks.train.tuning.search import Limits
-        limit = workbench.device_bytes() if memory is None else int(memory * 1e9)
-        limits = Limits(limit, None if step_seconds is None else 1000 * step_seconds, max_batch)
-        if estimate:
-            with log.stage("estimating the largest batch sizes", at_once=True):
-                result = tuning.estimated(loaded, table, limits)
-        else:
-            with log.stage("measuring the largest batch sizes", at_once=True):
-                result = tuning.tune(loaded, table, limits, (lambda trial: None) if json else _print_trial)
+    with show.loading():
+        from reelworks.train.tuning import tune as tuning
+        from reelworks.train.tuning import workbench
+        from reelworks.train.tuning.search import Limits
+    limit = workbench.device_bytes() if memory is None else int(memory * 1e9)
+    limits = Limits(limit, None if step_seconds is None else 1000 * step_seconds, max_batch)
+    if estimate:
+        with log.stage("estimating the largest batch sizes", at_once=True):
+            result = tuning.estimated(loaded, table, limits)
+    else:
+        with log.stage("measuring the largest batch sizes", at_once=True):
+            result = tuning.tune(loaded, table, limits, (lambda trial: None) if json else _print_trial)
     path = out or recipe.with_suffix(".tuned.json")
     tuning.write(path, result)
     show.json(result.to_json()) if json else _print(result, path)

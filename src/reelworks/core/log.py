@@ -5,7 +5,8 @@ command runs they are printed on the terminal, unless that logger has a handler 
 
     logging.getLogger("reelworks").addHandler(my_handler)
 
-What may take more than a second is a `stage`, which says what it does and goes on saying so: no command is silent for long.
+What may take more than a second is a `stage`, which says what it does and goes on saying so: no command is silent for long,
+since each is a stage as a whole.
 
 Events of a run are records with `kind` and `fields`. An `EventHandler` appends them to the run's file, which is its
 single truth and independent of any level or configuration; who wants to read them along gives the logger
@@ -20,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from reelworks.core import terminal
@@ -37,27 +39,32 @@ _stages: list[_Stage] = []  # the innermost last, which speaks
 
 
 class _Stage:
-    """Says what is done after a second, and again whenever nothing was said for ten."""
+    """Says what is done once nothing was said for a second, and again whenever nothing was said for ten."""
 
     def __init__(self, text: str, progress: Callable[[], str] | None, told: bool) -> None:
         self._text, self._progress, self._told = text, progress, told
-        self._began, self.ended = time.monotonic(), threading.Event()
+        self._began = self._spoke = time.monotonic()
+        self.ended = threading.Event()
 
     def watch(self) -> None:
         """Speak until the stage ends."""
-        wait = _SECONDS if self._told else _FIRST_SECONDS
-        while not self.ended.wait(wait):
-            if _stages and _stages[-1] is self:  # an inner one says more
-                seconds = f"{time.monotonic() - self._began:.0f} s so far"
-                so_far = seconds if self._progress is None else f"{self._progress()}, {seconds}"
-                logger.info(f"{self._text}: {so_far}" if self._told else self._text)
-                self._told = True
-            wait = _SECONDS
+        while not self.ended.wait(max(self._due() - time.monotonic(), _FIRST_SECONDS / 10)):
+            if time.monotonic() >= self._due() and _stages and _stages[-1] is self:  # an inner one says more
+                self._speak()
+
+    def _due(self) -> float:
+        return max(self._spoke, terminal.last_output()) + (_SECONDS if self._told else _FIRST_SECONDS)
+
+    def _speak(self) -> None:
+        seconds = f"{time.monotonic() - self._began:.0f} s so far"
+        so_far = seconds if self._progress is None else f"{self._progress()}, {seconds}"
+        logger.info(f"{self._text}: {so_far}" if self._told else self._text)
+        self._told, self._spoke = True, time.monotonic()
 
 
 @contextmanager
 def stage(text: str, progress: Callable[[], str] | None = None, *, at_once: bool = False) -> Iterator[None]:
-    """Say what is done if it takes more than a second, or `at_once`; then every ten seconds how long, and how far it is."""
+    """Say what is done after a second of silence, or `at_once`; after ten more how long it takes, and how far it is."""
     if at_once:
         logger.info(text)
     opened = _Stage(text, progress, at_once)
@@ -75,7 +82,12 @@ class TerminalHandler(logging.Handler):
 
     def __init__(self, *, stderr: bool = False) -> None:
         super().__init__()
-        self.console = terminal.console(stderr=stderr)
+        self._stderr = stderr
+
+    @cached_property
+    def console(self) -> Console:
+        """The console that lines are printed on; made for the first one, since that takes longer than most commands."""
+        return terminal.console(stderr=self._stderr)
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line, without time and place: it is read as it comes."""
@@ -113,15 +125,16 @@ def event_record(kind: str, fields: dict[str, Any]) -> logging.LogRecord:
 
 
 @contextmanager
-def to_terminal(*, speaks: bool = True, stderr: bool = False) -> Iterator[None]:
+def to_terminal(*, speaks: bool = True, stderr: bool = False, quiet: bool = False) -> Iterator[None]:
     """Print what `reelworks` logs from INFO on, for as long as it is open, if nobody else has asked for it.
 
     Ranks after the first, for which `speaks` is False, say nothing to any handler. Lines go to `stderr` where stdout is for
-    the answer of a command.
+    the answer of a command; warnings alone if `quiet`.
     """
     former_level, former_propagate = logger.level, logger.propagate
     handler = None if logger.handlers else TerminalHandler(stderr=stderr) if speaks else logging.NullHandler()
     if handler is not None:
+        handler.setLevel(logging.WARNING if quiet else logging.NOTSET)
         logger.addHandler(handler)
         logger.propagate = False
         if logger.level == logging.NOTSET:

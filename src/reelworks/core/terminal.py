@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
+import time
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -17,6 +18,13 @@ if TYPE_CHECKING:
 
 # All controls but tab and line feed, and what overrides the direction of text.
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+
+_last_output = time.monotonic()
+
+
+def last_output() -> float:
+    """Return when something was printed last, by `time.monotonic`."""
+    return _last_output
 
 
 def plain(text: str) -> str:
@@ -29,6 +37,7 @@ def say(text: str, *, error: bool = False) -> None:
     stream = sys.stderr if error else sys.stdout
     if stream is not None:  # None if the caller closed it
         encoding = stream.encoding or "utf-8"
+        _note_output()
         # A name that is no text, or a terminal without Unicode, is no reason to end a command.
         print(plain(text).encode(encoding, "backslashreplace").decode(encoding), file=stream, flush=True)
 
@@ -50,10 +59,16 @@ def _console_class() -> type[Console]:
 
     class PlainConsole(Console):
         def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+            _note_output()
             for segment in super().render(renderable, options):
                 yield segment if segment.control else segment._replace(text=plain(segment.text))
 
     return PlainConsole
+
+
+def _note_output() -> None:
+    global _last_output
+    _last_output = time.monotonic()
 
 
 def _sign(found: re.Match[str]) -> str:

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from reelworks.core import optional_imports
 from reelworks.evaluation.clips import Clip, Frames
 from reelworks.evaluation.metric import Array, Settings, Skip
-from reelworks.models import optional_imports
 
 N = TypeVar("N")
 _FRAMES = 8  # of a clip, for networks that see pictures

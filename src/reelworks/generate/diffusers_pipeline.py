@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from reelworks.core import log
+from reelworks.core import log, optional_imports
 from reelworks.core.errors import UserError
 from reelworks.diffusion import ddpm
 from reelworks.diffusion.config import NUM_TIMESTEPS
@@ -26,7 +26,7 @@ from reelworks.encoders.encoders import LiveEncoder
 from reelworks.generate import pipeline
 from reelworks.generate.pipeline import GenerateOptions
 from reelworks.generate.writers import Sound
-from reelworks.models import components, hub, optional_imports, registry
+from reelworks.models import components, hub, registry
 from reelworks.models.api import DenoiserInputs
 from reelworks.models.autoencoders.diffusers_kl import DiffusersAutoencoder
 from reelworks.models.diffusers_denoiser import DiffusersNetwork, FamilyDenoiser
@@ -165,7 +165,10 @@ def _scheduler(recipe: Recipe, encoder: LiveEncoder, options: GenerateOptions) -
     prediction = PREDICTIONS.get(recipe.objective.name)
     trained = {} if prediction is None else {"prediction_type": _PREDICTION_TYPES[prediction]}
     if config is not None:
-        return getattr(library, config["_class_name"]).from_config(config, **trained), "the weights"
+        kind = getattr(library, config["_class_name"])
+        if config.get("use_beta_sigmas"):
+            _need_scipy(kind)
+        return kind.from_config(config, **trained), "the weights"
     if prediction is not None:
         betas = {"beta_start": ddpm.FIRST_BETA, "beta_end": ddpm.LAST_BETA, "beta_schedule": "scaled_linear"}
         kind = library.EulerDiscreteScheduler
@@ -173,6 +176,18 @@ def _scheduler(recipe: Recipe, encoder: LiveEncoder, options: GenerateOptions) -
     latent = encoder.autoencoder.geometry.latent(options.shape)
     shift = pipeline.timestep_shift(recipe.objective, options.shape, latent)
     return library.FlowMatchEulerDiscreteScheduler(shift=shift), "the recipe"
+
+
+def _need_scipy(kind: type) -> None:
+    try:
+        optional_imports.with_scipy(kind)
+    except ImportError as error:
+        raise UserError(
+            "its scheduler uses beta sigmas, which need scipy",
+            code="scipy-not-installed",
+            field="model.weights",
+            remedy="pip install scipy, or sample by the recipe: --sampler recipe",
+        ) from error
 
 
 def _published_scheduler(source: str | None) -> Any:

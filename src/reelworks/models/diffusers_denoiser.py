@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from reelworks.core import optional_imports
 from reelworks.core.errors import UserError
-from reelworks.models import fp8, gguf_files, nf4_files, optional_imports, recompute, weights
+from reelworks.models import fp8, gguf_files, nf4_files, recompute, weights
 from reelworks.models.api import INPUT_ROLES, DenoiserInputs, ShardingPlan, TextEmbedding
 from reelworks.models.family import FamilyConfig
 from reelworks.models.lora import inject

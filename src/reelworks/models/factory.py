@@ -8,8 +8,9 @@ import importlib
 import torch
 from torch import nn
 
+from reelworks.core import optional_imports
 from reelworks.core.errors import UserError
-from reelworks.models import gguf_files, identify, optional_imports, registry, undrawn, weights
+from reelworks.models import gguf_files, identify, registry, undrawn, weights
 from reelworks.models.api import INPUT_ROLES, Autoencoder, Denoiser, FamilyNetwork, TextEncoder
 from reelworks.models.autoencoders import opensora
 from reelworks.models.autoencoders.diffusers_kl import DiffusersAutoencoder

@@ -10,8 +10,9 @@ from typing import Any, Literal, NamedTuple, final
 import torch
 from torch import Tensor
 
+from reelworks.core import optional_imports
 from reelworks.core.errors import UserError
-from reelworks.models import hub, optional_imports
+from reelworks.models import hub
 from reelworks.models.api import ImageEncoder
 from reelworks.models.weights import require_there
 from reelworks.precision.contract import Contract

@@ -13,7 +13,7 @@ from PIL import Image, ImageDraw
 
 from reelworks.analysis import contact_sheet, discarded, plan_report
 from reelworks.analysis.contact_sheet import SampleView
-from reelworks.core import files
+from reelworks.core import files, log, units
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
 from reelworks.data import position
@@ -164,11 +164,12 @@ def write_page(recipe: Recipe, folder: Path, clips: int) -> Json:
     lost = discarded.lost_shares(data, row, entries.bucket)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        buckets = [
-            _draw_bucket(data, entries.take(where), lost[where], begun.epoch, folder, clips)
-            for index in np.unique(entries.bucket).tolist()
-            for where in [np.flatnonzero(entries.bucket == index)]
-        ]
+        buckets: list[Json] = []
+        drawn = np.unique(entries.bucket).tolist()
+        with log.stage("drawing contact sheets", lambda: f"{len(buckets)} of {units.plural(len(drawn), 'bucket')}"):
+            for index in drawn:
+                where = np.flatnonzero(entries.bucket == index)
+                buckets.append(_draw_bucket(data, entries.take(where), lost[where], begun.epoch, folder, clips))
         sheets: Json = {
             "index": str(folder / "index.html"),
             "buckets": buckets,

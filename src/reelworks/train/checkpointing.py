@@ -17,7 +17,7 @@ from reelworks.checkpoint.manifest import BadCheckpoint
 from reelworks.checkpoint.mirror.mirror import Mirror
 from reelworks.checkpoint.policy import rank_best
 from reelworks.checkpoint.save import DiskFull, Saved, SaveFailed
-from reelworks.core import files, launcher, storage, units
+from reelworks.core import files, launcher, log, storage, units
 from reelworks.core.errors import UserError, first_few
 from reelworks.core.log import logger
 from reelworks.data.position import DataPosition
@@ -247,7 +247,8 @@ class CheckpointManager:
 
     def _save_now(self, position: DataPosition, metrics: dict[str, float]) -> None:
         step, state, extra = position.global_step, self._state.state_dict(), self._extra(position)
-        saved = save.save(self._store, step, state, extra=extra, metrics=metrics, run_id=self._run.id)
+        with log.stage(f"saving step {step}"):
+            saved = save.save(self._store, step, state, extra=extra, metrics=metrics, run_id=self._run.id)
         self._saved_step = step
         self._end_request()
         self._after_publishing(saved)

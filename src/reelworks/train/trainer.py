@@ -136,13 +136,14 @@ def run(
         if world.is_main:
             dataset.scan_recipe(recipe, on_scan)
         world.wait()
-        data = replace(RecipeData.open(recipe), run=RunFolder(Path(recipe.output)))
-        recipe = data.recipe  # now with the buckets that were proposed, if the file names none
-        sequence_limits.require_buckets(recipe.model, data.table, recipe.parallel.sequence_degree)
-        this_run = open_run.open_run(recipe, folder_lock, world)
-        spec = open_run.plan_spec(data, this_run)
-        if recipe.train.lacks_end:
-            raise no_end(recipe.train, data.plan(spec, 0).steps)
+        with log.stage("planning"):
+            data = replace(RecipeData.open(recipe), run=RunFolder(Path(recipe.output)))
+            recipe = data.recipe  # now with the buckets that were proposed, if the file names none
+            sequence_limits.require_buckets(recipe.model, data.table, recipe.parallel.sequence_degree)
+            this_run = open_run.open_run(recipe, folder_lock, world)
+            spec = open_run.plan_spec(data, this_run)
+            if recipe.train.lacks_end:
+                raise no_end(recipe.train, data.plan(spec, 0).steps)
         previews = sample_logging.options(data)
 
         # Encode what the store lacks, if the recipe has one: clips are then read from it, and no encoder is loaded.
@@ -165,8 +166,9 @@ def run(
         model = TrainedModel.build(data, world, resumed=resumed, encoders=encoders)
 
         # Resume: load the checkpoint, if there is one, and find the position in the data that belongs to it.
-        position, resumed_from = resume.restore(this_run, data, spec, options, model, step=step)
-        resume.require_same_plan(world, position)
+        with log.stage("loading the weights that training begins with, and planning"):
+            position, resumed_from = resume.restore(this_run, data, spec, options, model, step=step)
+            resume.require_same_plan(world, position)
         # Run the largest planned bucket now: a lack of memory shows before the first step, or not at all.
         planned = set(position.plan.bucket.tolist()) or {0}  # the plan is empty if nothing is left of the epoch
         bucket = dry_run.largest(data.table, planned)
@@ -174,7 +176,8 @@ def run(
             out_of_memory.record_history(world.device)
         snapshot = this_run.folder.snapshot_file(world.rank)
         clips = bucket.batch_size * recipe.clips_per_place
-        dry_run.rehearse(model.boundary.denoiser, model.encoder, model.state, bucket, snapshot, clips=clips)
+        with log.stage("running the largest bucket once"):
+            dry_run.rehearse(model.boundary.denoiser, model.encoder, model.state, bucket, snapshot, clips=clips)
         for line in data.chosen.lines() if data.chosen else []:
             logger.info(line)
         checkpointing.try_disk(this_run, recipe, model.state, position)
@@ -280,7 +283,8 @@ class Trainer:
             self._begin_segment(position)
             while not self._is_done(position):
                 if position.at_end:
-                    position, empty = next_epoch(self.data, position.spec, position)
+                    with log.stage("planning the next epoch"):
+                        position, empty = next_epoch(self.data, position.spec, position)
                     resume.log_empty(empty)
                     if self._is_done(position):  # no clip is drawn in any of the epochs that were left
                         self._after_step(position, pool, None)
@@ -379,7 +383,7 @@ class Trainer:
         if not len(self._validator.held_out):
             return {}
         began = time.monotonic()
-        with self._state.averaged():
+        with log.stage("validating"), self._state.averaged():
             result = self._validator.run(pool)
         if result is None:
             return {}

@@ -14,13 +14,16 @@ from reelworks.report import compare, plots, run_data, run_facts
 from reelworks.run.folder import RunFolder
 from reelworks.ui.event_index import EventIndex
 
-_STEPS = st.fixed_dictionaries(
-    {
-        "clips": st.integers(0, 64),
-        "seconds": st.floats(1e-3, 1e3),
-        "data_wait_seconds": st.none() | st.floats(0, 1e4),
-        "applied": st.booleans(),
-    }
+_STEPS = st.builds(
+    lambda seconds, share, **others: {
+        **others,
+        "seconds": seconds,
+        "data_wait_seconds": None if share is None else share * seconds,
+    },
+    seconds=st.floats(1e-3, 1e3),
+    share=st.none() | st.floats(0, 1),
+    clips=st.integers(0, 64),
+    applied=st.booleans(),
 )
 
 
@@ -43,7 +46,7 @@ def run(tmp_path_factory):
     events = [json.loads(line) for line in run.events_file.read_text().splitlines()]
     for event in events:
         if event["kind"] == "step" and event["step"] % 7 == 0:
-            event |= {"applied": False, "data_wait_seconds": 8 * event["seconds"]}
+            event |= {"applied": False, "data_wait_seconds": event["seconds"]}
     run.events_file.write_text("".join(json.dumps(event) + "\n" for event in events))
     return RunFolder(run.path)
 

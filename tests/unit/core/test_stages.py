@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from reelworks.core import log
+from reelworks.core import log, terminal
 
 
 @pytest.fixture
@@ -52,4 +52,12 @@ def test_a_stage_that_fails_is_over(said: list[str]) -> None:
     with pytest.raises(ValueError, match="broken"), log.stage("failing"):
         raise ValueError("broken")
     time.sleep(0.1)
+    assert said == []
+
+
+def test_what_is_printed_meanwhile_counts_as_said(said: list[str]) -> None:
+    with log.stage("merging"):
+        for _ in range(10):
+            terminal.say("a line of a command")
+            time.sleep(0.02)
     assert said == []

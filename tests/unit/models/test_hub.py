@@ -10,7 +10,8 @@ import pytest
 from huggingface_hub import constants
 from refused import refused
 
-from reelworks.models import hub, optional_imports, weights
+from reelworks.core import optional_imports
+from reelworks.models import hub, weights
 
 FILE = json.dumps({"numbers": list(range(200))}).encode()
 

@@ -19,9 +19,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from reelworks.core import optional_imports
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
-from reelworks.models import optional_imports, registry, weights
+from reelworks.models import registry, weights
 from reelworks.models.api import Autoencoder
 from reelworks.models.autoencoders import pixel
 from reelworks.models.components import autoencoder_geometry

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 
-from reelworks.models import optional_imports, weights
+from reelworks.core import optional_imports
+from reelworks.models import weights
 from reelworks.models.api import Autoencoder
 from reelworks.models.autoencoders.diffusers_kl import CONTRACT, config_of
 from reelworks.models.components import CHUNK_FRAMES, autoencoder_geometry

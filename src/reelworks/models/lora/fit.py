@@ -10,8 +10,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from reelworks.core import optional_imports
 from reelworks.core.errors import UserError
-from reelworks.models import identify, optional_imports, registry, weights
+from reelworks.models import identify, registry, weights
 from reelworks.models.family import FamilyConfig
 from reelworks.models.lora import inject, key_mapping, lycoris_keys
 from reelworks.models.lora.config import LoraConfig

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from reelworks.core import optional_imports
 from reelworks.core.errors import UserError, nearest
-from reelworks.models import optional_imports
 from reelworks.models.api import Denoiser
 from reelworks.models.lora.config import LoraConfig, Targets
 

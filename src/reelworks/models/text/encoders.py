@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from reelworks.core import optional_imports
 from reelworks.core.errors import UserError
-from reelworks.models import hub, optional_imports, registry, weights
+from reelworks.models import hub, registry, weights
 from reelworks.models.api import TextEmbedding, TextEncoder
 from reelworks.models.config import TextEncoderConfig
 from reelworks.models.diffusers_denoiser import DiffusersNetwork

@@ -6,7 +6,8 @@ from typing import Any, Self, final
 
 import torch
 
-from reelworks.models import hub, optional_imports
+from reelworks.core import optional_imports
+from reelworks.models import hub
 
 
 @final

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from reelworks.models import optional_imports
+from reelworks.core import optional_imports
 from reelworks.models.api import DenoiserInputs, TextEmbedding
 from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, embedded
 from reelworks.models.families.hunyuan_video15.spec import HunyuanVideo15Config

@@ -11,8 +11,9 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from reelworks.core import optional_imports
 from reelworks.core.errors import UserError
-from reelworks.models import optional_imports, weights
+from reelworks.models import weights
 from reelworks.models.autoencoders.pixel import CONTRACT
 from reelworks.models.family import PublishedSound
 from reelworks.models.sound.encoder import SoundEncoder

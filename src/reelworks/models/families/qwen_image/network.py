@@ -12,7 +12,8 @@ from PIL import Image
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from reelworks.models import hub, optional_imports
+from reelworks.core import optional_imports
+from reelworks.models import hub
 from reelworks.models.api import PURE_NOISE, DenoiserInputs, TextEmbedding
 from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, embedded, guided, pack, unpack
 from reelworks.models.families.qwen_image.spec import QwenImageConfig

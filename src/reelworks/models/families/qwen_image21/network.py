@@ -16,7 +16,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
-from reelworks.models import hub, optional_imports
+from reelworks.core import optional_imports
+from reelworks.models import hub
 from reelworks.models.api import PURE_NOISE, DenoiserInputs
 from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, embedded
 from reelworks.models.families.qwen_image.network import ImagePlaceholderTokens

@@ -10,10 +10,10 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-# The others import it if it is installed, for layers that nothing here uses; that takes seconds.
-_UNUSED = "bitsandbytes"
+# The others import them if they are installed, for what nothing here uses; that takes half of a start.
+_UNUSED = ("bitsandbytes", "scipy")
 _left_out: set[str] = set()
-logging.getLogger(_UNUSED).setLevel(logging.ERROR)  # it warns of missing CPU kernels
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of missing CPU kernels
 
 
 def leave_out_unused() -> None:
@@ -21,7 +21,39 @@ def leave_out_unused() -> None:
 
     A program that uses the library may want them, and would not be told why they are missing.
     """
-    _left_out.add(_UNUSED)
+    _left_out.update(_UNUSED)
+
+
+def settle_arrow() -> None:
+    """Let pyarrow miss pandas now, in a command: with its first array it would import it, which takes half a second.
+
+    What needs pandas imports it all the same, and pyarrow then, too.
+    """
+    if _left_out:
+        sys.meta_path.insert(0, _WithoutPandas)
+        try:
+            importlib.import_module("pyarrow").array([])
+        finally:
+            sys.meta_path.remove(_WithoutPandas)
+
+
+class _WithoutPandas:
+    """A finder of modules, since `None` in `sys.modules`, as below, is a module to what Cython compiled."""
+
+    @staticmethod
+    def find_spec(name: str, *_: object) -> None:
+        if name == "pandas":
+            raise ModuleNotFoundError(name)
+
+
+def with_scipy(kind: type) -> None:
+    """Give scipy to the module of a diffusers scheduler, which may have been imported without.
+
+    Raises ImportError: scipy is not installed.
+    """
+    module: Any = sys.modules[kind.__module__]
+    importlib.import_module("scipy.stats")
+    module.scipy, module.is_scipy_available = sys.modules["scipy"], lambda: True
 
 
 def transformers() -> Any:
@@ -60,8 +92,16 @@ def importing() -> Iterator[None]:
     finally:
         for name in hidden:
             del sys.modules[name]
+            _forget_missing(name)
         if collects:
             gc.enable()
+
+
+def _forget_missing(name: str) -> None:
+    """Let transformers look again: classes of it that the code of a user imports later may need what was left out."""
+    looked = getattr(sys.modules.get("transformers.utils.import_utils"), f"is_{name}_available", None)
+    if looked is not None:
+        looked.cache_clear()
 
 
 def _silent(name: str) -> Any:
