@@ -37,7 +37,7 @@ def main() -> None:
     for name, clips in sorted(plan.buckets.items()):
         print(f"  {name}: {clips} clips")
     for reason, clips in plan.rejected.by_reason().items():
-        print(f"  left out, {reason}: {clips} clips")
+        print(f"  left out, {reason}: {clips} clips, such as {plan.rejected.paths(reason)[0]}")
 
 
 if __name__ == "__main__":

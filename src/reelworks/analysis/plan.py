@@ -6,25 +6,43 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from reelworks.buckets.assign import Reason
 from reelworks.core import arguments
 from reelworks.core.arguments import checked
-from reelworks.data import ranks
+from reelworks.data import left_out, ranks
 from reelworks.data.dataset import Dataset
+from reelworks.data.left_out import Rejection
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Rejected:
-    """Clips that an epoch leaves out."""
+    """Clips that an epoch leaves out; repeats of a clip count once, and not at all if one of them is trained.
 
-    counts: dict[str, int]
+    Examples:
+        >>> import reelworks as rw
+        >>> from reelworks.testing import sample_dataset
+        >>> left_out = rw.plan(sample_dataset()).rejected
+        >>> len(left_out), left_out.by_reason(), left_out.paths("no_caption")
+        (0, {}, [])
+    """
+
+    _dataset: Dataset
+    _groups: list[Rejection]
 
     def by_reason(self) -> dict[str, int]:
         """Return the number of clips by reason, the most frequent first."""
-        return dict(sorted(self.counts.items(), key=lambda item: (-item[1], item[0])))
+        counts = {group.reason.label: len(group.row) for group in self._groups}
+        return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+    def paths(self, reason: str) -> list[str]:
+        """Return the clips of a reason, as dataset/path; none if no clip has it."""
+        found = [group.row for group in self._groups if group.reason.label == reason]
+        return sorted(self._dataset.rows.labels(found[0])) if found else []
 
     def __len__(self) -> int:
-        return sum(self.counts.values())
+        return sum(len(group.row) for group in self._groups)
+
+    def __repr__(self) -> str:
+        return f"Rejected({self.by_reason()})"
 
 
 @dataclass(frozen=True)
@@ -76,8 +94,6 @@ def plan(
     _, world = ranks.place_of(None if world_size is None else 0, world_size)
     spec = dataset.plan_spec(*ranks.shape_of_step(micro_batches_per_step, world))
     epoch_plan = dataset.plan(spec, epoch)
-    assignment, _ = dataset.assignment(epoch)
-    reasons, counts = np.unique(assignment.reason[assignment.reason != Reason.NONE], return_counts=True)
     buckets, clips = np.unique(epoch_plan.bucket[epoch_plan.is_first_use], return_counts=True)
     names = [bucket.name for bucket in dataset.table.buckets]
     return Plan(
@@ -88,5 +104,5 @@ def plan(
         imbalance=epoch_plan.waste(spec, world),
         padding=float(1 - epoch_plan.is_first_use.mean()) if len(epoch_plan.is_first_use) else 0.0,
         buckets={names[i]: n for i, n in zip(buckets.tolist(), clips.tolist(), strict=True)},
-        rejected=Rejected({Reason(r).label: n for r, n in zip(reasons.tolist(), counts.tolist(), strict=True)}),
+        rejected=Rejected(dataset, left_out.by_reason(*dataset.assignment(epoch))),
     )

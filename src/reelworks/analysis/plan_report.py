@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from reelworks.analysis import compiled_graphs, data_advice, discarded, epoch_stats, plan_fixes, rejections
 from reelworks.analysis.epoch_stats import Figures, figures
-from reelworks.analysis.rejections import Rejection
 from reelworks.buckets.assign import Reason
 from reelworks.buckets.config import BucketsConfig
 from reelworks.core import toml_none, units
 from reelworks.core.errors import UserError
+from reelworks.data.left_out import Rejection, by_reason
 from reelworks.data.position import begin_epoch
 from reelworks.models import sequence_limits
 from reelworks.recipe import diff
@@ -30,7 +30,7 @@ _LINES_SHOWN = 20
 
 def summarise(data: RecipeData, spec: PlanSpec, plan: EpochPlan, *, world: int, epoch: int = 0) -> Json:
     """Summarise an epoch on `world` ranks: buckets, reasons with their first files, steps, imbalance, padding."""
-    left_out = rejections.left_out(*data.assignment(epoch))
+    left_out = by_reason(*data.assignment(epoch))
     rows = data.rows
     return _numbers(data, spec, plan, left_out, world) | {
         "reasons": rejections.named(data, left_out),
@@ -299,7 +299,7 @@ def outline(data: RecipeData, world: int) -> Json:
     sequence_limits.require_buckets(data.recipe.model, data.table, degree)
     spec = _spec(data, ranks)
     plan = begin_epoch(data, spec, epoch=0).plan
-    left_out = rejections.left_out(*data.assignment(0))
+    left_out = by_reason(*data.assignment(0))
     by_bucket = epoch_stats.of_buckets(data, plan, spec)
     return _numbers(data, spec, plan, left_out, ranks) | {
         "world": world,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +16,14 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pyarrow import csv, parquet
 
-from reelworks.buckets.assign import Assignment, Reason
+from reelworks.buckets.assign import Reason
 from reelworks.catalog import filters
 from reelworks.catalog.rows import CatalogRows
 from reelworks.catalog.store import Catalog
 from reelworks.core import files, units
 from reelworks.core.errors import UserError
 from reelworks.data import segment_record
+from reelworks.data.left_out import Rejection
 from reelworks.data.plan_cache import Unplanned
 from reelworks.data.segment_record import LABELS
 from reelworks.media import decode
@@ -54,38 +54,6 @@ _WRITERS: dict[str, Callable[[Any, Any], None]] = {
     ".jsonl": _write_json_lines,
     ".txt": _write_text,
 }
-
-
-@dataclass(frozen=True)
-class Rejection:
-    """Clips left out for one reason.
-
-    Attributes:
-        row: Rows of the clips, ascending.
-        nearest: Index of the bucket entry that each clip misses by least, -1 if there is none.
-    """
-
-    reason: Reason
-    row: NDArray[np.int64]
-    nearest: NDArray[np.int32]
-
-
-def left_out(assignment: Assignment, row: NDArray[np.int64]) -> list[Rejection]:
-    """Group the clips that an epoch leaves out by reason; a clip is not left out if any repeat is trained.
-
-    `row` is the row of each clip and repeat in the assignment; repeats of a clip are adjacent.
-    """
-    trained = np.zeros(int(row.max(initial=-1)) + 1, dtype=np.bool_)
-    trained[row[assignment.reason == Reason.NONE]] = True
-    rejections = []
-    never = np.flatnonzero(assignment.reason != Reason.NONE)
-    never = never[~trained[row[never]]]
-    for reason in list(Reason)[1:]:  # all but NONE
-        where = never[assignment.reason[never] == reason]
-        where = where[np.diff(row[where], prepend=-1) != 0]
-        if len(where):
-            rejections.append(Rejection(reason, row[where], assignment.nearest[where]))
-    return rejections
 
 
 def counts(data: RecipeData, rejections: list[Rejection]) -> dict[str, dict[str, Any]]:

@@ -20,7 +20,7 @@ from reelworks.core.arguments import checked, whole
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
 from reelworks.core.words import tells_arguments
-from reelworks.data import decode_requests, failures, loader_state, ranks, resume, segment_record
+from reelworks.data import decode_requests, failures, left_out, loader_state, ranks, resume, segment_record
 from reelworks.data.dataset import Dataset
 from reelworks.data.failures import FailedClip, FailureWarnings
 from reelworks.data.loader_state import LoaderState
@@ -255,6 +255,7 @@ class Loader(IterableDataset[Step]):
         self._transform, self._decoder = transform, decoder
         self._all_reduce, self._max_failures = all_reduce, max_decode_failures
         self._warnings = FailureWarnings()
+        self._has_told_of_left_out = False
         self.changes: list[str] = []
         self._spec = dataset.plan_spec(self.micro_batches_per_step, same_bucket_run)
         self._position, _ = next_epoch(dataset, self._spec, None)
@@ -282,6 +283,7 @@ class Loader(IterableDataset[Step]):
         if self._given is not None and (left := self._given()) is not None:
             left.drop_rest()  # of an earlier iteration; the step is read again
         begun = self._position
+        self._warn_of_left_out(begun.epoch)
         self._record(begun)
         if self._pool is None or not self._pool.is_of_this_process:
             self._pool = DecodePool(self._workers, self._timeout)
@@ -470,6 +472,11 @@ class Loader(IterableDataset[Step]):
             value=str(self.dataset.catalog.path),
             remedy="see whether the folder of the footage is where it was when it was scanned, and is readable",
         )
+
+    def _warn_of_left_out(self, epoch: int) -> None:
+        if self.rank == 0 and not self._has_told_of_left_out:
+            left_out.warn(self.dataset, epoch)
+        self._has_told_of_left_out = True
 
     def _record(self, position: DataPosition) -> None:
         if self._run is None or self.rank:

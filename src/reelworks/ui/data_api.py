@@ -12,11 +12,11 @@ from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
 from reelworks.analysis import rejections
-from reelworks.analysis.rejections import Rejection
 from reelworks.buckets.assign import Reason
 from reelworks.catalog.companions import without
 from reelworks.core.errors import UserError
 from reelworks.data import decode_requests
+from reelworks.data.left_out import Rejection
 from reelworks.recipe import dataset
 from reelworks.recipe.dataset import RecipeData
 from reelworks.report.run_facts import REASONS

@@ -24,6 +24,7 @@ from reelworks.buckets.opensora.parse import MOST_CLIPS
 from reelworks.buckets.table import Entry
 from reelworks.core import files, toml_none
 from reelworks.core.errors import UserError
+from reelworks.data.left_out import Rejection, by_reason
 from reelworks.recipe import toml_text
 from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
@@ -339,8 +340,8 @@ def _entry(entry: Entry, given: list[tuple[str, int]]) -> Json:
 
 def _named(data: RecipeData) -> Json:
     """Return the first clips that the first epoch leaves out, by reason."""
-    left_out = rejections.left_out(*data.assignment(0))
-    few = [rejections.Rejection(r.reason, r.row[:_FILES_NAMED], r.nearest[:_FILES_NAMED]) for r in left_out]
+    left_out = by_reason(*data.assignment(0))
+    few = [Rejection(r.reason, r.row[:_FILES_NAMED], r.nearest[:_FILES_NAMED]) for r in left_out]
     return rejections.named(data, few)
 
 

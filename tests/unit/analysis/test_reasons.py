@@ -19,6 +19,7 @@ from reelworks.analysis import plan_report, rejections
 from reelworks.buckets.assign import Assignment
 from reelworks.cli import main, show_plan
 from reelworks.core.hash_rng import hash_int
+from reelworks.data import left_out
 from reelworks.data.dataset import group_keys
 from reelworks.recipe import recipe_file
 from reelworks.recipe.dataset import RecipeData
@@ -89,7 +90,7 @@ def test_copies_that_share_a_reason_count_once_and_not_where_one_of_them_is_trai
     """Of every row without a trained copy and each of its reasons there is one, whatever the copies' order."""
     row = np.repeat(np.arange(len(copies)), copies).astype(np.int64)
     reason = np.array([random.randint(0, 9) for _ in row], dtype=np.int8)
-    found = rejections.left_out(Assignment(row.astype(np.int32), reason, row.astype(np.int32)), row)
+    found = left_out.by_reason(Assignment(row.astype(np.int32), reason, row.astype(np.int32)), row)
     told = [(int(r), int(one.reason)) for one in found for r in one.row]
     trained = set(row[reason == 0].tolist())
     pairs = set(zip(row.tolist(), reason.tolist(), strict=True))

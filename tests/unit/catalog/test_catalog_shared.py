@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import media_makers as media
 import pytest
@@ -58,7 +59,7 @@ def test_progress_without_a_terminal_is_lines_of_text(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now = iter([0.0, 5.0, 10.0, 12.0, 20.0])
-    monkeypatch.setattr(show.time, "monotonic", lambda: next(now))
+    monkeypatch.setattr(show, "time", SimpleNamespace(monotonic=lambda: next(now)))
     with show.scan_progress() as on_progress:
         for done in (100, 200, 240, 400):
             on_progress(ScanProgress(done, 1000))

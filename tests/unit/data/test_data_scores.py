@@ -9,7 +9,7 @@ from refused import refused
 from reelworks.analysis import rejections
 from reelworks.buckets.assign import Reason
 from reelworks.core.errors import UserError
-from reelworks.data import decode_requests
+from reelworks.data import decode_requests, left_out
 from reelworks.recipe import dataset
 from reelworks.recipe.dataset import RecipeData
 
@@ -51,7 +51,7 @@ def test_clips_are_filtered_by_scores_and_told_why(listed):
         "c": Reason.FILTERED,
         "d": Reason.NO_CAPTION,
     }
-    told = rejections.named(data, rejections.left_out(*data.assignment(0)))
+    told = rejections.named(data, left_out.by_reason(*data.assignment(0)))
     assert [one["detail"] for one in told["filtered"]] == [
         "aes > 4.5; the clip has aes 4",
         "aes > 4.5; the clip has no aes",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -144,3 +145,27 @@ def test_the_environment_tells_the_rank(monkeypatch: pytest.MonkeyPatch) -> None
 def test_ours_resumes_exactly_in_workers_and_over_epochs(footage: Path) -> None:
     data = dataset_of(footage)
     rw.testing.assert_exact_resume(lambda: rw.Loader(data, micro_batches_per_step=2), steps=12, at=[0, 3, 4, 9])
+
+
+def test_clips_that_are_left_out_are_told_once_by_the_first_rank_and_named(tmp_path, caplog):
+    """Whoever forgot captions hears of it before the first step; what was filtered out on purpose is not told."""
+    footage = make_footage(tmp_path / "footage", pictures=9, clips=1)
+    for name in ("00", "01", "02", "03"):
+        (footage / f"{name}.txt").unlink()
+    data = dataset_of(footage)
+    for rank in range(2):
+        loader = rw.Loader(data, rank=rank, world_size=2, all_reduce=lambda counts: None)
+        for _ in range(2):
+            list(loader)
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert told.startswith("4 of 10 clips are not trained")
+    assert re.search(r"no_caption: (footage/0\d.png, ){3}and 1 more$", told)
+    left_out = rw.plan(data).rejected
+    assert left_out.paths("no_caption") == [f"footage/0{i}.png" for i in range(4)]
+    assert (left_out.by_reason(), len(left_out), left_out.paths("too_small")) == ({"no_caption": 4}, 4, [])
+
+    caplog.clear()
+    chosen = rw.DatasetConfig(path=str(footage), filter="num_frames > 1")
+    list(rw.Loader(rw.Dataset(data.catalog, TABLE, rw.DataSpec((chosen,)))))
+    assert "no_caption" in caplog.text
+    assert "filtered" not in caplog.text
