@@ -143,6 +143,13 @@ def test_without_the_token_nothing_can_be_pressed(opened, address, root):
         assert shown.locator("button:enabled").count() == 0
 
 
+def test_an_address_typed_by_hand_leads_somewhere(opened, address):
+    """What names nothing shows the list; what names something that is not there says so."""
+    with window(opened, tolerates="404") as shown:
+        for place, heading in (("jobs", "Runs"), ("run", "Runs"), ("nowhere", "Runs"), ("jobs/%", "no such job")):
+            went_to(shown, address, f"#/{place}", f"h1:has-text('{heading}')")
+
+
 def test_a_server_that_is_gone_is_told_with_what_helps(opened, root):
     with window(opened, tolerates="ERR_CONNECTION_REFUSED") as shown:
         with served(root) as address:

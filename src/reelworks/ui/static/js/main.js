@@ -3,11 +3,17 @@
 import { explain, fill, get, h, takeToken } from "./core.js";
 
 const PAGES = { runs: "runs", run: "run", compare: "compare", jobs: "jobs", data: "data", plan: "plan", new: "new" };
+const OF_ONE = ["run", "jobs"];
 let leaving = new AbortController();
+
+function decoded(part) {
+  try { return decodeURIComponent(part); } catch { return part; } // a % of an address typed by hand
+}
 
 async function show() {
   if (location.hash === "#main") return;
-  const [name = "runs", ...rest] = location.hash.replace(/^#\/?/, "").split("/").filter(Boolean).map(decodeURIComponent);
+  let [name = "runs", ...rest] = location.hash.replace(/^#\/?/, "").split("/").filter(Boolean).map(decoded);
+  if (OF_ONE.includes(name) && !rest.length) name = "runs"; // which lists them
   leaving.abort();
   for (const dialog of document.querySelectorAll("dialog[open]")) dialog.close(); // they ask about the page that is left
   leaving = new AbortController();
