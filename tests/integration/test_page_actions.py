@@ -23,6 +23,7 @@ def drop(shown, where, *paths):
         session.send("Input.dispatchDragEvent", {"type": kind, **place, "data": data})
 
 
+@pytest.mark.slow(reason="a hundred files by a browser; single files are sent in the recipes' tests")
 def test_a_dropped_folder_arrives_with_all_that_can_be_trained_on(opened, tmp_path):
     root, given = tmp_path / "root", tmp_path / "mein Kätzchen 猫"
     root.mkdir()

@@ -58,7 +58,7 @@ def wait_for_values(shown, expected):
     [
         ("#/new/{key}", ".form-section", ".form-text", RECIPE.replace("max_epochs = 1", "max_epochs = 7")),
         pytest.param("#/new/{key}", ".form-section", "#key-train-max_epochs", "8", marks=LIKE_TEXT),
-        ("#/plan/{key}", ".meter", '[data-field="batch_sizes.0"]', "1"),
+        pytest.param("#/plan/{key}", ".meter", '[data-field="batch_sizes.0"]', "1", marks=LIKE_TEXT),
         pytest.param("#/plan/{key}", ".meter", '[data-field="world"]', "2", marks=LIKE_TEXT),
         ("#/new", ".new-model", '[data-field="--trigger"]', "ohwx cat"),
     ],

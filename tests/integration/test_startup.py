@@ -85,7 +85,10 @@ print(len(pyarrow.table({"a": [1]}).to_pandas()) == 1)
         pytest.param(_LEAVES_OUT.split(";")[0] + ";" + _FINDS, "True", id="program", marks=pytest.mark.slow),
         pytest.param(_LEAVES_OUT + _FINDS, "False", id="command", marks=pytest.mark.slow),
         pytest.param(
-            _LEAVES_OUT + "optional_imports.from_diffusers('FluxTransformer2DModel')" + _BETA, "True", id="scipy"
+            _LEAVES_OUT + "optional_imports.from_diffusers('FluxTransformer2DModel')" + _BETA,
+            "True",
+            id="scipy",
+            marks=pytest.mark.slow,
         ),
         pytest.param(_LEAVES_OUT + _ARROW, "True", id="pandas"),
     ],

@@ -6,7 +6,7 @@ import pytest
 from benchmarks._borders import page
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow(reason="another folder"))])
 def test_nothing_of_a_foreign_folder_runs_and_nobody_is_signalled(tmp_path, seed):
     assert page.foreign_folder(random.Random(seed), tmp_path) == []
 
