@@ -24,11 +24,13 @@ from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
 from reelworks.core import shared_array
+from reelworks.core.errors import UserError
 from reelworks.core.shared_array import Slot
 
 _CHECK_EVERY_SECONDS = 1.0
 # A process may be killed from outside while it starts, which no call is to blame for.
 _STARTS = 5
+_EXIT_SECONDS = 5.0  # after a process has closed its pipes
 
 
 def end_with_parent() -> None:
@@ -101,6 +103,7 @@ class WorkerPool:
             WorkerDied: The process ended during the call, or the pool is closed.
             WorkerStopped: The process was killed because of another of its calls.
             WorkerHung: The call took longer than `timeout_seconds`.
+            UserError: Processes fail as they start, as below a script without `if __name__ == "__main__":`.
         """
         channel = self._take(alone)
         usable = False
@@ -151,9 +154,18 @@ class WorkerPool:
                 begun = channel.await_start()
             finally:
                 if not begun:
+                    channel.process.join(_EXIT_SECONDS)
                     self._give_back(channel, usable=False)
             if begun:
                 return channel
+            if channel.process.has_failed:
+                raise UserError(
+                    "a worker process failed as it started; its own error stands above",
+                    code="worker-failed",
+                    field="data.num_workers",
+                    remedy='put what your script does below `if __name__ == "__main__":`, since each worker process imports '
+                    "the script; or decode in threads, with num_workers = 0",
+                )
         raise WorkerDied(f"{_STARTS} processes ended as they started")
 
     def _give_back(self, channel: _Channel, usable: bool) -> None:
@@ -192,6 +204,11 @@ class _Process:
         self.channels = [_Channel(self, ours) for ours, _ in pipes]
         for _, theirs in pipes:
             theirs.close()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it ended by an error, and not by a signal or as it should."""
+        return (self._process.exitcode or 0) > 0
 
     def kill(self) -> None:
         self._process.kill()

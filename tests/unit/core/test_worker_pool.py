@@ -158,3 +158,17 @@ def test_a_program_that_forgets_to_close_its_pool_ends(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, program], capture_output=True, text=True, timeout=300)
     assert (done.stdout, done.stderr, done.returncode) == ("120\n", "", 0)
+
+
+def test_a_script_without_its_guard_is_told_so_and_not_run_again_and_again(tmp_path):
+    """Each process imports the script, which starts processes as it is imported: that cannot go right."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"import os\nopen({str(tmp_path / 'ran')!r}, 'a').write('.')\n"
+        "from reelworks.core.worker_pool import WorkerPool\nWorkerPool().call(abs, -1)\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1
+    assert "a worker process failed as it started" in done.stderr
+    assert '`if __name__ == "__main__":`' in done.stderr
+    assert (tmp_path / "ran").read_text() == ".."  # by the script, and by one process
