@@ -151,7 +151,6 @@ _NOT_HERE = {
     "stablevideodiffusion": "Stable Video Diffusion",
     "svd": "Stable Video Diffusion",
     "animatediff": "AnimateDiff",
-    "auraflow": "AuraFlow",
     "cogvideo": "CogVideoX",
     "cosmos": "Cosmos",
     "hidream": "HiDream",
