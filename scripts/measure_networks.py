@@ -160,7 +160,8 @@ def write(names: Sequence[str]) -> None:
         alike = next((known for known in tables.values() if known["digest"] == digest), None)
         tables[name] = asdict(measured(name)) if alike is None else alike
         order = [preset for preset in registry.PRESETS if preset in tables]
-        file.write_text(json.dumps({preset: tables[preset] for preset in order}, indent=1) + "\n")
+        lines = [f"{json.dumps(preset)}: {json.dumps(tables[preset])}" for preset in order]
+        file.write_text("{\n" + ",\n".join(lines) + "\n}\n")
         print(name, flush=True)
 
 
