@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from reelworks.core.shape import Shape
-from reelworks.media import planes
+from reelworks.media import decode
 from reelworks.media.decode import Frames, Request
 
 SIZES = ((48, 64), (64, 48), (48, 48))
@@ -51,13 +51,13 @@ def recipe(folder: Path, steps: int, *, hidden_size: int = 64, depth: int = 4, b
 @contextmanager
 def in_memory() -> Iterator[None]:
     """Decode each file once for each shape, and take its frames from memory afterwards."""
-    load, known = planes.load, dict[tuple[str, Shape], Frames | planes.Planes]()
+    load, known = decode.load, dict[tuple[str, Shape], Frames]()
 
-    def remembered(request: Request, most_bytes: int) -> Frames | planes.Planes:
+    def remembered(request: Request) -> Frames:
         key = str(request.path), request.shape
         if key not in known:
-            known[key] = load(request, most_bytes)
+            known[key] = load(request)
         return known[key]
 
-    with mock.patch.object(planes, "load", remembered):
+    with mock.patch.object(decode, "load", remembered):
         yield

@@ -10,9 +10,6 @@ about 20 times as long (they are cut from the end of a long video that has one k
 as decoding its clips. `slow_wait_ratio_same_memory` is the same with as few batches ahead as the DataLoader has.
 `rss_growth` is the growth of memory, workers included, over many batches of two pictures with a budget of 64 MB.
 
-`--convert` measures instead what `data.convert_on = "device"` saves: for each size, the processor time of the decoding
-processes and the bytes that they hand over, for a clip as RGB frames and as planes, and the seconds in which the device
-converts a clip (the GPU, or else one thread of the CPU); with a GPU also the clips per second that reach training.
 Seconds depend on what else the machine does (see `load_average`), ratios less so.
 """
 
@@ -39,14 +36,12 @@ from PIL import Image
 from benchmarks._results import AT_START, keep
 from reelworks.core import cores
 from reelworks.core.shape import Shape
-from reelworks.data import device_frames
 from reelworks.data.micro_batch import MicroBatchRequest
 from reelworks.data.prefetch import read_ahead
-from reelworks.media import decode, planes
+from reelworks.media import decode
 from reelworks.media.config import PREFETCH_BYTES
 from reelworks.media.decode import Frames, Request
 from reelworks.media.decode_pool import THREADS_PER_WORKER, DecodePool
-from reelworks.media.planes import Planes
 
 RESULTS = Path(__file__).parent / "results" / "stream.json"
 WORKERS = 1
@@ -76,9 +71,9 @@ FULL = Sizes(clips=240, slow_clips=600, rounds=5, small_batches=20_000)
 QUICK = Sizes(clips=32, slow_clips=200, rounds=2, small_batches=600)
 
 
-def write_video(path: Path, frames: int, size: tuple[int, int] = SOURCE) -> None:
+def write_video(path: Path, frames: int) -> None:
     """Write a moving pattern with noise, H.264 with a single keyframe."""
-    height, width = size
+    height, width = SOURCE
     rng = np.random.default_rng(frames)
     y, x = np.mgrid[0:height, 0:width]
     with av.open(str(path), "w") as container:
@@ -272,57 +267,6 @@ def slow_waits(normal: list[Request], slow: Request, pool: DecodePool, sizes: Si
     }
 
 
-CONVERTED = {"360 to 192": (SOURCE, CLIP), "1080 to 480": ((1080, 1920), Shape(17, 480, 832))}
-
-
-def workers_seconds() -> float:
-    """Return the processor time that the child processes have taken so far."""
-    times = [child.cpu_times() for child in psutil.Process().children(recursive=True)]
-    return float(sum(each.user + each.system for each in times))
-
-
-def conversion(folder: Path, source: tuple[int, int], shape: Shape, clips: int) -> dict[str, float]:
-    """Return what a clip costs as RGB frames, and as planes that are converted on the device."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    paths = [folder / f"{source[0]}-{i}.mp4" for i in range(4)]
-    for path in paths:
-        write_video(path, shape.num_frames, source)
-    requests = [Request(paths[i % len(paths)], False, shape, size=source) for i in range(clips)]
-    read = planes.load(requests[0], planes.most_bytes(requests[0]))
-    assert isinstance(read, Planes), "the clips are plain"
-    seen = {
-        "rgb_bytes": float(shape.num_frames * shape.height * shape.width * 3),
-        "planes_bytes": float(read.data.nbytes),
-    }
-    for way, where in (("rgb", None), ("planes", device)):
-        pool = DecodePool(WORKERS, TIMEOUT_SECONDS)
-        for number in range(2):  # first starts processes, fills caches
-            before, began = workers_seconds(), time.perf_counter()
-            for batch in read_ahead(micro_batches(requests), pool, device=where):
-                assert batch.is_valid.all()
-            if number:
-                seen[f"{way}_worker_cpu_s"] = (workers_seconds() - before) / clips
-                if device.type == "cuda":  # else the conversion competes with the decoders
-                    seen[f"{way}_clips_s"] = clips / (time.perf_counter() - began)
-        pool.close()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    began = time.perf_counter()
-    device_frames.to_device([read] * 4, shape, device)[0, 0, 0, 0].cpu()
-    seen["convert_s"] = (time.perf_counter() - began) / 4
-    torch.set_num_threads(threads)
-    return {**seen, "worker_cpu_ratio": seen["planes_worker_cpu_s"] / seen["rgb_worker_cpu_s"]}
-
-
-def measure_conversion(clips: int) -> dict[str, Any]:
-    """Measure what conversion on the device saves, by size."""
-    with tempfile.TemporaryDirectory() as name:
-        seen = {label: conversion(Path(name), *sizes, clips) for label, sizes in CONVERTED.items()}
-    rounded = {label: {key: float(f"{value:.4g}") for key, value in values.items()} for label, values in seen.items()}
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    return {"convert": rounded, "device": device, "machine": machine(), **AT_START}
-
-
 def rss_bytes() -> int:
     """Return the memory of this process and its workers."""
     own = psutil.Process()
@@ -373,15 +317,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a short run, for a look")
     parser.add_argument("--json", action="store_true", help="print only the last line")
-    parser.add_argument("--convert", action="store_true", help='measure data.convert_on = "device" instead')
     parser.add_argument("--save", action="store_true", help=f"write {RESULTS.name}")
     args = parser.parse_args()
     sizes = QUICK if args.quick else FULL
-    seen = measure_conversion(sizes.slow_clips // 20) if args.convert else measure(sizes)
+    seen = measure(sizes)
     if not args.json:
         for key, value in seen.items():
             print(f"{key:>28}  {value}")
-    if args.save and not args.convert:
+    if args.save:
         keep(RESULTS, seen)
     print(json.dumps(seen))
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import devices
-import media_makers
 import numpy as np
 import pytest
 import torch
@@ -15,38 +14,11 @@ from reelworks import testing
 from reelworks.checkpoint.async_save import Background
 from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.checkpoint.load import load
-from reelworks.core.shape import Shape
-from reelworks.data import device_frames
-from reelworks.media import decode, planes
-from reelworks.media.augment import Augmentation
-from reelworks.media.decode import Request
-from reelworks.media.planes import Planes
 from reelworks.recipe import recipe_file
 from reelworks.run import events
 from reelworks.run.folder import RunFolder
 from reelworks.train import trainer
 from reelworks.train.resume import RunOptions
-
-MEAN, MOST = 0.1, 1  # levels of 255, as `media.planes` promises
-
-
-@devices.both(["90x160", "48x80", "120x200"], quick=["90x160", "48x80", "120x200"])
-def test_frames_from_planes_are_those_of_the_decoder(device: str, name: str, tmp_path: Path) -> None:
-    height, width = (int(side) for side in name.split("x"))
-    rng = np.random.default_rng(0)
-    soft = rng.integers(0, 256, (9, 16, 3)).repeat(10, 0).repeat(10, 1)
-    frames = [np.clip(soft + 5 * i, 0, 255).astype(np.uint8) for i in range(6)]
-    file = media_makers.write(tmp_path / "a.mp4", frames, options={"crf": "4", "bf": "2"})
-    for flip in (False, True):
-        wanted = Request(file, False, Shape(5, height, width), augmentation=Augmentation(flip=flip))
-        read = planes.load(wanted, 1 << 30)
-        assert isinstance(read, Planes)
-        found = device_frames.to_device([read, None], wanted.shape, torch.device(device))
-        assert found.device.type == device
-        assert not found[1].any()
-        difference = np.abs(decode.load(wanted).astype(int) - found[0].cpu().numpy())
-        assert difference.mean() <= MEAN
-        assert difference.max() <= MOST
 
 
 @devices.both(["float32", "bfloat16"], quick=["float32", "bfloat16"])
@@ -77,7 +49,7 @@ def recipe_in(folder: Path, output: str, **changes: Any) -> dict[str, Any]:
         "catalog": str(folder / "catalog"),
         "bucket": [{"resolution": "48px", "num_frames": [1, 5], "batch_size": [3, 2]}],
         "buckets": {"upscale": True, "max_crop": 0.7, "aspect_ratios": ["3:2", "1:1"]},
-        "data": {"num_workers": 0, "clip_start": "start", "convert_on": "cpu"},
+        "data": {"num_workers": 0, "clip_start": "start"},
         "model": {"name": "stdit3-tiny", "hidden_size": 32, "depth": 1, "num_heads": 2},
         "autoencoder": {"stride": 4},
         "text_encoder": {"dim": 16, "max_length": 6},
@@ -99,7 +71,6 @@ def trained(recipe: dict[str, Any]) -> list[float]:
 
 CHANGES: dict[str, dict[str, Any]] = {
     "stored latents": {"encode": {"store": True}},
-    "planes": {"data": {"convert_on": "device"}},
     "compiled": {"train": {"compile": True}},
     "checkpointing": {"model": {"gradient_checkpointing": "selective"}},
     "average on the CPU": {"train": {"ema_device": "cpu"}},

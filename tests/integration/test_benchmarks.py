@@ -16,7 +16,6 @@ REPOSITORY = Path(__file__).parents[2]
         (["lora_memory", "--steps", "1", "--latent", "3", "8", "8"], ["float32", "float8", "int8", "nf4", "CPU memory"]),
         (["checkpoint", "--gb", "0.01", "--json"], ["{"]),
         (["histories", "--histories", "1", "--seed", "1,2", "--json"], ['"seeds": {"1": {', '"2": {', '"commit": "']),
-        (["stream", "--convert", "--quick", "--json"], ["planes_bytes", "worker_cpu_ratio"]),
     ],
 )  # fmt: skip
 def test_it_runs_and_tells_every_row(arguments: list[str], rows: list[str]) -> None:

@@ -177,9 +177,8 @@ class Loader(IterableDataset[Step]):
         num_workers: Spawned processes that decode, with two threads each; 0 decodes in threads of this process.
         prefetch_bytes: Frames that are decoded ahead of the step, in bytes; at least one micro-batch is.
         decode_timeout: Seconds after which a process that still decodes the same clip is ended; the clip has failed.
-        device: Device where plain videos are resized and converted to RGB, and where all tensors of a micro-batch then lie.
-            On CUDA they are copied from pinned memory in a stream of its own, while earlier ones are trained. None
-            leaves the conversion to the decoders, and the tensors on the CPU.
+        device: Device on which all tensors of a micro-batch lie. On CUDA they are copied from pinned memory in a stream of
+            its own, while earlier ones are trained. None leaves them on the CPU.
         record_to: Folder of records of the trained clips, the same on all ranks. With it a resume is exact even if
             the data or the buckets changed in between.
         max_decode_failures: Share of an epoch's clips, from 0 to 1; if more than these cannot be decoded, loading stops.
@@ -291,7 +290,7 @@ class Loader(IterableDataset[Step]):
         feed = StepSource(self.dataset, self.rank, self.world_size, max_epochs=begun.epoch + 1, decoder=self._decoder)
         pool = self._pool  # of this iteration, also after `close`
         all_reduce = self._all_reduce or ranks.sum_of_process_group(self.rank, self.world_size)
-        stream = read_ahead(feed.rows(begun), pool, self._prefetch, self._device)
+        stream = read_ahead(feed.rows(begun), pool, self._prefetch)
         if self._device is not None:
             stream = upload(stream, self._device)
         reader = StepReader(map(self._finished, stream), self.world_size, all_reduce)

@@ -86,7 +86,7 @@ class StreamState:
 
     Attributes:
         wait_seconds: Time that training waited for the micro-batch.
-        queue_bytes: Decoded frames, or planes of frames, that were waiting behind it.
+        queue_bytes: Decoded frames that were waiting behind it.
         decode_p50_seconds, decode_p99_seconds: Median and 99th percentile of the time that each of the last 1000 clips
             took in its decoder; None before the first.
     """
@@ -102,7 +102,7 @@ class MicroBatch:
     """A decoded micro-batch.
 
     Attributes:
-        frames: `[B, T, H, W, 3]` uint8, on the device that converts, or else on the CPU; zeros where a clip failed.
+        frames: `[B, T, H, W, 3]` uint8; zeros where a clip failed.
         is_valid: `[B]` True where a clip counts in the loss: decoded, no padding, and not idle.
         failures: Index in the micro-batch and reason of each failed clip, padding left out.
         companions: `[B, T, H, W, 3]` uint8 by kind, sources perhaps in sizes of their own; white where a clip has none.

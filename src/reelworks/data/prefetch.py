@@ -15,13 +15,11 @@ from torch import Tensor
 
 from reelworks.catalog.location import MediaPath
 from reelworks.core.log import logger
-from reelworks.data import device_frames
 from reelworks.data.micro_batch import MicroBatch, MicroBatchRequest, StreamState
-from reelworks.media import decode, planes
+from reelworks.media import decode
 from reelworks.media.config import PREFETCH_BYTES
-from reelworks.media.decode import Frames, Request
+from reelworks.media.decode import Request
 from reelworks.media.decode_pool import Decoded, DecodePool, Failure
-from reelworks.media.planes import Planes
 
 _CLIPS = "clips"
 _SOUND = "sound"
@@ -39,22 +37,17 @@ _Jobs = dict[str, list[Future[Decoded] | None]]
 
 
 class _Pending:
-    """A micro-batch that is being decoded, each clip straight to its place.
+    """A micro-batch that is being decoded, each clip straight to its place."""
 
-    If a device converts, a clip's place is large enough for its planes; memory that is not written to is not taken.
-    """
-
-    def __init__(self, work: MicroBatchRequest, pool: DecodePool, device: torch.device | None) -> None:
-        self.work, self._device = work, device
-        size, sizes = _frames_size(work), _companion_sizes(work)
-        limits = [0 if device is None else planes.most_bytes(request) for request in work.requests]
-        own = size if device is None else (len(work.requests), max([math.prod(size[1:]), *limits]))
-        self._frames = {kind: pool.array(of_kind) for kind, of_kind in ((_CLIPS, own), *sizes.items())}
+    def __init__(self, work: MicroBatchRequest, pool: DecodePool) -> None:
+        self.work = work
+        sizes = {_CLIPS: _frames_size(work), **_companion_sizes(work)}
+        self._frames = {kind: pool.array(size) for kind, size in sizes.items()}
         if work.sounds:
             self._frames[_SOUND] = pool.array(_sound_size(work))
         self._jobs: _Jobs = {kind: [] for kind in self._frames}
-        for index, (request, limit) in enumerate(zip(work.requests, limits, strict=True)):
-            self._jobs[_CLIPS].append(pool.submit(request, self._frames[_CLIPS].slot(index), planes_bytes=limit))
+        for index, request in enumerate(work.requests):
+            self._jobs[_CLIPS].append(pool.submit(request, self._frames[_CLIPS].slot(index)))
         for kind, companions in work.companions.items():
             for index, companion in enumerate(companions):
                 slot = self._frames[kind].slot(index)
@@ -90,7 +83,6 @@ class _Pending:
     def collect(self) -> tuple[dict[str, Tensor], dict[int, str]]:
         """Wait for the clips, and return the frames by kind, and the reason of each clip that failed."""
         failures: dict[int, str] = {}
-        clips: list[Frames | Planes | None] = []
         for kind, jobs in self._jobs.items():
             frames = self._frames[kind].array
             for index, job in enumerate(jobs):
@@ -98,19 +90,11 @@ class _Pending:
                 reason = "" if result is None else self._reason(kind, index, result)
                 if reason:
                     failures.setdefault(index, reason)
-                if kind == _CLIPS:
-                    clips.append(None if reason or isinstance(result, Failure) else result)
-                elif reason or result is None:
+                if reason or result is None:
                     # A worker may have died while writing.
-                    frames[index] = 0 if kind == _SOUND else _NO_COMPANION
+                    frames[index] = 0 if kind in (_CLIPS, _SOUND) else _NO_COMPANION
             self._frames[kind].close_file()
-        collected = {kind: torch.from_numpy(memory.array) for kind, memory in self._frames.items()}
-        if self._device is not None:
-            return {**collected, _CLIPS: device_frames.to_device(clips, self.work.shape, self._device)}, failures
-        for index, clip in enumerate(clips):
-            if clip is None:
-                collected[_CLIPS][index] = 0
-        return collected, failures
+        return {kind: torch.from_numpy(memory.array) for kind, memory in self._frames.items()}, failures
 
     def _reason(self, kind: str, index: int, result: Decoded) -> str:
         if kind == "loss_mask" and isinstance(result, np.ndarray) and not decode.counts(result):
@@ -135,9 +119,7 @@ class _Pending:
 
 
 def _nbytes(result: Decoded) -> int:
-    if isinstance(result, Failure):
-        return 0
-    return result.data.nbytes if isinstance(result, Planes) else result.nbytes
+    return 0 if isinstance(result, Failure) else result.nbytes
 
 
 def _frames_size(work: MicroBatchRequest) -> tuple[int, ...]:
@@ -160,6 +142,10 @@ def _companion_sizes(work: MicroBatchRequest) -> dict[str, tuple[int, ...]]:
     return sizes
 
 
+def _bytes(work: MicroBatchRequest) -> int:
+    return sum(map(math.prod, (_frames_size(work), *_companion_sizes(work).values(), _sound_size(work))))
+
+
 def _result(job: Future[Decoded], path: MediaPath) -> Decoded:
     while True:
         try:
@@ -171,10 +157,8 @@ def _result(job: Future[Decoded], path: MediaPath) -> Decoded:
 class _ReadAhead:
     """Queue of micro-batches that are decoding, in the order in which they are delivered."""
 
-    def __init__(
-        self, work: Iterable[MicroBatchRequest], pool: DecodePool, budget_bytes: int, device: torch.device | None
-    ) -> None:
-        self._source, self._pool, self._budget_bytes, self._device = iter(work), pool, budget_bytes, device
+    def __init__(self, work: Iterable[MicroBatchRequest], pool: DecodePool, budget_bytes: int) -> None:
+        self._source, self._pool, self._budget_bytes = iter(work), pool, budget_bytes
         self._queue: deque[_Pending] = deque()
         self._queued_bytes = 0
         # The end of the queue, from the first that was not decoded on, and the decoded bytes of those before it.
@@ -191,10 +175,10 @@ class _ReadAhead:
             work = self._next
             if work is None or len(self._queue) >= _MOST_AHEAD:
                 return
-            size = self._bytes(work)
+            size = _bytes(work)
             if self._queue and self._queued_bytes + size > self._budget_bytes:
                 return
-            self._queue.append(_Pending(work, self._pool, self._device))
+            self._queue.append(_Pending(work, self._pool))
             self._decoding.append(self._queue[-1])
             self._queued_bytes += size
             self._next = self._take()
@@ -228,7 +212,7 @@ class _ReadAhead:
     def _pop(self) -> _Pending:
         """Take the first micro-batch from the queue."""
         head = self._queue.popleft()
-        self._queued_bytes -= self._bytes(head.work)
+        self._queued_bytes -= _bytes(head.work)
         if self._decoding and self._decoding[0] is head:
             self._decoding.popleft()
         else:
@@ -242,11 +226,6 @@ class _ReadAhead:
             self._decoding.popleft()
             self._done_bytes += end.pop(0)
         return self._done_bytes + sum(end)
-
-    def _bytes(self, work: MicroBatchRequest) -> int:
-        frames = math.prod(_frames_size(work))
-        own = frames if self._device is None else sum(map(planes.expected_bytes, work.requests))
-        return own + sum(map(math.prod, _companion_sizes(work).values())) + math.prod(_sound_size(work))
 
     def cancel(self) -> None:
         """Drop what is queued."""
@@ -268,19 +247,15 @@ def _at_once(work: MicroBatchRequest) -> int:
 
 
 def read_ahead(
-    work: Iterable[MicroBatchRequest],
-    pool: DecodePool,
-    budget_bytes: int = PREFETCH_BYTES,
-    device: torch.device | None = None,
+    work: Iterable[MicroBatchRequest], pool: DecodePool, budget_bytes: int = PREFETCH_BYTES
 ) -> Iterator[MicroBatch]:
     """Yield the micro-batches of `work` in its order, while those behind them are decoded ahead.
 
     Clips are begun in this order and finished in any. Frames of at most `budget_bytes` are decoded ahead, or one
     micro-batch if it is larger. Reading ahead crosses the end of an epoch if `work` does. An error of `work` is raised
-    after all micro-batches before it. With a `device`, plain videos are resized and converted to RGB there, and the
-    frames of all clips lie there.
+    after all micro-batches before it.
     """
-    ahead = _ReadAhead(work, pool, budget_bytes, device)
+    ahead = _ReadAhead(work, pool, budget_bytes)
     try:
         while (micro_batch := ahead.deliver()) is not None:
             yield micro_batch

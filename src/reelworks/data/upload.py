@@ -14,8 +14,7 @@ from reelworks.data.micro_batch import MicroBatch
 def upload(batches: Iterator[MicroBatch], device: torch.device) -> Iterator[MicroBatch]:
     """Yield micro-batches whose tensors all lie on a device.
 
-    On CUDA, a micro-batch is copied from pinned memory, and its frames are converted, in a stream of its own, as soon as
-    it is decoded. Whoever uses it in the current stream waits there, not in Python; kernels that were queued before go on.
+    On CUDA, a micro-batch is copied from pinned memory in a stream of its own, as soon as it is decoded. Whoever uses it in the current stream waits there, not in Python; kernels that were queued before go on.
     """
     if device.type != "cuda":
         yield from (moved(batch, device) for batch in batches)
@@ -35,15 +34,14 @@ def upload(batches: Iterator[MicroBatch], device: torch.device) -> Iterator[Micr
 
 
 def moved(batch: MicroBatch, device: torch.device) -> MicroBatch:
-    """Return a micro-batch with what is beside its frames on a device as well, without waiting for the copies."""
+    """Return a micro-batch with its tensors on a device, without waiting for the copies."""
 
     def move(tensor: Tensor) -> Tensor:
-        if device.type == "cuda" and tensor.device.type == "cpu":
-            tensor = tensor.pin_memory()
-        return tensor.to(device, non_blocking=True)
+        return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
 
     return replace(
         batch,
+        frames=move(batch.frames),
         is_valid=move(batch.is_valid),
         companions={kind: move(frames) for kind, frames in batch.companions.items()},
         sound=None if batch.sound is None else move(batch.sound),

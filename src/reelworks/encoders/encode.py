@@ -13,8 +13,6 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
-import torch
-
 from reelworks.core import units
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
@@ -68,7 +66,6 @@ class Encoding:
         chunks: Clips by chunk, as `reachable.chunks` returns them.
         num_workers, timeout: Processes that decode, and seconds after which one is ended.
         prefetch_bytes: Frames that are decoded ahead.
-        frames_device: Device that converts plain videos to RGB; None leaves it to the decoding processes.
         text_width: Bytes of a number in an embedding, for the forecast: 2 for encoders that compute in bfloat16.
         prompts: Texts that `encoder` embeds and keeps besides, while its text encoder is loaded for captions.
         on_progress: Called after each batch.
@@ -87,14 +84,13 @@ class Encoding:
         num_workers: int = 0,
         timeout: float = 120.0,
         prefetch_bytes: int = PREFETCH_BYTES,
-        frames_device: torch.device | None = None,
         text_width: int = 4,
         prompts: Sequence[str] = (),
         on_progress: Callable[[Progress], None] = lambda progress: None,
     ) -> None:
         self.source, self.encoder, self.chunks = source, encoder, chunks
         self.num_workers, self.on_progress = num_workers, on_progress
-        self._timeout, self._budget_bytes, self._frames_device = timeout, prefetch_bytes, frames_device
+        self._timeout, self._budget_bytes = timeout, prefetch_bytes
         self._text_width, self._prompts = text_width, prompts
         self._sees = source.keys.ids.text_sees_pictures
         self.lacking = dict[int, int]()
@@ -162,7 +158,6 @@ class Encoding:
             num_workers=self.num_workers,
             timeout=self._timeout,
             prefetch_bytes=self._budget_bytes,
-            frames_device=self._frames_device,
         )
 
     def _bytes(self, name: str, shape: Shape) -> int:

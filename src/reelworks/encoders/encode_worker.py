@@ -74,7 +74,6 @@ class EncodeWorker:
         source: The store and the keys.
         num_workers, timeout: Processes that decode, and seconds after which one is ended.
         prefetch_bytes: Frames that are decoded ahead.
-        frames_device: Device that converts plain videos to RGB; None leaves it to the decoding processes.
     """
 
     def __init__(
@@ -85,9 +84,8 @@ class EncodeWorker:
         num_workers: int,
         timeout: float,
         prefetch_bytes: int,
-        frames_device: torch.device | None,
     ) -> None:
-        self.source, self._encoder, self._frames_device = source, encoder, frames_device
+        self.source, self._encoder = source, encoder
         self._workers, self._timeout, self._budget_bytes = num_workers, timeout, prefetch_bytes
         self._sees = source.keys.ids.text_sees_pictures
         self._claims = Claims(source.store.path / "claims")
@@ -147,7 +145,7 @@ class EncodeWorker:
         behind: deque[Future[None]] = deque()
         with ThreadPoolExecutor(1, thread_name_prefix="store") as writer:
             work = self._work(chunks, ends)
-            for batch in prefetch.read_ahead(work, self._pool, self._budget_bytes, self._frames_device):
+            for batch in prefetch.read_ahead(work, self._pool, self._budget_bytes):
                 behind.append(self._encode_batch(batch, writer, progress))
                 if (chunk := ends.pop(id(batch.work), None)) is not None:
                     behind.append(writer.submit(self._finish, chunk))

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -28,7 +28,6 @@ from reelworks.core.log import logger
 from reelworks.core.sources import SOURCES
 from reelworks.data.dataset import Dataset
 from reelworks.data.micro_batch import MicroBatchRequest
-from reelworks.media import planes
 from reelworks.media.decode import VERSION as DECODER_VERSION
 from reelworks.media.decode import Request
 from reelworks.media.sound import VERSION as SOUND_VERSION
@@ -58,7 +57,6 @@ class EncoderIds:
         text_sees_pictures: Whether an embedding also depends on the first frames of sources.
         latent_dtype: Dtype in which latents are stored.
         sound: Digest of the sound encoder; None if the model has no sound.
-        converted_on: Where frames of plain videos become RGB, as the recipe says; both ways differ by rounding.
     """
 
     autoencoder: str
@@ -70,7 +68,6 @@ class EncoderIds:
     control_parts: bool = False
     text_sees_pictures: bool = False
     latent_dtype: str = "float32"
-    converted_on: Literal["cpu", "device"] = "cpu"
     sound: str | None = None
 
     @property
@@ -261,8 +258,6 @@ class Keys:
         return wanted
 
     def _wanted(self, kind: str, encoder: str, request: Request, fingerprint: str, label: str, *extra: Any) -> Wanted:
-        if self.ids.converted_on == "device" and planes.may_be_used(request):
-            extra = (*extra, "device", planes.VERSION)
         key, text = of_request(kind, encoder, request, fingerprint, *extra)
         return Wanted(key, kind, encoder, fingerprint, label, text)
 

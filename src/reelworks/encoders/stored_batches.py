@@ -275,7 +275,7 @@ class _Item:
                     failures.setdefault(i, reason)
                 continue
             if kind == _MASK and masks is not None:
-                if reason is None and not decode.counts(read.frames[at].cpu().numpy()):
+                if reason is None and not decode.counts(read.frames[at].numpy()):
                     reason = decode.EMPTY  # the clip would have no loss
                 if reason is None:
                     masks[i] = read.frames[at]
@@ -311,21 +311,17 @@ def _request(work: MicroBatchRequest, i: int, kind: str) -> Request | None:
 
 
 def read_ahead(
-    work: Iterable[MicroBatchRequest],
-    pool: DecodePool,
-    budget_bytes: int,
-    source: StoredLatents | None,
-    device: torch.device | None = None,
+    work: Iterable[MicroBatchRequest], pool: DecodePool, budget_bytes: int, source: StoredLatents | None
 ) -> Iterator[MicroBatch]:
     """Yield the micro-batches of `work` in its order, as `prefetch.read_ahead` does, from a store if there is one."""
     if source is None:
-        yield from prefetch.read_ahead(work, pool, budget_bytes, device)
+        yield from prefetch.read_ahead(work, pool, budget_bytes)
         return
     with ThreadPoolExecutor(_READERS, thread_name_prefix="stored") as readers:
         items = _in_order(work, lambda each: readers.submit(_Item, each, source))
         waiting: deque[_Item] = deque()
         with suppress(GeneratorExit):
-            for batch in prefetch.read_ahead(_remaining(items, waiting), pool, budget_bytes, device):
+            for batch in prefetch.read_ahead(_remaining(items, waiting), pool, budget_bytes):
                 yield waiting.popleft().complete(batch)
 
 

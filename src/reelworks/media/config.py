@@ -65,13 +65,7 @@ class DataConfig(PublicConfig):
         default="pyav",
         description='library that decodes plain videos (8 bits, YUV 4:2:0): "torchcodec" needs '
         "pip install 'reelworks[torchcodec]' and FFmpeg's shared libraries; it decodes the same frames on the CPU, with less "
-        "accurate chroma, and convert_on has no effect on them",
-    )
-    convert_on: Literal["auto", "cpu", "device"] = Field(
-        default="auto",
-        description='where plain videos (8 bits, YUV 4:2:0) are resized and converted to RGB: "cpu" in the decoding '
-        'processes, "device" on the training device, which takes less of the CPU; "auto" is "device" when training on '
-        "a GPU without a store of latents. Both give the same frames up to rounding",
+        "accurate chroma",
     )
     alpha_color: list[int] = Field(
         default=[255, 255, 255],

@@ -7,15 +7,14 @@ import threading
 import time
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from reelworks.core.shared_array import Bytes, SharedArray, Slot
 from reelworks.core.worker_pool import WorkerDied, WorkerHung, WorkerPool, WorkerStopped
-from reelworks.media import planes, sound
+from reelworks.media import decode, sound
 from reelworks.media.decode import Frames, MediaError, Request
-from reelworks.media.planes import Planes
 from reelworks.media.sound import SoundRequest
 
 THREADS_PER_WORKER = 2
@@ -33,7 +32,7 @@ class Failure:
     reason: str
 
 
-Decoded = Frames | Planes | Failure
+Decoded = Frames | Failure
 
 
 @dataclass(frozen=True)
@@ -87,16 +86,13 @@ class DecodePool:
         """Return zeros that `submit` can decode into without a copy between processes."""
         return SharedArray(shape, shared=self._processes is not None)
 
-    def submit(
-        self, request: Request | SoundRequest, into: Slot | None = None, *, planes_bytes: int = 0
-    ) -> Future[Decoded]:
+    def submit(self, request: Request | SoundRequest, into: Slot | None = None) -> Future[Decoded]:
         """Queue a clip or its sound, whose samples come as bytes `[S, 2 · channels]`; one that hangs, or whose process dies in every attempt, results in a `Failure`.
 
         Args:
             into: Place for the result, of at least its bytes; without it, it has memory of its own.
-            planes_bytes: Result in the clip's planes if it is plain and they have no more bytes than these.
         """
-        return self._threads.submit(self._decode, request, into, planes_bytes)
+        return self._threads.submit(self._decode, request, into)
 
     def percentiles(self, *percents: float) -> list[float | None]:
         """Return percentiles of `decode_seconds`, None before the first clip; at most a fiftieth of them is newer."""
@@ -122,27 +118,24 @@ class DecodePool:
         # The garbage collector may close a pool that nobody uses any more, in any thread.
         self._threads.shutdown(wait=threading.get_ident() not in self._own_threads)
 
-    def _decode(self, request: Request | SoundRequest, into: Slot | None, planes_bytes: int) -> Decoded:
-        call = request, planes_bytes
-        read = _read(call) if self._processes is None else self._read_in_process(self._processes, call, into)
+    def _decode(self, request: Request | SoundRequest, into: Slot | None) -> Decoded:
+        read = _read(request) if self._processes is None else self._read_in_process(self._processes, request, into)
         if isinstance(read, Failure):
             return read
         self.decode_seconds.append(read.seconds)
         self._decoded += 1
         if into is None or isinstance(read.result, Failure):
             return read.result
-        if isinstance(read.result, Planes):
-            return replace(read.result, data=_placed(read.result.data, into))
         return _placed(read.result, into)
 
     def _read_in_process(
-        self, processes: WorkerPool, call: tuple[Request | SoundRequest, int], into: Slot | None
+        self, processes: WorkerPool, request: Request | SoundRequest, into: Slot | None
     ) -> _Read | Failure:
         deaths = 0
         while deaths < _ATTEMPTS:
             try:
                 # A process that dies takes the clips of its other threads with it; alone, a clip cannot be such a victim.
-                return processes.call(_read, call, self.timeout_seconds, into=into, alone=deaths > 0)
+                return processes.call(_read, request, self.timeout_seconds, into=into, alone=deaths > 0)
             except WorkerHung:
                 return Failure(f"decoding took more than {self.timeout_seconds:g} s and was stopped")
             except WorkerStopped:
@@ -161,19 +154,14 @@ def _placed(array: Bytes, into: Slot) -> Bytes:
     return place
 
 
-def _read(call: tuple[Request | SoundRequest, int]) -> _Read:
+def _read(request: Request | SoundRequest) -> _Read:
     """Decode one clip; return a file's failure as a value, so that it never stops a worker."""
-    request, planes_bytes = call
     began = time.perf_counter()
+    result: Decoded
     try:
-        result: Decoded = (
-            sound.load(request).view(np.uint8)
-            if isinstance(request, SoundRequest)
-            else planes.load(request, planes_bytes)
-        )
+        loaded = sound.load(request).view(np.uint8) if isinstance(request, SoundRequest) else decode.load(request)
+        # Arrays that are not contiguous would be copied once more on their way between processes.
+        result = np.ascontiguousarray(loaded)
     except MediaError as error:
         result = Failure(str(error))
-    if isinstance(result, np.ndarray):
-        # Arrays that are not contiguous would be copied once more on their way between processes.
-        result = np.ascontiguousarray(result)
     return _Read(result, time.perf_counter() - began)

@@ -49,23 +49,12 @@ def encoder_ids(recipe: Recipe, folder: Path) -> EncoderIds:
         text_sees_pictures=text is not None and text.sees_pictures,
         latent_dtype=recipe.encode.dtype,
         sound=None if recipe.sound is None else _sound_id(recipe.sound, known),
-        converted_on="device" if recipe.data.convert_on == "device" else "cpu",
     )
 
 
 def _sound_id(sound: SoundConfig, known: FileDigests) -> str:
     """Return the identity of a sound encoder; how its latents are trained is no part of it."""
     return request_key.encoder_id(sound, "sound.weights", known, part="audio_vae", only={"name", "sample_rate"})
-
-
-def frames_device(recipe: Recipe, device: torch.device, *, stored: bool) -> torch.device | None:
-    """Return the device that converts plain videos to RGB when training on `device`; None if the decoder does."""
-    # For a store, "auto" means the decoder on any machine: the two ways differ by rounding, and which of them made a
-    # latent must not depend on the machine that did. Only a recipe that says "device" has entries of its own.
-    on = recipe.data.convert_on
-    if on == "auto":
-        on = "device" if device.type == "cuda" and not stored else "cpu"
-    return device if on == "device" else None
 
 
 def open_store(data: RecipeData) -> StoredLatents:
@@ -155,7 +144,6 @@ def encoding(
         num_workers=recipe.data.num_workers,
         timeout=recipe.data.decode_timeout,
         prefetch_bytes=recipe.data.prefetch_budget_bytes,
-        frames_device=frames_device(recipe, device, stored=True),
         text_width=4 if recipe.text_encoder.name == "hashed" else 2,
         prompts=prompts,
         on_progress=on_progress,

@@ -15,11 +15,11 @@ from reelworks.distributed.mesh import World
 
 
 class _Announced(NamedTuple):
-    """A micro-batch without its frames, and their shapes and kinds of device."""
+    """A micro-batch without its frames, and their shapes."""
 
     batch: MicroBatch
-    frames: tuple[tuple[int, ...], str]
-    companions: dict[str, tuple[tuple[int, ...], str]]
+    frames: torch.Size
+    companions: dict[str, torch.Size]
 
 
 def over_group(batches: Iterator[MicroBatch], world: World) -> Iterator[MicroBatch]:
@@ -43,11 +43,10 @@ def _announce(batch: MicroBatch | None, world: World) -> None:
     if batch is None:
         _broadcast(None, world)
         return
-    empty = batch.frames.new_empty(0)
     about = _Announced(
-        replace(batch, frames=empty.cpu(), companions={}),
-        _about(batch.frames),
-        {name: _about(frames) for name, frames in batch.companions.items()},
+        replace(batch, frames=batch.frames.new_empty(0), companions={}),
+        batch.frames.shape,
+        {name: frames.shape for name, frames in batch.companions.items()},
     )
     _broadcast(about, world)
     for frames in (batch.frames, *batch.companions.values()):
@@ -58,17 +57,12 @@ def _receive(world: World) -> MicroBatch | None:
     about = cast(_Announced | None, _broadcast(None, world))
     if about is None:
         return None
-    frames = _broadcast_tensor(_empty(*about.frames, world), world)
-    companions = {name: _broadcast_tensor(_empty(*each, world), world) for name, each in about.companions.items()}
+    frames = _broadcast_tensor(torch.empty(about.frames, dtype=torch.uint8), world)
+    companions = {
+        name: _broadcast_tensor(torch.empty(shape, dtype=torch.uint8), world)
+        for name, shape in about.companions.items()
+    }
     return replace(about.batch, frames=frames, companions=companions)
-
-
-def _about(frames: Tensor) -> tuple[tuple[int, ...], str]:
-    return tuple(frames.shape), frames.device.type
-
-
-def _empty(shape: tuple[int, ...], kind: str, world: World) -> Tensor:
-    return torch.empty(shape, dtype=torch.uint8, device=world.device if kind == world.device.type else "cpu")
 
 
 def _broadcast(value: object, world: World) -> object:

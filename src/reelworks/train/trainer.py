@@ -275,8 +275,7 @@ class Trainer:
                 self._make_lacking_previews(position.global_step)
             # Micro-batches from here to the end of training, across epochs, planned as `next_epoch` plans them.
             work = self._source.rows(position)
-            device = encoding.frames_device(self._recipe, self._world.device, stored=self._stored is not None)
-            batches = stored_batches.read_ahead(work, pool, config.prefetch_budget_bytes, self._stored, device)
+            batches = stored_batches.read_ahead(work, pool, config.prefetch_budget_bytes, self._stored)
             if self._stored is None:
                 batches = shared_batches.over_group(batches, self._world)
             ahead = self._train_step.ahead(batches)

@@ -23,7 +23,7 @@ from reelworks.models.api import DenoiserInputs
 from reelworks.precision.boundary import DtypeBoundary
 from reelworks.recipe.recipe import Recipe
 from reelworks.schedule.plan import Samples
-from reelworks.train import encoding, shared_batches
+from reelworks.train import shared_batches
 from reelworks.train.batch_inputs import Predicted, validation_example
 
 
@@ -86,8 +86,7 @@ class Validator:
         # Of all clips, and then of each bucket's: sums of the loss at each timestep, and of clips.
         sums = torch.zeros(1 + len(buckets), len(times) + 1, dtype=torch.float64)
         budget_bytes = self.recipe.data.prefetch_budget_bytes
-        device = encoding.frames_device(self.recipe, self.world.device, stored=self.stored is not None)
-        batches = stored_batches.read_ahead(self._requests(), pool, budget_bytes, self.stored, device)
+        batches = stored_batches.read_ahead(self._requests(), pool, budget_bytes, self.stored)
         if self.stored is None:
             batches = shared_batches.over_group(batches, self.world)
         for done, batch in enumerate(batches, 1):

@@ -32,10 +32,10 @@ class Watched(DecodePool):
     on_submit: Callable[[Request], None] = staticmethod(lambda request: None)
     cancelled = 0
 
-    def submit(self, request: Request, into: Slot | None = None, *, planes_bytes: int = 0) -> Future[Decoded]:
+    def submit(self, request: Request, into: Slot | None = None) -> Future[Decoded]:
         number = next(self.numbers)
         self.on_submit(request)
-        job = super().submit(request, into, planes_bytes=planes_bytes)
+        job = super().submit(request, into)
         job.add_done_callback(lambda job: self.note(number, job))
         return job
 

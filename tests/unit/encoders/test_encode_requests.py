@@ -108,29 +108,11 @@ CHANGES: dict[str, tuple[Callable[[dict[str, Any]], object], tuple[int, int]]] =
     "text length": (lambda r: r["text_encoder"].update(max_length=7), (0, CLIPS + 1)),
     "resolution": (lambda r: r["bucket"][0].update(resolution="16px"), (CLIPS, 0)),
     "picture": (lambda r: Image.new("RGB", (48, 40)).save(Path(r["dataset"][0]["path"], "p0.png")), (1, 0)),
-    "convert_on": (lambda r: r["data"].update(convert_on="device"), (2, 0)),  # pictures are converted as before
-    "convert_on, said": (lambda r: r["data"].update(convert_on="cpu"), (0, 0)),
     "decoder": (lambda r: r["data"].update(decoder="torchcodec"), (2, 0)),
     "repeats": (lambda r: r["dataset"][0].update(repeats=3), (0, 0)),
     "learning rate": (lambda r: r["train"].update(learning_rate=0.5), (0, 0)),
     "name of a file": (lambda r: _rename(Path(r["dataset"][0]["path"])), (0, 0)),
 }
-
-
-@pytest.mark.parametrize(
-    ("convert_on", "live", "stored"), [("auto", True, False), ("cpu", False, False), ("device", True, True)]
-)
-def test_a_gpu_converts_unless_its_frames_would_be_stored_under_the_keys_of_others(
-    recipe: dict[str, Any], convert_on: str, live: bool, stored: bool
-) -> None:
-    """Entries made with "auto" are those of any machine; "device" has its own."""
-    recipe["data"]["convert_on"] = convert_on
-    parsed, cuda = recipe_file.parse(recipe), torch.device("cuda")
-    assert (encoding.frames_device(parsed, cuda, stored=False) is not None) == live
-    assert (encoding.frames_device(parsed, cuda, stored=True) is not None) == stored
-    _, source, _ = prepared(recipe)
-    assert source.keys.ids.converted_on == ("device" if stored else "cpu")
-    assert encoding.frames_device(parsed, CPU, stored=False) == (CPU if stored else None)
 
 
 def _rename(folder: Path) -> None:
