@@ -101,3 +101,11 @@ def test_elements_of_an_array_of_tables_come_and_go() -> None:
     assert '\n[[bucket]]\nresolution = "64px"\nnum_frames = [1]\n' in added
     assert "# how" in added
     assert toml_text.rewrite(added, tomllib.loads(TEXT)).count("[[bucket]]") == 2
+
+
+def test_a_new_key_stands_above_what_belongs_to_the_next_table() -> None:
+    text = "v = 1\n\n[a]\nx = 1\n\n# about b\n[b]\ny = 2\n"
+    changed = toml_text.rewrite(text, {"v": 1, "a": {"x": 1, "z": [1] * 60}, "b": {"y": 3}})
+    elements = "    1,\n" * 60
+    assert changed == f"v = 1\n\n[a]\nx = 1\nz = [\n{elements}]\n\n# about b\n[b]\ny = 3\n"
+    assert toml_text.rewrite(text, {"v": 1, "b": {"y": 2}}) == "v = 1\n\n# about b\n[b]\ny = 2\n"
