@@ -60,6 +60,7 @@ test-all: $(STAMP)
 check: $(STAMP)
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
+	$(VENV)/bin/python scripts/check_javascript.py
 	$(VENV)/bin/python scripts/check_types.py
 	$(PYTEST) tests/test_layers.py tests/test_prose.py
 	$(DOCS)
@@ -73,6 +74,7 @@ dist: $(STAMP)
 format: $(STAMP)
 	$(VENV)/bin/ruff format .
 	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/python scripts/check_javascript.py --write
 
 reference: $(STAMP)
 	$(VENV)/bin/python scripts/generate_reference.py

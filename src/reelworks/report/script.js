@@ -1,7 +1,8 @@
 function draw() {
   const source = document.getElementById("figures");
   if (!source) return;
-  for (const [name, figure] of Object.entries(JSON.parse(source.textContent))) drawFigure(document.getElementById("plot-" + name), figure);
+  for (const [name, figure] of Object.entries(JSON.parse(source.textContent)))
+    drawFigure(document.getElementById(`plot-${name}`), figure);
 }
 draw();
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
@@ -10,7 +11,8 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
 const slider = document.getElementById("preview-step");
 if (slider) {
   const groups = Array.from(document.querySelectorAll(".step-previews")).reverse();
-  const all = document.getElementById("preview-all"), output = document.getElementById("preview-now");
+  const all = document.getElementById("preview-all");
+  const output = document.getElementById("preview-now");
   const show = () => {
     groups.forEach((group, i) => {
       group.hidden = !all.checked && i !== Number(slider.value);

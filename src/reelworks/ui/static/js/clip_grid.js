@@ -2,9 +2,14 @@
 
 import { fill, h } from "./core.js";
 
-const PAGE = 120, GAP = 12, LEAST = 172, TEXT = 50;
+const PAGE = 120;
+const GAP = 12;
+const LEAST = 172;
+const TEXT = 50;
 const TALLEST = 8e6; // pixels; browsers make no element that is much taller
-const KEPT_PICTURES = 400, AT_ONCE = 5, REST = 110; // milliseconds without scrolling before pictures are asked for
+const KEPT_PICTURES = 400;
+const AT_ONCE = 5;
+const REST = 110; // milliseconds without scrolling before pictures are asked for
 
 /** Pictures by address: an object's address once loaded, or the reason why there is none. */
 export class Pictures {
@@ -13,7 +18,9 @@ export class Pictures {
     this.known = new Map();
     this.waiting = [];
     this.active = 0;
-    signal.addEventListener("abort", () => { for (const one of this.known.values()) if (one.url) URL.revokeObjectURL(one.url); });
+    signal.addEventListener("abort", () => {
+      for (const one of this.known.values()) if (one.url) URL.revokeObjectURL(one.url);
+    });
   }
   /** Load a picture when its turn comes; `wanted` tells whether it still is. */
   load(address, wanted = () => true) {
@@ -23,20 +30,33 @@ export class Pictures {
       this.known.set(address, kept);
       return Promise.resolve(kept);
     }
-    return new Promise(resolve => { this.waiting.push({ address, wanted, resolve }); this.next(); });
+    return new Promise(resolve => {
+      this.waiting.push({ address, wanted, resolve });
+      this.next();
+    });
   }
   next() {
     while (this.active < AT_ONCE && this.waiting.length) {
       const { address, wanted, resolve } = this.waiting.pop(); // what came into sight last is looked at now
-      if (!wanted()) { resolve(null); continue; }
+      if (!wanted()) {
+        resolve(null);
+        continue;
+      }
       this.active += 1;
-      this.fetch(address).then(resolve, () => resolve(null)).finally(() => { this.active -= 1; this.next(); });
+      this.fetch(address)
+        .then(resolve, () => resolve(null))
+        .finally(() => {
+          this.active -= 1;
+          this.next();
+        });
     }
   }
   async fetch(address) {
     if (this.known.has(address)) return this.known.get(address);
     const answer = await fetch(address, { signal: this.signal });
-    const found = answer.ok ? { url: URL.createObjectURL(await answer.blob()) } : await answer.json().catch(() => ({ problem: "no picture" }));
+    const found = answer.ok
+      ? { url: URL.createObjectURL(await answer.blob()) }
+      : await answer.json().catch(() => ({ problem: "no picture" }));
     this.known.set(address, found);
     while (this.known.size > KEPT_PICTURES) {
       const [oldest, one] = this.known.entries().next().value;
@@ -45,7 +65,9 @@ export class Pictures {
     }
     return found;
   }
-  forgetProblems() { for (const [address, one] of this.known) if (!one.url) this.known.delete(address); }
+  forgetProblems() {
+    for (const [address, one] of this.known) if (!one.url) this.known.delete(address);
+  }
 }
 
 export class Grid {
@@ -56,11 +78,19 @@ export class Grid {
     this.tiles = new Map();
     this.pages = new Map();
     [this.total, this.focused, this.real, this.former, this.run] = [0, 0, 0, 0, 0];
-    const draw = () => { cancelAnimationFrame(this.frame); this.frame = requestAnimationFrame(() => this.draw()); };
+    const draw = () => {
+      cancelAnimationFrame(this.frame);
+      this.frame = requestAnimationFrame(() => this.draw());
+    };
     addEventListener("scroll", draw, { signal, passive: true });
-    const sizes = new ResizeObserver(() => { if (this.host.clientWidth !== this.width) this.measure(); });
+    const sizes = new ResizeObserver(() => {
+      if (this.host.clientWidth !== this.width) this.measure();
+    });
     sizes.observe(this.host);
-    signal.addEventListener("abort", () => { sizes.disconnect(); clearTimeout(this.rest); });
+    signal.addEventListener("abort", () => {
+      sizes.disconnect();
+      clearTimeout(this.rest);
+    });
     this.host.addEventListener("keydown", event => this.onKey(event));
   }
   /** Show other clips from the first one on, or the same ones again after a change. */
@@ -94,24 +124,40 @@ export class Grid {
   /** The place among all rows at the window's top; of very many rows, long jumps of the scroll bar are scaled. */
   top() {
     const at = Math.max(0, -this.host.getBoundingClientRect().top);
-    const room = Math.min(this.realHeight, TALLEST) - innerHeight, all = this.realHeight - innerHeight;
+    const room = Math.min(this.realHeight, TALLEST) - innerHeight;
+    const all = this.realHeight - innerHeight;
     if (this.realHeight <= TALLEST) this.real = at;
     else if (at <= 0 || at >= room) this.real = at <= 0 ? 0 : all;
-    else this.real = Math.abs(at - this.former) < 3 * innerHeight ? Math.min(Math.max(this.real + at - this.former, 0), all) : at / room * all;
+    else
+      this.real =
+        Math.abs(at - this.former) < 3 * innerHeight
+          ? Math.min(Math.max(this.real + at - this.former, 0), all)
+          : (at / room) * all;
     this.former = at;
     return at;
   }
   draw() {
     if (!this.width || !this.host.isConnected) return;
-    const at = this.top(), shift = at - this.real;
+    const at = this.top();
+    const shift = at - this.real;
     const from = Math.max(Math.floor(this.real / this.rowHeight) - 1, 0) * this.columns;
     const below = Math.max(0, this.host.getBoundingClientRect().top);
     const to = Math.min((Math.ceil((this.real + innerHeight - below) / this.rowHeight) + 1) * this.columns, this.total);
-    for (const [index, tile] of this.tiles) if (index < from || index >= to) { if (!tile.contains(document.activeElement)) { tile.remove(); this.tiles.delete(index); } }
+    for (const [index, tile] of this.tiles)
+      if (index < from || index >= to) {
+        if (!tile.contains(document.activeElement)) {
+          tile.remove();
+          this.tiles.delete(index);
+        }
+      }
     for (let index = from; index < to; index++) {
       let tile = this.tiles.get(index);
-      if (!tile) this.tiles.set(index, tile = this.place(index));
-      const row = Math.floor(index / this.columns), column = index % this.columns;
+      if (!tile) {
+        tile = this.place(index);
+        this.tiles.set(index, tile);
+      }
+      const row = Math.floor(index / this.columns);
+      const column = index % this.columns;
       tile.style.transform = `translate(${column * (this.tileWidth + GAP)}px, ${row * this.rowHeight + shift}px)`;
     }
     [this.from, this.to] = [from, to];
@@ -119,10 +165,21 @@ export class Grid {
     this.rest = setTimeout(() => this.look(), this.looked === this.run ? REST : 0);
   }
   place(index) {
-    const tile = h("div.tile", { role: "option", "aria-selected": "false", "aria-posinset": index + 1, "aria-setsize": this.total, tabindex: index === this.focused ? "0" : "-1",
-      style: { width: `${this.tileWidth}px`, height: `${this.rowHeight - GAP}px` } });
-    tile.addEventListener("click", () => { this.focus(index); this.open(index); });
-    tile.addEventListener("focus", () => { this.focused = index; });
+    const tile = h("div.tile", {
+      role: "option",
+      "aria-selected": "false",
+      "aria-posinset": index + 1,
+      "aria-setsize": this.total,
+      tabindex: index === this.focused ? "0" : "-1",
+      style: { width: `${this.tileWidth}px`, height: `${this.rowHeight - GAP}px` },
+    });
+    tile.addEventListener("click", () => {
+      this.focus(index);
+      this.open(index);
+    });
+    tile.addEventListener("focus", () => {
+      this.focused = index;
+    });
     this.host.append(tile);
     const clip = this.items.get(index);
     clip ? this.put(tile, clip) : fill(tile, h("div.pic"));
@@ -139,19 +196,32 @@ export class Grid {
     for (let index = this.from; index < this.to; index++) {
       const tile = this.tiles.get(index);
       if (!tile) continue;
-      if (tile.clip) { if (!tile.asked) { tile.asked = true; this.show(tile, tile.clip, () => tile.isConnected); } }
-      else if (!this.pages.has(Math.floor(index / PAGE))) this.item(index).then(() => this.look(), () => {});
+      if (tile.clip) {
+        if (!tile.asked) {
+          tile.asked = true;
+          this.show(tile, tile.clip, () => tile.isConnected);
+        }
+      } else if (!this.pages.has(Math.floor(index / PAGE)))
+        this.item(index).then(
+          () => this.look(),
+          () => {},
+        );
     }
   }
   /** Return the clip at a place, loading its page if need be. */
   async item(index) {
-    const number = Math.floor(index / PAGE), run = this.run;
+    const number = Math.floor(index / PAGE);
+    const run = this.run;
     if (this.items.has(index)) return this.items.get(index);
     if (!this.pages.has(number)) this.pages.set(number, this.page(number * PAGE, PAGE));
-    const clips = await this.pages.get(number).catch(error => { this.pages.delete(number); throw error; });
+    const clips = await this.pages.get(number).catch(error => {
+      this.pages.delete(number);
+      throw error;
+    });
     if (run !== this.run) return clips[index - number * PAGE];
     clips.forEach((clip, i) => {
-      const place = number * PAGE + i, tile = this.tiles.get(place);
+      const place = number * PAGE + i;
+      const tile = this.tiles.get(place);
       this.items.set(place, clip);
       if (tile && !tile.clip) this.put(tile, clip);
     });
@@ -161,13 +231,24 @@ export class Grid {
   changed(index, clip) {
     this.items.set(index, clip);
     const tile = this.tiles.get(index);
-    if (tile) { tile.asked = false; this.put(tile, clip); this.look(); }
+    if (tile) {
+      tile.asked = false;
+      this.put(tile, clip);
+      this.look();
+    }
   }
   focus(index) {
     this.focused = index;
-    const row = Math.floor(index / this.columns) * this.rowHeight, margin = 70;
-    const rect = this.host.getBoundingClientRect(), place = rect.top + row + (Math.max(0, -rect.top) - this.real);
-    const by = place < margin ? place - margin : place + this.rowHeight > innerHeight ? place + this.rowHeight - innerHeight + 8 : 0;
+    const row = Math.floor(index / this.columns) * this.rowHeight;
+    const margin = 70;
+    const rect = this.host.getBoundingClientRect();
+    const place = rect.top + row + (Math.max(0, -rect.top) - this.real);
+    const by =
+      place < margin
+        ? place - margin
+        : place + this.rowHeight > innerHeight
+          ? place + this.rowHeight - innerHeight + 8
+          : 0;
     if (by) scrollBy({ top: by, behavior: "instant" });
     this.draw();
     for (const [at, tile] of this.tiles) tile.tabIndex = at === index ? 0 : -1;
@@ -175,9 +256,20 @@ export class Grid {
   }
   onKey(event) {
     const rows = Math.max(Math.floor(innerHeight / this.rowHeight) - 1, 1) * this.columns;
-    const steps = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -this.columns, ArrowDown: this.columns, PageUp: -rows, PageDown: rows, Home: -this.total, End: this.total };
-    if (event.key === "Enter" || event.key === " ") { event.preventDefault(); this.open(this.focused); }
-    else if (event.key in steps && !event.ctrlKey && !event.metaKey && !event.altKey) {
+    const steps = {
+      ArrowLeft: -1,
+      ArrowRight: 1,
+      ArrowUp: -this.columns,
+      ArrowDown: this.columns,
+      PageUp: -rows,
+      PageDown: rows,
+      Home: -this.total,
+      End: this.total,
+    };
+    if (event.key === "Enter" || event.key === " ") {
+      event.preventDefault();
+      this.open(this.focused);
+    } else if (event.key in steps && !event.ctrlKey && !event.metaKey && !event.altKey) {
       event.preventDefault();
       this.focus(Math.min(Math.max(this.focused + steps[event.key], 0), this.total - 1));
     }

@@ -9,14 +9,44 @@ export class Draft {
   constructor(discard, place = location.hash) {
     Object.assign(this, { discard, name: MARK + place, box: h("div", { role: "status" }) });
   }
-  get found() { return JSON.parse(sessionStorage.getItem(this.name)); }
-  keep(value) { sessionStorage.setItem(this.name, JSON.stringify(value)); }
-  drop() { sessionStorage.removeItem(this.name); fill(this.box); }
-  tell(text) {
-    fill(this.box, h("p.notice.row", {}, h("span", {}, text), h("button.small", { type: "button", onclick: () => { this.drop(); this.discard(); } }, "Discard the changes")));
+  get found() {
+    return JSON.parse(sessionStorage.getItem(this.name));
   }
-  restored() { this.tell("Changes that were not saved are here again."); }
-  outdated() { this.tell("The file was changed elsewhere, and saving would undo that: save these changes under another name, or discard them."); }
+  keep(value) {
+    sessionStorage.setItem(this.name, JSON.stringify(value));
+  }
+  drop() {
+    sessionStorage.removeItem(this.name);
+    fill(this.box);
+  }
+  tell(text) {
+    fill(
+      this.box,
+      h(
+        "p.notice.row",
+        h("span", text),
+        h(
+          "button.small",
+          {
+            type: "button",
+            onclick: () => {
+              this.drop();
+              this.discard();
+            },
+          },
+          "Discard the changes",
+        ),
+      ),
+    );
+  }
+  restored() {
+    this.tell("Changes that were not saved are here again.");
+  }
+  outdated() {
+    this.tell(
+      "The file was changed elsewhere, and saving would undo that: save these changes under another name, or discard them.",
+    );
+  }
 }
 
 addEventListener("beforeunload", event => {

@@ -16,16 +16,33 @@ export async function picture(job, signal) {
 }
 
 export async function render(main, [id], signal) {
-  const head = h("div"), made = h("div"), output = h("pre.log", { tabindex: "0", "aria-label": "what it has printed" });
+  const head = h("div");
+  const made = h("div");
+  const output = h("pre.log", { tabindex: "0", "aria-label": "what it has printed" });
   fill(main, head, made, output);
   let former = null;
   const update = async () => {
     const job = await get(`/jobs/${id}`, signal);
     const open = ["waiting", "running"].includes(job.state);
-    if (job.state !== former) fill(head, h("div.page-head", {}, h("h1", {}, `${job.kind} ${job.title}`), badge(job.state, { failed: "bad", running: "busy", done: "good" }[job.state]), h("span.gap"),
-      open ? button("Stop", async () => { await post(`/jobs/${id}/stop`); await update(); }) : null),
-      h("p.quiet", {}, `reelworks ${job.arguments.join(" ")}`), h("p.quiet", {}, job.ended ? `ended ${moment(job.ended)}` : `since ${ago(job.started || job.created)}`),
-      job.error ? h("p.error", {}, job.error) : null);
+    if (job.state !== former)
+      fill(
+        head,
+        h(
+          "div.page-head",
+          h("h1", `${job.kind} ${job.title}`),
+          badge(job.state, { failed: "bad", running: "busy", done: "good" }[job.state]),
+          h("span.gap"),
+          open
+            ? button("Stop", async () => {
+                await post(`/jobs/${id}/stop`);
+                await update();
+              })
+            : null,
+        ),
+        h("p.quiet", `reelworks ${job.arguments.join(" ")}`),
+        h("p.quiet", job.ended ? `ended ${moment(job.ended)}` : `since ${ago(job.started || job.created)}`),
+        job.error ? h("p.error", job.error) : null,
+      );
     if (job.state !== former && job.state === "done" && job.kind === "generate") fill(made, await picture(job, signal));
     former = job.state;
     if (output.textContent !== job.output) {
