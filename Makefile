@@ -13,14 +13,16 @@ PARALLEL := $(PYTEST) -n $(WORKERS) --dist worksteal
 
 # Strict: no broken link, no page without a place.
 DOCS := $(VENV)/bin/python scripts/build_docs.py
+SCHEMA := $(VENV)/bin/check-jsonschema -q --default-filetype yaml --builtin-schema
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all check dist format reference docs bench
+.PHONY: help install demo test test-all test-torch-free check dist format reference docs bench
 
 help:
 	@echo "make demo       make footage, train on it, interrupt, resume, generate, report"
 	@echo "make test       all quick tests"
 	@echo "make test-all   slow ones too"
+	@echo "make test-torch-free    tests that need no torch, as on machines without it"
 	@echo "make check      format, lint, types, layers, documentation"
 	@echo "make docs       build the documentation as a site, and say how to read it"
 	@echo "make dist       wheel and sdist in dist/, checked"
@@ -57,12 +59,19 @@ test: $(STAMP)
 test-all: $(STAMP)
 	$(PARALLEL) -m ""
 
+test-torch-free: $(STAMP)
+	$(PARALLEL) --no-torch tests/unit tests/test_layers.py
+
 check: $(STAMP)
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/python scripts/check_javascript.py
 	$(VENV)/bin/python scripts/check_types.py
-	$(PYTEST) tests/test_layers.py tests/test_prose.py
+	$(PYTEST) tests/test_layers.py tests/test_prose.py tests/test_release.py
+	$(SCHEMA) vendor.github-workflows .github/workflows/*.yml
+	$(SCHEMA) vendor.github-issue-forms .github/ISSUE_TEMPLATE/bug.yml .github/ISSUE_TEMPLATE/idea.yml
+	$(SCHEMA) vendor.github-issue-config .github/ISSUE_TEMPLATE/config.yml
+	$(SCHEMA) vendor.citation-file-format CITATION.cff
 	$(DOCS)
 
 # A wheel and an sdist in dist/, as they would be uploaded.

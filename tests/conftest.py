@@ -4,6 +4,7 @@ import atexit
 import os
 import sys
 from collections.abc import Iterator
+from importlib.abc import MetaPathFinder
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,26 @@ settings.register_profile("quick", deadline=None, max_examples=40)
 settings.register_profile("whole", deadline=None)
 
 
+HEAVY = {"torch", "torchvision", "diffusers", "transformers", "peft", "accelerate", "lightning", "bitsandbytes", "ray"}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--no-torch", action="store_true", help="skip tests that import torch or what needs it")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Draw as many examples as Hypothesis does by itself only where slow tests run too."""
     settings.load_profile("quick" if config.option.markexpr == "not slow" else "whole")
+    if config.option.no_torch:
+        sys.meta_path.insert(0, _SkipHeavy())
+
+
+class _SkipHeavy(MetaPathFinder):
+    """Skips the test, or the file of tests, that imports torch, whether or not it is installed."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name.partition(".")[0] in HEAVY:
+            pytest.skip(f"imports {name}", allow_module_level=True)
 
 
 @pytest.fixture(autouse=True)
