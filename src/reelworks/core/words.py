@@ -29,7 +29,7 @@ _TABLES = {
     ),
     "checkpoints": ("Retention", "keep_best keep_every keep_last keep_within max_disk min_free save_total_limit"),
     "cost": ("CostConfig", "measured per_clip_us per_token_squared_us per_token_us"),
-    "data": ("DataConfig", "alpha_color decoder fps frame_interval hdr interlaced max_decode_failures prefetch_bytes"),
+    "data": ("DataConfig", "alpha_color fps frame_interval hdr interlaced max_decode_failures prefetch_bytes"),
     "dataset": (
         "DatasetConfig",
         "caption control filter loss_mask mask min_sources missing_caption name path rejected repeats root scene_cuts "

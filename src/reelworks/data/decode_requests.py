@@ -23,7 +23,6 @@ from reelworks.diffusion import part_masks
 from reelworks.diffusion.part_masks import PartMask
 from reelworks.media import decode
 from reelworks.media.augment import NO_AUGMENTATION, Augmentation
-from reelworks.media.config import Decoder
 from reelworks.media.crop_box import CropBox, crop_box
 from reelworks.media.decode import FrameReader, MediaError, Request
 from reelworks.media.pictures import WHITE
@@ -48,14 +47,13 @@ def decode_requests(
     bucket: int,
     *,
     augments: bool = True,
-    decoder: Decoder | FrameReader | None = None,
+    decoder: FrameReader | None = None,
 ) -> list[Request]:
     """Return the decode requests of clips, by index in `data.rows`, that are shown in one bucket.
 
-    `words` are their `draw_words`. `decoder` replaces that of the settings. Without `augments`, as for validation, no clip is flipped, rotated or recoloured.
+    `words` are their `draw_words`. `decoder` reads videos in place of PyAV. Without `augments`, as for validation, no clip is flipped, rotated or recoloured.
     """
     config, shape, r = data.spec.data, data.table.buckets[bucket].shape, data.rows
-    decoder = config.decoder if decoder is None else decoder
     first, down, across = _draws(data, words)
     red, green, blue = config.alpha_color
     requests = [
@@ -70,7 +68,7 @@ def decode_requests(
             decoder=decoder,
             alpha_color=(red, green, blue),
             first_frame=int(r.first_frame[row]),
-            num_frames=int(r.num_frames[row]) if r.is_range[row] or callable(decoder) else None,
+            num_frames=int(r.num_frames[row]) if r.is_range[row] or decoder is not None else None,
             measures=Shape(int(r.num_frames[row]), int(r.height[row]), int(r.width[row])) if data.companions else None,
             size=(int(r.height[row]), int(r.width[row])),
             resize=config.resize,

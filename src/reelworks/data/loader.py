@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,8 +30,7 @@ from reelworks.data.prefetch import read_ahead
 from reelworks.data.step import Step
 from reelworks.data.step_reader import StepReader, WholeStep
 from reelworks.data.upload import upload
-from reelworks.media import torchcodec_frames
-from reelworks.media.config import PREFETCH_BYTES, DataConfig, Decoder
+from reelworks.media.config import PREFETCH_BYTES, DataConfig
 from reelworks.media.decode import FrameReader
 from reelworks.media.decode_pool import DecodePool
 from reelworks.run.folder import RunFolder
@@ -50,7 +49,7 @@ class StepSource:
         max_steps: Optimizer steps of the run after which it ends, or None.
         max_epochs: Epochs after which it ends, or None.
         skips: Whether a step, by its number from 1, is skipped without reading its clips.
-        decoder: Decoder of videos in place of that of the data's settings, or None.
+        decoder: Decoder of videos in place of PyAV, or None.
     """
 
     data: Dataset
@@ -59,7 +58,7 @@ class StepSource:
     max_steps: int | None = None
     max_epochs: int | None = None
     skips: Callable[[int], bool] = lambda step: False
-    decoder: Decoder | FrameReader | None = None
+    decoder: FrameReader | None = None
 
     def rows(self, position: DataPosition) -> Iterator[MicroBatchRequest]:
         """Yield the micro-batches from a position on, across epochs, to the end of training."""
@@ -188,10 +187,9 @@ class Loader(IterableDataset[Step]):
         transform: Function of each `MicroBatch` that returns it changed, as `dataclasses.replace(micro_batch, frames=...)`.
             It runs in this process when the step is read, in the order of the plan. A resume is exact if its random
             numbers depend on the micro-batch alone, as those of `numpy.random.default_rng([m.work.epoch, *m.uids])`.
-        decoder: "pyav", "torchcodec", or a function of a video's local path and the numbers of frames in it, which returns
-            them as uint8 RGB `[T, H, W, 3]`, upright and in SDR; they are resized and cropped here. None takes
-            `DataConfig.decoder`. With `num_workers`, or if the loader is pickled, functions must be picklable: defined at
-            the top of a module.
+        decoder: Function of a video's local path and the numbers of frames in it, which returns them as uint8 RGB
+            `[T, H, W, 3]`, upright and in SDR; they are resized and cropped here. None decodes with PyAV. With
+            `num_workers`, or if the loader is pickled, it must be picklable: defined at the top of a module.
 
     Raises:
         UserError: The rank is not below the number of ranks, or no clip fits a bucket. While iterating: too many clips
@@ -219,7 +217,7 @@ class Loader(IterableDataset[Step]):
         max_decode_failures=arguments.number(0, 1),
         all_reduce=arguments.optional(arguments.FUNCTION),
         transform=arguments.optional(arguments.FUNCTION),
-        decoder=arguments.optional(arguments.any_of(arguments.one_of(*get_args(Decoder)), arguments.FUNCTION)),
+        decoder=arguments.optional(arguments.FUNCTION),
     )
     def __init__(
         self,
@@ -236,7 +234,7 @@ class Loader(IterableDataset[Step]):
         max_decode_failures: float = DataConfig().max_decode_failures,
         all_reduce: ranks.AllReduce | None = None,
         transform: Transform | None = None,
-        decoder: Decoder | FrameReader | None = None,
+        decoder: FrameReader | None = None,
     ) -> None:
         _require_decoder(decoder, num_workers)
         self.dataset = dataset
@@ -486,10 +484,8 @@ class Loader(IterableDataset[Step]):
         self._recorded = plan
 
 
-def _require_decoder(decoder: Decoder | FrameReader | None, num_workers: int) -> None:
-    if isinstance(decoder, str):
-        torchcodec_frames.require(decoder)
-    elif decoder is not None and num_workers:
+def _require_decoder(decoder: FrameReader | None, num_workers: int) -> None:
+    if decoder is not None and num_workers:
         try:
             pickle.dumps(decoder)
         except Exception as error:  # anything may be raised by what is pickled

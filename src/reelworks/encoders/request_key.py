@@ -179,7 +179,7 @@ _OF_SOUND = ("step", "first_frame_draw", "short_clips", "first_frame", "num_fram
 # The content counts, wherever the file lies and its frames are found.
 _COUNTED = tuple(field.name for field in dataclasses.fields(Request) if field.name not in ("path", "spot"))
 # A picture has one frame, whatever is drawn, and one decoder.
-_OF_PICTURES = {"step": 1.0, "first_frame_draw": 0.0, "short_clips": "reject", "decoder": "pyav"}
+_OF_PICTURES = {"step": 1.0, "first_frame_draw": 0.0, "short_clips": "reject", "decoder": None}
 
 
 def _plain(request: Request) -> dict[str, Any]:

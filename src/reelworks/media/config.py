@@ -15,7 +15,6 @@ PREFETCH_BYTES = units.size_bytes(_PREFETCH, "data.prefetch_bytes")
 
 ShortClips = Literal["reject", "hold", "loop"]
 RenamedClips = Literal["same", "new"]
-Decoder = Literal["pyav", "torchcodec"]
 Resize = Literal["bicubic", "lanczos", "area"]
 
 
@@ -60,12 +59,6 @@ class DataConfig(PublicConfig):
         default="deinterlace",
         description='what to do with interlaced videos: "deinterlace" rebuilds whole frames from their fields, "reject" '
         "leaves them out",
-    )
-    decoder: Decoder = Field(
-        default="pyav",
-        description='library that decodes plain videos (8 bits, YUV 4:2:0): "torchcodec" needs '
-        "pip install 'reelworks[torchcodec]' and FFmpeg's shared libraries; it decodes the same frames on the CPU, with less "
-        "accurate chroma",
     )
     alpha_color: list[int] = Field(
         default=[255, 255, 255],

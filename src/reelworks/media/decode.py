@@ -17,9 +17,9 @@ from reelworks.catalog.frame_times import FrameTimes
 from reelworks.catalog.location import MediaPath
 from reelworks.core import retry
 from reelworks.core.shape import Shape
-from reelworks.media import tone_map, torchcodec_frames
+from reelworks.media import tone_map
 from reelworks.media.augment import NO_AUGMENTATION, Augmentation
-from reelworks.media.config import DataConfig, Decoder, Resize, ShortClips
+from reelworks.media.config import DataConfig, Resize, ShortClips
 from reelworks.media.deinterlace import progressive
 from reelworks.media.pictures import WHITE, Color, displayed, over, upright
 
@@ -89,8 +89,6 @@ def crop_offset(size: int, target: int, draw: float) -> int:
 Frames = NDArray[np.uint8]
 # Reads frames of a local video, by their numbers from 0: `[T, H, W, 3]` uint8 RGB, in any size of one aspect ratio.
 FrameReader = Callable[[str, Sequence[int]], Frames]
-# Makes what is kept of a frame, whose pixels have this ratio of width to height.
-Convert = Callable[[Any, tuple[int, int]], Frames]  # of a frame, and the height and width of the video as shown
 R = TypeVar("R")
 
 # Without accurate rounding, swscale's SIMD paths may round differently from its C path.
@@ -142,7 +140,7 @@ class Request:
     augmentation: Augmentation = NO_AUGMENTATION
     first_frame: int = 0  # number in its file of the clip's first frame
     num_frames: int | None = None  # frames of a clip that is a range of its file; None for a whole file
-    decoder: Decoder | FrameReader = "pyav"  # of videos; TorchCodec decodes plain ones, and PyAV others
+    decoder: FrameReader | None = None  # of videos; None for PyAV
     whole: bool = False  # whether the whole frame is shown, with white at two sides, in place of a crop
     spot: Spot | None = None  # place of the frames, if the catalog knows it; otherwise all packets are read to find it
 
@@ -196,10 +194,7 @@ def _load(request: Request) -> Frames:
         return _load_image(request)
     if kind_of(request.path.name) == "image":
         return _load_animation(request)
-    if callable(request.decoder):
-        return _by_reader(request, request.decoder)
-    frames = _by_torchcodec(request) if request.decoder == "torchcodec" else None
-    return read_video(request, ToRgb(request)) if frames is None else frames
+    return _load_video(request) if request.decoder is None else _by_reader(request, request.decoder)
 
 
 def _load_image(request: Request) -> Frames:
@@ -263,8 +258,8 @@ def spot(request: Request, times: FrameTimes, *, interlaced: bool) -> Spot:
     return Spot(tuple(times.ticks[indices].tolist()), int(times.ticks[before[-1] if len(before) else first]))
 
 
-def read_video(request: Request, convert: Convert) -> Frames:
-    """Return what `convert` makes of each frame of a request for a video, `[T, ...]`."""
+def _load_video(request: Request) -> Frames:
+    convert = _ToRgb(request)
     if request.spot is not None:
         with probe.video(request.path) as container:
             converted = _seek(container, request.spot, convert)
@@ -284,36 +279,13 @@ def read_video(request: Request, convert: Convert) -> Frames:
     return np.stack([converted[tick] for tick in found.ticks])
 
 
-def _by_torchcodec(request: Request) -> Frames | None:
-    """Return frames that TorchCodec decoded; None for files that are not plain, and clips with companions."""
-    if request.nearest or request.measures is not None:
-        return None
-    with probe.video(request.path) as container:
-        stream = probe.stream(container)
-        place, shown, tick = request.spot, display.size(stream), stream.time_base
-        if tick is None or display.may_be_interlaced(stream):
-            return None
-        if place is None:
-            times = frame_times.of_stream(container, stream)
-            if not times.timed:
-                return None
-            place = spot(request, times, interlaced=False)
-    with probe.video(request.path) as container:
-        first = next(container.decode(probe.stream(container)), None)
-    if first is None or not torchcodec_frames.is_plain(first):
-        return None
-    convert = ToRgb(request)
-    found = torchcodec_frames.frames_at(request.path, place.ticks, float(tick), lambda frame: convert(frame, shown))
-    return None if found is None else np.stack(found)
-
-
-def _seek(container: Any, place: Spot, convert: Convert) -> dict[int, Frames]:
+def _seek(container: Any, place: Spot, convert: _ToRgb) -> dict[int, Frames]:
     """Convert the frames from the key frame before them on, as far as the container finds that."""
     container.seek(place.key_tick, stream=probe.stream(container), backward=True)
     return _collect(container, True, set(place.ticks), convert)
 
 
-def _collect(container: Any, timed: bool, keys: set[int], convert: Convert) -> dict[int, Frames]:
+def _collect(container: Any, timed: bool, keys: set[int], convert: _ToRgb) -> dict[int, Frames]:
     """Convert the frames of these times in ticks, or numbers, until all are converted or the file ends."""
     converted: dict[int, Frames] = {}
     stream = probe.stream(container)
@@ -327,7 +299,7 @@ def _collect(container: Any, timed: bool, keys: set[int], convert: Convert) -> d
     return converted
 
 
-class ToRgb:
+class _ToRgb:
     """Makes RGB frames of a request's shape: resizes and converts colours in one pass, then turns and crops."""
 
     def __init__(self, request: Request) -> None:

@@ -17,7 +17,6 @@ from reelworks.distributed.layout import Layout
 from reelworks.distributed.mesh import World
 from reelworks.encoders.encoders import LiveEncoder
 from reelworks.encoders.sound import SoundTrack
-from reelworks.media import torchcodec_frames
 from reelworks.models import attention, components, factory, hub, weights
 from reelworks.models.api import Autoencoder, Denoiser, DenoiserInputs, ImageEncoder, TextEncoder
 from reelworks.models.diffusers_denoiser import FamilyDenoiser
@@ -88,7 +87,7 @@ class TrainedModel:
 
 
 def require_sources(recipe: Recipe, *, resumed: bool = False, trains: bool = True) -> dict[str, str]:
-    """Check that all weights that a recipe names exist, before any of them is read, and the decoder.
+    """Check that all weights that a recipe names exist, before any of them is read.
 
     If the run is resumed, the LoRA comes from a checkpoint, and lora.weights is not needed; a network that is not to be
     trained needs no training adapter.
@@ -96,7 +95,6 @@ def require_sources(recipe: Recipe, *, resumed: bool = False, trains: bool = Tru
     Returns:
         Hub ids with the commits of the sources that are on the hub, by recipe key.
     """
-    torchcodec_frames.require(recipe.data.decoder)
     lora = None if recipe.lora is None or resumed else recipe.lora.weights
     sources = {
         "model.weights": recipe.model.weights,

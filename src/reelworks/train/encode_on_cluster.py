@@ -30,7 +30,6 @@ from reelworks.core.ray_cluster import Cluster
 from reelworks.encoders import encode
 from reelworks.encoders.encode import Encoding, Forecast
 from reelworks.encoders.encode_worker import EncodeWorker, Progress
-from reelworks.media import torchcodec_frames
 from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
 from reelworks.train import encoding
@@ -215,7 +214,6 @@ def _open(job: Job) -> tuple[Encoding, EncodeWorker]:
         torch.set_num_threads(1)
         workers = min(recipe.data.num_workers, 1)
         recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"num_workers": workers})})
-    torchcodec_frames.require(recipe.data.decoder)
     data = RecipeData.open(recipe, job.version)
     source = encoding.open_store(data)
     device = torch.device("cuda" if job.uses_gpu else "cpu")

@@ -23,7 +23,6 @@ from reelworks.encoders.lazy import LazyAutoencoder, LazyImageEncoder, LazySound
 from reelworks.encoders.request_key import EncoderIds, FileDigests, Keys
 from reelworks.encoders.store import EncodedStore
 from reelworks.encoders.stored_batches import StoredLatents
-from reelworks.media import torchcodec_frames
 from reelworks.models import components, registry
 from reelworks.models.family import IMAGE_ENCODERS
 from reelworks.models.sound.config import SoundConfig
@@ -165,15 +164,13 @@ def encode_missing(encoding: Encoding) -> tuple[Forecast, Progress]:
 
 
 def announce(encoding: Encoding) -> Forecast:
-    """Say what will be encoded, and check the disk's space and the decoder.
+    """Say what will be encoded, and check the disk's space.
 
     Raises:
-        UserError: The disk has too little space, or the decoder cannot be used.
+        UserError: The disk has too little space.
     """
     forecast = encoding.forecast()
     logger.info(forecast.to_text())
-    if forecast.clips:
-        torchcodec_frames.require(encoding.source.data.spec.data.decoder)
     encoding.require_space(forecast)
     return forecast
 

@@ -108,7 +108,6 @@ CHANGES: dict[str, tuple[Callable[[dict[str, Any]], object], tuple[int, int]]] =
     "text length": (lambda r: r["text_encoder"].update(max_length=7), (0, CLIPS + 1)),
     "resolution": (lambda r: r["bucket"][0].update(resolution="16px"), (CLIPS, 0)),
     "picture": (lambda r: Image.new("RGB", (48, 40)).save(Path(r["dataset"][0]["path"], "p0.png")), (1, 0)),
-    "decoder": (lambda r: r["data"].update(decoder="torchcodec"), (2, 0)),
     "repeats": (lambda r: r["dataset"][0].update(repeats=3), (0, 0)),
     "learning rate": (lambda r: r["train"].update(learning_rate=0.5), (0, 0)),
     "name of a file": (lambda r: _rename(Path(r["dataset"][0]["path"])), (0, 0)),
@@ -148,7 +147,7 @@ def test_every_field_of_a_request_is_part_of_its_key() -> None:
     request = Request(Path("a"), False, Shape(3, 32, 32), measures=Shape(9, 32, 48))
     other: dict[str, Any] = {"short_clips": "loop", "is_image": True, "nearest": True, "measures": None}
     other |= {"size": (32, 48), "resize": "area", "augmentation": Augmentation(flip=True)}
-    other |= {"decoder": "torchcodec", "num_frames": 3, "spot": Spot((0, 1, 2), 0)}
+    other |= {"decoder": "another", "num_frames": 3, "spot": Spot((0, 1, 2), 0)}
     key, _ = request_key.of_request("latent", "e", request, "f")
     for field in dataclasses.fields(request):
         value = getattr(request, field.name)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any
 
 import av
 import media_makers as files
@@ -17,22 +15,9 @@ from av.stream import Disposition
 from reelworks.catalog import probe
 from reelworks.core.shape import Shape
 from reelworks.media import decode
-from reelworks.media.augment import Augmentation
 from reelworks.media.decode import MediaError, Request, load
 
 FRAMES = 36
-try:
-    import torchcodec.decoders  # noqa: F401
-
-    _WHY_NOT = ""
-except (ImportError, RuntimeError, OSError) as _error:  # the package, or FFmpeg's libraries, are missing
-    _WHY_NOT = f"TorchCodec cannot be used: {str(_error).strip().splitlines()[0]}"
-DECODERS = ["pyav", pytest.param("torchcodec", marks=pytest.mark.skipif(bool(_WHY_NOT), reason=_WHY_NOT))]
-
-
-@pytest.fixture(params=DECODERS)
-def decoder(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
 
 
 def request(path: Path, frames: int = 5, size: tuple[int, int] = (16, 16), **choices: object) -> Request:
@@ -56,10 +41,8 @@ def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (8.75, 0.999, [0, 8, 17, 26, 35]),
     ],
 )
-def test_the_frames_asked_for_come_back(clip: Path, decoder: str, step: float, draw: float, numbers: list[int]) -> None:
-    wanted = request(clip, size=(24, 24), step=step, first_frame_draw=draw, decoder=decoder)
-    if decoder == "torchcodec":
-        assert decode._by_torchcodec(wanted) is not None, "it is left to PyAV"
+def test_the_frames_asked_for_come_back(clip: Path, step: float, draw: float, numbers: list[int]) -> None:
+    wanted = request(clip, size=(24, 24), step=step, first_frame_draw=draw)
     frames = load(wanted)
     assert (frames.shape, frames.dtype) == ((5, 24, 24, 3), np.uint8)
     assert files.numbers(frames) == numbers
@@ -78,27 +61,25 @@ def test_the_frames_asked_for_come_back(clip: Path, decoder: str, step: float, d
         ("a.mkv", "ffv1", {}),
     ],
 )
-def test_every_container_gives_the_right_frames(
-    tmp_path: Path, decoder: str, name: str, codec: str, options: dict[str, str]
-) -> None:
+def test_every_container_gives_the_right_frames(tmp_path: Path, name: str, codec: str, options: dict[str, str]) -> None:
     path = files.write(tmp_path / name, files.numbered(FRAMES), codec=codec, options=options)
     with av.open(str(path)) as container:
         decoded = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
     assert len(decoded) == FRAMES
     for draw in (0.0, 0.6, 0.999):
         expected = decode.frame_indices(FRAMES, 8, 2.5, draw)
-        frames = load(request(path, 8, (32, 32), step=2.5, first_frame_draw=draw, decoder=decoder))
+        frames = load(request(path, 8, (32, 32), step=2.5, first_frame_draw=draw))
         assert files.differ(frames, np.stack([decoded[i] for i in expected])) < 0.6
         assert np.abs(np.array(files.numbers(frames)) - expected).max() <= 1  # the codecs' own error
 
 
-def test_frames_of_a_variable_rate_are_counted_not_timed(tmp_path: Path, decoder: str) -> None:
+def test_frames_of_a_variable_rate_are_counted_not_timed(tmp_path: Path) -> None:
     times = [0, 40, 80, 500, 520, 530, 1000, 1700, 1740, 1780]
     path = files.write(tmp_path / "a.mp4", files.numbered(10), times_ms=times)
-    assert files.numbers(load(request(path, 5, (24, 24), step=2, decoder=decoder))) == [0, 2, 4, 6, 8]
+    assert files.numbers(load(request(path, 5, (24, 24), step=2))) == [0, 2, 4, 6, 8]
 
 
-def test_frames_hidden_by_an_edit_list_are_not_read(clip: Path, tmp_path: Path, decoder: str) -> None:
+def test_frames_hidden_by_an_edit_list_are_not_read(clip: Path, tmp_path: Path) -> None:
     cut = tmp_path / "cut.mp4"
     options = {"avoid_negative_ts": "disabled"}
     with av.open(str(clip)) as opened, av.open(str(cut), "w", options=options) as container:
@@ -109,7 +90,7 @@ def test_frames_hidden_by_an_edit_list_are_not_read(clip: Path, tmp_path: Path, 
             if packet.dts is not None:
                 packet.pts, packet.dts, packet.stream = packet.pts - 7 * step, packet.dts - 7 * step, copied
                 container.mux(packet)
-    assert files.numbers(load(request(cut, 3, (24, 24), decoder=decoder))) == [7, 8, 9]
+    assert files.numbers(load(request(cut, 3, (24, 24)))) == [7, 8, 9]
 
 
 @pytest.mark.parametrize("clockwise", [90, 180, 270])
@@ -225,55 +206,6 @@ def test_what_is_no_video(tmp_path: Path) -> None:
     (tmp_path / "a.mp4").write_bytes(b"")
     with pytest.raises(MediaError, match="Error"):
         load(request(tmp_path / "a.mp4"))
-
-
-@pytest.mark.skipif(bool(_WHY_NOT), reason=_WHY_NOT or "it can")
-@pytest.mark.parametrize(
-    ("name", "encoding"),
-    [
-        ("a.mp4", {"options": {"crf": "4", "bf": "2", "x264-params": "colormatrix=bt709"}}),
-        ("a.mkv", {"options": {"crf": "4", "x264-params": "colormatrix=bt2020nc"}}),
-        ("a.webm", {"codec": "libvpx-vp9", "options": {"deadline": "realtime"}}),
-        ("a.mov", {"codec": "mjpeg", "pixel_format": "yuvj420p"}),
-    ],
-)
-def test_torchcodec_gives_nearly_the_frames_of_pyav(tmp_path: Path, name: str, encoding: dict[str, Any]) -> None:
-    y, x = np.mgrid[0:64, 0:96]
-    frames = [np.stack([x * 2 + i, y * 3 + i, x + y], axis=-1).astype(np.uint8) for i in range(9)]
-    path = files.write(tmp_path / name, frames, **encoding)
-    for target in ((64, 96), (40, 48), (96, 160)):
-        flip = Augmentation(flip=True)
-        one = request(path, 4, target, crop_draw=(0.1, 0.9), step=2, augmentation=flip, decoder="torchcodec")
-        assert decode._by_torchcodec(one) is not None, "it is left to PyAV"
-        assert files.differ(load(one), load(replace(one, decoder="pyav"))) < 1.5
-
-
-@pytest.mark.skipif(bool(_WHY_NOT), reason=_WHY_NOT or "it can")
-@pytest.mark.parametrize(
-    ("size", "encoding"),
-    [
-        ((720, 64), {}),  # TorchCodec would take BT.601
-        ((64, 96), {"codec": "ffv1", "pixel_format": "yuv420p10le"}),
-        ((64, 96), {"options": {"x264-params": "transfer=smpte2084"}}),
-        ((64, 96), {"options": {"flags": "+ildct+ilme", "x264-params": "tff=1"}}),
-    ],
-)
-def test_torchcodec_leaves_to_pyav_what_it_shows_otherwise(
-    tmp_path: Path, size: tuple[int, int], encoding: dict[str, Any]
-) -> None:
-    path = files.write(tmp_path / "a.mkv", files.numbered(4, size), **encoding)
-    one = request(path, 2, (32, 32), decoder="torchcodec")
-    assert np.array_equal(load(one), load(replace(one, decoder="pyav")))
-
-
-@pytest.mark.skipif(not _WHY_NOT, reason="TorchCodec can be used")
-def test_a_recipe_with_torchcodec_is_refused_where_it_is_missing() -> None:
-    from reelworks.core.errors import UserError
-    from reelworks.media import torchcodec_frames
-
-    torchcodec_frames.require("pyav")
-    with pytest.raises(UserError, match="torchcodec"):
-        torchcodec_frames.require("torchcodec")
 
 
 @pytest.mark.parametrize("clockwise", [0, 90, 180])
