@@ -70,7 +70,7 @@ def test_nothing_is_changed_without_the_token(client, method, token):
 
 
 def test_answers_forbid_what_the_page_does_not_need(client):
-    for path in ("/", "/api/runs", "/static/js/core.js", "/no-such-page"):
+    for path in ("/", "/api/runs", "/static/js/main.js", "/no-such-page"):
         headers = client.get(path).headers
         assert "default-src 'none'" in headers["content-security-policy"]
         assert headers["x-content-type-options"] == "nosniff"

@@ -1,7 +1,10 @@
 // One clip: its whole frame with the crop, the frames that training reads, its caption, and why it is left out.
 
-import { button, bytes, canChange, duration, explain, fill, get, h, percent, plural, post, toast } from "./core.js";
+import { button, explain, toast } from "./dialogs.js";
 import { Draft } from "./drafts.js";
+import { fill, h } from "./elements.js";
+import { canChange, get, post } from "./server.js";
+import { bytes, duration, percent, plural } from "./units.js";
 
 /** Show a clip of a grid in a dialog; arrow keys go to the clips beside it. */
 export function showClip({ key, index, grid, pictures, signal, onChange, onClose }) {

@@ -1,8 +1,8 @@
 // A grid of clips that keeps only the tiles in sight, however many clips there are.
 
-import { fill, h } from "./core.js";
+import { fill, h } from "./elements.js";
 
-const PAGE = 120;
+export const PAGE = 120;
 const GAP = 12;
 const LEAST = 172;
 const TEXT = 50;
@@ -275,4 +275,3 @@ export class Grid {
     }
   }
 }
-export { PAGE };

@@ -1,6 +1,7 @@
 // Bars of the measures of clips, and the map of their sizes, drawn as SVG in the page's colours.
 
-import { card, count, empty, fill, h, plural } from "./core.js";
+import { card, empty, fill, h } from "./elements.js";
+import { count, plural } from "./units.js";
 
 const short = value =>
   Number(Math.abs(value) >= 1000 ? value.toFixed(0) : value.toPrecision(3)).toLocaleString("en-US");

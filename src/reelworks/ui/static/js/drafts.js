@@ -1,6 +1,8 @@
 // What was typed and not saved: kept while other pages are looked at, and when this one is loaded again, until it is saved or discarded.
 
-import { every, fill, get, h } from "./core.js";
+import { fill, h } from "./elements.js";
+import { get } from "./server.js";
+import { every } from "./timing.js";
 
 const MARK = "reelworks-draft "; // of this tab only: another tab has its own
 

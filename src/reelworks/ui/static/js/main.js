@@ -1,6 +1,8 @@
 // Which page is shown: the part of the address after "#".
 
-import { explain, fill, get, h, takeToken } from "./core.js";
+import { explain } from "./dialogs.js";
+import { fill, h } from "./elements.js";
+import { get, takeToken } from "./server.js";
 
 const PAGES = { runs: "runs", run: "run", compare: "compare", jobs: "jobs", data: "data", plan: "plan", new: "new" };
 const OF_ONE = ["run", "jobs"];

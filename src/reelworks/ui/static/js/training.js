@@ -1,6 +1,9 @@
 // Trainings that a page starts.
 
-import { ask, every, get, h, post, toast } from "./core.js";
+import { ask, toast } from "./dialogs.js";
+import { h } from "./elements.js";
+import { get, post } from "./server.js";
+import { every } from "./timing.js";
 
 /** Queue a training or resume one; code that the recipe of `key` names is asked about once. */
 export async function startTraining(path, key) {

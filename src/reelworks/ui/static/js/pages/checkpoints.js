@@ -1,25 +1,11 @@
 // What a run keeps, why, and what would go.
 
-import {
-  ask,
-  badge,
-  button,
-  bytes,
-  card,
-  count,
-  empty,
-  every,
-  fill,
-  get,
-  h,
-  loss,
-  moment,
-  plural,
-  post,
-  table,
-  toast,
-} from "../core.js";
+import { ask, button, toast } from "../dialogs.js";
 import { Draft } from "../drafts.js";
+import { badge, card, empty, fill, h, table } from "../elements.js";
+import { get, post } from "../server.js";
+import { every } from "../timing.js";
+import { bytes, count, loss, moment, plural } from "../units.js";
 import { picture } from "./jobs.js";
 
 export async function renderCheckpoints(body, { key, run, signal }) {

@@ -1,6 +1,9 @@
 // Two runs or more: what differs in their recipes, their curves in one plot, previews side by side.
 
-import { card, count, fill, get, h, plot, table } from "../core.js";
+import { card, fill, h, table } from "../elements.js";
+import { plot } from "../plots.js";
+import { get } from "../server.js";
+import { count } from "../units.js";
 
 export const title = "Compare";
 

@@ -2,27 +2,12 @@
 
 import { showClip } from "../clip_details.js";
 import { Grid, PAGE, Pictures } from "../clip_grid.js";
-import {
-  badge,
-  button,
-  canChange,
-  card,
-  count,
-  duration,
-  empty,
-  every,
-  explain,
-  fill,
-  get,
-  h,
-  percent,
-  plural,
-  post,
-  progress,
-  table,
-  throttled,
-} from "../core.js";
+import { button, explain } from "../dialogs.js";
 import { drawDistributions } from "../distributions.js";
+import { badge, card, empty, fill, h, progress, table } from "../elements.js";
+import { canChange, get, post } from "../server.js";
+import { every, throttled } from "../timing.js";
+import { count, duration, percent, plural } from "../units.js";
 
 export const title = "Data";
 const FEW = 8; // values of a filter that are shown at once

@@ -1,6 +1,10 @@
 // A command that was started from the page, with what it prints.
 
-import { ago, badge, button, every, fill, get, h, moment, post } from "../core.js";
+import { button } from "../dialogs.js";
+import { badge, fill, h } from "../elements.js";
+import { get, post } from "../server.js";
+import { every } from "../timing.js";
+import { ago, moment } from "../units.js";
 
 export const title = "Command";
 

@@ -1,25 +1,12 @@
 // A first LoRA from footage, a model and a trigger word; and any recipe as form and text.
 
-import {
-  badge,
-  button,
-  bytes,
-  canChange,
-  card,
-  count,
-  duration,
-  every,
-  fill,
-  get,
-  h,
-  plural,
-  post,
-  progress,
-  put,
-  toast,
-} from "../core.js";
+import { button, toast } from "../dialogs.js";
 import { Draft } from "../drafts.js";
+import { badge, card, fill, h, progress } from "../elements.js";
+import { canChange, get, post, put } from "../server.js";
+import { every } from "../timing.js";
 import { train } from "../training.js";
+import { bytes, count, duration, plural } from "../units.js";
 import { renderForm } from "./recipe_form.js";
 
 export const title = "New";

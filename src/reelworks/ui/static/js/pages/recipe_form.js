@@ -1,7 +1,10 @@
 // A recipe as a form and as text: each changes the other, and the server says what is wrong.
 
-import { ask, button, canChange, explain, fill, get, h, post, throttled, toast } from "../core.js";
+import { ask, button, explain, toast } from "../dialogs.js";
 import { Draft, watchRecipe } from "../drafts.js";
+import { fill, h } from "../elements.js";
+import { canChange, get, post } from "../server.js";
+import { throttled } from "../timing.js";
 import { train } from "../training.js";
 
 export async function renderForm(main, key, signal) {

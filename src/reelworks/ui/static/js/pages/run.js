@@ -1,30 +1,12 @@
 // One run: how it stands, its curves, previews, checkpoints and recipe.
 
-import {
-  badge,
-  button,
-  bytes,
-  card,
-  count,
-  duration,
-  empty,
-  explain,
-  fill,
-  follow,
-  get,
-  h,
-  loadPlotly,
-  loss,
-  moment,
-  percent,
-  plot,
-  post,
-  progress,
-  table,
-  throttled,
-  toast,
-} from "../core.js";
+import { button, explain, toast } from "../dialogs.js";
+import { badge, card, empty, fill, h, progress, table } from "../elements.js";
+import { loadPlotly, plot } from "../plots.js";
+import { follow, get, post } from "../server.js";
+import { throttled } from "../timing.js";
 import { startTraining } from "../training.js";
+import { bytes, count, duration, loss, moment, percent } from "../units.js";
 import { renderCheckpoints } from "./checkpoints.js";
 
 export const title = "Run";

@@ -1,26 +1,11 @@
 // The list of runs and of what waits.
 
-import {
-  ago,
-  badge,
-  button,
-  bytes,
-  canChange,
-  card,
-  count,
-  duration,
-  empty,
-  every,
-  fill,
-  get,
-  h,
-  loss,
-  post,
-  progress,
-  spark,
-  table,
-} from "../core.js";
+import { button } from "../dialogs.js";
+import { badge, card, empty, fill, h, progress, spark, table } from "../elements.js";
+import { canChange, get, post } from "../server.js";
+import { every } from "../timing.js";
 import { startTraining } from "../training.js";
+import { ago, bytes, count, duration, loss } from "../units.js";
 
 export const title = "Runs";
 

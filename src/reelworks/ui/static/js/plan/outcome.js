@@ -1,0 +1,128 @@
+// What a plan trains, beside what it trained before the settings were moved.
+
+import { button } from "../dialogs.js";
+import { fill, h, table } from "../elements.js";
+import { count, percent, plural } from "../units.js";
+
+const MEASURES = ["clips", "tokens", "time", "gradient"];
+
+export function drawFacts(place, plan, before) {
+  const facts = [
+    ["Steps per epoch", one => one.steps_per_epoch, count, `of ${plural(plan.micro_batches_per_step, "micro-batch")}`],
+    [
+      "Clips trained",
+      one => one.planned,
+      count,
+      plan.repeated ? `and ${count(plan.repeated)} repeats` : `of ${count(plan.catalog.clips)}`,
+    ],
+    ["GPUs wait", one => one.imbalance, percent, "imbalance", 0.1],
+    ["Padding", one => one.padding, percent, "copies of weight 0", 0.1],
+    ["Not trained", untrained, count, plan.held_out ? `and ${count(plan.held_out)} held out` : "by any bucket"],
+    ["Batches not full", one => one.incomplete, count, `of ${count(plan.micro_batches)}`],
+  ];
+  fill(
+    place,
+    facts.map(([name, read, write, note, most]) => {
+      const [now, then] = [read(plan), read(before)];
+      const former = write(now) === write(then) ? null : h("span.former", `was ${write(then)}`);
+      return h(
+        `div.card${most && now > most ? ".too-much" : ""}`,
+        h("dt", name),
+        h("dd", write(now), former),
+        h("dd.note", note),
+      );
+    }),
+  );
+}
+
+function untrained(plan) {
+  const reasons = Object.entries(plan.left_out).filter(([reason]) => reason !== "held_out");
+  return reasons.reduce((sum, [, clips]) => sum + clips.clips, 0);
+}
+
+/** Show the shares of each entry, its aspect ratios together. */
+export function drawShares(place, about, plan, before) {
+  const [now, then] = [sharesByEntry(about, plan), sharesByEntry(about, before)];
+  const meter = (row, measure, tone) => {
+    const former = then.get(row.label)?.[measure] ?? 0;
+    const title = percent(former) === percent(row[measure]) ? null : `was ${percent(former)}`;
+    const style = { "--share": `${100 * row[measure]}%`, "--tone": `var(--${tone})` };
+    return h("div.meter", { style, title }, percent(row[measure]), h("i"));
+  };
+  fill(
+    place,
+    h("p.quiet", "Every step weighs the same in the gradient; time is the cost of the micro-batches."),
+    table(
+      "Shares of the entries",
+      [
+        ["Bucket", row => row.label],
+        ["Clips", row => meter(row, "clips", "c1"), true],
+        ["Tokens", row => meter(row, "tokens", "c1"), true],
+        ["Time", row => meter(row, "time", "c8"), true],
+        ["Gradient", row => meter(row, "gradient", "c2"), true],
+      ],
+      [...now.values()],
+    ),
+  );
+}
+
+function sharesByEntry(about, plan) {
+  const labels = Object.fromEntries(about.buckets.map(bucket => [bucket.name, about.entries[bucket.entry].label]));
+  const sums = new Map();
+  for (const share of plan.shares) {
+    const label = labels[share.name] || share.name;
+    const sum = sums.get(label) || { label, clips: 0, tokens: 0, time: 0, gradient: 0 };
+    for (const measure of MEASURES) sum[measure] += share[`share_of_${measure}`];
+    sums.set(label, sum);
+  }
+  return sums;
+}
+
+/** Show how many clips are not trained and why; `ask` returns some of them by reason. */
+export function drawUntrained(place, about, plan, before, ask) {
+  const [now, then] = [plan.left_out, before.left_out];
+  const reasons = [...new Set([...Object.keys(now), ...Object.keys(then)])];
+  if (!reasons.length) return fill(place, h("p", "All clips are trained."));
+  const rows = reasons.map(reason => ({
+    reason,
+    clips: now[reason]?.clips || 0,
+    former: then[reason]?.clips || 0,
+    nearest: now[reason]?.nearest || {},
+  }));
+  const names = h("div");
+  const show = button("Show some of them", async () => fill(names, fileLists(about, await ask())), { kind: "small" });
+  show.disabled = false; // reading needs no token
+  fill(
+    place,
+    table(
+      "Clips that are not trained",
+      [
+        ["Reason", row => [about.reasons[row.reason], nearestEntries(row.nearest)]],
+        [
+          "Clips",
+          row => [count(row.clips), row.clips !== row.former ? h("div.former", `was ${count(row.former)}`) : null],
+          true,
+        ],
+      ],
+      rows,
+    ),
+    h("p.plan-names", show),
+    names,
+  );
+}
+
+function nearestEntries(nearest) {
+  const first = Object.entries(nearest)
+    .sort((a, b) => b[1] - a[1])
+    .slice(0, 3);
+  return first.length
+    ? h("div.quiet", "nearest: ", first.map(([entry, clips]) => `${entry} (${count(clips)})`).join(", "))
+    : null;
+}
+
+function fileLists(about, found) {
+  const line = file => h("li", h("code", file.path), file.detail ? h("span.quiet", ` ${file.detail}`) : null);
+  return Object.entries(found).map(([reason, files]) =>
+    h("details", h("summary", about.reasons[reason]), h("ul.files", files.map(line))),
+  );
+}

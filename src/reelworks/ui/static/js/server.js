@@ -1,0 +1,59 @@
+// Requests to the server of the page.
+
+// The token comes in the address that the terminal prints, after "#", which browsers send to nobody.
+const KEY = "reelworks-token";
+export function takeToken() {
+  const found = /^#token=([\w-]+)$/.exec(location.hash);
+  if (found) {
+    localStorage.setItem(KEY, found[1]);
+    history.replaceState(null, "", "#/runs");
+  }
+  document.getElementById("read-only").hidden = canChange();
+}
+export const canChange = () => Boolean(localStorage.getItem(KEY));
+
+/** An error that the server explains: problem, field, value and remedy. */
+export class Problem extends Error {
+  constructor(status, body) {
+    super(body.problem || "the server did not answer");
+    Object.assign(this, { status }, body);
+  }
+}
+
+async function request(method, path, body, signal) {
+  const headers = method === "GET" ? {} : { "X-Reelworks-Token": localStorage.getItem(KEY) || "" };
+  const isFile = body instanceof Blob;
+  if (body !== undefined && !isFile) headers["Content-Type"] = "application/json";
+  let answer;
+  try {
+    answer = await fetch(`/api${path}`, {
+      method,
+      headers,
+      signal,
+      body: body === undefined || isFile ? body : JSON.stringify(body),
+    });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Problem(0, { problem: "the page's server does not answer", remedy: "start it again: reelworks ui" });
+  }
+  const value = (answer.headers.get("content-type") || "").includes("json") ? await answer.json() : null;
+  if (!answer.ok) {
+    if (answer.status === 401) {
+      localStorage.removeItem(KEY);
+      document.getElementById("read-only").hidden = false;
+    }
+    const detail = value?.detail ? { problem: JSON.stringify(value.detail) } : {};
+    throw new Problem(answer.status, value ? { ...detail, ...value } : {});
+  }
+  return value;
+}
+export const get = (path, signal) => request("GET", path, undefined, signal);
+export const post = (path, body = {}, signal) => request("POST", path, body, signal);
+export const put = (path, body, signal) => request("PUT", path, body, signal);
+
+/** Call a function with each message of the server, until the page is left. */
+export function follow(path, signal, onNews) {
+  const source = new EventSource(`/api${path}`);
+  source.onmessage = event => onNews(JSON.parse(event.data));
+  signal.addEventListener("abort", () => source.close());
+}
