@@ -27,7 +27,6 @@ from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
 from reelworks.report.run_facts import REASONS
 from reelworks.run.folder import RunFolder
-from reelworks.ui import text_search
 
 Json = dict[str, Any]
 I32 = NDArray[np.int32]
@@ -172,7 +171,7 @@ class Clips:
         """Return the clips whose path or caption contains a text; nothing if all do."""
         if not text:
             return []
-        return [text_search.contains(self.data.rows.path, text) | text_search.contains(self.data.rows.caption, text)]
+        return [contains(self.data.rows.path, text) | contains(self.data.rows.caption, text)]
 
     def order(self, sort: str) -> I32:
         """Return all rows in an order of `SORTS`."""
@@ -312,6 +311,11 @@ def _covered(clips: Clips, runs: Sequence[Path]) -> NDArray[np.int8]:
                     state[where] = np.where(state[where] == _TRAINED, _TRAINED, code)
                 state[row[became == State.TRAINED]] = _TRAINED
     return state
+
+
+def contains(texts: Any, wanted: str) -> Mask:
+    """Return which elements of an Arrow array of texts contain a text, whatever its case; null has none."""
+    return as_numpy(pc.match_substring(texts, wanted, ignore_case=True).fill_null(False))
 
 
 def query_of(parameters: Mapping[str, Sequence[str]], clips: Clips) -> Query:

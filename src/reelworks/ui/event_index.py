@@ -1,33 +1,34 @@
-"""Read the events of a run as they come; of a million steps, only so many as a plot shows are parsed."""
+"""Read the events of a run as they come; of a million steps, only so many as a plot shows become Python objects."""
 
 from __future__ import annotations
 
-import re
 import threading
 from array import array
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
+from pyarrow import json as arrow_json
 
-from reelworks.analysis import speed
 from reelworks.analysis.speed import Speed
+from reelworks.catalog.rows import as_numpy
 from reelworks.core import files
 from reelworks.run import events
 
 Event = dict[str, Any]
 MAX_STEPS = 3000  # parsed for plots
-_CHUNK = 1 << 23
-_KIND = b'"kind": "step", "step": '
-_LOSS = b'"loss": '
-_HEAD = 96  # bytes of a line in which kind and step lie
-_LOSS_WITHIN = 160
-# What `speed.of_step` reads of a step, as runs write it.
-_SPEED = re.compile(
-    rb'"applied": (true|false), [^{}\[\]]*"clips": (\d+), [^{}\[\]]*"seconds": ([\d.e+-]+), "data_wait_seconds": ([\d.e+-]+)'
+_BLOCK_BYTES = 1 << 20
+_NUMBERS = ("loss", "clips", "seconds", "data_wait_seconds")
+_FIELDS = pa.schema(
+    {"kind": pa.string(), "step": pa.int64(), "applied": pa.bool_()} | dict.fromkeys(_NUMBERS, pa.float64())
 )
+_READ = arrow_json.ReadOptions(use_threads=False, block_size=4 * _BLOCK_BYTES)
+_PARSE = arrow_json.ParseOptions(explicit_schema=_FIELDS, unexpected_field_behavior="ignore")
 
 
 class EventIndex:
@@ -48,12 +49,7 @@ class EventIndex:
         self.total_bytes = self.read_bytes = 0
         self.others: list[Event] = []
         self._offset, self._step = array("q"), array("q")
-        self._loss = array("d")
-        self._clips, self._seconds, self._waited = (
-            array("q"),
-            array("d"),
-            array("d"),
-        )  # of each step, as `Speed` has them
+        self._numbers = {name: array("d") for name in _NUMBERS}  # of each step; `clips` as `Speed` counts them
         self._before: list[int] = []  # number of steps before each of the other events
         self._file: tuple[int, int] | None = None
         self._kept: dict[int, tuple[Any, list[Event]]] = {}  # steps by their number, of a state of the file
@@ -73,7 +69,7 @@ class EventIndex:
                 self._clear()
                 return False
 
-    def _update(self, file: Any, most_bytes: int | None) -> bool:
+    def _update(self, file: BinaryIO, most_bytes: int | None) -> bool:
         about = self.path.stat()
         identity = (about.st_dev, about.st_ino)
         if identity != self._file or about.st_size < self.read_bytes:  # another run in the same folder
@@ -83,47 +79,34 @@ class EventIndex:
         until = self.total_bytes if most_bytes is None else min(self.total_bytes, begun + most_bytes)
         file.seek(begun)
         while self.read_bytes < until:
-            chunk = file.read(min(_CHUNK, self.total_bytes - self.read_bytes))
-            end = chunk.rfind(b"\n") + 1
-            if not end:
+            lines = file.readlines(_BLOCK_BYTES)
+            is_cut = not lines or not lines[-1].endswith(b"\n")
+            if whole := lines[: len(lines) - is_cut]:
+                self._take(whole)
+            if is_cut:
                 self.total_bytes = self.read_bytes  # the last line is being written
                 break
-            self._take(chunk[:end], self.read_bytes)
-            self.read_bytes += end
-            file.seek(self.read_bytes)
         return self.read_bytes > begun
 
-    def _take(self, chunk: bytes, offset: int) -> None:
-        find, position = chunk.find, 0
-        while position < len(chunk):
-            end = find(b"\n", position)
-            at = find(_KIND, position, position + _HEAD)
-            if 0 <= at < end:
-                number = at + len(_KIND)
-                self._offset.append(offset + position)
-                self._step.append(int(chunk[number : find(b",", number)]))
-                self._loss.append(_number_after(chunk, _LOSS, number))
-                self._take_speed(_speed(chunk, number, end))
-            else:
-                for event in filter(events.is_event, files.parse_json_lines([chunk[position:end]])):
-                    self._take_other(event, offset + position)
-            position = end + 1
-
-    def _take_other(self, event: Event, offset: int) -> None:
-        if event.get("kind") == "step":  # with its fields in another order
-            self._offset.append(offset)
-            self._step.append(int(event["step"]))
-            loss = event.get("loss")
-            self._loss.append(float("nan") if loss is None else float(loss))
-            self._take_speed(speed.of_step(event))
-        else:
-            self.others.append(event)
-            self._before.append(len(self._step))
-
-    def _take_speed(self, of_step: Speed) -> None:
-        self._clips.append(of_step.clips)
-        self._seconds.append(of_step.seconds)
-        self._waited.append(of_step.waited_seconds)
+    def _take(self, lines: list[bytes]) -> None:
+        ends = self.read_bytes + np.cumsum([len(line) for line in lines], dtype=np.int64)
+        table = _fields_of(lines)
+        is_step = as_numpy(
+            pc.and_(pc.equal(table["kind"], "step"), pc.greater_equal(table["step"], 0)).fill_null(False)
+        )
+        before = self.num_steps + np.cumsum(is_step)
+        for line in np.flatnonzero(~is_step).tolist():
+            for event in filter(events.is_event, files.parse_json_lines([lines[line]])):
+                self.others.append(event)
+                self._before.append(int(before[line]))
+        steps = table.filter(is_step)
+        counted = pc.if_else(steps["applied"].fill_null(True), steps["clips"], 0.0)
+        steps = steps.set_column(steps.schema.get_field_index("clips"), "clips", counted)
+        self._offset.frombytes(np.r_[self.read_bytes, ends[:-1]][is_step].tobytes())
+        self._step.frombytes(as_numpy(steps["step"]).tobytes())
+        for name, values in self._numbers.items():
+            values.frombytes(as_numpy(steps[name].fill_null(np.nan if name == "loss" else 0.0)).tobytes())
+        self.read_bytes = int(ends[-1])
 
     @property
     def num_steps(self) -> int:
@@ -144,7 +127,7 @@ class EventIndex:
         """Return the speed of all steps that no resume made void."""
         with self._lock:
             at = self.valid_steps()
-            clips, seconds, waited = (np.array(v)[at].sum() for v in (self._clips, self._seconds, self._waited))
+            clips, seconds, waited = (np.array(self._numbers[name])[at].sum() for name in _NUMBERS[1:])
         return Speed(int(clips), float(seconds), float(waited))
 
     def valid_others(self) -> list[Event]:
@@ -189,7 +172,7 @@ class EventIndex:
             if not len(at):
                 return []
             last = np.unique(np.linspace(0, len(at) - 1, min(max(most, 2), len(at))).round().astype(np.int64))
-            loss = np.array(self._loss, dtype=np.float64)[at]
+            loss = np.array(self._numbers["loss"])[at]
             offsets = [self._offset[i] for i in at[last].tolist()]
         events = list(self._parsed(offsets))
         if len(last) < len(at) and len(events) == len(last):
@@ -221,22 +204,18 @@ class EventIndex:
                 yield from files.parse_json_lines([file.readline()])
 
 
-def _speed(chunk: bytes, begin: int, end: int) -> Speed:
-    found = _SPEED.search(chunk, begin, end)
-    if found is None:  # with its fields in another order, or without some
-        whole = files.parse_json_lines([b'{"step": ' + chunk[begin:end]])
-        return next(map(speed.of_step, whole), speed.total([]))
-    applied, clips, seconds, waited = found.groups()
-    fields = {"clips": int(clips), "seconds": float(seconds), "data_wait_seconds": float(waited)}
-    return speed.of_step({"applied": applied == b"true", **fields})
+def _fields_of(lines: list[bytes]) -> pa.Table:
+    """Return what the index needs of the event of each line; nothing of a line that holds none."""
+    with suppress(pa.ArrowInvalid):  # for lines that are no JSON, and for fields that only steps have as numbers
+        table = arrow_json.read_json(pa.BufferReader(b"".join(lines)), _READ, _PARSE)
+        if len(table) == len(lines):
+            return table
+    return pa.Table.from_pylist([_fields(line) for line in lines], _FIELDS)
 
 
-def _number_after(chunk: bytes, key: bytes, position: int) -> float:
-    at = chunk.find(key, position, position + _LOSS_WITHIN)
-    if at < 0:
-        return float("nan")
-    begin = at + len(key)
-    try:
-        return float(chunk[begin : chunk.find(b",", begin)])
-    except ValueError:  # null: it was not finite
-        return float("nan")
+def _fields(line: bytes) -> Event:
+    for event in filter(events.is_event, files.parse_json_lines([line])):
+        numbers = {name: float(event[name]) for name in _NUMBERS if isinstance(event.get(name), int | float)}
+        applied = bool(event.get("applied", True))
+        return {"kind": event["kind"], "step": int(event.get("step", 0)), "applied": applied, **numbers}
+    return {}

@@ -24,7 +24,7 @@ from reelworks.recipe import dataset, recipe_file
 from reelworks.recipe.dataset import RecipeData
 from reelworks.run.events import EventLog
 from reelworks.run.folder import RunFolder
-from reelworks.ui import guard, text_search, thumbnails
+from reelworks.ui import clips, guard, thumbnails
 from reelworks.ui.workspace import key_of
 
 
@@ -160,7 +160,7 @@ LETTERS = st.text(st.sampled_from("abAB éÉ."), max_size=8)
 @given(st.lists(st.none() | LETTERS, max_size=30), LETTERS.filter(bool), st.integers(0, 3))
 def test_search_finds_the_texts_that_contain_the_wanted_one(texts, wanted, first):
     column = pa.array(texts, pa.large_string()).slice(first)
-    found = text_search.contains(column, wanted).tolist()
+    found = clips.contains(column, wanted).tolist()
     assert found == [text is not None and wanted.lower() in text.lower() for text in texts[first:]]
 
 

@@ -35,6 +35,10 @@ def lines_of(runs):
                 {"v": 1, "time": float(len(lines)), "kind": "step", "step": done, "epoch": 0, "loss": loss}
                 | speed_of(done)
             )
+            if done % 23 == 0:  # with a field of another type than that of steps
+                lines.append(
+                    {"v": 1, "time": float(len(lines)), "kind": "spike", "step": done, "clips": [{"uid": "a"}]}
+                )
             if done % 5 == 0:
                 lines.append({"v": 1, "time": float(len(lines)), "kind": "validation", "step": done, "loss": 0.5})
     return lines
