@@ -271,7 +271,8 @@ def _type_words(annotation: Any) -> str:
     if origin in (Union, types.UnionType):
         return " or ".join(dict.fromkeys(_type_words(inner) for inner in args))
     if origin is Annotated:
-        return f"{_type_words(args[0])} {_limits(args[1])}"
+        # The other annotation lets a set of names be added to.
+        return f"{_type_words(args[0])} {_limits(args[1]) if isinstance(args[1], FieldInfo) else ''}".rstrip()
     if annotation is types.NoneType:
         return f'`"{toml_none.WORD}"`'
     if origin in (list, tuple):

@@ -21,12 +21,12 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from reelworks.checkpoint.config import LoraFormat
 from reelworks.core.errors import UserError
 from reelworks.export.lora import LoraFile
 from reelworks.models import registry
 from reelworks.models.lora import inject
-from reelworks.models.lora.config import AdapterType, LoraConfig
-from reelworks.models.lora.files import Format
+from reelworks.models.lora.config import AdapterName, LoraConfig
 from reelworks.testing import contract
 
 _NOT_TAKEN = "nothing of the file is taken"
@@ -46,7 +46,7 @@ _SAME_NAMES = [name for name in _FAMILIES if name.startswith("qwen-image") and "
 Weights = Mapping[str, Tensor]
 
 
-def adapter(chance: random.Random, kinds: tuple[AdapterType, ...]) -> LoraConfig:
+def adapter(chance: random.Random, kinds: tuple[AdapterName, ...]) -> LoraConfig:
     """Return an adapter of random settings."""
     kind = chance.choice(kinds)
     targets: Any = chance.choice(["default", "blocks", ["to_q", "to_v"], ["to_k", "to_out.0"]])
@@ -62,7 +62,7 @@ def adapter(chance: random.Random, kinds: tuple[AdapterType, ...]) -> LoraConfig
     return LoraConfig(type=kind, rank=rank, alpha=alpha, targets=targets, **more)
 
 
-def written(chance: random.Random, name: str, config: LoraConfig, format: Format, path: Path) -> Weights:
+def written(chance: random.Random, name: str, config: LoraConfig, format: LoraFormat, path: Path) -> Weights:
     """Write the file of a random adapter and return the weights that it was trained to."""
     denoiser = contract.build(name)
     inject.inject(denoiser, config, seed=0)
@@ -135,8 +135,8 @@ def wrong(found: Weights, wanted: Weights, base: Weights) -> str | None:
 
 def tried(
     reader: Callable[[str, nn.Module, Path, str], None],
-    kinds: tuple[AdapterType, ...],
-    formats: tuple[Format, ...],
+    kinds: tuple[AdapterName, ...],
+    formats: tuple[LoraFormat, ...],
     families: list[str],
     chance: random.Random,
     folder: Path,
@@ -169,8 +169,8 @@ def misread(reader: Callable[[str, nn.Module, Path, str], None], name: str, path
 
 def _drill(
     reader: Callable[[str, nn.Module, Path, str], None],
-    *kinds: AdapterType,
-    formats: tuple[Format, ...] = ("diffusers",),
+    *kinds: AdapterName,
+    formats: tuple[LoraFormat, ...] = ("diffusers",),
     families: list[str] = _FAMILIES,
 ) -> Callable[[random.Random, Path], list[str]]:
     return functools.partial(tried, reader, kinds, formats, families)
@@ -180,7 +180,7 @@ logging.getLogger("diffusers").setLevel(logging.ERROR)  # it warns of the keys o
 DRILLS: dict[str, Callable[[random.Random, Path], list[str]]] = {
     "diffusers, load_lora_adapter": _drill(lambda _, *file: through_adapter(*file), "lora", "lokr"),
     "diffusers, load_lora_adapter with a path": _drill(lambda _, *file: through_path(*file), "lora", "lokr"),
-    "diffusers, load_lora_weights": _drill(through_pipeline, "lora", formats=get_args(Format), families=_PIPELINES),
+    "diffusers, load_lora_weights": _drill(through_pipeline, "lora", formats=get_args(LoraFormat), families=_PIPELINES),
     "peft": _drill(lambda _, *file: through_peft(*file), "lora", "loha", "lokr", "oft"),
 }
 if importlib.util.find_spec("lycoris"):

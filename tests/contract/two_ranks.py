@@ -75,7 +75,7 @@ with mesh.join() as world:
     check("flux-tiny", world, lora=LoraConfig(rank=2, dora=True))
     check("wan-tiny", world, lora=LoraConfig(rank=2, base="int8"))
     check("flux-tiny", world, "replicated", lora=LoraConfig(rank=2, base="nf4"))
-    for adapter in (contract.ADAPTERS[kind] for kind in ("lokr", "loha", "oft")):
+    for adapter in (contract.tiny_lora(kind) for kind in ("lokr", "loha", "oft")):
         check("wan-tiny", world, lora=adapter)
         check("wan-tiny", world, "replicated", lora=adapter.model_copy(update={"base": "nf4"}))
     check("stdit3-tiny", world, gradient_checkpointing="selective")

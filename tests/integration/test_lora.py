@@ -335,7 +335,7 @@ def test_a_lora_to_begin_with_is_read_once(lora, tmp_path):
     values = lora(max_steps=1)
     recipe, file = recipe_file.parse(values), tmp_path / "first.safetensors"
     state = inject.weights(build.denoiser(recipe, torch.device("cpu")).module)
-    made = files.to_file(state, "diffusers", alpha=recipe.lora.exact_alpha)
+    made = files.to_file(state, "diffusers", adapter=recipe.lora.adapter)
     save_file({name: value + 0.1 for name, value in made.tensors.items()}, file, made.header)
     values["lora"] = values["lora"] | {"weights": str(file)}
     assert children.train(values) == [0]

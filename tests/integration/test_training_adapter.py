@@ -36,7 +36,7 @@ def adapter_file(values, folder, seed=0):
     with torch.no_grad():
         for value in inject.weights(denoiser.module).values():
             value.copy_(0.2 * torch.randn(value.shape, generator=generator))
-    file = files.to_file(inject.weights(denoiser.module), "comfyui", alpha=SETTINGS.exact_alpha, model="wan-tiny")
+    file = files.to_file(inject.weights(denoiser.module), "comfyui", adapter=SETTINGS.adapter, model="wan-tiny")
     path = folder / f"adapter-{seed}.safetensors"
     save_file({key: value.contiguous() for key, value in file.tensors.items()}, path, file.header)
     return path, inject.merged(denoiser.module)

@@ -8,12 +8,13 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from reelworks.core import units
-from reelworks.core.config import Config, PublicConfig
+from reelworks.core.config import Config, PublicConfig, open_set
 from reelworks.core.errors import UserError
 
 Weights = Literal["ema", "model"]
 Dtype = Literal["bfloat16", "float16", "float32"]
 LoraFormat = Literal["diffusers", "comfyui", "kohya"]
+registered_lora_formats: set[str] = set()  # those of `models.lora.conventions`
 
 # Names of file system options that hold credentials: key, secret, token, password, account_key, ...
 _SECRET = re.compile("key|secret|token|passw|credential|connection_string", re.IGNORECASE)
@@ -186,6 +187,6 @@ class ExportsConfig(Config):
 
     weights: Weights | None = None
     dtype: Dtype = "bfloat16"
-    formats: list[LoraFormat] = Field(default=["diffusers"], min_length=1)
+    formats: list[Annotated[LoraFormat, open_set(registered_lora_formats)]] = Field(default=["diffusers"], min_length=1)
     every_n_saves: int = Field(default=1, ge=1)
     keep_last: Annotated[int, Field(ge=1)] | Literal["auto"] | None = "auto"

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, WrapValidator
 
 from reelworks.core import config_errors, words
+
+
+def open_set(registered: Container[str]) -> WrapValidator:
+    """Let a field of some names, which its `Literal` lists, take those that a program registers, too."""
+    return WrapValidator(lambda name, check: name if isinstance(name, str) and name in registered else check(name))
 
 
 class Config(BaseModel):

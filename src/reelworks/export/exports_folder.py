@@ -14,30 +14,26 @@ from typing import Literal
 from safetensors import SafetensorError, safe_open
 
 from reelworks.checkpoint import names
-from reelworks.checkpoint.config import ExportsConfig, LoraFormat, Weights
+from reelworks.checkpoint.config import ExportsConfig, Weights
 from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.core import storage, units
 from reelworks.core.log import logger
 from reelworks.export import export
 from reelworks.export.lora import lora_file_of
 from reelworks.export.safetensors_file import INDEX_SUFFIX
+from reelworks.models.lora.conventions import CONVENTIONS
 from reelworks.run.folder import RunFolder
 
 _KEPT_BY = ("kept_by", "exports.keep_last")
 _NAME = re.compile(
-    r"(step-\d{9,})-(ema|model)(-lora-(?:diffusers|comfyui|kohya))?(-transformer(?:_2)?)?(-\d{5}-of-\d{5})?\.safetensors"
+    r"(step-\d{9,})-(ema|model)(?:-lora-([a-z0-9_]+))?(-transformer(?:_2)?)?(-\d{5}-of-\d{5})?\.safetensors"
 )
-_USES = {
-    "-lora-diffusers": 'for diffusers, pipe.load_lora_weights("{file}")',
-    "-lora-comfyui": "for ComfyUI, copy it to models/loras and load it with the node Load LoRA",
-    "-lora-kohya": "for Forge and kohya's scripts, copy it to models/Lora",
-}
 _FEW = 3  # exports that stay where they take much of the disk
 _FREE_SHARE = 0.1
 _LEFTOVER = re.compile(rf"\.{_NAME.pattern}\.[0-9a-f]{{8}}\.tmp")
 
 
-def path_of(run: RunFolder, step: int, weights: Weights, lora: LoraFormat | None = None) -> Path:
+def path_of(run: RunFolder, step: int, weights: Weights, lora: str | None = None) -> Path:
     """Return the path of a step's weights; `lora` is the key convention of a LoRA, None for full weights."""
     kind = "" if lora is None else f"-lora-{lora}"
     return run.exports_folder / f"{names.of_step(step)}-{weights}{kind}.safetensors"
@@ -73,7 +69,9 @@ def how_to_use(files: Sequence[Path]) -> list[str]:
     lines = []
     for file in files:
         form = (match := _NAME.fullmatch(file.name)) and match[3]
-        lines.append(f"{file}: {_USES[form].format(file=file)}" if form else f"{file}: the network's weights")
+        lines.append(
+            f"{file}: {CONVENTIONS[form].how_to_use.format(file=file)}" if form else f"{file}: the network's weights"
+        )
     return lines
 
 

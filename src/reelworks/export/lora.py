@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
 from reelworks.checkpoint import load
-from reelworks.checkpoint.config import LoraFormat
 from reelworks.core import toml, toml_none
 from reelworks.models import registry
 from reelworks.models.expert_pair.config import PARTS
-from reelworks.models.lora import files, lycoris_files
+from reelworks.models.lora import files
+from reelworks.models.lora.adapter_types.adapter_type import Adapter
 from reelworks.models.lora.base_model import Base
-from reelworks.models.lora.config import Adapter, LoraConfig
-from reelworks.models.lora.files import File
+from reelworks.models.lora.config import LoraConfig
+from reelworks.models.lora.files import LoraTensors
 
 BASE = "base.json"  # extra file of a checkpoint that describes the base model of its LoRA
 
@@ -24,7 +24,7 @@ BASE = "base.json"  # extra file of a checkpoint that describes the base model o
 class LoraFile(NamedTuple):
     """Settings of a LoRA's export."""
 
-    format: LoraFormat  # key convention of its tensors
+    format: str  # key convention of its tensors
     adapter: Adapter
     model: str  # name of the base model
     part: str  # folder of the base network in a diffusers pipeline
@@ -36,15 +36,12 @@ class LoraFile(NamedTuple):
         """Return the files that are written for a target: itself, or one for each expert."""
         return [target.with_stem(f"{target.stem}-{name}") for name in self.experts] or [target]
 
-    def content(self, state: Mapping[str, Tensor]) -> File:
+    def content(self, state: Mapping[str, Tensor]) -> LoraTensors:
         """Return the file of one network's tensors."""
-        where: dict[str, Any] = {"part": self.part, "model": self.model, "base": self.base}
-        if self.adapter.type == "lora":
-            return files.to_file(state, self.format, alpha=self.adapter.alpha, **where)
-        return lycoris_files.to_file(state, self.format, adapter=self.adapter, **where)
+        return files.to_file(state, self.format, adapter=self.adapter, part=self.part, model=self.model, base=self.base)
 
 
-def lora_file_of(recipe: Path, format: LoraFormat, base: Base | None = None) -> LoraFile | None:
+def lora_file_of(recipe: Path, format: str, base: Base | None = None) -> LoraFile | None:
     """Return the export settings of a resolved recipe's LoRA; None if it trains full weights.
 
     Refuses a convention that cannot represent this LoRA.

@@ -14,6 +14,7 @@ from reelworks.core.arguments import checked
 from reelworks.core.errors import UserError
 from reelworks.export.export import describe_run, export_checkpoint, export_state_dict, require_free_file
 from reelworks.export.lora import lora_file_of
+from reelworks.models.lora.conventions import CONVENTIONS
 from reelworks.run import history
 from reelworks.train import init_from
 
@@ -33,7 +34,7 @@ class Exported:
     target=arguments.PATH,
     ema=arguments.FLAG,
     dtype=arguments.one_of(*get_args(Dtype)),
-    format=arguments.optional(arguments.one_of(*get_args(LoraFormat))),
+    format=arguments.optional(arguments.one_of(*CONVENTIONS)),
     merge=arguments.FLAG,
 )
 def export(

@@ -152,6 +152,8 @@ class LoadedModel:
 
 
 def _require_lora_scale(recipe: Recipe, scale: float) -> None:
-    if recipe.lora is None or not recipe.lora.has_scale:
-        what = "the run trains no LoRA" if recipe.lora is None else "an OFT turns weights, which has no scale"
+    if recipe.lora is None or not recipe.lora.kind.multiplied:
+        what = (
+            "the run trains no LoRA" if recipe.lora is None else "an adapter that turns weights, as OFT, has no scale"
+        )
         raise UserError(what, code="lora-scale-unknown", field="--lora-scale", value=scale, remedy="leave it out")

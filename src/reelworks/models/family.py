@@ -129,12 +129,6 @@ class Network:
     caption_multiple: int = 0
     sequence: SequenceSplit | None = None  # None if ranks cannot share tokens
 
-    def names_parts(self, format: str) -> bool:
-        """Whether LoRA files of a convention name each layer of the network, and none that joins several."""
-        if format == "diffusers" or all(len(rule.parts.split()) == 1 for rule in self.release_layers):
-            return True
-        return format == "comfyui" and (self.comfyui_maps_parts or self.comfyui_layers == "diffusers")
-
 
 class FamilyConfig(Protocol):
     """Sizes of a network: a pydantic model with its arguments as fields, and properties derived from them."""

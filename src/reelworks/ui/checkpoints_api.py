@@ -14,7 +14,7 @@ from fastapi.responses import FileResponse
 from pydantic import BaseModel, Field
 
 from reelworks.checkpoint import disk_space, listing, retention
-from reelworks.checkpoint.config import CheckpointsConfig
+from reelworks.checkpoint.config import CheckpointsConfig, LoraFormat
 from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.core import digests
 from reelworks.core.errors import UserError
@@ -38,7 +38,7 @@ _IN_USE = "wait for the run, which deletes after each save"
 class ExportOptions(BaseModel):
     """Options of an export."""
 
-    format: Literal["diffusers", "comfyui", "kohya"] | None = None
+    format: LoraFormat | None = None
     dtype: Literal["bfloat16", "float16", "float32"] = "bfloat16"
     ema: bool = True
 
@@ -126,7 +126,7 @@ def router(context: Context) -> APIRouter:
             "clip": clip if clip["num_frames"] > 1 else None,
             "num_inference_steps": sampled.num_inference_steps,
             "guidance_scale": sampled.guidance_scale,
-            "lora_scale": 1 if recipe.lora is not None and recipe.lora.has_scale else None,
+            "lora_scale": 1 if recipe.lora is not None and recipe.lora.kind.multiplied else None,
         }
 
     @routes.post("/{step}/generate")

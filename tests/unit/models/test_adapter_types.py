@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 from reelworks.core.errors import UserError
 from reelworks.models import registry
-from reelworks.models.lora import files, inject, key_mapping, lycoris_files
+from reelworks.models.lora import files, inject, release_layers
 from reelworks.models.lora.config import LoraConfig
+from reelworks.models.lora.conventions import CONVENTIONS
 from reelworks.testing import contract
 
 # Alphas that are not the rank, and no power of two beside it. Rank 99 makes both factors of a LoKr full matrices.
@@ -46,7 +47,7 @@ def adapted(name: str, settings: LoraConfig, seed: int = 0) -> Any:
 
 def written(folder: Path, denoiser: Any, settings: LoraConfig, format: Any, name: str) -> Path:
     state = inject.weights(denoiser.module)
-    file = lycoris_files.to_file(state, format, adapter=settings.adapter, model=name)
+    file = files.to_file(state, format, adapter=settings.adapter, model=name)
     path = folder / f"{format}.safetensors"
     save_file({key: value.contiguous() for key, value in file.tensors.items()}, path, file.header)
     return path
@@ -102,7 +103,7 @@ def comfyui_delta(kinds: dict[str, Tensor]) -> Tensor:
 def test_comfyui_adds_what_was_trained(tmp_path: Path, kind: str, name: str, format: str) -> None:
     """By its formula, each layer of the release, or its rows, gets the update that merging gives the network."""
     settings, config = SETTINGS[kind].model_copy(update={"targets": "blocks"}), config_of(name)
-    if not (settings.type == "loha" or config.network.names_parts(format)):
+    if not (settings.type == "loha" or CONVENTIONS[format].names_parts(config.network)):
         pytest.skip("refused with the recipe")
     trained, before = adapted(name, settings), contract.build(name).module.state_dict()
     path = written(tmp_path, trained, settings, format, name)
@@ -114,7 +115,7 @@ def test_comfyui_adds_what_was_trained(tmp_path: Path, kind: str, name: str, for
     layers = {layer for layer, _ in inject.parts(inject.weights(trained.module)).values()}
     merged = inject.merged(trained.module)
     for layer in layers:
-        place = key_mapping.place(config, layer)
+        place = release_layers.place(config, layer)
         released = f"diffusion_model.{place.layer}" if format == "comfyui" else f"lora_unet_{place.layer}"
         stem = released if format == "comfyui" else released.replace(".", "_")
         wanted = merged[f"{layer}.weight"] - before[f"{layer}.weight"]
@@ -124,7 +125,7 @@ def test_comfyui_adds_what_was_trained(tmp_path: Path, kind: str, name: str, for
             unit = deltas[stem].shape[0] // sum(place.heights)
             top = unit * sum(place.heights[: place.part])
             delta = deltas[stem][top : top + wanted.shape[0]]
-        delta = files.swapped_halves(delta) if place.swapped else delta
+        delta = release_layers.swap_halves(delta) if place.swapped else delta
         torch.testing.assert_close(delta, wanted, rtol=1e-4, atol=1e-6, msg=layer)
 
 
@@ -231,9 +232,9 @@ def test_a_compiled_layer_has_one_graph(kind: str) -> None:
         return traced.forward
 
     layer = nn.ModuleDict({"to_q": nn.Linear(16, 32)})
-    settings = inject.settings(peft, SETTINGS[kind], ["to_q"])
+    settings = inject.peft_config(peft, SETTINGS[kind], ["to_q"])
     peft.inject_adapter_in_model(settings, layer)
-    inject.replace(layer, SETTINGS[kind])
+    inject.replace_forward(layer, SETTINGS[kind])
     torch._dynamo.reset()
     compiled = torch.compile(layer["to_q"], backend=counting, fullgraph=True, dynamic=False)
     for _ in range(3):

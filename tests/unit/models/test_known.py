@@ -12,6 +12,7 @@ from reelworks.core.errors import UserError
 from reelworks.models import factory, identify, registry, weights
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
 from reelworks.models.lora import files, inject
+from reelworks.models.lora.adapter_types.adapter_type import Adapter
 from reelworks.models.lora.config import LoraConfig
 from reelworks.testing import contract
 
@@ -135,7 +136,7 @@ def test_a_few_differences_name_the_closest_model(tmp_path):
 def lora_file(tmp_path, name="wan-tiny", format="comfyui"):
     denoiser = contract.build(name)
     inject.inject(denoiser, LoraConfig(rank=2), seed=0)
-    file = files.to_file(inject.weights(denoiser.module), format, alpha=2.0, model=name)
+    file = files.to_file(inject.weights(denoiser.module), format, adapter=Adapter(rank=2, alpha=2.0), model=name)
     save_file({k: v.contiguous() for k, v in file.tensors.items()}, tmp_path / "lora.safetensors", file.header)
     return tmp_path / "lora.safetensors"
 
@@ -216,7 +217,7 @@ def test_a_lora_of_other_weights_is_warned_of_by_name(tmp_path):
     denoiser = build("wan-tiny", LoraConfig(rank=2))
     for base, warned in ((ours, False), (ours._replace(weights="theirs.safetensors", digest="f" * 32), True)):
         state = inject.weights(denoiser.module)
-        file = files.to_file(state, "kohya", alpha=2.0, model="wan-tiny", base=base)
+        file = files.to_file(state, "kohya", adapter=Adapter(rank=2, alpha=2.0), model="wan-tiny", base=base)
         path = tmp_path / "lora.safetensors"
         save_file({k: v.contiguous() for k, v in file.tensors.items()}, path, file.header)
         assert build("wan-tiny", LoraConfig(rank=2, weights=str(path))).base == ours

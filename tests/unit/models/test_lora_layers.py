@@ -38,7 +38,7 @@ def adapted(name="wan-tiny", settings=SETTINGS, seed=0):
 
 
 def written(folder: Path, denoiser, format="diffusers", settings=SETTINGS, part="transformer", name="wan-tiny") -> Path:
-    file = files.to_file(inject.weights(denoiser.module), format, alpha=settings.exact_alpha, part=part, model=name)
+    file = files.to_file(inject.weights(denoiser.module), format, adapter=settings.adapter, part=part, model=name)
     path = folder / f"{format}.safetensors"
     save_file({name: value.contiguous() for name, value in file.tensors.items()}, path, file.header)
     return path

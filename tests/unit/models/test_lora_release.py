@@ -21,7 +21,8 @@ from torch import nn
 from reelworks.core.errors import UserError
 from reelworks.export.lora import LoraFile
 from reelworks.models import identify, registry
-from reelworks.models.lora import files, key_mapping
+from reelworks.models.lora import files, key_mapping, release_layers
+from reelworks.models.lora.adapter_types.adapter_type import Adapter
 from reelworks.models.lora.config import LoraConfig
 from reelworks.recipe import recipe_file
 
@@ -92,12 +93,12 @@ def require_found_by_diffusers(config):
     for number, (layer, child) in enumerate(layers.items(), start=1):
         rows = child.out_features
         marked[layer] = number + 0.5 * (torch.arange(rows) >= rows // 2)[:, None]
-        place = key_mapping.place(config, layer)
+        place = release_layers.place(config, layer)
         whole = rows * sum(place.heights) // place.heights[place.part]
         top = whole * sum(place.heights[: place.part]) // sum(place.heights)
         there = file.setdefault(f"{place.layer}.weight", torch.zeros(whole, 1))
         assert not there[top : top + rows].any(), layer
-        there[top : top + rows] = files.swapped_halves(marked[layer]) if place.swapped else marked[layer]
+        there[top : top + rows] = release_layers.swap_halves(marked[layer]) if place.swapped else marked[layer]
         file[f"{place.layer}.bias"] = torch.zeros(whole)
     kind = config.network.name
     if kind == "UNet2DConditionModel":
@@ -129,7 +130,7 @@ def require_found_by_diffusers(config):
 )
 def test_layers_of_hunyuan_video_lie_where_comfyui_has_them(layer, there):
     """No converter of diffusers reads these files; the names are those of ComfyUI's network."""
-    assert key_mapping.place(config_of("hunyuan-video-1.5"), layer)[:2] == there
+    assert release_layers.place(config_of("hunyuan-video-1.5"), layer)[:2] == there
 
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "comfyui_layers.json"
@@ -148,7 +149,7 @@ def test_no_linear_layer_of_a_network_at_full_size_lacks_a_name_in_its_release(n
         assert config.network.name in (*OWN_NAMES, *(config_of(other).network.name for other in SINGLE_FILES))
         return
     layers = [layer for layer, child in identify.network(name).named_modules() if isinstance(child, nn.Linear)]
-    found = Counter(_BLOCK.sub("N", layer) for layer in {key_mapping.place(config, layer).layer for layer in layers})
+    found = Counter(_BLOCK.sub("N", layer) for layer in {release_layers.place(config, layer).layer for layer in layers})
     assert {layer: COMFYUI[name].get(layer) for layer in found} == found
 
 
@@ -187,7 +188,7 @@ def test_comfyui_takes_every_layer_of_a_file(name):
     if config.network.name not in {config_of(preset).network.name for preset in COMFYUI}:
         pytest.skip("ComfyUI's network of this class is not known here")
     pattern, layers, written = names_that_comfyui_takes(config.network.name), linear(config), set()
-    homes = key_mapping.homes(layers, config)
+    homes = release_layers.homes(layers, config)
     for kind, format in itertools.product(("lora", "loha", "lokr"), ("comfyui", "kohya")):
         settings = LoraConfig(type=kind, rank=1)
         try:
@@ -197,7 +198,7 @@ def test_comfyui_takes_every_layer_of_a_file(name):
         file = LoraFile(format, settings.adapter, name, config.network.part).content(zeros(layers, kind))
         names = {re.sub(r"\.(lora_|hada_|lokr_|alpha$).*", "", key) for key in file.tensors}
         assert not [one for one in names if not pattern.fullmatch(one)]
-        placed = {key_mapping.split(f"{one}.alpha")[0] for one in names}
+        placed = {key_mapping.split_name(f"{one}.alpha")[0] for one in names}
         assert {target.layer for one in placed for target in homes[one]} == {*layers}
         written.add((kind, format))
     assert written >= set(itertools.product(("lora", "loha"), ("comfyui", "kohya")))
@@ -340,7 +341,7 @@ def test_diffusers_converter_finds_the_same_updates(name, format, convert, more)
     config = small(name)
     made = state(config, [*ATTENTION, *more.split()])
     alpha = 2.3
-    file = files.to_file(made, format, alpha=alpha, model=name)
+    file = files.to_file(made, format, adapter=Adapter(rank=2, alpha=alpha), model=name)
     found = updates(
         convert({key: value.clone() for key, value in file.tensors.items()}),
         1,
@@ -355,7 +356,9 @@ def test_diffusers_converter_finds_the_same_updates(name, format, convert, more)
 @pytest.mark.parametrize("format", ["comfyui", "kohya"])
 def test_layers_that_are_not_adapted_add_nothing_to_a_fused_one(format):
     """Of a query and a value alone, the fused layer has rank 2r and rows of zeros for the key."""
-    file = files.to_file(state(small("flux-dev"), ["to_q", "to_v"]), format, alpha=2.0, model="flux-dev")
+    file = files.to_file(
+        state(small("flux-dev"), ["to_q", "to_v"]), format, adapter=Adapter(rank=2, alpha=2.0), model="flux-dev"
+    )
     (up,) = (v for k, v in file.tensors.items() if "img_attn" in k and k.endswith(("B.weight", "up.weight")))
     q, k, v = up.chunk(3)
     assert up.shape[1] == 4
@@ -434,7 +437,7 @@ def test_halves_that_a_release_swaps_are_swapped_back_by_diffusers():
     """FLUX's last modulation has shift and scale the other way round."""
     config = small("flux-dev")
     made = {f"norm_out.linear.lora_{part}.default.weight": torch.randn(shape) for part, shape in PAIR.items()}
-    file = files.to_file(made | state(config, ["to_q"]), "kohya", alpha=2.0, model="flux-dev")
+    file = files.to_file(made | state(config, ["to_q"]), "kohya", adapter=Adapter(rank=2, alpha=2.0), model="flux-dev")
     found = converters._convert_kohya_flux_lora_to_diffusers(dict(file.tensors))
     assert torch.equal(found["norm_out.linear.lora_B.weight"], made["norm_out.linear.lora_B.default.weight"])
 

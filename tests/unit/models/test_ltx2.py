@@ -17,7 +17,7 @@ from reelworks.models import factory
 from reelworks.models.config import ModelConfig, TextEncoderConfig
 from reelworks.models.diffusers_denoiser import FamilyDenoiser
 from reelworks.models.families.ltx2 import network
-from reelworks.models.lora import key_mapping
+from reelworks.models.lora import release_layers
 from reelworks.testing import contract
 
 SHAPE = Shape(3, 2, 4)
@@ -126,7 +126,7 @@ def test_a_whole_checkpoint_of_the_release_is_read(name, tmp_path):
     wanted = denoiser.module.state_dict()
     for key, value in wanted.items():
         layer, dot, kind = key.rpartition(".")
-        there = key_mapping.place(denoiser.config, layer).layer + dot + kind
+        there = release_layers.place(denoiser.config, layer).layer + dot + kind
         for own, theirs in tables.items():
             there = there.replace(own, theirs)
         file[f"model.diffusion_model.{there}"] = value.clone()

@@ -2,30 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from reelworks.core.config import Config
+from reelworks.core.config import Config, open_set
 from reelworks.core.errors import UserError
+from reelworks.models.lora.adapter_types.adapter_type import Adapter, AdapterType
+from reelworks.models.lora.adapter_types.registry import TYPES
+from reelworks.models.lora.conventions import CONVENTIONS
 
 if TYPE_CHECKING:
     from reelworks.models.family import Network
 
-AdapterType = Literal["lora", "lokr", "loha", "oft"]
+# The types of the package, for the schema; the registry knows those that were added to it.
+AdapterName = Annotated[Literal["lora", "lokr", "loha", "oft"], open_set(TYPES)]
 Targets = Literal["default", "blocks"]
 BaseStorage = Literal["float32", "bfloat16", "float8", "int8", "nf4", "gguf"]
-
-
-class Adapter(NamedTuple):
-    """The settings that fix what an adapter's tensors mean; hashable."""
-
-    type: AdapterType = "lora"
-    rank: int = 16
-    alpha: float = 16.0
-    decompose_factor: int | None = None
-    decompose_both: bool = False
-    block_size: int = 32
 
 
 class LoraConfig(Config):
@@ -57,7 +50,7 @@ class LoraConfig(Config):
             previews, exports, `generate` and `eval` run without it.
     """
 
-    type: AdapterType = "lora"
+    type: AdapterName = "lora"
     rank: int = Field(default=16, ge=1)
     alpha: float | None = Field(default=None, gt=0)
     dropout: float = Field(default=0.0, ge=0, lt=1)
@@ -85,18 +78,11 @@ class LoraConfig(Config):
     @model_validator(mode="after")
     def _has_settings_of_its_type(self) -> Self:
         """Refuse settings that the type does not read, unless they have their default."""
-        readers = {
-            "rank": ("lora", "lokr", "loha"),
-            "alpha": ("lora", "lokr", "loha"),
-            "dropout": ("lora", "lokr", "loha"),
-            "decompose_factor": ("lokr",),
-            "decompose_both": ("lokr",),
-            "block_size": ("oft",),
-            "dora": ("lora",),
-        }
-        for name, types in readers.items():
+        known = {name for kind in TYPES.values() for name in kind.settings}
+        for name, field in type(self).model_fields.items():
             value = getattr(self, name)
-            if self.type not in types and value != type(self).model_fields[name].default:
+            if name in known - {*self.kind.settings} and value != field.default:
+                types = [kind.name for kind in TYPES.values() if name in kind.settings]
                 raise UserError(
                     f'lora.type = "{self.type}" has no such setting',
                     code="adapter-setting-unused",
@@ -107,16 +93,16 @@ class LoraConfig(Config):
         return self
 
     @property
+    def kind(self) -> AdapterType:
+        """The adapter type."""
+        return TYPES[self.type]
+
+    @property
     def adapter(self) -> Adapter:
         """The settings that fix what the adapter's tensors mean."""
         return Adapter(
             self.type, self.rank, self.exact_alpha, self.decompose_factor, self.decompose_both, self.block_size
         )
-
-    @property
-    def has_scale(self) -> bool:
-        """Whether its update is added to the weights, and can be multiplied; an OFT turns them."""
-        return self.type != "oft"
 
     @property
     def exact_alpha(self) -> float:
@@ -125,33 +111,7 @@ class LoraConfig(Config):
 
     def require_writable(self, format: str, field: str, network: Network | None = None) -> None:
         """Refuse a file convention that cannot hold this adapter for a network; None for an unknown one."""
-        if format != "diffusers" and self.type == "oft":
-            raise UserError(
-                "ComfyUI and kohya's scripts rotate a layer's outputs, and peft's OFT its inputs, so that no file of "
-                "theirs means the same",
-                code="adapter-not-writable",
-                field=field,
-                value=format,
-                remedy='write "diffusers", or merge the adapter into its base with --merge',
-            )
-        if self.type == "lokr" and network is not None and not network.names_parts(format):
-            raise UserError(
-                "these files name layers of the first release, some of which are several layers here, and Kronecker "
-                "products of parts are none of the whole",
-                code="adapter-not-writable",
-                field=field,
-                value=format,
-                remedy='write "diffusers", train lora.type = "loha" or "lora", or merge with --merge',
-            )
-        if self.dora and format != "diffusers":
-            raise UserError(
-                "ComfyUI scales a DoRA by the row norms of the base, not of the updated weights, and kohya's scripts "
-                "know no DoRA: this file would give other pictures than the training",
-                code="dora-not-writable",
-                field=field,
-                value=format,
-                remedy='write "diffusers", or train without lora.dora',
-            )
+        self.kind.require_writable(self, CONVENTIONS[format], field, network)
 
     def exact_base(self, compute: str) -> BaseStorage:
         """Return the storage of the base, by default the dtype of its products; refuse one that nothing would widen."""

@@ -1,4 +1,4 @@
-"""Write and read LoRA files in the conventions of diffusers, ComfyUI and kohya.
+"""Write and read the files of LoRAs and adapters of other types in the conventions of diffusers, ComfyUI and kohya.
 
 All three hold two matrices for each layer. They differ in names and in their layers: the last two use the layers of a
 model's first release, some of which are several layers in diffusers. The update of such a layer joins those of its
@@ -11,9 +11,9 @@ different places, and each that overlooks it is right then. Files of any scale a
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -24,24 +24,20 @@ from reelworks.core.errors import UserError
 from reelworks.models import registry, weights
 from reelworks.models.family import FamilyConfig
 from reelworks.models.lora import fit, inject, key_mapping
+from reelworks.models.lora.adapter_types.adapter_type import Adapter
+from reelworks.models.lora.adapter_types.registry import TYPES
 from reelworks.models.lora.base_model import Base
-from reelworks.models.lora.config import Adapter, LoraConfig
-from reelworks.models.lora.key_mapping import METADATA, Place, swapped_halves
+from reelworks.models.lora.config import LoraConfig
+from reelworks.models.lora.conventions import CONVENTIONS, Convention
+from reelworks.models.lora.key_mapping import METADATA
 
-Format = Literal["diffusers", "comfyui", "kohya"]
 BASE = "reelworks_base"  # header key of the base's description
 _PEFT = ("adapter_model.safetensors", "adapter_config.json")  # the names of its file and of its settings
 # Settings under which layers have scales of their own.
 _OTHER_RULES = ("alpha_pattern", "rank_pattern")
-# What a file says of itself to whoever opens it: which programs know its names.
-_USAGE = {
-    "diffusers": "for diffusers and peft",
-    "comfyui": "for ComfyUI",
-    "kohya": "for programs that read the LoRA files of kohya's scripts",
-}
 
 
-class File(NamedTuple):
+class LoraTensors(NamedTuple):
     """The contents of a LoRA file: tensors by their names in it, and its header's metadata."""
 
     tensors: dict[str, Tensor]
@@ -50,79 +46,41 @@ class File(NamedTuple):
 
 def to_file(
     state: Mapping[str, Tensor],
-    format: Format,
+    format: str,
     *,
-    alpha: float,
+    adapter: Adapter,
     part: str = "transformer",
     model: str = "",
     base: Base | None = None,
-) -> File:
-    """Return the file of a LoRA in a convention.
+) -> LoraTensors:
+    """Return the file of an adapter in a convention.
 
     Args:
-        state: The LoRA's tensors by their names in the network (`inject.weights`).
-        format: A convention that can hold it (`LoraConfig.require_writable`).
-        alpha: Updates are scaled by alpha / rank, which becomes part of their numbers.
+        state: The adapter's tensors by their names in the network (`inject.weights`).
+        format: Name of a convention that can hold it (`LoraConfig.require_writable`).
+        adapter: The settings that it was trained with. Updates are scaled by alpha / rank, which becomes part of their
+            numbers, except for a LoKr of two full factors, which has no scale.
         part: Folder of the network in a pipeline of diffusers.
         model: Preset of the base, whose release names the layers.
         base: Base weights that the header describes.
     """
-    layers = inject.by_layer(state)
-    (rank,) = {kinds["A"].shape[0] for kinds in layers.values()}
-    layers = {layer: key_mapping.scaled(kinds, alpha / rank) for layer, kinds in layers.items()}
-    header = release_header(model, format, Adapter("lora", rank, alpha), base)
-    if format == "diffusers":
-        dora = any("magnitude_vector" in kinds for kinds in layers.values())
-        settings = {"r": rank, "lora_alpha": rank, "target_modules": sorted(layers), "use_dora": dora}
-        header[METADATA] = json.dumps({f"{part}.{key}": value for key, value in settings.items()})
-        endings = {"A": "lora_A.weight", "B": "lora_B.weight", "magnitude_vector": "lora_magnitude_vector"}
-        named = ((layer, kind, value) for layer, kinds in layers.items() for kind, value in kinds.items())
-        return File({f"{part}.{layer}.{endings[kind]}": value for layer, kind, value in named}, header)
-    tensors = {}
-    for name, parts in released(layers, model, format).items():
-        stem = f"diffusion_model.{name}" if format == "comfyui" else "lora_unet_" + name.replace(".", "_")
-        a, b = ("lora_A", "lora_B") if format == "comfyui" else ("lora_down", "lora_up")
-        tensors[f"{stem}.{a}.weight"], tensors[f"{stem}.{b}.weight"] = joined(parts)
-        # Without alpha the scale is 1; some readers of ComfyUI's files know none, and some of kohya's need one.
-        if format == "kohya":
-            tensors[f"{stem}.alpha"] = torch.tensor(float(rank * len(parts)))
-    return File(tensors, header)
+    kind, convention, factor = TYPES[adapter.type], CONVENTIONS[format], adapter.alpha / adapter.rank
+    layers = {
+        layer: key_mapping.multiply(kind, kinds, factor) if kind.rank_of(kinds) else kinds
+        for layer, kinds in inject.by_layer(state).items()
+    }
+    header = _release_header(model, convention, adapter, base) | kind.header(adapter)
+    if not convention.is_peft:
+        family = registry.PRESETS[model].config if model in registry.PRESETS else None
+        family = family if family is not None and convention.has_release_names(family.network) else None
+        return LoraTensors(kind.released_tensors(layers, convention, adapter.rank, family), header)
+    settings = kind.peft_settings(adapter, layers)
+    header[METADATA] = json.dumps({f"{part}.{key}": value for key, value in settings.items()})
+    named = ((layer, each, value) for layer, kinds in layers.items() for each, value in kinds.items())
+    return LoraTensors({f"{part}.{layer}.{kind.tensors[each]}": value for layer, each, value in named}, header)
 
 
-def family_of(model: str, format: Format) -> FamilyConfig | None:
-    """Return the family whose release names the layers in a convention; None if they have diffusers' names."""
-    config = registry.PRESETS[model].config if model in registry.PRESETS else None
-    if format == "comfyui" and config is not None and config.network.comfyui_layers == "diffusers":
-        return None
-    return config
-
-
-def released(
-    layers: Mapping[str, Mapping[str, Tensor]], model: str, format: Format
-) -> dict[str, list[tuple[Place, Mapping[str, Tensor]]]]:
-    """Return the parts of each layer of the release, with the place of each."""
-    config = family_of(model, format)
-    released: dict[str, list[tuple[Place, Mapping[str, Tensor]]]] = {}
-    for layer, kinds in layers.items():
-        place = key_mapping.place(config, layer)
-        released.setdefault(place.layer, []).append((place, kinds))
-    return {name: sorted(parts, key=lambda pair: pair[0].part) for name, parts in released.items()}
-
-
-def joined(parts: Sequence[tuple[Place, Mapping[str, Tensor]]]) -> tuple[Tensor, Tensor]:
-    """Join A and B of a layer's parts; parts without an adapter get rows of zeros."""
-    (place, first), rank = parts[0], parts[0][1]["A"].shape[0]
-    if place.heights == (1,):
-        return first["A"], swapped_halves(first["B"]) if place.swapped else first["B"]
-    unit = first["B"].shape[0] // place.heights[place.part]
-    B = first["B"].new_zeros(unit * sum(place.heights), rank * len(parts))
-    for i, (place, kinds) in enumerate(parts):
-        top = unit * sum(place.heights[: place.part])
-        B[top : top + kinds["B"].shape[0], rank * i : rank * (i + 1)] = kinds["B"]
-    return torch.cat([kinds["A"] for _, kinds in parts]), B
-
-
-def release_header(model: str, format: Format, adapter: Adapter, base: Base | None) -> dict[str, str]:
+def _release_header(model: str, convention: Convention, adapter: Adapter, base: Base | None) -> dict[str, str]:
     """Return the header fields of ModelSpec, those that kohya's readers expect, and the description of the base."""
     release = registry.release_of(model) if model in registry.PRESETS else None
     header = {
@@ -130,7 +88,7 @@ def release_header(model: str, format: Format, adapter: Adapter, base: Base | No
         "modelspec.architecture": f"{(release and release.architecture) or model}/lora",
         "modelspec.implementation": "diffusers",
         "modelspec.title": f"LoRA of {model}",
-        "modelspec.usage_hint": _USAGE[format],
+        "modelspec.usage_hint": convention.usage,
         "ss_network_module": "networks.lora",
         "ss_network_dim": str(adapter.rank),
         "ss_network_alpha": str(adapter.rank),
@@ -167,7 +125,7 @@ def read(
     """
     try:
         metadata = header(source)
-        return fit.fitted(weights.read(source, field=field), metadata, own, config, family)
+        return fit.fit_to_network(weights.read(source, field=field), metadata, own, config, family)
     except UserError as error:
         field = error.field or field
         value = source if error.value is None else error.value

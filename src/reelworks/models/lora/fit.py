@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
@@ -14,7 +13,8 @@ from reelworks.core import optional_imports
 from reelworks.core.errors import UserError
 from reelworks.models import identify, registry, weights
 from reelworks.models.family import FamilyConfig
-from reelworks.models.lora import inject, key_mapping, lycoris_keys
+from reelworks.models.lora import inject, key_mapping, release_layers
+from reelworks.models.lora.adapter_types.registry import LORA, TYPES
 from reelworks.models.lora.config import LoraConfig
 
 _SHOWN = 3
@@ -22,14 +22,14 @@ _SHOWN = 3
 _SHAPING = ("type", "rank", "dora", "decompose_factor", "decompose_both", "block_size")
 
 
-class _Fit(NamedTuple):
+class _FileFit(NamedTuple):
     values: dict[str, Tensor]  # by their names in the network
     unknown: list[str]  # names of the file that fit nothing
     missing: list[str]  # what the network has, and the file has not
     ranks: set[int]
 
 
-def fitted(
+def fit_to_network(
     tensors: Mapping[str, Tensor],
     metadata: Mapping[str, str],
     own: Mapping[str, Tensor],
@@ -85,16 +85,15 @@ def _fit(
     own: Mapping[str, Tensor],
     config: LoraConfig,
     family: FamilyConfig | None,
-) -> _Fit:
+) -> _FileFit:
     names = {where: name for name, where in inject.parts(own).items()}
-    placed = key_mapping.placed if config.type == "lora" else lycoris_keys.placed
-    state, unknown = placed(tensors, {layer for layer, _ in names}, config, family, metadata)
+    state, unknown = key_mapping.place_tensors(tensors, {layer for layer, _ in names}, config, family, metadata)
     values = {(layer, kind): v for layer, kinds in state.items() for kind, v in kinds.items()}
     misshapen = [w for w in values.keys() & names.keys() if values[w].shape != own[names[w]].shape]
     unknown += [f"{layer} ({kind})" for layer, kind in (*misshapen, *(values.keys() - names.keys()))]
     missing = [f"{layer} ({kind})" for layer, kind in names.keys() - values.keys()]
-    ranks = {rank for kinds in state.values() if (rank := key_mapping.rank_of(kinds)) is not None}
-    return _Fit({names[where]: v for where, v in values.items() if where in names}, unknown, missing, ranks)
+    ranks = {rank for kinds in state.values() if (rank := config.kind.rank_of(kinds)) is not None}
+    return _FileFit({names[where]: v for where, v in values.items() if where in names}, unknown, missing, ranks)
 
 
 def _differing(
@@ -129,13 +128,14 @@ def _adapted_layers(tensors: Mapping[str, Tensor], linear: Collection[str], fami
 
     Of a layer of the release, parts whose rows are zeros have none, unless all are: such a file was never trained.
     """
-    homes, adapted = key_mapping.homes(linear, family), set()
+    homes, adapted = release_layers.homes(linear, family), set()
+    stacked = {kind.stacked for kind in TYPES.values()}
     for key, value in tensors.items():
-        target = key_mapping.split(key) or key_mapping.split(key, key_mapping.LYCORIS_ENDINGS)
+        target = key_mapping.split_name(key)
         targets = homes.get(target[0]) if target else None
         if target is None or targets is None:
             return set()
-        if target[1] in ("B", "hada_w1_a") and len(targets) > 1:
+        if target[1] in stacked and len(targets) > 1:
             heights = targets[0].place.heights
             rows = torch.split(value, [value.shape[0] * height // sum(heights) for height in heights])
             targets = [target for target in targets if rows[target.place.part].any()] or targets
@@ -149,25 +149,11 @@ def _candidates(tensors: Mapping[str, Tensor], config: LoraConfig) -> Iterator[L
     """Return the settings that a file may have been trained with."""
     shapes: dict[str, torch.Size] = {}
     for key, value in tensors.items():
-        target = key_mapping.split(key) or key_mapping.split(key, key_mapping.LYCORIS_ENDINGS)
+        target = key_mapping.split_name(key)
         assert target is not None, "of a layer of the network"
         shapes.setdefault(target[1], value.shape)
-    # A layer of the release has as many times the rank as it has parts.
-    ranks = {kind: shapes[kind][0] for kind in ("A", "hada_w1_b", "lokr_w2_b", "lokr_w1_b") if kind in shapes}
-    fractions = [rank // parts for rank in ranks.values() for parts in (4, 3, 2, 1) if rank % parts == 0]
-    if "A" in shapes:
-        yield from (LoraConfig(rank=rank, dora="magnitude_vector" in shapes) for rank in fractions)
-    elif "hada_w1_b" in shapes:
-        yield from (LoraConfig(type="loha", rank=rank) for rank in fractions)
-    elif "oft_R" in shapes:
-        # A rotation of n inputs has n (n - 1) / 2 numbers.
-        yield LoraConfig(type="oft", block_size=round((2 * shapes["oft_R"][1]) ** 0.5 + 0.5))
-    else:
-        sides = sorted({side for kind, shape in shapes.items() if kind != "alpha" for side in shape if side > 1})
-        both = "lokr_w1_a" in shapes
-        # Of two full factors no rank is stored, and this one is large enough for all.
-        for rank, factor in itertools.product([*ranks.values(), 100_000], [config.decompose_factor, None, *sides]):
-            yield LoraConfig(type="lokr", rank=rank, decompose_factor=factor, decompose_both=both)
+    for kind in TYPES.values():
+        yield from (LoraConfig(**settings) for settings in kind.candidates(shapes, config))
 
 
 def _adapter(config: LoraConfig, linear: Mapping[str, nn.Linear]) -> dict[str, Tensor]:
@@ -183,7 +169,7 @@ def _adapter(config: LoraConfig, linear: Mapping[str, nn.Linear]) -> dict[str, T
             parent = parent.get_submodule(part)
         parent.add_module(last, nn.Linear(child.in_features, child.out_features, device="meta"))
     with torch.device("meta"):
-        peft.inject_adapter_in_model(inject.settings(peft, config, linear), module)
+        peft.inject_adapter_in_model(inject.peft_config(peft, config, linear), module)
     return dict(module.named_parameters())
 
 
@@ -202,7 +188,7 @@ def _endings(layers: Collection[str], adapted: set[str]) -> list[str]:
 
 def closest_base(shapes: weights.Shapes) -> str:
     """Name the known base that most of a LoRA's tensors fit, as the end of an error message."""
-    total = sum(key_mapping.split(key) is not None and not key.endswith(".alpha") for key in shapes)
+    total = sum(key_mapping.split_name(key, LORA) is not None and not key.endswith(".alpha") for key in shapes)
     if not total:  # a LoKr, LoHa or OFT, whose shapes do not tell those of layers
         return ""
     scores = {name: _fitting(name, shapes) for name in registry.PRESETS}
@@ -213,9 +199,9 @@ def closest_base(shapes: weights.Shapes) -> str:
 
 def _fitting(name: str, shapes: weights.Shapes) -> int:
     linear = {layer: child for layer, child in identify.network(name).named_modules() if isinstance(child, nn.Linear)}
-    targets_by_name, count = key_mapping.homes(linear, registry.PRESETS[name].config), 0
+    targets_by_name, count = release_layers.homes(linear, registry.PRESETS[name].config), 0
     for key, shape in shapes.items():
-        target = key_mapping.split(key)
+        target = key_mapping.split_name(key, LORA)
         targets = targets_by_name.get(target[0], []) if target else []
         if target and targets and len(shape) == 2:
             layer = linear[targets[0].layer]

@@ -1,7 +1,8 @@
-"""Inject the layers of a LoRA, LoKr, LoHa or OFT into a denoiser with peft and freeze all other weights."""
+"""Inject the layers of a LoRA or of another adapter type into a denoiser with peft and freeze all other weights."""
 
 from __future__ import annotations
 
+import functools
 import importlib
 import math
 import re
@@ -15,14 +16,11 @@ from torch import Tensor, nn
 from reelworks.core import optional_imports
 from reelworks.core.errors import UserError, nearest
 from reelworks.models.api import Denoiser
+from reelworks.models.lora.adapter_types.adapter_type import AdapterType
+from reelworks.models.lora.adapter_types.registry import TYPES
 from reelworks.models.lora.config import LoraConfig, Targets
 
-_PART = re.compile(
-    r"\.(?:lora_(?P<lora>A|B|magnitude_vector)\.default\.weight|(?P<lycoris>(?:lokr|hada)_\w+)\.default"
-    r"|(?P<oft>oft_R)\.default\.weight)$"
-)
-# Parts that begin with random values; the others begin as zeros, or as row norms of the base.
-_DRAWN = ("A", "lokr_w1_b", "lokr_w2", "lokr_w2_a", "lokr_w2_b", "hada_w1_a", "hada_w1_b", "hada_w2_a")
+_PART = re.compile(r"\.(\w+)\.default(\.weight)?$")
 
 
 def inject(denoiser: Denoiser, config: LoraConfig, *, seed: int) -> None:
@@ -33,68 +31,42 @@ def inject(denoiser: Denoiser, config: LoraConfig, *, seed: int) -> None:
     module = denoiser.module
     peft = optional_imports.peft()
     targets = _targets(denoiser, config.targets)
-    if config.type == "oft":
-        _require_whole_blocks(module, targets, config.block_size)
+    config.kind.require_fit({name: module.get_submodule(name) for name in targets}, config)  # type: ignore[misc]
     module.requires_grad_(False)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         with optional_imports.importing():  # peft asks here for the layers of other libraries
-            peft.inject_adapter_in_model(settings(peft, config, targets), module)
+            peft.inject_adapter_in_model(peft_config(peft, config, targets), module)
         for name, parameter in module.named_parameters():
             if parameter.requires_grad:  # peft gives them the dtype of the base and rounds the initial values to it
                 parameter.data = parameter.data.float()
-            if parts([name]).get(name, ("", ""))[1] in _DRAWN:
+            if parts([name]).get(name, ("", ""))[1] in config.kind.random:
                 drawn = torch.empty(parameter.shape)
                 nn.init.kaiming_uniform_(drawn, a=math.sqrt(5))
                 parameter.data.copy_(drawn)
-    replace(module, config)
+    replace_forward(module, config)
 
 
-def replace(module: nn.Module, config: LoraConfig) -> None:
-    """Give peft's layers of a LoKr, LoHa or OFT the forward passes of `lycoris_layers`, in place."""
-    if config.type != "lora":
-        from reelworks.models.lora import lycoris_layers  # imports peft
+def replace_forward(module: nn.Module, config: LoraConfig) -> None:
+    """Give peft's layers in a network the forward pass of their type if it has one of its own, in place."""
+    if config.kind.forward is None:
+        return
+    tuners: Any = importlib.import_module("peft.tuners.tuners_utils")
+    layers: list[Any] = [child for child in module.modules() if isinstance(child, tuners.BaseTunerLayer)]
+    for layer in layers:
+        layer.__class__ = _layer_class(layer.__class__, config.kind)
+        config.kind.finish_layer(layer, config)
 
-        lycoris_layers.replace(module, config)
+
+@functools.cache
+def _layer_class(base: type, kind: AdapterType) -> type:
+    return type(f"{type(kind).__name__}Layer", (base,), {"forward": type(kind).forward})
 
 
-def settings(peft: Any, config: LoraConfig, layers: Iterable[str]) -> Any:
+def peft_config(peft: Any, config: LoraConfig, layers: Iterable[str]) -> Any:
     """Return peft's settings of an adapter on some layers, given by their whole names."""
     # A pattern matches whole names; the entries of a list would also match endings.
-    target_modules = "|".join(map(re.escape, layers))
-    if config.type == "lora":
-        return peft.LoraConfig(
-            r=config.rank,
-            lora_alpha=config.exact_alpha,
-            lora_dropout=config.dropout,
-            target_modules=target_modules,
-            use_dora=config.dora,
-        )
-    if config.type == "oft":
-        return peft.OFTConfig(r=0, oft_block_size=config.block_size, target_modules=target_modules)
-    if config.type == "loha":
-        return peft.LoHaConfig(r=config.rank, alpha=config.exact_alpha, target_modules=target_modules)
-    return peft.LoKrConfig(
-        r=config.rank,
-        alpha=config.exact_alpha,
-        decompose_factor=config.decompose_factor or -1,
-        decompose_both=config.decompose_both,
-        target_modules=target_modules,
-    )
-
-
-def _require_whole_blocks(module: nn.Module, targets: Sequence[str], block_size: int) -> None:
-    """Refuse a block size that does not divide the width of each layer; peft would take another one there."""
-    widths = {name: module.get_submodule(name).in_features for name in targets}
-    for name, width in widths.items():
-        if width % block_size:  # type: ignore[operator]
-            raise UserError(
-                f"blocks must divide the {width} inputs of {name}",
-                code="block-size-not-a-divisor",
-                field="lora.block_size",
-                value=block_size,
-                remedy=f"set it to a divisor of {math.gcd(*widths.values())}",  # type: ignore[arg-type]
-            )
+    return config.kind.peft_config(peft, config, "|".join(map(re.escape, layers)))
 
 
 def weights(module: nn.Module) -> dict[str, Tensor]:
@@ -156,8 +128,9 @@ def parts(names: Iterable[str]) -> dict[str, tuple[str, str]]:
 
     Parts of a LoRA are A, B and magnitude_vector; others have peft's names, such as lokr_w1, hada_w1_a and oft_R.
     """
-    matches = {name: match for name in names if (match := _PART.search(name))}
-    return {name: (name[: match.start()], str(match[match.lastgroup or 0])) for name, match in matches.items()}
+    stems = {end.removesuffix(".weight"): kind for each in TYPES.values() for kind, end in each.tensors.items()}
+    matches = {name: match for name in names if (match := _PART.search(name)) and match[1] in stems}
+    return {name: (name[: match.start()], stems[match[1]]) for name, match in matches.items()}
 
 
 def linear_layers(module: nn.Module) -> list[str]:

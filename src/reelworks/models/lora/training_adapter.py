@@ -56,7 +56,7 @@ class TrainingAdapter(NamedTuple):
         """
         layers = {name: module.get_submodule(name) for name in inject.linear_layers(module)}
         # The rank of the settings decides how joined layers are split, and the products are the same either way.
-        updates, unknown = key_mapping.placed(self.tensors, layers, LoraConfig(), family, self.header)
+        updates, unknown = key_mapping.place_tensors(self.tensors, layers, LoraConfig(), family, self.header)
         unknown += [name for name, kinds in updates.items() if not _fits(layers[name], kinds)]
         if unknown or not updates:
             raise self._misfit(unknown)

@@ -1,0 +1,148 @@
+"""Layers of diffusers in a model's first release, which may join several: find, split and join them."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from reelworks.models.family import FamilyConfig, KeyRule
+
+
+class Place(NamedTuple):
+    """The place of a layer of diffusers in a release."""
+
+    layer: str  # of the release
+    part: int = 0  # index among the layer's parts, from the top row
+    heights: tuple[int, ...] = (1,)  # relative numbers of rows of the parts
+    swapped: bool = False  # whether the two halves of its rows are in the other order
+
+
+_Patterns = list[tuple[re.Pattern[str], Place]]
+
+
+def place(config: FamilyConfig | None, layer: str) -> Place:
+    """Return the place of a layer in its family's release: the layer itself without a family or a rule for it."""
+    return _place(_patterns_of(config), layer)
+
+
+def _place(patterns: _Patterns, layer: str) -> Place:
+    for pattern, target in patterns:
+        if match := pattern.fullmatch(layer):
+            return target._replace(layer=match.expand(target.layer))
+    return Place(layer)
+
+
+def _patterns_of(config: FamilyConfig | None) -> _Patterns:
+    return [] if config is None else _patterns(config.network.release_layers)
+
+
+@functools.cache
+def _patterns(rules: tuple[KeyRule, ...]) -> _Patterns:
+    patterns = []
+    for parts, release, heights, swapped in rules:
+        layer = release.replace(".N.", r".\1.").replace(".*", r".\1")
+        names = parts.split()
+        for i, name in enumerate(names):
+            escaped = re.escape(name).replace(r"\.N\.", r"\.(\d+)\.").replace(r"\.\*", r"\.(.+)")
+            patterns.append((re.compile(escaped), Place(layer, i, heights or (1,) * len(names), swapped)))
+    return patterns
+
+
+Layers = dict[str, dict[str, Tensor]]
+"""Tensors of each layer by kind, such as A and B."""
+
+
+class TargetLayer(NamedTuple):
+    """A layer of the network that is stored in a layer of a file or in a part of it."""
+
+    layer: str
+    place: Place
+
+
+def homes(layers: Iterable[str], family: FamilyConfig | None) -> dict[str, list[TargetLayer]]:
+    """Return the network's layers that each layer name in a file may hold, in the order of their rows."""
+    names: dict[str, dict[TargetLayer, None]] = defaultdict(dict)
+    patterns = _patterns_of(family)
+    for layer in layers:
+        for placed_at in (Place(layer), _place(patterns, layer)):
+            for spelling in (placed_at.layer, placed_at.layer.replace(".", "_")):
+                names[spelling][TargetLayer(layer, placed_at)] = None
+    return {name: sorted(targets, key=lambda target: target.place.part) for name, targets in names.items()}
+
+
+def split_layer(kinds: dict[str, Tensor], targets: list[TargetLayer], rank: int) -> Layers:
+    """Split one stored layer into the target layers. Empty if some rows belong to layers without an adapter."""
+    place = targets[0].place
+    values = {k: v.flatten() if k == "magnitude_vector" else v for k, v in kinds.items()}
+    if place.heights == (1,):
+        if place.swapped:
+            values |= {k: swap_halves(v) for k, v in values.items() if k in ("B", "magnitude_vector")}
+        return {targets[0].layer: values}
+    A, B, stored_rank = values["A"], values["B"], values["A"].shape[0]
+    heights = [B.shape[0] * height // sum(place.heights) for height in place.heights]
+    rows = {target.layer: torch.split(B, heights)[target.place.part] for target in targets}
+    if sum(int(row.count_nonzero()) for row in rows.values()) != int(B.count_nonzero()):
+        return {}
+    blocks = stored_rank != rank and _in_blocks(list(rows.values()))
+    lengths = values.get("magnitude_vector")
+    size = stored_rank // len(targets) if blocks else stored_rank
+    result: Layers = {}
+    for i, target in enumerate(targets):
+        columns = slice(size * i, size * (i + 1)) if blocks else slice(None)
+        result[target.layer] = {
+            "A": A[columns],
+            "B": rows[target.layer][:, columns],
+        }
+        if lengths is not None:
+            result[target.layer]["magnitude_vector"] = torch.split(lengths, heights)[target.place.part]
+    return result
+
+
+def _in_blocks(rows: list[Tensor]) -> bool:
+    """Whether each part uses columns of its own, so that its rank is smaller than the stored one."""
+    size, rest = divmod(rows[0].shape[1], len(rows))
+    return not rest and not any(
+        row[:, : size * i].any() or row[:, size * (i + 1) :].any() for i, row in enumerate(rows)
+    )
+
+
+def swap_halves(value: Tensor) -> Tensor:
+    """Swap the upper and the lower half of the rows."""
+    return torch.cat(value.chunk(2)[::-1])
+
+
+Parts = Sequence[tuple[Place, Mapping[str, Tensor]]]
+"""Tensors of the parts of a layer of the release, in the order of their rows."""
+
+
+def group_by_release(layers: Mapping[str, Mapping[str, Tensor]], family: FamilyConfig | None) -> dict[str, Parts]:
+    """Return the parts of each layer of the release, with the place of each."""
+    released = defaultdict(list)
+    for layer, kinds in layers.items():
+        there = place(family, layer)
+        released[there.layer].append((there, kinds))
+    return {name: sorted(parts, key=lambda pair: pair[0].part) for name, parts in released.items()}
+
+
+def join_parts(parts: Parts) -> tuple[Tensor, Tensor]:
+    """Join A and B of a layer's parts; parts without an adapter get rows of zeros."""
+    (place, first), rank = parts[0], parts[0][1]["A"].shape[0]
+    if place.heights == (1,):
+        return first["A"], swap_halves(first["B"]) if place.swapped else first["B"]
+    unit = first["B"].shape[0] // place.heights[place.part]
+    B = first["B"].new_zeros(unit * sum(place.heights), rank * len(parts))
+    for i, (place, kinds) in enumerate(parts):
+        top = unit * sum(place.heights[: place.part])
+        B[top : top + kinds["B"].shape[0], rank * i : rank * (i + 1)] = kinds["B"]
+    return torch.cat([kinds["A"] for _, kinds in parts]), B
+
+
+def alpha_tensor(alpha: int) -> Tensor:
+    """Return an alpha as files store it."""
+    return torch.tensor(float(alpha))
