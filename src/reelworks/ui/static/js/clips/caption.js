@@ -1,0 +1,67 @@
+// The caption of a clip, which may be written.
+
+import { button, toast } from "../dialogs.js";
+import { Draft } from "../drafts.js";
+import { h } from "../elements.js";
+import { canChange, post } from "../server.js";
+
+/** The caption's text field, whose text is a draft until it is saved; `changed` takes the clip with its new caption. */
+export function captionBox(key, clip, changed) {
+  const box = h("textarea", {
+    rows: "4",
+    value: clip.caption || "",
+    readonly: !(clip.can_write_caption && canChange()),
+    "aria-label": "caption",
+    "data-name": "caption",
+    spellcheck: "true",
+  });
+  box.dataset.saved = clip.caption || "";
+  const undo = () => {
+    box.value = box.dataset.saved;
+    update();
+  };
+  const kept = new Draft(undo, `caption of ${key} ${clip.id}`);
+  const former = kept.found;
+  const save = button("Save", () => saveCaption(key, clip, box, kept, changed), { kind: "main" });
+  const keys = h("span.quiet", h("kbd", "Ctrl"), " ", h("kbd", "Enter"));
+  const actions = h("div.row", { hidden: true }, save, h("button", { type: "button", onclick: undo }, "Undo"), keys);
+  const update = () => {
+    const isNew = box.value !== box.dataset.saved;
+    actions.hidden = !isNew;
+    isNew ? kept.keep(box.value) : kept.drop();
+  };
+  box.addEventListener("input", update);
+  box.addEventListener("keydown", event => {
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && !actions.hidden) save.click();
+    if (event.key !== "Escape" || box.value === box.dataset.saved) return;
+    event.stopPropagation();
+    event.preventDefault();
+    undo();
+  });
+  if (former !== null && !box.readOnly && former !== box.dataset.saved) {
+    box.value = former;
+    update();
+    kept.restored();
+  }
+  return h("div.caption", h("h3", "Caption"), kept.box, box, notes(clip), actions);
+}
+
+async function saveCaption(key, clip, box, kept, changed) {
+  const text = box.value.trim();
+  const answer = await post(`/data/${key}/clips/${clip.id}/caption`, { text });
+  box.dataset.saved = text;
+  box.value = text;
+  kept.drop();
+  changed({ ...(answer.clip || clip), caption: text });
+  if (answer.problem) toast(`The caption is written; the catalog follows with the next scan: ${answer.problem}`, "bad");
+  else toast(answer.job ? "Written. The catalog is being brought up to date." : "Written, and the catalog has it.");
+}
+
+/** What is to be known of a caption: whether there is one, what the model is given, and where it comes from. */
+function notes({ caption, can_write_caption: isWritable, shown_caption: given, caption_source: source }) {
+  return [
+    h("span.quiet", caption === null && !isWritable ? "no caption" : ""),
+    given !== null && given !== caption ? h("p.quiet", `The model is given: “${given}”`) : null,
+    h("p.quiet", `${isWritable ? "In " : "It comes from "}${source}.`),
+  ];
+}

@@ -1,0 +1,80 @@
+// The scan that the clips of a page come from: what it is doing, and what is shown before it has ended.
+
+import { button } from "../dialogs.js";
+import { badge, empty, fill, h, progress } from "../elements.js";
+import { canChange, get, post } from "../server.js";
+
+/** A line that tells what a scan is doing, and stops it. */
+export function scanStatus(update) {
+  let job = null;
+  const text = h("span.quiet");
+  const kind = h("span");
+  const more = h("a", "what it prints");
+  const stop = button(
+    "Stop",
+    async () => {
+      await post(`/jobs/${job.id}/stop`);
+      await update();
+    },
+    { kind: "small" },
+  );
+  const show = async now => {
+    job = now;
+    if (!job) return;
+    const failed = job.state === "failed";
+    fill(kind, badge(failed ? "the scan failed" : "scan", failed ? "bad" : "busy"));
+    more.href = `#/jobs/${job.id}`;
+    stop.hidden = failed;
+    if (failed) {
+      text.textContent = job.error;
+      return;
+    }
+    const found = await get(`/jobs/${job.id}`).catch(() => null);
+    if (found && found.state !== "failed")
+      text.textContent = found.output.trim().split("\n").pop() || "listing the files …";
+  };
+  return { box: h("div.row.scanning", { role: "status" }, kind, text, more, stop), show };
+}
+
+/** What a page shows while there are no clips to be seen. */
+export function clipsPending(about, update, status) {
+  if (about.state === "none" || about.code === "no-catalog") return notScanned(about, update, status);
+  if (about.state === "error") {
+    const where = about.value ? h("p.quiet", `${about.field} = ${about.value}`) : null;
+    const edit = about.kind === "recipe" ? h("a", { href: `#/new/${about.key}` }, "Edit the recipe") : null;
+    return empty(about.problem, about.remedy || "", where, edit);
+  }
+  const share = h("div.reading", progress(about.reading?.share || 0, "share that is read"));
+  return h(
+    "section.empty",
+    { role: "status" },
+    h("h2", "Reading the clips"),
+    h("p", about.reading ? about.reading.doing : ""),
+    share,
+  );
+}
+
+function notScanned(about, update, status) {
+  const names = (about.datasets || []).map(one => one.path).join(", ");
+  if (about.job && about.job.state !== "failed") {
+    const note = `Each file of ${names} is opened once; a scan that is stopped goes on later.`;
+    return h("section.empty", h("h2", "Scanning"), status, h("p.quiet", note));
+  }
+  const scan = button(
+    "Scan",
+    async () => {
+      await post(`/data/${about.key}/scan`);
+      await update();
+    },
+    { kind: "main" },
+  );
+  const command = canChange() ? null : h("p.quiet", "reelworks scan does it on the command line");
+  const error = about.job ? h("p.error", about.job.error) : null;
+  return empty(
+    "Not scanned yet",
+    `A scan opens each file of ${names} once, and notes its size, frames and caption.`,
+    error,
+    scan,
+    command,
+  );
+}
