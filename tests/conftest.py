@@ -3,6 +3,7 @@
 import atexit
 import os
 import sys
+import tempfile
 from collections.abc import Iterator
 from importlib.abc import MetaPathFinder
 from pathlib import Path
@@ -25,6 +26,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Draw as many examples as Hypothesis does by itself only where slow tests run too."""
     settings.load_profile("quick" if config.option.markexpr == "not slow" else "whole")
+    if not hasattr(config, "workerinput"):  # all test processes share what passed the audit in this run of the tests
+        folder = tempfile.TemporaryDirectory(prefix="reelworks-cache-")
+        config.add_cleanup(folder.cleanup)
+        os.environ["XDG_CACHE_HOME"] = folder.name
     if config.option.no_torch:
         sys.meta_path.insert(0, _SkipHeavy())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from functools import cached_property
@@ -185,8 +186,8 @@ def test_micro_batches_tell_how_far_decoding_is_ahead(pictures: list[Path]) -> N
     first = next(batches).stream
     assert 0 <= first.queue_bytes <= 4 * CLIP_BYTES
     assert first.wait_seconds > 0
-    pool.submit(request(pictures[0])).result()  # all that was queued before it has begun, and one thread is free
-    pool.submit(request(pictures[0])).result()
+    while len(pool.decode_seconds) < 6:  # until all that was queued is decoded
+        time.sleep(0.001)
     second, third = (batch.stream for batch in batches)
     pool.close()
     assert second.queue_bytes == 2 * CLIP_BYTES

@@ -18,7 +18,7 @@ from reelworks.distributed.mesh import World
 from reelworks.encoders import conditioning
 from reelworks.encoders.encoders import LiveEncoder
 from reelworks.models.api import Autoencoder, Denoiser, DenoiserInputs, ImageEncoder, TextEncoder, given
-from reelworks.precision import audit
+from reelworks.precision import audit, audited
 from reelworks.precision.boundary import DtypeError, Predictor
 from reelworks.train import out_of_memory
 from reelworks.train.state import TrainState
@@ -29,12 +29,17 @@ Encoder = Autoencoder | TextEncoder | ImageEncoder
 def audit_shapes(denoiser: Denoiser, encoder: LiveEncoder, table: BucketTable, world: World) -> None:
     """Run the shape of every bucket through the model on the meta device, and raise the first `DtypeError`. Collective.
 
-    Each rank takes a share of the shapes, since hundreds of them take a minute.
+    Each rank takes a share of the shapes, since hundreds of them take a minute, and leaves out what passed at a start before.
     """
     shapes = examples(denoiser, encoder, table)[world.rank :: world.size]
+    how: dict[str, Any] = {"sharded": world.shards, "units": denoiser.sharding().blocks}
 
     def first() -> DtypeError | None:
-        return next(audit.faults(denoiser, shapes, sharded=world.shards, units=denoiser.sharding().blocks), None)
+        key = audited.key_of(denoiser, shapes, **how)
+        fault = None if audited.find(key) else next(audit.faults(denoiser, shapes, **how), None)
+        if fault is None:
+            audited.note(key)
+        return fault
 
     for fault in [first()] if world.size == 1 else collectives.on_all(first):
         if fault is not None:
