@@ -1,6 +1,7 @@
 // Commands that the server runs.
 
 import { button } from "./dialogs.js";
+import { media } from "./elements.js";
 import { get, post } from "./server.js";
 import { every } from "./timing.js";
 
@@ -27,4 +28,12 @@ export function watchJob(id, signal, onNews) {
   };
   look();
   every(700, control.signal, look);
+}
+
+/** What a command generated, shown as it is; null if it is not there. */
+export async function generatedMedia(job, signal) {
+  const path = job.arguments[job.arguments.indexOf("--output") + 1];
+  const files = await get(`/runs/${job.subject}/checkpoints/made`, signal);
+  const file = files.find(one => path.endsWith(`/${one.name}`));
+  return file ? media(file.url, file.media.startsWith("video/"), job.title) : null;
 }

@@ -1,6 +1,6 @@
 // Two runs or more: what differs in their recipes, their curves in one plot, previews side by side.
 
-import { card, fill, h, table } from "../elements.js";
+import { card, fill, h, media, table } from "../elements.js";
 import { plot } from "../plots.js";
 import { get } from "../server.js";
 import { count } from "../units.js";
@@ -24,37 +24,7 @@ export async function render(main, [keys], signal) {
       : h("p.quiet", "The recipes are equal."),
     h("h2", "Curves"),
     charts,
-    found.previews.length
-      ? [
-          h("h2", "Previews"),
-          found.previews.map(row =>
-            card(
-              h("h3", row.prompt),
-              h(
-                "div.clips",
-                row.files.map((file, i) =>
-                  h(
-                    "figure",
-                    file
-                      ? file.video
-                        ? h("video", {
-                            src: file.url,
-                            loop: true,
-                            muted: true,
-                            autoplay: true,
-                            controls: true,
-                            "aria-label": row.prompt,
-                          })
-                        : h("img", { src: file.url, alt: row.prompt })
-                      : h("div.gone", "none"),
-                    h("figcaption", `${found.names[i]}${file ? `, step ${count(file.step)}` : ""}`),
-                  ),
-                ),
-              ),
-            ),
-          ),
-        ]
-      : [],
+    found.previews.length ? [h("h2", "Previews"), found.previews.map(row => previewCard(row, found.names))] : null,
   );
   for (const figure of found.figures) {
     const canvas = h("div.plot");
@@ -62,4 +32,15 @@ export async function render(main, [keys], signal) {
     await plot(canvas, figure.plot, figure.title);
     if (signal.aborted) return;
   }
+}
+
+function previewCard({ prompt, files }, names) {
+  const figures = files.map((file, i) =>
+    h(
+      "figure",
+      file ? media(file.url, file.video, prompt) : h("div.gone", "none"),
+      h("figcaption", `${names[i]}${file ? `, step ${count(file.step)}` : ""}`),
+    ),
+  );
+  return card(h("h3", prompt), h("div.clips", figures));
 }

@@ -1,0 +1,101 @@
+// The model of a new recipe, chosen from those that can be trained, and the folders that it needs beside the footage.
+
+import { fill, h } from "../elements.js";
+import { only } from "./footage.js";
+
+const TINY = "tiny, with fresh weights, for experiments";
+
+export class ModelChoice {
+  constructor(models, footage, onChange) {
+    Object.assign(this, { models, footage, onChange, model: null, selects: {} });
+    this.needs = h("div.new-companions");
+    this.list = h("div.new-models", { role: "radiogroup", "aria-label": "Model", tabindex: "-1" });
+    this.search = h("input", {
+      type: "search",
+      placeholder: "wan, flux, qwen …",
+      "aria-label": "Search models",
+      oninput: () => this.draw(),
+    });
+    this.element = [this.search, this.list, this.needs];
+    this.draw();
+  }
+
+  /** Keys of the chosen folders by kind; empty where none is chosen. */
+  get companions() {
+    return Object.fromEntries(Object.entries(this.selects).map(([kind, select]) => [kind, select.value]));
+  }
+
+  restore(companions) {
+    for (const [kind, key] of Object.entries(companions)) if (this.selects[kind]) this.selects[kind].value = key;
+  }
+
+  draw() {
+    const words = this.search.value.toLowerCase().split(/\s+/).filter(Boolean);
+    const found = this.models.filter(model => words.every(word => searchText(model).includes(word)));
+    const group = ([family, models]) =>
+      h(
+        "fieldset",
+        h("legend", family),
+        models.map(model => this.row(model)),
+      );
+    const none = h("p.quiet", "No model of this name can be trained here.");
+    fill(this.list, found.length ? groupByFamily(found).map(group) : none);
+  }
+
+  row(model) {
+    const radio = h("input", {
+      type: "radio",
+      name: "model",
+      value: model.name,
+      checked: this.model === model,
+      onchange: () => this.choose(model),
+    });
+    return h("label.new-model", radio, h("span", model.name), h("span.quiet", factText(model)));
+  }
+
+  chooseNamed(name) {
+    const model = this.models.find(one => one.name === name);
+    if (!model) return;
+    this.choose(model);
+    this.draw();
+  }
+
+  choose(model) {
+    this.model = model;
+    const { folders, folder } = this.footage;
+    const left = only(folders.filter(one => one !== folder)); // what is not the footage
+    const options = () =>
+      folders.map(({ key, path }) => h("option", { value: key, selected: key === left?.key }, path));
+    const select = kind =>
+      h("select", { "data-field": `--${kind}` }, h("option", { value: "" }, "choose a folder"), options());
+    this.selects = Object.fromEntries(model.needs.map(kind => [kind, select(kind)]));
+    fill(
+      this.needs,
+      Object.entries(this.selects).map(([kind, one]) =>
+        h("label.new-field", h("span", `Folder of the ${kind}s, with the names of the footage`), one),
+      ),
+    );
+    this.onChange();
+  }
+}
+
+function searchText({ name, family, weights, also, lines }) {
+  return [name, family, weights || "", ...also, lines ? "video clips" : "pictures images"].join(" ").toLowerCase();
+}
+
+/** [family, models] of each family; the tiny models come last. */
+function groupByFamily(models) {
+  const groups = new Map();
+  for (const model of models) {
+    const group = model.published ? model.family : TINY;
+    groups.set(group, [...(groups.get(group) || []), model]);
+  }
+  return [...groups].sort((a, b) => Number(a[0] === TINY) - Number(b[0] === TINY));
+}
+
+function factText({ lines, num_frames: frames, fps, side, sound, needs, distilled }) {
+  const size = lines ? `clips up to ${lines}p × ${frames}${fps ? ` at ${fps} fps` : ""}` : `pictures up to ${side} px`;
+  return [size, sound && "with sound", needs.length && `needs ${needs.join(" and ")}`, distilled && "distilled"]
+    .filter(Boolean)
+    .join(" · ");
+}
