@@ -28,7 +28,7 @@ def ui(
     stop trainings, which run as commands of their own and go on when the page is stopped. Paths in recipes are relative to
     the first folder.
     """
-    for module in ("fastapi", "uvicorn"):
+    for module in ("cachetools", "fastapi", "uvicorn"):
         if find_spec(module) is None:
             raise UserError(
                 "the page needs packages that are not installed",

@@ -40,6 +40,11 @@ class UserError(CommonError, ValueError):
         where = "" if field is None else f"{field} = {shown(self.value)}: " if self.value is not None else f"{field}: "
         self.args = (f"{where}{problem}\n  remedy: {remedy}",)
 
+    def to_json(self) -> dict[str, Any]:
+        """Return the parts of the error as plain values; its value is text that can be encoded."""
+        value = None if self.value is None else str(self.value).encode(errors="replace").decode()
+        return {"problem": self.problem, "code": self.code, "field": self.field, "value": value, "remedy": self.remedy}
+
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle without the arguments of `__init__`, which differ between subclasses: errors come from other processes."""
         return _restored, (type(self), self.args, self.__dict__)

@@ -182,9 +182,7 @@ class EncodeActor:
         try:
             self._encode(part, progress)
         except UserError as error:
-            told = {"problem": f"on node {socket.gethostname()}: {error.problem}", "code": error.code}
-            shown = None if error.value is None else str(error.value)
-            return {"error": {**told, "field": error.field, "value": shown, "remedy": error.remedy}}
+            return {"error": error.to_json() | {"problem": f"on node {socket.gethostname()}: {error.problem}"}}
         return {"error": None, "part": asdict(part), "progress": asdict(progress)}
 
     def _encode(self, part: Part, progress: Progress) -> None:

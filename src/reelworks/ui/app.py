@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import plotly
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse
 from fastapi.staticfiles import StaticFiles
@@ -17,7 +17,7 @@ import reelworks
 from reelworks import report
 from reelworks.core.errors import UserError
 from reelworks.ui import checkpoints_api, data_api, jobs_api, new_api, plan_api, runs_api, understood
-from reelworks.ui.context import Context
+from reelworks.ui.context import Context, PageContext
 from reelworks.ui.guard import Guard
 from reelworks.ui.workspace import Workspace
 
@@ -49,46 +49,53 @@ def build(folders: list[Path], token: str) -> FastAPI:
     for fault in understood.FAULTS:
         app.add_exception_handler(fault, _explain_fault)
     for api in (runs_api, checkpoints_api, data_api, jobs_api, plan_api, new_api):
-        app.include_router(api.router(context), prefix="/api")
+        app.include_router(api.routes, prefix="/api")
 
-    @app.get("/api/about")
-    def about() -> dict[str, Any]:
-        folders = [str(root) for root in context.workspace.roots]
-        return {"version": reelworks.__version__, "folders": folders}
-
-    @app.get("/plotly.js")
-    def plots() -> FileResponse:
-        return FileResponse(_PLOTLY, media_type="text/javascript", headers={"Cache-Control": "max-age=86400"})
-
-    @app.get("/report.css")
-    def style() -> FileResponse:
-        return FileResponse(_REPORT / "style.css", headers=_NO_CACHE)
-
-    @app.get("/report.js")
-    def shared_script() -> FileResponse:
-        return FileResponse(_REPORT / "shared.js", headers=_NO_CACHE)
-
-    @app.get("/")
-    def index() -> FileResponse:
-        return FileResponse(_STATIC / "index.html", headers=_NO_CACHE)
-
+    app.include_router(_routes)
     app.mount("/static", StaticFiles(directory=_STATIC), name="static")
     app.add_middleware(Guard, token=token)
     return app
+
+
+_routes = APIRouter()
+
+
+@_routes.get("/api/about")
+def get_about(context: PageContext) -> dict[str, Any]:
+    folders = [str(root) for root in context.workspace.roots]
+    return {"version": reelworks.__version__, "folders": folders}
+
+
+@_routes.get("/plotly.js")
+def get_plotly() -> FileResponse:
+    return FileResponse(_PLOTLY, media_type="text/javascript", headers={"Cache-Control": "max-age=86400"})
+
+
+@_routes.get("/report.css")
+def get_style() -> FileResponse:
+    return FileResponse(_REPORT / "style.css", headers=_NO_CACHE)
+
+
+@_routes.get("/report.js")
+def get_script() -> FileResponse:
+    return FileResponse(_REPORT / "shared.js", headers=_NO_CACHE)
+
+
+@_routes.get("/")
+def get_index() -> FileResponse:
+    return FileResponse(_STATIC / "index.html", headers=_NO_CACHE)
 
 
 async def _explain(_: Request, error: Exception) -> JSONResponse:
     """Answer an error that the user can correct: what is wrong, where, and what to do."""
     assert isinstance(error, UserError)
     status = 404 if error.code == "not-found" else 400
-    value = None if error.value is None else str(error.value).encode(errors="replace").decode()
-    body = {"problem": error.problem, "code": error.code, "field": error.field, "value": value, "remedy": error.remedy}
-    return JSONResponse(body, status)
+    return JSONResponse(error.to_json(), status)
 
 
 async def _explain_fault(request: Request, error: Exception) -> JSONResponse:
     """Answer what went wrong with the files that a request is about."""
-    return await _explain(request, understood.explained(error, request.url.path))
+    return await _explain(request, understood.explain(error, request.url.path))
 
 
 async def _explain_request(_: Request, error: Exception) -> JSONResponse:

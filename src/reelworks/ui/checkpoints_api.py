@@ -25,8 +25,8 @@ from reelworks.report.previews import MEDIA
 from reelworks.run import lock
 from reelworks.run.folder import RunFolder
 from reelworks.ui import runs
-from reelworks.ui.context import Context
-from reelworks.ui.jobs_api import to_json
+from reelworks.ui.context import Context, PageContext
+from reelworks.ui.jobs_api import add_job
 from reelworks.ui.workspace import text_of
 
 Json = dict[str, Any]
@@ -43,7 +43,7 @@ class ExportOptions(BaseModel):
     ema: bool = True
 
 
-class GenerateOptions(BaseModel):
+class GenerationForm(BaseModel):
     """Options of a generation from a checkpoint, by the names of the command; those that are None have its defaults."""
 
     prompt: str = Field(min_length=1, max_length=10_000)
@@ -56,129 +56,132 @@ class GenerateOptions(BaseModel):
     lora_scale: float | None = Field(default=None, ge=-10, le=10)
 
 
-def router(context: Context) -> APIRouter:
-    """Return the routes below /api/runs/{key}/checkpoints."""
-    routes = APIRouter(prefix="/runs/{key}/checkpoints")
-    workspace, jobs = context.workspace, context.jobs
+routes = APIRouter(prefix="/runs/{key}/checkpoints")
 
-    @routes.get("")
-    def listed(key: str) -> Json:
-        run = workspace.run(key)
-        store, policy = _open(run)
-        rows = [row | {"path": str(row["path"])} for row in listing.rows(store, policy)]
-        disk = store.root if store.root.exists() else run.path
-        total = sum(row.get("bytes", 0) for row in rows)
-        free = shutil.disk_usage(disk).free
-        return {"rows": rows, "total_bytes": total, "free_bytes": free, "forecast": _forecast(run, store, policy, free)}
 
-    @routes.get("/prune")
-    def would_prune(key: str) -> Json:
-        store, policy = _open(workspace.run(key))
+@routes.get("")
+def list_checkpoints(context: PageContext, key: str) -> Json:
+    run = context.workspace.run(key)
+    store, policy = _open(run)
+    rows = [row | {"path": str(row["path"])} for row in listing.rows(store, policy)]
+    disk = store.root if store.root.exists() else run.path
+    total = sum(row.get("bytes", 0) for row in rows)
+    free = shutil.disk_usage(disk).free
+    return {"rows": rows, "total_bytes": total, "free_bytes": free, "forecast": _forecast(run, store, policy, free)}
+
+
+@routes.get("/prune")
+def forecast_prune(context: PageContext, key: str) -> Json:
+    store, policy = _open(context.workspace.run(key))
+    sizes = {info.step: info.num_bytes for info in store.list()}
+    return _decided(retention.plan(store, policy), sizes)
+
+
+@routes.post("/prune")
+def prune(context: PageContext, key: str) -> Json:
+    run = context.workspace.run(key)
+    store, policy = _open(run)
+    with lock.hold(run.lock_file, field="run", remedy=_IN_USE):
         sizes = {info.step: info.num_bytes for info in store.list()}
-        return _decided(retention.plan(store, policy), sizes)
+        return _decided(retention.prune(store, policy), sizes)
 
-    @routes.post("/prune")
-    def prune(key: str) -> Json:
-        run = workspace.run(key)
-        store, policy = _open(run)
-        with lock.hold(run.lock_file, field="run", remedy=_IN_USE):
-            sizes = {info.step: info.num_bytes for info in store.list()}
-            return _decided(retention.prune(store, policy), sizes)
 
-    @routes.post("/{step}/pin")
-    def pin(key: str, step: int) -> Json:
-        store, policy = _open(workspace.run(key))
-        store.pin(step)
-        return _plain(listing.row(store, policy, step))
+@routes.post("/{step}/pin")
+def pin(context: PageContext, key: str, step: int) -> Json:
+    store, policy = _open(context.workspace.run(key))
+    store.pin(step)
+    return _plain(listing.row(store, policy, step))
 
-    @routes.post("/{step}/unpin")
-    def unpin(key: str, step: int) -> Json:
-        store, policy = _open(workspace.run(key))
-        store.unpin(step)
-        return _plain(listing.row(store, policy, step))
 
-    @routes.post("/{step}/verify")
-    def verify(key: str, step: int) -> Json:
-        store, policy = _open(workspace.run(key))
-        listing.row(store, policy, step)
-        return _plain(listing.verified(store, [step], True)[0])
+@routes.post("/{step}/unpin")
+def unpin(context: PageContext, key: str, step: int) -> Json:
+    store, policy = _open(context.workspace.run(key))
+    store.unpin(step)
+    return _plain(listing.row(store, policy, step))
 
-    @routes.post("/{step}/export")
-    def export(key: str, step: int, options: ExportOptions) -> Json:
-        run, store, folder = _place(key, step, "exports")
-        kind = f"-{options.format}" if options.format else ""
-        file = folder / f"{run.path.name}-step-{step:09}{kind}-{options.dtype}.safetensors"
-        arguments = ["checkpoints", "export", str(store.path(step)), "--output", str(file), "--dtype", options.dtype]
-        arguments += ["--format", options.format] if options.format else []
-        arguments += ["--ema" if options.ema else "--weights"]
-        title = f"step {step} of {workspace.shown(run.path)}"
-        return to_json(context, jobs.add("export", title, arguments, workspace.roots[0], subject=key))
 
-    @routes.get("/generate")
-    def usual(key: str) -> Json:
-        """Return what a generation has if nothing else is asked for, None for what it cannot have."""
-        run = workspace.run(key)
-        recipe = preview_model.recipe_of(recipe_file.load(run.recipe_file))
-        picture, clip = (asdict(defaults.shape(run, recipe, picture=one)) for one in (True, False))
-        sampled = defaults.sampled(recipe)
-        return {
-            "picture": picture,
-            "clip": clip if clip["num_frames"] > 1 else None,
-            "num_inference_steps": sampled.num_inference_steps,
-            "guidance_scale": sampled.guidance_scale,
-            "lora_scale": 1 if recipe.lora is not None and recipe.lora.kind.multiplied else None,
+@routes.post("/{step}/verify")
+def verify(context: PageContext, key: str, step: int) -> Json:
+    store, policy = _open(context.workspace.run(key))
+    listing.row(store, policy, step)
+    return _plain(listing.verified(store, [step], True)[0])
+
+
+@routes.post("/{step}/export")
+def export(context: PageContext, key: str, step: int, options: ExportOptions) -> Json:
+    run, store, folder = _place(context, key, step, "exports")
+    kind = f"-{options.format}" if options.format else ""
+    file = folder / f"{run.path.name}-step-{step:09}{kind}-{options.dtype}.safetensors"
+    arguments = ["checkpoints", "export", str(store.path(step)), "--output", str(file), "--dtype", options.dtype]
+    arguments += ["--format", options.format] if options.format else []
+    arguments += ["--ema" if options.ema else "--weights"]
+    title = f"step {step} of {context.workspace.shown(run.path)}"
+    return add_job(context, "export", title, arguments, key)
+
+
+@routes.get("/generate")
+def get_generate_defaults(context: PageContext, key: str) -> Json:
+    """Return what a generation has if nothing else is asked for, None for what it cannot have."""
+    run = context.workspace.run(key)
+    recipe = preview_model.recipe_of(recipe_file.load(run.recipe_file))
+    picture, clip = (asdict(defaults.shape(run, recipe, picture=one)) for one in (True, False))
+    sampled = defaults.sampled(recipe)
+    return {
+        "picture": picture,
+        "clip": clip if clip["num_frames"] > 1 else None,
+        "num_inference_steps": sampled.num_inference_steps,
+        "guidance_scale": sampled.guidance_scale,
+        "lora_scale": 1 if recipe.lora is not None and recipe.lora.kind.multiplied else None,
+    }
+
+
+@routes.post("/{step}/generate")
+def generate(context: PageContext, key: str, step: int, options: GenerationForm) -> Json:
+    run, store, folder = _place(context, key, step, _GENERATED)
+    given = options.model_dump(exclude_none=True)
+    frames = options.num_frames or max((b["num_frames"] for b in run_data.summary(run).get("buckets", [])), default=1)
+    name = f"step-{step:09}-seed-{options.seed}-{digests.digest_json(given)[:8]}.{'mp4' if frames > 1 else 'png'}"
+    arguments = ["generate", str(store.path(step)), "--output", str(folder / name)]
+    arguments += [f"--{field.replace('_', '-')}={value}" for field, value in given.items()]
+    title = f"step {step} of {context.workspace.shown(run.path)}"
+    return add_job(context, "generate", title, arguments, key)
+
+
+@routes.get("/made")
+def list_made(context: PageContext, key: str) -> list[Json]:
+    run = context.workspace.run(key)
+    return [
+        {
+            "name": text_of(path.relative_to(run.path)),
+            "path": text_of(path),
+            "step": int(found[1]) if (found := _STEP.search(path.name)) else None,
+            "url": f"/api/runs/{key}/checkpoints/made/{quote(str(path.relative_to(run.path)))}",
+            "bytes": path.stat().st_size,
+            "time": path.stat().st_mtime,
+            "media": MEDIA.get(path.suffix.lower(), ""),
         }
+        for path in _made(run)
+    ]
 
-    @routes.post("/{step}/generate")
-    def generate(key: str, step: int, options: GenerateOptions) -> Json:
-        run, store, folder = _place(key, step, _GENERATED)
-        given = options.model_dump(exclude_none=True)
-        frames = options.num_frames or max(
-            (b["num_frames"] for b in run_data.summary(run).get("buckets", [])), default=1
-        )
-        name = f"step-{step:09}-seed-{options.seed}-{digests.digest_json(given)[:8]}.{'mp4' if frames > 1 else 'png'}"
-        arguments = ["generate", str(store.path(step)), "--output", str(folder / name)]
-        arguments += [f"--{field.replace('_', '-')}={value}" for field, value in given.items()]
-        title = f"step {step} of {workspace.shown(run.path)}"
-        return to_json(context, jobs.add("generate", title, arguments, workspace.roots[0], subject=key))
 
-    @routes.get("/made")
-    def made(key: str) -> list[Json]:
-        run = workspace.run(key)
-        return [
-            {
-                "name": text_of(path.relative_to(run.path)),
-                "path": text_of(path),
-                "step": int(found[1]) if (found := _STEP.search(path.name)) else None,
-                "url": f"/api/runs/{key}/checkpoints/made/{quote(str(path.relative_to(run.path)))}",
-                "bytes": path.stat().st_size,
-                "time": path.stat().st_mtime,
-                "media": MEDIA.get(path.suffix.lower(), ""),
-            }
-            for path in _made(run)
-        ]
+@routes.get("/made/{name:path}")
+def get_made(context: PageContext, key: str, name: str) -> FileResponse:
+    run = context.workspace.run(key)
+    for path in _made(run):
+        if str(path.relative_to(run.path)) == name:
+            media = MEDIA.get(path.suffix.lower())
+            if media is not None:
+                return FileResponse(path, media_type=media)
+            return FileResponse(path, media_type="application/octet-stream", filename=path.name)
+    raise UserError("there is no such file", code="not-found", field="file", value=name, remedy="load the page again")
 
-    @routes.get("/made/{name:path}")
-    def take(key: str, name: str) -> FileResponse:
-        run = workspace.run(key)
-        for path in _made(run):
-            if str(path.relative_to(run.path)) == name:
-                media = MEDIA.get(path.suffix.lower())
-                if media is not None:
-                    return FileResponse(path, media_type=media)
-                return FileResponse(path, media_type="application/octet-stream", filename=path.name)
-        raise UserError(
-            "there is no such file", code="not-found", field="file", value=name, remedy="load the page again"
-        )
 
-    def _place(key: str, step: int, name: str) -> tuple[RunFolder, CheckpointFolder, Path]:
-        run = workspace.run(key)
-        store, _ = _open(run)
-        if step not in store.steps():
-            raise store.unknown(step)
-        return run, store, run.path / name
-
-    return routes
+def _place(context: Context, key: str, step: int, name: str) -> tuple[RunFolder, CheckpointFolder, Path]:
+    run = context.workspace.run(key)
+    store, _ = _open(run)
+    if step not in store.steps():
+        raise store.unknown(step)
+    return run, store, run.path / name
 
 
 def _made(run: RunFolder) -> list[Path]:

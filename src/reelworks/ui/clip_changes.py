@@ -13,8 +13,8 @@ from reelworks.core.errors import UserError
 from reelworks.data import decode_requests, eligibility
 from reelworks.recipe import toml_text
 from reelworks.recipe.dataset import RecipeData
-from reelworks.ui.clips import Clips
-from reelworks.ui.library import Subject
+from reelworks.ui.clips import ClipView
+from reelworks.ui.library import DataSource
 from reelworks.ui.workspace import Workspace
 
 _lists = threading.Lock()  # a list is read and written again as one
@@ -33,7 +33,7 @@ class CaptionPlace:
     source: str
 
 
-def caption_place(workspace: Workspace, clips: Clips, row: int) -> CaptionPlace:
+def caption_place(workspace: Workspace, clips: ClipView, row: int) -> CaptionPlace:
     """Return where a clip's caption comes from, and whether it can be written."""
     data, rows = clips.data, clips.data.rows
     if not isinstance(data, RecipeData):
@@ -57,7 +57,7 @@ def caption_place(workspace: Workspace, clips: Clips, row: int) -> CaptionPlace:
     return CaptionPlace(file, str(file.name) if existing else f"{file.name}, which is made when you save")
 
 
-def write_caption(workspace: Workspace, clips: Clips, row: int, text: str) -> Path:
+def write_caption(workspace: Workspace, clips: ClipView, row: int, text: str) -> Path:
     """Replace a clip's caption file atomically; return it.
 
     Raises:
@@ -78,11 +78,11 @@ def write_caption(workspace: Workspace, clips: Clips, row: int, text: str) -> Pa
     return file
 
 
-def leave_out(workspace: Workspace, subject: Subject, clips: Clips, row: int) -> None:
+def leave_out(workspace: Workspace, source: DataSource, clips: ClipView, row: int) -> None:
     """Add a clip to its recipe's list of clips not to train, which is made and set if the recipe has none.
 
     Args:
-        subject: The recipe as its file is now, which `clips` may be older than.
+        source: The recipe as its file is now, which `clips` may be older than.
 
     Raises:
         UserError: A line of a text file cannot name the clip, or a file cannot be written.
@@ -96,22 +96,22 @@ def leave_out(workspace: Workspace, subject: Subject, clips: Clips, row: int) ->
             value=label,
             remedy="rename the file without line breaks, and without spaces or # at its ends",
         )
-    named = subject.recipe.exclude_file if subject.recipe else None
-    file = workspace.require(Path(named) if named else _list_beside(subject.file))
+    named = source.recipe.exclude_file if source.recipe else None
+    file = workspace.require(Path(named) if named else _list_beside(source.file))
     with _lists:
         text = _text(file)
         if label not in eligibility.read_exclude_list(str(file) if file.exists() else None).lines:
             text += "\n" * bool(text and not text.endswith("\n")) + f"{label}\n"
             _write(file, text.encode(), "exclude_file")
         if named is None:  # only now, so that no recipe names a list that is not there
-            old = _text(subject.file)
+            old = _text(source.file)
             new = toml_text.rewrite(old, toml.parse(old) | {"exclude_file": _as_written(workspace, file)})
-            _write(subject.file, new.encode(), "RECIPE")
+            _write(source.file, new.encode(), "RECIPE")
 
 
-def take_back(workspace: Workspace, subject: Subject, clips: Clips, row: int) -> None:
+def take_back(workspace: Workspace, source: DataSource, clips: ClipView, row: int) -> None:
     """Remove all lines that name a clip, or its whole file, from its recipe's list of clips not to train."""
-    named = subject.recipe.exclude_file if subject.recipe else None
+    named = source.recipe.exclude_file if source.recipe else None
     if named is None:
         return
     file = workspace.require(Path(named))

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from cachetools import LRUCache, cachedmethod
 from numpy.typing import NDArray
 
 from reelworks.analysis import clip_history, discarded
@@ -77,7 +78,7 @@ class Query(NamedTuple):
 
 
 class Selection(NamedTuple):
-    """Clips that a query chooses, in its order, and the numbers beside the values of each facet.
+    """ClipView that a query chooses, in its order, and the numbers beside the values of each facet.
 
     The numbers of a facet count the clips that the rest of the query chooses, so they add up to all of these.
     """
@@ -87,7 +88,7 @@ class Selection(NamedTuple):
 
 
 @dataclass
-class Clips:
+class ClipView:
     """The clips of a recipe or catalog, with what the first epoch makes of each.
 
     Attributes:
@@ -107,7 +108,7 @@ class Clips:
     lost: NDArray[np.float32]
     coverage: NDArray[np.int8] | None = None
     shared: _OfCatalog = None  # type: ignore[assignment]  # `read` sets it
-    _selections: OrderedDict[Query, Selection] = field(default_factory=OrderedDict)
+    _selections: LRUCache[Query, Selection] = field(default_factory=lambda: LRUCache(_KEPT_SELECTIONS))
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -143,20 +144,9 @@ class Clips:
         values = [*(Value(bucket.name, bucket.name) for bucket in self.data.table.buckets), Value("none", "no bucket")]
         return Facet("bucket", "Bucket", values, np.where(self.bucket < 0, len(values) - 1, self.bucket))
 
+    @cachedmethod(attrgetter("_selections"), lock=attrgetter("_lock"))
     def select(self, query: Query) -> Selection:
         """Return the clips that a query chooses; the last few answers are kept, since pages of one are asked for."""
-        with self._lock:
-            if query in self._selections:
-                self._selections.move_to_end(query)
-                return self._selections[query]
-        selection = self._select(query)
-        with self._lock:
-            self._selections[query] = selection
-            while len(self._selections) > _KEPT_SELECTIONS:
-                self._selections.popitem(last=False)
-        return selection
-
-    def _select(self, query: Query) -> Selection:
         found = self._containing(query.text)
         masks = {name: self.facets[name].mask(ids) for name, ids in query.chosen if name in self.facets and ids}
         counts = {}
@@ -202,11 +192,11 @@ class Clips:
             )
         return at
 
-    def with_reason(self, row: int, reason: Reason) -> Clips:
+    def with_reason(self, row: int, reason: Reason) -> ClipView:
         """Return the clips with another reason for one of them, until they are read again."""
         reasons = self.reason.copy()
         reasons[row] = reason
-        return Clips(
+        return ClipView(
             self.data, reasons, self.bucket, self.copy, self.nearest, self.lost, self.coverage, shared=self.shared
         )
 
@@ -223,8 +213,8 @@ Tell = Callable[[str, float], None]
 
 
 def read(
-    recipe: Recipe | None, catalog: Path, runs: Sequence[Path], former: Clips | None, tell: Tell = lambda *_: None
-) -> Clips:
+    recipe: Recipe | None, catalog: Path, runs: Sequence[Path], former: ClipView | None, tell: Tell = lambda *_: None
+) -> ClipView:
     """Read a catalog, and what a recipe makes of its clips.
 
     Args:
@@ -260,7 +250,7 @@ def _open(recipe: Recipe | None, catalog: Path) -> Dataset:
     return RecipeData.open(recipe) if recipe is not None else Dataset(Catalog.open(catalog), table.EMPTY)
 
 
-def _assigned(data: Dataset) -> Clips:
+def _assigned(data: Dataset) -> ClipView:
     """Take the assignment of the first epoch; of a clip's repeats the first that is trained is shown."""
     found, row, result = data.assigned(EPOCH)
     count = len(data.rows)
@@ -271,7 +261,7 @@ def _assigned(data: Dataset) -> Clips:
         shown[row[::-1]] = every[::-1]
         shown[row[trained][::-1]] = trained[::-1]
     bucket = result.bucket[shown]
-    clips = Clips(
+    clips = ClipView(
         data,
         result.reason[shown],
         bucket,
@@ -285,13 +275,13 @@ def _assigned(data: Dataset) -> Clips:
     return clips
 
 
-def _unassigned(data: Dataset) -> Clips:
+def _unassigned(data: Dataset) -> ClipView:
     count = len(data.rows)
     none = np.full(count, -1, dtype=np.int32)
-    return Clips(data, data.excluded, none, np.zeros(count, np.int64), none, np.zeros(count, np.float32))
+    return ClipView(data, data.excluded, none, np.zeros(count, np.int64), none, np.zeros(count, np.float32))
 
 
-def _covered(clips: Clips, runs: Sequence[Path]) -> NDArray[np.int8]:
+def _covered(clips: ClipView, runs: Sequence[Path]) -> NDArray[np.int8]:
     """Return what became of each clip in all epochs of some runs."""
     rows = clips.data.rows
     state = np.full(len(rows), _NEVER, dtype=np.int8)
@@ -318,7 +308,7 @@ def contains(texts: Any, wanted: str) -> Mask:
     return as_numpy(pc.match_substring(texts, wanted, ignore_case=True).fill_null(False))
 
 
-def query_of(parameters: Mapping[str, Sequence[str]], clips: Clips) -> Query:
+def query_of(parameters: Mapping[str, Sequence[str]], clips: ClipView) -> Query:
     """Return the query in an address; unknown names are ignored, as an old address may have them."""
     chosen = tuple((name, tuple(parameters[name])) for name in clips.facets if parameters.get(name))
     sort = (parameters.get("sort") or ["name"])[0]

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
 from contextlib import suppress
+from operator import attrgetter
 from pathlib import Path
+from typing import Annotated
+
+from cachetools import LRUCache, cachedmethod
+from fastapi import Depends, Request
 
 from reelworks.run.folder import RunFolder
 from reelworks.ui.event_index import EventIndex
 from reelworks.ui.jobs import Jobs
 from reelworks.ui.library import Library
+from reelworks.ui.plan_sessions import PlanSessions
 from reelworks.ui.thumbnails import Pictures
 from reelworks.ui.workspace import Workspace
 
@@ -26,7 +31,8 @@ class Context:
         self.jobs = Jobs(workspace.state_folder / "jobs")
         self.library = Library(workspace)
         self.pictures = Pictures(workspace)
-        self._indices: OrderedDict[Path, EventIndex] = OrderedDict()
+        self.plans = PlanSessions(workspace)
+        self._indices: LRUCache[Path, EventIndex] = LRUCache(_MOST_INDICES)
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._reader = threading.Thread(target=self._read_ahead, name="events", daemon=True)
@@ -46,13 +52,13 @@ class Context:
 
     def index(self, run: RunFolder) -> EventIndex:
         """Return the index of a run's events, as far as it was read; little that is new is read at once."""
-        with self._lock:
-            index = self._indices.setdefault(run.path, EventIndex(run.events_file))
-            self._indices.move_to_end(run.path)
-            while len(self._indices) > _MOST_INDICES:
-                self._indices.popitem(last=False)
+        index = self._index(run.path)
         index.update(_AT_ONCE)
         return index
+
+    @cachedmethod(attrgetter("_indices"), lock=attrgetter("_lock"))
+    def _index(self, run: Path) -> EventIndex:
+        return EventIndex(RunFolder(run).events_file)
 
     def _read_ahead(self) -> None:
         """Read events that are not read yet, so that runs of a million steps are ready when they are opened."""
@@ -63,3 +69,11 @@ class Context:
                     while not index.complete and not self._stop.is_set():
                         index.update(_AT_ONCE)
                 self._stop.wait(2.0)
+
+
+async def _of_request(request: Request) -> Context:
+    context: Context = request.app.state.context
+    return context
+
+
+PageContext = Annotated[Context, Depends(_of_request)]

@@ -21,10 +21,10 @@ from reelworks.recipe import dataset
 from reelworks.recipe.dataset import RecipeData
 from reelworks.report.run_facts import REASONS
 from reelworks.ui import clip_changes, distributions, thumbnails
-from reelworks.ui.clips import EPOCH, SORTS, Clips, query_of
-from reelworks.ui.context import Context
-from reelworks.ui.jobs_api import to_json
-from reelworks.ui.library import Subject
+from reelworks.ui.clips import EPOCH, SORTS, ClipView, query_of
+from reelworks.ui.context import Context, PageContext
+from reelworks.ui.jobs_api import add_job, to_json
+from reelworks.ui.library import DataSource
 from reelworks.ui.thumbnails import Kind
 
 Json = dict[str, Any]
@@ -38,135 +38,143 @@ class NewCaption(BaseModel):
     text: str = Field(max_length=100_000)
 
 
-def router(context: Context) -> APIRouter:
-    """Return the routes below /api/data."""
-    routes = APIRouter(prefix="/data")
-    library, pictures, workspace = context.library, context.pictures, context.workspace
-
-    @routes.get("")
-    def listed() -> list[Json]:
-        return library.listed()
-
-    @routes.get("/{key}")
-    def one(key: str) -> Json:
-        subject = library.subject(key)
-        about = _about(context, subject)
-        if not subject.has_catalog:
-            return about | {"state": "none", "version": 0, "reading": None}
-        pictures.warm()
-        state = library.state(key)
-        if state["state"] != "ready":
-            return about | state
-        clips = library.clips(key)
-        return about | state | _summary(clips) | {"outside": _outside(context, subject, clips)}
-
-    @routes.get("/{key}/clips")
-    def chosen(key: str, request: Request, offset: int = 0, limit: int = 100) -> Json:
-        clips = library.clips(key)
-        selection = clips.select(_query(request, clips))
-        rows = selection.rows[max(offset, 0) : max(offset, 0) + min(max(limit, 0), _MOST_CLIPS)]
-        version = library.state(key)["version"]
-        found = {"total": len(selection.rows), "version": version, "clips": _lines(clips, rows)}
-        return found | ({} if offset else {"counts": selection.counts})
-
-    @routes.get("/{key}/distributions")
-    def distributed(key: str, request: Request) -> Json:
-        clips = library.clips(key)
-        return distributions.distributions(clips, clips.select(_query(request, clips)).rows)
-
-    @routes.get("/{key}/clips/{ordinal}")
-    def details(key: str, ordinal: int) -> Json:
-        subject, clips = library.subject(key), library.clips(key)
-        return _details(context, subject, clips, clips.row_of(ordinal))
-
-    @routes.get("/{key}/clips/{ordinal}/{kind}.webp")
-    def picture(key: str, ordinal: int, kind: Kind, request: Request, companion: str | None = None) -> Response:
-        clips = library.clips(key)
-        row = clips.row_of(ordinal)
-        tag, asked = pictures.tag(clips, row, kind, companion)
-        headers = {"ETag": f'"{tag}"', "Cache-Control": "private, no-cache"}
-        if request.headers.get("if-none-match") == f'"{tag}"':
-            return Response(status_code=304, headers=headers)
-        data = pictures.picture(tag, asked, kind, thumbnails.milliseconds_of(clips, row, asked))
-        return Response(data, media_type="image/webp", headers=headers)
-
-    @routes.post("/{key}/clips/{ordinal}/caption")
-    def caption(key: str, ordinal: int, new: NewCaption) -> Json:
-        subject, clips = library.subject(key), library.clips(key)
-        row = clips.row_of(ordinal)
-        uid = clips.data.rows.uid[row]
-        file = clip_changes.write_caption(workspace, clips, row, new.text)
-        job, problem = _scan(context, subject, len(clips))
-        if job is None and problem is None:
-            clips = library.clips(key, fresh=True)
-            row = int(clips.data.rows.find(np.array([uid]))[0])
-        found = {"file": workspace.shown(file), "caption": new.text.strip(), "job": job, "problem": problem}
-        return found | ({"clip": _details(context, subject, clips, row)} if row >= 0 else {})
-
-    @routes.post("/{key}/clips/{ordinal}/leave-out")
-    def leave_out(key: str, ordinal: int) -> Json:
-        subject, clips = _of_recipe(key), library.clips(key)
-        row = clips.row_of(ordinal)
-        clip_changes.leave_out(workspace, subject, clips, row)
-        return _changed(key, clips, row, Reason.IN_EXCLUDE_FILE)
-
-    @routes.post("/{key}/clips/{ordinal}/take-back")
-    def take_back(key: str, ordinal: int) -> Json:
-        subject, clips = _of_recipe(key), library.clips(key)
-        row = clips.row_of(ordinal)
-        clip_changes.take_back(workspace, subject, clips, row)
-        return _changed(key, clips, row, Reason.NONE)
-
-    @routes.post("/{key}/scan")
-    def scan(key: str) -> Json:
-        subject = library.subject(key)
-        return to_json(context, _scan_job(context, subject))
-
-    def _of_recipe(key: str) -> Subject:
-        subject = library.subject(key)
-        if subject.kind == "recipe":
-            return subject
-        raise UserError(
-            "clips are left out by a recipe",
-            code="not-a-recipe",
-            field="data",
-            value=key,
-            remedy="open the recipe of this data on the page",
-        )
-
-    def _changed(key: str, clips: Clips, row: int, reason: Reason) -> Json:
-        """Return a clip after a change; a large recipe shows it before it is read again as a whole."""
-        ordinal = int(clips.data.rows.ordinal[row])
-        if len(clips) <= _SCANNED_AT_ONCE:
-            clips = library.clips(key, fresh=True)
-        else:
-            clips = clips.with_reason(row, reason)
-            library.replace(key, clips)
-        row = clips.row_of(ordinal)
-        return _details(context, library.subject(key), clips, row)
-
-    return routes
+routes = APIRouter(prefix="/data")
 
 
-def _about(context: Context, subject: Subject) -> Json:
+@routes.get("")
+def list_data(context: PageContext) -> list[Json]:
+    return context.library.listed()
+
+
+@routes.get("/{key}")
+def get_data(context: PageContext, key: str) -> Json:
+    source = context.library.source(key)
+    about = _about(context, source)
+    if not source.has_catalog:
+        return about | {"state": "none", "version": 0, "reading": None}
+    context.pictures.warm()
+    state = context.library.state(key)
+    if state["state"] != "ready":
+        return about | state
+    clips = context.library.clips(key)
+    return about | state | _summary(clips) | {"outside": _outside(context, source, clips)}
+
+
+@routes.get("/{key}/clips")
+def list_clips(context: PageContext, key: str, request: Request, offset: int = 0, limit: int = 100) -> Json:
+    clips = context.library.clips(key)
+    selection = clips.select(_query(request, clips))
+    rows = selection.rows[max(offset, 0) : max(offset, 0) + min(max(limit, 0), _MOST_CLIPS)]
+    version = context.library.state(key)["version"]
+    found = {"total": len(selection.rows), "version": version, "clips": _lines(clips, rows)}
+    return found | ({} if offset else {"counts": selection.counts})
+
+
+@routes.get("/{key}/distributions")
+def get_distributions(context: PageContext, key: str, request: Request) -> Json:
+    clips = context.library.clips(key)
+    return distributions.distributions(clips, clips.select(_query(request, clips)).rows)
+
+
+@routes.get("/{key}/clips/{ordinal}")
+def get_clip(context: PageContext, key: str, ordinal: int) -> Json:
+    source, clips = context.library.source(key), context.library.clips(key)
+    return _details(context, source, clips, clips.row_of(ordinal))
+
+
+@routes.get("/{key}/clips/{ordinal}/{kind}.webp")
+def get_picture(
+    context: PageContext, key: str, ordinal: int, kind: Kind, request: Request, companion: str | None = None
+) -> Response:
+    clips = context.library.clips(key)
+    row = clips.row_of(ordinal)
+    tag, asked = context.pictures.tag(clips, row, kind, companion)
+    headers = {"ETag": f'"{tag}"', "Cache-Control": "private, no-cache"}
+    if request.headers.get("if-none-match") == f'"{tag}"':
+        return Response(status_code=304, headers=headers)
+    data = context.pictures.picture(tag, asked, kind, thumbnails.milliseconds_of(clips, row, asked))
+    return Response(data, media_type="image/webp", headers=headers)
+
+
+@routes.post("/{key}/clips/{ordinal}/caption")
+def write_caption(context: PageContext, key: str, ordinal: int, new: NewCaption) -> Json:
+    source, clips = context.library.source(key), context.library.clips(key)
+    row = clips.row_of(ordinal)
+    uid = clips.data.rows.uid[row]
+    file = clip_changes.write_caption(context.workspace, clips, row, new.text)
+    job, problem = _scan(context, source, len(clips))
+    if job is None and problem is None:
+        clips = context.library.clips(key, fresh=True)
+        row = int(clips.data.rows.find(np.array([uid]))[0])
+    found = {"file": context.workspace.shown(file), "caption": new.text.strip(), "job": job, "problem": problem}
+    return found | ({"clip": _details(context, source, clips, row)} if row >= 0 else {})
+
+
+@routes.post("/{key}/clips/{ordinal}/leave-out")
+def leave_out(context: PageContext, key: str, ordinal: int) -> Json:
+    source, clips = _recipe_source(context, key), context.library.clips(key)
+    row = clips.row_of(ordinal)
+    clip_changes.leave_out(context.workspace, source, clips, row)
+    return _reread(context, key, clips, row, Reason.IN_EXCLUDE_FILE)
+
+
+@routes.post("/{key}/clips/{ordinal}/take-back")
+def take_back(context: PageContext, key: str, ordinal: int) -> Json:
+    source, clips = _recipe_source(context, key), context.library.clips(key)
+    row = clips.row_of(ordinal)
+    clip_changes.take_back(context.workspace, source, clips, row)
+    return _reread(context, key, clips, row, Reason.NONE)
+
+
+@routes.post("/{key}/scan")
+def scan(context: PageContext, key: str) -> Json:
+    return _scan_job(context, context.library.source(key))
+
+
+def _recipe_source(context: Context, key: str) -> DataSource:
+    source = context.library.source(key)
+    if source.kind == "recipe":
+        return source
+    raise UserError(
+        "clips are left out by a recipe",
+        code="not-a-recipe",
+        field="data",
+        value=key,
+        remedy="open the recipe of this data on the page",
+    )
+
+
+def _reread(context: Context, key: str, clips: ClipView, row: int, reason: Reason) -> Json:
+    """Return a clip after a change; a large recipe shows it before it is read again as a whole."""
+    ordinal = int(clips.data.rows.ordinal[row])
+    if len(clips) <= _SCANNED_AT_ONCE:
+        clips = context.library.clips(key, fresh=True)
+    else:
+        clips = clips.with_reason(row, reason)
+        context.library.replace(key, clips)
+    row = clips.row_of(ordinal)
+    return _details(context, context.library.source(key), clips, row)
+
+
+def _about(context: Context, source: DataSource) -> Json:
     workspace = context.workspace
-    jobs = [job for job in context.jobs.list() if job.kind == "scan" and job.subject == subject.key]
+    jobs = [job for job in context.jobs.list() if job.kind == "scan" and job.subject == source.key]
     job = jobs[-1] if jobs and (jobs[-1].state in ("waiting", "running", "failed")) else None
-    if job is not None and job.state == "failed" and subject.has_catalog:
+    if job is not None and job.state == "failed" and source.has_catalog:
         job = None
-    recipe = subject.recipe
+    recipe = source.recipe
     return {
-        "key": subject.key,
-        "kind": subject.kind,
-        "name": subject.file.stem if subject.kind == "recipe" else subject.catalog.parent.name,
-        "path": workspace.shown(subject.file),
+        "key": source.key,
+        "kind": source.kind,
+        "name": source.file.stem if source.kind == "recipe" else source.catalog.parent.name,
+        "path": workspace.shown(source.file),
         "datasets": [] if recipe is None else [{"name": d.dataset_name, "path": d.path} for d in recipe.dataset],
         "exclude_file": None if recipe is None else recipe.exclude_file,
         "job": None if job is None else to_json(context, job),
     }
 
 
-def _summary(clips: Clips) -> Json:
+def _summary(clips: ClipView) -> Json:
     facets = [
         {
             "name": facet.name,
@@ -179,18 +187,18 @@ def _summary(clips: Clips) -> Json:
     return {"clips": len(clips), "epoch": EPOCH, "facets": facets, "sorts": SORTS}
 
 
-def _outside(context: Context, subject: Subject, clips: Clips) -> list[str]:
+def _outside(context: Context, source: DataSource, clips: ClipView) -> list[str]:
     """Return folders of clips that the page may not read."""
     roots = without(clips.data.rows).root.dictionary.to_pylist()
     return [root for root in roots if "://" in root or not context.workspace.holds(Path(root))]
 
 
-def _query(request: Request, clips: Clips) -> Any:
+def _query(request: Request, clips: ClipView) -> Any:
     parameters = {name: request.query_params.getlist(name) for name in request.query_params}
     return query_of(parameters, clips)
 
 
-def _lines(clips: Clips, rows: Any) -> list[Json]:
+def _lines(clips: ClipView, rows: Any) -> list[Json]:
     """Return what the list shows of some clips."""
     chosen, buckets = clips.data.rows.take(rows.astype(np.int64)), clips.data.table.buckets
     lines = []
@@ -221,7 +229,7 @@ _FACTS = ("codec", "pixel_format", "bit_depth", "rotation", "pixel_aspect_ratio"
 _FLAGS = ("variable_fps", "has_alpha", "mirrored", "interlaced", "full_range")
 
 
-def _details(context: Context, subject: Subject, clips: Clips, row: int) -> Json:
+def _details(context: Context, source: DataSource, clips: ClipView, row: int) -> Json:
     data = clips.data
     few = data.rows.take(np.array([row]))
     line = _lines(clips, np.array([row]))[0]
@@ -232,9 +240,9 @@ def _details(context: Context, subject: Subject, clips: Clips, row: int) -> Json
     return line | {
         "caption": few.caption[0].as_py(),
         "caption_source": place.source,
-        "can_write_caption": place.file is not None and subject.kind != "catalog",
+        "can_write_caption": place.file is not None and source.kind != "catalog",
         "shown_caption": _shown_caption(clips, row),
-        "can_leave_out": subject.kind == "recipe",
+        "can_leave_out": source.kind == "recipe",
         "file": str(few.file(0)),
         "bytes": int(few.size_bytes[0]),
         "fps": float(few.fps[0]),
@@ -247,7 +255,7 @@ def _details(context: Context, subject: Subject, clips: Clips, row: int) -> Json
     }
 
 
-def _shown_caption(clips: Clips, row: int) -> str | None:
+def _shown_caption(clips: ClipView, row: int) -> str | None:
     """Return the caption that the model is given in the first epoch; None where the clip has none."""
     data = clips.data
     if not isinstance(data, RecipeData):
@@ -264,7 +272,7 @@ def _choice(reason: Reason) -> str:
     return "planned" if reason.is_planned else "chosen" if reason.is_chosen else ""
 
 
-def _why(clips: Clips, row: int) -> str | None:
+def _why(clips: ClipView, row: int) -> str | None:
     """Return the details of the reason why a clip is left out."""
     reason = Reason(int(clips.reason[row]))
     if reason == Reason.NONE:
@@ -276,7 +284,7 @@ def _why(clips: Clips, row: int) -> str | None:
     return rejections.named(clips.data, [one])[reason.label][0]["detail"] or None
 
 
-def _reading(clips: Clips, row: int) -> Json | None:
+def _reading(clips: ClipView, row: int) -> Json | None:
     """Return the frames that training reads of a clip and the crop's place; None for one without a bucket."""
     window = thumbnails.window_of(clips, row) if clips.data.rows.height[row] > 0 else None
     if window is None:
@@ -298,7 +306,7 @@ def _reading(clips: Clips, row: int) -> Json | None:
     }
 
 
-def _companions(clips: Clips, row: int) -> list[Json]:
+def _companions(clips: ClipView, row: int) -> list[Json]:
     """Return the companions of a clip by kind, or what is wrong with them."""
     found = []
     for kind, companions in clips.data.companions.items():
@@ -310,30 +318,29 @@ def _companions(clips: Clips, row: int) -> list[Json]:
     return found
 
 
-def _scan(context: Context, subject: Subject, clips: int) -> tuple[Json | None, str | None]:
+def _scan(context: Context, source: DataSource, clips: int) -> tuple[Json | None, str | None]:
     """Bring a recipe's catalog up to date; return the job that does it for a large one, and what went wrong."""
-    assert subject.recipe is not None
+    assert source.recipe is not None
     try:
         if clips > _SCANNED_AT_ONCE:
-            return to_json(context, _scan_job(context, subject)), None
-        dataset.scan_recipe(subject.recipe)
+            return _scan_job(context, source), None
+        dataset.scan_recipe(source.recipe)
     except UserError as error:
         return None, f"{error.problem}; {error.remedy}"
     return None, None
 
 
-def _scan_job(context: Context, subject: Subject) -> Any:
-    if subject.kind != "recipe":
+def _scan_job(context: Context, source: DataSource) -> Json:
+    if source.kind != "recipe":
         raise UserError(
             "only the data of a recipe can be scanned from the page",
             code="not-a-recipe",
             field="data",
-            value=subject.key,
+            value=source.key,
             remedy="open the recipe of this data, or scan on the command line: reelworks scan DIR -o CATALOG",
         )
     for job in context.jobs.list():
-        if job.kind == "scan" and job.subject == subject.key and job.state in ("waiting", "running"):
-            return job
-    arguments = ("plan", str(subject.file))
-    title, root = context.workspace.shown(subject.file), context.workspace.roots[0]
-    return context.jobs.add("scan", title, arguments, root, subject=subject.key)
+        if job.kind == "scan" and job.subject == source.key and job.state in ("waiting", "running"):
+            return to_json(context, job)
+    title = context.workspace.shown(source.file)
+    return add_job(context, "scan", title, ("plan", str(source.file)), source.key)

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from reelworks.catalog.rows import CatalogRows, as_numpy
-from reelworks.ui.clips import I32, Clips
+from reelworks.ui.clips import I32, ClipView
 
 Json = dict[str, Any]
 F64 = NDArray[np.float64]
@@ -41,7 +41,7 @@ def _caption_letters(rows: CatalogRows) -> NDArray[Any]:
     return as_numpy(pc.utf8_length(rows.caption).fill_null(0))
 
 
-def distributions(clips: Clips, chosen: I32) -> Json:
+def distributions(clips: ClipView, chosen: I32) -> Json:
     """Return the bars of each measure, and the map of sizes, of some clips; unreadable files have no measures."""
     rows = clips.data.rows
     readable = np.sort(chosen[rows.height[chosen] > 0])
@@ -84,7 +84,7 @@ def _round_step(step: float) -> float:
     return float(next(power * digit for digit in (1, 2, 5, 10) if power * digit >= step * (1 - 1e-9)))
 
 
-def _sizes(clips: Clips, rows: I32) -> Json:
+def _sizes(clips: ClipView, rows: I32) -> Json:
     """Return the numbers of clips by width and height, in cells of equal sides, and the buckets' shapes."""
     if not len(rows):
         return {"cell": 1, "cells": [], "buckets": []}

@@ -34,7 +34,7 @@ _CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
 @dataclass(frozen=True)
-class Job:
+class PageJob:
     """A command.
 
     Attributes:
@@ -81,12 +81,12 @@ class Jobs:
         self._stop.set()
         self._thread.join()
 
-    def list(self) -> Sequence[Job]:
+    def list(self) -> Sequence[PageJob]:
         """Return all jobs, oldest first."""
         with self._lock:
             return tuple(self._fresh(job) for job in self._read())
 
-    def get(self, id: str) -> Job:
+    def get(self, id: str) -> PageJob:
         """Return a job; raises `UserError` if there is none of this name."""
         for job in self.list():
             if job.id == id:
@@ -95,7 +95,7 @@ class Jobs:
             "there is no such job any more", code="not-found", field="job", value=id, remedy="look at the list of jobs"
         )
 
-    def add(self, kind: str, title: str, arguments: Sequence[str], cwd: Path, *, subject: str = "") -> Job:
+    def add(self, kind: str, title: str, arguments: Sequence[str], cwd: Path, *, subject: str = "") -> PageJob:
         """Queue a command of `reelworks`; one that waits or runs already is that job: a button may be pressed twice."""
         with self._lock:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -107,12 +107,12 @@ class Jobs:
                 if old.ended is not None:
                     self._forget(old)
             number = max((int(job.id) for job in known), default=0) + 1
-            job = Job(f"{number:06}", kind, title, tuple(arguments), str(cwd), time.time(), subject=subject)
+            job = PageJob(f"{number:06}", kind, title, tuple(arguments), str(cwd), time.time(), subject=subject)
             self._write(job)
         self._step()
         return self.get(job.id)
 
-    def stop(self, id: str) -> Job:
+    def stop(self, id: str) -> PageJob:
         """Take a job out of the queue, or ask its command to end: a training saves before it does."""
         with self._lock:
             job = self.get(id)
@@ -139,7 +139,7 @@ class Jobs:
         except (OSError, ValueError):
             return None
 
-    def error(self, job: Job) -> str:
+    def error(self, job: PageJob) -> str:
         """Return the last error that a job printed, or nothing."""
         lines = [line for line in self.tail(job.id).splitlines() if line.strip()]
         for number in range(len(lines) - 1, -1, -1):
@@ -160,7 +160,7 @@ class Jobs:
                     self._launch(job)
                     trains |= job.kind == "train"
 
-    def _launch(self, job: Job) -> None:
+    def _launch(self, job: PageJob) -> None:
         self._write(replace(job, state="running", started=time.time()))
         with self._file(job, ".out").open("wb") as out, self._file(job, ".log").open("wb") as log:
             process = subprocess.Popen(  # of its own session, so that no signal to the page reaches it
@@ -175,14 +175,14 @@ class Jobs:
             )
         threading.Thread(target=process.wait, name=f"job-{job.id}", daemon=True).start()
 
-    def _read(self) -> Sequence[Job]:
+    def _read(self) -> Sequence[PageJob]:
         jobs = []
         for path in sorted(self.folder.glob("[0-9]*.json")):
             with suppress(OSError, ValueError, TypeError, KeyError):
                 jobs.append(read(path))
         return jobs
 
-    def _fresh(self, job: Job) -> Job:
+    def _fresh(self, job: PageJob) -> PageJob:
         """Return a job as it is: one whose process has vanished without a word has failed."""
         has_begun = job.started is not None and time.time() - job.started > _LAUNCH_SECONDS
         if job.state != "running" or not has_begun or any(each.lives() for each in (job.process, job.writer) if each):
@@ -193,24 +193,24 @@ class Jobs:
             self._write(again)
         return again
 
-    def _forget(self, job: Job) -> None:
+    def _forget(self, job: PageJob) -> None:
         for suffix in (".json", ".out", ".log"):
             self._file(job, suffix).unlink(missing_ok=True)
 
-    def _write(self, job: Job) -> None:
+    def _write(self, job: PageJob) -> None:
         write(self._file(job, ".json"), job)
 
-    def _file(self, job: Job, suffix: str) -> Path:
+    def _file(self, job: PageJob, suffix: str) -> Path:
         return self.folder / f"{job.id}{suffix}"
 
 
-def read(path: Path) -> Job:
+def read(path: Path) -> PageJob:
     """Read a job's file."""
     values = json.loads(path.read_text())
     processes = {key: values[key] and Process.parse(values[key]) for key in ("process", "writer")}
-    return Job(**{**values, **processes, "arguments": tuple(values["arguments"])})
+    return PageJob(**{**values, **processes, "arguments": tuple(values["arguments"])})
 
 
-def write(path: Path, job: Job) -> None:
+def write(path: Path, job: PageJob) -> None:
     """Replace a job's file."""
     files.write_json(path, asdict(job))

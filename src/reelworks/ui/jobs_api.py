@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,20 @@ from fastapi import APIRouter
 
 from reelworks.core import files, trust, user_files
 from reelworks.demo import sample_recipe
-from reelworks.ui.context import Context
-from reelworks.ui.jobs import Job
+from reelworks.ui.context import Context, PageContext
+from reelworks.ui.jobs import PageJob
+
+Json = dict[str, Any]
 
 
-def to_json(context: Context, job: Job) -> dict[str, Any]:
+def to_json(context: Context, job: PageJob) -> Json:
     """Return a job with its last error."""
     return asdict(job) | {"error": context.jobs.error(job) if job.state == "failed" else ""}
+
+
+def add_job(context: Context, kind: str, title: str, arguments: Sequence[str], subject: str = "") -> Json:
+    """Queue a command of `reelworks` in the first folder, and return its job."""
+    return to_json(context, context.jobs.add(kind, title, arguments, context.workspace.roots[0], subject=subject))
 
 
 def require_trust(recipe: Path) -> None:
@@ -34,48 +42,48 @@ def _code_of(recipe: Path) -> list[str]:
         return []
 
 
-def router(context: Context) -> APIRouter:
-    """Return the routes below /api."""
-    routes = APIRouter()
-    jobs, workspace = context.jobs, context.workspace
+routes = APIRouter()
 
-    @routes.get("/jobs")
-    def listed() -> list[dict[str, Any]]:
-        return [to_json(context, job) for job in reversed(jobs.list())]
 
-    @routes.get("/jobs/{id}")
-    def one(id: str) -> dict[str, Any]:
-        return to_json(context, jobs.get(id)) | {"output": jobs.tail(id), "result": jobs.result(id)}
+@routes.get("/jobs")
+def list_jobs(context: PageContext) -> list[Json]:
+    return [to_json(context, job) for job in reversed(context.jobs.list())]
 
-    @routes.post("/jobs/{id}/stop")
-    def stop(id: str) -> dict[str, Any]:
-        return to_json(context, jobs.stop(id))
 
-    @routes.get("/recipes")
-    def recipes() -> list[dict[str, Any]]:
-        found = workspace.found().recipes
-        return [{"key": key, "name": path.stem, "path": workspace.shown(path)} for key, path in found.items()]
+@routes.get("/jobs/{id}")
+def get_job(context: PageContext, id: str) -> Json:
+    return to_json(context, context.jobs.get(id)) | {"output": context.jobs.tail(id), "result": context.jobs.result(id)}
 
-    @routes.post("/recipes/{key}/trust")
-    def agree(key: str) -> None:
-        """Trust the code that a recipe or a run's recipe names; no path comes from the browser."""
-        trust.add(trust.untrusted(_code_of(workspace.recipe(key))))
 
-    @routes.post("/recipes/{key}/train")
-    def train(key: str) -> dict[str, Any]:
-        path = workspace.recipe(key)
-        require_trust(path)
-        arguments = ("train", str(path))
-        return to_json(context, jobs.add("train", workspace.shown(path), arguments, workspace.roots[0], subject=key))
+@routes.post("/jobs/{id}/stop")
+def stop_job(context: PageContext, id: str) -> Json:
+    return to_json(context, context.jobs.stop(id))
 
-    @routes.post("/sample")
-    def sample() -> dict[str, Any]:
-        """Make sample footage, and write the recipe for it, in the first folder."""
-        root = workspace.roots[0]
-        recipe = root / "shapes.toml"
-        if not recipe.exists():
-            files.write_bytes(recipe, sample_recipe.path().read_bytes())
-        title = f"into {sample_recipe.FOOTAGE}"
-        return to_json(context, jobs.add("demo-data", title, ("demo-data", sample_recipe.FOOTAGE), root))
 
-    return routes
+@routes.get("/recipes")
+def list_recipes(context: PageContext) -> list[Json]:
+    found = context.workspace.found().recipes
+    return [{"key": key, "name": path.stem, "path": context.workspace.shown(path)} for key, path in found.items()]
+
+
+@routes.post("/recipes/{key}/trust")
+def trust_code(context: PageContext, key: str) -> None:
+    """Trust the code that a recipe or a run's recipe names; no path comes from the browser."""
+    trust.add(trust.untrusted(_code_of(context.workspace.recipe(key))))
+
+
+@routes.post("/recipes/{key}/train")
+def train(context: PageContext, key: str) -> Json:
+    path = context.workspace.recipe(key)
+    require_trust(path)
+    return add_job(context, "train", context.workspace.shown(path), ("train", str(path)), key)
+
+
+@routes.post("/sample")
+def make_sample(context: PageContext) -> Json:
+    """Make sample footage, and write the recipe for it, in the first folder."""
+    recipe = context.workspace.roots[0] / "shapes.toml"
+    if not recipe.exists():
+        files.write_bytes(recipe, sample_recipe.path().read_bytes())
+    title = f"into {sample_recipe.FOOTAGE}"
+    return add_job(context, "demo-data", title, ("demo-data", sample_recipe.FOOTAGE))

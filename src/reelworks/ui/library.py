@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 import time
 import traceback
-from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
+
+from cachetools import LRUCache
 
 from reelworks.catalog.store import Catalog
 from reelworks.core.errors import UserError
@@ -18,7 +19,7 @@ from reelworks.recipe import recipe_file
 from reelworks.recipe.recipe import Recipe
 from reelworks.run.folder import RunFolder
 from reelworks.ui import clips, understood
-from reelworks.ui.clips import Clips
+from reelworks.ui.clips import ClipView
 from reelworks.ui.workspace import Workspace
 
 Json = dict[str, Any]
@@ -31,7 +32,7 @@ _RUNS_PATIENCE = 20  # and in at most one of so many seconds
 
 
 @dataclass(frozen=True)
-class Subject:
+class DataSource:
     """A recipe, a run's data, or a catalog: something that a key of the data page names.
 
     Attributes:
@@ -56,9 +57,8 @@ class Subject:
 
 @dataclass
 class _Entry:
-    """The clips of a key, as far as they are read, and what is being done for it."""
+    """Progress of reading the clips of a key, and the state of the files that it read."""
 
-    clips: Clips | None = None
     stamp: tuple[Any, ...] = ()
     runs_stamp: tuple[Any, ...] = ()
     runs_seconds: float = 0.0
@@ -76,7 +76,9 @@ class Library:
 
     def __init__(self, workspace: Workspace) -> None:
         self._workspace = workspace
-        self._entries: OrderedDict[str, _Entry] = OrderedDict()
+        self._entries: dict[str, _Entry] = {}
+        # One that is larger than all that may be kept is kept alone.
+        self._clips: LRUCache[str, ClipView] = LRUCache(_MOST_ROWS, getsizeof=lambda view: min(len(view), _MOST_ROWS))
         self._changed = threading.Condition()
         self._queue: list[str] = []
         self._closed = False
@@ -90,21 +92,21 @@ class Library:
         if self._thread is not None:
             self._thread.join(timeout=1.0)
 
-    def subject(self, key: str) -> Subject:
+    def source(self, key: str) -> DataSource:
         """Return what a key names; raises `UserError` if there is no such thing, or the recipe is wrong."""
         if not key.startswith(_CATALOG):
             file = self._workspace.recipe(key)
             recipe = _recipe(file)
             folder = self._workspace.require(Path(recipe.catalog_folder))
             if key in self._workspace.found().runs:
-                return Subject(key, "run", file, recipe, folder, (file.parent,))
-            return Subject(key, "recipe", file, recipe, folder, self._runs_of(recipe, folder))
+                return DataSource(key, "run", file, recipe, folder, (file.parent,))
+            return DataSource(key, "recipe", file, recipe, folder, self._runs_of(recipe, folder))
         catalog = self._workspace.catalog(key.removeprefix(_CATALOG))
         run = RunFolder(catalog.parent)
         if not (run.info_file.is_file() and run.recipe_file.is_file()):
-            return Subject(key, "catalog", catalog, None, catalog)
+            return DataSource(key, "catalog", catalog, None, catalog)
         recipe = _recipe(run.recipe_file).model_copy(update={"catalog": str(catalog)})
-        return Subject(key, "run", run.recipe_file, recipe, catalog, (run.path,))
+        return DataSource(key, "run", run.recipe_file, recipe, catalog, (run.path,))
 
     def _runs_of(self, recipe: Recipe, catalog: Path) -> tuple[Path, ...]:
         """Return the runs whose folder a recipe names, or that use its catalog."""
@@ -138,39 +140,39 @@ class Library:
     def _row(self, key: str) -> tuple[Json, Path | None]:
         try:
             with understood.reading(key):
-                subject = self.subject(key)
+                source = self.source(key)
         except UserError as error:
             found = self._workspace.found().recipes
             path = self._workspace.shown(found[key]) if key in found else key
             row = {"key": key, "kind": "recipe", "name": Path(path).stem, "path": path, "clips": None, "changed": 0.0}
-            return row | {"state": "error"} | explained(error), None
-        about = self._about(subject)
-        if not subject.has_catalog:
-            return about | {"state": "none", "clips": None, "changed": 0.0}, subject.catalog
+            return row | {"state": "error"} | error.to_json(), None
+        about = self._about(source)
+        if not source.has_catalog:
+            return about | {"state": "none", "clips": None, "changed": 0.0}, source.catalog
         try:
-            with understood.reading(subject.catalog):
-                parts = Catalog.open(subject.catalog).parts
+            with understood.reading(source.catalog):
+                parts = Catalog.open(source.catalog).parts
         except UserError as error:
-            return about | {"state": "error", "clips": None, "changed": 0.0} | explained(error), subject.catalog
+            return about | {"state": "error", "clips": None, "changed": 0.0} | error.to_json(), source.catalog
         live = sum(part.rows - part.retired for part in parts)
-        return about | {"state": "closed", "clips": live, "changed": parts[-1].time if parts else 0.0}, subject.catalog
+        return about | {"state": "closed", "clips": live, "changed": parts[-1].time if parts else 0.0}, source.catalog
 
-    def _about(self, subject: Subject) -> Json:
-        named = subject.file if subject.kind == "recipe" else subject.catalog
-        name = named.stem if subject.kind == "recipe" else named.parent.name if subject.kind == "run" else named.name
-        return {"key": subject.key, "kind": subject.kind, "name": name, "path": self._workspace.shown(named)}
+    def _about(self, source: DataSource) -> Json:
+        named = source.file if source.kind == "recipe" else source.catalog
+        name = named.stem if source.kind == "recipe" else named.parent.name if source.kind == "run" else named.name
+        return {"key": source.key, "kind": source.kind, "name": name, "path": self._workspace.shown(named)}
 
     def state(self, key: str) -> Json:
         """Return how far a key is read, and begin to read it if that is needed."""
         with self._changed:
             entry = self._check(key)
-            state = "error" if entry.error else "ready" if entry.clips is not None else "opening"
+            state = "error" if entry.error else "ready" if key in self._clips else "opening"
             reading = {"doing": entry.doing, "share": round(entry.share, 2)} if entry.waiting else None
             return {"state": state, "version": entry.version, "reading": reading} | (
-                explained(entry.error) if entry.error else {}
+                entry.error.to_json() if entry.error else {}
             )
 
-    def clips(self, key: str, *, fresh: bool = False, patience: float = 60.0) -> Clips:
+    def clips(self, key: str, *, fresh: bool = False, patience: float = 60.0) -> ClipView:
         """Return the clips of a key; waits until they are read for the first time.
 
         Args:
@@ -182,12 +184,12 @@ class Library:
             # What is being read may be older than a change that was made just now: its files are looked at again.
             while (entry := self._check(key, now=fresh)).error is None:
                 left = end - time.monotonic()
-                if (entry.clips is not None and not (fresh and entry.waiting)) or self._closed or left <= 0:
+                if (key in self._clips and not (fresh and entry.waiting)) or self._closed or left <= 0:
                     break
                 self._changed.wait(left)
             if entry.error is not None:
                 raise entry.error
-            if entry.clips is None:
+            if key not in self._clips:
                 raise UserError(
                     "its clips are still being read",
                     code="still-reading",
@@ -195,32 +197,33 @@ class Library:
                     value=key,
                     remedy="wait a moment; the page shows how far it is",
                 )
-            self._entries.move_to_end(key)
-            return entry.clips
+            return self._clips[key]
 
-    def replace(self, key: str, changed: Clips) -> None:
+    def replace(self, key: str, changed: ClipView) -> None:
         """Show changed clips at once; they are read again in the background."""
         with self._changed:
-            entry = self._entries[key]
-            entry.clips, entry.version = changed, entry.version + 1
+            self._clips[key] = changed
+            self._entries[key].version += 1
 
     def _check(self, key: str, *, now: bool = False) -> _Entry:
         """Return the entry of a key, which is read if its files have changed; the lock is held."""
         entry = self._entries.setdefault(key, _Entry())
         time_now = time.monotonic()
-        if entry.waiting or (not now and time_now - entry.checked_at < _FRESH_SECONDS):
+        is_known = key in self._clips or entry.error is not None  # else it is new, or was forgotten
+        if entry.waiting or (is_known and not now and time_now - entry.checked_at < _FRESH_SECONDS):
             return entry
         entry.checked_at = time_now
         try:
-            subject = self.subject(key)
-            if not subject.has_catalog:
-                Catalog.open(subject.catalog)
+            source = self.source(key)
+            if not source.has_catalog:
+                Catalog.open(source.catalog)
         except UserError as error:
-            entry.error, entry.clips, entry.stamp = error, None, ()
+            entry.error, entry.stamp = error, ()
+            self._clips.pop(key, None)
             return entry
         quiet = time_now - entry.read_at > max(_RUNS_SECONDS, _RUNS_PATIENCE * entry.runs_seconds)
-        of_runs = quiet and entry.runs_stamp != _runs_stamp(subject)
-        if entry.stamp != _stamp(subject) or of_runs:
+        of_runs = quiet and entry.runs_stamp != _runs_stamp(source)
+        if not is_known or entry.stamp != _stamp(source) or of_runs:
             entry.waiting, entry.error, entry.doing, entry.share = True, None, "waiting", 0.0
             self._queue.append(key)
             if self._thread is None:
@@ -244,13 +247,15 @@ class Library:
         def tell(doing: str, share: float) -> None:
             entry.doing, entry.share = doing, share
 
-        found: Clips | None = None
+        with self._changed:
+            former = self._clips.get(key)
+        found: ClipView | None = None
         error: UserError | None = None
         began, stamp, runs_stamp = time.monotonic(), entry.stamp, entry.runs_stamp
         try:
-            subject = self.subject(key)
-            stamp, runs_stamp = _stamp(subject), _runs_stamp(subject)
-            found = clips.read(subject.recipe, subject.catalog, subject.runs, entry.clips, tell)
+            source = self.source(key)
+            stamp, runs_stamp = _stamp(source), _runs_stamp(source)
+            found = clips.read(source.recipe, source.catalog, source.runs, former, tell)
         except UserError as problem:
             error = problem
         except Exception as problem:
@@ -263,23 +268,15 @@ class Library:
                 remedy="scan them again; if that does not help, report a defect with what the terminal shows",
             )
         with self._changed:
-            entry.clips, entry.error, entry.waiting = found, error, False
+            self._clips.pop(key, None)
+            if found is not None:
+                self._clips[key] = found
+            entry.error, entry.waiting = error, False
             entry.stamp, entry.runs_stamp = stamp, runs_stamp
             entry.read_at = entry.checked_at = time.monotonic()
             entry.runs_seconds = entry.read_at - began
             entry.version += 1
-            self._entries.move_to_end(key)
-            self._forget()
             self._changed.notify_all()
-
-    def _forget(self) -> None:
-        """Forget what was not asked for the longest time, if all is more than memory is planned for."""
-        rows = sum(len(entry.clips) for entry in self._entries.values() if entry.clips is not None)
-        for key in list(self._entries)[:-1]:
-            entry = self._entries[key]
-            if rows > _MOST_ROWS and entry.clips is not None and not entry.waiting:
-                rows -= len(entry.clips)
-                del self._entries[key]
 
 
 def _catalog_of(file: Path) -> Path | None:
@@ -299,22 +296,16 @@ def _recipe_at(file: Path, _: tuple[int, int] | None) -> Recipe:
     return recipe_file.load(file)
 
 
-def explained(error: UserError) -> Json:
-    """Return the parts of an error, as the page shows them."""
-    value = None if error.value is None else str(error.value)
-    return {"problem": error.problem, "code": error.code, "field": error.field, "value": value, "remedy": error.remedy}
+def _stamp(source: DataSource) -> tuple[Any, ...]:
+    """Return what changes when a source must be read again."""
+    paths = [source.file, source.catalog / "catalog.json"]
+    if source.recipe is not None and source.recipe.exclude_file is not None:
+        paths.append(Path(source.recipe.exclude_file))
+    return (source.runs, *map(_status, paths))
 
 
-def _stamp(subject: Subject) -> tuple[Any, ...]:
-    """Return what changes when a subject must be read again."""
-    paths = [subject.file, subject.catalog / "catalog.json"]
-    if subject.recipe is not None and subject.recipe.exclude_file is not None:
-        paths.append(Path(subject.recipe.exclude_file))
-    return (subject.runs, *map(_status, paths))
-
-
-def _runs_stamp(subject: Subject) -> tuple[Any, ...]:
-    return tuple(_status(RunFolder(path).events_file) for path in subject.runs)
+def _runs_stamp(source: DataSource) -> tuple[Any, ...]:
+    return tuple(_status(RunFolder(path).events_file) for path in source.runs)
 
 
 def _status(path: Path) -> tuple[int, int] | None:

@@ -18,8 +18,8 @@ from reelworks.models.family import Preset
 from reelworks.recipe import toml_text
 from reelworks.recipe.recipe import Recipe
 from reelworks.ui import recipe_files, recipe_form, uploads
-from reelworks.ui.context import Context
-from reelworks.ui.jobs_api import to_json
+from reelworks.ui.context import Context, PageContext
+from reelworks.ui.jobs_api import add_job
 from reelworks.ui.workspace import key_of
 
 Json = dict[str, Any]
@@ -27,7 +27,7 @@ _MOST_COUNTED = 20_000  # files of a folder
 _REPEATED = ("dataset", "bucket")
 
 
-class NewLora(BaseModel):
+class LoraForm(BaseModel):
     """Make the recipe of a LoRA for a folder of footage.
 
     Attributes:
@@ -46,7 +46,7 @@ class NewLora(BaseModel):
     overwrite: bool = False
 
 
-class Change(BaseModel):
+class RecipeEdit(BaseModel):
     """A key to set or remove: a plain value, or one as it is written in TOML."""
 
     path: list[str | int] = Field(min_length=1, max_length=12)
@@ -55,11 +55,11 @@ class Change(BaseModel):
     remove: bool = False
 
 
-class Draft(BaseModel):
+class RecipeDraft(BaseModel):
     """A text with changes to make in it."""
 
     text: str
-    changes: list[Change] = []
+    changes: list[RecipeEdit] = []
 
 
 class SaveText(BaseModel):
@@ -71,74 +71,85 @@ class SaveText(BaseModel):
     overwrite: bool = False
 
 
-def router(context: Context) -> APIRouter:
-    """Return the routes below /api/new."""
-    routes = APIRouter(prefix="/new")
-    workspace = context.workspace
+routes = APIRouter(prefix="/new")
 
-    @routes.get("/models")
-    def models() -> list[Json]:
-        return [_model(name, preset) for name, preset in registry.PRESETS.items()]
 
-    @routes.get("/folders")
-    def folders() -> list[Json]:
-        counted = ((key, path, _count(path)) for key, path in workspace.found(again=True).folders.items())
-        return [
-            {"key": key, "path": workspace.shown(path), **counts} for key, path, counts in counted if counts["media"]
-        ]
+@routes.get("/models")
+def list_models() -> list[Json]:
+    return [_model(name, preset) for name, preset in registry.PRESETS.items()]
 
-    @routes.put("/footage/{name}/{file:path}")
-    async def upload(name: str, file: str, request: Request) -> Json:
-        path = uploads.target(workspace, name, file)
-        size = await uploads.receive(request, path)
-        return {"bytes": size, "folder": key_of(workspace.roots[0] / uploads.FOLDER / name)}
 
-    @routes.post("/lora")
-    def lora(wish: NewLora) -> Json:
-        root = workspace.roots[0]
-        path = recipe_files.new_path(workspace, root, wish.name, overwrite=wish.overwrite)
-        arguments = ["new", "lora", f"--model={wish.model}", f"--data={_below(root, workspace.folder(wish.folder))}"]
-        arguments += [f"--trigger={wish.trigger}"] * bool(wish.trigger)
-        arguments += [f"--weights={wish.weights}"] * bool(wish.weights)
-        arguments += [f"--vram={wish.vram_gb:g}"] if wish.vram_gb is not None else []
-        arguments += [f"--{kind}={_below(root, workspace.folder(key))}" for kind, key in wish.companions.items()]
-        arguments += ["--force"] * wish.overwrite
-        arguments += [f"--output={path.relative_to(root)}", "--json"]
-        return to_json(context, context.jobs.add("new", path.stem, arguments, root, subject=key_of(path)))
+@routes.get("/folders")
+def list_folders(context: PageContext) -> list[Json]:
+    counted = ((key, path, _count(path)) for key, path in context.workspace.found(again=True).folders.items())
+    return [
+        {"key": key, "path": context.workspace.shown(path), **counts}
+        for key, path, counts in counted
+        if counts["media"]
+    ]
 
-    @routes.get("/form")
-    def form() -> list[Json]:
-        return list(recipe_form.sections())
 
-    @routes.get("/recipe/{key}")
-    def recipe(key: str) -> Json:
-        read = recipe_files.read(workspace, key)
-        about: Json = {"key": key, "name": read.name, "path": workspace.shown(read.path), "digest": read.digest}
-        about["is_of_run"] = read.is_of_run
-        return about | _checked(context, read.text, read.path)
+@routes.put("/footage/{name}/{file:path}")
+async def upload(context: PageContext, name: str, file: str, request: Request) -> Json:
+    path = uploads.target(context.workspace, name, file)
+    size = await uploads.receive(request, path)
+    return {"bytes": size, "folder": key_of(context.workspace.roots[0] / uploads.FOLDER / name)}
 
-    @routes.post("/recipe/{key}/draft")
-    def draft(key: str, draft: Draft) -> Json:
-        path = workspace.recipe(key)
-        if not draft.changes:
-            return _checked(context, draft.text, path)
-        values, problem = _changed(draft)
-        if problem is not None:
-            return _checked(context, draft.text, path) | {"problem": problem}
-        return _checked(context, toml_text.rewrite(draft.text, values), path)
 
-    @routes.post("/recipe/{key}/save")
-    def save(key: str, wish: SaveText) -> Json:
-        read = recipe_files.read(workspace, key)
-        values, _ = recipe_files.parse_text(wish.text, read.path)
-        if wish.name is None:
-            recipe_files.save(read, wish.text, wish.digest)
-            return {"key": key, "path": workspace.shown(read.path)}
-        shown = recipe_files.RecipeText(read.path, wish.text, values)
-        path = recipe_files.save_as(workspace, shown, values, wish.name, overwrite=wish.overwrite)
-        return {"key": key_of(path), "path": workspace.shown(path)}
+@routes.post("/lora")
+def make_lora(context: PageContext, wish: LoraForm) -> Json:
+    root = context.workspace.roots[0]
+    path = recipe_files.new_path(context.workspace, root, wish.name, overwrite=wish.overwrite)
+    arguments = [
+        "new",
+        "lora",
+        f"--model={wish.model}",
+        f"--data={_below(root, context.workspace.folder(wish.folder))}",
+    ]
+    arguments += [f"--trigger={wish.trigger}"] * bool(wish.trigger)
+    arguments += [f"--weights={wish.weights}"] * bool(wish.weights)
+    arguments += [f"--vram={wish.vram_gb:g}"] if wish.vram_gb is not None else []
+    arguments += [f"--{kind}={_below(root, context.workspace.folder(key))}" for kind, key in wish.companions.items()]
+    arguments += ["--force"] * wish.overwrite
+    arguments += [f"--output={path.relative_to(root)}", "--json"]
+    return add_job(context, "new", path.stem, arguments, key_of(path))
 
-    return routes
+
+@routes.get("/form")
+def get_form() -> list[Json]:
+    return list(recipe_form.sections())
+
+
+@routes.get("/recipe/{key}")
+def get_recipe(context: PageContext, key: str) -> Json:
+    read = recipe_files.read(context.workspace, key)
+    about: Json = {"key": key, "name": read.name, "path": context.workspace.shown(read.path), "digest": read.digest}
+    about["is_of_run"] = read.is_of_run
+    return about | _check(context, read.text, read.path)
+
+
+@routes.post("/recipe/{key}/draft")
+def check_draft(context: PageContext, key: str, draft: RecipeDraft) -> Json:
+    path = context.workspace.recipe(key)
+    if not draft.changes:
+        return _check(context, draft.text, path)
+    try:
+        values = _edit_values(draft)
+    except UserError as error:
+        return _check(context, draft.text, path) | {"problem": error.to_json()}
+    return _check(context, toml_text.rewrite(draft.text, values), path)
+
+
+@routes.post("/recipe/{key}/save")
+def save(context: PageContext, key: str, wish: SaveText) -> Json:
+    read = recipe_files.read(context.workspace, key)
+    values, _ = recipe_files.parse_text(wish.text, read.path)
+    if wish.name is None:
+        recipe_files.save(read, wish.text, wish.digest)
+        return {"key": key, "path": context.workspace.shown(read.path)}
+    shown = recipe_files.RecipeText(read.path, wish.text, values)
+    path = recipe_files.save_as(context.workspace, shown, values, wish.name, overwrite=wish.overwrite)
+    return {"key": key_of(path), "path": context.workspace.shown(path)}
 
 
 def _below(root: Path, path: Path) -> Path:
@@ -184,7 +195,7 @@ def _count(folder: Path) -> Json:
     return counts
 
 
-def _checked(context: Context, text: str, path: Path) -> Json:
+def _check(context: Context, text: str, path: Path) -> Json:
     """Return a text with its values, and what is wrong with them; with what training it needs and makes."""
     found: Json = {"text": text, "values": None, "problem": None}
     try:
@@ -192,14 +203,9 @@ def _checked(context: Context, text: str, path: Path) -> Json:
     except UserError as error:
         with suppress(toml.Invalid):
             found["values"] = toml.parse(text)
-        return found | {"problem": _told(error)}
+        return found | {"problem": error.to_json()}
     output = context.workspace.roots[0] / recipe.output
     return found | {"run": key_of(output), "output": recipe.output, "downloads": _downloads(recipe)}
-
-
-def _told(error: UserError) -> Json:
-    value = None if error.value is None else str(error.value)
-    return {"problem": error.problem, "code": error.code, "field": error.field, "value": value, "remedy": error.remedy}
 
 
 def _downloads(recipe: Recipe) -> list[str]:
@@ -221,28 +227,28 @@ def _is_cached(name: str) -> bool:
     return (Path(constants.HF_HUB_CACHE) / f"models--{name.replace('/', '--')}" / "snapshots").exists()
 
 
-def _changed(draft: Draft) -> tuple[Json, Json | None]:
-    """Return the values of a text after changes, or what is wrong with one of these."""
+def _edit_values(draft: RecipeDraft) -> Json:
+    """Return the values of a text after its edits; raises `UserError` for what is wrong with one of these."""
     try:
         values = toml.parse(draft.text)
     except toml.Invalid as error:
-        return {}, _told(UserError(f"not TOML: {error}", code="not-toml", field="text", remedy="correct it"))
+        raise UserError(f"not TOML: {error}", code="not-toml", field="text", remedy="correct it") from error
     for change in draft.changes:
         field = ".".join(map(str, change.path))
         try:
             _apply(values, change)
-        except toml.Invalid:
+        except toml.Invalid as error:
             remedy = 'write it as in TOML: "a text", 1.5, true, or [1, 17]'
-            return {}, _told(
-                UserError("this is no value", code="not-toml", field=field, value=change.toml, remedy=remedy)
-            )
-        except (LookupError, TypeError, AttributeError):
+            raise UserError(
+                "this is no value", code="not-toml", field=field, value=change.toml, remedy=remedy
+            ) from error
+        except (LookupError, TypeError, AttributeError) as error:
             remedy = "load the page again"
-            return {}, _told(UserError("there is no such table", code="unknown-table", field=field, remedy=remedy))
-    return values, None
+            raise UserError("there is no such table", code="unknown-table", field=field, remedy=remedy) from error
+    return values
 
 
-def _apply(values: Json, change: Change) -> None:
+def _apply(values: Json, change: RecipeEdit) -> None:
     node: Any = values
     *parents, last = change.path
     for part, following in zip(parents, change.path[1:], strict=True):

@@ -21,7 +21,7 @@ from reelworks.run.folder import RunFolder
 from reelworks.ui import understood
 from reelworks.ui.context import Context
 from reelworks.ui.event_index import EventIndex
-from reelworks.ui.jobs import Job
+from reelworks.ui.jobs import PageJob
 from reelworks.ui.workspace import text_of
 
 Json = dict[str, Any]
@@ -177,7 +177,7 @@ def _told(state: str, tone: str, detail: str, *, job: str | None = None, can_sto
     return {"state": state, "tone": tone, "detail": detail, "job": job, "can_stop": can_stop}
 
 
-def _job(context: Context, key: str, run: RunFolder) -> Job | None:
+def _job(context: Context, key: str, run: RunFolder) -> PageJob | None:
     """Return the last job that trains this run, by its key or by the folder that its recipe names."""
     for job in reversed(context.jobs.list()):
         if job.kind == "train" and (job.subject == key or _output(context, job) == run.path.resolve()):
@@ -185,7 +185,7 @@ def _job(context: Context, key: str, run: RunFolder) -> Job | None:
     return None
 
 
-def _output(context: Context, job: Job) -> Path | None:
+def _output(context: Context, job: PageJob) -> Path | None:
     """Return the run folder of a job that trains a recipe."""
     path = context.workspace.found().recipes.get(job.subject)
     if path is None:

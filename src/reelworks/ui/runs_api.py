@@ -18,90 +18,95 @@ from reelworks.report import plots
 from reelworks.report.previews import MEDIA
 from reelworks.run import lock
 from reelworks.ui import comparing, runs
-from reelworks.ui.context import Context
-from reelworks.ui.jobs_api import require_trust, to_json
+from reelworks.ui.context import Context, PageContext
+from reelworks.ui.jobs_api import add_job, require_trust
 
+Json = dict[str, Any]
 _FOLLOW_SECONDS = 0.5
 _PING_SECONDS = 15.0
 
 
-def router(context: Context) -> APIRouter:
-    """Return the routes below /api."""
-    routes = APIRouter()
-    workspace = context.workspace
+routes = APIRouter()
 
-    @routes.get("/runs")
-    def listed() -> list[dict[str, Any]]:
-        rows = [runs.line(context, key, path) for key, path in workspace.found().runs.items()]
-        return sorted(rows, key=lambda row: (row["state"] != "running", -row["changed"]))
 
-    @routes.get("/runs/{key}")
-    def one(key: str) -> dict[str, Any]:
-        return runs.overview(context, key, workspace.run(key))
+@routes.get("/runs")
+def list_runs(context: PageContext) -> list[Json]:
+    rows = [runs.line(context, key, path) for key, path in context.workspace.found().runs.items()]
+    return sorted(rows, key=lambda row: (row["state"] != "running", -row["changed"]))
 
-    @routes.get("/runs/{key}/figures")
-    def figures(key: str) -> list[dict[str, Any]]:
-        data = runs.data(context, workspace.run(key))
-        return [plots.to_json(figure) for figure in plots.all_of(data)]
 
-    @routes.get("/runs/{key}/coverage")
-    def coverage(key: str) -> list[dict[str, Any]]:
-        return runs.coverage(workspace.run(key))
+@routes.get("/runs/{key}")
+def get_run(context: PageContext, key: str) -> Json:
+    return runs.overview(context, key, context.workspace.run(key))
 
-    @routes.get("/runs/{key}/previews")
-    def previews(key: str) -> list[dict[str, Any]]:
-        return runs.previews(context, key, workspace.run(key))
 
-    @routes.get("/runs/{key}/samples/{name:path}")
-    def sample(key: str, name: str) -> FileResponse:
-        folder = workspace.run(key).samples_folder
-        path = (folder / name).resolve()
-        if not (path.is_relative_to(folder.resolve()) and path.suffix.lower() in MEDIA and path.is_file()):
-            raise UserError(
-                "there is no such preview", code="not-found", field="preview", value=name, remedy="load the page again"
-            )
-        return FileResponse(path, media_type=MEDIA[path.suffix.lower()])
+@routes.get("/runs/{key}/figures")
+def get_figures(context: PageContext, key: str) -> list[Json]:
+    data = runs.data(context, context.workspace.run(key))
+    return [plots.to_json(figure) for figure in plots.all_of(data)]
 
-    @routes.get("/runs/{key}/follow")
-    async def follow(key: str, request: Request) -> StreamingResponse:
-        run = workspace.run(key)
-        return StreamingResponse(_news(context, key, run.path, request), media_type="text/event-stream")
 
-    @routes.get("/compare")
-    def compared(runs: str) -> dict[str, Any]:
-        return comparing.compare_runs(context, runs.split(","))
+@routes.get("/runs/{key}/coverage")
+def get_coverage(context: PageContext, key: str) -> list[Json]:
+    return runs.coverage(context.workspace.run(key))
 
-    @routes.post("/runs/{key}/stop")
-    def stop(key: str) -> dict[str, Any]:
-        run = workspace.run(key)
-        owner = lock.holder(run.lock_file)
-        if owner is None:
-            raise UserError(
-                "nothing trains in this folder",
-                code="not-running",
-                field="run",
-                value=run.path.name,
-                remedy="resume it",
-            )
-        if not lock.signal_holder(run.lock_file, signal.SIGTERM):
-            raise UserError(
-                f"{owner} trains it, which this page cannot reach",
-                code="run-elsewhere",
-                field="run",
-                value=run.path.name,
-                remedy="press Ctrl-C where it was started, or cancel its job there: it saves and ends",
-            )
-        return {"asked": owner.process.pid}
 
-    @routes.post("/runs/{key}/resume")
-    def resume(key: str) -> dict[str, Any]:
-        run = workspace.run(key)
-        require_trust(run.recipe_file)
-        arguments = ("train", str(run.recipe_file), "--output", str(run.path))
-        job = context.jobs.add("train", workspace.shown(run.path), arguments, workspace.roots[0], subject=key)
-        return to_json(context, job)
+@routes.get("/runs/{key}/previews")
+def get_previews(context: PageContext, key: str) -> list[Json]:
+    return runs.previews(context, key, context.workspace.run(key))
 
-    return routes
+
+@routes.get("/runs/{key}/samples/{name:path}")
+def get_sample(context: PageContext, key: str, name: str) -> FileResponse:
+    folder = context.workspace.run(key).samples_folder
+    path = (folder / name).resolve()
+    if not (path.is_relative_to(folder.resolve()) and path.suffix.lower() in MEDIA and path.is_file()):
+        raise UserError(
+            "there is no such preview", code="not-found", field="preview", value=name, remedy="load the page again"
+        )
+    return FileResponse(path, media_type=MEDIA[path.suffix.lower()])
+
+
+@routes.get("/runs/{key}/follow")
+async def follow_run(context: PageContext, key: str, request: Request) -> StreamingResponse:
+    run = context.workspace.run(key)
+    return StreamingResponse(_news(context, key, run.path, request), media_type="text/event-stream")
+
+
+@routes.get("/compare")
+def compare(context: PageContext, runs: str) -> Json:
+    return comparing.compare_runs(context, runs.split(","))
+
+
+@routes.post("/runs/{key}/stop")
+def stop_run(context: PageContext, key: str) -> Json:
+    run = context.workspace.run(key)
+    owner = lock.holder(run.lock_file)
+    if owner is None:
+        raise UserError(
+            "nothing trains in this folder",
+            code="not-running",
+            field="run",
+            value=run.path.name,
+            remedy="resume it",
+        )
+    if not lock.signal_holder(run.lock_file, signal.SIGTERM):
+        raise UserError(
+            f"{owner} trains it, which this page cannot reach",
+            code="run-elsewhere",
+            field="run",
+            value=run.path.name,
+            remedy="press Ctrl-C where it was started, or cancel its job there: it saves and ends",
+        )
+    return {"asked": owner.process.pid}
+
+
+@routes.post("/runs/{key}/resume")
+def resume_run(context: PageContext, key: str) -> Json:
+    run = context.workspace.run(key)
+    require_trust(run.recipe_file)
+    arguments = ("train", str(run.recipe_file), "--output", str(run.path))
+    return add_job(context, "train", context.workspace.shown(run.path), arguments, key)
 
 
 async def _news(context: Context, key: str, path: Path, request: Request) -> AsyncIterator[str]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import io
 import threading
-from collections import OrderedDict
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from cachetools import LRUCache, cachedmethod
 from PIL import Image
 
 from reelworks.analysis import contact_sheet
@@ -22,7 +23,7 @@ from reelworks.data import decode_requests
 from reelworks.media import decode
 from reelworks.media.decode import Frames, Request, Spot
 from reelworks.media.decode_pool import DecodePool, Failure
-from reelworks.ui.clips import EPOCH, Clips
+from reelworks.ui.clips import EPOCH, ClipView
 from reelworks.ui.workspace import Workspace
 
 Kind = Literal["thumbnail", "loop", "strip", "whole"]
@@ -56,9 +57,8 @@ class Pictures:
     """
 
     def __init__(self, workspace: Workspace, cache_bytes: int = _CACHE_BYTES) -> None:
-        self._workspace, self._cache_bytes = workspace, cache_bytes
-        self._kept: OrderedDict[str, bytes] = OrderedDict()
-        self._bytes = 0
+        self._workspace = workspace
+        self._kept: LRUCache[str, bytes] = LRUCache(cache_bytes, getsizeof=len)
         self._lock = threading.Lock()
         self._pool: DecodePool | None = None
 
@@ -74,7 +74,7 @@ class Pictures:
         if self._pool is None:
             self._started().submit(Request(Path(), is_image=True, shape=Shape(1, 1, 1)))
 
-    def tag(self, clips: Clips, row: int, kind: Kind, companion: str | None = None) -> tuple[str, Request]:
+    def tag(self, clips: ClipView, row: int, kind: Kind, companion: str | None = None) -> tuple[str, Request]:
         """Return a text that changes when a picture does, and the request to decode for it.
 
         Raises:
@@ -100,23 +100,14 @@ class Pictures:
             )
         self._workspace.require(Path(path.file) if isinstance(path, Location) else path)
 
+    @cachedmethod(attrgetter("_kept"), key=lambda _, tag, *__: tag, lock=attrgetter("_lock"))
     def picture(self, tag: str, request: Request, kind: Kind, milliseconds: int) -> bytes:
         """Return a picture as WebP; loops are animated.
 
         Raises:
             UserError: The file cannot be decoded.
         """
-        with self._lock:
-            if tag in self._kept:
-                self._kept.move_to_end(tag)
-                return self._kept[tag]
-        data = _encoded(self._frames(request), kind, milliseconds)
-        with self._lock:
-            self._bytes += len(data) - len(self._kept.pop(tag, b""))
-            self._kept[tag] = data
-            while self._bytes > self._cache_bytes and len(self._kept) > 1:
-                self._bytes -= len(self._kept.popitem(last=False)[1])
-        return data
+        return _encode(self._frames(request), kind, milliseconds)
 
     def _started(self) -> DecodePool:
         with self._lock:
@@ -153,7 +144,7 @@ def unreadable(path: MediaPath, reason: str) -> UserError:
     )
 
 
-def request_of(clips: Clips, row: int, kind: Kind, companion: str | None = None) -> Request:
+def request_of(clips: ClipView, row: int, kind: Kind, companion: str | None = None) -> Request:
     """Return the request for a picture of a clip, or of a companion of it by kind."""
     if clips.data.rows.height[row] <= 0:
         reason = clips.data.rows.take(np.array([row])).error[0].as_py() or "it has no frames"
@@ -169,7 +160,7 @@ def request_of(clips: Clips, row: int, kind: Kind, companion: str | None = None)
     return reduced(request, count, _LONG_PX[kind], frames)
 
 
-def training_request(clips: Clips, row: int) -> Request:
+def training_request(clips: ClipView, row: int) -> Request:
     """Return the request with which the first epoch reads a clip; one without a bucket is read whole."""
     if clips.bucket[row] >= 0:
         at = np.array([row])
@@ -190,7 +181,7 @@ def training_request(clips: Clips, row: int) -> Request:
     )
 
 
-def _of_companion(clips: Clips, row: int, own: Request, kind: str) -> Request:
+def _of_companion(clips: ClipView, row: int, own: Request, kind: str) -> Request:
     found = decode_requests.companion_requests(clips.data, np.array([row]), [own]).get(kind, (None,))[0]
     if clips.bucket[row] < 0 or found is None:
         raise UserError(
@@ -203,7 +194,7 @@ def _of_companion(clips: Clips, row: int, own: Request, kind: str) -> Request:
     return found
 
 
-def window_of(clips: Clips, row: int) -> Window | None:
+def window_of(clips: ClipView, row: int) -> Window | None:
     """Return the place of the crop in a clip's whole frame; None without a bucket."""
     if clips.bucket[row] < 0:
         return None
@@ -211,12 +202,12 @@ def window_of(clips: Clips, row: int) -> Window | None:
     return Window(left / whole.width, top / whole.height, width / whole.width, height / whole.height)
 
 
-def first_frame(clips: Clips, row: int, request: Request) -> int:
+def first_frame(clips: ClipView, row: int, request: Request) -> int:
     """Return the number of the first source frame that a request reads."""
     return _placed(clips, row, request)[0]
 
 
-def _placed(clips: Clips, row: int, request: Request) -> tuple[int, tuple[int, int, int, int], Shape]:
+def _placed(clips: ClipView, row: int, request: Request) -> tuple[int, tuple[int, int, int, int], Shape]:
     rows = clips.data.rows
     source = Shape(int(rows.num_frames[row]), int(rows.height[row]), int(rows.width[row]))
     return contact_sheet.placed(request, source)
@@ -250,13 +241,13 @@ def reduced(request: Request, count: int, long_px: int, frames: int) -> Request:
     )
 
 
-def milliseconds_of(clips: Clips, row: int, request: Request) -> int:
+def milliseconds_of(clips: ClipView, row: int, request: Request) -> int:
     """Return how long each frame of a loop is shown, so that it is as fast as the clip."""
     fps = float(clips.data.rows.fps[row]) or 24.0
     return int(min(max(1000 * request.step / fps, _LEAST_MS), _MOST_MS))
 
 
-def _encoded(frames: Frames, kind: Kind, milliseconds: int) -> bytes:
+def _encode(frames: Frames, kind: Kind, milliseconds: int) -> bytes:
     images = [Image.fromarray(np.ascontiguousarray(frame)) for frame in frames]
     if kind == "strip":
         images = [_beside(images)]

@@ -24,10 +24,10 @@ def reading(subject: str | Path) -> Iterator[None]:
     except UserError:
         raise
     except FAULTS as error:
-        raise explained(error, subject) from error
+        raise explain(error, subject) from error
 
 
-def explained(error: Exception, subject: str | Path) -> UserError:
+def explain(error: Exception, subject: str | Path) -> UserError:
     """Return the error that is told in place of another one, whose traceback is logged."""
     logger.debug("%s cannot be read", subject, exc_info=error)
     return UserError(

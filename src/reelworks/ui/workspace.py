@@ -30,7 +30,7 @@ def text_of(path: Path) -> str:
 
 
 @dataclass(frozen=True)
-class Found:
+class WorkspaceIndex:
     """Runs, recipes, catalogs and folders of the roots, by key."""
 
     runs: dict[str, Path] = field(default_factory=dict)
@@ -57,7 +57,7 @@ class Workspace:
                     remedy="give the folder that holds runs, recipes and footage",
                 )
         self.roots = tuple(dict.fromkeys(root.resolve() for root in roots))
-        self._found, self._at = Found(), -_FRESH_SECONDS
+        self._found, self._at = WorkspaceIndex(), -_FRESH_SECONDS
         self._lock = threading.Lock()
 
     @property
@@ -82,7 +82,7 @@ class Workspace:
             )
         return path.resolve()
 
-    def found(self, *, again: bool = False) -> Found:
+    def found(self, *, again: bool = False) -> WorkspaceIndex:
         """Return what the folders hold, as of a moment ago."""
         with self._lock:
             if again or time.monotonic() - self._at > _FRESH_SECONDS:
@@ -129,8 +129,8 @@ class Workspace:
         return Path(path)
 
 
-def _look(roots: tuple[Path, ...]) -> Found:
-    found = Found()
+def _look(roots: tuple[Path, ...]) -> WorkspaceIndex:
+    found = WorkspaceIndex()
     for root in roots:
         for folder, names in _folders(root, _DEPTH):
             _note(found, folder, names)
@@ -160,7 +160,7 @@ def _folders(folder: Path, depth: int) -> Iterator[tuple[Path, list[str]]]:
         yield from _folders(path, depth - 1)
 
 
-def _note(found: Found, folder: Path, names: list[str]) -> None:
+def _note(found: WorkspaceIndex, folder: Path, names: list[str]) -> None:
     if "run.json" in names:
         found.runs[key_of(folder)] = folder
     elif "catalog.json" in names:

@@ -24,7 +24,7 @@ from reelworks.recipe import dataset, recipe_file
 from reelworks.recipe.dataset import RecipeData
 from reelworks.run.events import EventLog
 from reelworks.run.folder import RunFolder
-from reelworks.ui import clips, guard, thumbnails
+from reelworks.ui import clips, guard, library, thumbnails
 from reelworks.ui.workspace import key_of
 
 
@@ -437,8 +437,23 @@ def test_kept_pictures_stay_within_their_bound(shown):
     for row in rows:
         for kind in ("thumbnail", "whole"):
             tag, request = kept.tag(clips, row, kind)
-            size = len(kept.picture(tag, request, kind, 40))
-            assert sum(map(len, kept._kept.values())) == kept._bytes <= max(300, size)
+            kept.picture(tag, request, kind, 40)
+            assert sum(map(len, kept._kept.values())) == kept._kept.currsize <= 300
+
+
+def test_clips_that_were_forgotten_are_read_again(page, monkeypatch):
+    monkeypatch.setattr(library, "_MOST_ROWS", 8)
+    (page.folder / "other.toml").write_text(page.written)
+    small = library.Library(page.client.app.state.context.workspace)
+    keys = [page.key, key_of(page.folder / "other.toml")]
+    for key in keys * 2:  # seven clips each
+        assert len(small.clips(key, patience=20)) == 7
+        assert [known for known in keys if known in small._clips] == [key]
+    monkeypatch.setattr(library, "_MOST_ROWS", 5)  # fewer than one has
+    larger = library.Library(page.client.app.state.context.workspace)
+    assert len(larger.clips(page.key, patience=20)) == 7
+    small.close()
+    larger.close()
 
 
 def test_the_page_names_only_files_of_its_folder(shown):

@@ -69,7 +69,7 @@ def test_a_process_that_vanished_has_failed(tmp_path):
     queue = Jobs(tmp_path / "jobs")
     (tmp_path / "jobs").mkdir()
     other = replace(Process.here(), started=1)  # had this id before
-    job = jobs.Job("000001", "train", "lost", (), str(tmp_path), 0.0, state="running", process=other, started=1.0)
+    job = jobs.PageJob("000001", "train", "lost", (), str(tmp_path), 0.0, state="running", process=other, started=1.0)
     jobs.write(tmp_path / "jobs" / "000001.json", job)
     assert queue.get("000001").state == "failed"
 
