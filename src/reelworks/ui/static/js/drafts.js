@@ -1,53 +1,46 @@
-// What was typed and not saved: kept while other pages are looked at, and when this one is loaded again, until it is saved or discarded.
+// What was typed and not saved: kept while other pages are looked at, and when this one is loaded again.
 
 import { fill, h } from "./elements.js";
 import { get } from "./server.js";
-import { every } from "./timing.js";
+import { repeat } from "./timing.js";
 
 const MARK = "reelworks-draft "; // of this tab only: another tab has its own
 
-/** The draft of a form; `box` tells of it, and `discard` shows again what is saved. */
+/** The draft of a form, until it is saved or discarded; `box` tells of it, and `discard` shows again what is saved. */
 export class Draft {
   constructor(discard, place = location.hash) {
     Object.assign(this, { discard, name: MARK + place, box: h("div", { role: "status" }) });
   }
+
   get found() {
     return JSON.parse(sessionStorage.getItem(this.name));
   }
+
   keep(value) {
     sessionStorage.setItem(this.name, JSON.stringify(value));
   }
+
   drop() {
     sessionStorage.removeItem(this.name);
     fill(this.box);
   }
-  tell(text) {
-    fill(
-      this.box,
-      h(
-        "p.notice.row",
-        h("span", text),
-        h(
-          "button.small",
-          {
-            type: "button",
-            onclick: () => {
-              this.drop();
-              this.discard();
-            },
-          },
-          "Discard the changes",
-        ),
-      ),
-    );
+
+  tell(...text) {
+    const onclick = () => {
+      this.drop();
+      this.discard();
+    };
+    const button = h("button.small", { type: "button", onclick }, "Discard the changes");
+    fill(this.box, h("p.notice.row", h("span", text), button));
   }
-  restored() {
+
+  tellRestored() {
     this.tell("Changes that were not saved are here again.");
   }
-  outdated() {
-    this.tell(
-      "The file was changed elsewhere, and saving would undo that: save these changes under another name, or discard them.",
-    );
+
+  tellOutdated() {
+    const remedy = "save these changes under another name, or discard them.";
+    this.tell("The file was changed elsewhere, and saving would undo that: ", remedy);
   }
 }
 
@@ -55,9 +48,9 @@ addEventListener("beforeunload", event => {
   if (Object.keys(sessionStorage).some(name => name.startsWith(MARK))) event.preventDefault();
 });
 
-/** Call a function when a recipe's file has another digest than `known` tells: another tab or an editor has saved it. */
+/** Call a function when another tab or an editor has saved a recipe: its file has another digest than `known` tells. */
 export function watchRecipe(key, signal, known, onChange) {
-  every(1500, signal, async () => {
+  repeat(1500, signal, async () => {
     const found = await get(`/new/recipe/${key}`, signal);
     if (found.digest !== known()) await onChange(found);
   });

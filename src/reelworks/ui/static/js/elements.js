@@ -6,7 +6,7 @@ const SVG = "http://www.w3.org/2000/svg";
 const SVG_TAGS = new Set(["svg", "polyline", "rect", "circle", "line", "g", "title"]);
 const isShown = part => part !== null && part !== undefined && part !== false;
 
-/** Make an element: h("a.name", { href, onclick }, "text", child, null). Attributes that are null or false are left out. */
+/** Make an element: h("a.name", { href, onclick }, "text", child). What is null or false is left out. */
 export function h(selector, ...parts) {
   const attributes = parts[0]?.constructor === Object ? parts.shift() : {};
   const [tag, ...classes] = selector.split(".");
@@ -32,7 +32,7 @@ export function fill(element, ...children) {
 }
 
 /** What a page shows if there is nothing yet: a title, what to do next, and something to do it with. */
-export const empty = (title, text, ...actions) => h("section.empty", h("h2", title), h("p", text), actions);
+export const emptySection = (title, text, ...actions) => h("section.empty", h("h2", title), h("p", text), actions);
 export const badge = (text, tone) => h(`span.badge.${tone || "plain"}`, text);
 export const card = (...children) => h("section.card", ...children);
 
@@ -73,7 +73,7 @@ export function spark(values, label) {
   );
 }
 
-export function progress(share, label) {
+export function progressBar(share, label) {
   return h(
     "div.progress",
     {

@@ -3,7 +3,7 @@
 import { button } from "./dialogs.js";
 import { media } from "./elements.js";
 import { get, post } from "./server.js";
-import { every } from "./timing.js";
+import { repeat } from "./timing.js";
 
 export const isOpen = job => ["waiting", "running"].includes(job.state);
 
@@ -27,7 +27,7 @@ export function watchJob(id, signal, onNews) {
     await onNews(job);
   };
   look();
-  every(700, control.signal, look);
+  repeat(700, control.signal, look);
 }
 
 /** What a command generated, shown as it is; null if it is not there. */

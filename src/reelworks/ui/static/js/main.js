@@ -2,50 +2,69 @@
 
 import { explain } from "./dialogs.js";
 import { fill, h } from "./elements.js";
+import { listenToKeys } from "./keyboard.js";
 import { get, takeToken } from "./server.js";
 
-const PAGES = { runs: "runs", run: "run", compare: "compare", jobs: "jobs", data: "data", plan: "plan", new: "new" };
+const PAGES = ["runs", "run", "compare", "jobs", "data", "plan", "new"];
 const OF_ONE = ["run", "jobs"];
+const OF_RUNS = ["run", "compare", "jobs"];
 let leaving = new AbortController();
 
-function decoded(part) {
+/** The page that the address names, and what of it. */
+function readAddress() {
+  const [name, ...rest] = location.hash.replace(/^#\/?/, "").split("/").filter(Boolean).map(decode);
+  const isKnown = PAGES.includes(name) && (rest.length || !OF_ONE.includes(name));
+  return [isKnown ? name : "runs", rest];
+}
+
+function decode(part) {
   try {
     return decodeURIComponent(part);
   } catch {
-    return part;
-  } // a % of an address typed by hand
+    return part; // a % of an address typed by hand
+  }
 }
 
 async function show() {
   if (location.hash === "#main") return;
-  let [name = "runs", ...rest] = location.hash.replace(/^#\/?/, "").split("/").filter(Boolean).map(decoded);
-  if (OF_ONE.includes(name) && !rest.length) name = "runs"; // which lists them
+  const [name, rest] = readAddress();
   leaving.abort();
-  for (const dialog of document.querySelectorAll("dialog[open]")) dialog.close(); // they ask about the page that is left
   leaving = new AbortController();
   const { signal } = leaving;
   const main = document.getElementById("main");
-  for (const link of document.querySelectorAll("[data-page]")) {
-    const isHere = link.dataset.page === (["run", "compare", "jobs"].includes(name) ? "runs" : name || "runs");
-    isHere ? link.setAttribute("aria-current", "page") : link.removeAttribute("aria-current");
-  }
+  for (const dialog of document.querySelectorAll("dialog[open]")) dialog.close(); // it asks about the page that is left
+  markPage(OF_RUNS.includes(name) ? "runs" : name);
   fill(main, h("p.quiet.loading", "loading …"));
   try {
-    const page = await import(`./pages/${PAGES[name] || "runs"}.js`).catch(async error => {
-      await get("/about", signal); // tells if the server is gone, which is why most modules cannot be loaded
-      throw error;
-    });
+    const page = await importPage(name, signal);
     if (signal.aborted) return;
     document.title = `${page.title} · Reelworks`;
     await page.render(main, rest, signal);
     if (!signal.aborted) main.focus({ preventScroll: true });
   } catch (error) {
     if (signal.aborted || error.name === "AbortError") return;
-    const back = h("a", { href: "#/runs" }, "all runs");
-    const where = error.field ? h("p", h("code", [error.field, error.value].filter(Boolean).join(" = "))) : null;
-    fill(main, h("section.empty", h("h1", error.message), where, h("p", error.remedy || ""), back));
+    fill(main, errorSection(error));
     if (!error.status) explain(error);
   }
+}
+
+async function importPage(name, signal) {
+  try {
+    return await import(`./pages/${name}.js`);
+  } catch (error) {
+    await get("/about", signal); // tells if the server is gone, which is why most modules cannot be loaded
+    throw error;
+  }
+}
+
+function markPage(name) {
+  for (const link of document.querySelectorAll("[data-page]"))
+    link.dataset.page === name ? link.setAttribute("aria-current", "page") : link.removeAttribute("aria-current");
+}
+
+function errorSection({ message, field, value, remedy }) {
+  const where = field ? h("p", h("code", [field, value].filter(Boolean).join(" = "))) : null;
+  return h("section.empty", h("h1", message), where, h("p", remedy || ""), h("a", { href: "#/runs" }, "all runs"));
 }
 
 takeToken();
@@ -53,45 +72,5 @@ addEventListener("hashchange", () => {
   takeToken();
   show();
 });
-// Keys: g and a letter go to a page, "/" to the search, "?" tells them.
-let went = 0;
-addEventListener("keydown", event => {
-  if (event.target.closest("input, textarea, select, dialog") || event.ctrlKey || event.metaKey || event.altKey) return;
-  if (event.key === "g") went = Date.now();
-  else if (Date.now() - went < 1000 && { r: 1, d: 1, p: 1, n: 1 }[event.key])
-    location.hash = { r: "#/runs", d: "#/data", p: "#/plan", n: "#/new" }[event.key];
-  else if (event.key === "/") {
-    const search = document.querySelector("[type=search]");
-    if (search) {
-      event.preventDefault();
-      search.focus();
-    }
-  } else if (event.key === "?") help();
-});
-
-function help() {
-  const keys = [
-    ["g r", "runs"],
-    ["g d", "data"],
-    ["g p", "plan"],
-    ["g n", "new"],
-    ["/", "search"],
-    ["← →", "the step before or after, in previews"],
-    ["← → ↑ ↓", "another clip"],
-    ["Enter", "open the clip"],
-  ];
-  const dialog = h(
-    "dialog",
-    { "aria-label": "Keys" },
-    h("h2", "Keys"),
-    h(
-      "dl.pairs",
-      keys.map(([key, what]) => [h("dt", h("kbd", key)), h("dd", what)]),
-    ),
-    h("form.actions", { method: "dialog" }, h("button.main", "Close")),
-  );
-  dialog.addEventListener("close", () => dialog.remove());
-  document.body.append(dialog);
-  dialog.showModal();
-}
+listenToKeys();
 show();

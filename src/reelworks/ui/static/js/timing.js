@@ -1,7 +1,7 @@
 // Calls that are repeated, and calls that are held back.
 
 /** Call a function again and again, one call at a time, until the page is left; hidden pages rest. */
-export function every(milliseconds, signal, call) {
+export function repeat(milliseconds, signal, call) {
   let timer;
   const again = async () => {
     if (!document.hidden)
@@ -15,7 +15,7 @@ export function every(milliseconds, signal, call) {
 }
 
 /** Return a function that calls another at most once in so many milliseconds, the last time included. */
-export function throttled(milliseconds, call) {
+export function throttle(milliseconds, call) {
   let last = -Infinity;
   let timer = null;
   return (...values) => {
@@ -39,5 +39,5 @@ export async function drawOnChange(milliseconds, signal, load, draw, essential =
     draw(found, update);
   };
   await update();
-  every(milliseconds, signal, update);
+  repeat(milliseconds, signal, update);
 }

@@ -3,7 +3,7 @@
 import { ask, toast } from "./dialogs.js";
 import { h } from "./elements.js";
 import { get, post } from "./server.js";
-import { every } from "./timing.js";
+import { repeat } from "./timing.js";
 
 /** Queue a training or resume one; code that the recipe of `key` names is asked about once. */
 export async function startTraining(path, key) {
@@ -27,7 +27,7 @@ export async function train(key, run, signal) {
   toast("training is queued");
   const control = new AbortController();
   signal.addEventListener("abort", () => control.abort());
-  every(700, control.signal, async () => {
+  repeat(700, control.signal, async () => {
     const [runs, now] = await Promise.all([get("/runs", signal), get(`/jobs/${job.id}`, signal)]);
     if (control.signal.aborted) return;
     if (runs.some(one => one.key === run) && now.state === "running") {

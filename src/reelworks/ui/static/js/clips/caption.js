@@ -41,7 +41,7 @@ export function captionBox(key, clip, changed) {
   if (former !== null && !box.readOnly && former !== box.dataset.saved) {
     box.value = former;
     update();
-    kept.restored();
+    kept.tellRestored();
   }
   return h("div.caption", h("h3", "Caption"), kept.box, box, notes(clip), actions);
 }

@@ -1,21 +1,21 @@
 // Bars of the measures of clips, and the map of their sizes, drawn as SVG in the page's colours.
 
-import { card, empty, fill, h } from "../elements.js";
+import { card, emptySection, fill, h } from "../elements.js";
 import { count, plural } from "../units.js";
 
-const short = value =>
+const shortNumber = value =>
   Number(Math.abs(value) >= 1000 ? value.toFixed(0) : value.toPrecision(3)).toLocaleString("en-US");
 
 export function drawDistributions(box, found) {
-  if (!found.clips) return fill(box, empty("No measures", "No readable clip is chosen."));
-  fill(box, sizeMap(found), found.bars.map(bars));
+  if (!found.clips) return fill(box, emptySection("No measures", "No readable clip is chosen."));
+  fill(box, sizeMap(found), found.bars.map(barCard));
 }
 
-function bars(one) {
+function barCard(one) {
   const number = one.counts.length;
   const total = one.counts.reduce((sum, value) => sum + value, 0);
   const unit = one.unit ? ` ${one.unit}` : "";
-  const label = `${one.label}: ${plural(total, "clip")}, median ${short(one.median)} ${one.unit}`;
+  const label = `${one.label}: ${plural(total, "clip")}, median ${shortNumber(one.median)} ${one.unit}`;
   const drawing = h(
     "svg.bars-of",
     { viewBox: "0 0 100 40", preserveAspectRatio: "none", role: "img", "aria-label": label },
@@ -25,10 +25,10 @@ function bars(one) {
   );
   const ends = one.values ? [one.values[0], one.values[number - 1]] : [one.edges[0], one.max];
   const isShort = one.values && number <= 8;
-  const ticks = (isShort ? one.values : ends).map(value => h("span", short(value)));
+  const ticks = (isShort ? one.values : ends).map(value => h("span", shortNumber(value)));
   return card(
     h("h3", one.label),
-    h("p.quiet", `median ${short(one.median)}${unit}`),
+    h("p.quiet", `median ${shortNumber(one.median)}${unit}`),
     drawing,
     h(isShort ? "div.ticks" : "div.ends.quiet", { "aria-hidden": "true" }, ticks),
   );
@@ -48,9 +48,9 @@ function bar(i, number, share, title) {
 }
 
 function rangeName({ values, edges, counts }, i) {
-  if (values) return short(values[i]);
-  if (i === counts.length - 1 && edges.length === counts.length) return `${short(edges[i])} and more`;
-  return `${short(edges[i])} to ${short(edges[i + 1])}`;
+  if (values) return shortNumber(values[i]);
+  if (i === counts.length - 1 && edges.length === counts.length) return `${shortNumber(edges[i])} and more`;
+  return `${shortNumber(edges[i])} to ${shortNumber(edges[i + 1])}`;
 }
 
 function sizeMap({ sizes, clips }) {
@@ -76,7 +76,7 @@ function sizeMap({ sizes, clips }) {
       ),
     ),
   );
-  const axes = `width to the right, height upwards, in cells of ${short(cell)} pixels; the line is square`;
+  const axes = `width to the right, height upwards, in cells of ${shortNumber(cell)} pixels; the line is square`;
   const ends = `to ${count(Math.round(across * cell))} pixels wide, and ${count(Math.round(down * cell))} high`;
   return h(
     "section.card.map",
@@ -90,7 +90,7 @@ function sizeMap({ sizes, clips }) {
 /** Squares whose area tells how many clips are of a size. */
 function sizeCells({ cell, cells }, down) {
   const most = Math.max(...cells.map(one => one[2]));
-  const range = (at, name) => `${short(at * cell)} to ${short((at + 1) * cell)} ${name}`;
+  const range = (at, name) => `${shortNumber(at * cell)} to ${shortNumber((at + 1) * cell)} ${name}`;
   return cells.map(([x, y, value]) => {
     const side = Math.sqrt(value / most) * 0.7 + 0.3;
     const square = h("rect", {

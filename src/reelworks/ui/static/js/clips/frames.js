@@ -38,7 +38,8 @@ function cropWindow(part) {
 function framesAsRead(base, clip, put) {
   const { reading } = clip;
   const who = clip.reason?.[0] === "held_out" ? "Validation" : "Training";
-  const turned = `${reading.flip ? ", mirrored" : ""}${reading.degrees ? `, rotated by ${reading.degrees.toFixed(1)}°` : ""}`;
+  const rotation = reading.degrees ? `, rotated by ${reading.degrees.toFixed(1)}°` : "";
+  const turned = `${reading.flip ? ", mirrored" : ""}${rotation}`;
   if (!clip.video) return h("p.quiet", `${who} reads it at ${reading.size}${turned}.`);
   const strip = h("div.strip-of-frames");
   const loop = h("div.as-read", { style: { "aspect-ratio": `${clip.shape[0]} / ${clip.shape[1]}` } });

@@ -167,7 +167,7 @@ export class Grid {
     return this.items.get(index);
   }
   /** Draw a clip again that has changed. */
-  changed(index, clip) {
+  replace(index, clip) {
     this.items.set(index, clip);
     const tile = this.tiles.get(index);
     if (tile) {

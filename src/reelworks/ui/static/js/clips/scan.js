@@ -1,7 +1,7 @@
 // The scan that the clips of a page come from: what it is doing, and what is shown before it has ended.
 
 import { button } from "../dialogs.js";
-import { badge, empty, fill, h, progress } from "../elements.js";
+import { badge, emptySection, fill, h, progressBar } from "../elements.js";
 import { canChange, get, post } from "../server.js";
 
 /** A line that tells what a scan is doing, and stops it. */
@@ -37,14 +37,14 @@ export function scanStatus(update) {
 }
 
 /** What a page shows while there are no clips to be seen. */
-export function clipsPending(about, update, status) {
-  if (about.state === "none" || about.code === "no-catalog") return notScanned(about, update, status);
+export function pendingSection(about, update, status) {
+  if (about.state === "none" || about.code === "no-catalog") return scanSection(about, update, status);
   if (about.state === "error") {
     const where = about.value ? h("p.quiet", `${about.field} = ${about.value}`) : null;
     const edit = about.kind === "recipe" ? h("a", { href: `#/new/${about.key}` }, "Edit the recipe") : null;
-    return empty(about.problem, about.remedy || "", where, edit);
+    return emptySection(about.problem, about.remedy || "", where, edit);
   }
-  const share = h("div.reading", progress(about.reading?.share || 0, "share that is read"));
+  const share = h("div.reading", progressBar(about.reading?.share || 0, "share that is read"));
   return h(
     "section.empty",
     { role: "status" },
@@ -54,7 +54,7 @@ export function clipsPending(about, update, status) {
   );
 }
 
-function notScanned(about, update, status) {
+function scanSection(about, update, status) {
   const names = (about.datasets || []).map(one => one.path).join(", ");
   if (about.job && about.job.state !== "failed") {
     const note = `Each file of ${names} is opened once; a scan that is stopped goes on later.`;
@@ -70,7 +70,7 @@ function notScanned(about, update, status) {
   );
   const command = canChange() ? null : h("p.quiet", "reelworks scan does it on the command line");
   const error = about.job ? h("p.error", about.job.error) : null;
-  return empty(
+  return emptySection(
     "Not scanned yet",
     `A scan opens each file of ${names} once, and notes its size, frames and caption.`,
     error,

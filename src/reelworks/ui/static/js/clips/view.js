@@ -1,9 +1,9 @@
 // The clips of a recipe or catalog: filters, search and order, and the grid or the distributions of what they choose.
 
 import { explain } from "../dialogs.js";
-import { empty, fill, h } from "../elements.js";
+import { emptySection, fill, h } from "../elements.js";
 import { get } from "../server.js";
-import { throttled } from "../timing.js";
+import { throttle } from "../timing.js";
 import { count, plural } from "../units.js";
 import { showClip } from "./details.js";
 import { drawDistributions } from "./distributions.js";
@@ -67,7 +67,7 @@ export class ClipView {
       "aria-label": "search in paths and captions",
       spellcheck: "false",
     });
-    const typed = throttled(180, () => {
+    const typed = throttle(180, () => {
       if (this.text === search.value.trim()) return;
       this.text = search.value.trim();
       this.load();
@@ -108,7 +108,7 @@ export class ClipView {
     this.grid.reset(total, clips, { stay });
     this.tell(total);
     this.drawFilters();
-    fill(this.shown, total ? this.grid.host : this.nothing());
+    fill(this.shown, total ? this.grid.host : this.emptySection());
     if (total) this.grid.measure();
     if (this.part === "bars") await this.loadBars();
   }
@@ -124,10 +124,10 @@ export class ClipView {
     if (!document.querySelector("dialog[open]")) this.load({ stay: true });
   }
 
-  nothing() {
+  emptySection() {
     const clear = h("button", { type: "button", onclick: () => this.clear() }, "Clear the filters");
-    if (this.about().clips) return empty("No clip is chosen", "No clip meets all filters.", clear);
-    return empty("No clips", "The catalog is empty: put pictures or clips into the folder, and scan again.");
+    if (this.about().clips) return emptySection("No clip is chosen", "No clip meets all filters.", clear);
+    return emptySection("No clips", "The catalog is empty: put pictures or clips into the folder, and scan again.");
   }
 
   clear() {
@@ -180,7 +180,7 @@ export class ClipView {
   openClip(index) {
     const { key, grid, pictures, signal } = this;
     const onChange = (at, clip) => {
-      grid.changed(at, clip);
+      grid.replace(at, clip);
       this.isStale = true;
     };
     const onClose = at => {

@@ -7,12 +7,12 @@ import { plural } from "../units.js";
 import { isFootage, Upload } from "./upload.js";
 
 /** The only element of a list; null if there are none or more. */
-export const only = list => (list.length === 1 ? list[0] : null);
+export const onlyElement = list => (list.length === 1 ? list[0] : null);
 
 export class Footage {
   constructor(folders, key, signal, onChange) {
     Object.assign(this, { folders, signal, onChange });
-    this.folder = folders.find(one => one.key === key) || only(folders);
+    this.folder = folders.find(one => one.key === key) || onlyElement(folders);
     this.list = h("div.new-folders", { role: "radiogroup", "aria-label": "Folder of footage" });
     this.sending = h("div", { role: "status" });
     this.element = [this.dropPlace(), this.sending, this.list];

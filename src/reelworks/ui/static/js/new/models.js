@@ -1,7 +1,7 @@
 // The model of a new recipe, chosen from those that can be trained, and the folders that it needs beside the footage.
 
 import { fill, h } from "../elements.js";
-import { only } from "./footage.js";
+import { onlyElement } from "./footage.js";
 
 const TINY = "tiny, with fresh weights, for experiments";
 
@@ -63,7 +63,7 @@ export class ModelChoice {
   choose(model) {
     this.model = model;
     const { folders, folder } = this.footage;
-    const left = only(folders.filter(one => one !== folder)); // what is not the footage
+    const left = onlyElement(folders.filter(one => one !== folder)); // what is not the footage
     const options = () =>
       folders.map(({ key, path }) => h("option", { value: key, selected: key === left?.key }, path));
     const select = kind =>

@@ -1,6 +1,6 @@
 // Files of footage on their way into a new folder, some at a time.
 
-import { fill, h, progress } from "../elements.js";
+import { fill, h, progressBar } from "../elements.js";
 import { put } from "../server.js";
 import { bytes, count, plural } from "../units.js";
 
@@ -67,8 +67,9 @@ export class Upload {
   }
 
   draw() {
-    fill(this.bar, progress(this.total ? this.sent / this.total : 1, "share of the files sent"));
-    this.said.textContent = `${count(this.files)} of ${plural(this.number, "file")}, ${bytes(this.sent)} of ${bytes(this.total)}`;
+    fill(this.bar, progressBar(this.total ? this.sent / this.total : 1, "share of the files sent"));
+    const files = `${count(this.files)} of ${plural(this.number, "file")}`;
+    this.said.textContent = `${files}, ${bytes(this.sent)} of ${bytes(this.total)}`;
   }
 
   failures() {

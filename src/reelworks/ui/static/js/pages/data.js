@@ -1,11 +1,11 @@
 // Clips of recipes and catalogs: what training reads of each, what is left out and why, captions.
 
-import { clipsPending, scanStatus } from "../clips/scan.js";
+import { pendingSection, scanStatus } from "../clips/scan.js";
 import { ClipView } from "../clips/view.js";
 import { button } from "../dialogs.js";
-import { badge, card, empty, fill, h, progress, table } from "../elements.js";
+import { badge, card, emptySection, fill, h, progressBar, table } from "../elements.js";
 import { get, post } from "../server.js";
-import { drawOnChange, every } from "../timing.js";
+import { drawOnChange, repeat } from "../timing.js";
 import { count } from "../units.js";
 
 export const title = "Data";
@@ -23,7 +23,9 @@ async function renderList(main, signal) {
     rows => {
       fill(
         list,
-        rows.length ? card(listTable(rows)) : empty("No data yet", text, h("a", { href: "#/new" }, "Make a recipe")),
+        rows.length
+          ? card(listTable(rows))
+          : emptySection("No data yet", text, h("a", { href: "#/new" }, "Make a recipe")),
       );
     },
   );
@@ -44,7 +46,7 @@ const listTable = rows =>
 
 function stateCell({ name, state, code, problem, reading }) {
   if (state === "error" && code !== "no-catalog") return h("span.error", problem);
-  if (reading) return [h("span.quiet", reading.doing), progress(reading.share, `${name}: ${reading.doing}`)];
+  if (reading) return [h("span.quiet", reading.doing), progressBar(reading.share, `${name}: ${reading.doing}`)];
   if (state === "none" || state === "error") return badge("not scanned yet");
   return state === "ready" ? badge("read", "good") : null;
 }
@@ -72,7 +74,7 @@ async function renderClips(main, key, signal) {
     }
     view = null;
     const pending = JSON.stringify([now, reading, about.problem]);
-    if (pending !== drawnBody) fill(body, clipsPending(about, update, status.box));
+    if (pending !== drawnBody) fill(body, pendingSection(about, update, status.box));
     drawnBody = pending;
   };
   const update = async () => {
@@ -81,7 +83,7 @@ async function renderClips(main, key, signal) {
   };
   const status = scanStatus(update);
   draw();
-  every(1500, signal, update);
+  repeat(1500, signal, update);
 }
 
 function header(about, update, status) {

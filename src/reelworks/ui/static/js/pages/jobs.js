@@ -4,7 +4,7 @@ import { button } from "../dialogs.js";
 import { badge, fill, h } from "../elements.js";
 import { generatedMedia, isOpen } from "../jobs.js";
 import { get, post } from "../server.js";
-import { every } from "../timing.js";
+import { repeat } from "../timing.js";
 import { ago, moment } from "../units.js";
 
 export const title = "Command";
@@ -27,7 +27,7 @@ export async function render(main, [id], signal) {
     if (atEnd) output.scrollTop = output.scrollHeight;
   };
   await update();
-  every(1000, signal, update);
+  repeat(1000, signal, update);
 }
 
 function header(job, update) {

@@ -109,7 +109,7 @@ class NewLora {
     this.models.restore(companions);
     for (const name of TEXTS) this[name].value = texts[name];
     this.isNamed = named;
-    this.kept.restored();
+    this.kept.tellRestored();
   }
 
   tell() {

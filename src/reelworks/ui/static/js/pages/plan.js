@@ -1,6 +1,6 @@
 // What a recipe would train: a map of its buckets with their settings in it, computed again while they are moved.
 
-import { badge, card, empty, fill, h, table } from "../elements.js";
+import { badge, card, emptySection, fill, h, table } from "../elements.js";
 import { PlanPage } from "../plan/page.js";
 import { get } from "../server.js";
 import { drawOnChange } from "../timing.js";
@@ -19,7 +19,7 @@ export async function render(main, [key], signal) {
         main,
         rows.length
           ? [h("div.page-head", h("h1", "Plan"), h("span.gap"), newRecipe()), card(recipeTable(rows))]
-          : empty(
+          : emptySection(
               "No recipe yet",
               "A plan shows what a recipe would train: its buckets, steps and waste. Make a recipe first.",
               newRecipe(),

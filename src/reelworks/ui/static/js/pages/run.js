@@ -1,14 +1,14 @@
 // One run: how it stands, its curves, previews, checkpoints and recipe.
 
 import { button } from "../dialogs.js";
-import { badge, card, fill, h, progress } from "../elements.js";
+import { badge, card, fill, h, progressBar } from "../elements.js";
 import { loadPlotly } from "../plots.js";
 import { renderCheckpoints } from "../run/checkpoints.js";
 import { renderClips } from "../run/clips.js";
 import { renderOverview } from "../run/overview.js";
 import { renderPreviews } from "../run/previews.js";
 import { follow, get, post } from "../server.js";
-import { throttled } from "../timing.js";
+import { throttle } from "../timing.js";
 import { startTraining } from "../training.js";
 import { bytes, count, duration, loss } from "../units.js";
 
@@ -40,7 +40,7 @@ export async function render(main, [key, tab = "overview"], signal) {
   };
   drawHead();
   const renew = await TABS[name][1](body, { key, run: () => run, signal, first });
-  const renewAll = throttled(1200, async () => {
+  const renewAll = throttle(1200, async () => {
     if (signal.aborted) return;
     try {
       await refresh();
@@ -84,7 +84,7 @@ function header(key, run, last, refresh) {
       h("span.quiet", bytes(run.bytes)),
       actions(key, run, refresh),
     ),
-    run.total_steps ? progress(run.step / run.total_steps, "share of the steps") : null,
+    run.total_steps ? progressBar(run.step / run.total_steps, "share of the steps") : null,
     run.detail ? h(run.tone === "bad" ? "p.error" : "p.quiet", run.detail, printed) : null,
     run.reading !== null ? h("p.quiet", { role: "status" }, reading) : null,
   ];

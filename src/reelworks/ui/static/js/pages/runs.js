@@ -1,105 +1,87 @@
 // The list of runs and of what waits.
 
 import { button } from "../dialogs.js";
-import { badge, card, empty, fill, h, progress, spark, table } from "../elements.js";
+import { badge, card, emptySection, fill, h, progressBar, spark, table } from "../elements.js";
+import { isOpen } from "../jobs.js";
 import { canChange, get, post } from "../server.js";
-import { every } from "../timing.js";
+import { drawOnChange } from "../timing.js";
 import { startTraining } from "../training.js";
 import { ago, bytes, count, duration, loss } from "../units.js";
 
 export const title = "Runs";
 
+const MOST = 8; // runs that are compared at once
+const RECENT = 86400; // seconds for which a command that failed is listed
+
 export async function render(main, _, signal) {
-  const chosen = new Set();
   const list = h("div");
   const queue = h("div");
   const recipes = h("div");
-  const compare = h(
-    "button",
-    {
-      type: "button",
-      disabled: true,
-      onclick: () => {
-        location.hash = `#/compare/${[...chosen].join(",")}`;
-      },
-    },
-    "Compare",
-  );
-  fill(
-    main,
-    h("div.page-head", h("h1", "Runs"), h("span.gap"), compare, h("a", { href: "#/new" }, "New run")),
-    list,
-    queue,
-    recipes,
-  );
-  const choose = (key, on) => {
-    on ? chosen.add(key) : chosen.delete(key);
-    compare.disabled = chosen.size < 2 || chosen.size > 8;
-    compare.textContent = chosen.size > 1 ? `Compare ${chosen.size} runs` : "Compare";
+  const choice = new Choice();
+  const newRun = h("a", { href: "#/new" }, "New run");
+  fill(main, h("div.page-head", h("h1", "Runs"), h("span.gap"), choice.button, newRun), list, queue, recipes);
+  const load = () => Promise.all(["/runs", "/jobs", "/recipes"].map(path => get(path, signal)));
+  const draw = ([runs, jobs, files], update) => {
+    fill(list, runs.length || jobs.length ? null : emptyList(files), runs.length ? card(runTable(runs, choice)) : null);
+    const shown = jobs.filter(job => isOpen(job) || (job.state === "failed" && Date.now() / 1000 - job.ended < RECENT));
+    fill(queue, shown.length ? [h("h2", "Started here"), card(jobTable(shown, update))] : null);
+    fill(recipes, files.length ? [h("h2", "Recipes"), card(recipeTable(files, update))] : null);
   };
-  let former = "";
-  const update = async () => {
-    const [runs, jobs, files] = await Promise.all([
-      get("/runs", signal),
-      get("/jobs", signal),
-      get("/recipes", signal),
-    ]);
-    const now = JSON.stringify([runs.map(run => ({ ...run, changed: 0, seconds_left: 0 })), jobs, files]);
-    if (now === former || signal.aborted) return;
-    former = now;
-    fill(
-      list,
-      runs.length || jobs.length ? [] : nothing(files),
-      runs.length ? card(runTable(runs, chosen, choose)) : [],
-    );
-    const open = jobs.filter(
-      job =>
-        ["waiting", "running"].includes(job.state) || (job.state === "failed" && Date.now() / 1000 - job.ended < 86400),
-    );
-    fill(queue, open.length ? [h("h2", "Started here"), card(jobTable(open, update))] : []);
-    fill(recipes, files.length ? [h("h2", "Recipes"), card(recipeTable(files, update))] : []);
-  };
-  await update();
-  every(2000, signal, update);
+  const steady = ([runs, ...rest]) => [runs.map(run => ({ ...run, changed: 0, seconds_left: 0 })), ...rest];
+  await drawOnChange(2000, signal, load, draw, steady);
 }
 
-const nothing = files =>
-  files.length
-    ? empty(
-        "No run yet",
-        "Train one of the recipes below, or make a new one from a folder.",
-        h("a", { href: "#/new" }, "New run"),
-      )
-    : empty(
-        "Nothing here yet",
-        "A folder of pictures or clips is all it takes: choose a model, look at the crops, and train.",
-        h("a", { href: "#/new" }, "Make the first run"),
-        h(
-          "p",
-          button(
-            "Or try it on sample footage",
-            async () => {
-              location.hash = `#/jobs/${(await post("/sample")).id}`;
-            },
-            { title: "makes some 120 small clips and pictures and a recipe that trains in minutes, without a GPU" },
-          ),
-        ),
-      );
+/** The runs that are chosen to be compared, and the button that does it. */
+class Choice {
+  constructor() {
+    this.keys = new Set();
+    const onclick = () => {
+      location.hash = `#/compare/${[...this.keys].join(",")}`;
+    };
+    this.button = h("button", { type: "button", disabled: true, onclick }, "Compare");
+  }
 
-function runTable(runs, chosen, choose) {
-  return table(
+  box({ key, name }) {
+    const onchange = event => {
+      event.target.checked ? this.keys.add(key) : this.keys.delete(key);
+      this.button.disabled = this.keys.size < 2 || this.keys.size > MOST;
+      this.button.textContent = this.keys.size > 1 ? `Compare ${this.keys.size} runs` : "Compare";
+    };
+    return h("input", {
+      type: "checkbox",
+      checked: this.keys.has(key),
+      "aria-label": `choose ${name} to compare`,
+      onchange,
+    });
+  }
+}
+
+function emptyList(files) {
+  const link = text => h("a", { href: "#/new" }, text);
+  if (files.length)
+    return emptySection(
+      "No run yet",
+      "Train one of the recipes below, or make a new one from a folder.",
+      link("New run"),
+    );
+  const makeSample = async () => {
+    location.hash = `#/jobs/${(await post("/sample")).id}`;
+  };
+  const hint = "makes some 120 small clips and pictures and a recipe that trains in minutes, without a GPU";
+  const text = "A folder of pictures or clips is all it takes: choose a model, look at the crops, and train.";
+  return emptySection(
+    "Nothing here yet",
+    text,
+    link("Make the first run"),
+    h("p", button("Or try it on sample footage", makeSample, { title: hint })),
+  );
+}
+
+const runTable = (runs, choice) =>
+  table(
     "Runs",
     [
-      [
-        "",
-        run =>
-          h("input", {
-            type: "checkbox",
-            checked: chosen.has(run.key),
-            "aria-label": `choose ${run.name} to compare`,
-            onchange: e => choose(run.key, e.target.checked),
-          }),
-      ],
+      ["", run => choice.box(run)],
       [
         "Run",
         run => [
@@ -114,74 +96,61 @@ function runTable(runs, chosen, choose) {
           run.detail ? h("div.quiet", { title: run.detail }, run.detail.slice(0, 90)) : null,
         ],
       ],
-      [
-        "Progress",
-        run =>
-          run.reading !== null
-            ? h("span.quiet", `reading ${Math.round(100 * run.reading)} %`)
-            : [
-                h("span", run.total_steps ? `${count(run.step)} of ${count(run.total_steps)}` : count(run.step)),
-                run.total_steps ? progress(run.step / run.total_steps, `${run.name}: share of its steps`) : null,
-                run.seconds_left !== null ? h("div.quiet", `${duration(run.seconds_left)} left`) : null,
-              ],
-      ],
+      ["Progress", progressCell],
       ["Loss", run => [spark(run.spark, `loss of ${run.name}, now ${loss(run.loss)}`), h("div", loss(run.loss))]],
       ["On disk", run => bytes(run.bytes), true],
       ["Changed", run => ago(run.changed), true],
     ],
     runs,
   );
+
+function progressCell({ name, step, total_steps: total, reading, seconds_left: left }) {
+  if (reading !== null) return h("span.quiet", `reading ${Math.round(100 * reading)} %`);
+  return [
+    h("span", total ? `${count(step)} of ${count(total)}` : count(step)),
+    total ? progressBar(step / total, `${name}: share of its steps`) : null,
+    left !== null ? h("div.quiet", `${duration(left)} left`) : null,
+  ];
 }
 
 function jobTable(jobs, update) {
+  const stop = id => async () => {
+    await post(`/jobs/${id}/stop`);
+    await update();
+  };
+  const tones = { failed: "bad", running: "busy" };
   return table(
     "Started here",
     [
-      ["What", job => [h("a", { href: `#/jobs/${job.id}` }, `${job.kind} ${job.title}`)]],
-      [
-        "State",
-        job => [
-          badge(job.state, { failed: "bad", running: "busy" }[job.state]),
-          job.error ? h("div.error", job.error) : null,
-        ],
-      ],
+      ["What", job => h("a", { href: `#/jobs/${job.id}` }, `${job.kind} ${job.title}`)],
+      ["State", job => [badge(job.state, tones[job.state]), job.error ? h("div.error", job.error) : null]],
       ["Since", job => ago(job.started || job.created), true],
-      [
-        "",
-        job =>
-          ["waiting", "running"].includes(job.state)
-            ? button(job.state === "waiting" ? "Take out" : "Stop", async () => {
-                await post(`/jobs/${job.id}/stop`);
-                await update();
-              })
-            : null,
-      ],
+      ["", job => (isOpen(job) ? button(job.state === "waiting" ? "Take out" : "Stop", stop(job.id)) : null)],
     ],
     jobs,
   );
 }
 
 function recipeTable(recipes, update) {
+  const start = key => async () => {
+    await startTraining(`/recipes/${key}/train`, key);
+    await update();
+  };
+  const hint = canChange() ? "waits for trainings that run" : "needs the token";
+  const link = (page, key, text) => h("a", { href: `#/${page}/${key}` }, text);
   return table(
     "Recipes",
     [
       ["Recipe", recipe => recipe.path],
       [
         "",
-        recipe =>
+        ({ key }) =>
           h(
             "span.row",
-            h("a", { href: `#/data/${recipe.key}` }, "Data"),
-            h("a", { href: `#/plan/${recipe.key}` }, "Plan"),
-            h("a", { href: `#/new/${recipe.key}` }, "Edit"),
-            button(
-              "Train",
-              async () => {
-                await startTraining(`/recipes/${recipe.key}/train`, recipe.key);
-                await update();
-              },
-              { title: canChange() ? "waits for trainings that run" : "needs the token" },
-            ),
+            link("data", key, "Data"),
+            link("plan", key, "Plan"),
+            link("new", key, "Edit"),
+            button("Train", start(key), { title: hint }),
           ),
       ],
     ],

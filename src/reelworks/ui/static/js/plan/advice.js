@@ -21,8 +21,9 @@ export function drawAdvice(place, { proposals, fewer_ranks: fewer }, page) {
 }
 
 function cure(text, { steps, imbalance, padding, suffices }, onclick) {
-  const gives = `${count(steps)} steps, GPUs wait ${percent(imbalance)}, padding ${percent(padding)}${suffices === false ? "; better, but not enough" : ""}`;
-  return h("li", h("button.small", { type: "button", onclick }, text), h("span.quiet", gives));
+  const gives = `${count(steps)} steps, GPUs wait ${percent(imbalance)}, padding ${percent(padding)}`;
+  const note = suffices === false ? "; better, but not enough" : "";
+  return h("li", h("button.small", { type: "button", onclick }, text), h("span.quiet", gives, note));
 }
 
 function changes(proposal, now) {

@@ -68,7 +68,7 @@ export class BucketMap {
     size.addEventListener("input", () => {
       if (!Number.isInteger(size.valueAsNumber) || size.valueAsNumber < 1) return;
       page.now.batch_sizes[place] = size.valueAsNumber;
-      page.changed();
+      page.update();
     });
     page.refresh.push(() => {
       const value = page.now.batch_sizes[place];
@@ -92,7 +92,7 @@ export class BucketMap {
     const field = h("label", { title: "chance that a fitting clip is assigned here" }, h("span", "keep"), chance, said);
     chance.addEventListener("input", () => {
       page.now.keep_probs[place] = chance.valueAsNumber;
-      page.changed();
+      page.update();
     });
     page.refresh.push(() => {
       const value = page.now.keep_probs[place];

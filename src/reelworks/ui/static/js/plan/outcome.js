@@ -17,7 +17,7 @@ export function drawFacts(place, plan, before) {
     ],
     ["GPUs wait", one => one.imbalance, percent, "imbalance", 0.1],
     ["Padding", one => one.padding, percent, "copies of weight 0", 0.1],
-    ["Not trained", untrained, count, plan.held_out ? `and ${count(plan.held_out)} held out` : "by any bucket"],
+    ["Not trained", untrainedClips, count, plan.held_out ? `and ${count(plan.held_out)} held out` : "by any bucket"],
     ["Batches not full", one => one.incomplete, count, `of ${count(plan.micro_batches)}`],
   ];
   fill(
@@ -35,7 +35,7 @@ export function drawFacts(place, plan, before) {
   );
 }
 
-function untrained(plan) {
+function untrainedClips(plan) {
   const reasons = Object.entries(plan.left_out).filter(([reason]) => reason !== "held_out");
   return reasons.reduce((sum, [, clips]) => sum + clips.clips, 0);
 }

@@ -5,7 +5,7 @@ import { Draft, watchRecipe } from "../drafts.js";
 import { card, fill, h } from "../elements.js";
 import { saveAs } from "../recipe/save_as.js";
 import { canChange, get, post } from "../server.js";
-import { throttled } from "../timing.js";
+import { throttle } from "../timing.js";
 import { drawAdvice } from "./advice.js";
 import { BucketMap } from "./bucket_map.js";
 import { MemoryCheck } from "./memory_check.js";
@@ -22,7 +22,7 @@ const FIELDS = {
 export class PlanPage {
   constructor(main, key, signal) {
     Object.assign(this, { main, key, signal, asked: null, advised: null, before: null, plan: null });
-    this.move = throttled(60, () => this.compute());
+    this.move = throttle(60, () => this.compute());
     this.kept = new Draft(() => this.load());
     signal.addEventListener("abort", () => this.rest());
   }
@@ -35,7 +35,7 @@ export class PlanPage {
       () => this.known,
       async found => {
         this.known = found.digest;
-        this.isMoved ? this.kept.outdated() : await this.load();
+        this.isMoved ? this.kept.tellOutdated() : await this.load();
       },
     );
   }
@@ -51,7 +51,7 @@ export class PlanPage {
     // Controls of an older file fit if it has as many; its digest keeps them from being saved over the newer one.
     if (former?.now.batch_sizes.length === this.now.batch_sizes.length) {
       this.now = former.now;
-      former.digest === this.known ? this.kept.restored() : this.kept.outdated();
+      former.digest === this.known ? this.kept.tellRestored() : this.kept.tellOutdated();
       this.about.digest = former.digest;
     }
     this.build();
@@ -106,7 +106,7 @@ export class PlanPage {
     );
   }
 
-  changed() {
+  update() {
     for (const call of this.refresh) call();
     this.tell();
     this.move();
@@ -114,7 +114,7 @@ export class PlanPage {
 
   set(controls) {
     this.now = controls;
-    this.changed();
+    this.update();
   }
 
   get isMoved() {
@@ -206,7 +206,7 @@ export class PlanPage {
     this.saved = this.about.controls;
     this.now = { ...structuredClone(this.saved), world };
     this.before = null;
-    this.changed();
+    this.update();
   }
 
   async saveAs() {

@@ -1,7 +1,7 @@
 // The scan of a recipe's footage, before which there is no plan.
 
 import { button } from "../dialogs.js";
-import { badge, empty, fill, h } from "../elements.js";
+import { badge, emptySection, fill, h } from "../elements.js";
 import { isOpen, scanLine, stopButton, watchJob } from "../jobs.js";
 import { get, post } from "../server.js";
 import { ago } from "../units.js";
@@ -17,7 +17,7 @@ export async function offerScan(main, { key, name }, signal, onDone) {
   };
   const start = button("Scan the footage", async () => follow(await post(`/plan/${key}/scan`)), { kind: "main" });
   const text = "Sizes, lengths and captions of the clips are read once; later scans open only files that changed.";
-  fill(main, empty(`${name} has no catalog yet`, text, start, progress));
+  fill(main, emptySection(`${name} has no catalog yet`, text, start, progress));
   const jobs = await get("/jobs", signal);
   const running = jobs.find(job => job.kind === "scan" && job.subject === key && isOpen(job));
   if (running) follow(running);

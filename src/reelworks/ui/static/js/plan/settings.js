@@ -64,7 +64,7 @@ function numberField(page, label, field, { min = 1, max, step = 1, note }) {
   const take = value => {
     if (!Number.isInteger(value) || value < min) return;
     page.now[field] = value;
-    page.changed();
+    page.update();
   };
   box.addEventListener("input", () => take(box.valueAsNumber));
   slider.addEventListener("input", () => take(min * 2 ** slider.valueAsNumber));

@@ -4,7 +4,7 @@ import { ask, button, explain, toast } from "../dialogs.js";
 import { Draft, watchRecipe } from "../drafts.js";
 import { fill, h } from "../elements.js";
 import { canChange, get, post } from "../server.js";
-import { throttled } from "../timing.js";
+import { throttle } from "../timing.js";
 import { train } from "../training.js";
 import { KeyList } from "./keys.js";
 import { saveAs } from "./save_as.js";
@@ -33,7 +33,7 @@ class RecipeForm {
     };
     this.text = h("textarea.form-text", attributes);
     this.problem = h("div", { role: "alert" });
-    const check = throttled(350, () => this.draft({ text: this.text.value }));
+    const check = throttle(350, () => this.draft({ text: this.text.value }));
     this.text.addEventListener("input", () => {
       this.tell();
       check();
@@ -55,7 +55,7 @@ class RecipeForm {
       () => this.known,
       found => {
         this.known = found.digest;
-        this.text.value === this.saved ? this.show(found) : this.kept.outdated();
+        this.text.value === this.saved ? this.show(found) : this.kept.tellOutdated();
       },
     );
   }
@@ -85,14 +85,14 @@ class RecipeForm {
     this.take(about, true);
   }
 
-  /** Show a draft again; one of an older file keeps that file's digest, with which it is not saved over the newer one. */
+  /** Show a draft again; one of an older file keeps that file's digest, so that it is not saved over a newer one. */
   restore({ text, digest }) {
     if (text === this.saved) return this.kept.drop();
     this.text.value = text;
     const isOlder = digest !== this.about.digest;
     this.about = { ...this.about, digest };
     this.tell();
-    isOlder ? this.kept.outdated() : this.kept.restored();
+    isOlder ? this.kept.tellOutdated() : this.kept.tellRestored();
     this.draft({ text });
   }
 

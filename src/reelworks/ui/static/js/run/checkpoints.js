@@ -1,7 +1,7 @@
 // What a run keeps, why, and what would go.
 
 import { ask, button, toast } from "../dialogs.js";
-import { badge, card, empty, fill, h, media, table } from "../elements.js";
+import { badge, card, emptySection, fill, h, media, table } from "../elements.js";
 import { get, post } from "../server.js";
 import { bytes, count, loss, moment, plural } from "../units.js";
 import { Generator } from "./generate.js";
@@ -19,7 +19,10 @@ export async function renderCheckpoints(body, context) {
       get(`/runs/${key}/checkpoints/made`, signal),
     ]);
     const none = "One is saved after checkpoints.every_steps steps, when the run is stopped, and at its end.";
-    fill(list, found.rows.length ? checkpointCard(found, context, generator, renew) : empty("No checkpoint yet", none));
+    fill(
+      list,
+      found.rows.length ? checkpointCard(found, context, generator, renew) : emptySection("No checkpoint yet", none),
+    );
     if (found.rows.length) fill(rest, exportedFiles(made), generatedFiles(made));
   };
   await renew();
@@ -32,7 +35,7 @@ function checkpointCard(found, { key, run, signal }, generator, renew) {
     toast(tell(await post(`/runs/${key}/checkpoints/${path}`)));
     await renew();
   };
-  const total = `${plural(found.rows.length, "checkpoint")}, ${bytes(found.total_bytes)}; ${bytes(found.free_bytes)} free on the disk`;
+  const size = `${plural(found.rows.length, "checkpoint")}, ${bytes(found.total_bytes)}`;
   const buttons = row =>
     h(
       "span.row",
@@ -42,7 +45,7 @@ function checkpointCard(found, { key, run, signal }, generator, renew) {
       button("Generate", () => generator.open(row.step), { kind: "small" }),
     );
   return card(
-    h("p", total),
+    h("p", `${size}; ${bytes(found.free_bytes)} free on the disk`),
     found.forecast ? h("p.quiet", `Until the end: ${found.forecast}`) : null,
     checkpointTable(found.rows, buttons),
     h(
@@ -61,13 +64,13 @@ const checkpointTable = (rows, buttons) =>
       ["Size", row => bytes(row.bytes), true],
       ["Saved", row => moment(row.created)],
       ["Metrics", row => Object.entries(row.metrics || {}).map(([name, value]) => h("div", `${name} ${loss(value)}`))],
-      ["Kept because", keptBecause],
+      ["Kept because", reasonCell],
       ["", buttons],
     ],
     [...rows].reverse(),
   );
 
-function keptBecause({ state, reasons }) {
+function reasonCell({ state, reasons }) {
   if (state === "kept") return reasons.join("; ");
   const goes = state === "goes";
   return [badge(goes ? "goes at the next save" : "damaged", goes ? "warn" : "bad"), h("div.quiet", reasons.join("; "))];

@@ -1,12 +1,12 @@
 // The clips of a run: where each of them went, the buckets, and which are left out for which reason.
 
-import { card, empty, fill, h, table } from "../elements.js";
+import { card, emptySection, fill, h, table } from "../elements.js";
 import { count, percent } from "../units.js";
 
 export async function renderClips(body, { run }) {
   const renew = async () => {
     const { accounting, balance, buckets, reasons } = run();
-    if (!accounting.length) return fill(body, empty("No plan yet", "A run counts its clips when it starts."));
+    if (!accounting.length) return fill(body, emptySection("No plan yet", "A run counts its clips when it starts."));
     fill(
       body,
       accountingCard(accounting, balance),

@@ -17,8 +17,10 @@ const NAMES = {
   seed: "Seed",
   lora_scale: "Strength of the LoRA",
 };
-const NOTE =
-  "A field that is left empty has the value shown in it: the size with the most training, and the recipe's samples or the model's usual settings.";
+const NOTE = [
+  "A field that is left empty has the value shown in it: the size with the most training, ",
+  "and the recipe's samples or the model's usual settings.",
+];
 
 export class Generator {
   constructor(place, key, signal, onMade) {

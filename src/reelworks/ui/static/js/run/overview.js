@@ -1,10 +1,10 @@
 // How a run stands: its headline, curves, coverage, warnings and history.
 
 import { explain } from "../dialogs.js";
-import { badge, card, fill, h, progress, table } from "../elements.js";
+import { badge, card, fill, h, progressBar, table } from "../elements.js";
 import { plot } from "../plots.js";
 import { get } from "../server.js";
-import { throttled } from "../timing.js";
+import { throttle } from "../timing.js";
 import { count, loss, moment, percent } from "../units.js";
 
 const MANY_BYTES = 5e7;
@@ -68,7 +68,7 @@ async function drawCoverage(place, key, run, signal) {
     return null;
   }
   draw().catch(explain);
-  return throttled(8000, () => draw().catch(() => {}));
+  return throttle(8000, () => draw().catch(() => {}));
 }
 
 function coverageTable(rows) {
@@ -79,7 +79,7 @@ function coverageTable(rows) {
     "Clips of each epoch",
     [
       ["Epoch", row => row.name],
-      ["", row => progress(share(row), `epoch ${row.name}: share of its clips`)],
+      ["", row => progressBar(share(row), `epoch ${row.name}: share of its clips`)],
       ["Planned", row => count(row.planned), true],
       ["Trained", row => count(row.trained), true],
       ["Failed", row => count(row.failed), true],

@@ -1,7 +1,7 @@
 // The previews of a run, step by step, with another step beside them if wished.
 
 import { toast } from "../dialogs.js";
-import { empty, fill, h, media } from "../elements.js";
+import { emptySection, fill, h, media } from "../elements.js";
 import { get } from "../server.js";
 import { bytes, count } from "../units.js";
 
@@ -36,7 +36,7 @@ class Previews {
     if (!steps.length)
       return fill(
         this.body,
-        empty(
+        emptySection(
           "No previews yet",
           "Set samples.prompts and samples.every_steps in the recipe, and the run shows what it has learnt.",
         ),
