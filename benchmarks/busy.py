@@ -5,7 +5,7 @@ ways, every one in a process of its own: as the library waits by default and wit
 beside another training whose threads spin. Its last line tells `idle_cost`, the time of a step asleep over that
 of a step spinning on the idle machine, and `busy_ratio`, the time spinning over that asleep on the busy one. Beside
 another spinning training a step takes twice the time or twenty times, as the scheduler falls, so that trials differ.
-`reelworks train` chooses between the two by the load average (`core.waiting_threads`).
+`reelworks train` chooses between the two by the load average (`core.openmp_wait_policy`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._results import AT_START, keep
-from reelworks.core import cores, waiting_threads
+from reelworks.core import cores, openmp_wait_policy
 
 RESULTS = Path(__file__).parent / "results" / "busy.json"
 _STEPS = """
@@ -48,7 +48,7 @@ _UNTIL_BOTH_RUN_SECONDS = 5.0
 
 def seconds_per_step(seconds: float, *, passive: bool, busy: bool) -> float:
     """Seconds of a step, measured for some seconds, alone or beside another training."""
-    default = {k: v for k, v in os.environ.items() if k not in (*waiting_threads.SETTINGS, "OMP_NUM_THREADS")}
+    default = {k: v for k, v in os.environ.items() if k not in (*openmp_wait_policy.SETTINGS, "OMP_NUM_THREADS")}
     environment = default | ({"OMP_WAIT_POLICY": "passive"} if passive else {})
     command = [sys.executable, "-c", _STEPS, "3600"]
     beside = [subprocess.Popen(command, env=default, stdout=subprocess.DEVNULL)] if busy else []

@@ -100,7 +100,7 @@ def encode_seconds(data: RecipeData, encoder: LiveEncoder) -> tuple[float, Progr
     """Encode all clips into an empty store, and return the seconds of a clip from the first batch to the last commit."""
     shutil.rmtree(data.recipe.encoded_folder, ignore_errors=True)
     source = encoding.open_store(data)
-    job = encoding.encoding(data, source, encoder.device, encoding.plan_spec(data), encoder=encoder)
+    job = encoding.build_encoding_job(data, source, encoder.device, encoding.plan_spec(data), encoder=encoder)
     _, progress = encoding.encode_missing(job)
     return (time.monotonic() - progress.first_at) / (progress.done - progress.first), progress, source
 

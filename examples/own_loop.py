@@ -65,7 +65,7 @@ def main() -> None:
             total = torch.zeros(())
             for micro_batch in step:
                 x0 = micro_batch.frames.permute(0, 4, 1, 2, 3).float() / 127.5 - 1
-                draws = torch.Generator().manual_seed(step.number * 1000 + micro_batch.work.index)
+                draws = torch.Generator().manual_seed(step.number * 1000 + micro_batch.request.index)
                 noise = torch.randn(x0.shape, generator=draws)
                 _, t_B = objective.times(torch.rand(len(x0), generator=draws), 1.0)
                 x_t = objective.noised(x0, noise, t_B, None)

@@ -86,7 +86,7 @@ class Watch:
     def sees(self, source: Iterator[Any]) -> Iterator[Any]:
         """Pass micro-batches on and note their clips: path, copy, showing, and whether each counts."""
         for batch in source:
-            work = batch.work
+            work = batch.request
             failed = {place for place, _ in batch.failures}
             for place, request in enumerate(work.requests):
                 if not work.is_idle and work.repeat_index[place] >= 0:

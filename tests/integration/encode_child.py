@@ -15,5 +15,5 @@ def encode(recipe: dict[str, Any]) -> None:
 
     torch.set_num_threads(1)
     data = RecipeData.open(recipe_file.parse(recipe))
-    job = encoding.encoding(data, encoding.open_store(data), torch.device("cpu"), encoding.plan_spec(data))
+    job = encoding.build_encoding_job(data, encoding.open_store(data), torch.device("cpu"), encoding.plan_spec(data))
     encoding.encode_missing(job)

@@ -21,7 +21,7 @@ class SlowActor(EncodeActor):
 
         def slowly(worker: Any, batch: Any, *args: Any) -> Any:
             with noted.open("a") as file:
-                file.write("".join(f"{uid}\n" for uid in batch.work.uids.tolist()))
+                file.write("".join(f"{uid}\n" for uid in batch.request.uids.tolist()))
             time.sleep(0.3)
             return encode(worker, batch, *args)
 

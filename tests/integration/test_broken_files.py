@@ -79,9 +79,9 @@ def test_the_epoch_ends_and_each_broken_file_is_named(dataset: rw.Dataset, tmp_p
     failed: dict[Path, str] = {}
     after = read(1)
     for old, new in zip(before, after, strict=True):
-        assert new.work.uids.tolist() == old.work.uids.tolist()
-        failed |= {new.work.requests[index].path: reason for index, reason in new.failures}
-        for index, one in enumerate(new.work.requests):
+        assert new.request.uids.tolist() == old.request.uids.tolist()
+        failed |= {new.request.requests[index].path: reason for index, reason in new.failures}
+        for index, one in enumerate(new.request.requests):
             good = bool(old.is_valid[index]) and one.path not in broken
             assert bool(new.is_valid[index]) == good
             frames = old.frames[index] if one.path not in broken else np.zeros_like(old.frames[index])

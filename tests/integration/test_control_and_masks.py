@@ -164,14 +164,14 @@ def test_the_loss_is_that_of_what_the_mask_shows(control):
         losses = example.losses(Predicted(output), recipe.objective)
         torch.autograd.backward(losses.sum())
         width = output.shape[-1]
-        assert not output.grad[example.counts][..., : width // 2].any()
-        assert output.grad[example.counts][..., width // 2 :].all()
+        assert not output.grad[example.valid_mask][..., : width // 2].any()
+        assert output.grad[example.valid_mask][..., width // 2 :].all()
         white = (example.x0 - example.noise)[..., width // 2 :].square().mean(dim=(1, 2, 3, 4))
-        torch.testing.assert_close(losses[example.counts].detach(), white[example.counts])
+        torch.testing.assert_close(losses[example.valid_mask].detach(), white[example.valid_mask])
         assert example.inputs.control.shape == example.x0.shape
     counted = batch.is_valid.tolist()
     reasons = dict(batch.failures)
-    for place, row in enumerate(data.rows.find(batch.work.uids).tolist()):
+    for place, row in enumerate(data.rows.find(batch.request.uids).tolist()):
         empty = data.rows.path[row].as_py() == "deep/5.png"
         assert counted[place] is not empty
         assert (place in reasons) is empty
@@ -179,12 +179,12 @@ def test_the_loss_is_that_of_what_the_mask_shows(control):
 
 def _one(batch):
     """The first clip of a micro-batch that counts, alone."""
-    work, at = batch.work, [int(batch.is_valid.int().argmax())]
+    work, at = batch.request, [int(batch.is_valid.int().argmax())]
     arrays = {name: getattr(work, name)[at] for name in ("uids", "copies", "repeat_index")}
     tuples = {name: tuple(getattr(work, name)[i] for i in at) for name in ("requests", "captions", "fps", "crops")}
     return replace(
         batch,
-        work=replace(work, **arrays, **tuples, companions={}),
+        request=replace(work, **arrays, **tuples, companions={}),
         frames=batch.frames[at],
         is_valid=batch.is_valid[at],
         companions={name: frames[at] for name, frames in batch.companions.items()},

@@ -89,7 +89,9 @@ def by_cluster(recipe: Recipe, cpus: int = 2) -> tuple[Forecast, Progress]:
         assert connected == Cluster(2, 0)
         dataset.scan_recipe(parsed, engine="ray")
         opened = RecipeData.open(parsed)
-        job = encoding.encoding(opened, encoding.open_store(opened), torch.device("cpu"), encoding.plan_spec(opened))
+        job = encoding.build_encoding_job(
+            opened, encoding.open_store(opened), torch.device("cpu"), encoding.plan_spec(opened)
+        )
         return encode_on_cluster.encode_missing(opened, job, Cluster(cpus, 0), limit=None, on_progress=lambda _: None)
 
 

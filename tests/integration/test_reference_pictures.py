@@ -124,7 +124,9 @@ def test_a_held_out_clip_is_measured_with_its_reference_pictures(values: dict[st
     dataset.scan_recipe(recipe)
     data, encoder = RecipeData.open(recipe), build.encoder(recipe, torch.device("cpu"))
     entries = data.entries(0)
-    works = [StepSource(data, 0, 1).work(entries.take(np.array([i])), epoch=0, augments=False) for i in range(CLIPS)]
+    works = [
+        StepSource(data, 0, 1).build_request(entries.take(np.array([i])), epoch=0, augments=False) for i in range(CLIPS)
+    ]
     work = next(each for each in works if "source-2" in each.companions)
     pool = DecodePool(0, 60.0)
     try:

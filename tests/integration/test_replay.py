@@ -44,9 +44,9 @@ def _train_and_tell(recipe: dict) -> None:
         made = original(batch, *args, **kwargs)
         fed.append(
             {
-                "uids": batch.work.uids.tolist(),
+                "uids": batch.request.uids.tolist(),
                 "frames": [digest(clip) for clip in batch.frames.numpy()],
-                "captions": list(batch.work.captions),
+                "captions": list(batch.request.captions),
                 "times": made.inputs.time.tolist(),
                 "masks": made.inputs.frame_mask.tolist(),
                 "dropped": made.inputs.drop_text.tolist(),

@@ -37,6 +37,8 @@ def trained(step) -> Counter[tuple[int, int]]:
     """Clips of a step that count, on one rank; those that pad or only fill are left out."""
     found: Counter[tuple[int, int]] = Counter()
     for micro_batch in step:
-        counts = micro_batch.is_valid.numpy() & micro_batch.work.is_first_use
-        found.update(zip(micro_batch.work.uids[counts].tolist(), micro_batch.work.copies[counts].tolist(), strict=True))
+        counts = micro_batch.is_valid.numpy() & micro_batch.request.is_first_use
+        found.update(
+            zip(micro_batch.request.uids[counts].tolist(), micro_batch.request.copies[counts].tolist(), strict=True)
+        )
     return found

@@ -77,7 +77,7 @@ def sample_views(data: RecipeData, entries: Samples, lost: NDArray[np.float64], 
     `lost` is the result of `discarded.lost_shares` for the clips.
     """
     rows, bucket = data.rows.find(entries.uid), int(entries.bucket[0])
-    words = decode_requests.draw_words(data, rows, entries.copy, epoch=epoch)
+    words = decode_requests.clip_hash(data, rows, entries.copy, epoch=epoch)
     built = decode_requests.decode_requests(data, rows, words, bucket)
     companions = decode_requests.companion_requests(data, rows, built)
     captions = decode_requests.captions_of(data, rows, words)
@@ -126,7 +126,7 @@ def _load_companion(kind: str, request: Request) -> CompanionFrames:
     """Read a companion, with the same errors as in training."""
     try:
         frames = load(request)
-        if kind == "loss_mask" and not decode.counts(frames):
+        if kind == "loss_mask" and not decode.has_white_area(frames):
             raise MediaError(decode.EMPTY)
     except MediaError as problem:
         raise MediaError(f"{kind} {request.path}: {problem}") from problem

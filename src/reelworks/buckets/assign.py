@@ -104,7 +104,7 @@ class Assignment:
 def held_out(seed: int, group: U64, share: float) -> Mask:
     """Return which groups are held out for validation, chosen by hash, the same in every epoch and world size."""
     state = hash_rng.hash64(seed, Purpose.HOLD_OUT)
-    return blocks.elementwise(lambda g: hash_rng.passes(hash_rng.extend(state, g), share), group, dtype=np.bool_)
+    return blocks.elementwise(lambda g: hash_rng.bernoulli(hash_rng.extend(state, g), share), group, dtype=np.bool_)
 
 
 def assign(clips: Clips, table: BucketTable, *, seed: int, epoch: int) -> Assignment:
@@ -146,7 +146,7 @@ def _take(clips: Clips, table: BucketTable, sizes: Sequence[_Sizes], state: U64,
         for index, entry in entries:
             open_ = left[clips.num_frames[left] >= entry.num_frames]
             if entry.keep_prob < 1:
-                drawn = hash_rng.passes(hash_rng.extend(state[open_], *entry.draw_words), entry.keep_prob)
+                drawn = hash_rng.bernoulli(hash_rng.extend(state[open_], *entry.hash_words), entry.keep_prob)
                 # An entry that training never uses is not used for validation either.
                 open_ = open_[drawn | (clips.held_out[open_] & (entry.keep_prob > 0))]
             choice, large_enough, shape_fits = sizes[index].best(clips.height[open_], clips.width[open_], table)
@@ -187,7 +187,7 @@ def _stays(clips: Clips, entry: Entry, where: I64, state: U64, decision: int) ->
     if chance in (0.0, 1.0):
         return np.full(len(where), chance == 1.0)
     word = hash_rng.hash_int("opensora", entry.resolution, entry.num_frames, decision)
-    return hash_rng.passes(hash_rng.extend(state[where], word), chance) | clips.held_out[where]
+    return hash_rng.bernoulli(hash_rng.extend(state[where], word), chance) | clips.held_out[where]
 
 
 def _take_short(clips: Clips, table: BucketTable, sizes: Sequence[_Sizes], state: U64, bucket: I32) -> Clips:
@@ -212,7 +212,7 @@ def _take_short(clips: Clips, table: BucketTable, sizes: Sequence[_Sizes], state
     for index in videos:
         mine = np.flatnonzero(short & (shortest == index))
         entry, where = table.entries[index], at[mine]
-        drawn = hash_rng.passes(hash_rng.extend(state[where], *entry.draw_words), entry.keep_prob)
+        drawn = hash_rng.bernoulli(hash_rng.extend(state[where], *entry.hash_words), entry.keep_prob)
         taken = drawn | clips.held_out[where]
         bucket[where[taken]] = choice[mine[taken]]
     return replace(clips, num_frames=num_frames)

@@ -204,7 +204,7 @@ def propose(clips: Clips, config: BucketsConfig, geometry: Geometry) -> Proposal
 def _sample(clips: Clips) -> Clips:
     """Return a sample of the clips by hash; an even stride could coincide with patterns of copies or folders."""
     share = min(_SAMPLE / len(clips.uid), 1.0)
-    return clips.take(np.flatnonzero(hash_rng.passes(hash_rng.hash64(0, clips.uid, clips.copy), share)))
+    return clips.take(np.flatnonzero(hash_rng.bernoulli(hash_rng.hash64(0, clips.uid, clips.copy), share)))
 
 
 def _of_pictures(clips: Clips, config: BucketsConfig, geometry: Geometry) -> list[Suggestion]:

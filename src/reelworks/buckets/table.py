@@ -52,7 +52,7 @@ class Entry:
         return self.pixels * self.pixel_share
 
     @property
-    def draw_words(self) -> tuple[int, ...]:
+    def hash_words(self) -> tuple[int, ...]:
         """Hash words of this entry's random draws, which do not depend on the other entries."""
         return (self.pixels, self.num_frames, *(self.size or ()))
 

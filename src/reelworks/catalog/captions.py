@@ -41,7 +41,7 @@ def _tags(text: str, dataset: DatasetConfig, word: U64) -> str:
     tags = [tag.strip() for tag in text.split(dataset.tag_separator) if tag.strip()]
     kept, rest = tags[: dataset.keep_tags], tags[dataset.keep_tags :]
     numbers = np.arange(len(rest))
-    dropped = hash_rng.passes(hash_rng.extend(word, Purpose.TAG_DROPOUT, numbers), dataset.tag_dropout)
+    dropped = hash_rng.bernoulli(hash_rng.extend(word, Purpose.TAG_DROPOUT, numbers), dataset.tag_dropout)
     order = numbers
     if dataset.shuffle_tags:
         order = np.argsort(hash_rng.extend(word, Purpose.TAG_ORDER, numbers), kind="stable")

@@ -43,7 +43,7 @@ class Problem(IntEnum):
 
 
 @dataclass(frozen=True)
-class Found:
+class CompanionMatches:
     """Companions of one kind, matched with clips."""
 
     kind: str  # one of `KINDS`
@@ -102,7 +102,7 @@ def without(rows: CatalogRows) -> CatalogRows:
 
 def find(
     clips: CatalogRows, companions: CatalogRows, kind: str, folder: Mapping[str, str], *, own_sizes: bool = False
-) -> Found:
+) -> CompanionMatches:
     """Find the companions of clips and their problems; `folder` is by the name of the clips' dataset.
 
     With `own_sizes`, aspect ratios may differ.
@@ -123,10 +123,10 @@ def find(
         problem[problem == Problem.OTHER_ASPECT] = Problem.NONE
         sizes = (companions.width[row[matched]], companions.height[row[matched]])
         ratio[matched] = sources_of.ratios(*sizes, clips.width[matched], clips.height[matched])
-    return Found(kind, folder, companions, row, problem, ratio)
+    return CompanionMatches(kind, folder, companions, row, problem, ratio)
 
 
-def excuse(clips: CatalogRows, sources: Sequence[Found], least: Mapping[str, int]) -> None:
+def excuse(clips: CatalogRows, sources: Sequence[CompanionMatches], least: Mapping[str, int]) -> None:
     """Accept in place that clips lack some sources, if they have the least number of their dataset, by its name."""
     have = sum((found.row >= 0 for found in sources), np.zeros(len(clips), dtype=np.int64))
     for dataset, count in least.items():

@@ -188,7 +188,7 @@ class Stored:
 
     def _chunks(self, name: str, wanted: Wanted) -> Iterator[Any]:
         chunks = self._read(name, wanted)
-        return chunks if sum(file.num_rows for file in self.files) < _SMALL_ROWS else ahead(chunks)
+        return chunks if sum(file.num_rows for file in self.files) < _SMALL_ROWS else prefetch_one(chunks)
 
     def _read(self, name: str, wanted: Wanted) -> Iterator[Any]:
         first = 0
@@ -208,7 +208,7 @@ def _shown(values: Any, alive: NDArray[np.bool_]) -> Any:
     return values[alive] if isinstance(values, np.ndarray) else values.filter(pa.array(alive))
 
 
-def ahead(items: Iterator[Any]) -> Iterator[Any]:
+def prefetch_one(items: Iterator[Any]) -> Iterator[Any]:
     """Yield items, of which the next one is computed in a thread meanwhile."""
     with ThreadPoolExecutor(1) as thread:
         waiting = thread.submit(next, items, None)

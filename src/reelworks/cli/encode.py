@@ -112,7 +112,7 @@ def _here(recipe: Recipe, limit: int | None, quiet: bool) -> tuple[Forecast, Pro
         source = encoding.open_store(data)
         with encode_progress(quiet=quiet or not world.is_main) as on_progress:
             spec = encoding.plan_spec(data, world.size)
-            job = encoding.encoding(data, source, world.device, spec, limit=limit, on_progress=on_progress)
+            job = encoding.build_encoding_job(data, source, world.device, spec, limit=limit, on_progress=on_progress)
             done = encoding.encode_missing(job)
         world.wait()
     return done
@@ -141,7 +141,7 @@ def _on_cluster(recipe: Recipe, limit: int | None, quiet: bool) -> tuple[Forecas
             dataset.scan_recipe(recipe, on_scan, engine="ray")
         data = RecipeData.open(recipe)
         source = encoding.open_store(data)
-        job = encoding.encoding(data, source, torch.device("cpu"), encoding.plan_spec(data), limit=limit)
+        job = encoding.build_encoding_job(data, source, torch.device("cpu"), encoding.plan_spec(data), limit=limit)
         with encode_progress(quiet=quiet) as on_progress:
             return encode_on_cluster.encode_missing(data, job, cluster, limit=limit, on_progress=on_progress)
 

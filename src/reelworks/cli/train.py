@@ -12,7 +12,7 @@ from typer import Argument, Exit, Option
 
 from reelworks.cli import encode, new, show
 from reelworks.cli.options import DataPath, Overrides, load_recipe, setting
-from reelworks.core import trust, waiting_threads
+from reelworks.core import openmp_wait_policy, trust
 from reelworks.core.errors import UserError
 from reelworks.distributed.launch import LAUNCHED, launch
 
@@ -106,7 +106,7 @@ def train(
         changes.append(setting("output", str(output)))
     if max_steps is not None:
         changes.append(f"train.max_steps={max_steps}")
-    waiting_threads.choose()
+    openmp_wait_policy.choose()
     if "RANK" in os.environ:
         # Before torch is loaded: one lost rank would fill the others' output with messages about sockets.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")

@@ -134,7 +134,7 @@ def below(h: U64, n: int | NDArray[Any]) -> NDArray[np.int64]:
     return (((h >> np.uint64(33)) * np.asarray(n).astype(np.uint64)) >> np.uint64(31)).astype(np.int64)
 
 
-def passes(h: U64, probability: float | NDArray[Any]) -> NDArray[np.bool_]:
+def bernoulli(h: U64, probability: float | NDArray[Any]) -> NDArray[np.bool_]:
     """Return booleans that are True with the given probability: never for 0, always for 1."""
     threshold = np.asarray(np.floor(np.asarray(probability, dtype=np.float64) * 2.0**53)).astype(np.uint64)
     return (h >> np.uint64(11)) < threshold

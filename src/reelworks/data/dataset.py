@@ -16,14 +16,14 @@ from reelworks.buckets import assign
 from reelworks.buckets.assign import Assignment, Clips, Reason
 from reelworks.buckets.table import EMPTY, BucketTable
 from reelworks.catalog import companions
-from reelworks.catalog.companions import Found
+from reelworks.catalog.companions import CompanionMatches
 from reelworks.catalog.config import SHOWING, DatasetConfig, Source
 from reelworks.catalog.frame_index import FrameIndex
 from reelworks.catalog.rows import SCORE, CatalogRows
 from reelworks.catalog.store import Catalog
 from reelworks.core import arguments, blocks, digests
 from reelworks.core.errors import UserError
-from reelworks.core.hash_rng import Purpose, hash64, passes, text_words
+from reelworks.core.hash_rng import Purpose, bernoulli, hash64, text_words
 from reelworks.core.sources import ALIGNED, SOURCES
 from reelworks.core.words import tells_arguments
 from reelworks.data import eligibility
@@ -282,7 +282,7 @@ class Dataset:
         return self.exclude_list.rows(self.rows)
 
     @cached_property
-    def companions(self) -> dict[str, Found]:
+    def companions(self) -> dict[str, CompanionMatches]:
         """Companions of the rows by kind, for the kinds that at least one dataset uses."""
         by_kind = {}
         for kind in companions.KINDS:
@@ -363,7 +363,7 @@ class Dataset:
         if any(d.repeats % 1 for d in self.spec.datasets):
             chance = self._showings[row] - clips.copy
             at = np.flatnonzero((chance < 1) & (result.reason == Reason.NONE))
-            drawn = passes(hash64(self.spec.seed, epoch, clips.uid[at], clips.copy[at], Purpose.SHARE), chance[at])
+            drawn = bernoulli(hash64(self.spec.seed, epoch, clips.uid[at], clips.copy[at], Purpose.SHARE), chance[at])
             result.reason[at[~drawn]] = Reason.NOT_DRAWN
         self._last = (epoch, self.table, self.spec, result)
         return result

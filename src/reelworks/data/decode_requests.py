@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reelworks.catalog import captions, frame_index, template
-from reelworks.catalog.companions import REJECTED, Found
+from reelworks.catalog.companions import REJECTED, CompanionMatches
 from reelworks.catalog.config import DatasetConfig
 from reelworks.catalog.filter_expression import NUMBERS
 from reelworks.catalog.rows import CatalogRows
@@ -31,7 +31,7 @@ from reelworks.media.sound import SoundRequest
 _AUGMENTS = ("flip", "rotate_degrees", "jitter_brightness", "jitter_contrast", "jitter_saturation", "jitter_hue")
 
 
-def draw_words(data: Dataset, rows: NDArray[np.int64], copies: NDArray[np.int64], *, epoch: int) -> U64:
+def clip_hash(data: Dataset, rows: NDArray[np.int64], copies: NDArray[np.int64], *, epoch: int) -> U64:
     """Return the hashes of an epoch's uses of clips, by index in `data.rows`, by which all about them is drawn.
 
     `copies` combine `copy` and `repeat_index` of each clip, as `schedule.plan.draw_copies` numbers them.
@@ -51,7 +51,7 @@ def decode_requests(
 ) -> list[Request]:
     """Return the decode requests of clips, by index in `data.rows`, that are shown in one bucket.
 
-    `words` are their `draw_words`. `decoder` reads videos in place of PyAV. Without `augments`, as for validation, no clip is flipped, rotated or recoloured.
+    `words` are their `clip_hash`. `decoder` reads videos in place of PyAV. Without `augments`, as for validation, no clip is flipped, rotated or recoloured.
     """
     config, shape, r = data.spec.data, data.table.buckets[bucket].shape, data.rows
     first, down, across = _draws(data, words)
@@ -107,7 +107,7 @@ def companion_requests(
 
 
 def part_masks_of(data: Dataset, words: U64, bucket: int) -> tuple[PartMask | None, ...]:
-    """Draw which parts of clips, by their `draw_words`, are given to the model; none if no strategy has a share."""
+    """Draw which parts of clips, by their `clip_hash`, are given to the model; none if no strategy has a share."""
     ratios = data.spec.mask_ratios
     if not any(ratio for name, ratio in ratios.items() if name != "identity"):
         return ()
@@ -125,7 +125,7 @@ def sound_requests(data: Dataset, own: Sequence[Request]) -> tuple[SoundRequest,
     )
 
 
-def _of_companion(data: Dataset, companions: Found, row: int, own: Request) -> Request | None:
+def _of_companion(data: Dataset, companions: CompanionMatches, row: int, own: Request) -> Request | None:
     at = int(companions.row[row])
     if at < 0:
         return None
@@ -177,7 +177,7 @@ def _augmentation(dataset: DatasetConfig, word: U64) -> Augmentation:
         return middle + most * (2 * float(hash_rng.uniform(hash_rng.extend(word, *purpose))) - 1) if most else middle
 
     return Augmentation(
-        flip=bool(hash_rng.passes(hash_rng.extend(word, Purpose.FLIP), dataset.flip)),
+        flip=bool(hash_rng.bernoulli(hash_rng.extend(word, Purpose.FLIP), dataset.flip)),
         degrees=around(0.0, dataset.rotate_degrees, Purpose.ROTATION),
         brightness=around(1.0, dataset.jitter_brightness, Purpose.COLOR, 0),
         contrast=around(1.0, dataset.jitter_contrast, Purpose.COLOR, 1),
@@ -207,7 +207,7 @@ def dataset_of_row(data: Dataset, row: int) -> DatasetConfig:
 
 
 def captions_of(data: Dataset, rows: NDArray[np.int64], words: U64, *, draws: bool = True) -> tuple[str, ...]:
-    """Return the captions with which clips are shown, by index in `data.rows` and their `draw_words`.
+    """Return the captions with which clips are shown, by index in `data.rows` and their `clip_hash`.
 
     Without `draws`, as for validation, each clip has its first caption with the tags as they are.
     """

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from reelworks.buckets.assign import Reason
 from reelworks.catalog import filter_expression, filters, template
-from reelworks.catalog.companions import Found, Problem
+from reelworks.catalog.companions import CompanionMatches, Problem
 from reelworks.catalog.config import DatasetConfig
 from reelworks.catalog.filter_expression import NUMBERS
 from reelworks.catalog.rows import CatalogRows, without_range
@@ -31,7 +31,7 @@ def exclusion_reasons(
     datasets: Sequence[DatasetConfig],
     data: DataConfig,
     *,
-    companions: Iterable[Found],
+    companions: Iterable[CompanionMatches],
     in_exclude_file: Mask,
     sound: SoundSpec | None = None,
 ) -> NDArray[np.int8]:

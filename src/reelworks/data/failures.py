@@ -46,7 +46,7 @@ def failed_clips(batches: Iterable[MicroBatch]) -> tuple[FailedClip, ...]:
             reason=reason,
         )
         for batch in batches
-        for work in [batch.work]
+        for work in [batch.request]
         for index, reason in batch.failures
     )
 

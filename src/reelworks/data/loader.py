@@ -60,7 +60,7 @@ class StepSource:
     skips: Callable[[int], bool] = lambda step: False
     decoder: FrameReader | None = None
 
-    def rows(self, position: DataPosition) -> Iterator[MicroBatchRequest]:
+    def requests_from(self, position: DataPosition) -> Iterator[MicroBatchRequest]:
         """Yield the micro-batches from a position on, across epochs, to the end of training."""
         max_steps, max_epochs = self.max_steps, self.max_epochs
         while max_epochs is None or position.epoch < max_epochs:
@@ -82,7 +82,7 @@ class StepSource:
         clips = _clips_of_row(plan, row)
         for index, (micro_batch, is_idle) in enumerate(columns):
             where = plan.places(micro_batch)
-            yield self.work(
+            yield self.build_request(
                 Samples(plan.uid[where], plan.copy[where], plan.ordinal[where], plan.bucket[where]),
                 epoch=epoch,
                 row=row,
@@ -99,7 +99,7 @@ class StepSource:
         work = other.row(position.plan, position.epoch, position.row)
         return list(dict.fromkeys(str(request.path) for each in work for request in each.requests))
 
-    def work(
+    def build_request(
         self,
         clips: Samples,
         *,
@@ -120,7 +120,7 @@ class StepSource:
         rows, bucket = np.searchsorted(self.data.rows.ordinal, clips.ordinal), int(clips.bucket[0])
         repeat_index = np.zeros(len(clips), dtype=np.int32) if repeat_index is None else repeat_index
         copies = planning.draw_copies(clips.copy, repeat_index)
-        words = decode_requests.draw_words(self.data, rows, copies, epoch=epoch)
+        words = decode_requests.clip_hash(self.data, rows, copies, epoch=epoch)
         read = decode_requests.decode_requests(self.data, rows, words, bucket, augments=augments, decoder=self.decoder)
         return MicroBatchRequest(
             epoch=epoch,
@@ -186,7 +186,7 @@ class Loader(IterableDataset[Step]):
             ranks failed, and warns when one of its own does: the weights of that step sum to less than 1.
         transform: Function of each `MicroBatch` that returns it changed, as `dataclasses.replace(micro_batch, frames=...)`.
             It runs in this process when the step is read, in the order of the plan. A resume is exact if its random
-            numbers depend on the micro-batch alone, as those of `numpy.random.default_rng([m.work.epoch, *m.uids])`.
+            numbers depend on the micro-batch alone, as those of `numpy.random.default_rng([m.request.epoch, *m.uids])`.
         decoder: Function of a video's local path and the numbers of frames in it, which returns them as uint8 RGB
             `[T, H, W, 3]`, upright and in SDR; they are resized and cropped here. None decodes with PyAV. With
             `num_workers`, or if the loader is pickled, it must be picklable: defined at the top of a module.
@@ -288,7 +288,7 @@ class Loader(IterableDataset[Step]):
         feed = StepSource(self.dataset, self.rank, self.world_size, max_epochs=begun.epoch + 1, decoder=self._decoder)
         pool = self._pool  # of this iteration, also after `close`
         all_reduce = self._all_reduce or ranks.sum_of_process_group(self.rank, self.world_size)
-        stream = read_ahead(feed.rows(begun), pool, self._prefetch)
+        stream = read_ahead(feed.requests_from(begun), pool, self._prefetch)
         if self._device is not None:
             stream = upload(stream, self._device)
         reader = StepReader(map(self._finished, stream), self.world_size, all_reduce)
@@ -398,7 +398,7 @@ class Loader(IterableDataset[Step]):
         made = self._transform(micro_batch)
         if (
             isinstance(made, MicroBatch)
-            and made.work is micro_batch.work
+            and made.request is micro_batch.request
             and len(made.frames) == len(micro_batch.frames)
         ):
             return made

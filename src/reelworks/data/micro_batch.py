@@ -119,7 +119,7 @@ class MicroBatch:
         ['image']
     """
 
-    work: MicroBatchRequest
+    request: MicroBatchRequest
     frames: Tensor
     is_valid: Tensor
     failures: tuple[tuple[int, str], ...]
@@ -136,12 +136,12 @@ class MicroBatch:
     @property
     def paths(self) -> tuple[str, ...]:
         """File of each clip: its path, or its address if it is remote."""
-        return tuple(str(request.path) for request in self.work.requests)
+        return tuple(str(request.path) for request in self.request.requests)
 
     @property
     def uids(self) -> NDArray[np.uint64]:
         """`[B]` identity of each clip, from its dataset and path; the same in every epoch and process."""
-        return self.work.uids
+        return self.request.uids
 
     @property
     def metadata(self) -> list[dict[str, Any]]:
@@ -151,22 +151,22 @@ class MicroBatch:
         is stored and all other columns by name, and `scores`, a dict of the numbers of its list by name, without missing ones.
         """
         assert self._rows is not None, "the Loader sets it"
-        return self._rows(self.work.uids)
+        return self._rows(self.request.uids)
 
     @property
     def is_idle(self) -> bool:
         """True if the rank runs this micro-batch only to take part in collectives; all weights are 0."""
-        return self.work.is_idle
+        return self.request.is_idle
 
     @property
     def captions(self) -> tuple[str, ...]:
         """Caption of each clip, as the model gets it."""
-        return self.work.captions
+        return self.request.captions
 
     @property
     def fps(self) -> tuple[float, ...]:
         """Frames per second of each clip, as the model gets them."""
-        return self.work.fps
+        return self.request.fps
 
     @property
     def loss_weight(self) -> Tensor:
@@ -174,17 +174,17 @@ class MicroBatch:
 
         The weighted losses, summed over the micro-batches of all ranks, are the mean over the step's clips.
         """
-        return self.is_valid.float() / max(self.work.clips_in_step, 1)
+        return self.is_valid.float() / max(self.request.clips_in_step, 1)
 
     @property
     def failed(self) -> int:
         """Number of clips that could not be decoded; repeats are not counted again."""
-        return sum(bool(self.work.is_first_use[index]) for index, _ in self.failures)
+        return sum(bool(self.request.is_first_use[index]) for index, _ in self.failures)
 
 
 def one_step(stream: Iterator[MicroBatch]) -> Iterator[MicroBatch]:
     """Yield the micro-batches of the next step, and leave those behind it in the stream."""
     for micro_batch in stream:
         yield micro_batch
-        if micro_batch.work.ends_step:
+        if micro_batch.request.ends_step:
             return

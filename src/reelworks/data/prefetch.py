@@ -40,7 +40,7 @@ class _Pending:
     """A micro-batch that is being decoded, each clip straight to its place."""
 
     def __init__(self, work: MicroBatchRequest, pool: DecodePool) -> None:
-        self.work = work
+        self.request = work
         sizes = {_CLIPS: _frames_size(work), **_companion_sizes(work)}
         self._frames = {kind: pool.array(size) for kind, size in sizes.items()}
         if work.sounds:
@@ -97,7 +97,7 @@ class _Pending:
         return {kind: torch.from_numpy(memory.array) for kind, memory in self._frames.items()}, failures
 
     def _reason(self, kind: str, index: int, result: Decoded) -> str:
-        if kind == "loss_mask" and isinstance(result, np.ndarray) and not decode.counts(result):
+        if kind == "loss_mask" and isinstance(result, np.ndarray) and not decode.has_white_area(result):
             result = Failure(decode.EMPTY)  # the clip would have no loss
         if not isinstance(result, Failure):
             return ""
@@ -109,10 +109,10 @@ class _Pending:
 
     def _request(self, kind: str, index: int) -> Request:
         if kind == _SOUND:
-            sound = self.work.sounds[index]
+            sound = self.request.sounds[index]
             assert sound is not None  # it was submitted
             return sound.clip
-        requests = self.work.requests if kind == _CLIPS else self.work.companions[kind]
+        requests = self.request.requests if kind == _CLIPS else self.request.companions[kind]
         request = requests[index]
         assert request is not None  # it was submitted
         return request
@@ -207,12 +207,12 @@ class _ReadAhead:
             decode_p50_seconds=p50,
             decode_p99_seconds=p99,
         )
-        return _micro_batch(head.work, frames, failures, state)
+        return _micro_batch(head.request, frames, failures, state)
 
     def _pop(self) -> _Pending:
         """Take the first micro-batch from the queue."""
         head = self._queue.popleft()
-        self._queued_bytes -= _bytes(head.work)
+        self._queued_bytes -= _bytes(head.request)
         if self._decoding and self._decoding[0] is head:
             self._decoding.popleft()
         else:

@@ -54,5 +54,5 @@ class StepReader:
         planned, first_uses = int(plan.real_clips[micro_batches].sum()), int(plan.own_clips[micro_batches].sum())
         clips = StepClips(planned, first_uses, *failed.tolist())
         if clips.failed and self.knows_all:  # weights are shares of the clips that are left
-            batches = [replace(each, work=replace(each.work, clips_in_step=clips.valid)) for each in batches]
+            batches = [replace(each, request=replace(each.request, clips_in_step=clips.valid)) for each in batches]
         return WholeStep(deque(batches), clips, failures)

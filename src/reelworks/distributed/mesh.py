@@ -64,7 +64,7 @@ class World:
         return self.size // self.sequence_degree
 
     @property
-    def counts(self) -> bool:
+    def is_data_leader(self) -> bool:
         """Whether this rank's clips and losses count: those of the others of its sequence group are the same."""
         return self.sequence is None or self.sequence.rank == 0
 

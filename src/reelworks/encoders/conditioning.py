@@ -64,7 +64,7 @@ def join(encoder: LiveEncoder, latent_BCTHW: Tensor, encoded: Mapping[str, Tenso
     """Return the same inputs, given what was encoded for them; a picture's first frame and image are zeros."""
     inputs = {name: encoded[name].to(encoder.device) for name in encoder.companion_latents if name in encoded}
     if encoder.conditioning.sources_as_frames:
-        inputs = _behind_sources(inputs)
+        inputs = _inputs_with_sources(inputs)
     if encoder.conditioning.first_frame is not None:
         first = encoded["first_frame"].to(encoder.device) if "first_frame" in encoded else latent_BCTHW[:, :, :0]
         inputs["first_frame"] = pad(first, (0, 0, 0, 0, 0, latent_BCTHW.shape[2] - first.shape[2]))
@@ -74,14 +74,14 @@ def join(encoder: LiveEncoder, latent_BCTHW: Tensor, encoded: Mapping[str, Tenso
     return nothing_given(latent_BCTHW) | inputs
 
 
-def _behind_sources(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+def _inputs_with_sources(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     """Put sources before the control as frames that are kept; see `Conditioning.sources_as_frames`."""
     control, pictures = inputs["control"], [inputs[name] for name in SOURCES if name in inputs]
     frames = [pad(each, (0, 0, 0, 0, 0, 0, 0, control.shape[1] - each.shape[1])) for each in pictures]
     return {"control": torch.cat([*frames, control], dim=2)}
 
 
-def behind_sources(latent_BCTHW: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
+def prepend_sources(latent_BCTHW: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
     """Return the latents of clips behind those of the sources that their control begins with, perhaps none."""
     control, count = inputs["control"], inputs["control"].shape[2] - latent_BCTHW.shape[2]
     return torch.cat([control[:, : latent_BCTHW.shape[1], :count], latent_BCTHW], dim=2) if count else latent_BCTHW

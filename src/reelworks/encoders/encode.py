@@ -71,7 +71,7 @@ class Encoding:
         on_progress: Called after each batch.
 
     Attributes:
-        lacking: Clips of which something is missing, by the number of their chunk; known after `forecast`.
+        missing_by_chunk: Clips of which something is missing, by the number of their chunk; known after `forecast`.
         captions: Captions without an embedding in parts of a few dozen; known after `forecast`.
     """
 
@@ -93,16 +93,16 @@ class Encoding:
         self._timeout, self._budget_bytes = timeout, prefetch_bytes
         self._text_width, self._prompts = text_width, prompts
         self._sees = source.keys.ids.text_sees_pictures
-        self.lacking = dict[int, int]()
+        self.missing_by_chunk = dict[int, int]()
         self.captions: list[list[str]] = []
 
     def forecast(self) -> Forecast:
         """Look up all values, and return what is missing."""
         source, known, size = self.source, 0, 0
         captions = {"": source.keys.text("").key} if self.chunks and not self._sees else {}
-        self.lacking = {}
+        self.missing_by_chunk = {}
         for number, chunk in enumerate(self.chunks):
-            work = chunk.work(source.data)
+            work = chunk.build_request(source.data)
             wanted_of = source.keys.wanted(work)
             names = [[name for name in wanted if name != TEXT or self._sees] for wanted in wanted_of]
             pairs = list(zip(wanted_of, names, strict=True))
@@ -113,7 +113,7 @@ class Encoding:
             lacking = sum(map(bool, lacks))
             known += len(wanted_of) - lacking
             if lacking:
-                self.lacking[number] = lacking
+                self.missing_by_chunk[number] = lacking
             if not self._sees:
                 texts = zip(work.captions, wanted_of, strict=True)
                 captions |= {caption: wanted[TEXT].key for caption, wanted in texts}
@@ -121,7 +121,7 @@ class Encoding:
         new = [text for text, key in captions.items() if key in missing]
         self.captions = [new[i : i + _CAPTIONS] for i in range(0, len(new), _CAPTIONS)]
         size += len(new) * self._text_bytes()
-        return Forecast(sum(self.lacking.values()), len(new), size, known)
+        return Forecast(sum(self.missing_by_chunk.values()), len(new), size, known)
 
     def require_space(self, forecast: Forecast) -> None:
         """Check that the disk has room for what is missing.
@@ -147,7 +147,7 @@ class Encoding:
         with closing(self.worker()) as worker:
             worker.encode_captions(self.captions, progress, self.on_progress)
             self.encoder.embed_ahead(self._prompts)  # before the text encoder makes room for the others
-            worker.encode_clips([self.chunks[number] for number in self.lacking], progress, self.on_progress)
+            worker.encode_clips([self.chunks[number] for number in self.missing_by_chunk], progress, self.on_progress)
         return progress
 
     def worker(self) -> EncodeWorker:

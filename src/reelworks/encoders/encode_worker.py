@@ -147,7 +147,7 @@ class EncodeWorker:
             work = self._work(chunks, ends)
             for batch in prefetch.read_ahead(work, self._pool, self._budget_bytes):
                 behind.append(self._encode_batch(batch, writer, progress))
-                if (chunk := ends.pop(id(batch.work), None)) is not None:
+                if (chunk := ends.pop(id(batch.request), None)) is not None:
                     behind.append(writer.submit(self._finish, chunk))
                 while behind and (len(behind) > _BEHIND or behind[0].done()):
                     behind.popleft().result()
@@ -160,7 +160,7 @@ class EncodeWorker:
         data, store, keys = self.source.data, self.source.store, self.source.keys
         for chunk in chunks:
             store.refresh()
-            wanted_of = keys.wanted(chunk.work(data))
+            wanted_of = keys.wanted(chunk.build_request(data))
             lacking = [i for i, wanted in enumerate(wanted_of) if self._lacks(wanted)]
             size = max(int(data.table.batch_sizes()[int(chunk.clips.bucket[0])]), 1)
             batches = [chunk.part(data, lacking[at : at + size]) for at in range(0, len(lacking), size)]
@@ -176,7 +176,7 @@ class EncodeWorker:
 
     def _encode_batch(self, batch: MicroBatch, writer: ThreadPoolExecutor, progress: Progress) -> Future[None]:
         """Encode the clips of a micro-batch that could be decoded, and hand the values to the writer."""
-        work, failed = batch.work, dict(batch.failures)
+        work, failed = batch.request, dict(batch.failures)
         wanted_of, rows = self.source.keys.wanted(work), self.source.data.rows.find(work.uids).tolist()
         for i, row in enumerate(rows):
             if i not in failed and not request_key.unchanged(self.source.data, row, work.requests[i].path):
@@ -199,9 +199,9 @@ class EncodeWorker:
             kinds = values.frames_for(name, parts=self.source.keys.ids.parts)
             frames: Mapping[str, Tensor] = {k: batch.frames if k == CLIP else batch.companions[k] for k in kinds}
             if name == request_key.CONTROL:
-                frames = conditioning.with_drawn_masks(frames, batch.work.masks, batch.work.shape)
+                frames = conditioning.with_drawn_masks(frames, batch.request.masks, batch.request.shape)
             return values.encode(self._encoder, name, frames, batch.sound).to(latent_dtype(self.source.keys, name))
-        captions, encode = batch.work.captions, self._encoder.text_encoder.encode
+        captions, encode = batch.request.captions, self._encoder.text_encoder.encode
         given = self.source.keys.ids.given
         seen = [batch.companions[kind] for kind in values.sources_in(batch.companions) if kind in given]
         embedded = {i: values.pack(encode([captions[i]], [frames[i, :1] for frames in seen])) for i in good}

@@ -39,7 +39,7 @@ class Chunk:
     def __len__(self) -> int:
         return len(self.clips)
 
-    def work(self, data: Dataset) -> MicroBatchRequest:
+    def build_request(self, data: Dataset) -> MicroBatchRequest:
         """Return the request of all clips of the chunk."""
         return self._request(data, self.clips)
 
@@ -53,7 +53,7 @@ class Chunk:
 
 def request(data: Dataset, clips: Samples, epoch: int, *, augments: bool = True) -> MicroBatchRequest:
     """Return what training reads of some clips of one bucket, or without `augments` what validation does."""
-    return StepSource(data, rank=0, world=1).work(clips, epoch=epoch, augments=augments)
+    return StepSource(data, rank=0, world=1).build_request(clips, epoch=epoch, augments=augments)
 
 
 def chunks(data: Dataset, spec: PlanSpec, epochs: int, limit: int | None = None) -> list[Chunk]:

@@ -38,7 +38,7 @@ from reelworks.models.api import TextEmbedding
 _READERS = 2
 _ITEMS_AHEAD = 4
 _MASK = "loss_mask"
-Found = dict[str, Tensor]
+StoredTensors = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class StoredLatents:
         """The dataset of the clips."""
         return self.keys.data
 
-    def find(self, wanted: Mapping[str, Wanted]) -> Found:
+    def find(self, wanted: Mapping[str, Wanted]) -> StoredTensors:
         """Read the values of a clip that are stored, without the embedding of its caption."""
         found = {}
         for name, each in wanted.items():
@@ -87,7 +87,7 @@ class StoredLatents:
         except UserError as error:
             logger.warning("latents cannot be stored (%s)", error.problem)
 
-    def kinds_to_read(self, wanted: Mapping[str, Wanted], found: Found) -> list[str]:
+    def kinds_to_read(self, wanted: Mapping[str, Wanted], found: StoredTensors) -> list[str]:
         """Return the kinds of frames that the missing values of a clip are computed from."""
         seen = values.sources_in(wanted) if self.keys.ids.text_sees_pictures else ()
         missing = [
@@ -111,7 +111,7 @@ class StoredBatch(MicroBatch):
 
     source: StoredLatents = None  # type: ignore[assignment]  # fields after defaults need one
     wanted: Sequence[Mapping[str, Wanted]] = ()
-    found: Sequence[Found] = ()
+    found: Sequence[StoredTensors] = ()
     decoded: Sequence[Mapping[str, Tensor]] = ()
     heard: Mapping[int, Tensor] = field(default_factory=dict)
     broken: frozenset[int] = frozenset()
@@ -129,7 +129,7 @@ class StoredBatch(MicroBatch):
         drops = encoder.conditioning.empty_caption == "encoded"
         rows = []
         for i, drop in enumerate(dropped):
-            caption = "" if drop and drops else self.work.captions[i]
+            caption = "" if drop and drops else self.request.captions[i]
             wanted = self.source.keys.text(caption, self.source.keys.seen(self.wanted[i]))
             rows.append(encoder.embedded.get(wanted.key, partial(self._embed, encoder, wanted, caption, i)))
         return TextEmbedding(
@@ -154,22 +154,22 @@ class StoredBatch(MicroBatch):
             if name == TEXT or name in self.found[i]:
                 continue
             if i in self.broken:  # its loss is left out, so that no encoder is loaded for it
-                request = _request(self.work, i, name)
-                shape = self.work.shape if request is None else request.shape
+                request = _request(self.request, i, name)
+                shape = self.request.shape if request is None else request.shape
                 self.found[i][name] = values.blank(encoder, name, shape)
                 continue
             kinds = values.frames_for(name, parts=self.source.keys.ids.parts)
             frames: Mapping[str, Tensor] = {kind: self.decoded[i][kind] for kind in kinds}
             if name == request_key.CONTROL:
-                frames = conditioning.with_drawn_masks(frames, self.work.masks[i : i + 1], self.work.shape)
+                frames = conditioning.with_drawn_masks(frames, self.request.masks[i : i + 1], self.request.shape)
             value = values.encode(encoder, name, frames, self.heard.get(i))[0].cpu()
             self.found[i][name] = value = value.to(latent_dtype(self.source.keys, name))
             if self._is_as_scanned(i):
                 self.source.keep(self.wanted[i][name], value)
 
     def _is_as_scanned(self, i: int) -> bool:
-        row = int(self.source.data.rows.find(self.work.uids[i : i + 1])[0])
-        return request_key.unchanged(self.source.data, row, self.work.requests[i].path)
+        row = int(self.source.data.rows.find(self.request.uids[i : i + 1])[0])
+        return request_key.unchanged(self.source.data, row, self.request.requests[i].path)
 
 
 def latent_dtype(keys: Keys, name: str) -> torch.dtype:
@@ -201,8 +201,8 @@ def conditions(
     """Return the conditions of a micro-batch by name; see `models.api.given`."""
     if isinstance(batch, StoredBatch):
         return conditioning.join(encoder, latent_BCTHW, encoded)
-    shape = batch.work.shape
-    companions = conditioning.with_drawn_masks(batch.companions, batch.work.masks, shape)
+    shape = batch.request.shape
+    companions = conditioning.with_drawn_masks(batch.companions, batch.request.masks, shape)
     return conditioning.encode_conditioning(encoder, latent_BCTHW, companions, batch.frames, shape.num_frames)
 
 
@@ -218,7 +218,7 @@ class _Item:
     """A micro-batch on its way: what is stored of it, and the requests that remain to be decoded."""
 
     def __init__(self, work: MicroBatchRequest, source: StoredLatents) -> None:
-        self.work, self.source = work, source
+        self.request, self.source = work, source
         self.wanted = source.keys.wanted(work)
         self.found = [source.find(wanted) for wanted in self.wanted]
         to_read: list[tuple[int, str, Request]] = []
@@ -238,27 +238,27 @@ class _Item:
             companions.setdefault(kind, [None] * n)[at] = request
         clips = [i for i, _, _ in self.to_read]
         return replace(
-            self.work,
-            uids=self.work.uids[clips],
-            copies=self.work.copies[clips],
+            self.request,
+            uids=self.request.uids[clips],
+            copies=self.request.copies[clips],
             repeat_index=np.zeros(n, dtype=np.int32),
             is_idle=False,
             requests=tuple(request for _, _, request in self.to_read[: self._same_size]),
             captions=("",) * n,
             fps=(0.0,) * n,
             companions={kind: tuple(requests) for kind, requests in companions.items()},
-            sounds=tuple(self._sound(i, kind) for i, kind, _ in self.to_read) if self.work.sounds else (),
+            sounds=tuple(self._sound(i, kind) for i, kind, _ in self.to_read) if self.request.sounds else (),
             target_is_base=(False,) * n,
             masks=(),
         )
 
     def _sound(self, i: int, kind: str) -> SoundRequest | None:
         """Return the request for the sound that is missing of a clip, once."""
-        return self.work.sounds[i] if kind == CLIP and request_key.SOUND not in self.found[i] else None
+        return self.request.sounds[i] if kind == CLIP and request_key.SOUND not in self.found[i] else None
 
     def complete(self, read: MicroBatch) -> StoredBatch:
         """Return the micro-batch with what was decoded of it."""
-        work, failures = self.work, dict[int, str]()
+        work, failures = self.request, dict[int, str]()
         broken = dict(read.failures)
         decoded: list[dict[str, Tensor]] = [{} for _ in work.requests]
         heard = dict[int, Tensor]()
@@ -275,7 +275,7 @@ class _Item:
                     failures.setdefault(i, reason)
                 continue
             if kind == _MASK and masks is not None:
-                if reason is None and not decode.counts(read.frames[at].numpy()):
+                if reason is None and not decode.has_white_area(read.frames[at].numpy()):
                     reason = decode.EMPTY  # the clip would have no loss
                 if reason is None:
                     masks[i] = read.frames[at]
@@ -289,7 +289,7 @@ class _Item:
         valid[list(failures)] = False
         real = work.real & (not work.is_idle)
         return StoredBatch(
-            work=work,
+            request=work,
             frames=torch.zeros(len(work.requests), 0, 0, 0, 3, dtype=torch.uint8),
             is_valid=torch.from_numpy(valid),
             failures=tuple((i, reason) for i, reason in sorted(failures.items()) if real[i]),

@@ -46,7 +46,7 @@ def reachable_keys(source: StoredLatents, chunks: Iterable[Chunk]) -> set[str]:
     """Return the keys of all values that a training reads."""
     keys = {source.keys.text("").key}
     for chunk in chunks:
-        for wanted in source.keys.wanted(chunk.work(source.data)):
+        for wanted in source.keys.wanted(chunk.build_request(source.data)):
             keys |= {each.key for each in wanted.values()}
     return keys
 
@@ -65,7 +65,7 @@ def contact_sheet(source: StoredLatents, encoder: LiveEncoder, chunks: Iterable[
     """Decode stored latents of some clips, and draw their frames with their names as a PNG file; empty without any."""
     lines: list[tuple[str, list[NDArray[np.uint8]]]] = []
     for chunk in chunks:
-        work = chunk.work(source.data)
+        work = chunk.build_request(source.data)
         for wanted in source.keys.wanted(work):
             latent = source.get(wanted["latent"])
             if latent is None or len(lines) >= count:

@@ -163,6 +163,6 @@ def _note(work: MicroBatchRequest, costs: Sequence[int], read: Callable[[], floa
     )
 
 
-def is_told(module: nn.Module) -> bool:
+def can_time_forward(module: nn.Module) -> bool:
     """Whether forward passes of a rank are its own: no weight is sharded over ranks, and collected in the pass."""
     return all(map(optimizers.is_whole, module.parameters()))

@@ -33,7 +33,7 @@ from reelworks.precision.boundary import DtypeBoundary
 from reelworks.recipe.recipe import Recipe
 from reelworks.schedule.plan import EpochPlan
 from reelworks.train import sound_inputs
-from reelworks.train.sound_inputs import SoundChoices, SoundTarget
+from reelworks.train.sound_inputs import SoundDraws, SoundTarget
 
 
 def objective_of_step(
@@ -73,7 +73,7 @@ def _shift_ratio(config: ObjectiveConfig, shape: Shape, latent: tuple[int, int, 
 
 
 @dataclass(frozen=True)
-class Choices:
+class RandomDraws:
     """Random draws of one micro-batch, on the CPU.
 
     Attributes:
@@ -88,10 +88,10 @@ class Choices:
     time: Tensor
     frame_mask: NDArray[np.bool_]
     drop_text: NDArray[np.bool_]
-    sound: SoundChoices | None = None
+    sound: SoundDraws | None = None
 
 
-def draw_words(work: MicroBatchRequest, seed: int) -> U64:
+def draw_state(work: MicroBatchRequest, seed: int) -> U64:
     """Return the beginning of the hashes of each clip's draws, which the purpose of a draw ends."""
     return hash_rng.hash64(seed, work.epoch, work.uids, work.draw_copies)
 
@@ -103,17 +103,17 @@ def draw(
     *,
     latent: tuple[int, int, int],
     sound: SoundConfig | None = None,
-) -> Choices:
+) -> RandomDraws:
     """Draw timesteps, frame masks and dropped captions for the clips of a micro-batch, whose latents have these sizes.
 
-    `words_B` are its `draw_words`. Where the model is told in pixels what is given (`work.masks`), all latent frames
+    `words_B` are its `draw_state`. Where the model is told in pixels what is given (`work.masks`), all latent frames
     are generated.
     """
     ratios = {} if work.masks else config.mask_ratios
     uniform_B = torch.from_numpy(hash_rng.uniform(hash_rng.extend(words_B, Purpose.TIMESTEP)))
     ratio = _shift_ratio(config, work.shape, latent)
     unshifted_B, time_B = objectives.from_config(config).times(uniform_B, ratio)
-    return Choices(
+    return RandomDraws(
         unshifted_B,
         time_B,
         frame_masks.draw_frame_mask(ratios, latent[0], hash_rng.extend(words_B, Purpose.MASK)),
@@ -123,7 +123,7 @@ def draw(
 
 
 def _dropped(words_B: U64, config: ObjectiveConfig) -> NDArray[np.bool_]:
-    return hash_rng.passes(hash_rng.extend(words_B, Purpose.TEXT_DROPOUT), config.caption_dropout)
+    return hash_rng.bernoulli(hash_rng.extend(words_B, Purpose.TEXT_DROPOUT), config.caption_dropout)
 
 
 class Predicted(NamedTuple):
@@ -165,7 +165,7 @@ class Example:
         x0: `[B, C, T, H, W]` clean latents.
         noise: `[B, C, T, H, W]` noise that was added.
         generated_share: `[B]` share of latent frames that count in the loss.
-        counts: `[B]` True for a clip that counts in the loss.
+        valid_mask: `[B]` True for a clip that counts in the loss.
         trained_frames: `[B, T]` True for a latent frame that counts in the loss; None if all of them do.
         loss_weight: `[B, T, H, W]` weight of each latent element in its clip's loss; None if all weights are equal.
         uncaptioned: The inputs with the empty caption, if targets are guided.
@@ -177,7 +177,7 @@ class Example:
     x0: Tensor
     noise: Tensor
     generated_share: Tensor
-    counts: Tensor
+    valid_mask: Tensor
     trained_frames: Tensor | None
     loss_weight: Tensor | None = None
     uncaptioned: DenoiserInputs | None = None
@@ -227,7 +227,7 @@ class Example:
         frames = None if self.trained_frames is None else torch.cat([self.trained_frames] * 2)
         latent = objectives.from_config(config).noised(x0, noise, twice.time, frames)
         weight = None if self.loss_weight is None else torch.cat([self.loss_weight] * 2)
-        share, counts = (torch.cat([each] * 2) for each in (self.generated_share, self.counts))
+        share, counts = (torch.cat([each] * 2) for each in (self.generated_share, self.valid_mask))
         return Example(replace(twice, latent=latent), x0, noise, share, counts, frames, weight)
 
     def distances(self, output: Predicted, base: Predicted, config: ObjectiveConfig) -> Tensor:
@@ -254,7 +254,7 @@ def normal(shape: tuple[int, ...], seeds: U64, device: torch.device) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Encoded:
+class EncodedBatch:
     """Outputs of the encoders for a micro-batch, on the training device: all that takes long in making an example.
 
     Attributes:
@@ -279,34 +279,34 @@ class Encoded:
         return [self.latent, *self.text, *self.conditions.values(), *(self.empty or ()), *single]
 
 
-def encode(batch: MicroBatch, encoder: LiveEncoder, config: ObjectiveConfig, *, seed: int) -> Encoded:
+def encode(batch: MicroBatch, encoder: LiveEncoder, config: ObjectiveConfig, *, seed: int) -> EncodedBatch:
     """Encode the clips and captions of a micro-batch, of which some captions are dropped."""
-    return _encode_drawn(batch, encoder, config, draw_words(batch.work, seed))
+    return _encode_drawn(batch, encoder, config, draw_state(batch.request, seed))
 
 
-def _encode_drawn(batch: MicroBatch, encoder: LiveEncoder, config: ObjectiveConfig, words_B: U64) -> Encoded:
+def _encode_drawn(batch: MicroBatch, encoder: LiveEncoder, config: ObjectiveConfig, words_B: U64) -> EncodedBatch:
     encoded = _encode(batch, encoder, _dropped(words_B, config))
     if config.target_guidance_scale is not None:
-        encoded = replace(encoded, empty=stored_batches.texts(batch, encoder, [True] * len(batch.work.captions)))
+        encoded = replace(encoded, empty=stored_batches.texts(batch, encoder, [True] * len(batch.request.captions)))
     return encoded
 
 
-def _encode(batch: MicroBatch, encoder: LiveEncoder, drop_text: NDArray[np.bool_]) -> Encoded:
+def _encode(batch: MicroBatch, encoder: LiveEncoder, drop_text: NDArray[np.bool_]) -> EncodedBatch:
     values = stored_batches.clip_values(batch, encoder)
-    text = stored_batches.texts(batch, encoder, drop_text[: len(batch.work.captions)].tolist())
+    text = stored_batches.texts(batch, encoder, drop_text[: len(batch.request.captions)].tolist())
     conditions = stored_batches.conditions(batch, encoder, values, values["latent"])
-    return Encoded(values["latent"], text, conditions, rejected=values.get("rejected"), sound=values.get("sound"))
+    return EncodedBatch(values["latent"], text, conditions, rejected=values.get("rejected"), sound=values.get("sound"))
 
 
 def training_example(
-    batch: MicroBatch, encoder: LiveEncoder, config: ObjectiveConfig, *, seed: int, encoded: Encoded | None = None
+    batch: MicroBatch, encoder: LiveEncoder, config: ObjectiveConfig, *, seed: int, encoded: EncodedBatch | None = None
 ) -> Example:
     """Encode a micro-batch, unless that is done, and draw its timesteps, noise, masks and caption dropout."""
-    words_B = draw_words(batch.work, seed)
+    words_B = draw_state(batch.request, seed)
     encoded = encoded or _encode_drawn(batch, encoder, config, words_B)
     _, _, *sizes = encoded.latent.shape
     sound = None if encoder.sound is None else encoder.sound.config
-    drawn = draw(batch.work, config, words_B, latent=(sizes[0], sizes[1], sizes[2]), sound=sound)
+    drawn = draw(batch.request, config, words_B, latent=(sizes[0], sizes[1], sizes[2]), sound=sound)
     seeds = hash_rng.extend(words_B, Purpose.NOISE), sound_inputs.noise_seeds(words_B)
     return _example(batch, encoder, config, encoded, drawn, *seeds)
 
@@ -320,9 +320,9 @@ def validation_example(
     encoded = _encode(batch, encoder, np.zeros(n, dtype=np.bool_))
     frames = encoded.latent.shape[2]
     sound = None if encoder.sound is None else sound_inputs.both(n)
-    fixed = Choices(time, time, np.ones((n, frames), dtype=np.bool_), np.zeros(n, dtype=np.bool_), sound)
-    words_B = hash_rng.hash64(seed, "validation", batch.work.uids, np.arange(n))
-    noise_seeds = hash_rng.hash64(seed, "validation", batch.work.uids, np.arange(n), Purpose.NOISE)
+    fixed = RandomDraws(time, time, np.ones((n, frames), dtype=np.bool_), np.zeros(n, dtype=np.bool_), sound)
+    words_B = hash_rng.hash64(seed, "validation", batch.request.uids, np.arange(n))
+    noise_seeds = hash_rng.hash64(seed, "validation", batch.request.uids, np.arange(n), Purpose.NOISE)
     return _example(batch, encoder, config, encoded, fixed, noise_seeds, sound_inputs.noise_seeds(words_B))
 
 
@@ -338,13 +338,13 @@ def _example(
     batch: MicroBatch,
     encoder: LiveEncoder,
     config: ObjectiveConfig,
-    encoded: Encoded,
-    drawn: Choices,
+    encoded: EncodedBatch,
+    drawn: RandomDraws,
     noise_seeds: U64,
     sound_seeds: U64,
 ) -> Example:
-    work, device, n = batch.work, encoder.device, len(drawn.time)
-    x0 = conditioning.behind_sources(encoded.latent, encoded.conditions).expand(n, -1, -1, -1, -1)
+    work, device, n = batch.request, encoder.device, len(drawn.time)
+    x0 = conditioning.prepend_sources(encoded.latent, encoded.conditions).expand(n, -1, -1, -1, -1)
     sound = None if encoded.sound is None else _sound(work, encoder, config, encoded.sound, drawn, sound_seeds)
     drawn = drawn if sound is None else sound.drawn
     time, frame_mask = (to_device(value, device) for value in (drawn.time, torch.from_numpy(drawn.frame_mask)))
@@ -357,7 +357,7 @@ def _example(
     conditions = dict(encoded.conditions)
     trained_frames = None if drawn.frame_mask.all() else frame_mask
     if encoder.conditioning.frames_beside_noise:
-        shown = _shown(x0, frame_mask, conditions["first_frame"])
+        shown = condition_latents(x0, frame_mask, conditions["first_frame"])
         trained_frames = None
         conditions |= {"condition": shown, "first_frame": x0[:, :0]}
     inputs = DenoiserInputs(
@@ -376,7 +376,7 @@ def _example(
         **given(conditions, n),
         **({} if sound is None else sound.inputs),
     )
-    counts = to_device(batch.is_valid, device).expand(n)
+    valid_mask = to_device(batch.is_valid, device).expand(n)
     weight = None
     if "loss_mask" in batch.companions:
         mask = to_device(batch.companions["loss_mask"], device)
@@ -384,7 +384,7 @@ def _example(
         weight = pad(weight, (0, 0, 0, 0, sources, 0))
         # A mask may cover conditioning frames only: such a clip has no loss, and no weight in the step.
         weight_BT = weight.amax(dim=(2, 3))
-        counts = counts & (weight_BT if trained_frames is None else weight_BT * trained_frames).any(dim=1)
+        valid_mask = valid_mask & (weight_BT if trained_frames is None else weight_BT * trained_frames).any(dim=1)
     uncaptioned = None
     if (empty := encoded.empty) is not None:
         tokens, mask, pooled = empty
@@ -394,11 +394,11 @@ def _example(
     target = None
     if sound is not None:
         share, target = torch.where(share > 0, share, inputs.sound_mask.float().mean(dim=1)), sound.target
-    rejected = None if encoded.rejected is None else conditioning.behind_sources(encoded.rejected, encoded.conditions)
-    return Example(inputs, x0, noise, share, counts, trained_frames, weight, uncaptioned, rejected, target)
+    rejected = None if encoded.rejected is None else conditioning.prepend_sources(encoded.rejected, encoded.conditions)
+    return Example(inputs, x0, noise, share, valid_mask, trained_frames, weight, uncaptioned, rejected, target)
 
 
-def _shown(x0: Tensor, frame_mask_BN: Tensor, first_frame: Tensor) -> Tensor:
+def condition_latents(x0: Tensor, frame_mask_BN: Tensor, first_frame: Tensor) -> Tensor:
     """Return the latents that condition frames are taken from: a first one alone is, if it is encoded so, a picture's."""
     if not first_frame.shape[1] or x0.shape[2] == 1:
         return x0
@@ -409,7 +409,7 @@ def _shown(x0: Tensor, frame_mask_BN: Tensor, first_frame: Tensor) -> Tensor:
 class _Sound(NamedTuple):
     """The part of an example that is about sound."""
 
-    drawn: Choices  # with pictures that are given
+    drawn: RandomDraws  # with pictures that are given
     inputs: dict[str, Any]
     target: SoundTarget
 
@@ -419,7 +419,7 @@ def _sound(
     encoder: LiveEncoder,
     config: ObjectiveConfig,
     latent_BFN11: Tensor,
-    drawn: Choices,
+    drawn: RandomDraws,
     seeds: U64,
 ) -> _Sound:
     assert encoder.sound is not None

@@ -88,7 +88,7 @@ def encode_missing(
     """Say what will be encoded, check the disk's space, and let the connected cluster encode it.
 
     Args:
-        job: The encoding as `encoding.encoding` prepares it in this process, with the same `limit`.
+        job: The encoding as `encoding.build_encoding_job` prepares it in this process, with the same `limit`.
 
     Raises:
         UserError: The disk has too little space, a node does not see the files, or a part cannot be encoded.
@@ -96,7 +96,7 @@ def encode_missing(
     forecast = encoding.announce(job)
     progress = Progress(forecast.clips)
     parts = [Part(captions=tuple(captions)) for captions in job.captions]
-    parts += [Part((), number, job.chunks[number].name, clips) for number, clips in job.lacking.items()]
+    parts += [Part((), number, job.chunks[number].name, clips) for number, clips in job.missing_by_chunk.items()]
     if parts:
         with _tries(job.source.store.path) as tries:
             shared = Job(
@@ -215,7 +215,7 @@ def _open(job: Job) -> tuple[Encoding, EncodeWorker]:
     data = RecipeData.open(recipe, job.version)
     source = encoding.open_store(data)
     device = torch.device("cuda" if job.uses_gpu else "cpu")
-    prepared = encoding.encoding(data, source, device, encoding.plan_spec(data), limit=job.limit)
+    prepared = encoding.build_encoding_job(data, source, device, encoding.plan_spec(data), limit=job.limit)
     return prepared, prepared.worker()
 
 

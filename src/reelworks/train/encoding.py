@@ -117,7 +117,7 @@ def plan_spec(data: RecipeData, world: int = 1) -> PlanSpec:
     return data.plan_spec(*plan_report.step_shape(data.recipe, world))
 
 
-def encoding(
+def build_encoding_job(
     data: RecipeData,
     source: StoredLatents,
     device: torch.device,
@@ -187,8 +187,10 @@ def before_training(
     world.wait()
     source = open_store(data)
     prompts = data.recipe.samples.prompts
-    work = encoding(data, source, world.device, spec, encoder=encoder, prompts=prompts, on_progress=on_progress)
-    encode_missing(work)
+    job = build_encoding_job(
+        data, source, world.device, spec, encoder=encoder, prompts=prompts, on_progress=on_progress
+    )
+    encode_missing(job)
     world.wait()
     source.store.refresh()
     encoder.embed_ahead(prompts)  # those of a recipe of which everything was stored; no network takes memory yet

@@ -71,7 +71,7 @@ def first_bad(kept: list[KeptBatch]) -> tuple[MicroBatch, list[dict[str, Any]]]:
         bad = (counts_B & ~torch.isfinite(losses_B)).nonzero().flatten().tolist()
         if bad and first is None:
             first = batch
-        work = batch.work
+        work = batch.request
         clips += [{"uid": int(work.uids[i]), "path": str(work.requests[i].path)} for i in bad]
     return first or kept[-1].batch, clips
 

@@ -27,7 +27,7 @@ from reelworks.run.history import Epoch, Step
 from reelworks.run.records import Record, RecordError
 from reelworks.schedule.plan import EpochPlan
 from reelworks.train import batch_inputs
-from reelworks.train.batch_inputs import Choices
+from reelworks.train.batch_inputs import RandomDraws
 
 # Columns of the catalog that change when a clip is edited.
 _CONTENT = ("fingerprint", "caption")
@@ -58,13 +58,13 @@ class Replay:
         """The micro-batches in the plan's order, without fillers."""
         return sorted((w for rank in self.ranks for w in rank if not w.is_idle), key=lambda work: work.index)
 
-    def choices(self, work: MicroBatchRequest) -> Choices:
+    def choices(self, work: MicroBatchRequest) -> RandomDraws:
         """Draw timesteps, masks and dropped captions of a micro-batch again."""
         data, latent = self.data, self.data.geometry.latent(work.shape)
         objective = batch_inputs.objective_of_step(
             data.recipe, data.table, data.geometry, plan=self.plan, row=0, step=self.step.step - 1
         )
-        words_B = batch_inputs.draw_words(work, data.recipe.seed)
+        words_B = batch_inputs.draw_state(work, data.recipe.seed)
         return batch_inputs.draw(work, objective, words_B, latent=latent)
 
     def to_json(self) -> dict[str, Any]:
@@ -98,7 +98,7 @@ class Replay:
         }
 
     def _clip(
-        self, work: MicroBatchRequest, i: int, drawn: Choices, reasons: dict[tuple[int, int], str]
+        self, work: MicroBatchRequest, i: int, drawn: RandomDraws, reasons: dict[tuple[int, int], str]
     ) -> dict[str, Any]:
         uid, request, rows = int(work.uids[i]), work.requests[i], self.data.rows
         row = int(rows.find(work.uids[i : i + 1])[0])

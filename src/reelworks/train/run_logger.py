@@ -23,7 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from reelworks.analysis import speed
 from reelworks.analysis.speed import Speed
 from reelworks.checkpoint.folder import CheckpointFolder
-from reelworks.core import cores, files, launcher, log, units, waiting_threads
+from reelworks.core import cores, files, launcher, log, openmp_wait_policy, units
 from reelworks.core.log import logger
 from reelworks.data import failures, loader
 from reelworks.data.failures import FailedClip
@@ -198,7 +198,7 @@ class RunLogger:
         if step % _SPEED_WINDOW == 0:
             self._warn_of_waiting()
         if not result.applied:
-            self._tell_of_skipped(step, result)
+            self._log_skipped(step, result)
         if result.spike is not None:
             self._log_spike(step, result.spike, skipped=not result.applied)
         if result.blame is not None:
@@ -206,7 +206,7 @@ class RunLogger:
             what, module = (origin.what, origin.path) if origin else (None, None)
             self.event("non_finite", step=step, what=what, module=module, clips=list(result.blame.clips))
         self.records.step(position.row, result.applied, failed)
-        if self._debug and self._world.counts:
+        if self._debug and self._world.is_data_leader:
             self._log_clips(position, step, result, batches)
 
     def epoch_ends(self, position: DataPosition) -> None:
@@ -287,7 +287,7 @@ class RunLogger:
             self._scalars(step, {name: sum(values) / len(values) for name, values in self._parts.items()})
             self._parts.clear()
 
-    def _tell_of_skipped(self, step: int, result: StepResult) -> None:
+    def _log_skipped(self, step: int, result: StepResult) -> None:
         """Tell of a step that is skipped; those that the recipe skips after it are told with it."""
         train, last = self._data.recipe.train, step
         if result.skipped_by_recipe:
@@ -318,9 +318,9 @@ class RunLogger:
         """Warn once if other processes keep the CPU busy and spinning threads make that worse."""
         threads = torch.get_num_threads()
         on_cpu = self._world.device.type == "cpu"
-        if self._has_warned_of_spinning or threads == 1 or not on_cpu or waiting_threads.is_chosen():
+        if self._has_warned_of_spinning or threads == 1 or not on_cpu or openmp_wait_policy.is_chosen():
             return
-        if waiting_threads.is_busy(threads * launcher.number("LOCAL_WORLD_SIZE"), share=1.0):
+        if openmp_wait_policy.is_busy(threads * launcher.number("LOCAL_WORLD_SIZE"), share=1.0):
             self._has_warned_of_spinning = True
             logger.warning(
                 f"other processes keep this machine busy (load {os.getloadavg()[0]:.1f} on "
@@ -357,7 +357,7 @@ class RunLogger:
         folder = self._run.path / "debug"
         folder.mkdir(exist_ok=True)
         trained = [_clip(b, i) for b in batches for i in np.flatnonzero(b.is_valid.numpy()).tolist() if result.applied]
-        shapes = [str(b.work.shape) for b in batches]
+        shapes = [str(b.request.shape) for b in batches]
         line = {"step": step, "epoch": position.epoch, "row": position.row, "shapes": shapes, "trained": trained}
         files.append_json_line(folder / f"steps-rank-{self._world.rank:05d}.jsonl", line)
 
@@ -455,7 +455,7 @@ def note(batches: Iterable[MicroBatch], into: list[MicroBatch]) -> Iterator[Micr
 
 
 def _clip(batch: MicroBatch, index: int) -> dict[str, Any]:
-    work = batch.work
+    work = batch.request
     return {
         "uid": int(work.uids[index]),
         "copy": int(work.copies[index]),

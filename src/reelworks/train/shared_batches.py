@@ -29,7 +29,7 @@ def over_group(batches: Iterator[MicroBatch], world: World) -> Iterator[MicroBat
     """
     if world.sequence is None:
         yield from batches
-    elif world.counts:
+    elif world.is_data_leader:
         for batch in batches:
             _announce(batch, world)
             yield batch

@@ -28,7 +28,7 @@ _ANY_TIME = 500.0
 
 
 @dataclass(frozen=True)
-class SoundChoices:
+class SoundDraws:
     """Random draws about the sound of a micro-batch, on the CPU.
 
     Attributes:
@@ -42,7 +42,7 @@ class SoundChoices:
     uniform: NDArray[np.float64] | None
 
 
-def draw(config: SoundConfig, words_B: U64) -> SoundChoices:
+def draw(config: SoundConfig, words_B: U64) -> SoundDraws:
     """Draw the modes of clips and, if they are independent, timesteps of their sound."""
     shares = config.shares()
     place_B = hash_rng.uniform(hash_rng.extend(words_B, Purpose.SOUND, _MODE))
@@ -52,13 +52,13 @@ def draw(config: SoundConfig, words_B: U64) -> SoundChoices:
     uniform = None
     if config.times == "independent":
         uniform = hash_rng.uniform(hash_rng.extend(words_B, Purpose.SOUND, _TIME))
-    return SoundChoices(names != "sound", names != "video", uniform)
+    return SoundDraws(names != "sound", names != "video", uniform)
 
 
-def both(clips: int) -> SoundChoices:
+def both(clips: int) -> SoundDraws:
     """Return the choices of clips whose picture and sound are generated at one timestep, as for validation."""
     every = np.ones(clips, dtype=np.bool_)
-    return SoundChoices(every, every, None)
+    return SoundDraws(every, every, None)
 
 
 def with_own_shift(time_B: Tensor, ratio: float, config: SoundConfig) -> Tensor:

@@ -42,10 +42,10 @@ from reelworks.schedule import cost
 from reelworks.schedule import plan as planning
 from reelworks.schedule.plan import EpochPlan
 from reelworks.train import batch_inputs, block_norms, nonfinite, sound_inputs
-from reelworks.train.ahead import Ahead
 from reelworks.train.balance import ForwardTimes
-from reelworks.train.batch_inputs import Encoded, Example, Predicted, training_example
+from reelworks.train.batch_inputs import EncodedBatch, Example, Predicted, training_example
 from reelworks.train.compiled_blocks import CompiledBlocks
+from reelworks.train.encode_prefetcher import EncodePrefetcher
 from reelworks.train.lr_schedule import learning_rate
 from reelworks.train.nonfinite import KeptBatch, NonFiniteCause
 from reelworks.train.spikes import Clip, Spike
@@ -144,10 +144,10 @@ class StepSums:
     def over_ranks(self, world: World, batches: Sequence[MicroBatch], flags: StepFlags) -> StepSums:
         """Return the sums over all ranks, with one all-reduce; `batches` are this rank's, and `flags` its requests."""
         first = repeats = failed = 0
-        if world.counts:
+        if world.is_data_leader:
             for batch in batches:
                 valid = batch.is_valid.numpy()
-                of_batch = int(np.count_nonzero(valid & batch.work.is_first_use))
+                of_batch = int(np.count_nonzero(valid & batch.request.is_first_use))
                 first += of_batch
                 repeats += int(np.count_nonzero(valid)) - of_batch
                 failed += batch.failed
@@ -219,7 +219,7 @@ class StepResult:
 
 
 @dataclass(frozen=True)
-class Passes:
+class ForwardCounts:
     """Numbers of clips that all ranks compute at the same time with a network that takes a pass for each.
 
     Ranks exchange weights and gradients in each pass, and would wait for each other for ever if one had fewer.
@@ -233,7 +233,7 @@ class Passes:
     ranks: int
 
     @classmethod
-    def of_row(cls, plan: EpochPlan, row: int, ranks: int) -> Passes:
+    def from_step(cls, plan: EpochPlan, row: int, ranks: int) -> ForwardCounts:
         """Return those of a row of the plan."""
         sizes = np.diff(plan.offsets)
         by_rank = [[int(sizes[i]) for i, _ in planning.columns(plan.rows[row], rank, ranks)] for rank in range(ranks)]
@@ -244,7 +244,7 @@ class Passes:
         """Clips of the largest column; 0 if it does not matter."""
         return max(self.columns, default=0)
 
-    def least_clips(self, work: MicroBatchRequest) -> int:
+    def min_batch_size(self, work: MicroBatchRequest) -> int:
         """Return how many clips to compute at least with a micro-batch; 0 if it does not matter."""
         return self.columns[work.index // self.ranks] if self.columns else 0
 
@@ -270,11 +270,11 @@ class TrainStep:
         row: int,
         step: int,
         flags: StepFlags,
-        ahead: Ahead | None = None,
+        prefetcher: EncodePrefetcher | None = None,
     ) -> StepResult:
         """Take the optimizer step of a plan's row, after `step` done ones; all ranks call it together.
 
-        `batches` are this rank's micro-batches of the row, and `flags` its requests to all ranks. `ahead`, of which the
+        `batches` are this rank's micro-batches of the row, and `flags` its requests to all ranks. `prefetcher`, of which the
         micro-batches come, prepares the next one while the device is busy.
         """
         state, world, train = self.state, self.world, self.recipe.train
@@ -286,29 +286,29 @@ class TrainStep:
         # are decoded, so backward passes divide by the planned weight, and gradients are rescaled before the update.
         planned = loader.batches_of_row(plan, row)
         planned_weight = sum(self._clip_weight(bucket, clips) * clips for bucket, clips in planned)
-        passes = self._passes(plan, row)
+        passes = self._forward_counts(plan, row)
         sums = StepSums.begin(len(self.table.buckets), world.device)
         kept: list[KeptBatch] = []
 
         for batch in batches:
             world.mark("in a forward and backward pass", step + 1)
-            mesh.set_gradient_sync(state.module, batch.work.ends_step)
-            example = self._example(batch, objective, step, None if ahead is None else ahead.take(batch))
-            with self.compiled.running(batch.work, example.inputs.text_mask):
-                with self.times.noting(batch.work):
-                    losses_B = self._losses(batch.work, example, objective, passes.least_clips(batch.work))
-                weights_B = self._weights(batch.work, example)
-                weighted_B = torch.where(example.counts, weights_B * losses_B, 0.0)
+            mesh.set_gradient_sync(state.module, batch.request.ends_step)
+            example = self._example(batch, objective, step, None if prefetcher is None else prefetcher.take(batch))
+            with self.compiled.running(batch.request, example.inputs.text_mask):
+                with self.times.noting(batch.request):
+                    losses_B = self._losses(batch.request, example, objective, passes.min_batch_size(batch.request))
+                weights_B = self._weights(batch.request, example)
+                weighted_B = torch.where(example.valid_mask, weights_B * losses_B, 0.0)
                 # FSDP takes the mean of gradients over ranks; the loss of a step is a sum over them. Each rank of a
                 # sequence group has the gradient of its own tokens, so that the same sum holds for these.
                 torch.autograd.backward(weighted_B.sum() * (world.size / planned_weight))
             times_B = sound_inputs.trained_times(example.inputs)
-            sums.add(batch.work.bucket, weighted_B.detach(), weights_B, times_B)
-            kept.append(KeptBatch(batch, losses_B.detach(), example.counts))
-            if ahead is not None and ahead.is_on:
+            sums.add(batch.request.bucket, weighted_B.detach(), weights_B, times_B)
+            kept.append(KeptBatch(batch, losses_B.detach(), example.valid_mask))
+            if prefetcher is not None and prefetcher.is_on:
                 world.mark("preparing the next clips", step + 1)
-                ahead.prepare_next()
-            if not batch.work.ends_step:
+                prefetcher.prepare_next()
+            if not batch.request.ends_step:
                 world.mark("waiting for clips", step + 1)
 
         sums = sums.over_ranks(world, [each.batch for each in kept], flags)
@@ -383,32 +383,32 @@ class TrainStep:
         weights_B = torch.full_like(example.generated_share, clip_weight)
         if self.recipe.train.loss_reduction == "token":
             weights_B = weights_B * example.generated_share
-        return torch.where(example.counts, weights_B, 0.0)
+        return torch.where(example.valid_mask, weights_B, 0.0)
 
-    def ahead(self, batches: Iterator[MicroBatch]) -> Ahead:
+    def prefetcher(self, batches: Iterator[MicroBatch]) -> EncodePrefetcher:
         """Return the micro-batches so that the next one is prepared ahead, if the recipe wants that."""
         config = self.recipe.encode
         is_on = config.store if config.ahead == "auto" else config.ahead
         prepare = partial(
             batch_inputs.encode, encoder=self.encoder, config=self.recipe.objective, seed=self.recipe.seed
         )
-        return Ahead(batches, prepare if is_on else None, self.world.device)
+        return EncodePrefetcher(batches, prepare if is_on else None, self.world.device)
 
     def _example(
-        self, batch: MicroBatch, objective: ObjectiveConfig, step: int, encoded: Encoded | None = None
+        self, batch: MicroBatch, objective: ObjectiveConfig, step: int, encoded: EncodedBatch | None = None
     ) -> Example:
         """Return the model's inputs for a micro-batch; repeated calls return equal ones."""
         seed = self.recipe.seed
         example = training_example(batch, self.encoder, objective, seed=seed, encoded=encoded)
         # Dropout depends on the step and the micro-batch, so that a resumed run draws the same.
-        _seed(self.world.device, hash_rng.hash_int(seed, step, batch.work.index, Purpose.MODEL) >> 1)
+        _seed(self.world.device, hash_rng.hash_int(seed, step, batch.request.index, Purpose.MODEL) >> 1)
         return example
 
-    def _passes(self, plan: EpochPlan, row: int) -> Passes:
+    def _forward_counts(self, plan: EpochPlan, row: int) -> ForwardCounts:
         """Return how many clips the ranks compute at the same time, if their network takes a pass for each."""
         if self.world.size == 1 or not components.family_config(self.recipe.model).network.clip_by_clip:
-            return Passes((), 1)
-        return Passes.of_row(plan, row, self.world.data_size)
+            return ForwardCounts((), 1)
+        return ForwardCounts.from_step(plan, row, self.world.data_size)
 
     def _losses(self, work: MicroBatchRequest, example: Example, objective: ObjectiveConfig, passes: int) -> Tensor:
         """Return the loss of each clip, `[B]`; with prior_prediction the target is the base model's output.
@@ -452,7 +452,7 @@ class TrainStep:
         batch, clips = nonfinite.first_bad(kept)
         inputs = batch_inputs.filled_up(self._example(batch, objective, step).inputs, passes)
         origin = nonfinite.origin(self.state.module, inputs, lambda: self.boundary(inputs))
-        return NonFiniteCause.from_parts(self.world.gather((origin, clips if self.world.counts else [])))
+        return NonFiniteCause.from_parts(self.world.gather((origin, clips if self.world.is_data_leader else [])))
 
 
 def _means(losses: list[float], weights: list[float]) -> dict[int, float]:
@@ -465,7 +465,7 @@ def _clips(kept: list[KeptBatch]) -> list[Clip]:
     """Return the clips of this rank that count, with their losses."""
     clips = []
     for batch, losses_B, counts_B in kept:
-        work, losses, counts = batch.work, losses_B.tolist(), counts_B.tolist()
+        work, losses, counts = batch.request, losses_B.tolist(), counts_B.tolist()
         clips += [
             Clip(int(work.uids[i]), str(work.requests[i].path), losses[i]) for i in range(len(losses)) if counts[i]
         ]

@@ -54,11 +54,11 @@ from reelworks.train import (
     shared_batches,
     trackers,
 )
-from reelworks.train.ahead import Ahead
 from reelworks.train.balance import ForwardTimes
 from reelworks.train.build import TrainedModel
 from reelworks.train.checkpointing import CheckpointManager
 from reelworks.train.early_stop import EarlyStop
+from reelworks.train.encode_prefetcher import EncodePrefetcher
 from reelworks.train.lr_schedule import no_end
 from reelworks.train.open_run import OpenRun
 from reelworks.train.preflight import dry_run
@@ -244,8 +244,8 @@ class Trainer:
         )
         self._compiled = model.compiled
         self._balance_every = recipe.train.log_balance_every
-        is_told = world.size > 1 and world.sequence is None and self._balance_every is not None
-        self._times = ForwardTimes(world.device, is_told and balance.is_told(state.module))
+        times_forward = world.size > 1 and world.sequence is None and self._balance_every is not None
+        self._times = ForwardTimes(world.device, times_forward and balance.can_time_forward(state.module))
         self._train_step = TrainStep(boundary, encoder, state, data.table, world, recipe, model.compiled, self._times)
         self._state = state
         self._validator = Validator(boundary, encoder, world, self._source, data.held_out(), recipe, stored)
@@ -261,7 +261,7 @@ class Trainer:
         config = self._recipe.data
         with ExitStack() as stack:
             # Clips that other ranks of a sequence group need too are decoded on the first.
-            workers = config.num_workers if self._world.counts or self._stored is not None else 0
+            workers = config.num_workers if self._world.is_data_leader or self._stored is not None else 0
             pool = DecodePool(workers, config.decode_timeout)
             stack.callback(pool.close)
             stop_signals = stack.enter_context(_stop_signals())
@@ -274,11 +274,11 @@ class Trainer:
             elif _is_due(self._recipe.samples.every_steps, position.global_step):
                 self._make_lacking_previews(position.global_step)
             # Micro-batches from here to the end of training, across epochs, planned as `next_epoch` plans them.
-            work = self._source.rows(position)
+            work = self._source.requests_from(position)
             batches = stored_batches.read_ahead(work, pool, config.prefetch_budget_bytes, self._stored)
             if self._stored is None:
                 batches = shared_batches.over_group(batches, self._world)
-            ahead = self._train_step.ahead(batches)
+            prefetcher = self._train_step.prefetcher(batches)
             self._begin_segment(position)
             while not self._is_done(position):
                 if position.at_end:
@@ -290,7 +290,7 @@ class Trainer:
                     else:
                         self._begin_segment(position)
                     continue
-                position, flags = self._take_step(position, ahead, stop=bool(stop_signals))
+                position, flags = self._take_step(position, prefetcher, stop=bool(stop_signals))
                 metrics = self._after_step(position, pool, flags)
                 # A signal to any rank stops all ranks after the same step.
                 if flags.stop and not self._is_done(position):
@@ -303,7 +303,9 @@ class Trainer:
     def _is_done(self, position: DataPosition) -> bool:
         return self._early.is_over or progress.is_done(self._recipe.train, position)
 
-    def _take_step(self, position: DataPosition, batches: Ahead, *, stop: bool) -> tuple[DataPosition, StepFlags]:
+    def _take_step(
+        self, position: DataPosition, batches: EncodePrefetcher, *, stop: bool
+    ) -> tuple[DataPosition, StepFlags]:
         """Train the row at a position, log it, and raise if too much has failed to go on.
 
         `stop` is True if this rank was asked to save and stop. Returns the position after the step, and the requests of
@@ -336,17 +338,17 @@ class Trainer:
         return lambda rank: self._source.paths(position, rank // degree)
 
     def _run_step(
-        self, position: DataPosition, batches: Ahead, taken: list[MicroBatch], flags: StepFlags
+        self, position: DataPosition, batches: EncodePrefetcher, taken: list[MicroBatch], flags: StepFlags
     ) -> StepResult:
         """Train the row at a position, and put its micro-batches into `taken`; tell which one memory was too small for."""
         plan, row, step, world = position.plan, position.row, position.global_step, self._world
         try:
             noted = run_logger.note(one_step(batches), taken)
-            return self._train_step.run(noted, plan=plan, row=row, step=step, flags=flags, ahead=batches)
+            return self._train_step.run(noted, plan=plan, row=row, step=step, flags=flags, prefetcher=batches)
         except Exception as error:
             if not taken or not out_of_memory.is_lack(error):
                 raise
-            bucket, file = self.data.table.buckets[taken[-1].work.bucket], self._run.folder.snapshot_file(world.rank)
+            bucket, file = self.data.table.buckets[taken[-1].request.bucket], self._run.folder.snapshot_file(world.rank)
             with out_of_memory.naming_bucket(bucket, world.device, file, what=f"a micro-batch of step {step + 1}"):
                 raise
 

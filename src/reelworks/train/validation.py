@@ -91,8 +91,8 @@ class Validator:
             batches = shared_batches.over_group(batches, self.world)
         for done, batch in enumerate(batches, 1):
             losses = self._losses(batch)
-            if self.world.counts and bool(batch.is_valid.all()):
-                for row in (0, 1 + batch.work.bucket):
+            if self.world.is_data_leader and bool(batch.is_valid.all()):
+                for row in (0, 1 + batch.request.bucket):
                     sums[row, :-1] += losses
                     sums[row, -1] += 1
             self.on_clip(done * self.world.data_size, len(self.held_out))
@@ -122,7 +122,7 @@ class Validator:
         for first in range(0, clips, self.world.data_size):
             own = first + self.world.data_rank
             clip = self.held_out.take(np.array([min(own, clips - 1)]))
-            yield self.source.work(clip, epoch=0, is_idle=own >= clips, augments=False)
+            yield self.source.build_request(clip, epoch=0, is_idle=own >= clips, augments=False)
 
 
 def _part(inputs: DenoiserInputs, first: int, count: int) -> DenoiserInputs:

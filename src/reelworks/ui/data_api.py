@@ -264,7 +264,7 @@ def _shown_caption(clips: ClipView, row: int) -> str | None:
     if not data.rows.captioned[row] and config.missing_caption is None:
         return None
     at = np.array([row])
-    words = decode_requests.draw_words(data, at, clips.copy[row : row + 1], epoch=EPOCH)
+    words = decode_requests.clip_hash(data, at, clips.copy[row : row + 1], epoch=EPOCH)
     return decode_requests.captions_of(data, at, words)[0]
 
 

@@ -164,7 +164,7 @@ def training_request(clips: ClipView, row: int) -> Request:
     """Return the request with which the first epoch reads a clip; one without a bucket is read whole."""
     if clips.bucket[row] >= 0:
         at = np.array([row])
-        words = decode_requests.draw_words(clips.data, at, clips.copy[row : row + 1], epoch=EPOCH)
+        words = decode_requests.clip_hash(clips.data, at, clips.copy[row : row + 1], epoch=EPOCH)
         return decode_requests.decode_requests(clips.data, at, words, int(clips.bucket[row]))[0]
     rows = clips.data.rows
     height, width, count = int(rows.height[row]), int(rows.width[row]), int(rows.num_frames[row])

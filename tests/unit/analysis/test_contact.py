@@ -50,7 +50,7 @@ def test_the_window_of_the_whole_frame_is_the_frame_that_training_reads(data):
         one = entries.take(np.array([place]))
         (look,) = contact_sheet.sample_views(data, one, lost[[place]], epoch=3)
         rows = data.rows.find(one.uid)
-        words = decode_requests.draw_words(data, rows, one.copy, epoch=3)
+        words = decode_requests.clip_hash(data, rows, one.copy, epoch=3)
         (request,) = decode_requests.decode_requests(data, rows, words, int(one.bucket[0]))
         assert np.array_equal(look.frames, load(request))
         top, left, height, width = look.window
@@ -80,7 +80,7 @@ def test_the_one_that_loses_most_comes_first_and_the_choice_is_stable(data):
 def test_draws_follow_the_recipe(data):
     rows, copies = np.arange(len(data.rows)), np.zeros(len(data.rows), dtype=np.int64)
     first, again, other = (
-        decode_requests.decode_requests(data, rows, decode_requests.draw_words(data, rows, copies, epoch=epoch), 0)
+        decode_requests.decode_requests(data, rows, decode_requests.clip_hash(data, rows, copies, epoch=epoch), 0)
         for epoch in (0, 0, 1)
     )
     assert first == again
@@ -142,8 +142,10 @@ def test_what_is_shown_beside_clips_is_what_training_gets_beside_them(tmp_path, 
     plan, pool, shown = data.plan(data.plan_spec(1, 1), 0), DecodePool(0, 60.0), 0
     work = [one for row in range(plan.steps) for one in StepSource(data, 0, 1).row(plan, 0, row)]
     for batch in prefetch.read_ahead(work, pool):
-        uids, copies = batch.work.uids, batch.work.copies
-        entries = Samples(uids, copies, np.zeros(len(uids), np.int64), np.full(len(uids), batch.work.bucket, np.int64))
+        uids, copies = batch.request.uids, batch.request.copies
+        entries = Samples(
+            uids, copies, np.zeros(len(uids), np.int64), np.full(len(uids), batch.request.bucket, np.int64)
+        )
         looks, reasons = (
             contact_sheet.sample_views(data, entries, np.zeros(len(uids)), epoch=0),
             dict(batch.failures),
@@ -161,6 +163,6 @@ def test_what_is_shown_beside_clips_is_what_training_gets_beside_them(tmp_path, 
                 assert np.array_equal(beside[name], frames[place])
             if first:
                 assert np.array_equal(beside["first_frame"], batch.frames[place, :1])
-            sheet.draw([look], batch.work.shape)
+            sheet.draw([look], batch.request.shape)
     pool.close()
     assert shown == 4

@@ -75,7 +75,7 @@ def test_a_short_clip_is_planned_counted_and_read(folder, rule, numbers):
     place = int(np.flatnonzero(plan.uid == data.rows.uid[row])[0])
     bucket = int(plan.bucket[place])
     rows = np.array([row])
-    words = decode_requests.draw_words(data, rows, np.zeros(1, np.int64), epoch=0)
+    words = decode_requests.clip_hash(data, rows, np.zeros(1, np.int64), epoch=0)
     (request,) = decode_requests.decode_requests(data, rows, words, bucket)
     frames = load(request)
     assert frames.shape[0] == 9

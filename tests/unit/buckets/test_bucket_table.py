@@ -123,7 +123,7 @@ def test_one_exact_size_is_one_bucket() -> None:
 def test_upright_and_wide_sizes_of_one_area_stand_side_by_side() -> None:
     built = build(entry("48x64"), entry("64x48"))
     assert [b.shape for b in built.buckets] == [Shape(17, 48, 64), Shape(17, 64, 48)]
-    assert built.entries[0].draw_words != built.entries[1].draw_words
+    assert built.entries[0].hash_words != built.entries[1].hash_words
 
 
 @pytest.mark.parametrize(

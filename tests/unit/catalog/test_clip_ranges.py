@@ -389,7 +389,7 @@ def test_requests_of_long_videos_have_their_place(long: Path) -> None:
         [BucketEntry("32px", num_frames=[9], batch_size=[1])], geometry=Geometry((1, 8, 8), (1, 1, 1))
     )
     data, first = Dataset(catalog, table), np.zeros(1, np.int64)
-    words = decode_requests.draw_words(data, first, first, epoch=0)
+    words = decode_requests.clip_hash(data, first, first, epoch=0)
     (request,) = decode_requests.decode_requests(data, first, words, 0)
     assert request.spot is not None
     assert np.array_equal(load(request), load(replace(request, spot=None)))
@@ -411,7 +411,7 @@ def test_companions_of_long_videos_have_their_place_too(long: Path, tmp_path: Pa
     )
     data = Dataset(Catalog.open(tmp_path / "catalog"), table, DataSpec([config], data=DataConfig(clip_start="random")))
     rows = np.zeros(6, np.int64)
-    words = decode_requests.draw_words(data, rows, np.arange(6), epoch=0)
+    words = decode_requests.clip_hash(data, rows, np.arange(6), epoch=0)
     own = decode_requests.decode_requests(data, rows, words, 0)
     masks = decode_requests.companion_requests(data, rows, own)["loss_mask"]
     for clip, mask in zip(own, masks, strict=True):

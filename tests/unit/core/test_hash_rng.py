@@ -57,7 +57,7 @@ def test_below_covers_its_range_evenly() -> None:
 
 def test_passes_never_at_zero_and_always_at_one() -> None:
     ends = np.array([0, 2**63, 2**64 - 1], dtype=np.uint64)
-    assert not hash_rng.passes(ends, 0.0).any()
-    assert hash_rng.passes(ends, 1.0).all()
-    drawn = hash_rng.passes(hash_rng.hash64(np.arange(20_000)), 0.3)
+    assert not hash_rng.bernoulli(ends, 0.0).any()
+    assert hash_rng.bernoulli(ends, 1.0).all()
+    drawn = hash_rng.bernoulli(hash_rng.hash64(np.arange(20_000)), 0.3)
     assert abs(drawn.mean() - 0.3) < 0.015

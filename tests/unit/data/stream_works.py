@@ -43,6 +43,6 @@ def work(row: int, paths: list[Any], real: list[bool] | None = None, is_idle: bo
 
 def greys(batch: MicroBatch) -> list[int]:
     assert batch.frames.dtype == torch.uint8
-    assert batch.frames.shape == (len(batch.work.requests), 1, 16, 16, 3)
+    assert batch.frames.shape == (len(batch.request.requests), 1, 16, 16, 3)
     assert (batch.frames == batch.frames[:, :1, :1, :1, :1]).all()
     return batch.frames[:, 0, 0, 0, 0].tolist()

@@ -43,7 +43,7 @@ def test_masks_are_read_at_the_draws_of_their_clips(folder: Any) -> None:
         str(folder / name) for name in ("data/a.mp4", "data/b.png", "data/lost.png", "more/c.png")
     }
     rows = np.arange(len(data.rows))
-    words = decode_requests.draw_words(data, rows, np.zeros_like(rows), epoch=3)
+    words = decode_requests.clip_hash(data, rows, np.zeros_like(rows), epoch=3)
     own = decode_requests.decode_requests(data, rows, words, 0)
     masks = decode_requests.companion_requests(data, rows, own)["loss_mask"]
     for request, mask in zip(own, masks, strict=True):

@@ -83,7 +83,7 @@ def test_companions_are_turned_as_their_clips_and_only_sources_recoloured(folder
     beside = {"loss_mask": str(folder / "masks"), "source": str(folder / "before")}
     data = opened(folder, model="flux-kontext-tiny", **beside, **AUGMENTED)
     rows = np.arange(len(data.rows))
-    own = decode_requests.decode_requests(data, rows, decode_requests.draw_words(data, rows, rows, epoch=1), 0)
+    own = decode_requests.decode_requests(data, rows, decode_requests.clip_hash(data, rows, rows, epoch=1), 0)
     read = decode_requests.companion_requests(data, rows, own)
     assert {request.augmentation.flip for request in own} == {True, False}
     for request, source, mask in zip(own, read["source"], read["loss_mask"], strict=True):
@@ -97,7 +97,7 @@ def test_companions_are_turned_as_their_clips_and_only_sources_recoloured(folder
 def test_values_stay_in_their_ranges_and_fill_them(folder):
     data = opened(folder, **AUGMENTED)
     rows = np.zeros(400, dtype=np.int64)
-    words = decode_requests.draw_words(data, rows, np.arange(400), epoch=0)
+    words = decode_requests.clip_hash(data, rows, np.arange(400), epoch=0)
     drawn = [request.augmentation for request in decode_requests.decode_requests(data, rows, words, 0)]
     assert 0.4 < np.mean([a.flip for a in drawn]) < 0.6
     for values, most in (
@@ -129,7 +129,7 @@ def test_validation_shows_clips_as_they_are(folder):
     """The first caption, tags in order, no change of the frames, in every epoch."""
     data = opened(folder, **AUGMENTED)
     source, clips = StepSource(data, 0, 1), data.entries(0)
-    first, again = (source.work(clips, epoch=epoch, augments=False) for epoch in (0, 1))
+    first, again = (source.build_request(clips, epoch=epoch, augments=False) for epoch in (0, 1))
     assert first.captions == again.captions
     assert all(caption.startswith("kite, red, high, windy, ") and "\n" not in caption for caption in first.captions)
     assert {request.augmentation for request in first.requests} == {NO_AUGMENTATION}
@@ -138,9 +138,9 @@ def test_validation_shows_clips_as_they_are(folder):
 def test_the_top_of_a_taller_picture_is_kept(folder):
     data = opened(folder, data={"crop": "top"})
     rows = np.arange(len(data.rows))
-    words = decode_requests.draw_words(data, rows, rows, epoch=1)
+    words = decode_requests.clip_hash(data, rows, rows, epoch=1)
     assert {r.crop_draw for r in decode_requests.decode_requests(data, rows, words, 0)} == {(0.0, 0.5)}
-    assert {c.top for c in StepSource(data, 0, 1).work(data.entries(0), epoch=0).crops} == {0}
+    assert {c.top for c in StepSource(data, 0, 1).build_request(data.entries(0), epoch=0).crops} == {0}
 
 
 def test_flips_of_captions_that_name_sides_are_warned_of(folder):

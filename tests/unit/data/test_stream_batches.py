@@ -78,7 +78,7 @@ def test_order_and_contents_are_those_of_the_work_for_any_number_of_workers(
     finally:
         pool.close()
     assert [greys(batch) for batch in batches] == [[99, 3], [8], [0, 0, 2], [3, 3], [99, 22, 0], [7, 99], [1]]
-    assert [batch.work.row for batch in batches] == list(range(7))
+    assert [batch.request.row for batch in batches] == list(range(7))
     assert [[place for place, _ in batch.failures] for batch in batches] == [[], [], [1], [], [2], [], []]
     assert all(batch.is_valid.sum() + len(batch.failures) == len(batch.is_valid) for batch in batches)
     if budget > 1:
@@ -120,8 +120,8 @@ def test_no_more_is_read_ahead_than_the_budget_or_one_micro_batch(
     pool.on_submit = lambda request: submitted.append(request.path)
     works = [work(row, pictures[:n]) for row, n in enumerate(clips)]
     for batch in read_ahead(works, pool, budget_bytes=budget * CLIP_BYTES):
-        delivered += clips[batch.work.row]
-        ahead, rest = len(submitted) - delivered, clips[batch.work.row + 1 :]
+        delivered += clips[batch.request.row]
+        ahead, rest = len(submitted) - delivered, clips[batch.request.row + 1 :]
         assert ahead <= max(budget, *rest[:1]) if rest else ahead == 0
         assert ahead >= sum(rest[:1])
     pool.close()
@@ -225,11 +225,11 @@ def test_the_next_epoch_is_decoded_before_the_last_step_of_this_one() -> None:
         submitted: list[Request] = []
         pool.on_submit = submitted.append
         order: list[tuple[int, list[int]]] = []
-        for batch in read_ahead(source.rows(begun), pool, budget):
-            order.append((batch.work.epoch, batch.work.uids.tolist()))
-            if (batch.work.epoch, batch.work.row) == (0, begun.plan.steps - 1):
+        for batch in read_ahead(source.requests_from(begun), pool, budget):
+            order.append((batch.request.epoch, batch.request.uids.tolist()))
+            if (batch.request.epoch, batch.request.row) == (0, begun.plan.steps - 1):
                 assert len(submitted) > clips, "nothing of the next epoch is begun"
         pool.close()
         orders.append(order)
-    assert orders[0] == orders[1] == [(work.epoch, work.uids.tolist()) for work in source.rows(begun)]
+    assert orders[0] == orders[1] == [(work.epoch, work.uids.tolist()) for work in source.requests_from(begun)]
     assert [sum(len(uids) for number, uids in orders[0] if number == epoch) for epoch in (0, 1)] == [clips, clips]

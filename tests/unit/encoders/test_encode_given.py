@@ -256,9 +256,9 @@ def test_vace_is_shown_reference_pictures_as_its_pipeline_does(parts, kinds):
     theirs = torch.cat([latents, pipeline.prepare_masks(masks, references)], dim=1)
     torch.testing.assert_close(made["control"], theirs)
     ahead = torch.cat([encoder.latents(picture) for picture in pictures.values()], dim=2)
-    assert torch.equal(conditioning.behind_sources(latent, made), torch.cat([ahead, latent], dim=2))
+    assert torch.equal(conditioning.prepend_sources(latent, made), torch.cat([ahead, latent], dim=2))
     without = conditioning.encode_conditioning(encoder, latent, {}, frames, 9)
-    assert conditioning.behind_sources(latent, without) is latent
+    assert conditioning.prepend_sources(latent, without) is latent
 
 
 @torch.no_grad()

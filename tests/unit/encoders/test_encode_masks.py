@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from reelworks.core.shape import Geometry, Shape
 from reelworks.encoders import conditioning
-from reelworks.media.decode import counts
+from reelworks.media.decode import has_white_area
 
 GEOMETRIES = {
     "pixel": Geometry(stride=(1, 8, 8), patch=(1, 1, 1)),
@@ -47,4 +47,4 @@ def test_noise_in_black_counts_as_black(value, weight):
     """What codecs leave in black has no weight, and such a mask does not count at all."""
     mask = torch.full((1, 1, 8, 8, 3), value, dtype=torch.uint8)
     assert conditioning.weights(mask, GEOMETRIES["pixel"]).item() == pytest.approx(weight)
-    assert counts(mask[0].numpy()) is (weight > 0)
+    assert has_white_area(mask[0].numpy()) is (weight > 0)

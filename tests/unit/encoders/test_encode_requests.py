@@ -64,7 +64,7 @@ def prepared(recipe: dict[str, Any]) -> tuple[Encoding, StoredLatents, RecipeDat
     dataset.scan_recipe(parsed)
     data = RecipeData.open(parsed)
     source = encoding.open_store(data)
-    return encoding.encoding(data, source, CPU, encoding.plan_spec(data)), source, data
+    return encoding.build_encoding_job(data, source, CPU, encoding.plan_spec(data)), source, data
 
 
 def encode(recipe: dict[str, Any]) -> Forecast:

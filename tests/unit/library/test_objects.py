@@ -28,7 +28,7 @@ def steps_of(loader: rw.Loader, count: int | None = None) -> list[tuple[int, int
     """The next steps: number, epoch, and the uids of each micro-batch."""
     found = []
     for step in loader:
-        found.append((step.number, step.epoch, [m.work.uids.tolist() for m in step]))
+        found.append((step.number, step.epoch, [m.request.uids.tolist() for m in step]))
         if len(found) == count:
             break
     return found
@@ -189,7 +189,7 @@ def test_a_data_loader_around_it() -> None:
     expected = steps_of(a_loader())
     loader = a_loader()
     around = DataLoader(loader, batch_size=None)
-    found = [(step.number, step.epoch, [m.work.uids.tolist() for m in step]) for step in around]
+    found = [(step.number, step.epoch, [m.request.uids.tolist() for m in step]) for step in around]
     assert (found, loader.step) == (expected, len(expected))
     assert len(around) == len(expected)
 

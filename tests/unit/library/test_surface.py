@@ -25,7 +25,7 @@ def batches(loader: rw.Loader) -> list[rw.MicroBatch]:
 
 def noisy(micro_batch: rw.MicroBatch) -> rw.MicroBatch:
     """Noise that depends on the micro-batch alone."""
-    draw = np.random.default_rng([micro_batch.work.epoch, *micro_batch.uids])
+    draw = np.random.default_rng([micro_batch.request.epoch, *micro_batch.uids])
     frames = torch.from_numpy(draw.integers(0, 256, micro_batch.frames.shape, dtype=np.uint8))
     return dataclasses.replace(micro_batch, frames=frames)
 
@@ -159,7 +159,7 @@ def test_all_that_is_printed_is_a_short_line(tmp_path: Path) -> None:
     step = next(iter(loader))
     micro_batch = next(iter(step))
     store = rw.CheckpointStore(tmp_path / "checkpoints")
-    for value in (dataset, loader, step, micro_batch, micro_batch.work, sample_catalog(), dataset.table, store):
+    for value in (dataset, loader, step, micro_batch, micro_batch.request, sample_catalog(), dataset.table, store):
         assert type(value).__name__ in repr(value)
         assert len(repr(value)) < 260, repr(value)
         assert "\n" not in repr(value)

@@ -95,7 +95,7 @@ class Config:
         ordinal = np.flatnonzero(catalog.live & (catalog.shape < self.shapes)).repeat(copies)
         copy = np.tile(np.arange(copies), len(ordinal) // copies)
         uid, bucket = catalog.uid[ordinal], catalog.shape[ordinal] % len(self.batch_sizes)
-        drawn = hash_rng.passes(hash_rng.hash64(self.seed, epoch, uid, copy, Purpose.SHARE), self.showings - copy)
+        drawn = hash_rng.bernoulli(hash_rng.hash64(self.seed, epoch, uid, copy, Purpose.SHARE), self.showings - copy)
         return Samples(uid, copy, ordinal, bucket, hash_rng.hash64(uid % np.uint64(40))).take(drawn)
 
 

@@ -43,7 +43,7 @@ def batches(folder, validates=False, **objective):
     clips = data.entries(0)
     works = [work for row in range(plan.steps) for work in source.row(plan, 0, row)]
     if validates:
-        works = [source.work(clips.take(np.array([i])), epoch=0, augments=False) for i in range(len(clips))]
+        works = [source.build_request(clips.take(np.array([i])), epoch=0, augments=False) for i in range(len(clips))]
     pool = DecodePool(0, 60.0)
     try:
         return data.recipe, list(prefetch.read_ahead(works, pool))
@@ -62,14 +62,14 @@ def test_the_crop_that_is_told_is_the_crop_that_is_shown(folder, validates):
             example = validation_example(batch, encoder, recipe.objective, seed=0, times=[500.0])
         else:
             example = training_example(batch, encoder, recipe.objective, seed=0)
-        for i, request in enumerate(batch.work.requests):
+        for i, request in enumerate(batch.request.requests):
             height, width, top, left = map(int, example.inputs.crop[i].tolist())
             file = Image.open(request.path)
             assert (file.height, file.width) == (height, width)
-            box = batch.work.crops[i]
+            box = batch.request.crops[i]
             whole = np.asarray(file.resize((box.resized_width, box.resized_height), Image.Resampling.BICUBIC))
             whole = whole[:, ::-1] if request.augmentation.flip else whole
-            shape = batch.work.shape
+            shape = batch.request.shape
             window = whole[top : top + shape.height, left : left + shape.width]
             assert np.array_equal(window, batch.frames[i, 0].numpy())
             told += 1
@@ -80,8 +80,8 @@ def test_without_crop_conditioning_it_is_told_the_bucket(folder):
     recipe, (batch, *_) = batches(folder, crop_conditioning="none")
     encoder = build.encoder(recipe, torch.device("cpu"))
     example = training_example(batch, encoder, recipe.objective, seed=0)
-    shape = batch.work.shape
-    assert example.inputs.crop.tolist() == [[shape.height, shape.width, 0, 0]] * len(batch.work.uids)
+    shape = batch.request.shape
+    assert example.inputs.crop.tolist() == [[shape.height, shape.width, 0, 0]] * len(batch.request.uids)
 
 
 def test_sdxl_gets_file_crop_and_target_in_the_order_of_its_release():

@@ -105,7 +105,7 @@ def test_a_clip_whose_mask_shows_given_frames_alone_has_no_weight():
     first_is_made = example.inputs.frame_mask[:, 0]
     assert first_is_made.any()
     assert not first_is_made.all()
-    assert torch.equal(example.counts, first_is_made)
+    assert torch.equal(example.valid_mask, first_is_made)
     losses = example.losses(Predicted(torch.zeros_like(example.x0)), recipe.objective)
     assert torch.equal(losses > 0, first_is_made)
 
@@ -158,7 +158,7 @@ def test_a_given_picture_is_shown_in_training_as_in_generation():
     built = build.encoder(recipe, CPU).loaded()
     encoder = dataclasses.replace(built, autoencoder=Averaging(built.autoencoder))
     batch = micro_batch(list(range(16)))
-    batch = dataclasses.replace(batch, work=dataclasses.replace(batch.work, shape=Shape(8, 32, 32)))
+    batch = dataclasses.replace(batch, request=dataclasses.replace(batch.request, shape=Shape(8, 32, 32)))
     frames = np.random.default_rng(0).integers(0, 256, (16, 8, 32, 32, 3), dtype=np.uint8)
     batch = dataclasses.replace(batch, frames=torch.from_numpy(frames))
     example = training_example(batch, encoder, recipe.objective, seed=1)

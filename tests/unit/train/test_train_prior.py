@@ -31,7 +31,7 @@ def adapted(stepper, request):
 
 def preserved(stepper, bucket, uids, which):
     batch = micro_batch(stepper, bucket, uids)
-    return replace(batch, work=replace(batch.work, target_is_base=which))
+    return replace(batch, request=replace(batch.request, target_is_base=which))
 
 
 def perturb(stepper):

@@ -23,8 +23,8 @@ from reelworks.precision.boundary import DtypeBoundary
 from reelworks.recipe import recipe_file
 from reelworks.schedule.plan import EpochPlan
 from reelworks.train import batch_inputs, build
-from reelworks.train.ahead import Ahead
 from reelworks.train.batch_inputs import Predicted, training_example
+from reelworks.train.encode_prefetcher import EncodePrefetcher
 from reelworks.train.nonfinite import NonFiniteCause, NonFiniteSource, not_finite
 from reelworks.train.optimizers import ShardedOptimizer
 from reelworks.train.state import TrainState
@@ -116,9 +116,9 @@ def micro_batch(stepper: TrainStep, bucket: int, uids: list[int], *, failed: tup
 
 def plan_of(batches: list[MicroBatch]) -> EpochPlan:
     """One row that holds the micro-batches."""
-    sizes = [len(batch.work.uids) for batch in batches]
-    uid = np.concatenate([batch.work.uids for batch in batches])
-    bucket = np.repeat([batch.work.bucket for batch in batches], sizes).astype(np.int64)
+    sizes = [len(batch.request.uids) for batch in batches]
+    uid = np.concatenate([batch.request.uids for batch in batches])
+    bucket = np.repeat([batch.request.bucket for batch in batches], sizes).astype(np.int64)
     zeros = np.zeros(len(uid), dtype=np.int64)
     return EpochPlan(
         uid,
@@ -175,7 +175,7 @@ def test_the_loss_is_the_weighted_mean_over_clips_of_all_shapes(stepper, monkeyp
             .double()
             .numpy()
         )
-    tokens = [s.table.buckets[batch.work.bucket].tokens for batch in batches]
+    tokens = [s.table.buckets[batch.request.bucket].tokens for batch in batches]
     assert tokens[0] == 4 * tokens[1], "four frames have four times the tokens of one"
     weight = {
         "token": [np.full(2, tokens[0]), np.full(1, tokens[1])],
@@ -333,7 +333,7 @@ def test_the_host_reads_the_device_as_often_for_one_micro_batch_as_for_many(step
     reads = {}
     for number in (1, 2, 5):
         batches = [micro_batch(s, i % 2, [7 + i], last=i == number - 1) for i in range(number)]
-        for caption in (c for batch in batches for c in batch.work.captions):
+        for caption in (c for batch in batches for c in batch.request.captions):
             s.encoder.texts([caption], [False])  # an embedding comes to CPU memory once in a run
         copied.clear()
         with HostReads() as counted:
@@ -375,7 +375,7 @@ def test_losses_by_timestep_are_means_over_the_clips_in_each_range(stepper, monk
         example = training_example(batch, s.encoder, s.recipe.objective, seed=s.recipe.seed)
         losses += example.losses(Predicted.from_inputs(s.boundary, example.inputs), s.recipe.objective).tolist()
         times += example.inputs.time.tolist()
-        weights += [s.table.buckets[batch.work.bucket].tokens] * len(batch.work.uids)
+        weights += [s.table.buckets[batch.request.bucket].tokens] * len(batch.request.uids)
     result, _ = take(s, batches, monkeypatch)
     expected = {}
     for place in {int(time // 100) for time in times}:
@@ -430,14 +430,14 @@ def train(s: TrainStep, fetched: list[int], *, encodes_ahead: bool) -> list[tupl
 
     def stream():
         for batch in (batch for row in steps for batch in row):
-            fetched.append(int(batch.work.uids[0]))
+            fetched.append(int(batch.request.uids[0]))
             yield batch
 
     steps = rows(s)
-    s = replace(s, recipe=s.recipe.model_copy(update={"encode": EncodeConfig(ahead=encodes_ahead)}))
-    ahead, results = s.ahead(stream()), []
+    s = replace(s, recipe=s.recipe.model_copy(update={"encode": EncodeConfig(prefetcher=encodes_ahead)}))
+    ahead, results = s.prefetcher(stream()), []
     for step, row in enumerate(steps):
-        done = s.run(one_step(ahead), plan=plan_of(row), row=0, step=step, flags=QUIET, ahead=ahead)
+        done = s.run(one_step(ahead), plan=plan_of(row), row=0, step=step, flags=QUIET, prefetcher=ahead)
         results.append((done.loss, done.grad_norm, len(fetched)))
     return results
 
@@ -460,17 +460,19 @@ def test_a_clip_that_cannot_be_fetched_or_encoded_ahead_concerns_its_own_step_on
         yield first
         raise OSError("the disk is gone")
 
-    ahead = Ahead(broken(), partial(batch_inputs.encode, encoder=s.encoder, config=s.recipe.objective, seed=5), CPU)
-    assert s.run(one_step(ahead), plan=plan_of([first]), row=0, step=0, flags=QUIET, ahead=ahead).applied
+    ahead = EncodePrefetcher(
+        broken(), partial(batch_inputs.encode, encoder=s.encoder, config=s.recipe.objective, seed=5), CPU
+    )
+    assert s.run(one_step(ahead), plan=plan_of([first]), row=0, step=0, flags=QUIET, prefetcher=ahead).applied
     with pytest.raises(OSError, match="the disk is gone"):
         next(ahead)
 
     def lacks_memory(batch):
         raise torch.OutOfMemoryError("out of memory")
 
-    ahead = Ahead(iter([first, second]), lacks_memory, CPU)
+    ahead = EncodePrefetcher(iter([first, second]), lacks_memory, CPU)
     for step, batch in enumerate((first, second)):
-        assert s.run(one_step(ahead), plan=plan_of([batch]), row=0, step=step, flags=QUIET, ahead=ahead).applied
+        assert s.run(one_step(ahead), plan=plan_of([batch]), row=0, step=step, flags=QUIET, prefetcher=ahead).applied
 
 
 def test_waiting_is_told_with_the_step_in_which_it_happened(stepper):
@@ -478,11 +480,11 @@ def test_waiting_is_told_with_the_step_in_which_it_happened(stepper):
     s = stepper()
     waits = [3.0, 2.0]
     batches = [replace(micro_batch(s, 0, [1]), stream=StreamState(wait_seconds=seconds)) for seconds in waits]
-    ahead = Ahead(
+    ahead = EncodePrefetcher(
         iter(batches), partial(batch_inputs.encode, encoder=s.encoder, config=s.recipe.objective, seed=5), CPU
     )
     told = []
     for step, batch in enumerate(batches):
-        s.run(one_step(ahead), plan=plan_of([batch]), row=0, step=step, flags=QUIET, ahead=ahead)
+        s.run(one_step(ahead), plan=plan_of([batch]), row=0, step=step, flags=QUIET, prefetcher=ahead)
         told.append(ahead.waited_seconds())
     assert told == [5.0, 0.0]

@@ -115,7 +115,7 @@ def blank(encoder: LiveEncoder, bucket: Bucket, batch: int, device: torch.device
 
     latent = full(batch, encoder.autoencoder.latent_channels, t, h, w)
     conditions = conditioning.blank(encoder, latent)
-    latent = conditioning.behind_sources(latent, conditions)
+    latent = conditioning.prepend_sources(latent, conditions)
     return DenoiserInputs(
         latent=latent,
         time=full(batch, value=500.0),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from reelworks.core import gpu_devices, waiting_threads
+from reelworks.core import gpu_devices, openmp_wait_policy
 
 
 @pytest.mark.parametrize(
@@ -17,23 +17,23 @@ from reelworks.core import gpu_devices, waiting_threads
     ],
 )
 def test_the_load_decides_where_nobody_has(load, before, after, monkeypatch):
-    monkeypatch.setattr(waiting_threads.os, "getloadavg", lambda: (load, 0.0, 0.0))
-    monkeypatch.setattr(waiting_threads.cores, "count", lambda: 4)
+    monkeypatch.setattr(openmp_wait_policy.os, "getloadavg", lambda: (load, 0.0, 0.0))
+    monkeypatch.setattr(openmp_wait_policy.cores, "count", lambda: 4)
     monkeypatch.setattr(gpu_devices, "_FILES", ())
     environment = dict(before)
-    waiting_threads.choose(environment)
+    openmp_wait_policy.choose(environment)
     assert environment == after
 
 
 def test_a_gpu_makes_no_choice_needed(monkeypatch, tmp_path):
-    monkeypatch.setattr(waiting_threads.os, "getloadavg", lambda: (99.0, 0.0, 0.0))
+    monkeypatch.setattr(openmp_wait_policy.os, "getloadavg", lambda: (99.0, 0.0, 0.0))
     monkeypatch.setattr(gpu_devices, "_FILES", (str(tmp_path),))
-    waiting_threads.choose(environment := {})
+    openmp_wait_policy.choose(environment := {})
     assert environment == {}
 
 
 def test_ones_own_threads_are_no_others(monkeypatch):
-    monkeypatch.setattr(waiting_threads.os, "getloadavg", lambda: (4.0, 0.0, 0.0))
-    monkeypatch.setattr(waiting_threads.cores, "count", lambda: 4)
-    assert waiting_threads.is_busy()
-    assert not waiting_threads.is_busy(own_threads=4)
+    monkeypatch.setattr(openmp_wait_policy.os, "getloadavg", lambda: (4.0, 0.0, 0.0))
+    monkeypatch.setattr(openmp_wait_policy.cores, "count", lambda: 4)
+    assert openmp_wait_policy.is_busy()
+    assert not openmp_wait_policy.is_busy(own_threads=4)

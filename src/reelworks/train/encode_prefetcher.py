@@ -13,14 +13,14 @@ from typing import Any
 import torch
 
 from reelworks.data.micro_batch import MicroBatch
-from reelworks.train.batch_inputs import Encoded
+from reelworks.train.batch_inputs import EncodedBatch
 
 
-class Ahead(Iterator[MicroBatch]):
+class EncodePrefetcher(Iterator[MicroBatch]):
     """Iterate over micro-batches, of which the next one may be prepared; `prepare` is None if none is.
 
     Examples:
-        >>> batches = Ahead(iter([]), None, torch.device("cpu"))
+        >>> batches = EncodePrefetcher(iter([]), None, torch.device("cpu"))
         >>> batches.prepare_next()
         >>> list(batches)
         []
@@ -29,7 +29,7 @@ class Ahead(Iterator[MicroBatch]):
     def __init__(
         self,
         batches: Iterator[MicroBatch],
-        prepare: Callable[[MicroBatch], Encoded] | None,
+        prepare: Callable[[MicroBatch], EncodedBatch] | None,
         device: torch.device,
     ) -> None:
         self._batches, self._prepare, self._device = batches, prepare, device
@@ -37,7 +37,7 @@ class Ahead(Iterator[MicroBatch]):
         if prepare is not None and device.type == "cuda":
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._next: MicroBatch | None = None
-        self._encoded: tuple[MicroBatch, Encoded] | None = None
+        self._encoded: tuple[MicroBatch, EncodedBatch] | None = None
         self._error: Exception | None = None
         self._waited_seconds = 0.0
 
@@ -81,7 +81,7 @@ class Ahead(Iterator[MicroBatch]):
         waited, self._waited_seconds = self._waited_seconds, 0.0
         return waited
 
-    def take(self, batch: MicroBatch) -> Encoded | None:
+    def take(self, batch: MicroBatch) -> EncodedBatch | None:
         """Return what was prepared of a micro-batch, for use in the current stream; None if nothing was."""
         self._join(batch)
         if self._encoded is None or self._encoded[0] is not batch:

@@ -8,7 +8,7 @@ from reelworks.precision.boundary import DtypeBoundary
 from reelworks.schedule.plan import EpochPlan
 from reelworks.testing import contract
 from reelworks.train.batch_inputs import Predicted, filled_up
-from reelworks.train.step import Passes
+from reelworks.train.step import ForwardCounts
 
 
 def plan(sizes):
@@ -30,7 +30,7 @@ def plan(sizes):
     ],
 )
 def test_a_column_counts_as_many_passes_as_its_largest_rank_has_clips(sizes, ranks, columns):
-    passes = Passes.of_row(plan(sizes), 0, ranks)
+    passes = ForwardCounts.from_step(plan(sizes), 0, ranks)
     assert passes.columns == columns
     assert passes.most == max(columns)
 
