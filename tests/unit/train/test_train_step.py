@@ -434,7 +434,7 @@ def train(s: TrainStep, fetched: list[int], *, encodes_ahead: bool) -> list[tupl
             yield batch
 
     steps = rows(s)
-    s = replace(s, recipe=s.recipe.model_copy(update={"encode": EncodeConfig(prefetcher=encodes_ahead)}))
+    s = replace(s, recipe=s.recipe.model_copy(update={"encode": EncodeConfig(ahead=encodes_ahead)}))
     ahead, results = s.prefetcher(stream()), []
     for step, row in enumerate(steps):
         done = s.run(one_step(ahead), plan=plan_of(row), row=0, step=step, flags=QUIET, prefetcher=ahead)
