@@ -9,13 +9,13 @@ from typing import Any
 
 from reelworks.encoders.encode_worker import EncodeWorker, Progress
 from reelworks.train import encode_on_cluster
-from reelworks.train.encode_on_cluster import EncodeActor, Job, Part
+from reelworks.train.encode_on_cluster import ClusterJob, ClusterPart, EncodeActor
 
 
 class SlowActor(EncodeActor):
     """Takes its time for each micro-batch, and notes the clips that it has encoded."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: ClusterJob) -> None:
         super().__init__(job)
         encode, noted = EncodeWorker._encode_batch, Path(job.recipe.encoded_folder).with_name("encoded-clips")
 
@@ -31,7 +31,7 @@ class SlowActor(EncodeActor):
 class DeadlyActor(EncodeActor):
     """Dies on each chunk of clips."""
 
-    def _encode(self, part: Part, progress: Progress) -> None:
+    def _encode(self, part: ClusterPart, progress: Progress) -> None:
         if part.captions:
             super()._encode(part, progress)
             return

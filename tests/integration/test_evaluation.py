@@ -15,7 +15,7 @@ import tomli_w
 from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.core.errors import UserError
 from reelworks.evaluation import held_out
-from reelworks.evaluation.held_out import Evaluation, Source
+from reelworks.evaluation.held_out import EvaluatedModel, Evaluation
 from reelworks.recipe import recipe_file
 from reelworks.run import events
 from reelworks.run.folder import RunFolder
@@ -24,7 +24,7 @@ from reelworks.run.folder import RunFolder
 def measured(
     path: Path, *, timesteps: list[float] | None = None, at_once: int | None = None, **which: Any
 ) -> Evaluation:
-    source = Source.locate(path, **which).measuring(timesteps=timesteps, max_clips=None)
+    source = EvaluatedModel.locate(path, **which).measuring(timesteps=timesteps, max_clips=None)
     return held_out.evaluate(source, times_at_once=at_once)
 
 

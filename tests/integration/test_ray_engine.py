@@ -36,13 +36,13 @@ from reelworks.core import ray_cluster
 from reelworks.core.errors import UserError
 from reelworks.core.ray_cluster import Cluster, RayPool
 from reelworks.core.worker_pool import WorkerDied
-from reelworks.encoders.encode import Forecast
+from reelworks.encoders.encode import EncodingForecast
 from reelworks.encoders.encode_worker import Progress
 from reelworks.encoders.store import EncodedStore
 from reelworks.recipe import dataset, recipe_file
 from reelworks.recipe.dataset import RecipeData
 from reelworks.train import encode_on_cluster, encoding
-from reelworks.train.encode_on_cluster import EncodeActor, Job
+from reelworks.train.encode_on_cluster import ClusterJob, EncodeActor
 
 # Ray warns of its own defaults.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")
@@ -82,7 +82,7 @@ def storing(tiny: Callable[..., Recipe], folder: Path, **changes: Any) -> Recipe
     return tiny(f"{folder}-run", catalog=f"{folder}-catalog", encode={"store": True, "folder": str(folder)}, **changes)
 
 
-def by_cluster(recipe: Recipe, cpus: int = 2) -> tuple[Forecast, Progress]:
+def by_cluster(recipe: Recipe, cpus: int = 2) -> tuple[EncodingForecast, Progress]:
     """Scan, and encode what a recipe lacks, on the cluster, as the command does."""
     parsed = recipe_file.parse(recipe)
     with ray_cluster.connect() as connected:
@@ -215,7 +215,7 @@ def test_a_node_without_the_folders_is_named_with_the_path(
         recipe["catalog"] = path
     else:
         recipe["dataset"] = [{"path": path}]
-    job = Job(recipe_file.parse(recipe), 1, None, **places, most_tries=1, uses_gpu=False)
+    job = ClusterJob(recipe_file.parse(recipe), 1, None, **places, most_tries=1, uses_gpu=False)
     (row,) = EncodeActor(job)({"part": [json.dumps({"number": 0, "name": "chunk", "clips": 1})]})["result"]
     error = json.loads(row)["error"]
     assert (error["code"], error["value"]) == ("node-lacks-folder", path)

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from reelworks.analysis.coverage import LABELS, Coverage, EpochCoverage, Lost, Named, State
+from reelworks.analysis.coverage import LABELS, Coverage, EpochCoverage, Lost, NamedCatalog, State
 from reelworks.buckets.assign import Reason
 from reelworks.data import segment_record
 from reelworks.run import history, records
 from reelworks.run.folder import RunFolder
 from reelworks.run.history import Epoch
-from reelworks.run.records import Failure, Outcome, Record, RecordError
+from reelworks.run.records import Outcome, Record, RecordedFailure, RecordError
 from reelworks.schedule.cursor import Aliases
 
 I64 = NDArray[np.int64]
@@ -102,10 +102,10 @@ class _Catalogs:
     """A run's copies of catalogs, opened once each."""
 
     run: RunFolder
-    _by_name: dict[str, Named] = field(default_factory=dict)
+    _by_name: dict[str, NamedCatalog] = field(default_factory=dict)
 
     @property
-    def named(self) -> list[Named]:
+    def named(self) -> list[NamedCatalog]:
         return list(self._by_name.values())
 
     def number_of(self, record: Record) -> int:
@@ -115,7 +115,7 @@ class _Catalogs:
         aliases = known.aliases if known else Aliases()
         if known is None or known.catalog.version < about.catalog_version:
             catalog = segment_record.recorded_catalog(self.run, about)
-            known = Named(catalog, aliases, catalog.uids())
+            known = NamedCatalog(catalog, aliases, catalog.uids())
         if len(record.alias_ordinal):
             known = replace(known, aliases=aliases.with_more(record.alias_ordinal, record.alias_key))
         self._by_name[about.catalog] = known
@@ -137,7 +137,7 @@ class _Clips:
         return len(self.key)
 
     @classmethod
-    def number(cls, named: list[Named], segments: list[_Segment]) -> _Clips:
+    def number(cls, named: list[NamedCatalog], segments: list[_Segment]) -> _Clips:
         """Number the clips of catalogs; rows with the same key are one clip."""
         key = np.zeros(0, np.uint64)
         catalog, ordinal = np.zeros(0, np.int8), np.zeros(0, np.int64)
@@ -194,7 +194,7 @@ def _among(known: U64, wanted: U64) -> I64:
 class _Account:
     """State of every clip in one epoch, built from its segments in their order."""
 
-    def __init__(self, epoch: Epoch, clips: _Clips, named: list[Named]) -> None:
+    def __init__(self, epoch: Epoch, clips: _Clips, named: list[NamedCatalog]) -> None:
         self.epoch, self.clips, self.named = epoch, clips, named
         self.state = np.full(len(clips), State.ABSENT, dtype=np.int8)
         self.step = np.zeros(len(clips), dtype=np.int32)
@@ -299,7 +299,7 @@ class _Account:
         self.planned += int(done.sum())
         self._compare_steps(number, segment, row[done])
 
-    def _fail(self, number: int, segment: _Segment, at: I64, row: I64, failure: Failure) -> None:
+    def _fail(self, number: int, segment: _Segment, at: I64, row: I64, failure: RecordedFailure) -> None:
         """Mark the clip of a failure, which is searched among the few clips of its step by uid and repeat."""
         record, first = segment.record, segment.record.is_first_use
         where = slice(*np.searchsorted(row, [failure.row, failure.row + 1]))

@@ -132,7 +132,7 @@ class EpochCoverage:
 
 
 @dataclass(frozen=True)
-class Named:
+class NamedCatalog:
     """A run's copy of a catalog, which gives clips their paths.
 
     Attributes:
@@ -180,7 +180,7 @@ class Coverage:
     uid: NDArray[np.uint64]
     copy: I64
     epochs: list[EpochCoverage]
-    named: list[Named]
+    named: list[NamedCatalog]
     catalog: NDArray[np.int8]
     ordinal: I64
 

@@ -17,7 +17,7 @@ from reelworks.catalog import (
 from reelworks.catalog.archive import Range
 from reelworks.catalog.clip_ranges import ClipRange
 from reelworks.catalog.formats import ProbeError, kind_of
-from reelworks.catalog.frame_index import Packed
+from reelworks.catalog.frame_index import PackedTimes
 from reelworks.catalog.location import MediaPath
 
 T = TypeVar("T")
@@ -45,7 +45,7 @@ class Finding(NamedTuple):
     fingerprint: str | None  # fingerprint of the content; None if the file was not opened, "" if it could not be read
     probe: probe.Probe | None = None  # measures; None if the content is known, or after an error
     error: str | None = None  # why the file cannot be trained on; only for files that were opened
-    times: Packed | None = None  # frame times of a long video
+    times: PackedTimes | None = None  # frame times of a long video
     clips: tuple[ClipRange, ...] = ()  # ranges that are clips of their own; none for a whole file
     missing_on: str = ""  # name of the node of a cluster that does not see the file
 

@@ -18,7 +18,7 @@ FUNCTIONS = ("startswith", "contains")
 SEARCHED = ("path", "caption", "codec")
 
 
-class Kind(StrEnum):
+class ValueKind(StrEnum):
     """Kind of value of a part of a filter, as error messages name it."""
 
     NUMBER = "a number"
@@ -57,7 +57,7 @@ def parse(text: str, scores: frozenset[str] | None = frozenset()) -> Expression:
             remedy=_FORMS,
         ) from None
     checker = _Checker(text, scores)
-    checker.expect(tree.body, Kind.TRUTH)
+    checker.expect(tree.body, ValueKind.TRUTH)
     return Expression(tuple(dict.fromkeys(checker.names)), tree.body)
 
 
@@ -83,13 +83,13 @@ class _Checker:
         self.names: list[str] = []
         self.depth = 0
 
-    def expect(self, node: ast.expr, kind: Kind) -> None:
+    def expect(self, node: ast.expr, kind: ValueKind) -> None:
         actual = self._kind(node)
         if actual != kind:
-            remedy = "compare it, as in height >= 480" if kind == Kind.TRUTH else _FORMS
+            remedy = "compare it, as in height >= 480" if kind == ValueKind.TRUTH else _FORMS
             self._refuse(node, f"is {actual}, but {kind} is needed", remedy)
 
-    def _kind(self, node: ast.expr) -> Kind:
+    def _kind(self, node: ast.expr) -> ValueKind:
         self.depth += 1
         if self.depth > _DEEPEST:
             self._refuse(node, "is nested too deeply", "write a shorter filter")
@@ -97,7 +97,7 @@ class _Checker:
         self.depth -= 1
         return kind
 
-    def _kind_of_form(self, node: ast.expr) -> Kind:
+    def _kind_of_form(self, node: ast.expr) -> ValueKind:
         match node:
             case ast.Name(id=name):
                 return self._column(node, name)
@@ -105,43 +105,43 @@ class _Checker:
                 return self._constant(node, value)
             case ast.BoolOp(values=parts):
                 for part in parts:
-                    self.expect(part, Kind.TRUTH)
-                return Kind.TRUTH
+                    self.expect(part, ValueKind.TRUTH)
+                return ValueKind.TRUTH
             case ast.UnaryOp(op=ast.Not(), operand=operand):
-                self.expect(operand, Kind.TRUTH)
-                return Kind.TRUTH
+                self.expect(operand, ValueKind.TRUTH)
+                return ValueKind.TRUTH
             case ast.UnaryOp(op=ast.USub() | ast.UAdd(), operand=operand):
-                self.expect(operand, Kind.NUMBER)
-                return Kind.NUMBER
+                self.expect(operand, ValueKind.NUMBER)
+                return ValueKind.NUMBER
             case ast.BinOp(left=left, op=ast.Add() | ast.Sub() | ast.Mult() | ast.Div(), right=right):
-                self.expect(left, Kind.NUMBER)
-                self.expect(right, Kind.NUMBER)
-                return Kind.NUMBER
+                self.expect(left, ValueKind.NUMBER)
+                self.expect(right, ValueKind.NUMBER)
+                return ValueKind.NUMBER
             case ast.Compare(left=left, ops=ops, comparators=comparators):
                 for link in zip([left, *comparators], ops, comparators, strict=False):
                     self._link(*link)
-                return Kind.TRUTH
+                return ValueKind.TRUTH
             case ast.Call():
                 self._search(node)
-                return Kind.TRUTH
+                return ValueKind.TRUTH
         self._refuse(node, "is not supported in filters", _FORMS)
 
-    def _column(self, node: ast.expr, name: str) -> Kind:
+    def _column(self, node: ast.expr, name: str) -> ValueKind:
         self.names.append(name)
         if name in TEXTS:
-            return Kind.TEXT
+            return ValueKind.TEXT
         if name in NUMBERS or self.scores is None or name in self.scores:
-            return Kind.NUMBER
+            return ValueKind.NUMBER
         known = (*NUMBERS, *TEXTS, *self.scores)
         guess = nearest(name, known)
         listed = "" if guess.startswith("known") else f" (known: {', '.join(sorted(known))})"
         self._refuse(node, "is not a column", guess + listed)
 
-    def _constant(self, node: ast.expr, value: object) -> Kind:
+    def _constant(self, node: ast.expr, value: object) -> ValueKind:
         if isinstance(value, str):
             if any(0xD800 <= ord(letter) < 0xE000 for letter in value):
                 self._refuse(node, "contains half of a surrogate pair", "write the character itself")
-            return Kind.TEXT
+            return ValueKind.TEXT
         if isinstance(value, bool) or not isinstance(value, int | float):
             self._refuse(node, "is neither a number nor text", _FORMS)
         try:
@@ -150,7 +150,7 @@ class _Checker:
             finite = False
         if not finite:
             self._refuse(node, "is too large a number", "use one below 1e308")
-        return Kind.NUMBER
+        return ValueKind.NUMBER
 
     def _link(self, left: ast.expr, op: ast.cmpop, right: ast.expr) -> None:
         if isinstance(op, ast.In | ast.NotIn):
@@ -159,9 +159,9 @@ class _Checker:
             self._refuse(right, 'is compared with "is"', "write == or !=")
         kind = self._kind(left)
         self.expect(right, kind)
-        if kind == Kind.NUMBER:
+        if kind == ValueKind.NUMBER:
             return None
-        if kind == Kind.TRUTH or not isinstance(op, ast.Eq | ast.NotEq):
+        if kind == ValueKind.TRUTH or not isinstance(op, ast.Eq | ast.NotEq):
             self._refuse(left, f"is {kind}, which has no order", "compare texts with ==")
         if sorted(isinstance(side, ast.Name) for side in (left, right)) != [False, True]:
             self._refuse(left, "is not a column compared with a text", "write e.g. codec == 'h264'")
@@ -176,7 +176,7 @@ class _Checker:
             self.expect(item, kind)
         if any(constant(item) is None for item in right.elts):
             self._refuse(right, "is not a list of values", "write out numbers or texts in it")
-        if kind == Kind.TEXT:
+        if kind == ValueKind.TEXT:
             if not isinstance(left, ast.Name):
                 self._refuse(left, "is not a column", "write e.g. codec in ['h264', 'hevc']")
             self._words(right, left, right.elts)
@@ -194,8 +194,8 @@ class _Checker:
         if len(node.args) != 2 or node.keywords:
             self._refuse(node, "needs a column and a text", usage)
         column, word = node.args
-        self.expect(column, Kind.TEXT)
-        self.expect(word, Kind.TEXT)
+        self.expect(column, ValueKind.TEXT)
+        self.expect(word, ValueKind.TEXT)
         if ast.unparse(column) not in SEARCHED or constant(word) is None:
             self._refuse(node, "needs a column and a text", usage)
 

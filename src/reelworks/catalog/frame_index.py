@@ -33,7 +33,7 @@ _SCHEMA = pa.schema(
 )
 
 
-class Packed(NamedTuple):
+class PackedTimes(NamedTuple):
     """Compressed frame times of one file."""
 
     ticks: bytes
@@ -41,9 +41,9 @@ class Packed(NamedTuple):
     tick_seconds: float
 
 
-def pack(times: FrameTimes) -> Packed | None:
+def pack(times: FrameTimes) -> PackedTimes | None:
     """Compress frame times; None if the container has none."""
-    return Packed(_pack(times.ticks), _pack(times.keys), times.tick_seconds) if times.timed else None
+    return PackedTimes(_pack(times.ticks), _pack(times.keys), times.tick_seconds) if times.timed else None
 
 
 def _pack(numbers: NDArray[np.int64]) -> bytes:
@@ -54,7 +54,7 @@ def _unpack(data: bytes) -> NDArray[np.int64]:
     return np.cumsum(np.frombuffer(zlib.decompress(data), dtype="<i8"), dtype=np.int64)
 
 
-def write(catalog: Path, found: Mapping[str, Packed]) -> None:
+def write(catalog: Path, found: Mapping[str, PackedTimes]) -> None:
     """Add the frame times of files, by fingerprint, to the index of a catalog."""
     known = _read(catalog) if found else {}
     new = {fingerprint: packed for fingerprint, packed in found.items() if fingerprint not in known}
@@ -66,15 +66,15 @@ def write(catalog: Path, found: Mapping[str, Packed]) -> None:
         files.write_bytes(catalog / f"times-{number:06d}.parquet", buffer.getvalue().to_pybytes())
 
 
-def _read(catalog: Path) -> dict[str, Packed]:
-    packed: dict[str, Packed] = {}
+def _read(catalog: Path) -> dict[str, PackedTimes]:
+    packed: dict[str, PackedTimes] = {}
     for file in sorted(catalog.glob("times-*.parquet")):
         try:
             table = pq.read_table(file, schema=_SCHEMA, page_checksum_verification=True)
         except (OSError, pa.ArrowException):
             continue  # damaged: its videos are read as a whole
         columns = (table.column(name).to_pylist() for name in _SCHEMA.names)
-        packed |= {fingerprint: Packed(*row) for fingerprint, *row in zip(*columns, strict=True)}
+        packed |= {fingerprint: PackedTimes(*row) for fingerprint, *row in zip(*columns, strict=True)}
     return packed
 
 
@@ -83,7 +83,7 @@ class FrameIndex:
 
     def __init__(self, catalog: Path) -> None:
         self._catalog = catalog
-        self._packed: dict[str, Packed] | None = None
+        self._packed: dict[str, PackedTimes] | None = None
         self._get = lru_cache(maxsize=64)(self._times)
 
     def get(self, fingerprint: str) -> FrameTimes | None:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from reelworks.catalog.clip_ranges import ClipRange
-from reelworks.catalog.frame_index import Packed
+from reelworks.catalog.frame_index import PackedTimes
 from reelworks.catalog.probe import MEASURES, Probe
 from reelworks.core import digests
 
@@ -98,7 +98,7 @@ class ScanJournal:
                 found["clips"] = tuple(ClipRange(*clip) for clip in found["clips"])
                 if times is not None:
                     ticks, keys = (base64.b64decode(text) for text in times[:2])
-                    found["times"] = Packed(ticks, keys, times[2])
+                    found["times"] = PackedTimes(ticks, keys, times[2])
                 return dict(found)
         return None
 
@@ -108,7 +108,7 @@ class ScanJournal:
         fingerprint: str,
         error: str | None,
         measures: Probe | None,
-        times: Packed | None = None,
+        times: PackedTimes | None = None,
         clips: tuple[ClipRange, ...] = (),
     ) -> None:
         """Keep what was found in a file; it is written within a second or so."""

@@ -24,7 +24,7 @@ from reelworks.catalog.location import MediaPath
 from reelworks.catalog.truncation import missing_bytes
 
 
-class Timing(NamedTuple):
+class FrameTiming(NamedTuple):
     """Average frames per second, duration, and whether frames are unevenly spaced."""
 
     fps: float
@@ -38,7 +38,7 @@ def measure(
     last_duration: int,
     tick_seconds: Fraction,
     declared_fps: Fraction | None,
-) -> Timing:
+) -> FrameTiming:
     """Measure the timing of a stream of at least one frame.
 
     Args:
@@ -50,17 +50,17 @@ def measure(
     ticks = np.sort(np.asarray(timestamps, dtype=np.int64))
     if len(ticks) != num_frames or num_frames == 1 or ticks[0] == ticks[-1]:
         fps = declared or (float(1 / (last_duration * tick_seconds)) if last_duration > 0 else 0.0)
-        return Timing(fps, num_frames / fps if fps else 0.0, False)
+        return FrameTiming(fps, num_frames / fps if fps else 0.0, False)
     steps, span = np.diff(ticks), int(ticks[-1] - ticks[0])
     if _uneven(steps):
         usual = int(np.sort(steps)[(len(steps) - 1) // 2])
         duration = float((span + (last_duration or usual)) * tick_seconds)
-        return Timing(num_frames / duration, duration, True)
+        return FrameTiming(num_frames / duration, duration, True)
     measured = (num_frames - 1) / float(span * tick_seconds)
     # Timestamps are rounded to ticks, so over a short span the declared rate is more accurate.
     rounding = max(0.01, 1 / span)
     fps = declared if abs(declared / measured - 1) <= rounding else measured
-    return Timing(fps, num_frames / fps, False)
+    return FrameTiming(fps, num_frames / fps, False)
 
 
 def _uneven(steps: np.ndarray[tuple[int], np.dtype[np.int64]]) -> bool:
@@ -248,7 +248,7 @@ def _picture(path: MediaPath) -> Probe:
         if image.mode in ("I", "F"):
             raise ProbeError(f"pixels of 32 bits ({image.mode}) have no known range, to be stored with 8 or 16 bits")
         orientation = pictures.orientation(image)
-        timing = _timing(milliseconds) if len(frames) > 1 else Timing(0.0, 0.0, False)
+        timing = _timing(milliseconds) if len(frames) > 1 else FrameTiming(0.0, 0.0, False)
         return Probe(
             kind="video" if len(frames) > 1 else "image",
             num_frames=len(frames),
@@ -263,7 +263,7 @@ def _picture(path: MediaPath) -> Probe:
         )
 
 
-def _timing(milliseconds: Sequence[float]) -> Timing:
+def _timing(milliseconds: Sequence[float]) -> FrameTiming:
     """Measure the timing of an animation by how long each frame is shown."""
     ticks = np.round(np.asarray(milliseconds) * 1000).astype(np.int64)
     starts = np.cumsum(ticks) - ticks

@@ -20,7 +20,7 @@ from reelworks.catalog import (
 )
 from reelworks.catalog.examine import FileRequest, Finding
 from reelworks.catalog.formats import kind_of
-from reelworks.catalog.frame_index import Packed
+from reelworks.catalog.frame_index import PackedTimes
 from reelworks.catalog.journal import FileState
 from reelworks.catalog.listing import Listing, SourceFile
 from reelworks.catalog.rows import SCORE, as_numpy, schema
@@ -73,7 +73,7 @@ class Update:
         self.catalog = catalog
         self.new = self.changed = self.unchanged = 0
         self.bad_files: list[tuple[str, str]] = []
-        self.frame_times: dict[str, Packed] = {}
+        self.frame_times: dict[str, PackedTimes] = {}
         self._live = catalog.live()
         self._scores: dict[str, None] = dict.fromkeys(self._live.scores)  # an ordered set of names
         self._listed = np.zeros(len(self._live), dtype=np.bool_)

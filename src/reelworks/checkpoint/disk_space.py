@@ -91,7 +91,7 @@ def require(folder: Path, need_bytes: int, what: str = "a checkpoint") -> None:
 
 
 @dataclass(frozen=True)
-class Forecast:
+class DiskForecast:
     """Upper bound of the disk space that checkpoints will take, whichever of them turn out the best."""
 
     checkpoint_bytes: int
@@ -144,7 +144,7 @@ def forecast(
     steps: Sequence[int],
     free_bytes: int,
     existing: Sequence[CheckpointFacts] = (),
-) -> Forecast:
+) -> DiskForecast:
     """Simulate the policy over a run. Checkpoints that only `keep_within` keeps cannot be foreseen, nor counted.
 
     Args:
@@ -166,7 +166,7 @@ def forecast(
     peak = int(at_once.max(initial=len(present)))
     fits = before * checkpoint_bytes + checkpoint_bytes * MARGIN <= room_bytes
     limit, least = policy.max_disk_bytes, int(floor[-1]) + 1 if len(floor) else 0
-    return Forecast(
+    return DiskForecast(
         checkpoint_bytes,
         peak,
         free_bytes,

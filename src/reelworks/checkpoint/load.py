@@ -21,7 +21,7 @@ from reelworks.checkpoint.folder import CheckpointFolder, CheckpointInfo
 from reelworks.checkpoint.manifest import BadCheckpoint
 from reelworks.checkpoint.shards import StoredTensor
 from reelworks.checkpoint.state_file import StoredState
-from reelworks.checkpoint.tree import Decoder, Node, ObjectState
+from reelworks.checkpoint.tree import Node, ObjectState, TreeDecoder
 from reelworks.checkpoint.verify import check_file
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
@@ -149,7 +149,7 @@ def has_extra(path: Path, name: str) -> bool:
 
 
 def _decoded(nodes: Mapping[str, Node], tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    decoder = Decoder(tensors)
+    decoder = TreeDecoder(tensors)
     try:
         return {part: decoder.value(node) for part, node in nodes.items()}
     except Exception as error:

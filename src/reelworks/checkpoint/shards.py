@@ -38,7 +38,7 @@ from reelworks.distributed import collectives
 
 
 @dataclass(frozen=True)
-class Chunk:
+class TensorChunk:
     """A part of a tensor in a file: where it lies in the tensor, and where in the file."""
 
     offset: tuple[int, ...]
@@ -62,7 +62,7 @@ class StoredTensor:
     shape: tuple[int, ...]
     device: str
     placements: tuple[int | None, ...]
-    chunks: tuple[Chunk, ...]
+    chunks: tuple[TensorChunk, ...]
 
 
 Index = dict[str, StoredTensor]
@@ -75,7 +75,7 @@ class Written:
     """The file that one rank wrote, if any, and the chunks in it."""
 
     entries: list[FileEntry] = field(default_factory=list)
-    chunks: dict[_Key, Chunk] = field(default_factory=dict)
+    chunks: dict[_Key, TensorChunk] = field(default_factory=dict)
     traits: dict[str, tuple[str, tuple[int | None, ...]]] = field(default_factory=dict)  # device and placements
 
 
@@ -116,7 +116,7 @@ class Shards:
         file = self.folder / names.TENSORS / f"rank-{collectives.rank():05d}.safetensors"
         path = file.relative_to(self.folder).as_posix()
         entries: list[FileEntry] = []
-        chunks: dict[_Key, Chunk] = {}
+        chunks: dict[_Key, TensorChunk] = {}
 
         def record(size: int, digest: str) -> None:
             entries.append(FileEntry(path=path, size=size, digest=digest))
@@ -129,7 +129,7 @@ class Shards:
                     checksum.update(piece)
                     stream.write(piece)
                 offset, shape = _place(item)
-                chunks[item.index.fqn, offset] = Chunk(offset, shape, path, begin, checksum.hexdigest())
+                chunks[item.index.fqn, offset] = TensorChunk(offset, shape, path, begin, checksum.hexdigest())
         return Written(entries, chunks, traits)
 
     def _data(self, item: WriteItem) -> Tensor:
@@ -226,7 +226,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
 
 @torch.no_grad()
 def _read_chunk(
-    file: BinaryIO, stored: StoredTensor, chunk: Chunk, items: Sequence[ReadItem], planner: DefaultLoadPlanner
+    file: BinaryIO, stored: StoredTensor, chunk: TensorChunk, items: Sequence[ReadItem], planner: DefaultLoadPlanner
 ) -> None:
     """Read and verify a chunk, and copy what a rank needs of it; at once into its place where that is possible."""
     targets = [planner.resolve_tensor(item).detach() for item in items]

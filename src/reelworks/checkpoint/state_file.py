@@ -14,8 +14,8 @@ from torch.distributed.tensor import DTensor
 
 from reelworks.checkpoint import manifest, names, tree
 from reelworks.checkpoint.manifest import BadCheckpoint, FileEntry
-from reelworks.checkpoint.shards import Chunk, Index, StoredTensor
-from reelworks.checkpoint.tree import Encoder, Node
+from reelworks.checkpoint.shards import Index, StoredTensor, TensorChunk
+from reelworks.checkpoint.tree import Node, TreeEncoder
 from reelworks.checkpoint.verify import check_file
 from reelworks.core import digests, retry, storage
 from reelworks.core.errors import UserError
@@ -48,7 +48,7 @@ def encode(state: Mapping[str, Any]) -> EncodedState:
     Weights of modules are those of the first rank that has them, as with DistributedDataParallel, which copies buffers from
     there. All else is compared, and what differs is stored for each rank.
     """
-    encoder = Encoder()
+    encoder = TreeEncoder()
     encoded = collectives.each(
         lambda: EncodedState({name: encoder.part(name, part) for name, part in state.items()}, encoder.tensors)
     )
@@ -216,5 +216,5 @@ def _tensor_from_json(values: list[Any]) -> StoredTensor:
     for offset, part_shape, file, begin, digest in chunks:
         if not manifest.is_inside(file):
             raise ValueError(f"{file!r} does not lie inside the checkpoint")
-        parts.append(Chunk(tuple(offset), tuple(part_shape), file, int(begin), str(digest)))
+        parts.append(TensorChunk(tuple(offset), tuple(part_shape), file, int(begin), str(digest)))
     return StoredTensor(dtype, tuple(shape), str(device), tuple(placements), tuple(parts))

@@ -87,7 +87,7 @@ def weights(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 
 @dataclass
-class Encoder:
+class TreeEncoder:
     """Encode a state into nodes, one for each part; collects the tensors by name."""
 
     tensors: dict[str, Tensor] = field(default_factory=dict)
@@ -244,7 +244,7 @@ def _factory_name(value: defaultdict[Any, Any], path: Path) -> str | None:
     return name
 
 
-_Encode = Callable[[Encoder, Any, Path, bool], Node]
+_Encode = Callable[[TreeEncoder, Any, Path, bool], Node]
 _CONTAINERS: dict[type, _Encode] = {
     list: lambda e, v, p, o: e.listed(v, p, o),
     tuple: lambda e, v, p, o: {"tuple": e.listed(v, p, o)},
@@ -258,7 +258,7 @@ _CONTAINERS: dict[type, _Encode] = {
 }
 
 
-class Decoder:
+class TreeDecoder:
     """Build values from nodes and the tensors that they name.
 
     Raises:
@@ -301,7 +301,7 @@ class Decoder:
         return value
 
 
-_DECODE: dict[str, Callable[[Decoder, Node], Any]] = {
+_DECODE: dict[str, Callable[[TreeDecoder, Node], Any]] = {
     "int": lambda d, n: int(n, 16),
     "float": lambda d, n: float(n),
     "complex": lambda d, n: complex(*(d.value(part) for part in n)),

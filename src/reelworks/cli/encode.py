@@ -19,7 +19,7 @@ from reelworks.cli.options import DataPath, EngineOption, Json, Overrides, Recip
 from reelworks.core import terminal, units
 
 if TYPE_CHECKING:
-    from reelworks.encoders.encode import Forecast
+    from reelworks.encoders.encode import EncodingForecast
     from reelworks.encoders.encode_worker import Progress
     from reelworks.encoders.reachable import Chunk
     from reelworks.encoders.stored_batches import StoredLatents
@@ -96,7 +96,7 @@ def run(
         show.line("training reads them once the recipe has [encode] store = true")
 
 
-def _here(recipe: Recipe, limit: int | None, quiet: bool) -> tuple[Forecast, Progress]:
+def _here(recipe: Recipe, limit: int | None, quiet: bool) -> tuple[EncodingForecast, Progress]:
     """Scan and encode in this process, and in those that torchrun started beside it."""
     from reelworks.distributed import mesh
     from reelworks.recipe import dataset
@@ -118,7 +118,7 @@ def _here(recipe: Recipe, limit: int | None, quiet: bool) -> tuple[Forecast, Pro
     return done
 
 
-def _on_cluster(recipe: Recipe, limit: int | None, quiet: bool) -> tuple[Forecast, Progress]:
+def _on_cluster(recipe: Recipe, limit: int | None, quiet: bool) -> tuple[EncodingForecast, Progress]:
     """Scan and encode on the nodes of a Ray cluster."""
     import torch
 

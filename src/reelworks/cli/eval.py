@@ -167,9 +167,9 @@ def _measure_model(
     source: Path, timesteps: int, max_clips: int | None, batch_size: int | None, *, quiet: bool, **which: Any
 ) -> Evaluation:
     from reelworks.evaluation import held_out
-    from reelworks.evaluation.held_out import Source
+    from reelworks.evaluation.held_out import EvaluatedModel
 
-    found = Source.locate(source, **which)
+    found = EvaluatedModel.locate(source, **which)
     times = held_out.spread(found.recipe, timesteps) if timesteps else None
     found = found.measuring(timesteps=times, max_clips=max_clips)
     with show.scan_progress(quiet=quiet) as on_scan, show.clip_progress(quiet=quiet) as on_clip:

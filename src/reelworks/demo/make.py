@@ -71,7 +71,7 @@ class DemoSummary(NamedTuple):
     total_bytes: int
 
 
-class _Job(NamedTuple):
+class _FileToWrite(NamedTuple):
     """A file, its caption (None: no caption file) and how to write it."""
 
     name: str
@@ -114,16 +114,16 @@ def make(folder: Path, *, seed: int = 0, on_file: Callable[[str], None] | None =
     return DemoSummary(folder, videos, pictures, bad, total_bytes)
 
 
-def _jobs(seed: int) -> Iterator[_Job]:
+def _jobs(seed: int) -> Iterator[_FileToWrite]:
     for video in scenes.videos(seed):
-        yield _Job(video.name, video.scene.subject.caption, partial(writers.write_video, video=video))
+        yield _FileToWrite(video.name, video.scene.subject.caption, partial(writers.write_video, video=video))
     for picture in scenes.pictures(seed):
-        yield _Job(picture.name, picture.scene.subject.caption, partial(writers.write_picture, picture=picture))
+        yield _FileToWrite(picture.name, picture.scene.subject.caption, partial(writers.write_picture, picture=picture))
     for bad in BAD:
-        yield _Job(bad.name, bad.caption, partial(bad.write, seed))
+        yield _FileToWrite(bad.name, bad.caption, partial(bad.write, seed))
 
 
-def _prepare(folder: Path, jobs: list[_Job]) -> None:
+def _prepare(folder: Path, jobs: list[_FileToWrite]) -> None:
     """Create the folder, or refuse one with files of others; hidden files are ignored."""
     if folder.exists() and not folder.is_dir():
         problem = "this is a file, not a folder"

@@ -16,7 +16,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-class Failure(NamedTuple):
+class RankFailure(NamedTuple):
     """An error of one rank as plain values, since not every exception can be pickled; `error` if it can."""
 
     rank: int
@@ -25,14 +25,14 @@ class Failure(NamedTuple):
     error: CommonError | None = None
 
 
-class _Failures(tuple[Failure, ...]):
+class _Failures(tuple[RankFailure, ...]):
     """Failures of one rank or more, in place of a result."""
 
 
 class RanksFailed(RuntimeError):  # noqa: N818
     """Work failed on one rank or more. Raised equally on all ranks."""
 
-    def __init__(self, failures: Sequence[Failure]) -> None:
+    def __init__(self, failures: Sequence[RankFailure]) -> None:
         self.errnos = frozenset().union(*(failure.errnos for failure in failures))
         super().__init__("; ".join(f"rank {failure.rank}: {failure.text}" for failure in failures))
 
@@ -134,11 +134,11 @@ def _attempt(work: Callable[[], T]) -> tuple[T | _Failures, Exception | None]:
         return _Failures([_describe(rank(), error)]), error
 
 
-def _describe(failed_rank: int, error: BaseException) -> Failure:
+def _describe(failed_rank: int, error: BaseException) -> RankFailure:
     errnos, cause = set(), cast(BaseException | None, error)
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno is not None:
             errnos.add(cause.errno)
         cause = cause.__cause__ or cause.__context__
     common = error if isinstance(error, CommonError) else None
-    return Failure(failed_rank, f"{type(error).__name__}: {error}", frozenset(errnos), common)
+    return RankFailure(failed_rank, f"{type(error).__name__}: {error}", frozenset(errnos), common)

@@ -31,7 +31,7 @@ _PACKED_HEAD = 48  # bytes before an embedding's mask
 
 
 @dataclass(frozen=True)
-class Forecast:
+class EncodingForecast:
     """The values that are missing in a store.
 
     Attributes:
@@ -96,7 +96,7 @@ class Encoding:
         self.missing_by_chunk = dict[int, int]()
         self.captions: list[list[str]] = []
 
-    def forecast(self) -> Forecast:
+    def forecast(self) -> EncodingForecast:
         """Look up all values, and return what is missing."""
         source, known, size = self.source, 0, 0
         captions = {"": source.keys.text("").key} if self.chunks and not self._sees else {}
@@ -121,9 +121,9 @@ class Encoding:
         new = [text for text, key in captions.items() if key in missing]
         self.captions = [new[i : i + _CAPTIONS] for i in range(0, len(new), _CAPTIONS)]
         size += len(new) * self._text_bytes()
-        return Forecast(sum(self.missing_by_chunk.values()), len(new), size, known)
+        return EncodingForecast(sum(self.missing_by_chunk.values()), len(new), size, known)
 
-    def require_space(self, forecast: Forecast) -> None:
+    def require_space(self, forecast: EncodingForecast) -> None:
         """Check that the disk has room for what is missing.
 
         Raises:
@@ -141,7 +141,7 @@ class Encoding:
                 "reelworks encode prune RECIPE names entries that no recipe needs",
             )
 
-    def run(self, forecast: Forecast) -> Progress:
+    def run(self, forecast: EncodingForecast) -> Progress:
         """Encode and store what is missing and no other process encodes; return when everything is done by someone."""
         progress = Progress(total=forecast.clips)
         with closing(self.worker()) as worker:

@@ -63,7 +63,7 @@ class DamagedEntry(Exception):  # noqa: N818
 
 
 @dataclass(frozen=True)
-class Entry:
+class StoredEntry:
     """A stored tensor and its place."""
 
     key: str
@@ -98,7 +98,7 @@ class EncodedStore:
         self._places: list[tuple[Any, int, str]] = []  # table, first position and shard of the parts read at the start
         self._position: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
         self._first: NDArray[np.int64] = np.zeros(0, dtype=np.int64)
-        self._added = dict[str, Entry]()
+        self._added = dict[str, StoredEntry]()
         self._pending = dict[str, tuple[Wanted, Tensor]]()
         self._pending_bytes, self._pending_since = 0, 0.0
         self._maps: OrderedDict[str, NDArray[np.uint8]] = OrderedDict()
@@ -322,7 +322,7 @@ class EncodedStore:
         at = np.flatnonzero(self._words[first:last, 1] == low)
         return first + int(at[-1]) if len(at) else -1
 
-    def _entry(self, key: str) -> Entry | None:
+    def _entry(self, key: str) -> StoredEntry | None:
         if key in self._added:
             return self._added[key]
         at = self._find(key)
@@ -332,7 +332,7 @@ class EncodedStore:
         table, first, name = self._places[int(np.searchsorted(self._first, position, side="right")) - 1]
         return _entry({field: table.column(field)[position - first].as_py() for field in _PLACE}, name)
 
-    def _read(self, entry: Entry) -> Tensor:
+    def _read(self, entry: StoredEntry) -> Tensor:
         data = np.array(self._map(entry.shard)[entry.offset : entry.offset + entry.bytes])
         if len(data) != entry.bytes or digests.of_bytes(data.tobytes()) != entry.checksum:
             raise DamagedEntry(f"shards/{entry.shard}.safetensors: bytes {entry.offset:,} and on differ from the index")
@@ -419,8 +419,10 @@ def _rows_of(path: Path, columns: Iterable[str]) -> list[dict[str, Any]]:
     return rows
 
 
-def _entry(row: Mapping[str, Any], shard: str) -> Entry:
-    return Entry(row["key"], shard, row["offset"], row["bytes"], row["dtype"], tuple(row["shape"]), row["checksum"])
+def _entry(row: Mapping[str, Any], shard: str) -> StoredEntry:
+    return StoredEntry(
+        row["key"], shard, row["offset"], row["bytes"], row["dtype"], tuple(row["shape"]), row["checksum"]
+    )
 
 
 def damaged(path: Path, problem: str) -> UserError:

@@ -23,7 +23,7 @@ Frames = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
-class Clip:
+class MeasuredClip:
     """A clip or picture to measure.
 
     Attributes:
@@ -86,7 +86,7 @@ def files_of(folder: Path, option: str) -> dict[str, Path]:
 
 def read(
     files: dict[str, Path], references: dict[str, Path] | None = None, captions: dict[str, str] | None = None
-) -> Iterator[Clip | Unreadable]:
+) -> Iterator[MeasuredClip | Unreadable]:
     """Decode files one after the other, each with its caption and its reference, if there are any.
 
     A caption is that of `captions`, or the text in a file of the same name with the suffix `.txt`.
@@ -95,7 +95,7 @@ def read(
         reference = (references or {}).get(name)
         try:
             caption = listing.read(path) if captions is None or name not in captions else captions[name]
-            yield Clip(name, frames_of(path), caption, None if reference is None else frames_of(reference))
+            yield MeasuredClip(name, frames_of(path), caption, None if reference is None else frames_of(reference))
         except (MediaError, ProbeError) as error:
             yield Unreadable(name, str(error))
         except OSError as error:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, final
 import torch
 
 from reelworks.evaluation import distances, networks
-from reelworks.evaluation.clips import Clip
+from reelworks.evaluation.clips import MeasuredClip
 from reelworks.evaluation.metric import Array, Settings, Skip
 from reelworks.evaluation.networks import ClipNetwork, Dinov2Network, InceptionNetwork, VideoMaeNetwork
 
@@ -28,7 +28,7 @@ class ClipScore:
     def __init__(self, settings: Settings) -> None:
         self._network = networks.shared(settings, "clip", ClipNetwork)
 
-    def value(self, clip: Clip) -> float:
+    def value(self, clip: MeasuredClip) -> float:
         """Return the score of a clip's prompt."""
         if clip.caption is None:
             raise Skip("it has no caption: put its prompt into a .txt file beside it")
@@ -47,7 +47,7 @@ class _PictureDistance:
     def __init__(self, settings: Settings) -> None:
         self._network = networks.shared(settings, self.network, _PICTURE_NETWORKS[self.network])
 
-    def features(self, clip: Clip) -> Array:
+    def features(self, clip: MeasuredClip) -> Array:
         """Return the features of some of a clip's frames, `[N, D]`."""
         features: Array = self._network.pictures(clip)
         return features
@@ -102,7 +102,7 @@ class FvdVideoMae:
     def __init__(self, settings: Settings) -> None:
         self._network = networks.shared(settings, "videomae", VideoMaeNetwork)
 
-    def features(self, clip: Clip) -> Array:
+    def features(self, clip: MeasuredClip) -> Array:
         """Return the features of a clip, `[1, D]`."""
         return self._network.clips(clip)
 

@@ -32,7 +32,7 @@ _FREE_SECTIONS = ("validation", "data", "dataset", "bucket", "buckets", "encode"
 
 
 @dataclass(frozen=True)
-class Source:
+class EvaluatedModel:
     """Weights to measure, and the recipe that names the clips.
 
     Attributes:
@@ -58,7 +58,7 @@ class Source:
         averaged: bool = True,
         overrides: Sequence[str] = (),
         data_path: Path | None = None,
-    ) -> Source:
+    ) -> EvaluatedModel:
         """Find what a path names: a run (its newest checkpoint, its best one, or that of a step), a checkpoint, a recipe.
 
         With `data_path`, all clips of that folder or list are measured in place of the recipe's held-out ones.
@@ -82,7 +82,7 @@ class Source:
         weights: Literal["ema", "model"] = "ema" if averaged else "model"
         return cls(_on(recipe, data_path, run), run, found, weights, data_path is not None)
 
-    def measuring(self, *, timesteps: list[float] | None, max_clips: int | None) -> Source:
+    def measuring(self, *, timesteps: list[float] | None, max_clips: int | None) -> EvaluatedModel:
         """Return the same weights, to be measured at other timesteps, or on another number of clips."""
         update: dict[str, Any] = {} if timesteps is None else {"timesteps": timesteps}
         if max_clips is not None:
@@ -165,7 +165,7 @@ class Evaluation:
         validation: The losses.
     """
 
-    source: Source
+    source: EvaluatedModel
     timesteps: list[float]
     clips: int
     clips_digest: str
@@ -216,7 +216,7 @@ class Evaluation:
 
 
 def evaluate(
-    source: Source,
+    source: EvaluatedModel,
     *,
     times_at_once: int | None = None,
     on_scan: Callable[[ScanProgress], None] | None = None,
@@ -268,7 +268,7 @@ def _pool(recipe: Recipe) -> DecodePool:
     return DecodePool(recipe.data.num_workers, recipe.data.decode_timeout)
 
 
-def _nothing_held_out(source: Source) -> UserError:
+def _nothing_held_out(source: EvaluatedModel) -> UserError:
     if source.all_clips:
         return UserError(
             "no clip of it has a bucket",

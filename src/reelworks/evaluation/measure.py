@@ -15,7 +15,7 @@ from reelworks.core import trust
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
 from reelworks.evaluation import registry
-from reelworks.evaluation.clips import Clip, Frames, Unreadable
+from reelworks.evaluation.clips import Frames, MeasuredClip, Unreadable
 from reelworks.evaluation.metric import Array, ClipMetric, Metric, SetMetric, Settings, Skip
 
 
@@ -46,9 +46,9 @@ class PreviewMetrics:
                 )
         return cls(tuple(kinds), Settings(weights, device))
 
-    def values(self, generated: Sequence[Frames], prompts: Sequence[str]) -> list[Measured]:
+    def values(self, generated: Sequence[Frames], prompts: Sequence[str]) -> list[MetricResult]:
         """Measure the previews of a step; a metric that fails costs its value and not the training."""
-        shown = [Clip(f"{i:02d}", *pair) for i, pair in enumerate(zip(generated, prompts, strict=True))]
+        shown = [MeasuredClip(f"{i:02d}", *pair) for i, pair in enumerate(zip(generated, prompts, strict=True))]
         try:
             return measure(self.kinds, shown, None, self.settings)[0]
         except Exception as error:  # metrics of users may raise anything
@@ -57,7 +57,7 @@ class PreviewMetrics:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MetricResult:
     """Result of one metric.
 
     Attributes:
@@ -79,7 +79,7 @@ class Measured:
         return asdict(self)
 
 
-class _Run:
+class _MetricRun:
     """One metric while clips pass by."""
 
     def __init__(self, kind: type[Any], settings: Settings, *, has_references: bool) -> None:
@@ -105,7 +105,7 @@ class _Run:
     def needs_references(self) -> bool:
         return isinstance(self._metric, SetMetric)
 
-    def add(self, clip: Clip) -> None:
+    def add(self, clip: MeasuredClip) -> None:
         if self._metric is None:
             return
         try:
@@ -119,21 +119,21 @@ class _Run:
         except Skip as reason:
             self._reasons[str(reason)] += 1
 
-    def add_reference(self, clip: Clip) -> None:
+    def add_reference(self, clip: MeasuredClip) -> None:
         if isinstance(self._metric, SetMetric):
             try:
                 self._references.append(self._metric.features(clip))
             except Skip as reason:
                 self._reasons[f"a reference: {reason}"] += 1
 
-    def result(self) -> Measured:
+    def result(self) -> MetricResult:
         value, reason = None, self._reason
         if reason is None:
             value, reason = self._value()
         left_out = [f"{count} × {text}" for text, count in self._reasons.most_common(3)]
         skipped = "; ".join([*([reason] if reason else []), *left_out]) or None
         name, higher = self.kind.name, self.kind.higher_is_better
-        return Measured(name, higher, value, 0 if value is None else self._clips, skipped, self.values)
+        return MetricResult(name, higher, value, 0 if value is None else self._clips, skipped, self.values)
 
     def _value(self) -> tuple[float | None, str | None]:
         """Return the value over all clips, or None and the reason."""
@@ -160,15 +160,15 @@ def _finite(value: float) -> float:
 
 def measure(
     kinds: Sequence[type[Any]],
-    generated: Iterable[Clip | Unreadable],
-    references: Iterable[Clip | Unreadable] | None,
+    generated: Iterable[MeasuredClip | Unreadable],
+    references: Iterable[MeasuredClip | Unreadable] | None,
     settings: Settings,
-) -> tuple[list[Measured], list[Unreadable]]:
+) -> tuple[list[MetricResult], list[Unreadable]]:
     """Measure clips by metrics, each clip decoded once; also return the files that could not be read.
 
     `references` are decoded for metrics that compare sets only; those of single clips belong to the clips.
     """
-    runs = [_Run(kind, settings, has_references=references is not None) for kind in kinds]
+    runs = [_MetricRun(kind, settings, has_references=references is not None) for kind in kinds]
     unreadable = []
     for clip in generated:
         if isinstance(clip, Unreadable):

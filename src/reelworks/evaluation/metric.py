@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from reelworks.evaluation.clips import Clip
+from reelworks.evaluation.clips import MeasuredClip
 
 Array: TypeAlias = NDArray[np.float64]
 
@@ -40,7 +40,7 @@ class Settings:
     networks: dict[str, Any] = field(default_factory=dict, compare=False)
 
 
-class Named(Protocol):
+class MetricClass(Protocol):
     """Attributes of every metric's class.
 
     Attributes:
@@ -55,19 +55,19 @@ class Named(Protocol):
 
 
 @runtime_checkable
-class ClipMetric(Named, Protocol):
+class ClipMetric(MetricClass, Protocol):
     """A metric of single clips, whose result is their mean."""
 
-    def value(self, clip: Clip) -> float:
+    def value(self, clip: MeasuredClip) -> float:
         """Return the value of a clip; one with `requires_reference` gets only clips with a reference of their size."""
         ...
 
 
 @runtime_checkable
-class SetMetric(Named, Protocol):
+class SetMetric(MetricClass, Protocol):
     """A metric of a set of clips, compared with a set of references; the two need not have the same names."""
 
-    def features(self, clip: Clip) -> Array:
+    def features(self, clip: MeasuredClip) -> Array:
         """Return features of a clip, `[N, D]`; N is the number of frames, or 1 for a feature of the whole clip."""
         ...
 

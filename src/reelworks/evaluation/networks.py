@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from reelworks.core import optional_imports
-from reelworks.evaluation.clips import Clip, Frames
+from reelworks.evaluation.clips import Frames, MeasuredClip
 from reelworks.evaluation.metric import Array, Settings, Skip
 
 N = TypeVar("N")
@@ -69,7 +69,7 @@ class ClipNetwork:
         self._tokenizer = _pretrained("AutoTokenizer", source)
 
     @torch.no_grad()
-    def pictures(self, clip: Clip) -> Array:
+    def pictures(self, clip: MeasuredClip) -> Array:
         """Embed some frames of a clip, `[N, D]`."""
         pixels = _pixels(self._processor, clip.some_frames(_FRAMES), self._device)
         return _array(self._model.visual_projection(self._model.vision_model(pixels).pooler_output))
@@ -92,7 +92,7 @@ class Dinov2Network:
         self._processor = _pretrained("AutoImageProcessor", source)
 
     @torch.no_grad()
-    def pictures(self, clip: Clip) -> Array:
+    def pictures(self, clip: MeasuredClip) -> Array:
         """Embed some frames of a clip, `[N, D]`."""
         pixels = _pixels(self._processor, clip.some_frames(_FRAMES), self._device)
         return _array(self._model(pixels).pooler_output)
@@ -109,7 +109,7 @@ class InceptionNetwork:
         self._device = device
 
     @torch.no_grad()
-    def pictures(self, clip: Clip) -> Array:
+    def pictures(self, clip: MeasuredClip) -> Array:
         """Embed some frames of a clip, `[N, 2048]`."""
         frames = torch.from_numpy(clip.some_frames(_FRAMES).copy()).movedim(-1, 1).to(self._device)
         return _array(self._model(frames, return_features=True))
@@ -125,7 +125,7 @@ class VideoMaeNetwork:
         self._num_frames: int = self._model.config.num_frames
 
     @torch.no_grad()
-    def clips(self, clip: Clip) -> Array:
+    def clips(self, clip: MeasuredClip) -> Array:
         """Embed frames of a clip in equal distances, `[1, D]`."""
         if len(clip.frames) < self._num_frames:
             raise Skip(f"VideoMAE needs {self._num_frames} frames, and it has {len(clip.frames)}")

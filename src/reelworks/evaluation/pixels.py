@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from reelworks.evaluation.clips import Clip, Frames
+from reelworks.evaluation.clips import Frames, MeasuredClip
 from reelworks.evaluation.metric import Settings, Skip
 
 _MAX_DB = 100.0  # of frames that are equal, for which the ratio is infinite
@@ -23,7 +23,7 @@ _LUMA = (0.299, 0.587, 0.114)  # BT.601
 _BLOCK_PX = 8
 
 
-def _reference(clip: Clip) -> Frames:
+def _reference(clip: MeasuredClip) -> Frames:
     if clip.reference is None:
         raise Skip("it has no reference of the same name")
     if clip.reference.shape != clip.frames.shape:
@@ -41,7 +41,7 @@ class Psnr:
     def __init__(self, settings: Settings) -> None:
         pass
 
-    def value(self, clip: Clip) -> float:
+    def value(self, clip: MeasuredClip) -> float:
         """Return the mean ratio of a clip's frames."""
         error_THW3 = clip.frames.astype(np.float64) - _reference(clip)
         mean_T = np.square(error_THW3).mean(axis=(1, 2, 3))
@@ -61,7 +61,7 @@ class Ssim:
         weight = torch.exp(-at.square() / (2 * _SIGMA**2))
         self._kernel = (weight / weight.sum()).to(settings.device)
 
-    def value(self, clip: Clip) -> float:
+    def value(self, clip: MeasuredClip) -> float:
         """Return the mean similarity of a clip's frames."""
         reference = _reference(clip)
         if min(clip.frames.shape[1:3]) < _WINDOW:
@@ -81,7 +81,7 @@ class Ssim:
         return functional.conv2d(rows, self._kernel[None, None, None, :])[:, 0]
 
 
-def _luma(clip: Clip, least: int, what: str) -> NDArray[np.float64]:
+def _luma(clip: MeasuredClip, least: int, what: str) -> NDArray[np.float64]:
     """Return the luma of a clip's frames, `[T, H, W]` in levels of 255."""
     if len(clip.frames) < least:
         raise Skip(f"{what} needs {least} frames, and it has {len(clip.frames)}")
@@ -98,7 +98,7 @@ class Motion:
     def __init__(self, settings: Settings) -> None:
         pass
 
-    def value(self, clip: Clip) -> float:
+    def value(self, clip: MeasuredClip) -> float:
         """Return the mean change between the frames of a clip."""
         return float(np.abs(np.diff(_luma(clip, 2, "motion"), axis=0)).mean())
 
@@ -116,7 +116,7 @@ class Flicker:
     def __init__(self, settings: Settings) -> None:
         pass
 
-    def value(self, clip: Clip) -> float:
+    def value(self, clip: MeasuredClip) -> float:
         """Return the mean departure of a clip's blocks."""
         luma_THW = torch.from_numpy(_luma(clip, 3, "flicker"))
         size = [min(_BLOCK_PX, side) for side in luma_THW.shape[1:]]

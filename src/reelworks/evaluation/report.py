@@ -13,8 +13,8 @@ from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.core.errors import UserError, first_few
 from reelworks.core.log import logger
 from reelworks.evaluation import clips, registry, vbench
-from reelworks.evaluation.clips import Clip, Unreadable
-from reelworks.evaluation.measure import Measured, measure
+from reelworks.evaluation.clips import MeasuredClip, Unreadable
+from reelworks.evaluation.measure import MetricResult, measure
 from reelworks.evaluation.metric import Settings
 from reelworks.train import init_from
 
@@ -27,7 +27,7 @@ class Report:
 
     generated: Path | None
     reference: Path | None
-    metrics: list[Measured]
+    metrics: list[MetricResult]
     unreadable: list[Unreadable] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def of_folders(
         logger.info("no reference has the name of a clip (%s, ...), so sets can be compared, but no pairs", names_there)
     total = len(files) + len(references or ())
 
-    def counted(read: Iterable[Clip | Unreadable], first: int) -> Iterator[Clip | Unreadable]:
+    def counted(read: Iterable[MeasuredClip | Unreadable], first: int) -> Iterator[MeasuredClip | Unreadable]:
         for done, clip in enumerate(read, first):
             on_clip(done, total)
             yield clip

@@ -12,7 +12,7 @@ from typing import Any
 
 from reelworks.core import user_files
 from reelworks.core.errors import UserError, first_few
-from reelworks.evaluation.measure import Measured
+from reelworks.evaluation.measure import MetricResult
 
 SAMPLES = 5  # clips of a prompt that VBench looks for
 _MOST_BYTES = 255  # of a file name
@@ -73,7 +73,7 @@ def prompt_of(name: str) -> str:
     return re.sub(r"-\d+$", "", name.rpartition("/")[2])
 
 
-def results(path: Path) -> list[Measured]:
+def results(path: Path) -> list[MetricResult]:
     """Read a file `*_eval_results.json` of VBench; in all its dimensions higher is better.
 
     Raises:
@@ -92,9 +92,9 @@ def results(path: Path) -> list[Measured]:
         ) from error
 
 
-def _dimension(name: str, mean: Any, by_clip: Any = ()) -> Measured:
+def _dimension(name: str, mean: Any, by_clip: Any = ()) -> MetricResult:
     # Some dimensions give objects per clip, and some pairs or other values that are no mean of the clip.
     entries = [each for each in by_clip if isinstance(each, dict) and isinstance(each.get("video_path"), str)]
     values = {Path(each["video_path"]).stem: each.get("video_results") for each in entries}
     numbers = {clip: float(v) for clip, v in values.items() if isinstance(v, int | float)}
-    return Measured(f"vbench/{name}", True, float(mean), len(entries), by_clip=numbers)
+    return MetricResult(f"vbench/{name}", True, float(mean), len(entries), by_clip=numbers)

@@ -156,7 +156,7 @@ def _segments(container: Any, request: SoundRequest, start: float, *, seeks: boo
     if seeks and track.time_base is not None:
         container.seek(int((start - _PREROLL_SECONDS) / track.time_base), stream=track, backward=True)
     found: list[tuple[int, Samples]] = []
-    run: _Run | None = None
+    run: _Gapless | None = None
     for seconds, frame in _timed(container.decode(track)):
         if run is None and seeks and seconds > start:
             return None
@@ -165,7 +165,7 @@ def _segments(container: Any, request: SoundRequest, start: float, *, seeks: boo
         if run is None or not run.continues(seconds, frame):
             if run is not None:
                 found.append(run.end())
-            run = _Run(request, round((seconds - start) * rate), seconds, frame)
+            run = _Gapless(request, round((seconds - start) * rate), seconds, frame)
         run.add(frame)
     if run is None:
         return None if seeks else []
@@ -181,7 +181,7 @@ def _timed(frames: Iterator[Any]) -> Iterator[tuple[float, Any]]:
         following = seconds + frame.samples / frame.sample_rate
 
 
-class _Run:
+class _Gapless:
     """Frames of sound without a gap, resampled as one piece."""
 
     def __init__(self, request: SoundRequest, at: int, seconds: float, frame: Any) -> None:

@@ -12,7 +12,7 @@ from reelworks.run.folder import RunFolder
 NOT_SET = "not set"
 
 
-class Change(NamedTuple):
+class KeyChange(NamedTuple):
     """A dotted recipe key, such as `bucket.0.batch_size`, with its differing values, or "not set" without it."""
 
     key: str
@@ -20,11 +20,11 @@ class Change(NamedTuple):
     after: Any
 
 
-def changes(before: dict[str, Any], after: dict[str, Any]) -> list[Change]:
+def changes(before: dict[str, Any], after: dict[str, Any]) -> list[KeyChange]:
     """Return the keys in which the values of two recipes differ, sorted."""
     a, b = _flat(before), _flat(after)
     changed = sorted(key for key in a.keys() | b.keys() if a.get(key) != b.get(key))
-    return [Change(key, a.get(key, NOT_SET), b.get(key, NOT_SET)) for key in changed]
+    return [KeyChange(key, a.get(key, NOT_SET), b.get(key, NOT_SET)) for key in changed]
 
 
 def _flat(nested: Any, prefix: str = "") -> dict[str, Any]:

@@ -13,13 +13,13 @@ from reelworks.analysis import compiled_graphs
 from reelworks.core import files, units
 from reelworks.report import page, run_facts
 from reelworks.report.plots import COLOURS
-from reelworks.report.run_facts import Fact, Part
+from reelworks.report.run_facts import BarPart, Fact
 
 _LENGTH = 1000.0
 _OVERLAP = 0.003  # below the next column and part, to hide seams between them
 
 
-def bar(parts: Sequence[Part], whole: float = 1.0) -> Markup:
+def bar(parts: Sequence[BarPart], whole: float = 1.0) -> Markup:
     """Draw parts from left to right; the rest of the whole stays empty."""
     rects, left = [], 0.0
     for part in parts:
@@ -28,7 +28,7 @@ def bar(parts: Sequence[Part], whole: float = 1.0) -> Markup:
     return _svg("share", rects)
 
 
-def strip(columns: Sequence[Sequence[Part]]) -> Markup:
+def strip(columns: Sequence[Sequence[BarPart]]) -> Markup:
     """Draw columns of equal width from left to right, each with its parts from the top down."""
     rects, width = [], 1 / max(len(columns), 1)
     for i, parts in enumerate(columns):
@@ -39,7 +39,7 @@ def strip(columns: Sequence[Sequence[Part]]) -> Markup:
     return _svg("strip", rects)
 
 
-def _rect(part: Part, left: float, top: float, width: float, height: float) -> Markup:
+def _rect(part: BarPart, left: float, top: float, width: float, height: float) -> Markup:
     edges = (f"{_LENGTH * edge:.2f}" for edge in (left, top, width, height))
     tooltip = f"{part.label}: {units.percent(part.share)}"
     rect = Markup('<rect x="{}" y="{}" width="{}" height="{}" style="fill: var(--{})"><title>{}</title></rect>')
@@ -114,11 +114,11 @@ def shares(forecast: Json) -> list[tuple[str, Markup]]:
     return [(measure, bar(_shares_of(forecast, f"share_of_{measure}"))) for measure in _MEASURES]
 
 
-def _shares_of(forecast: Json, key: str) -> list[Part]:
+def _shares_of(forecast: Json, key: str) -> list[BarPart]:
     tones, of_group = _tones(forecast), Counter[str]()
     for row in forecast["shares"]:
         of_group[row["group"]] += row[key]
-    return [Part(name, 0, of_group[name], tones.get(name, _OTHERS)) for name in {**tones, **of_group}]
+    return [BarPart(name, 0, of_group[name], tones.get(name, _OTHERS)) for name in {**tones, **of_group}]
 
 
 def course(forecast: Json) -> Markup:
@@ -127,7 +127,7 @@ def course(forecast: Json) -> Markup:
     columns = []
     for counts in zip(*(one["micro_batches"] for one in forecast["course"]["groups"]), strict=True):
         named = zip(names, counts, strict=True)
-        columns.append([Part(name, n, n / sum(counts), tone) for (name, tone), n in named if n])
+        columns.append([BarPart(name, n, n / sum(counts), tone) for (name, tone), n in named if n])
     return strip(columns)
 
 
@@ -145,7 +145,7 @@ def _bars(rows: list[tuple[str, Json]]) -> list[tuple[str, Markup, float]]:
     return [(label, bar(_wasted(one), scale), one["waste"]) for label, one in rows]
 
 
-def _wasted(epoch: Json) -> list[Part]:
+def _wasted(epoch: Json) -> list[BarPart]:
     padding = max(epoch["waste"] - epoch["imbalance"], 0.0)
     shares = zip(_WASTED, (epoch["imbalance"], padding), strict=True)
-    return [Part(label, 0, share, tone) for (label, tone), share in shares]
+    return [BarPart(label, 0, share, tone) for (label, tone), share in shares]

@@ -59,7 +59,7 @@ class Fact(NamedTuple):
     note: str = ""
 
 
-class Reason(NamedTuple):
+class ReasonFact(NamedTuple):
     """Clips that are not trained for one reason, with its name in the summary and its label in reports."""
 
     name: str
@@ -71,7 +71,7 @@ class Reason(NamedTuple):
     all_in: str = ""  # file that lists all clips, if it is not the one that the page names
 
 
-class Part(NamedTuple):
+class BarPart(NamedTuple):
     """A coloured part of a bar."""
 
     label: str
@@ -80,7 +80,7 @@ class Part(NamedTuple):
     tone: str
 
 
-def reasons(summary: Json) -> list[Reason]:
+def reasons(summary: Json) -> list[ReasonFact]:
     """Return the reasons of a plan's summary that have clips: rejections first, then those by choice, most frequent first."""
     listed = []
     for name, entries in summary.get("reasons", {}).items():
@@ -88,18 +88,18 @@ def reasons(summary: Json) -> list[Reason]:
         if entries:
             counts = summary.get("left_out", {}).get(name, {})
             total, nearest = counts.get("clips", len(entries)), counts.get("nearest", {})
-            listed.append(Reason(name, label, remedy, entries[:MAX_NAMES], total, nearest))
+            listed.append(ReasonFact(name, label, remedy, entries[:MAX_NAMES], total, nearest))
     return sorted(listed, key=lambda one: (one.name in PLANNED, one.name in CHOSEN, -one.total))
 
 
-def failures(data: RunData) -> Reason | None:
+def failures(data: RunData) -> ReasonFact | None:
     """Return the planned clips that could not be read during training."""
     entries = [{"path": e.get("path", ""), "detail": e.get("reason", "")} for e in data.events_of("failure")]
     if not entries:
         return None
     remedy = "Counted under coverage; check the file."
     listed = entries[:MAX_NAMES]
-    return Reason("failed", "failed while training", remedy, listed, len(entries), {}, "events.jsonl")
+    return ReasonFact("failed", "failed while training", remedy, listed, len(entries), {}, "events.jsonl")
 
 
 def rejected(summary: Json) -> int:
@@ -107,13 +107,13 @@ def rejected(summary: Json) -> int:
     return sum(reason.total for reason in reasons(summary) if reason.name not in PLANNED | CHOSEN)
 
 
-def accounting(summary: Json) -> list[Part]:
+def accounting(summary: Json) -> list[BarPart]:
     """Divide the scanned clips into planned, held out, and each reason."""
     parts = [("planned", summary.get("planned", 0), "c1"), ("held out", summary.get("held_out", 0), "c5")]
     others = [reason for reason in reasons(summary) if reason.name != "held_out"]
     parts += [(one.label, one.total, tone) for one, tone in zip(others, cycle(_TONES), strict=False)]
     total = sum(number for _, number, _ in parts)
-    return [Part(label, number, number / total, tone) for label, number, tone in parts if number]
+    return [BarPart(label, number, number / total, tone) for label, number, tone in parts if number]
 
 
 def balance(summary: Json) -> str:

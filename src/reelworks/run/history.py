@@ -12,13 +12,13 @@ from typing import Any
 
 from reelworks.run import events, records
 from reelworks.run.folder import RunFolder
-from reelworks.run.records import Failure, Outcome, RecordError
+from reelworks.run.records import Outcome, RecordedFailure, RecordError
 
 Event = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Step:
+class RunStep:
     """A valid optimizer step.
 
     Attributes:
@@ -46,7 +46,7 @@ class Epoch:
         plans: Digest of each segment's plan, by the segment's number.
         ends: The event with the clip counts at the end of each segment's plan, for the plans that were trained to it.
         steps: Valid steps, by segment.
-        failures: Failure events, by step.
+        failures: Events of failed clips, by step.
     """
 
     data_restarts: int
@@ -55,7 +55,7 @@ class Epoch:
     segment: int = 0
     plans: dict[int, str] = field(default_factory=dict)
     ends: dict[int, Event] = field(default_factory=dict)
-    steps: dict[int, list[Step]] = field(default_factory=dict)
+    steps: dict[int, list[RunStep]] = field(default_factory=dict)
     failures: dict[int, list[Event]] = field(default_factory=dict)
 
     @property
@@ -84,7 +84,7 @@ class Epoch:
         """Return the outcome of the first rows of a segment, by the events."""
         steps = [s for s in self.steps.get(segment, []) if s.row < rows]
         failures = [
-            Failure(row=s.row, uid=e["uid"], copy_index=e["copy"], reason=e["reason"])
+            RecordedFailure(row=s.row, uid=e["uid"], copy_index=e["copy"], reason=e["reason"])
             for s in steps
             for e in self.failures.get(s.step, [])
         ]
@@ -122,7 +122,7 @@ def epochs(run: RunFolder) -> list[Epoch]:
             # Values that are not finite are stored as null; such a step was not applied.
             finite = event["loss"] is not None and event["grad_norm"] is not None
             applied = finite and event["clips"] > 0 and event.get("applied", True)
-            step = Step(event["step"], event["row"], event["clips"], applied, recipe, world_size)
+            step = RunStep(event["step"], event["row"], event["clips"], applied, recipe, world_size)
             now.steps.setdefault(now.segment, []).append(step)
         elif event["kind"] == "failure" and event["repeat_index"]:
             continue  # only the first use of a clip counts as its failure

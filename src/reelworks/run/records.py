@@ -108,7 +108,7 @@ class About(Config):
         return self.data_restarts, self.epoch, self.segment
 
 
-class Failure(Config):
+class RecordedFailure(Config):
     """A planned clip that could not be decoded: the row of its step, its identity, and the reason."""
 
     row: int
@@ -127,7 +127,7 @@ class Outcome(Config):
 
     rows: int
     skipped: list[int] = Field(default=[])
-    failures: list[Failure] = Field(default=[])
+    failures: list[RecordedFailure] = Field(default=[])
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from reelworks.core import digests, ray_cluster
 from reelworks.core.errors import UserError, first_few
 from reelworks.core.ray_cluster import Cluster
 from reelworks.encoders import encode
-from reelworks.encoders.encode import Encoding, Forecast
+from reelworks.encoders.encode import Encoding, EncodingForecast
 from reelworks.encoders.encode_worker import EncodeWorker, Progress
 from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
@@ -40,7 +40,7 @@ _FORGOTTEN_SECONDS = 7 * 86400.0
 
 
 @dataclass(frozen=True)
-class Job:
+class ClusterJob:
     """A command's encoding, as its actors need it.
 
     Attributes:
@@ -63,7 +63,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Part:
+class ClusterPart:
     """Work that is handed to an actor at once: some captions, or a chunk of clips.
 
     Attributes:
@@ -84,7 +84,7 @@ def encode_missing(
     *,
     limit: int | None,
     on_progress: Callable[[Progress], None],
-) -> tuple[Forecast, Progress]:
+) -> tuple[EncodingForecast, Progress]:
     """Say what will be encoded, check the disk's space, and let the connected cluster encode it.
 
     Args:
@@ -95,11 +95,11 @@ def encode_missing(
     """
     forecast = encoding.announce(job)
     progress = Progress(forecast.clips)
-    parts = [Part(captions=tuple(captions)) for captions in job.captions]
-    parts += [Part((), number, job.chunks[number].name, clips) for number, clips in job.missing_by_chunk.items()]
+    parts = [ClusterPart(captions=tuple(captions)) for captions in job.captions]
+    parts += [ClusterPart((), number, job.chunks[number].name, clips) for number, clips in job.missing_by_chunk.items()]
     if parts:
         with _tries(job.source.store.path) as tries:
-            shared = Job(
+            shared = ClusterJob(
                 data.recipe,
                 len(data.catalog.parts),
                 limit,
@@ -132,7 +132,7 @@ def _tries(store: Path) -> Iterator[Path]:
         shutil.rmtree(mine, ignore_errors=True)
 
 
-def _on_cluster(job: Job, parts: list[Part], cluster: Cluster) -> Iterator[tuple[Part, Progress]]:
+def _on_cluster(job: ClusterJob, parts: list[ClusterPart], cluster: Cluster) -> Iterator[tuple[ClusterPart, Progress]]:
     """Yield each part with what was done of it, as actors return them."""
     import ray.data
     import ray.exceptions
@@ -159,7 +159,7 @@ def _on_cluster(job: Job, parts: list[Part], cluster: Cluster) -> Iterator[tuple
             result = json.loads(row["result"])
             if result["error"] is not None:
                 raise UserError(**result["error"])
-            yield Part(**result["part"]), Progress(**result["progress"])
+            yield ClusterPart(**result["part"]), Progress(**result["progress"])
     except ray.exceptions.RayTaskError:
         raise  # an error of ours, with its traceback
     except ray.exceptions.RayError as error:
@@ -169,15 +169,15 @@ def _on_cluster(job: Job, parts: list[Part], cluster: Cluster) -> Iterator[tuple
 class EncodeActor:
     """Encodes one part after the other in a process of a cluster."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: ClusterJob) -> None:
         self._job = job
         self._opened: tuple[Encoding, EncodeWorker] | None = None
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[str]]:
         """Encode the parts of a batch; an error that the user can correct is returned, so that it is shown as such."""
-        return {"result": [json.dumps(self._result(Part(**json.loads(text)))) for text in batch["part"]]}
+        return {"result": [json.dumps(self._result(ClusterPart(**json.loads(text)))) for text in batch["part"]]}
 
-    def _result(self, part: Part) -> dict[str, Any]:
+    def _result(self, part: ClusterPart) -> dict[str, Any]:
         progress = Progress(part.clips)
         try:
             self._encode(part, progress)
@@ -185,7 +185,7 @@ class EncodeActor:
             return {"error": error.to_json() | {"problem": f"on node {socket.gethostname()}: {error.problem}"}}
         return {"error": None, "part": asdict(part), "progress": asdict(progress)}
 
-    def _encode(self, part: Part, progress: Progress) -> None:
+    def _encode(self, part: ClusterPart, progress: Progress) -> None:
         if self._opened is None:
             _require_same_files(self._job)
         _count_try(self._job, part)
@@ -205,7 +205,7 @@ def _silent(progress: Progress) -> None:
     pass
 
 
-def _open(job: Job) -> tuple[Encoding, EncodeWorker]:
+def _open(job: ClusterJob) -> tuple[Encoding, EncodeWorker]:
     """Open recipe, catalog and store on the node of this process, with a worker that is never closed but ended."""
     recipe = job.recipe
     if not job.uses_gpu:  # there is an actor for each core
@@ -219,7 +219,7 @@ def _open(job: Job) -> tuple[Encoding, EncodeWorker]:
     return prepared, prepared.worker()
 
 
-def _require_same_files(job: Job) -> None:
+def _require_same_files(job: ClusterJob) -> None:
     """Check that this node sees the files of the command's machine at the same places, and go to its working folder."""
     recipe = job.recipe
     if not Path(job.working_folder).is_dir():
@@ -234,7 +234,7 @@ def _require_same_files(job: Job) -> None:
             raise _unseen(str(place.root))
 
 
-def _count_try(job: Job, part: Part) -> None:
+def _count_try(job: ClusterJob, part: ClusterPart) -> None:
     """Note that a part is begun, and refuse one that has been begun too often: it kills its actors."""
     name = part.name or digests.digest_json(part.captions)
     file = os.open(Path(job.tries) / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)

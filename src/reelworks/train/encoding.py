@@ -16,7 +16,7 @@ from reelworks.catalog.config import DRAWN, DatasetConfig
 from reelworks.core.log import logger
 from reelworks.distributed.mesh import World
 from reelworks.encoders import encode, reachable, request_key
-from reelworks.encoders.encode import Encoding, Forecast
+from reelworks.encoders.encode import Encoding, EncodingForecast
 from reelworks.encoders.encode_worker import Progress
 from reelworks.encoders.encoders import LiveEncoder
 from reelworks.encoders.lazy import LazyAutoencoder, LazyImageEncoder, LazySoundEncoder, LazyTextEncoder
@@ -149,7 +149,7 @@ def build_encoding_job(
     )
 
 
-def encode_missing(encoding: Encoding) -> tuple[Forecast, Progress]:
+def encode_missing(encoding: Encoding) -> tuple[EncodingForecast, Progress]:
     """Say what will be encoded, check the disk's space, and encode it; the work is shared with other processes.
 
     Raises:
@@ -163,7 +163,7 @@ def encode_missing(encoding: Encoding) -> tuple[Forecast, Progress]:
     return forecast, progress
 
 
-def announce(encoding: Encoding) -> Forecast:
+def announce(encoding: Encoding) -> EncodingForecast:
     """Say what will be encoded, and check the disk's space.
 
     Raises:

@@ -23,7 +23,7 @@ from reelworks.recipe import recipe_file
 from reelworks.recipe.dataset import RecipeData
 from reelworks.run import history, records
 from reelworks.run.folder import RunFolder
-from reelworks.run.history import Epoch, Step
+from reelworks.run.history import Epoch, RunStep
 from reelworks.run.records import Record, RecordError
 from reelworks.schedule.plan import EpochPlan
 from reelworks.train import batch_inputs
@@ -45,7 +45,7 @@ class Replay:
         ranks: Micro-batches of each rank in the order of training, with fillers.
     """
 
-    step: Step
+    step: RunStep
     epoch: Epoch
     segment: int
     plan: EpochPlan
@@ -177,7 +177,7 @@ def _row_of(record: Record, catalog: Catalog, row: int) -> EpochPlan:
     )
 
 
-def _find(epochs: list[Epoch], number: int) -> tuple[Epoch, int, Step]:
+def _find(epochs: list[Epoch], number: int) -> tuple[Epoch, int, RunStep]:
     """Return a step with its epoch and segment; steps that a resume discarded are not found."""
     done = [(e, segment, s) for e in epochs for segment, steps in e.steps.items() for s in steps]
     for epoch, segment, step in done:
@@ -193,7 +193,7 @@ def _find(epochs: list[Epoch], number: int) -> tuple[Epoch, int, Step]:
     )
 
 
-def _check_buckets(data: RecipeData, record: Record, step: Step) -> None:
+def _check_buckets(data: RecipeData, record: Record, step: RunStep) -> None:
     computed = [(b.name, b.shape.num_frames, b.shape.height, b.shape.width) for b in data.table.buckets]
     recorded = [(b.name, b.num_frames, b.height, b.width) for b in record.about.buckets]
     if computed != recorded:

@@ -31,11 +31,11 @@ from reelworks.data.micro_batch import MicroBatch, StreamState
 from reelworks.data.position import Counts, DataPosition
 from reelworks.diffusion.config import NUM_TIMESTEPS
 from reelworks.distributed.mesh import World
-from reelworks.evaluation.measure import Measured
+from reelworks.evaluation.measure import MetricResult
 from reelworks.recipe.dataset import RecipeData
 from reelworks.run.events import EventLog
 from reelworks.run.folder import RunFolder
-from reelworks.run.records import Failure
+from reelworks.run.records import RecordedFailure
 from reelworks.schedule.plan import PlanSpec
 from reelworks.train import spikes, trackers
 from reelworks.train.balance import Balance
@@ -237,7 +237,7 @@ class RunLogger:
         note = ", with lora.training_adapter" if adapted else ""
         logger.info(f"step {step}  validation loss {result.loss:.4f} on {result.clips} clips{note}")
 
-    def preview_metrics(self, step: int, measured: Sequence[Measured]) -> None:
+    def preview_metrics(self, step: int, measured: Sequence[MetricResult]) -> None:
         """Log metrics of previews, those that were skipped with the reason."""
         if not measured:
             return
@@ -337,7 +337,7 @@ class RunLogger:
             self._has_warned_of_waiting = True
             logger.warning(advice)
 
-    def _failures(self, position: DataPosition, step: int, batches: Sequence[MicroBatch]) -> list[Failure]:
+    def _failures(self, position: DataPosition, step: int, batches: Sequence[MicroBatch]) -> list[RecordedFailure]:
         """Log the clips that failed on any rank, and return the failures of first uses. Collective."""
         own = failures.failed_clips(batches)
         of_ranks: list[Any] = self._world.gather_data(own)
@@ -348,7 +348,7 @@ class RunLogger:
         if self._world.is_main:
             failures.record(self._run, position.epoch, step, clips)
         return [
-            Failure(row=position.row, uid=clip.uid, copy_index=clip.copy, reason=clip.reason)
+            RecordedFailure(row=position.row, uid=clip.uid, copy_index=clip.copy, reason=clip.reason)
             for clip in clips
             if not clip.repeat_index
         ]

@@ -12,7 +12,7 @@ from reelworks.data.position import DataPosition
 from reelworks.recipe.dataset import RecipeData
 from reelworks.run import history, records
 from reelworks.run.folder import RunFolder
-from reelworks.run.records import Failure, Key, Outcome, RecordError
+from reelworks.run.records import Key, Outcome, RecordedFailure, RecordError
 
 
 @dataclass
@@ -24,7 +24,7 @@ class RecordKeeper:
     recipe_file: str  # of this start, in `recipes/`
     _has_begun: bool = False
     _skipped: list[int] = field(default_factory=list)
-    _failures: list[Failure] = field(default_factory=list)
+    _failures: list[RecordedFailure] = field(default_factory=list)
 
     def begin(self, position: DataPosition, in_use: set[tuple[int, int]]) -> None:
         """Record the segment that training starts or resumes; a resume may need the records of the epochs `in_use`."""
@@ -90,7 +90,7 @@ class RecordKeeper:
                 "its totals are kept, the outcome of each of its clips is lost"
             )
 
-    def step(self, row: int, applied: bool, failures: list[Failure]) -> None:
+    def step(self, row: int, applied: bool, failures: list[RecordedFailure]) -> None:
         """Count a finished row."""
         if not applied:
             self._skipped.append(row)

@@ -33,7 +33,7 @@ _SMALLEST_SHARE = 0.1
 _LARGEST = 700.0  # whose exponential is still a number
 
 
-class Clip(NamedTuple):
+class SpikeClip(NamedTuple):
     """A clip of a step, with its loss."""
 
     uid: int
@@ -57,7 +57,7 @@ class Spike:
     value: float
     usual: float
     limit: float
-    clips: tuple[Clip, ...] = ()
+    clips: tuple[SpikeClip, ...] = ()
 
     @property
     def name(self) -> str:

@@ -48,7 +48,7 @@ from reelworks.train.compiled_blocks import CompiledBlocks
 from reelworks.train.encode_prefetcher import EncodePrefetcher
 from reelworks.train.lr_schedule import learning_rate
 from reelworks.train.nonfinite import KeptBatch, NonFiniteCause
-from reelworks.train.spikes import Clip, Spike
+from reelworks.train.spikes import Spike, SpikeClip
 from reelworks.train.state import TrainState
 
 _EPSILON = 1e-6  # as in `torch.nn.utils.clip_grad_norm_`
@@ -461,13 +461,13 @@ def _means(losses: list[float], weights: list[float]) -> dict[int, float]:
     return {i: total / weight for i, (total, weight) in enumerate(pairs) if weight > 0}
 
 
-def _clips(kept: list[KeptBatch]) -> list[Clip]:
+def _clips(kept: list[KeptBatch]) -> list[SpikeClip]:
     """Return the clips of this rank that count, with their losses."""
     clips = []
     for batch, losses_B, counts_B in kept:
         work, losses, counts = batch.request, losses_B.tolist(), counts_B.tolist()
         clips += [
-            Clip(int(work.uids[i]), str(work.requests[i].path), losses[i]) for i in range(len(losses)) if counts[i]
+            SpikeClip(int(work.uids[i]), str(work.requests[i].path), losses[i]) for i in range(len(losses)) if counts[i]
         ]
     return clips
 

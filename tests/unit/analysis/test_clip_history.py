@@ -19,7 +19,7 @@ from reelworks.run import records
 from reelworks.run.events import EventLog
 from reelworks.run.folder import RunFolder
 from reelworks.run.history import epochs
-from reelworks.run.records import Failure, Outcome
+from reelworks.run.records import Outcome, RecordedFailure
 
 
 class Told:
@@ -133,7 +133,7 @@ def plant_a_step_of_other_clips(told):
 
 
 def plant_a_failure_elsewhere(told):
-    stranger = Failure(row=0, uid=int(told.plan.uid[told.plan.places(0)][0]) ^ 1, copy_index=0, reason="torn")
+    stranger = RecordedFailure(row=0, uid=int(told.plan.uid[told.plan.places(0)][0]) ^ 1, copy_index=0, reason="torn")
     records.write_outcome(told.run, (0, 0, 0), Outcome(rows=2, failures=[stranger]))
 
 

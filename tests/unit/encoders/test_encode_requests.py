@@ -20,7 +20,7 @@ from PIL import Image
 from reelworks.core.shape import Shape
 from reelworks.data.micro_batch import MicroBatch
 from reelworks.encoders import reachable, request_key, stored_batches, upkeep
-from reelworks.encoders.encode import Encoding, Forecast
+from reelworks.encoders.encode import Encoding, EncodingForecast
 from reelworks.encoders.stored_batches import StoredLatents
 from reelworks.media.augment import Augmentation
 from reelworks.media.config import PREFETCH_BYTES
@@ -67,7 +67,7 @@ def prepared(recipe: dict[str, Any]) -> tuple[Encoding, StoredLatents, RecipeDat
     return encoding.build_encoding_job(data, source, CPU, encoding.plan_spec(data)), source, data
 
 
-def encode(recipe: dict[str, Any]) -> Forecast:
+def encode(recipe: dict[str, Any]) -> EncodingForecast:
     """Encode what is missing, and return what was."""
     forecast, progress = encoding.encode_missing(prepared(recipe)[0])
     assert progress.done == forecast.clips

@@ -16,8 +16,8 @@ from PIL import Image
 
 from reelworks.core.errors import UserError
 from reelworks.evaluation import clips, distances, registry
-from reelworks.evaluation.clips import Clip
-from reelworks.evaluation.measure import Measured, measure
+from reelworks.evaluation.clips import MeasuredClip
+from reelworks.evaluation.measure import MetricResult, measure
 from reelworks.evaluation.metric import Settings, Skip
 
 GENERATOR = np.random.default_rng(0)
@@ -27,14 +27,14 @@ def noise(frames: int = 3, height: int = 24, width: int = 32) -> Any:
     return GENERATOR.integers(0, 256, (frames, height, width, 3), dtype=np.uint8)
 
 
-def value(name: str, clip: Clip) -> float:
+def value(name: str, clip: MeasuredClip) -> float:
     return registry.named(name, "")(Settings()).value(clip)  # type: ignore[no-any-return]
 
 
 def test_psnr_of_known_differences() -> None:
     frames = noise() // 2
-    assert value("psnr", Clip("a", frames, reference=frames + 5)) == pytest.approx(20 * np.log10(255 / 5))
-    same = Clip("a", frames, reference=frames)
+    assert value("psnr", MeasuredClip("a", frames, reference=frames + 5)) == pytest.approx(20 * np.log10(255 / 5))
+    same = MeasuredClip("a", frames, reference=frames)
     assert (value("psnr", same), value("ssim", same)) == (100.0, pytest.approx(1.0))
 
 
@@ -53,7 +53,7 @@ def test_ssim_is_that_of_gaussian_filters() -> None:
         c1, c2 = 6.5025, 58.5225
         similar = (2 * mean(x) * mean(y) + c1) * (2 * covariance + c2)
         expected.append((similar / ((mean(x) ** 2 + mean(y) ** 2 + c1) * (variances + c2))).mean())
-    assert value("ssim", Clip("a", a, reference=b)) == pytest.approx(np.mean(expected), abs=1e-9)
+    assert value("ssim", MeasuredClip("a", a, reference=b)) == pytest.approx(np.mean(expected), abs=1e-9)
 
 
 @settings(max_examples=20)
@@ -61,9 +61,9 @@ def test_ssim_is_that_of_gaussian_filters() -> None:
 def test_motion_and_flicker_of_known_light(first: int, step: int) -> None:
     """A still clip has neither; a fade moves but does not flicker; a lamp that blinks flickers by its brightness."""
 
-    def light(levels: list[int]) -> Clip:
+    def light(levels: list[int]) -> MeasuredClip:
         frames = np.stack([np.full((16, 24, 3), level, np.uint8) for level in levels])
-        return Clip("light", frames)
+        return MeasuredClip("light", frames)
 
     still, fade, blink = (light(levels) for levels in ([first] * 5, [20 + step * i for i in range(5)], [0, step] * 3))
     assert [value("motion", still), value("flicker", still)] == [0, 0]
@@ -103,13 +103,13 @@ def test_networks_from_local_folders(tmp_path: Path) -> None:
     """Sets of the same clips have distance 0, other clips do not; CLIP scores prompts; missing files are reasons."""
     torch.manual_seed(0)
     weights = {name: str(save(tmp_path / name)) for name, save in TINY.items()}
-    same = [Clip(f"{i}", noise(4, 30, 40), caption="a red circle") for i in range(6)]
-    other = [Clip(f"{i}", noise(4, 30, 40) // 4) for i in range(6)]
+    same = [MeasuredClip(f"{i}", noise(4, 30, 40), caption="a red circle") for i in range(6)]
+    other = [MeasuredClip(f"{i}", noise(4, 30, 40) // 4) for i in range(6)]
     names = [name for name in registry.names() if name.startswith(("fid", "kid", "fvd", "clip"))]
     kinds = registry.all_named(names, "")
     settings = Settings(weights, min_samples=5)
 
-    def results(references: list[Clip]) -> dict[str, Measured]:
+    def results(references: list[MeasuredClip]) -> dict[str, MetricResult]:
         return {m.name: m for m in measure(kinds, same, references, settings)[0]}
 
     near, far = results(same), results(other)
@@ -130,7 +130,7 @@ def test_networks_from_local_folders(tmp_path: Path) -> None:
     assert "too few samples, 24 and 24" in (reasons["fid-inception"] or "")
 
 
-def _score_by_transformers(folder: str, clip: Clip) -> float:
+def _score_by_transformers(folder: str, clip: MeasuredClip) -> float:
     import transformers
 
     model = transformers.CLIPModel.from_pretrained(folder).eval()

@@ -15,7 +15,7 @@ from reelworks.analysis import plan_report
 from reelworks.core import units
 from reelworks.recipe import dataset, recipe_file
 from reelworks.report import plan
-from reelworks.report.run_facts import Part
+from reelworks.report.run_facts import BarPart
 
 
 @pytest.fixture(scope="module")
@@ -120,13 +120,13 @@ def test_a_plan_of_one_epoch_and_few_ranks_has_nothing_to_compare(told, tmp_path
 
 
 def test_parts_of_a_bar_lie_side_by_side():
-    drawn = plan.bar([Part("a", 0, 0.1, "c1"), Part("b", 0, 0.2, "c2")], whole=0.4)
+    drawn = plan.bar([BarPart("a", 0, 0.1, "c1"), BarPart("b", 0, 0.2, "c2")], whole=0.4)
     assert re.findall(r'x="([\d.]+)"', drawn) == ["0.00", "250.00"]
     assert widths(drawn) == [250, 500]
 
 
 def test_labels_in_svg_are_escaped():
-    assert "<b>" not in plan.bar([Part("<b>", 1, 1.0, "c1")])
+    assert "<b>" not in plan.bar([BarPart("<b>", 1, 1.0, "c1")])
 
 
 def test_a_page_that_cannot_be_written_is_an_error_with_a_remedy(told, tmp_path):

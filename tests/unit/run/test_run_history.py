@@ -11,7 +11,7 @@ import pytest
 from reelworks.run import history, records
 from reelworks.run.events import EventLog
 from reelworks.run.folder import RunFolder
-from reelworks.run.records import About, Failure, Outcome, Record
+from reelworks.run.records import About, Outcome, Record, RecordedFailure
 
 
 def run_with(tmp_path, *events):
@@ -90,7 +90,7 @@ def test_how_far_a_segment_went_follows_from_its_first_rows(tmp_path):
     ]
     (told,) = history.epochs(run_with(tmp_path, *events))
     torn = [
-        Failure(row=row, uid=uid, copy_index=copy, reason="damaged")
+        RecordedFailure(row=row, uid=uid, copy_index=copy, reason="damaged")
         for row, uid, copy in ((0, 7, 1), (1, 9, 0), (1, 8, 0))
     ]
     assert told.outcome(0, 1) == Outcome(rows=1, skipped=[], failures=torn[:1])

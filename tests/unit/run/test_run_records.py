@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from reelworks.core import storage
 from reelworks.run import records
 from reelworks.run.folder import RunFolder
-from reelworks.run.records import About, BucketShape, Failure, Key, Outcome, Record, RecordError
+from reelworks.run.records import About, BucketShape, Key, Outcome, Record, RecordedFailure, RecordError
 
 KEY = (0, 3, 1)
 LABELS = ["none", "too_small", "no_caption", "in_exclude_file", records.CONSUMED]
@@ -341,7 +341,7 @@ def test_a_record_replaces_the_former_one_of_its_segment_with_its_end(run: RunFo
 
 def test_how_a_segment_ended_is_read_as_it_was_written(run: RunFolder) -> None:
     outcome = Outcome(
-        rows=5, skipped=[1, 4], failures=[Failure(row=2, uid=2**64 - 1, copy_index=3, reason="torn: “é”")]
+        rows=5, skipped=[1, 4], failures=[RecordedFailure(row=2, uid=2**64 - 1, copy_index=3, reason="torn: “é”")]
     )
     records.write_outcome(run, KEY, outcome)
     assert not run.coverage_folder.exists()  # it belongs to a record

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from reelworks.train import spikes
-from reelworks.train.spikes import Clip, SpikeDetector
+from reelworks.train.spikes import SpikeClip, SpikeDetector
 
 
 def values(count: int, level: float, seed: int = 0) -> list[float]:
@@ -84,7 +84,7 @@ def test_clips_of_all_ranks_are_sorted_by_loss_and_bounded():
     detector = SpikeDetector()
     for _ in range(30):
         detector.add({"a": 1.0}, 1.0, "a", threshold=8)
-    parts = [[Clip(i, f"{i}.mp4", float(i)) for i in range(50)], [Clip(99, "worst.mp4", 1000.0)] * 30]
+    parts = [[SpikeClip(i, f"{i}.mp4", float(i)) for i in range(50)], [SpikeClip(99, "worst.mp4", 1000.0)] * 30]
     spike = detector.add({"a": 99.0}, 1.0, "a", threshold=8).with_clips(parts)
     assert len(spike.clips) == spikes.MAX_CLIPS
     assert spike.clips[0].path == "worst.mp4"

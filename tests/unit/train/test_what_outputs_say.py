@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from reelworks.evaluation.held_out import Evaluation, Source
+from reelworks.evaluation.held_out import EvaluatedModel, Evaluation
 from reelworks.recipe import recipe_file
 from reelworks.run.events import EventLog
 from reelworks.run.folder import RunFolder
@@ -36,7 +36,7 @@ def recipe(**lora: Any) -> Any:
 def test_eval_says_that_it_measures_without_the_training_adapter(adapter: str | None) -> None:
     """Validation in training is with it, so that the two losses are not compared."""
     made = recipe(training_adapter=adapter)
-    source = Source(made, None, 0, "initial")
+    source = EvaluatedModel(made, None, 0, "initial")
     said = Evaluation(source, [500.0], 2, "-", Validation(1.5, {"500": 1.5}, 2, {})).headline()
     assert ("without lora.training_adapter" in said) == made.has_training_adapter == (adapter is not None)
 

@@ -15,7 +15,7 @@ import tomli_w
 
 from reelworks.buckets.opensora import parse
 from reelworks.compat.opensora import keys, literals
-from reelworks.compat.opensora.rules import Draft, Fate
+from reelworks.compat.opensora.rules import Fate, ImportedRecipe
 from reelworks.core.errors import UserError
 from reelworks.recipe import recipe_file
 
@@ -41,7 +41,7 @@ _DEFAULTS: dict[str, Any] = {
 _OPTIMIZER = {"lr": ("lr", 1e-4), "weight_decay": ("weight_decay", 0.0), "adam_eps": ("eps", 1e-8)}
 
 
-class Line(NamedTuple):
+class ImportedKey(NamedTuple):
     """Result of importing one key, which is dotted inside the config's dicts."""
 
     key: str
@@ -54,7 +54,7 @@ class Imported(NamedTuple):
     """A recipe as TOML, and a line for each key of the config and each default of Open-Sora that differs from ours."""
 
     text: str
-    lines: list[Line]
+    lines: list[ImportedKey]
 
 
 def convert(
@@ -73,7 +73,7 @@ def convert(
             value=str(path),
             remedy=config.unread.get("bucket_config", "give a training config of version 1.1, 1.2 or 2.0"),
         )
-    draft = Draft(config.values, name)
+    draft = ImportedRecipe(config.values, name)
     lines = list(_lines(draft, config, data_path))
     meaning = probability or _meaning(draft)
     table = keys.bucket_table(config.values["bucket_config"])
@@ -85,23 +85,23 @@ def convert(
     return Imported(_toml(draft.recipe, recipe.buckets.opensora, path), lines)
 
 
-def _lines(draft: Draft, config: literals.Literals, data_path: str | None) -> Iterator[Line]:
+def _lines(draft: ImportedRecipe, config: literals.Literals, data_path: str | None) -> Iterator[ImportedKey]:
     values = dict(keys.flatten(config.values))
     if data_path is not None:
         values["dataset.data_path"] = data_path
     # The data path first: conversions of other keys depend on it.
     for key, value in sorted(values.items(), key=lambda item: item[0] != "dataset.data_path"):
-        yield Line(key, value, *keys.convert(key, value, draft))
+        yield ImportedKey(key, value, *keys.convert(key, value, draft))
     optimizer = {key: value for key, (of_2, value) in _OPTIMIZER.items() if f"optim.{of_2}" not in values}
     for key, value in (_DEFAULTS | optimizer).items():
         if key not in values:
             fate, remark = keys.convert(key, value, draft)
-            yield Line(key, value, fate, f"{remark} (Open-Sora's default)")
+            yield ImportedKey(key, value, fate, f"{remark} (Open-Sora's default)")
     for key, text in config.unread.items():
-        yield Line(key, text, Fate.UNREAD, "it is not a literal, and the config is not run")
+        yield ImportedKey(key, text, Fate.UNREAD, "it is not a literal, and the config is not run")
 
 
-def _meaning(draft: Draft) -> parse.Meaning:
+def _meaning(draft: ImportedRecipe) -> parse.Meaning:
     kind = draft.type_of("model")
     if kind.startswith(("STDiT2", "STDiT3")):
         return "opensora-1.2"

@@ -8,7 +8,7 @@ from typing import Any
 from reelworks.buckets.opensora import parse
 from reelworks.catalog.config import is_list
 from reelworks.compat.opensora import rules
-from reelworks.compat.opensora.rules import Draft, Fate, Rule, Told
+from reelworks.compat.opensora.rules import Fate, ImportedRecipe, Rule, Told
 from reelworks.core.errors import UserError
 from reelworks.core.toml_none import WORD as NONE
 from reelworks.models import registry
@@ -71,7 +71,7 @@ def flatten(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
             yield key, value
 
 
-def convert(key: str, value: Any, draft: Draft) -> Told:
+def convert(key: str, value: Any, draft: ImportedRecipe) -> Told:
     """Convert one key of the config and put it into the draft."""
     section = key.partition(".")[0]
     if section in _SUPPORTED and draft.type_of(section) not in _SUPPORTED[section]:
@@ -114,7 +114,7 @@ def bucket_table(value: Any) -> Any:
 def _type(section: str, table: str) -> Rule:
     """Translate the type to our name, with the default weights unless the config names others."""
 
-    def handle(value: Any, draft: Draft) -> Told:
+    def handle(value: Any, draft: ImportedRecipe) -> Told:
         name, weights = _SUPPORTED[section][value]
         if not draft.values[section].get("from_pretrained"):
             draft.set(f"{table}.weights", weights)
@@ -123,7 +123,7 @@ def _type(section: str, table: str) -> Rule:
     return handle
 
 
-def _preset_of_2_0(draft: Draft) -> str:
+def _preset_of_2_0(draft: ImportedRecipe) -> str:
     """Return the preset of 2.0 for the patch of the config, 1 or 2."""
     model = draft.values.get("model")
     patch = model.get("patch_size", 2) if isinstance(model, dict) else 2
@@ -133,7 +133,7 @@ def _preset_of_2_0(draft: Draft) -> str:
 def _size(field: str) -> Rule:
     """Compare a size of 2.0's network with that of the preset."""
 
-    def handle(value: Any, draft: Draft) -> Told:
+    def handle(value: Any, draft: ImportedRecipe) -> Told:
         wanted = registry.PRESETS[_preset_of_2_0(draft)].config.model_dump()[field]
         wanted = list(wanted) if isinstance(wanted, tuple) else wanted
         return rules.only((wanted,), "the preset has the same value", f"the preset has {wanted}")(value, draft)
@@ -141,13 +141,13 @@ def _size(field: str) -> Rule:
     return handle
 
 
-def _temporal_tiles(value: Any, draft: Draft) -> Told:
+def _temporal_tiles(value: Any, draft: ImportedRecipe) -> Told:
     """Report tiles along time, which one autoencoder of 2.0 has and the other has not."""
     has = draft.type_of("ae") == "dc_ae"
     return rules.only((has,), "as here", f"{'32' if has else 'all'} frames are encoded together")(value, draft)
 
 
-def _spread(value: Any, draft: Draft) -> Told:
+def _spread(value: Any, draft: ImportedRecipe) -> Told:
     if value is None:
         return Fate.NOT_NEEDED, "latents are not divided"
     remark = draft.set("autoencoder.std", value)
@@ -157,7 +157,7 @@ def _spread(value: Any, draft: Draft) -> Told:
     )
 
 
-def _model_type(value: Any, draft: Draft) -> Told:
+def _model_type(value: Any, draft: ImportedRecipe) -> Told:
     """Translate the network, and for 2.0 what its training script fixes: texts, and the shift of timesteps."""
     if value not in _MODELS:
         return rules.by_name("model.name", _MODELS, "stdit3-xl", "this network is not supported")(value, draft)
@@ -171,15 +171,15 @@ def _model_type(value: Any, draft: Draft) -> Told:
     return Fate.CONVERTED, remark
 
 
-def _text_type(value: Any, draft: Draft) -> Told:
+def _text_type(value: Any, draft: ImportedRecipe) -> Told:
     return Fate.CONVERTED, 'text_encoder.name = "flux", which is T5 and CLIP together'
 
 
-def _text_length(value: Any, draft: Draft) -> Told:
+def _text_length(value: Any, draft: ImportedRecipe) -> Told:
     return Fate.CONVERTED, draft.set("text_encoder.max_length", value)
 
 
-def _dropout(value: Any, draft: Draft) -> Told:
+def _dropout(value: Any, draft: ImportedRecipe) -> Told:
     """Convert the dropout of T5 and CLIP, which 2.0 draws one by one; here captions are dropped for both together."""
     if not isinstance(value, dict) or not value:
         return Fate.CONVERTED, draft.set("objective.caption_dropout", 0.0)
@@ -188,7 +188,7 @@ def _dropout(value: Any, draft: Draft) -> Told:
     return Fate.CONVERTED, f"{remark}, the share of clips without both; captions are not dropped for one alone"
 
 
-def _conditions(value: Any, draft: Draft) -> Told:
+def _conditions(value: Any, draft: ImportedRecipe) -> Told:
     """Convert the weights of kinds of conditions to shares of clips; unknown kinds become clips without condition."""
     if not isinstance(value, dict) or not (total := sum(value.values())):
         return Fate.NOT_NEEDED, "clips are trained without conditions"
@@ -200,19 +200,19 @@ def _conditions(value: Any, draft: Draft) -> Told:
 
 
 def _published_or(target: str) -> Rule:
-    def handle(value: Any, draft: Draft) -> Told:
+    def handle(value: Any, draft: ImportedRecipe) -> Told:
         return Fate.CONVERTED, draft.set(target, str(value)) if value else "the published weights are used"
 
     return handle
 
 
-def _chunk(value: Any, draft: Draft) -> Told:
+def _chunk(value: Any, draft: ImportedRecipe) -> Told:
     if draft.type_of("vae") == "VideoAutoencoderKL" or value == _FRAMES_OF_A_CHUNK:
         return Fate.NOT_NEEDED, "frames are encoded together as published"
     return Fate.NOT_THERE_YET, f"{_FRAMES_OF_A_CHUNK} frames are encoded together"
 
 
-def _data_path(value: Any, draft: Draft) -> Told:
+def _data_path(value: Any, draft: ImportedRecipe) -> Told:
     if not value:
         return Fate.TO_FILL_IN, 'replace the placeholder dataset.0.path = "meta.csv" by your list or folder of clips'
     draft.dataset["path"] = str(value)
@@ -222,7 +222,7 @@ def _data_path(value: Any, draft: Draft) -> Told:
     return Fate.CONVERTED, remark
 
 
-def _vmaf(value: Any, draft: Draft) -> Told:
+def _vmaf(value: Any, draft: ImportedRecipe) -> Told:
     """Use the text that 2.0 appends to captions of lists with this score, rounded in the same way."""
     if not value:
         return Fate.NOT_NEEDED, "captions are used as they are"
@@ -232,7 +232,7 @@ def _vmaf(value: Any, draft: Draft) -> Told:
     return Fate.CONVERTED, f'dataset.0.caption = "{_MOTION}"'
 
 
-def _mask_ratios(value: Any, draft: Draft) -> Told:
+def _mask_ratios(value: Any, draft: ImportedRecipe) -> Told:
     """Convert mask ratios; before 1.2 the strategies were called mask_no, mask_quarter_head and so on."""
     if isinstance(value, dict):
         names = {name: str(name).removeprefix("mask_") for name in value}
@@ -240,13 +240,13 @@ def _mask_ratios(value: Any, draft: Draft) -> Told:
     return Fate.CONVERTED, draft.set("objective.mask_ratios", value or {})
 
 
-def _weights(value: Any, draft: Draft) -> Told:
+def _weights(value: Any, draft: ImportedRecipe) -> Told:
     if value is None:
         return Fate.NOT_NEEDED, "training starts from scratch"
     return Fate.CONVERTED, draft.set("model.weights", str(value))
 
 
-def _cosine(value: Any, draft: Draft) -> Told:
+def _cosine(value: Any, draft: ImportedRecipe) -> Told:
     """Ask for max_steps: Open-Sora's schedule covers all epochs, whose steps are known only after planning."""
     if not value:
         return Fate.NOT_NEEDED, "the rate is constant after warm-up"
@@ -257,25 +257,25 @@ def _cosine(value: Any, draft: Draft) -> Told:
     )
 
 
-def _keep(value: Any, draft: Draft) -> Told:
+def _keep(value: Any, draft: ImportedRecipe) -> Told:
     if isinstance(value, int) and value > 0:
         return Fate.CONVERTED, draft.set("checkpoints.keep_last", value)
     return Fate.NOT_THERE_YET, "Open-Sora keeps all; here checkpoints.keep_last and keep_best decide"
 
 
-def _fps_max(value: Any, draft: Draft) -> Told:
+def _fps_max(value: Any, draft: ImportedRecipe) -> Told:
     if value is None or draft.recipe["data"].get("frame_interval", 1) != 1:
         return Fate.NOT_NEEDED, "frame_interval decides"
     return Fate.CONVERTED, draft.set("data.fps", value)
 
 
-def _scheduler_type(value: Any, draft: Draft) -> Told:
+def _scheduler_type(value: Any, draft: ImportedRecipe) -> Told:
     if value not in _OBJECTIVES:
         return Fate.NOT_THERE_YET, "this objective is not supported; rectified flow replaces it"
     return Fate.CONVERTED, draft.set("objective.name", _OBJECTIVES[value])
 
 
-def _cfg_channel(value: Any, draft: Draft) -> Told:
+def _cfg_channel(value: Any, draft: ImportedRecipe) -> Told:
     """Convert the channels that guidance changes in previews; without a number, upstream guides all."""
     if draft.type_of("scheduler") != "iddpm":
         return Fate.NOT_NEEDED, "rectified flow has no such key"

@@ -35,7 +35,7 @@ class Fate(StrEnum):
 Told = tuple[Fate, str]
 
 
-class Draft:
+class ImportedRecipe:
     """A recipe under construction: plain values, in the order in which they are written, beside the whole config."""
 
     def __init__(self, values: dict[str, Any], name: str) -> None:
@@ -60,13 +60,13 @@ class Draft:
         return f"{key} = {shown}" if not isinstance(value, dict) else key
 
 
-Rule = Callable[[Any, Draft], Told]
+Rule = Callable[[Any, ImportedRecipe], Told]
 
 
 def to(target: str, none: Any = None) -> Rule:
     """Copy the value; None and 0 become `none` if that is given."""
 
-    def handle(value: Any, draft: Draft) -> Told:
+    def handle(value: Any, draft: ImportedRecipe) -> Told:
         value = none if none is not None and not value else value
         return Fate.CONVERTED, draft.set(target, list(value) if isinstance(value, tuple) else value)
 
@@ -76,7 +76,7 @@ def to(target: str, none: Any = None) -> Rule:
 def by_name(target: str, names: dict[Any, Any], otherwise: Any, why: str) -> Rule:
     """Translate a value by `names`; unknown values become `otherwise` and are listed with the reason."""
 
-    def handle(value: Any, draft: Draft) -> Told:
+    def handle(value: Any, draft: ImportedRecipe) -> Told:
         if isinstance(value, str | bool | None) and value in names:
             return Fate.CONVERTED, draft.set(target, names[value])
         return Fate.NOT_THERE_YET, f"{why}; {draft.set(target, otherwise)} replaces it"
@@ -87,7 +87,7 @@ def by_name(target: str, names: dict[Any, Any], otherwise: Any, why: str) -> Rul
 def only(accepted: tuple[Any, ...], as_here: str, else_: str) -> Rule:
     """Report `as_here` for values that match the fixed behaviour, and `else_` for others."""
 
-    def handle(value: Any, draft: Draft) -> Told:
+    def handle(value: Any, draft: ImportedRecipe) -> Told:
         if value in accepted:
             return Fate.NOT_NEEDED, as_here
         return Fate.NOT_THERE_YET, else_

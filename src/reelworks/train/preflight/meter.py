@@ -127,7 +127,7 @@ _FEW = 3  # the peak may be in the first or in the last block, and one is betwee
 _LONG = 12  # for shorter runs, two passes with few blocks are not faster than one with all
 
 
-class _Run(NamedTuple):
+class _BlockRange(NamedTuple):
     """Range of consecutive equal blocks in a list of blocks."""
 
     start: int
@@ -140,7 +140,7 @@ _List = tuple[nn.Module, str, nn.ModuleList]  # parent, name and blocks
 
 def measure_few_blocks(denoiser: Denoiser, inputs: DenoiserInputs) -> Pass:
     """Return the same as `measure`, in a fraction of the time for a network with many equal blocks."""
-    groups: dict[_Run, list[_List]] = {}
+    groups: dict[_BlockRange, list[_List]] = {}
     _collect(denoiser.module, groups)
     with _cut(groups, {}):
         base = measure(denoiser, inputs)
@@ -154,7 +154,7 @@ def measure_few_blocks(denoiser: Denoiser, inputs: DenoiserInputs) -> Pass:
     return Pass(peak, flops)
 
 
-def _collect(parent: nn.Module, groups: dict[_Run, list[_List]]) -> None:
+def _collect(parent: nn.Module, groups: dict[_BlockRange, list[_List]]) -> None:
     """Group the outermost lists with a long run; lists with equal runs may be used in parallel, so they are cut alike."""
     for name, child in list(parent.named_children()):
         run = _longest_run(child) if isinstance(child, nn.ModuleList) else None
@@ -164,11 +164,11 @@ def _collect(parent: nn.Module, groups: dict[_Run, list[_List]]) -> None:
             _collect(child, groups)
 
 
-def _longest_run(blocks: nn.ModuleList) -> _Run | None:
+def _longest_run(blocks: nn.ModuleList) -> _BlockRange | None:
     runs, start = [], 0
     for _, equal in itertools.groupby(blocks, key=_structure):
         stop = start + len(list(equal))
-        runs.append(_Run(start, stop, len(blocks)))
+        runs.append(_BlockRange(start, stop, len(blocks)))
         start = stop
     return max(runs, key=lambda run: run.stop - run.start, default=None)
 
@@ -183,7 +183,7 @@ def _structure(block: nn.Module) -> tuple[Any, ...]:
 
 
 @contextmanager
-def _cut(groups: dict[_Run, list[_List]], more: dict[_Run, int]) -> Iterator[None]:
+def _cut(groups: dict[_BlockRange, list[_List]], more: dict[_BlockRange, int]) -> Iterator[None]:
     """Remove all but `_FEW` blocks of each run, plus the numbers in `more`, while open."""
     lists = [(each, run) for run, group in groups.items() for each in group]
     try:

@@ -19,7 +19,7 @@ from reelworks.schedule.cost_fit import CostModel, Timing
 
 
 @dataclass(frozen=True)
-class Measured:
+class BucketTiming:
     """Median time of a bucket's micro-batches of one size over the steps that had no other bucket."""
 
     bucket: str
@@ -44,7 +44,7 @@ class Refit:
     """
 
     run: Path
-    measured: list[Measured]
+    measured: list[BucketTiming]
     model: CostModel
     held_out: dict[int, float]
     ms_per_clip: dict[str, float]
@@ -83,7 +83,7 @@ def refit(run: RunFolder, table: BucketTable) -> Refit:
     return Refit(run.path, measured, model, cost_fit.held_out_errors(timings), fitted | known)
 
 
-def _measured(run: RunFolder, tokens: dict[str, int]) -> list[Measured]:
+def _measured(run: RunFolder, tokens: dict[str, int]) -> list[BucketTiming]:
     times: dict[tuple[str, int], list[float]] = defaultdict(list)
     for step in epoch_stats.single_bucket_steps(run):
         size = round(step.clips / step.micro_batches)
@@ -91,7 +91,7 @@ def _measured(run: RunFolder, tokens: dict[str, int]) -> list[Measured]:
             seconds = step.seconds - step.data_wait_seconds
             times[step.bucket, size].append(1000 * seconds * step.ranks / step.micro_batches)
     return [
-        Measured(bucket, tokens[bucket], size, statistics.median(ms), len(ms))
+        BucketTiming(bucket, tokens[bucket], size, statistics.median(ms), len(ms))
         for (bucket, size), ms in sorted(times.items())
     ]
 
