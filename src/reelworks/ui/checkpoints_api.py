@@ -25,7 +25,7 @@ from reelworks.report.previews import MEDIA
 from reelworks.run import lock
 from reelworks.run.folder import RunFolder
 from reelworks.ui import runs
-from reelworks.ui.context import Context, PageContext
+from reelworks.ui.context import Context, PageContext, PageRun
 from reelworks.ui.jobs_api import add_job
 from reelworks.ui.workspace import text_of
 
@@ -60,8 +60,7 @@ routes = APIRouter(prefix="/runs/{key}/checkpoints")
 
 
 @routes.get("")
-def list_checkpoints(context: PageContext, key: str) -> Json:
-    run = context.workspace.run(key)
+def list_checkpoints(run: PageRun) -> Json:
     store, policy = _open(run)
     rows = [row | {"path": str(row["path"])} for row in listing.rows(store, policy)]
     disk = store.root if store.root.exists() else run.path
@@ -71,40 +70,39 @@ def list_checkpoints(context: PageContext, key: str) -> Json:
 
 
 @routes.get("/prune")
-def forecast_prune(context: PageContext, key: str) -> Json:
-    store, policy = _open(context.workspace.run(key))
+def forecast_prune(run: PageRun) -> Json:
+    store, policy = _open(run)
     sizes = {info.step: info.num_bytes for info in store.list()}
-    return _decided(retention.plan(store, policy), sizes)
+    return _decision_rows(retention.plan(store, policy), sizes)
 
 
 @routes.post("/prune")
-def prune(context: PageContext, key: str) -> Json:
-    run = context.workspace.run(key)
+def prune(run: PageRun) -> Json:
     store, policy = _open(run)
     with lock.hold(run.lock_file, field="run", remedy=_IN_USE):
         sizes = {info.step: info.num_bytes for info in store.list()}
-        return _decided(retention.prune(store, policy), sizes)
+        return _decision_rows(retention.prune(store, policy), sizes)
 
 
 @routes.post("/{step}/pin")
-def pin(context: PageContext, key: str, step: int) -> Json:
-    store, policy = _open(context.workspace.run(key))
+def pin(run: PageRun, step: int) -> Json:
+    store, policy = _open(run)
     store.pin(step)
-    return _plain(listing.row(store, policy, step))
+    return _row_to_json(listing.row(store, policy, step))
 
 
 @routes.post("/{step}/unpin")
-def unpin(context: PageContext, key: str, step: int) -> Json:
-    store, policy = _open(context.workspace.run(key))
+def unpin(run: PageRun, step: int) -> Json:
+    store, policy = _open(run)
     store.unpin(step)
-    return _plain(listing.row(store, policy, step))
+    return _row_to_json(listing.row(store, policy, step))
 
 
 @routes.post("/{step}/verify")
-def verify(context: PageContext, key: str, step: int) -> Json:
-    store, policy = _open(context.workspace.run(key))
+def verify(run: PageRun, step: int) -> Json:
+    store, policy = _open(run)
     listing.row(store, policy, step)
-    return _plain(listing.verified(store, [step], True)[0])
+    return _row_to_json(listing.verified(store, [step], True)[0])
 
 
 @routes.post("/{step}/export")
@@ -115,14 +113,13 @@ def export(context: PageContext, key: str, step: int, options: ExportOptions) ->
     arguments = ["checkpoints", "export", str(store.path(step)), "--output", str(file), "--dtype", options.dtype]
     arguments += ["--format", options.format] if options.format else []
     arguments += ["--ema" if options.ema else "--weights"]
-    title = f"step {step} of {context.workspace.shown(run.path)}"
+    title = f"step {step} of {context.workspace.label(run.path)}"
     return add_job(context, "export", title, arguments, key)
 
 
 @routes.get("/generate")
-def get_generate_defaults(context: PageContext, key: str) -> Json:
+def get_generate_defaults(run: PageRun) -> Json:
     """Return what a generation has if nothing else is asked for, None for what it cannot have."""
-    run = context.workspace.run(key)
     recipe = preview_model.recipe_of(recipe_file.load(run.recipe_file))
     picture, clip = (asdict(defaults.shape(run, recipe, picture=one)) for one in (True, False))
     sampled = defaults.sampled(recipe)
@@ -143,13 +140,12 @@ def generate(context: PageContext, key: str, step: int, options: GenerationForm)
     name = f"step-{step:09}-seed-{options.seed}-{digests.digest_json(given)[:8]}.{'mp4' if frames > 1 else 'png'}"
     arguments = ["generate", str(store.path(step)), "--output", str(folder / name)]
     arguments += [f"--{field.replace('_', '-')}={value}" for field, value in given.items()]
-    title = f"step {step} of {context.workspace.shown(run.path)}"
+    title = f"step {step} of {context.workspace.label(run.path)}"
     return add_job(context, "generate", title, arguments, key)
 
 
 @routes.get("/made")
-def list_made(context: PageContext, key: str) -> list[Json]:
-    run = context.workspace.run(key)
+def list_made(key: str, run: PageRun) -> list[Json]:
     return [
         {
             "name": text_of(path.relative_to(run.path)),
@@ -160,14 +156,13 @@ def list_made(context: PageContext, key: str) -> list[Json]:
             "time": path.stat().st_mtime,
             "media": MEDIA.get(path.suffix.lower(), ""),
         }
-        for path in _made(run)
+        for path in _made_files(run)
     ]
 
 
 @routes.get("/made/{name:path}")
-def get_made(context: PageContext, key: str, name: str) -> FileResponse:
-    run = context.workspace.run(key)
-    for path in _made(run):
+def get_made(run: PageRun, name: str) -> FileResponse:
+    for path in _made_files(run):
         if str(path.relative_to(run.path)) == name:
             media = MEDIA.get(path.suffix.lower())
             if media is not None:
@@ -184,7 +179,7 @@ def _place(context: Context, key: str, step: int, name: str) -> tuple[RunFolder,
     return run, store, run.path / name
 
 
-def _made(run: RunFolder) -> list[Path]:
+def _made_files(run: RunFolder) -> list[Path]:
     """Return exported weights and what was generated from checkpoints, newest first; links are left out."""
     kinds = {run.exports_folder: {".safetensors"}, run.path / _GENERATED: set(MEDIA)}
     found = [
@@ -209,7 +204,7 @@ def _forecast(run: RunFolder, store: CheckpointFolder, policy: CheckpointsConfig
     return disk_space.forecast(existing[-1].num_bytes, policy, steps, free, existing).to_text()
 
 
-def _decided(decisions: list[Any], sizes: dict[int, int]) -> Json:
+def _decision_rows(decisions: list[Any], sizes: dict[int, int]) -> Json:
     report: Json = {"kept": [], "deleted": []}
     for one in decisions:
         if one.step in sizes:
@@ -218,5 +213,5 @@ def _decided(decisions: list[Any], sizes: dict[int, int]) -> Json:
     return report
 
 
-def _plain(row: Json) -> Json:
+def _row_to_json(row: Json) -> Json:
     return row | {"path": str(row["path"])}

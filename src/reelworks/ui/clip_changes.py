@@ -105,7 +105,7 @@ def leave_out(workspace: Workspace, source: DataSource, clips: ClipView, row: in
             _write(file, text.encode(), "exclude_file")
         if named is None:  # only now, so that no recipe names a list that is not there
             old = _text(source.file)
-            new = toml_text.rewrite(old, toml.parse(old) | {"exclude_file": _as_written(workspace, file)})
+            new = toml_text.rewrite(old, toml.parse(old) | {"exclude_file": _recipe_path(workspace, file)})
             _write(source.file, new.encode(), "RECIPE")
 
 
@@ -130,7 +130,7 @@ def _list_beside(recipe: Path) -> Path:
     return recipe.with_name(f"{recipe.stem}.exclude.txt")
 
 
-def _as_written(workspace: Workspace, file: Path) -> str:
+def _recipe_path(workspace: Workspace, file: Path) -> str:
     """Return a path as a recipe names it: below the folder in which commands run, if it is there."""
     root = workspace.roots[0]
     return file.relative_to(root).as_posix() if file.is_relative_to(root) and Path.cwd() == root else str(file)

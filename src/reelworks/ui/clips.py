@@ -147,7 +147,7 @@ class ClipView:
     @cachedmethod(attrgetter("_selections"), lock=attrgetter("_lock"))
     def select(self, query: Query) -> Selection:
         """Return the clips that a query chooses; the last few answers are kept, since pages of one are asked for."""
-        found = self._containing(query.text)
+        found = self._text_masks(query.text)
         masks = {name: self.facets[name].mask(ids) for name, ids in query.chosen if name in self.facets and ids}
         counts = {}
         for name, facet in self.facets.items():
@@ -157,7 +157,7 @@ class ClipView:
         rows = order[np.logical_and.reduce(both)[order]] if both else order
         return Selection(rows, counts)
 
-    def _containing(self, text: str) -> list[Mask]:
+    def _text_masks(self, text: str) -> list[Mask]:
         """Return the clips whose path or caption contains a text; nothing if all do."""
         if not text:
             return []
@@ -229,7 +229,7 @@ def read(
     if same and former is not None:
         data.rows, data.companion_rows = former.data.rows, former.data.companion_rows
     tell("sorting clips into buckets", 0.25)
-    clips = _assigned(data) if recipe is not None else _unassigned(data)
+    clips = _assign(data) if recipe is not None else _leave_unassigned(data)
     if same and former is not None:
         clips.shared = former.shared
     else:
@@ -239,7 +239,7 @@ def read(
         clips.shared = _OfCatalog(as_numpy(pc.sort_indices(data.rows.path)).astype(np.int32))
     if runs:
         tell("reading the records of runs", 0.8)
-        clips.coverage = _covered(clips, runs)
+        clips.coverage = _read_coverage(clips, runs)
     for sort in SORTS:
         clips.order(sort)
     pa.default_memory_pool().release_unused()  # what reading took beside its results
@@ -250,7 +250,7 @@ def _open(recipe: Recipe | None, catalog: Path) -> Dataset:
     return RecipeData.open(recipe) if recipe is not None else Dataset(Catalog.open(catalog), table.EMPTY)
 
 
-def _assigned(data: Dataset) -> ClipView:
+def _assign(data: Dataset) -> ClipView:
     """Take the assignment of the first epoch; of a clip's repeats the first that is trained is shown."""
     found, row, result = data.assigned(EPOCH)
     count = len(data.rows)
@@ -275,13 +275,13 @@ def _assigned(data: Dataset) -> ClipView:
     return clips
 
 
-def _unassigned(data: Dataset) -> ClipView:
+def _leave_unassigned(data: Dataset) -> ClipView:
     count = len(data.rows)
     none = np.full(count, -1, dtype=np.int32)
     return ClipView(data, data.excluded, none, np.zeros(count, np.int64), none, np.zeros(count, np.float32))
 
 
-def _covered(clips: ClipView, runs: Sequence[Path]) -> NDArray[np.int8]:
+def _read_coverage(clips: ClipView, runs: Sequence[Path]) -> NDArray[np.int8]:
     """Return what became of each clip in all epochs of some runs."""
     rows = clips.data.rows
     state = np.full(len(rows), _NEVER, dtype=np.int8)

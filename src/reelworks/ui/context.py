@@ -64,7 +64,7 @@ class Context:
         """Read events that are not read yet, so that runs of a million steps are ready when they are opened."""
         while not self._stop.wait(0.2):
             with suppress(OSError):
-                for path in list(self.workspace.found().runs.values())[:_MOST_INDICES]:
+                for path in list(self.workspace.index().runs.values())[:_MOST_INDICES]:
                     index = self.index(RunFolder(path))
                     while not index.complete and not self._stop.is_set():
                         index.update(_AT_ONCE)
@@ -77,3 +77,10 @@ async def _of_request(request: Request) -> Context:
 
 
 PageContext = Annotated[Context, Depends(_of_request)]
+
+
+def _run_of_key(context: PageContext, key: str) -> RunFolder:
+    return context.workspace.run(key)
+
+
+PageRun = Annotated[RunFolder, Depends(_run_of_key)]

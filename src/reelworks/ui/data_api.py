@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Depends, Request
 from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
@@ -41,14 +41,40 @@ class NewCaption(BaseModel):
 routes = APIRouter(prefix="/data")
 
 
+def _source_of_key(context: PageContext, key: str) -> DataSource:
+    return context.library.source(key)
+
+
+def _clips_of_key(context: PageContext, key: str) -> ClipView:
+    return context.library.clips(key)
+
+
+Source = Annotated[DataSource, Depends(_source_of_key)]
+
+
+def _recipe_source(source: Source) -> DataSource:
+    if source.kind == "recipe":
+        return source
+    raise UserError(
+        "clips are left out by a recipe",
+        code="not-a-recipe",
+        field="data",
+        value=source.key,
+        remedy="open the recipe of this data on the page",
+    )
+
+
+RecipeSource = Annotated[DataSource, Depends(_recipe_source)]
+OpenClips = Annotated[ClipView, Depends(_clips_of_key)]
+
+
 @routes.get("")
 def list_data(context: PageContext) -> list[Json]:
-    return context.library.listed()
+    return context.library.list_rows()
 
 
 @routes.get("/{key}")
-def get_data(context: PageContext, key: str) -> Json:
-    source = context.library.source(key)
+def get_data(context: PageContext, key: str, source: Source) -> Json:
     about = _about(context, source)
     if not source.has_catalog:
         return about | {"state": "none", "version": 0, "reading": None}
@@ -61,8 +87,9 @@ def get_data(context: PageContext, key: str) -> Json:
 
 
 @routes.get("/{key}/clips")
-def list_clips(context: PageContext, key: str, request: Request, offset: int = 0, limit: int = 100) -> Json:
-    clips = context.library.clips(key)
+def list_clips(
+    context: PageContext, key: str, clips: OpenClips, request: Request, offset: int = 0, limit: int = 100
+) -> Json:
     selection = clips.select(_query(request, clips))
     rows = selection.rows[max(offset, 0) : max(offset, 0) + min(max(limit, 0), _MOST_CLIPS)]
     version = context.library.state(key)["version"]
@@ -71,22 +98,19 @@ def list_clips(context: PageContext, key: str, request: Request, offset: int = 0
 
 
 @routes.get("/{key}/distributions")
-def get_distributions(context: PageContext, key: str, request: Request) -> Json:
-    clips = context.library.clips(key)
+def get_distributions(clips: OpenClips, request: Request) -> Json:
     return distributions.distributions(clips, clips.select(_query(request, clips)).rows)
 
 
 @routes.get("/{key}/clips/{ordinal}")
-def get_clip(context: PageContext, key: str, ordinal: int) -> Json:
-    source, clips = context.library.source(key), context.library.clips(key)
+def get_clip(context: PageContext, source: Source, clips: OpenClips, ordinal: int) -> Json:
     return _details(context, source, clips, clips.row_of(ordinal))
 
 
 @routes.get("/{key}/clips/{ordinal}/{kind}.webp")
 def get_picture(
-    context: PageContext, key: str, ordinal: int, kind: Kind, request: Request, companion: str | None = None
+    context: PageContext, clips: OpenClips, ordinal: int, kind: Kind, request: Request, companion: str | None = None
 ) -> Response:
-    clips = context.library.clips(key)
     row = clips.row_of(ordinal)
     tag, asked = context.pictures.tag(clips, row, kind, companion)
     headers = {"ETag": f'"{tag}"', "Cache-Control": "private, no-cache"}
@@ -97,8 +121,9 @@ def get_picture(
 
 
 @routes.post("/{key}/clips/{ordinal}/caption")
-def write_caption(context: PageContext, key: str, ordinal: int, new: NewCaption) -> Json:
-    source, clips = context.library.source(key), context.library.clips(key)
+def write_caption(
+    context: PageContext, key: str, source: Source, clips: OpenClips, ordinal: int, new: NewCaption
+) -> Json:
     row = clips.row_of(ordinal)
     uid = clips.data.rows.uid[row]
     file = clip_changes.write_caption(context.workspace, clips, row, new.text)
@@ -106,42 +131,27 @@ def write_caption(context: PageContext, key: str, ordinal: int, new: NewCaption)
     if job is None and problem is None:
         clips = context.library.clips(key, fresh=True)
         row = int(clips.data.rows.find(np.array([uid]))[0])
-    found = {"file": context.workspace.shown(file), "caption": new.text.strip(), "job": job, "problem": problem}
+    found = {"file": context.workspace.label(file), "caption": new.text.strip(), "job": job, "problem": problem}
     return found | ({"clip": _details(context, source, clips, row)} if row >= 0 else {})
 
 
 @routes.post("/{key}/clips/{ordinal}/leave-out")
-def leave_out(context: PageContext, key: str, ordinal: int) -> Json:
-    source, clips = _recipe_source(context, key), context.library.clips(key)
+def leave_out(context: PageContext, key: str, source: RecipeSource, clips: OpenClips, ordinal: int) -> Json:
     row = clips.row_of(ordinal)
     clip_changes.leave_out(context.workspace, source, clips, row)
     return _reread(context, key, clips, row, Reason.IN_EXCLUDE_FILE)
 
 
 @routes.post("/{key}/clips/{ordinal}/take-back")
-def take_back(context: PageContext, key: str, ordinal: int) -> Json:
-    source, clips = _recipe_source(context, key), context.library.clips(key)
+def take_back(context: PageContext, key: str, source: RecipeSource, clips: OpenClips, ordinal: int) -> Json:
     row = clips.row_of(ordinal)
     clip_changes.take_back(context.workspace, source, clips, row)
     return _reread(context, key, clips, row, Reason.NONE)
 
 
 @routes.post("/{key}/scan")
-def scan(context: PageContext, key: str) -> Json:
-    return _scan_job(context, context.library.source(key))
-
-
-def _recipe_source(context: Context, key: str) -> DataSource:
-    source = context.library.source(key)
-    if source.kind == "recipe":
-        return source
-    raise UserError(
-        "clips are left out by a recipe",
-        code="not-a-recipe",
-        field="data",
-        value=key,
-        remedy="open the recipe of this data on the page",
-    )
+def scan(context: PageContext, source: Source) -> Json:
+    return _scan_job(context, source)
 
 
 def _reread(context: Context, key: str, clips: ClipView, row: int, reason: Reason) -> Json:
@@ -167,7 +177,7 @@ def _about(context: Context, source: DataSource) -> Json:
         "key": source.key,
         "kind": source.kind,
         "name": source.file.stem if source.kind == "recipe" else source.catalog.parent.name,
-        "path": workspace.shown(source.file),
+        "path": workspace.label(source.file),
         "datasets": [] if recipe is None else [{"name": d.dataset_name, "path": d.path} for d in recipe.dataset],
         "exclude_file": None if recipe is None else recipe.exclude_file,
         "job": None if job is None else to_json(context, job),
@@ -241,7 +251,7 @@ def _details(context: Context, source: DataSource, clips: ClipView, row: int) ->
         "caption": few.caption[0].as_py(),
         "caption_source": place.source,
         "can_write_caption": place.file is not None and source.kind != "catalog",
-        "shown_caption": _shown_caption(clips, row),
+        "shown_caption": _model_caption(clips, row),
         "can_leave_out": source.kind == "recipe",
         "file": str(few.file(0)),
         "bytes": int(few.size_bytes[0]),
@@ -255,7 +265,7 @@ def _details(context: Context, source: DataSource, clips: ClipView, row: int) ->
     }
 
 
-def _shown_caption(clips: ClipView, row: int) -> str | None:
+def _model_caption(clips: ClipView, row: int) -> str | None:
     """Return the caption that the model is given in the first epoch; None where the clip has none."""
     data = clips.data
     if not isinstance(data, RecipeData):
@@ -339,8 +349,5 @@ def _scan_job(context: Context, source: DataSource) -> Json:
             value=source.key,
             remedy="open the recipe of this data, or scan on the command line: reelworks scan DIR -o CATALOG",
         )
-    for job in context.jobs.list():
-        if job.kind == "scan" and job.subject == source.key and job.state in ("waiting", "running"):
-            return to_json(context, job)
-    title = context.workspace.shown(source.file)
+    title = context.workspace.label(source.file)
     return add_job(context, "scan", title, ("plan", str(source.file)), source.key)

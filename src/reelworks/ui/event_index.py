@@ -149,7 +149,7 @@ class EventIndex:
             lasts = sorted({*starts, *([len(self._step)] if self._step else [])})
             offsets = [self._offset[number - 1] for number in lasts]
         # A step is the last one of so many; the other events with that number before them follow it.
-        placed = [((number, 0), event) for number, event in zip(lasts, self._parsed(offsets), strict=False)]
+        placed = [((number, 0), event) for number, event in zip(lasts, self._parse(offsets), strict=False)]
         placed += [((before, 1), event) for before, event in others]
         return [event for _, event in sorted(placed, key=lambda item: item[0])]
 
@@ -157,7 +157,7 @@ class EventIndex:
         """Return the last step; one that a resume made void is never the last, but for the moment until the next one."""
         with self._lock:
             offsets = self._offset[-1:].tolist()
-        return next(self._parsed(offsets), None)
+        return next(self._parse(offsets), None)
 
     def steps(self, most: int = MAX_STEPS) -> list[Event]:
         """Return valid step events, at least the first and the last one and at most so many, evenly spaced.
@@ -174,7 +174,7 @@ class EventIndex:
             last = np.unique(np.linspace(0, len(at) - 1, min(max(most, 2), len(at))).round().astype(np.int64))
             loss = np.array(self._numbers["loss"])[at]
             offsets = [self._offset[i] for i in at[last].tolist()]
-        events = list(self._parsed(offsets))
+        events = list(self._parse(offsets))
         if len(last) < len(at) and len(events) == len(last):
             finite = np.isfinite(loss)
             sums, counts = (
@@ -190,12 +190,12 @@ class EventIndex:
         """Return the mean time from one to the next of the last steps; None if there are not two."""
         with self._lock:
             offsets = self._offset[-most:].tolist()
-        first, last = next(self._parsed(offsets[:1]), None), next(self._parsed(offsets[-1:]), None)
+        first, last = next(self._parse(offsets[:1]), None), next(self._parse(offsets[-1:]), None)
         if first is None or last is None or last["step"] <= first["step"]:
             return None
         return float((last["time"] - first["time"]) / (last["step"] - first["step"]))
 
-    def _parsed(self, offsets: list[int]) -> Iterator[Event]:
+    def _parse(self, offsets: list[int]) -> Iterator[Event]:
         if not offsets:
             return
         with self.path.open("rb") as file:

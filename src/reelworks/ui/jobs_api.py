@@ -62,8 +62,8 @@ def stop_job(context: PageContext, id: str) -> Json:
 
 @routes.get("/recipes")
 def list_recipes(context: PageContext) -> list[Json]:
-    found = context.workspace.found().recipes
-    return [{"key": key, "name": path.stem, "path": context.workspace.shown(path)} for key, path in found.items()]
+    found = context.workspace.index().recipes
+    return [{"key": key, "name": path.stem, "path": context.workspace.label(path)} for key, path in found.items()]
 
 
 @routes.post("/recipes/{key}/trust")
@@ -76,7 +76,7 @@ def trust_code(context: PageContext, key: str) -> None:
 def train(context: PageContext, key: str) -> Json:
     path = context.workspace.recipe(key)
     require_trust(path)
-    return add_job(context, "train", context.workspace.shown(path), ("train", str(path)), key)
+    return add_job(context, "train", context.workspace.label(path), ("train", str(path)), key)
 
 
 @routes.post("/sample")

@@ -98,7 +98,7 @@ class Library:
             file = self._workspace.recipe(key)
             recipe = _recipe(file)
             folder = self._workspace.require(Path(recipe.catalog_folder))
-            if key in self._workspace.found().runs:
+            if key in self._workspace.index().runs:
                 return DataSource(key, "run", file, recipe, folder, (file.parent,))
             return DataSource(key, "recipe", file, recipe, folder, self._runs_of(recipe, folder))
         catalog = self._workspace.catalog(key.removeprefix(_CATALOG))
@@ -111,7 +111,7 @@ class Library:
     def _runs_of(self, recipe: Recipe, catalog: Path) -> tuple[Path, ...]:
         """Return the runs whose folder a recipe names, or that use its catalog."""
         found = []
-        for path in self._workspace.found().runs.values():
+        for path in self._workspace.index().runs.values():
             if path.resolve() == Path(recipe.output).resolve():
                 found.append(path)
             else:
@@ -119,9 +119,9 @@ class Library:
                 found += [path] if used is not None and used.resolve() == catalog else []
         return tuple(found)
 
-    def listed(self) -> list[Json]:
+    def list_rows(self) -> list[Json]:
         """Return a line for each recipe and catalog; those of usual size begin to be read."""
-        found = self._workspace.found()
+        found = self._workspace.index()
         keys = [*found.recipes, *(_CATALOG + key for key in found.catalogs)]
         rows, of_recipes = [], set()
         for key in keys:
@@ -142,8 +142,8 @@ class Library:
             with understood.reading(key):
                 source = self.source(key)
         except UserError as error:
-            found = self._workspace.found().recipes
-            path = self._workspace.shown(found[key]) if key in found else key
+            found = self._workspace.index().recipes
+            path = self._workspace.label(found[key]) if key in found else key
             row = {"key": key, "kind": "recipe", "name": Path(path).stem, "path": path, "clips": None, "changed": 0.0}
             return row | {"state": "error"} | error.to_json(), None
         about = self._about(source)
@@ -160,7 +160,7 @@ class Library:
     def _about(self, source: DataSource) -> Json:
         named = source.file if source.kind == "recipe" else source.catalog
         name = named.stem if source.kind == "recipe" else named.parent.name if source.kind == "run" else named.name
-        return {"key": source.key, "kind": source.kind, "name": name, "path": self._workspace.shown(named)}
+        return {"key": source.key, "kind": source.kind, "name": name, "path": self._workspace.label(named)}
 
     def state(self, key: str) -> Json:
         """Return how far a key is read, and begin to read it if that is needed."""

@@ -81,9 +81,9 @@ def list_models() -> list[Json]:
 
 @routes.get("/folders")
 def list_folders(context: PageContext) -> list[Json]:
-    counted = ((key, path, _count(path)) for key, path in context.workspace.found(again=True).folders.items())
+    counted = ((key, path, _count(path)) for key, path in context.workspace.index(again=True).folders.items())
     return [
-        {"key": key, "path": context.workspace.shown(path), **counts}
+        {"key": key, "path": context.workspace.label(path), **counts}
         for key, path, counts in counted
         if counts["media"]
     ]
@@ -123,7 +123,7 @@ def get_form() -> list[Json]:
 @routes.get("/recipe/{key}")
 def get_recipe(context: PageContext, key: str) -> Json:
     read = recipe_files.read(context.workspace, key)
-    about: Json = {"key": key, "name": read.name, "path": context.workspace.shown(read.path), "digest": read.digest}
+    about: Json = {"key": key, "name": read.name, "path": context.workspace.label(read.path), "digest": read.digest}
     about["is_of_run"] = read.is_of_run
     return about | _check(context, read.text, read.path)
 
@@ -146,10 +146,10 @@ def save(context: PageContext, key: str, wish: SaveText) -> Json:
     values, _ = recipe_files.parse_text(wish.text, read.path)
     if wish.name is None:
         recipe_files.save(read, wish.text, wish.digest)
-        return {"key": key, "path": context.workspace.shown(read.path)}
+        return {"key": key, "path": context.workspace.label(read.path)}
     shown = recipe_files.RecipeText(read.path, wish.text, values)
     path = recipe_files.save_as(context.workspace, shown, values, wish.name, overwrite=wish.overwrite)
-    return {"key": key_of(path), "path": context.workspace.shown(path)}
+    return {"key": key_of(path), "path": context.workspace.label(path)}
 
 
 def _below(root: Path, path: Path) -> Path:

@@ -51,7 +51,7 @@ routes = APIRouter(prefix="/plan")
 
 @routes.get("")
 def list_plans(context: PageContext) -> list[Json]:
-    return [_row(context, key, path) for key, path in context.workspace.found().recipes.items()]
+    return [_row(context, key, path) for key, path in context.workspace.index().recipes.items()]
 
 
 @routes.get("/{key}")
@@ -81,15 +81,15 @@ def save(context: PageContext, key: str, wish: Save) -> Json:
     session.parse(values)
     if wish.name is not None:
         path = recipe_files.save_as(context.workspace, session.text, values, wish.name, overwrite=wish.overwrite)
-        return {"key": key_of(path), "path": context.workspace.shown(path)}
+        return {"key": key_of(path), "path": context.workspace.label(path)}
     recipe_files.save(session.text, toml_text.rewrite(session.text.text, values), wish.digest)
-    return {"key": key, "path": context.workspace.shown(session.text.path)}
+    return {"key": key, "path": context.workspace.label(session.text.path)}
 
 
 @routes.post("/{key}/scan")
 def scan(context: PageContext, key: str) -> Json:
     path = context.workspace.recipe(key)
-    return add_job(context, "scan", context.workspace.shown(path), ("plan", str(path)), key)  # it scans first
+    return add_job(context, "scan", context.workspace.label(path), ("plan", str(path)), key)  # it scans first
 
 
 @routes.post("/{key}/check")
@@ -97,7 +97,7 @@ def check(context: PageContext, key: str, wish: Check) -> Json:
     session = context.plans.open(key)
     path = _write_checked(context, session, session.values(wish.controls))
     arguments = ("check", str(path), "--world", str(wish.controls.world), "--json")
-    return add_job(context, "check", context.workspace.shown(session.text.path), arguments, key)
+    return add_job(context, "check", context.workspace.label(session.text.path), arguments, key)
 
 
 async def _answer(
@@ -118,7 +118,7 @@ def _read(controls: str) -> Controls:
 
 def _row(context: Context, key: str, path: Path) -> Json:
     """Return a recipe's line in the list: what it trains, and whether it can be planned."""
-    row: Json = {"key": key, "name": path.stem, "path": context.workspace.shown(path), "problem": "", "scanned": False}
+    row: Json = {"key": key, "name": path.stem, "path": context.workspace.label(path), "problem": "", "scanned": False}
     try:
         with understood.reading(path):
             recipe = recipe_files.read(context.workspace, key).recipe
@@ -136,7 +136,7 @@ def _about(context: Context, key: str) -> Json:
     about: Json = {
         "key": key,
         "name": text.name,
-        "path": context.workspace.shown(text.path),
+        "path": context.workspace.label(text.path),
         "is_of_run": text.is_of_run,
         "digest": text.digest,
         "model": recipe.model.name,

@@ -107,7 +107,7 @@ def save_as(workspace: Workspace, read: RecipeText, values: Json, name: str, *, 
     changed = values | {"output": output, "catalog": former.catalog_folder}
     parse(changed, path)
     files.write_for("name", path, toml_text.rewrite(read.text, changed).encode())
-    workspace.found(again=True)
+    workspace.index(again=True)
     return path
 
 

@@ -37,15 +37,17 @@ def line(context: Context, key: str, path: Path) -> Json:
         with understood.reading(path):
             return row(context, key, path)
     except UserError as error:
-        about = {"key": key, "name": text_of(Path(path.name)), "path": context.workspace.shown(path), "model": ""}
+        about = {"key": key, "name": text_of(Path(path.name)), "path": context.workspace.label(path), "model": ""}
         unknown = dict.fromkeys(("total_steps", "loss", "seconds_left", "bytes", "reading"))
-        return about | unknown | {"step": 0, "spark": [], "changed": 0.0} | _told("unreadable", "bad", error.problem)
+        return (
+            about | unknown | {"step": 0, "spark": [], "changed": 0.0} | _state_row("unreadable", "bad", error.problem)
+        )
 
 
 def row(context: Context, key: str, path: Path) -> Json:
     """Return what the list of runs shows of one."""
     run = RunFolder(path)
-    about: Json = {"key": key, "name": text_of(Path(path.name)), "path": context.workspace.shown(path)}
+    about: Json = {"key": key, "name": text_of(Path(path.name)), "path": context.workspace.label(path)}
     index = context.index(run)
     recent = index.steps(_SPARK_POINTS)
     spark = [event.get("loss") for event in recent]
@@ -153,27 +155,27 @@ def _state(context: Context, key: str, run: RunFolder, others: list[Event], last
     owner = lock.holder(run.lock_file)
     if owner is not None:
         here = owner.host == socket.gethostname()
-        return _told("running", "busy", f"trains on {owner.host}" if not here else "", can_stop=here)
+        return _state_row("running", "busy", f"trains on {owner.host}" if not here else "", can_stop=here)
     if job is not None and job.state == "waiting":
-        return _told("waiting", "plain", "waits for the training before it", job=job.id)
+        return _state_row("waiting", "plain", "waits for the training before it", job=job.id)
     if job is not None and job.state == "running":
-        return _told("starting", "busy", "loading", job=job.id)
+        return _state_row("starting", "busy", "loading", job=job.id)
     failed = job is not None and job.state == "failed" and (job.ended or 0) >= (ended[-1]["time"] if ended else 0)
     if failed and job is not None:
-        return _told("crashed", "bad", context.jobs.error(job), job=job.id)
+        return _state_row("crashed", "bad", context.jobs.error(job), job=job.id)
     if not ended:
-        return _told("not started", "plain", "")
+        return _state_row("not started", "plain", "")
     if ended[-1]["kind"] == "stop":
         reason = ended[-1].get("reason", "")
         if reason == "signal":
-            return _told("stopped", "plain", "asked to stop; its work is saved")
-        return _told("finished", "good", "")
+            return _state_row("stopped", "plain", "asked to stop; its work is saved")
+        return _state_row("finished", "good", "")
     if ended[-1]["kind"] == "error":
-        return _told("crashed", "bad", str(ended[-1].get("reason", "")))
-    return _told("crashed", "bad", status.KILLED)
+        return _state_row("crashed", "bad", str(ended[-1].get("reason", "")))
+    return _state_row("crashed", "bad", status.KILLED)
 
 
-def _told(state: str, tone: str, detail: str, *, job: str | None = None, can_stop: bool = False) -> Json:
+def _state_row(state: str, tone: str, detail: str, *, job: str | None = None, can_stop: bool = False) -> Json:
     return {"state": state, "tone": tone, "detail": detail, "job": job, "can_stop": can_stop}
 
 
@@ -187,7 +189,7 @@ def _job(context: Context, key: str, run: RunFolder) -> PageJob | None:
 
 def _output(context: Context, job: PageJob) -> Path | None:
     """Return the run folder of a job that trains a recipe."""
-    path = context.workspace.found().recipes.get(job.subject)
+    path = context.workspace.index().recipes.get(job.subject)
     if path is None:
         return None
     values = _toml(str(path), path.stat().st_mtime_ns if path.exists() else 0)

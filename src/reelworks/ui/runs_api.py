@@ -18,7 +18,7 @@ from reelworks.report import plots
 from reelworks.report.previews import MEDIA
 from reelworks.run import lock
 from reelworks.ui import comparing, runs
-from reelworks.ui.context import Context, PageContext
+from reelworks.ui.context import Context, PageContext, PageRun
 from reelworks.ui.jobs_api import add_job, require_trust
 
 Json = dict[str, Any]
@@ -31,34 +31,34 @@ routes = APIRouter()
 
 @routes.get("/runs")
 def list_runs(context: PageContext) -> list[Json]:
-    rows = [runs.line(context, key, path) for key, path in context.workspace.found().runs.items()]
+    rows = [runs.line(context, key, path) for key, path in context.workspace.index().runs.items()]
     return sorted(rows, key=lambda row: (row["state"] != "running", -row["changed"]))
 
 
 @routes.get("/runs/{key}")
-def get_run(context: PageContext, key: str) -> Json:
-    return runs.overview(context, key, context.workspace.run(key))
+def get_run(context: PageContext, key: str, run: PageRun) -> Json:
+    return runs.overview(context, key, run)
 
 
 @routes.get("/runs/{key}/figures")
-def get_figures(context: PageContext, key: str) -> list[Json]:
-    data = runs.data(context, context.workspace.run(key))
+def get_figures(context: PageContext, run: PageRun) -> list[Json]:
+    data = runs.data(context, run)
     return [plots.to_json(figure) for figure in plots.all_of(data)]
 
 
 @routes.get("/runs/{key}/coverage")
-def get_coverage(context: PageContext, key: str) -> list[Json]:
-    return runs.coverage(context.workspace.run(key))
+def get_coverage(run: PageRun) -> list[Json]:
+    return runs.coverage(run)
 
 
 @routes.get("/runs/{key}/previews")
-def get_previews(context: PageContext, key: str) -> list[Json]:
-    return runs.previews(context, key, context.workspace.run(key))
+def get_previews(context: PageContext, key: str, run: PageRun) -> list[Json]:
+    return runs.previews(context, key, run)
 
 
 @routes.get("/runs/{key}/samples/{name:path}")
-def get_sample(context: PageContext, key: str, name: str) -> FileResponse:
-    folder = context.workspace.run(key).samples_folder
+def get_sample(run: PageRun, name: str) -> FileResponse:
+    folder = run.samples_folder
     path = (folder / name).resolve()
     if not (path.is_relative_to(folder.resolve()) and path.suffix.lower() in MEDIA and path.is_file()):
         raise UserError(
@@ -68,8 +68,7 @@ def get_sample(context: PageContext, key: str, name: str) -> FileResponse:
 
 
 @routes.get("/runs/{key}/follow")
-async def follow_run(context: PageContext, key: str, request: Request) -> StreamingResponse:
-    run = context.workspace.run(key)
+async def follow_run(context: PageContext, key: str, run: PageRun, request: Request) -> StreamingResponse:
     return StreamingResponse(_news(context, key, run.path, request), media_type="text/event-stream")
 
 
@@ -79,8 +78,7 @@ def compare(context: PageContext, runs: str) -> Json:
 
 
 @routes.post("/runs/{key}/stop")
-def stop_run(context: PageContext, key: str) -> Json:
-    run = context.workspace.run(key)
+def stop_run(run: PageRun) -> Json:
     owner = lock.holder(run.lock_file)
     if owner is None:
         raise UserError(
@@ -102,11 +100,10 @@ def stop_run(context: PageContext, key: str) -> Json:
 
 
 @routes.post("/runs/{key}/resume")
-def resume_run(context: PageContext, key: str) -> Json:
-    run = context.workspace.run(key)
+def resume_run(context: PageContext, key: str, run: PageRun) -> Json:
     require_trust(run.recipe_file)
     arguments = ("train", str(run.recipe_file), "--output", str(run.path))
-    return add_job(context, "train", context.workspace.shown(run.path), arguments, key)
+    return add_job(context, "train", context.workspace.label(run.path), arguments, key)
 
 
 async def _news(context: Context, key: str, path: Path, request: Request) -> AsyncIterator[str]:

@@ -72,7 +72,7 @@ class Pictures:
     def warm(self) -> None:
         """Start a process that decodes, which takes a second or two, before the first picture is asked for."""
         if self._pool is None:
-            self._started().submit(Request(Path(), is_image=True, shape=Shape(1, 1, 1)))
+            self._open_pool().submit(Request(Path(), is_image=True, shape=Shape(1, 1, 1)))
 
     def tag(self, clips: ClipView, row: int, kind: Kind, companion: str | None = None) -> tuple[str, Request]:
         """Return a text that changes when a picture does, and the request to decode for it.
@@ -85,7 +85,7 @@ class Pictures:
         try:
             stamp = location.stamp(request.path)
         except OSError as error:
-            raise _gone(request.path) from error
+            raise _gone_error(request.path) from error
         return digests.digest_json([_FORMAT, kind, stamp, repr(request)])[:24], request
 
     def require(self, path: MediaPath) -> None:
@@ -109,21 +109,21 @@ class Pictures:
         """
         return _encode(self._frames(request), kind, milliseconds)
 
-    def _started(self) -> DecodePool:
+    def _open_pool(self) -> DecodePool:
         with self._lock:
             if self._pool is None:
                 self._pool = DecodePool(_WORKERS, _TIMEOUT_SECONDS)
             return self._pool
 
     def _frames(self, request: Request) -> Frames:
-        decoded = self._started().submit(request).result()
+        decoded = self._open_pool().submit(request).result()
         if isinstance(decoded, Failure):
-            raise unreadable(request.path, decoded.reason)
+            raise unreadable_error(request.path, decoded.reason)
         assert isinstance(decoded, np.ndarray)
         return decoded
 
 
-def _gone(path: MediaPath) -> UserError:
+def _gone_error(path: MediaPath) -> UserError:
     return UserError(
         "the file is gone",
         code="not-found",
@@ -133,7 +133,7 @@ def _gone(path: MediaPath) -> UserError:
     )
 
 
-def unreadable(path: MediaPath, reason: str) -> UserError:
+def unreadable_error(path: MediaPath, reason: str) -> UserError:
     """Return the error for a clip that cannot be decoded."""
     return UserError(
         f"the clip cannot be shown: {reason}",
@@ -148,7 +148,7 @@ def request_of(clips: ClipView, row: int, kind: Kind, companion: str | None = No
     """Return the request for a picture of a clip, or of a companion of it by kind."""
     if clips.data.rows.height[row] <= 0:
         reason = clips.data.rows.take(np.array([row])).error[0].as_py() or "it has no frames"
-        raise unreadable(clips.data.rows.file(row), reason)
+        raise unreadable_error(clips.data.rows.file(row), reason)
     request = training_request(clips, row)
     if companion is not None:
         request = _of_companion(clips, row, request, companion)
@@ -156,8 +156,8 @@ def request_of(clips: ClipView, row: int, kind: Kind, companion: str | None = No
     count = request.num_frames or int(clips.data.rows.num_frames[row])
     if kind == "whole" and companion is None:
         upright = replace(request.augmentation, degrees=0.0)
-        request = replace(request, shape=_placed(clips, row, request)[2], augmentation=upright)
-    return reduced(request, count, _LONG_PX[kind], frames)
+        request = replace(request, shape=_place(clips, row, request)[2], augmentation=upright)
+    return reduce_request(request, count, _LONG_PX[kind], frames)
 
 
 def training_request(clips: ClipView, row: int) -> Request:
@@ -198,22 +198,22 @@ def window_of(clips: ClipView, row: int) -> Window | None:
     """Return the place of the crop in a clip's whole frame; None without a bucket."""
     if clips.bucket[row] < 0:
         return None
-    _, (top, left, height, width), whole = _placed(clips, row, training_request(clips, row))
+    _, (top, left, height, width), whole = _place(clips, row, training_request(clips, row))
     return Window(left / whole.width, top / whole.height, width / whole.width, height / whole.height)
 
 
 def first_frame(clips: ClipView, row: int, request: Request) -> int:
     """Return the number of the first source frame that a request reads."""
-    return _placed(clips, row, request)[0]
+    return _place(clips, row, request)[0]
 
 
-def _placed(clips: ClipView, row: int, request: Request) -> tuple[int, tuple[int, int, int, int], Shape]:
+def _place(clips: ClipView, row: int, request: Request) -> tuple[int, tuple[int, int, int, int], Shape]:
     rows = clips.data.rows
     source = Shape(int(rows.num_frames[row]), int(rows.height[row]), int(rows.width[row]))
     return contact_sheet.placed(request, source)
 
 
-def reduced(request: Request, count: int, long_px: int, frames: int) -> Request:
+def reduce_request(request: Request, count: int, long_px: int, frames: int) -> Request:
     """Return a request for fewer and smaller frames of the same place and crop.
 
     Args:

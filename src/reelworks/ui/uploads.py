@@ -76,7 +76,7 @@ async def receive(request: Request, path: Path) -> int:
     Raises:
         UserError: The file exists, is not complete, or would not fit on the disk.
     """
-    announced = _announced(request)
+    announced = _content_length(request)
     if path.exists():
         raise UserError(
             "a file of this name exists already",
@@ -91,10 +91,10 @@ async def receive(request: Request, path: Path) -> int:
         _require_space(path.parent, announced)
         written = await _write(request, temporary, announced)
         if written != announced:
-            raise _cut_off(path, written, announced)
+            raise _cut_off_error(path, written, announced)
         await run_in_threadpool(storage.rename, temporary, path)
     except ClientDisconnect:
-        raise _cut_off(path, 0, announced) from None
+        raise _cut_off_error(path, 0, announced) from None
     finally:
         temporary.unlink(missing_ok=True)
         for folder in made:  # innermost first; those that hold a file stay
@@ -103,7 +103,7 @@ async def receive(request: Request, path: Path) -> int:
     return written
 
 
-def _announced(request: Request) -> int:
+def _content_length(request: Request) -> int:
     text = request.headers.get("content-length", "")
     if not text.isdecimal():
         raise UserError(
@@ -152,7 +152,7 @@ def _flush(file: BinaryIO) -> None:
     os.fsync(file.fileno())
 
 
-def _cut_off(path: Path, written: int, announced: int) -> UserError:
+def _cut_off_error(path: Path, written: int, announced: int) -> UserError:
     return UserError(
         f"{written:,} of {announced:,} bytes have arrived",
         code="upload-cut-off",

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 
 from reelworks.core import digests, user_files, user_state
@@ -57,7 +58,7 @@ class Workspace:
                     remedy="give the folder that holds runs, recipes and footage",
                 )
         self.roots = tuple(dict.fromkeys(root.resolve() for root in roots))
-        self._found, self._at = WorkspaceIndex(), -_FRESH_SECONDS
+        self._index, self._at = WorkspaceIndex(), -_FRESH_SECONDS
         self._lock = threading.Lock()
 
     @property
@@ -82,32 +83,32 @@ class Workspace:
             )
         return path.resolve()
 
-    def found(self, *, again: bool = False) -> WorkspaceIndex:
+    def index(self, *, again: bool = False) -> WorkspaceIndex:
         """Return what the folders hold, as of a moment ago."""
         with self._lock:
             if again or time.monotonic() - self._at > _FRESH_SECONDS:
-                self._found, self._at = _look(self.roots), time.monotonic()
-            return self._found
+                self._index, self._at = _look(self.roots), time.monotonic()
+            return self._index
 
     def run(self, key: str) -> RunFolder:
         """Return a run by its key."""
-        return RunFolder(self._named("runs", key, "run"))
+        return RunFolder(self._path_of("runs", key, "run"))
 
     def recipe(self, key: str) -> Path:
         """Return a recipe's file by its key, or that of a run by the run's."""
-        if key in self.found().runs:
+        if key in self.index().runs:
             return self.run(key).recipe_file
-        return self._named("recipes", key, "recipe")
+        return self._path_of("recipes", key, "recipe")
 
     def catalog(self, key: str) -> Path:
         """Return a catalog's folder by its key."""
-        return self._named("catalogs", key, "catalog")
+        return self._path_of("catalogs", key, "catalog")
 
     def folder(self, key: str) -> Path:
         """Return a folder of footage by its key."""
-        return self._named("folders", key, "folder")
+        return self._path_of("folders", key, "folder")
 
-    def shown(self, path: Path) -> str:
+    def label(self, path: Path) -> str:
         """Return a path as people write it: relative to its root if there is only one."""
         resolved = path.resolve()
         for root in self.roots:
@@ -116,8 +117,8 @@ class Workspace:
                 return text_of(inside if len(self.roots) == 1 else root.name / inside)
         return text_of(path)
 
-    def _named(self, kind: str, key: str, noun: str) -> Path:
-        path = getattr(self.found(), kind).get(key) or getattr(self.found(again=True), kind).get(key)
+    def _path_of(self, kind: str, key: str, noun: str) -> Path:
+        path = getattr(self.index(), kind).get(key) or getattr(self.index(again=True), kind).get(key)
         if path is None:
             raise UserError(
                 f"there is no such {noun} any more",
@@ -172,21 +173,16 @@ def _note(found: WorkspaceIndex, folder: Path, names: list[str]) -> None:
                 found.recipes[key_of(folder / name)] = folder / name
 
 
-_known: dict[tuple[str, int, int], bool] = {}  # whether a file is a recipe, by path, time and size
-
-
 def _is_recipe(path: Path) -> bool:
     try:
         about = path.stat()
-        known = (str(path), about.st_mtime_ns, about.st_size)
-        if known not in _known:
-            _known[known] = about.st_size < _MOST_RECIPE_BYTES and _reads_as_recipe(path)
-        return _known[known]
     except OSError:
         return False
+    return about.st_size < _MOST_RECIPE_BYTES and _reads_as_recipe(path, about.st_mtime_ns, about.st_size)
 
 
-def _reads_as_recipe(path: Path) -> bool:
+@lru_cache(maxsize=1 << 16)
+def _reads_as_recipe(path: Path, *_: int) -> bool:
     try:
         values = user_files.read_toml(path)
     except (OSError, ValueError):

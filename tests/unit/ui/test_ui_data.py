@@ -228,7 +228,7 @@ def test_a_loop_begins_and_ends_with_the_frames_that_training_begins_and_ends_wi
     file = media_makers.write_video(tmp_path / "counts.mp4", num_frames=20)
     request = Request(file, is_image=False, shape=Shape(9, 48, 64), step=1.5, first_frame_draw=0.7)
     read = media_makers.numbers(decode.load(request))
-    few = media_makers.numbers(decode.load(thumbnails.reduced(request, 20, 32, 4)))
+    few = media_makers.numbers(decode.load(thumbnails.reduce_request(request, 20, 32, 4)))
     assert (few[0], few[-1], len(few)) == (read[0], read[-1], 4)
 
 
@@ -431,7 +431,7 @@ def test_clips_that_no_run_has_trained(page):
 def test_kept_pictures_stay_within_their_bound(shown):
     context = shown.client.app.state.context
     clips, kept = context.library.clips(shown.key), thumbnails.Pictures(context.workspace, cache_bytes=300)
-    kept._pool = context.pictures._started()
+    kept._pool = context.pictures._open_pool()
     rows = [clips.row_of(shown.clip(name)["id"]) for name in ("wide.png", "tall.png")] * 2
     random.Random(0).shuffle(rows)
     for row in rows:

@@ -91,7 +91,7 @@ def test_a_link_out_of_the_folders_is_not_followed(tmp_path):
     root.mkdir()
     (root / "link").symlink_to(outside)
     workspace = Workspace([root])
-    assert not workspace.found().runs
+    assert not workspace.index().runs
     for path in (root / "link" / "run", root / ".." / "outside", outside, root / "link"):
         with refused("outside-of-folders", says="reelworks ui"):
             workspace.require(path)
