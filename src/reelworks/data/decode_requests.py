@@ -26,6 +26,7 @@ from reelworks.media.augment import NO_AUGMENTATION, Augmentation
 from reelworks.media.crop_box import CropBox, crop_box
 from reelworks.media.decode import FrameReader, MediaError, Request
 from reelworks.media.pictures import WHITE
+from reelworks.media.resize_filters import FILTERS
 from reelworks.media.sound import SoundRequest
 
 _AUGMENTS = ("flip", "rotate_degrees", "jitter_brightness", "jitter_contrast", "jitter_saturation", "jitter_hue")
@@ -71,7 +72,7 @@ def decode_requests(
             num_frames=int(r.num_frames[row]) if r.is_range[row] or decoder is not None else None,
             measures=Shape(int(r.num_frames[row]), int(r.height[row]), int(r.width[row])) if data.companions else None,
             size=(int(r.height[row]), int(r.width[row])),
-            resize=config.resize,
+            resize=FILTERS[config.resize],
             augmentation=_augmentation(dataset_of_row(data, row), words[i]) if augments else NO_AUGMENTATION,
         )
         for i, row in enumerate(rows.tolist())

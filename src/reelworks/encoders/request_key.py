@@ -196,7 +196,9 @@ def _value(value: Any) -> Any:
 
 @functools.cache
 def _field_names(kind: type) -> tuple[str, ...] | None:
-    return tuple(field.name for field in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else None
+    if not dataclasses.is_dataclass(kind):
+        return None
+    return tuple(field.name for field in dataclasses.fields(kind) if field.compare)  # the others change no value
 
 
 class Keys:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from reelworks.core import units
-from reelworks.core.config import PublicConfig
+from reelworks.core.config import PublicConfig, open_set
 from reelworks.core.errors import UserError
+from reelworks.media.resize_filters import FILTERS
 
 _PREFETCH = "2GB"
 PREFETCH_BYTES = units.size_bytes(_PREFETCH, "data.prefetch_bytes")
 
 ShortClips = Literal["reject", "hold", "loop"]
 RenamedClips = Literal["same", "new"]
-Resize = Literal["bicubic", "lanczos", "area"]
+if TYPE_CHECKING:
+    Resize = str
+else:
+    Resize = Annotated[Literal[tuple(FILTERS)], open_set(FILTERS)]
+_EFFECTS = ", ".join(f'"{each.name}" {each.effect}' for each in FILTERS.values() if each.effect)
 
 
 class DataConfig(PublicConfig):
@@ -47,8 +52,7 @@ class DataConfig(PublicConfig):
     )
     resize: Resize = Field(
         default="bicubic",
-        description='filter of resizing. Each averages over all pixels that it makes smaller; "lanczos" is sharper '
-        'and may leave halos at edges, "area" is softer and leaves none',
+        description=f"filter of resizing. Each averages over all pixels that it makes smaller; {_EFFECTS}",
     )
     hdr: Literal["tone_map", "reject"] = Field(
         default="tone_map",

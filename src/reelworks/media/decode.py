@@ -19,9 +19,10 @@ from reelworks.core import retry
 from reelworks.core.shape import Shape
 from reelworks.media import tone_map
 from reelworks.media.augment import NO_AUGMENTATION, Augmentation
-from reelworks.media.config import DataConfig, Resize, ShortClips
+from reelworks.media.config import DataConfig, ShortClips
 from reelworks.media.deinterlace import progressive
 from reelworks.media.pictures import WHITE, Color, displayed, over, upright
+from reelworks.media.resize_filters import BICUBIC, ResizeFilter
 
 # Raise it when frames of the same request change: latents that were stored of them are then encoded again.
 VERSION = 1
@@ -93,17 +94,7 @@ R = TypeVar("R")
 
 # Without accurate rounding, swscale's SIMD paths may round differently from its C path.
 _ACCURATE = Interpolation.ACCURATE_RND | Interpolation.FULL_CHR_H_INT
-_RESIZE: dict[Resize, Interpolation] = {
-    "bicubic": Interpolation.BICUBIC | _ACCURATE,
-    "lanczos": Interpolation.LANCZOS | _ACCURATE,
-    "area": Interpolation.AREA | _ACCURATE,
-}
-_RESIZE_NEAREST = Interpolation.POINT | _ACCURATE
-_RESAMPLING: dict[Resize, Image.Resampling] = {
-    "bicubic": Image.Resampling.BICUBIC,
-    "lanczos": Image.Resampling.LANCZOS,
-    "area": Image.Resampling.BOX,
-}
+_NEAREST = ResizeFilter("nearest", "POINT", "NEAREST")
 
 
 class MediaError(Exception):
@@ -135,7 +126,7 @@ class Request:
     # Height and width as scanned; a file of another size has changed, or a trusted list was wrong. None for any size.
     size: tuple[int, int] | None = None
     nearest: bool = False  # whether to resize by nearest neighbour, without interpolation, and to keep colour values
-    resize: Resize = "bicubic"  # filter of resizing, unless `nearest`
+    resize: ResizeFilter = BICUBIC  # unless `nearest`
     alpha_color: Color = WHITE  # background of transparent pixels
     augmentation: Augmentation = NO_AUGMENTATION
     first_frame: int = 0  # number in its file of the clip's first frame
@@ -143,6 +134,11 @@ class Request:
     decoder: FrameReader | None = None  # of videos; None for PyAV
     whole: bool = False  # whether the whole frame is shown, with white at two sides, in place of a crop
     spot: Spot | None = None  # place of the frames, if the catalog knows it; otherwise all packets are read to find it
+
+    @property
+    def resize_filter(self) -> ResizeFilter:
+        """Filter of resizing."""
+        return _NEAREST if self.nearest else self.resize
 
     def cover(self, height: int, width: int) -> tuple[int, int]:
         """Return the size to which a file of this size is resized before it is cropped or placed on white."""
@@ -230,8 +226,7 @@ def _resize(opened: Image.Image, request: Request) -> Frames:
     image = displayed(opened, request.alpha_color, convert_profile=not request.nearest)
     height, width = request.cover(image.height, image.width)
     if (width, height) != image.size:
-        resampling = Image.Resampling.NEAREST if request.nearest else _RESAMPLING[request.resize]
-        image = image.resize((width, height), resampling)
+        image = image.resize((width, height), Image.Resampling[request.resize_filter.pillow])
     return _crop(np.asarray(image), request)
 
 
@@ -320,7 +315,7 @@ class _ToRgb:
             width=width,
             height=height,
             format="rgb48le" if high_range else "rgba" if transparent else "rgb24",
-            interpolation=_RESIZE_NEAREST if request.nearest else _RESIZE[request.resize],
+            interpolation=Interpolation[request.resize_filter.swscale] | _ACCURATE,
             src_colorspace=display.assumed_matrix(frame),
             threads=1,  # clips are decoded in parallel
         ).to_ndarray()

@@ -16,6 +16,7 @@ from reelworks.core.shape import Shape
 from reelworks.media.augment import NO_AUGMENTATION, Augmentation
 from reelworks.media.crop_box import crop_box
 from reelworks.media.decode import Request, load
+from reelworks.media.resize_filters import FILTERS
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +128,7 @@ def test_color_changes_do_not_depend_on_what_is_cropped():
     assert np.array_equal(whole[:, 3:9, 5:9], part)
 
 
-@pytest.mark.parametrize("resize", ["bicubic", "lanczos", "area"])
+@pytest.mark.parametrize("resize", FILTERS)
 @pytest.mark.parametrize("kind", ["picture", "bgr0", "yuv420p"])
 def test_downscaling_averages(tmp_path, resize, kind):
     """A checkerboard of single pixels is grey at a quarter of its size, not black, white or striped."""
@@ -138,7 +139,7 @@ def test_downscaling_averages(tmp_path, resize, kind):
         Image.fromarray(board).save(path)
     else:
         write(path, [board], codec="ffv1", pixel_format=kind)
-    frames = load(request(path, Shape(1, 32, 48), resize=resize)).astype(int)
+    frames = load(request(path, Shape(1, 32, 48), resize=FILTERS[resize])).astype(int)
     assert np.abs(frames - 127.5).max() <= 3
     nearest = load(request(path, Shape(1, 32, 48), nearest=True)).astype(int)
     assert np.abs(nearest - 127.5).max() > 100
@@ -146,7 +147,9 @@ def test_downscaling_averages(tmp_path, resize, kind):
 
 def test_filters_differ(folder):
     """Lanczos keeps more of the detail than bicubic, an area filter less or as much."""
-    spread = {r: load(request(folder / "noise.png", Shape(1, 48, 80), resize=r)).std() for r in ("lanczos", "area")}
+    spread = {
+        r: load(request(folder / "noise.png", Shape(1, 48, 80), resize=FILTERS[r])).std() for r in ("lanczos", "area")
+    }
     bicubic = load(request(folder / "noise.png", Shape(1, 48, 80))).std()
     assert spread["lanczos"] > bicubic > 0
     assert spread["area"] != bicubic
