@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pyarrow import csv, parquet
 
 from reelworks.analysis import plan_report, rejections
-from reelworks.buckets.assign import Assignment
+from reelworks.buckets.assign import Assignment, Reason
 from reelworks.cli import main, show_plan
 from reelworks.core.hash_rng import hash_int
 from reelworks.data import left_out
@@ -104,6 +104,17 @@ def test_a_clip_shown_once_though_it_may_be_shown_twice_is_not_left_out(folder, 
     told = plan_report.forecast(files.recipe(folder, dataset=sources), 1)
     assert 6 < told["planned"] < 12
     assert {name: one["clips"] for name, one in told["left_out"].items()} == LEFT_OUT
+
+
+def test_a_clip_of_which_a_repeat_is_trained_is_not_listed(folder, tmp_path):
+    """With a weight of 1.5 some clips have a second showing that is not drawn, and all good ones are trained."""
+    sources = [{"path": str(folder / name), "repeats": 1.5} for name in ("more", "data")]
+    data = RecipeData.open(files.recipe(folder, dataset=sources))
+    rejections.write(tmp_path / "out.parquet", data, 0)
+    listed = parquet.read_table(tmp_path / "out.parquet")["reason"].to_pylist()
+    assert {name: listed.count(name) for name in set(listed)} == LEFT_OUT
+    _, _, assigned = data.assigned(0)
+    assert (assigned.reason == Reason.NOT_DRAWN).any()
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet"])

@@ -162,6 +162,16 @@ def test_a_failed_clip_leaves_the_gradient_of_the_others(stepper, monkeypatch, l
     assert with_failure.grad_norm == pytest.approx(alone.grad_norm, rel=1e-4)
 
 
+@pytest.mark.parametrize("share", [0.5, 2.0])
+def test_clipping_lowers_large_gradients_to_the_limit_and_leaves_small_ones(stepper, monkeypatch, share):
+    s = stepper()
+    whole, gradients = take(s, [micro_batch(s, 0, [1, 2])], monkeypatch)
+    limit = share * whole.grad_norm
+    s = stepper(max_grad_norm=limit)
+    _, clipped = take(s, [micro_batch(s, 0, [1, 2])], monkeypatch)
+    assert_close(clipped, {name: value * min(share, 1.0) for name, value in gradients.items()})
+
+
 @pytest.mark.parametrize("loss_reduction", ["token", "sample", "micro_batch"])
 def test_the_loss_is_the_weighted_mean_over_clips_of_all_shapes(stepper, monkeypatch, loss_reduction):
     s = stepper(loss_reduction=loss_reduction)

@@ -359,6 +359,15 @@ def test_comments_of_an_exclude_list_are_kept(page):
     assert listed.read_text() == "# not good:\n\ndata/long.mp4\ndata/wide.png\n"
 
 
+def test_a_clip_that_is_left_out_has_a_line_of_its_own(page):
+    """Also where the last line of the list has no end, as editors may leave it."""
+    listed = page.folder / "mine.exclude.txt"
+    listed.write_text("data/long.mp4")
+    page.file.write_text(f'exclude_file = "{listed}"\n{page.file.read_text()}')
+    page.post(f"/clips/{page.clip('wide.png')['id']}/leave-out")
+    assert listed.read_text() == "data/long.mp4\ndata/wide.png\n"
+
+
 def test_nothing_is_changed_without_the_token(shown):
     page = shown
     former = {file: file.read_bytes() for file in page.folder.rglob("*") if file.is_file()}
