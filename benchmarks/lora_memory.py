@@ -15,7 +15,7 @@ import torch
 from reelworks.distributed import mesh
 from reelworks.distributed.layout import Layout
 from reelworks.models import factory, registry
-from reelworks.models.api import DenoiserInputs, given, nothing_given
+from reelworks.models.api import DenoiserInputs, given, no_companions
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
 from reelworks.models.lora.config import LoraConfig
 from reelworks.precision.boundary import DtypeBoundary
@@ -105,7 +105,7 @@ def inputs(args: argparse.Namespace, device: torch.device, channels: int) -> Den
         height=8.0 * H * one,
         width=8.0 * W * one,
         drop_text=torch.zeros(1, dtype=torch.bool, device=device),
-        **given(nothing_given(latent), 1),
+        **given(no_companions(latent), 1),
     )
 
 

@@ -31,7 +31,7 @@ from torch import Tensor
 from benchmarks import _pictures
 from benchmarks._results import AT_START, keep
 from reelworks.core import log
-from reelworks.models.api import DenoiserInputs, given, nothing_given
+from reelworks.models.api import DenoiserInputs, given, no_companions
 from reelworks.recipe import recipe_file
 from reelworks.recipe.recipe import Recipe
 from reelworks.train import build
@@ -86,7 +86,7 @@ def _inputs(latent: Tensor, time: Tensor, text: Any, ones: Tensor) -> DenoiserIn
         width=width * ones,
         crop=torch.zeros(len(latent), 4),
         drop_text=torch.zeros(len(latent), dtype=torch.bool),
-        **given(nothing_given(latent), len(latent)),
+        **given(no_companions(latent), len(latent)),
     )
 
 

@@ -73,7 +73,7 @@ def written(chance: random.Random, name: str, config: LoraConfig, format: LoraFo
     part = registry.PRESETS[name].config.network.part
     file = LoraFile(format, config.adapter, name, part).content(inject.weights(denoiser.module))
     save_file({key: value.contiguous() for key, value in file.tensors.items()}, path, file.header)
-    return inject.merged(denoiser.module)
+    return inject.merge(denoiser.module)
 
 
 def through_adapter(module: Any, path: Path, part: str) -> None:

@@ -39,7 +39,7 @@ def adapter_file(values, folder, seed=0):
     file = files.to_file(inject.weights(denoiser.module), "comfyui", adapter=SETTINGS.adapter, model="wan-tiny")
     path = folder / f"adapter-{seed}.safetensors"
     save_file({key: value.contiguous() for key, value in file.tensors.items()}, path, file.header)
-    return path, inject.merged(denoiser.module)
+    return path, inject.merge(denoiser.module)
 
 
 @pytest.fixture

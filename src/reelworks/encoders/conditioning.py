@@ -17,7 +17,7 @@ from reelworks.diffusion.part_masks import WHITE, PartMask
 from reelworks.distributed.transfer import to_device
 from reelworks.encoders.encoders import LiveEncoder
 from reelworks.media.decode import BLACK
-from reelworks.models.api import nothing_given
+from reelworks.models.api import no_companions
 
 _GREY = 127.5  # 0 in [-1, 1]
 _WHITE_FROM = 128  # pixels of a mask that are made anew
@@ -71,7 +71,7 @@ def join(encoder: LiveEncoder, latent_BCTHW: Tensor, encoded: Mapping[str, Tenso
     if encoder.image_encoder is not None:
         blank_BNE = latent_BCTHW.new_zeros(len(latent_BCTHW), *image_shape(encoder))
         inputs["image"] = encoded["image"].to(encoder.device) if "image" in encoded else blank_BNE
-    return nothing_given(latent_BCTHW) | inputs
+    return no_companions(latent_BCTHW) | inputs
 
 
 def _inputs_with_sources(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -166,7 +166,7 @@ def blank(encoder: LiveEncoder, latent_BCTHW: Tensor) -> dict[str, Tensor]:
         inputs["first_frame"] = torch.zeros_like(latent_BCTHW)
     if encoder.image_encoder is not None:
         inputs["image"] = latent_BCTHW.new_zeros(len(latent_BCTHW), *image_shape(encoder))
-    return nothing_given(latent_BCTHW) | inputs
+    return no_companions(latent_BCTHW) | inputs
 
 
 def weights(mask_BTHWC: Tensor, geometry: Geometry) -> Tensor:

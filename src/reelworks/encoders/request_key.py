@@ -108,7 +108,7 @@ def _content(source: str, field: str, part: str | None, known: FileDigests) -> A
     """Identify weights: a snapshot of the hub by its commit, other files by their bytes."""
     place = weights.require_there(source, field).resolve()
     if (commit := hub.commit_of(place)) is not None:
-        return [hub.without_revision(source), commit, part]
+        return [hub.strip_revision(source), commit, part]
     if place.is_file():
         config = place.parent / "config.json"
         return [known.digest(place), known.digest(config) if config.is_file() else None]

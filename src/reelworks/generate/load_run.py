@@ -132,7 +132,7 @@ class LoadedModel:
 
     def merge(self) -> dict[str, Tensor]:
         """Return all weights with the LoRA added to its base; this object cannot be used afterwards."""
-        return inject.merged(self.boundary.denoiser.module)
+        return inject.merge(self.boundary.denoiser.module)
 
     def unseen(self, prompts: Sequence[str]) -> list[str]:
         """Return a message for each prompt that is longer than the text encoder reads."""

@@ -85,7 +85,7 @@ class DenoiserInputs:
         return DenoiserInputs(**values)
 
 
-def nothing_given(latent_BCTHW: Tensor) -> dict[str, Tensor]:
+def no_companions(latent_BCTHW: Tensor) -> dict[str, Tensor]:
     """Return empty values of the inputs of a control and a first frame, for clips that have neither; see `given`."""
     none, image = latent_BCTHW[:, :0], latent_BCTHW.new_zeros(len(latent_BCTHW), 0, 0)
     return {"control": none, "first_frame": none, "image": image}

@@ -175,13 +175,13 @@ class DiffusersNetwork:
         if not is_mapped:
             if nf4_files.has_any(state):
                 raise nf4_files.unsupported("only the frozen base of a LoRA can be")
-            weights.load_into(module, self._fitted(module, config, fp8.unscaled(state), part), source)
+            weights.load_into(module, self._fitted(module, config, fp8.dequantize_all(state), part), source)
             return
         if any(gguf_files.codes_of(value) is not None for value in state.values()):
             self._load_gguf(module, config, source, state, part)
             return
-        state, *nf4 = nf4_files.kept(state)
-        state, scales = fp8.kept(state)
+        state, *nf4 = nf4_files.read_quantized(state)
+        state, scales = fp8.read_quantized(state)
         weights.load_into(module, self._fitted(module, config, state, part), source)
         fp8.attach(module, self._fitted(module, config, scales, part))
         if any(parameter.is_meta for parameter in module.parameters()):
@@ -196,7 +196,7 @@ class DiffusersNetwork:
         def numbers() -> dict[str, Tensor]:
             return self._fitted(module, config, gguf_files.row_numbers(state), part)
 
-        state = gguf_files.without_parts(state, numbers())
+        state = gguf_files.dequantize_broken(state, numbers())
         fitted = numbers()
         weights.load_into(module, self._fitted(module, config, state, part), source)
         gguf_files.attach(module, state, fitted)

@@ -10,7 +10,7 @@ from torch import nn
 
 from reelworks.core import optional_imports
 from reelworks.core.errors import UserError
-from reelworks.models import gguf_files, identify, registry, undrawn, weights
+from reelworks.models import gguf_files, identify, meta_init, registry, weights
 from reelworks.models.api import INPUT_ROLES, Autoencoder, Denoiser, FamilyNetwork, TextEncoder
 from reelworks.models.autoencoders import opensora
 from reelworks.models.autoencoders.diffusers_kl import DiffusersAutoencoder
@@ -141,20 +141,20 @@ def _build(
     """
     parts = PARTS.values() if model.experts == "both" else [PARTS.get(model.experts or "")]
 
-    def built() -> list[nn.Module]:
+    def build_all() -> list[nn.Module]:
         return [family.build(config, gradient_checkpointing=model.gradient_checkpointing) for _ in parts]
 
     mapped = base is not None and model.weights is not None and family.keeps_file_tensors
     if device.type == "meta":
-        with undrawn.on_meta():
-            networks = built()
+        with meta_init.build_on_meta():
+            networks = build_all()
         if mapped and base == "gguf":  # the file tells the sizes of its codes
             _load(family, networks, config, model, list(parts))
         return networks
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         with optional_imports.without_weights() if mapped else contextlib.nullcontext():
-            networks = built()
+            networks = build_all()
         _load(family, networks, config, model, list(parts))
     if model.weights is not None and len(networks) == 2:
         pairs = zip(*(network.parameters() for network in networks), strict=True)
@@ -180,7 +180,7 @@ def _load(
         for network, part in zip(networks, parts, strict=True):
             family.load(network, config, model.weights, part)
     except weights.ShapeMismatch as misfit:
-        raise identify.explained(misfit, model.name) from misfit
+        raise identify.explain(misfit, model.name) from misfit
 
 
 def build_autoencoder(config: AutoencoderConfig) -> Autoencoder:
@@ -191,7 +191,7 @@ def build_autoencoder(config: AutoencoderConfig) -> Autoencoder:
             return _family_autoencoder(config)
         return PixelAutoencoder(config) if config.name == "pixel" else opensora.build(config)
     except weights.ShapeMismatch as misfit:
-        raise identify.explained(misfit) from misfit
+        raise identify.explain(misfit) from misfit
 
 
 def _family_autoencoder(config: AutoencoderConfig) -> Autoencoder:

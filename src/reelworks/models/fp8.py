@@ -15,13 +15,13 @@ _UNUSED = (".scale_input", ".input_scale", "scaled_fp8", ".comfy_quant")
 _ATTRIBUTE = "row_scale"
 
 
-def unscaled(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def dequantize_all(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Multiply values by the scales stored with them, and drop the scales."""
     values, scales = _apart(state)
     return values | {name: values[name].float() * scale for name, scale in scales.items()}
 
 
-def kept(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def read_quantized(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return values as they are stored, and their scales in the shape of the values, without memory for each value.
 
     What renames, splits and joins the values does the same to the scales. Values without a scale have 1.

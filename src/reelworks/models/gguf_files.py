@@ -76,10 +76,10 @@ def _tensor(tensor: Any) -> Tensor:
         return stored
     shape = [int(size) for size in reversed(tensor.shape)]
     codes = Codes(stored.flatten(0, -2) if len(shape) > 1 else stored[None], kind)
-    return _with_codes(torch.empty(shape, device="meta"), codes) if len(shape) == 2 else widened(codes).view(shape)
+    return _set_codes(torch.empty(shape, device="meta"), codes) if len(shape) == 2 else dequantize(codes).view(shape)
 
 
-def _with_codes(weight: Tensor, codes: Codes) -> Tensor:
+def _set_codes(weight: Tensor, codes: Codes) -> Tensor:
     setattr(weight, _ATTRIBUTE, codes)
     return weight
 
@@ -93,10 +93,10 @@ def codes_of(weight: Tensor) -> Codes | None:
 def value(weight: Tensor) -> Tensor:
     """Return the values of a weight: those of its codes, in float32, if it has them."""
     codes = codes_of(weight)
-    return weight if codes is None else widened(codes)
+    return weight if codes is None else dequantize(codes)
 
 
-def widened(codes: Codes) -> Tensor:
+def dequantize(codes: Codes) -> Tensor:
     """Return the values that codes stand for, `[out, in]` in float32."""
     function, values, size = _types()[codes.type]
     blocks = codes.rows.reshape(-1, size)
@@ -125,7 +125,7 @@ def row_numbers(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return numbers
 
 
-class Rows:
+class CodeRows:
     """The rows of codes of a file, by number."""
 
     def __init__(self, state: Mapping[str, Tensor]) -> None:
@@ -139,12 +139,12 @@ class Rows:
 
     def names(self, numbers: Tensor) -> set[str]:
         """Return the names of the weights that have some of the rows."""
-        numbers = _without_repeats(numbers)
+        numbers = _first_column(numbers)
         return {self._names[place] for place in self._places(numbers[numbers > 0]).unique().tolist()}
 
     def codes(self, numbers: Tensor) -> Codes | None:
         """Return the codes of a weight `[out, in]` with these numbers; None if it does not consist of whole rows."""
-        different = _without_repeats(numbers)
+        different = _first_column(numbers)
         if numbers.ndim != 2 or not (different.gt(0).all() and different.eq(different[:, :1]).all()):
             return None
         first: Any = different[:, 0].long()
@@ -158,7 +158,7 @@ class Rows:
         return Codes(rows[0] if len(rows) == 1 else torch.cat(rows), parts[0].type)
 
 
-def _without_repeats(numbers: Tensor) -> Tensor:
+def _first_column(numbers: Tensor) -> Tensor:
     """Return one column of numbers that have memory for one alone, as nearly all have."""
     return numbers[..., :1] if numbers.ndim and numbers.stride(-1) == 0 else numbers
 
@@ -171,19 +171,19 @@ def _rows(stored: Tensor, indices: Tensor) -> Tensor:
     return stored[indices]
 
 
-def without_parts(state: Mapping[str, Tensor], numbers: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def dequantize_broken(state: Mapping[str, Tensor], numbers: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Widen the weights whose rows a network with these numbers does not take as a whole, or joins with other types."""
-    rows = Rows(state)
-    broken = [found for found in numbers.values() if _without_repeats(found).any() and rows.codes(found) is None]
+    rows = CodeRows(state)
+    broken = [found for found in numbers.values() if _first_column(found).any() and rows.codes(found) is None]
     names = set[str]().union(*map(rows.names, broken))
     return {name: value(weight) if name in names else weight for name, weight in state.items()}
 
 
 def attach(module: nn.Module, state: Mapping[str, Tensor], numbers: Mapping[str, Tensor]) -> None:
     """Give the parameters that are still on `meta` the codes of their rows."""
-    rows = Rows(state)
+    rows = CodeRows(state)
     for name, parameter in module.named_parameters():
-        if parameter.is_meta and _without_repeats(numbers[name]).any():
+        if parameter.is_meta and _first_column(numbers[name]).any():
             codes = rows.codes(numbers[name])
             assert codes is not None, name
-            _with_codes(parameter, codes)
+            _set_codes(parameter, codes)

@@ -37,7 +37,7 @@ def is_id(text: str) -> bool:
     return parse(text) is not None
 
 
-def without_revision(source: str) -> str:
+def strip_revision(source: str) -> str:
     """Return the repository of a hub id, and any other source as it is."""
     found = parse(source)
     return source if found is None or Path(source).expanduser().exists() else found.repository
@@ -87,7 +87,7 @@ def commit_of(snapshot: Path) -> str | None:
 def pinned(source: str, place: Path) -> str | None:
     """Return a hub id with the commit that was downloaded to a place; None for a source on this machine."""
     commit = None if Path(source).expanduser().exists() else commit_of(place)
-    return None if commit is None else f"{without_revision(source)}@{commit}"
+    return None if commit is None else f"{strip_revision(source)}@{commit}"
 
 
 def _announce(hub: Any, repository: str, wanted: dict[str, Any]) -> None:

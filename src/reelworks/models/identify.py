@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from reelworks.core.errors import UserError
-from reelworks.models import registry, undrawn, weights
+from reelworks.models import meta_init, registry, weights
 from reelworks.models.weights import ShapeMismatch, Shapes
 
 _TEXT_ENCODERS = ("SelfAttention.q", "text_model.encoder.", "self_attn.q_proj.", "transformer.resblocks.")
@@ -33,7 +33,7 @@ class BestMatch(NamedTuple):
     total: int
 
 
-def explained(misfit: ShapeMismatch, name: str = "") -> UserError:
+def explain(misfit: ShapeMismatch, name: str = "") -> UserError:
     """Return a mismatch with the model that the weights are of, if it is known, and a better remedy.
 
     `name` is the preset that they were meant for; it is empty for an autoencoder.
@@ -121,7 +121,7 @@ def network(name: str) -> nn.Module:
 
 @functools.cache
 def _network(first: str) -> nn.Module:
-    with undrawn.on_meta():
+    with meta_init.build_on_meta():
         return registry.load_network(registry.family_of(first)).build(registry.PRESETS[first].config)
 
 

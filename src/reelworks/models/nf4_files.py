@@ -21,7 +21,7 @@ _ATTRIBUTE = "packed"
 _BLOCK = 64
 
 
-class Packed(NamedTuple):
+class Nf4Weight(NamedTuple):
     """A weight in nf4: codes `[out, in / 2]` with the first value in the lower bits, and scales `[out, in / 64]`."""
 
     codes: Tensor
@@ -43,7 +43,7 @@ def unsupported(why: str) -> UserError:
     )
 
 
-def kept(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
+def read_quantized(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Tensor]]:
     """Return a file's tensors, with nf4 weights as tensors of their shapes on `meta`, their codes, and their scales.
 
     What renames, splits and joins the rows of weights does the same to codes and scales.
@@ -59,7 +59,7 @@ def kept(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tens
     return values, codes, scales
 
 
-def _packed(state: Mapping[str, Tensor], key: str) -> Packed:
+def _packed(state: Mapping[str, Tensor], key: str) -> Nf4Weight:
     name = key.partition(_STATE)[0]
     told: dict[str, Any] = json.loads(bytes(state[key].numpy().tobytes()))
     out, width = told["shape"] if len(told["shape"]) == 2 else (0, 1)
@@ -71,19 +71,19 @@ def _packed(state: Mapping[str, Tensor], key: str) -> Packed:
         scale = state[f"{name}.nested_quant_map"][scale.int()] * state[f"{name}.nested_absmax"][blocks]
         scale = scale + told["nested_offset"]
     codes = state[name].flatten()
-    return Packed((codes >> 4 | codes << 4).view(out, width // 2), scale.float().view(out, width // _BLOCK))
+    return Nf4Weight((codes >> 4 | codes << 4).view(out, width // 2), scale.float().view(out, width // _BLOCK))
 
 
 def attach(module: nn.Module, codes: Mapping[str, Tensor], scales: Mapping[str, Tensor]) -> None:
     """Give the parameters that are still on `meta` their codes and scales."""
     for name, parameter in module.named_parameters():
         if parameter.is_meta:
-            weight = Packed(codes[name], scales[name])
+            weight = Nf4Weight(codes[name], scales[name])
             assert weight.codes.shape == (parameter.shape[0], parameter.shape[1] // 2), name
             setattr(parameter, _ATTRIBUTE, weight)
 
 
-def packed(parameter: Tensor) -> Packed | None:
+def packed(parameter: Tensor) -> Nf4Weight | None:
     """Return the codes and scales of a parameter; None if it is not in nf4."""
-    weight: Packed | None = getattr(parameter, _ATTRIBUTE, None)
+    weight: Nf4Weight | None = getattr(parameter, _ATTRIBUTE, None)
     return weight

@@ -20,7 +20,7 @@ from reelworks.precision.contract import Contract
 CONTRACT = Contract(torch.float32, torch.float32, None, None, torch.float32, {})
 
 
-class _Kind(NamedTuple):
+class _EncoderFacts(NamedTuple):
     model: str
     processor: str
     folder: str  # of the processor, in a pipeline
@@ -28,8 +28,8 @@ class _Kind(NamedTuple):
 
 
 _KINDS = {
-    "clip": _Kind("CLIPVisionModel", "CLIPImageProcessor", "image_processor", -2),
-    "siglip": _Kind("SiglipVisionModel", "SiglipImageProcessor", "feature_extractor", -1),
+    "clip": _EncoderFacts("CLIPVisionModel", "CLIPImageProcessor", "image_processor", -2),
+    "siglip": _EncoderFacts("SiglipVisionModel", "SiglipImageProcessor", "feature_extractor", -1),
 }
 
 

@@ -199,7 +199,7 @@ def _read_file(path: Path) -> dict[str, Tensor]:
         if begins.startswith(b"GGUF"):
             return gguf_files.read(path)
         if path.suffix in _PICKLED:
-            state = _unpickled(path, mapped=begins.startswith(b"PK"))
+            state = _unpickle(path, mapped=begins.startswith(b"PK"))
         else:
             _require_whole(path)
             state = load_file(path)
@@ -214,7 +214,7 @@ def _read_file(path: Path) -> dict[str, Tensor]:
     return state
 
 
-def _unpickled(path: Path, mapped: bool) -> Any:
+def _unpickle(path: Path, mapped: bool) -> Any:
     """Read tensors only, since a pickle can run code; the zip files of current torch can be memory-mapped."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -249,7 +249,7 @@ Shapes = Mapping[str, tuple[int, ...]]  # of tensors by name
 
 
 class ShapeMismatch(UserError):  # noqa: N818
-    """Weights of these `shapes` do not fit their network; `identify.explained` adds which model they are of."""
+    """Weights of these `shapes` do not fit their network; `identify.explain` adds which model they are of."""
 
     def __init__(self, own: Shapes, loaded: Shapes, field: str, source: str) -> None:
         self.shapes = loaded

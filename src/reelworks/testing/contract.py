@@ -19,7 +19,7 @@ from reelworks.core.shape import Shape
 from reelworks.core.sources import SOURCES
 from reelworks.diffusion.objectives import Objective
 from reelworks.models import components, factory, registry
-from reelworks.models.api import Denoiser, DenoiserInputs, given, nothing_given
+from reelworks.models.api import Denoiser, DenoiserInputs, given, no_companions
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
 from reelworks.models.expert_pair.config import switch_timestep
 from reelworks.models.family import IMAGE_ENCODERS
@@ -156,7 +156,7 @@ def _companions(latent: Tensor, name: str, g: torch.Generator) -> dict[str, Tens
     sources = SOURCES[: wants.most_sources] if "source" in wants.takes and not wants.sources_as_frames else ()
     kinds = [*(["control"] if "control" in wants.takes else []), *sources]
     kinds += ["first_frame"] if wants.first_frame else []
-    inputs = nothing_given(latent) | {key: torch.randn(latent.shape, generator=g) for key in kinds}
+    inputs = no_companions(latent) | {key: torch.randn(latent.shape, generator=g) for key in kinds}
     inputs |= {name: inputs[name].mT for name in sources[1::2]}  # those of other sizes than the picture
     if wants.control_parts:
         channels = 2 * latent.shape[1] + math.prod(components.autoencoder_geometry(AUTOENCODER).stride[1:])

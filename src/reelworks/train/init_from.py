@@ -45,7 +45,7 @@ def load_run(source: Path, model: TrainedModel, world: World, recipe: Recipe, *,
                 remedy="add --weights-only, or name a run or one of its checkpoints",
             )
         _read_file(source, tensors["model"], recipe)
-        warning = None if base is None else files.of_another_base(str(source), base)
+        warning = None if base is None else files.base_warning(str(source), base)
     else:
         path = world.broadcast(_checkpoint(source, recipe, weights_only) if world.is_main else source)  # type: ignore[assignment]
         if weights_only:
@@ -88,7 +88,7 @@ def _read_file(source: Path, model: dict[str, Any], recipe: Recipe) -> None:
         try:
             require_fit(shapes_of(model), shapes_of(weights), file, field)
         except ShapeMismatch as mismatch:
-            raise identify.explained(mismatch, recipe.model.name) from mismatch
+            raise identify.explain(mismatch, recipe.model.name) from mismatch
     for name, tensor in model.items():
         value = weights[name].to(tensor.dtype)
         if isinstance(tensor, DTensor):

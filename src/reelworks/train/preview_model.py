@@ -68,7 +68,7 @@ def loaded(
     """
     module = trained.denoiser.module
     if not recipe.samples.has_model:
-        with training_adapter.dropped(module):
+        with training_adapter.disable(module):
             yield PreviewModel(recipe, trained, encoder)
         return
     shown = preview_model.recipe_of(recipe)

@@ -22,7 +22,7 @@ from reelworks.data import resume
 from reelworks.data.position import DataPosition, next_epoch
 from reelworks.distributed.mesh import World
 from reelworks.models import hub
-from reelworks.models.lora.files import of_another_base
+from reelworks.models.lora.files import base_warning
 from reelworks.recipe import diff, recipe_file
 from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
@@ -129,7 +129,7 @@ def _start_fresh(
     if options.load is not None:
         init_from.load_run(options.load, model, run.world, recipe, weights_only=options.weights_only)
     file = recipe.lora.weights if recipe.lora is not None else None
-    warning = of_another_base(file, base) if file is not None and base is not None else None
+    warning = base_warning(file, base) if file is not None and base is not None else None
     if warning is not None:
         logger.warning(warning)
     return position
@@ -141,7 +141,7 @@ def log_moved_sources(folder: RunFolder, sources: Mapping[str, str]) -> None:
     former = starts[-1].get("sources", {}) if starts else {}
     for field, now in sources.items():
         then = former.get(field, now)
-        if then != now and hub.without_revision(then) == hub.without_revision(now):
+        if then != now and hub.strip_revision(then) == hub.strip_revision(now):
             logger.warning(f"{field} is {now} now, and was {then} at the run's last start; to keep that, write it so")
 
 

@@ -441,7 +441,7 @@ class TrainStep:
     def _base(self, inputs: DenoiserInputs, passes: int) -> Predicted:
         """Return the output of the frozen base, without gradients."""
         # Without gradients and adapters, it would need graphs of its own.
-        with torch.no_grad(), inject.adapters_disabled(self.state.module), self.compiled.paused():
+        with torch.no_grad(), inject.disable_adapters(self.state.module), self.compiled.paused():
             return Predicted.from_inputs(self.boundary, inputs, at_least=passes)
 
     def _find_cause(self, kept: list[KeptBatch], objective: ObjectiveConfig, step: int, passes: int) -> NonFiniteCause:

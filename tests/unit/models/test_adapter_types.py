@@ -113,7 +113,7 @@ def test_comfyui_adds_what_was_trained(tmp_path: Path, kind: str, name: str, for
         found.setdefault(stem, {})[part] = value
     deltas = {stem: comfyui_delta(kinds) for stem, kinds in found.items()}
     layers = {layer for layer, _ in inject.parts(inject.weights(trained.module)).values()}
-    merged = inject.merged(trained.module)
+    merged = inject.merge(trained.module)
     for layer in layers:
         place = release_layers.place(config, layer)
         released = f"diffusion_model.{place.layer}" if format == "comfyui" else f"lora_unet_{place.layer}"
@@ -211,7 +211,7 @@ def test_adapters_are_switched_off_and_begin_alike_on_every_base(kind: str) -> N
     """Without the adapter the base answers; first values depend on the seed alone, in float32."""
     name, settings = "wan-tiny", SETTINGS[kind]
     trained, inputs = adapted(name, settings), contract.example(contract.shapes(name)[-1], name)
-    with torch.no_grad(), inject.adapters_disabled(trained.module):
+    with torch.no_grad(), inject.disable_adapters(trained.module):
         assert torch.equal(trained.predict(inputs), contract.build(name).predict(inputs))
     states = []
     for base in ("float32", "bfloat16", "nf4"):

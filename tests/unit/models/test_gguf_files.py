@@ -235,13 +235,13 @@ def test_rows_may_be_split_joined_and_reordered_and_nothing_else(tmp_path):
         }
 
     numbers = fitted(gguf_files.row_numbers(state))
-    rows = gguf_files.Rows(state)
+    rows = gguf_files.CodeRows(state)
     assert {n for n, found in numbers.items() if rows.codes(found) is not None} == {
         "split.weight", "joined.weight", "reordered.weight",
     }  # fmt: skip
     for name in ("split.weight", "joined.weight", "reordered.weight"):
-        assert torch.equal(gguf_files.widened(rows.codes(numbers[name])), fitted(values)[name])
-    wide = gguf_files.without_parts(state, numbers)
+        assert torch.equal(gguf_files.dequantize(rows.codes(numbers[name])), fitted(values)[name])
+    wide = gguf_files.dequantize_broken(state, numbers)
     assert {name for name, value in wide.items() if value.is_meta} == {"a"}
     assert all(torch.equal(gguf_files.value(wide[name]), values[name]) for name in kinds)
 

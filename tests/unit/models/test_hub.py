@@ -60,7 +60,7 @@ def test_a_revision_is_a_name_or_a_commit(served, tmp_path, revision):
     place = weights.require_there(asked, "model.weights")
     assert (place / "config.json").read_bytes() == FILE + b"first"
     assert hub.pinned(asked, place) == f"owner/name@{commit}"
-    assert hub.without_revision(asked) == "owner/name"
+    assert hub.strip_revision(asked) == "owner/name"
     name, _, kept = asked.partition("@")
     assert hub.pretrained(asked) == (name, {"revision": kept})
     assert hub.pretrained("owner/name") == ("owner/name", {})
@@ -72,7 +72,7 @@ def test_a_folder_with_the_name_of_a_revision_is_a_folder(tmp_path, monkeypatch)
     folder.mkdir(parents=True)
     source = "owner/name@v1"
     assert weights.require_there(source, "model.weights").resolve() == folder
-    assert (hub.pretrained(source), hub.without_revision(source)) == ((source, {}), source)
+    assert (hub.pretrained(source), hub.strip_revision(source)) == ((source, {}), source)
     assert hub.pinned(source, folder) is None
 
 

@@ -221,7 +221,7 @@ def test_a_lora_of_other_weights_is_warned_of_by_name(tmp_path):
         path = tmp_path / "lora.safetensors"
         save_file({k: v.contiguous() for k, v in file.tensors.items()}, path, file.header)
         assert build("wan-tiny", LoraConfig(rank=2, weights=str(path))).base == ours
-        told = files.of_another_base(str(path), ours)
+        told = files.base_warning(str(path), ours)
         assert (told is not None) == warned
     assert "theirs.safetensors" in told
     assert f"fresh weights (wan-tiny, {ours.digest[:8]})" in told

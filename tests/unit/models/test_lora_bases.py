@@ -90,7 +90,7 @@ def test_a_product_is_that_of_the_widened_weight_and_keeps_nothing(format, autoc
     with torch.autocast("cpu", BF16, enabled=autocast), contract.counted() as found:
         out = layer(x)
     assert (out.dtype, found.bytes) == (dtype, 0)
-    weight = layer.widened(dtype)
+    weight = layer.dequantize(dtype)
     wanted = functional.linear(x.to(dtype), weight, plain.bias.to(dtype))
     assert torch.equal(out, wanted)
     one, other = (torch.autograd.grad(y.float().square().sum(), x)[0] for y in (out, wanted))
@@ -242,7 +242,7 @@ def test_an_fp8_file_is_one_base_whatever_its_storage(tmp_path, scales):
 def test_scales_follow_the_rows_of_a_layer_that_is_split(tmp_path):
     """One layer of a release for query, key and value, with a scale for each row, becomes three with theirs."""
     state = {"qkv.weight": torch.randn(12, 8).to(torch.float8_e4m3fn), "qkv.weight_scale": torch.rand(12) + 0.5}
-    values, scales = fp8.kept(state)
+    values, scales = fp8.read_quantized(state)
     module = nn.ModuleDict({name: nn.Linear(8, 4, bias=False) for name in "qkv"})
     parts = (
         {f"{n}.weight": part for n, part in zip("qkv", s["qkv.weight"].chunk(3), strict=True)} for s in (values, scales)
@@ -253,7 +253,7 @@ def test_scales_follow_the_rows_of_a_layer_that_is_split(tmp_path):
     module.load_state_dict(codes, assign=True)
     fp8.attach(module, rows)
     found = torch.cat([fp8.value(module[name].weight) for name in "qkv"])
-    assert torch.equal(found, fp8.unscaled(state)["qkv.weight"])
+    assert torch.equal(found, fp8.dequantize_all(state)["qkv.weight"])
 
 
 def nf4_file(path, nested):

@@ -81,7 +81,7 @@ def test_a_scale_that_is_a_power_of_two_changes_no_bit(tmp_path, format):
 
 def updates(denoiser, settings):
     """What a LoRA adds to each layer's weight."""
-    layers = inject.by_layer(inject.weights(denoiser.module))
+    layers = inject.group_by_layer(inject.weights(denoiser.module))
     return {layer: kinds["B"] @ kinds["A"] * settings.exact_alpha / settings.rank for layer, kinds in layers.items()}
 
 

@@ -43,7 +43,7 @@ def test_it_counts_as_weights_that_were_added(tmp_path, name, format):
     path = written(tmp_path, one, format, settings, name=name)
     TrainingAdapter.read(str(path)).attach(denoiser.module, config_of(name))
     assert denoiser.module.state_dict().keys() == plain.module.state_dict().keys()
-    inject.merged(one.module)
+    inject.merge(one.module)
     torch.testing.assert_close(said(denoiser, name), said(one, name), rtol=1e-4, atol=1e-4)
     assert not torch.allclose(said(denoiser, name), said(plain, name), atol=1e-2)
 
@@ -56,10 +56,10 @@ def test_dropped_it_leaves_no_trace(tmp_path, base):
     compute = {"compute": torch.float32 if base == "float32" else BF16}
     denoiser, plain = attached(path, lora=lora, **compute), contract.build("wan-tiny", lora=lora, **compute)
     there = said(denoiser)
-    with training_adapter.dropped(denoiser.module):
+    with training_adapter.disable(denoiser.module):
         assert torch.equal(said(denoiser), said(plain))
     assert torch.equal(said(denoiser), there)
-    with refused("x"), training_adapter.dropped(denoiser.module):
+    with refused("x"), training_adapter.disable(denoiser.module):
         raise UserError("inside", code="x", remedy="none")
     assert torch.equal(said(denoiser), there)
     assert not torch.allclose(there, said(plain), atol=1e-2)
@@ -68,9 +68,9 @@ def test_dropped_it_leaves_no_trace(tmp_path, base):
 def test_running_the_base_of_a_lora_keeps_it(tmp_path):
     """Clips that preserve the base preserve what training stands on, so that the LoRA does not learn to undo it."""
     denoiser = attached(written(tmp_path, adapted(settings=SETTINGS)))
-    with inject.adapters_disabled(denoiser.module):
+    with inject.disable_adapters(denoiser.module):
         there = said(denoiser)
-        with training_adapter.dropped(denoiser.module):
+        with training_adapter.disable(denoiser.module):
             assert not torch.allclose(said(denoiser), there, atol=1e-2)
     assert not torch.allclose(said(denoiser), there, atol=1e-2)
 
@@ -123,5 +123,5 @@ def test_it_goes_with_every_kind_of_update(tmp_path, type):
     )
     TrainingAdapter.read(str(path)).attach(plain.module, config_of("wan-tiny"))
     torch.testing.assert_close(said(denoiser), said(plain), rtol=1e-4, atol=1e-5)
-    with training_adapter.dropped(denoiser.module):
+    with training_adapter.disable(denoiser.module):
         assert not torch.allclose(said(denoiser), said(plain), atol=1e-3)

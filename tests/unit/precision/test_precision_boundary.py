@@ -8,7 +8,7 @@ from refused import refused
 
 from reelworks.core.errors import UserError
 from reelworks.models import factory
-from reelworks.models.api import INPUT_ROLES, DenoiserInputs, nothing_given
+from reelworks.models.api import INPUT_ROLES, DenoiserInputs, no_companions
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
 from reelworks.precision import boundary
 from reelworks.precision.audit import audit, guard
@@ -49,7 +49,7 @@ def inputs(B=2, T=2, H=4, W=6):
         height=torch.full((B,), 480),
         width=torch.full((B,), 854),
         drop_text=torch.zeros(B, dtype=torch.bool),
-        **nothing_given(torch.zeros(B, 12, T, H, W)),
+        **no_companions(torch.zeros(B, 12, T, H, W)),
     )
 
 

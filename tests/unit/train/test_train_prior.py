@@ -76,13 +76,13 @@ def test_running_the_base_leaves_what_is_trained_marked(adapted):
     made, _ = adapted
     module = made.state.module
     trained = {name for name, p in module.named_parameters() if p.requires_grad}
-    with inject.adapters_disabled(module):
+    with inject.disable_adapters(module):
         assert {name for name, p in module.named_parameters() if p.requires_grad} == trained
-    with refused("x"), inject.adapters_disabled(module):
+    with refused("x"), inject.disable_adapters(module):
         raise UserError("inside", code="x", remedy="none")
     assert {name for name, p in module.named_parameters() if p.requires_grad} == trained
     module.requires_grad_(False)
-    with inject.adapters_disabled(module):
+    with inject.disable_adapters(module):
         pass
     assert not any(p.requires_grad for p in module.parameters())
 

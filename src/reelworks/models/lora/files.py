@@ -67,7 +67,7 @@ def to_file(
     kind, convention, factor = TYPES[adapter.type], CONVENTIONS[format], adapter.alpha / adapter.rank
     layers = {
         layer: key_mapping.multiply(kind, kinds, factor) if kind.rank_of(kinds) else kinds
-        for layer, kinds in inject.by_layer(state).items()
+        for layer, kinds in inject.group_by_layer(state).items()
     }
     header = _release_header(model, convention, adapter, base) | kind.header(adapter)
     if not convention.is_peft:
@@ -154,7 +154,7 @@ def header(source: str) -> dict[str, str]:
     raise UserError(problem, code="lora-unreadable", remedy=remedy)
 
 
-def of_another_base(source: str, here: Base) -> str | None:
+def base_warning(source: str, here: Base) -> str | None:
     """Return a warning if a file names another base than this one; None if it names this one or none."""
     metadata = header(source)
     if BASE not in metadata or (base := Base.from_json(metadata[BASE])).digest == here.digest:

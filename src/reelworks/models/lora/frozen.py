@@ -45,7 +45,7 @@ class Quantized(NamedTuple):
 def quantize(weight: Tensor, format: Format) -> Quantized:
     """Round a weight `[out, in]` to the nearest codes, scaled by the largest value of each row or block."""
     if weight.is_meta:  # every operation takes time there for no values
-        return _without_numbers(weight, format)
+        return _empty_codes(weight, format)
     rows = weight.float()
     if format == "nf4":
         rows = functional.pad(rows.flatten(), (0, -rows.numel() % _BLOCK)).view(-1, _BLOCK)
@@ -64,15 +64,15 @@ def quantize(weight: Tensor, format: Format) -> Quantized:
 def value(parameter: Tensor) -> Tensor:
     """Return the values of a parameter that may be stored in fp8, nf4 or GGUF's types, in float32 if it is."""
     if (codes := gguf_files.codes_of(parameter)) is not None:
-        return gguf_files.widened(codes)
-    weight = _as_stored(parameter, "nf4")
+        return gguf_files.dequantize(codes)
+    weight = _stored_codes(parameter, "nf4")
     if weight is None:
         return fp8.value(parameter)
     out, width = parameter.shape
     return dequantize(weight, "nf4", (out, width), torch.float32)
 
 
-def _as_stored(weight: Tensor, format: Format) -> Quantized | None:
+def _stored_codes(weight: Tensor, format: Format) -> Quantized | None:
     """Return the codes and scales of a weight that its file holds in the format; None if it holds another one."""
     if format == "nf4" and (packed := nf4_files.packed(weight)) is not None:
         return Quantized(packed.codes.flatten(), packed.scale.reshape(-1, 1))
@@ -82,7 +82,7 @@ def _as_stored(weight: Tensor, format: Format) -> Quantized | None:
     return Quantized(weight.detach().clone(), scale.contiguous())
 
 
-def _without_numbers(weight: Tensor, format: Format) -> Quantized:
+def _empty_codes(weight: Tensor, format: Format) -> Quantized:
     out, width = weight.shape
     if format == "nf4":
         blocks = -(-out * width // _BLOCK)
@@ -129,10 +129,10 @@ class FrozenLinear(nn.Linear, ABC):
     @property
     def weight(self) -> Tensor:  # type: ignore[override]
         """The weight in float32."""
-        return self.widened(torch.float32)
+        return self.dequantize(torch.float32)
 
     @abstractmethod
-    def widened(self, dtype: torch.dtype) -> Tensor:
+    def dequantize(self, dtype: torch.dtype) -> Tensor:
         """Return the weight in a dtype."""
 
     def forward(self, input: Tensor) -> Tensor:
@@ -154,13 +154,13 @@ class QuantizedLinear(FrozenLinear):
         super().__init__(layer)
         self.format = format
         # Rounded on the device, where that is fast.
-        weight = _as_stored(layer.weight, format) or quantize(value(layer.weight).to(device), format)
+        weight = _stored_codes(layer.weight, format) or quantize(value(layer.weight).to(device), format)
         # Scales of published files have more bits than bfloat16.
         self.wide_scale = not weight.scale.is_meta and not torch.equal(weight.scale, weight.scale.bfloat16().float())
         self.register_buffer("codes", weight.codes.to(device))
         self.register_buffer("scale", weight.scale.to(device))
 
-    def widened(self, dtype: torch.dtype) -> Tensor:
+    def dequantize(self, dtype: torch.dtype) -> Tensor:
         """Return the weight in a dtype."""
         shape = (self.out_features, self.in_features)
         if self.codes.is_meta:  # networks whose memory is estimated are asked for their weights often
@@ -181,11 +181,11 @@ class GgufLinear(FrozenLinear):
         self.kind = codes.type
         self.register_buffer("rows", codes.rows.to(device, copy=True))  # not in the file's pages
 
-    def widened(self, dtype: torch.dtype) -> Tensor:
+    def dequantize(self, dtype: torch.dtype) -> Tensor:
         """Return the weight in a dtype, rounded once."""
         if self.rows.is_meta:
             return torch.empty((self.out_features, self.in_features), dtype=dtype, device="meta")
-        return gguf_files.widened(gguf_files.Codes(self.rows, self.kind)).to(dtype)
+        return gguf_files.dequantize(gguf_files.Codes(self.rows, self.kind)).to(dtype)
 
 
 def quantized_layers(module: nn.Module) -> list[FrozenLinear]:
@@ -205,12 +205,12 @@ class _Product(torch.autograd.Function):
     def forward(ctx: Any, input: Tensor, layer: FrozenLinear) -> Tensor:
         ctx.layer = layer
         bias = None if layer.bias is None else layer.bias.to(input.dtype)
-        return functional.linear(input, layer.widened(input.dtype), bias)
+        return functional.linear(input, layer.dequantize(input.dtype), bias)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
         (grad,) = grad_outputs
-        return grad @ ctx.layer.widened(grad.dtype), None
+        return grad @ ctx.layer.dequantize(grad.dtype), None
 
 
 def store(
@@ -225,7 +225,7 @@ def store(
     product_dtype = torch.float32 if base == "float32" else compute
 
     count = sum(type(layer) is nn.Linear for block in blocks for layer in block.modules())
-    told = _Told(count, base) if base in FORMATS and device.type != "meta" else None
+    progress = _RoundingProgress(count, base) if base in FORMATS and device.type != "meta" else None
 
     def store_parameters(layer: nn.Module) -> None:
         dtype = product_dtype if isinstance(layer, PRODUCTS) else torch.float32
@@ -239,33 +239,33 @@ def store(
         for name, buffer in list(parent.named_buffers(recurse=False)):
             setattr(parent, name, buffer.to(device, torch.float32 if buffer.is_floating_point() else None))
         for name, child in list(parent.named_children()):
-            layer = _quantized(child, base, device) if inside and type(child) is nn.Linear else None
+            layer = _quantize_layer(child, base, device) if inside and type(child) is nn.Linear else None
             if layer is not None:
                 store_parameters(layer)
                 setattr(parent, name, layer)
-                if told is not None:
-                    told.one_more()
+                if progress is not None:
+                    progress.count_layer()
             else:
                 store_below(child, inside)
 
     store_below(module, inside=False)
 
 
-class _Told:
+class _RoundingProgress:
     """Says how far the rounding of a network is, which takes minutes for one of billions of parameters."""
 
     def __init__(self, layers: int, base: str) -> None:
         self._layers, self._done, self._latest = layers, 0, time.monotonic()
         logger.info(f"rounding {layers} layers to {base}")
 
-    def one_more(self) -> None:
+    def count_layer(self) -> None:
         self._done += 1
         if time.monotonic() - self._latest >= _SECONDS_BETWEEN_LINES:
             self._latest = time.monotonic()
             logger.info(f"{self._done} of {self._layers} layers are rounded")
 
 
-def _quantized(layer: nn.Linear, base: BaseStorage, device: torch.device) -> FrozenLinear | None:
+def _quantize_layer(layer: nn.Linear, base: BaseStorage, device: torch.device) -> FrozenLinear | None:
     """Return a linear layer in a quantised format; None if the base, or in GGUF its file, has no codes for it."""
     if base == "gguf":
         codes = gguf_files.codes_of(layer.weight)

@@ -76,7 +76,7 @@ def weights(module: nn.Module) -> dict[str, Tensor]:
 
 
 @contextmanager
-def adapters_disabled(module: nn.Module) -> Iterator[None]:
+def disable_adapters(module: nn.Module) -> Iterator[None]:
     """Run a network as its base. `requires_grad` is unchanged, since FSDP reads it when a unit is first called."""
     tuners: Any = importlib.import_module("peft.tuners.tuners_utils")
     layers = [child for child in module.modules() if isinstance(child, tuners.BaseTunerLayer)]
@@ -104,7 +104,7 @@ def scale(module: nn.Module, factor: float) -> None:
 
 
 @torch.no_grad()
-def merged(module: nn.Module) -> dict[str, Tensor]:
+def merge(module: nn.Module) -> dict[str, Tensor]:
     """Merge a LoRA into its network, in place, and return all weights under their names without a LoRA."""
     tuners: Any = importlib.import_module("peft.tuners.tuners_utils")
     for child in list(module.modules()):
@@ -115,7 +115,7 @@ def merged(module: nn.Module) -> dict[str, Tensor]:
     return {name.replace(".base_layer.", "."): v for name, v in state.items() if name not in low_rank}
 
 
-def by_layer(state: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+def group_by_layer(state: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     """Return an adapter's tensors by layer and then by kind, such as "A"."""
     layers: dict[str, dict[str, Tensor]] = {}
     for key, (layer, kind) in parts(state).items():

@@ -89,10 +89,10 @@ def _add(layer: nn.Module, kinds: Mapping[str, Tensor]) -> None:
     layer.register_buffer(_A, kinds["A"].to(device, torch.float32), persistent=False)
     layer.register_buffer(_B, kinds["B"].to(device, torch.float32), persistent=False)
     setattr(layer, _IS_ON, True)
-    layer.register_forward_hook(_updated)
+    layer.register_forward_hook(_add_update)
 
 
-def _updated(layer: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+def _add_update(layer: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
     """Return the output of a layer with the adapter's product; autocast lowers it as it does the layer's own."""
     if not getattr(layer, _IS_ON):
         return output
@@ -102,7 +102,7 @@ def _updated(layer: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tens
 
 
 @contextmanager
-def dropped(module: nn.Module) -> Iterator[None]:
+def disable(module: nn.Module) -> Iterator[None]:
     """Run a network without its training adapter, if it has one; the trained LoRA stays."""
     layers = [child for child in module.modules() if hasattr(child, _IS_ON)]
     for layer in layers:

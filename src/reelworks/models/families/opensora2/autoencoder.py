@@ -14,7 +14,7 @@ from typing import NamedTuple, final
 import torch
 from torch import Tensor, nn
 
-from reelworks.models import registry, undrawn, weights
+from reelworks.models import meta_init, registry, weights
 from reelworks.models.api import Autoencoder
 from reelworks.models.autoencoders.diffusers_kl import CONTRACT, config_of, require_names
 from reelworks.models.components import autoencoder_geometry
@@ -149,7 +149,7 @@ def build(config: AutoencoderConfig, sizes: Sizes = PUBLISHED) -> VideoDCAutoenc
     config_of(config)
     if config.weights.endswith(".safetensors"):
         require_names(config, weights.shapes(config.weights, field))
-    with undrawn.on_meta():
+    with meta_init.build_on_meta():
         network = AutoencoderVideoDC(sizes)
     weights.load_into(network, weights.read(config.weights, field, file=facts.file), config.weights, field)
     return VideoDCAutoencoder(config, network, sizes.latent_channels)

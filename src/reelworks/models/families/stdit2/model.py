@@ -14,10 +14,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from reelworks.distributed.sequence import SequenceGroup, Shares
+from reelworks.distributed.sequence import Shares
 from reelworks.models.families.stdit2.spec import STDiT2Config
 from reelworks.models.families.stdit3 import layers
-from reelworks.models.families.stdit3.model import FinalLayer, modulate, modulation_of_frames, run_block, shares_of
+from reelworks.models.families.stdit3.model import FinalLayer, STDiT, modulate, modulation_of_frames
 from reelworks.models.recompute import Recompute
 
 
@@ -64,18 +64,12 @@ class Block(nn.Module):
         return torch.addcmul(x_BTSD, mlp_gate, self.mlp(modulate(x_BTSD, mlp_shift, mlp_scale)))
 
 
-class STDiT2(nn.Module):
+class STDiT2(STDiT):
     """The STDiT2 network; see the module's docstring."""
 
     def __init__(self, config: STDiT2Config, *, gradient_checkpointing: Recompute = False) -> None:
-        super().__init__()
+        super().__init__(config, gradient_checkpointing)
         D = config.hidden_size
-        self.config, self.gradient_checkpointing = config, gradient_checkpointing
-        self.sequence: SequenceGroup | None = None  # ranks that share the tokens of this one's clips
-        self.rope = layers.RotaryEmbedding(config.head_dim)
-        self.pos_embed = layers.PositionEmbedding(D, config.input_sq_size)
-        self.x_embedder = layers.PatchEmbedding(config.in_channels, D, config.patch_size)
-        self.t_embedder = layers.ScalarEmbedding(D)
         self.csize_embedder = layers.ScalarEmbedding(D // 3)
         self.ar_embedder = layers.ScalarEmbedding(D // 3)
         self.fl_embedder = layers.ScalarEmbedding(D)
@@ -110,10 +104,7 @@ class STDiT2(nn.Module):
             num_frames: `[n]` number of latent frames of the clip.
             ar: `[n]` height / width.
         """
-        B, _, T, H, W = x.shape
-        grid = (-(-H // self.config.patch_size[1]), -(-W // self.config.patch_size[2]))
-        tokens = self.x_embedder(x)
-        tokens = tokens + self.pos_embed(grid, height[0], width[0]).to(tokens.dtype)
+        B = len(x)
         sizes = (self.csize_embedder(height), self.csize_embedder(width), self.ar_embedder(ar))
         size_BD = layers.tile_rows(torch.cat(sizes, dim=-1), B)
         length_BD = layers.tile_rows(self.fl_embedder(num_frames) + self.fps_embedder(fps), B)
@@ -124,16 +115,7 @@ class STDiT2(nn.Module):
             modulation_of_frames(self.t_block, time_BD + size_BD, sized_BD, x_mask),
             modulation_of_frames(self.t_block_temp, time_BD + length_BD, long_BD, x_mask),
         )
-        text_BLD = self.y_embedder(y.squeeze(1), drop_text)
-        mask_B11L = None if mask is None else layers.tile_rows(mask.bool(), B)[:, None, None]
-        rotation = self.rope(T)
-        shares, tokens = shares_of(self.sequence, tokens)
-        given = (text_BLD, mask_B11L, modulation, rotation, shares)
-        for block in self.blocks:
-            tokens = run_block(block, self.gradient_checkpointing, tokens, *given)
         # As in v1.1, sizes enter only the final modulation of condition frames.
-        patches = self.final_layer(tokens, time_BD, sized_BD, x_mask)
-        if shares is not None:
-            patches = shares.gather(patches, 2)
-        # Cloned because FSDP2 warns of an output that is a view; it is small.
-        return layers.unpatchify(patches, grid, self.config.patch_size)[..., :H, :W].float().clone()
+        return self.transform(
+            x, y, mask, drop_text, (height, width), self.blocks, modulation, time_BD, sized_BD, x_mask
+        )

@@ -9,6 +9,8 @@ L text tokens, K caption width; R is T if frames differ in their timesteps, else
 
 from __future__ import annotations
 
+from abc import ABC
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -101,24 +103,13 @@ def modulation_of_frames(
     return out.view(*out.shape[:2], -1, time_BD.shape[-1])
 
 
-def shares_of(sequence: SequenceGroup | None, tokens_BTSD: Tensor) -> tuple[Shares | None, Tensor]:
-    """Divide the tokens of each frame over the ranks of a group; a position is then on one rank in all frames."""
-    if sequence is None:
-        return None, tokens_BTSD
-    shares = sequence.shares(tokens_BTSD.shape[2])
-    return shares, shares.split(tokens_BTSD, 2)
+class STDiT(nn.Module, ABC):
+    """The parts that STDiT2 and STDiT3 have in common; their further modules stand in the order of the release."""
 
+    y_embedder: nn.Module
+    final_layer: nn.Module
 
-def run_block(block: nn.Module, gradient_checkpointing: Recompute, *args: Any) -> Tensor:
-    """Call a block; with gradient checkpointing, less is stored for the backward pass."""
-    out: Tensor = recompute.run_block(block, gradient_checkpointing, *args)
-    return out
-
-
-class STDiT3(nn.Module):
-    """The STDiT3 network; see the module's docstring."""
-
-    def __init__(self, config: STDiT3Config, *, gradient_checkpointing: Recompute = False) -> None:
+    def __init__(self, config: STDiT3Config, gradient_checkpointing: Recompute) -> None:
         super().__init__()
         D = config.hidden_size
         self.config, self.gradient_checkpointing = config, gradient_checkpointing
@@ -127,6 +118,52 @@ class STDiT3(nn.Module):
         self.pos_embed = layers.PositionEmbedding(D, config.input_sq_size)
         self.x_embedder = layers.PatchEmbedding(config.in_channels, D, config.patch_size)
         self.t_embedder = layers.ScalarEmbedding(D)
+
+    def transform(
+        self,
+        x: Tensor,
+        y: Tensor,
+        mask: Tensor | None,
+        drop_text: Tensor | None,
+        size: tuple[Tensor, Tensor],
+        blocks: Iterable[nn.Module],
+        modulation: Any,
+        *final: Tensor | None,
+    ) -> Tensor:
+        """Return `[B, out_channels, T, H, W]` in float32: the latents as tokens, through blocks, as latents again.
+
+        Args:
+            x: As in `STDiT3.forward`, like `y`, `mask` and `drop_text`.
+            size: Height and width of the clips.
+            blocks: Blocks in the order of their use.
+            modulation: Modulation that all blocks are given.
+            final: Further inputs of the final layer.
+        """
+        B, _, T, H, W = x.shape
+        _, ph, pw = self.config.patch_size
+        grid = (-(-H // ph), -(-W // pw))
+        tokens = self.x_embedder(x)
+        tokens = tokens + self.pos_embed(grid, size[0][0], size[1][0]).to(tokens.dtype)
+        text_BLD = self.y_embedder(y.squeeze(1), drop_text)
+        mask_B11L = None if mask is None else layers.tile_rows(mask.bool(), B)[:, None, None]
+        # The tokens of each frame are divided over the ranks of a group; a position is on one rank in all frames.
+        shares = None if self.sequence is None else self.sequence.shares(tokens.shape[2])
+        tokens = tokens if shares is None else shares.split(tokens, 2)
+        given = (text_BLD, mask_B11L, modulation, self.rope(T), shares)
+        for block in blocks:
+            tokens = recompute.run_block(block, self.gradient_checkpointing, tokens, *given)
+        patches = self.final_layer(tokens, *final)
+        patches = patches if shares is None else shares.gather(patches, 2)
+        # Cloned because FSDP2 warns of an output that is a view; it is small.
+        return layers.unpatchify(patches, grid, self.config.patch_size)[..., :H, :W].float().clone()
+
+
+class STDiT3(STDiT):
+    """The STDiT3 network; see the module's docstring."""
+
+    def __init__(self, config: STDiT3Config, *, gradient_checkpointing: Recompute = False) -> None:
+        super().__init__(config, gradient_checkpointing)
+        D = config.hidden_size
         self.fps_embedder = layers.ScalarEmbedding(D)
         self.t_block = nn.Sequential(nn.SiLU(), nn.Linear(D, 6 * D))
         self.y_embedder = layers.CaptionEmbedding(config.caption_channels, D, config.model_max_length)
@@ -161,25 +198,9 @@ class STDiT3(nn.Module):
             width: `[n]` pixels, likewise.
             drop_text: `[B]` True where the caption is replaced by the empty one; its mask stays.
         """
-        B, _, T, H, W = x.shape
-        grid = (-(-H // self.config.patch_size[1]), -(-W // self.config.patch_size[2]))
-        tokens = self.x_embedder(x)
-        tokens = tokens + self.pos_embed(grid, height[0], width[0]).to(tokens.dtype)
-        fps_BD = self.fps_embedder(layers.tile_rows(fps, B))
+        fps_BD = self.fps_embedder(layers.tile_rows(fps, len(x)))
         time_BD = self.t_embedder(timestep) + fps_BD
         clean_BD = None if x_mask is None else self.t_embedder(torch.zeros_like(timestep)) + fps_BD
         modulation = modulation_of_frames(self.t_block, time_BD, clean_BD, x_mask)
-        text_BLD = self.y_embedder(y.squeeze(1), drop_text)
-        mask_B11L = None if mask is None else layers.tile_rows(mask.bool(), B)[:, None, None]
-        rotation = self.rope(T)
-        shares, tokens = shares_of(self.sequence, tokens)
-        for pair in zip(self.spatial_blocks, self.temporal_blocks, strict=True):
-            for block in pair:
-                tokens = run_block(
-                    block, self.gradient_checkpointing, tokens, text_BLD, mask_B11L, modulation, rotation, shares
-                )
-        patches = self.final_layer(tokens, time_BD, clean_BD, x_mask)
-        if shares is not None:
-            patches = shares.gather(patches, 2)
-        # Cloned because FSDP2 warns of an output that is a view; it is small.
-        return layers.unpatchify(patches, grid, self.config.patch_size)[..., :H, :W].float().clone()
+        blocks = (block for pair in zip(self.spatial_blocks, self.temporal_blocks, strict=True) for block in pair)
+        return self.transform(x, y, mask, drop_text, (height, width), blocks, modulation, time_BD, clean_BD, x_mask)

@@ -1,6 +1,6 @@
-"""Share the tokens of an LTX-Video network over ranks.
+"""Share the video tokens of a network over ranks where diffusers' own plan shares captions too.
 
-diffusers' plan shares captions too, for which its attention has no backward pass, and not the times of tokens.
+Its attention has no backward pass for these. Nor does such a plan share the times of tokens, or all angles.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ from typing import Any
 ATTENTIONS = r"transformer_blocks\.\d+\.attn1"  # names of attentions among divided tokens
 
 
-def plan(_network: Any) -> dict[str, Any]:
+def plan(network: Any) -> dict[str, Any]:
     """Return where tokens are divided and gathered, in the terms of diffusers."""
     parallel: Any = importlib.import_module("diffusers.models._modeling_parallel")
     tokens = parallel.ContextParallelInput
-    angles = tokens(split_dim=1, expected_dims=3, split_output=True)
+    # Angles of positions are [B, A, tokens, width] if they are "split", and else [B, tokens, width].
+    dim, dims = (2, 4) if network.config.get("rope_type") == "split" else (1, 3)
+    angles = tokens(split_dim=dim, expected_dims=dims, split_output=True)
     return {
         "": {
             "hidden_states": tokens(split_dim=1, expected_dims=3),

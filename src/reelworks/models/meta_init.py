@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 
 @contextlib.contextmanager
-def on_meta() -> Iterator[None]:
+def build_on_meta() -> Iterator[None]:
     """Build what is built in this context on `meta`; fresh weights are not drawn, which takes most of the time there."""
     with torch.device("meta"), _WithoutDraws():
         yield
