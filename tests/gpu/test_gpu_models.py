@@ -197,5 +197,5 @@ def test_a_kernel_of_attention_is_near_the_native_one(device: str, name: str, ke
     native, other = contract.build(name, compute=torch.bfloat16), contract.build(name, compute=torch.bfloat16)
     attention.use(other, kernel, torch.device(device))
     expected = answer_on(device, native, inputs)
-    with attention.preferred(kernel):
+    with attention.prefer(kernel):
         check_alike(expected, answer_on(device, other, inputs))

@@ -234,7 +234,7 @@ def evaluate(
         clips = data.held_out()
         if not len(clips):
             raise _nothing_held_out(source)
-        with attention.preferred(recipe.model.attention), closing(_pool(recipe)) as pool:
+        with attention.prefer(recipe.model.attention), closing(_pool(recipe)) as pool:
             model = source.load(recipe, world)
             attention.use(model.denoiser, recipe.model.attention, world.device)
             stored = encoding.open_store(data) if recipe.encode.store else None

@@ -196,7 +196,7 @@ def _published_scheduler(source: str | None) -> Any:
     # Any scheduler class reads the config; the file names the right one.
     any_class = optional_imports.from_diffusers("FlowMatchEulerDiscreteScheduler")
     try:
-        name, revision = hub.pretrained(source)
+        name, revision = hub.pretrained_arguments(source)
         return any_class.load_config(name, **revision, subfolder="scheduler")
     except (OSError, ValueError):
         return None  # the weights come without a scheduler

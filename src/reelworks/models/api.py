@@ -170,7 +170,7 @@ class FamilyNetwork(Protocol):
             UserError: If nothing readable is found, or keys or shapes differ; the message lists the first.
         """
 
-    def renamed(self, module: Any, config: Any, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    def rename_keys(self, module: Any, config: Any, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Rename the tensors of a model's original release to this network's keys, as far as known."""
 
     def learns_variance(self, config: Any, source: str, channels: int) -> bool:

@@ -73,7 +73,7 @@ def use(denoiser: Denoiser, name: Attention, device: torch.device) -> None:
 
 
 @contextmanager
-def preferred(name: Attention) -> Iterator[None]:
+def prefer(name: Attention) -> Iterator[None]:
     """Prefer a kernel in torch's own attention while open, in recomputations of the backward pass too.
 
     Raises:

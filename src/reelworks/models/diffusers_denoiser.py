@@ -175,17 +175,17 @@ class DiffusersNetwork:
         if not is_mapped:
             if nf4_files.has_any(state):
                 raise nf4_files.unsupported("only the frozen base of a LoRA can be")
-            weights.load_into(module, self._fitted(module, config, fp8.dequantize_all(state), part), source)
+            weights.load_into(module, self._match_network(module, config, fp8.dequantize_all(state), part), source)
             return
         if any(gguf_files.codes_of(value) is not None for value in state.values()):
             self._load_gguf(module, config, source, state, part)
             return
         state, *nf4 = nf4_files.read_quantized(state)
         state, scales = fp8.read_quantized(state)
-        weights.load_into(module, self._fitted(module, config, state, part), source)
-        fp8.attach(module, self._fitted(module, config, scales, part))
+        weights.load_into(module, self._match_network(module, config, state, part), source)
+        fp8.attach(module, self._match_network(module, config, scales, part))
         if any(parameter.is_meta for parameter in module.parameters()):
-            codes, blocks = (self._fitted(module, config, one, part) for one in nf4)
+            codes, blocks = (self._match_network(module, config, one, part) for one in nf4)
             nf4_files.attach(module, codes, blocks)
 
     def _load_gguf(
@@ -194,14 +194,14 @@ class DiffusersNetwork:
         """Load weights on `meta`, which give their codes to the parameters that consist of whole rows of one type."""
 
         def numbers() -> dict[str, Tensor]:
-            return self._fitted(module, config, gguf_files.row_numbers(state), part)
+            return self._match_network(module, config, gguf_files.row_numbers(state), part)
 
         state = gguf_files.dequantize_broken(state, numbers())
         fitted = numbers()
-        weights.load_into(module, self._fitted(module, config, state, part), source)
+        weights.load_into(module, self._match_network(module, config, state, part), source)
         gguf_files.attach(module, state, fitted)
 
-    def _fitted(
+    def _match_network(
         self, module: nn.Module, config: FamilyConfig, state: dict[str, Tensor], part: str | None
     ) -> dict[str, Tensor]:
         """Give tensors the keys of the network, and missing columns."""
@@ -209,7 +209,7 @@ class DiffusersNetwork:
         state = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)} or state
         own = module.state_dict().keys()
         if not own <= state.keys():  # releases without a prefix have some names of diffusers too
-            renamed = self.renamed(module, config, state)
+            renamed = self.rename_keys(module, config, state)
             if len(own & renamed.keys()) > len(own & state.keys()):
                 state = renamed
         if (name := config.network.widened) is not None and name in state:
@@ -217,7 +217,7 @@ class DiffusersNetwork:
             state[name] = pad(state[name], (0, max(missing, 0)))
         return state
 
-    def renamed(self, module: Any, config: FamilyConfig, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    def rename_keys(self, module: Any, config: FamilyConfig, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Rename the tensors of a release to the keys of diffusers, where diffusers has a mapping."""
         single: Any = importlib.import_module("diffusers.loaders.single_file_model")
         loadable = single.SINGLE_FILE_LOADABLE_CLASSES.get(config.network.name)
@@ -298,7 +298,7 @@ def grid(*lengths: int, device: torch.device) -> Tensor:
     return torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).flatten(0, -2)
 
 
-def guided(text: TextEmbedding, guidance_scale: float, fps: float, config: Any) -> dict[str, Any]:
+def guidance_arguments(text: TextEmbedding, guidance_scale: float, fps: float, config: Any) -> dict[str, Any]:
     """Return pipeline arguments: embeddings of the caption and the empty caption, and the guidance scale."""
     return {
         "prompt_embeds": text.tokens[:1],
@@ -307,9 +307,9 @@ def guided(text: TextEmbedding, guidance_scale: float, fps: float, config: Any) 
     }
 
 
-def guided_and_pooled(text: TextEmbedding, guidance_scale: float, fps: float, config: Any) -> dict[str, Any]:
-    """Return the arguments of `guided` and the pooled caption embeddings."""
-    return guided(text, guidance_scale, fps, config) | {
+def pooled_guidance_arguments(text: TextEmbedding, guidance_scale: float, fps: float, config: Any) -> dict[str, Any]:
+    """Return the arguments of `guidance_arguments` and the pooled caption embeddings."""
+    return guidance_arguments(text, guidance_scale, fps, config) | {
         "pooled_prompt_embeds": text.pooled[:1],
         "negative_pooled_prompt_embeds": text.pooled[1:],
     }

@@ -43,7 +43,7 @@ def strip_revision(source: str) -> str:
     return source if found is None or Path(source).expanduser().exists() else found.repository
 
 
-def pretrained(source: str) -> tuple[str, dict[str, str]]:
+def pretrained_arguments(source: str) -> tuple[str, dict[str, str]]:
     """Return what `from_pretrained` of transformers and diffusers gets for a source: its name, and its revision if any."""
     found = parse(source)
     if found is None or found.revision is None or Path(source).expanduser().exists():
@@ -84,7 +84,7 @@ def commit_of(snapshot: Path) -> str | None:
     return folder.name if folder.parent.name == "snapshots" else None
 
 
-def pinned(source: str, place: Path) -> str | None:
+def pin_commit(source: str, place: Path) -> str | None:
     """Return a hub id with the commit that was downloaded to a place; None for a source on this machine."""
     commit = None if Path(source).expanduser().exists() else commit_of(place)
     return None if commit is None else f"{strip_revision(source)}@{commit}"

@@ -110,7 +110,7 @@ def _spellings(first: str, bare: Shapes) -> list[Shapes]:
     spellings = [bare]
     for prefix in ("", "model.diffusion_model."):
         state = {prefix + key: torch.empty(shape, device="meta") for key, shape in bare.items()}
-        spellings.append(weights.shapes_of(family.renamed(_network(first), config, state)))
+        spellings.append(weights.shapes_of(family.rename_keys(_network(first), config, state)))
     return spellings
 
 

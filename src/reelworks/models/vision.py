@@ -65,7 +65,7 @@ def _load(name: str, source: str, folder: str, **options: Any) -> Any:
     field = "model.image_encoder"
     require_there(source, field)
     kind = getattr(optional_imports.transformers(), name)
-    name_there, revision = hub.pretrained(source)
+    name_there, revision = hub.pretrained_arguments(source)
     options |= revision
     try:
         try:

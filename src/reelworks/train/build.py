@@ -112,7 +112,7 @@ def require_sources(recipe: Recipe, *, resumed: bool = False, trains: bool = Tru
             places[source] = weights.require_there(source, field)
     if trains and recipe.lora is not None and recipe.lora.training_adapter is not None:
         weights.require_file(recipe.lora.training_adapter, "lora.training_adapter")
-    pinned = {field: hub.pinned(source, places[source]) for field, source in sources.items() if source is not None}
+    pinned = {field: hub.pin_commit(source, places[source]) for field, source in sources.items() if source is not None}
     return {field: hub_id for field, hub_id in pinned.items() if hub_id is not None}
 
 

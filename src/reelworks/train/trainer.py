@@ -158,7 +158,7 @@ def run(
             stack.callback(stored.close)
 
         # Build the model.
-        stack.enter_context(attention.preferred(recipe.model.attention))
+        stack.enter_context(attention.prefer(recipe.model.attention))
         step = resume.pick(this_run, recipe, options.resume)
         resumed = step is not None
         if resumed and world.is_main:

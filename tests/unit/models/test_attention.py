@@ -69,17 +69,17 @@ def test_a_version_is_active_while_training_and_gives_its_reason(monkeypatch: py
     monkeypatch.setattr(torch.nn.attention._registry, "_FLASH_ATTENTION_IMPLS", {"FA4": kernels.register})
     monkeypatch.setattr(attention, "_reason_against_version", lambda version: "")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    with attention.preferred("flash-4"):
+    with attention.prefer("flash-4"):
         assert kernels.are_active
     assert not kernels.are_active
     query = torch.zeros(1, 2, 4, 8, dtype=torch.bfloat16)  # on the CPU, which torch's call of the kernel refuses
     with (
         refused("attention-cannot-serve", "model.attention", says="inputs must be CUDA tensors"),
-        attention.preferred("flash-4"),
+        attention.prefer("flash-4"),
     ):
         torch.nn.attention._fa3._fa3_scaled_dot_product_flash_attention_forward_impl_default(query, query, query)
     assert not kernels.are_active
-    with pytest.raises(RuntimeError, match="elsewhere"), attention.preferred("flash-4"):
+    with pytest.raises(RuntimeError, match="elsewhere"), attention.prefer("flash-4"):
         raise RuntimeError("not supported elsewhere")
 
 
@@ -91,7 +91,7 @@ def test_native_attention_is_left_as_it_is() -> None:
     before = contract.answer(denoiser, inputs)
     denoiser.module.zero_grad()
     attention.use(denoiser, "native", CPU)
-    with attention.preferred("native"):
+    with attention.prefer("native"):
         after = contract.answer(denoiser, inputs)
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
@@ -99,9 +99,9 @@ def test_native_attention_is_left_as_it_is() -> None:
 
 def test_a_mask_that_a_kernel_does_not_take_is_told_as_such() -> None:
     """In the words of diffusers, which shows it at the first call."""
-    with refused("attention-cannot-serve", "model.attention", says="takes no masks"), attention.preferred("flash"):
+    with refused("attention-cannot-serve", "model.attention", says="takes no masks"), attention.prefer("flash"):
         raise ValueError("`attn_mask` is not supported for flash-attn 2.")
-    with pytest.raises(ValueError, match="another"), attention.preferred("flash"):
+    with pytest.raises(ValueError, match="another"), attention.prefer("flash"):
         raise ValueError("another")
 
 

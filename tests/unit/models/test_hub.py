@@ -59,11 +59,11 @@ def test_a_revision_is_a_name_or_a_commit(served, tmp_path, revision):
     asked = f"owner/name@{commit if revision == 'commit' else revision}"
     place = weights.require_there(asked, "model.weights")
     assert (place / "config.json").read_bytes() == FILE + b"first"
-    assert hub.pinned(asked, place) == f"owner/name@{commit}"
+    assert hub.pin_commit(asked, place) == f"owner/name@{commit}"
     assert hub.strip_revision(asked) == "owner/name"
     name, _, kept = asked.partition("@")
-    assert hub.pretrained(asked) == (name, {"revision": kept})
-    assert hub.pretrained("owner/name") == ("owner/name", {})
+    assert hub.pretrained_arguments(asked) == (name, {"revision": kept})
+    assert hub.pretrained_arguments("owner/name") == ("owner/name", {})
 
 
 def test_a_folder_with_the_name_of_a_revision_is_a_folder(tmp_path, monkeypatch):
@@ -72,8 +72,8 @@ def test_a_folder_with_the_name_of_a_revision_is_a_folder(tmp_path, monkeypatch)
     folder.mkdir(parents=True)
     source = "owner/name@v1"
     assert weights.require_there(source, "model.weights").resolve() == folder
-    assert (hub.pretrained(source), hub.strip_revision(source)) == ((source, {}), source)
-    assert hub.pinned(source, folder) is None
+    assert (hub.pretrained_arguments(source), hub.strip_revision(source)) == ((source, {}), source)
+    assert hub.pin_commit(source, folder) is None
 
 
 def test_a_line_that_breaks_is_taken_up_again(served, tmp_path):

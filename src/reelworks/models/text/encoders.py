@@ -117,7 +117,7 @@ def _without_others(known: PublishedText, source: str, network: DiffusersNetwork
     if known.asks_autoencoder is not None:  # the pipeline's constructor reads its sizes
         with torch.device("meta"):
             parts["vae"] = optional_imports.from_diffusers(known.asks_autoencoder)()
-    name, revision = hub.pretrained(source)
+    name, revision = hub.pretrained_arguments(source)
     pipeline = kind.from_pretrained(name, **revision, dtype=_STORAGE, **parts)
     pipeline.register_modules(**dict.fromkeys(unused))
     if known.sees_pictures and network.load_processor is not None:
@@ -171,7 +171,7 @@ class T5TextEncoder:
 def _load_t5(source: str) -> tuple[Any, Any]:
     transformers = optional_imports.transformers()
     try:
-        name, revision = hub.pretrained(source)
+        name, revision = hub.pretrained_arguments(source)
         tokenizer = transformers.AutoTokenizer.from_pretrained(name, **revision)
         model = transformers.T5EncoderModel.from_pretrained(name, **revision, dtype=_STORAGE)
     except Exception as error:  # damaged files raise errors of any kind
@@ -209,7 +209,7 @@ def _find(source: str, part: str) -> TextNetwork | None:
     """Return kind and vocabulary of a text network, or None if no config can be read."""
     try:
         read = optional_imports.transformers().AutoConfig.from_pretrained
-        name, revision = hub.pretrained(source)
+        name, revision = hub.pretrained_arguments(source)
         config = read(name, **revision, subfolder=part).get_text_config()
         return TextNetwork(part, config.model_type, config.vocab_size)
     except Exception:  # damaged files raise errors of any kind; the loader reports them

@@ -27,7 +27,7 @@ class TextParts:
 def load_text_parts(source: str, dtype: torch.dtype) -> TextParts:
     """Load the text encoder and the tokenizer from their folders; captions need no picture processor."""
     library = optional_imports.transformers()
-    name, options = hub.pretrained(source)
+    name, options = hub.pretrained_arguments(source)
     kind = library.Qwen3VLForConditionalGeneration
     encoder = kind.from_pretrained(name, **options, subfolder="text_encoder", dtype=dtype)
     return TextParts(encoder, library.AutoTokenizer.from_pretrained(name, **options, subfolder="tokenizer"))

@@ -10,7 +10,15 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from reelworks.models.api import PURE_NOISE, DenoiserInputs, TextEmbedding
-from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, embedded, grid, guided, pack, unpack
+from reelworks.models.diffusers_denoiser import (
+    DiffusersNetwork,
+    EncodedText,
+    embedded,
+    grid,
+    guidance_arguments,
+    pack,
+    unpack,
+)
 from reelworks.models.families.chroma.spec import ChromaConfig
 
 _OTHERS = 3  # arguments of a block with one stream without the mask
@@ -62,7 +70,7 @@ def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: list
 
 def pipeline_arguments(text: TextEmbedding, guidance_scale: float, fps: float, config: ChromaConfig) -> dict[str, Any]:
     """Return the arguments of a pipeline call; masks must be of booleans, since others are added to attention."""
-    return guided(text, guidance_scale, fps, config) | {
+    return guidance_arguments(text, guidance_scale, fps, config) | {
         "prompt_attention_mask": text.mask[:1],
         "negative_prompt_attention_mask": text.mask[1:],
     }

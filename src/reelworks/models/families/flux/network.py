@@ -10,7 +10,14 @@ from torch.nn.functional import pad
 
 from reelworks.models import diffusers_denoiser
 from reelworks.models.api import PURE_NOISE, DenoiserInputs, TextEmbedding
-from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, grid, guided_and_pooled, pack, unpack
+from reelworks.models.diffusers_denoiser import (
+    DiffusersNetwork,
+    EncodedText,
+    grid,
+    pack,
+    pooled_guidance_arguments,
+    unpack,
+)
 from reelworks.models.families.flux.spec import FluxConfig
 
 
@@ -53,7 +60,7 @@ def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: list
 
 def pipeline_arguments(text: TextEmbedding, guidance_scale: float, fps: float, config: FluxConfig) -> dict[str, Any]:
     """Return the arguments of a pipeline call; a network without a guidance input gets a second pass."""
-    values = guided_and_pooled(text, guidance_scale, fps, config)
+    values = pooled_guidance_arguments(text, guidance_scale, fps, config)
     if config.guidance_embeds:
         return values
     return values | {"true_cfg_scale": values.pop("guidance_scale")}

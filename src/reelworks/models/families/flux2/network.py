@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from reelworks.models.api import PURE_NOISE, DenoiserInputs, TextEmbedding
-from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, embedded, grid, guided
+from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, embedded, grid, guidance_arguments
 from reelworks.models.families.flux2.spec import Flux2Config
 
 _SOURCE = 10  # index of the first source on the picture axis, and distance to the next one
@@ -52,7 +52,7 @@ def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: list
 
 def pipeline_arguments(text: TextEmbedding, guidance_scale: float, fps: float, config: Flux2Config) -> dict[str, Any]:
     """Return the arguments of a pipeline call; a network without a guidance input gets a second pass."""
-    values = guided(text, guidance_scale, fps, config)
+    values = guidance_arguments(text, guidance_scale, fps, config)
     if config.guidance_embeds:
         del values["negative_prompt_embeds"]
     return values

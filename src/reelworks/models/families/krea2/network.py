@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from reelworks.models.api import PURE_NOISE, DenoiserInputs, TextEmbedding
-from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, grid, guided, pack, unpack
+from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, grid, guidance_arguments, pack, unpack
 from reelworks.models.families.krea2.spec import Krea2Config
 
 
@@ -44,7 +44,7 @@ def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: list
 
 def pipeline_arguments(text: TextEmbedding, guidance_scale: float, fps: float, config: Krea2Config) -> dict[str, Any]:
     """Return the arguments of a pipeline call, whose guidance scale is lower by 1."""
-    return guided(text._replace(tokens=_layers(text.tokens, config)), guidance_scale - 1, fps, config) | {
+    return guidance_arguments(text._replace(tokens=_layers(text.tokens, config)), guidance_scale - 1, fps, config) | {
         "prompt_embeds_mask": text.mask[:1],
         "negative_prompt_embeds_mask": text.mask[1:],
     }

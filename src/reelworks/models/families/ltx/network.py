@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from reelworks.models.api import DenoiserInputs, TextEmbedding
-from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, grid, guided, with_sources
+from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, grid, guidance_arguments, with_sources
 from reelworks.models.families.ltx.spec import LTXConfig
 
 _STRIDE = (8, 32, 32)  # pixels per latent element of its autoencoder
@@ -53,7 +53,7 @@ def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: list
 
 def pipeline_arguments(text: TextEmbedding, guidance_scale: float, fps: float, config: LTXConfig) -> dict[str, Any]:
     """Return the arguments of a pipeline call, which include the frame rate."""
-    return guided(text, guidance_scale, fps, config) | {
+    return guidance_arguments(text, guidance_scale, fps, config) | {
         "prompt_attention_mask": text.mask[:1],
         "negative_prompt_attention_mask": text.mask[1:],
         "frame_rate": fps,

@@ -47,7 +47,7 @@ class OpenSora2Network:
             state |= {key: torch.zeros(value.shape) for key, value in fresh.items()}
         weights.load_into(module, state, source)
 
-    def renamed(self, module: Any, config: OpenSora2Config, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    def rename_keys(self, module: Any, config: OpenSora2Config, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the tensors unchanged: this network has the keys of the release."""
         return state
 

@@ -15,7 +15,14 @@ from torch.nn.utils.rnn import pad_sequence
 from reelworks.core import optional_imports
 from reelworks.models import hub
 from reelworks.models.api import PURE_NOISE, DenoiserInputs, TextEmbedding
-from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, embedded, guided, pack, unpack
+from reelworks.models.diffusers_denoiser import (
+    DiffusersNetwork,
+    EncodedText,
+    embedded,
+    guidance_arguments,
+    pack,
+    unpack,
+)
 from reelworks.models.families.qwen_image.spec import QwenImageConfig
 
 _PICTURE = "<|image_pad|>"  # occurs in the text once for each token of the picture
@@ -45,7 +52,7 @@ class ImagePlaceholderTokens:
 def load(tokenizer: Any, source: str) -> ImagePlaceholderTokens:
     """Load the picture processor from its folder in a pipeline."""
     kind = optional_imports.transformers().Qwen2VLImageProcessorPil
-    name, revision = hub.pretrained(source)
+    name, revision = hub.pretrained_arguments(source)
     return ImagePlaceholderTokens(tokenizer, kind.from_pretrained(name, **revision, subfolder="processor"))
 
 
@@ -113,7 +120,7 @@ def pipeline_arguments(
     text: TextEmbedding, guidance_scale: float, fps: float, config: QwenImageConfig
 ) -> dict[str, Any]:
     """Return the arguments of a pipeline call; its guidance scale is named `true_cfg_scale`."""
-    values = guided(text, guidance_scale, fps, config)
+    values = guidance_arguments(text, guidance_scale, fps, config)
     return values | {
         "true_cfg_scale": values.pop("guidance_scale"),
         "prompt_embeds_mask": text.mask[:1],

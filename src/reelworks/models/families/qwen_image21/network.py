@@ -134,7 +134,7 @@ class ChatWithPictures:
 def load_text_parts(source: str, dtype: torch.dtype) -> Any:
     """Load the pipeline with its text encoder alone; the tokenizer lies in the folder of the processor."""
     library = optional_imports.transformers()
-    name, options = hub.pretrained(source)
+    name, options = hub.pretrained_arguments(source)
     kind = library.Qwen3VLForConditionalGeneration
     encoder = kind.from_pretrained(name, **options, subfolder="text_encoder", dtype=dtype)
     tokenizer = library.AutoTokenizer.from_pretrained(name, **options, subfolder="processor")

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from reelworks.models.api import DenoiserInputs
-from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, guided_and_pooled
+from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, pooled_guidance_arguments
 from reelworks.models.families.sd3.spec import SD3Config
 
 
@@ -38,4 +38,4 @@ def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: list
     return EncodedText(tokens, pooled=pooled)
 
 
-NETWORK = DiffusersNetwork(predict, encode_text={"sd3": encode_text}, pipeline_arguments=guided_and_pooled)
+NETWORK = DiffusersNetwork(predict, encode_text={"sd3": encode_text}, pipeline_arguments=pooled_guidance_arguments)

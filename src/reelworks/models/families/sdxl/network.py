@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from reelworks.models.api import DenoiserInputs
-from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, guided_and_pooled
+from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, pooled_guidance_arguments
 from reelworks.models.families.sdxl.spec import SDXLConfig
 
 
@@ -45,6 +45,6 @@ def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: list
 NETWORK = DiffusersNetwork(
     predict,
     encode_text={"sdxl": encode_text},
-    pipeline_arguments=guided_and_pooled,
+    pipeline_arguments=pooled_guidance_arguments,
     pipeline_settings=lambda _config, _scale: {"add_watermarker": False},
 )

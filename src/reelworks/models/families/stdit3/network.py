@@ -85,7 +85,7 @@ class STDiTNetwork:
                 nn.init.zeros_(parameter)
         nn.init.normal_(module.get_buffer(_EMPTY_CAPTION), std=config.caption_channels**-0.5)
 
-    def renamed(self, module: Any, config: STDiT3Config, state: dict[str, Tensor]) -> dict[str, Tensor]:
+    def rename_keys(self, module: Any, config: STDiT3Config, state: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the tensors unchanged: these networks have the keys of the release."""
         return state
 

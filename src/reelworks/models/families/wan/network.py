@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from reelworks.models.api import DenoiserInputs
-from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, guided, token_times
+from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, guidance_arguments, token_times
 from reelworks.models.families.wan.spec import MASK_CHANNELS, WanConfig
 
 _TEXT_TOKENS = 512  # text length after which the network expects image tokens
@@ -60,6 +60,6 @@ def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: list
 NETWORK = DiffusersNetwork(
     predict,
     encode_text={"wan": encode_text},
-    pipeline_arguments=guided,
+    pipeline_arguments=guidance_arguments,
     pipeline_settings=lambda config, _scale: {"expand_timesteps": config.expand_timesteps},
 )
