@@ -68,14 +68,16 @@ def test_the_usual_resolutions_have_one_count_for_all_nine_ratios(resolution: st
     assert len(counts(resolution, multiple, 0.1)) == 1
 
 
-@pytest.mark.parametrize(
-    ("resolution", "ratio", "most"),
-    [("480p", 16 / 9, (480, 854)), ("1080p", 9 / 16, (1920, 1080)), ("512px", 1.0, (512, 512))],
-)
-def test_footage_of_the_format_still_fills_its_size(resolution: str, ratio: float, most: tuple[int, int]) -> None:
-    (height, width), *_ = families.sizes_of(resolution, (ratio, *RATIOS), (16, 16), 0.1)
-    assert height <= most[0]
-    assert width <= most[1]
+@pytest.mark.parametrize("others", [(), RATIOS])
+@pytest.mark.parametrize("multiple", [8, 16, 32])
+def test_footage_of_the_format_still_fills_its_size(multiple: int, others: tuple[float, ...]) -> None:
+    """Neither side exceeds that of the format, upright, wide and square, whatever the other ratios ask for."""
+    formats = [(f"{n}p", n, ratio) for n in (240, 360, 480, 720, 1080) for ratio in (16 / 9, 9 / 16)]
+    formats += [(f"{n}px", n, 1.0) for n in (384, 512, 640, 768, 1024)]
+    for resolution, side, ratio in formats:
+        (height, width), *_ = families.sizes_of(resolution, (ratio, *others), (multiple, multiple), 0.05)
+        assert height <= side * max(1 / ratio, 1), (resolution, ratio)
+        assert width <= side * max(ratio, 1), (resolution, ratio)
 
 
 def test_a_table_has_one_count_for_all_ratios_of_an_entry() -> None:

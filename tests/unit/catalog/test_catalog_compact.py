@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import catalog_rows
+import durable
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -187,6 +188,21 @@ def test_wherever_it_is_killed_the_catalog_is_whole(
     assert last > 8
     for number in range(1, last + 1, 2):
         attempt(number)
+
+
+def test_the_new_files_are_on_disk_before_the_catalog_names_them(catalog: Path) -> None:
+    """With their content and their names, so that a power cut leaves the former catalog or the new one."""
+    new = [catalog / store.compact_name(3), catalog / store.gone_name(3)]
+    renamed = []
+
+    def check(synced: durable.Synced, path: Path) -> None:
+        renamed.append(path)
+        assert all(synced.has_content(file) and synced.has_name(file) for file in new)
+        assert len(list(catalog.glob("part-*"))) == 3
+
+    with durable.before_renames(check):
+        compact(catalog)
+    assert [".catalog.json." in path.name for path in renamed] == [True]
 
 
 def test_a_damaged_compacted_file_is_named(catalog: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import subprocess
@@ -82,6 +83,20 @@ def test_what_changed_since_is_examined_again_and_a_torn_line_dropped(
         file.write(b'0123456789abcdef{"file": "to')
     result = scan_sources([Source("d", data)], catalog, workers=1)
     assert (result.found, result.new, result.version) == (FILES - 1, FILES - 1, 1)
+    scan_sources([Source("d", data)], tmp_path / "uninterrupted", workers=1)
+    assert shown(catalog) == shown(tmp_path / "uninterrupted")
+
+
+def test_a_file_of_the_same_size_that_was_written_since_is_examined_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, catalog = write_pictures(tmp_path / "data", 4), tmp_path / "catalog"
+    interrupted(data, catalog, monkeypatch)
+    former = (data / "3.png").stat()
+    (data / "3.png").write_bytes((data / "3.png").read_bytes()[:-1] + b"x")
+    os.utime(data / "3.png", ns=(former.st_atime_ns, former.st_mtime_ns + 1))
+    assert (data / "3.png").stat().st_size == former.st_size
+    scan_sources([Source("d", data)], catalog, workers=1)
     scan_sources([Source("d", data)], tmp_path / "uninterrupted", workers=1)
     assert shown(catalog) == shown(tmp_path / "uninterrupted")
 

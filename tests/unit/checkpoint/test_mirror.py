@@ -6,6 +6,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -288,6 +289,28 @@ def test_what_the_run_went_back_behind_is_set_aside(tmp_path: Path) -> None:
     write_plain(store, 200, save_id="of the new branch")
     copy(run, place, 200)
     assert shown(place) == [100, 200]
+
+
+def test_wherever_setting_aside_dies_the_manifest_is_there_under_one_of_its_names(tmp_path: Path) -> None:
+    """Without it, the files of the checkpoint would pass for a dead process's upload, and be removed."""
+    copy(new_run(tmp_path / "run", 100), place_at(tmp_path / "0"), 100)
+    data = place_at(tmp_path / "0").manifest_data(100)
+    at, is_done = 0, False
+    while not is_done:
+        at += 1
+        there = tmp_path / str(at)
+        shutil.copytree(tmp_path / "0", there)
+
+        def die(call: int, name: str, at: int = at) -> None:
+            if call >= at:
+                raise OSError("dead")
+
+        with suppress(OSError):
+            is_done = place_at(there, die).set_aside(100)
+        after = place_at(there)
+        assert data in (after.manifest_data(100), after.read(f"{folder_of(100)}/{ABANDONED}"))
+        assert not after.is_leftover(100)
+    assert at > 3
 
 
 def test_the_mirror_of_another_run_is_left_alone(tmp_path: Path) -> None:

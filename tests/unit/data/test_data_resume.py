@@ -400,6 +400,19 @@ def test_a_clip_that_an_epoch_did_not_have_is_known_from_one_before(training: Tr
     assert [name for name, a, b in zip(now.path.to_pylist(), first, keys, strict=True) if a != b] == ["03.png"] * lost
 
 
+def test_a_renamed_clip_is_the_same_one_in_the_next_epochs_too(training: Training) -> None:
+    """It is known by the name under which it was first seen, although the epochs' plans have the new one."""
+    training.step()
+    rename(training, "film")
+    training.resume(training.save())
+    rows = training.data.rows
+    first = [hash_rng.hash_int("data", name) for name in rows.path.to_pylist()]
+    for _ in range(3):
+        assert training.position.aliases.keys(rows.ordinal, rows.uid).tolist() == first
+        training.steps(10_000)
+        training.position, _ = position.next_epoch(training.data, training.spec(), training.position)
+
+
 def test_data_that_begin_again_need_no_record(training: Training) -> None:
     """With it the clips are the same ones; without it all of them are new."""
     training.step()

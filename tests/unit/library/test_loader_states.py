@@ -218,6 +218,18 @@ def test_restart_begins_an_epoch_again_and_keeps_records(footage: Path, tmp_path
         loader.restart(-1)
 
 
+@pytest.mark.parametrize("key", ["plan", "next_row"])
+def test_a_state_of_another_plan_of_the_same_data_is_refused_and_changes_nothing(footage: Path, key: str) -> None:
+    """As another version of the planner may have made it: the same row of it is another step, or is followed by others."""
+    loader = rw.Loader(dataset_of(footage), micro_batches_per_step=2)
+    list(next(iter(loader)))
+    state = loader.state_dict()
+    other = {**state, "cursor": {**state["cursor"], key: "0" * len(state["cursor"][key])}}
+    with refused("plan-differs", "state", says="another version of the planner"):
+        loader.load_state_dict(other)
+    assert loader.state_dict() == state
+
+
 def broken(state: dict[str, Any]) -> dict[str, Any]:
     """States that are none, by what is wrong with them."""
 

@@ -361,6 +361,18 @@ def test_gradients_are_clipped_to_the_norm(stepper, monkeypatch):
     assert float(norm) == pytest.approx(0.01, rel=1e-3)
 
 
+def test_each_micro_batch_of_each_step_draws_its_own_dropout(stepper, monkeypatch):
+    """What the model draws is of the step and the micro-batch, and equal where a step is taken again."""
+    s, drawn = stepper(), []
+    s.state.module.spatial_blocks[0].mlp.register_forward_hook(lambda *_: drawn.append(tuple(torch.rand(4).tolist())))
+    batches = [micro_batch(s, 0, [1], last=False), micro_batch(s, 0, [1])]
+    batches = [replace(b, request=replace(b.request, index=i)) for i, b in enumerate(batches)]
+    for step in (0, 1, 0):
+        s.run(batches, plan=plan_of(batches), row=0, step=step, flags=QUIET)
+    assert len(set(drawn[:4])) == 4
+    assert drawn[4:] == drawn[:2]
+
+
 def test_the_average_follows_its_formula_and_steps_aside(stepper):
     s = stepper()
     name, start = next((n, v.clone()) for n, v in s.state.ema.items())

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
-from tests.makers import page_client, prepare_files
+from tests.makers import durable, page_client, prepare_files
 
 from reelworks.core.errors import UserError
 from reelworks.models import registry
@@ -75,6 +75,20 @@ def test_an_upload_is_the_file_that_was_sent(page: TestClient, folder: Path) -> 
     assert again.status_code == 400
     assert again.json()["code"] == "file-exists"
     assert everything(folder) == before
+
+
+def test_an_upload_is_on_disk_before_it_has_its_name(page: TestClient, folder: Path) -> None:
+    """A power cut leaves the whole file, or none under this name."""
+    renamed = []
+
+    def check(synced: durable.Synced, path: Path) -> None:
+        renamed.append(path.read_bytes())
+        assert synced.has_content(path)
+
+    with durable.before_renames(check):
+        assert page.put("/api/new/footage/cats/a.png", content=b"x" * 100_000).status_code == 200
+    assert renamed == [b"x" * 100_000]
+    assert (folder / "footage/cats/a.png").exists()
 
 
 @pytest.mark.parametrize(
