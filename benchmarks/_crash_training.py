@@ -80,8 +80,8 @@ def final_state(recipe: Json) -> dict[str, str]:
     from reelworks.checkpoint.folder import CheckpointFolder
     from reelworks.core import digests
     from reelworks.recipe import recipe_file
-    from reelworks.train import build
-    from reelworks.train.state import TrainState
+    from reelworks.train.startup import build
+    from reelworks.train.step.state import TrainState
 
     whole = recipe_file.parse(recipe)
     tensors = TrainState.start(build.denoiser(whole, torch.device("cpu")), whole.train).state_dict()
@@ -112,12 +112,13 @@ def _end(process: Any, after_seconds: float) -> int | None:
 
 def _train(recipe: Json) -> None:
     from reelworks.recipe import recipe_file
-    from reelworks.train.trainer import RunOptions, run
+    from reelworks.train.request import TrainRequest
+    from reelworks.train.trainer import run
 
     with _log(recipe).open("w") as log:
         os.dup2(log.fileno(), 1)
         os.dup2(log.fileno(), 2)
-    os._exit(run(recipe_file.parse(recipe), RunOptions()))
+    os._exit(run(recipe_file.parse(recipe), TrainRequest()))
 
 
 def _log(recipe: Json) -> Path:

@@ -37,11 +37,11 @@ class State:
     spec: PlanSpec
     excluded: Excluded
     plan: EpochPlan
-    row: int
+    plan_step: int
 
     def consumed(self) -> Excluded:
-        """Places consumed up to the row."""
-        done = self.plan.places_before(self.row)
+        """Places consumed up to the step."""
+        done = self.plan.places_before(self.plan_step)
         return self.excluded.with_places(self.plan.ordinal[done], self.plan.copy[done])
 
 
@@ -59,18 +59,18 @@ def segment(clips: Clips, live: NDArray[np.bool_], spec: PlanSpec, excluded: Exc
 
 
 def change(state: State, *, spec: PlanSpec | None = None, clips: Clips | None = None, live: Any = None) -> State:
-    """The state at the first row after a change of spec or catalog; the bitmap holds what was consumed."""
+    """The state at the first step after a change of spec or catalog; the bitmap holds what was consumed."""
     consumed = state.consumed()
     changed = replace(
         state,
         excluded=consumed,
-        row=0,
+        plan_step=0,
         spec=spec or state.spec,
         clips=state.clips if clips is None else clips,
         live=state.live if live is None else live,
     )
     made = segment(changed.clips, changed.live, changed.spec, consumed)
-    return replace(changed, plan=made, row=made.steps // 3)
+    return replace(changed, plan=made, plan_step=made.num_steps // 3)
 
 
 def edit(state: State) -> tuple[Clips, NDArray[np.bool_]]:
@@ -93,8 +93,8 @@ def save(state: State, folder: Path, former: State | None = None) -> None:
     (folder / "spec.json").write_text(json.dumps(asdict(state.spec)))
     (folder / "excluded").write_bytes(held.excluded.to_bytes())
     cursor = Cursor(
-        *("catalog", 1, held.spec.digest(), held.plan.digest(), held.plan.row_digest(held.row)),
-        *(0, 0, 0, held.row, 0, 0, 0, 0, 0, 0),
+        *("catalog", 1, held.spec.digest(), held.plan.digest(), held.plan.step_digest(held.plan_step)),
+        *(0, 0, 0, held.plan_step, 0, 0, 0, 0, 0, 0),
     )
     (folder / "cursor.json").write_text(json.dumps(cursor.to_json()))
     if former is not None:
@@ -103,7 +103,7 @@ def save(state: State, folder: Path, former: State | None = None) -> None:
 
 
 def seek(folder: Path) -> tuple[str, int]:
-    """Find the next step: digest of its uids, and its row."""
+    """Find the next step: digest of its uids, and its index in the plan."""
     with np.load(folder / "catalog.npz") as stored:
         columns = dict(stored)
     live, clips = columns.pop("live"), Clips(**columns)
@@ -115,12 +115,12 @@ def seek(folder: Path) -> tuple[str, int]:
     if cursor.spec == spec.digest():
         found = segment(clips, live, spec, excluded)
         cursors.check_same(cursor, found)
-        return found.row_digest(cursor.row), cursor.row
+        return found.step_digest(cursor.plan_step), cursor.plan_step
     with np.load(folder / "plan.npz") as stored:
         former = EpochPlan(**dict(stored))
-    done = former.places_before(cursor.row)
+    done = former.places_before(cursor.plan_step)
     found = segment(clips, live, spec, excluded.with_places(former.ordinal[done], former.copy[done]))
-    return found.row_digest(0), 0
+    return found.step_digest(0), 0
 
 
 def run(folder: Path) -> dict[str, Any]:
@@ -132,5 +132,5 @@ def run(folder: Path) -> dict[str, Any]:
 
 if __name__ == "__main__":
     began = time.perf_counter()
-    row_digest, row = seek(Path(sys.argv[1]))
-    print(json.dumps({"seconds": time.perf_counter() - began, "next": row_digest, "row": row}))
+    step_digest, plan_step = seek(Path(sys.argv[1]))
+    print(json.dumps({"seconds": time.perf_counter() - began, "next": step_digest, "plan_step": plan_step}))

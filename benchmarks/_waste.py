@@ -1,4 +1,4 @@
-"""Wasted time of a plan's rows for given costs, computed apart from the planner's own figures."""
+"""Wasted time of a plan's steps for given costs, computed apart from the planner's own figures."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ class Waste:
     in_all: float
 
 
-def measure(rows: I64, clips: I64, places: I64, clip_costs: F64, world: int) -> Waste:
-    """Return the wasted time of a plan's rows.
+def measure(steps: I64, clips: I64, places: I64, clip_costs: F64, world: int) -> Waste:
+    """Return the wasted time of a plan's steps.
 
     Args:
-        rows: `[steps, G]` micro-batch indices, -1 for none.
+        steps: `[num_steps, G]` micro-batch indices, -1 for none.
         clips: Clips that each micro-batch trains.
         places: Clips and padding copies that each micro-batch runs.
         clip_costs: Cost of one clip of each micro-batch's bucket.
         world: Number of ranks, which synchronise after every `world` columns.
     """
-    if not len(rows):
+    if not len(steps):
         return Waste(0.0, 0.0)
-    together = _columns(rows, world)
+    together = _columns(steps, world)
     present = together >= 0
     costs = np.where(present, (places * clip_costs)[together], 0.0)
     largest = costs.max(axis=1)
@@ -47,10 +47,10 @@ def measure(rows: I64, clips: I64, places: I64, clip_costs: F64, world: int) -> 
     return Waste(float(1 - even.mean()), float(1 - useful / (largest.sum() * world)))
 
 
-def _columns(rows: I64, world: int) -> I64:
+def _columns(steps: I64, world: int) -> I64:
     """Return the micro-batches that run together, `[steps * columns, world]`, without empty columns."""
-    width = -(-rows.shape[1] // world) * world
-    padded = np.full((len(rows), width), -1, dtype=np.int64)
-    padded[:, : rows.shape[1]] = rows
+    width = -(-steps.shape[1] // world) * world
+    padded = np.full((len(steps), width), -1, dtype=np.int64)
+    padded[:, : steps.shape[1]] = steps
     together = padded.reshape(-1, world)
     return together[together[:, 0] >= 0]

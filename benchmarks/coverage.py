@@ -105,8 +105,8 @@ def tell(run: RunFolder, position: DataPosition) -> int:
     """Write the events of the first half of the epoch's steps; returns how many clips they trained."""
     plan, now = position.plan, time.time()
     own = np.concatenate([plan.own_clips, [0]])
-    per_row = own[plan.rows].sum(axis=1)
-    half = plan.steps // 2
+    per_step = own[plan.steps].sum(axis=1)
+    half = plan.num_steps // 2
     common = {"v": 1, "time": now}
     shape = {
         "micro_batches_per_step": RANKS,
@@ -119,7 +119,7 @@ def tell(run: RunFolder, position: DataPosition) -> int:
         "epoch": 0,
         "segment": 0,
         "planned": plan.planned,
-        "rows": plan.steps,
+        "plan_steps": plan.num_steps,
         "plan": plan.digest(),
     }
     numbers = {
@@ -133,10 +133,16 @@ def tell(run: RunFolder, position: DataPosition) -> int:
     with run.events_file.open("w") as f:
         f.write(json.dumps({**common, "kind": "start", "step": 0, "resumed_from": None, **shape}) + "\n")
         f.write(json.dumps({**common, "kind": "epoch", "step": 0, **epoch}) + "\n")
-        for row in range(half):
-            step = {"kind": "step", "step": row + 1, "row": row, "clips": int(per_row[row]), **numbers}
+        for plan_step in range(half):
+            step = {
+                "kind": "step",
+                "step": plan_step + 1,
+                "plan_step": plan_step,
+                "clips": int(per_step[plan_step]),
+                **numbers,
+            }
             f.write(json.dumps({**common, **step}) + "\n")
-    return int(per_row[:half].sum())
+    return int(per_step[:half].sum())
 
 
 _READ = """
@@ -144,13 +150,14 @@ import json, sys, time
 from pathlib import Path
 began = time.perf_counter()
 from reelworks.analysis import clip_history
+from reelworks.core import results
 from reelworks.run.folder import RunFolder
 (epoch,) = clip_history.cover(RunFolder(Path(sys.argv[1]))).epochs
 seconds = time.perf_counter() - began
 # Of this process alone: what getrusage tells is inherited from the process that started it.
 status = Path("/proc/self/status").read_text().splitlines()
 peak = next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
-print(json.dumps({"seconds": seconds, "peak": peak, **epoch.to_json()}))
+print(json.dumps({"seconds": seconds, "peak": peak, **results.as_json(epoch)}))
 """
 
 
@@ -161,7 +168,7 @@ def write(root: Path) -> Json:
     files = {f.name: f.stat().st_size for f in sorted(records.path(run, position.key).iterdir())}
     return {
         "planned": position.plan.planned,
-        "steps": position.plan.steps,
+        "steps": position.plan.num_steps,
         "trained": tell(run, position),
         "record_s": seconds,
         "record_bytes": sum(files.values()),

@@ -27,15 +27,19 @@ import numpy as np
 import torch
 
 from benchmarks._results import keep
-from reelworks.encoders import reachable, stored_batches, upkeep
-from reelworks.encoders.encode_worker import Progress
-from reelworks.encoders.encoders import LiveEncoder
+from reelworks.distributed.mesh import World
+from reelworks.encoders import stored_batches, upkeep
+from reelworks.encoders.encoders import FrozenEncoders
+from reelworks.encoders.precompute import reachable
+from reelworks.encoders.precompute.encode_worker import Progress
 from reelworks.encoders.stored_batches import StoredLatents
 from reelworks.media.config import PREFETCH_BYTES
 from reelworks.media.decode_pool import DecodePool
 from reelworks.recipe import dataset, recipe_file
 from reelworks.recipe.dataset import RecipeData
-from reelworks.train import batch_inputs, build, encoding
+from reelworks.train.precompute import encoding
+from reelworks.train.startup import build
+from reelworks.train.step.examples import ExampleBuilder, Predicted
 
 RESULTS = Path(__file__).parent / "results" / "encode.json"
 _WAN = {"z_dim": 16, "num_res_blocks": 1}
@@ -81,7 +85,7 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize()
 
 
-def bare_seconds(encoder: LiveEncoder, data: RecipeData, passes: int) -> float:
+def bare_seconds(encoder: FrozenEncoders, data: RecipeData, passes: int) -> float:
     """Return the seconds that the autoencoder needs for all clips, without decoding and writing."""
     bucket = data.table.buckets[0]
     shape = bucket.shape
@@ -96,7 +100,7 @@ def bare_seconds(encoder: LiveEncoder, data: RecipeData, passes: int) -> float:
     return time.perf_counter() - began
 
 
-def encode_seconds(data: RecipeData, encoder: LiveEncoder) -> tuple[float, Progress, StoredLatents]:
+def encode_seconds(data: RecipeData, encoder: FrozenEncoders) -> tuple[float, Progress, StoredLatents]:
     """Encode all clips into an empty store, and return the seconds of a clip from the first batch to the last commit."""
     shutil.rmtree(data.recipe.encoded_folder, ignore_errors=True)
     source = encoding.open_store(data)
@@ -105,7 +109,7 @@ def encode_seconds(data: RecipeData, encoder: LiveEncoder) -> tuple[float, Progr
     return (time.monotonic() - progress.first_at) / (progress.done - progress.first), progress, source
 
 
-def step_seconds(data: RecipeData, encoder: LiveEncoder, source: StoredLatents | None, steps: int) -> float:
+def step_seconds(data: RecipeData, encoder: FrozenEncoders, source: StoredLatents | None, steps: int) -> float:
     """Return the mean seconds of a forward and backward pass with all that prepares its inputs."""
     device, recipe = encoder.device, data.recipe
     torch.manual_seed(0)
@@ -118,13 +122,14 @@ def step_seconds(data: RecipeData, encoder: LiveEncoder, source: StoredLatents |
     pool = DecodePool(recipe.data.num_workers, 120.0)
     began = 0.0
     try:
-        for number, batch in enumerate(stored_batches.read_ahead(work, pool, PREFETCH_BYTES, source)):
+        examples = ExampleBuilder(recipe, data.table, stored_batches.choose(encoder, World(0, 1, device), source))
+        for number, batch in enumerate(examples.encoder.read(work, pool, PREFETCH_BYTES)):
             if number == 2:  # workers have started, memory is allocated
                 _wait(device)
                 began = time.perf_counter()
-            example = batch_inputs.training_example(batch, encoder, recipe.objective, seed=0)
-            output = batch_inputs.Predicted(denoiser.predict(example.inputs))
-            torch.autograd.backward(example.losses(output, recipe.objective).sum())
+            example = examples.build(examples.encode(batch), recipe.objective)
+            output = Predicted(denoiser.predict(example.inputs))
+            torch.autograd.backward(example.losses(output).sum())
         _wait(device)
         return (time.perf_counter() - began) / steps
     finally:

@@ -26,7 +26,8 @@ from benchmarks import _pictures
 from benchmarks._results import AT_START, keep
 from reelworks.core import log
 from reelworks.recipe import recipe_file
-from reelworks.train.trainer import RunOptions, run
+from reelworks.train.request import TrainRequest
+from reelworks.train.trainer import run
 
 RESULTS = Path(__file__).parent / "results" / "long_run.json"
 PICTURES = 200
@@ -71,7 +72,7 @@ def measure(steps: int) -> dict[str, Any]:
         log.event_logger.addHandler(watcher)
         log.event_logger.setLevel(logging.DEBUG)
         try:
-            run(recipe_file.parse(small), RunOptions())
+            run(recipe_file.parse(small), TrainRequest())
         finally:
             log.event_logger.removeHandler(watcher)
         return _figures(steps, watcher.notes, Path(folder) / "run")

@@ -71,15 +71,15 @@ def wastes(made: EpochPlan, table: BucketTable) -> Json:
     for name, power in (("linear", 1), ("quadratic", 2)):
         costs = table.tokens().astype(np.float64)[bucket] ** power
         for ranks in RANKS:
-            rows = grouped(bucket, places * costs, ranks, epoch=0)
-            found = _waste.measure(rows, clips, places, costs, ranks)
+            steps = grouped(bucket, places * costs, ranks, epoch=0)
+            found = _waste.measure(steps, clips, places, costs, ranks)
             result["waste"].setdefault(name, {})[str(ranks)] = found.same_step
             result["all_in"].setdefault(name, {})[str(ranks)] = found.in_all
     return result
 
 
 def grouped(bucket: NDArray[np.int64], costs: Any, ranks: int, epoch: int) -> NDArray[np.int64]:
-    """Rows of one slot for each rank."""
+    """Steps of one slot for each rank."""
     return micro_batches.group_into_steps(
         bucket, costs, micro_batches_per_step=ranks, same_bucket_run=ranks, seed=_seek.SEED, epoch=epoch
     )
@@ -89,8 +89,8 @@ def positions(made: EpochPlan) -> Json:
     """Chi² test that buckets lie anywhere in the epoch, for two epochs, and how alike these two are."""
     bucket = made.bucket[made.offsets[:-1]]
     costs = np.diff(made.offsets)
-    rows = [grouped(bucket, costs, 8, epoch) for epoch in (0, 1)]
-    first = [bucket[r[:, 0]] for r in rows]
+    steps = [grouped(bucket, costs, 8, epoch) for epoch in (0, 1)]
+    first = [bucket[r[:, 0]] for r in steps]
     return {
         "chi2_p": [chi_square_p(f) for f in first],
         "same_bucket_at_same_step_in_next_epoch": float(np.mean(first[0] == first[1])),
@@ -120,15 +120,15 @@ def seeks(clips: Clips, spec: PlanSpec) -> Json:
     """Seconds from saved states to the next step's uids, each in a fresh process and checked."""
     live = np.ones(len(clips.uid), dtype=np.bool_)
     made = _seek.segment(clips, live, spec, Excluded.none())
-    begun = _seek.State(clips, live, spec, Excluded.none(), made, made.steps // 2)
+    begun = _seek.State(clips, live, spec, Excluded.none(), made, made.num_steps // 2)
     once = _seek.change(begun, spec=replace(spec, batch_sizes=tuple(2 * n for n in spec.batch_sizes)))
     twice = _seek.change(once, spec=replace(once.spec, micro_batches_per_step=64, same_bucket_run=64))
     edited, alive = _seek.edit(twice)
     thrice = _seek.change(twice, clips=edited, live=alive)
     states = {
-        "first_step": (replace(begun, row=0), None),
-        "last_step": (replace(begun, row=made.steps - 1), None),
-        "at_a_change": (replace(once, row=0), begun),
+        "first_step": (replace(begun, plan_step=0), None),
+        "last_step": (replace(begun, plan_step=made.num_steps - 1), None),
+        "at_a_change": (replace(once, plan_step=0), begun),
         "after_three_changes": (thrice, None),
     }
     result = {}
@@ -136,7 +136,7 @@ def seeks(clips: Clips, spec: PlanSpec) -> Json:
         for name, (state, former) in states.items():
             _seek.save(state, Path(folder, name), former)
             found = _seek.run(Path(folder, name))
-            if found["next"] != state.plan.row_digest(state.row):
+            if found["next"] != state.plan.step_digest(state.plan_step):
                 raise AssertionError(f"{name}: another next step was found than the run would have trained")
             result[name] = found["seconds"]
     return result

@@ -151,11 +151,11 @@ def bare_speed(requests: list[Request]) -> float:
 def micro_batches(requests: Iterable[Request], size: int = BATCH) -> Iterator[MicroBatchRequest]:
     """Yield the micro-batches of a list of requests."""
     requests = list(requests)
-    for row in range(len(requests) // size):
-        chosen = tuple(requests[row * size : (row + 1) * size])
+    for plan_step in range(len(requests) // size):
+        chosen = tuple(requests[plan_step * size : (plan_step + 1) * size])
         yield MicroBatchRequest(
             epoch=0,
-            row=row,
+            plan_step=plan_step,
             index=0,
             ends_step=True,
             is_idle=False,

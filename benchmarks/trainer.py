@@ -34,8 +34,9 @@ from reelworks.core import log
 from reelworks.models.api import DenoiserInputs, given, no_companions
 from reelworks.recipe import recipe_file
 from reelworks.recipe.recipe import Recipe
-from reelworks.train import build
-from reelworks.train.trainer import RunOptions, run
+from reelworks.train.request import TrainRequest
+from reelworks.train.startup import build
+from reelworks.train.trainer import run
 
 RESULTS = Path(__file__).parent / "results" / "trainer.json"
 PICTURES = 600
@@ -152,7 +153,7 @@ def measure(rounds: int, steps: int, profile: cProfile.Profile | None) -> dict[s
         log.event_logger.addHandler(turns)
         log.event_logger.setLevel(logging.DEBUG)
         try:
-            run(recipe, RunOptions())
+            run(recipe, TrainRequest())
             if profile is not None:
                 profile.disable()
         finally:

@@ -15,9 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._results import keep
-from reelworks.buckets import tuned
-from reelworks.cli.check import with_buckets
-from reelworks.recipe import recipe_file
+from reelworks.recipe import dataset, recipe_file
 from reelworks.schedule import cost_fit
 from reelworks.schedule.cost_fit import Timing
 from reelworks.train.tuning import tune, workbench
@@ -43,9 +41,9 @@ _RECIPE: dict[str, Any] = {
 def measure(most_clips: int, passes: int) -> dict[str, Any]:
     """Return the figures, with the times of all trials."""
     recipe = recipe_file.parse(_RECIPE)
-    _, table = with_buckets(recipe, quiet=True)
+    _, table = dataset.bucket_table(recipe)
     limits = Limits(workbench.device_bytes(), None, most_clips)
-    found = [tune.tune(recipe, table, limits, _ignore) for _ in range(passes)]
+    found = [tune.measure(recipe, table, limits, _ignore) for _ in range(passes)]
     times: dict[tuple[int, int], list[float]] = {}
     for trial in (trial for one in found for trial in one.trials):
         times.setdefault((trial.tokens, trial.batch_size), []).append(trial.milliseconds)
@@ -57,9 +55,9 @@ def measure(most_clips: int, passes: int) -> dict[str, Any]:
         "held_out_errors": {str(tokens): round(error, 4) for tokens, error in errors.items()},
         "residual": max(map(abs, cost_fit.fit(timings).residuals(timings))),
         "held_out_error_of_passes": [
-            max(abs(one.held_out[tokens]) for tokens in sorted(one.held_out)[1:-1]) for one in found
+            max(abs(one.held_out_errors[tokens]) for tokens in sorted(one.held_out_errors)[1:-1]) for one in found
         ],
-        tuned.BATCH_SIZES: found[0].batch_sizes,
+        "batch_sizes": found[0].batch_sizes,
     }
 
 

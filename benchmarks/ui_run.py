@@ -18,6 +18,7 @@ import psutil  # type: ignore[import-untyped]
 
 from benchmarks._page import Page, serving
 from benchmarks._results import AT_START
+from reelworks.run.folder import FORMAT_VERSION
 
 ROUNDS = 7
 SECONDS_PER_STEP = 3.0  # while new steps are drawn
@@ -27,7 +28,7 @@ def step_event(step: int) -> dict[str, Any]:
     """Return the event of a step, without its time."""
     bucket = ("360p 16:9 ×17", "480p 16:9 ×1")[step % 2]
     return {
-        "kind": "step", "step": step, "epoch": step // 5000, "row": step % 5000,
+        "kind": "step", "step": step, "epoch": step // 5000, "plan_step": step % 5000,
         "loss": 1 / (1 + step / 1e5) + (step * 7919 % 97) / 1000, "loss_by_bucket": {bucket: 0.5},
         "loss_by_timestep": {"300-400": 0.5}, "applied": True, "learning_rate": 1e-4, "grad_norm": 0.7, "clips": 8,
         "repeated": 0, "tokens": 36000, "seconds": 0.5, "data_wait_seconds": 0.01, "decode_p50_seconds": 0.02,
@@ -110,7 +111,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         run.mkdir()
-        (run / "run.json").write_text('{"format": 1}')
+        (run / "run.json").write_text(f'{{"format": {FORMAT_VERSION}}}')
         (run / "recipe.toml").write_text("version = 1\n")
         write_events(run / "events.jsonl", steps)
         with serving(Path(folder)) as (port, pid):

@@ -7,8 +7,8 @@ from typing import get_args
 from reelworks.core.errors import UserError
 from reelworks.distributed.layout import Layout
 from reelworks.precision.config import PrecisionConfig
-from reelworks.train import optimizer_names
-from reelworks.train.optimizer_names import OPTIMIZERS
+from reelworks.train.step import optimizer_names
+from reelworks.train.step.optimizer_names import OPTIMIZERS
 
 LAYOUTS = {
     "one process": Layout(1, 1),

@@ -1,21 +1,25 @@
 """What holds for all tests."""
 
 import atexit
+import gc
+import itertools
 import os
 import sys
 import tempfile
 from collections.abc import Iterator
 from importlib.abc import MetaPathFinder
-from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from reelworks.core import optional_imports
 
 # A busy machine is no reason to fail.
 settings.register_profile("quick", deadline=None, max_examples=40)
 settings.register_profile("whole", deadline=None)
 
 
+_NUMBERS = itertools.count()
 HEAVY = {"torch", "torchvision", "diffusers", "transformers", "peft", "accelerate", "lightning", "bitsandbytes", "ray"}
 
 
@@ -25,6 +29,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Draw as many examples as Hypothesis does by itself only where slow tests run too."""
+    gc.disable()  # until all is imported: a million objects that stay would be looked through again and again
     settings.load_profile("quick" if config.option.markexpr == "not slow" else "whole")
     if not hasattr(config, "workerinput"):  # all test processes share what passed the audit in this run of the tests
         folder = tempfile.TemporaryDirectory(prefix="reelworks-cache-")
@@ -32,6 +37,13 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["XDG_CACHE_HOME"] = folder.name
     if config.option.no_torch:
         sys.meta_path.insert(0, _SkipHeavy())
+
+
+def pytest_collection_finish() -> None:
+    """Let no collection of garbage in a test look through what was imported."""
+    gc.freeze()
+    gc.set_threshold(10_000, 10, 10)
+    gc.enable()
 
 
 class _SkipHeavy(MetaPathFinder):
@@ -43,9 +55,14 @@ class _SkipHeavy(MetaPathFinder):
 
 
 @pytest.fixture(autouse=True)
-def _state_of_a_test_is_not_that_of_its_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _state_of_a_test_is_not_that_of_its_user(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The page's queue and the list of trusted code lie in the user's own folder."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path.parent / f"{tmp_path.name}-state"))
+    # A command in this process leaves libraries out, which a test behind it imports.
+    monkeypatch.setattr(optional_imports, "_left_out", set())
+    # No `tmp_path`, for which pytest would list the folders of all tests before.
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.getbasetemp() / "state" / str(next(_NUMBERS))))
 
 
 @pytest.fixture(autouse=True)

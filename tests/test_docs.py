@@ -110,10 +110,7 @@ def test_a_list_that_became_text_is_found(tmp_path: Path) -> None:
     assert build_docs.lost_lists(tmp_path) == []
     (tmp_path / "page.html").write_text("<p>Steps:\n- one\n- two</p><p>3.  Train</p>")
     found = build_docs.lost_lists(tmp_path)
-    assert [fault.partition(" stands")[0] for fault in found] == [
-        "page.html: '- one'",
-        "page.html: '3.  Train'",
-    ]
+    assert [fault.partition(" stands")[0] for fault in found] == ["page.html: '- one'", "page.html: '3.  Train'"]
 
 
 def test_the_strict_build_refuses_what_is_planted(small: Path) -> None:

@@ -70,10 +70,14 @@ TORCH_FREE_MODULES = (
     "checkpoint.store",
     "checkpoint.verify",
     "generate.defaults",
+    "generate.request",
+    "evaluation.request",
     "models.components",
     "models.family",
     "models.registry",
     "models.stored_codes",
+    "train.request",
+    "train.tuning.request",
     "train.preflight.memory",
     "train.preflight.published_sizes",
 )
@@ -210,6 +214,16 @@ def _runs_at_import(tree: Tree, module: str) -> Iterator[str]:
             yield from (p for i in range(1, len(parts)) if (p := ".".join(parts[:i])) in tree.imports)
 
 
+def class_names(root: Path) -> dict[str, list[str]]:
+    """Modules that define a class, by its name; those within functions and other classes count too."""
+    found: dict[str, list[str]] = {}
+    for file in sorted(root.rglob("*.py")):
+        for node in ast.walk(_parse(file.read_text())):
+            if isinstance(node, ast.ClassDef):
+                found.setdefault(node.name, []).append(_name(root, file))
+    return found
+
+
 def all_problems(root: Path) -> list[str]:
     return problems_of(read_tree(root))
 
@@ -239,6 +253,17 @@ def test_no_module_imports_itself_by_way_of_others(tree: Tree) -> None:
 
 def test_light_modules_never_load_torch(tree: Tree) -> None:
     assert heavy_imports(tree) == []
+
+
+def test_no_two_classes_share_a_name() -> None:
+    assert {name: modules for name, modules in class_names(SOURCE).items() if len(modules) > 1} == {}
+
+
+def test_a_class_of_a_taken_name_is_found(tmp_path: Path) -> None:
+    (tmp_path / "core").mkdir()
+    (tmp_path / "core" / "one.py").write_text("class Loader:\n    pass\n")
+    (tmp_path / "two.py").write_text("if True:\n    class Loader:\n        pass\n")
+    assert class_names(tmp_path) == {"Loader": ["core.one", "two"]}
 
 
 def test_every_named_module_exists(tree: Tree) -> None:

@@ -1,26 +1,35 @@
-"""Docstrings are sentences, and functions have names that mean something by themselves."""
+"""Docstrings are sentences, functions have names that mean something by themselves, and a row is one of a table."""
 
 from __future__ import annotations
 
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 SOURCE = Path(__file__).parents[1] / "src" / "reelworks"
 FRAGMENT = re.compile(r"(All|As|Both|Every|How|Of|The same|Those|What|When|Where|Which|Why)\b")
 NAMELESS = ("of", "words", "look", "told")
+# Classes that have to do with the optimizer steps of a plan, which are not called rows.
+OF_STEPS = {
+    *("EpochPlan", "DataPosition", "Cursor", "MicroBatchRequest", "StepSource", "StepReader", "ForwardCounts"),
+    *("TrainStep", "ExampleBuilder", "About", "Outcome", "RecordedFailure", "Record", "RunStep", "Epoch", "Replay"),
+}
+ROW = re.compile(r"(^|_)rows?(_|$)")
 
 
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
 
-def nodes(root: Path) -> Iterator[tuple[str, Documented]]:
-    for file in sorted(root.rglob("*.py")):
-        name = file.relative_to(root)
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, Documented):
-                yield f"{name}:{getattr(node, 'lineno', 1)}", node
+@cache
+def nodes(root: Path) -> list[tuple[str, Documented]]:
+    return [
+        (f"{file.relative_to(root)}:{getattr(node, 'lineno', 1)}", node)
+        for file in sorted(root.rglob("*.py"))
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, Documented)
+    ]
 
 
 def fragments(root: Path) -> list[str]:
@@ -41,6 +50,26 @@ def nameless(root: Path) -> list[str]:
     ]
 
 
+def named_in(node: ast.ClassDef) -> Iterator[tuple[int, str]]:
+    """Fields, methods and parameters of a class."""
+    for part in node.body:
+        if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name):
+            yield part.lineno, part.target.id
+        elif isinstance(part, ast.FunctionDef):
+            yield part.lineno, part.name
+            yield from ((part.lineno, each.arg) for each in (*part.args.args, *part.args.kwonlyargs))
+
+
+def steps_called_rows(root: Path) -> list[str]:
+    return [
+        f"{where.split(':')[0]}:{line}: {node.name}, {name}"
+        for where, node in nodes(root)
+        if isinstance(node, ast.ClassDef) and node.name in OF_STEPS
+        for line, name in named_in(node)
+        if ROW.search(name)
+    ]
+
+
 def test_no_docstring_begins_with_a_fragment() -> None:
     assert fragments(SOURCE) == []
 
@@ -49,7 +78,16 @@ def test_no_function_needs_its_module_to_mean_anything() -> None:
     assert nameless(SOURCE) == []
 
 
+def test_a_row_is_one_of_a_table_and_no_step_of_a_plan() -> None:
+    assert steps_called_rows(SOURCE) == []
+    known = {node.name for _, node in nodes(SOURCE) if isinstance(node, ast.ClassDef)}
+    assert known >= OF_STEPS, "a class has another name now"
+
+
 def test_planted_ones_are_found(tmp_path: Path) -> None:
     (tmp_path / "a.py").write_text('def of():\n    """What it is."""\n\ndef sample():\n    """Whatever it is."""\n')
+    planted = "class Cursor:\n    next_row: str\n    narrow: int\n\n    def before(self, rows): ...\n"
+    (tmp_path / "b.py").write_text(planted)
     assert fragments(tmp_path) == ["a.py:1: What it is."]
     assert nameless(tmp_path) == ["a.py:1: of"]
+    assert steps_called_rows(tmp_path) == ["b.py:2: Cursor, next_row", "b.py:5: Cursor, rows"]

@@ -29,7 +29,7 @@ from reelworks.cli import main
 from reelworks.recipe import recipe_file
 from reelworks.run import events
 from reelworks.run.folder import RunFolder
-from reelworks.train import run_logger, trainer  # noqa: F401
+from reelworks.train.logging import run_logger
 
 _CLIPS, _SECONDS = 6, 240.0
 

@@ -21,6 +21,7 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 from reelworks.recipe import dataset, recipe_file
+from reelworks.run.folder import FORMAT_VERSION
 from reelworks.ui import app, guard
 
 TOKEN = "of-the-drill"
@@ -109,7 +110,7 @@ def prepare(folder: Path, mark: Path, victim: int) -> None:
             values = {**job, "id": f"{number:06}", "state": state, "process": process, "pid": victim, "subject": ""}
             (folder / place / f"{number:06}.json").write_text(json.dumps(values))
     for name, text in {
-        "whole": json.dumps({"format": 1, "id": "x", "created": 0.0}),
+        "whole": json.dumps({"format": FORMAT_VERSION, "id": "x", "created": 0.0}),
         "nested": _NESTED_JSON,
         "list": "[1, 2]",
         "empty": "",

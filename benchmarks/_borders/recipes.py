@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import av
 import numpy as np
@@ -21,7 +21,7 @@ from reelworks.buckets import sizes
 from reelworks.core.errors import UserError
 from reelworks.models import registry
 from reelworks.quickstart import quickstart
-from reelworks.quickstart.quickstart import QuickstartOptions
+from reelworks.quickstart.request import NewLoraRequest
 from reelworks.recipe import dataset, recipe_file
 from reelworks.train.preflight import published_sizes
 
@@ -84,12 +84,18 @@ def _write_clip(path: Path) -> None:
 def problems(case: Case) -> list[str]:
     """Write the recipe of a case in the current folder, which has the footage, and plan it; returns what is wrong."""
     known = registry.PRESETS[case.preset]
-    beside: dict[str, str | list[str]] = dict.fromkeys(map(str, known.config.conditioning.needs), f"beside-{case.kind}")
+    beside = dict.fromkeys(map(str, known.config.conditioning.needs), f"beside-{case.kind}")
     weights = "some/where" if known.release and known.release.weights is None else None
     path, taken = Path(f"{case}.toml"), _taken(case)
-    options = QuickstartOptions(case.preset, (Path(case.kind),), case.gb, None, weights, beside)
+    request: dict[str, Any] = {
+        "model": case.preset,
+        "data": case.kind,
+        "vram_gb": case.gb,
+        "weights": weights,
+        **beside,
+    }
     try:
-        made = quickstart.lora(path, options)
+        made = quickstart.lora(NewLoraRequest(output=path, force=True, **request))
     except UserError as error:
         expected = {"gpu-too-small"} if taken else {"model-takes-images-only", "model-takes-clips-only"}
         return [] if error.code in expected and not path.exists() else [f"new lora: {error}"]
@@ -102,7 +108,7 @@ def problems(case: Case) -> list[str]:
     except UserError as error:
         return [f"plan: {error}"]
     count = 6 * ("pictures" in taken) + 3 * ("clips" in taken)
-    wrong = [] if forecast["planned"] == count else [f"{forecast['planned']} of {count} are planned"]
+    wrong = [] if forecast.planned == count else [f"{forecast.planned} of {count} are planned"]
     if recipe != made.recipe:
         wrong.append("the file says something else than the result")
     return wrong + [text for entry in recipe.bucket if (text := _wrong_size(case, entry.resolution, entry.num_frames))]

@@ -51,7 +51,7 @@ def state(step: int) -> dict[str, Any]:
 
 def save(store: CheckpointFolder, step: int) -> commit.Saved:
     """Save a step."""
-    cursor = f'{{"row": {step}}}'.encode()
+    cursor = f'{{"plan_step": {step}}}'.encode()
     return commit.save(
         store, step, state(step), extra={names.CURSOR: cursor}, metrics={"loss": LOSSES[step]}, run_id="run"
     )
@@ -156,7 +156,7 @@ def differences(path: Path, step: int) -> list[str]:
     expected, loaded = state(step), state(step + 1)
     load(path, loaded)
     wrong = [] if equal(expected, loaded) else [f"step {step} loads as another state"]
-    if read_extra(path, names.CURSOR) != f'{{"row": {step}}}'.encode():
+    if read_extra(path, names.CURSOR) != f'{{"plan_step": {step}}}'.encode():
         wrong.append(f"step {step} has another cursor")
     return wrong
 

@@ -15,8 +15,8 @@ from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.checkpoint.shards import Shards
 from reelworks.precision.boundary import DtypeBoundary
 from reelworks.run.events import EventLog
-from reelworks.train.optimizers import ShardedOptimizer
-from reelworks.train.state import TrainState
+from reelworks.train.step.optimizers import ShardedOptimizer
+from reelworks.train.step.state import TrainState
 
 # Point: owner of a function, its name, and whether the process dies before or after the call.
 Points = dict[str, tuple[Any, str, str]]

@@ -19,6 +19,7 @@ from benchmarks._histories.truth import Begin, Entry
 from benchmarks._histories.world import World
 from reelworks.analysis import clip_history
 from reelworks.buckets.assign import Reason
+from reelworks.core import results
 from reelworks.core.errors import UserError
 from reelworks.run.folder import RunFolder
 
@@ -302,7 +303,7 @@ class _Life:
         if self.history.get("typed"):
             return start.covered_by_command(self.world.run)
         told = clip_history.cover(RunFolder(self.world.run))
-        return told.to_json(told.places())
+        return results.as_json(told.report(told.places()))
 
     def _versions(self) -> list[list[Entry]]:
         """What may be told: all that was noted, or less: at most one step that was taken as the kill came."""

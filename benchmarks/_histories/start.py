@@ -57,7 +57,7 @@ class Start:
         recipe: The whole recipe.
         folder: Where its log and its notes go.
         orders: What `watch.install` is told.
-        options: Fields of `RunOptions`.
+        options: Fields of `TrainRequest`.
         world: Ranks.
         typed: By the command line, in processes that begin from nothing.
     """
@@ -179,11 +179,12 @@ def _train(start: Start) -> int:
     from benchmarks._histories import watch
     from reelworks.core.errors import UserError
     from reelworks.recipe import recipe_file
-    from reelworks.train.trainer import RunOptions, run
+    from reelworks.train.request import TrainRequest
+    from reelworks.train.trainer import run
 
     watch.install(start.orders)
     try:
-        return run(recipe_file.parse(start.recipe), RunOptions(**start.options))
+        return run(recipe_file.parse(start.recipe), TrainRequest(**start.options))
     except UserError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return BAD_INPUT

@@ -27,13 +27,13 @@ class Begin:
     Attributes:
         left: Ids of files whose dataset the recipe does not name.
         names: "dataset/path" of each file at that time, by id.
-        superseded: True once another plan took its place before any of its rows was trained.
+        superseded: True once another plan took its place before any of its steps was trained.
     """
 
     step: int
     key: Key
     segment: int
-    row: int
+    plan_step: int
     live: dict[Clip, Reason]
     planned: frozenset[Clip]
     left: frozenset[str]
@@ -59,7 +59,7 @@ class Step:
     step: int
     key: Key
     segment: int
-    row: int
+    plan_step: int
     items: dict[Clip, str]
 
 
@@ -231,7 +231,7 @@ def _entry(line: Json, ids: dict[str, str], left: frozenset[str], names: dict[st
         return End(line["step"], key)
     live = {(ids.get(path, path), copy): Reason(reason) for path, copy, reason in line["live"]}
     planned = frozenset((ids.get(path, path), copy) for path, copy in line["planned"])
-    return Begin(line["step"], key, line["segment"], line["row"], live, planned, left, names)
+    return Begin(line["step"], key, line["segment"], line["plan_step"], live, planned, left, names)
 
 
 def _step(line: Json, shares: list[list[Any]], ids: dict[str, str]) -> Step:
@@ -242,7 +242,7 @@ def _step(line: Json, shares: list[list[Any]], ids: dict[str, str]) -> Step:
         clip = (ids.get(path, path), copy)
         became = {"counts": "trained" if line["applied"] else "skipped"}.get(state, state)
         items[clip] = "twice" if clip in items else became
-    return Step(line["step"], (line["data_restarts"], line["epoch"]), line["segment"], line["row"], items)
+    return Step(line["step"], (line["data_restarts"], line["epoch"]), line["segment"], line["plan_step"], items)
 
 
 # What can be wrong with the training.

@@ -23,10 +23,10 @@ from reelworks.core import storage
 from reelworks.recipe import dataset
 from reelworks.recipe.dataset import RecipeData
 from reelworks.train import checkpointing
-from reelworks.train.optimizers import ShardedOptimizer
+from reelworks.train.logging.run_logger import RunLogger
 from reelworks.train.preflight import dry_run
-from reelworks.train.run_logger import RunLogger
-from reelworks.train.step import StepResult, StepSums, TrainStep
+from reelworks.train.step.optimizers import ShardedOptimizer
+from reelworks.train.step.train_step import StepResult, StepSums, TrainStep
 from reelworks.train.trainer import Trainer
 
 Json = dict[str, Any]
@@ -44,9 +44,9 @@ class Watch:
         end: How the start is to end.
         resumed: Step of the checkpoint that was loaded.
         trainer: The one that runs.
-        position: The row under way.
-        taken: Clips that this rank took of the row so far.
-        steps: Rows done.
+        position: The step under way.
+        taken: Clips that this rank took of the step so far.
+        steps: Steps done.
     """
 
     file: Path
@@ -66,11 +66,11 @@ class Watch:
         os.close(fd)
 
     def note_share(self) -> None:
-        """Note the clips that this rank gives to the row under way, before their gradients count on any rank."""
+        """Note the clips that this rank gives to the step under way, before their gradients count on any rank."""
         self.note("share", step=self.position.global_step + 1, items=self.taken)
 
     def note_step(self, *, applied: bool) -> None:
-        """Note the row under way, which all ranks gave their shares to."""
+        """Note the step under way, which all ranks gave their shares to."""
         at = self.position
         self.steps += 1
         self.note(
@@ -79,14 +79,14 @@ class Watch:
             data_restarts=at.data_restarts,
             epoch=at.epoch,
             segment=at.segment,
-            row=at.row,
+            plan_step=at.plan_step,
             applied=applied,
         )
 
     def sees(self, source: Iterator[Any]) -> Iterator[Any]:
-        """Pass micro-batches on and note their clips: path, copy, showing, and whether each counts."""
-        for batch in source:
-            work = batch.request
+        """Pass examples on and note their clips: path, copy, showing, and whether each counts."""
+        for example in source:
+            batch, work = example.batch, example.batch.request
             failed = {place for place, _ in batch.failures}
             for place, request in enumerate(work.requests):
                 if not work.is_idle and work.repeat_index[place] >= 0:
@@ -94,7 +94,7 @@ class Watch:
                     self.taken.append(
                         [str(request.path), int(work.copies[place]), int(work.repeat_index[place]), state]
                     )
-            yield batch
+            yield example
 
     def note_begin(self, position: Any) -> None:
         """Note the live clips with their reasons, and those that the segment plans."""
@@ -112,7 +112,7 @@ class Watch:
             data_restarts=position.data_restarts,
             epoch=position.epoch,
             segment=position.segment,
-            row=position.row,
+            plan_step=position.plan_step,
             live=live,
             planned=planned,
         )
@@ -189,16 +189,16 @@ def _wrap_beginnings(watch: Watch) -> None:
 
 
 def _wrap_steps(watch: Watch) -> None:
-    """Note each row: one that is applied at once behind the real optimizer step."""
+    """Note each step: one that is applied at once behind the real optimizer step."""
 
-    def row_begins(trainer: Any, position: Any, batches: Any, **_: Any) -> None:
+    def step_begins(trainer: Any, position: Any, batches: Any, **_: Any) -> None:
         watch.position, watch.taken = position, []
 
     def updated(*_: Any) -> None:
         watch.note_step(applied=True)
 
     def left_out(*_: Any) -> None:
-        if watch.rank == 0:  # no rank reads anything of such a row
+        if watch.rank == 0:  # no rank reads anything of such a step
             watch.taken = _planned_in(watch)
             watch.note_share()
             watch.note_step(applied=False)
@@ -208,13 +208,13 @@ def _wrap_steps(watch: Watch) -> None:
 
     original = TrainStep.run
 
-    def run(self: TrainStep, batches: Any, **row: Any) -> Any:
-        result = original(self, watch.sees(batches), **row)
+    def run(self: TrainStep, examples: Any, **where: Any) -> Any:
+        result = original(self, watch.sees(examples), **where)
         if not result.applied:
             watch.note_step(applied=False)
         return result
 
-    _before(Trainer, "_take_step", row_begins)
+    _before(Trainer, "_take_step", step_begins)
     _before(StepSums, "over_ranks", summed)
     _after(ShardedOptimizer, "step", updated)
     TrainStep.run = run  # type: ignore[method-assign]
@@ -222,10 +222,10 @@ def _wrap_steps(watch: Watch) -> None:
 
 
 def _planned_in(watch: Watch) -> list[list[Any]]:
-    """Clips of a row that the recipe leaves out."""
+    """Clips of a step that the recipe leaves out."""
     position, data = watch.position, watch.trainer.data
     plan, items = position.plan, []
-    for micro_batch in plan.micro_batches(position.row).tolist():
+    for micro_batch in plan.micro_batches(position.plan_step).tolist():
         where = plan.places(micro_batch)
         rows = data.rows_at(plan.ordinal[where])
         for row, copy, repeat_index in zip(rows, plan.copy[where], plan.repeat_index[where], strict=True):

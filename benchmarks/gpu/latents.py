@@ -23,7 +23,7 @@ from reelworks.recipe import recipe_file
 from reelworks.run import events
 from reelworks.run.folder import RunFolder
 from reelworks.train import trainer
-from reelworks.train.resume import RunOptions
+from reelworks.train.request import TrainRequest
 
 _WARM = 2  # steps before those that count
 
@@ -59,7 +59,7 @@ def _train(place: Path, sizes: argparse.Namespace, tiny: bool, stored: bool) -> 
         "checkpoints": {"every_steps": 1000},
     }
     began = time.monotonic()
-    trainer.run(recipe_file.parse(recipe), RunOptions())
+    trainer.run(recipe_file.parse(recipe), TrainRequest())
     steps = events.timeline(RunFolder(place / name).events_file, "step")[_WARM:]
     seconds = statistics.median(step["seconds"] for step in steps)
     waits = statistics.median(step["data_wait_seconds"] for step in steps)

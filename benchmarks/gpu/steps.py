@@ -35,9 +35,9 @@ from reelworks.models.api import Denoiser, DenoiserInputs
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
 from reelworks.models.recompute import Recompute
 from reelworks.testing import contract
-from reelworks.train.compiled_blocks import CompiledBlocks
 from reelworks.train.config import TrainConfig
-from reelworks.train.state import TrainState
+from reelworks.train.step.compiled_blocks import CompiledBlocks
+from reelworks.train.step.state import TrainState
 
 TRAIN = TrainConfig(max_steps=1)
 OBJECTIVE = objectives.from_config(ObjectiveConfig())

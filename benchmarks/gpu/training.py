@@ -17,17 +17,15 @@ from typing import Any, NamedTuple
 import torch
 
 from reelworks import testing
-from reelworks.cli.check import with_buckets
-from reelworks.recipe import recipe_file
+from reelworks.recipe import dataset, recipe_file
 from reelworks.train import trainer
 from reelworks.train.preflight import check, estimate
 from reelworks.train.preflight.memory import Memory
-from reelworks.train.profile import Steps
-from reelworks.train.resume import RunOptions
+from reelworks.train.request import TrainRequest
 from reelworks.train.tuning import workbench
 
 _SMALL = {"name": "stdit3-tiny", "hidden_size": 64, "depth": 2, "num_heads": 2}
-_PROFILED = Steps(7, 9)
+_PROFILED = (7, 9)
 _SHARE = 0.02  # of a step, from which on a gap is told
 _MOST_GAPS = 10
 _ON_DEVICE = {"kernel", "gpu_memcpy", "gpu_memset"}
@@ -67,7 +65,7 @@ def _memory(folder: Path, device: str, tiny: bool, unit: str) -> Iterator[dict[s
         name = "wan-tiny" if tiny else "wan-2.1-1.3b"
         changes = {"model": {"name": name, "gradient_checkpointing": True}, "lora": {"rank": 16, "base": "int8"}}
     recipe = recipe_file.parse(recipe_in(folder, tiny, **changes))
-    loaded, table = with_buckets(recipe, quiet=True)
+    loaded, table = dataset.bucket_table(recipe)
     estimated = estimate.estimate(loaded, table).memory
     report = check.check_recipe(loaded, table)
     gc.collect()
@@ -79,7 +77,7 @@ def _memory(folder: Path, device: str, tiny: bool, unit: str) -> Iterator[dict[s
         "estimated_reserve_gb": round(estimated.reserve / 1e9, 4),
     }
     workbench.reset_peak(torch.device(device))
-    trainer.run(recipe, RunOptions())
+    trainer.run(recipe, TrainRequest())
     if device == "cuda":
         yield _measured(report.memory.total, estimated)
     else:  # of which libraries are the most
@@ -102,9 +100,9 @@ def _measured(said: int, estimated: Memory) -> dict[str, Any]:
 
 def _gaps(folder: Path, device: str, tiny: bool) -> Iterator[dict[str, Any]]:
     """Train with a profile of some steps, and tell the largest gaps between the device's operations."""
-    steps: dict[str, Any] = {"max_steps": _PROFILED.last + 1, "compile": device == "cuda"}
+    steps: dict[str, Any] = {"max_steps": _PROFILED[1] + 1, "compile": device == "cuda"}
     recipe = recipe_file.parse(recipe_in(folder, tiny, train=steps))
-    trainer.run(recipe, RunOptions(profile=_PROFILED))
+    trainer.run(recipe, TrainRequest(profile="{}:{}".format(*_PROFILED)))
     [file] = folder.rglob("steps-*.json.gz")
     yield from gaps(json.loads(gzip.decompress(file.read_bytes()))["traceEvents"])
 
@@ -131,7 +129,7 @@ def gaps(trace: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             idle.append((span.start - last.end, last, span))
         working += max(span.end - max(span.start, last.end), 0.0) if span is not last else span.end - span.start
         last = max(last, span, key=lambda each: each.end)
-    count = _PROFILED.last - _PROFILED.first + 1
+    count = _PROFILED[1] - _PROFILED[0] + 1
     whole = last.end - busy[0].start
     large = sorted((gap for gap in idle if gap[0] > _SHARE * whole / count), key=lambda gap: -gap[0])
     summary = {

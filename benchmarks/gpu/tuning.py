@@ -12,8 +12,7 @@ from typing import Any
 import torch
 
 from reelworks.buckets.table import Bucket
-from reelworks.cli.check import with_buckets
-from reelworks.recipe import recipe_file
+from reelworks.recipe import dataset, recipe_file
 from reelworks.train.tuning import tune, workbench
 from reelworks.train.tuning.search import Limits
 
@@ -22,17 +21,17 @@ _TINY_BYTES = 1_200_000_000  # to which a CPU is capped
 
 def rows(_: str, device: str, tiny: bool) -> Iterator[dict[str, Any]]:
     """Yield one row for each entry, with the error of `tune` as a share, and one for its predictions of time."""
-    recipe, table = with_buckets(recipe_file.parse(_recipe(tiny)), quiet=True)
+    recipe, table = dataset.bucket_table(recipe_file.parse(_recipe(tiny)))
     memory = workbench.device_bytes() if device == "cuda" else _TINY_BYTES
     limits = Limits(memory, None, 512 if device == "cuda" else 48)
     estimated = tune.estimated(recipe, table, limits).batch_sizes
     began = time.monotonic()
-    found = tune.tune(recipe, table, limits, lambda trial: None)
+    found = tune.measure(recipe, table, limits, lambda trial: None)
     seconds = time.monotonic() - began
     yield {
         "trials": len(found.trials),
         "tune_s": round(seconds, 1),
-        "largest_residual": round(max(abs(t["residual"]) for t in found.to_json()["trials"]), 3),
+        "largest_residual": round(max(abs(t.residual or 0.0) for t in found.trials), 3),
     }
     whole = torch.cuda.get_device_properties(0).total_memory if device == "cuda" else memory
     with workbench.child(recipe, int(whole)) as process:

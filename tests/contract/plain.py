@@ -394,10 +394,7 @@ def sdxl(module, x0, noise, i):
         x_t,
         i.time.long(),
         encoder_hidden_states=i.text,
-        added_cond_kwargs={
-            "text_embeds": i.pooled,
-            "time_ids": torch.tensor([[*size, 0, 0, *size]] * len(x_t)),
-        },
+        added_cond_kwargs={"text_embeds": i.pooled, "time_ids": torch.tensor([[*size, 0, 0, *size]] * len(x_t))},
     ).sample
     return _mse(out, noise[:, :, 0])
 

@@ -16,7 +16,7 @@ from refused import refused
 from reelworks.core.shape import Shape
 from reelworks.diffusion import objectives
 from reelworks.diffusion.config import ObjectiveConfig
-from reelworks.encoders.encoders import LiveEncoder
+from reelworks.encoders.encoders import FrozenEncoders
 from reelworks.generate import pipeline
 from reelworks.generate.conditions import Conditions
 from reelworks.generate.pipeline import GenerateOptions
@@ -179,7 +179,7 @@ def test_the_loss_is_that_of_a_plain_training_script(name):
 
 def encoder_of(name):
     wants = components.conditioning(ModelConfig(name=name))
-    return LiveEncoder(
+    return FrozenEncoders(
         factory.build_autoencoder(contract.AUTOENCODER),
         factory.build_text_encoder(contract.TEXT),
         torch.device("cpu"),

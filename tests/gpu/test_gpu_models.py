@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from reelworks.diffusion.config import ObjectiveConfig
 from reelworks.distributed import mesh
 from reelworks.distributed.layout import Layout
-from reelworks.encoders.encoders import LiveEncoder
+from reelworks.encoders.encoders import FrozenEncoders
 from reelworks.generate import pipeline
 from reelworks.generate.conditions import Conditions
 from reelworks.generate.pipeline import GenerateOptions
@@ -25,9 +25,9 @@ from reelworks.models.lora.config import LoraConfig
 from reelworks.precision.boundary import DtypeBoundary
 from reelworks.testing import contract
 from reelworks.train.config import TrainConfig
-from reelworks.train.optimizer_names import OPTIMIZERS
-from reelworks.train.optimizers import ShardedOptimizer, matrices
-from reelworks.train.state import TrainState
+from reelworks.train.step.optimizer_names import OPTIMIZERS
+from reelworks.train.step.optimizers import ShardedOptimizer, matrices
+from reelworks.train.step.state import TrainState
 
 # bfloat16 has 8 bits: the contract allows 5 % of the output, and gradients add the errors of all blocks.
 OUTPUT, GRADIENT = 0.05, 0.15
@@ -168,7 +168,7 @@ def test_an_optimizer_updates_as_on_the_cpu(device: str, name: str) -> None:
 @devices.both(["stdit3-tiny", "flux-tiny"])
 def test_pictures_are_generated(device: str, name: str) -> None:
     """The sampler gives a picture, the same one from the same seed."""
-    encoder = LiveEncoder(
+    encoder = FrozenEncoders(
         factory.build_autoencoder(contract.AUTOENCODER).to(torch.device(device)),
         factory.build_text_encoder(contract.TEXT).to(torch.device(device)),
         torch.device(device),

@@ -18,7 +18,7 @@ from reelworks.recipe import recipe_file
 from reelworks.run import events
 from reelworks.run.folder import RunFolder
 from reelworks.train import trainer
-from reelworks.train.resume import RunOptions
+from reelworks.train.request import TrainRequest
 
 
 @devices.both(["float32", "bfloat16"], quick=["float32", "bfloat16"])
@@ -64,7 +64,7 @@ def recipe_in(folder: Path, output: str, **changes: Any) -> dict[str, Any]:
 
 def trained(recipe: dict[str, Any]) -> list[float]:
     """Train, and return the losses of all steps and validations."""
-    assert trainer.run(recipe_file.parse(recipe), RunOptions()) == 0
+    assert trainer.run(recipe_file.parse(recipe), TrainRequest()) == 0
     file = RunFolder(Path(recipe["output"])).events_file
     return [event["loss"] for kind in ("step", "validation") for event in events.timeline(file, kind)]
 

@@ -49,16 +49,10 @@ SERVER.set_forkserver_preload(
 )
 
 
-def train(
-    recipe: dict[str, Any],
-    *,
-    fault: tuple[str, int] | None = None,
-    world: int = 1,
-    **options: Any,
-) -> list[int]:
+def train(recipe: dict[str, Any], *, fault: tuple[str, int] | None = None, world: int = 1, **options: Any) -> list[int]:
     """Run a recipe to its end, or to its fault, on `world` gloo ranks; returns exit codes by rank.
 
-    `options` are those of the command line, fields of `RunOptions`.
+    `options` are those of the command line, fields of `TrainRequest`.
     """
     return on_ranks(_child, recipe, fault, options, world=world)
 
@@ -97,23 +91,25 @@ def _child(recipe: dict[str, Any], fault: tuple[str, int] | None, options: dict[
     from benchmarks._faults import points as faults
 
     from reelworks.recipe import recipe_file
-    from reelworks.train.trainer import RunOptions, run
+    from reelworks.train.request import TrainRequest
+    from reelworks.train.trainer import run
 
     if fault is not None:
         faults.kill_at(*fault)
     if options.get("load"):
         options["load"] = Path(options["load"])
-    os._exit(run(recipe_file.parse(recipe), RunOptions(**options)))
+    os._exit(run(recipe_file.parse(recipe), TrainRequest(**options)))
 
 
 def train_and_exit(recipe: dict[str, Any]) -> None:
     """Train in this process, print an error that the user can correct, and end with the code of the command line."""
     from reelworks.core.errors import UserError
     from reelworks.recipe import recipe_file
-    from reelworks.train.trainer import RunOptions, run
+    from reelworks.train.request import TrainRequest
+    from reelworks.train.trainer import run
 
     try:
-        code = run(recipe_file.parse(recipe), RunOptions())
+        code = run(recipe_file.parse(recipe), TrainRequest())
     except UserError as error:
         print(error, flush=True)
         code = 2
@@ -148,10 +144,11 @@ def _told(target: Callable[..., None], recipe: dict[str, Any], *args: Any) -> No
 def lose_a_file(recipe: dict[str, Any], victim: str) -> None:
     """Train on a clip that vanishes behind the scan."""
     from reelworks.recipe import recipe_file
-    from reelworks.train.trainer import RunOptions, run
+    from reelworks.train.request import TrainRequest
+    from reelworks.train.trainer import run
 
     lose_behind_the_scan(victim)
-    run(recipe_file.parse(recipe), RunOptions(debug=True))
+    run(recipe_file.parse(recipe), TrainRequest(debug=True))
 
 
 def lose_behind_the_scan(*victims: str) -> None:

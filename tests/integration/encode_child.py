@@ -11,7 +11,7 @@ def encode(recipe: dict[str, Any]) -> None:
 
     from reelworks.recipe import recipe_file
     from reelworks.recipe.dataset import RecipeData
-    from reelworks.train import encoding
+    from reelworks.train.precompute import encoding
 
     torch.set_num_threads(1)
     data = RecipeData.open(recipe_file.parse(recipe))

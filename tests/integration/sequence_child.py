@@ -37,12 +37,7 @@ def loss_and_gradients(
     text = TextEncoderConfig(dim=32, max_length=6, pooled_dim=16)
     config = components.family_config(model)
     denoiser = factory.build_denoiser(
-        model,
-        autoencoder=autoencoder,
-        text=text,
-        device="cpu",
-        seed=1,
-        lora=LoraConfig(rank=2) if lora else None,
+        model, autoencoder=autoencoder, text=text, device="cpu", seed=1, lora=LoraConfig(rank=2) if lora else None
     )
     draw = torch.Generator().manual_seed(2)
     with torch.no_grad():

@@ -18,9 +18,9 @@ FOLDER = "src/reelworks/models/families/auraflow"
 
 def files() -> dict[str, str]:
     """Each code block of the guide, by the path that the text before it names."""
-    parts = re.split(r"```python\n(.*?)```", GUIDE.read_text(encoding="utf-8"), flags=re.DOTALL)
+    parts = re.split(r"```(?:python|toml)\n(.*?)```", GUIDE.read_text(encoding="utf-8"), flags=re.DOTALL)
     return {
-        re.findall(r"`(src/[^`]+\.py)`", before)[-1]: code
+        re.findall(r"`(src/[^`]+\.(?:py|toml))`", before)[-1]: code
         for before, code in zip(parts[0::2], parts[1::2], strict=False)
     }
 
@@ -28,9 +28,9 @@ def files() -> dict[str, str]:
 def test_the_guides_files_are_the_examples() -> None:
     """A contributor copies them from either place."""
     example = ROOT / "examples" / "add_a_model" / "auraflow"
-    written = {f"{FOLDER}/{file.name}": file.read_text(encoding="utf-8") for file in example.glob("*.py")}
+    written = {f"{FOLDER}/{file.name}": file.read_text(encoding="utf-8") for file in example.glob("*.*")}
     assert files() == written
-    assert len(written) == 3
+    assert len(written) == 4
 
 
 @pytest.mark.slow
@@ -38,13 +38,7 @@ def test_a_family_outside_the_package_is_trained_after_one_call(tmp_path: Path) 
     """The example checks its network as every family is checked, trains it, and has its name in errors."""
     from reelworks.testing import sample_folder
 
-    command = [
-        sys.executable,
-        ROOT / "examples" / "add_a_model" / "train.py",
-        sample_folder(),
-        "--steps",
-        "2",
-    ]
+    command = [sys.executable, ROOT / "examples" / "add_a_model" / "train.py", sample_folder(), "--steps", "2"]
     settings = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     done = subprocess.run(command, cwd=tmp_path, env=settings, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-3000:]

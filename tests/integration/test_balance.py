@@ -21,10 +21,11 @@ SLOW_RANK, FACTOR = 2, 1.6
 def train_asleep(recipe: dict[str, Any], slow_factor: float) -> None:
     """Train with forward passes that sleep until as much time is over as their tokens cost, in one rank more."""
     from reelworks.recipe import recipe_file
-    from reelworks.train import step
-    from reelworks.train.trainer import RunOptions, run
+    from reelworks.train.request import TrainRequest
+    from reelworks.train.step import train_step
+    from reelworks.train.trainer import run
 
-    losses = step.TrainStep._losses
+    losses = train_step.TrainStep._losses
     factor = slow_factor if os.environ["RANK"] == str(SLOW_RANK) else 1.0
 
     def asleep(self: Any, work: Any, *args: Any) -> Any:
@@ -34,8 +35,8 @@ def train_asleep(recipe: dict[str, Any], slow_factor: float) -> None:
         time.sleep(max(factor * planned - (time.perf_counter() - began), 0.0))
         return result
 
-    step.TrainStep._losses = asleep  # type: ignore[method-assign]
-    os._exit(run(recipe_file.parse(recipe), RunOptions()))
+    train_step.TrainStep._losses = asleep  # type: ignore[method-assign]
+    os._exit(run(recipe_file.parse(recipe), TrainRequest()))
 
 
 @pytest.mark.slow

@@ -19,8 +19,8 @@ from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.recipe import recipe_file
 from reelworks.run import events
 from reelworks.run.folder import RunFolder
-from reelworks.train import build
-from reelworks.train.state import TrainState
+from reelworks.train.startup import build
+from reelworks.train.step.state import TrainState
 
 # Where only the beginning matters: little to audit, nothing to validate.
 BARE = {"buckets": {"aspect_ratios": ["1:1"]}, "validation": {"split": 0.0}}
@@ -133,14 +133,15 @@ def test_a_run_that_began_with_load_goes_on_with_its_data(tiny, tmp_path, traine
     assert children.train(command, **again) == [0]
     assert "--restart-data has no effect: the run began the data after --load" in children.output(command)
     assert generations(tmp_path / "tuned") == [0, 0]
-    rows = [(e["epoch"], e["row"]) for e in events.read(RunFolder(tmp_path / "tuned").events_file, "step")]
-    assert len(set(rows)) == 4
+    done = [(e["epoch"], e["plan_step"]) for e in events.read(RunFolder(tmp_path / "tuned").events_file, "step")]
+    assert len(set(done)) == 4
 
 
 def _preempted(recipe: dict) -> None:
     """Train until a scheduler asks to leave, in the first step; the second one is the last."""
-    from reelworks.train.state import TrainState
-    from reelworks.train.trainer import RunOptions, run
+    from reelworks.train.request import TrainRequest
+    from reelworks.train.step.state import TrainState
+    from reelworks.train.trainer import run
 
     original = TrainState.update_ema
 
@@ -149,7 +150,7 @@ def _preempted(recipe: dict) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     TrainState.update_ema = update_ema
-    sys.exit(run(recipe_file.parse(recipe), RunOptions(restart_data=True)))
+    sys.exit(run(recipe_file.parse(recipe), TrainRequest(restart_data=True)))
 
 
 def test_keys_are_compared_with_those_that_the_checkpoint_was_trained_by(tiny, tmp_path):
@@ -165,7 +166,8 @@ def test_keys_are_compared_with_those_that_the_checkpoint_was_trained_by(tiny, t
 def _train_each(recipe: dict, source: str, begun: bool) -> None:
     """Train every combination in a folder of its own, and tell what became of each."""
     from reelworks.core.errors import UserError
-    from reelworks.train.trainer import RunOptions, run
+    from reelworks.train.request import TrainRequest
+    from reelworks.train.trainer import run
 
     choices = itertools.product(["auto", "2", "never"], ["", source], [False, True], [False, True])
     became = []
@@ -174,7 +176,7 @@ def _train_each(recipe: dict, source: str, begun: bool) -> None:
         if begun:
             shutil.copytree(source, output)
         one = recipe_file.parse({**recipe, "output": output})
-        options = RunOptions(
+        options = TrainRequest(
             resume, load=Path(taken) if taken else None, weights_only=weights_only, restart_data=scratch
         )
         try:

@@ -10,8 +10,10 @@ import children
 import numpy as np
 import pyarrow.csv
 import pytest
+import tiny_recipe
 import torch
 import transformers
+from examples import training_example, validation_example
 from PIL import Image
 from typer.testing import CliRunner
 
@@ -26,8 +28,9 @@ from reelworks.recipe import dataset, recipe_file
 from reelworks.recipe.dataset import RecipeData
 from reelworks.run import events
 from reelworks.run.folder import RunFolder
-from reelworks.train import build, replay
-from reelworks.train.batch_inputs import Predicted, training_example, validation_example
+from reelworks.train import replay
+from reelworks.train.startup import build
+from reelworks.train.step.examples import Predicted
 
 SIZE = (32, 48)
 
@@ -68,24 +71,18 @@ def control(pictures, tmp_path):
 
     def make(**changes):
         data = {"path": str(pictures / "clips"), "control": str(pictures / "edges")}
-        return {
-            "version": 1,
-            "output": str(tmp_path / "run"),
+        data |= {"loss_mask": str(pictures / "masks")}
+        shown = {"prompts": ["a"], "num_frames": 1, "height": 32, "width": 48, "num_inference_steps": 2}
+        tables = {
             "seed": 3,
-            "dataset": [data | {"loss_mask": str(pictures / "masks")}],
             "bucket": [{"resolution": "32x48", "num_frames": 1, "batch_size": 3}],
-            "data": {"num_workers": 0, "max_decode_failures": 0.5},
-            "model": {"name": "flux-control-tiny"},
-            "autoencoder": {"stride": 4},
-            "text_encoder": {"dim": 16, "max_length": 6, "pooled_dim": 8},
-            "precision": {"compute": "float32"},
-            "train": {"max_epochs": 2, "learning_rate": 1e-3, "threads": 1},
+            "data": {"max_decode_failures": 0.5},
+            "text_encoder": {"pooled_dim": 8},
+            "train": {"max_epochs": 2, "learning_rate": 1e-3},
             "validation": {"split": 0.2, "every_steps": 2, "timesteps": [500.0]},
-            "samples": {
-                "prompts": ["a"], "num_frames": 1, "height": 32, "width": 48, "num_inference_steps": 2,
-                "control": str(pictures / "edges/6.jpg"),
-            },
-        } | changes  # fmt: skip
+            "samples": shown | {"control": str(pictures / "edges/6.jpg")},
+        }
+        return tiny_recipe.of_family("flux-control-tiny", tmp_path / "run", data, **tables) | changes
 
     return make
 
@@ -96,7 +93,7 @@ def first_batch(recipe):
     plan = data.plan(data.plan_spec(1, 1), 0)
     pool = DecodePool(0, 60.0)
     try:
-        return data, next(prefetch.read_ahead(StepSource(data, 0, 1).row(plan, 0, 0), pool))
+        return data, next(prefetch.read_ahead(StepSource(data, 0, 1).requests_of_step(plan, 0, 0), pool))
     finally:
         pool.close()
 
@@ -161,7 +158,7 @@ def test_the_loss_is_that_of_what_the_mask_shows(control):
         validation_example(_one(batch), encoder, recipe.objective, seed=1, times=[200.0, 700.0]),
     ):
         output = torch.zeros_like(example.x0, requires_grad=True)
-        losses = example.losses(Predicted(output), recipe.objective)
+        losses = example.losses(Predicted(output))
         torch.autograd.backward(losses.sum())
         width = output.shape[-1]
         assert not output.grad[example.valid_mask][..., : width // 2].any()
@@ -216,19 +213,9 @@ def clips_in(folder):
 
 def values_for(name, clip_model, tmp_path):
     """A recipe that trains a tiny model, to which frames are given, on these clips for two steps."""
-    return {
-        "version": 1,
-        "output": str(tmp_path / "run"),
-        "dataset": [{"path": str(tmp_path / "clips")}],
-        "bucket": [{"resolution": "32x32", "num_frames": 5, "batch_size": 2}],
-        "data": {"num_workers": 0},
-        "model": {"name": name, "image_encoder": str(clip_model)},
-        "autoencoder": {"stride": 4},
-        "text_encoder": {"dim": 16, "max_length": 6},
-        "precision": {"compute": "float32"},
-        "train": {"max_steps": 2, "threads": 1},
-        "validation": {"split": 0.0},
-    }
+    entry = [{"resolution": "32x32", "num_frames": 5, "batch_size": 2}]
+    tables = {"model": {"image_encoder": str(clip_model)}, "train": {"max_epochs": "none", "max_steps": 2}}
+    return tiny_recipe.of_family(name, tmp_path / "run", {"path": str(tmp_path / "clips")}, bucket=entry, **tables)
 
 
 def test_clips_are_trained_from_their_first_frame_and_made_from_a_picture(clip_model, tmp_path):

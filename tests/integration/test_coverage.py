@@ -32,15 +32,15 @@ def logged(run: Path) -> dict[tuple[int, int, int], int]:
 
 def covered(told: Coverage) -> dict[tuple[int, int, int], int]:
     return {
-        (epoch["epoch"], clip["uid"], clip["copy"]): epoch["step"]
-        for clip in told.clips(told.places())
-        for epoch in clip["epochs"]
-        if epoch["became"] == "trained"
+        (epoch.epoch, clip.uid, clip.copy): epoch.step
+        for clip in told.report(told.places()).clips
+        for epoch in clip.epochs
+        if epoch.became == "trained"
     }
 
 
 def became(told: Coverage, epoch: int) -> Counter[str]:
-    return Counter(clip["epochs"][epoch]["became"] for clip in told.clips(told.places()))
+    return Counter(clip.epochs[epoch].became for clip in told.report(told.places()).clips)
 
 
 def own_footage(footage: Path, tmp_path: Path) -> Path:
@@ -102,12 +102,9 @@ def test_clips_that_come_and_go_in_mid_epoch(tiny, footage, tmp_path):
     changes = {"dataset": [{"path": str(folder)}], "validation": {"split": 0.0}}
     assert children.train(tiny(train={"max_steps": 2}, **changes), debug=True) == [0]
     run = RunFolder(tmp_path / "run")
-    left = [
-        c
-        for c in clip_history.cover(run).clips(clip_history.cover(run).places())
-        if c["epochs"][0]["became"] == "not_yet"
-    ]
-    gone = next(c["path"] for c in left if c["path"].endswith(".mp4"))
+    told = clip_history.cover(run)
+    left = [c for c in told.report(told.places()).clips if c.epochs[0].became == "not_yet"]
+    gone = next(c.path for c in left if c.path.endswith(".mp4"))
     (folder / Path(gone).name).unlink()
     picture = np.random.default_rng(1).integers(0, 256, (32, 32, 3), dtype=np.uint8)
     Image.fromarray(picture).save(folder / "late.png")
@@ -116,11 +113,11 @@ def test_clips_that_come_and_go_in_mid_epoch(tiny, footage, tmp_path):
     told = clip_history.cover(run)
     assert covered(told) == logged(run.path)
     assert told.epochs[0].adds_up
-    (late,) = told.clips(told.places(clip="late.png"))
-    assert late["epochs"][0]["became"] in ("trained", "not_yet")
-    (lost,) = told.clips(told.places(clip=Path(gone).name))
-    assert lost["epochs"][0]["became"] == "removed"
-    assert lost["path"] == gone
+    (late,) = told.report(told.places(clip="late.png")).clips
+    assert late.epochs[0].became in ("trained", "not_yet")
+    (lost,) = told.report(told.places(clip=Path(gone).name)).clips
+    assert lost.epochs[0].became == "removed"
+    assert lost.path == gone
 
 
 def test_a_failing_clip_is_named_with_its_reason(tiny, footage, tmp_path):
@@ -133,10 +130,10 @@ def test_a_failing_clip_is_named_with_its_reason(tiny, footage, tmp_path):
     (epoch,) = told.epochs
     assert epoch.adds_up
     assert epoch.counts["failed"] == 2
-    for clip in told.clips(told.places(clip="clip-3.mp4")):
-        assert clip["epochs"][0]["became"] == "failed"
-        assert "No such file" in clip["epochs"][0]["reason"]
-    never = {clip["path"] for clip in told.clips(told.places(never_trained=True))}
+    for clip in told.report(told.places(clip="clip-3.mp4")).clips:
+        assert clip.epochs[0].became == "failed"
+        assert "No such file" in (clip.epochs[0].reason or "")
+    never = {clip.path for clip in told.report(told.places(never_trained=True)).clips}
     assert never == {"footage/clip-3.mp4", "footage/damaged.mp4", "footage/no-caption.mp4"}
 
 
@@ -145,10 +142,7 @@ def test_a_failing_clip_is_named_with_its_reason(tiny, footage, tmp_path):
 )
 def test_two_ranks_and_other_buckets_in_mid_epoch(tiny, tmp_path):
     changes = {"validation": {"split": 0.0}}
-    assert children.train(tiny(train={"max_steps": 1}, **changes, **SEVERAL_EPOCHS), world=2, debug=True) == [
-        0,
-        0,
-    ]
+    assert children.train(tiny(train={"max_steps": 1}, **changes, **SEVERAL_EPOCHS), world=2, debug=True) == [0, 0]
     assert children.train(tiny(train={"max_steps": 3}, **changes), debug=True) == [0]
     run = RunFolder(tmp_path / "run")
     told = clip_history.cover(run)

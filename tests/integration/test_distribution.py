@@ -42,25 +42,13 @@ def test_it_works_alone(wheel: Path, tmp_path: Path) -> None:
     python = tmp_path / "venv" / "bin" / "python"
     subprocess.run([python, "-m", "pip", "install", "-q", "--no-deps", str(wheel)], check=True)
     own = subprocess.run(
-        [python, "-c", "import site; print(site.getsitepackages()[0])"],
-        check=True,
-        capture_output=True,
-        text=True,
+        [python, "-c", "import site; print(site.getsitepackages()[0])"], check=True, capture_output=True, text=True
     ).stdout.strip()
     others = [
         path
         for path in Path(site.getsitepackages()[0]).iterdir()
         if not path.name.lower().startswith(
-            (
-                "reelworks",
-                "_reelworks",
-                "__editable__",
-                "pip",
-                "setuptools",
-                "_distutils",
-                "distutils",
-                "__pycache__",
-            )
+            ("reelworks", "_reelworks", "__editable__", "pip", "setuptools", "_distutils", "distutils", "__pycache__")
         )
     ]
     for path in others:

@@ -14,18 +14,20 @@ import tomli_w
 
 from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.core.errors import UserError
+from reelworks.core.words import of_recipe
 from reelworks.evaluation import held_out
-from reelworks.evaluation.held_out import EvaluatedModel, Evaluation
+from reelworks.evaluation.evaluate import write
+from reelworks.evaluation.held_out import Evaluation
+from reelworks.evaluation.request import EvalRequest
 from reelworks.recipe import recipe_file
 from reelworks.run import events
 from reelworks.run.folder import RunFolder
 
 
-def measured(
-    path: Path, *, timesteps: list[float] | None = None, at_once: int | None = None, **which: Any
-) -> Evaluation:
-    source = EvaluatedModel.locate(path, **which).measuring(timesteps=timesteps, max_clips=None)
-    return held_out.evaluate(source, times_at_once=at_once)
+def measured(path: Path, *, timesteps: int = 0, **which: Any) -> Evaluation:
+    request = EvalRequest(source=path, timesteps=timesteps, **which)
+    with of_recipe():  # as the command runs it
+        return held_out.evaluate(request)
 
 
 def trained(tiny: Any, tmp_path: Path) -> tuple[RunFolder, dict[int, dict[str, Any]], dict[str, Any]]:
@@ -47,14 +49,14 @@ def test_a_checkpoint_has_the_loss_that_training_measured(tiny: Any, tmp_path: P
 
     ten = held_out.spread(newest.source.recipe, 10)
     np.testing.assert_allclose(ten, np.linspace(0, 1000, 12)[1:-1])
-    together, apart = (measured(run.path, timesteps=ten, at_once=n) for n in (None, 3))
+    together, apart = (measured(run.path, timesteps=10, batch_size=n) for n in (None, 3))
     found = [list(each.validation.loss_by_time.values()) for each in (together, apart)]
     np.testing.assert_allclose(*found, rtol=1e-5)
     assert len(found[0]) == 10
-    (file,) = held_out.write(together, None)
+    (file,) = write(together, None)
     assert json.loads(file.read_text())["loss_by_time"] == together.validation.loss_by_time
-    assert held_out.write(apart, None) == [file]
-    assert held_out.write(newest, None) != [file]  # another question has another file
+    assert write(apart, None) == [file]
+    assert write(newest, None) != [file]  # another question has another file
 
 
 @pytest.mark.slow
@@ -66,7 +68,7 @@ def test_checkpoints_by_name_other_clips_and_the_weights_before_training(
     assert measured(run.path / "checkpoints" / "step-000000002").validation.loss == told[2]["loss"]
     best = min((2, 4), key=lambda step: told[step]["loss"])
     assert measured(run.path, best=True).source.step == best
-    assert measured(run.path, averaged=False).validation.loss not in {event["loss"] for event in told.values()}
+    assert measured(run.path, raw_weights=True).validation.loss not in {event["loss"] for event in told.values()}
 
     catalog = (run.path / "catalog" / "catalog.json").read_bytes()
     everything = measured(run.path, data_path=footage)

@@ -61,7 +61,8 @@ def test_trained_equals_the_catalog_less_the_reasons(tiny, footage, tmp_path, ba
 def _lose_one(recipe: dict) -> None:
     """Train with a planted loss: the third clip that is read never counts."""
     from reelworks.recipe import recipe_file
-    from reelworks.train.trainer import RunOptions, run
+    from reelworks.train.request import TrainRequest
+    from reelworks.train.trainer import run
 
     original, seen = prefetch._micro_batch, []
 
@@ -73,7 +74,7 @@ def _lose_one(recipe: dict) -> None:
         return batch
 
     prefetch._micro_batch = lossy
-    run(recipe_file.parse(recipe), RunOptions(debug=True))
+    run(recipe_file.parse(recipe), TrainRequest(debug=True))
 
 
 def test_a_planted_loss_is_noticed(tiny, footage, tmp_path):
@@ -127,8 +128,9 @@ def _train_with_sigterm(recipe: dict) -> None:
     import os
 
     from reelworks.recipe import recipe_file
-    from reelworks.train.state import TrainState
-    from reelworks.train.trainer import RunOptions, run
+    from reelworks.train.request import TrainRequest
+    from reelworks.train.step.state import TrainState
+    from reelworks.train.trainer import run
 
     original, calls = TrainState.update_ema, []
 
@@ -139,7 +141,7 @@ def _train_with_sigterm(recipe: dict) -> None:
             os.kill(os.getpid(), signal.SIGTERM)
 
     TrainState.update_ema = update_ema
-    os._exit(run(recipe_file.parse(recipe), RunOptions()))
+    os._exit(run(recipe_file.parse(recipe), TrainRequest()))
 
 
 SWITCHES = [

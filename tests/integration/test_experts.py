@@ -19,8 +19,9 @@ from reelworks.generate.load_run import LoadedModel
 from reelworks.generate.pipeline import GenerateOptions
 from reelworks.recipe import recipe_file
 from reelworks.run.folder import RunFolder
-from reelworks.train import build, replay
-from reelworks.train.state import TrainState
+from reelworks.train import replay
+from reelworks.train.startup import build
+from reelworks.train.step.state import TrainState
 
 PROMPT = "two cats sit on a wall in the sun"
 CPU = torch.device("cpu")
@@ -75,7 +76,7 @@ def sides(run):
     found = []
     for step in range(1, 7):
         told = replay.replay_step(RunFolder(run), step)
-        times = [clip["timestep"] for batch in told.to_json()["micro_batches"] for clip in batch["clips"]]
+        times = [clip.timestep for batch in told.summary().micro_batches for clip in batch.clips]
         assert len({time >= 875 for time in times}) == 1
         found.append(times[0] >= 875)
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import children
 import pytest
+import tiny_recipe
 from test_preferences import pictures
 
 from reelworks.run import events
@@ -28,27 +29,12 @@ def test_two_ranks_train_as_one_process_does(pictures, tmp_path, feature, strate
     """The same losses and norms of gradients from the same global batches, within rounding."""
 
     def told(name, world, **changes):
-        recipe = {
-            "version": 1,
-            "output": str(tmp_path / name),
-            "dataset": [{"path": str(pictures / "clips")}],
-            "bucket": [{"resolution": "32x48", "num_frames": 1, "batch_size": 1}],
-            "data": {"num_workers": 0},
-            "model": {"name": "wan-tiny"},
-            "lora": {"rank": 2, "targets": "blocks"},
-            "autoencoder": {"stride": 4},
-            "text_encoder": {"dim": 16, "max_length": 6, "pooled_dim": 8},
-            "precision": {"compute": "float32"},
-            "train": {
-                "max_steps": 3,
-                "learning_rate": 1e-3,
-                "threads": 1,
-                "micro_batches_per_step": 2,
-                "same_bucket_run": 1,
-            },
-            "validation": {"split": 0.0},
-        }
-        recipe |= FEATURES[feature] | changes
+        train = {"max_epochs": "none", "max_steps": 3, "learning_rate": 1e-3}
+        tables = {"bucket": [{"resolution": "32x48", "num_frames": 1, "batch_size": 1}]}
+        tables |= {"train": train | {"micro_batches_per_step": 2, "same_bucket_run": 1}}
+        tables |= {"lora": {"rank": 2, "targets": "blocks"}, "text_encoder": {"pooled_dim": 8}}
+        clips = {"path": str(pictures / "clips")}
+        recipe = tiny_recipe.of_family("wan-tiny", tmp_path / name, clips, **tables) | FEATURES[feature] | changes
         if feature == "pairs":
             recipe["dataset"] = [{"path": str(pictures / "clips"), "rejected": str(pictures / "worse")}]
         assert children.train(recipe, world=world) == [0] * world, children.output(recipe)

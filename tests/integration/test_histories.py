@@ -19,10 +19,7 @@ def start(*changes, steps=2, **orders):
 STORIES = {
     "exclude list, filter and split changed, run and data moved": [
         start(steps=3),
-        start(
-            ("exclude_list", {"files": ["f001", "f015"]}),
-            ("filter", {"text": "height >= 24", "dataset": "a"}),
-        ),
+        start(("exclude_list", {"files": ["f001", "f015"]}), ("filter", {"text": "height >= 24", "dataset": "a"})),
         start(("split", {"share": 0.25}), ("run_moved", {}), ("data_moved", {}), ("exclude_list", {"files": []})),
     ],
     "plans deleted, repeats changed": [
@@ -53,10 +50,7 @@ STORIES = {
     ],
     "killed inside saves": [
         {"changes": [], "end": {"by": "kill", "scope": "save", "call": 60, "half": 50}},
-        {
-            **start(("captions", {}), ("keep_prob", {})),
-            "end": {"by": "kill", "scope": "any", "call": 70, "half": 1},
-        },
+        {**start(("captions", {}), ("keep_prob", {})), "end": {"by": "kill", "scope": "any", "call": 70, "half": 1}},
         start(("remove", {"files": ["f006"]}), steps=4),
     ],
 }
@@ -171,7 +165,7 @@ def test_a_segment_that_makes_place_for_another_is_void_unless_a_step_of_it_hold
 
 
 def noted(folder, rank, *lines):
-    at = {"data_restarts": 0, "epoch": 0, "segment": 0, "row": 0}
+    at = {"data_restarts": 0, "epoch": 0, "segment": 0, "plan_step": 0}
     text = "".join(json.dumps({"what": what, **at, **fields}) + "\n" for what, fields in lines)
     (folder / f"rank-{rank}.jsonl").write_text(text)
 

@@ -57,7 +57,8 @@ def _fill_the_disk(recipe: dict) -> None:
     """Train while the second save finds no space."""
     from reelworks.checkpoint import disk_space
     from reelworks.recipe import recipe_file
-    from reelworks.train.trainer import RunOptions, run
+    from reelworks.train.request import TrainRequest
+    from reelworks.train.trainer import run
 
     original, calls = disk_space.require, []
 
@@ -68,7 +69,7 @@ def _fill_the_disk(recipe: dict) -> None:
         return original(*args)
 
     disk_space.require = require
-    run(recipe_file.parse(recipe), RunOptions())
+    run(recipe_file.parse(recipe), TrainRequest())
 
 
 def test_a_full_disk_costs_one_checkpoint_and_not_the_run(tiny, tmp_path):

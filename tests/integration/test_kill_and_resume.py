@@ -17,8 +17,8 @@ from reelworks.core import digests
 from reelworks.recipe import recipe_file
 from reelworks.run import events
 from reelworks.run.folder import RunFolder
-from reelworks.train import build
-from reelworks.train.state import TrainState
+from reelworks.train.startup import build
+from reelworks.train.step.state import TrainState
 
 STEPS = 18
 

@@ -34,8 +34,8 @@ from reelworks.models.lora.base_model import Base
 from reelworks.recipe import recipe_file
 from reelworks.run import events
 from reelworks.testing import contract
-from reelworks.train import build
-from reelworks.train.state import TrainState
+from reelworks.train.startup import build
+from reelworks.train.step.state import TrainState
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "lora-20-pictures.toml"
 PROMPT = "two cats sit on a wall in the sun"
@@ -245,17 +245,7 @@ def test_files_hold_what_the_checkpoint_does(lora, tmp_path):
     for format in FORMATS:
         by_run = run / "exports" / f"step-000000005-ema-lora-{format}.safetensors"
         by_hand = tmp_path / f"{format}.safetensors"
-        command = [
-            "checkpoints",
-            "export",
-            str(run),
-            "-o",
-            str(by_hand),
-            "--dtype",
-            "float32",
-            "--format",
-            format,
-        ]
+        command = ["checkpoints", "export", str(run), "-o", str(by_hand), "--dtype", "float32", "--format", format]
         assert CliRunner().invoke(app, command).exit_code == 0
         one, other = load_file(by_run), load_file(by_hand)
         assert one.keys() == other.keys()
@@ -353,16 +343,7 @@ def test_merged_weights_answer_as_the_lora_does(lora, tmp_path, base):
     values["lora"]["base"] = base
     assert children.train(values) == [0]
     path = tmp_path / "merged.safetensors"
-    command = [
-        "checkpoints",
-        "export",
-        str(tmp_path / "run"),
-        "-o",
-        str(path),
-        "--dtype",
-        "float32",
-        "--merge",
-    ]
+    command = ["checkpoints", "export", str(tmp_path / "run"), "-o", str(path), "--dtype", "float32", "--merge"]
     assert CliRunner().invoke(app, command).exit_code == 0
     trained = LoadedModel.load(tmp_path / "run", to_merge=True).boundary
     plain = contract.build("wan-tiny")

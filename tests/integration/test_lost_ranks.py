@@ -94,7 +94,7 @@ def test_a_run_goes_on_to_the_same_end_wherever_a_rank_was_killed(recipe, tmp_pa
 
 def _fail_on(recipe: dict[str, Any], rank: int, what: str) -> None:
     """Train, and fail or hang on one rank, within its second step."""
-    from reelworks.train.step import TrainStep
+    from reelworks.train.step.train_step import TrainStep
 
     original, calls = TrainStep._losses, []
 

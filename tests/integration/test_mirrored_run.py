@@ -52,11 +52,12 @@ def _lose_the_mirror(recipe: dict) -> None:
     from reelworks.checkpoint.mirror import mirror
     from reelworks.checkpoint.mirror.remote import RemoteFilesystem
     from reelworks.recipe import recipe_file
-    from reelworks.train.trainer import RunOptions, run
+    from reelworks.train.request import TrainRequest
+    from reelworks.train.trainer import run
 
     def full(*_args, **_kwargs):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     RemoteFilesystem.put = full
     mirror.WAITS_SECONDS = (0.0,)
-    os._exit(run(recipe_file.parse(recipe), RunOptions()))
+    os._exit(run(recipe_file.parse(recipe), TrainRequest()))

@@ -103,12 +103,13 @@ def _train_in_little_memory(recipe: dict) -> None:
     import resource
 
     from reelworks.core.errors import UserError
-    from reelworks.train.trainer import RunOptions, run
+    from reelworks.train.request import TrainRequest
+    from reelworks.train.trainer import run
 
     used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (used + (2 << 30),) * 2)  # the latents alone would take 3.7 GB
     try:
-        run(recipe_file.parse(recipe), RunOptions())
+        run(recipe_file.parse(recipe), TrainRequest())
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

@@ -197,10 +197,7 @@ def test_memory_without_end_is_no_size():
         (("--model", "WAN-Tinny", "--data", "mug"), 'did you mean "wan-tiny"'),
         (("--model", "wan-tiny", "--data", "mug", "--vram", "1"), "at least 2 GB"),
         (("--model", "wan-tiny", "--data", "silent", "--trigger", " "), "the word is empty"),
-        (
-            ("--model", "wan-tiny", "--data", "mug", "-o", "mug", "--force"),
-            "cannot be written (Is a directory)",
-        ),
+        (("--model", "wan-tiny", "--data", "mug", "-o", "mug", "--force"), "cannot be written (Is a directory)"),
     ],
 )
 def test_a_mistake_is_told_with_a_way_out_and_leaves_no_recipe(arguments, said):

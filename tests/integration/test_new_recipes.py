@@ -15,7 +15,7 @@ from reelworks.cli.main import app
 from reelworks.core.errors import UserError
 from reelworks.models import registry
 from reelworks.quickstart import memory_presets, quickstart
-from reelworks.quickstart.quickstart import QuickstartOptions
+from reelworks.quickstart.request import NewLoraRequest
 from reelworks.recipe import recipe_file
 
 CASES = drills.cases()
@@ -56,7 +56,8 @@ def pictures(folder: str, *sizes: tuple[int, int], captioned: int = 99) -> Path:
 
 
 def made(folder: str, model: str = "sdxl", **wishes: object) -> quickstart.QuickstartResult:
-    return quickstart.lora(Path(f"{folder}-made.toml"), QuickstartOptions(model, (Path(folder),), vram_gb=24, **wishes))
+    path = f"{folder}-made.toml"
+    return quickstart.lora(NewLoraRequest(model=model, data=folder, output=path, force=True, vram_gb=24, **wishes))
 
 
 @pytest.mark.parametrize(
@@ -124,13 +125,13 @@ def test_what_is_asked_for_is_written_and_counted() -> None:
 def test_a_setting_that_is_given_is_not_replaced_by_one_that_saves_memory() -> None:
     with pytest.raises(UserError, match=r"needs 35\.7 GB with all settings"):
         quickstart.lora(
-            Path("r.toml"),
-            QuickstartOptions(
-                "sdxl",
-                (Path("pictures"),),
+            NewLoraRequest(
+                model="sdxl",
+                data="pictures",
                 vram_gb=12,
                 overrides=("model.gradient_checkpointing=false", "buckets.batch_size=4"),
-            ),
+                output="r.toml",
+            )
         )
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import children
 import pytest
@@ -19,7 +22,7 @@ BARE = {"buckets": {"aspect_ratios": ["1:1"]}, "validation": {"split": 0.0}}
 def plant(recipe: dict, what: str, name: str = "final_layer.linear.weight") -> None:
     """A NaN comes into a weight of the last rank, or into its average, in step 3."""
     from reelworks.distributed.mesh import local
-    from reelworks.train.state import TrainState
+    from reelworks.train.step.state import TrainState
 
     update = TrainState.update_ema
 
@@ -48,7 +51,7 @@ def test_a_weight_that_is_not_finite_ends_the_run_and_is_never_saved(tiny, tmp_p
     assert CheckpointFolder(run.checkpoints_folder).steps() == [2]
     printed = children.output(recipe)
     assert "first in the weight of final_layer.linear.weight; the loss of " in printed
-    assert ("3 steps in a row, the last being 6," if policy == "skip" else "step 4 had") in printed
+    assert ("3 consecutive steps, the last being 6," if policy == "skip" else "step 4 had") in printed
 
 
 @pytest.mark.slow(reason="two ranks; one process finds the same weight above")
@@ -62,6 +65,27 @@ def test_a_weight_of_one_rank_stops_all_in_the_same_step(tiny, tmp_path):
     assert [e["step"] for e in told] == [4, 5]
     assert {(e["what"], e["module"]) for e in told} == {("weight", "final_layer.linear.weight")}
     assert CheckpointFolder(run.checkpoints_folder).steps() == [2]
+
+
+def lose_every_other(recipe: dict) -> None:
+    """Every second step has a loss that is not finite."""
+    from reelworks.train.step.train_step import TrainStep
+
+    take = TrainStep.run
+
+    def and_lose(self: TrainStep, *args: Any, **kwargs: Any) -> Any:
+        result = take(self, *args, **kwargs)
+        return replace(result, finite=False, applied=False, loss=math.nan) if kwargs["step"] % 2 else result
+
+    TrainStep.run = and_lose
+    children.train_and_exit(recipe)
+
+
+def test_only_consecutive_steps_that_are_not_finite_end_a_run(tiny, tmp_path):
+    recipe = tiny(train={"max_steps": 6, "max_non_finite": 2}, **BARE)
+    assert children.in_child(lose_every_other, recipe) == 0, children.output(recipe)
+    told = events.timeline(RunFolder(tmp_path / "run").events_file, "step")
+    assert [event["applied"] for event in told] == [True, False] * 3
 
 
 def test_an_average_that_is_not_finite_is_never_saved(tiny, tmp_path):

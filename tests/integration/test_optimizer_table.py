@@ -9,8 +9,8 @@ import pytest
 
 from reelworks.core.errors import UserError
 from reelworks.distributed.layout import Layout
-from reelworks.train import optimizer_names
-from reelworks.train.optimizer_names import OPTIMIZERS
+from reelworks.train.step import optimizer_names
+from reelworks.train.step.optimizer_names import OPTIMIZERS
 
 RATES = {"prodigy": 1.0, "came": 1e-4}
 LAYOUTS = {"replicated": Layout(4, 1), "fsdp": Layout(1, 4), "hsdp": Layout(2, 2)}
@@ -55,7 +55,7 @@ def _steps(name: str, layout: Layout, compute: Any, world: Any) -> str:
     from reelworks.precision.boundary import DtypeBoundary
     from reelworks.testing import contract
     from reelworks.train.config import TrainConfig
-    from reelworks.train.state import TrainState
+    from reelworks.train.step.state import TrainState
 
     denoiser = contract.build("stdit3-tiny", compute=compute)
     mesh.shard(denoiser.module, denoiser.sharding().blocks, denoiser.contract, world, layout)

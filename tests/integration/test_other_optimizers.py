@@ -22,11 +22,11 @@ from reelworks.distributed.mesh import local
 from reelworks.recipe import recipe_file
 from reelworks.run import events
 from reelworks.run.folder import RunFolder
-from reelworks.train import build
 from reelworks.train.config import TrainConfig
-from reelworks.train.optimizer_names import OPTIMIZERS
 from reelworks.train.preflight import check
-from reelworks.train.state import TrainState
+from reelworks.train.startup import build
+from reelworks.train.step.optimizer_names import OPTIMIZERS
+from reelworks.train.step.state import TrainState
 
 OTHERS = sorted(set(OPTIMIZERS) - {"adamw"})
 ON_SHARDS = sorted(name for name, one in OPTIMIZERS.items() if not one.whole)

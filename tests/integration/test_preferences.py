@@ -7,6 +7,7 @@ import math
 import children
 import numpy as np
 import pytest
+import tiny_recipe
 from PIL import Image
 
 from reelworks.run import events
@@ -30,22 +31,12 @@ def pictures(tmp_path_factory):
 
 def trained(pictures, output, **changes):
     """Train on the pairs, and return the loss and the gradient's norm of each step."""
-    recipe = {
-        "version": 1,
-        "output": str(output),
-        "dataset": [{"path": str(pictures / "clips"), "rejected": str(pictures / "worse")}],
-        "bucket": [{"resolution": "32x48", "num_frames": 1, "batch_size": 3}],
-        "data": {"num_workers": 0},
-        "model": {"name": "wan-tiny"},
-        "lora": {"rank": 2, "targets": "blocks"},
-        "autoencoder": {"stride": 4},
-        "text_encoder": {"dim": 16, "max_length": 6, "pooled_dim": 8},
-        "precision": {"compute": "float32"},
-        "objective": {"dpo_beta": 100.0},
-        "train": {"max_epochs": 4, "learning_rate": 0.01, "threads": 1},
-        "validation": {"split": 0.0},
-    }
-    assert children.train(recipe | changes) == [0], children.output(recipe)
+    pairs = {"path": str(pictures / "clips"), "rejected": str(pictures / "worse")}
+    tables = {"lora": {"rank": 2, "targets": "blocks"}, "objective": {"dpo_beta": 100.0}}
+    tables |= {"text_encoder": {"pooled_dim": 8}, "train": {"max_epochs": 4, "learning_rate": 0.01}}
+    entry = [{"resolution": "32x48", "num_frames": 1, "batch_size": 3}]
+    recipe = tiny_recipe.of_family("wan-tiny", output, pairs, bucket=entry, **tables | changes)
+    assert children.train(recipe) == [0], children.output(recipe)
     return [(e["loss"], e["grad_norm"]) for e in events.read(RunFolder(output).events_file, "step")]
 
 

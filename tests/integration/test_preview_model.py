@@ -20,8 +20,8 @@ from reelworks.models import registry
 from reelworks.models.config import ModelConfig
 from reelworks.precision.boundary import DtypeBoundary
 from reelworks.recipe import preview_model, recipe_file, validation
-from reelworks.train import build
-from reelworks.train import preview_model as previews
+from reelworks.train.logging import preview_model as previews
+from reelworks.train.startup import build
 
 __all__ = ["lora", "pictures"]
 CPU = torch.device("cpu")

@@ -43,9 +43,9 @@ def test_an_interrupted_epoch_trains_each_range_once(tiny, tmp_path):
     assert len(rows) == 20
     assert Counter(clip["uid"] for line in children.debug_lines(run) for clip in line["trained"]) == Counter(rows.uid)
     told = clip_history.cover(RunFolder(run))
-    clips = list(told.clips(told.places()))
-    assert {epoch["became"] for clip in clips for epoch in clip["epochs"]} == {"trained"}
-    assert len({clip["path"] for clip in clips}) == 20, "each range has a name of its own"
+    clips = told.report(told.places()).clips
+    assert {epoch.became for clip in clips for epoch in clip.epochs} == {"trained"}
+    assert len({clip.path for clip in clips}) == 20, "each range has a name of its own"
 
 
 def test_the_ranges_of_a_video_are_held_out_and_excluded_together(tiny, tmp_path):

@@ -36,13 +36,13 @@ from reelworks.core import ray_cluster
 from reelworks.core.errors import UserError
 from reelworks.core.ray_cluster import Cluster, RayPool
 from reelworks.core.worker_pool import WorkerDied
-from reelworks.encoders.encode import EncodingForecast
-from reelworks.encoders.encode_worker import Progress
+from reelworks.encoders.precompute.encode import EncodingForecast
+from reelworks.encoders.precompute.encode_worker import Progress
 from reelworks.encoders.store import EncodedStore
 from reelworks.recipe import dataset, recipe_file
 from reelworks.recipe.dataset import RecipeData
-from reelworks.train import encode_on_cluster, encoding
-from reelworks.train.encode_on_cluster import ClusterJob, EncodeActor
+from reelworks.train.precompute import encode_on_cluster, encoding
+from reelworks.train.precompute.encode_on_cluster import ClusterJob, EncodeActor
 
 # Ray warns of its own defaults.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning:ray")

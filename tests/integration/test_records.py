@@ -19,7 +19,7 @@ from reelworks.analysis import clip_history
 from reelworks.analysis.coverage import Coverage, State
 from reelworks.checkpoint import names
 from reelworks.checkpoint.folder import CheckpointFolder
-from reelworks.core import files
+from reelworks.core import files, results
 from reelworks.run import events, records
 from reelworks.run.folder import RunFolder
 from reelworks.train.replay import replay_step
@@ -87,11 +87,7 @@ def test_records_make_room_but_for_those_that_a_checkpoint_needs(
     made: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Epochs 1 and 3 end up with a checkpoint within them, epoch 4 is under way."""
-    recipe = made(
-        train={"max_steps": 13},
-        checkpoints={"every_steps": 5, "keep_last": 9},
-        coverage={"max_disk": "1B"},
-    )
+    recipe = made(train={"max_steps": 13}, checkpoints={"every_steps": 5, "keep_last": 9}, coverage={"max_disk": "1B"})
     assert children.train(recipe, debug=True) == [0]
     run, printed = RunFolder(tmp_path / "run"), children.output(recipe)
     assert needed(run) == {1, 3, 4}
@@ -154,7 +150,7 @@ def _train_on_a_full_disk(recipe: dict[str, Any]) -> None:
     """Train where no record can be written."""
     from reelworks.core import storage
     from reelworks.recipe import recipe_file
-    from reelworks.train.resume import RunOptions
+    from reelworks.train.request import TrainRequest
     from reelworks.train.trainer import run
 
     def guard(call: str, path: Path) -> None:
@@ -162,7 +158,7 @@ def _train_on_a_full_disk(recipe: dict[str, Any]) -> None:
             raise OSError(errno.ENOSPC, "No space left on device")
 
     with storage.guarded(guard):
-        run(recipe_file.parse(recipe), RunOptions(debug=True))
+        run(recipe_file.parse(recipe), TrainRequest(debug=True))
 
 
 def test_a_disk_that_takes_no_record_ends_no_training(made: Make, tmp_path: Path) -> None:
@@ -186,10 +182,7 @@ def test_nothing_that_is_edited_moved_or_deleted_changes_what_was_trained(made: 
     """Neither what coverage tells of each clip nor what replay tells of each step."""
     (bad := tmp_path / "bad.txt").write_text("data/5.png\n")
     recipe = made(
-        train={"max_steps": 4},
-        exclude_file=str(bad),
-        catalog=str(tmp_path / "catalog"),
-        data={"crop": "random"},
+        train={"max_steps": 4}, exclude_file=str(bad), catalog=str(tmp_path / "catalog"), data={"crop": "random"}
     )
     assert children.train(recipe, debug=True) == [0]
     run = RunFolder(tmp_path / "run")
@@ -198,10 +191,10 @@ def test_nothing_that_is_edited_moved_or_deleted_changes_what_was_trained(made: 
 
     def told() -> tuple[dict[str, Any], list[dict[str, Any]]]:
         found = clip_history.cover(run)
-        replays = [replay_step(run, step).to_json() for step in steps]
+        replays = [results.as_json(replay_step(run, step).summary()) for step in steps]
         for clip in (clip for one in replays for batch in one["micro_batches"] for clip in batch["clips"]):
             del clip["since"]  # which tells what became of it later
-        return found.to_json(found.places()), replays
+        return results.as_json(found.report(found.places())), replays
 
     before = told()
     data = tmp_path / "data"
@@ -225,11 +218,7 @@ def test_nothing_that_is_edited_moved_or_deleted_changes_what_was_trained(made: 
 
 def test_a_run_that_goes_back_behind_what_was_removed_tells_the_epoch_anew(made: Make, tmp_path: Path) -> None:
     """Totals of an epoch that is trained again, after the run went back to before it, are of another branch."""
-    recipe = made(
-        train={"max_steps": 13},
-        checkpoints={"every_steps": 5, "keep_last": 9},
-        coverage={"max_disk": "1B"},
-    )
+    recipe = made(train={"max_steps": 13}, checkpoints={"every_steps": 5, "keep_last": 9}, coverage={"max_disk": "1B"})
     assert children.train(recipe, debug=True) == [0]
     run = RunFolder(tmp_path / "run")
     assert records.pruned(run).keys() == {(0, 0), (0, 2)}

@@ -8,7 +8,9 @@ from typing import Any
 import children
 import numpy as np
 import pytest
+import tiny_recipe
 import torch
+from examples import training_example
 from refused import refused
 from typer.testing import CliRunner
 
@@ -21,8 +23,7 @@ from reelworks.recipe import dataset, recipe_file
 from reelworks.recipe.dataset import RecipeData
 from reelworks.run import events
 from reelworks.run.folder import RunFolder
-from reelworks.train import build
-from reelworks.train.batch_inputs import training_example
+from reelworks.train.startup import build
 
 CLIPS, SIZE = 4, {"num_frames": 5, "height": 32, "width": 32}
 
@@ -51,21 +52,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def recipe(folder: Path, tmp_path: Path) -> Any:
     def make(name: str, **changes: Any) -> dict[str, Any]:
         pairs = {"path": f"{folder}/after", "source": f"{folder}/before", "min_sources": 0}
-        return {
-            "version": 1,
-            "output": str(tmp_path / name),
-            "dataset": [pairs],
-            "bucket": [{"resolution": "32x32", "num_frames": 5, "batch_size": 2}],
-            "data": {"num_workers": 0},
-            "model": {"name": "ltx-tiny", "gradient_checkpointing": True},
-            "lora": {"rank": 2},
-            "objective": {"mask_ratios": {"image_head": 0.5}},
-            "autoencoder": {"stride": 4},
-            "text_encoder": {"dim": 16, "max_length": 6},
-            "precision": {"compute": "float32"},
-            "train": {"max_epochs": 1, "threads": 1},
-            "validation": {"split": 0.0},
-        } | changes  # fmt: skip
+        tables = {"lora": {"rank": 2}, "objective": {"mask_ratios": {"image_head": 0.5}}}
+        tables |= {"model": {"gradient_checkpointing": True}}
+        entry = [{"resolution": "32x32", "num_frames": 5, "batch_size": 2}]
+        return tiny_recipe.of_family("ltx-tiny", tmp_path / name, pairs, bucket=entry, **tables) | changes
 
     return make
 
@@ -78,7 +68,11 @@ def test_a_reference_shows_the_same_frames_as_its_clip(recipe: Any) -> None:
     plan, counts = data.plan(data.plan_spec(1, 1), 0), [0, 0]
     pool = DecodePool(0, 60.0)
     try:
-        work = [each for row in range(plan.steps) for each in StepSource(data, 0, 1).row(plan, 0, row)]
+        work = [
+            each
+            for plan_step in range(plan.num_steps)
+            for each in StepSource(data, 0, 1).requests_of_step(plan, 0, plan_step)
+        ]
         for batch in prefetch.read_ahead(work, pool):
             example = training_example(batch, encoder, parsed.objective, seed=1)
             counts[len(example.inputs.sources)] += len(batch.captions)

@@ -5,22 +5,25 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import examples
 import numpy as np
 import pytest
+import tiny_recipe
 import torch
+from examples import training_example, validation_example
 from PIL import Image
 
 from reelworks.core.shape import Shape
 from reelworks.data import prefetch
 from reelworks.data.loader import StepSource
-from reelworks.encoders import stored_batches
 from reelworks.generate import writers
 from reelworks.media.decode_pool import DecodePool
 from reelworks.precision.boundary import DtypeBoundary
 from reelworks.recipe import dataset, recipe_file
 from reelworks.recipe.dataset import RecipeData
-from reelworks.train import build, encoding
-from reelworks.train.batch_inputs import Predicted, training_example, validation_example
+from reelworks.train.precompute import encoding
+from reelworks.train.startup import build
+from reelworks.train.step.examples import Predicted
 
 SHAPE, CLIPS = Shape(5, 32, 48), 4
 
@@ -44,19 +47,10 @@ def values(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         if i < 2:
             grey(root / f"place/{i}.png", 200 + 10 * i, (32, 48))
     clips = {"path": f"{root}/clips", "source": [f"{root}/person", f"{root}/place"], "min_sources": 0}
-    return {
-        "version": 1,
-        "output": str(root / "run"),
-        "dataset": [clips | {"loss_mask": f"{root}/areas"}],
-        "bucket": [{"resolution": "32x48", "num_frames": 5, "batch_size": 2}],
-        "data": {"num_workers": 0, "clip_start": "start"},
-        "model": {"name": "wan-vace-tiny"},
-        "autoencoder": {"stride": 4},
-        "text_encoder": {"dim": 16, "max_length": 6},
-        "precision": {"compute": "float32"},
-        "train": {"max_epochs": 1, "threads": 1},
-        "validation": {"split": 0.0, "timesteps": [500.0]},
-    }
+    entry = [{"resolution": "32x48", "num_frames": 5, "batch_size": 2}]
+    tables = {"data": {"clip_start": "start"}, "validation": {"timesteps": [500.0]}}
+    masked = clips | {"loss_mask": f"{root}/areas"}
+    return tiny_recipe.of_family("wan-vace-tiny", root / "run", masked, bucket=entry, **tables)
 
 
 def framed(value: int, size: tuple[int, int]) -> np.ndarray[Any, Any]:
@@ -75,12 +69,18 @@ def test_reference_pictures_are_latents_before_those_of_the_clip(values: dict[st
     boundary = DtypeBoundary(build.denoiser(recipe, torch.device("cpu")))
     plan, counts = data.plan(data.plan_spec(1, 1), 0), dict[int, int]()
     assert plan.planned == CLIPS
-    work = [each for row in range(plan.steps) for each in StepSource(data, 0, 1).row(plan, 0, row)]
+    work = [
+        each
+        for plan_step in range(plan.num_steps)
+        for each in StepSource(data, 0, 1).requests_of_step(plan, 0, plan_step)
+    ]
     pool = DecodePool(0, 60.0)
     try:
-        unstored = stored_batches.read_ahead(work, pool, 1 << 30, encoding.open_store(data))
+        stored = encoding.open_store(data)
+        unstored = examples.batch_encoder(encoder, stored).read(work, pool, 1 << 30)
         for batch, missing in zip(prefetch.read_ahead(work, pool), unstored, strict=True):
-            example, again = (training_example(each, encoder, recipe.objective, seed=1) for each in (batch, missing))
+            example = training_example(batch, encoder, recipe.objective, seed=1)
+            again = training_example(missing, encoder, recipe.objective, seed=1, stored=stored)
             assert all(
                 torch.equal(a, b)
                 for a, b in zip(
@@ -109,7 +109,7 @@ def test_reference_pictures_are_latents_before_those_of_the_clip(values: dict[st
             assert example.trained_frames is None
             assert example.loss_weight is not None  # the mask shows all of the clip, and no more
             assert example.loss_weight.amax(dim=(0, 2, 3)).tolist() == [0.0] * ahead + [1.0] * 5
-            losses = example.losses(Predicted.from_inputs(boundary, example.inputs), recipe.objective)
+            losses = example.losses(Predicted.from_inputs(boundary, example.inputs))
             assert losses.shape == (len(batch.captions),)
             assert bool(losses.isfinite().all())
             losses.sum().backward()

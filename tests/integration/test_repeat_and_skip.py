@@ -46,18 +46,18 @@ def test_repeat_fills_every_batch_and_trains_each_clip_once_more_at_most(tiny, t
     assert epoch.adds_up
     assert f"{account['repeated']} shown again to fill batches" in children.output(recipe)
     number = next(s["step"] for s in steps if s["repeated"])
-    clips = [c for micro_batch in replay_step(run, number).to_json()["micro_batches"] for c in micro_batch["clips"]]
-    again = [c for c in clips if c["repeat_index"]]
+    clips = [c for micro_batch in replay_step(run, number).summary().micro_batches for c in micro_batch.clips]
+    again = [c for c in clips if c.repeat_index]
     assert again
-    twins = [c for c in replay_all(run, steps) if (c["uid"], c["repeat_index"]) == (again[0]["uid"], 0)]
-    assert twins[0]["timestep"] != again[0]["timestep"]  # each showing meets draws of its own
+    twins = [c for c in replay_all(run, steps) if (c.uid, c.repeat_index) == (again[0].uid, 0)]
+    assert twins[0].timestep != again[0].timestep  # each showing meets draws of its own
     measured = epoch_stats.measure_costs(run)
     assert all(ms > 0 for ms in measured.values())
 
 
 def replay_all(run, steps):
-    told = [replay_step(run, step["step"]).to_json() for step in steps]
-    return [c for one in told for micro_batch in one["micro_batches"] for c in micro_batch["clips"]]
+    told = [replay_step(run, step["step"]).summary() for step in steps]
+    return [c for one in told for micro_batch in one.micro_batches for c in micro_batch.clips]
 
 
 @pytest.mark.slow

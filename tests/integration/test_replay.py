@@ -6,6 +6,7 @@ import hashlib
 import json
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import children
@@ -14,11 +15,12 @@ import pytest
 from PIL import Image
 
 from reelworks.analysis import clip_history
+from reelworks.core import results
 from reelworks.core.errors import UserError
 from reelworks.media import decode
 from reelworks.report import sheet
 from reelworks.run.folder import RunFolder
-from reelworks.train.replay import Replay, replay_step
+from reelworks.train.replay import Replay, ReplayedClip, replay_step
 
 BUSY = {
     "bucket": [{"resolution": "32px", "num_frames": [1, 5], "batch_size": [4, 3]}],
@@ -35,13 +37,14 @@ def digest(frames: np.ndarray) -> str:
 def _train_and_tell(recipe: dict) -> None:
     """Train, and write down what the model was given, micro-batch by micro-batch."""
     from reelworks.recipe import recipe_file
-    from reelworks.train import step
-    from reelworks.train.trainer import RunOptions, run
+    from reelworks.train.request import TrainRequest
+    from reelworks.train.step.examples import ExampleBuilder
+    from reelworks.train.trainer import run
 
-    original, fed = step.training_example, []
+    original, fed = ExampleBuilder.build, []
 
-    def example(batch, *args, **kwargs):
-        made = original(batch, *args, **kwargs)
+    def build(self, encoded, objective):
+        made, batch = original(self, encoded, objective), encoded.batch
         fed.append(
             {
                 "uids": batch.request.uids.tolist(),
@@ -54,8 +57,8 @@ def _train_and_tell(recipe: dict) -> None:
         )
         return made
 
-    step.training_example = example
-    run(recipe_file.parse(recipe), RunOptions(debug=True))
+    ExampleBuilder.build = build
+    run(recipe_file.parse(recipe), TrainRequest(debug=True))
     Path(recipe["output"], "fed.json").write_text(json.dumps(fed))
 
 
@@ -66,10 +69,9 @@ def logged(run: Path, rank: int) -> dict[int, dict]:
 
 
 def trained(told: Replay, rank: int) -> list[dict]:
-    value = told.to_json()
-    mine = [one for one in value["micro_batches"] if one["rank"] == rank]
-    clips = [clip for one in mine for clip in one["clips"] if clip["became"] == "trained"]
-    return [{"uid": c["uid"], "copy": c["copy"], "repeat_index": c["repeat_index"], "path": c["file"]} for c in clips]
+    mine = [one for one in told.summary().micro_batches if one.rank == rank]
+    clips = [clip for one in mine for clip in one.clips if clip.became == "trained"]
+    return [{"uid": c.uid, "copy": c.copy, "repeat_index": c.repeat_index, "path": c.file} for c in clips]
 
 
 def check(run: Path, world: int) -> list[Replay]:
@@ -82,7 +84,7 @@ def check(run: Path, world: int) -> list[Replay]:
             line = logged(run, rank)[number]
             assert trained(told, rank) == line["trained"]
             assert [str(work.shape) for work in told.ranks[rank]] == line["shapes"]
-            assert (told.epoch.epoch, told.step.row) == (line["epoch"], line["row"])
+            assert (told.epoch.epoch, told.step.plan_step) == (line["epoch"], line["plan_step"])
     return replays
 
 
@@ -95,21 +97,20 @@ def test_every_step_is_told_as_the_model_was_fed(tiny, tmp_path):
     works = [(told, work) for told in replays for work in told.ranks[0]]
     assert len(works) == len(fed) > len(replays)
     for (told, work), given in zip(works, fed, strict=True):
-        (one,) = (m for m in told.to_json()["micro_batches"] if m["column"] == work.index)
-        clips = one["clips"]
-        assert [c["uid"] for c in clips] == given["uids"]
-        assert [c["timestep"] for c in clips] == given["times"]
-        assert [c["generated"] for c in clips] == given["masks"]
-        assert [c["caption_dropped"] for c in clips] == given["dropped"]
-        assert [c["caption"] for c in clips] == given["captions"]
+        (one,) = (m for m in told.summary().micro_batches if m.column == work.index)
+        clips = one.clips
+        assert [c.uid for c in clips] == given["uids"]
+        assert [c.timestep for c in clips] == given["times"]
+        assert [c.generated for c in clips] == given["masks"]
+        assert [c.caption_dropped for c in clips] == given["dropped"]
+        assert [c.caption for c in clips] == given["captions"]
         assert [digest(look.frames) for look in sheet.step_views(told, work)] == given["frames"]
         assert [digest(decode.load(request)) for request in work.requests] == given["frames"]
         for look, clip in zip(sheet.step_views(told, work), clips, strict=True):
-            top, left = clip["crop"]
-            cropped = look.whole[top : top + one["height"], left : left + one["width"]]
+            top, left = clip.crop
+            cropped = look.whole[top : top + one.shape.height, left : left + one.shape.width]
             assert np.array_equal(cropped, look.frames[0])
-    clips = [c for told in replays for m in told.to_json()["micro_batches"] for c in m["clips"]]
-    assert {clip["augmentation"]["flip"] for clip in clips} == {True, False}
+    assert {clip.augmentation.flip for told in replays for clip in trained_files(told)} == {True, False}
     assert any(True in given["dropped"] for given in fed)
     assert any(False in mask for given in fed for mask in given["masks"])
 
@@ -120,12 +121,12 @@ def test_two_ranks_then_killed_then_one(tiny, tmp_path):
     recipe = tiny(train={"max_steps": 4}, **changes)
     assert children.train(recipe, world=2, debug=True) == [0, 0]
     run = tmp_path / RUN
-    assert any(told.to_json()["fillers"] for told in check(run, 2))
-    before = replay_step(RunFolder(run), 2).to_json()
+    assert any(told.summary().fillers for told in check(run, 2))
+    before = replay_step(RunFolder(run), 2).summary()
     recipe["train"]["max_steps"] = 7
     assert children.train(recipe, fault=("after the optimizer stepped", 2), debug=True) != [0]
     assert children.train(recipe, debug=True) == [0]
-    after = replay_step(RunFolder(run), 2).to_json()
+    after = replay_step(RunFolder(run), 2).summary()
     assert after == before
     for number in range(5, 8):
         told = replay_step(RunFolder(run), number)
@@ -140,18 +141,18 @@ def test_clips_that_changed_since_are_told_as_they_were(tiny, footage, tmp_path)
     changes = {"dataset": [{"path": str(folder)}], "validation": {"split": 0.0}, **BUSY}
     assert children.train(tiny(train={"max_steps": 2}, **changes), debug=True) == [0]
     run = RunFolder(tmp_path / RUN)
-    before = {clip["file"]: clip for clip in trained_files(replay_step(run, 1))}
+    before = {clip.file: clip for clip in trained_files(replay_step(run, 1))}
     gone, edited, *_ = before
     Path(gone).unlink()
     Path(edited).with_suffix(".txt").write_text("another caption")
     assert children.train(tiny(train={"max_steps": 3}, **changes), debug=True) == [0]
     (told, *_) = check(run.path, 1)
-    clips = {clip["file"]: clip for clip in trained_files(told)}
-    before[gone]["since"], before[edited]["since"] = "removed", "edited"
-    assert clips == before
-    assert clips[edited]["caption"] != "another caption"
+    clips = {clip.file: clip for clip in trained_files(told)}
+    changed = {gone: replace(before[gone], since="removed"), edited: replace(before[edited], since="edited")}
+    assert clips == before | changed
+    assert clips[edited].caption != "another caption"
     lost = [look for work in told.columns for look in sheet.step_views(told, work) if look.error]
-    assert [look.path for look in lost] == [clips[gone]["path"]]
+    assert [look.path for look in lost] == [clips[gone].path]
 
 
 @pytest.mark.slow
@@ -161,13 +162,13 @@ def test_a_step_is_told_by_the_recipe_that_it_was_trained_by(tiny, tmp_path):
     first = tiny(train={"max_steps": 2}, **common, bucket=BUSY["bucket"], objective=BUSY["objective"])
     assert children.train(first, debug=True) == [0]
     run = RunFolder(tmp_path / RUN)
-    before = [replay_step(run, number).to_json() for number in (1, 2)]
+    before = [replay_step(run, number).summary() for number in (1, 2)]
     other_draws = tiny(train={"max_steps": 3}, **common, bucket=BUSY["bucket"])
     assert children.train(other_draws, debug=True) == [0]
     (recipe,) = {told.step.recipe for told in (replay_step(run, 1), replay_step(run, 2))}
     assert replay_step(run, 3).step.recipe != recipe
     assert children.train(tiny(train={"max_steps": 5}, **common), debug=True) == [0]
-    assert [one.to_json() for one in check(run.path, 1)[:2]] == before
+    assert [one.summary() for one in check(run.path, 1)[:2]] == before
     generated = {told.step.step: generated_of(told) for told in check(run.path, 1)}
     assert not all(generated[1] + generated[2])
     assert all(generated[3] + generated[4] + generated[5])
@@ -195,11 +196,11 @@ def test_a_step_whose_record_is_lost_is_an_error(tiny, tmp_path, lost):
 
 
 def generated_of(told: Replay) -> list[bool]:
-    return [given for clip in trained_files(told) for given in clip["generated"]]
+    return [given for clip in trained_files(told) for given in clip.generated]
 
 
-def trained_files(told: Replay) -> list[dict]:
-    return [clip for one in told.to_json()["micro_batches"] for clip in one["clips"]]
+def trained_files(told: Replay) -> list[ReplayedClip]:
+    return [clip for one in told.summary().micro_batches for clip in one.clips]
 
 
 def test_the_verb_prints_a_step_and_draws_it(tiny, tmp_path, monkeypatch, capsys):
@@ -217,7 +218,7 @@ def test_the_verb_prints_a_step_and_draws_it(tiny, tmp_path, monkeypatch, capsys
     told, code = typed(run, "--step", 1, "--pictures", "--json")
     assert code == 0
     value = json.loads(told)
-    assert value == {**replay_step(RunFolder(run), 1).to_json(), "sheets": value["sheets"]}
+    assert value == results.as_json(replay_step(RunFolder(run), 1).summary()) | {"sheets": value["sheets"]}
     assert len(value["sheets"]) == len(value["micro_batches"])
     for path in value["sheets"]:
         assert Path(path).parent == run / "replay" / "step-000000001"
@@ -227,7 +228,7 @@ def test_the_verb_prints_a_step_and_draws_it(tiny, tmp_path, monkeypatch, capsys
     assert code == 0
     assert "step 1: epoch 0, segment 0" in told
     for clip in trained_files(replay_step(RunFolder(run), 1)):
-        assert clip["path"] in told
+        assert clip.path in told
     told, code = typed(run, "--step", 9)
     assert code == 2
     assert "--step = 9" in told

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import time
 from functools import partial
 from pathlib import Path
@@ -55,7 +56,8 @@ def _slow_disk(recipe: dict) -> None:
     """The shards of step 1 are not on the disk before step 4 is done."""
     from reelworks.core import storage
     from reelworks.recipe import recipe_file
-    from reelworks.train.trainer import RunOptions, run
+    from reelworks.train.request import TrainRequest
+    from reelworks.train.trainer import run
 
     log = RunFolder(Path(recipe["output"]))
 
@@ -65,7 +67,46 @@ def _slow_disk(recipe: dict) -> None:
                 time.sleep(0.01)
 
     with storage.guarded(wait):
-        os._exit(run(recipe_file.parse(recipe), RunOptions()))
+        os._exit(run(recipe_file.parse(recipe), TrainRequest()))
+
+
+def _asked_to_leave(recipe: dict, dies: bool) -> None:
+    """Get a signal in step 1, so that step 2 is the last, where a validation is due; `dies` ends this process when that begins."""
+    from reelworks.recipe import recipe_file
+    from reelworks.train.request import TrainRequest
+    from reelworks.train.step.state import TrainState
+    from reelworks.train.trainer import run
+    from reelworks.train.validation import Validator
+
+    update = TrainState.update_ema
+
+    def update_ema(self, step, decay):
+        update(self, step, decay)
+        if step == 0:
+            os.kill(os.getpid(), signal.SIGTERM)
+            if dies:
+                Validator.run = lambda self, pool: os._exit(9)
+
+    TrainState.update_ema = update_ema
+    os._exit(run(recipe_file.parse(recipe), TrainRequest()))
+
+
+def test_a_signal_saves_before_it_validates_and_what_it_cut_short_is_measured_by_the_next_start(tiny, tmp_path):
+    """Whoever sent it kills the process soon: the checkpoint comes first, and gets the same loss as without a signal."""
+    losses = {}
+    for name, codes in (("calm", [0]), ("asked", [75, 0]), ("killed", [9, 0])):
+        recipe = tiny(name, train={"max_steps": 3}, validation={"every_steps": 2}, checkpoints={"every_steps": 5})
+        for code in codes:
+            done = children.in_child(_asked_to_leave, recipe, name == "killed") if code else children.train(recipe)[0]
+            assert done == code, children.output(recipe)
+        run = RunFolder(tmp_path / name)
+        told = [(e["kind"], e["step"]) for e in events.read(run.events_file)]
+        losses[name] = [e["loss"] for e in events.timeline(run.events_file, "validation")]
+        if name != "calm":
+            assert told.index(("checkpoint", 2)) < told.index(("validation", 2))
+            assert CheckpointFolder(run.checkpoints_folder).info(2).metrics == {"validation/loss": losses[name][1]}
+    assert len(losses["calm"]) == 3
+    assert losses["asked"] == losses["killed"] == losses["calm"]
 
 
 def test_a_save_that_is_due_while_one_is_written_is_left_out_and_told(tiny, tmp_path):
@@ -84,7 +125,8 @@ def _full_disk(recipe: dict, *steps: int) -> None:
     from reelworks.core import storage
     from reelworks.recipe import recipe_file
     from reelworks.train import checkpointing
-    from reelworks.train.trainer import RunOptions, run
+    from reelworks.train.request import TrainRequest
+    from reelworks.train.trainer import run
 
     checkpointing._RETRY_SECONDS = 0.0
 
@@ -93,7 +135,7 @@ def _full_disk(recipe: dict, *steps: int) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with storage.guarded(full):
-        os._exit(run(recipe_file.parse(recipe), RunOptions()))
+        os._exit(run(recipe_file.parse(recipe), TrainRequest()))
 
 
 @pytest.mark.parametrize("asynchronous", [pytest.param(False, marks=pytest.mark.slow), True])
@@ -136,25 +178,27 @@ def test_a_file_asks_for_a_save(tiny, tmp_path):
 
 def _with_save_file(recipe: dict) -> None:
     from reelworks.recipe import recipe_file
-    from reelworks.train.state import TrainState
-    from reelworks.train.trainer import RunOptions, run
+    from reelworks.train.request import TrainRequest
+    from reelworks.train.step.state import TrainState
+    from reelworks.train.trainer import run
 
     original = TrainState.update_ema
 
     def update_ema(self, step, *args):
         original(self, step, *args)
-        if step == 1:
+        if step == 0:
             RunFolder(Path(recipe["output"])).save_file.touch()
 
     TrainState.update_ema = update_ema
-    os._exit(run(recipe_file.parse(recipe), RunOptions()))
+    os._exit(run(recipe_file.parse(recipe), TrainRequest()))
 
 
 def _asked(recipe: dict, until_step: int, *, full: bool) -> None:
     """A person asks before the first step, and again once a save has begun; the disk is slow, or full, at first."""
     from reelworks.core import storage
     from reelworks.recipe import recipe_file
-    from reelworks.train.trainer import RunOptions, run
+    from reelworks.train.request import TrainRequest
+    from reelworks.train.trainer import run
 
     folder = RunFolder(Path(recipe["output"]))
     folder.path.mkdir()
@@ -169,7 +213,7 @@ def _asked(recipe: dict, until_step: int, *, full: bool) -> None:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with storage.guarded(hinder):
-        os._exit(run(recipe_file.parse(recipe), RunOptions()))
+        os._exit(run(recipe_file.parse(recipe), TrainRequest()))
 
 
 def test_a_request_waits_for_the_save_in_flight_in_silence(tiny, tmp_path):
@@ -257,12 +301,7 @@ def test_weights_for_use_are_of_the_step_that_they_name(tiny, tmp_path):
 def test_on_a_full_disk_the_weights_alone_may_be_saved(tiny, tmp_path, asynchronous):
     """Of the step at which the save failed: a save beside training fails some steps after its own."""
     recipe = tiny(
-        checkpoints={
-            "every_steps": 3,
-            "keep_last": 9,
-            "on_full": "weights-only",
-            "asynchronous": asynchronous,
-        },
+        checkpoints={"every_steps": 3, "keep_last": 9, "on_full": "weights-only", "asynchronous": asynchronous},
         train={"max_steps": 9},
     )
     assert children.in_child(_full_disk, recipe, 3) == 0

@@ -11,6 +11,7 @@ import sequence_child
 import torch
 
 from reelworks.analysis import plan_report
+from reelworks.core import results
 from reelworks.core.errors import UserError
 from reelworks.distributed.mesh import World
 from reelworks.models import registry
@@ -115,7 +116,7 @@ def test_a_plan_counts_groups_and_names_buckets_that_they_cannot_share(tiny):
 
     def forecast(world, degree, **changes):
         recipe = recipe_file.parse(tiny(train={"max_steps": 2}, parallel={"sequence_degree": degree}, **changes))
-        return plan_report.forecast(recipe, world)
+        return results.as_json(plan_report.forecast(recipe, world))
 
     dataset.scan_recipe(recipe_file.parse(tiny(train={"max_steps": 2})))
     two, groups = forecast(2, 1), forecast(4, 2)
@@ -126,10 +127,7 @@ def test_a_plan_counts_groups_and_names_buckets_that_they_cannot_share(tiny):
         forecast(3, 2)
     with pytest.raises(UserError, match=r"of 1 of 1 buckets equally: 24x40 .* 15 tokens"):
         forecast(
-            2,
-            2,
-            model={**WAN, "name": "ltx-tiny"},
-            bucket=[{"resolution": "24x40", "num_frames": 1, "batch_size": 1}],
+            2, 2, model={**WAN, "name": "ltx-tiny"}, bucket=[{"resolution": "24x40", "num_frames": 1, "batch_size": 1}]
         )
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import children
+import examples
 import numpy as np
 import pytest
+import tiny_recipe
 import torch
+from examples import training_example
 from PIL import Image
 from refused import refused
 from typer.testing import CliRunner
@@ -17,15 +22,18 @@ from reelworks.catalog.config import DatasetConfig
 from reelworks.cli.main import app
 from reelworks.data import prefetch
 from reelworks.data.loader import StepSource
-from reelworks.encoders import stored_batches
+from reelworks.encoders.encoders import CaptionCache
+from reelworks.encoders.request_key import Keys
+from reelworks.encoders.stored_batches import StoredLatents
 from reelworks.media.decode_pool import DecodePool
 from reelworks.models.config import ModelConfig
+from reelworks.models.text.hashed import HashedTextEncoder
 from reelworks.recipe import dataset, recipe_file, validation
 from reelworks.recipe.dataset import RecipeData
 from reelworks.run import events
 from reelworks.run.folder import RunFolder
-from reelworks.train import build, encoding
-from reelworks.train.batch_inputs import training_example
+from reelworks.train.precompute import encoding
+from reelworks.train.startup import build
 
 CLIPS, SECOND = 8, 5  # of the clips, the first ones have a second source
 
@@ -57,19 +65,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def recipe(folder: Path, tmp_path: Path) -> Any:
     def make(name: str, **changes: Any) -> dict[str, Any]:
         edits = {"path": f"{folder}/after", "source": [f"{folder}/person", f"{folder}/coat"], "min_sources": 1}
-        return {
-            "version": 1,
-            "output": str(tmp_path / name),
-            "dataset": [edits, {"path": f"{folder}/plain"}],
-            "bucket": [{"resolution": "32x48", "num_frames": 1, "batch_size": 2}],
-            "data": {"num_workers": 0},
-            "model": {"name": "flux2-tiny"},
-            "autoencoder": {"stride": 4},
-            "text_encoder": {"dim": 16, "max_length": 6},
-            "precision": {"compute": "float32"},
-            "train": {"max_epochs": 1, "threads": 1},
-            "validation": {"split": 0.2, "every_steps": 5, "timesteps": [500.0]},
-        } | changes  # fmt: skip
+        held_out = {"split": 0.2, "every_steps": 5, "timesteps": [500.0]}
+        datasets = (edits, {"path": f"{folder}/plain"})
+        return tiny_recipe.of_family("flux2-tiny", tmp_path / name, *datasets, validation=held_out) | changes
 
     return make
 
@@ -86,11 +84,16 @@ def test_a_micro_batch_has_one_layout_of_sources_and_every_clip_is_trained(recip
     assert plan.planned == 2 * CLIPS
     pool = DecodePool(0, 60.0)
     try:
-        work = [each for row in range(plan.steps) for each in StepSource(data, 0, 1).row(plan, 0, row)]
-        unstored = stored_batches.read_ahead(work, pool, 1 << 30, encoding.open_store(data))
+        work = [
+            each
+            for plan_step in range(plan.num_steps)
+            for each in StepSource(data, 0, 1).requests_of_step(plan, 0, plan_step)
+        ]
+        stored = encoding.open_store(data)
+        unstored = examples.batch_encoder(encoder, stored).read(work, pool, 1 << 30)
         for batch, missing in zip(prefetch.read_ahead(work, pool), unstored, strict=True):
             made = training_example(batch, encoder, parsed.objective, seed=1).inputs.sources
-            again = training_example(missing, encoder, parsed.objective, seed=1).inputs.sources
+            again = training_example(missing, encoder, parsed.objective, seed=1, stored=stored).inputs.sources
             assert all(torch.equal(a, b) for a, b in zip(made, again, strict=True))
             counts[len(made)] = counts.get(len(made), 0) + len(batch.captions)
             for i, caption in enumerate(batch.captions):
@@ -102,6 +105,100 @@ def test_a_micro_batch_has_one_layout_of_sources_and_every_clip_is_trained(recip
     finally:
         pool.close()
     assert counts == {0: CLIPS, 1: CLIPS - SECOND, 2: SECOND}
+
+
+def test_a_source_of_another_shape_shows_its_middle_wherever_its_clip_is_cropped(recipe: Any) -> None:
+    *_, work = opened(recipe("run", data={"crop": "random", "num_workers": 0}))
+    clips = [request for each in work for request in each.requests]
+    sources = [source for each in work for several in each.companions.values() for source in several if source]
+    assert all(clip.crop_draw != (0.5, 0.5) for clip in clips)
+    others = [source for source in sources if source.shape != clips[0].shape]
+    assert 0 < len(others) < len(sources)
+    assert {source.crop_draw for source in others} == {(0.5, 0.5)}
+    assert {source.crop_draw for source in sources if source not in others} <= {clip.crop_draw for clip in clips}
+
+
+class Looking(HashedTextEncoder):
+    """Embeds the shades of pictures after the words of a caption."""
+
+    sees_pictures = True
+
+    def encode(self, captions: Any, pictures: Any = ()) -> Any:
+        return super().encode([f"{captions[0]} {[int(each.float().mean()) for each in pictures]}"])
+
+
+def opened(values: Any) -> tuple[RecipeData, Any, StoredLatents, list[Any]]:
+    """The data, encoders of which that of captions looks at pictures, an empty store, and the requests of an epoch."""
+    parsed = recipe_file.parse(values | {"validation": {"split": 0.0}})
+    dataset.scan_recipe(parsed)
+    data, encoders = RecipeData.open(parsed), build.encoder(parsed, torch.device("cpu"))
+    made = encoding.open_store(data)
+    stored = StoredLatents(made.store, Keys(data, replace(made.keys.ids, text_sees_pictures=True)))
+    plan, source = data.plan(data.plan_spec(1, 1), 0), StepSource(data, 0, 1)
+    work = [each for plan_step in range(plan.num_steps) for each in source.requests_of_step(plan, 0, plan_step)]
+    return data, replace(encoders, text_encoder=Looking(parsed.text_encoder)), stored, work
+
+
+def test_embeddings_that_see_pictures_are_the_live_ones_whatever_is_stored(recipe: Any) -> None:
+    """Of dropped captions too, whose embeddings are missing where all else is stored, and with a source of two stored."""
+    _, encoders, stored, work = opened(recipe("run"))
+    wanted = [clip for each in work for clip in stored.keys.wanted(each)]
+    lost = {clip["source-2"].key for clip in wanted if "source-2" in clip}
+    lost |= {stored.keys.text("", stored.keys.seen(clip)).key for clip in wanted}
+    pool = DecodePool(0, 60.0)
+    for drop, gone in ((False, set()), (True, set()), (True, lost), (True, set())):
+        stored.store.remove(gone)
+        fresh = replace(encoders, embedded=CaptionCache())
+        live, kept = examples.batch_encoder(fresh), examples.batch_encoder(fresh, stored)
+        for theirs, mine in zip(live.read(work, pool, 1 << 30), kept.read(work, pool, 1 << 30), strict=True):
+            dropped = [drop] * len(theirs.captions)
+            pairs = zip(live.encode(theirs, dropped).text, kept.encode(mine, dropped).text, strict=True)
+            assert all(torch.equal(one, two) for one, two in pairs), (drop, len(gone))
+        stored.close()
+    pool.close()
+
+
+def test_what_is_made_of_a_source_that_changes_after_the_scan_is_not_stored(recipe: Any, folder: Path) -> None:
+    """Neither before training nor in it: its latents, and the embedding of the caption that refers to it."""
+    data, encoders, stored, work = opened(recipe("run"))
+    picture, kept = folder / "coat/2.jpg", examples.batch_encoder(encoders, stored)
+    former, listed = picture.read_bytes(), picture.stat()
+    grey(picture, 7, (48, 32))
+    _, progress = encoding.encode_missing(
+        encoding.build_encoding_job(data, stored, torch.device("cpu"), data.plan_spec(1, 1))
+    )
+    assert progress.failures == [("after/2.png", "the file has changed since it was scanned")]
+    pool = DecodePool(0, 60.0)
+    for batch in kept.read(work, pool, 1 << 30):
+        kept.encode(batch, [False] * len(batch.captions))
+    pool.close()
+    picture.write_bytes(former)
+    os.utime(picture, ns=(listed.st_atime_ns, listed.st_mtime_ns))
+    keys = {each.key: each.kind for batch in work for clip in stored.keys.wanted(batch) for each in clip.values()}
+    assert sorted(keys[key] for key in stored.store.missing([*keys])) == ["latent", "text"]
+
+
+@pytest.mark.parametrize("name", ["after/4.png", "coat/4.jpg"])
+def test_nothing_of_a_broken_clip_is_stored_in_training(recipe: Any, folder: Path, name: str) -> None:
+    """What stands in for it, with or without its caption, is not under its keys when its file is mended."""
+    _, encoders, stored, work = opened(recipe("run"))
+    kept, broken = examples.batch_encoder(encoders, stored), folder / name
+    former, listed = broken.read_bytes(), broken.stat()
+    broken.write_bytes(former[:100] + bytes(len(former) - 100))
+    os.utime(broken, ns=(listed.st_atime_ns, listed.st_mtime_ns))  # a scan does not look again
+    pool, failures = DecodePool(0, 60.0), []
+    for drop in (False, True):
+        for batch in kept.read(work, pool, 1 << 30):
+            kept.encode(batch, [drop] * len(batch.captions))
+            failures += batch.failures
+    pool.close()
+    broken.write_bytes(former)
+    os.utime(broken, ns=(listed.st_atime_ns, listed.st_mtime_ns))
+    assert len(failures) == 2
+    clips = [clip for batch in work for clip in stored.keys.wanted(batch)]
+    (lost,) = (clip for clip in clips if clip["latent"].label == "after/4.png")
+    keys = {each.key for clip in clips for each in clip.values()}
+    assert stored.store.missing([*keys]) == {each.key for each in lost.values()}
 
 
 def test_trainings_live_and_from_the_store_are_the_same(recipe: Any, folder: Path, tmp_path: Path) -> None:

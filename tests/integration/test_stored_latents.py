@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -103,6 +104,21 @@ def test_processes_share_the_work(recipes: Callable[[str], Recipe], tmp_path: Pa
     assert checksums(tmp_path / "shared") == checksums(tmp_path / "alone")
     entries = EncodedStore.open(tmp_path / "shared").table()
     assert len(entries) == CLIPS + CAPTIONS  # nothing was encoded twice
+
+
+def test_a_start_that_is_refused_has_encoded_nothing(tiny: Callable[..., Recipe], tmp_path: Path) -> None:
+    """Encoding may take hours: what names no checkpoint, or a LoRA file that is not there, is told before it."""
+    recipe = tiny(data=FIXED, encode={"store": True}, train={"max_steps": 1}, validation={"split": 0.0})
+    assert children.train(recipe) == [0], children.output(recipe)
+    shutil.rmtree(tmp_path / "encoded")
+    for refused, options, says in (
+        (recipe, {"resume": "never"}, "the run folder already has checkpoints"),
+        (recipe, {"resume": "7"}, "there is no checkpoint of this step"),
+        (tiny("other", encode={"store": True}, lora={"rank": 2, "weights": str(tmp_path / "no")}), {}, "lora.weights"),
+    ):
+        assert children.train(refused, **options) != [0]
+        assert says in children.output(refused)
+        assert not (tmp_path / "encoded").exists()
 
 
 @pytest.mark.slow

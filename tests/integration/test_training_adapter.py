@@ -21,7 +21,7 @@ from reelworks.models.lora import files, inject, training_adapter
 from reelworks.models.lora.config import LoraConfig
 from reelworks.precision.boundary import DtypeBoundary
 from reelworks.recipe import recipe_file
-from reelworks.train import build
+from reelworks.train.startup import build
 
 __all__ = ["lora", "pictures"]
 CPU = torch.device("cpu")

@@ -15,7 +15,6 @@ from reelworks.analysis.coverage import State
 from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.run import events
 from reelworks.run.folder import RunFolder
-from reelworks.train.profile import Steps
 
 
 def steps_of(run: RunFolder) -> list[dict[str, Any]]:
@@ -43,7 +42,7 @@ def test_training_ends_when_the_validation_loss_does_not_fall_and_stays_ended(ti
 def test_more_patience_trains_on_and_steps_can_be_traced(tiny: Any, tmp_path: Path) -> None:
     run = RunFolder(tmp_path / "run")
     recipe = tiny(validation=IMPATIENT, checkpoints={"every_steps": 50})
-    assert children.train(recipe, profile=Steps(1, 2)) == [0], children.output(recipe)
+    assert children.train(recipe, profile="1:2") == [0], children.output(recipe)
     (trace,) = run.profiles_folder.glob("*.json.gz")
     names = {event.get("name", "") for event in json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]}
     assert {"aten::addmm", "aten::mm"} & names, sorted(names)[:20]

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from reelworks.cli.main import app
 from reelworks.quickstart import quickstart
-from reelworks.quickstart.quickstart import QuickstartOptions
+from reelworks.quickstart.request import NewLoraRequest
 
 PAGES = sorted(
     path.relative_to(pages.ROOT).as_posix()
@@ -80,7 +80,7 @@ def test_the_table_of_small_gpus_says_what_is_chosen(tmp_path: Path, monkeypatch
     assert len(rows) > 8
     for model, gpus, on_gpu, in_cpu in rows:
         for gpu in gpus.split(" or "):
-            made = quickstart.lora(Path("made.toml"), QuickstartOptions(model, vram_gb=float(gpu)))
+            made = quickstart.lora(NewLoraRequest(model=model, vram_gb=float(gpu), output="made.toml", force=True))
             memory = made.choice.estimate.memory
             host = f"{memory.host / 1e9:.1f}" if memory.host >= 5e7 else ""
             assert (f"{memory.total / 1e9:.1f}", host) == (on_gpu, in_cpu), (model, gpu)

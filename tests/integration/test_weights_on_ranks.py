@@ -17,7 +17,7 @@ from test_training_adapter import adapter_file
 from reelworks.recipe import recipe_file
 from reelworks.run import events
 from reelworks.run.folder import RunFolder
-from reelworks.train import build
+from reelworks.train.startup import build
 
 __all__ = ["lora", "pictures"]
 Recipe = dict[str, Any]

@@ -69,10 +69,10 @@ NOT_TYPED: dict[str, dict[str, str]] = {
 # Blocks that are not compared, by their first line, and why.
 NOT_COMPARED: dict[str, dict[str, str]] = {
     "docs/how-to/companions.md": {
-        "shots/photos/a.jpg     shots/photos/a.txt      shots/photos/night/b.png": "a layout of files, which the reader has",
+        "shots/photos/a.jpg     shots/photos/a.txt      shots/photos/night/b.png": "a layout of files, which the reader has"
     },
     "docs/how-to/read-from-archives-and-buckets.md": {
-        "shards/000000.tar     000017.mp4   000017.txt     the caption": "a layout of files",
+        "shards/000000.tar     000017.mp4   000017.txt     the caption": "a layout of files"
     },
     "docs/how-to/several-gpus.md": {
         "16 ranks share one copy of the weights (fsdp): all weights are trained": "what is chosen on sixteen GPUs",
@@ -93,8 +93,8 @@ LOOSE: dict[str, set[str]] = {
     },
     "docs/how-to/mirror.md": {"fetching the checkpoint of step 12000 (4.126 GB) from s3://bucket/runs/first"},
     "docs/how-to/resume-after-changes.md": {
-        "resumed from step 8, epoch 0, row 0",
-        "resumed from step 10, epoch 0, row 2",
+        "resumed from step 8, epoch 0, plan step 0",
+        "resumed from step 10, epoch 0, plan step 2",
         'dataset `a` seems to be `b` now: 383 clips are the same files; clips already trained in this epoch are not trained again (set data.renamed_clips = "new" to train them)',
         "checkpoint of step 103 is set aside as .aside-step-000000103-ea0f30be0ed4",
     },

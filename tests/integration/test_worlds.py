@@ -37,11 +37,7 @@ def assert_same_training(run: Path, other: Path) -> None:
 
 
 # Ranks with the steps that they train up to: 4, of which pairs share a copy in shards, then 2 with copies, then 1.
-_LONG = [
-    (4, 2, {"strategy": "hsdp", "shard_size": 2}),
-    (2, 4, {"strategy": "replicated"}),
-    (1, 6, {}),
-]
+_LONG = [(4, 2, {"strategy": "hsdp", "shard_size": 2}), (2, 4, {"strategy": "replicated"}), (1, 6, {})]
 _SHORT = [(2, 3, {"strategy": "fsdp"}), (1, 6, {})]
 
 
@@ -98,24 +94,13 @@ def test_torchrun_and_our_own_launcher_train(tiny, tmp_path):
 
     recipe = tmp_path / "recipe.toml"
     for name, launcher in {
-        "torchrun": [
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc-per-node",
-            "2",
-            "-m",
-            "reelworks",
-        ],
+        "torchrun": ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "reelworks"],
         "own": ["-m", "reelworks"],
     }.items():
         recipe.write_text(recipe_file.dump(recipe_file.parse(tiny(name, train={"max_steps": 2}))))
         own = ["--nproc-per-node", "2"] if name == "own" else []
         done = subprocess.run(
-            [sys.executable, *launcher, "train", str(recipe), *own],
-            capture_output=True,
-            text=True,
-            timeout=300,
+            [sys.executable, *launcher, "train", str(recipe), *own], capture_output=True, text=True, timeout=300
         )
         assert done.returncode == 0, done.stderr
         start = next(events.read(RunFolder(tmp_path / name).events_file, "start"))

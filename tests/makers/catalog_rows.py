@@ -11,32 +11,19 @@ from reelworks.catalog.probe import Probe
 from reelworks.catalog.rows import SCHEMA, CatalogRows
 
 PLAIN: dict[str, Any] = asdict(Probe("video", pixel_aspect_ratio=1.0))  # measures of a file without peculiarities
-VIDEO = {
-    "kind": "video",
-    "num_frames": 100,
-    "height": 720,
-    "width": 1280,
-    "fps": 24.0,
-    "duration_seconds": 100 / 24,
-}
-PICTURE = {
-    "kind": "image",
-    "num_frames": 1,
-    "height": 1024,
-    "width": 1024,
-    "fps": 0.0,
-    "duration_seconds": 0.0,
-}
+VIDEO = {"kind": "video", "num_frames": 100, "height": 720, "width": 1280, "fps": 24.0, "duration_seconds": 100 / 24}
+PICTURE = {"kind": "image", "num_frames": 1, "height": 1024, "width": 1024, "fps": 0.0, "duration_seconds": 0.0}
 BAD = {"error": "truncated: no frame", "num_frames": 0, "height": 0, "width": 0, "fps": 0.0, "caption": None}
 
 
 def rows(*values: dict[str, Any]) -> CatalogRows:
     """One row for each dict of what differs from a plain video."""
-    full = [_row(i, value) for i, value in enumerate(values)]
+    full = [row(i, value) for i, value in enumerate(values)]
     return CatalogRows.from_table(pa.Table.from_pylist(full, schema=SCHEMA))
 
 
-def _row(i: int, value: dict[str, Any]) -> dict[str, Any]:
+def row(i: int, value: dict[str, Any]) -> dict[str, Any]:
+    """Columns of a plain video, and what differs."""
     path = f"clip-{i:04d}"
     identity = {"ordinal": i, "uid": 1000 + 7919 * i, "path": path, "group": path, "fingerprint": path}
     where = {"dataset": "data", "root": "/data", "size_bytes": 1000, "mtime_ns": 0, "start": -1}

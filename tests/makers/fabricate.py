@@ -5,18 +5,16 @@ import random
 from pathlib import Path
 
 import numpy as np
+import plan_summaries
 
+from reelworks.analysis.plan_report import CatalogCounts, PlanSummary
 from reelworks.core import files
 from reelworks.generate import writers
 from reelworks.run.folder import RunFolder
 
 HOSTILE = 'a <script>alert("x")</script> & a ball'
 PROMPTS = ["a red disc rolls to the right over a meadow", "waves under a low sun", HOSTILE, "a still life"]
-BUCKETS = [
-    ("80px 3:2 ×17", 17, 64, 96, 2, 31),
-    ("80px 1:1 ×17", 17, 80, 80, 2, 13),
-    ("80px 3:2 ×1", 1, 64, 96, 8, 20),
-]
+BUCKETS = [("80px 3:2 ×17", 17, 64, 96, 2, 31), ("80px 1:1 ×17", 17, 80, 80, 2, 13), ("80px 3:2 ×1", 1, 64, 96, 8, 20)]
 BEGUN = 1_790_000_000.0
 
 
@@ -39,24 +37,22 @@ def frames(index: int, sharpness: float, count: int = 17) -> np.ndarray:
     return (sharpness * clean + (1 - sharpness) * noise).clip(0, 255).astype(np.uint8)
 
 
-def summary() -> dict[str, object]:
-    keys = ("name", "num_frames", "height", "width", "batch_size", "clips")
-    rows = [dict(zip(keys, bucket, strict=True)) for bucket in BUCKETS]
-    for row in rows:
-        row |= {"micro_batches": -(-row["clips"] // row["batch_size"]), "incomplete": row["clips"] % 2}
-        row |= {"tokens_per_clip": row["num_frames"] * 24, "keep_prob": 1.0}
+def summary() -> PlanSummary:
+    buckets = [
+        plan_summaries.bucket(clips, frames, height, width, tokens=frames * 24, name=name, batch_size=size)
+        for name, frames, height, width, size, clips in BUCKETS
+    ]
     reasons = {
-        "unreadable": [{"path": "raw/<b>broken</b>.mp4", "detail": "moov atom not found"}],
-        "no_caption": [{"path": f"shots/{i:03}.mp4", "detail": "no text beside it"} for i in range(3)],
-        "too_short": [{"path": "shots/blink.mp4", "detail": "9 frames, the nearest bucket takes 17"}],
-        "held_out": [{"path": f"shots/v{i}.mp4", "detail": ""} for i in range(4)],
+        "unreadable": [("raw/<b>broken</b>.mp4", "moov atom not found")],
+        "no_caption": [(f"shots/{i:03}.mp4", "no text beside it") for i in range(3)],
+        "too_short": [("shots/blink.mp4", "9 frames, the nearest bucket takes 17")],
+        "held_out": [(f"shots/v{i}.mp4", "") for i in range(4)],
         "filtered": [],
     }
-    return {
-        "catalog": {"clips": 73, "videos": 51, "images": 22, "bad": 1}, "planned": 64, "held_out": 4,
-        "reasons": reasons, "buckets": rows, "steps_per_epoch": 13, "micro_batches_per_step": 2,
-        "same_bucket_run": 2, "imbalance": 0.034, "padding": 0.021, "batch_global": 4,
-    }  # fmt: skip
+    return plan_summaries.summary(
+        *buckets, reasons=reasons, catalog=CatalogCounts(73, 51, 22, 1), planned=64, held_out=4, steps_per_epoch=13,
+        imbalance=0.034, padding=0.021,
+    )  # fmt: skip
 
 
 def step(clock: Clock, number: int, rng: random.Random, total: int) -> None:
@@ -67,7 +63,7 @@ def step(clock: Clock, number: int, rng: random.Random, total: int) -> None:
     }
     clips, seconds = rng.choice([4, 5, 8]), rng.uniform(0.45, 0.6)
     clock.tell(
-        "step", seconds, step=number, epoch=(number - 1) // 13, row=(number - 1) % 13,
+        "step", seconds, step=number, epoch=(number - 1) // 13, plan_step=(number - 1) % 13,
         loss=base * rng.uniform(0.8, 1.2), loss_by_bucket=by_bucket,
         loss_by_timestep={"0-100": base * 0.3, "900-1000": base * 1.4}, applied=True,
         **({"grad_norm_by_block": {"blocks.0": 0.4 * base, "blocks.1": 0.1 * base, "rest": 0.0}} if number % 10 == 0 else {}),
@@ -88,13 +84,7 @@ def make(path: Path, steps: int = 300, every: int = 60, crash_at: int = 170) -> 
     versions = {"python": "3.12.3", "torch": "2.13.0", "reelworks": "0.1.0"}
     files.write_json(run.environment_file, {"versions": versions, "machine": "lab-3", "threads": 2})
     clock, rng = Clock(run), random.Random(1)
-    start = {
-        "world_size": 1,
-        "micro_batches_per_step": 2,
-        "same_bucket_run": 2,
-        "threads": 2,
-        "device": "cpu",
-    }
+    start = {"world_size": 1, "micro_batches_per_step": 2, "same_bucket_run": 2, "threads": 2, "device": "cpu"}
     start["recipe"] = run.recipe_file.name
     clock.tell("start", resumed_from=None, **start)
     saved: list[int] = []
@@ -115,7 +105,7 @@ def make(path: Path, steps: int = 300, every: int = 60, crash_at: int = 170) -> 
 def train(clock, rng, saved, first, last, total, every):
     for number in range(first, last + 1):
         if number % 13 == 1:
-            clock.tell("epoch", step=number - 1, data_restarts=0, epoch=number // 13, segment=0, planned=64, rows=13,
+            clock.tell("epoch", step=number - 1, data_restarts=0, epoch=number // 13, segment=0, planned=64, plan_steps=13,
                        plan="")  # fmt: skip
         step(clock, number, rng, total)
         if number == 140:

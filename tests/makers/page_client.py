@@ -18,10 +18,7 @@ TOKEN = "of-the-test"
 
 
 def small_recipe(
-    output: str,
-    footage: str,
-    num_frames: tuple[int, ...] = (1, 5),
-    aspect_ratios: tuple[str, ...] = ("4:3", "1:1"),
+    output: str, footage: str, num_frames: tuple[int, ...] = (1, 5), aspect_ratios: tuple[str, ...] = ("4:3", "1:1")
 ) -> str:
     """Return the text of a recipe for pictures and short clips, with comments."""
     ratios = f"[buckets]\naspect_ratios = {list(aspect_ratios)}\n" if aspect_ratios else ""

@@ -149,25 +149,27 @@ TEXTS = {
 }
 
 
-def tokenizer():
-    """A tokenizer of 80 pieces, with a chat template."""
+SPECIAL = ["<pad>", "</s>", "<unk>"]
+SHOWN = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+
+
+def tokenizer(lines=LINES, special=SPECIAL, ends=True, **settings):
+    """A tokenizer of 80 pieces with an end mark, or without."""
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
     unigram = tokenizers.Tokenizer(models.Unigram())
     unigram.pre_tokenizer, unigram.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
-    special = ["<pad>", "</s>", "<unk>"]
     trainer = trainers.UnigramTrainer(vocab_size=80, special_tokens=special, unk_token="<unk>")
-    unigram.train_from_iterator(LINES, trainer)
-    unigram.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=unigram,
-        pad_token="<pad>",
-        eos_token="</s>",
-        unk_token="<unk>",
-        model_max_length=16,
-        chat_template=CHAT,
-    )
+    unigram.train_from_iterator(lines, trainer)
+    if ends:
+        unigram.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
+    marks = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=unigram, **marks, **settings)
+
+
+def _words():
+    return tokenizer(model_max_length=16, chat_template=CHAT)
 
 
 def _clip(with_projection):
@@ -186,7 +188,7 @@ def _qwen_vl():
 
 def _encoders(text):
     """Text encoders and tokenizers of a family by their names in its pipeline."""
-    words = tokenizer()
+    words = _words()
     one = {"tokenizer": words}
     if text == "wan":
         return one | {"text_encoder": _t5("UMT5")}
@@ -224,12 +226,7 @@ def _encoders(text):
     if text == "flux2":
         # Its tokens are three of the states between layers, the thirtieth among them.
         sizes = transformers.MistralConfig(**QWEN | {"num_hidden_layers": 30}, head_dim=16)
-        vision = {
-            "hidden_size": 16,
-            "intermediate_size": 32,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 2,
-        }
+        vision = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
         config = transformers.Mistral3Config(text_config=sizes, vision_config={"model_type": "pixtral"} | vision)
         return one | {"text_encoder": transformers.Mistral3ForConditionalGeneration(config)}
     if text == "ltx-2":

@@ -27,6 +27,24 @@ def values(footage: str, output: str) -> Recipe:
     }
 
 
+def of_family(name: str, output: object, *datasets: Recipe, **changes: Any) -> Recipe:
+    """Return a recipe that trains a tiny network of diffusers for an epoch, from random weights."""
+    recipe = {
+        "version": 1,
+        "output": str(output),
+        "dataset": list(datasets),
+        "bucket": [{"resolution": "32x48", "num_frames": 1, "batch_size": 2}],
+        "data": {"num_workers": 0},
+        "model": {"name": name},
+        "autoencoder": {"stride": 4},
+        "text_encoder": {"dim": 16, "max_length": 6},
+        "precision": {"compute": "float32"},
+        "train": {"max_epochs": 1, "threads": 1},
+        "validation": {"split": 0.0},
+    }
+    return changed(recipe, changes)
+
+
 def changed(recipe: Recipe, changes: Recipe) -> Recipe:
     """Return a recipe with changes, of which tables are added to those that it has."""
     tables = {key: {**recipe.get(key, {}), **value} for key, value in changes.items() if isinstance(value, dict)}

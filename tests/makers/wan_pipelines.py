@@ -11,14 +11,14 @@ import torch
 from numpy.typing import NDArray
 
 from reelworks.core.shape import Shape
-from reelworks.encoders.encoders import LiveEncoder
+from reelworks.encoders.encoders import FrozenEncoders
 
 STEPS = 3
 
 
 def frames(
     pipeline: Any,
-    parts: tuple[Any, LiveEncoder, Any],
+    parts: tuple[Any, FrozenEncoders, Any],
     shape: Shape,
     shift: float,
     *given: Any,

@@ -19,12 +19,7 @@ vae = {
     "micro_frame_size": 17,
     "micro_batch_size": 4,
 }
-text_encoder = {
-    "type": "t5",
-    "from_pretrained": "DeepFloyd/t5-v1_1-xxl",
-    "model_max_length": 300,
-    "shardformer": True,
-}
+text_encoder = {"type": "t5", "from_pretrained": "DeepFloyd/t5-v1_1-xxl", "model_max_length": 300, "shardformer": True}
 scheduler = {"type": "rflow", "use_timestep_transform": True, "sample_method": "logit-normal"}
 seed = 42
 outputs = "outputs"

@@ -39,12 +39,7 @@ model = {
     "enable_layernorm_kernel": True,
 }
 vae = {"type": "VideoAutoencoderKL", "from_pretrained": "stabilityai/sd-vae-ft-ema", "micro_batch_size": 4}
-text_encoder = {
-    "type": "t5",
-    "from_pretrained": "DeepFloyd/t5-v1_1-xxl",
-    "model_max_length": 200,
-    "shardformer": True,
-}
+text_encoder = {"type": "t5", "from_pretrained": "DeepFloyd/t5-v1_1-xxl", "model_max_length": 200, "shardformer": True}
 scheduler = {"type": "iddpm", "timestep_respacing": ""}
 seed = 42
 outputs = "outputs"

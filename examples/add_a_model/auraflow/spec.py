@@ -1,12 +1,11 @@
-"""Sizes of AuraFlow networks, and how they were published; torch-free."""
+"""Sizes of AuraFlow networks; torch-free."""
 
 from __future__ import annotations
 
-from functools import partial
 from typing import ClassVar, Self
 
 from reelworks.core.config import Config
-from reelworks.models import family
+from reelworks.models import family, family_file
 
 
 class AuraFlowConfig(Config):
@@ -37,28 +36,4 @@ class AuraFlowConfig(Config):
         return self.model_copy(update=widths)
 
 
-_TINY = AuraFlowConfig(
-    sample_size=16,
-    num_mmdit_layers=1,
-    num_single_dit_layers=1,
-    attention_head_dim=16,
-    num_attention_heads=2,
-    caption_projection_dim=32,
-    pos_embed_max_size=1024,
-)
-# Its latents are those of SDXL.
-_preset = partial(family.Preset, parts=family.Parts("sdxl", "auraflow"), sampling=family.SamplingDefaults(3.5, 50))
-FAMILY = family.Family(
-    name="auraflow",
-    network=f"{__package__}.network",
-    presets={
-        "auraflow-0.3": _preset(AuraFlowConfig(), release=family.Release("fal/AuraFlow-v0.3")),
-        "auraflow-tiny": _preset(_TINY),
-    },
-    text_encoders={
-        "auraflow": family.PublishedText(
-            "AuraFlowPipeline", 2048, 256, networks=(family.TextNetwork("text_encoder", "umt5", 32_128),)
-        )
-    },
-    short_names={"auraflow": "auraflow-0.3"},
-)
+FAMILY = family_file.read(__package__, AuraFlowConfig)

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from reelworks.analysis.coverage import LABELS, Coverage, EpochCoverage, Lost, NamedCatalog, State
 from reelworks.buckets.assign import Reason
+from reelworks.core import results
 from reelworks.data import segment_record
 from reelworks.run import history, records
 from reelworks.run.folder import RunFolder
@@ -37,7 +38,7 @@ def totals(run: RunFolder, data_restarts: int, epoch: int) -> dict[str, Any]:
     """Return the totals of one epoch, to store when its records are removed."""
     begun = [e for e in history.epochs(run) if (e.data_restarts, e.epoch) == (data_restarts, epoch)]
     for coverage in _cover(run, begun).epochs:
-        return {k: v for k, v in coverage.to_json().items() if k != "pruned"}
+        return {k: v for k, v in results.as_json(coverage).items() if k != "pruned"}
     return {"planned": 0, "counts": {}, "done": False}
 
 
@@ -93,8 +94,8 @@ def _segments(run: RunFolder, epoch: Epoch, catalogs: _Catalogs) -> dict[int, _S
 def _outcome(run: RunFolder, epoch: Epoch, record: Record) -> Outcome:
     """Return a segment's recorded outcome, or, if it is under way or was killed, its outcome by the events."""
     number = record.about.segment
-    rows = max((step.row + 1 for step in epoch.steps.get(number, [])), default=0)
-    return records.read_outcome(run, record.about.key) or epoch.outcome(number, rows)
+    num_steps = max((step.plan_step + 1 for step in epoch.steps.get(number, [])), default=0)
+    return records.read_outcome(run, record.about.key) or epoch.outcome(number, num_steps)
 
 
 @dataclass
@@ -213,9 +214,9 @@ class _Account:
                 self.state[(self.step == 0) & (self.state != State.ABSENT)] = State.NOT_AVAILABLE
             else:
                 self._add(number, segment, none_lost=not any(gap.segment < number for gap in lost))
-        now, ended = self.epoch, self.epoch.ended is not None
+        now, done = self.epoch, self.epoch.ended is not None
         if isinstance(last := segments.get(now.segment), _Segment):
-            ended = last.outcome.rows >= last.record.about.rows
+            done = last.outcome.steps >= last.record.about.steps
         numbers = np.bincount(self.state)[: State.ABSENT].tolist()
         counts = {LABELS[state]: number for state, number in enumerate(numbers) if number}
         planned = self.planned + counts.get(State.NOT_YET.label, 0)
@@ -231,7 +232,7 @@ class _Account:
             now.epoch,
             planned,
             counts,
-            ended,
+            done,
             lost,
             self.problems,
             self.state,
@@ -274,7 +275,7 @@ class _Account:
         if again := len(at) - int(alive.sum()):
             self._problem(number, f"{again} clips are planned twice")
         self.state[at] = np.where(open_[at], State.NOT_YET, self.state[at])
-        self._take(number, segment, at, record.row_of_place()[first])
+        self._take(number, segment, at, record.step_of_place()[first])
 
     def _leave(self, gone: I64, segment: _Segment, alive: NDArray[np.bool_]) -> None:
         """Set why clips that were not consumed have left the epoch."""
@@ -288,38 +289,40 @@ class _Account:
             other = [name not in datasets for name in named.datasets(self.ordinal[mine])]
             self.state[mine[np.array(other, dtype=np.bool_)]] = State.DATASET_REMOVED
 
-    def _take(self, number: int, segment: _Segment, at: I64, row: I64) -> None:
+    def _take(self, number: int, segment: _Segment, at: I64, plan_step: I64) -> None:
         about, outcome = segment.record.about, segment.outcome
-        done = row < outcome.rows
-        skipped = np.isin(row[done], np.array(outcome.skipped, dtype=np.int64))
+        done = plan_step < outcome.steps
+        skipped = np.isin(plan_step[done], np.array(outcome.skipped, dtype=np.int64))
         self.state[at[done]] = np.where(skipped, State.SKIPPED, State.TRAINED)
-        self.step[at[done]] = about.first_step + row[done] + 1
+        self.step[at[done]] = about.first_step + plan_step[done] + 1
         for failure in outcome.failures:
-            self._fail(number, segment, at, row, failure)
+            self._fail(number, segment, at, plan_step, failure)
         self.planned += int(done.sum())
-        self._compare_steps(number, segment, row[done])
+        self._compare_steps(number, segment, plan_step[done])
 
-    def _fail(self, number: int, segment: _Segment, at: I64, row: I64, failure: RecordedFailure) -> None:
+    def _fail(self, number: int, segment: _Segment, at: I64, plan_step: I64, failure: RecordedFailure) -> None:
         """Mark the clip of a failure, which is searched among the few clips of its step by uid and repeat."""
         record, first = segment.record, segment.record.is_first_use
-        where = slice(*np.searchsorted(row, [failure.row, failure.row + 1]))
+        where = slice(*np.searchsorted(plan_step, [failure.plan_step, failure.plan_step + 1]))
         uid = self.named[segment.catalog].uids[record.ordinal[first][where]]
         matches = np.flatnonzero((uid == failure.uid) & (record.copy[first][where] == failure.copy_index))
         if len(matches) != 1:
-            self._problem(number, f"clip {failure.uid} failed in row {failure.row}, which does not contain it")
+            what = f"clip {failure.uid} failed in plan step {failure.plan_step}, which does not contain it"
+            self._problem(number, what)
             return
         place = int(at[where][matches[0]])
         self.state[place] = State.FAILED
         self.failures[place] = failure.reason
 
-    def _compare_steps(self, number: int, segment: _Segment, row: I64) -> None:
+    def _compare_steps(self, number: int, segment: _Segment, plan_step: I64) -> None:
         about, outcome = segment.record.about, segment.outcome
-        expected = np.bincount(row, minlength=about.rows)
-        np.subtract.at(expected, np.array([f.row for f in outcome.failures], dtype=np.int64), 1)
+        expected = np.bincount(plan_step, minlength=about.steps)
+        np.subtract.at(expected, np.array([f.plan_step for f in outcome.failures], dtype=np.int64), 1)
         for step in self.epoch.steps.get(number, []):
-            if step.row >= outcome.rows or step.step != about.first_step + step.row + 1:
-                self._problem(number, f"step {step.step} trained row {step.row}, which is not its row in the record")
-            elif step.applied and step.clips != expected[step.row]:
-                recorded = int(expected[step.row])
+            if step.plan_step >= outcome.steps or step.step != about.first_step + step.plan_step + 1:
+                what = f"step {step.step} trained plan step {step.plan_step}, which is not its plan step in the record"
+                self._problem(number, what)
+            elif step.applied and step.clips != expected[step.plan_step]:
+                recorded = int(expected[step.plan_step])
                 what = f"step {step.step} trained {step.clips} clips, but its record has {recorded} clips"
                 self._problem(number, what)

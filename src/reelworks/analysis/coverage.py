@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
-from typing import Any
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -16,10 +15,10 @@ from numpy.typing import NDArray
 from reelworks.buckets.assign import Reason
 from reelworks.catalog import rows
 from reelworks.catalog.store import Catalog
+from reelworks.core import results
 from reelworks.core.errors import UserError
 from reelworks.schedule.cursor import Aliases
 
-Json = dict[str, Any]
 I64 = NDArray[np.int64]
 
 
@@ -64,12 +63,23 @@ class Lost:
 
 
 @dataclass(frozen=True)
+class ClipEpoch:
+    """State of a clip in an epoch, with the step that consumed it and why it failed, if there are such."""
+
+    data_restarts: int
+    epoch: int
+    became: str
+    step: int | None = field(metadata=results.OPTIONAL)
+    reason: str | None = field(metadata=results.OPTIONAL)
+
+
+@dataclass(frozen=True)
 class EpochCoverage:
     """One epoch, for the clips of a `Coverage`.
 
     Attributes:
         planned: Clips planned by all segments together.
-        ended: True once all its steps are done.
+        done: True once all its steps are done.
         lost: Segments without a record, whose clips may be unknown.
         problems: Contradictions in the records and events, each with the segment's name.
         state: `State` or `Reason` of each clip.
@@ -78,11 +88,16 @@ class EpochCoverage:
         pruned: When the records were removed to free disk space, in seconds since 1970, or None.
     """
 
+    JSON_KEYS: ClassVar = (
+        *("data_restarts", "epoch", "planned", "counts", "done", "available", "adds_up"),
+        *("lost", "problems", "pruned"),
+    )
+
     data_restarts: int
     epoch: int
     planned: int
     counts: dict[str, int]
-    ended: bool
+    done: bool
     lost: list[Lost]
     problems: list[str]
     state: NDArray[np.int8]
@@ -105,30 +120,10 @@ class EpochCoverage:
         parts = sum(self.number(state) for state in (*_CONSUMED, State.NOT_YET))
         return self.available and not self.problems and self.planned == parts
 
-    def to_json(self) -> Json:
-        """Return the counts and whether they add up, without single clips."""
-        return {
-            "data_restarts": self.data_restarts,
-            "epoch": self.epoch,
-            "planned": self.planned,
-            "counts": self.counts,
-            "done": self.ended,
-            "available": self.available,
-            "adds_up": self.adds_up,
-            "lost": [vars(lost) for lost in self.lost],
-            "problems": self.problems,
-            "pruned": self.pruned,
-        }
-
-    def became(self, place: int) -> Json:
-        """Return the state of one clip, with its step and reason if it has them."""
-        label = LABELS[int(self.state[place])]
-        value: Json = {"data_restarts": self.data_restarts, "epoch": self.epoch, "became": label}
-        if self.step[place]:
-            value["step"] = int(self.step[place])
-        if place in self.failures:
-            value["reason"] = self.failures[place]
-        return value
+    def clip(self, place: int) -> ClipEpoch:
+        """Return the state of one clip."""
+        label, step = LABELS[int(self.state[place])], int(self.step[place])
+        return ClipEpoch(self.data_restarts, self.epoch, label, step or None, self.failures.get(place))
 
 
 @dataclass(frozen=True)
@@ -165,6 +160,24 @@ class NamedCatalog:
 def _readings(label: str) -> tuple[str, str]:
     """Return the clip and the file that a text may name."""
     return label, rows.without_range(label)
+
+
+@dataclass(frozen=True)
+class ClipCoverage:
+    """States of a clip or repeat in the epochs in which it was not absent."""
+
+    path: str
+    uid: int
+    copy: int
+    epochs: list[ClipEpoch]
+
+
+@dataclass(frozen=True)
+class CoverageReport:
+    """Counts of all clips by epoch, and the states of some clips."""
+
+    epochs: list[EpochCoverage]
+    clips: list[ClipCoverage]
 
 
 @dataclass(frozen=True)
@@ -228,15 +241,11 @@ class Coverage:
             )
         return matches
 
-    def clips(self, places: list[int]) -> Iterator[Json]:
-        """Yield a JSON value for each clip at `places`, without the epochs in which the clip was absent."""
-        for i, path in zip(places, self.paths(places), strict=True):
-            became = [epoch.became(i) for epoch in self.epochs if epoch.state[i] != State.ABSENT]
-            yield {"path": path, "uid": int(self.uid[i]), "copy": int(self.copy[i]), "epochs": became}
-
-    def to_json(self, places: list[int]) -> Json:
+    def report(self, places: list[int]) -> CoverageReport:
         """Return the counts of all clips by epoch, and the states of the clips at `places`."""
-        return {"epochs": [epoch.to_json() for epoch in self.epochs], "clips": list(self.clips(places))}
+        states = ([e.clip(i) for e in self.epochs if e.state[i] != State.ABSENT] for i in places)
+        keys = (column[places].tolist() for column in (self.uid, self.copy))
+        return CoverageReport(self.epochs, list(map(ClipCoverage, self.paths(places), *keys, states)))
 
 
 def _matches(path: str, text: str) -> bool:

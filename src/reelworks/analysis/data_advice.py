@@ -268,18 +268,34 @@ RULES: dict[str, Callable[[CatalogRows], Finding]] = {
 _SIDES = r"(?i)\b(left|right)\b"
 
 
-def mirrored_sides(datasets: Sequence[DatasetConfig], rows: CatalogRows) -> list[dict[str, Any]]:
-    """Return datasets that are flipped although captions name sides, as {"dataset", "clips"}."""
+@dataclass(frozen=True)
+class MirroredSides:
+    """A dataset that is flipped, and the number of its clips whose captions name sides."""
+
+    dataset: str
+    clips: int
+
+
+def mirrored_sides(datasets: Sequence[DatasetConfig], rows: CatalogRows) -> list[MirroredSides]:
+    """Return the datasets that are flipped although captions name sides."""
     found = []
     for name in [d.dataset_name for d in datasets if d.flip > 0]:
         captions = rows.caption.filter(pa.array(rows.of_datasets([name]) & rows.readable))
         if clips := pc.sum(pc.match_substring_regex(captions, _SIDES)).as_py():
-            found.append({"dataset": name, "clips": clips})
+            found.append(MirroredSides(name, clips))
     return found
 
 
-def shared_files(datasets: Sequence[DatasetConfig], rows: CatalogRows) -> list[dict[str, Any]]:
-    """Return pairs of datasets that overlap by mistake, as {"datasets", "files"}, the outer folder first.
+@dataclass(frozen=True)
+class SharedFiles:
+    """Two datasets, that of the outer folder first, and the number of files that both have."""
+
+    datasets: list[str]
+    files: int
+
+
+def shared_files(datasets: Sequence[DatasetConfig], rows: CatalogRows) -> list[SharedFiles]:
+    """Return pairs of datasets that overlap by mistake.
 
     Datasets are meant to overlap if one has a name, or if their captions or filters differ.
     """
@@ -291,7 +307,7 @@ def shared_files(datasets: Sequence[DatasetConfig], rows: CatalogRows) -> list[d
         names = [d.dataset_name for d in pair]
         wide, narrow = (number[name] for name in names)
         if count := int(np.isin(narrow, wide, kind="table").sum()):
-            overlaps.append({"datasets": names, "files": count})
+            overlaps.append(SharedFiles(names, count))
     return overlaps
 
 

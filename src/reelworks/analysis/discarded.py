@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,84 @@ FILES_NAMED = 10
 _ROUNDING = 1e-6  # smaller shares are rounding errors
 
 
+@dataclass(frozen=True)
+class BucketCrop:
+    """Mean share of the frame's area that is cropped from the clips of a bucket."""
+
+    name: str
+    mean: float
+
+
+@dataclass(frozen=True)
+class CroppedClip:
+    """A clip with its size as displayed, its bucket, and the share of the frame's area that is cropped (`lost`)."""
+
+    path: str
+    width: int
+    height: int
+    bucket: str
+    lost: float
+
+
+@dataclass(frozen=True)
+class Crop:
+    """Shares of the frame's area that are cropped: the mean over all clips, by bucket, and the clips that lose most."""
+
+    mean: float
+    by_bucket: list[BucketCrop]
+    worst: list[CroppedClip]
+
+
+@dataclass(frozen=True)
+class BucketFrames:
+    """Frames of the videos of a bucket: those trained, of those there at the frame rate of reading."""
+
+    name: str
+    trained: int
+    there: int
+
+
+@dataclass(frozen=True)
+class ClipFrames:
+    """Frames of a video: those trained, of those there at the frame rate of reading."""
+
+    path: str
+    bucket: str
+    trained: int
+    there: int
+
+
+@dataclass(frozen=True)
+class VideoFrames:
+    """Frames of all videos: those trained, of those there at the frame rate of reading.
+
+    Attributes:
+        less_than_half: Number of clips of which less than half of the frames are trained.
+        longest: The longest of these.
+    """
+
+    trained: int
+    there: int
+    by_bucket: list[BucketFrames]
+    less_than_half: int
+    longest: list[ClipFrames]
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Parts of clips that an epoch discards. Means and sums count each repeat.
+
+    Attributes:
+        short_clips: Number of videos shorter than their bucket.
+        below_rate: Number of videos with a lower frame rate than `data.fps`, which keep their own.
+    """
+
+    crop: Crop
+    frames: VideoFrames
+    short_clips: int
+    below_rate: int
+
+
 def planned(plan: EpochPlan) -> Samples:
     """Return the clips of a plan with their buckets, each clip and repeat once."""
     first = plan.is_first_use
@@ -26,26 +106,16 @@ def planned(plan: EpochPlan) -> Samples:
     return Samples(plan.uid[own], copy, plan.ordinal[own], bucket)
 
 
-def losses(data: RecipeData, plan: EpochPlan) -> dict[str, Any]:
-    """Return how much of its clips an epoch discards.
-
-    Returns:
-        `crop`: the mean share of the frame's area that is cropped, in total and `by_bucket`, and the `worst` clips.
-        `frames`: for videos, the frames `trained` of those available (`there`) at the frame rate of reading, in total
-        and `by_bucket`; the number of clips with `less_than_half` of their frames trained, and the `longest` of these.
-        `short_clips`: the number of videos shorter than their bucket. `below_rate`: the number of videos with a lower
-        frame rate than `data.fps`, which keep their own. Means and sums count each repeat.
-    """
+def losses(data: RecipeData, plan: EpochPlan) -> Losses:
+    """Return how much of its clips an epoch discards."""
     row, bucket = _in_row_order(data, plan)
     with ThreadPoolExecutor(1) as thread:  # numpy computes without Python's lock
         of_frames = thread.submit(frames, data, row, bucket)
         lost = lost_shares(data, row, bucket)
-        crop = {
-            "mean": float(lost.mean()) if len(lost) else 0.0,
-            "by_bucket": _by_bucket(data, bucket, {"mean": lost}),
-            "worst": worst(data, row, bucket, lost, FILES_NAMED),
-        }
-        return {"crop": crop, **of_frames.result(), "below_rate": below_rate(data, row)}
+        by_bucket = [BucketCrop(name, total / clips) for name, clips, (total,) in _by_bucket(data, bucket, lost)]
+        mean = float(lost.mean()) if len(lost) else 0.0
+        crop = Crop(mean, by_bucket, worst(data, row, bucket, lost, FILES_NAMED))
+        return Losses(crop, *of_frames.result(), below_rate(data, row))
 
 
 def _in_row_order(data: RecipeData, plan: EpochPlan) -> tuple[I64, I64]:
@@ -81,23 +151,16 @@ def lost_shares(data: RecipeData, row: I64, bucket: I64) -> F64:
     return blocks.elementwise(lost, row, bucket, dtype=np.float64)
 
 
-def worst(data: RecipeData, row: I64, bucket: I64, lost: F64, count: int) -> list[dict[str, Any]]:
+def worst(data: RecipeData, row: I64, bucket: I64, lost: F64, count: int) -> list[CroppedClip]:
     """Return the clips that lose most to cropping, each once, without those that lose nothing."""
     first = _largest(row, lost, count)
-    return [
-        {
-            "path": label,
-            "width": int(data.rows.width[r]),
-            "height": int(data.rows.height[r]),
-            "bucket": data.table.buckets[int(bucket[i])].name,
-            "lost": float(lost[i]),
-        }
-        for i, r, label in zip(first.tolist(), row[first].tolist(), data.rows.labels(row[first]), strict=True)
-    ]
+    sizes = data.rows.width[row[first]].tolist(), data.rows.height[row[first]].tolist()
+    names = [data.table.buckets[i].name for i in bucket[first].tolist()]
+    return list(map(CroppedClip, data.rows.labels(row[first]), *sizes, names, lost[first].tolist()))
 
 
-def frames(data: RecipeData, row: I64, bucket: I64) -> dict[str, Any]:
-    """Return `frames` and `short_clips` of `losses`."""
+def frames(data: RecipeData, row: I64, bucket: I64) -> tuple[VideoFrames, int]:
+    """Return the frames of videos that are trained, and the number of videos shorter than their bucket."""
     is_video = np.flatnonzero(~data.rows.is_image[row])
     row, bucket = row[is_video], bucket[is_video]
     of_bucket = np.array([bucket.shape.num_frames for bucket in data.table.buckets], dtype=np.int64)
@@ -105,22 +168,16 @@ def frames(data: RecipeData, row: I64, bucket: I64) -> dict[str, Any]:
     trained = np.minimum(wanted, available)
     half = np.flatnonzero(2 * trained < available)
     longest = half[_largest(row[half], available[half], FILES_NAMED)]
-    counts = {
-        "trained": int(trained.sum()),
-        "there": int(available.sum()),
-        "by_bucket": _by_bucket(data, bucket, {"trained": trained, "there": available}),
-        "less_than_half": _distinct(data, row[half]),
-        "longest": [
-            {
-                "path": label,
-                "bucket": data.table.buckets[int(bucket[i])].name,
-                "trained": int(trained[i]),
-                "there": int(available[i]),
-            }
-            for i, label in zip(longest.tolist(), data.rows.labels(row[longest]), strict=True)
-        ],
-    }
-    return {"frames": counts, "short_clips": _distinct(data, row[available < wanted])}
+    names = [data.table.buckets[i].name for i in bucket[longest].tolist()]
+    counts = trained[longest].tolist(), available[longest].tolist()
+    of_videos = VideoFrames(
+        trained=int(trained.sum()),
+        there=int(available.sum()),
+        by_bucket=[BucketFrames(name, *map(int, n)) for name, _, n in _by_bucket(data, bucket, trained, available)],
+        less_than_half=_distinct(data, row[half]),
+        longest=list(map(ClipFrames, data.rows.labels(row[longest]), names, *counts)),
+    )
+    return of_videos, _distinct(data, row[available < wanted])
 
 
 def _distinct(data: RecipeData, row: I64) -> int:
@@ -130,19 +187,14 @@ def _distinct(data: RecipeData, row: I64) -> int:
     return int(np.count_nonzero(found))
 
 
-def _by_bucket(data: RecipeData, bucket: I64, columns: dict[str, F64 | I64]) -> list[dict[str, Any]]:
-    """Return means of float columns and sums of integer columns for the buckets that have clips."""
+def _by_bucket(data: RecipeData, bucket: I64, *columns: F64 | I64) -> Iterator[tuple[str, int, list[float]]]:
+    """Yield the name, the clips and the sums of columns of the buckets that have clips."""
     n = len(data.table.buckets)
-    clips = np.bincount(bucket, minlength=n)
-    sums = {name: np.bincount(bucket, values, minlength=n) for name, values in columns.items()}
-    return [
-        {"name": data.table.buckets[i].name}
-        | {
-            name: float(total[i] / clips[i]) if columns[name].dtype.kind == "f" else int(total[i])
-            for name, total in sums.items()
-        }
-        for i in np.flatnonzero(clips).tolist()
-    ]
+    clips = np.bincount(bucket, minlength=n).tolist()
+    sums = [np.bincount(bucket, values, minlength=n).tolist() for values in columns]
+    yield from (
+        (data.table.buckets[i].name, count, [total[i] for total in sums]) for i, count in enumerate(clips) if count
+    )
 
 
 def _largest(clip: NDArray[Any], value: F64 | I64, count: int) -> I64:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,10 +20,8 @@ from reelworks.schedule import cost
 from reelworks.schedule.cost import LossReduction
 from reelworks.schedule.plan import EpochPlan, PlanSpec
 
-Json = dict[str, Any]
 I64 = NDArray[np.int64]
 F64 = NDArray[np.float64]
-_COUNTS = ("steps", "clips", "repeated", "tokens", "micro_batches", "incomplete")
 
 
 @dataclass(frozen=True)
@@ -39,6 +37,11 @@ class Figures:
         busy_us: Mean planned working time of a rank, padding included, in microseconds.
         spent_us: Planned time of every rank, waiting included, in microseconds.
     """
+
+    JSON_KEYS: ClassVar = (
+        *("steps", "clips", "repeated", "tokens", "micro_batches", "incomplete"),
+        *("imbalance", "padding", "waste"),
+    )
 
     steps: int = 0
     clips: int = 0
@@ -69,10 +72,6 @@ class Figures:
         """Share of time that trains nothing: waiting and padding."""
         return 1 - self.useful_us / self.spent_us if self.spent_us else 0.0
 
-    def to_json(self) -> Json:
-        """Return counts and shares."""
-        return {name: getattr(self, name) for name in (*_COUNTS, "imbalance", "padding", "waste")}
-
 
 def figures(plan: EpochPlan, spec: PlanSpec, tokens: I64, world: int) -> Figures:
     """Return the figures of one epoch on `world` ranks; `tokens` are those of a clip, by bucket."""
@@ -80,7 +79,7 @@ def figures(plan: EpochPlan, spec: PlanSpec, tokens: I64, world: int) -> Figures
     costs = np.array(spec.costs_us, dtype=np.int64)
     busy = float(plan.costs_us(spec).sum()) / world
     return Figures(
-        steps=plan.steps,
+        steps=plan.num_steps,
         clips=int(clips.sum()),
         repeated=plan.repeated,
         tokens=int((clips * tokens[bucket]).sum()),
@@ -106,10 +105,10 @@ def gradient_weight(plan: EpochPlan, tokens: I64, loss_reduction: LossReduction)
     """
     bucket, clips = micro_batches(plan)
     weight = clips * cost.loss_weight(loss_reduction, tokens[bucket], clips)
-    row_weight = np.append(weight, 0.0)[plan.rows].sum(axis=1)
-    used = plan.rows >= 0
-    share = weight[plan.rows[used]] / np.repeat(row_weight, used.sum(axis=1))
-    return np.bincount(bucket[plan.rows[used]], share, minlength=len(tokens)).astype(np.float64)
+    step_weight = np.append(weight, 0.0)[plan.steps].sum(axis=1)
+    used = plan.steps >= 0
+    share = weight[plan.steps[used]] / np.repeat(step_weight, used.sum(axis=1))
+    return np.bincount(bucket[plan.steps[used]], share, minlength=len(tokens)).astype(np.float64)
 
 
 MEASURES = ("clips", "tokens", "time", "gradient")
@@ -159,39 +158,93 @@ def groups(data: RecipeData, sums: F64) -> list[str]:
     return [name if name in named else OTHERS for name in names]
 
 
-def bucket_shares(data: RecipeData, sums: F64, groups: list[str]) -> list[Json]:
+@dataclass(frozen=True)
+class DatasetShare:
+    """Shares of a dataset, from 0 to 1, in the clips, tokens and time of epochs; time includes padding.
+
+    Attributes:
+        clips: Showings of its clips, padding left out.
+        trainable_clips: Clips that any epoch can draw.
+    """
+
+    name: str
+    clips: int
+    share_of_clips: float
+    share_of_tokens: float
+    share_of_time: float
+    trainable_clips: int
+    showings_per_clip: float
+
+
+@dataclass(frozen=True)
+class BucketShare:
+    """Shares of a bucket, from 0 to 1, in the clips, tokens, time and gradients of epochs, with its label in plots."""
+
+    name: str
+    clips: int
+    share_of_clips: float
+    share_of_tokens: float
+    share_of_time: float
+    share_of_gradient: float
+    group: str
+
+
+def bucket_shares(data: RecipeData, sums: F64, groups: list[str]) -> list[BucketShare]:
     """Return the shares of the buckets that have clips; each measure adds up to 1."""
     return [
-        _shares(data.table.buckets[i].name, sums, i) | {"group": groups[i]} for i in np.flatnonzero(sums[0]).tolist()
+        BucketShare(data.table.buckets[i].name, int(sums[0, i]), **_shares(sums, i), group=groups[i])
+        for i in np.flatnonzero(sums[0]).tolist()
     ]
 
 
-def dataset_shares(data: RecipeData, sums: F64, trainable: I64) -> list[Json]:
+def dataset_shares(data: RecipeData, sums: F64, trainable: I64) -> list[DatasetShare]:
     """Return the shares of all datasets; `trainable` counts the clips of each that can be drawn."""
+    showings = (sums[0] / np.maximum(trainable, 1)).tolist()
     return [
-        _shares(dataset.dataset_name, sums, i)
-        | {"trainable_clips": int(trainable[i]), "showings_per_clip": float(sums[0, i] / max(trainable[i], 1))}
+        DatasetShare(
+            dataset.dataset_name,
+            int(sums[0, i]),
+            **_shares(sums, i),
+            trainable_clips=int(trainable[i]),
+            showings_per_clip=showings[i],
+        )
         for i, dataset in enumerate(data.recipe.dataset)
     ]
 
 
-def _shares(name: str, sums: F64, i: int) -> Json:
-    shares = sums[:, i] / sums.sum(axis=1)
-    measured = {f"share_of_{m}": float(share) for m, share in zip(MEASURES, shares, strict=False)}
-    return {"name": name, "clips": int(sums[0, i])} | measured
+def _shares(sums: F64, i: int) -> dict[str, float]:
+    shares = (sums[:, i] / sums.sum(axis=1)).tolist()
+    return {f"share_of_{measure}": share for measure, share in zip(MEASURES, shares, strict=False)}
 
 
-def course(plan: EpochPlan, groups: list[str]) -> Json:
+@dataclass(frozen=True)
+class CourseGroup:
+    """Micro-batches of a group of buckets in each bin of an epoch's steps."""
+
+    group: str
+    micro_batches: list[int]
+
+
+@dataclass(frozen=True)
+class Course:
+    """Order of the micro-batches in an epoch, from its first step to its last."""
+
+    steps: int
+    groups: list[CourseGroup]
+
+
+def course(plan: EpochPlan, groups: list[str]) -> Course:
     """Return the micro-batches of each group over an epoch, in at most `BINS` bins of steps."""
     names = sorted(set(groups), key=lambda name: (name == OTHERS, groups.index(name)))
     line = np.array([names.index(name) for name in groups], dtype=np.int64)
-    bins = min(BINS, plan.steps)
-    step, column = np.nonzero(plan.rows >= 0)
+    bins = min(BINS, plan.num_steps)
+    step, column = np.nonzero(plan.steps >= 0)
     bucket, _ = micro_batches(plan)
-    place = line[bucket[plan.rows[step, column]]] * bins + step * bins // plan.steps
+    place = line[bucket[plan.steps[step, column]]] * bins + step * bins // plan.num_steps
     counts = np.bincount(place, minlength=len(names) * bins).reshape(len(names), bins)
-    lines = [{"group": name, "micro_batches": n.tolist()} for name, n in zip(names, counts, strict=True) if n.any()]
-    return {"steps": plan.steps, "groups": lines}
+    return Course(
+        plan.num_steps, [CourseGroup(name, n.tolist()) for name, n in zip(names, counts, strict=True) if n.any()]
+    )
 
 
 _WARM_UP_STEPS = 1  # caches, compilers and allocators warm up

@@ -98,7 +98,7 @@ def plan(
     names = [bucket.name for bucket in dataset.table.buckets]
     return Plan(
         epoch=epoch,
-        steps=epoch_plan.steps,
+        steps=epoch_plan.num_steps,
         micro_batches=len(epoch_plan.offsets) - 1,
         clips=int(epoch_plan.is_first_use.sum()),
         imbalance=epoch_plan.waste(spec, world),

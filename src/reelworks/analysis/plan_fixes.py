@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from reelworks.analysis.epoch_stats import Figures, figures
+from reelworks.core import results
 from reelworks.core.errors import UserError
 from reelworks.data.dataset import merge_targets
 from reelworks.recipe.dataset import RecipeData
 from reelworks.schedule.plan import PlanSpec, plan_epoch
 
-Json = dict[str, Any]
 WASTE_ALLOWED = 0.10
 # Smaller micro-batches are fuller and more balanced, but slower per clip: the largest that suffice are proposed.
 _SCALES = (1.0, 0.5, 0.25, 0.125)
@@ -29,12 +28,53 @@ class PlanFix:
     batch_sizes: dict[int, int]
 
 
+@dataclass(frozen=True)
+class BatchSizeChange:
+    """Another batch size of an entry of the bucket table."""
+
+    entry: str
+    from_: int
+    to: int
+
+
+@dataclass(frozen=True)
+class ProposedChange:
+    """A change of a recipe that makes its plan waste less, and the figures of the changed plan.
+
+    Attributes:
+        set_: The change as arguments of `--set`, without batch sizes of entries that the recipe does not list.
+        suffices: Whether the waste is then allowed.
+    """
+
+    incomplete_batch: str
+    batch_sizes: list[BatchSizeChange]
+    set_: list[str]
+    suffices: bool
+    figures: Figures = field(metadata=results.INLINED)
+
+    def __str__(self) -> str:
+        """Return the change as options, but batch sizes that `--set` cannot change by the names of their entries."""
+        options = " ".join(f"--set '{text}'" for text in self.set_)
+        if any(text.startswith("bucket.") for text in self.set_):
+            return options
+        sizes = [f"{size.entry}: batch size {size.to} (now {size.from_})" for size in self.batch_sizes]
+        return ", ".join(filter(None, [options, *sizes]))
+
+
+@dataclass(frozen=True)
+class RanksFigures:
+    """Figures of the plan of a run that begins with `world` GPUs."""
+
+    world: int
+    figures: Figures = field(metadata=results.INLINED)
+
+
 def too_much(total: Figures) -> bool:
     """Return whether imbalance or padding is above `WASTE_ALLOWED`."""
     return max(total.imbalance, total.padding) > WASTE_ALLOWED
 
 
-def proposals(data: RecipeData, spec: PlanSpec, total: Figures, *, world: int, epochs: int) -> list[Json]:
+def proposals(data: RecipeData, spec: PlanSpec, total: Figures, *, world: int, epochs: int) -> list[ProposedChange]:
     """Return fixes that improve a plan, those that suffice first; of each kind the mildest that suffices, or the best.
 
     `total` has the figures of the recipe's plans of so many epochs.
@@ -57,10 +97,12 @@ def proposals(data: RecipeData, spec: PlanSpec, total: Figures, *, world: int, e
     if both is not None and any(not too_much(other) or other.waste <= totals[both].waste for other in others):
         del chosen["both"]
     order = sorted(chosen.values(), key=lambda i: (too_much(totals[i]), len(fixes[i].batch_sizes)))
-    return [_to_json(data, fixes[i], totals[i]) for i in order]
+    return [_change(data, fixes[i], totals[i]) for i in order]
 
 
-def fewer_ranks(data: RecipeData, spec_for: Callable[[int], PlanSpec], *, world: int, epochs: int) -> Json | None:
+def fewer_ranks(
+    data: RecipeData, spec_for: Callable[[int], PlanSpec], *, world: int, epochs: int
+) -> RanksFigures | None:
     """Return the largest of half, a quarter, ... of `world` ranks at which waste is allowed, with figures, or None.
 
     `spec_for` returns the spec of plans for a number of ranks, or raises UserError if the recipe does not allow it.
@@ -73,7 +115,7 @@ def fewer_ranks(data: RecipeData, spec_for: Callable[[int], PlanSpec], *, world:
         each = (figures(data.plan(spec, epoch), spec, data.table.tokens(), world) for epoch in range(epochs))
         total = sum(each, Figures())
         if not too_much(total):
-            return {"world": world} | total.to_json()
+            return RanksFigures(world, total)
     return None
 
 
@@ -118,16 +160,10 @@ def _spec(data: RecipeData, spec: PlanSpec, fix: PlanFix) -> PlanSpec:
     return replace(spec, incomplete_batch=fix.incomplete_batch, batch_sizes=sizes, merge_to=merge_to)
 
 
-def _to_json(data: RecipeData, fix: PlanFix, total: Figures) -> Json:
+def _change(data: RecipeData, fix: PlanFix, total: Figures) -> ProposedChange:
     entries = data.table.entries
-    return {
-        "incomplete_batch": fix.incomplete_batch,
-        "batch_sizes": [
-            {"entry": str(entries[i]), "from": entries[i].batch_size, "to": size} for i, size in fix.batch_sizes.items()
-        ],
-        "set": _settings(data, fix),
-        "suffices": not too_much(total),
-    } | total.to_json()
+    sizes = [BatchSizeChange(str(entries[i]), entries[i].batch_size, size) for i, size in fix.batch_sizes.items()]
+    return ProposedChange(fix.incomplete_batch, sizes, _settings(data, fix), not too_much(total), total)
 
 
 def _settings(data: RecipeData, fix: PlanFix) -> list[str]:

@@ -1,81 +1,190 @@
-"""Summarise and forecast plans as one JSON value, from which terminal output and report are built."""
+"""Summarise, forecast and compare plans, as values from which terminal output, report and page are built."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from dataclasses import dataclass, field
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 
 from reelworks.analysis import compiled_graphs, data_advice, discarded, epoch_stats, plan_fixes, rejections
-from reelworks.analysis.epoch_stats import Figures, figures
+from reelworks.analysis.compiled_graphs import PlannedGraphs
+from reelworks.analysis.data_advice import MirroredSides, SharedFiles
+from reelworks.analysis.discarded import Losses
+from reelworks.analysis.epoch_stats import BucketShare, Course, DatasetShare, Figures, figures
+from reelworks.analysis.plan_fixes import ProposedChange, RanksFigures
+from reelworks.analysis.rejections import LeftOut, LeftOutClip
 from reelworks.buckets.assign import Reason
 from reelworks.buckets.config import BucketsConfig
-from reelworks.core import toml_none, units
+from reelworks.core import results, toml_none, units, user_files
 from reelworks.core.errors import UserError
 from reelworks.data.left_out import Rejection, by_reason
 from reelworks.data.position import begin_epoch
 from reelworks.models import sequence_limits
 from reelworks.recipe import diff
-from reelworks.recipe.dataset import RecipeData
+from reelworks.recipe.dataset import ChosenBuckets, RecipeData
 from reelworks.recipe.recipe import Recipe
+from reelworks.run.folder import RunFolder
 from reelworks.schedule.plan import EpochPlan, PlanSpec, plan_epoch
 
-Json = dict[str, Any]
 _LINES_SHOWN = 20
 
 
-def summarise(data: RecipeData, spec: PlanSpec, plan: EpochPlan, *, world: int, epoch: int = 0) -> Json:
+@dataclass(frozen=True)
+class CatalogCounts:
+    """Numbers of a catalog's rows: all, readable videos and images, and unreadable ones (`bad`)."""
+
+    clips: int
+    videos: int
+    images: int
+    bad: int
+
+
+@dataclass(frozen=True)
+class PlannedBucket:
+    """A bucket in an epoch.
+
+    Attributes:
+        global_batch: Clips of a full optimizer step.
+        clips: Clips that are trained, each repeat of a dataset once.
+        incomplete: Micro-batches with fewer clips than the batch size.
+    """
+
+    name: str
+    num_frames: int
+    height: int
+    width: int
+    batch_size: int
+    global_batch: int
+    keep_prob: float
+    clips: int
+    micro_batches: int
+    incomplete: int
+    tokens_per_clip: int
+
+
+@dataclass(frozen=True)
+class PlanNumbers:
+    """Numbers of an epoch, for which no text of the catalog is read.
+
+    Attributes:
+        planned: Clips that are trained, each repeat of a dataset once.
+        repeated: Further showings of them, which fill micro-batches.
+        left_out: Clips that are not trained, by reason.
+        incomplete: Micro-batches with fewer clips than the batch size.
+        world: Number of GPUs.
+        imbalance: Share of time in which ranks wait for the slowest, from 0 to 1.
+        padding: Share of the clips in micro-batches that have weight 0, from 0 to 1.
+        steps_not_full: Steps that lack a micro-batch.
+    """
+
+    catalog: CatalogCounts
+    planned: int
+    repeated: int
+    held_out: int
+    left_out: dict[str, LeftOut]
+    buckets: list[PlannedBucket]
+    empty_buckets: list[str]
+    steps_per_epoch: int
+    micro_batches: int
+    incomplete_batch: str
+    incomplete: int
+    micro_batches_per_step: int
+    same_bucket_run: int
+    world: int
+    imbalance: float
+    padding: float
+    steps_not_full: int
+
+
+@dataclass(frozen=True)
+class PlanSummary(PlanNumbers):
+    """An epoch with the names of some clips, as a run folder keeps it in `plan/summary.json`.
+
+    Attributes:
+        reasons: The first clips that are left out for each reason.
+        exclude_list_unmatched: Lines of the exclude list that name no clip.
+        without_effect: A line for each key of the recipe that has no effect.
+        chosen_buckets: How the bucket entries were chosen; None if the recipe has its own.
+    """
+
+    reasons: dict[str, list[LeftOutClip]]
+    exclude_list_unmatched: list[str]
+    mirrored_sides: list[MirroredSides]
+    without_effect: list[str]
+    shared_files: list[SharedFiles]
+    graphs: PlannedGraphs
+    chosen_buckets: ChosenBuckets | None
+    losses: Losses = field(metadata=results.INLINED)
+
+
+def summarise(data: RecipeData, spec: PlanSpec, plan: EpochPlan, *, world: int, epoch: int = 0) -> PlanSummary:
     """Summarise an epoch on `world` ranks: buckets, reasons with their first files, steps, imbalance, padding."""
     left_out = by_reason(*data.assignment(epoch))
     rows = data.rows
-    return _numbers(data, spec, plan, left_out, world) | {
-        "reasons": rejections.named(data, left_out),
-        "exclude_list_unmatched": data.exclude_list.unmatched(rows),
-        "mirrored_sides": data_advice.mirrored_sides(data.recipe.dataset, rows),
-        "without_effect": without_effect(data.recipe),
-        "shared_files": data_advice.shared_files(data.recipe.dataset, rows),
-        "graphs": compiled_graphs.of_plan(data, plan),
-        "chosen_buckets": None if data.chosen is None else data.chosen.to_json(),
-        **discarded.losses(data, plan),
-    }
+    return PlanSummary(
+        **vars(_numbers(data, spec, plan, left_out, world)),
+        reasons=rejections.named(data, left_out),
+        exclude_list_unmatched=data.exclude_list.unmatched(rows),
+        mirrored_sides=data_advice.mirrored_sides(data.recipe.dataset, rows),
+        without_effect=without_effect(data.recipe),
+        shared_files=data_advice.shared_files(data.recipe.dataset, rows),
+        graphs=compiled_graphs.of_plan(data, plan),
+        chosen_buckets=None if data.chosen is None else data.chosen.report(),
+        losses=discarded.losses(data, plan),
+    )
 
 
-def _numbers(data: RecipeData, spec: PlanSpec, plan: EpochPlan, left_out: list[Rejection], world: int) -> Json:
-    """Return the part of `summarise` for which no text of the catalog is read."""
+@cache
+def _reader() -> TypeAdapter[PlanSummary]:
+    return TypeAdapter(PlanSummary)
+
+
+def read_summary(run: RunFolder) -> PlanSummary | None:
+    """Read the summary of a run's plan; None if it is missing or damaged."""
+    try:
+        value = user_files.read_json(run.plan_folder / "summary.json")
+        return _reader().validate_python({**value, "losses": value})
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _numbers(data: RecipeData, spec: PlanSpec, plan: EpochPlan, left_out: list[Rejection], world: int) -> PlanNumbers:
     buckets = _buckets(data, plan, spec)
     places = len(plan.uid)
     rows = data.rows
-    return {
-        "catalog": {
-            "clips": len(rows),
-            "videos": int((~rows.is_image & rows.readable).sum()),
-            "images": int((rows.is_image & rows.readable).sum()),
-            "bad": int((~rows.readable).sum()),
-        },
-        "planned": plan.planned,
-        "repeated": plan.repeated,
-        "held_out": sum(len(r.row) for r in left_out if r.reason == Reason.HELD_OUT),
-        "left_out": rejections.counts(data, left_out),
-        "buckets": [bucket for bucket in buckets if bucket["clips"]],
-        "empty_buckets": [bucket["name"] for bucket in buckets if not bucket["clips"]],
-        "steps_per_epoch": plan.steps,
-        "micro_batches": len(plan.offsets) - 1,
-        "incomplete_batch": spec.incomplete_batch,
-        "incomplete": sum(int(bucket["incomplete"]) for bucket in buckets),
-        "micro_batches_per_step": spec.micro_batches_per_step,
-        "same_bucket_run": spec.same_bucket_run,
-        "world": world,
-        "imbalance": plan.waste(spec, world),
-        "padding": 1 - int(plan.real.sum()) / places if places else 0.0,
-        "rows_not_full": int((plan.rows < 0).any(axis=1).sum()),
-    }
+    return PlanNumbers(
+        catalog=CatalogCounts(
+            clips=len(rows),
+            videos=int((~rows.is_image & rows.readable).sum()),
+            images=int((rows.is_image & rows.readable).sum()),
+            bad=int((~rows.readable).sum()),
+        ),
+        planned=plan.planned,
+        repeated=plan.repeated,
+        held_out=sum(len(r.row) for r in left_out if r.reason == Reason.HELD_OUT),
+        left_out=rejections.counts(data, left_out),
+        buckets=[bucket for bucket in buckets if bucket.clips],
+        empty_buckets=[bucket.name for bucket in buckets if not bucket.clips],
+        steps_per_epoch=plan.num_steps,
+        micro_batches=len(plan.offsets) - 1,
+        incomplete_batch=spec.incomplete_batch,
+        incomplete=sum(bucket.incomplete for bucket in buckets),
+        micro_batches_per_step=spec.micro_batches_per_step,
+        same_bucket_run=spec.same_bucket_run,
+        world=world,
+        imbalance=plan.waste(spec, world),
+        padding=1 - int(plan.real.sum()) / places if places else 0.0,
+        steps_not_full=int((plan.steps < 0).any(axis=1).sum()),
+    )
 
 
-def _buckets(data: RecipeData, plan: EpochPlan, spec: PlanSpec) -> list[Json]:
+def _buckets(data: RecipeData, plan: EpochPlan, spec: PlanSpec) -> list[PlannedBucket]:
     """Return statistics of every bucket, empty ones included."""
     table, n = data.table, len(data.table.buckets)
     bucket, _ = epoch_stats.micro_batches(plan)
@@ -83,41 +192,40 @@ def _buckets(data: RecipeData, plan: EpochPlan, spec: PlanSpec) -> list[Json]:
     incomplete = np.bincount(bucket[plan.own_clips < table.batch_sizes()[bucket]], minlength=n).tolist()
     batches = np.bincount(bucket, minlength=n).tolist()
     return [
-        {
-            "name": b.name,
-            "num_frames": b.shape.num_frames,
-            "height": b.shape.height,
-            "width": b.shape.width,
-            "batch_size": b.batch_size,
-            "global_batch": b.batch_size * spec.micro_batches_per_step,
-            "keep_prob": table.entries[b.entry].keep_prob,
-            "clips": clips[i],
-            "micro_batches": batches[i],
-            "incomplete": incomplete[i],
-            "tokens_per_clip": b.tokens,
-        }
+        PlannedBucket(
+            name=b.name,
+            num_frames=b.shape.num_frames,
+            height=b.shape.height,
+            width=b.shape.width,
+            batch_size=b.batch_size,
+            global_batch=b.batch_size * spec.micro_batches_per_step,
+            keep_prob=table.entries[b.entry].keep_prob,
+            clips=clips[i],
+            micro_batches=batches[i],
+            incomplete=incomplete[i],
+            tokens_per_clip=b.tokens,
+        )
         for i, b in enumerate(table.buckets)
     ]
 
 
-def warnings(summary: Json) -> list[str]:
+def warnings(summary: PlanSummary) -> list[str]:
     """Return the warnings of a summary, to print before training."""
-    unmatched = summary.get("exclude_list_unmatched", [])
+    unmatched = summary.exclude_list_unmatched
     lines = [f"exclude_file names {line}, which is no clip of the recipe" for line in unmatched[:_LINES_SHOWN]]
-    lines += summary.get("without_effect", [])
+    lines += summary.without_effect
     more = len(unmatched) - _LINES_SHOWN
     lines += [f"exclude_file has {more} more lines that name no clip"] if more > 0 else []
-    for overlap in summary.get("shared_files", []):
-        outer, inner = overlap["datasets"]
-        count = units.plural(overlap["files"], "file")
+    for overlap in summary.shared_files:
+        outer, inner = overlap.datasets
         lines.append(
-            f"the datasets {outer} and {inner} share {count}, which an epoch trains twice; "
+            f"the datasets {outer} and {inner} share {units.plural(overlap.files, 'file')}, which an epoch trains twice; "
             "remove one of the datasets, or give it a name if this is intended"
         )
-    for mirrored in summary.get("mirrored_sides", []):
-        count = units.plural(mirrored["clips"], "caption") + (" names" if mirrored["clips"] == 1 else " name")
+    for mirrored in summary.mirrored_sides:
+        count = units.plural(mirrored.clips, "caption") + (" names" if mirrored.clips == 1 else " name")
         lines.append(
-            f"the dataset {mirrored['dataset']} has flip, but {count} left or right, which would be wrong of a "
+            f"the dataset {mirrored.dataset} has flip, but {count} left or right, which would be wrong of a "
             "mirrored clip; set flip = 0 there, or keep these clips in a dataset of their own"
         )
     return lines
@@ -142,12 +250,81 @@ FILES_NAMED = 20
 _WORLDS = (8, 64, 512, 4096)
 
 
-def look_ahead(data: RecipeData, spec: PlanSpec, *, world: int, epochs: int) -> tuple[Json, Figures]:
-    """Plan so many epochs, at least one, from the first on, one at a time.
+@dataclass(frozen=True)
+class EpochFigures:
+    """Figures of an epoch."""
 
-    Returns:
-        `epochs`, `sum`, `shares`, `datasets`, `course` (of the first epoch) and `never_seen` as JSON; and the total.
+    epoch: int
+    figures: Figures = field(metadata=results.INLINED)
+
+
+@dataclass(frozen=True)
+class UnseenClips:
+    """Clips that no epoch trains for one reason, with the first of their paths."""
+
+    clips: int
+    files: list[str]
+
+
+@dataclass(frozen=True)
+class NeverSeen:
+    """Clips that no epoch trains, those held out left out."""
+
+    clips: int
+    by_reason: dict[str, UnseenClips]
+
+
+@dataclass(frozen=True)
+class LookAhead:
+    """Several epochs, and the course of the first one."""
+
+    epochs: list[EpochFigures]
+    sum: Figures
+    shares: list[BucketShare]
+    datasets: list[DatasetShare]
+    course: Course
+    never_seen: NeverSeen
+
+
+@dataclass(frozen=True)
+class Advice:
+    """Changes that reduce the waste of a plan.
+
+    Attributes:
+        proposals: None if imbalance and padding are not above `plan_fixes.WASTE_ALLOWED`.
+        fewer_ranks: A number of GPUs at which the waste is allowed, if no proposal suffices; else None.
     """
+
+    proposals: list[ProposedChange] | None
+    fewer_ranks: RanksFigures | None
+
+
+@dataclass(frozen=True)
+class PlanForecast(PlanSummary):
+    """The first epoch of a run, several epochs, and advice.
+
+    Attributes:
+        smaller_worlds: Figures of the first epoch on fewer GPUs.
+        max_steps_to_set: Steps of all epochs, if the learning rate decays without an end; else None.
+    """
+
+    ahead: LookAhead = field(metadata=results.INLINED)
+    smaller_worlds: list[RanksFigures]
+    loss_reduction: str
+    max_steps_to_set: int | None
+    advice: Advice = field(metadata=results.INLINED)
+
+
+@dataclass(frozen=True)
+class PlanOutline(PlanNumbers):
+    """The part of a forecast of one epoch that takes a moment to compute."""
+
+    sum: Figures
+    shares: list[BucketShare]
+
+
+def look_ahead(data: RecipeData, spec: PlanSpec, *, world: int, epochs: int) -> LookAhead:
+    """Plan so many epochs, at least one, from the first on, one at a time."""
     dataset = epoch_stats.dataset_of_rows(data)
     by_bucket = np.zeros((4, len(data.table.buckets)))
     by_dataset = np.zeros((3, len(data.recipe.dataset)))
@@ -163,21 +340,19 @@ def look_ahead(data: RecipeData, spec: PlanSpec, *, world: int, epochs: int) -> 
         if epoch == 0:
             groups = epoch_stats.groups(data, by_bucket)
             course = epoch_stats.course(plan, groups)
-    total = sum(each, Figures())
     reason, trainable = _reasons(data)
     trainable_clips = np.bincount(dataset[trainable], minlength=by_dataset.shape[1])
-    value = {
-        "epochs": [{"epoch": epoch} | f.to_json() for epoch, f in enumerate(each)],
-        "sum": total.to_json(),
-        "shares": epoch_stats.bucket_shares(data, by_bucket, groups),
-        "datasets": epoch_stats.dataset_shares(data, by_dataset, trainable_clips),
-        "course": course,
-        "never_seen": _never_seen(data, seen, reason),
-    }
-    return value, total
+    return LookAhead(
+        epochs=list(map(EpochFigures, range(epochs), each)),
+        sum=sum(each, Figures()),
+        shares=epoch_stats.bucket_shares(data, by_bucket, groups),
+        datasets=epoch_stats.dataset_shares(data, by_dataset, trainable_clips),
+        course=course,
+        never_seen=_never_seen(data, seen, reason),
+    )
 
 
-def smaller_worlds(data: RecipeData, spec_for: Callable[[int], PlanSpec], world: int) -> list[Json]:
+def smaller_worlds(data: RecipeData, spec_for: Callable[[int], PlanSpec], world: int) -> list[RanksFigures]:
     """Return figures of the first epoch on 8, 64, ... ranks, below `world`, as far as the recipe allows so many."""
     worlds = [size for size in _WORLDS if size < world]
     if not worlds:
@@ -189,7 +364,8 @@ def smaller_worlds(data: RecipeData, spec_for: Callable[[int], PlanSpec], world:
         except UserError:  # the recipe's same_bucket_run does not allow this number
             continue
         plan = plan_epoch(entries, spec, 0)
-        values.append({"world": size} | figures(plan, spec, data.table.tokens(), size).to_json())
+        sequence_ranks = size * data.recipe.parallel.sequence_degree
+        values.append(RanksFigures(sequence_ranks, figures(plan, spec, data.table.tokens(), size)))
     return values
 
 
@@ -202,7 +378,7 @@ def _reasons(data: RecipeData) -> tuple[NDArray[np.int8], NDArray[np.bool_]]:
     return reason, trainable
 
 
-def _never_seen(data: RecipeData, seen: NDArray[np.bool_], reason: NDArray[np.int8]) -> Json:
+def _never_seen(data: RecipeData, seen: NDArray[np.bool_], reason: NDArray[np.int8]) -> NeverSeen:
     """Return the clips that no epoch trains, by reason, with the first paths; held-out clips are left out."""
     lost = ~seen & (reason != Reason.HELD_OUT)
     by_reason = {}
@@ -210,11 +386,11 @@ def _never_seen(data: RecipeData, seen: NDArray[np.bool_], reason: NDArray[np.in
         where = np.flatnonzero(lost & (reason == kind))
         if len(where):
             paths = sorted(data.rows.labels(where[:FILES_NAMED]))
-            by_reason[kind.label] = {"clips": len(where), "files": paths}
-    return {"clips": int(lost.sum()), "by_reason": by_reason}
+            by_reason[kind.label] = UnseenClips(len(where), paths)
+    return NeverSeen(int(lost.sum()), by_reason)
 
 
-_MOST_MICRO_BATCHES = 1_000_000  # per step: a row of the plan has an element for each
+_MOST_MICRO_BATCHES = 1_000_000  # per step: the plan has an element for each of a step
 
 
 def step_shape(recipe: Recipe, world: int) -> tuple[int, int]:
@@ -255,103 +431,121 @@ def too_many_ranks(micro_batches_per_step: int, world: int) -> UserError:
     )
 
 
-def forecast(recipe: Recipe, world: int, epochs: int = 1) -> Json:
+def forecast(recipe: Recipe, world: int, epochs: int = 1) -> PlanForecast:
     """Summarise the first epoch of a run on `world` GPUs, and look so many epochs ahead; the catalog must exist.
-
-    Returns:
-        The results of `summarise` and `look_ahead`, with `proposals` if imbalance or padding is above
-        `plan_fixes.WASTE_ALLOWED`, `fewer_ranks` if no proposal suffices, and `max_steps_to_set` if the learning rate
-        decays without an end; all three are None otherwise.
 
     Raises:
         UserError: GPUs cannot be divided into sequence groups, or these cannot share the tokens of a bucket.
     """
-    degree, world = recipe.parallel.sequence_degree, recipe.parallel.data_ranks(world)
+    ranks = recipe.parallel.data_ranks(world)
     data = RecipeData.open(recipe)
-    sequence_limits.require_buckets(recipe.model, data.table, degree)
-    spec = _spec(data, world)
-    position = begin_epoch(data, spec, epoch=0)
+    sequence_limits.require_buckets(recipe.model, data.table, recipe.parallel.sequence_degree)
+    spec = _spec(data, ranks)
+    plan = begin_epoch(data, spec, epoch=0).plan
     with ThreadPoolExecutor(1) as thread:  # numpy computes without Python's lock
-        ahead = thread.submit(look_ahead, data, spec, world=world, epochs=epochs)
-        summary = summarise(data, spec, position.plan, world=world)
-        further, total = ahead.result()
-    advised = _advice(data, spec, total, world, epochs)
+        further = thread.submit(look_ahead, data, spec, world=ranks, epochs=epochs)
+        summary = summarise(data, spec, plan, world=ranks)
+        ahead = further.result()
     train = recipe.train
-    max_steps = (train.max_epochs or 0) * position.plan.steps if train.lacks_end else None
-    smaller = smaller_worlds(data, partial(_spec, data), world)
-    for value in (summary, *smaller):
-        value["world"] *= degree
-    return (
-        summary
-        | further
-        | {"smaller_worlds": smaller, "loss_reduction": train.loss_reduction, "max_steps_to_set": max_steps}
-        | advised
+    return PlanForecast(
+        **vars(summary) | {"world": world},
+        ahead=ahead,
+        smaller_worlds=smaller_worlds(data, partial(_spec, data), ranks),
+        loss_reduction=train.loss_reduction,
+        max_steps_to_set=(train.max_epochs or 0) * plan.num_steps if train.lacks_end else None,
+        advice=_advice(data, spec, ahead.sum, ranks, epochs),
     )
 
 
-def outline(data: RecipeData, world: int) -> Json:
-    """Return the part of `forecast` that takes a moment: the first epoch's numbers, without names of clips.
-
-    Returns:
-        Of `summarise` what needs no text of the catalog, and `sum` and `shares`.
-    """
-    degree, ranks = data.recipe.parallel.sequence_degree, data.recipe.parallel.data_ranks(world)
-    sequence_limits.require_buckets(data.recipe.model, data.table, degree)
+def outline(data: RecipeData, world: int) -> PlanOutline:
+    """Return the part of `forecast` that takes a moment: the first epoch's numbers, without names of clips."""
+    ranks = data.recipe.parallel.data_ranks(world)
+    sequence_limits.require_buckets(data.recipe.model, data.table, data.recipe.parallel.sequence_degree)
     spec = _spec(data, ranks)
     plan = begin_epoch(data, spec, epoch=0).plan
     left_out = by_reason(*data.assignment(0))
     by_bucket = epoch_stats.of_buckets(data, plan, spec)
-    return _numbers(data, spec, plan, left_out, ranks) | {
-        "world": world,
-        "sum": figures(plan, spec, data.table.tokens(), ranks).to_json(),
-        "shares": epoch_stats.bucket_shares(data, by_bucket, epoch_stats.groups(data, by_bucket)),
-    }
+    return PlanOutline(
+        **vars(_numbers(data, spec, plan, left_out, ranks)) | {"world": world},
+        sum=figures(plan, spec, data.table.tokens(), ranks),
+        shares=epoch_stats.bucket_shares(data, by_bucket, epoch_stats.groups(data, by_bucket)),
+    )
 
 
-def advice(data: RecipeData, world: int) -> Json:
-    """Return `proposals` and `fewer_ranks` of a forecast of one epoch, for a dataset that is open."""
+def advice(data: RecipeData, world: int) -> Advice:
+    """Return the advice of a forecast of one epoch, for a dataset that is open."""
     ranks = data.recipe.parallel.data_ranks(world)
     spec = _spec(data, ranks)
     total = figures(data.plan(spec, 0), spec, data.table.tokens(), ranks)
     return _advice(data, spec, total, ranks, 1)
 
 
-def _advice(data: RecipeData, spec: PlanSpec, total: Figures, ranks: int, epochs: int) -> Json:
-    proposals = fewer = None
-    if plan_fixes.too_much(total):
-        proposals = plan_fixes.proposals(data, spec, total, world=ranks, epochs=epochs)
-        if not any(proposal["suffices"] for proposal in proposals):
-            fewer = plan_fixes.fewer_ranks(data, partial(_spec, data), world=ranks, epochs=epochs)
-    if fewer is not None:
-        fewer["world"] *= data.recipe.parallel.sequence_degree
-    return {"proposals": proposals, "fewer_ranks": fewer}
+def _advice(data: RecipeData, spec: PlanSpec, total: Figures, ranks: int, epochs: int) -> Advice:
+    if not plan_fixes.too_much(total):
+        return Advice(None, None)
+    proposals = plan_fixes.proposals(data, spec, total, world=ranks, epochs=epochs)
+    if any(proposal.suffices for proposal in proposals):
+        return Advice(proposals, None)
+    return Advice(proposals, plan_fixes.fewer_ranks(data, partial(_spec, data), world=ranks, epochs=epochs))
 
 
 def _spec(data: RecipeData, world: int) -> PlanSpec:
     return data.plan_spec(*step_shape(data.recipe, world))
 
 
-FIGURES = ("steps", "clips", "tokens", "micro_batches", "incomplete", "imbalance", "padding")
+COMPARED = ("steps", "clips", "tokens", "micro_batches", "incomplete", "imbalance", "padding")
 
 
-def compare(before: tuple[Recipe, Json], after: tuple[Recipe, Json]) -> Json:
-    """Compare two recipes by their forecasts for the same numbers of ranks and epochs.
+@dataclass(frozen=True)
+class ChangedKey:
+    """A recipe key with its values in two recipes."""
 
-    Returns:
-        Changed `keys`; `figures` over all epochs; clips by bucket (`buckets`) over all epochs; and clips by reason
-        (`reasons`) in the first epoch. Each as `key` or `name`, `a`, `b`; a missing count is 0.
+    key: str
+    a: Any
+    b: Any
+
+
+@dataclass(frozen=True)
+class ComparedNumber:
+    """A number of two plans."""
+
+    name: str
+    a: float
+    b: float
+
+
+@dataclass(frozen=True)
+class PlanComparison:
+    """Two recipes and their plans, for the same numbers of GPUs and epochs; a missing count is 0.
+
+    Attributes:
+        keys: Keys with different values.
+        figures: Sums over all epochs.
+        buckets: Clips of each bucket over all epochs.
+        reasons: Clips that the first epoch leaves out, by reason.
     """
+
+    world: int
+    epochs: int
+    keys: list[ChangedKey]
+    figures: list[ComparedNumber]
+    buckets: list[ComparedNumber]
+    reasons: list[ComparedNumber]
+
+
+def compare(before: tuple[Recipe, PlanForecast], after: tuple[Recipe, PlanForecast]) -> PlanComparison:
+    """Compare two recipes by their forecasts for the same numbers of ranks and epochs."""
     (recipe_a, a), (recipe_b, b) = before, after
     changed = diff.changes(toml_none.to_toml(recipe_a), toml_none.to_toml(recipe_b))
-    return {
-        "world": a["world"],
-        "epochs": len(a["epochs"]),
-        "keys": [{"key": change.key, "a": change.before, "b": change.after} for change in changed],
-        "figures": [{"name": name, "a": a["sum"][name], "b": b["sum"][name]} for name in FIGURES],
-        "buckets": _side_by_side(*({share["name"]: share["clips"] for share in f["shares"]} for f in (a, b))),
-        "reasons": _side_by_side(*({k: one["clips"] for k, one in f["left_out"].items()} for f in (a, b))),
-    }
+    return PlanComparison(
+        world=a.world,
+        epochs=len(a.ahead.epochs),
+        keys=[ChangedKey(change.key, change.before, change.after) for change in changed],
+        figures=_side_by_side(*({name: getattr(f.ahead.sum, name) for name in COMPARED} for f in (a, b))),
+        buckets=_side_by_side(*({share.name: share.clips for share in f.ahead.shares} for f in (a, b))),
+        reasons=_side_by_side(*({name: one.clips for name, one in f.left_out.items()} for f in (a, b))),
+    )
 
 
-def _side_by_side(a: dict[str, int], b: dict[str, int]) -> list[Json]:
-    return [{"name": name, "a": a.get(name, 0), "b": b.get(name, 0)} for name in a | b]
+def _side_by_side(a: Mapping[str, float], b: Mapping[str, float]) -> list[ComparedNumber]:
+    return [ComparedNumber(name, a.get(name, 0), b.get(name, 0)) for name in {**a, **b}]

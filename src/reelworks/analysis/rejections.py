@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -56,18 +57,34 @@ _WRITERS: dict[str, Callable[[Any, Any], None]] = {
 }
 
 
-def counts(data: RecipeData, rejections: list[Rejection]) -> dict[str, dict[str, Any]]:
+@dataclass(frozen=True)
+class LeftOut:
+    """Clips that an epoch leaves out for one reason; `nearest` counts those that fit no bucket by the nearest entry."""
+
+    clips: int
+    nearest: dict[str, int]
+
+
+@dataclass(frozen=True)
+class LeftOutClip:
+    """A clip that an epoch leaves out, as "dataset/path", with details of the reason."""
+
+    path: str
+    detail: str
+
+
+def counts(data: RecipeData, rejections: list[Rejection]) -> dict[str, LeftOut]:
     """Return the number of clips by reason, and for clips that fit no bucket also by nearest entry."""
     by_reason = {}
     for r in rejections:
         entry, number = np.unique(r.nearest[r.nearest >= 0], return_counts=True)
         names = [str(data.table.entries[i]) for i in entry.tolist()]
         nearest = dict(zip(names, number.tolist(), strict=True))
-        by_reason[r.reason.label] = {"clips": len(r.row), "nearest": nearest}
+        by_reason[r.reason.label] = LeftOut(len(r.row), nearest)
     return by_reason
 
 
-def named(data: RecipeData, rejections: list[Rejection]) -> dict[str, list[dict[str, str]]]:
+def named(data: RecipeData, rejections: list[Rejection]) -> dict[str, list[LeftOutClip]]:
     """Return the first clips of each reason in the catalog's order, at most `FILES_NAMED`, by path and with details."""
     if not rejections:
         return {}
@@ -77,13 +94,13 @@ def named(data: RecipeData, rejections: list[Rejection]) -> dict[str, list[dict[
     for r in rejections:
         first = zip(r.row[:FILES_NAMED].tolist(), r.nearest.tolist(), strict=False)
         explained = [_explain(data, few, r.reason, int(np.searchsorted(rows, row)), row, near) for row, near in first]
-        by_reason[r.reason.label] = sorted(explained, key=lambda file: file["path"])
+        by_reason[r.reason.label] = sorted(explained, key=lambda clip: clip.path)
     return by_reason
 
 
 def _explain(
     data: RecipeData, rows: CatalogRows, reason: Reason, row: int, row_of_data: int, nearest: int
-) -> dict[str, str]:
+) -> LeftOutClip:
     """Return path and details of a row of `rows`, which is `row_of_data` among all rows."""
     detail = ""
     if reason == Reason.UNREADABLE:
@@ -111,7 +128,7 @@ def _explain(
             detail += f"; needs {data.table.entries[nearest].needed_frames}"
         if nearest >= 0:
             detail += f"; nearest entry: {data.table.entries[nearest]}"
-    return {"path": rows.label(row), "detail": detail}
+    return LeftOutClip(rows.label(row), detail)
 
 
 def _frames_text(data: RecipeData, row: int) -> str:

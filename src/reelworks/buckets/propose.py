@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -146,6 +146,8 @@ class Suggestion:
 class Proposal:
     """Proposed entries, largest first, and how many of the clips fit one (`reached`)."""
 
+    JSON_KEYS: ClassVar = ("entries", "reached", "clips", "max_tokens", "toml")
+
     entries: tuple[Suggestion, ...]
     reached: int
     clips: int
@@ -155,18 +157,15 @@ class Proposal:
         """Return one line with the number of clips that fit and the token limit."""
         return f"{self.reached} of {self.clips} clips fit; a micro-batch has at most {self.max_tokens} latent tokens"
 
-    def to_toml(self) -> str:
-        """Return the entries as TOML for a recipe, with the reasons as comments."""
+    @property
+    def toml(self) -> str:
+        """Entries as TOML for a recipe, with the reasons as comments."""
         lines = [f"# proposed from the clips of the catalog: {self.headline()}", ""]
         for entry in self.entries:
             lines += [f"# {entry.why}", "[[bucket]]", f'resolution = "{entry.resolution}"']
             lines += [f"num_frames = {entry.num_frames}", f"batch_size = {entry.batch_size}"]
             lines += [f"keep_prob = {entry.keep_prob:g}", ""] if entry.keep_prob < 1 else [""]
         return "\n".join(lines)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values, including the TOML text."""
-        return {**asdict(self), "toml": self.to_toml()}
 
 
 def of_rows(rows: CatalogRows) -> Proposal:

@@ -11,14 +11,12 @@ from reelworks.buckets.opensora import parse
 from reelworks.core import user_files
 from reelworks.core.errors import UserError
 
-BATCH_SIZES, COSTS = "batch_sizes", "ms_per_clip"
-
 
 def read(path: str) -> dict[str, int]:
     """Return the measured batch sizes by entry, such as "480p ×17"."""
     try:
         value: Any = user_files.read_json(Path(path))
-        sizes = value[BATCH_SIZES]
+        sizes = value["batch_sizes"]
         bad = [n for n in sizes.values() if type(n) is not int or not 0 <= n <= parse.MOST_CLIPS]
     except OSError as error:
         raise _bad(path, f"it cannot be read ({error.strerror})") from error

@@ -26,7 +26,6 @@ from reelworks.catalog.listing import Listing
 from reelworks.catalog.location import MediaPath
 from reelworks.catalog.rows import CatalogRows, as_numpy
 
-LISTED = "list"  # `CatalogRows.cut` of ranges that a list gives
 SCENES = "scenes"
 _ROUNDING = 0.001  # seconds by which a time may lie before that of its frame
 

@@ -1,54 +1,144 @@
-"""List checkpoints as JSON values, and explain why one stayed or was deleted."""
+"""List checkpoints, and explain why one stayed or was deleted."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
 
 from reelworks.checkpoint import names, retention
 from reelworks.checkpoint.config import Retention
 from reelworks.checkpoint.folder import CheckpointFolder, CheckpointInfo
-from reelworks.checkpoint.policy import Decision, rank_best
+from reelworks.checkpoint.manifest import Manifest
+from reelworks.checkpoint.policy import Decision, Reasons, rank_best
 from reelworks.checkpoint.verify import damage
-from reelworks.core import log
+from reelworks.core import log, results
 from reelworks.core.errors import UserError
 
-Row = dict[str, Any]
+Event = dict[str, Any]
 # Events of the history that end a checkpoint. "deleting" is logged before a deletion, which happened if the
 # checkpoint does not exist.
-_ENDS = {"deleting": "deleted", "deleted": "deleted", "quarantined": "set aside"}
+_ENDS: dict[str, Literal["deleted", "set aside"]] = {
+    "deleting": "deleted",
+    "deleted": "deleted",
+    "quarantined": "set aside",
+}
 
 
-def rows(store: CheckpointFolder, policy: Retention) -> list[Row]:
+@dataclass(frozen=True)
+class SavedFacts:
+    """Facts of a checkpoint whose manifest is readable.
+
+    Attributes:
+        epoch: Epoch in its cursor, from 0; None if it has no readable cursor.
+        bytes: Size of its files.
+        created: Seconds since 1970.
+        metrics: Those that are finite.
+    """
+
+    epoch: int | None
+    bytes: int
+    created: float
+    metrics: dict[str, float]
+    pinned: bool
+
+
+@dataclass(frozen=True)
+class ListedCheckpoint:
+    """A checkpoint, and the policy's decision at the next save.
+
+    Attributes:
+        saved: None if the manifest is not readable.
+        keep: None for a damaged one, about which the policy does not decide.
+        reasons: Reasons of the decision, or what is damaged.
+    """
+
+    step: int
+    path: Path
+    saved: SavedFacts | None = field(metadata=results.INLINED)
+    state: Literal["kept", "goes", "damaged"]
+    keep: bool | None
+    reasons: Reasons
+
+
+@dataclass(frozen=True)
+class VerifiedCheckpoint:
+    """Whether a checkpoint is as its manifest says; `reason` is empty if it is."""
+
+    step: int
+    path: Path
+    good: bool
+    reason: str
+
+
+@dataclass(frozen=True)
+class EndedCheckpoint:
+    """A checkpoint that does not exist any more: when it ended, None if it is not known, and why."""
+
+    state: Literal["deleted", "set aside", "gone"]
+    ended: float | None
+    reasons: Reasons
+
+
+@dataclass(frozen=True)
+class CheckpointHistory:
+    """The end or the present state of a step's checkpoint, and what happened to it before.
+
+    Attributes:
+        saved: Time of the save in seconds since 1970; None if neither its history nor its manifest tells.
+        bytes, metrics: Those of the manifest, or of the history.
+        now: The checkpoint as it is listed, or its end.
+        history: All events about it, oldest first.
+    """
+
+    step: int
+    saved: float | None
+    bytes: int | None
+    metrics: dict[str, float]
+    now: ListedCheckpoint | EndedCheckpoint = field(metadata=results.INLINED)
+    history: list[Event]
+
+
+@dataclass(frozen=True)
+class PrunedCheckpoint:
+    """A checkpoint that was kept or deleted, with its size and all reasons."""
+
+    step: int
+    bytes: int
+    reasons: Reasons
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """Checkpoints that the policy keeps and deletes."""
+
+    kept: list[PrunedCheckpoint]
+    deleted: list[PrunedCheckpoint]
+
+
+def rows(store: CheckpointFolder, policy: Retention) -> list[ListedCheckpoint]:
     """Return every checkpoint, damaged ones too, and the policy's decision at the next save, oldest first."""
     good, broken = store.scan()
     decisions = {decision.step: decision for decision in retention.plan(store, policy)}
     # A training may have deleted some since the scan.
-    listed = [_row(c, decisions.get(c.step)) for c in good if c.step in decisions or c.path.exists()]
-    listed += [{"step": step, "path": store.path(step), **_damaged(reason)} for step, reason in broken.items()]
-    return sorted(listed, key=lambda row: int(row["step"]))
+    listed = [_listed(c, decisions.get(c.step)) for c in good if c.step in decisions or c.path.exists()]
+    listed += [_damaged(step, store.path(step), None, reason) for step, reason in broken.items()]
+    return sorted(listed, key=lambda row: row.step)
 
 
-def _row(info: CheckpointInfo, decision: Decision | None) -> Row:
-    row = {
-        "step": info.step,
-        "path": info.path,
-        "epoch": epoch(info),
-        "bytes": info.num_bytes,
-        "created": info.created,
-        "metrics": finite(info.metrics),
-        "pinned": info.pinned,
-    }
+def _listed(info: CheckpointInfo, decision: Decision | None) -> ListedCheckpoint:
+    saved = SavedFacts(epoch(info), info.num_bytes, info.created, finite(info.metrics), info.pinned)
     if decision is None:
-        return row | _damaged(damage(info.path) or "damaged a moment ago")
-    state = "kept" if decision.keep else "goes"
-    return {**row, "state": state, "keep": decision.keep, "reasons": list(decision.reasons)}
+        return _damaged(info.step, info.path, saved, damage(info.path) or "damaged a moment ago")
+    state: Literal["kept", "goes"] = "kept" if decision.keep else "goes"
+    return ListedCheckpoint(info.step, info.path, saved, state, decision.keep, decision.reasons)
 
 
-def _damaged(reason: str) -> Row:
-    return {"state": "damaged", "keep": None, "reasons": [reason]}
+def _damaged(step: int, path: Path, saved: SavedFacts | None, reason: str) -> ListedCheckpoint:
+    return ListedCheckpoint(step, path, saved, "damaged", None, (reason,))
 
 
 def epoch(info: CheckpointInfo) -> int | None:
@@ -65,24 +155,26 @@ def finite(metrics: Mapping[str, float | None]) -> dict[str, float]:
     return {name: v for name, v in metrics.items() if v is not None and math.isfinite(v)}
 
 
-def row(store: CheckpointFolder, policy: Retention, step: int) -> Row:
+def total_bytes(rows: Iterable[ListedCheckpoint]) -> int:
+    """Return the sum of all sizes that are known."""
+    return sum(row.saved.bytes for row in rows if row.saved is not None)
+
+
+def row(store: CheckpointFolder, policy: Retention, step: int) -> ListedCheckpoint:
     """Return the row of one step; raises `UserError` if it has no checkpoint."""
-    match = next((r for r in rows(store, policy) if r["step"] == step), None)
+    match = next((row for row in rows(store, policy) if row.step == step), None)
     if match is None:
         raise store.unknown(step)
     return match
 
 
-def details(store: CheckpointFolder, policy: Retention, step: int) -> Row:
-    """Return a step's row with the fields of its manifest; raises as `row` does."""
-    facts = row(store, policy, step)
-    if "bytes" not in facts:  # the manifest is not readable
-        return facts
-    manifest = store.info(step).manifest.model_dump(mode="json")
-    return {**{key: manifest[key] for key in ("save_id", "run_id", "world_size", "versions", "files")}, **facts}
+def details(store: CheckpointFolder, policy: Retention, step: int) -> tuple[ListedCheckpoint, Manifest | None]:
+    """Return a step's row with its manifest, None if it is not readable; raises as `row` does."""
+    listed = row(store, policy, step)
+    return listed, None if listed.saved is None else store.info(step).manifest
 
 
-def best(store: CheckpointFolder, policy: Retention) -> Row:
+def best(store: CheckpointFolder, policy: Retention) -> ListedCheckpoint:
     """Return the row of the best checkpoint by the recipe's `keep_best`, which some checkpoint must have."""
     ranked = rank_best(retention.whole(store), policy.keep_best)
     if not ranked:
@@ -99,7 +191,7 @@ def best(store: CheckpointFolder, policy: Retention) -> Row:
     return row(store, policy, ranked[0])
 
 
-def verified(store: CheckpointFolder, steps: list[int], full: bool) -> list[Row]:
+def verified(store: CheckpointFolder, steps: list[int], full: bool) -> list[VerifiedCheckpoint]:
     """Check checkpoints against their manifests, by size or also by digest, and change nothing."""
     listed = []
     for step in steps:
@@ -107,11 +199,21 @@ def verified(store: CheckpointFolder, steps: list[int], full: bool) -> list[Row]
             reason = damage(store.path(step), full)
         if reason and not store.path(step).exists():
             continue  # deleted meanwhile by a training
-        listed.append({"step": step, "path": store.path(step), "good": not reason, "reason": reason})
+        listed.append(VerifiedCheckpoint(step, store.path(step), not reason, reason))
     return listed
 
 
-def explain(store: CheckpointFolder, policy: Retention, step: int) -> Row:
+def prune(store: CheckpointFolder, policy: Retention, *, dry_run: bool = False) -> Pruned:
+    """Delete what the policy does not keep, or with `dry_run` only tell what that would be."""
+    sizes = {info.step: info.num_bytes for info in store.list()}
+    split: dict[bool, list[PrunedCheckpoint]] = {True: [], False: []}
+    for one in (retention.plan if dry_run else retention.prune)(store, policy):
+        if one.step in sizes:  # others were saved meanwhile: a dry run also works while the run trains
+            split[one.keep].append(PrunedCheckpoint(one.step, sizes[one.step], one.reasons))
+    return Pruned(split[True], split[False])
+
+
+def explain(store: CheckpointFolder, policy: Retention, step: int) -> CheckpointHistory:
     """Return the state of a step's checkpoint, the reasons and its history, even if it was deleted."""
     history = store.history()
     events = [event for event in history if event.get("step") == step]
@@ -125,20 +227,21 @@ def explain(store: CheckpointFolder, policy: Retention, step: int) -> Row:
             value=step,
             remedy=f"known steps: {', '.join(map(str, known)) or 'none'}",
         )
-    saved: Row = next((event for event in reversed(events) if event["event"] == "saved"), {})
+    saved: Event = next((event for event in reversed(events) if event["event"] == "saved"), {})
     metrics = dict(saved.get("metrics", {}))
     for event in events:
         if event["event"] == "metrics" and event.get("save_id") == saved.get("save_id"):
             metrics |= event.get("metrics", {})
-    facts = {"step": step, "saved": saved.get("time"), "bytes": saved.get("bytes"), "metrics": finite(metrics)}
-    facts |= row(store, policy, step) if exists else _end(events)
-    return {**facts, "saved": facts["saved"] or facts.get("created"), "history": events}
+    now = row(store, policy, step) if exists else _end(events)
+    if isinstance(now, ListedCheckpoint) and (facts := now.saved) is not None:
+        return CheckpointHistory(step, saved.get("time") or facts.created, facts.bytes, facts.metrics, now, events)
+    return CheckpointHistory(step, saved.get("time"), saved.get("bytes"), finite(metrics), now, events)
 
 
-def _end(events: list[Row]) -> Row:
+def _end(events: list[Event]) -> EndedCheckpoint:
     ends = [event for event in events if event["event"] in (*_ENDS, "saved")]
-    last = ends[-1] if ends else {"event": "saved"}
+    last: Event = ends[-1] if ends else {"event": "saved"}
     if last["event"] == "saved":
-        return {"state": "gone", "ended": None, "reasons": ["the history has no deletion: it was removed by hand"]}
+        return EndedCheckpoint("gone", None, ("the history has no deletion: it was removed by hand",))
     reasons = last.get("reasons") or [last.get("reason", "the history does not say why")]
-    return {"state": _ENDS[last["event"]], "ended": last["time"], "reasons": reasons}
+    return EndedCheckpoint(_ENDS[last["event"]], last["time"], tuple(reasons))

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import typing
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
+from dataclasses import is_dataclass
+from inspect import Parameter
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
+
+from reelworks.core import requests
+from reelworks.core.requests import Arg
 
 
 class App(typer.Typer):
@@ -17,7 +24,7 @@ class App(typer.Typer):
     def command(  # type: ignore[override]
         self, name: str | None = None, *, doing: str | None, answers: bool = True, **options: Any
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Register a command.
+        """Register a command; of a parameter that is a request, it has the options of the fields.
 
         `doing` is said on the terminal while the command has nothing else to say; None for commands that last, and speak by
         themselves. Lines of the log go to stderr if the command `answers` on stdout, and with --json only warnings do.
@@ -32,4 +39,49 @@ class App(typer.Typer):
                 with log.to_terminal(speaks=is_main, stderr=answers or quiet, quiet=quiet), stage:
                     return super().invoke(ctx)
 
-        return super().command(name, cls=Speaking, **options)
+        register = super().command(name, cls=Speaking, **options)
+        return lambda function: register(_with_options(function))
+
+
+def _with_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a command with an option for each field of its parameters that are requests, if it has any."""
+    others = dict(inspect.signature(function, eval_str=True).parameters)
+    asked = {name: others.pop(name).annotation for name, p in list(others.items()) if is_dataclass(p.annotation)}
+    if not asked:
+        return function
+
+    def command(**values: Any) -> Any:
+        for name, request in asked.items():
+            own = {arg.name: values.pop(arg.name) for arg in requests.args_of(request)}
+            values[name] = request(**{key: value for key, value in own.items() if value is not None})
+        return function(**values)
+
+    args = [arg for request in asked.values() for arg in requests.args_of(request)]
+    options = [_parameter(arg) for arg in sorted(args, key=lambda arg: arg.is_option)]
+    kept = [p.replace(kind=Parameter.KEYWORD_ONLY) for p in others.values()]
+    command.__signature__ = inspect.Signature([*options, *kept])  # type: ignore[attr-defined]
+    command.__name__, command.__doc__ = function.__name__, function.__doc__
+    return command
+
+
+def _parameter(arg: Arg) -> Parameter:
+    """Return a field as typer takes parameters."""
+    kind, default = arg.type, Parameter.empty if arg.default is ... else arg.default
+    if typing.get_origin(kind) is tuple:
+        kind, default = list[typing.get_args(kind)[0]], default or None  # type: ignore[misc]
+    details: dict[str, Any] = {"help": arg.help, "metavar": arg.metavar, "min": arg.least, "max": arg.most}
+    if arg.parse is not None:
+        details["parser"] = _parser(arg.parse)
+    names = arg.names or ((arg.shown,) if kind is bool else ())
+    info = typer.Option(*names, **details) if arg.is_option else typer.Argument(**details)
+    return Parameter(arg.name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info])
+
+
+def _parser(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    def parser(text: str) -> Any:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from error
+
+    return parser

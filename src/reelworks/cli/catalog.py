@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -56,14 +55,14 @@ def scan(
     from reelworks.catalog.scan import scan_sources
     from reelworks.catalog.store import Catalog
     from reelworks.catalog.summary import summarise
-    from reelworks.core import cores
+    from reelworks.core import cores, results
 
     sources = [Source.from_path(path, root=root) for path in paths]
     with show.stdout_for_json(json), show.scan_progress(quiet=json) as on_progress:
         result = scan_sources(sources, output, workers=workers or cores.count(), on_progress=on_progress, engine=engine)
     summary = summarise(Catalog.open(output).live())
     if json:
-        show.json({"scan": {**asdict(result), "bad": result.bad}, "summary": asdict(summary)})
+        show.json({"scan": results.as_json(result) | {"bad": result.bad}, "summary": summary})
     else:
         _print_scan(result, summary)
 
@@ -114,7 +113,7 @@ def inspect(
     inspection = inspect_rows(companions.without(Catalog.open(catalog).live()))
     if html is not None:
         write_inspection(inspection, catalog, html)
-    show.json(inspection.to_json()) if json else _print_inspection(inspection, html)
+    show.json(inspection) if json else _print_inspection(inspection, html)
 
 
 @app.command(doing="rewriting the catalog")
@@ -132,7 +131,7 @@ def compact(
 
     done = compact_catalog(catalog)
     if json:
-        show.json(asdict(done))
+        show.json(done)
     else:
         show.line(
             f"{done.rows} rows, {done.dropped} retired ones dropped; "
@@ -158,7 +157,7 @@ def _print_inspection(inspected: Inspection, html: Path | None) -> None:
         if len(advice.files) > _FILES_SHOWN:
             show.line("    and more; --json lists them")
     show.line("\nproposed buckets")
-    show.line(inspected.proposal.to_toml())
+    show.line(inspected.proposal.toml)
     if html is not None:
         show.line(str(html))
 

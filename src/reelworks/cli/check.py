@@ -12,8 +12,6 @@ from reelworks.cli.options import DataPath, Json, Overrides, RecipeArgument, loa
 from reelworks.core import units
 
 if TYPE_CHECKING:
-    from reelworks.buckets.table import BucketTable
-    from reelworks.recipe.recipe import Recipe
     from reelworks.train.preflight.check import CheckReport, ComponentReport
 
 
@@ -36,29 +34,16 @@ def check(
     Each violation is reported with the path of its module, both dtypes and a remedy, and the exit code is 1.
     `train` checks only the largest bucket at each start.
     """
-    loaded, table = with_buckets(load_recipe(recipe, overrides, data_path), quiet=json)
+    from reelworks.recipe import dataset
+
+    with show.scan_progress(quiet=json) as on_scan:
+        loaded, table = dataset.bucket_table(load_recipe(recipe, overrides, data_path), on_scan)
     with show.loading():
         from reelworks.train.preflight.check import check_recipe
     report = check_recipe(loaded, table, max(world, loaded.parallel.sequence_degree))
-    show.json(report.to_json()) if json else _print_report(report)
+    show.json(report) if json else _print_report(report)
     if report.violations:
         raise Exit(ExitCode.FAILED)
-
-
-def with_buckets(recipe: Recipe, quiet: bool) -> tuple[Recipe, BucketTable]:
-    """Return recipe and bucket table; scan the data only if entries have to be proposed from them."""
-    from reelworks.buckets import table
-    from reelworks.models.components import geometry
-    from reelworks.recipe import dataset
-    from reelworks.recipe.dataset import RecipeData
-
-    if recipe.buckets.proposes:
-        with show.scan_progress(quiet=quiet) as on_progress:
-            dataset.scan_recipe(recipe, on_progress)
-        data = RecipeData.open(recipe)
-        return data.recipe, data.table
-    recipe = dataset.with_batch_sizes(recipe)
-    return recipe, table.build(recipe.bucket, recipe.buckets, geometry(recipe.model, recipe.autoencoder))
 
 
 def _print_report(report: CheckReport) -> None:
@@ -73,7 +58,7 @@ def _print_report(report: CheckReport) -> None:
             f"{rehearsal.seconds:.1f} s on {report.device}, {_size(rehearsal.activations_bytes)} of activations"
         )
     for fault in report.violations:
-        show.line(f"violation: {fault.field}: {fault.problem}\n  remedy: {fault.remedy}")
+        show.line(f"violation: {fault.module}: {fault.problem}\n  remedy: {fault.remedy}")
     for warning in report.warnings:
         show.line(f"warning: {warning}")
     count = len(report.violations)
@@ -88,7 +73,7 @@ def _dtypes(components: list[ComponentReport]) -> None:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column()
     for component in components:
-        table.add_column(f"{component.kind}\n{component.name}")
+        table.add_column(f"{component.component}\n{component.name}")
     columns = [component.dtypes | {"device": component.device} for component in components]
     for key in columns[0]:
         table.add_row(key, *(column[key] or "–" for column in columns))
@@ -97,15 +82,14 @@ def _dtypes(components: list[ComponentReport]) -> None:
 
 
 def _casts(component: ComponentReport) -> None:
-    if component.contract.base:
-        show.line(f"{component.kind}: weights of the frozen base: {component.contract.base}")
+    if component.base:
+        show.line(f"{component.component}: weights of the frozen base: {component.base}")
     inputs: dict[str, list[str]] = {}
     for cast in component.casts:
-        same = cast.arrives_in == cast.cast_to
-        words = f"stay {cast.cast_to}" if same else f"{cast.arrives_in} → {cast.cast_to}"
+        words = f"stay {cast.to}" if cast.from_ == cast.to else f"{cast.from_} → {cast.to}"
         inputs.setdefault(words, []).append(cast.input)
     for words, names in inputs.items():
-        show.line(f"{component.kind}: {', '.join(names)}: {words}")
+        show.line(f"{component.component}: {', '.join(names)}: {words}")
 
 
 def _memory(report: CheckReport) -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import enum
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Exit, Option
 
@@ -17,14 +16,15 @@ from reelworks.cli import show
 from reelworks.cli.app import App
 from reelworks.cli.exit_codes import ExitCode
 from reelworks.cli.options import Json, Overrides, RunArgument, SourceArgument
+from reelworks.core import results
 from reelworks.core.errors import UserError
 from reelworks.core.units import format_bytes, format_seconds, plural
 
 if TYPE_CHECKING:
     from reelworks.checkpoint.config import CheckpointsConfig
     from reelworks.checkpoint.folder import CheckpointFolder
-
-Row = dict[str, Any]
+    from reelworks.checkpoint.listing import CheckpointHistory, ListedCheckpoint, Pruned, VerifiedCheckpoint
+    from reelworks.checkpoint.manifest import Manifest
 
 app = App(no_args_is_help=True, rich_markup_mode=None)
 StepArgument = Annotated[int, Argument(metavar="STEP", min=0, help="Optimizer steps done.")]
@@ -102,8 +102,13 @@ def show_one(run: RunArgument, step: OptionalStep = None, json: Json = False) ->
     from reelworks.checkpoint import listing
 
     store, policy = _open(run)
-    report = listing.details(store, policy, max(store.steps(), default=-1) if step is None else step)
-    show.json(report) if json else _print_one(report)
+    row, manifest = listing.details(store, policy, max(store.steps(), default=-1) if step is None else step)
+    if not json:
+        _print_one(row, manifest)
+        return
+    keys = {"save_id", "run_id", "world_size", "versions", "files"}
+    facts = {} if manifest is None else manifest.model_dump(mode="json", include=keys)
+    show.json(facts | results.as_json(row))
 
 
 @app.command("verify", doing="comparing files with their manifests")
@@ -124,7 +129,7 @@ def verify(
         raise store.unknown(step)
     rows = listing.verified(store, store.steps() if step is None else [step], full)
     show.json(rows) if json else _print_verified(rows, full)
-    if not all(row["good"] for row in rows):
+    if not all(row.good for row in rows):
         raise Exit(ExitCode.FAILED)
 
 
@@ -140,7 +145,7 @@ def prune(
     Also removes incomplete files of killed processes. Refused while the run trains. --set changes the policy, such as
     --set checkpoints.keep_last=1.
     """
-    from reelworks.checkpoint import retention
+    from reelworks.checkpoint import listing
     from reelworks.run import lock
     from reelworks.run.folder import RunFolder
 
@@ -148,15 +153,8 @@ def prune(
     remedy = "wait for the run, which prunes after each save, or give --dry-run to look without deleting"
     alone = lock.hold(RunFolder(run).lock_file, field="RUN", remedy=remedy)
     with _changing(store), nullcontext() if dry_run else alone:
-        sizes = {info.step: info.num_bytes for info in store.list()}
-        decisions = (retention.plan if dry_run else retention.prune)(store, policy)
-    report: Row = {"dry_run": dry_run, "kept": [], "deleted": []}
-    for decision in decisions:
-        if decision.step not in sizes:  # saved meanwhile: --dry-run also works while the run trains
-            continue
-        row = {"step": decision.step, "bytes": sizes[decision.step], "reasons": list(decision.reasons)}
-        report["kept" if decision.keep else "deleted"].append(row)
-    show.json(report) if json else _print_pruned(report)
+        pruned = listing.prune(store, policy, dry_run=dry_run)
+    show.json({"dry_run": dry_run} | results.as_json(pruned)) if json else _print_pruned(pruned, dry_run)
 
 
 @app.command("explain", doing="reading the checkpoints")
@@ -196,7 +194,7 @@ def best(run: RunArgument, json: Json = False) -> None:
     from reelworks.checkpoint import listing
 
     row = listing.best(*_open(run))
-    show.json(row) if json else show.line(str(row["path"]))
+    show.json(row) if json else show.line(str(row.path))
 
 
 @app.command("export", doing="exporting")
@@ -227,11 +225,13 @@ def export(
     for path in [] if json else exported.files:
         show.line(f"{path}: {exported.weights} of step {exported.step} in {exported.dtype}")
     if json:
-        show.json(asdict(exported))
+        show.json(exported)
 
 
-def _print_all(rows: Sequence[Row], free_bytes: int) -> None:
+def _print_all(rows: Sequence[ListedCheckpoint], free_bytes: int) -> None:
     from rich.table import Table
+
+    from reelworks.checkpoint import listing
 
     drawn = Table()
     for name in ("step", "epoch", "size", "age"):
@@ -239,73 +239,78 @@ def _print_all(rows: Sequence[Row], free_bytes: int) -> None:
     drawn.add_column("metrics")
     drawn.add_column("kept because")
     for row in rows:
+        saved = row.saved
         drawn.add_row(
-            str(row["step"]),
-            _or_unknown(row.get("epoch")),
-            format_bytes(row["bytes"]) if "bytes" in row else "?",
-            format_seconds(time.time() - row["created"]) if "created" in row else "?",
-            _metrics(row),
+            str(row.step),
+            _or_unknown(saved and saved.epoch),
+            format_bytes(saved.bytes) if saved else "?",
+            format_seconds(time.time() - saved.created) if saved else "?",
+            _metrics(saved.metrics) if saved else "",
             _why(row),
         )
     show.print_table(drawn)
-    total = format_bytes(sum(row.get("bytes", 0) for row in rows))
+    total = format_bytes(listing.total_bytes(rows))
     show.line(f"{plural(len(rows), 'checkpoint')}, {total}; {format_bytes(free_bytes)} free on the disk")
 
 
-def _why(row: Row) -> str:
-    reasons = "; ".join(row["reasons"])
-    return {"kept": reasons, "goes": f"deleted at the next save: {reasons}"}.get(row["state"], f"damaged: {reasons}")
+def _why(row: ListedCheckpoint) -> str:
+    reasons = "; ".join(row.reasons)
+    return {"kept": reasons, "goes": f"deleted at the next save: {reasons}"}.get(row.state, f"damaged: {reasons}")
 
 
-def _print_one(row: Row) -> None:
-    show.line(f"step {row['step']}: {_why(row)}")
-    show.line(f"  {row['path']}")
-    if "files" not in row:
+def _print_one(row: ListedCheckpoint, manifest: Manifest | None) -> None:
+    show.line(f"step {row.step}: {_why(row)}")
+    show.line(f"  {row.path}")
+    if row.saved is None or manifest is None:
         return
     show.line(
-        f"  epoch {_or_unknown(row['epoch'])}, saved {_when(row['created'])} by {row['world_size']} "
-        f"process{'es' if row['world_size'] > 1 else ''}, {format_bytes(row['bytes'])}"
+        f"  epoch {_or_unknown(row.saved.epoch)}, saved {_when(row.saved.created)} by {manifest.world_size} "
+        f"process{'es' if manifest.world_size > 1 else ''}, {format_bytes(row.saved.bytes)}"
     )
-    show.line(f"  metrics: {_metrics(row) or 'none'}")
-    show.line("  versions: " + ", ".join(f"{name} {version}" for name, version in row["versions"].items()))
-    for file in row["files"]:
-        show.line(f"  {file['path']}  {format_bytes(file['size'])}")
+    show.line(f"  metrics: {_metrics(row.saved.metrics) or 'none'}")
+    show.line("  versions: " + ", ".join(f"{name} {version}" for name, version in manifest.versions.items()))
+    for file in manifest.files:
+        show.line(f"  {file.path}  {format_bytes(file.size)}")
 
 
-def _print_verified(rows: Sequence[Row], full: bool) -> None:
+def _print_verified(rows: Sequence[VerifiedCheckpoint], full: bool) -> None:
     how = "all digests compared" if full else "sizes compared; --full reads everything"
     for row in rows:
-        show.line(f"step {row['step']}: {'good' if row['good'] else 'bad: ' + row['reason']}")
-    show.line(f"{sum(row['good'] for row in rows)} of {len(rows)} good ({how})")
+        show.line(f"step {row.step}: {'good' if row.good else 'bad: ' + row.reason}")
+    show.line(f"{sum(row.good for row in rows)} of {len(rows)} good ({how})")
 
 
-def _print_pruned(report: Row) -> None:
-    for row in report["deleted"]:
-        verb = "would delete" if report["dry_run"] else "deleted"
-        show.line(f"{verb} step {row['step']} ({format_bytes(row['bytes'])}): {'; '.join(row['reasons'])}")
-    freed = format_bytes(sum(row["bytes"] for row in report["deleted"]))
-    show.line(f"{len(report['deleted'])} of {len(report['deleted']) + len(report['kept'])} checkpoints, {freed}")
+def _print_pruned(pruned: Pruned, dry_run: bool) -> None:
+    kept, deleted = pruned.kept, pruned.deleted
+    for row in deleted:
+        verb = "would delete" if dry_run else "deleted"
+        show.line(f"{verb} step {row.step} ({format_bytes(row.bytes)}): {'; '.join(row.reasons)}")
+    freed = format_bytes(sum(row.bytes for row in deleted))
+    show.line(f"{len(deleted)} of {len(deleted) + len(kept)} checkpoints, {freed}")
 
 
-def _print_history(report: Row) -> None:
-    if report["state"] in ("kept", "goes", "damaged"):
-        show.line(f"step {report['step']} exists; {'' if report['state'] != 'kept' else 'kept: '}{_why(report)}")
+def _print_history(found: CheckpointHistory) -> None:
+    from reelworks.checkpoint.listing import EndedCheckpoint
+
+    now = found.now
+    if isinstance(now, EndedCheckpoint):
+        ended = f" {_when(now.ended)}" if now.ended else ""
+        show.line(f"step {found.step} is {now.state}{ended}: {'; '.join(now.reasons)}")
     else:
-        ended = f" {_when(report['ended'])}" if report["ended"] else ""
-        show.line(f"step {report['step']} is {report['state']}{ended}: {'; '.join(report['reasons'])}")
-    size = f", {format_bytes(report['bytes'])}" if report["bytes"] is not None else ""
-    show.line(f"  saved {_when(report['saved']) if report['saved'] else 'at an unknown time'}{size}")
-    show.line(f"  metrics: {_metrics(report) or 'none'}")
-    kinds = [event["event"] for event in report["history"]]
-    for i, event in enumerate(report["history"]):
+        show.line(f"step {found.step} exists; {'' if now.state != 'kept' else 'kept: '}{_why(now)}")
+    size = f", {format_bytes(found.bytes)}" if found.bytes is not None else ""
+    show.line(f"  saved {_when(found.saved) if found.saved else 'at an unknown time'}{size}")
+    show.line(f"  metrics: {_metrics(found.metrics) or 'none'}")
+    kinds = [event["event"] for event in found.history]
+    for i, event in enumerate(found.history):
         if event["event"] == "deleting" and "deleted" in kinds[i:]:
             continue
         reasons = event.get("reasons") or [event["reason"]] if {"reasons", "reason"} & event.keys() else []
         show.line(f"  {_when(event['time'])}  {event['event']}" + (f": {'; '.join(reasons)}" if reasons else ""))
 
 
-def _metrics(row: Row) -> str:
-    return ", ".join(f"{name} {value:.4f}" for name, value in row.get("metrics", {}).items())
+def _metrics(metrics: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
 
 
 def _or_unknown(value: object) -> str:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
 from reelworks.cli import show
 from reelworks.cli.options import DataPath, Json, Overrides, RecipeArgument, load_recipe
+
+if TYPE_CHECKING:
+    from reelworks.report.sheet import ContactSheets
 
 _WORST_SHOWN = 10
 
@@ -44,19 +47,18 @@ def contact_sheet(
     show.json(report) if json else _print_summary(report)
 
 
-def _print_summary(summary: dict[str, Any]) -> None:
-    for bucket in summary["buckets"]:
+def _print_summary(sheets: ContactSheets) -> None:
+    for bucket in sheets.buckets:
         show.line(
-            f"{bucket['name']}: {bucket['clips']} clip{'s' if bucket['clips'] > 1 else ''} of {bucket['shape']}, "
-            f"{bucket['mean_lost']:.1%} cropped away on average, {bucket['max_lost']:.1%} at most"
+            f"{bucket.name}: {bucket.clips} clip{'s' if bucket.clips > 1 else ''} of {bucket.shape}, "
+            f"{bucket.mean_lost:.1%} cropped away on average, {bucket.max_lost:.1%} at most"
         )
-        for clip in bucket["shown"]:
-            if clip["error"]:
-                show.line(f"  cannot be trained: {clip['path']}: {clip['error']}")
+        for clip in bucket.shown:
+            if clip.error:
+                show.line(f"  cannot be trained: {clip.path}: {clip.error}")
     show.line("cropped most")
-    for clip in summary["worst"][:_WORST_SHOWN]:
-        size = f"{clip['width']}×{clip['height']}"
-        show.line(f"  {clip['lost']:>6.1%}  {clip['path']}  {size} in {clip['bucket']}")
-    if summary["short_clips"]:
-        show.line(show.short_clips(summary["short_clips"]))
-    show.line(summary["index"])
+    for one in sheets.worst[:_WORST_SHOWN]:
+        show.line(f"  {one.lost:>6.1%}  {one.path}  {one.width}×{one.height} in {one.bucket}")
+    if sheets.short_clips:
+        show.line(show.short_clips(sheets.short_clips))
+    show.line(str(sheets.index))

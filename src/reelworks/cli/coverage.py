@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
@@ -12,7 +12,7 @@ from reelworks.cli.options import RunArgument
 from reelworks.core.errors import UserError
 
 if TYPE_CHECKING:
-    from reelworks.analysis.coverage import Coverage, EpochCoverage
+    from reelworks.analysis.coverage import ClipEpoch, CoverageReport, EpochCoverage
 
 _ACCOUNT = ("trained", "failed", "skipped", "not_yet")
 
@@ -41,7 +41,8 @@ def coverage(
     history = clip_history.cover(RunFolder(run))
     selected = never_trained or clip is not None
     places = history.places(never_trained=never_trained, clip=clip) if selected or json else []
-    show.json(history.to_json(places)) if json else _print_coverage(history, places)
+    report = history.report(places)
+    show.json(report) if json else _print_coverage(report, has_copies=bool(history.copy.any()))
     if history.problems:
         more = f", and {len(history.problems) - 1} more" if len(history.problems) > 1 else ""
         raise UserError(
@@ -54,7 +55,7 @@ def coverage(
         )
 
 
-def _print_coverage(report: Coverage, places: list[int]) -> None:
+def _print_coverage(report: CoverageReport, *, has_copies: bool) -> None:
     if not report.epochs:
         show.line("no epoch has begun")
     for epoch in report.epochs:
@@ -66,11 +67,10 @@ def _print_coverage(report: Coverage, places: list[int]) -> None:
             show.line(f"  {lost}")
         for problem in epoch.problems:
             show.line(f"  {problem}")
-    for clip in report.clips(places):
-        copy = f" (copy {clip['copy']})" if report.copy.any() else ""
-        show.line(f"\n{clip['path']}{copy}")
-        for one in clip["epochs"]:
-            show.line(f"  {_epoch(one['data_restarts'], one['epoch'])}: {_became(one)}")
+    for clip in report.clips:
+        show.line(f"\n{clip.path}" + (f" (copy {clip.copy})" if has_copies else ""))
+        for one in clip.epochs:
+            show.line(f"  {_epoch(one.data_restarts, one.epoch)}: {_became(one)}")
 
 
 def _epoch(data_restarts: int, epoch: int) -> str:
@@ -83,7 +83,7 @@ def _account(epoch: EpochCoverage) -> str:
         return f"{epoch.planned} planned; some clips are unknown, since a record is missing"
     parts = [epoch.counts.get(name, 0) for name in _ACCOUNT]
     text = f"{epoch.planned} planned = {parts[0]} trained + {parts[1]} failed + {parts[2]} skipped"
-    text += f" + {parts[3]} not yet" if parts[3] or not epoch.ended else ""
+    text += f" + {parts[3]} not yet" if parts[3] or not epoch.done else ""
     if epoch.pruned is not None:
         when = datetime.fromtimestamp(epoch.pruned).strftime("%Y-%m-%d %H:%M")
         return f"{text}; its record was removed on {when} to stay within coverage.max_disk"
@@ -92,7 +92,7 @@ def _account(epoch: EpochCoverage) -> str:
     return text.replace(" = ", " against ", 1) + "; does NOT add up"
 
 
-def _became(one: dict[str, Any]) -> str:
-    step = f" (step {one['step']})" if "step" in one else ""
-    reason = f": {one['reason']}" if "reason" in one else ""
-    return str(one["became"]).replace("_", " ") + step + reason
+def _became(one: ClipEpoch) -> str:
+    step = f" (step {one.step})" if one.step is not None else ""
+    reason = f": {one.reason}" if one.reason is not None else ""
+    return one.became.replace("_", " ") + step + reason

@@ -19,9 +19,9 @@ from reelworks.cli.options import DataPath, EngineOption, Json, Overrides, Recip
 from reelworks.core import terminal, units
 
 if TYPE_CHECKING:
-    from reelworks.encoders.encode import EncodingForecast
-    from reelworks.encoders.encode_worker import Progress
-    from reelworks.encoders.reachable import Chunk
+    from reelworks.encoders.precompute.encode import EncodingForecast
+    from reelworks.encoders.precompute.encode_worker import Progress
+    from reelworks.encoders.precompute.reachable import Chunk
     from reelworks.encoders.stored_batches import StoredLatents
     from reelworks.recipe.recipe import Recipe
 
@@ -101,7 +101,7 @@ def _here(recipe: Recipe, limit: int | None, quiet: bool) -> tuple[EncodingForec
     from reelworks.distributed import mesh
     from reelworks.recipe import dataset
     from reelworks.recipe.dataset import RecipeData
-    from reelworks.train import encoding
+    from reelworks.train.precompute import encoding
 
     with mesh.join() as world:
         if world.is_main:
@@ -126,7 +126,7 @@ def _on_cluster(recipe: Recipe, limit: int | None, quiet: bool) -> tuple[Encodin
     from reelworks.core.errors import UserError
     from reelworks.recipe import dataset
     from reelworks.recipe.dataset import RecipeData
-    from reelworks.train import encode_on_cluster, encoding
+    from reelworks.train.precompute import encode_on_cluster, encoding
 
     if launcher.number("WORLD_SIZE") > 1:
         raise UserError(
@@ -149,13 +149,11 @@ def _on_cluster(recipe: Recipe, limit: int | None, quiet: bool) -> tuple[Encodin
 @app.command("ls", doing="reading the store")
 def list_entries(folder: FolderArgument, json: Json = False) -> None:
     """List what is stored by encoder and dtype."""
-    from dataclasses import asdict
-
     from reelworks.encoders import upkeep
 
     groups = upkeep.summarise(_existing(folder))
     if json:
-        show.json([asdict(group) for group in groups])
+        show.json(groups)
         return
     table = show.new_table("kind", "encoder", "dtype", "entries", "bytes")
     for group in groups:
@@ -234,7 +232,7 @@ def show_entries(
 
     from reelworks.core import files
     from reelworks.encoders import upkeep
-    from reelworks.train import encoding
+    from reelworks.train.precompute import encoding
 
     loaded = _storing(load_recipe(recipe, overrides))[0]
     source, chunks = _source_of(loaded, None)
@@ -270,10 +268,10 @@ def _existing(folder: Path) -> Any:
 
 def _source_of(recipe: Recipe, other: StoredLatents | None) -> tuple[StoredLatents, list[Chunk]]:
     from reelworks.core.errors import UserError
-    from reelworks.encoders import reachable
+    from reelworks.encoders.precompute import reachable
     from reelworks.recipe import dataset
     from reelworks.recipe.dataset import RecipeData
-    from reelworks.train import encoding
+    from reelworks.train.precompute import encoding
 
     _existing(Path(recipe.encoded_folder))
     dataset.scan_recipe(recipe)

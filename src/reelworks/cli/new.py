@@ -3,55 +3,21 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-from typer import BadParameter, Option
+from typing import TYPE_CHECKING
 
 from reelworks.cli import show
 from reelworks.cli.app import App
-from reelworks.cli.options import Json, Overrides
+from reelworks.cli.options import Json
 from reelworks.core.errors import UserError
+from reelworks.quickstart.request import FootageRequest, NewLoraRequest
 
 if TYPE_CHECKING:
-    from reelworks.quickstart.quickstart import QuickstartOptions, QuickstartResult
+    from reelworks.quickstart.quickstart import QuickstartResult
 
 
 app = App(no_args_is_help=True, rich_markup_mode=None, add_completion=False)
-
-MODEL = Option(metavar="NAME", help="A model, such as flux-dev, or a family, such as wan.")
-Data = Annotated[
-    list[Path] | None, Option(metavar="DIR", help="A folder or list of pictures and clips; may be given several times.")
-]
-
-
-def gigabytes(text: str) -> float:
-    """Return the number of gigabytes that an option means: 24, 24GB or 24 GiB."""
-    number = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(?:G|GB|GiB)?\s*", text, re.IGNORECASE)
-    if number is None or not 1 <= float(number[1]) <= _MOST_GB:
-        raise BadParameter(f"{text!r} is not a number of gigabytes, such as 24, from 1 to {_MOST_GB:,}")
-    return float(number[1])
-
-
-_MOST_GB = 100_000
-Vram = Annotated[
-    float | None,
-    Option(
-        metavar="GB",
-        parser=gigabytes,
-        help="GPU memory that settings are chosen to fit; default: that of this machine's GPU.",
-    ),
-]
-Trigger = Annotated[
-    str | None,
-    Option(
-        metavar="WORD",
-        help="A rare word that is put before every caption, and that is the caption of clips without one.",
-    ),
-]
-Weights = Annotated[str | None, Option(metavar="PATH|HUB", help="Weights to use in place of the published ones.")]
 
 
 @app.callback()
@@ -60,150 +26,64 @@ def new() -> None:
 
 
 @app.command("lora", doing="choosing settings")
-def lora(
-    model: Annotated[str, MODEL],
-    data: Data = None,
-    vram: Vram = None,
-    trigger: Trigger = None,
-    weights: Weights = None,
-    control: Annotated[Path | None, Option(metavar="DIR", help="Controls of the clips of --data, by name.")] = None,
-    source: Annotated[
-        list[Path] | None, Option(metavar="DIR", help="Sources of the edits in --data, by name; repeatable, in order.")
-    ] = None,
-    mask: Annotated[Path | None, Option(metavar="DIR", help="Masks of what is generated in --data, by name.")] = None,
-    rank: Annotated[int | None, Option(min=1, help="Rank of the LoRA; default: 16.")] = None,
-    steps: Annotated[
-        int | None, Option(min=1, help="Optimizer steps; default: epochs that follow from the number of clips.")
-    ] = None,
-    resolution: Annotated[
-        str | None,
-        Option(metavar="SIDE|SIZE", help="Side of a square, or a size such as 480p; default: what most clips fill."),
-    ] = None,
-    overrides: Overrides = None,
-    tflops: Annotated[
-        float | None, Option(min=0.1, help="Speed of the GPU in bfloat16, to estimate training time; default: 165.")
-    ] = None,
-    output: Annotated[
-        Path | None, Option("--output", "-o", metavar="RECIPE", help="Default: DIR-MODEL.toml in the current folder.")
-    ] = None,
-    force: Annotated[bool, Option("--force", help="Overwrite an existing recipe.")] = False,
-    json: Json = False,
-) -> None:
+def lora(request: NewLoraRequest, json: Json = False) -> None:
     """Write a recipe for a LoRA on folders of footage, and estimate its memory and time.
 
     Comments each value of the recipe with its reason. Prints the number of parameters, the memory of each part, whether
     that fits, and the training time. Writes nothing if no settings fit. Without --data the recipe has a placeholder for
     20 pictures. Downloads nothing and reads no weights.
     """
-    default = _default_path(data or [], model)
-    path = output or default
-    if path.exists() and not force:
-        raise UserError(
-            "the recipe exists already",
-            code="file-exists",
-            field="--output",
-            value=str(path),
-            remedy="give --force to overwrite it, or another name with -o",
-        )
     if not json:
-        _announce(data or [], model)
-    from reelworks.quickstart.quickstart import QuickstartOptions
-    from reelworks.train.preflight.memory import ASSUMED_TFLOPS
-
-    given = (("control", control), ("mask", mask))
-    companions: dict[str, str | list[str]] = {name: str(path) for name, path in given if path is not None}
-    if source:
-        companions["source"] = [str(path) for path in source] if len(source) > 1 else str(source[0])
-    tflops = tflops or ASSUMED_TFLOPS
-    options = QuickstartOptions(
-        model,
-        tuple(data or ()),
-        vram,
-        trigger,
-        weights,
-        companions,
-        tflops,
-        rank,
-        steps,
-        resolution,
-        tuple(overrides or ()),
-    )
-    write(path, options, json=json)
+        _announce(request)
+    _write(request, json=json)
 
 
-def _default_path(data: list[Path], model: str) -> Path:
-    """Refuse an unknown model or a missing folder before the libraries are loaded, which takes a second or several."""
-    from reelworks.models import registry
-
-    preset = registry.preset_name(model)
-    for folder in data:
-        _require_folder(folder)
-    return Path(f"{data[0].resolve().name if data else 'lora'}-{preset}.toml")
-
-
-def _require_folder(path: Path) -> None:
-    """Refuse a path that is neither a folder nor a list of files."""
-    if path.is_dir():
-        return
-    from reelworks.catalog.config import is_list
-
-    if not path.is_file() or not is_list(path):
-        raise UserError(
-            "this is a file, not a folder" if path.exists() else "there is no such folder",
-            code="no-such-folder",
-            field="--data",
-            value=str(path),
-            remedy="give the folder that holds the videos and pictures",
-        )
-
-
-def recipe_for(
-    data: list[Path], model: str | None, vram: float | None, trigger: str | None, weights: str | None
-) -> Path:
+def recipe_for(footage: FootageRequest) -> Path:
     """Return the recipe of `train --data DIR --model NAME`: that of an earlier such command, or a new one."""
-    if not data or model is None:
+    if not footage.data or footage.model is None:
         raise UserError(
             "there is neither a recipe nor data to train on",
             code="nothing-to-train",
             field="RECIPE",
             remedy="give a recipe, or --data DIR and --model NAME",
         )
-    path = _default_path(data, model)
-    if path.exists():
-        show.line(f"recipe: {path}, which exists already; remove it to write a new one")
+    request = NewLoraRequest(**vars(footage), force=True)
+    if request.path.exists():
+        show.line(f"recipe: {request.path}, which exists already; remove it to write a new one")
     elif "LOCAL_RANK" in os.environ:
         raise UserError(
             "several processes would write the same recipe",
             code="recipe-made-by-several-processes",
             field="--data",
-            value=str(data[0]),
+            value=str(request.data[0]),
             remedy="run `reelworks new lora` first and train its recipe, or use --nproc-per-node",
         )
     else:
-        _announce(data, model)
-        from reelworks.quickstart.quickstart import QuickstartOptions
-
-        write(path, QuickstartOptions(model, tuple(data), vram, trigger, weights), warns=False)  # training does
-    return path
+        _announce(request)
+        _write(request, warns=False)  # training does
+    return request.path
 
 
-def _announce(data: list[Path], model: str) -> None:
+def _announce(request: NewLoraRequest) -> None:
     """Say what takes the next seconds, before the libraries are loaded, which takes some of them."""
-    read = f"reading {', '.join(map(str, data))}, and " if data else ""
-    show.line(f"{read}computing the memory that {model} takes, without its weights ...")
+    read = f"reading {', '.join(map(str, request.data))}, and " if request.data else ""
+    show.line(f"{read}computing the memory that {request.model} takes, without its weights ...")
 
 
-def write(path: Path, options: QuickstartOptions, *, json: bool = False, warns: bool = True) -> None:
+def _write(request: NewLoraRequest, *, json: bool = False, warns: bool = True) -> None:
     """Write the recipe and print a summary of it."""
     from reelworks.quickstart import quickstart
     from reelworks.recipe import validation
 
     with show.scan_progress(quiet=json) as on_progress:
-        result = quickstart.lora(path, options, on_progress)
-    show.json(result.to_json() | {"recipe": str(path)}) if json else _print_result(path, result)
-    if not json and (note := validation.licence_note(result.recipe)) is not None:
+        result = quickstart.lora(request, on_progress)
+    if json:
+        show.json(result.to_json() | {"recipe": str(request.path)})
+        return
+    _print_result(request.path, result)
+    if (note := validation.licence_note(result.recipe)) is not None:
         show.line(f"licence of {note}")
-    if warns and not json and (warning := validation.distilled_warning(result.recipe)) is not None:
+    if warns and (warning := validation.distilled_warning(result.recipe)) is not None:
         show.line(f"warning: {warning}")
 
 

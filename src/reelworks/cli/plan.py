@@ -2,43 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
-
-from typer import Argument, Option
-
+from reelworks.analysis import plan_request
+from reelworks.analysis.plan_request import PlanRequest
 from reelworks.cli import show
-from reelworks.cli.options import DataPath, Html, Json, Overrides, load_recipe
-from reelworks.core.errors import UserError
-
-if TYPE_CHECKING:
-    from reelworks.recipe.recipe import Recipe
+from reelworks.cli.options import Json
 
 
-def plan(
-    recipes: Annotated[
-        list[Path], Argument(metavar="RECIPE", help="A recipe; two with --diff; or a run with --rejected.")
-    ],
-    world: Annotated[int, Option(min=1, help="Number of GPUs to plan for.")] = 1,
-    epochs: Annotated[int, Option(min=1, help="Number of epochs to plan.")] = 1,
-    html: Html = None,
-    rejected: Annotated[
-        Path | None,
-        Option(
-            metavar="FILE",
-            help="Also write all clips that the first epoch leaves out, with reasons, as .csv, .parquet, .jsonl or .txt.",
-        ),
-    ] = None,
-    diff: Annotated[
-        bool, Option("--diff", help="Compare two recipes and their plans; --set and --data-path apply to both.")
-    ] = False,
-    no_scan: Annotated[
-        bool, Option("--no-scan", help="Plan on the catalog as it is, without listing the files again.")
-    ] = False,
-    data_path: DataPath = None,
-    overrides: Overrides = None,
-    json: Json = False,
-) -> None:
+def plan(request: PlanRequest, json: Json = False) -> None:
     """Forecast what training would do, without training.
 
     Prints buckets, counts, reasons, steps per epoch, global batches and imbalance of the first epoch; the share of
@@ -51,68 +21,29 @@ def plan(
 
     Scans the data unless --no-scan is given; loads no model.
     """
-    from reelworks.analysis import plan_report
+    from reelworks.analysis import plan_report, rejections
     from reelworks.cli import show_plan
+    from reelworks.run.folder import RunFolder
 
-    _check_options(recipes, diff, {"--html": html, "--rejected": rejected})
-    if rejected is not None and recipes[0].is_dir():
-        from reelworks.analysis import rejections
-        from reelworks.run.folder import RunFolder
-
-        segment = rejections.write_recorded(rejected, RunFolder(recipes[0]))
-        show.json({"rejected": str(rejected), "segment": segment}) if json else show.line(
-            f"{rejected}: clips that {segment} left out"
+    if request.run is not None:
+        assert request.rejected is not None
+        segment = rejections.write_recorded(request.rejected, RunFolder(request.run))
+        show.json({"rejected": str(request.rejected), "segment": segment}) if json else show.line(
+            f"{request.rejected}: clips that {segment} left out"
         )
         return
-    forecasts = [
-        _forecast(load_recipe(path, overrides, data_path), world, epochs, quiet=json, scan=not no_scan)
-        for path in recipes
-    ]
-    if diff:
+    forecasts = []
+    for path in request.recipes:
+        with show.scan_progress(quiet=json) as on_scan:
+            forecasts.append(plan_request.forecast(request, path, on_scan, (lambda note: None) if json else show.line))
+    if request.diff:
         compared = plan_report.compare(*forecasts)
-        show.json(compared) if json else show_plan.difference(compared, (str(recipes[0]), str(recipes[1])))
+        before, after = request.recipes
+        show.json(compared) if json else show_plan.difference(compared, (str(before), str(after)))
         return
-    (recipe, forecast), (path,) = forecasts[0], recipes
-    if rejected is not None:
-        from reelworks.analysis import rejections
-        from reelworks.recipe.dataset import RecipeData
-
-        rejections.write(rejected, RecipeData.open(recipe), 0)
-    if html is not None:
+    ((_, forecast),) = forecasts
+    if request.html is not None:
         from reelworks.report.plan import write_plan_page
 
-        write_plan_page(forecast, path.stem, html)
-    show.json(forecast) if json else show_plan.forecast(forecast, html)
-
-
-def _forecast(recipe: Recipe, world: int, epochs: int, *, quiet: bool, scan: bool) -> tuple[Recipe, dict[str, Any]]:
-    from reelworks.analysis import plan_report
-    from reelworks.recipe import dataset
-
-    if scan:
-        with show.scan_progress(quiet=quiet) as on_progress:
-            scanned = dataset.scan_recipe(recipe, on_progress)
-        for note in () if quiet else scanned.notes:
-            show.line(note)
-    # A recipe whose clips are shared by several GPUs is planned for that many at least.
-    return recipe, plan_report.forecast(recipe, max(world, recipe.parallel.sequence_degree), epochs)
-
-
-def _check_options(recipes: list[Path], diff: bool, files: dict[str, Path | None]) -> None:
-    for option, path in files.items():
-        if diff and path is not None:
-            raise UserError(
-                "the file describes a single plan",
-                code="one-plan-only",
-                field=option,
-                value=str(path),
-                remedy=f"leave out --diff or {option}",
-            )
-    if len(recipes) != (2 if diff else 1):
-        raise UserError(
-            "--diff compares exactly two recipes" if diff else "only one recipe is planned at a time",
-            code="wrong-number-of-recipes",
-            field="RECIPE",
-            value=[str(path) for path in recipes],
-            remedy="give two, as in --diff a.toml b.toml" if diff else "add --diff to compare two",
-        )
+        write_plan_page(forecast, request.recipes[0].stem, request.html)
+    show.json(forecast) if json else show_plan.forecast(forecast, request.html)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
 
 from reelworks.cli import show
 from reelworks.cli.options import RunArgument
-from reelworks.core import units
+from reelworks.core import results, units
 from reelworks.core.errors import UserError
-from reelworks.core.shape import Shape
+
+if TYPE_CHECKING:
+    from reelworks.train.replay import ReplayedClip, ReplayedStep
 
 
 def replay(
@@ -48,50 +50,50 @@ def replay(
             "a step is needed", code="step-missing", field="STEP", remedy=f"for example: reelworks replay {run} 1"
         )
     replayed = replay_step(RunFolder(run), step)
-    value = replayed.to_json()
+    found, sheets = replayed.summary(), list[str]()
     if pictures:
-        folder = output or run / "replay" / f"step-{step:09d}"
-        value["sheets"] = [str(path) for path in write_step(replayed, folder)]
-    show.json(value) if json else _print(value)
-
-
-def _print(value: dict[str, Any]) -> None:
-    data_restarts = f" of data restart {value['data_restarts']}" if value["data_restarts"] else ""
-    show.line(
-        f"step {value['step']}: epoch {value['epoch']}{data_restarts}, segment {value['segment']}, row {value['row']}, "
-        f"on {units.plural(value['world_size'], 'rank')}; "
-        f"{units.plural(value['clips'], 'clip')} counted" + ("" if value["applied"] else "; skipped")
-    )
-    show.line(f"plan {value['plan']}")
-    for batch in value["micro_batches"]:
-        size = Shape(batch["num_frames"], batch["height"], batch["width"])
-        show.line(f"\ncolumn {batch['column']}, rank {batch['rank']}: {batch['bucket']}, {size}")
-        for clip in batch["clips"]:
-            show.line(f"  {_clip(clip)}")
-    if value["fillers"]:
-        show.line(f"\nidle (no clip in this step): rank {', '.join(map(str, value['fillers']))}")
-    for path in value.get("sheets", []):
+        sheets = [str(path) for path in write_step(replayed, output or run / "replay" / f"step-{step:09d}")]
+    if json:
+        show.json(results.as_json(found) | ({"sheets": sheets} if pictures else {}))
+        return
+    _print(found)
+    for path in sheets:
         show.line(path)
 
 
-def _clip(clip: dict[str, Any]) -> str:
-    generated, augmented = clip["generated"], clip["augmentation"]
+def _print(step: ReplayedStep) -> None:
+    data_restarts = f" of data restart {step.data_restarts}" if step.data_restarts else ""
+    show.line(
+        f"step {step.step}: epoch {step.epoch}{data_restarts}, segment {step.segment}, "
+        f"plan step {step.plan_step}, on {units.plural(step.world_size, 'rank')}; "
+        f"{units.plural(step.clips, 'clip')} counted" + ("" if step.applied else "; skipped")
+    )
+    show.line(f"plan {step.plan}")
+    for batch in step.micro_batches:
+        show.line(f"\ncolumn {batch.column}, rank {batch.rank}: {batch.bucket}, {batch.shape}")
+        for clip in batch.clips:
+            show.line(f"  {_clip(clip)}")
+    if step.fillers:
+        show.line(f"\nidle (no clip in this step): rank {', '.join(map(str, step.fillers))}")
+
+
+def _clip(clip: ReplayedClip) -> str:
     parts = [
-        clip["path"] + (f" (copy {clip['copy']})" if clip["copy"] else ""),
-        f"from frame {clip['first_frame']}",
-        "crop at {}, {} of {}×{}".format(*clip["crop"], *clip["resized"]),
-        f"timestep {clip['timestep_before_shift']:.1f} shifted to {clip['timestep']:.1f}",
+        clip.path + (f" (copy {clip.copy})" if clip.copy else ""),
+        f"from frame {clip.first_frame}",
+        "crop at {}, {} of {}×{}".format(*clip.crop, *clip.resized),
+        f"timestep {clip.timestep_before_shift:.1f} shifted to {clip.timestep:.1f}",
     ]
-    if augmented["flip"]:
+    if clip.augmentation.flip:
         parts.append("mirrored")
-    if augmented["degrees"]:
-        parts.append(f"rotated by {augmented['degrees']:.1f}°")
-    if not all(generated):
-        parts.append("conditioning frames " + "".join("-" if g else "g" for g in generated))
-    if clip["caption_dropped"]:
+    if clip.augmentation.degrees:
+        parts.append(f"rotated by {clip.augmentation.degrees:.1f}°")
+    if not all(clip.generated):
+        parts.append("conditioning frames " + "".join("-" if g else "g" for g in clip.generated))
+    if clip.caption_dropped:
         parts.append("caption dropped")
-    if clip["became"] != "trained":
-        parts.append(clip["became"] + (f": {clip['reason']}" if clip["reason"] else ""))
-    if clip["since"] != "unchanged":
-        parts.append(f"{clip['since']} since")
+    if clip.became != "trained":
+        parts.append(clip.became + (f": {clip.reason}" if clip.reason else ""))
+    if clip.since != "unchanged":
+        parts.append(f"{clip.since} since")
     return "; ".join(parts)

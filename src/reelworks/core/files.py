@@ -11,9 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from reelworks.core import storage
+from reelworks.core import results, storage
 from reelworks.core.errors import UserError
 
 FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
@@ -72,17 +70,9 @@ def _lack(path: Path) -> str:
     return ""
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, Path):
-        return str(value)
-    raise TypeError(f"not JSON: {type(value).__name__}")
-
-
 def to_json(value: Any, *, indent: int | None = None) -> str:
-    """Encode a value as JSON; numpy numbers and paths are converted, NaN raises an error."""
-    return json.dumps(value, indent=indent, default=_plain, ensure_ascii=False, allow_nan=False)
+    """Encode a value as JSON, dataclasses, numpy numbers and paths as `results.as_json` does; NaN raises an error."""
+    return json.dumps(value, indent=indent, default=results.as_json, ensure_ascii=False, allow_nan=False)
 
 
 def write_json(path: Path, value: Any) -> None:

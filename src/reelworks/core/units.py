@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
-from typing import Any
 
 from reelworks.core.errors import UserError
 
@@ -108,15 +107,3 @@ def plural(number: float, noun: str) -> str:
     if number != 1:
         noun = f"{noun[:-1]}ies" if noun.endswith("ry") else noun + ("es" if noun.endswith("batch") else "s")
     return f"{count(number)} {noun}"
-
-
-def change(proposal: dict[str, Any]) -> str:
-    """Format a proposal's changes as command-line options.
-
-    Batch sizes of an Open-Sora table, for which `--set` is unwieldy, are listed by the name of their entry.
-    """
-    options = " ".join(f"--set '{text}'" for text in proposal["set"])
-    if any(text.startswith("bucket.") for text in proposal["set"]):
-        return options
-    sizes = [f"{b['entry']}: batch size {b['to']} (now {b['from']})" for b in proposal["batch_sizes"]]
-    return ", ".join(filter(None, [options, *sizes]))

@@ -108,6 +108,11 @@ def of_recipe() -> Iterator[None]:
         _recipes -= 1
 
 
+def names_options() -> bool:
+    """Return whether messages name recipe keys and options, since a command or the training of a recipe is running."""
+    return _recipes > 0
+
+
 def tells_arguments(function: Callable[P, R]) -> Callable[P, R]:
     """Let the errors of a function or generator of the library name arguments."""
     if inspect.isgeneratorfunction(function):

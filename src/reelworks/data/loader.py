@@ -37,7 +37,7 @@ from reelworks.run.folder import RunFolder
 from reelworks.schedule import plan as planning
 from reelworks.schedule.plan import EpochPlan, Samples
 
-# As many steps in a row without a clip end a training run, by the default of `train.max_non_finite`.
+# As many consecutive steps without a clip end a training run, by the default of `train.max_non_finite`.
 _MOST_WITHOUT_CLIP = 10
 
 
@@ -64,28 +64,28 @@ class StepSource:
         """Yield the micro-batches from a position on, across epochs, to the end of training."""
         max_steps, max_epochs = self.max_steps, self.max_epochs
         while max_epochs is None or position.epoch < max_epochs:
-            left = position.plan.steps - position.row
+            left = position.plan.num_steps - position.plan_step
             if max_steps is not None:
                 left = min(left, max_steps - position.global_step)
             for ahead in range(left):
                 if not self.skips(position.global_step + ahead + 1):
-                    yield from self.row(position.plan, position.epoch, position.row + ahead)
+                    yield from self.requests_of_step(position.plan, position.epoch, position.plan_step + ahead)
             done = replace(position, global_step=position.global_step + left)
             last_epoch = max_epochs is not None and position.epoch + 1 >= max_epochs
             if last_epoch or (max_steps is not None and done.global_step >= max_steps):
                 return
             position, _ = next_epoch(self.data, position.spec, done)
 
-    def row(self, plan: EpochPlan, epoch: int, row: int) -> Iterator[MicroBatchRequest]:
-        """Yield this rank's micro-batches of one step."""
-        columns = list(planning.columns(plan.rows[row], self.rank, self.world))
-        clips = _clips_of_row(plan, row)
+    def requests_of_step(self, plan: EpochPlan, epoch: int, plan_step: int) -> Iterator[MicroBatchRequest]:
+        """Yield this rank's micro-batches of a step of the plan."""
+        columns = list(planning.columns(plan.steps[plan_step], self.rank, self.world))
+        clips = _clips_of_step(plan, plan_step)
         for index, (micro_batch, is_idle) in enumerate(columns):
             where = plan.places(micro_batch)
             yield self.build_request(
                 Samples(plan.uid[where], plan.copy[where], plan.ordinal[where], plan.bucket[where]),
                 epoch=epoch,
-                row=row,
+                plan_step=plan_step,
                 index=index * self.world + self.rank,
                 ends_step=index == len(columns) - 1,
                 is_idle=is_idle,
@@ -96,7 +96,7 @@ class StepSource:
     def paths(self, position: DataPosition, rank: int) -> list[str]:
         """Return the files that a rank reads for the step at a position, with those of fillers."""
         other = replace(self, rank=rank)
-        work = other.row(position.plan, position.epoch, position.row)
+        work = other.requests_of_step(position.plan, position.epoch, position.plan_step)
         return list(dict.fromkeys(str(request.path) for each in work for request in each.requests))
 
     def build_request(
@@ -104,7 +104,7 @@ class StepSource:
         clips: Samples,
         *,
         epoch: int,
-        row: int = 0,
+        plan_step: int = 0,
         index: int = 0,
         ends_step: bool = True,
         is_idle: bool = False,
@@ -124,7 +124,7 @@ class StepSource:
         read = decode_requests.decode_requests(self.data, rows, words, bucket, augments=augments, decoder=self.decoder)
         return MicroBatchRequest(
             epoch=epoch,
-            row=row,
+            plan_step=plan_step,
             index=index,
             ends_step=ends_step,
             is_idle=is_idle,
@@ -200,7 +200,7 @@ class Loader(IterableDataset[Step]):
         >>> from reelworks.testing import sample_dataset
         >>> loader = rw.Loader(sample_dataset(), micro_batches_per_step=2)
         >>> clips = sum(int(m.is_valid.sum()) for step in loader for m in step)
-        >>> clips, loader.epoch, loader.state_dict()["cursor"]["row"] == len(loader)
+        >>> clips, loader.epoch, loader.state_dict()["cursor"]["plan_step"] == len(loader)
         (12, 0, True)
     """
 
@@ -269,7 +269,7 @@ class Loader(IterableDataset[Step]):
 
     def __len__(self) -> int:
         """Return the optimizer steps of the epoch, or of its rest if the data changed in the middle of it."""
-        return self._position.plan.steps
+        return self._position.plan.num_steps
 
     @tells_arguments
     def __iter__(self) -> Iterator[Step]:
@@ -294,8 +294,8 @@ class Loader(IterableDataset[Step]):
         reader = StepReader(map(self._finished, stream), self.world_size, all_reduce)
         own_failures: list[FailedClip] = []
         without_clip = 0
-        for row in range(begun.row, begun.plan.steps):
-            before, whole = self._position, reader.read(begun.plan, row)
+        for plan_step in range(begun.plan_step, begun.plan.num_steps):
+            before, whole = self._position, reader.read(begun.plan, plan_step)
             own_failures += whole.failures
             self._require_few_failures(before, whole, own_failures, knows_all=reader.knows_all)
             if reader.knows_all and not whole.clips.valid:
@@ -321,7 +321,7 @@ class Loader(IterableDataset[Step]):
                     logger.warning("step %d was left before its end; its clips count as skipped", step.number)
                 self._advance(before, whole, trained=False)
             step.drop_rest()
-            if self._position.row != row + 1 or self._position.plan is not begun.plan:
+            if self._position.plan_step != plan_step + 1 or self._position.plan is not begun.plan:
                 return  # the caller loaded a state in the meantime
 
     def state_dict(self) -> dict[str, Any]:
@@ -438,7 +438,7 @@ class Loader(IterableDataset[Step]):
             return
         counts = whole.clips.add_to(before.counts, trained=trained)
         step = before.global_step + 1
-        self._position = replace(before, row=before.row + 1, global_step=step, counts=counts)
+        self._position = replace(before, plan_step=before.plan_step + 1, global_step=step, counts=counts)
         if self._run is not None:
             failures.record(self._run, before.epoch, step, whole.failures)
 
@@ -463,7 +463,7 @@ class Loader(IterableDataset[Step]):
     def _no_clip(self, own: list[FailedClip], steps: int) -> UserError:
         named = f" ({own[-1].path}: {own[-1].reason})" if own else " on any rank; the errors of other ranks name them"
         return UserError(
-            f"none of the clips of {steps} steps in a row could be decoded{named}",
+            f"none of the clips of {steps} consecutive steps could be decoded{named}",
             code="no-clip-decoded",
             field="dataset",
             value=str(self.dataset.catalog.path),
@@ -498,12 +498,12 @@ def _require_decoder(decoder: FrameReader | None, num_workers: int) -> None:
             ) from None
 
 
-def batches_of_row(plan: EpochPlan, row: int) -> list[tuple[int, int]]:
-    """Return the bucket of each micro-batch of a row, over all ranks, and the number of its clips that count."""
-    columns = plan.micro_batches(row)
+def batches_of_step(plan: EpochPlan, plan_step: int) -> list[tuple[int, int]]:
+    """Return the bucket of each micro-batch of a plan's step, over all ranks, and the number of its clips that count."""
+    columns = plan.micro_batches(plan_step)
     buckets = plan.bucket[plan.offsets[columns]]
     return list(zip(buckets.tolist(), plan.real_clips[columns].tolist(), strict=True))
 
 
-def _clips_of_row(plan: EpochPlan, row: int) -> int:
-    return sum(clips for _, clips in batches_of_row(plan, row))
+def _clips_of_step(plan: EpochPlan, plan_step: int) -> int:
+    return sum(clips for _, clips in batches_of_step(plan, plan_step))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -23,9 +24,9 @@ class MicroBatchRequest:
     """A micro-batch to be decoded; every random choice about its clips is already drawn.
 
     Attributes:
-        row: Row (optimizer step) of the epoch's plan.
+        plan_step: Index of its optimizer step in the plan.
         index: Index of the micro-batch in its step over all ranks; seeds the model's random numbers.
-        ends_step: True for the last micro-batch of this rank in the row.
+        ends_step: True for the last micro-batch of this rank in the step.
         is_idle: True if the rank runs this micro-batch only to take part in collectives; it has no weight in the loss.
         bucket: Index into the bucket table.
         copies: Repeat number of each clip.
@@ -42,7 +43,7 @@ class MicroBatchRequest:
     """
 
     epoch: int
-    row: int
+    plan_step: int
     index: int
     ends_step: bool
     is_idle: bool
@@ -62,7 +63,8 @@ class MicroBatchRequest:
     clips_in_step: int = 1
 
     def __repr__(self) -> str:
-        return f"MicroBatchRequest(epoch={self.epoch}, row={self.row}, index={self.index}, {len(self.uids)} clips of {self.shape})"
+        at = f"epoch={self.epoch}, plan_step={self.plan_step}, index={self.index}"
+        return f"MicroBatchRequest({at}, {len(self.uids)} clips of {self.shape})"
 
     @property
     def real(self) -> NDArray[np.bool_]:
@@ -176,10 +178,22 @@ class MicroBatch:
         """
         return self.is_valid.float() / max(self.request.clips_in_step, 1)
 
+    def without_frames(self) -> MicroBatch:
+        """Return the account of the micro-batch alone, which keeps no frames in memory."""
+        return MicroBatch(self.request, self.frames.new_empty(0), self.is_valid, self.failures, stream=self.stream)
+
     @property
     def failed(self) -> int:
         """Number of clips that could not be decoded; repeats are not counted again."""
         return sum(bool(self.request.is_first_use[index]) for index, _ in self.failures)
+
+
+def valid_clips(request: MicroBatchRequest, failures: Mapping[int, str]) -> tuple[Tensor, tuple[tuple[int, str], ...]]:
+    """Return `MicroBatch.is_valid` and `MicroBatch.failures` for the reasons of all failed clips, with padding."""
+    real = request.real & (not request.is_idle)
+    is_valid = real.copy()
+    is_valid[list(failures)] = False
+    return torch.from_numpy(is_valid), tuple((i, reason) for i, reason in sorted(failures.items()) if real[i])
 
 
 def one_step(stream: Iterator[MicroBatch]) -> Iterator[MicroBatch]:

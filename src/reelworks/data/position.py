@@ -13,7 +13,7 @@ from reelworks.data.dataset import Dataset, DataSpec
 from reelworks.schedule.cursor import Aliases, Cursor, Excluded
 from reelworks.schedule.plan import EpochPlan, PlanSpec
 
-_EMPTY_EPOCHS = 1000  # so many empty epochs in a row are not due to chance
+_EMPTY_EPOCHS = 1000  # so many consecutive empty epochs are not due to chance
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Counts:
 
 @dataclass(frozen=True)
 class DataPosition:
-    """The row (optimizer step) to train next, with its plan."""
+    """The step of a plan to train next, with the plan."""
 
     spec: PlanSpec
     plan: EpochPlan
@@ -44,7 +44,7 @@ class DataPosition:
     data_restarts: int
     epoch: int
     segment: int = 0
-    row: int = 0
+    plan_step: int = 0
     global_step: int = 0
     aliases: Aliases = field(default_factory=Aliases)
 
@@ -55,8 +55,8 @@ class DataPosition:
 
     @property
     def at_end(self) -> bool:
-        """True when all rows of the epoch are done."""
-        return self.row >= self.plan.steps
+        """True when all steps of the epoch are done."""
+        return self.plan_step >= self.plan.num_steps
 
     def to_cursor(self, data: Dataset) -> Cursor:
         """Return the cursor that a checkpoint stores; the excluded clips are stored separately."""
@@ -65,11 +65,11 @@ class DataPosition:
             catalog_version=data.catalog.version,
             spec=self.spec.digest(),
             plan=self.plan.digest(),
-            next_row=self.plan.row_digest(self.row),
+            next_step=self.plan.step_digest(self.plan_step),
             data_restarts=self.data_restarts,
             epoch=self.epoch,
             segment=self.segment,
-            row=self.row,
+            plan_step=self.plan_step,
             global_step=self.global_step,
             **asdict(self.counts),
         )
@@ -84,9 +84,9 @@ def begin_epoch(
     data_restarts: int = 0,
     aliases: Aliases | None = None,
 ) -> DataPosition:
-    """Return the position at the first row of an epoch, which must have a step."""
+    """Return the position at the first step of an epoch, which must have one."""
     plan = data.plan(spec, epoch, data_restarts=data_restarts)
-    if plan.steps == 0:
+    if plan.num_steps == 0:
         raise no_steps(data, epoch)
     counts, aliases = Counts(planned=plan.planned), aliases or Aliases()
     return DataPosition(
@@ -97,7 +97,7 @@ def begin_epoch(
 def next_epoch(
     data: Dataset, spec: PlanSpec, position: DataPosition | None, *, data_restarts: int = 0
 ) -> tuple[DataPosition, list[int]]:
-    """Return the position at the first row of the next epoch, or of the first epoch if `position` is None.
+    """Return the position at the first step of the next epoch, or of the first epoch if `position` is None.
 
     With `keep_prob` below 1 a small dataset may draw no clip at all in an epoch; such epochs are skipped, and listed
     beside the position.
@@ -107,7 +107,7 @@ def next_epoch(
         first, data_restarts = position.epoch + 1, position.data_restarts
         global_step, aliases = position.global_step, position.aliases
     for epoch in range(first, first + _EMPTY_EPOCHS):
-        has_steps = data.plan(spec, epoch, data_restarts=data_restarts).steps > 0
+        has_steps = data.plan(spec, epoch, data_restarts=data_restarts).num_steps > 0
         if has_steps or Reason.NOT_DRAWN not in data.assignment(epoch)[0].reason:
             break
     begun = begin_epoch(data, spec, epoch=epoch, global_step=global_step, data_restarts=data_restarts, aliases=aliases)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from reelworks.catalog.location import MediaPath
 from reelworks.core.log import logger
-from reelworks.data.micro_batch import MicroBatch, MicroBatchRequest, StreamState
+from reelworks.data.micro_batch import MicroBatch, MicroBatchRequest, StreamState, valid_clips
 from reelworks.media import decode
 from reelworks.media.config import PREFETCH_BYTES
 from reelworks.media.decode import Request
@@ -266,10 +266,7 @@ def read_ahead(
 def _micro_batch(
     work: MicroBatchRequest, frames: dict[str, Tensor], failures: dict[int, str], stream: StreamState
 ) -> MicroBatch:
-    real = work.real & (not work.is_idle)
-    is_valid = real.copy()
-    is_valid[list(failures)] = False
-    real_failures = tuple((index, reason) for index, reason in sorted(failures.items()) if real[index])
+    is_valid, real_failures = valid_clips(work, failures)
     clips, sound = frames.pop(_CLIPS), frames.pop(_SOUND, None)
     samples = None if sound is None else sound.view(torch.int16)
-    return MicroBatch(work, clips, torch.from_numpy(is_valid), real_failures, frames, samples, stream)
+    return MicroBatch(work, clips, is_valid, real_failures, frames, samples, stream)

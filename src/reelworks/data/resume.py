@@ -49,7 +49,7 @@ def resume(
             if _is_unbegun(cursor):  # a record is written when the first step is requested
                 return _begun(data, spec, cursor, cursor.epoch)
             raise
-        consumed = zip(former.before(cursor.row), excluded.places(), strict=True)
+        consumed = zip(former.before(cursor.plan_step), excluded.places(), strict=True)
         ordinal, copy = (np.concatenate(both) for both in consumed)
         excluded = carry_over(identity, _known(run, former), ordinal, copy, excluded)
         aliases = identity.aliases
@@ -60,10 +60,9 @@ def resume(
         check_same(cursor, plan)
     else:
         counts = replace(counts, planned=done + plan.planned)
-    row = cursor.row if same else 0
-    resumed = DataPosition(
-        spec, plan, excluded, counts, cursor.data_restarts, cursor.epoch, segment, row, cursor.global_step, aliases
-    )
+    plan_step = cursor.plan_step if same else 0
+    key = cursor.data_restarts, cursor.epoch, segment
+    resumed = DataPosition(spec, plan, excluded, counts, *key, plan_step, cursor.global_step, aliases)
     changes = [] if identity is None else _difference(data, spec, cursor, done, plan, identity)
     return Resumed(resumed, changes)
 
@@ -82,7 +81,7 @@ def without_record(data: Dataset, spec: PlanSpec, cursor: Cursor) -> Resumed | N
 
 def _is_unbegun(cursor: Cursor) -> bool:
     """Return whether no clip of the cursor's epoch is consumed."""
-    return cursor.row == cursor.segment == 0
+    return cursor.plan_step == cursor.segment == 0
 
 
 def _begun(data: Dataset, spec: PlanSpec, cursor: Cursor, epoch: int) -> Resumed:
@@ -176,5 +175,5 @@ def _difference(
             "buckets, batch sizes, costs, dataset settings, micro-batches per step or the seed differ from the "
             "checkpoint's"
         )
-    lines.append(f"epoch {cursor.epoch}: {done} clips done, {rest.planned} left in {rest.steps} new steps")
+    lines.append(f"epoch {cursor.epoch}: {done} clips done, {rest.planned} left in {rest.num_steps} new steps")
     return lines

@@ -44,8 +44,8 @@ def begin(run: RunFolder, data: Dataset, position: DataPosition, recipe_file: st
         epoch=position.epoch,
         segment=position.segment,
         time=time.time(),
-        first_step=position.global_step - position.row,
-        rows=position.plan.steps,
+        first_step=position.global_step - position.plan_step,
+        steps=position.plan.num_steps,
         planned=position.plan.planned,
         plan=position.plan.digest(),
         catalog_digest=data.digest,
@@ -62,16 +62,16 @@ def begin(run: RunFolder, data: Dataset, position: DataPosition, recipe_file: st
         entries=[str(entry) for entry in data.table.entries],
     )
     plan = position.plan
-    where, row, column, size = _in_order_of_steps(plan)
+    where, plan_step, column, size = _in_order_of_steps(plan)
     others = data.planned(position.spec, position.key, position.excluded).others
     record = Record(
         about,
         plan.ordinal[where],
         plan.copy[where],
         plan.repeat_index[where],
-        row,
+        plan_step,
         column,
-        plan.bucket[plan.offsets[:-1]][plan.rows[row, column]],
+        plan.bucket[plan.offsets[:-1]][plan.steps[plan_step, column]],
         size,
         others.ordinal,
         others.copy,
@@ -92,13 +92,13 @@ def uids_digest(catalog: Catalog) -> str:
 
 
 def _in_order_of_steps(plan: EpochPlan) -> tuple[I64, I64, I64, I64]:
-    """Return the plan's clip indices in the order of its steps, then row, column and size of each micro-batch."""
-    row, column = np.nonzero(plan.rows >= 0)
-    micro_batch = plan.rows[row, column]
+    """Return the plan's clip indices in the order of its steps, then step, column and size of each micro-batch."""
+    plan_step, column = np.nonzero(plan.steps >= 0)
+    micro_batch = plan.steps[plan_step, column]
     size = np.diff(plan.offsets)[micro_batch]
     before = np.cumsum(size) - size
     where = np.repeat(plan.offsets[micro_batch] - before, size) + np.arange(int(size.sum()))
-    return where, row, column, size
+    return where, plan_step, column, size
 
 
 def notes(data: Dataset, others: Unplanned) -> Any:

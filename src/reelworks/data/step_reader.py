@@ -43,14 +43,14 @@ class StepReader:
         self._stream, self._all_reduce = stream, all_reduce
         self.knows_all = world_size == 1 or all_reduce is not None
 
-    def read(self, plan: EpochPlan, row: int) -> WholeStep:
-        """Return the next step, which is a row of the plan. Collective."""
+    def read(self, plan: EpochPlan, plan_step: int) -> WholeStep:
+        """Return the next step, which is step `plan_step` of the plan. Collective."""
         batches = list(one_step(self._stream))
         failures = failed_clips(batches)
         failed = torch.tensor([len(failures), sum(clip.repeat_index == 0 for clip in failures)])
         if self._all_reduce is not None:
             self._all_reduce(failed)
-        micro_batches = plan.micro_batches(row)
+        micro_batches = plan.micro_batches(plan_step)
         planned, first_uses = int(plan.real_clips[micro_batches].sum()), int(plan.own_clips[micro_batches].sum())
         clips = StepClips(planned, first_uses, *failed.tolist())
         if clips.failed and self.knows_all:  # weights are shares of the clips that are left

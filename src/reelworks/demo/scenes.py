@@ -242,16 +242,19 @@ def _distance(scene: Scene, dx: NDArray[Any], dy: NDArray[Any]) -> NDArray[Any]:
 
 
 class Prompt(NamedTuple):
-    """A prompt, the colour to score its clip by, and whether captions have its combination."""
+    """A subject to generate, and whether captions have its combination."""
 
-    text: str
-    colour: str
+    subject: Subject
     seen: bool
+
+    @property
+    def text(self) -> str:
+        """The prompt's words, those of a caption."""
+        return self.subject.caption
 
 
 def _prompt(colour: str, shape: str, direction: str, background: str) -> Prompt:
-    subject = Subject(colour, shape, direction, background)
-    return Prompt(subject.caption, colour, (colour, shape, direction) not in LEFT_OUT)
+    return Prompt(Subject(colour, shape, direction, background), (colour, shape, direction) not in LEFT_OUT)
 
 
 PROMPTS: tuple[Prompt, ...] = (

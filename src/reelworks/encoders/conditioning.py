@@ -15,7 +15,7 @@ from reelworks.core.shape import Geometry, Shape
 from reelworks.core.sources import SOURCES
 from reelworks.diffusion.part_masks import WHITE, PartMask
 from reelworks.distributed.transfer import to_device
-from reelworks.encoders.encoders import LiveEncoder
+from reelworks.encoders.encoders import FrozenEncoders
 from reelworks.media.decode import BLACK
 from reelworks.models.api import no_companions
 
@@ -25,9 +25,20 @@ CLIP = "clip"  # kind of the clips' own frames
 
 
 def encode_conditioning(
-    encoder: LiveEncoder, latent_BCTHW: Tensor, companions: Mapping[str, Tensor], frames_BTHWC: Tensor, num_frames: int
+    encoder: FrozenEncoders,
+    latent_BCTHW: Tensor,
+    companions: Mapping[str, Tensor],
+    frames_BTHWC: Tensor,
+    num_frames: int,
 ) -> dict[str, Tensor]:
-    """Return the inputs of companions and given frames of a denoiser by name; see `models.api.given`.
+    """Return the inputs of companions and given frames of a denoiser by name; see `models.api.given`."""
+    return join(encoder, latent_BCTHW, condition_values(encoder, companions, frames_BTHWC, num_frames))
+
+
+def condition_values(
+    encoder: FrozenEncoders, companions: Mapping[str, Tensor], frames_BTHWC: Tensor, num_frames: int
+) -> dict[str, Tensor]:
+    """Encode what these inputs are made of, by name.
 
     Companions are `[B, T, H, W, 3]` uint8 frames by name. Of the clip's own uint8 frames only the first and the last are
     used, so that there may be fewer than `num_frames`, unless a control is told in parts. A picture (`num_frames` is 1)
@@ -43,7 +54,7 @@ def encode_conditioning(
         encoded["first_frame"] = first_frame_latents(encoder, frames_BTHWC, num_frames)
     if encoder.image_encoder is not None and num_frames > 1:
         encoded["image"] = image_embeddings(encoder, frames_BTHWC)
-    return join(encoder, latent_BCTHW, encoded)
+    return encoded
 
 
 def with_drawn_masks(
@@ -60,7 +71,7 @@ def with_drawn_masks(
     return {**companions, "mask": mask}
 
 
-def join(encoder: LiveEncoder, latent_BCTHW: Tensor, encoded: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def join(encoder: FrozenEncoders, latent_BCTHW: Tensor, encoded: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the same inputs, given what was encoded for them; a picture's first frame and image are zeros."""
     inputs = {name: encoded[name].to(encoder.device) for name in encoder.companion_latents if name in encoded}
     if encoder.conditioning.sources_as_frames:
@@ -87,7 +98,7 @@ def prepend_sources(latent_BCTHW: Tensor, inputs: Mapping[str, Tensor]) -> Tenso
     return torch.cat([control[:, : latent_BCTHW.shape[1], :count], latent_BCTHW], dim=2) if count else latent_BCTHW
 
 
-def first_frame_latents(encoder: LiveEncoder, frames_BTHWC: Tensor, num_frames: int) -> Tensor:
+def first_frame_latents(encoder: FrozenEncoders, frames_BTHWC: Tensor, num_frames: int) -> Tensor:
     """Return the latents of the given frames: of the first one alone, or with grey frames in place of those not given.
 
     Those of a picture are the latents of a grey one.
@@ -103,21 +114,21 @@ def first_frame_latents(encoder: LiveEncoder, frames_BTHWC: Tensor, num_frames: 
     return encoder.latents(shown_BTHWC)
 
 
-def image_embeddings(encoder: LiveEncoder, frames_BTHWC: Tensor) -> Tensor:
+def image_embeddings(encoder: FrozenEncoders, frames_BTHWC: Tensor) -> Tensor:
     """Return the image embeddings of the first frame, and behind them those of the last one if it is given."""
     assert encoder.image_encoder is not None
     ends = (0, -1) if encoder.conditioning.last_frame else (0,)
     return torch.cat([encoder.image_encoder.encode(frames_BTHWC[:, i]) for i in ends], dim=1)
 
 
-def image_shape(encoder: LiveEncoder) -> tuple[int, int]:
+def image_shape(encoder: FrozenEncoders) -> tuple[int, int]:
     """Return the number and the width of a clip's image embeddings."""
     assert encoder.image_encoder is not None
     pictures = 2 if encoder.conditioning.last_frame else 1
     return pictures * encoder.image_encoder.tokens, encoder.image_encoder.dim
 
 
-def control_parts(encoder: LiveEncoder, frames: Mapping[str, Tensor]) -> Tensor:
+def control_parts(encoder: FrozenEncoders, frames: Mapping[str, Tensor]) -> Tensor:
     """Return what VACE is told, `[B, 2·C + h·w, T, H, W]` for a latent stride of h by w pixels.
 
     `frames` are `[B, T, H, W, 3]` uint8 by kind: `CLIP`, "control", "mask". Channels are the latents of what is kept of
@@ -148,14 +159,14 @@ def _pixel_channels(mask_BTHW: Tensor, sizes: tuple[int, ...], geometry: Geometr
     return interpolate(cells.permute(0, 3, 5, 1, 2, 4).flatten(1, 2), size=sizes, mode="nearest-exact")
 
 
-def companion_channels(encoder: LiveEncoder) -> int:
+def companion_channels(encoder: FrozenEncoders) -> int:
     """Return the channels of each input that is made of companions."""
     _, h, w = encoder.autoencoder.geometry.stride
     channels = encoder.autoencoder.latent_channels
     return 2 * channels + h * w if encoder.conditioning.control_parts else channels
 
 
-def blank(encoder: LiveEncoder, latent_BCTHW: Tensor) -> dict[str, Tensor]:
+def blank(encoder: FrozenEncoders, latent_BCTHW: Tensor) -> dict[str, Tensor]:
     """Return the same inputs filled with zeros, in the shapes of training."""
     channels = companion_channels(encoder)
     names, frames = encoder.companion_latents, latent_BCTHW[:, :1]

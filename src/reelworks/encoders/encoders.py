@@ -55,7 +55,7 @@ def _size(embedding: TextEmbedding) -> int:
 
 
 @dataclass(frozen=True)
-class LiveEncoder:
+class FrozenEncoders:
     """The frozen encoders of a model: autoencoder, text encoder and perhaps an image encoder of a clip's first frame."""
 
     autoencoder: Autoencoder
@@ -74,7 +74,7 @@ class LiveEncoder:
             return self.given
         return ("control", *(name for name in SOURCES if name in self.given))
 
-    def loaded(self) -> LiveEncoder:
+    def loaded(self) -> FrozenEncoders:
         """Return the same encoders with those of pixels and sound in memory, if they were to be loaded at first use."""
         autoencoder = self.autoencoder
         loaded = autoencoder.later.get() if isinstance(autoencoder, LazyAutoencoder) else autoencoder

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from pydantic import BaseModel
 from reelworks.catalog import location
 from reelworks.catalog.companions import REJECTED
 from reelworks.catalog.location import MediaPath
+from reelworks.catalog.rows import CatalogRows
 from reelworks.core import digests, files
 from reelworks.core.log import logger
 from reelworks.core.sources import SOURCES
@@ -276,11 +277,21 @@ class Keys:
             return self._own[path]
 
 
-def unchanged(data: Dataset, row: int, path: MediaPath) -> bool:
-    """Return whether a clip's file still is the one that was scanned, so that its latents may be stored under its key."""
-    scanned = data.rows.fingerprint[row].as_py()
+def unchanged(data: Dataset, work: MicroBatchRequest, i: int, kinds: Iterable[str]) -> bool:
+    """Return whether a clip and its companions of some kinds still are as they were scanned, so that values may be stored."""
+    row = int(data.rows.find(work.uids[i : i + 1])[0])
+    files = [(data.rows, row, work.requests[i].path)]
+    for kind in kinds:
+        if kind in work.companions and (companion := work.companions[kind][i]) is not None:
+            found = data.companions[kind]
+            files.append((found.rows, int(found.row[row]), companion.path))
+    return all(_is_as_scanned(*file) for file in files)
+
+
+def _is_as_scanned(rows: CatalogRows, row: int, path: MediaPath) -> bool:
+    scanned = rows.fingerprint[row].as_py()
     try:
-        same = location.is_as_listed(path, int(data.rows.size_bytes[row]), int(data.rows.mtime_ns[row]))
+        same = location.is_as_listed(path, int(rows.size_bytes[row]), int(rows.mtime_ns[row]))
         return same or not scanned or location.fingerprint(path) == scanned
     except OSError:
         return False

@@ -1,4 +1,4 @@
-"""Micro-batches whose clips are read from the store in place of their files; clips that are missing there are decoded.
+"""Encode micro-batches from the store in place of their files; clips that are missing there are decoded.
 
 What is missing is encoded when the trainer needs it, as without a store, and then stored. A clip of which everything is
 stored is not opened at all. Loss masks are small and always decoded.
@@ -12,25 +12,27 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from reelworks.catalog.companions import REJECTED
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
 from reelworks.data import prefetch
 from reelworks.data.dataset import Dataset
-from reelworks.data.micro_batch import MicroBatch, MicroBatchRequest
+from reelworks.data.micro_batch import MicroBatch, MicroBatchRequest, valid_clips
 from reelworks.distributed import transfer
+from reelworks.distributed.mesh import World
 from reelworks.encoders import conditioning, request_key, store, values
+from reelworks.encoders.batch_encoder import BatchEncoder, LiveBatchEncoder
 from reelworks.encoders.conditioning import CLIP
-from reelworks.encoders.encoders import LiveEncoder
+from reelworks.encoders.encoders import FrozenEncoders
 from reelworks.encoders.request_key import TEXT, Keys, Wanted
 from reelworks.encoders.store import DamagedEntry, EncodedStore
 from reelworks.media import decode
-from reelworks.media.decode import Request
+from reelworks.media.decode import MediaError, Request
 from reelworks.media.decode_pool import DecodePool
 from reelworks.media.sound import SoundRequest
 from reelworks.models.api import TextEmbedding
@@ -101,7 +103,6 @@ class StoredBatch(MicroBatch):
     """A micro-batch whose latents were stored, of which `frames` hold nothing.
 
     Attributes:
-        source: Store and keys.
         wanted: Keys of each clip's values by name.
         found: Stored values of each clip by name.
         decoded: `[1, T, H, W, 3]` frames of each clip by kind, of which the other values are computed.
@@ -109,109 +110,103 @@ class StoredBatch(MicroBatch):
         broken: Clips of which a file could not be decoded, padding included.
     """
 
-    source: StoredLatents = None  # type: ignore[assignment]  # fields after defaults need one
     wanted: Sequence[Mapping[str, Wanted]] = ()
     found: Sequence[StoredTensors] = ()
     decoded: Sequence[Mapping[str, Tensor]] = ()
     heard: Mapping[int, Tensor] = field(default_factory=dict)
     broken: frozenset[int] = frozenset()
 
-    def values(self, encoder: LiveEncoder) -> dict[str, Tensor]:
-        """Return the clips' latents and conditions by name, `[B, ...]` float32 on the encoder's device."""
-        for i in range(len(self.wanted)):
-            self._complete(i, encoder)
-        names = [name for name in self.wanted[0] if name != TEXT]
-        stacked = {name: torch.stack([f[name] for f in self.found]) for name in names}
-        return {name: transfer.to_device(value, encoder.device).float() for name, value in stacked.items()}
 
-    def texts(self, encoder: LiveEncoder, dropped: Sequence[bool]) -> TextEmbedding:
-        """Return the captions' embeddings as `LiveEncoder.texts` does."""
-        drops = encoder.conditioning.empty_caption == "encoded"
+@dataclass(frozen=True)
+class StoredBatchEncoder(BatchEncoder[StoredBatch]):
+    """Read clips from a store, and encode and store what is missing there. Each rank of a sequence group reads its own."""
+
+    source: StoredLatents
+
+    @property
+    def decodes(self) -> bool:
+        """Whether this rank decodes clips, which each does whose values are missing."""
+        return True
+
+    def read(self, requests: Iterable[MicroBatchRequest], pool: DecodePool, budget_bytes: int) -> Iterator[StoredBatch]:
+        """Yield the micro-batches of `requests` in their order; two threads read the store ahead."""
+        with ThreadPoolExecutor(_READERS, thread_name_prefix="stored") as readers:
+            items = _in_order(requests, lambda each: readers.submit(_Item, each, self.source))
+            waiting: deque[_Item] = deque()
+            with suppress(GeneratorExit):
+                for batch in prefetch.read_ahead(_remaining(items, waiting), pool, budget_bytes):
+                    yield waiting.popleft().complete(batch)
+
+    def _values(self, batch: StoredBatch) -> dict[str, Tensor]:
+        for i in range(len(batch.wanted)):
+            self._complete(batch, i)
+        # The first clip has the names of all: clips of a micro-batch have the same companions.
+        names = [name for name in batch.wanted[0] if name != TEXT]
+        stacked = {name: torch.stack([found[name] for found in batch.found]) for name in names}
+        return {name: transfer.to_device(value, self.encoders.device).float() for name, value in stacked.items()}
+
+    def _texts(self, batch: StoredBatch, dropped: Sequence[bool]) -> TextEmbedding:
+        drops = self.encoders.conditioning.empty_caption == "encoded"
         rows = []
         for i, drop in enumerate(dropped):
-            caption = "" if drop and drops else self.request.captions[i]
-            wanted = self.source.keys.text(caption, self.source.keys.seen(self.wanted[i]))
-            rows.append(encoder.embedded.get(wanted.key, partial(self._embed, encoder, wanted, caption, i)))
+            caption = "" if drop and drops else batch.request.captions[i]
+            seen = self.source.keys.seen(batch.wanted[i])
+            wanted = self.source.keys.text(caption, seen)
+            try:
+                rows.append(self.encoders.embedded.get(wanted.key, partial(self._embed, batch, i, wanted, caption)))
+            except MediaError as error:  # what stands in is not cached, as the next use may read the file
+                if i not in batch.broken:
+                    logger.warning(f"{seen[0].label}: a caption is embedded without its pictures: {error}")
+                rows.append(self._without_pictures(caption, is_broken=i in batch.broken))
         return TextEmbedding(
-            *(transfer.to_device(torch.cat(parts), encoder.device) for parts in zip(*rows, strict=True))
+            *(transfer.to_device(torch.cat(parts), self.encoders.device) for parts in zip(*rows, strict=True))
         )
 
-    def _embed(self, encoder: LiveEncoder, wanted: Wanted, caption: str, i: int) -> TextEmbedding:
-        packed, seen = self.source.get(wanted), self.source.keys.seen(self.wanted[i])
-        if packed is None and i in self.broken and seen:
-            return values.blank_text(encoder)
+    def _embed(self, batch: StoredBatch, i: int, wanted: Wanted, caption: str) -> TextEmbedding:
+        packed = self.source.get(wanted)
         if packed is None:
-            decoded = self.decoded[i]
-            pictures = [decoded[name][:, 0].cpu() for name in values.sources_in(decoded)]
-            packed = values.pack(encoder.text_encoder.encode([caption], pictures if seen else ()))
-            if not seen or len(pictures) == len(seen):
+            seen = values.sources_in(batch.wanted[i]) if self.source.keys.ids.text_sees_pictures else ()
+            pictures = [_picture(batch, i, name) for name in seen]
+            packed = values.pack(self.encoders.text_encoder.encode([caption], pictures))
+            if not seen or request_key.unchanged(self.source.data, batch.request, i, seen):
                 self.source.keep(wanted, packed)
         return values.unpack(packed)
 
-    def _complete(self, i: int, encoder: LiveEncoder) -> None:
-        """Compute the values that are missing of a clip, and store them unless its file failed or has changed."""
-        for name in self.wanted[i]:
-            if name == TEXT or name in self.found[i]:
-                continue
-            if i in self.broken:  # its loss is left out, so that no encoder is loaded for it
-                request = _request(self.request, i, name)
-                shape = self.request.shape if request is None else request.shape
-                self.found[i][name] = values.blank(encoder, name, shape)
-                continue
-            kinds = values.frames_for(name, parts=self.source.keys.ids.parts)
-            frames: Mapping[str, Tensor] = {kind: self.decoded[i][kind] for kind in kinds}
-            if name == request_key.CONTROL:
-                frames = conditioning.with_drawn_masks(frames, self.request.masks[i : i + 1], self.request.shape)
-            value = values.encode(encoder, name, frames, self.heard.get(i))[0].cpu()
-            self.found[i][name] = value = value.to(latent_dtype(self.source.keys, name))
-            if self._is_as_scanned(i):
-                self.source.keep(self.wanted[i][name], value)
+    def _without_pictures(self, caption: str, *, is_broken: bool) -> TextEmbedding:
+        """Return the embedding of a caption alone, or zeros for a clip that is not trained."""
+        if is_broken:
+            return values.blank_text(self.encoders)
+        return values.unpack(values.pack(self.encoders.text_encoder.encode([caption])))
 
-    def _is_as_scanned(self, i: int) -> bool:
-        row = int(self.source.data.rows.find(self.request.uids[i : i + 1])[0])
-        return request_key.unchanged(self.source.data, row, self.request.requests[i].path)
+    def _complete(self, batch: StoredBatch, i: int) -> None:
+        """Compute the values that are missing of a clip, and store them unless its file failed or has changed."""
+        request, found, keys = batch.request, batch.found[i], self.source.keys
+        for name in batch.wanted[i]:
+            if name == TEXT or name in found:
+                continue
+            if i in batch.broken:  # its loss is left out, so that no encoder is loaded for it
+                of_kind = _request(request, i, name)
+                found[name] = values.blank(self.encoders, name, request.shape if of_kind is None else of_kind.shape)
+                continue
+            kinds = values.frames_for(name, parts=keys.ids.parts)
+            frames: Mapping[str, Tensor] = {kind: batch.decoded[i][kind] for kind in kinds}
+            if name == request_key.CONTROL:
+                frames = conditioning.with_drawn_masks(frames, request.masks[i : i + 1], request.shape)
+            value = values.encode(self.encoders, name, frames, batch.heard.get(i))[0].cpu()
+            found[name] = value = value.to(latent_dtype(keys, name))
+            if request_key.unchanged(self.source.data, request, i, kinds):
+                self.source.keep(batch.wanted[i][name], value)
+
+
+def choose(encoders: FrozenEncoders, world: World, stored: StoredLatents | None) -> BatchEncoder[Any]:
+    """Return the encoder of micro-batches that reads from a store, or the live one without a store."""
+    return LiveBatchEncoder(encoders, world) if stored is None else StoredBatchEncoder(encoders, stored)
 
 
 def latent_dtype(keys: Keys, name: str) -> torch.dtype:
     """Return the dtype in which a value is stored; embeddings of images stay float32."""
     dtype: torch.dtype = getattr(torch, keys.ids.latent_dtype)
     return torch.float32 if name == request_key.IMAGE else dtype
-
-
-def clip_values(batch: MicroBatch, encoder: LiveEncoder) -> dict[str, Tensor]:
-    """Return the latents of a micro-batch, and what its other conditions are made of, live or stored.
-
-    Live, these are the latents of the clips and of the rejected ones.
-    """
-    if isinstance(batch, StoredBatch):
-        return batch.values(encoder)
-    frames = {request_key.LATENT: batch.frames}
-    if REJECTED in batch.companions:
-        frames[REJECTED] = batch.companions[REJECTED]
-    encoded = {name: encoder.latents(each) for name, each in frames.items()}
-    if encoder.sound is not None:
-        assert batch.sound is not None, "a recipe with sound reads it"
-        encoded[request_key.SOUND] = encoder.sound.latents(batch.sound, encoder.device)
-    return encoded
-
-
-def conditions(
-    batch: MicroBatch, encoder: LiveEncoder, encoded: Mapping[str, Tensor], latent_BCTHW: Tensor
-) -> dict[str, Tensor]:
-    """Return the conditions of a micro-batch by name; see `models.api.given`."""
-    if isinstance(batch, StoredBatch):
-        return conditioning.join(encoder, latent_BCTHW, encoded)
-    shape = batch.request.shape
-    companions = conditioning.with_drawn_masks(batch.companions, batch.request.masks, shape)
-    return conditioning.encode_conditioning(encoder, latent_BCTHW, companions, batch.frames, shape.num_frames)
-
-
-def texts(batch: MicroBatch, encoder: LiveEncoder, dropped: Sequence[bool]) -> TextEmbedding:
-    """Return the embeddings of a micro-batch's captions."""
-    if isinstance(batch, StoredBatch):
-        return batch.texts(encoder, dropped)
-    pictures = [batch.companions[name][:, 0] for name in values.sources_in(batch.companions) if name in encoder.given]
-    return encoder.texts(batch.captions, dropped, pictures)
 
 
 class _Item:
@@ -258,44 +253,33 @@ class _Item:
 
     def complete(self, read: MicroBatch) -> StoredBatch:
         """Return the micro-batch with what was decoded of it."""
-        work, failures = self.request, dict[int, str]()
-        broken = dict(read.failures)
-        decoded: list[dict[str, Tensor]] = [{} for _ in work.requests]
-        heard = dict[int, Tensor]()
-        masks = (
-            read.frames.new_full((len(work.requests), *read.frames.shape[1:]), 255)
-            if _MASK in work.companions
-            else None
-        )
+        clips, reasons, failures = len(self.request.requests), dict(read.failures), dict[int, str]()
+        decoded: list[dict[str, Tensor]] = [{} for _ in range(clips)]
+        heard, companions = dict[int, Tensor](), dict[str, Tensor]()
+        if _MASK in self.request.companions:
+            companions[_MASK] = read.frames.new_full((clips, *read.frames.shape[1:]), 255)
         for at, (i, kind, request) in enumerate(self.to_read):
-            reason = broken.get(at)
-            if at >= self._same_size:
-                decoded[i][kind] = read.companions[kind][at : at + 1]
-                if reason is not None:
-                    failures.setdefault(i, reason)
-                continue
-            if kind == _MASK and masks is not None:
-                if reason is None and not decode.has_white_area(read.frames[at].numpy()):
-                    reason = decode.EMPTY  # the clip would have no loss
-                if reason is None:
-                    masks[i] = read.frames[at]
-            else:
-                decoded[i][kind] = read.frames[at : at + 1]
+            is_companion, reason = at >= self._same_size, reasons.get(at)
+            frames = (read.companions[kind] if is_companion else read.frames)[at : at + 1]
+            if kind != _MASK:
+                decoded[i][kind] = frames
+            elif reason is None and not decode.has_white_area(frames[0].numpy()):
+                reason = decode.EMPTY  # the clip would have no loss
+            elif reason is None:
+                companions[_MASK][i] = frames[0]
             if kind == CLIP and read.sound is not None:
                 heard[i] = read.sound[at : at + 1]
             if reason is not None:
-                failures.setdefault(i, reason if kind == CLIP else f"{kind} {request.path}: {reason}")
-        valid = work.real & (not work.is_idle)
-        valid[list(failures)] = False
-        real = work.real & (not work.is_idle)
+                is_named = kind == CLIP or is_companion
+                failures.setdefault(i, reason if is_named else f"{kind} {request.path}: {reason}")
+        is_valid, real_failures = valid_clips(self.request, failures)
         return StoredBatch(
-            request=work,
-            frames=torch.zeros(len(work.requests), 0, 0, 0, 3, dtype=torch.uint8),
-            is_valid=torch.from_numpy(valid),
-            failures=tuple((i, reason) for i, reason in sorted(failures.items()) if real[i]),
-            companions={} if masks is None else {_MASK: masks},
+            request=self.request,
+            frames=torch.zeros(clips, 0, 0, 0, 3, dtype=torch.uint8),
+            is_valid=is_valid,
+            failures=real_failures,
+            companions=companions,
             stream=read.stream,
-            source=self.source,
             wanted=self.wanted,
             found=self.found,
             decoded=decoded,
@@ -304,25 +288,21 @@ class _Item:
         )
 
 
+def _picture(batch: StoredBatch, i: int, source: str) -> Tensor:
+    """Return the first frame of a source, `[1, H, W, 3]`; it is decoded now if only a dropped caption needs it."""
+    if i in batch.broken:
+        raise MediaError("a file of the clip could not be decoded")
+    if source in batch.decoded[i]:
+        return batch.decoded[i][source][:, 0].cpu()
+    request = _request(batch.request, i, source)
+    assert request is not None, "the clip has this source"
+    return torch.from_numpy(decode.load(request)[:1])
+
+
 def _request(work: MicroBatchRequest, i: int, kind: str) -> Request | None:
     if kind == CLIP:
         return work.requests[i]
     return work.companions[kind][i] if kind in work.companions else None
-
-
-def read_ahead(
-    work: Iterable[MicroBatchRequest], pool: DecodePool, budget_bytes: int, source: StoredLatents | None
-) -> Iterator[MicroBatch]:
-    """Yield the micro-batches of `work` in its order, as `prefetch.read_ahead` does, from a store if there is one."""
-    if source is None:
-        yield from prefetch.read_ahead(work, pool, budget_bytes)
-        return
-    with ThreadPoolExecutor(_READERS, thread_name_prefix="stored") as readers:
-        items = _in_order(work, lambda each: readers.submit(_Item, each, source))
-        waiting: deque[_Item] = deque()
-        with suppress(GeneratorExit):
-            for batch in prefetch.read_ahead(_remaining(items, waiting), pool, budget_bytes):
-                yield waiting.popleft().complete(batch)
 
 
 def _in_order(

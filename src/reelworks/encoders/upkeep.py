@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from reelworks.encoders.encoders import LiveEncoder
-from reelworks.encoders.reachable import Chunk
+from reelworks.encoders.encoders import FrozenEncoders
+from reelworks.encoders.precompute.reachable import Chunk
 from reelworks.encoders.request_key import TEXT
 from reelworks.encoders.store import EncodedStore
 from reelworks.encoders.stored_batches import StoredLatents
@@ -61,7 +61,7 @@ def orphans(store: EncodedStore, reached: set[str]) -> list[dict[str, Any]]:
     return rows
 
 
-def contact_sheet(source: StoredLatents, encoder: LiveEncoder, chunks: Iterable[Chunk], count: int) -> bytes:
+def contact_sheet(source: StoredLatents, encoder: FrozenEncoders, chunks: Iterable[Chunk], count: int) -> bytes:
     """Decode stored latents of some clips, and draw their frames with their names as a PNG file; empty without any."""
     lines: list[tuple[str, list[NDArray[np.uint8]]]] = []
     for chunk in chunks:

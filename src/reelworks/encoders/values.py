@@ -15,7 +15,7 @@ from reelworks.core.shape import Shape
 from reelworks.core.sources import SOURCES
 from reelworks.encoders import conditioning
 from reelworks.encoders.conditioning import CLIP
-from reelworks.encoders.encoders import LiveEncoder
+from reelworks.encoders.encoders import FrozenEncoders
 from reelworks.encoders.request_key import CONTROL, FIRST_FRAME, IMAGE, LATENT, SOUND, TEXT
 from reelworks.models.api import TextEmbedding
 
@@ -39,7 +39,9 @@ def sources_in(names: Container[str]) -> tuple[str, ...]:
 
 
 @torch.no_grad()
-def encode(encoder: LiveEncoder, name: str, frames: Mapping[str, Tensor], samples_BSK: Tensor | None = None) -> Tensor:
+def encode(
+    encoder: FrozenEncoders, name: str, frames: Mapping[str, Tensor], samples_BSK: Tensor | None = None
+) -> Tensor:
     """Return a value of each clip, `[B, ...]` on the encoder's device, in the dtype of live encoding.
 
     `frames` are those of the kinds that `frames_for` names, `samples_BSK` the clips' sound.
@@ -91,12 +93,12 @@ def _narrow(values: Tensor) -> Tensor:
     return half if torch.equal(half.float(), values) else values.float()
 
 
-def blank(encoder: LiveEncoder, name: str, shape: Shape) -> Tensor:
+def blank(encoder: FrozenEncoders, name: str, shape: Shape) -> Tensor:
     """Return zeros in the shape of a clip's value, for a clip that could not be decoded."""
     return torch.zeros(value_shape(encoder, name, shape))
 
 
-def value_shape(encoder: LiveEncoder, name: str, shape: Shape) -> tuple[int, ...]:
+def value_shape(encoder: FrozenEncoders, name: str, shape: Shape) -> tuple[int, ...]:
     """Return the shape of a value of one clip."""
     if name == IMAGE:
         return conditioning.image_shape(encoder)
@@ -112,7 +114,7 @@ def value_shape(encoder: LiveEncoder, name: str, shape: Shape) -> tuple[int, ...
     return channels, t, h, w
 
 
-def blank_text(encoder: LiveEncoder) -> TextEmbedding:
+def blank_text(encoder: FrozenEncoders) -> TextEmbedding:
     """Return an embedding of zeros, for a clip whose picture could not be decoded."""
     text = encoder.text_encoder
     mask = torch.ones(1, text.max_length, dtype=torch.bool)

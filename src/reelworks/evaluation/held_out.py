@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from reelworks.catalog.scan import ScanProgress
 from reelworks.checkpoint import listing, verify
 from reelworks.checkpoint.folder import CheckpointFolder
-from reelworks.core import digests, files
+from reelworks.core import digests, results
 from reelworks.core.errors import UserError
 from reelworks.data.loader import StepSource
 from reelworks.distributed import mesh
 from reelworks.distributed.mesh import World
+from reelworks.encoders import stored_batches
+from reelworks.evaluation.request import EvalRequest
 from reelworks.generate.load_run import LoadedModel
 from reelworks.media.decode_pool import DecodePool
 from reelworks.models import attention
@@ -24,11 +26,9 @@ from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
 from reelworks.run import history
 from reelworks.run.folder import RunFolder
-from reelworks.train import encoding, init_from, resume
+from reelworks.train.precompute import encoding
+from reelworks.train.startup import init_from, resume
 from reelworks.train.validation import Validation, Validator
-
-# Sections of a recipe that say on which clips, and how, a checkpoint is measured; the others made it what it is.
-_FREE_SECTIONS = ("validation", "data", "dataset", "bucket", "buckets", "encode", "catalog", "exclude_file")
 
 
 @dataclass(frozen=True)
@@ -36,87 +36,57 @@ class EvaluatedModel:
     """Weights to measure, and the recipe that names the clips.
 
     Attributes:
-        run: Run of the checkpoint; None for the weights that a recipe begins with.
+        run: Folder of the checkpoint's run; None for the weights that a recipe begins with.
         step: Step of the checkpoint; 0 without a run.
         weights: Averaged ("ema") or trained ("model") weights of the checkpoint, or those of the recipe ("initial").
-        all_clips: Measure on all clips of the datasets, and not only on held-out ones.
+        held_out: Measure on held-out clips only; otherwise on all clips of the datasets.
     """
 
     recipe: Recipe
-    run: RunFolder | None
+    run: Path | None
     step: int
     weights: Literal["ema", "model", "initial"]
-    all_clips: bool = False
+    held_out: bool = True
+    JSON_KEYS: ClassVar = ("run", "step", "weights", "seed", "held_out")
 
     @classmethod
-    def locate(
-        cls,
-        path: Path,
-        *,
-        step: int | None = None,
-        best: bool = False,
-        averaged: bool = True,
-        overrides: Sequence[str] = (),
-        data_path: Path | None = None,
-    ) -> EvaluatedModel:
-        """Find what a path names: a run (its newest checkpoint, its best one, or that of a step), a checkpoint, a recipe.
+    def locate(cls, request: EvalRequest) -> EvaluatedModel:
+        """Find what a request names: a run (its newest checkpoint, its best one, or that of a step), a checkpoint, a recipe.
 
         With `data_path`, all clips of that folder or list are measured in place of the recipe's held-out ones.
         """
-        if path.suffix == ".toml":
-            if step is not None or best or not averaged:
-                option = "--step" if step is not None else "--best" if best else "--raw-weights"
-                raise UserError(
-                    "a recipe has no checkpoints: its model is measured as training would begin with it",
-                    code="recipe-without-checkpoints",
-                    field=option,
-                    remedy="leave it out, or name a run",
-                )
-            recipe = recipe_file.load(path, overrides)
-            return cls(_on(recipe, data_path, None), None, 0, "initial", data_path is not None)
-        _require_free(overrides)
-        run, found = init_from.locate(path)
-        if step is not None or best:
-            found = _chosen(run, step, path)
-        recipe = recipe_file.load(history.recipe_of(run, found), overrides)
-        weights: Literal["ema", "model"] = "ema" if averaged else "model"
-        return cls(_on(recipe, data_path, run), run, found, weights, data_path is not None)
+        assert request.source is not None
+        run, step, file = None, 0, request.source
+        weights: Literal["ema", "model", "initial"] = "initial"
+        if not request.is_recipe:
+            run, step = init_from.locate(request.source)
+            if request.step is not None or request.best:
+                step = _chosen(run, request.step, request.source)
+            file, weights = history.recipe_of(run, step), "model" if request.raw_weights else "ema"
+        recipe = _on(recipe_file.load(file, request.overrides), request.data_path, run)
+        return cls(
+            _measuring(recipe, request), None if run is None else run.path, step, weights, request.data_path is None
+        )
 
-    def measuring(self, *, timesteps: list[float] | None, max_clips: int | None) -> EvaluatedModel:
-        """Return the same weights, to be measured at other timesteps, or on another number of clips."""
-        update: dict[str, Any] = {} if timesteps is None else {"timesteps": timesteps}
-        if max_clips is not None:
-            update["max_clips"] = max_clips
-        settings = self.recipe.validation.model_copy(update=update)
-        return replace(self, recipe=self.recipe.model_copy(update={"validation": settings}))
+    @property
+    def seed(self) -> int:
+        """Seed of the noise."""
+        return self.recipe.seed
 
     def data(self, on_scan: Callable[[ScanProgress], None] | None = None) -> RecipeData:
         """Open the clips; a run's catalog is taken as it is, others are brought up to date."""
-        if self.run is None or self.all_clips:
+        if self.run is None or not self.held_out:
             dataset.scan_recipe(self.recipe, on_scan)
         data = RecipeData.open(self.recipe)
-        return replace(data, spec=replace(data.spec, split=1.0)) if self.all_clips else data
+        return data if self.held_out else replace(data, spec=replace(data.spec, split=1.0))
 
     def load(self, recipe: Recipe, world: World) -> LoadedModel:
         """Load the network, with encoders that are loaded when they are needed."""
         encoders = encoding.lazy_encoder(recipe, world.device)
         if self.run is None:
             return LoadedModel.begin(recipe, encoders)
-        path = CheckpointFolder(self.run.checkpoints_folder).path(self.step)
+        path = CheckpointFolder(RunFolder(self.run).checkpoints_folder).path(self.step)
         return LoadedModel.load(path, averaged=self.weights == "ema", encoders=encoders)
-
-
-def _require_free(overrides: Sequence[str]) -> None:
-    for override in overrides:
-        key = override.partition("=")[0].strip()
-        if key.partition(".")[0] not in _FREE_SECTIONS:
-            raise UserError(
-                "the checkpoint was trained with the value of its own recipe",
-                code="setting-of-a-checkpoint",
-                field="--set",
-                value=override,
-                remedy=f"leave it out; sections that can be set: {', '.join(_FREE_SECTIONS)}",
-            )
 
 
 def _chosen(run: RunFolder, step: int | None, path: Path) -> int:
@@ -131,7 +101,7 @@ def _chosen(run: RunFolder, step: int | None, path: Path) -> int:
         )
     if step is None:
         policy = recipe_file.load(run.recipe_file).checkpoints
-        step = int(listing.best(store, policy)["step"])
+        step = listing.best(store, policy).step
     return verify.named(store, step, full=False).step
 
 
@@ -139,11 +109,16 @@ def _on(recipe: Recipe, data_path: Path | None, run: RunFolder | None) -> Recipe
     """Return the recipe with other data, whose catalog is not the run's."""
     if data_path is None:
         return recipe
-    own = recipe.dataset[0].model_copy(update={"path": str(data_path), "root": None})
-    update: dict[str, Any] = {"dataset": [own]}
-    if run is not None:
-        update["catalog"] = str(run.evaluations_folder / "catalog")
-    return recipe.model_copy(update=update)
+    update = {} if run is None else {"catalog": str(run.evaluations_folder / "catalog")}
+    return recipe_file.on_footage(recipe, data_path).model_copy(update=update)
+
+
+def _measuring(recipe: Recipe, request: EvalRequest) -> Recipe:
+    """Return the recipe with the timesteps and the number of clips that are asked for."""
+    update: dict[str, Any] = {"timesteps": spread(recipe, request.timesteps)} if request.timesteps else {}
+    if request.max_clips is not None:
+        update["max_clips"] = request.max_clips
+    return recipe.model_copy(update={"validation": recipe.validation.model_copy(update=update)})
 
 
 def spread(recipe: Recipe, count: int) -> list[float]:
@@ -165,16 +140,22 @@ class Evaluation:
         validation: The losses.
     """
 
-    source: EvaluatedModel
+    source: EvaluatedModel = field(metadata=results.INLINED)
     timesteps: list[float]
     clips: int
     clips_digest: str
-    validation: Validation
+    validation: Validation = field(metadata=results.INLINED)
+    JSON_KEYS: ClassVar = ("source", "timesteps", "clips_digest", "failed", "validation")
 
     @property
     def failed(self) -> int:
         """Number of clips that could not be decoded."""
         return self.clips - self.validation.clips
+
+    @property
+    def values(self) -> dict[str, float]:
+        """The loss by its name."""
+        return {"loss": self.validation.loss}
 
     def headline(self) -> str:
         """Return what was measured, in one line."""
@@ -185,48 +166,32 @@ class Evaluation:
             "initial": "weights that training begins with",
         }
         of = weights[source.weights] if source.run is None else f"{weights[source.weights]} of step {source.step}"
-        clips = "clips" if source.all_clips else "held-out clips"
+        clips = "held-out clips" if source.held_out else "clips"
         lost = f"; {self.failed} could not be decoded" if self.failed else ""
         # Not to be compared with the validation losses of such a run, which are of what is trained.
         without = " without lora.training_adapter" if source.recipe.has_training_adapter else ""
         return f"loss {losses.loss:.4f} of the {of}{without}, on {losses.clips} {clips}{lost}"
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the result as a JSON value."""
-        source, losses = self.source, asdict(self.validation)
-        return {
-            "run": None if source.run is None else str(source.run.path),
-            "step": source.step,
-            "weights": source.weights,
-            "seed": source.recipe.seed,
-            "timesteps": self.timesteps,
-            "held_out": not source.all_clips,
-            "clips_digest": self.clips_digest,
-            "failed": self.failed,
-            **losses,
-        }
 
     def file(self) -> Path | None:
         """Return the file in the run folder; the same settings have the same file. None without a run."""
         source = self.source
         if source.run is None:
             return None
-        settings = digests.digest_json([self.timesteps, self.clips_digest, source.recipe.seed])[:8]
-        return source.run.evaluations_folder / f"step-{source.step:09d}-{source.weights}-{settings}.json"
+        settings = digests.digest_json([self.timesteps, self.clips_digest, source.seed])[:8]
+        return RunFolder(source.run).evaluations_folder / f"step-{source.step:09d}-{source.weights}-{settings}.json"
 
 
 def evaluate(
-    source: EvaluatedModel,
-    *,
-    times_at_once: int | None = None,
+    request: EvalRequest,
     on_scan: Callable[[ScanProgress], None] | None = None,
     on_clip: Callable[[int, int], None] = lambda done, total: None,
 ) -> Evaluation:
     """Measure the loss of weights on held-out clips; the same call returns the same numbers on the same machine.
 
     Raises:
-        UserError: No clip is held out, or none could be decoded.
+        UserError: There is no such checkpoint, no clip is held out, or none could be decoded.
     """
+    source = EvaluatedModel.locate(request)
     with mesh.join() as world:
         data = source.data(on_scan)
         recipe = data.recipe
@@ -239,8 +204,9 @@ def evaluate(
             attention.use(model.denoiser, recipe.model.attention, world.device)
             stored = encoding.open_store(data) if recipe.encode.store else None
             steps = StepSource(data, rank=world.rank, world=world.size)
-            parts = (model.boundary, model.encoder, world, steps, clips, recipe, stored)
-            validator = Validator(*parts, times_at_once=times_at_once, on_clip=on_clip)
+            encoder = stored_batches.choose(model.encoder, world, stored)
+            parts = (model.boundary, encoder, world, steps, clips, recipe)
+            validator = Validator(*parts, times_at_once=request.batch_size, on_clip=on_clip)
             result = validator.run(pool)
             if stored is not None:
                 stored.close()
@@ -256,20 +222,12 @@ def evaluate(
     return Evaluation(source, recipe.validation.timesteps, len(clips), digest, result)
 
 
-def write(result: Evaluation, out: Path | None) -> list[Path]:
-    """Write a result into its run folder and to a file, where there are any, and return what was written."""
-    targets = [path for path in (result.file(), out) if path is not None]
-    for path in targets:
-        files.write_for("--out", path, (files.to_json(result.to_json(), indent=2) + "\n").encode())
-    return targets
-
-
 def _pool(recipe: Recipe) -> DecodePool:
     return DecodePool(recipe.data.num_workers, recipe.data.decode_timeout)
 
 
 def _nothing_held_out(source: EvaluatedModel) -> UserError:
-    if source.all_clips:
+    if not source.held_out:
         return UserError(
             "no clip of it has a bucket",
             code="no-clip-to-evaluate",

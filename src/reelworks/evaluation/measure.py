@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -73,10 +73,6 @@ class MetricResult:
     clips: int = 0
     skipped: str | None = None
     by_clip: dict[str, float] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the result as a JSON value."""
-        return asdict(self)
 
 
 class _MetricRun:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -16,7 +15,8 @@ from reelworks.evaluation import clips, registry, vbench
 from reelworks.evaluation.clips import MeasuredClip, Unreadable
 from reelworks.evaluation.measure import MetricResult, measure
 from reelworks.evaluation.metric import Settings
-from reelworks.train import init_from
+from reelworks.evaluation.request import EvalRequest
+from reelworks.train.startup import init_from
 
 WEIGHTS = ("clip", "dinov2", "inception", "videomae")
 
@@ -30,14 +30,8 @@ class Report:
     metrics: list[MetricResult]
     unreadable: list[Unreadable] = field(default_factory=list)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the results as a JSON value."""
-        return {
-            "generated": None if self.generated is None else str(self.generated),
-            "reference": None if self.reference is None else str(self.reference),
-            "metrics": [measured.to_json() for measured in self.metrics],
-            "unreadable": [asdict(file) for file in self.unreadable],
-        }
+    def file(self) -> None:
+        """Return no file: the result belongs to no run."""
 
     @property
     def values(self) -> dict[str, float]:
@@ -45,24 +39,19 @@ class Report:
         return {measured.name: measured.value for measured in self.metrics if measured.value is not None}
 
 
-def of_folders(
-    generated: Path,
-    reference: Path | None,
-    names: Sequence[str],
-    weights: Sequence[str],
-    min_samples: int,
-    *,
-    prompts_in_names: bool = False,
-    on_clip: Callable[[int, int], None] = lambda done, total: None,
-) -> Report:
-    """Measure the clips of a folder by metrics, all registered ones by default.
+def of_folders(request: EvalRequest, on_clip: Callable[[int, int], None] = lambda done, total: None) -> Report:
+    """Measure the clips of a folder by metrics, all registered ones by default, and add the results of VBench.
 
     Raises:
-        UserError: A folder holds no media, or a metric or a name of weights is unknown.
+        UserError: A folder holds no media, a metric or a name of weights is unknown, or the results cannot be read.
     """
-    kinds = registry.all_named(names or registry.names(), "--metric")
+    generated, reference = request.generated, request.reference
+    foreign = [] if request.vbench is None else vbench.results(request.vbench)
+    if generated is None:
+        return Report(None, None, foreign)
+    kinds = registry.all_named(request.metrics or registry.names(), "--metric")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    settings = Settings(weights_of(weights), device, min_samples)
+    settings = Settings(weights_of(request.weights), device, request.min_samples)
     files = clips.files_of(generated, "--generated")
     references = None if reference is None else clips.files_of(reference, "--reference")
     if references is not None and not files.keys() & references.keys():
@@ -76,9 +65,9 @@ def of_folders(
             yield clip
 
     of_references = None if references is None else counted(clips.read(references), len(files))
-    captions = {name: vbench.prompt_of(name) for name in files} if prompts_in_names else None
+    captions = {name: vbench.prompt_of(name) for name in files} if request.prompts_in_names else None
     measured, unreadable = measure(kinds, counted(clips.read(files, references, captions), 0), of_references, settings)
-    return Report(generated, reference, measured, unreadable)
+    return Report(generated, reference, [*measured, *foreign], unreadable)
 
 
 def weights_of(given: Sequence[str]) -> dict[str, str]:

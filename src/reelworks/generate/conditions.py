@@ -23,7 +23,7 @@ from reelworks.core import sources
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Geometry, Shape
 from reelworks.core.sources import SOURCES
-from reelworks.encoders.encoders import LiveEncoder
+from reelworks.encoders.encoders import FrozenEncoders
 from reelworks.media import decode, sound
 from reelworks.media.decode import MediaError, Request
 from reelworks.media.sound import SoundRequest
@@ -257,7 +257,7 @@ def kept(conditions: Conditions, reference: Frames | None, mask: Frames | None, 
 
 
 def give(
-    encoder: LiveEncoder, noise_BCNHW: Tensor, first: Frames | None, last: Frames | None, num_frames: int
+    encoder: FrozenEncoders, noise_BCNHW: Tensor, first: Frames | None, last: Frames | None, num_frames: int
 ) -> tuple[Tensor, Tensor]:
     """Put latents of given frames at the ends of noise; also return `[B, N]`: 0 for them, 1 for those to generate.
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 
+from reelworks.analysis import plan_report
 from reelworks.core.shape import Shape
 from reelworks.models import components, registry
 from reelworks.models.family import SamplingDefaults
@@ -52,12 +51,10 @@ def shape(run: RunFolder, recipe: Recipe, *, picture: bool) -> Shape:
 
     For a picture, the shape has one frame, and is that of a bucket of one frame if there are any.
     """
-    try:
-        summary = json.loads((run.plan_folder / "summary.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        summary = {"buckets": []}
+    summary = plan_report.read_summary(run)
     tokens = [
-        (Shape(b["num_frames"], b["height"], b["width"]), b["clips"] * b["tokens_per_clip"]) for b in summary["buckets"]
+        (Shape(b.num_frames, b.height, b.width), b.clips * b.tokens_per_clip)
+        for b in (summary.buckets if summary else ())
     ]
     return _most_trained(tokens, recipe, picture=picture)
 

@@ -22,7 +22,7 @@ from reelworks.core.errors import UserError
 from reelworks.diffusion import ddpm
 from reelworks.diffusion.config import NUM_TIMESTEPS
 from reelworks.diffusion.objectives import PREDICTIONS
-from reelworks.encoders.encoders import LiveEncoder
+from reelworks.encoders.encoders import FrozenEncoders
 from reelworks.generate import pipeline
 from reelworks.generate.pipeline import GenerateOptions
 from reelworks.generate.writers import Sound
@@ -56,7 +56,7 @@ class PipelineOutput(NamedTuple):
 def generate(
     recipe: Recipe,
     boundary: DtypeBoundary[DenoiserInputs],
-    encoder: LiveEncoder,
+    encoder: FrozenEncoders,
     prompts: Iterable[str],
     options: GenerateOptions,
 ) -> PipelineOutput:
@@ -127,7 +127,7 @@ def _family(recipe: Recipe) -> DiffusersNetwork:
 
 
 def _build(
-    recipe: Recipe, boundary: DtypeBoundary[DenoiserInputs], encoder: LiveEncoder, options: GenerateOptions
+    recipe: Recipe, boundary: DtypeBoundary[DenoiserInputs], encoder: FrozenEncoders, options: GenerateOptions
 ) -> tuple[Any, str]:
     """Build the pipeline without text encoders, as it is called with embeddings; also return its description."""
     denoiser, autoencoder = boundary.denoiser, encoder.autoencoder
@@ -158,7 +158,7 @@ def _networks(denoiser: FamilyDenoiser | ExpertPairDenoiser) -> dict[str, nn.Mod
     return {denoiser.config.network.part: denoiser.module}
 
 
-def _scheduler(recipe: Recipe, encoder: LiveEncoder, options: GenerateOptions) -> tuple[Any, str]:
+def _scheduler(recipe: Recipe, encoder: FrozenEncoders, options: GenerateOptions) -> tuple[Any, str]:
     """Return the scheduler of the weights, or one that matches the recipe, and the name of its source."""
     library = optional_imports.diffusers()
     config = _published_scheduler(recipe.model.weights)
@@ -203,7 +203,7 @@ def _published_scheduler(source: str | None) -> Any:
 
 
 def _sample(
-    pipe: Any, recipe: Recipe, encoder: LiveEncoder, prompt: str, options: GenerateOptions
+    pipe: Any, recipe: Recipe, encoder: FrozenEncoders, prompt: str, options: GenerateOptions
 ) -> NDArray[np.uint8]:
     shape, config = options.shape, components.family_config(recipe.model)
     text = encoder.texts([prompt, ""], [False, True])
@@ -225,7 +225,7 @@ def _sample(
 
 
 @contextmanager
-def _in_contract(boundary: DtypeBoundary[DenoiserInputs], encoder: LiveEncoder) -> Iterator[None]:
+def _in_contract(boundary: DtypeBoundary[DenoiserInputs], encoder: FrozenEncoders) -> Iterator[None]:
     """Make the network and the autoencoder compute and return the dtypes of their contracts within this context.
 
     Inputs of the network stay float32, including timesteps, and autocast lowers the products: latents would be rounded

@@ -16,7 +16,7 @@ from reelworks.export.export import describe_run, export_checkpoint, export_stat
 from reelworks.export.lora import lora_file_of
 from reelworks.models.lora.conventions import CONVENTIONS
 from reelworks.run import history
-from reelworks.train import init_from
+from reelworks.train.startup import init_from
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,8 @@ def export(
     if merge:
         from reelworks.generate.load_run import LoadedModel
 
-        loaded = LoadedModel.load(source, averaged=ema, to_merge=True)
+        # The step that is told: a run in progress may have saved again meanwhile.
+        loaded = LoadedModel.load(info.path, averaged=ema, to_merge=True)
         with log.stage("adding the LoRA to the model", at_once=True):
             state = loaded.merge()
         with log.stage(f"writing {target}", at_once=True):

@@ -15,7 +15,7 @@ from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.core import arguments
 from reelworks.core.arguments import checked
 from reelworks.core.errors import UserError
-from reelworks.encoders.encoders import LiveEncoder
+from reelworks.encoders.encoders import FrozenEncoders
 from reelworks.generate import diffusers_pipeline
 from reelworks.generate.diffusers_pipeline import PipelineOutput
 from reelworks.generate.pipeline import GenerateOptions
@@ -26,7 +26,7 @@ from reelworks.precision.boundary import DtypeBoundary
 from reelworks.recipe import preview_model, recipe_file, validation
 from reelworks.recipe.recipe import Recipe
 from reelworks.run import history
-from reelworks.train import build, init_from
+from reelworks.train.startup import build, init_from
 
 
 @checked(source=arguments.PATH, ema=arguments.FLAG)
@@ -67,10 +67,10 @@ class LoadedModel:
     step: int
     denoiser: Denoiser
     boundary: DtypeBoundary[DenoiserInputs]
-    encoder: LiveEncoder
+    encoder: FrozenEncoders
 
     @classmethod
-    def begin(cls, recipe: Recipe, encoders: LiveEncoder) -> Self:
+    def begin(cls, recipe: Recipe, encoders: FrozenEncoders) -> Self:
         """Build the model that training of a recipe begins with."""
         device = encoders.device
         build.require_sources(recipe, trains=False)
@@ -87,7 +87,7 @@ class LoadedModel:
         to_merge: bool = False,
         shown: bool = False,
         lora_scale: float = 1.0,
-        encoders: LiveEncoder | None = None,
+        encoders: FrozenEncoders | None = None,
     ) -> Self:
         """Load a model from a run folder (its newest good checkpoint) or from a checkpoint's folder.
 

@@ -25,7 +25,7 @@ from reelworks.diffusion.samplers import diffusion, flow
 from reelworks.diffusion.samplers.flow import Edit
 from reelworks.encoders import values
 from reelworks.encoders.conditioning import encode_conditioning
-from reelworks.encoders.encoders import LiveEncoder
+from reelworks.encoders.encoders import FrozenEncoders
 from reelworks.generate import conditions, defaults
 from reelworks.generate.conditions import Conditions
 from reelworks.generate.writers import Sound
@@ -78,7 +78,7 @@ class GenerateOptions:
 @torch.no_grad()
 def generate(
     boundary: DtypeBoundary[DenoiserInputs],
-    encoder: LiveEncoder,
+    encoder: FrozenEncoders,
     objective: ObjectiveConfig,
     prompts: Iterable[str],
     options: GenerateOptions,
@@ -93,7 +93,7 @@ def generate(
 @torch.no_grad()
 def generate_with_sound(
     boundary: DtypeBoundary[DenoiserInputs],
-    encoder: LiveEncoder,
+    encoder: FrozenEncoders,
     objective: ObjectiveConfig,
     prompts: Iterable[str],
     options: GenerateOptions,
@@ -135,7 +135,7 @@ def generator_of(options: GenerateOptions, device: torch.device) -> torch.Genera
 
 def _generate_one(
     boundary: DtypeBoundary[DenoiserInputs],
-    encoder: LiveEncoder,
+    encoder: FrozenEncoders,
     objective: ObjectiveConfig,
     prompt: str,
     options: GenerateOptions,
@@ -157,7 +157,7 @@ class _Generation:
     def __init__(
         self,
         boundary: DtypeBoundary[DenoiserInputs],
-        encoder: LiveEncoder,
+        encoder: FrozenEncoders,
         objective: ObjectiveConfig,
         prompt: str,
         options: GenerateOptions,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,10 +40,6 @@ class Augmentation:
     def without_color(self) -> Augmentation:
         """Return the same flip and rotation, for companions whose values are no colours."""
         return Augmentation(self.flip, self.degrees)
-
-    def without_geometry(self) -> Augmentation:
-        """Return the same changes of colour."""
-        return replace(self, flip=False, degrees=0.0)
 
     def read_shape(self, shape: Shape) -> Shape:
         """Return the shape to decode so that, rotated, it fills `shape` without empty corners.

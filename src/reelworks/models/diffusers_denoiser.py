@@ -17,10 +17,11 @@ from typing import Any, NamedTuple, final
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
+from torch.nn.utils.rnn import pad_sequence
 
 from reelworks.core import optional_imports
 from reelworks.core.errors import UserError
-from reelworks.models import fp8, gguf_files, nf4_files, recompute, weights
+from reelworks.models import fp8, nf4_files, recompute, stored_weights, weights
 from reelworks.models.api import INPUT_ROLES, DenoiserInputs, ShardingPlan, TextEmbedding
 from reelworks.models.family import FamilyConfig
 from reelworks.models.lora import inject
@@ -118,6 +119,12 @@ class EncodedText(NamedTuple):
     mask: Tensor | None = None  # `[B, L]`, nonzero where a token is attended to; None attends to all
     pooled: Tensor | None = None  # `[B, P]`, one vector per caption; None if the pipeline has none
 
+    @classmethod
+    def from_rows(cls, rows: Sequence[Tensor]) -> EncodedText:
+        """Return captions `[L, D]`, each at its own length, padded to the longest."""
+        masks = [row.new_ones(len(row), dtype=torch.bool) for row in rows]
+        return cls(pad_sequence(list(rows), batch_first=True), pad_sequence(masks, batch_first=True))
+
 
 @final
 @dataclass(frozen=True)
@@ -163,43 +170,24 @@ class DiffusersNetwork:
         """Load the weights of a source; without a source, keep the fresh ones.
 
         A source is a pipeline's folder, a network's folder, a single file, or a hub id, with the keys of
-        diffusers or of the release (ComfyUI's). Values take the dtype of the module's parameters, and fp8
-        values are multiplied by their scales first; parameters on `meta` take the file's tensors and scales, or
-        stay there with the codes of nf4 or GGUF. Missing columns for companions are zeros. If a file holds two networks, `part`
+        diffusers or of the release (ComfyUI's). Values take the dtype of the module's parameters, and codes are
+        multiplied out first; parameters on `meta` take the file's tensors, or stay there with the codes of fp8, nf4 or
+        GGUF (`stored_weights`). Missing columns for companions are zeros. If a file holds two networks, `part`
         selects one.
         """
         if source is None:
             return
+        part_there = part or config.network.folder or config.network.part
+        state = weights.read(source, part=part_there, keep_codes=True)
         is_mapped = any(parameter.is_meta for parameter in module.parameters())
-        state = weights.read(source, part=part or config.network.folder or config.network.part, keep_codes=is_mapped)
+        if not is_mapped and nf4_files.has_any(state):
+            raise nf4_files.unsupported("only the frozen base of a LoRA can be")
+        state = fp8.read_quantized(nf4_files.read_quantized(state))
         if not is_mapped:
-            if nf4_files.has_any(state):
-                raise nf4_files.unsupported("only the frozen base of a LoRA can be")
-            weights.load_into(module, self._match_network(module, config, fp8.dequantize_all(state), part), source)
-            return
-        if any(gguf_files.codes_of(value) is not None for value in state.values()):
-            self._load_gguf(module, config, source, state, part)
-            return
-        state, *nf4 = nf4_files.read_quantized(state)
-        state, scales = fp8.read_quantized(state)
-        weights.load_into(module, self._match_network(module, config, state, part), source)
-        fp8.attach(module, self._match_network(module, config, scales, part))
-        if any(parameter.is_meta for parameter in module.parameters()):
-            codes, blocks = (self._match_network(module, config, one, part) for one in nf4)
-            nf4_files.attach(module, codes, blocks)
-
-    def _load_gguf(
-        self, module: nn.Module, config: FamilyConfig, source: str, state: dict[str, Tensor], part: str | None
-    ) -> None:
-        """Load weights on `meta`, which give their codes to the parameters that consist of whole rows of one type."""
-
-        def numbers() -> dict[str, Tensor]:
-            return self._match_network(module, config, gguf_files.row_numbers(state), part)
-
-        state = gguf_files.dequantize_broken(state, numbers())
-        fitted = numbers()
-        weights.load_into(module, self._match_network(module, config, state, part), source)
-        gguf_files.attach(module, state, fitted)
+            state = stored_weights.values(state)
+        state, stored = stored_weights.match(state, lambda one: self._match_network(module, config, one, part))
+        weights.load_into(module, state, source)
+        stored_weights.attach(module, stored)
 
     def _match_network(
         self, module: nn.Module, config: FamilyConfig, state: dict[str, Tensor], part: str | None

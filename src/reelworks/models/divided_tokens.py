@@ -24,6 +24,8 @@ class Places:
     first: str  # block whose `hidden_states` `[B, tokens, D]` are divided
     angles: str  # module whose outputs, the angles of positions, are divided
     angles_dim: int  # dimension of tokens in these
+    # Attention among divided tokens in place of the network's own: `processor(divided, backend)`.
+    processor: Callable[[DividedTokens, Any], Any]
     last: str = "proj_out"  # module whose output is gathered, so that each rank has all tokens
     times: str = "timestep"  # input of the network that is divided if it is `[B, tokens]`
 

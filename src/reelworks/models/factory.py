@@ -10,7 +10,7 @@ from torch import nn
 
 from reelworks.core import optional_imports
 from reelworks.core.errors import UserError
-from reelworks.models import gguf_files, identify, meta_init, registry, weights
+from reelworks.models import identify, meta_init, registry, stored_weights, weights
 from reelworks.models.api import INPUT_ROLES, Autoencoder, Denoiser, FamilyNetwork, TextEncoder
 from reelworks.models.autoencoders import opensora
 from reelworks.models.autoencoders.diffusers_kl import DiffusersAutoencoder
@@ -28,12 +28,14 @@ from reelworks.models.diffusers_denoiser import FamilyDenoiser
 from reelworks.models.expert_pair.config import PARTS, switch_timestep
 from reelworks.models.expert_pair.denoiser import ExpertPairDenoiser
 from reelworks.models.family import FamilyConfig
+from reelworks.models.gguf_files import GgufWeight
 from reelworks.models.lora import files, frozen, inject
 from reelworks.models.lora.base_model import Base, digest
 from reelworks.models.lora.config import BaseStorage, LoraConfig
 from reelworks.models.lora.training_adapter import TrainingAdapter
 from reelworks.models.sound.config import SoundConfig
 from reelworks.models.sound.encoder import PcmSound, SoundEncoder
+from reelworks.models.stored_weights import stored_weight
 from reelworks.models.text.encoders import FamilyTextEncoder, T5TextEncoder
 from reelworks.models.text.hashed import HashedTextEncoder
 from reelworks.precision.boundary import check_contract
@@ -90,7 +92,8 @@ def build_denoiser(
     device = torch.device(device)
     base = None if lora is None else stored
     networks = _build(family, config, model, device, seed, base)
-    if base == "gguf" and not any(gguf_files.codes_of(p) for each in networks for p in each.parameters()):
+    parameters = [parameter for each in networks for parameter in each.parameters()]
+    if base == "gguf" and not any(isinstance(stored_weight(p), GgufWeight) for p in parameters):
         raise UserError(
             "there are no codes of a GGUF file to keep",
             code="lora-base-not-gguf",
@@ -158,7 +161,7 @@ def _build(
         _load(family, networks, config, model, list(parts))
     if model.weights is not None and len(networks) == 2:
         pairs = zip(*(network.parameters() for network in networks), strict=True)
-        if all(torch.equal(frozen.value(high).float(), frozen.value(low).float()) for high, low in pairs):
+        if all(torch.equal(*(stored_weights.value(weight).float() for weight in pair)) for pair in pairs):
             raise UserError(
                 "only one network was found, and both experts would get its weights",
                 code="expert-missing",

@@ -1,4 +1,4 @@
-"""Records with which a family's `spec.py` declares its models and their components; torch-free."""
+"""Records with which a family's `spec.py` and `family.toml` declare its models and their components; torch-free."""
 
 from __future__ import annotations
 
@@ -55,6 +55,7 @@ class Conditioning:
         return self.first_frame is not None and not self.frames
 
 
+EDITS = Conditioning(takes=("source",), needs=("source",), most_sources=4)
 LEARNED = Conditioning(empty_caption="learned", frames=True, objectives=("rectified-flow", "iddpm"))
 
 
@@ -90,7 +91,7 @@ class SequenceSplit:
     pads: bool = False  # whether any number of tokens can be shared; if not, it must be a multiple of the ranks
     captions: bool = False  # whether tokens of captions are shared too, as they attend to all others
     plan: str = ""  # module with `plan` and `ATTENTIONS` in place of diffusers' plan
-    divided: str = ""  # module with `PLACES` and `Processor` in place of diffusers' plan and exchange
+    divided: str = ""  # module with `PLACES` in place of diffusers' plan and exchange
 
 
 @dataclass(frozen=True)
@@ -182,7 +183,7 @@ class SamplingDefaults(NamedTuple):
 class Release:
     """A published model: its hub ids, the shapes it was trained for, and its names in LoRA files."""
 
-    weights: str | None  # hub id of the denoiser; None if none is known
+    weights: str | None = None  # hub id of the denoiser; None if none is known
     autoencoder: str | None = None  # hub id of the autoencoder, if it is a different one
     text: str | None = None  # hub id of the text encoders, if it is a different one
     side: int = 1024  # side in pixels of the square pictures that it was released for
@@ -243,40 +244,6 @@ class PublishedAutoencoder:
     std: float | None = None
 
 
-# Restrictions of licences that several families share, for `Release.licence_note`.
-FLUX_NON_COMMERCIAL = "the FLUX Non-Commercial License allows no commercial use of the model without another licence"
-
-# Configs for files of `AutoencoderKL`, without the keys that define latents: of Stable Diffusion, of later models.
-KL_CONFIG: Mapping[str, object] = {
-    "down_block_types": ["DownEncoderBlock2D"] * 4,
-    "up_block_types": ["UpDecoderBlock2D"] * 4,
-    "block_out_channels": [128, 256, 512, 512],
-    "layers_per_block": 2,
-}
-PLAIN_KL_CONFIG = {**KL_CONFIG, "use_quant_conv": False, "use_post_quant_conv": False}
-
-
-def picture_autoencoder(
-    channels: int,
-    scaling_factor: float,
-    shift_factor: float | None,
-    *,
-    parameters: int,
-    file_config: Mapping[str, object] = PLAIN_KL_CONFIG,
-) -> PublishedAutoencoder:
-    """Return an `AutoencoderKL` of a picture model; classes and strides of all are alike, latents are not."""
-    latents = {"latent_channels": channels, "scaling_factor": scaling_factor, "shift_factor": shift_factor}
-    return PublishedAutoencoder(
-        "AutoencoderKL",
-        channels,
-        (1, 8, 8),
-        parameters=parameters,
-        config=latents,
-        file_config=file_config,
-        has_time_axis=False,
-    )
-
-
 class TextNetwork(NamedTuple):
     """A network that encodes captions."""
 
@@ -286,9 +253,6 @@ class TextNetwork(NamedTuple):
 
 
 T5 = TextNetwork("", "t5", 32_128)
-CLIP = TextNetwork("text_encoder", "clip_text_model", 49_408)
-CLIP_2 = CLIP._replace(part="text_encoder_2")
-QWEN2_5_VL = TextNetwork("text_encoder", "qwen2_5_vl_text", 152_064)
 
 
 @dataclass(frozen=True)
@@ -385,6 +349,17 @@ def release_blocks(own: str, release: str, layers: Mapping[str, str]) -> tuple[K
         KeyRule(" ".join(f"{own}.N.{part}" for part in parts.split()), f"{release}.N.{layer}")
         for parts, layer in layers.items()
     )
+
+
+# Blocks of FLUX.1 and Chroma1, which join four layers of a block with one stream.
+FLUX_BLOCKS = (
+    *release_blocks("transformer_blocks", "double_blocks", TWO_STREAMS),
+    KeyRule(
+        " ".join(f"single_transformer_blocks.N.{part}" for part in (*QKV.split(), "proj_mlp")),
+        "single_blocks.N.linear1",
+        heights=(1, 1, 1, 4),
+    ),
+)
 
 
 def release_inputs(embedding: str) -> tuple[KeyRule, ...]:

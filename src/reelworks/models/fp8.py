@@ -1,4 +1,4 @@
-"""Weights that files hold in fp8 with scales: multiplied out, or kept as they are for a frozen base.
+"""Weights that files hold in fp8 with scales.
 
 A file of ComfyUI has a scale for each weight, or one for each of its rows, named `weight_scale` or `scale_weight`.
 """
@@ -8,67 +8,51 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from reelworks.models.stored_weights import StoredWeight
 
 _SUFFIXES = (".scale_weight", ".weight_scale")
 _UNUSED = (".scale_input", ".input_scale", "scaled_fp8", ".comfy_quant")
-_ATTRIBUTE = "row_scale"
+_ONE = torch.ones(())  # the scale of a tensor without one
 
 
-def dequantize_all(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Multiply values by the scales stored with them, and drop the scales."""
-    values, scales = _apart(state)
-    return values | {name: values[name].float() * scale for name, scale in scales.items()}
+class Fp8Weight(StoredWeight):
+    """Codes `[out, in]` in a dtype of 8 bits, and the scales of rows, `[out, 1]` in float32."""
+
+    @property
+    def width(self) -> int:
+        """Number of values of a row."""
+        return self.parts[0].shape[1]
+
+    def dequantize(self) -> Tensor:
+        """Return the values, `[out, in]` in float32."""
+        codes, scale = self.parts
+        return codes.float() * scale
 
 
-def read_quantized(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return values as they are stored, and their scales in the shape of the values, without memory for each value.
-
-    What renames, splits and joins the values does the same to the scales. Values without a scale have 1.
-    """
-    values, scales = _apart(state)
-    # Parameters of a network are floating-point numbers.
-    for name in [name for name in scales if not values[name].is_floating_point()]:
-        values[name] = values[name].float() * scales.pop(name)
-    one = torch.ones(())
-    return values, {name: scales.get(name, one).expand(value.shape) for name, value in values.items()}
-
-
-def _apart(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def read_quantized(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a file's tensors: weights in fp8 on `meta`, see `stored_weights`, and others multiplied by their scales."""
     values = {
         key: value
         for key, value in state.items()
         # The last part of a marker begins with underscores, such as ComfyUI's of Qwen-Image-Edit-2511.
         if not key.endswith((*_SUFFIXES, *_UNUSED)) and not key.rpartition(".")[2].startswith("__")
     }
-    scales = {}
-    for suffix in _SUFFIXES:
-        for key in (key for key in state if key.endswith(suffix)):
-            weight, scale = f"{key.removesuffix(suffix)}.weight", state[key].float()
-            if scale.ndim == 1:  # one value, or one for each output row
-                scale = scale.reshape(-1, *[1] * (state[weight].ndim - 1))
-            scales[weight] = scale
-    return values, scales
+    scales = {
+        f"{key.removesuffix(suffix)}.weight": scale.float()
+        for suffix in _SUFFIXES
+        for key, scale in state.items()
+        if key.endswith(suffix)
+    }
+    return {name: _scaled(value, scales.get(name, _ONE)) for name, value in values.items()}
 
 
-def attach(module: nn.Module, scales: Mapping[str, Tensor]) -> None:
-    """Give the fp8 parameters of a network with two or more axes the scales of their rows."""
-    for name, parameter in module.named_parameters():
-        if parameter.dtype.itemsize == 1 and parameter.is_floating_point() and parameter.ndim > 1:
-            scale = scales[name]
-            rows = scale[(slice(None), *[slice(0, 1)] * (scale.ndim - 1))].clone()
-            assert torch.equal(rows.expand(scale.shape), scale), f"{name}: scales differ within a row"
-            setattr(parameter, _ATTRIBUTE, rows)
-
-
-def row_scale(parameter: Tensor) -> Tensor | None:
-    """Return the scales of a parameter's rows, `[out, 1, ...]` in float32; None if it has none."""
-    scale: Tensor | None = getattr(parameter, _ATTRIBUTE, None)
-    return scale
-
-
-def value(parameter: Tensor) -> Tensor:
-    """Return a parameter's values: multiplied by its scales, in float32, if it has them."""
-    scale = row_scale(parameter)
-    detached = parameter.detach()
-    return detached if scale is None else detached.float() * scale.to(detached.device)
+def _scaled(value: Tensor, scale: Tensor) -> Tensor:
+    """Return a tensor with its scale: one value, or one for each output row with or without further axes."""
+    if scale.ndim == 1:
+        scale = scale.reshape(-1, *[1] * (value.ndim - 1))
+    is_fp8 = value.is_floating_point() and value.dtype.itemsize == 1
+    if is_fp8 and value.ndim == 2 and (not scale.ndim or scale.shape[1] == 1):
+        return Fp8Weight((value, scale.expand(len(value), 1)), str(value.dtype)).on_meta()
+    return value if scale is _ONE else value.float() * scale

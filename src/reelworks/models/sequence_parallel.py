@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from reelworks.distributed.mesh import World
 from reelworks.distributed.sequence import SequenceGroup
 from reelworks.models.api import Denoiser
-from reelworks.models.divided_tokens import DividedTokens
+from reelworks.models.divided_tokens import DividedTokens, Places
 from reelworks.models.family import Network, SequenceSplit
 
 
@@ -76,11 +76,11 @@ class _Divided:
     """A network of diffusers with hooks and attentions of our own."""
 
     def __init__(self, module: Any, split: SequenceSplit, group: SequenceGroup) -> None:
-        family: Any = importlib.import_module(split.divided)
-        self._divided = DividedTokens(module, family.PLACES, group)
-        self._attentions: list[Any] = [m for path, m in module.named_modules() if family.PLACES.attentions(path)]
+        places: Places = importlib.import_module(split.divided).PLACES
+        self._divided = DividedTokens(module, places, group)
+        self._attentions: list[Any] = [m for path, m in module.named_modules() if places.attentions(path)]
         self._former = [each.processor for each in self._attentions]
-        self._own = [family.Processor(self._divided, former._attention_backend) for former in self._former]
+        self._own = [places.processor(self._divided, former._attention_backend) for former in self._former]
 
     def start(self) -> None:
         for attention, processor in zip(self._attentions, self._own, strict=True):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from reelworks.core import user_files
 from reelworks.core.errors import UserError, first_few
-from reelworks.models import gguf_files, hub
+from reelworks.models import gguf_files, hub, stored_weights
 
 _PICKLED = (".pt", ".pth", ".bin")
 _GGUF = ".gguf"
@@ -39,10 +39,10 @@ def read(
 
     Errors name `field`, the recipe key of the source. `part` is the folder of the weights if the source is a pipeline,
     and `file` their file if the source is a folder or repository that has it beside those of other models. The weights
-    of GGUF files become float32; if `keep_codes`, they are on `meta` and know their codes.
+    of GGUF files become float32; if `keep_codes`, they are on `meta`, see `stored_weights`.
     """
     state = _read(source, field, part, file)
-    return state if keep_codes else {name: gguf_files.value(tensor) for name, tensor in state.items()}
+    return state if keep_codes else stored_weights.values(state)
 
 
 def _read(source: str, field: str, part: str | None, file: str | None) -> dict[str, Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from reelworks.catalog import scan
 from reelworks.catalog.config import DatasetConfig
 from reelworks.catalog.scan import ScanProgress
 from reelworks.catalog.store import Catalog
-from reelworks.core import cores, files, gpu_devices, machine_memory, toml, units
+from reelworks.core import cores, files, gpu_devices, machine_memory, requests, toml, units
 from reelworks.core.errors import UserError, first_few
 from reelworks.core.shape import Geometry
 from reelworks.data.dataset import companion_sources
@@ -28,6 +28,7 @@ from reelworks.models.expert_pair.config import switch_timestep
 from reelworks.models.family import Release
 from reelworks.quickstart import memory_presets, survey
 from reelworks.quickstart.memory_presets import MemoryPlan
+from reelworks.quickstart.request import NewLoraRequest
 from reelworks.quickstart.survey import FolderSurvey
 from reelworks.recipe import recipe_file, toml_writer, validation
 from reelworks.recipe.dataset import RecipeData
@@ -401,25 +402,6 @@ PLACEHOLDER = "pictures"
 
 
 @dataclass(frozen=True)
-class QuickstartOptions:
-    """Options of `reelworks new`."""
-
-    model: str  # a preset or a family's short name
-    folders: tuple[Path, ...] = ()  # of pictures and clips; none for a recipe with a placeholder
-    vram_gb: float | None = None  # memory of the GPU; None uses that of this machine's GPU, if it has one
-    trigger: str | None = None  # trigger word of what is learnt
-    weights: str | None = None  # instead of the published ones
-    companions: Mapping[str, str | list[str]] = field(
-        default_factory=dict
-    )  # folder of the only dataset's companions, by kind
-    tflops: float = ASSUMED_TFLOPS  # speed of the GPU in bfloat16
-    rank: int | None = None  # of the LoRA; None for the usual one
-    steps: int | None = None  # of the training; None for epochs that follow from the clips
-    resolution: str | None = None  # of pictures and clips; None for the one that the bulk of them fills
-    overrides: tuple[str, ...] = ()  # `a.b=value`, which win over all else
-
-
-@dataclass(frozen=True)
 class QuickstartResult:
     """A new recipe with its estimates."""
 
@@ -472,25 +454,26 @@ class QuickstartResult:
         }
 
 
-def lora(
-    path: Path, wishes: QuickstartOptions, on_progress: Callable[[ScanProgress], None] | None = None
-) -> QuickstartResult:
-    """Make the recipe of a LoRA and write it, if the training fits into the GPU; an existing file is replaced."""
-    preset = registry.preset_name(wishes.model)
-    if wishes.trigger is not None and not wishes.trigger.strip():
-        raise UserError(
-            "the word is empty",
-            code="empty-trigger",
-            field="--trigger",
-            remedy="choose a rare word, or leave the option out",
-        )
-    datasets, remarks = survey.datasets(wishes.folders or (Path(PLACEHOLDER),))
-    datasets = _with_companions(preset, datasets, wishes.companions)
+@requests.telling(NewLoraRequest)
+def lora(request: NewLoraRequest, on_progress: Callable[[ScanProgress], None] | None = None) -> QuickstartResult:
+    """Make the recipe of a LoRA and write it, if the training fits into the GPU.
+
+    Raises:
+        UserError: The model does not take the footage, no settings fit, or the recipe cannot be written.
+
+    Examples:
+        >>> from reelworks.quickstart.request import NewLoraRequest
+        >>> NewLoraRequest(model="flux-dev", vram_gb=24).path
+        PosixPath('lora-flux-dev.toml')
+    """
+    preset, path = request.preset, request.path
+    datasets, remarks = survey.datasets(request.data or (Path(PLACEHOLDER),))
+    datasets = _with_companions(preset, datasets, request.companions)
     # Before the folders are read, which may take long.
     validation.require_companions(ModelConfig(name=preset), [d.companions for d in datasets], "dataset.")
-    _parts(preset, registry.release_of(preset), wishes.weights)
+    _parts(preset, registry.release_of(preset), request.weights)
     found = survey.PLACEHOLDER if _takes_pictures(preset) else survey.PLACEHOLDER_CLIPS
-    if wishes.folders:
+    if request.data:
         catalog = Path("runs", path.stem, "catalog")  # which the new recipe points to
         sources = [dataset.place for dataset in datasets] + companion_sources(datasets)
         scan.scan_sources(sources, catalog, workers=cores.count(), on_progress=on_progress)
@@ -498,34 +481,34 @@ def lora(
         found = survey.survey(
             rows,
             datasets,
-            wishes.trigger,
+            request.trigger,
             rate,
             takes_clips=_makes_clips(preset),
             takes_pictures=_takes_pictures(preset),
         )
-    lines = _as_wished(lora_table(preset, datasets, found, wishes.trigger, wishes.weights), wishes)
-    if wishes.folders:
+    lines = _as_wished(lora_table(preset, datasets, found, request.trigger, request.weights), request)
+    if request.data:
         remarks += _left_out(preset, found)
-        if wishes.resolution is None:
+        if request.resolution is None:
             remarks += _small_ones(preset, registry.release_of(preset), found)
-    drafted = _read(lines, path, wishes.overrides)
-    given = {override.partition("=")[0].strip() for override in wishes.overrides}
-    choice = memory_presets.choose(drafted, _vram_bytes(wishes.vram_gb), given)
+    drafted = _read(lines, path, request.overrides)
+    given = {override.partition("=")[0].strip() for override in request.overrides}
+    choice = memory_presets.choose(drafted, _vram_bytes(request.vram_gb), given)
     if choice.fits is False:
-        raise _too_small(preset, wishes, choice)
+        raise _too_small(preset, request, choice)
     for tier in choice.tiers:
         lines = with_setting(lines, Line(f"[{tier.table}]", tier.key, tier.value, tier.why))
     if choice.recipe.lora is not None and choice.recipe.lora.base is None:  # codes do not go with all settings
         lines = [line for line in lines if (line.table, line.key) != ("[lora]", "base")]
-    recipe = _read(lines, path, wishes.overrides)
-    planned = _Epoch.first_of(recipe, bool(wishes.folders))
-    if planned.clips and wishes.steps is None:  # clips that no epoch trains are not counted
+    recipe = _read(lines, path, request.overrides)
+    planned = _Epoch.first_of(recipe, bool(request.data))
+    if planned.clips and request.steps is None:  # clips that no epoch trains are not counted
         lines = [_epochs(planned.clips, planned.showings) if line.key == "max_epochs" else line for line in lines]
     # Settings that save memory change the number of steps.
-    steps = _training_steps(_read(lines, path, wishes.overrides), planned.micro_batches)
+    steps = _training_steps(_read(lines, path, request.overrides), planned.micro_batches)
     lines = [replace(line, value=_save_interval(steps)) if line.key == "every_steps" else line for line in lines]
-    text = _with_overrides(lines, found, preset, wishes.overrides)
-    recipe = _read(lines, path, wishes.overrides)
+    text = _with_overrides(lines, found, preset, request.overrides)
+    recipe = _read(lines, path, request.overrides)
     if not registry.PRESETS[preset].release:
         remarks.append(f"{preset} starts from fresh weights and is meant for experiments")
     result = QuickstartResult(
@@ -535,7 +518,7 @@ def lora(
         choice,
         tuple(remarks),
         planned.micro_batches,
-        wishes.tflops,
+        request.tflops or ASSUMED_TFLOPS,
         machine_memory.total_bytes(),
     )
     files.write_for("--output", path, text.encode())
@@ -556,17 +539,17 @@ def _with_overrides(lines: Sequence[Line], found: FolderSurvey, preset: str, ove
     return toml_writer.write(title, toml_writer.lines_of(values, lines, "as given with --set"))
 
 
-def _as_wished(lines: Sequence[Line], wishes: QuickstartOptions) -> list[Line]:
+def _as_wished(lines: Sequence[Line], request: NewLoraRequest) -> list[Line]:
     """Replace what was chosen by what was asked for."""
     result = []
     for line in lines:
-        if line.key == "rank" and wishes.rank is not None:
-            line = replace(line, value=wishes.rank, why="as given with --rank")
-        elif line.key == "resolution" and wishes.resolution is not None:
-            side = f"{wishes.resolution}px" if wishes.resolution.isdecimal() else wishes.resolution
+        if line.key == "rank" and request.rank is not None:
+            line = replace(line, value=request.rank, why="as given with --rank")
+        elif line.key == "resolution" and request.resolution is not None:
+            side = f"{request.resolution}px" if request.resolution.isdecimal() else request.resolution
             line = replace(line, value=side, why="as given with --resolution")
-        elif line.key == "max_epochs" and wishes.steps is not None:
-            line = Line("[train]", "max_steps", wishes.steps, "as given with --steps")
+        elif line.key == "max_epochs" and request.steps is not None:
+            line = Line("[train]", "max_steps", request.steps, "as given with --steps")
         result.append(line)
     return result
 
@@ -640,7 +623,7 @@ class _Epoch(NamedTuple):
         return cls(len(np.unique(entries.uid)), len(entries.uid), batches)
 
 
-def _too_small(preset: str, wishes: QuickstartOptions, choice: MemoryPlan) -> UserError:
+def _too_small(preset: str, request: NewLoraRequest, choice: MemoryPlan) -> UserError:
     memory = choice.estimate.memory
     need, host = memory.total / 1e9, memory.host / 1e9
     settings = ", ".join(tier.to_text() for tier in choice.tiers)
@@ -649,6 +632,6 @@ def _too_small(preset: str, wishes: QuickstartOptions, choice: MemoryPlan) -> Us
         + (f"; and {host:.1f} GB of CPU memory" if host >= 0.05 else ""),
         code="gpu-too-small",
         field="--vram",
-        value=wishes.vram_gb,
+        value=request.vram_gb,
         remedy=f"take a GPU of at least {math.ceil(need)} GB, or a smaller model",
     )

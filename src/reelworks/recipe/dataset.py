@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,10 +48,31 @@ class Chosen:
             head = f"buckets: {len(self.entries)} entries proposed, which the run will store; {headline}"
         return [head, *(f"  {_line(entry)}" for entry in self.entries)]
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the entries as a JSON value."""
-        source = self.proposal.to_json() if self.proposal else {"entries": [asdict(e) for e in self.entries]}
-        return {"kept": self.proposal is None, "lines": self.lines(), **source}
+    def report(self) -> ChosenBuckets:
+        """Return the entries as the report of a plan has them."""
+        lines, found = self.lines(), self.proposal
+        if found is None:
+            return ChosenBuckets(True, lines, self.entries)
+        return ProposedBuckets(False, lines, found.entries, found.reached, found.clips, found.max_tokens, found.toml)
+
+
+@dataclass(frozen=True)
+class ChosenBuckets:
+    """Bucket entries that were chosen for a recipe, and `lines` about them for people; `kept` if the run has them."""
+
+    kept: bool
+    lines: list[str]
+    entries: tuple[Suggestion, ...]
+
+
+@dataclass(frozen=True)
+class ProposedBuckets(ChosenBuckets):
+    """Bucket entries of a `Proposal`."""
+
+    reached: int
+    clips: int
+    max_tokens: int
+    toml: str
 
 
 def _line(entry: Suggestion) -> str:
@@ -133,6 +153,16 @@ def with_batch_sizes(recipe: Recipe) -> Recipe:
     """Return the recipe with numbers for the batch sizes that were measured, as its run keeps it."""
     entries, settings = tuned.measured(recipe.bucket, recipe.buckets)
     return recipe.model_copy(update={"bucket": entries, "buckets": settings})
+
+
+def bucket_table(recipe: Recipe, on_scan: Callable[[ScanProgress], None] | None = None) -> tuple[Recipe, BucketTable]:
+    """Return a recipe with its entries, and their table; scan the data only if entries have to be proposed from them."""
+    if recipe.buckets.proposes:
+        scan_recipe(recipe, on_scan)
+        data = RecipeData.open(recipe)
+        return data.recipe, data.table
+    recipe = with_batch_sizes(recipe)
+    return recipe, table.build(recipe.bucket, recipe.buckets, components.geometry(recipe.model, recipe.autoencoder))
 
 
 def _table(recipe: Recipe) -> BucketTable:

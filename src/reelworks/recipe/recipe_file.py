@@ -22,8 +22,11 @@ from reelworks.recipe.errors import explain
 from reelworks.recipe.recipe import Recipe
 
 
-def load(path: Path, overrides: Sequence[str] = ()) -> Recipe:
-    """Read a recipe with overrides `a.b=value`, in which a value that is not valid TOML is used as plain text."""
+def load(path: Path, overrides: Sequence[str] = (), data_path: Path | None = None) -> Recipe:
+    """Read a recipe with overrides `a.b=value`, in which a value that is not valid TOML is used as plain text.
+
+    With `data_path`, its only dataset is that folder or list, with the options of the first one.
+    """
     try:
         values = user_files.read_toml(path)
     except OSError as error:
@@ -47,7 +50,14 @@ def load(path: Path, overrides: Sequence[str] = ()) -> Recipe:
             remedy="save it as UTF-8",
         ) from error
     values.setdefault("output", f"runs/{path.stem}")
-    return parse(with_overrides(values, overrides))
+    recipe = parse(with_overrides(values, overrides))
+    return recipe if data_path is None else on_footage(recipe, data_path)
+
+
+def on_footage(recipe: Recipe, data_path: Path) -> Recipe:
+    """Return a recipe on one folder or list, with the options of its first dataset."""
+    dataset = recipe.dataset[0].model_copy(update={"path": str(data_path), "root": None})
+    return recipe.model_copy(update={"dataset": [dataset]})
 
 
 def with_overrides(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from reelworks.core import files, toml, units
 from reelworks.recipe import diff
@@ -18,14 +18,16 @@ from reelworks.run.folder import RunFolder
 _LAST_STEPS = 50  # over which losses and norms are averaged
 
 
-class Row(NamedTuple):
+@dataclass(frozen=True)
+class Row:
     """A measure of all runs, or a key of all recipes."""
 
     label: str
     values: list[str]
 
 
-class PreviewRow(NamedTuple):
+@dataclass(frozen=True)
+class PreviewRow:
     """Previews of one prompt, one for each run; None if a run has none."""
 
     prompt: str

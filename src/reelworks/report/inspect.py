@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow.compute as pc
@@ -32,6 +32,11 @@ _POINTS = 2000  # in the plot of sizes; more would hide each other
 class Inspection:
     """Result of `inspect`. Histograms are lists of (label, count) without empty classes."""
 
+    JSON_KEYS: ClassVar = (
+        *("summary", "duration", "caption_tokens", "pictures_by_folder", "folders"),
+        *("advice", "proposal"),
+    )
+
     summary: Summary
     duration: Histogram  # lengths of readable videos in seconds
     caption_tokens: Histogram  # number of words and punctuation marks in the captions of readable clips
@@ -55,11 +60,6 @@ class Inspection:
             *((name, "score", histogram) for name, histogram in self.summary.scores.items()),
         ]
         return [(title, unit, histogram) for title, unit, histogram in every if histogram]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return JSON values."""
-        value = {name: item for name, item in asdict(self).items() if name != "sizes"}
-        return {**value, "proposal": self.proposal.to_json()}
 
 
 def inspect_rows(rows: CatalogRows) -> Inspection:

@@ -25,8 +25,7 @@ def render(template: str, *, figures: list[Figure], **values: Any) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    filters = (units.count, units.loss, units.percent, units.size, units.duration, units.moment, units.change)
-    for function in filters:
+    for function in (units.count, units.loss, units.percent, units.size, units.duration, units.moment):
         environment.filters[function.__name__] = function
     plotly = ""
     if figures:

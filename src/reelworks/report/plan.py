@@ -1,15 +1,17 @@
-"""The page of a plan, drawn only from the value that `plan --json` prints."""
+"""The page of a plan, drawn only from its forecast."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from markupsafe import Markup
 
 from reelworks.analysis import compiled_graphs
+from reelworks.analysis.epoch_stats import Figures
+from reelworks.analysis.plan_fixes import RanksFigures
+from reelworks.analysis.plan_report import PlanForecast
 from reelworks.core import files, units
 from reelworks.report import page, run_facts
 from reelworks.report.plots import COLOURS
@@ -51,14 +53,13 @@ def _svg(kind: str, rects: Iterable[Markup]) -> Markup:
     return Markup(opening) + Markup("").join(rects) + Markup("</svg>")
 
 
-Json = dict[str, Any]
 _SCALE = 0.1  # a full bar of waste means at least this share
 _MEASURES = ("clips", "tokens", "time", "gradient")
 _OTHERS = "muted"
 _WASTED = (("GPUs wait", "c8"), ("copies that pad", "c5"))
 
 
-def write_plan_page(forecast: Json, name: str, file: Path) -> None:
+def write_plan_page(forecast: PlanForecast, name: str, file: Path) -> None:
     """Write a forecast of the recipe of this name as one HTML file."""
     text = page.render(
         "plan.html",
@@ -71,9 +72,9 @@ def write_plan_page(forecast: Json, name: str, file: Path) -> None:
         tones=_tones(forecast),
         waste=waste(forecast),
         wasted=dict(_WASTED),
-        cut={one["name"]: one["mean"] for one in forecast["crop"]["by_bucket"]},
-        frames={one["name"]: one["trained"] / one["there"] for one in forecast["frames"]["by_bucket"]},
-        graphs=compiled_graphs.lines(forecast["graphs"]),
+        cut={one.name: one.mean for one in forecast.losses.crop.by_bucket},
+        frames={one.name: one.trained / one.there for one in forecast.losses.frames.by_bucket},
+        graphs=compiled_graphs.lines(forecast.graphs),
         accounting=run_facts.accounting(forecast),
         balance=run_facts.balance(forecast),
         reasons=run_facts.reasons(forecast),
@@ -82,70 +83,69 @@ def write_plan_page(forecast: Json, name: str, file: Path) -> None:
     files.write_for("--html", file, text.encode())
 
 
-def headline(forecast: Json) -> list[Fact]:
+def headline(forecast: PlanForecast) -> list[Fact]:
     """Return the cards on top of the page: shares over all epochs, counts of the first one."""
-    total, epochs = forecast["sum"], len(forecast["epochs"])
-    sizes = [bucket["global_batch"] for bucket in forecast["buckets"]]
+    total, epochs = forecast.ahead.sum, len(forecast.ahead.epochs)
+    sizes = [bucket.global_batch for bucket in forecast.buckets]
     batch = " to ".join(units.count(size) for size in sorted({min(sizes), max(sizes)}))
     over = f"in {units.plural(epochs, 'epoch')}"
-    not_full = f"of {units.count(forecast['micro_batches'])} micro-batches"
+    not_full = f"of {units.count(forecast.micro_batches)} micro-batches"
     return [
-        Fact("Steps an epoch", units.count(forecast["steps_per_epoch"]), f"{units.count(total['steps'])} {over}"),
+        Fact("Steps an epoch", units.count(forecast.steps_per_epoch), f"{units.count(total.steps)} {over}"),
         Fact("Global batch", batch, "clips a step, by bucket"),
-        Fact("Imbalance", units.percent(total["imbalance"]), "of the time GPUs wait for the slowest one"),
-        Fact("Padding", units.percent(total["padding"]), "of samples are copies of weight 0"),
-        Fact("Total waste", units.percent(total["waste"]), "of the time trains nothing"),
-        Fact("Incomplete batches", units.count(forecast["incomplete"]), not_full),
-        Fact("Clips scanned", units.count(forecast["catalog"]["clips"]), ""),
-        Fact("Planned", units.count(forecast["planned"]), "in the first epoch"),
-        Fact("Held out", units.count(forecast["held_out"]), "for validation"),
-        Fact("Never seen", units.count(forecast["never_seen"]["clips"]), over),
+        Fact("Imbalance", units.percent(total.imbalance), "of the time GPUs wait for the slowest one"),
+        Fact("Padding", units.percent(total.padding), "of samples are copies of weight 0"),
+        Fact("Total waste", units.percent(total.waste), "of the time trains nothing"),
+        Fact("Incomplete batches", units.count(forecast.incomplete), not_full),
+        Fact("Clips scanned", units.count(forecast.catalog.clips), ""),
+        Fact("Planned", units.count(forecast.planned), "in the first epoch"),
+        Fact("Held out", units.count(forecast.held_out), "for validation"),
+        Fact("Never seen", units.count(forecast.ahead.never_seen.clips), over),
     ]
 
 
-def _tones(forecast: Json) -> dict[str, str]:
+def _tones(forecast: PlanForecast) -> dict[str, str]:
     """Return the colour of each group of buckets, in the strip's order."""
-    names = [one["group"] for one in forecast["course"]["groups"]]
+    names = [one.group for one in forecast.ahead.course.groups]
     return {name: f"c{i + 1}" if i < COLOURS else _OTHERS for i, name in enumerate(names)}
 
 
-def shares(forecast: Json) -> list[tuple[str, Markup]]:
+def shares(forecast: PlanForecast) -> list[tuple[str, Markup]]:
     """Return a bar for each measure, divided by the groups' shares of it."""
     return [(measure, bar(_shares_of(forecast, f"share_of_{measure}"))) for measure in _MEASURES]
 
 
-def _shares_of(forecast: Json, key: str) -> list[BarPart]:
+def _shares_of(forecast: PlanForecast, key: str) -> list[BarPart]:
     tones, of_group = _tones(forecast), Counter[str]()
-    for row in forecast["shares"]:
-        of_group[row["group"]] += row[key]
+    for one in forecast.ahead.shares:
+        of_group[one.group] += getattr(one, key)
     return [BarPart(name, 0, of_group[name], tones.get(name, _OTHERS)) for name in {**tones, **of_group}]
 
 
-def course(forecast: Json) -> Markup:
+def course(forecast: PlanForecast) -> Markup:
     """Draw the steps of the first epoch from left to right, coloured by bucket group."""
     names = list(_tones(forecast).items())
     columns = []
-    for counts in zip(*(one["micro_batches"] for one in forecast["course"]["groups"]), strict=True):
+    for counts in zip(*(one.micro_batches for one in forecast.ahead.course.groups), strict=True):
         named = zip(names, counts, strict=True)
         columns.append([BarPart(name, n, n / sum(counts), tone) for (name, tone), n in named if n])
     return strip(columns)
 
 
-def waste(forecast: Json) -> list[tuple[str, list[tuple[str, Markup, float]]]]:
+def waste(forecast: PlanForecast) -> list[tuple[str, list[tuple[str, Markup, float]]]]:
     """Return titled bars of wasted time, by number of GPUs and by epoch; titles with a single bar are left out."""
-    epochs = [(f"epoch {one['epoch']}", one) for one in forecast["epochs"]]
-    current = {"world": forecast["world"]} | forecast["epochs"][0]
-    worlds = [(units.plural(one["world"], "GPU"), one) for one in [*forecast["smaller_worlds"], current]]
+    epochs = [(f"epoch {one.epoch}", one.figures) for one in forecast.ahead.epochs]
+    current = RanksFigures(forecast.world, forecast.ahead.epochs[0].figures)
+    worlds = [(units.plural(one.world, "GPU"), one.figures) for one in (*forecast.smaller_worlds, current)]
     drawn = [("By number of GPUs that a run begins with", worlds), ("By epoch", epochs)]
     return [(title, _bars(rows)) for title, rows in drawn if len(rows) > 1]
 
 
-def _bars(rows: list[tuple[str, Json]]) -> list[tuple[str, Markup, float]]:
-    scale = max(_SCALE, *(one["waste"] for _, one in rows))
-    return [(label, bar(_wasted(one), scale), one["waste"]) for label, one in rows]
+def _bars(rows: list[tuple[str, Figures]]) -> list[tuple[str, Markup, float]]:
+    scale = max(_SCALE, *(one.waste for _, one in rows))
+    return [(label, bar(_wasted(one), scale), one.waste) for label, one in rows]
 
 
-def _wasted(epoch: Json) -> list[BarPart]:
-    padding = max(epoch["waste"] - epoch["imbalance"], 0.0)
-    shares = zip(_WASTED, (epoch["imbalance"], padding), strict=True)
+def _wasted(epoch: Figures) -> list[BarPart]:
+    shares = zip(_WASTED, (epoch.imbalance, max(epoch.waste - epoch.imbalance, 0.0)), strict=True)
     return [BarPart(label, 0, share, tone) for (label, tone), share in shares]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -37,11 +37,6 @@ class Figure:
     note: str
     plot: dict[str, Any]
     size: str = "large"  # "small": three in a row; "large": two; "wide": alone
-
-
-def to_json(figure: Figure) -> dict[str, Any]:
-    """Return a figure as a JSON value."""
-    return asdict(figure)
 
 
 def finite(value: Any) -> float | None:

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reelworks.analysis import clip_history, speed
+from reelworks.analysis import clip_history, plan_report, speed
 from reelworks.analysis.coverage import EpochCoverage
+from reelworks.analysis.plan_report import PlanSummary
 from reelworks.analysis.speed import Speed
 from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.core import user_files
@@ -22,9 +23,9 @@ class RunData:
     """Contents of a run folder."""
 
     path: Path
-    # info, summary, environment: contents of `run.json`, `plan/summary.json` and `environment.json`
+    # info, environment: contents of `run.json` and `environment.json`
     info: dict[str, Any]
-    summary: dict[str, Any]
+    summary: PlanSummary | None  # of `plan/summary.json`; None if it is missing or damaged
     recipe: str  # the resolved recipe as text
     environment: dict[str, Any]
     all_events: list[Event]  # all events as written, also those that a resume discarded
@@ -68,7 +69,7 @@ def of_events(
     return RunData(
         path=run.path,
         info=run.info(),
-        summary=summary(run),
+        summary=plan_report.read_summary(run),
         recipe=_read_text(run.recipe_file),
         environment=_read_object(run.environment_file),
         all_events=every,
@@ -79,11 +80,6 @@ def of_events(
         speed=speed,
         repeated_steps=repeated_steps,
     )
-
-
-def summary(run: RunFolder) -> dict[str, Any]:
-    """Return the summary of a run's plan; empty if there is none yet."""
-    return _read_object(run.plan_folder / "summary.json")
 
 
 def _read_text(path: Path) -> str:

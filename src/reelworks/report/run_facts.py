@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import statistics
+from dataclasses import dataclass, field
 from itertools import cycle
-from typing import Any, NamedTuple
 
 from reelworks.analysis.coverage import EpochCoverage, State
+from reelworks.analysis.plan_report import PlannedBucket, PlanSummary
+from reelworks.analysis.rejections import LeftOutClip
 from reelworks.buckets.assign import Reason as Rule
-from reelworks.core import toml, units
+from reelworks.core import results, toml, units
 from reelworks.report import status
-from reelworks.report.run_data import RunData
-from reelworks.train import spikes as advice
+from reelworks.report.run_data import Event, RunData
+from reelworks.train.step import spikes as advice
 
-Json = dict[str, Any]
 MAX_NAMES = 500  # file names listed per reason, so that browsers can open the page
 MAX_SPIKES = 50
 
@@ -51,7 +52,8 @@ CHOSEN = frozenset(reason.label for reason in Rule if reason.is_chosen)
 _TONES = ("c6", "c8", "c3", "c7", "c4", "c2")
 
 
-class Fact(NamedTuple):
+@dataclass(frozen=True)
+class Fact:
     """A card with a label, a value and a note."""
 
     label: str
@@ -59,19 +61,21 @@ class Fact(NamedTuple):
     note: str = ""
 
 
-class ReasonFact(NamedTuple):
+@dataclass(frozen=True)
+class ReasonFact:
     """Clips that are not trained for one reason, with its name in the summary and its label in reports."""
 
     name: str
     label: str
     remedy: str
-    files: list[dict[str, Any]]  # the first clips, with path and detail
+    files: list[LeftOutClip]  # the first clips
     total: int
     nearest: dict[str, int]  # for clips that fit no bucket, their number by the entry that is closest to fitting
     all_in: str = ""  # file that lists all clips, if it is not the one that the page names
 
 
-class BarPart(NamedTuple):
+@dataclass(frozen=True)
+class BarPart:
     """A coloured part of a bar."""
 
     label: str
@@ -80,21 +84,20 @@ class BarPart(NamedTuple):
     tone: str
 
 
-def reasons(summary: Json) -> list[ReasonFact]:
+def reasons(summary: PlanSummary | None) -> list[ReasonFact]:
     """Return the reasons of a plan's summary that have clips: rejections first, then those by choice, most frequent first."""
     listed = []
-    for name, entries in summary.get("reasons", {}).items():
+    for name, clips in summary.reasons.items() if summary else ():
         label, remedy = REASONS.get(name, (name.replace("_", " "), ""))
-        if entries:
-            counts = summary.get("left_out", {}).get(name, {})
-            total, nearest = counts.get("clips", len(entries)), counts.get("nearest", {})
-            listed.append(ReasonFact(name, label, remedy, entries[:MAX_NAMES], total, nearest))
+        if clips and summary:
+            counts = summary.left_out[name]
+            listed.append(ReasonFact(name, label, remedy, clips[:MAX_NAMES], counts.clips, counts.nearest))
     return sorted(listed, key=lambda one: (one.name in PLANNED, one.name in CHOSEN, -one.total))
 
 
 def failures(data: RunData) -> ReasonFact | None:
     """Return the planned clips that could not be read during training."""
-    entries = [{"path": e.get("path", ""), "detail": e.get("reason", "")} for e in data.events_of("failure")]
+    entries = [LeftOutClip(e.get("path", ""), e.get("reason", "")) for e in data.events_of("failure")]
     if not entries:
         return None
     remedy = "Counted under coverage; check the file."
@@ -102,41 +105,50 @@ def failures(data: RunData) -> ReasonFact | None:
     return ReasonFact("failed", "failed while training", remedy, listed, len(entries), {}, "events.jsonl")
 
 
-def rejected(summary: Json) -> int:
+def rejected(summary: PlanSummary) -> int:
     """Return the number of clips that cannot be trained, without those that the recipe leaves out or keeps for later."""
     return sum(reason.total for reason in reasons(summary) if reason.name not in PLANNED | CHOSEN)
 
 
-def accounting(summary: Json) -> list[BarPart]:
+def accounting(summary: PlanSummary | None) -> list[BarPart]:
     """Divide the scanned clips into planned, held out, and each reason."""
-    parts = [("planned", summary.get("planned", 0), "c1"), ("held out", summary.get("held_out", 0), "c5")]
+    if summary is None:
+        return []
+    parts = [("planned", summary.planned, "c1"), ("held out", summary.held_out, "c5")]
     others = [reason for reason in reasons(summary) if reason.name != "held_out"]
     parts += [(one.label, one.total, tone) for one, tone in zip(others, cycle(_TONES), strict=False)]
     total = sum(number for _, number, _ in parts)
     return [BarPart(label, number, number / total, tone) for label, number, tone in parts if number]
 
 
-def balance(summary: Json) -> str:
+def balance(summary: PlanSummary | None) -> str:
     """Return a sum that accounts for every scanned clip, or "" if repeats change the total."""
-    scanned = summary.get("catalog", {}).get("clips")
     parts = accounting(summary)
-    if not parts or sum(part.total for part in parts) != scanned:
+    if summary is None or not parts or sum(part.total for part in parts) != summary.catalog.clips:
         return ""
-    return f"{units.count(scanned)} = " + " + ".join(units.count(part.total) for part in parts)
+    return f"{units.count(summary.catalog.clips)} = " + " + ".join(units.count(part.total) for part in parts)
 
 
-def buckets(summary: Json) -> list[Json]:
-    """Return the buckets in the plan's order, each with `tokens` and its shares of all planned clips and tokens."""
-    rows = [
-        {"keep_prob": None, **row, "tokens": row["clips"] * row["tokens_per_clip"]}
-        for row in summary.get("buckets", [])
-    ]
-    clips = sum(row["clips"] for row in rows) or 1
-    tokens = sum(row["tokens"] for row in rows) or 1
-    return [row | {"share_of_clips": row["clips"] / clips, "share_of_tokens": row["tokens"] / tokens} for row in rows]
+@dataclass(frozen=True)
+class BucketFact:
+    """A bucket of a plan, with its tokens and its shares of all planned clips and tokens, from 0 to 1."""
+
+    bucket: PlannedBucket = field(metadata=results.INLINED)
+    tokens: int
+    share_of_clips: float
+    share_of_tokens: float
 
 
-class CoverageRow(NamedTuple):
+def buckets(summary: PlanSummary | None) -> list[BucketFact]:
+    """Return the buckets in the plan's order."""
+    rows = summary.buckets if summary else []
+    tokens = [row.clips * row.tokens_per_clip for row in rows]
+    all_clips, all_tokens = sum(row.clips for row in rows) or 1, sum(tokens) or 1
+    return [BucketFact(row, n, row.clips / all_clips, n / all_tokens) for row, n in zip(rows, tokens, strict=True)]
+
+
+@dataclass(frozen=True)
+class CoverageRow:
     """Numbers of an epoch's planned clips by state."""
 
     name: str  # number of the epoch, with the number of data restarts, if any
@@ -163,7 +175,7 @@ def coverage_row(epoch: EpochCoverage) -> CoverageRow:
         epoch.number(State.TRAINED) + sum(one.trained for one in lost),
         epoch.number(State.FAILED) + sum(one.failed for one in lost),
         epoch.number(State.SKIPPED),
-        epoch.ended,
+        epoch.done,
         "lost" if lost else _state(epoch),
         "; ".join([*map(str, lost), *epoch.problems]),
     )
@@ -172,10 +184,11 @@ def coverage_row(epoch: EpochCoverage) -> CoverageRow:
 def _state(epoch: EpochCoverage) -> str:
     if not (epoch.adds_up or epoch.pruned):
         return "contradiction"
-    return "adds up" if epoch.ended else "under way"
+    return "adds up" if epoch.done else "under way"
 
 
-class SpikeRow(NamedTuple):
+@dataclass(frozen=True)
+class SpikeRow:
     """A step far above the usual, with its clips and what can be done about it."""
 
     step: int
@@ -184,7 +197,7 @@ class SpikeRow(NamedTuple):
     usual: float
     bucket: str
     skipped: bool
-    clips: list[Json]  # with path and loss, by falling loss
+    clips: list[Event]  # with path and loss, by falling loss
     remedy: str
 
 
@@ -200,7 +213,8 @@ def spikes(data: RunData) -> list[SpikeRow]:
     return rows
 
 
-class RankRow(NamedTuple):
+@dataclass(frozen=True)
+class RankRow:
     """A rank that was slow for its micro-batches, with the largest factor that was measured."""
 
     rank: int
@@ -209,7 +223,8 @@ class RankRow(NamedTuple):
     times: int  # comparisons in which it was slow
 
 
-class RankBalance(NamedTuple):
+@dataclass(frozen=True)
+class RankBalance:
     """Planned and measured waiting of ranks, over all comparisons of a run."""
 
     comparisons: int
@@ -230,7 +245,7 @@ def balance_of_ranks(data: RunData) -> RankBalance | None:
         sum(w * e[key] for w, e in zip(weights, found, strict=True)) / sum(weights) for key in ("planned", "measured")
     )
     by_bucket: dict[str, list[float]] = {}
-    slow: dict[int, list[Json]] = {}
+    slow: dict[int, list[Event]] = {}
     for event in found:
         for bucket, ms in event["forward_ms_per_clip"].items():
             by_bucket.setdefault(bucket, []).append(ms)
@@ -255,22 +270,21 @@ def headline(data: RunData) -> list[Fact]:
 
 
 def _data_facts(data: RunData) -> list[Fact]:
-    if not data.summary:
+    if (summary := data.summary) is None:
         return []
-    catalog = data.summary.get("catalog", {})
-    bad = catalog.get("bad", 0)
-    kinds = [units.plural(catalog.get(kind, 0), kind[:-1]) for kind in ("videos", "images")]
-    per_epoch = units.plural(data.summary.get("steps_per_epoch", 0), "step") + " an epoch"
+    catalog = summary.catalog
+    kinds = f"{units.plural(catalog.videos, 'video')}, {units.plural(catalog.images, 'image')}"
+    unreadable = units.count(catalog.bad) + " unreadable" if catalog.bad else ""
     return [
-        Fact("Clips scanned", units.count(catalog.get("clips")), ", ".join(kinds)),
-        Fact("Planned", units.count(data.summary.get("planned")), per_epoch),
-        Fact("Held out", units.count(data.summary.get("held_out")), "for validation"),
-        Fact("Rejected", units.count(rejected(data.summary)), units.count(bad) + " unreadable" if bad else ""),
-        *_chosen_facts(data.summary),
+        Fact("Clips scanned", units.count(catalog.clips), kinds),
+        Fact("Planned", units.count(summary.planned), units.plural(summary.steps_per_epoch, "step") + " an epoch"),
+        Fact("Held out", units.count(summary.held_out), "for validation"),
+        Fact("Rejected", units.count(rejected(summary)), unreadable),
+        *_chosen_facts(summary),
     ]
 
 
-def _chosen_facts(summary: Json) -> list[Fact]:
+def _chosen_facts(summary: PlanSummary) -> list[Fact]:
     chosen = [reason for reason in reasons(summary) if reason.name in CHOSEN]
     if not chosen:
         return []
@@ -311,7 +325,7 @@ def _rank_facts(data: RunData) -> list[Fact]:
     return [Fact("Ranks waiting", units.percent(found.measured), note)]
 
 
-def _stream_facts(data: RunData, steps: list[Json]) -> list[Fact]:
+def _stream_facts(data: RunData, steps: list[Event]) -> list[Fact]:
     if data.speed.waited_share is None or steps[-1].get("data_wait_seconds") is None:
         return []
     facts = [Fact("Waiting for clips", units.percent(data.speed.waited_share), data.speed.advice)]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 import re
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,7 @@ from PIL import Image, ImageDraw
 
 from reelworks.analysis import contact_sheet, discarded, plan_report
 from reelworks.analysis.contact_sheet import SampleView
+from reelworks.analysis.discarded import CroppedClip
 from reelworks.core import files, log, units
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
     from reelworks.data.micro_batch import MicroBatchRequest
     from reelworks.train.replay import Replay
 
-Json = dict[str, Any]
 _WORST = 20
 _HEIGHT_PX = 130
 _WIDTH_PX = 210
@@ -150,13 +151,58 @@ def _scaled(frame_HWC: NDArray[np.uint8], scale: float) -> Image.Image:
     return image.resize(size, Image.Resampling.LANCZOS if scale < 1 else Image.Resampling.NEAREST)
 
 
-def write_page(recipe: Recipe, folder: Path, clips: int) -> Json:
-    """Draw a sheet of some clips of each bucket that the first epoch trains, and `index.html`; the catalog must exist.
+@dataclass(frozen=True)
+class CompanionPath:
+    """A companion that a sheet shows beside its clip."""
 
-    Returns:
-        {"index", "buckets": [{"name", "sheet", "clips", "mean_lost", "max_lost", "shown": [...]}], "worst": [...],
-        "beside": kinds of the companions shown, "short_clips": number of videos that are shorter than their bucket}.
+    kind: str
+    path: str
+
+
+@dataclass(frozen=True)
+class ShownClip:
+    """A clip on a sheet; `lost` is the share of the frame's area that is cropped, `error` why it cannot be trained."""
+
+    path: str
+    caption: str
+    error: str
+    beside: list[CompanionPath]
+    lost: float
+    first_frame: int
+
+
+@dataclass(frozen=True)
+class BucketSheet:
+    """The sheet of a bucket: a file's name, and the shares of the frame's area that are cropped from all of its clips."""
+
+    name: str
+    shape: str
+    sheet: str
+    clips: int
+    mean_lost: float
+    max_lost: float
+    shown: list[ShownClip]
+
+
+@dataclass(frozen=True)
+class ContactSheets:
+    """Contact sheets and their page.
+
+    Attributes:
+        worst: The clips that lose most to the crop.
+        beside: Kinds of the companions shown.
+        short_clips: Number of videos that are shorter than their bucket.
     """
+
+    index: Path
+    buckets: list[BucketSheet]
+    worst: list[CroppedClip]
+    beside: list[str]
+    short_clips: int
+
+
+def write_page(recipe: Recipe, folder: Path, clips: int) -> ContactSheets:
+    """Draw a sheet of some clips of each bucket that the first epoch trains, and `index.html`; the catalog must exist."""
     data = RecipeData.open(recipe)
     begun, _ = position.next_epoch(data, data.plan_spec(*plan_report.step_shape(recipe, 1)), None)
     entries = discarded.planned(begun.plan)
@@ -164,23 +210,22 @@ def write_page(recipe: Recipe, folder: Path, clips: int) -> Json:
     lost = discarded.lost_shares(data, row, entries.bucket)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        buckets: list[Json] = []
+        buckets: list[BucketSheet] = []
         drawn = np.unique(entries.bucket).tolist()
         with log.stage("drawing contact sheets", lambda: f"{len(buckets)} of {units.plural(len(drawn), 'bucket')}"):
             for index in drawn:
                 where = np.flatnonzero(entries.bucket == index)
                 buckets.append(_draw_bucket(data, entries.take(where), lost[where], begun.epoch, folder, clips))
-        sheets: Json = {
-            "index": str(folder / "index.html"),
-            "buckets": buckets,
-            "worst": discarded.worst(data, row, entries.bucket, lost, _WORST),
-        }
-        sheets["beside"] = sorted(
-            {companion["kind"] for b in buckets for clip in b["shown"] for companion in clip["beside"]}
+        _, short_clips = discarded.frames(data, row, entries.bucket)
+        sheets = ContactSheets(
+            index=folder / "index.html",
+            buckets=buckets,
+            worst=discarded.worst(data, row, entries.bucket, lost, _WORST),
+            beside=sorted({one.kind for bucket in buckets for clip in bucket.shown for one in clip.beside}),
+            short_clips=short_clips,
         )
-        sheets["short_clips"] = discarded.frames(data, row, entries.bucket)["short_clips"]
         text = page.render("contact_sheet.html", figures=[], name=Path(recipe.output).name, sheets=sheets)
-        files.write_bytes(folder / "index.html", text.encode())
+        files.write_bytes(sheets.index, text.encode())
     except OSError as error:
         raise unwritable(folder, error) from error
     return sheets
@@ -188,27 +233,19 @@ def write_page(recipe: Recipe, folder: Path, clips: int) -> Json:
 
 def _draw_bucket(
     data: RecipeData, entries: Samples, lost: NDArray[np.float64], epoch: int, folder: Path, clips: int
-) -> Json:
+) -> BucketSheet:
     bucket = data.table.buckets[int(entries.bucket[0])]
     chosen = contact_sheet.choose(data, entries, lost, clips)
     views = contact_sheet.sample_views(data, entries.take(chosen), lost[chosen], epoch=epoch)
     name = re.sub(r"[^\w.-]+", "-", bucket.name.replace("×", "x").replace(":", "by")).strip("-") + ".png"
     files.write_bytes(folder / name, draw(views, bucket.shape))
-    return {
-        "name": bucket.name,
-        "shape": str(bucket.shape),
-        "sheet": name,
-        "clips": len(entries),
-        "mean_lost": float(lost.mean()),
-        "max_lost": float(lost.max()),
-        "shown": [_shown(view) for view in views],
-    }
+    shown = list(map(_shown, views))
+    return BucketSheet(bucket.name, str(bucket.shape), name, len(entries), float(lost.mean()), float(lost.max()), shown)
 
 
-def _shown(view: SampleView) -> Json:
-    beside = [{"kind": companion.kind, "path": companion.path} for companion in view.beside]
-    row: Json = {"path": view.path, "caption": view.caption, "error": view.error, "beside": beside}
-    return {**row, "lost": view.lost, "first_frame": view.first_frame}
+def _shown(view: SampleView) -> ShownClip:
+    beside = [CompanionPath(companion.kind, companion.path) for companion in view.beside]
+    return ShownClip(view.path, view.caption, view.error, beside, view.lost, view.first_frame)
 
 
 def write_step(replay: Replay, folder: Path) -> list[Path]:

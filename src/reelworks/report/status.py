@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from reelworks.core import units
 from reelworks.report.run_data import Event, RunData
@@ -33,7 +32,8 @@ class CheckpointRow:
     on_disk: bool = False
 
 
-class Moment(NamedTuple):
+@dataclass(frozen=True)
+class Moment:
     """An entry of the timeline."""
 
     time: float

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from reelworks.core import units
-from reelworks.core.config import Config
+from reelworks.core.config import Config, open_set
 from reelworks.core.errors import UserError
+
+# Trackers that a program adds; see `train.logging.trackers.register`.
+ADDED_TRACKERS: dict[str, Callable[..., Any]] = {}
 
 
 class CoverageConfig(Config):
@@ -34,7 +38,7 @@ class CoverageConfig(Config):
 class LoggingConfig(Config):
     """`[logging]`: trackers beside TensorBoard, which get the same curves and the previews."""
 
-    trackers: list[Literal["wandb", "trackio"]] = Field(
+    trackers: list[Annotated[Literal["wandb", "trackio"], open_set(ADDED_TRACKERS)]] = Field(
         default=[],
         description='Weights & Biases and Trackio (`pip install "reelworks[wandb]"`, `[trackio]`); one that fails is a '
         "warning, and training goes on",

@@ -5,11 +5,10 @@ Every event has `v` (schema version), `time` (seconds since 1970), `kind` and, e
 
     start       world_size, sequence_degree (ranks that share clips, if more than 1), micro_batches_per_step, same_bucket_run, threads, device, recipe (file below recipes/),
                 resumed_from (step or null)
-    epoch       data_restarts, epoch, segment, planned, rows, plan (digest): an epoch's plan begins
-    step        epoch, row, loss, loss_by_bucket {name: loss}, loss_by_timestep {"300-400": loss}, applied (false if the
-                step was skipped), learning_rate, grad_norm, grad_norm_by_block {name: norm} (where it was measured),
-                clips, tokens,
-                seconds, data_wait_seconds (of them, waiting for clips), decode_p50_seconds and decode_p99_seconds (of the
+    epoch       data_restarts, epoch, segment, planned, plan_steps, plan (digest): an epoch's plan begins
+    step        epoch, plan_step, loss, loss_by_bucket {name: loss}, loss_by_timestep {"300-400": loss},
+                applied (false if the step was skipped), learning_rate, grad_norm,
+                grad_norm_by_block {name: norm} (where it was measured), clips, tokens, seconds, data_wait_seconds (of them, waiting for clips), decode_p50_seconds and decode_p99_seconds (of the
                 last 1000 clips, or null), queue_bytes (decoded frames that wait), buckets [name, ...],
                 memory_bytes (largest so far, of the GPU or, without one, of the process)
     spike       what ("loss" or "grad_norm"), bucket, value, usual (median of recent steps), limit, skipped,

@@ -11,7 +11,7 @@ from typing import Any
 from reelworks.core import digests, files, user_files
 from reelworks.core.errors import UserError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 class _Below:
@@ -91,11 +91,11 @@ class RunFolder:
         """Read `run.json`.
 
         Raises:
-            UserError: There is no run in the folder, or a newer Reelworks wrote it.
+            UserError: There is no run in the folder, or another version of Reelworks wrote it.
         """
         try:
             info: dict[str, Any] = user_files.read_json(self.info_file)
-            newer = info["format"] > FORMAT_VERSION
+            age = FORMAT_VERSION - info["format"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(
                 "there is no run in this folder",
@@ -104,12 +104,12 @@ class RunFolder:
                 value=str(self.path),
                 remedy='pass the folder that is the "output" of a recipe',
             ) from error
-        if newer:
+        if age:
             raise UserError(
-                f"the run has format {info['format']}, this version of Reelworks reads formats up to {FORMAT_VERSION}",
-                code="run-too-new",
+                f"the run has format {info['format']}, and this version of Reelworks reads format {FORMAT_VERSION}",
+                code="run-of-another-version",
                 field="RUN",
                 value=str(self.path),
-                remedy="update Reelworks",
+                remedy="update Reelworks" if age < 0 else "use the version that wrote it, or train it anew",
             )
         return info

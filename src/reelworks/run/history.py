@@ -23,13 +23,14 @@ class RunStep:
 
     Attributes:
         step: Number of the step, from 1.
+        plan_step: Index of the step in the plan of its segment.
         clips: Clips that counted in the loss.
         applied: False if the step was skipped: a loss or gradient was not finite or a spike, or no clip was decoded.
         recipe: File of the recipe that its start used, below `recipes/`.
     """
 
     step: int
-    row: int
+    plan_step: int
     clips: int
     applied: bool
     recipe: str
@@ -60,7 +61,7 @@ class Epoch:
 
     @property
     def ended(self) -> Event | None:
-        """The event with the clip counts at the epoch's end; None while the current segment has rows left."""
+        """The event with the clip counts at the epoch's end; None while the current segment has steps left."""
         return self.ends.get(self.segment)
 
     def begin(self, segment: int, plan: str) -> None:
@@ -80,15 +81,15 @@ class Epoch:
         self.plans.pop(segment, None)
         self.ends.pop(segment, None)
 
-    def outcome(self, segment: int, rows: int) -> Outcome:
-        """Return the outcome of the first rows of a segment, by the events."""
-        steps = [s for s in self.steps.get(segment, []) if s.row < rows]
+    def outcome(self, segment: int, num_steps: int) -> Outcome:
+        """Return the outcome of the first steps of a segment, by the events."""
+        steps = [s for s in self.steps.get(segment, []) if s.plan_step < num_steps]
         failures = [
-            RecordedFailure(row=s.row, uid=e["uid"], copy_index=e["copy"], reason=e["reason"])
+            RecordedFailure(plan_step=s.plan_step, uid=e["uid"], copy_index=e["copy"], reason=e["reason"])
             for s in steps
             for e in self.failures.get(s.step, [])
         ]
-        return Outcome(rows=rows, skipped=[s.row for s in steps if not s.applied], failures=failures)
+        return Outcome(steps=num_steps, skipped=[s.plan_step for s in steps if not s.applied], failures=failures)
 
 
 def epochs(run: RunFolder) -> list[Epoch]:
@@ -122,7 +123,7 @@ def epochs(run: RunFolder) -> list[Epoch]:
             # Values that are not finite are stored as null; such a step was not applied.
             finite = event["loss"] is not None and event["grad_norm"] is not None
             applied = finite and event["clips"] > 0 and event.get("applied", True)
-            step = RunStep(event["step"], event["row"], event["clips"], applied, recipe, world_size)
+            step = RunStep(event["step"], event["plan_step"], event["clips"], applied, recipe, world_size)
             now.steps.setdefault(now.segment, []).append(step)
         elif event["kind"] == "failure" and event["repeat_index"]:
             continue  # only the first use of a clip counts as its failure

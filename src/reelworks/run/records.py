@@ -5,7 +5,7 @@ atomically: files, then `about.json` with their checksums, then a rename. `outco
 ends. Clips are rows, by ordinal, of a catalog that the run copies next to the records.
 
     places.parquet         the planned clips in the order of the steps: ordinal, copy, repeat_index
-    micro_batches.parquet  row, column, bucket and size of each micro-batch in the same order
+    micro_batches.parquet  plan_step, column, bucket and size of each micro-batch in the same order
     others.parquet         the live clips that were not planned: ordinal, copy, reason, nearest entry, note
     aliases.parquet        ordinals of clips that the run first used under another uid, and that uid as their key
 """
@@ -44,7 +44,7 @@ _NAME = re.compile(r"segment-(\d{3,})-(\d{6,})-(\d{3,})")
 _SPLIT = "BYTE_STREAM_SPLIT"  # for unsorted numbers, whose upper bytes are mostly zeros
 _ASCENDING = "DELTA_BINARY_PACKED"
 _PLACES = ("ordinal", "copy", "repeat_index")
-_MICRO_BATCHES = ("row", "column", "bucket", "size")
+_MICRO_BATCHES = ("plan_step", "column", "bucket", "size")
 _TYPES = {"repeat_index": np.int32, "other_nearest": np.int32, "alias_key": np.uint64}  # all others are int64
 
 
@@ -67,8 +67,8 @@ class About(Config):
 
     Attributes:
         time: When the record was written, in seconds since 1970.
-        first_step: Optimizer steps of the run before the segment's first row.
-        rows: Rows of the plan, one optimizer step each.
+        first_step: Optimizer steps of the run before the segment's first.
+        steps: Optimizer steps of the plan.
         catalog_digest, spec_digest: Digests of the plan's inputs.
         recipe: File of the recipe, below `recipes/`.
         exclude_list, costs: Copies of the files that the recipe names, below `recipes/`.
@@ -85,7 +85,7 @@ class About(Config):
     segment: int
     time: float
     first_step: int
-    rows: int
+    steps: int
     planned: int
     plan: str
     catalog_digest: str
@@ -109,9 +109,9 @@ class About(Config):
 
 
 class RecordedFailure(Config):
-    """A planned clip that could not be decoded: the row of its step, its identity, and the reason."""
+    """A planned clip that could not be decoded: its step in the plan, its identity, and the reason."""
 
-    row: int
+    plan_step: int
     uid: int
     copy_index: int
     reason: str
@@ -121,11 +121,11 @@ class Outcome(Config):
     """End of a segment.
 
     Attributes:
-        rows: Number of rows that were trained or skipped; the clips of later rows are left to another segment.
-        skipped: Rows of the steps that were not applied.
+        steps: Number of steps that were trained or skipped; the clips of later steps are left to another segment.
+        skipped: Steps of the plan that were not applied.
     """
 
-    rows: int
+    steps: int
     skipped: list[int] = Field(default=[])
     failures: list[RecordedFailure] = Field(default=[])
 
@@ -136,7 +136,7 @@ class Record:
 
     Attributes:
         ordinal, copy, repeat_index: The planned clips in the order of the steps, as in `EpochPlan`.
-        row, column, bucket, size: The micro-batches in the same order; `size` counts clips, padding included.
+        plan_step, column, bucket, size: The micro-batches in the same order; `size` counts clips, padding included.
         other_ordinal, other_copy: Live clips that are not planned.
         other_reason: Why each is not planned, as an index into `labels`.
         other_nearest: Index of the bucket entry that each misses by least, -1 if there is none.
@@ -148,7 +148,7 @@ class Record:
     ordinal: I64
     copy: I64
     repeat_index: NDArray[np.int32]
-    row: I64
+    plan_step: I64
     column: I64
     bucket: I64
     size: I64
@@ -171,13 +171,13 @@ class Record:
         """True for the clips that are not planned because an earlier segment of the epoch consumed them."""
         return np.isin(self.other_reason, [i for i, label in enumerate(self.labels) if label == CONSUMED])
 
-    def row_of_place(self) -> I64:
-        """Return the row of each planned clip."""
-        return np.repeat(self.row, self.size)
+    def step_of_place(self) -> I64:
+        """Return the step of each planned clip."""
+        return np.repeat(self.plan_step, self.size)
 
-    def before(self, row: int) -> tuple[I64, I64]:
-        """Return ordinals and copies of the clips that the rows before `row` consume."""
-        done = int(self.size[: np.searchsorted(self.row, row)].sum())
+    def before(self, plan_step: int) -> tuple[I64, I64]:
+        """Return ordinals and copies of the clips that the steps before `plan_step` consume."""
+        done = int(self.size[: np.searchsorted(self.plan_step, plan_step)].sum())
         first = self.is_first_use[:done]
         return self.ordinal[:done][first], self.copy[:done][first]
 
@@ -228,7 +228,7 @@ def _tables(record: Record) -> dict[str, tuple[Any, dict[str, str]]]:
     }
     tables = {
         "places.parquet": (pa.table(places), {"ordinal": _SPLIT}),
-        "micro_batches.parquet": (pa.table(micro_batches), {"row": _ASCENDING, "column": _ASCENDING}),
+        "micro_batches.parquet": (pa.table(micro_batches), {"plan_step": _ASCENDING, "column": _ASCENDING}),
         "others.parquet": (pa.table(others), {"ordinal": _ASCENDING}),
     }
     if len(record.alias_ordinal):
@@ -368,7 +368,7 @@ def reopen(run: RunFolder, step: int, key: Key | None) -> None:
             outcome, first = read_outcome(run, other), read_about(run, other).first_step
         except RecordError:
             outcome, first = None, step
-        if other == key or outcome is None or first + outcome.rows > step:
+        if other == key or outcome is None or first + outcome.steps > step:
             (path(run, other) / _OUTCOME).unlink(missing_ok=True)
         elif key is None or other < key:
             return

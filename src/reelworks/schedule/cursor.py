@@ -1,7 +1,7 @@
 """Position of training in the data, and the consumed clips; a resume is computed from these.
 
-A cursor names a catalog state, a spec and a plan by digest, and a row of the plan. Consumed clips are those of
-the rows before it and those that `excluded` lists from earlier segments of the epoch.
+A cursor names a catalog state, a spec and a plan by digest, and a step of the plan. Consumed clips are those of
+the steps before it and those that `excluded` lists from earlier segments of the epoch.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class Cursor:
     catalog_version: int  # number of parts of the catalog
     spec: str
     plan: str
-    next_row: str  # digest of the uids of the row to train next
+    next_step: str  # digest of the uids of the step to train next
     data_restarts: int  # how often the data were restarted from the beginning
     # epoch, segment: indices from 0 of the epoch, and of its part under one plan
     epoch: int
     segment: int
-    row: int  # row to train next; equal to the plan's number of steps at the end of an epoch
+    plan_step: int  # step of the plan to train next; equal to its number of steps at the end of an epoch
     global_step: int  # optimizer steps done in the run
     planned: int  # clips planned in the epoch so far, all segments
     # trained, failed, skipped: clips consumed in the epoch, by outcome
@@ -192,13 +192,13 @@ def _among(uid: NDArray[np.uint64], done: NDArray[np.uint64]) -> NDArray[np.bool
 
 
 def check_same(cursor: Cursor, plan: EpochPlan) -> None:
-    """Refuse to resume if the plan or its next row changed although catalog and spec did not."""
-    if (plan.digest(), plan.row_digest(cursor.row)) != (cursor.plan, cursor.next_row):
+    """Refuse to resume if the plan or its next step changed although catalog and spec did not."""
+    if (plan.digest(), plan.step_digest(cursor.plan_step)) != (cursor.plan, cursor.next_step):
         raise UserError(
             "the plan differs from the checkpoint's although catalog and recipe are unchanged",
             code="plan-differs",
             field="resume",
-            value=f"epoch {cursor.epoch}, row {cursor.row}",
+            value=f"epoch {cursor.epoch}, plan step {cursor.plan_step}",
             remedy="the checkpoint was written by another version of the planner: resume with that version, or "
             "train into another folder with --output",
         )

@@ -110,30 +110,30 @@ def group_into_steps(
     epoch: int,
     window: I64 | None = None,
 ) -> I64:
-    """Group micro-batches that are sorted by bucket into rows, `[steps, G]`, -1 for empty columns.
+    """Group micro-batches that are sorted by bucket into steps, `[num_steps, G]`, -1 for empty columns.
 
-    A row takes its slots from different buckets if possible. Rows are ordered by a hash of their number, so the
-    steps of a bucket are spread over the epoch, differently in each epoch.
+    A step takes its slots from different buckets if possible. Steps are ordered by a hash of their number, so those
+    of a bucket are spread over the epoch, differently in each epoch.
 
-    With windows of the micro-batches, rows follow window by window, shuffled within each.
+    With windows of the micro-batches, steps follow window by window, shuffled within each.
     """
-    per_row = micro_batches_per_step // same_bucket_run
+    slots_per_step = micro_batches_per_step // same_bucket_run
     slots = _slots(micro_bucket, costs, same_bucket_run)
     if not len(slots):
         return np.zeros((0, micro_batches_per_step), dtype=np.int64)
-    n_rows = -(-len(slots) // per_row)
-    grid: I64 = np.full((n_rows * per_row, same_bucket_run), -1, dtype=np.int64)
+    num_steps = -(-len(slots) // slots_per_step)
+    grid: I64 = np.full((num_steps * slots_per_step, same_bucket_run), -1, dtype=np.int64)
     grid[: len(slots)] = slots
     if window is None:
-        # Slots are sorted by bucket; dealt out like cards, a row gets slots that are n_rows apart.
-        dealt: I64 = grid.reshape(per_row, n_rows, same_bucket_run).transpose(1, 0, 2)
-        order = np.argsort(hash_rng.hash64(seed, epoch, np.arange(n_rows), Purpose.STEP_ORDER), kind="stable")
+        # Slots are sorted by bucket; dealt out like cards, a step gets slots that are num_steps apart.
+        dealt: I64 = grid.reshape(slots_per_step, num_steps, same_bucket_run).transpose(1, 0, 2)
+        order = np.argsort(hash_rng.hash64(seed, epoch, np.arange(num_steps), Purpose.STEP_ORDER), kind="stable")
     else:
         hashed = hash_rng.hash64(seed, epoch, np.arange(len(slots)), Purpose.SLOT_ORDER)
         gap_last = slots[:, -1] < 0
         grid[: len(slots)] = slots[np.lexsort((hashed, window[slots[:, 0]], gap_last))]
-        dealt, order = grid, np.arange(n_rows)
-    result = dealt.reshape(n_rows, -1)
+        dealt, order = grid, np.arange(num_steps)
+    result = dealt.reshape(num_steps, -1)
     # Real columns come first, so that all ranks can skip empty ones together.
     gaps = np.flatnonzero((result < 0).any(axis=1))
     result[gaps] = np.take_along_axis(result[gaps], np.argsort(result[gaps] < 0, axis=1, kind="stable"), axis=1)

@@ -5,9 +5,9 @@
 2. Each bucket is cut into micro-batches of its batch size. An incomplete last one stays incomplete ("partial"),
    is filled with weight-0 copies ("pad") or repeated clips ("repeat"), or its clips move to a smaller bucket
    ("merge").
-3. `L` micro-batches of one bucket form a slot, `G / L` slots form a step (a *row*), of different buckets if
+3. `L` micro-batches of one bucket form a slot, `G / L` slots form a step, of different buckets if
    possible. Left-over micro-batches of all buckets are grouped with others of similar cost.
-4. Rank `r` of `W` takes the columns `r, r + W, ...` of a row. The global batch is the same for every `W`.
+4. Rank `r` of `W` takes the columns `r, r + W, ...` of a step. The global batch is the same for every `W`.
 """
 
 from __future__ import annotations
@@ -88,12 +88,12 @@ class EpochPlan:
     # repeat_index: 0 for the first use of a clip, n for its nth repeat that fills a micro-batch, -1 for a weight-0 padding copy
     repeat_index: NDArray[np.int32]
     offsets: I64  # first place of each micro-batch, with the total number of places at the end
-    rows: I64  # `[steps, G]` micro-batch indices; empty columns are -1 and come last
+    steps: I64  # `[num_steps, G]` micro-batch indices; empty columns are -1 and come last
 
     @property
-    def steps(self) -> int:
+    def num_steps(self) -> int:
         """Number of optimizer steps of the plan."""
-        return len(self.rows)
+        return len(self.steps)
 
     @property
     def real(self) -> NDArray[np.bool_]:
@@ -120,9 +120,9 @@ class EpochPlan:
         """Return the places of a micro-batch."""
         return slice(int(self.offsets[micro_batch]), int(self.offsets[micro_batch + 1]))
 
-    def micro_batches(self, row: int) -> I64:
-        """Return the micro-batches of a row, without empty columns."""
-        columns: I64 = self.rows[row]
+    def micro_batches(self, plan_step: int) -> I64:
+        """Return the micro-batches of a step, without empty columns."""
+        columns: I64 = self.steps[plan_step]
         return columns[columns >= 0]
 
     @cached_property
@@ -139,9 +139,9 @@ class EpochPlan:
         before = np.concatenate([[0], np.cumsum(places)])
         return np.diff(before[self.offsets])
 
-    def planned_in(self, row: int) -> int:
-        """Return the number of clips that a row trains, each counted once."""
-        return sum(int((self.repeat_index[self.places(int(m))] == 0).sum()) for m in self.micro_batches(row))
+    def planned_in(self, plan_step: int) -> int:
+        """Return the number of clips that a step trains, each counted once."""
+        return sum(int((self.repeat_index[self.places(int(m))] == 0).sum()) for m in self.micro_batches(plan_step))
 
     def digest(self) -> str:
         """Return the digest of all arrays except the ordinals, which depend on the catalog."""
@@ -150,24 +150,23 @@ class EpochPlan:
     @cached_property
     def _digest(self) -> str:
         arrays = {name: array for name, array in self.arrays().items() if name != "ordinal"}
-        return digests.digest_arrays(
-            showing=arrays.pop("repeat_index"), **arrays
-        )  # its former name keeps digests valid
+        # Their former names keep digests valid.
+        return digests.digest_arrays(showing=arrays.pop("repeat_index"), rows=arrays.pop("steps"), **arrays)
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Return all arrays by name, as they are saved to files."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
-    def row_digest(self, row: int) -> str:
-        """Return the digest of a row's uids, copies and repeats in order; of empty arrays past the last row."""
-        micro_batches = self.micro_batches(row).tolist() if row < self.steps else []
+    def step_digest(self, plan_step: int) -> str:
+        """Return the digest of a step's uids, copies and repeats in order; of empty arrays past the last step."""
+        micro_batches = self.micro_batches(plan_step).tolist() if plan_step < self.num_steps else []
         places = np.concatenate([np.zeros(0, np.int64), *(np.r_[self.places(m)] for m in micro_batches)])
         return digests.digest_arrays(uid=self.uid[places], copy=self.copy[places], showing=self.repeat_index[places])
 
-    def places_before(self, row: int) -> NDArray[np.bool_]:
-        """Return the mask of the places in the rows before `row` that consume their clip."""
+    def places_before(self, plan_step: int) -> NDArray[np.bool_]:
+        """Return the mask of the places in the steps before `plan_step` that consume their clip."""
         done = np.zeros(len(self.offsets) - 1, dtype=np.bool_)
-        before = self.rows[:row].ravel()
+        before = self.steps[:plan_step].ravel()
         done[before[before >= 0]] = True
         return np.repeat(done, np.diff(self.offsets)) & self.is_first_use
 
@@ -181,21 +180,21 @@ class EpochPlan:
 
         Ranks synchronise after every micro-batch; a rank with a filler counts as waiting.
         """
-        if not self.steps:
+        if not self.num_steps:
             return 0.0
-        rows = np.pad(self.rows, ((0, 0), (0, -self.rows.shape[1] % world)), constant_values=-1)
-        per_column = np.r_[self.costs_us(spec), 0][rows].reshape(self.steps, -1, world)
+        steps = np.pad(self.steps, ((0, 0), (0, -self.steps.shape[1] % world)), constant_values=-1)
+        per_column = np.r_[self.costs_us(spec), 0][steps].reshape(self.num_steps, -1, world)
         spent = per_column.max(axis=2).sum()
         return float(1 - per_column.mean(axis=2).sum() / spent) if spent else 0.0
 
 
-def columns(row: I64, rank: int, world: int) -> Iterator[tuple[int, bool]]:
-    """Yield `(micro-batch, is filler)` for one rank, equally many for each rank.
+def columns(step: I64, rank: int, world: int) -> Iterator[tuple[int, bool]]:
+    """Yield `(micro-batch, is filler)` of a plan's step for one rank, equally many for each rank.
 
-    A rank without a column of its own runs the row's last micro-batch with weight 0, so that all ranks take part
+    A rank without a column of its own runs the step's last micro-batch with weight 0, so that all ranks take part
     in the same collectives.
     """
-    taken = row[row >= 0]
+    taken = step[step >= 0]
     for own in range(rank, rank + len(taken), world):
         yield (int(taken[own]), False) if own < len(taken) else (int(taken[-1]), True)
 
@@ -227,7 +226,7 @@ def plan_epoch(entries: Samples, spec: PlanSpec, epoch: int) -> EpochPlan:
     if len(source) > len(order):
         order, bucket = order[source], bucket[source]
     costs = cuts.length * np.array(spec.costs_us, dtype=np.int64)[cuts.bucket]
-    rows = group_into_steps(
+    steps = group_into_steps(
         cuts.bucket,
         costs,
         micro_batches_per_step=spec.micro_batches_per_step,
@@ -244,7 +243,7 @@ def plan_epoch(entries: Samples, spec: PlanSpec, epoch: int) -> EpochPlan:
         bucket=bucket,
         repeat_index=repeat_index,
         offsets=cuts.offsets,
-        rows=rows,
+        steps=steps,
     )
 
 

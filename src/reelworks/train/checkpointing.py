@@ -28,12 +28,13 @@ from reelworks.models.lora.base_model import Base
 from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
 from reelworks.schedule.cursor import Aliases, Cursor, Excluded
-from reelworks.train import init_from, progress
-from reelworks.train.build import TrainedModel
-from reelworks.train.open_run import OpenRun
-from reelworks.train.run_logger import RunLogger
-from reelworks.train.state import TrainState
-from reelworks.train.step import StepFlags
+from reelworks.train import progress
+from reelworks.train.logging.run_logger import RunLogger
+from reelworks.train.startup import init_from
+from reelworks.train.startup.build import TrainedModel
+from reelworks.train.startup.open_run import OpenRun
+from reelworks.train.step.state import TrainState
+from reelworks.train.step.train_step import StepFlags
 
 _EXCLUDED = "excluded.npz"
 _ALIASES = "aliases.npz"

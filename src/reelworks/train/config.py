@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 from reelworks.core import sources
 from reelworks.core.config import Config
 from reelworks.core.errors import UserError
-from reelworks.train import optimizer_names
+from reelworks.train.step import optimizer_names
 
 # A smaller factor was probably meant as a learning rate of AdamW.
 _MIN_PRODIGY_FACTOR = 0.01
@@ -73,7 +73,7 @@ class TrainConfig(Config):
         default="skip", description="whether a loss or gradient that is not finite skips the step, or stops the run"
     )
     max_non_finite: int = Field(
-        default=10, ge=1, description="number of such steps in a row that stops the run with skip"
+        default=10, ge=1, description="number of such consecutive steps that stops the run with skip"
     )
     spikes: Literal["off", "report", "skip"] = Field(
         default="report",
@@ -214,7 +214,7 @@ class ValidationConfig(Config):
     patience: int | None = Field(
         default=None,
         ge=1,
-        description="validations in a row without a lower loss after which training ends; default: it does not end early",
+        description="consecutive validations without a lower loss after which training ends; default: it does not end early",
     )
     min_delta: float = Field(default=0.0, ge=0, description="decrease of the loss that counts as lower, with patience")
 

@@ -6,6 +6,11 @@ from reelworks.data.position import DataPosition
 from reelworks.train.config import TrainConfig
 
 
+def is_due(every_steps: int | None, step: int) -> bool:
+    """Whether what happens every so many steps happens after a step; None never does."""
+    return every_steps is not None and step % every_steps == 0
+
+
 def is_done(train: TrainConfig, position: DataPosition) -> bool:
     """Whether training ends at a position."""
     if train.max_steps is not None and position.global_step >= train.max_steps:
@@ -18,7 +23,7 @@ def last_step(train: TrainConfig, position: DataPosition) -> int:
     if train.max_epochs is None:
         assert train.max_steps is not None
         return train.max_steps
-    left = (train.max_epochs - position.epoch) * position.plan.steps - position.row
+    left = (train.max_epochs - position.epoch) * position.plan.num_steps - position.plan_step
     last = position.global_step + max(left, 0)
     return last if train.max_steps is None else min(last, train.max_steps)
 

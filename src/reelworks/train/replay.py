@@ -1,24 +1,26 @@
 """Reconstruct the inputs of one step of a run: its clips, shapes, ranks and random draws.
 
-The events give the step's segment and row, the record of the segment gives its clips. The functions of training then
-draw again, on the catalog rows that the run keeps with its records.
+The events give the step's segment and its place in the plan, the record of the segment gives its clips. The functions
+of training then draw again, on the catalog rows that the run keeps with its records.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from reelworks.analysis import contact_sheet
 from reelworks.catalog.store import Catalog
+from reelworks.core import results
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
 from reelworks.data import segment_record
 from reelworks.data.loader import StepSource
 from reelworks.data.micro_batch import MicroBatchRequest
+from reelworks.diffusion.part_masks import PartMask
+from reelworks.media.augment import Augmentation
 from reelworks.recipe import recipe_file
 from reelworks.recipe.dataset import RecipeData
 from reelworks.run import history, records
@@ -26,11 +28,92 @@ from reelworks.run.folder import RunFolder
 from reelworks.run.history import Epoch, RunStep
 from reelworks.run.records import Record, RecordError
 from reelworks.schedule.plan import EpochPlan
-from reelworks.train import batch_inputs
-from reelworks.train.batch_inputs import RandomDraws
+from reelworks.train.step import draws
+from reelworks.train.step.draws import RandomDraws
 
 # Columns of the catalog that change when a clip is edited.
 _CONTENT = ("fingerprint", "caption")
+
+
+@dataclass(frozen=True)
+class ClipDraws:
+    """Random numbers in [0, 1) that chose a clip's first frame and crop."""
+
+    first_frame: float
+    crop: tuple[float, float]
+
+
+@dataclass(frozen=True)
+class ReplayedClip:
+    """A clip as a step was trained on it.
+
+    Attributes:
+        path: Its name in the catalog.
+        became: "trained", "failed", "skipped", or "padding".
+        reason: Why it failed.
+        since: Its change since, see `Replay.since`.
+        companions: File of each kind that it has.
+        resized, crop: Size in pixels that its frames were resized to, and top and left of the crop.
+        timestep_before_shift, timestep: Timestep as it was drawn, and as the model got it.
+        generated: False for each latent frame that was given to the model as a condition.
+    """
+
+    uid: int
+    copy: int
+    repeat_index: int
+    path: str
+    file: str
+    became: str
+    reason: str | None
+    since: str
+    caption: str
+    caption_dropped: bool
+    fps: float
+    companions: dict[str, str]
+    first_frame: int
+    frame_step: float
+    resized: tuple[int, int]
+    crop: tuple[int, int]
+    augmentation: Augmentation
+    draws: ClipDraws
+    timestep_before_shift: float
+    timestep: float
+    generated: list[bool]
+    mask: PartMask | None
+
+
+@dataclass(frozen=True)
+class ReplayedMicroBatch:
+    """A micro-batch of a step; its column is its place in the plan."""
+
+    column: int
+    rank: int
+    bucket: str
+    shape: Shape = field(metadata=results.INLINED)
+    clips: list[ReplayedClip]
+
+
+@dataclass(frozen=True)
+class ReplayedStep:
+    """A step as it was trained, with its clips and random draws.
+
+    Attributes:
+        clips: Clips that counted in the loss.
+        applied: False if the step was skipped.
+        fillers: Rank of each micro-batch without a clip.
+    """
+
+    step: int
+    data_restarts: int
+    epoch: int
+    segment: int
+    plan_step: int
+    plan: str
+    world_size: int
+    applied: bool
+    clips: int
+    fillers: list[int]
+    micro_batches: list[ReplayedMicroBatch]
 
 
 @dataclass(frozen=True)
@@ -38,7 +121,7 @@ class Replay:
     """A step that no resume has discarded.
 
     Attributes:
-        plan: Plan with the step's row only.
+        plan: Plan with this step only.
         data: Data of the recipe that trained the step; its rows are the step's clips, as they were planned.
         since: Change of each clip since, by uid: "unchanged", "edited", "removed", or "unknown" if the catalog cannot
             be read.
@@ -61,79 +144,69 @@ class Replay:
     def choices(self, work: MicroBatchRequest) -> RandomDraws:
         """Draw timesteps, masks and dropped captions of a micro-batch again."""
         data, latent = self.data, self.data.geometry.latent(work.shape)
-        objective = batch_inputs.objective_of_step(
-            data.recipe, data.table, data.geometry, plan=self.plan, row=0, step=self.step.step - 1
+        objective = draws.objective_of_step(
+            data.recipe, data.table, data.geometry, plan=self.plan, plan_step=0, step=self.step.step - 1
         )
-        words_B = batch_inputs.draw_state(work, data.recipe.seed)
-        return batch_inputs.draw(work, objective, words_B, latent=latent)
+        words_B = draws.draw_state(work, data.recipe.seed)
+        return draws.draw(work, objective, words_B, latent=latent)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the step as plain values."""
+    def summary(self) -> ReplayedStep:
+        """Return the step as it is shown, with all random choices drawn again."""
         failures = self.epoch.failures.get(self.step.step, [])
         reasons = {(failure["uid"], failure["copy"]): failure["reason"] for failure in failures}
-        return {
-            "step": self.step.step,
-            "data_restarts": self.epoch.data_restarts,
-            "epoch": self.epoch.epoch,
-            "segment": self.segment,
-            "row": self.step.row,
-            "plan": self.epoch.plans[self.segment],
-            "world_size": len(self.ranks),
-            "applied": self.step.applied,
-            "clips": self.step.clips,
-            "fillers": [rank for rank, works in enumerate(self.ranks) for work in works if work.is_idle],
-            "micro_batches": [self._micro_batch(work, reasons) for work in self.columns],
-        }
+        return ReplayedStep(
+            step=self.step.step,
+            data_restarts=self.epoch.data_restarts,
+            epoch=self.epoch.epoch,
+            segment=self.segment,
+            plan_step=self.step.plan_step,
+            plan=self.epoch.plans[self.segment],
+            world_size=len(self.ranks),
+            applied=self.step.applied,
+            clips=self.step.clips,
+            fillers=[rank for rank, works in enumerate(self.ranks) for work in works if work.is_idle],
+            micro_batches=[self._micro_batch(work, reasons) for work in self.columns],
+        )
 
-    def _micro_batch(self, work: MicroBatchRequest, reasons: dict[tuple[int, int], str]) -> dict[str, Any]:
-        shape, drawn = work.shape, self.choices(work)
-        return {
-            "column": work.index,
-            "rank": work.index % len(self.ranks),
-            "bucket": self.data.table.buckets[work.bucket].name,
-            "num_frames": shape.num_frames,
-            "height": shape.height,
-            "width": shape.width,
-            "clips": [self._clip(work, i, drawn, reasons) for i in range(len(work.uids))],
-        }
+    def _micro_batch(self, work: MicroBatchRequest, reasons: dict[tuple[int, int], str]) -> ReplayedMicroBatch:
+        bucket, drawn = self.data.table.buckets[work.bucket].name, self.choices(work)
+        clips = [self._clip(work, i, drawn, reasons) for i in range(len(work.uids))]
+        return ReplayedMicroBatch(work.index, work.index % len(self.ranks), bucket, work.shape, clips)
 
     def _clip(
         self, work: MicroBatchRequest, i: int, drawn: RandomDraws, reasons: dict[tuple[int, int], str]
-    ) -> dict[str, Any]:
+    ) -> ReplayedClip:
         uid, request, rows = int(work.uids[i]), work.requests[i], self.data.rows
         row = int(rows.find(work.uids[i : i + 1])[0])
         source = Shape(int(rows.num_frames[row]), int(rows.height[row]), int(rows.width[row]))
         first, (top, left, *_), resized = contact_sheet.placed(request, source)
         reason = reasons.get((uid, int(work.copies[i]))) if work.is_first_use[i] else None
         became = "failed" if reason is not None else "trained" if self.step.applied else "skipped"
-        return {
-            "uid": uid,
-            "copy": int(work.copies[i]),
-            "repeat_index": int(work.repeat_index[i]),
-            "path": rows.label(row),
-            "file": str(request.path),
-            "became": became if work.real[i] else "padding",
-            "reason": reason,
-            "since": self.since[uid],
-            "caption": work.captions[i],
-            "caption_dropped": bool(drawn.drop_text[i]),
-            "fps": work.fps[i],
-            "companions": {
-                kind: str(companion.path)
-                for kind, requests in work.companions.items()
-                if (companion := requests[i]) is not None
-            },
-            "first_frame": first,
-            "frame_step": request.step,
-            "resized": [resized.height, resized.width],
-            "crop": [top, left],
-            "augmentation": asdict(request.augmentation),
-            "draws": {"first_frame": request.first_frame_draw, "crop": list(request.crop_draw)},
-            "timestep_before_shift": float(drawn.unshifted_time[i]),
-            "timestep": float(drawn.time[i]),
-            "generated": drawn.frame_mask[i].tolist(),
-            "mask": asdict(mask) if work.masks and (mask := work.masks[i]) is not None else None,
-        }
+        files = {kind: requests[i] for kind, requests in work.companions.items()}
+        return ReplayedClip(
+            uid=uid,
+            copy=int(work.copies[i]),
+            repeat_index=int(work.repeat_index[i]),
+            path=rows.label(row),
+            file=str(request.path),
+            became=became if work.real[i] else "padding",
+            reason=reason,
+            since=self.since[uid],
+            caption=work.captions[i],
+            caption_dropped=bool(drawn.drop_text[i]),
+            fps=work.fps[i],
+            companions={kind: str(file.path) for kind, file in files.items() if file is not None},
+            first_frame=first,
+            frame_step=request.step,
+            resized=(resized.height, resized.width),
+            crop=(top, left),
+            augmentation=request.augmentation,
+            draws=ClipDraws(request.first_frame_draw, request.crop_draw),
+            timestep_before_shift=float(drawn.unshifted_time[i]),
+            timestep=float(drawn.time[i]),
+            generated=drawn.frame_mask[i].tolist(),
+            mask=work.masks[i] if work.masks else None,
+        )
 
 
 def replay_step(run: RunFolder, number: int) -> Replay:
@@ -152,20 +225,23 @@ def replay_step(run: RunFolder, number: int) -> Replay:
             remedy=f"restore {run.coverage_folder} from a backup of the run, or name a later step",
         ) from None
     recipe = recipe_file.load(run.recipes_folder / step.recipe).model_copy(update={"output": str(run.path)})
-    plan = _row_of(record, catalog, step.row)
+    plan = _plan_of_step(record, catalog, step.plan_step)
     data = RecipeData.of_rows(recipe, catalog, np.unique(plan.ordinal))
     _check_buckets(data, record, step)
-    ranks = [list(StepSource(data, i, step.world_size).row(plan, epoch.epoch, 0)) for i in range(step.world_size)]
+    ranks = [
+        list(StepSource(data, i, step.world_size).requests_of_step(plan, epoch.epoch, 0))
+        for i in range(step.world_size)
+    ]
     return Replay(step, epoch, segment, plan, data, _changes_since(run, data), ranks)
 
 
-def _row_of(record: Record, catalog: Catalog, row: int) -> EpochPlan:
-    first, last = np.searchsorted(record.row, [row, row + 1])
+def _plan_of_step(record: Record, catalog: Catalog, plan_step: int) -> EpochPlan:
+    first, last = np.searchsorted(record.plan_step, [plan_step, plan_step + 1])
     ends = np.cumsum(record.size)
     places = slice(int(ends[first] - record.size[first]), int(ends[last - 1]))
     ordinal, size = record.ordinal[places], record.size[first:last]
-    rows = np.full((1, record.about.spec["micro_batches_per_step"]), -1, dtype=np.int64)
-    rows[0, record.column[first:last]] = np.arange(last - first)
+    steps = np.full((1, record.about.spec["micro_batches_per_step"]), -1, dtype=np.int64)
+    steps[0, record.column[first:last]] = np.arange(last - first)
     return EpochPlan(
         uid=catalog.uids()[ordinal],
         copy=record.copy[places],
@@ -173,7 +249,7 @@ def _row_of(record: Record, catalog: Catalog, row: int) -> EpochPlan:
         bucket=np.repeat(record.bucket[first:last], size),
         repeat_index=record.repeat_index[places],
         offsets=np.concatenate([[0], np.cumsum(size)]),
-        rows=rows,
+        steps=steps,
     )
 
 

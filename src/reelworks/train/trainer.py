@@ -1,11 +1,12 @@
 """Train a recipe, on one process or many: `run` opens what is needed, and `Trainer` loops over optimizer steps.
 
-An epoch is planned as rows; a row holds the micro-batches of all ranks for one optimizer step. If the data change
-within an epoch, the rest of it is planned again, as the next segment. A position is the row to train next.
+An epoch is planned as optimizer steps; a step holds the micro-batches of all ranks. If the data change within an epoch,
+the rest of it is planned again, as the next segment. A position is the step of a plan to train next.
 """
 
 from __future__ import annotations
 
+import itertools
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -16,57 +17,42 @@ from typing import Any
 
 from reelworks.analysis import compiled_graphs
 from reelworks.catalog.scan import ScanProgress
-from reelworks.core import arguments, files, log
+from reelworks.core import arguments, log
 from reelworks.core.arguments import checked
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
 from reelworks.core.words import of_recipe
 from reelworks.data import failures
+from reelworks.data.failures import FailedClip
 from reelworks.data.loader import StepSource
-from reelworks.data.micro_batch import MicroBatch, one_step
 from reelworks.data.position import DataPosition, next_epoch, no_steps
-from reelworks.distributed import layout, mesh
+from reelworks.distributed import mesh
 from reelworks.encoders import stored_batches
-from reelworks.encoders.encode_worker import Progress
+from reelworks.encoders.encode_prefetcher import EncodePrefetcher
+from reelworks.encoders.precompute.encode_worker import Progress
 from reelworks.encoders.stored_batches import StoredLatents
 from reelworks.export import exports_folder
 from reelworks.generate.pipeline import GenerateOptions
 from reelworks.media.decode_pool import DecodePool
-from reelworks.models import attention, sequence_limits
-from reelworks.recipe import dataset, recipe_file, validation
+from reelworks.models import attention
+from reelworks.recipe import recipe_file
 from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
-from reelworks.run.folder import RunFolder
-from reelworks.train import (
-    balance,
-    build,
-    checkpointing,
-    encoding,
-    open_run,
-    optimizer_names,
-    out_of_memory,
-    preview_model,
-    progress,
-    rendezvous,
-    resume,
-    run_logger,
-    sample_logging,
-    shared_batches,
-    trackers,
-)
-from reelworks.train.balance import ForwardTimes
-from reelworks.train.build import TrainedModel
+from reelworks.train import checkpointing, progress
 from reelworks.train.checkpointing import CheckpointManager
 from reelworks.train.early_stop import EarlyStop
-from reelworks.train.encode_prefetcher import EncodePrefetcher
-from reelworks.train.lr_schedule import no_end
-from reelworks.train.open_run import OpenRun
-from reelworks.train.preflight import dry_run
-from reelworks.train.profile import StepProfiler
-from reelworks.train.resume import RunOptions
-from reelworks.train.run_logger import RunLogger
-from reelworks.train.sample_logging import Previewer
-from reelworks.train.step import StepFlags, StepResult, TrainStep
+from reelworks.train.logging import balance, previews
+from reelworks.train.logging.balance import ForwardTimes
+from reelworks.train.logging.previews import Previewer
+from reelworks.train.logging.profile import StepProfiler
+from reelworks.train.logging.run_logger import RunLogger
+from reelworks.train.request import TrainRequest
+from reelworks.train.startup import open_run, rendezvous, resume, start
+from reelworks.train.startup.build import TrainedModel
+from reelworks.train.startup.open_run import OpenRun
+from reelworks.train.step import out_of_memory
+from reelworks.train.step.examples import ExampleBuilder
+from reelworks.train.step.train_step import StepFlags, StepResult, TrainStep
 from reelworks.train.validation import Validator
 
 # EX_TEMPFAIL: saved on a signal; a scheduler may requeue the same command.
@@ -102,114 +88,52 @@ def train(
     """
     if not isinstance(recipe, Recipe):
         recipe = recipe_file.load(Path(recipe), overrides)
-    return run(recipe, RunOptions(resume=resume, restart_data=restart_data))
+    return run(recipe, TrainRequest(resume=resume, restart_data=restart_data))
 
 
 @of_recipe()
 def run(
     recipe: Recipe,
-    options: RunOptions,
+    request: TrainRequest,
     on_scan: Callable[[ScanProgress], None] | None = None,
     on_encode: Callable[[Progress], None] = lambda progress: None,
 ) -> int:
     """Train a recipe in this process, and return the exit code, as `train` does; under torchrun, every rank calls it."""
-    if options.weights_only and options.load is None:
-        raise UserError(
-            "no checkpoint is named to take the weights from",
-            code="nothing-to-load",
-            field="--weights-only",
-            remedy="add --load RUN|CHECKPOINT",
-        )
     joined = mesh.join(
         offload=recipe.parallel.offload, parallel=recipe.parallel, facts=lambda: rendezvous.facts(recipe)
     )
     with joined as world, ExitStack() as stack:
         stack.enter_context(log.to_terminal(speaks=world.is_main))
-        trackers.require_installed(recipe.logging)
-        optimizer_names.require(recipe.train.optimizer, layout.fixed(recipe.parallel, world.size, world.local_size))
+        start.require_possible(recipe, world)
         threads = resume.set_threads(recipe)
+        folder_lock = stack.enter_context(open_run.lock_folder(recipe, request.resume, world))
+        start.scan(recipe, world, on_scan)
+        this_run, data, spec = start.plan(recipe, folder_lock, world)
+        recipe, preview_options = data.recipe, previews.options(data)
+        step = resume.pick(this_run, recipe, request.resume)
+        sources = start.require_weights(recipe, resumed=step is not None)
+        stored, encoders = stack.enter_context(start.stored_latents(data, spec, world, on_encode))
 
-        rendezvous.require_shared_folder(Path(recipe.output), world)
-        # Open the run folder, and lock it against other processes for as long as this one trains.
-        folder_lock = stack.enter_context(open_run.lock_folder(recipe, options.resume, world))
-        # Scan the footage on the main rank, and open the catalog on all ranks.
-        if world.is_main:
-            dataset.scan_recipe(recipe, on_scan)
-        world.wait()
-        with log.stage("planning"):
-            data = replace(RecipeData.open(recipe), run=RunFolder(Path(recipe.output)))
-            recipe = data.recipe  # now with the buckets that were proposed, if the file names none
-            sequence_limits.require_buckets(recipe.model, data.table, recipe.parallel.sequence_degree)
-            this_run = open_run.open_run(recipe, folder_lock, world)
-            spec = open_run.plan_spec(data, this_run)
-            if recipe.train.lacks_end:
-                raise no_end(recipe.train, data.plan(spec, 0).steps)
-        previews = sample_logging.options(data)
-
-        # Encode what the store lacks, if the recipe has one: clips are then read from it, and no encoder is loaded.
-        sources = build.require_sources(recipe, resumed=True)
-        preview_model.require_layers(recipe)
-        if (warning := validation.distilled_warning(recipe)) is not None:
-            logger.warning(warning)
-        stored = encoders = None
-        if recipe.encode.store:
-            encoders = encoding.lazy_encoder(recipe, world.device)
-            stored = encoding.before_training(data, encoders, world, spec, on_encode)
-            stack.callback(stored.close)
-
-        # Build the model.
         stack.enter_context(attention.prefer(recipe.model.attention))
-        step = resume.pick(this_run, recipe, options.resume)
-        resumed = step is not None
-        if resumed and world.is_main:
-            resume.log_moved_sources(this_run.folder, sources)
-        model = TrainedModel.build(data, world, resumed=resumed, encoders=encoders)
-
-        # Resume: load the checkpoint, if there is one, and find the position in the data that belongs to it.
-        with log.stage("loading the weights that training begins with, and planning"):
-            position, resumed_from = resume.restore(this_run, data, spec, options, model, step=step)
-            resume.require_same_plan(world, position)
-        # Run the largest planned bucket now: a lack of memory shows before the first step, or not at all.
-        planned = set(position.plan.bucket.tolist()) or {0}  # the plan is empty if nothing is left of the epoch
-        bucket = dry_run.largest(data.table, planned)
-        if options.debug:
-            out_of_memory.record_history(world.device)
-        snapshot = this_run.folder.snapshot_file(world.rank)
-        clips = bucket.batch_size * recipe.clips_per_place
-        with log.stage("running the largest bucket once"):
-            dry_run.rehearse(model.boundary.denoiser, model.encoder, model.state, bucket, snapshot, clips=clips)
-        for line in data.chosen.lines() if data.chosen else []:
-            logger.info(line)
+        model = start.build_model(this_run, data, sources, encoders, resumed=step is not None)
+        position, resumed_from = resume.restore(this_run, data, spec, request, model, step=step)
+        start.rehearse(this_run, data, model, position, debug=request.debug)
         checkpointing.try_disk(this_run, recipe, model.state, position)
         early = EarlyStop.resume(recipe.validation, this_run.folder.events_file, position.global_step, world)
-        recipe_name = ""
-        if world.is_main:
-            done = early.is_over or progress.is_done(recipe.train, position)
-            with files.writing("output", this_run.folder.path):
-                recipe_name = resume.prepare_folder(
-                    this_run, data, position, threads=threads, resumed=resumed, done=done
-                )
+        done = early.is_over or progress.is_done(recipe.train, position)
+        recipe_name = resume.prepare_folder(
+            this_run, data, position, threads=threads, resumed=step is not None, done=done
+        )
 
-        # Loop over steps.
         run_log = stack.enter_context(
-            RunLogger(
-                this_run.folder,
-                data,
-                world,
-                recipe_name=recipe_name,
-                first_step=position.global_step,
-                total_steps=progress.total_steps(recipe.train, position),
-                debug=options.debug,
-            )
+            RunLogger(this_run.folder, data, world, position, recipe_name=recipe_name, debug=request.debug)
         )
         run_log.start(spec, threads=threads, resumed_from=resumed_from, sources=sources)
         mirror = stack.enter_context(checkpointing.mirroring(this_run, recipe, run_log, resumed_from))
         checkpoints = CheckpointManager(this_run, data, model, run_log, mirror, resumed_from)
-        profiler = StepProfiler(
-            options.profile, this_run.folder.profiles_folder, run_log, world.device, is_main=world.is_main
-        )
-        trainer = Trainer(this_run, data, model, previews, checkpoints, run_log, early, profiler, stored)
-        reason = trainer.train(position, resumed=resumed)
+        profiler = StepProfiler(request.profiled_steps, this_run.folder, run_log, world)
+        trainer = Trainer(this_run, data, model, preview_options, checkpoints, run_log, early, profiler, stored)
+        reason = trainer.train(position, resumed=step is not None)
     return EXIT_REQUEUE if reason == "signal" else 0
 
 
@@ -221,17 +145,18 @@ class Trainer:
         run: OpenRun,
         data: RecipeData,
         model: TrainedModel,
-        previews: GenerateOptions | None,
+        preview_options: GenerateOptions | None,
         checkpoints: CheckpointManager,
         log: RunLogger,
         early: EarlyStop,
         profiler: StepProfiler,
         stored: StoredLatents | None = None,
     ) -> None:
-        self._early, self._profiler, self._stored = early, profiler, stored
+        self._early, self._profiler = early, profiler
         recipe, world = data.recipe, run.world
-        boundary, encoder, state = model.boundary, model.encoder, model.state
-        self.data = data
+        boundary, state = model.boundary, model.state
+        encoder = stored_batches.choose(model.encoder, world, stored)
+        self.data, self._encoder = data, encoder
         self._recipe, self._run, self._world = recipe, run, world
         self._checkpoints, self._log = checkpoints, log
         self._source = StepSource(
@@ -246,39 +171,44 @@ class Trainer:
         self._balance_every = recipe.train.log_balance_every
         times_forward = world.size > 1 and world.sequence is None and self._balance_every is not None
         self._times = ForwardTimes(world.device, times_forward and balance.can_time_forward(state.module))
-        self._train_step = TrainStep(boundary, encoder, state, data.table, world, recipe, model.compiled, self._times)
+        self._examples = ExampleBuilder(recipe, data.table, encoder)
+        self._train_step = TrainStep(boundary, self._examples, state, world, model.compiled, self._times)
         self._state = state
-        self._validator = Validator(boundary, encoder, world, self._source, data.held_out(), recipe, stored)
-        metrics = sample_logging.metrics(recipe, world.device)
+        self._validator = Validator(boundary, encoder, world, self._source, data.held_out(), recipe)
+        metrics = previews.metrics(recipe, world.device)
         self._previewer = Previewer(
-            recipe, boundary, encoder, state, world, run.folder, previews, model.sequence, metrics, model.layout
+            recipe,
+            boundary,
+            model.encoder,
+            state,
+            world,
+            run.folder,
+            preview_options,
+            model.sequence,
+            metrics,
+            model.layout,
         )
-        self._non_finite_in_a_row = 0
+        self._consecutive_non_finite = 0
         self._step_seconds = 0.0
 
     def train(self, position: DataPosition, *, resumed: bool) -> str:
         """Train from a position to the end, and return why training stopped: "finished", or "signal"."""
         config = self._recipe.data
         with ExitStack() as stack:
-            # Clips that other ranks of a sequence group need too are decoded on the first.
-            workers = config.num_workers if self._world.is_data_leader or self._stored is not None else 0
-            pool = DecodePool(workers, config.decode_timeout)
+            pool = DecodePool(config.num_workers if self._encoder.decodes else 0, config.decode_timeout)
             stack.callback(pool.close)
             stop_signals = stack.enter_context(_stop_signals())
+            if resumed:
+                self._measure_if_lacking(position, pool)
             if self._is_done(position):
                 self._complete(position, pool, resumed=resumed)
                 return self._stop(position, "finished")
 
             if not resumed:
                 self._validate(position, pool)  # of the untrained weights, for comparison
-            elif _is_due(self._recipe.samples.every_steps, position.global_step):
+            elif progress.is_due(self._recipe.samples.every_steps, position.global_step):
                 self._make_lacking_previews(position.global_step)
-            # Micro-batches from here to the end of training, across epochs, planned as `next_epoch` plans them.
-            work = self._source.requests_from(position)
-            batches = stored_batches.read_ahead(work, pool, config.prefetch_budget_bytes, self._stored)
-            if self._stored is None:
-                batches = shared_batches.over_group(batches, self._world)
-            prefetcher = self._train_step.prefetcher(batches)
+            batches = self._encoded_batches(position, pool)
             self._begin_segment(position)
             while not self._is_done(position):
                 if position.at_end:
@@ -290,15 +220,22 @@ class Trainer:
                     else:
                         self._begin_segment(position)
                     continue
-                position, flags = self._take_step(position, prefetcher, stop=bool(stop_signals))
-                metrics = self._after_step(position, pool, flags)
+                position, flags = self._take_step(position, batches, stop=bool(stop_signals))
                 # A signal to any rank stops all ranks after the same step.
                 if flags.stop and not self._is_done(position):
-                    self._end_record(position)
-                    self._checkpoints.save_last(position, metrics)
+                    self._save_and_leave(position, pool)
                     return self._stop(position, "signal")
+                self._after_step(position, pool, flags)
             self._end_record(position)
             return self._stop(position, "finished")
+
+    def _encoded_batches(self, position: DataPosition, pool: DecodePool) -> EncodePrefetcher:
+        """Return the encoded micro-batches from a position to the end of training, across epochs."""
+        data, encode = self._recipe.data, self._recipe.encode
+        requests = self._source.requests_from(position)
+        batches = self._encoder.read(requests, pool, data.prefetch_budget_bytes)
+        is_ahead = encode.store if encode.ahead == "auto" else encode.ahead
+        return EncodePrefetcher(batches, self._examples.encode, self._world.device, is_ahead=is_ahead)
 
     def _is_done(self, position: DataPosition) -> bool:
         return self._early.is_over or progress.is_done(self._recipe.train, position)
@@ -306,57 +243,82 @@ class Trainer:
     def _take_step(
         self, position: DataPosition, batches: EncodePrefetcher, *, stop: bool
     ) -> tuple[DataPosition, StepFlags]:
-        """Train the row at a position, log it, and raise if too much has failed to go on.
+        """Train the step at a position, log it, and raise if too much has failed to go on.
 
-        `stop` is True if this rank was asked to save and stop. Returns the position after the step, and the requests of
+        `stop` is True if this rank was asked to save and stop. Returns the position after the step, and the flags of
         all ranks.
         """
         began = time.monotonic()
         step = position.global_step
-        taken: list[MicroBatch] = []  # without their frames
         self._world.mark("waiting for clips", step + 1, self._paths_at(position))
         if self._recipe.train.skips(step + 1):
-            result = StepResult.skipped(self._train_step.set_rate(step))  # the source omits this row too
+            result = StepResult.skipped(self._train_step.set_rate(step))  # the source omits it too
         else:
             self._profiler.before(step + 1)
-            result = self._run_step(position, batches, taken, self._checkpoints.flags(stop=stop))
+            result = self._run_step(position, batches, self._checkpoints.flags(stop=stop))
             self._profiler.after(step + 1)
         self._step_seconds = time.monotonic() - began
-        self._log.step(position, result, taken, self._step_seconds, batches.waited_seconds())
+        self._log.step(position, result, self._failed_clips(result), self._step_seconds, batches.waited_seconds())
         if (news := self._compiled.news()) is not None:
             self._log.event("compiled", step=step + 1, **news)
         position = _advance(position, result)
-        if _is_due(self._balance_every, position.global_step):
+        if progress.is_due(self._balance_every, position.global_step):
             self._log_balance(position)
         self._require_few_failures(position)
         self._require_finite(position.global_step, result)
         return position, result.flags
+
+    def _failed_clips(self, result: StepResult) -> list[FailedClip]:
+        """Return the clips of all ranks that could not be decoded in a step. Collective if there are any."""
+        if not result.failed:
+            return []
+        of_ranks: list[Any] = self._world.gather_data(failures.failed_clips(result.batches))
+        return list(itertools.chain(*of_ranks))
 
     def _paths_at(self, position: DataPosition) -> Callable[[int], list[str]]:
         """Return the paths of a rank's clips in the step at a position."""
         degree = self._world.sequence_degree
         return lambda rank: self._source.paths(position, rank // degree)
 
-    def _run_step(
-        self, position: DataPosition, batches: EncodePrefetcher, taken: list[MicroBatch], flags: StepFlags
-    ) -> StepResult:
-        """Train the row at a position, and put its micro-batches into `taken`; tell which one memory was too small for."""
-        plan, row, step, world = position.plan, position.row, position.global_step, self._world
+    def _run_step(self, position: DataPosition, batches: EncodePrefetcher, flags: StepFlags) -> StepResult:
+        """Train the step at a position, and tell which micro-batch memory was too small for."""
+        step, world = position.global_step, self._world
+        where: Any = {"plan": position.plan, "plan_step": position.plan_step, "step": step}
+        encoded = batches.batches_of_step(lambda doing: world.mark(doing, step + 1))
         try:
-            noted = run_logger.note(one_step(batches), taken)
-            return self._train_step.run(noted, plan=plan, row=row, step=step, flags=flags, prefetcher=batches)
+            return self._train_step.run(self._examples.of_step(encoded, **where), flags=flags, **where)
         except Exception as error:
-            if not taken or not out_of_memory.is_lack(error):
+            if batches.request is None or not out_of_memory.is_lack(error):
                 raise
-            bucket, file = self.data.table.buckets[taken[-1].request.bucket], self._run.folder.snapshot_file(world.rank)
+            bucket, file = self.data.table.buckets[batches.request.bucket], self._run.folder.snapshot_file(world.rank)
             with out_of_memory.naming_bucket(bucket, world.device, file, what=f"a micro-batch of step {step + 1}"):
                 raise
 
-    def _after_step(self, position: DataPosition, pool: DecodePool, flags: StepFlags | None) -> dict[str, float]:
+    def _save_and_leave(self, position: DataPosition, pool: DecodePool) -> None:
+        """Save before all else: whoever sent the signal kills this process soon. Then validate, if that is due.
+
+        What is cut short is measured by the next start, which also makes the previews.
+        """
+        self._world.mark("after it", position.global_step, limited=False)
+        if position.at_end:
+            self._log.epoch_ends(position)
+        self._end_record(position)
+        self._checkpoints.save_last(position, {})
+        self._measure_if_lacking(position, pool)
+
+    def _measure_if_lacking(self, position: DataPosition, pool: DecodePool) -> None:
+        """Validate at a step whose checkpoint has no metrics, if they are due, and add them to it."""
+        step = position.global_step
+        if not progress.is_due(self._recipe.validation.every_steps, step) or self._checkpoints.has_metrics(step):
+            return
+        if metrics := self._validate(position, pool):
+            self._checkpoints.record_metrics(step, metrics)
+
+    def _after_step(self, position: DataPosition, pool: DecodePool, flags: StepFlags | None) -> None:
         """End the epoch, validate, save and preview, each if it is due.
 
-        `flags` are the requests of all ranks in the step before, None if epochs passed without a step. Returns the
-        metrics measured here; a loss of an earlier step does not belong to this step's checkpoint.
+        `flags` are those of all ranks in the step before, None if epochs passed without a step. A loss of an earlier step
+        does not belong to this step's checkpoint.
         """
         step, done = position.global_step, self._is_done(position)
         # Validation, saves and previews last as long as they do.
@@ -365,10 +327,10 @@ class Trainer:
         if position.at_end:
             self._log.epoch_ends(position)
         # Validate before saving, so that the checkpoint holds its loss.
-        if done or _is_due(self._recipe.validation.every_steps, step):
+        if done or progress.is_due(self._recipe.validation.every_steps, step):
             metrics = self._validate(position, pool)
             done = self._is_done(position)  # the validation loss may have ended training
-        previews_due = done or _is_due(self._recipe.samples.every_steps, step)
+        previews_due = done or progress.is_due(self._recipe.samples.every_steps, step)
         # Only if they are measured, previews are made before saving; otherwise their failure could cost a checkpoint.
         if previews_due and self._previewer.metrics is not None:
             metrics = metrics | self._previewer.run(step, self._log)
@@ -378,7 +340,6 @@ class Trainer:
             self._checkpoints.after_step(position, metrics, flags, self._step_seconds)
         if previews_due and self._previewer.metrics is None:
             self._previewer.run(step, self._log)
-        return metrics
 
     def _validate(self, position: DataPosition, pool: DecodePool) -> dict[str, float]:
         if not len(self._validator.held_out):
@@ -404,7 +365,7 @@ class Trainer:
         if self._world.is_main:
             self._log.records.begin(position, self._checkpoints.epochs_in_use())
         self._log.epoch_begins(position)
-        if not position.plan.steps:  # a resume found that the clips left in the epoch no longer exist
+        if not position.plan.num_steps:  # a resume found that the clips left in the epoch no longer exist
             self._log.epoch_ends(position)
 
     def _complete(self, position: DataPosition, pool: DecodePool, *, resumed: bool) -> None:
@@ -412,7 +373,7 @@ class Trainer:
         step = position.global_step
         if not resumed:
             raise no_steps(self.data)
-        if not position.plan.steps:
+        if not position.plan.num_steps:
             self._begin_segment(position)
         if self._early.is_over:
             logger.info("nothing left to train at step %d: %s; raise it to train on", step, self._early)
@@ -428,7 +389,7 @@ class Trainer:
             self._previewer.run(step, self._log)
 
     def _end_record(self, position: DataPosition) -> None:
-        """Record how many rows of the segment were trained, if training stops within an epoch."""
+        """Record how many steps of the segment were trained, if training stops within an epoch."""
         if self._world.is_main and not position.at_end:
             self._log.records.end(position)
 
@@ -460,13 +421,13 @@ class Trainer:
         )
 
     def _require_finite(self, step: int, result: StepResult) -> None:
-        """Raise after too many steps in a row whose loss or gradient was not finite."""
-        self._non_finite_in_a_row = 0 if result.finite else self._non_finite_in_a_row + 1
+        """Raise after too many consecutive steps whose loss or gradient was not finite."""
+        self._consecutive_non_finite = 0 if result.finite else self._consecutive_non_finite + 1
         train = self._recipe.train
         limit = 1 if train.non_finite == "stop" else train.max_non_finite
-        if self._non_finite_in_a_row < limit:
+        if self._consecutive_non_finite < limit:
             return
-        steps = f"{limit} steps in a row, the last being {step}," if limit > 1 else f"step {step}"
+        steps = f"{limit} consecutive steps, the last being {step}," if limit > 1 else f"step {step}"
         raise UserError(
             f"{steps} had a loss or gradient that is not finite, {result.blame}",
             code="non-finite",
@@ -483,13 +444,9 @@ def _advance(position: DataPosition, result: StepResult) -> DataPosition:
     # Trained clips are counted, never derived from the plan: a lost clip must show as a gap in the epoch's sums.
     trained, repeated, skipped = result.clips, result.repeats, 0
     if not result.applied:
-        trained, repeated, skipped = 0, 0, position.plan.planned_in(position.row) - result.failed
+        trained, repeated, skipped = 0, 0, position.plan.planned_in(position.plan_step) - result.failed
     counts = position.counts.add(trained, result.failed, skipped, repeated)
-    return replace(position, row=position.row + 1, global_step=position.global_step + 1, counts=counts)
-
-
-def _is_due(every_steps: int | None, step: int) -> bool:
-    return every_steps is not None and step % every_steps == 0
+    return replace(position, plan_step=position.plan_step + 1, global_step=position.global_step + 1, counts=counts)
 
 
 @contextmanager

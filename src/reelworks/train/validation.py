@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,16 +16,13 @@ from torch import Tensor
 from reelworks.data.loader import StepSource
 from reelworks.data.micro_batch import MicroBatch, MicroBatchRequest
 from reelworks.distributed.mesh import World
-from reelworks.encoders import stored_batches
-from reelworks.encoders.encoders import LiveEncoder
-from reelworks.encoders.stored_batches import StoredLatents
+from reelworks.encoders.batch_encoder import BatchEncoder
 from reelworks.media.decode_pool import DecodePool
 from reelworks.models.api import DenoiserInputs
 from reelworks.precision.boundary import DtypeBoundary
 from reelworks.recipe.recipe import Recipe
 from reelworks.schedule.plan import Samples
-from reelworks.train import shared_batches
-from reelworks.train.batch_inputs import Predicted, validation_example
+from reelworks.train.step.examples import Predicted, validation_example
 
 
 @dataclass(frozen=True)
@@ -68,12 +66,11 @@ class Validator:
     """
 
     boundary: DtypeBoundary[DenoiserInputs]
-    encoder: LiveEncoder
+    encoder: BatchEncoder[Any]
     world: World
     source: StepSource
     held_out: Samples
     recipe: Recipe
-    stored: StoredLatents | None = None
     times_at_once: int | None = None
     on_clip: Callable[[int, int], None] = lambda done, total: None
 
@@ -86,10 +83,7 @@ class Validator:
         # Of all clips, and then of each bucket's: sums of the loss at each timestep, and of clips.
         sums = torch.zeros(1 + len(buckets), len(times) + 1, dtype=torch.float64)
         budget_bytes = self.recipe.data.prefetch_budget_bytes
-        batches = stored_batches.read_ahead(self._requests(), pool, budget_bytes, self.stored)
-        if self.stored is None:
-            batches = shared_batches.over_group(batches, self.world)
-        for done, batch in enumerate(batches, 1):
+        for done, batch in enumerate(self.encoder.read(self._requests(), pool, budget_bytes), 1):
             losses = self._losses(batch)
             if self.world.is_data_leader and bool(batch.is_valid.all()):
                 for row in (0, 1 + batch.request.bucket):
@@ -114,7 +108,7 @@ class Validator:
         at_once = self.times_at_once or len(times)
         starts = range(0, len(times), at_once)
         parts = [Predicted.from_inputs(self.boundary, _part(example.inputs, i, at_once)) for i in starts]
-        return example.losses(Predicted.joined(parts), objective).double().cpu()
+        return example.losses(Predicted.joined(parts)).double().cpu()
 
     def _requests(self) -> Iterator[MicroBatchRequest]:
         """Yield this rank's clips one by one; all ranks get the same number, filled up with fillers."""

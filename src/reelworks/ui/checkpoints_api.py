@@ -13,14 +13,14 @@ from fastapi import APIRouter
 from fastapi.responses import FileResponse
 from pydantic import BaseModel, Field
 
+from reelworks.analysis import plan_report
 from reelworks.checkpoint import disk_space, listing, retention
 from reelworks.checkpoint.config import CheckpointsConfig, LoraFormat
 from reelworks.checkpoint.folder import CheckpointFolder
-from reelworks.core import digests
+from reelworks.core import digests, results
 from reelworks.core.errors import UserError
 from reelworks.generate import defaults
 from reelworks.recipe import preview_model, recipe_file
-from reelworks.report import run_data
 from reelworks.report.previews import MEDIA
 from reelworks.run import lock
 from reelworks.run.folder import RunFolder
@@ -62,47 +62,47 @@ routes = APIRouter(prefix="/runs/{key}/checkpoints")
 @routes.get("")
 def list_checkpoints(run: PageRun) -> Json:
     store, policy = _open(run)
-    rows = [row | {"path": str(row["path"])} for row in listing.rows(store, policy)]
+    rows = listing.rows(store, policy)
     disk = store.root if store.root.exists() else run.path
-    total = sum(row.get("bytes", 0) for row in rows)
     free = shutil.disk_usage(disk).free
-    return {"rows": rows, "total_bytes": total, "free_bytes": free, "forecast": _forecast(run, store, policy, free)}
+    return {
+        "rows": results.as_json(rows),
+        "total_bytes": listing.total_bytes(rows),
+        "free_bytes": free,
+        "forecast": _forecast(run, store, policy, free),
+    }
 
 
 @routes.get("/prune")
-def forecast_prune(run: PageRun) -> Json:
-    store, policy = _open(run)
-    sizes = {info.step: info.num_bytes for info in store.list()}
-    return _decision_rows(retention.plan(store, policy), sizes)
+def forecast_prune(run: PageRun) -> Any:
+    return results.as_json(listing.prune(*_open(run), dry_run=True))
 
 
 @routes.post("/prune")
-def prune(run: PageRun) -> Json:
-    store, policy = _open(run)
+def prune(run: PageRun) -> Any:
     with lock.hold(run.lock_file, field="run", remedy=_IN_USE):
-        sizes = {info.step: info.num_bytes for info in store.list()}
-        return _decision_rows(retention.prune(store, policy), sizes)
+        return results.as_json(listing.prune(*_open(run)))
 
 
 @routes.post("/{step}/pin")
-def pin(run: PageRun, step: int) -> Json:
+def pin(run: PageRun, step: int) -> Any:
     store, policy = _open(run)
     store.pin(step)
-    return _row_to_json(listing.row(store, policy, step))
+    return results.as_json(listing.row(store, policy, step))
 
 
 @routes.post("/{step}/unpin")
-def unpin(run: PageRun, step: int) -> Json:
+def unpin(run: PageRun, step: int) -> Any:
     store, policy = _open(run)
     store.unpin(step)
-    return _row_to_json(listing.row(store, policy, step))
+    return results.as_json(listing.row(store, policy, step))
 
 
 @routes.post("/{step}/verify")
-def verify(run: PageRun, step: int) -> Json:
+def verify(run: PageRun, step: int) -> Any:
     store, policy = _open(run)
     listing.row(store, policy, step)
-    return _row_to_json(listing.verified(store, [step], True)[0])
+    return results.as_json(listing.verified(store, [step], True)[0])
 
 
 @routes.post("/{step}/export")
@@ -136,7 +136,10 @@ def get_generate_defaults(run: PageRun) -> Json:
 def generate(context: PageContext, key: str, step: int, options: GenerationForm) -> Json:
     run, store, folder = _place(context, key, step, _GENERATED)
     given = options.model_dump(exclude_none=True)
-    frames = options.num_frames or max((b["num_frames"] for b in run_data.summary(run).get("buckets", [])), default=1)
+    summary = plan_report.read_summary(run)
+    frames = options.num_frames or max(
+        (bucket.num_frames for bucket in (summary.buckets if summary else ())), default=1
+    )
     name = f"step-{step:09}-seed-{options.seed}-{digests.digest_json(given)[:8]}.{'mp4' if frames > 1 else 'png'}"
     arguments = ["generate", str(store.path(step)), "--output", str(folder / name)]
     arguments += [f"--{field.replace('_', '-')}={value}" for field, value in given.items()]
@@ -202,16 +205,3 @@ def _forecast(run: RunFolder, store: CheckpointFolder, policy: CheckpointsConfig
         return ""
     steps = disk_space.saves(policy, existing[-1].step, last)
     return disk_space.forecast(existing[-1].num_bytes, policy, steps, free, existing).to_text()
-
-
-def _decision_rows(decisions: list[Any], sizes: dict[int, int]) -> Json:
-    report: Json = {"kept": [], "deleted": []}
-    for one in decisions:
-        if one.step in sizes:
-            row = {"step": one.step, "bytes": sizes[one.step], "reasons": list(one.reasons)}
-            report["kept" if one.keep else "deleted"].append(row)
-    return report
-
-
-def _row_to_json(row: Json) -> Json:
-    return row | {"path": str(row["path"])}

@@ -39,7 +39,8 @@ _NEVER, _TRAINED, _FAILED, _UNKNOWN = range(4)
 _COVERAGE = (("never", "never trained"), ("trained", "trained"), ("failed", "failed"), ("unknown", "no record"))
 
 
-class Value(NamedTuple):
+@dataclass(frozen=True)
+class Value:
     """A value by which clips are chosen."""
 
     id: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from reelworks.core import results
 from reelworks.core.errors import UserError
 from reelworks.report import compare, plots
 from reelworks.ui import runs
@@ -28,9 +29,9 @@ def compare_runs(context: Context, keys: list[str]) -> Json:
     named = list(zip(found.names, found.runs, strict=True))
     return {
         "names": found.names,
-        "results": [row._asdict() for row in found.results],
-        "recipe": [row._asdict() for row in found.recipe],
-        "figures": [plots.to_json(figure) for figure in plots.overlaid(named)],
+        "results": results.as_json(found.results),
+        "recipe": results.as_json(found.recipe),
+        "figures": results.as_json(plots.overlaid(named)),
         "previews": _previews([runs.previews(context, key, run) for key, run in zip(keys, folders, strict=True)]),
     }
 

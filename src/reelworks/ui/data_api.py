@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,6 +13,7 @@ from pydantic import BaseModel, Field
 from reelworks.analysis import rejections
 from reelworks.buckets.assign import Reason
 from reelworks.catalog.companions import without
+from reelworks.core import results
 from reelworks.core.errors import UserError
 from reelworks.data import decode_requests
 from reelworks.data.left_out import Rejection
@@ -189,7 +189,7 @@ def _summary(clips: ClipView) -> Json:
         {
             "name": facet.name,
             "label": facet.label,
-            "values": [value._asdict() for value in facet.values],
+            "values": results.as_json(facet.values),
             "counts": facet.counts(None),
         }
         for facet in clips.facets.values()
@@ -291,7 +291,7 @@ def _why(clips: ClipView, row: int) -> str | None:
         error: str | None = clips.data.rows.take(np.array([row])).error[0].as_py()
         return error
     one = Rejection(reason, np.array([row]), clips.nearest[row : row + 1])
-    return rejections.named(clips.data, [one])[reason.label][0]["detail"] or None
+    return rejections.named(clips.data, [one])[reason.label][0].detail or None
 
 
 def _reading(clips: ClipView, row: int) -> Json | None:
@@ -304,7 +304,7 @@ def _reading(clips: ClipView, row: int) -> Json | None:
     last = first + int((bucket.shape.num_frames - 1) * request.step + 1e-6)
     end = int(clips.data.rows.first_frame[row] + clips.data.rows.num_frames[row])
     return {
-        "window": asdict(window),
+        "window": results.as_json(window),
         "first": first,
         "last": min(last, end - 1),
         "of": end,

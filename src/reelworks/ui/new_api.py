@@ -24,7 +24,6 @@ from reelworks.ui.workspace import key_of
 
 Json = dict[str, Any]
 _MOST_COUNTED = 20_000  # files of a folder
-_REPEATED = ("dataset", "bucket")
 
 
 class LoraForm(BaseModel):

@@ -13,6 +13,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ValidationError
 
 from reelworks.analysis import plan_report, rejections
+from reelworks.analysis.rejections import LeftOutClip
 from reelworks.buckets.opensora.parse import MOST_CLIPS
 from reelworks.buckets.table import Entry
 from reelworks.core import files
@@ -101,7 +102,7 @@ def check(context: PageContext, key: str, wish: Check) -> Json:
 
 
 async def _answer(
-    context: Context, key: str, controls: str, request: Request, compute: Callable[[RecipeData, int], Json]
+    context: Context, key: str, controls: str, request: Request, compute: Callable[[RecipeData, int], Any]
 ) -> Response:
     asked, plans = _read(controls), context.plans
     return await plans.answer(request, lambda: compute(plans.open(key).move(asked), asked.world))
@@ -177,7 +178,7 @@ def _entry(entry: Entry, given: list[tuple[str, int]]) -> Json:
     }
 
 
-def _name_left_out(data: RecipeData) -> Json:
+def _name_left_out(data: RecipeData) -> dict[str, list[LeftOutClip]]:
     """Return the first clips that the first epoch leaves out, by reason."""
     left_out = by_reason(*data.assignment(0))
     few = [Rejection(r.reason, r.row[:_FILES_NAMED], r.nearest[:_FILES_NAMED]) for r in left_out]

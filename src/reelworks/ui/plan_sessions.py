@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.concurrency import run_in_threadpool
 
 from reelworks.buckets.config import as_table
-from reelworks.core import toml_none
+from reelworks.core import results, toml_none
 from reelworks.core.errors import UserError
 from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
@@ -167,12 +167,12 @@ class PlanSessions:
         """Return whether a recipe's catalog exists; raises `UserError` if it lies outside of the folders."""
         return (self._workspace.require(Path(recipe.catalog_folder)) / _CATALOG_FILE).exists()
 
-    async def answer(self, request: Request, compute: Callable[[], Json]) -> Response:
+    async def answer(self, request: Request, compute: Callable[[], Any]) -> Response:
         """Compute one request at a time; those that the page has given up meanwhile are not computed."""
         async with self._turn:
             if await request.is_disconnected():
                 return Response(status_code=_CLOSED_REQUEST)
-            return JSONResponse(await run_in_threadpool(compute))
+            return JSONResponse(results.as_json(await run_in_threadpool(compute)))
 
 
 def invalid_controls(problem: str, remedy: str, field: str = "controls", value: object = None) -> UserError:

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from reelworks.analysis import clip_history, plan_report
 from reelworks.checkpoint.retention import folder_bytes
-from reelworks.core import user_files
+from reelworks.core import results, user_files
 from reelworks.core.errors import UserError
 from reelworks.report import run_data, run_facts, status
 from reelworks.report.previews import MEDIA
@@ -28,7 +28,6 @@ Json = dict[str, Any]
 _SPARK_POINTS = 48
 _SPEED_STEPS = 60  # last steps from which the time left is computed
 _SIZE_SECONDS = 30  # a run's size is measured so often at most
-_STARTING = 60.0
 
 
 def line(context: Context, key: str, path: Path) -> Json:
@@ -97,22 +96,22 @@ def overview(context: Context, key: str, run: RunFolder) -> Json:
     """Return everything but curves, coverage and previews."""
     found = data(context, run)
     reasons = [*run_facts.reasons(found.summary), *filter(None, [run_facts.failures(found)])]
-    ranks = run_facts.balance_of_ranks(found)
-    return row(context, key, run.path) | {
+    told = {
         "events_bytes": context.index(run).total_bytes,
         "others": len(context.index(run).others),
-        "headline": [fact._asdict() for fact in run_facts.headline(found)],
-        "accounting": [part._asdict() for part in run_facts.accounting(found.summary)],
+        "headline": run_facts.headline(found),
+        "accounting": run_facts.accounting(found.summary),
         "balance": run_facts.balance(found.summary),
         "buckets": run_facts.buckets(found.summary),
-        "reasons": [reason._asdict() for reason in reasons],
-        "history": [moment._asdict() for moment in status.history(found)],
+        "reasons": reasons,
+        "history": status.history(found),
         "warnings": plan_report.warnings(found.summary) if found.summary else [],
-        "spikes": [spike._asdict() for spike in run_facts.spikes(found)],
-        "ranks": None if ranks is None else ranks._asdict() | {"stragglers": [r._asdict() for r in ranks.stragglers]},
+        "spikes": run_facts.spikes(found),
+        "ranks": run_facts.balance_of_ranks(found),
         "recipe": found.recipe,
         "environment": found.environment,
     }
+    return row(context, key, run.path) | dict(results.as_json(told))
 
 
 def coverage(run: RunFolder) -> list[Json]:
@@ -123,9 +122,8 @@ def coverage(run: RunFolder) -> list[Json]:
 
 @lru_cache(maxsize=16)
 def _coverage(path: str, _: int) -> list[Json]:
-    return [
-        run_facts.coverage_row(epoch)._asdict() for epoch in reversed(clip_history.cover(RunFolder(Path(path))).epochs)
-    ]
+    epochs = clip_history.cover(RunFolder(Path(path))).epochs
+    return [results.as_json(run_facts.coverage_row(epoch)) for epoch in reversed(epochs)]
 
 
 def previews(context: Context, key: str, run: RunFolder) -> list[Json]:
@@ -214,8 +212,8 @@ def total_steps(run: RunFolder) -> int | None:
     """Return the step at which a run ends; None if that is not known."""
     train = _recipe(run).get("train", {})
     ends: list[int | None] = [train.get("max_steps")]
-    if "max_epochs" in train and (per_epoch := run_data.summary(run).get("steps_per_epoch")) is not None:
-        ends.append(per_epoch * train["max_epochs"])
+    if "max_epochs" in train and (summary := plan_report.read_summary(run)) is not None:
+        ends.append(summary.steps_per_epoch * train["max_epochs"])
     return min((end for end in ends if end is not None), default=None)
 
 

@@ -13,6 +13,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import FileResponse, StreamingResponse
 from starlette.concurrency import run_in_threadpool
 
+from reelworks.core import results
 from reelworks.core.errors import UserError
 from reelworks.report import plots
 from reelworks.report.previews import MEDIA
@@ -43,7 +44,7 @@ def get_run(context: PageContext, key: str, run: PageRun) -> Json:
 @routes.get("/runs/{key}/figures")
 def get_figures(context: PageContext, run: PageRun) -> list[Json]:
     data = runs.data(context, run)
-    return [plots.to_json(figure) for figure in plots.all_of(data)]
+    return [results.as_json(figure) for figure in plots.all_of(data)]
 
 
 @routes.get("/runs/{key}/coverage")

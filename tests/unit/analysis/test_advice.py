@@ -10,18 +10,8 @@ from reelworks.analysis import data_advice
 SIXTEEN_BY_NINE = {"height": 720, "width": 1280}
 CASES = [
     ("unreadable", [VIDEO, BAD, BAD], "2 clips cannot be read", [VIDEO]),
-    (
-        "captions_missing",
-        [VIDEO, {"caption": None}, BAD],
-        "1 clip without a caption",
-        [{"caption": ""}, BAD],
-    ),
-    (
-        "captions_empty",
-        [{"caption": ""}, {"caption": " \n"}, VIDEO],
-        "2 captions are empty",
-        [{"caption": None}],
-    ),
+    ("captions_missing", [VIDEO, {"caption": None}, BAD], "1 clip without a caption", [{"caption": ""}, BAD]),
+    ("captions_empty", [{"caption": ""}, {"caption": " \n"}, VIDEO], "2 captions are empty", [{"caption": None}]),
     ("captions_empty", [{"caption": ""}], "1 caption is empty", [BAD]),
     (
         "captions_garbled",
@@ -47,12 +37,7 @@ CASES = [
         "1 caption has several lines",
         [{"caption": "a cat, black"}, VIDEO],
     ),
-    (
-        "few_pictures",
-        [PICTURE] * 11,
-        "11 pictures; 15 to 20 per subject train better",
-        [PICTURE] * 15,
-    ),
+    ("few_pictures", [PICTURE] * 11, "11 pictures; 15 to 20 per subject train better", [PICTURE] * 15),
     (
         "few_pictures",
         [{**PICTURE, "path": f"{'ab'[i > 2]}/{i}.png"} for i in range(20)],
@@ -71,12 +56,7 @@ CASES = [
         "2 clips with fewer than 256 pixels on the short side",
         [{"height": 256}],
     ),
-    (
-        "short",
-        [{"num_frames": 16}],
-        "1 clip with fewer than 17 frames",
-        [{"num_frames": 17}, PICTURE],
-    ),
+    ("short", [{"num_frames": 16}], "1 clip with fewer than 17 frames", [{"num_frames": 17}, PICTURE]),
     ("long", [{"duration_seconds": 20.1}], "1 clip longer than 20 s", [{"duration_seconds": 20.0}]),
     (
         "mixed_fps",

@@ -12,6 +12,8 @@ import pytest
 from refused import refused
 
 from reelworks.analysis import clip_history
+from reelworks.analysis.coverage import ClipEpoch
+from reelworks.core import results
 from reelworks.data import plan_cache, resume, segment_record
 from reelworks.data import position as positions
 from reelworks.recipe import recipe_file
@@ -59,7 +61,7 @@ class Told:
             epoch=position.epoch,
             segment=position.segment,
             planned=position.counts.planned,
-            rows=self.plan.steps,
+            plan_steps=self.plan.num_steps,
             plan=self.plan.digest(),
         )
 
@@ -70,21 +72,21 @@ class Told:
         self.start(**changes)
         self.begin(resume.resume(self.data, self.spec, self.run, cursor, excluded, aliases)[0])
 
-    def size(self, row):
-        where = self.plan.places(int(self.plan.micro_batches(row)[0]))
+    def size(self, plan_step):
+        where = self.plan.places(int(self.plan.micro_batches(plan_step)[0]))
         return where.stop - where.start
 
-    def step(self, row, *, failed=0, finite=True):
+    def step(self, plan_step, *, failed=0, finite=True):
         self.done += 1
-        where = self.plan.places(int(self.plan.micro_batches(row)[0]))
+        where = self.plan.places(int(self.plan.micro_batches(plan_step)[0]))
         clips = where.stop - where.start - failed
-        told = {"row": row, "clips": clips, "loss": 0.5, "grad_norm": 1.0 if finite else None}
+        told = {"plan_step": plan_step, "clips": clips, "loss": 0.5, "grad_norm": 1.0 if finite else None}
         self.log.write("step", step=self.done, epoch=0, **told)
         for uid, copy in zip(self.plan.uid[where][:failed], self.plan.copy[where], strict=False):
             why = {"copy": int(copy), "repeat_index": 0, "path": "", "reason": "torn"}
             self.log.write("failure", step=self.done, uid=int(uid), **why)
         counts = self.position.counts.add(clips * finite, failed, clips * (not finite), 0)
-        self.position = replace(self.position, row=row + 1, global_step=self.done, counts=counts)
+        self.position = replace(self.position, plan_step=plan_step + 1, global_step=self.done, counts=counts)
 
 
 @pytest.fixture
@@ -98,21 +100,16 @@ def test_failed_skipped_and_still_to_come(told):
     told.step(1, finite=False)
     found = clip_history.cover(told.run)
     (epoch,) = found.epochs
-    assert epoch.counts == {
-        "failed": 1,
-        "trained": told.size(0) - 1,
-        "skipped": told.size(1),
-        "not_yet": told.size(2),
-    }
+    assert epoch.counts == {"failed": 1, "trained": told.size(0) - 1, "skipped": told.size(1), "not_yet": told.size(2)}
     assert epoch.adds_up
-    (torn,) = [c for c in found.clips(found.places()) if c["epochs"][0]["became"] == "failed"]
-    assert torn["epochs"] == [{"data_restarts": 0, "epoch": 0, "became": "failed", "step": 1, "reason": "torn"}]
+    (torn,) = [clip for clip in found.report(found.places()).clips if clip.epochs[0].became == "failed"]
+    assert torn.epochs == [ClipEpoch(data_restarts=0, epoch=0, became="failed", step=1, reason="torn")]
 
 
 def test_an_account_that_differs_is_a_problem_of_its_segment(told):
     told.epoch(0)
-    for row in range(3):
-        told.step(row)
+    for plan_step in range(3):
+        told.step(plan_step)
     assert clip_history.cover(told.run).epochs[0].adds_up
     end = {"epoch": 0, "planned": 7, "trained": 6, "failed": 1, "skipped": 0}
     told.log.write("epoch_end", step=3, **end)
@@ -122,31 +119,35 @@ def test_an_account_that_differs_is_a_problem_of_its_segment(told):
     assert "6 clips are trained according to the events, 7 according to the records" in found.problems[0]
 
 
-def plant_a_step_of_no_row(told):
-    told.log.write("step", step=3, epoch=0, row=9, clips=3, loss=0.5, grad_norm=1.0)
-    outcome = Outcome(rows=3)
+def plant_a_step_of_no_plan(told):
+    told.log.write("step", step=3, epoch=0, plan_step=9, clips=3, loss=0.5, grad_norm=1.0)
+    outcome = Outcome(steps=3)
     records.write_outcome(told.run, (0, 0, 0), outcome)
 
 
 def plant_a_step_of_other_clips(told):
-    told.log.write("step", step=3, epoch=0, row=2, clips=told.size(2) + 1, loss=0.5, grad_norm=1.0)
+    told.log.write("step", step=3, epoch=0, plan_step=2, clips=told.size(2) + 1, loss=0.5, grad_norm=1.0)
 
 
 def plant_a_failure_elsewhere(told):
-    stranger = RecordedFailure(row=0, uid=int(told.plan.uid[told.plan.places(0)][0]) ^ 1, copy_index=0, reason="torn")
-    records.write_outcome(told.run, (0, 0, 0), Outcome(rows=2, failures=[stranger]))
+    stranger = RecordedFailure(
+        plan_step=0, uid=int(told.plan.uid[told.plan.places(0)][0]) ^ 1, copy_index=0, reason="torn"
+    )
+    records.write_outcome(told.run, (0, 0, 0), Outcome(steps=2, failures=[stranger]))
 
 
 def plant_another_total(told):
-    told.log.write("epoch", step=2, data_restarts=0, epoch=0, segment=0, planned=8, rows=3, plan=told.plan.digest())
+    told.log.write(
+        "epoch", step=2, data_restarts=0, epoch=0, segment=0, planned=8, plan_steps=3, plan=told.plan.digest()
+    )
 
 
 @pytest.mark.parametrize(
     ("plant", "what"),
     [
-        (plant_a_step_of_no_row, "step 3 trained row 9, which is not its row in the record"),
+        (plant_a_step_of_no_plan, "step 3 trained plan step 9, which is not its plan step in the record"),
         (plant_a_step_of_other_clips, "step 3 trained"),
-        (plant_a_failure_elsewhere, "failed in row 0, which does not contain it"),
+        (plant_a_failure_elsewhere, "failed in plan step 0, which does not contain it"),
         (plant_another_total, "8 clips are planned according to the events, 7 according to the records"),
     ],
 )
@@ -206,7 +207,7 @@ def test_nothing_that_is_lost_changed_or_moved_later_changes_what_is_told(told, 
 
 def _told(run):
     found = clip_history.cover(run)
-    return found.to_json(found.places())
+    return results.as_json(found.report(found.places()))
 
 
 def other_recipe(told):
@@ -238,8 +239,8 @@ def test_a_clip_has_one_state_through_all_segments_of_an_epoch(told, tmp_path):
     (tmp_path / "bad.txt").write_text(open_[1] + "\n")
     told.go_on(exclude_file=str(tmp_path / "bad.txt"))
     assert told.position.segment == 1
-    for row in range(told.plan.steps):
-        told.step(row)
+    for plan_step in range(told.plan.num_steps):
+        told.step(plan_step)
     (epoch,) = clip_history.cover(told.run).epochs
     assert epoch.adds_up
     assert epoch.counts == {
@@ -249,7 +250,7 @@ def test_a_clip_has_one_state_through_all_segments_of_an_epoch(told, tmp_path):
         "in_exclude_file": 1,
         "too_small": 1,
     }
-    assert epoch.ended
+    assert epoch.done
     assert sum(epoch.counts.values()) == len(_clips(told)) == 9
     became = {c["path"]: c["epochs"][0]["became"] for c in _clips(told)}
     assert (became["data/late.png"], became["data/speck.png"]) == ("trained", "too_small")
@@ -360,10 +361,10 @@ def test_the_verb_tells_what_is_lost_and_fails_where_the_records_contradict_each
     text, code = typed()
     assert code == 0
     assert f"7 planned = {told.size(0)} trained + 0 failed + 0 skipped + {7 - told.size(0)} not yet" in text
-    records.write_outcome(told.run, (0, 0, 0), Outcome(rows=0))
+    records.write_outcome(told.run, (0, 0, 0), Outcome(steps=0))
     text, code = typed()
     assert code == 2
-    assert "epoch 0, segment 0: step 1 trained row 0" in text
+    assert "epoch 0, segment 0: step 1 trained plan step 0" in text
     assert "does NOT add up" in text
     assert "remedy: " in text
     shutil.rmtree(records.path(told.run, (0, 0, 0)))
@@ -409,12 +410,9 @@ def test_a_clip_of_another_catalog_keeps_its_name(told, tmp_path):
     made.picture(tmp_path / "data" / "0a.png", grey=99)
     shutil.rmtree(told.run.path / "catalog")
     told.go_on()
-    for row in range(told.plan.steps):
-        told.step(row)
-    assert sorted(p.name for p in told.run.coverage_folder.glob("catalog-*")) == [
-        "catalog-000",
-        "catalog-001",
-    ]
+    for plan_step in range(told.plan.num_steps):
+        told.step(plan_step)
+    assert sorted(p.name for p in told.run.coverage_folder.glob("catalog-*")) == ["catalog-000", "catalog-001"]
     clips = {c["path"]: c["epochs"][0] for c in _clips(told)}
     assert len(clips) == 8
     assert {one["became"] for one in clips.values()} == {"trained"}
@@ -462,8 +460,8 @@ def test_why_a_clip_left_an_epoch_is_told_by_what_its_dataset_was_called_then(to
     gone = next(c["path"] for c in _clips(told) if c["epochs"][0]["became"] == "not_yet")
     shutil.move(tmp_path / gone, tmp_path / "kept.png")
     told.go_on()
-    for row in range(told.plan.steps):
-        told.step(row)
+    for plan_step in range(told.plan.num_steps):
+        told.step(plan_step)
     told.epoch(1)
     shutil.move(tmp_path / "kept.png", tmp_path / gone)
     (tmp_path / "data").rename(tmp_path / "film")

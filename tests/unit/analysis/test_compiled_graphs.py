@@ -9,6 +9,7 @@ import prepare_files as files
 import pytest
 
 from reelworks.analysis import compiled_graphs, plan_report
+from reelworks.analysis.compiled_graphs import PlannedGraphs
 from reelworks.data.position import begin_epoch
 from reelworks.recipe import dataset
 from reelworks.recipe.dataset import RecipeData
@@ -40,9 +41,8 @@ def recipe(folder: Path, *, train: dict[str, Any] | None = None, **buckets: Any)
     )
 
 
-def told(made: Recipe) -> dict[str, Any]:
-    value: dict[str, Any] = plan_report.forecast(made, 1)["graphs"]
-    return value
+def told(made: Recipe) -> PlannedGraphs:
+    return plan_report.forecast(made, 1).graphs
 
 
 def test_token_families_follow_compilation(folder: Path) -> None:
@@ -55,13 +55,13 @@ def test_families_need_fewer_graphs_and_their_cost_is_told(folder: Path) -> None
     free = told(recipe(folder, train={"compile": True}, token_families=False))
     some = told(recipe(folder, train={"compile": True}))
     one = told(recipe(folder, train={"compile": True}, token_family_crop=0.5))
-    assert free["families"] is None
-    assert free["graphs"] >= some["graphs"] >= one["graphs"] == 2
-    assert free["graphs"] > one["graphs"]
-    assert one["families"]["token_counts"] == 2
-    assert one["families"]["crop"] > some["families"]["crop"] > some["families"]["free_crop"]
+    assert free.families is None
+    assert free.graphs >= some.graphs >= one.graphs == 2
+    assert free.graphs > one.graphs
+    assert one.families.token_counts == 2
+    assert one.families.crop > some.families.crop > some.families.free_crop
     (sizes, graphs) = compiled_graphs.lines(one)
-    assert f"2 instead of {one['families']['free_token_counts']}" in sizes
+    assert f"2 instead of {one.families.free_token_counts}" in sizes
     assert graphs == "graphs to compile: 2 of at most 32"
     assert compiled_graphs.lines(told(recipe(folder))) == []
 
@@ -71,15 +71,15 @@ def test_the_graphs_are_those_that_training_chooses(folder: Path) -> None:
     data = RecipeData.open(made)
     plan = begin_epoch(data, data.plan_spec(1, 1), epoch=0).plan
     value, chosen = told(made), compiled_graphs.choose(data, plan)
-    assert value["eager_buckets"] == [data.table.buckets[i].name for i in chosen.eager]
+    assert value.eager_buckets == [data.table.buckets[i].name for i in chosen.eager]
     assert {data.table.buckets[i].entry for i in chosen.eager} == {1}  # those of 48px train fewer tokens
-    eager = sum(b["micro_batches"] for b in plan_report.forecast(made, 1)["buckets"] if b["name"].startswith("48px"))
-    assert value["eager_micro_batches"] == eager > 0
+    eager = sum(b.micro_batches for b in plan_report.forecast(made, 1).buckets if b.name.startswith("48px"))
+    assert value.eager_micro_batches == eager > 0
     assert "leaves no graph for 48px" in compiled_graphs.lines(value)[-1]
 
 
 def test_micro_batches_that_lack_clips_run_eagerly(folder: Path) -> None:
     made = recipe(folder, train={"compile": True}, incomplete_batch="partial")
     summary = plan_report.forecast(made, 1)
-    assert summary["graphs"]["eager_micro_batches"] == summary["incomplete"] > 0
-    assert told(recipe(folder, train={"compile": True}))["eager_micro_batches"] == 0
+    assert summary.graphs.eager_micro_batches == summary.incomplete > 0
+    assert told(recipe(folder, train={"compile": True})).eager_micro_batches == 0

@@ -140,16 +140,17 @@ def test_what_is_shown_beside_clips_is_what_training_gets_beside_them(tmp_path, 
     """Companions and first frames are those of the stream, pixel by pixel; a mask that shows nothing fails in both."""
     data = made.opened(beside_recipe(tmp_path, kind))
     plan, pool, shown = data.plan(data.plan_spec(1, 1), 0), DecodePool(0, 60.0), 0
-    work = [one for row in range(plan.steps) for one in StepSource(data, 0, 1).row(plan, 0, row)]
+    work = [
+        one
+        for plan_step in range(plan.num_steps)
+        for one in StepSource(data, 0, 1).requests_of_step(plan, 0, plan_step)
+    ]
     for batch in prefetch.read_ahead(work, pool):
         uids, copies = batch.request.uids, batch.request.copies
         entries = Samples(
             uids, copies, np.zeros(len(uids), np.int64), np.full(len(uids), batch.request.bucket, np.int64)
         )
-        looks, reasons = (
-            contact_sheet.sample_views(data, entries, np.zeros(len(uids)), epoch=0),
-            dict(batch.failures),
-        )
+        looks, reasons = (contact_sheet.sample_views(data, entries, np.zeros(len(uids)), epoch=0), dict(batch.failures))
         for place, look in enumerate(looks):
             assert look.error == reasons.get(place, "")
             beside = {one.kind: one.frames for one in look.beside}

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import prepare_files as files
 import pytest
-import typer
 from refused import refused
 from typer.testing import CliRunner
 
 from reelworks.analysis import plan_report
 from reelworks.analysis.epoch_stats import gradient_weight
-from reelworks.cli import plan as verb
 from reelworks.cli import show_plan
+from reelworks.cli.main import app
+from reelworks.core import results
 from reelworks.recipe import dataset, diff, recipe_file
 from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
@@ -56,14 +56,14 @@ def padded(folder: Path) -> Recipe:
 
 def test_epochs_and_their_sum_are_those_of_the_plans(folder: Path) -> None:
     made = padded(folder)
-    told = plan_report.forecast(made, 2, epochs=3)
+    told = results.as_json(plan_report.forecast(made, 2, epochs=3))
     data = RecipeData.open(made)
     spec = data.plan_spec(2, 2)
     waiting, places = [], 0
     for epoch, one in enumerate(told["epochs"]):
         plan = data.plan(spec, epoch)
-        alone = plan_report.summarise(data, spec, plan, world=2, epoch=epoch)
-        assert (one["epoch"], one["steps"], one["clips"]) == (epoch, plan.steps, plan.planned)
+        alone = results.as_json(plan_report.summarise(data, spec, plan, world=2, epoch=epoch))
+        assert (one["epoch"], one["steps"], one["clips"]) == (epoch, plan.num_steps, plan.planned)
         assert one["tokens"] == sum(b["clips"] * b["tokens_per_clip"] for b in alone["buckets"])
         for key in ("micro_batches", "incomplete"):
             assert one[key] == alone[key]
@@ -82,9 +82,9 @@ def test_epochs_and_their_sum_are_those_of_the_plans(folder: Path) -> None:
 def naive_gradient(plan: EpochPlan, tokens: np.ndarray, loss_reduction: str) -> dict[int, float]:
     """The mean over steps of each bucket's part of a step's weight, clip by clip."""
     shares: dict[int, float] = {}
-    for row in range(plan.steps):
+    for plan_step in range(plan.num_steps):
         weights: list[tuple[int, float]] = []
-        for micro_batch in plan.micro_batches(row).tolist():
+        for micro_batch in plan.micro_batches(plan_step).tolist():
             where = plan.places(micro_batch)
             clips = int(plan.real[where].sum())
             bucket = int(plan.bucket[where.start])
@@ -92,14 +92,14 @@ def naive_gradient(plan: EpochPlan, tokens: np.ndarray, loss_reduction: str) -> 
             weights += [(bucket, each)] * clips
         whole = sum(weight for _, weight in weights)
         for bucket, weight in weights:
-            shares[bucket] = shares.get(bucket, 0.0) + weight / whole / plan.steps
+            shares[bucket] = shares.get(bucket, 0.0) + weight / whole / plan.num_steps
     return shares
 
 
 @pytest.mark.parametrize("loss_reduction", ["token", "sample", "micro_batch"])
 def test_shares_are_those_of_clips_tokens_and_gradients(folder: Path, loss_reduction: str) -> None:
     made = recipe(folder, train={"max_epochs": 1, "loss_reduction": loss_reduction})
-    told = plan_report.forecast(made, 2)
+    told = results.as_json(plan_report.forecast(made, 2))
     data = RecipeData.open(made)
     plan, tokens = data.plan(data.plan_spec(2, 2), 0), data.table.tokens()
     naive = naive_gradient(plan, tokens, loss_reduction)
@@ -110,7 +110,7 @@ def test_shares_are_those_of_clips_tokens_and_gradients(folder: Path, loss_reduc
         assert one["share_of_gradient"] == pytest.approx(share)
         assert one["share_of_clips"] == pytest.approx(clips / plan.planned)
         assert one["share_of_tokens"] == pytest.approx(clips * tokens[i] / tokens[plan.bucket].sum())
-    assert gradient_weight(plan, tokens, made.train.loss_reduction).sum() == pytest.approx(plan.steps)
+    assert gradient_weight(plan, tokens, made.train.loss_reduction).sum() == pytest.approx(plan.num_steps)
 
 
 def test_clips_that_no_epoch_sees_are_named(folder: Path) -> None:
@@ -119,7 +119,7 @@ def test_clips_that_no_epoch_sees_are_named(folder: Path) -> None:
     seen: set[str] = set()
     former = len(data.rows) + 1
     for epochs in (1, 2, 4):
-        never = plan_report.forecast(made, 1, epochs)["never_seen"]
+        never = results.as_json(plan_report.forecast(made, 1, epochs))["never_seen"]
         for epoch in range(epochs):
             rows = data.rows.find(data.entries(epoch).uid)
             seen |= {f"data/{data.rows.path[int(i)].as_py()}" for i in rows}
@@ -133,33 +133,33 @@ def test_clips_that_no_epoch_sees_are_named(folder: Path) -> None:
 
 
 def test_a_held_out_clip_is_seen_by_validation(folder: Path) -> None:
-    told = plan_report.forecast(recipe(folder, validation={"split": 0.3}), 1)
+    told = results.as_json(plan_report.forecast(recipe(folder, validation={"split": 0.3}), 1))
     assert told["held_out"] > 0
     assert told["never_seen"]["by_reason"].keys() == {"no_caption", "too_small"}
 
 
 def test_an_even_plan_calls_for_no_cure(folder: Path) -> None:
-    assert plan_report.forecast(recipe(folder), 1)["proposals"] is None
+    assert results.as_json(plan_report.forecast(recipe(folder), 1))["proposals"] is None
 
 
 def test_too_many_ranks_for_the_clips_are_told_how_many_are_not(folder: Path) -> None:
     made = recipe(folder)
-    told = plan_report.forecast(made, 32, 2)
+    told = results.as_json(plan_report.forecast(made, 32, 2))
     assert not any(one["suffices"] for one in told["proposals"])
     fewer = told["fewer_ranks"]
     assert fewer["imbalance"] <= 0.1 < told["sum"]["imbalance"]
-    again = plan_report.forecast(made, fewer["world"], 2)
+    again = results.as_json(plan_report.forecast(made, fewer["world"], 2))
     assert {"world": fewer["world"]} | again["sum"] == pytest.approx(fewer)
-    assert plan_report.forecast(made, 2 * fewer["world"], 2)["sum"]["imbalance"] > 0.1
+    assert results.as_json(plan_report.forecast(made, 2 * fewer["world"], 2))["sum"]["imbalance"] > 0.1
     fixed = recipe(folder, train={"max_epochs": 1, "micro_batches_per_step": 32, "same_bucket_run": 32})
-    assert plan_report.forecast(fixed, 32)["fewer_ranks"]["world"] >= 1
+    assert results.as_json(plan_report.forecast(fixed, 32))["fewer_ranks"]["world"] >= 1
 
 
 @pytest.mark.parametrize(("world", "epochs"), [(1, 2), (2, 1)])
 def test_a_cure_gives_what_it_says(folder: Path, tmp_path: Path, world: int, epochs: int) -> None:
     """Each proposal is typed after --set, and the forecast is then the one that it told."""
     made = padded(folder)
-    told = plan_report.forecast(made, world, epochs)
+    told = results.as_json(plan_report.forecast(made, world, epochs))
     assert told["sum"]["padding"] > 0.1
     assert {"merge", "pad", "partial"} == {one["incomplete_batch"] for one in told["proposals"]}
     suffices = [one["suffices"] for one in told["proposals"]]
@@ -169,7 +169,7 @@ def test_a_cure_gives_what_it_says(folder: Path, tmp_path: Path, world: int, epo
     written = tmp_path / "recipe.toml"
     written.write_text(recipe_file.dump(made))
     for one in told["proposals"]:
-        cured = plan_report.forecast(recipe_file.load(written, one["set"]), world, epochs)
+        cured = results.as_json(plan_report.forecast(recipe_file.load(written, one["set"]), world, epochs))
         assert cured["sum"] == pytest.approx({key: one[key] for key in cured["sum"]})
         assert one["suffices"] == (max(one["imbalance"], one["padding"]) <= 0.1)
         assert (cured["proposals"] is None) == one["suffices"]
@@ -178,7 +178,7 @@ def test_a_cure_gives_what_it_says(folder: Path, tmp_path: Path, world: int, epo
 def test_a_cure_names_the_entries_of_an_open_sora_table(folder: Path) -> None:
     table = {"48px": {"1": [1.0, 8], "9": [1.0, 4]}}
     buckets = {"opensora": table, "probability": "opensora-1.2", "incomplete_batch": "pad"}
-    told = plan_report.forecast(recipe(folder, bucket=[], buckets=buckets), 2)
+    told = results.as_json(plan_report.forecast(recipe(folder, bucket=[], buckets=buckets), 2))
     sizes = [one for one in told["proposals"] if one["incomplete_batch"] == "pad"]
     assert sizes[0]["set"] == []
     named = {one["entry"]: (one["from"], one["to"]) for one in sizes[0]["batch_sizes"]}
@@ -189,7 +189,7 @@ def test_a_cure_names_the_entries_of_an_open_sora_table(folder: Path) -> None:
 def test_two_recipes_side_by_side(folder: Path) -> None:
     one, other = recipe(folder), recipe(folder, bucket=[{"resolution": "48px", "num_frames": 1}], seed=7)
     a, b = plan_report.forecast(one, 2, 2), plan_report.forecast(other, 2, 2)
-    told = plan_report.compare((one, a), (other, b))
+    told = results.as_json(plan_report.compare((one, a), (other, b)))
     keys = {change["key"]: (change["a"], change["b"]) for change in told["keys"]}
     assert keys["seed"] == (42, 7)
     assert keys["bucket.0.resolution"] == ("80px", "48px")
@@ -197,13 +197,13 @@ def test_two_recipes_side_by_side(folder: Path) -> None:
     assert "version" not in keys
     figures = {one["name"]: (one["a"], one["b"]) for one in told["figures"]}
     assert figures["clips"] == (46, 40)
-    assert figures["steps"] == (a["sum"]["steps"], b["sum"]["steps"])
+    assert figures["steps"] == (a.ahead.sum.steps, b.ahead.sum.steps)
     reasons = {one["name"]: (one["a"], one["b"]) for one in told["reasons"]}
     assert reasons == {"too_small": (1, 1), "no_caption": (1, 1), "no_bucket": (0, 3)}
     by_bucket = {one["name"]: (one["a"], one["b"]) for one in told["buckets"]}
     assert by_bucket["48px 4:3 ×9"] == (6, 0)
     assert tuple(map(sum, zip(*by_bucket.values(), strict=True))) == figures["clips"]
-    same = plan_report.compare((one, a), (one, a))
+    same = results.as_json(plan_report.compare((one, a), (one, a)))
     assert same["keys"] == []
     assert all(x["a"] == x["b"] for part in ("figures", "buckets", "reasons") for x in same[part])
 
@@ -216,12 +216,10 @@ def written(folder: Path, tmp_path: Path) -> tuple[str, str]:
 
 
 def command(*arguments: str) -> str:
-    app = typer.Typer()
-    app.command()(verb.plan)
-    result = CliRunner().invoke(app, arguments)
+    result = CliRunner().invoke(app, ["plan", *arguments])
     if result.exception is not None:
         raise result.exception
-    return result.output
+    return result.stdout
 
 
 def test_the_command_warns_and_says_what_cures(written: tuple[str, str]) -> None:
@@ -272,7 +270,7 @@ def test_the_end_that_a_falling_rate_lacks_is_told(
     """A recipe says epochs, and only its plan knows their steps: so it can be planned before they are set."""
     train = {"max_epochs": 3, "max_steps": max_steps, "learning_rate_schedule": schedule}
     found = plan_report.forecast(recipe(folder, train=train), 1)
-    assert found["max_steps_to_set"] == (told * found["steps_per_epoch"] or None)
+    assert found.max_steps_to_set == (told * found.steps_per_epoch or None)
     show_plan.forecast(found, None)
-    warned = f"all its epochs have {3 * found['steps_per_epoch']} steps"
+    warned = f"all its epochs have {3 * found.steps_per_epoch} steps"
     assert (warned in " ".join(capsys.readouterr().out.split())) == bool(told)

@@ -7,6 +7,7 @@ import prepare_files as made
 import pytest
 
 from reelworks.analysis import discarded
+from reelworks.core import results
 from reelworks.data import decode_requests
 from reelworks.media import decode
 from reelworks.media.decode import load
@@ -26,7 +27,7 @@ def folder(tmp_path_factory):
 
 def summed(folder, **data):
     opened = made.opened(made.recipe(folder, data={"num_workers": 0, **data}))
-    return opened, discarded.losses(opened, opened.plan(opened.plan_spec(1, 1), 0))
+    return opened, results.as_json(discarded.losses(opened, opened.plan(opened.plan_spec(1, 1), 0)))
 
 
 def test_the_share_cut_away_is_what_lies_outside_the_window(folder):
@@ -57,7 +58,7 @@ def test_frames_seen_are_counted_for_videos_at_the_rate_they_are_read(folder):
 def test_a_repeated_clip_is_named_once(folder):
     dataset = [{"path": str(folder / "data"), "repeats": 3}]
     data = made.opened(made.recipe(folder, dataset=dataset))
-    told = discarded.losses(data, data.plan(data.plan_spec(1, 1), 0))
+    told = results.as_json(discarded.losses(data, data.plan(data.plan_spec(1, 1), 0)))
     assert told["frames"]["trained"] == 3 * (9 + 9)
     assert told["frames"]["less_than_half"] == len(told["frames"]["longest"]) == 1
 

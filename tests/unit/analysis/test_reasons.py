@@ -13,17 +13,20 @@ import pytest
 from catalog_rows import BAD, PICTURE, rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plan_summaries import summary
 from pyarrow import csv, parquet
 
 from reelworks.analysis import plan_report, rejections
+from reelworks.analysis.rejections import LeftOut
 from reelworks.buckets.assign import Assignment, Reason
 from reelworks.cli import main, show_plan
+from reelworks.core import results
 from reelworks.core.hash_rng import hash_int
 from reelworks.data import left_out
 from reelworks.data.dataset import group_keys
 from reelworks.recipe import recipe_file
 from reelworks.recipe.dataset import RecipeData
-from reelworks.train import resume
+from reelworks.train.startup import resume
 
 SMALL = 5
 LEFT_OUT = {"unreadable": 1, "no_caption": 2, "too_small": SMALL}
@@ -51,12 +54,12 @@ def recipe(folder: Path, **changes: object):
 
 def test_counts_are_exact_and_the_first_files_of_the_catalog_are_named_in_the_order_of_their_paths(folder, monkeypatch):
     """However many are left out for a reason, all count, and few are named."""
-    whole = plan_report.forecast(recipe(folder), 1)
+    whole = results.as_json(plan_report.forecast(recipe(folder), 1))
     assert {name: one["clips"] for name, one in whole["left_out"].items()} == LEFT_OUT
     assert whole["left_out"]["too_small"]["nearest"] == {"48px ×1": SMALL}
     assert whole["left_out"]["no_caption"]["nearest"] == {}
     monkeypatch.setattr(rejections, "FILES_NAMED", 3)
-    told = plan_report.forecast(recipe(folder), 1)
+    told = results.as_json(plan_report.forecast(recipe(folder), 1))
     assert told["left_out"] == whole["left_out"]
     rows = RecipeData.open(recipe(folder)).rows
     order = rows.labels(np.arange(len(rows)))
@@ -71,7 +74,7 @@ def test_counts_are_exact_and_the_first_files_of_the_catalog_are_named_in_the_or
 def test_held_out_clips_count_once_however_often_others_are_shown(folder):
     """Validation looks at one copy of each, and every figure says so."""
     sources = [{"path": str(folder / name), "repeats": 3} for name in ("more", "data")]
-    told = plan_report.forecast(files.recipe(folder, dataset=sources, validation={"split": 0.5}), 1)
+    told = results.as_json(plan_report.forecast(files.recipe(folder, dataset=sources, validation={"split": 0.5}), 1))
     assert 0 < told["held_out"] == told["left_out"]["held_out"]["clips"] < 6
     assert told["planned"] == 3 * (6 - told["held_out"])
 
@@ -101,7 +104,7 @@ def test_copies_that_share_a_reason_count_once_and_not_where_one_of_them_is_trai
 def test_a_clip_shown_once_though_it_may_be_shown_twice_is_not_left_out(folder, tmp_path):
     """With a weight of 1.5 each good clip is trained, so none is `not_drawn`."""
     sources = [{"path": str(folder / name), "repeats": 1.5} for name in ("more", "data")]
-    told = plan_report.forecast(files.recipe(folder, dataset=sources), 1)
+    told = results.as_json(plan_report.forecast(files.recipe(folder, dataset=sources), 1))
     assert 6 < told["planned"] < 12
     assert {name: one["clips"] for name, one in told["left_out"].items()} == LEFT_OUT
 
@@ -157,31 +160,25 @@ def test_lists_as_text_and_as_json_lines_say_the_same(folder, tmp_path):
 
 def test_a_start_names_few_clips_and_the_file_of_all(folder, tmp_path):
     """Clips that the recipe holds out are not among them; many are in the file alone."""
-    summary = {
-        "left_out": {"unreadable": {"clips": 1}, "no_caption": {"clips": 1}, "held_out": {"clips": 50}},
-        "reasons": {
-            "unreadable": [{"path": "a.png", "detail": "no picture"}],
-            "no_caption": [{"path": "b.png", "detail": ""}],
-            "held_out": [],
-        },
-    }
+    reasons = {"unreadable": [("a.png", "no picture")], "no_caption": [("b.png", "")], "held_out": []}
+    few = summary(reasons=reasons)
     last = "all clips that are left out are listed in left-out.parquet"
-    assert resume.left_out_lines(summary, Path("left-out.parquet")) == [
+    assert resume.left_out_lines(few, Path("left-out.parquet")) == [
         "  left out: a.png: unreadable: no picture",
         "  left out: b.png: no_caption",
         last,
     ]
-    summary["left_out"]["no_caption"] = {"clips": 11}
-    assert resume.left_out_lines(summary, Path("left-out.parquet")) == [last]
-    assert resume.left_out_lines({"left_out": {"held_out": {"clips": 9}}}, Path("x")) == []
+    many = replace(few, left_out=few.left_out | {"no_caption": LeftOut(11, {})})
+    assert resume.left_out_lines(many, Path("left-out.parquet")) == [last]
+    assert resume.left_out_lines(summary(left_out={"held_out": LeftOut(9, {})}), Path("x")) == []
 
 
 @pytest.mark.parametrize(
     ("buckets", "said"), [({"max_tokens": 10}, True), ({}, False), ({"max_tokens": 99_999, "entries": "keep"}, False)]
 )
 def test_limits_of_proposed_buckets_beside_own_ones_are_told(folder, buckets, said):
-    summary = {"without_effect": plan_report.without_effect(recipe(folder, buckets=buckets))}
-    assert any("buckets.max_tokens has no effect" in line for line in plan_report.warnings(summary)) == said
+    plan = summary(without_effect=plan_report.without_effect(recipe(folder, buckets=buckets)))
+    assert any("buckets.max_tokens has no effect" in line for line in plan_report.warnings(plan)) == said
 
 
 def test_a_list_without_a_clip_has_its_columns(folder, tmp_path):
@@ -214,11 +211,11 @@ def test_the_verb_writes_the_list_and_refuses_other_names(folder, tmp_path, monk
 
 
 def test_lines_of_the_exclude_list_without_a_clip_are_told_and_many_are_counted():
-    told = {"exclude_list_unmatched": [f"data/{i}.png" for i in range(30)], "shared_files": [], "mirrored_sides": []}
+    told = summary(exclude_list_unmatched=[f"data/{i}.png" for i in range(30)])
     lines = plan_report.warnings(told)
     assert lines[0] == "exclude_file names data/0.png, which is no clip of the recipe"
     assert (len(lines), lines[-1]) == (21, "exclude_file has 10 more lines that name no clip")
-    assert plan_report.warnings({"exclude_list_unmatched": [], "shared_files": [], "mirrored_sides": []}) == []
+    assert plan_report.warnings(summary()) == []
 
 
 def test_clips_of_one_film_are_held_out_by_the_films_hash_and_others_by_their_own(folder):

@@ -27,10 +27,7 @@ def folder(tmp_path_factory):
         (["data/inner", "data"], [(["data", "inner"], 2)]),
         (["data", "data-more"], []),
         (["list.csv", "data"], [(["list", "data"], 2)]),
-        (
-            ["data", "data/inner", "data-more", "list.csv"],
-            [("list", 1), ("list", 1), ("list", 2), ("data", 2)],
-        ),
+        (["data", "data/inner", "data-more", "list.csv"], [("list", 1), ("list", 1), ("list", 2), ("data", 2)]),
     ],
 )
 def test_shared_files_are_counted_whatever_names_them(folder, paths, told):
@@ -38,9 +35,9 @@ def test_shared_files_are_counted_whatever_names_them(folder, paths, told):
     data = made.opened(made.recipe(folder, dataset=[{"path": str(folder / p)} for p in paths]))
     found = data_advice.shared_files(data.recipe.dataset, data.rows)
     if len(paths) == 2:
-        assert [(one["datasets"], one["files"]) for one in found] == told
+        assert [(one.datasets, one.files) for one in found] == told
     else:
-        assert sorted((one["datasets"][0], one["files"]) for one in found) == sorted(told)
+        assert sorted((one.datasets[0], one.files) for one in found) == sorted(told)
 
 
 @pytest.mark.parametrize("meant", [{"name": "again"}, {"caption": "{text}, at night"}, {"filter": "height > 1"}])

@@ -80,7 +80,7 @@ def test_pictures_and_videos_have_entries_of_their_own():
 def test_nothing_that_fits_gives_no_entry(clip):
     found = of_rows(rows(clip))
     assert (found.entries, found.reached) == ((), 0)
-    assert "bucket" not in tomllib.loads(found.to_toml())
+    assert "bucket" not in tomllib.loads(found.toml)
 
 
 found_clips = st.lists(
@@ -186,7 +186,7 @@ def test_a_sample_speaks_for_many():
 
 @pytest.mark.parametrize("wanted", [[VIDEO], [HD, SD], [PICTURE, SD, SD], [{**SD, "num_frames": 3}]])
 def test_the_toml_is_a_bucket_table(wanted):
-    read = tomllib.loads(of_rows(rows(*wanted)).to_toml())
+    read = tomllib.loads(of_rows(rows(*wanted)).toml)
     entries = [BucketEntryConfig.model_validate(entry) for entry in read["bucket"]]
     assert table.build(entries, BucketsConfig(), PIXEL).entries
 

@@ -16,6 +16,7 @@ import catalog_rows
 import durable
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -109,6 +110,29 @@ def test_a_version_before_it_is_refused_with_the_first_one_that_is_left(catalog:
             read()
         assert refused.value.code == "catalog-version-compacted"
     assert Catalog.open(catalog, 3).version == 3
+
+
+def test_a_kept_digest_is_that_of_its_rows(catalog: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever rows of the catalog were asked for before, in this process or another."""
+    monkeypatch.setattr(store, "_KEEP_DIGEST_FROM_ROWS", 0)
+    live = Catalog.open(catalog).live()
+    parts = [live, *(live.take(np.arange(len(live)) != i) for i in range(2)), live]
+    assert [Catalog.open(catalog).digest_of(rows) for rows in parts] == [rows.digest() for rows in parts]
+    assert len({rows.digest() for rows in parts}) == 3
+
+
+def test_a_kept_digest_is_not_that_of_a_file_that_was_replaced(catalog: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where a folder was restored from a copy of other contents: the list of parts tells nothing of that."""
+    monkeypatch.setattr(store, "_KEEP_DIGEST_FROM_ROWS", 0)
+    before = Catalog.open(catalog).digest()
+    file = next(catalog.glob("part-*.parquet"))
+    table = pq.read_table(file)
+    captions = pa.array(["changed"] * len(table), type=table.schema.field("caption").type)
+    pq.write_table(
+        table.set_column(table.schema.get_field_index("caption"), table.schema.field("caption"), captions), file
+    )
+    live = Catalog.open(catalog).live()
+    assert Catalog.open(catalog).digest() == live.digest() != before
 
 
 @pytest.mark.parametrize("small_rows", [0, 1 << 14])

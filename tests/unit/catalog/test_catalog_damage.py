@@ -9,24 +9,19 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import catalog_rows
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from catalog_rows import PLAIN
 
 from reelworks.catalog.rows import SCHEMA
 from reelworks.catalog.store import Catalog
 from reelworks.cli import main
 from reelworks.core.errors import UserError
 
-ROW = {
-    **PLAIN,
-    "dataset": "d", "root": "/data", "kind": "video", "size_bytes": 1000, "mtime_ns": 0, "start": -1, "fingerprint": "f",
-    "num_frames": 48, "height": 480, "width": 640, "fps": 24.0, "duration_seconds": 2.0, "codec": "h264",
-    "pixel_format": "yuv420p", "bit_depth": 8, "rotation": 0, "first_frame": 0, "cut": "",
-    "caption": "a shot", "error": None, "ordinal": 0,
-}  # fmt: skip
+SHOT = {"num_frames": 48, "height": 480, "width": 640, "duration_seconds": 2.0, "caption": "a shot"}
+ROW = catalog_rows.row(0, SHOT | {"dataset": "d"})
 
 
 def part(first: int) -> pa.Table:

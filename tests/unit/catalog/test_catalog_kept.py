@@ -9,10 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import catalog_rows
 import numpy as np
 import pyarrow as pa
 import pytest
-from catalog_rows import PLAIN
 
 from reelworks.catalog import copies
 from reelworks.catalog.rows import SCHEMA
@@ -20,13 +20,8 @@ from reelworks.catalog.store import Catalog
 from reelworks.core import storage
 from reelworks.core.errors import UserError
 
-ROW = {
-    **PLAIN,
-    "dataset": "d", "root": "/data", "kind": "video", "size_bytes": 1000, "mtime_ns": 0, "start": -1, "num_frames": 48,
-    "height": 480, "width": 640, "fps": 24.0, "duration_seconds": 2.0, "codec": "h264", "pixel_format": "yuv420p",
-    "bit_depth": 8, "rotation": 0, "first_frame": 0, "cut": "", "caption": "a shot", "error": None,
-    "ordinal": 0,
-}  # fmt: skip
+SHOT = {"num_frames": 48, "height": 480, "width": 640, "duration_seconds": 2.0, "caption": "a shot"}
+ROW = catalog_rows.row(0, SHOT | {"dataset": "d"})
 
 
 class Killed(BaseException):
@@ -191,13 +186,7 @@ def test_a_disk_that_takes_neither_link_nor_copy_is_told_and_nothing_is_half_kep
     with storage.guarded(guard), pytest.raises(OSError, match="no space left"):
         copies.keep(Catalog.open(original), there)
     assert not (there / "catalog-000").exists()
-    assert content(Catalog.open(copies.keep(Catalog.open(original), there)))["live"][-1] == [
-        10,
-        12,
-        13,
-        14,
-        15,
-    ]
+    assert content(Catalog.open(copies.keep(Catalog.open(original), there)))["live"][-1] == [10, 12, 13, 14, 15]
 
 
 @pytest.mark.parametrize("links", [True, False])

@@ -59,7 +59,7 @@ class Killed(BaseException):
     """The process is gone."""
 
 
-def interrupted(data: Path, catalog: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def interrupted(data: Path, catalog: Path, monkeypatch: pytest.MonkeyPatch, cut: str = "") -> None:
     """Scan until the rows are to be written."""
 
     def die(*_: object) -> None:
@@ -68,7 +68,7 @@ def interrupted(data: Path, catalog: Path, monkeypatch: pytest.MonkeyPatch) -> N
     with monkeypatch.context() as patch:
         patch.setattr(Catalog, "append", die)
         with pytest.raises(Killed):
-            scan_sources([Source("d", data)], catalog, workers=1)
+            scan_sources([Source("d", data, cut=cut)], catalog, workers=1)
 
 
 def test_what_changed_since_is_examined_again_and_a_torn_line_dropped(
@@ -98,6 +98,42 @@ def test_a_file_of_the_same_size_that_was_written_since_is_examined_again(
     assert (data / "3.png").stat().st_size == former.st_size
     scan_sources([Source("d", data)], catalog, workers=1)
     scan_sources([Source("d", data)], tmp_path / "uninterrupted", workers=1)
+    assert shown(catalog) == shown(tmp_path / "uninterrupted")
+
+
+def test_a_caption_that_cannot_be_read_any_more_is_told_though_its_picture_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, catalog = write_pictures(tmp_path / "data", 4), tmp_path / "catalog"
+    interrupted(data, catalog, monkeypatch)
+    (data / "3.txt").unlink()
+    (data / "3.txt").symlink_to("3.txt")
+    scan_sources([Source("d", data)], catalog, workers=1)
+    scan_sources([Source("d", data)], tmp_path / "uninterrupted", workers=1)
+    assert shown(catalog) == shown(tmp_path / "uninterrupted")
+
+
+def test_findings_of_other_clips_of_a_video_are_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, catalog = write_pictures(tmp_path / "data", 1), tmp_path / "catalog"
+    media.write(data / "film.mp4", media.numbered(36))
+    interrupted(data, catalog, monkeypatch, cut="0.5s")
+    for folder in (catalog, tmp_path / "uninterrupted"):
+        scan_sources([Source("d", data, cut="0.75s")], folder, workers=1)
+    assert shown(catalog) == shown(tmp_path / "uninterrupted")
+
+
+def test_a_journal_outlives_its_catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was known of a touched file from its row is measured when the row is gone."""
+    data, catalog = write_pictures(tmp_path / "data", 4), tmp_path / "catalog"
+    scan_sources([Source("d", data)], catalog, workers=1)
+    os.utime(data / "3.png", ns=(1, 1))
+    (data / "2.png").unlink()
+    interrupted(data, catalog, monkeypatch)
+    for file in catalog.iterdir():
+        if file.name != journal.NAME:
+            file.unlink()
+    for folder in (catalog, tmp_path / "uninterrupted"):
+        scan_sources([Source("d", data)], folder, workers=1)
     assert shown(catalog) == shown(tmp_path / "uninterrupted")
 
 

@@ -86,12 +86,7 @@ def test_each_row_is_a_clip_or_has_a_reason_with_its_caption_and_scores(folder: 
         "a.png": {"caption": 'a "cat",\nred', "error": None, "aes": 5.5, "flow": 3},
         "sub/b.png": {"caption": None, "error": None, "aes": None, "flow": 0},
         "gone.mp4": {"caption": "a film", "error": "no such file", "aes": 4, "flow": None},
-        "sub/notes.pdf": {
-            "caption": "123",
-            "error": "not a video or picture: .pdf",
-            "aes": 1e3,
-            "flow": 1,
-        },
+        "sub/notes.pdf": {"caption": "123", "error": "not a video or picture: .pdf", "aes": 1e3, "flow": 1},
     }
     assert set(live(file).num_frames.tolist()) == {0, 1}
     (note,) = result.notes
@@ -110,10 +105,7 @@ def test_without_a_column_of_captions_the_file_beside_a_clip_has_it(folder: Path
 def test_a_clip_is_known_by_its_path_below_the_root_however_it_is_written(folder: Path, tmp_path: Path) -> None:
     """Absolute, roundabout and relative paths are one identity, which stays when all moves elsewhere."""
     plain = [{"path": "a.png", "text": ""}, {"path": "sub/b.png", "text": "b"}]
-    written = [
-        {"path": str(folder / "a.png"), "text": ""},
-        {"path": f"{folder}//sub/../sub/./b.png", "text": "b"},
-    ]
+    written = [{"path": str(folder / "a.png"), "text": ""}, {"path": f"{folder}//sub/../sub/./b.png", "text": "b"}]
     file = write(folder / "meta.csv", plain)
     scanned(file)
     uids = live(file).uid.tolist()
@@ -274,10 +266,7 @@ def test_lists_with_other_scores_and_folders_stand_in_one_catalog(folder: Path) 
         ("path\na.png\nsub/b.png\n./a.png\n", "the first is a.png in rows 1, 3"),
         ("path\na.png\n../b.png\n", "row 2, .*/b.png, lies outside"),
         ("path\na.png\n/etc/passwd.png\n", "row 2, /etc/passwd.png, lies outside"),
-        (
-            "path\nx.png\ny.mp4\n",
-            "none of the 2 files of the list is .* the first is .*/x.png: no such file",
-        ),
+        ("path\nx.png\ny.mp4\n", "none of the 2 files of the list is .* the first is .*/x.png: no such file"),
         ("path\n", "none of the 0 files"),
         ("path,aes\na.png,1,2\n", "cannot be read"),
         ("", "cannot be read"),
@@ -342,10 +331,7 @@ def test_a_filter_leaves_out_clips_without_the_score(folder: Path) -> None:
     assert kept("not (aes > 4.5 and kind == 'video')") == everything
     assert kept("eas > 0 or not eas > 0") == set()
     row = rows.path.to_pylist().index("sub/b.png")
-    assert filters.values(rows, row, "aes > 4 and height > 1") == {
-        "aes": None,
-        "height": int(rows.height[row]),
-    }
+    assert filters.values(rows, row, "aes > 4 and height > 1") == {"aes": None, "height": int(rows.height[row])}
 
 
 def test_an_infinite_score_is_damage(folder: Path) -> None:

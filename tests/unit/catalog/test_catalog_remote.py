@@ -188,6 +188,8 @@ def test_the_copies_used_last_stay(tmp_path: Path) -> None:
         assert sum(sizes.values()) <= 1000
         assert {"always", f"{i:02d}"} <= sizes.keys()
 
+    assert cache.get("large", lambda path: path.write_bytes(b"z" * 2000)).stat().st_size == 2000
+
     def fails(path: Path) -> None:
         path.write_bytes(b"half")
         raise OSError("gone")

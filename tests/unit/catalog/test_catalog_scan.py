@@ -117,6 +117,18 @@ def test_only_what_changed_is_looked_at(data: Path, target: Path, probed: list[s
     assert "sub/B.PNG" not in rows
 
 
+def test_a_file_of_the_same_size_with_another_time_of_change_is_measured_again(data: Path, target: Path) -> None:
+    """By its time alone: the size and the name are those of its row."""
+    file = media.write_picture(data / "a.bmp", size=(8, 4))
+    run(data, target)
+    listed = file.stat()
+    assert media.write_picture(file, size=(4, 8)).stat().st_size == listed.st_size
+    os.utime(file, ns=(listed.st_atime_ns, listed.st_mtime_ns + 1))
+    assert counts(run(data, target)) == (0, 1, 4, 0)
+    rows = {row["path"]: row for row in Catalog.open(target).live().to_table().to_pylist()}
+    assert (rows["a.bmp"]["width"], rows["a.bmp"]["height"]) == (4, 8)
+
+
 def test_a_mended_file_becomes_good_and_a_broken_one_bad(data: Path, target: Path) -> None:
     run(data, target)
     media.write_video(data / "sub" / "bad.mp4", num_frames=2)
@@ -134,6 +146,18 @@ def test_other_datasets_stay(data: Path, target: Path, tmp_path: Path) -> None:
     (data / "a.png").unlink()
     assert counts(run(data, target)) == (0, 0, 3, 1)
     assert "x.png" in paths(target)
+
+
+def test_the_order_of_datasets_does_not_matter(data: Path, target: Path, tmp_path: Path) -> None:
+    """Rows are ordered by their uids, so that two machines have equal catalogs, and plans, of the same files."""
+    (tmp_path / "other").mkdir()
+    media.write_picture(tmp_path / "other" / "x.png")
+    sources = [Source("d", data), Source("o", tmp_path / "other")]
+    for catalog, order in ((target, sources), (tmp_path / "turned", sources[::-1])):
+        scan_sources(order, catalog, workers=1)
+        uids = Catalog.open(catalog).live().uid
+        assert (np.diff(uids.astype(object)) > 0).all()
+    assert Catalog.open(target).digest() == Catalog.open(tmp_path / "turned").digest()
 
 
 def test_one_path_in_two_datasets_is_two_clips(data: Path, target: Path) -> None:

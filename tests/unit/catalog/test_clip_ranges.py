@@ -244,6 +244,17 @@ def test_pieces_cover_every_frame_once(steps: list[int], seconds: float, data: s
     assert [frame for a, b in found for frame in range(a, b)] == list(range(start, end))
 
 
+@pytest.mark.parametrize("fps", [24, 30, 60, 30_000 / 1001])
+@pytest.mark.parametrize("tick_seconds", [0.001, 1 / 90_000])
+def test_a_second_begins_with_the_frame_of_that_time_whatever_the_container_rounds(
+    fps: float, tick_seconds: float
+) -> None:
+    """As Matroska does to milliseconds: every frame's own time, and each whole second, cuts before that frame."""
+    ticks = np.round(np.arange(200) / fps / tick_seconds).astype(np.int64)
+    times = FrameTimes(ticks, np.zeros(1, np.int64), tick_seconds, None, True)
+    assert [clip_ranges._listed(times, f"{i / fps!r}s:")[0] for i in range(200)] == [*range(200)]
+
+
 @pytest.mark.parametrize(
     ("transitions", "expected"),
     [

@@ -11,17 +11,14 @@ from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.checkpoint.manifest import FileEntry, Manifest
 from reelworks.core import digests
 
-EXTRA = {"cursor.json": b'{"row": 7}', "excluded.npy": b"\x01\x02\x03"}
+EXTRA = {"cursor.json": b'{"plan_step": 7}', "excluded.npy": b"\x01\x02\x03"}
 
 
 def state(seed: int) -> dict[str, Any]:
     """What a trainer saves: weights of several dtypes, optimizer state with scalars and lists."""
     g = torch.Generator().manual_seed(seed)
     return {
-        "model": {
-            "a.weight": torch.randn(5, 3, generator=g),
-            "a.bias": torch.randn(5, generator=g).bfloat16(),
-        },
+        "model": {"a.weight": torch.randn(5, 3, generator=g), "a.bias": torch.randn(5, generator=g).bfloat16()},
         "optimizer": {
             "state": {"a.weight": {"step": torch.tensor(float(seed)), "exp_avg": torch.randn(5, 3, generator=g)}},
             "param_groups": [{"params": ["a.weight", "a.bias"], "lr": 1e-4 * seed, "amsgrad": False}],

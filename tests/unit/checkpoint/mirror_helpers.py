@@ -26,11 +26,7 @@ class Storage:
     """A local file system that asks before each call; what is asked may raise, wait, or do the work by halves."""
 
     def __init__(self, before: Callable[[int, str], None]) -> None:
-        self._real, self._before, self.calls = (
-            LocalFileSystem(auto_mkdir=True, skip_instance_cache=True),
-            before,
-            0,
-        )
+        self._real, self._before, self.calls = (LocalFileSystem(auto_mkdir=True, skip_instance_cache=True), before, 0)
 
     def __getattr__(self, name: str) -> Any:
         real = getattr(self._real, name)

@@ -77,7 +77,7 @@ def test_saving_a_step_twice_leaves_what_was_saved_last(store: CheckpointFolder)
 
 def test_a_bad_checkpoint_in_the_way_is_replaced(store: CheckpointFolder) -> None:
     save(store, 10)
-    (store.path(10) / "cursor.json").write_bytes(b'{"row": 8}')
+    (store.path(10) / "cursor.json").write_bytes(b'{"plan_step": 8}')
     assert save(store, 10).fresh
     verify(store.path(10), full=True)
     assert names_in(store) == {"step-000000010", "history.jsonl", "latest"}
@@ -126,7 +126,7 @@ def test_extras(store: CheckpointFolder) -> None:
     assert not has_extra(path, "other.json")
     with pytest.raises(UserError, match=r"has no other\.json"):
         read_extra(path, "other.json")
-    (path / "cursor.json").write_bytes(b'{"row": 8}')
+    (path / "cursor.json").write_bytes(b'{"plan_step": 8}')
     with pytest.raises(BadCheckpoint):
         read_extra(path, "cursor.json")
     for name in ("manifest.json", "../x", "a/b", "tensors", "state.json", ""):

@@ -60,13 +60,7 @@ def test_the_lines_that_people_read() -> None:
 
 @pytest.mark.parametrize(
     ("every", "done", "last", "expected"),
-    [
-        (10, 0, 25, [10, 20, 25]),
-        (10, 20, 40, [30, 40]),
-        (10, 25, 25, []),
-        (None, 5, 25, [25]),
-        (10, 0, 3, [3]),
-    ],
+    [(10, 0, 25, [10, 20, 25]), (10, 20, 40, [30, 40]), (10, 25, 25, []), (None, 5, 25, [25]), (10, 0, 3, [3])],
 )
 def test_saves_fall_on_multiples_and_on_the_end(every: int | None, done: int, last: int, expected: list[int]) -> None:
     assert saves(CheckpointsConfig(every_steps=every), done, last) == expected

@@ -149,7 +149,7 @@ def test_a_long_run_leaves_what_the_policy_says(tmp_path: Path, monkeypatch: pyt
     assert why.keys() == saved - {*stays}
     assert all("not among the last 2" in reasons for reasons in why.values())
     assert f"not among the best 1 by validation/loss ({(turn - 10) / 100:.6g})" in why[10]
-    assert listing.explain(store, policy, 10)["reasons"] == why[10]
+    assert list(listing.explain(store, policy, 10).now.reasons) == why[10]
 
 
 def save_somehow(store: CheckpointFolder, step: int, metrics: dict[str, float]) -> None:
@@ -159,3 +159,29 @@ def save_somehow(store: CheckpointFolder, step: int, metrics: dict[str, float]) 
     else:
         write_plain(store, step, metrics, str(step))
         store.record_saved(store.info(step), 0.0)
+
+
+def test_a_line_of_metrics_counts_when_it_is_whole(store: CheckpointFolder) -> None:
+    """A reader that looked while another process wrote it reads it again from its beginning."""
+    line = b'{"time": 1.0, "event": "metrics", "step": 100, "save_id": "100", "metrics": {"loss": 0.5}}\n'
+    for part, metrics in ((line[:40], {}), (line[40:], {"loss": 0.5})):
+        storage.append(store.root / names.HISTORY, part)
+        assert store.info(100).metrics == metrics
+
+
+def test_a_save_in_progress_takes_the_space_of_the_next_one(
+    store: CheckpointFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that the same checkpoints stay, however much of it is written already."""
+    one, usage = store.info(300).num_bytes, shutil.disk_usage(store.root)
+    begun = store.root / names.in_flight(400, "0" * 12) / "tensors"
+
+    def disk(_: object) -> object:
+        return usage._replace(free=2 * one - (retention.folder_bytes(begun) if begun.exists() else 0))
+
+    monkeypatch.setattr(shutil, "disk_usage", disk)
+    before = [kept(store, min_free=f"{n * one}B") for n in (1, 2, 3)]
+    assert before == [[100, 200, 300], [200, 300], [300]]
+    begun.mkdir(parents=True)
+    (begun / "rank-00000.safetensors").write_bytes(bytes(one))
+    assert [kept(store, min_free=f"{n * one}B") for n in (1, 2, 3)] == before

@@ -93,8 +93,8 @@ def test_damaged_history_lines_cost_no_checkpoint(store: CheckpointFolder) -> No
     fresh = CheckpointFolder(store.root)
     assert fresh.info(1).metrics == {"loss": 0.5}
     assert [e["step"] for e in fresh.history()] == [1, 1, 2]
-    assert listing.explain(fresh, CheckpointsConfig(), 1)["metrics"] == {"loss": 0.5}
-    assert listing.explain(fresh, CheckpointsConfig(), 2)["state"] == "deleted"
+    assert listing.explain(fresh, CheckpointsConfig(), 1).metrics == {"loss": 0.5}
+    assert listing.explain(fresh, CheckpointsConfig(), 2).now.state == "deleted"
 
 
 def test_what_a_training_deletes_meanwhile_is_not_damage(
@@ -105,7 +105,7 @@ def test_what_a_training_deletes_meanwhile_is_not_damage(
     monkeypatch.setattr(store, "steps", lambda: [1, 2, 3])
     good, broken = store.scan()
     assert ([info.step for info in good], broken) == ([1, 2], {})
-    assert [row["step"] for row in listing.verified(store, [1, 2, 3], full=True)] == [1, 2]
+    assert [row.step for row in listing.verified(store, [1, 2, 3], full=True)] == [1, 2]
 
 
 def test_pins(store: CheckpointFolder) -> None:

@@ -70,12 +70,7 @@ def test_ls_says_of_each_why_it_stays_or_goes(run: RunFolder, store: CheckpointF
     (store.path(3) / "cursor.json").write_bytes(b"")
     (store.path(4) / "cursor.json").write_bytes(b"[]")
     rows = told("ls", run.path)
-    assert [(row["step"], row["state"]) for row in rows] == [
-        (1, "goes"),
-        (2, "kept"),
-        (3, "damaged"),
-        (4, "kept"),
-    ]
+    assert [(row["step"], row["state"]) for row in rows] == [(1, "goes"), (2, "kept"), (3, "damaged"), (4, "kept")]
     assert rows[1]["reasons"] == ["among the last 2", "the best by loss (1)"]
     assert rows[2]["reasons"] == ["cursor.json has 0 bytes instead of 2"]
     assert rows[0]["metrics"] == {"loss": 3.0}
@@ -117,7 +112,8 @@ def test_prune_deletes_with_reasons_and_only_while_nobody_trains(run: RunFolder,
     with lock.hold(run.lock_file), refused("run-locked", "RUN") as error:
         call("prune", run.path)
     assert "--dry-run" in error.value.remedy
-    assert "would delete step 1" in call("prune", run.path, "--dry-run")
+    with lock.hold(run.lock_file):
+        assert "would delete step 1" in call("prune", run.path, "--dry-run")
     leftover = store.root / ".tmp-step-000000009-0123456789ab"
     leftover.mkdir()
     text = call("prune", run.path)

@@ -68,10 +68,7 @@ def damages(template: Path) -> Iterator[Damage]:
         yield f"{name} swapped with step 10's", lambda folder, name=name: swap(folder, name)
     for what, edit in EDITS.items():
         yield f"manifest with {what}", lambda folder, edit=edit: edit_manifest(folder, edit, resealed=False)
-        yield (
-            f"sealed manifest with {what}",
-            lambda folder, edit=edit: edit_manifest(folder, edit, resealed=True),
-        )
+        yield (f"sealed manifest with {what}", lambda folder, edit=edit: edit_manifest(folder, edit, resealed=True))
 
 
 def become_folder(path: Path) -> None:

@@ -165,11 +165,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     mount = f'mount -t tmpfs -o size=1M none "{tmp_path}" && echo mounted && exec cat'
     try:
         helper = subprocess.Popen(
-            ["unshare", "-rm", "sh", "-c", mount],
-            stdin=PIPE,
-            stdout=PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
+            ["unshare", "-rm", "sh", "-c", mount], stdin=PIPE, stdout=PIPE, stderr=subprocess.DEVNULL, text=True
         )
     except FileNotFoundError:
         pytest.skip("there is no unshare")

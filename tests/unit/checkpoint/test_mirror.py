@@ -313,6 +313,21 @@ def test_wherever_setting_aside_dies_the_manifest_is_there_under_one_of_its_name
     assert at > 3
 
 
+def test_a_deletion_begins_with_the_manifest(tmp_path: Path) -> None:
+    """Whatever is left by one that breaks off is no checkpoint any more, and is removed as a leftover."""
+    copy(new_run(tmp_path / "run", 100), place_at(tmp_path / "mirror"), 100)
+
+    def die(call: int, name: str) -> None:
+        if name == "rm":
+            raise OSError("dead")
+
+    with suppress(OSError):
+        place_at(tmp_path / "mirror", die).remove(100)
+    after = place_at(tmp_path / "mirror")
+    assert after.sizes(folder_of(100))
+    assert after.is_leftover(100)
+
+
 def test_the_mirror_of_another_run_is_left_alone(tmp_path: Path) -> None:
     first, second = new_run(tmp_path / "1", 100), new_run(tmp_path / "2", 900)
     copy(first, place_at(tmp_path / "mirror"), 100)

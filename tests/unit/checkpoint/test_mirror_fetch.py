@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 from benchmarks._faults import one_save
 from checkpoint_helpers import Killed
+from fsspec.implementations.memory import MemoryFileSystem
 from mirror_helpers import copy, logged, new_run, place_at
 from refused import refused
 
 from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.checkpoint.mirror.fetch import bring_back
+from reelworks.checkpoint.mirror.files import MirrorIndex, pull
 from reelworks.checkpoint.mirror.remote import RemoteFilesystem
 from reelworks.checkpoint.verify import verify
 from reelworks.core import storage
@@ -54,6 +56,21 @@ def test_an_empty_disk_gets_the_newest_and_the_files_beside_it(tmp_path: Path, m
     assert events == ["mirrored"] * 3 + ["fetched"]
     assert not leftovers(run)
     assert fetch(mirror, run) == (None, [])
+
+
+def test_no_file_of_a_mirror_is_written_outside_of_the_run(tmp_path: Path) -> None:
+    """Names in object storage may have any parts; an index may be a stranger's."""
+    store, run = MemoryFileSystem(), RunFolder(tmp_path / "runs" / "run")
+    place = RemoteFilesystem(store, f"/{tmp_path.name}", "memory://mirror")
+    place.write("run.json", b"{}")
+    stolen = {"../outside.txt": 3, str(tmp_path / "absolute.txt"): 3, "catalog/../../outside.txt": 3}
+    for path in stolen:
+        store.pipe_file(f"/{tmp_path.name}/{path}", b"bad")
+    index = MirrorIndex(
+        format=1, run_id="id", files={path: (size, 0) for path, size in {"run.json": 2, **stolen}.items()}
+    )
+    assert pull(place, run, index) == []
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [run.path / "run.json"]
 
 
 def test_a_named_step_is_fetched_or_nothing(tmp_path: Path, mirror: Path) -> None:

@@ -9,7 +9,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from reelworks.cli import main
+from reelworks.cli import main, options
 
 
 @pytest.mark.parametrize(
@@ -79,3 +79,15 @@ def test_it_is_told_below_the_mistake():
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].endswith("--set train.max_steps=5")
+
+
+def test_data_of_the_command_line_are_a_dataset_of_their_own(tmp_path):
+    """With the options of the recipe's first one, but for the folder to which paths of its list belong."""
+    recipe = tmp_path / "r.toml"
+    recipe.write_text(
+        'version = 1\noutput = "run"\nbucket = [{ resolution = "64px", num_frames = 1 }]\ntrain.max_steps = 1\n'
+        'dataset = [{ path = "clips.csv", root = "clips", repeats = 3 }, { path = "others" }]\n'
+    )
+    (dataset,) = options.load_recipe(recipe, None, tmp_path / "mine").dataset
+    assert (dataset.path, dataset.root, dataset.repeats) == (str(tmp_path / "mine"), None, 3)
+    assert len(options.load_recipe(recipe, None).dataset) == 2

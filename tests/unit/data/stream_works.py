@@ -22,11 +22,11 @@ def request(path: Path | Deadly) -> Request:
     return Request(path, True, SHAPE)  # type: ignore[arg-type]
 
 
-def work(row: int, paths: list[Any], real: list[bool] | None = None, is_idle: bool = False) -> MicroBatchRequest:
+def work(plan_step: int, paths: list[Any], real: list[bool] | None = None, is_idle: bool = False) -> MicroBatchRequest:
     n = len(paths)
     return MicroBatchRequest(
         epoch=0,
-        row=row,
+        plan_step=plan_step,
         index=0,
         ends_step=True,
         is_idle=is_idle,

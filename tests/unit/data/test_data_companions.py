@@ -13,7 +13,7 @@ from reelworks.buckets.assign import Reason
 from reelworks.data import decode_requests, position
 
 
-def made(tmp_path: Any, **keys: str) -> Any:
+def made(tmp_path: Any, **keys: str | float) -> Any:
     """Two datasets, of which only the first has masks."""
     datasets = [
         {"path": str(tmp_path / "data"), "loss_mask": str(tmp_path / "masks")} | keys,
@@ -58,6 +58,19 @@ def test_masks_are_read_at_the_draws_of_their_clips(folder: Any) -> None:
     lost = data.rows.path.to_pylist().index("lost.png")
     assert Reason(int(data.excluded[lost])) is Reason.NO_COMPANION
     assert (data.excluded == Reason.NO_COMPANION).sum() == 1
+
+
+def test_masks_are_mirrored_and_turned_with_their_clips_and_keep_their_colours(folder: Any) -> None:
+    data = opened(made(folder, flip=1.0, rotate_degrees=10.0, jitter_brightness=0.5))
+    rows = np.arange(len(data.rows))
+    words = decode_requests.clip_hash(data, rows, np.zeros_like(rows), epoch=3)
+    own = decode_requests.decode_requests(data, rows, words, 0)
+    pairs = zip(own, decode_requests.companion_requests(data, rows, own)["loss_mask"], strict=True)
+    both = [(request.augmentation, mask.augmentation) for request, mask in pairs if mask is not None]
+    assert len(both) == 2
+    for ours, theirs in both:
+        assert (theirs.flip, theirs.degrees) == (True, ours.degrees)
+        assert (ours.degrees == 0, ours.brightness == 1, theirs.brightness == 1) == (False, False, True)
 
 
 def test_a_changed_mask_changes_the_data_and_not_the_clips(folder: Any) -> None:

@@ -12,8 +12,10 @@ from catalog_rows import rows
 from refused import refused
 
 from reelworks.analysis import plan_report
+from reelworks.analysis.rejections import LeftOutClip
 from reelworks.buckets.assign import Reason
 from reelworks.cli import show_plan
+from reelworks.core import results
 from reelworks.core.errors import UserError
 from reelworks.data import eligibility
 from reelworks.data.eligibility import ExcludeList
@@ -88,7 +90,7 @@ def test_a_background_is_three_levels(folder: Path) -> None:
 
 def test_a_filtered_clip_is_told_with_what_it_has(folder: Path) -> None:
     made = recipe(folder, {"more": "height <= width and kind == 'image'"})
-    told = plan_report.forecast(made, 1)
+    told = results.as_json(plan_report.forecast(made, 1))
     assert told["reasons"]["filtered"] == [
         {
             "path": "more/shot-0/tall.png",
@@ -108,22 +110,16 @@ def test_an_exclude_list_leaves_out_what_it_names_and_tells_what_it_does_not_fin
     )
     data = RecipeData.open(recipe(folder, exclude_file=str(bad)))
     told = reasons(data)
-    assert {n for n, r in told.items() if r == "in_exclude_file"} == {
-        "data/shot-2/0.png",
-        "data/shot-2/1.png",
-    }
+    assert {n for n, r in told.items() if r == "in_exclude_file"} == {"data/shot-2/0.png", "data/shot-2/1.png"}
     assert told["more/broken.png"] == "unreadable"
     seen = plan_report.forecast(recipe(folder, exclude_file=str(bad)), 1)
-    assert seen["exclude_list_unmatched"] == ["data/shot-2/9.png", "more/shot-2/2.png", "shot-2/2.png"]
-    assert seen["reasons"]["in_exclude_file"][0] == {
-        "path": "data/shot-2/0.png",
-        "detail": f"listed in {bad}",
-    }
+    assert seen.exclude_list_unmatched == ["data/shot-2/9.png", "more/shot-2/2.png", "shot-2/2.png"]
+    assert seen.reasons["in_exclude_file"][0] == LeftOutClip("data/shot-2/0.png", f"listed in {bad}")
     show_plan.epoch(seen)
     told_lines = capsys.readouterr().out
     assert "warning: exclude_file names data/shot-2/9.png, which is no clip" in told_lines
     assert "names data/shot-2/0.png" not in told_lines
-    assert plan_report.forecast(recipe(folder), 1)["exclude_list_unmatched"] == []
+    assert results.as_json(plan_report.forecast(recipe(folder), 1))["exclude_list_unmatched"] == []
 
 
 def test_a_name_that_holds_a_hash_is_meant_as_it_stands() -> None:
@@ -198,20 +194,12 @@ def test_an_epoch_that_choices_leave_empty_names_the_choice(folder: Path) -> Non
     everything.write_text("".join(f"data/shot-{s}/{i}.png\n" for s in range(8) for i in range(3)))
     no_bucket = [{"resolution": "256px", "num_frames": 9}]
     for made, field, problem in (
-        (
-            recipe(folder, {"data": "height > 999"}, bucket=no_bucket),
-            "dataset.filter",
-            "24 of 27 clips do not",
-        ),
-        (
-            recipe(folder, exclude_file=str(everything), bucket=no_bucket),
-            "exclude_file",
-            "24 of 27 clips are",
-        ),
+        (recipe(folder, {"data": "height > 999"}, bucket=no_bucket), "dataset.filter", "24 of 27 clips do not"),
+        (recipe(folder, exclude_file=str(everything), bucket=no_bucket), "exclude_file", "24 of 27 clips are"),
         (recipe(folder, bucket=no_bucket), "bucket", "no clip fits any bucket"),
     ):
         with pytest.raises(UserError, match=problem) as caught:
-            plan_report.forecast(made, 1)
+            results.as_json(plan_report.forecast(made, 1))
         assert caught.value.field == field
 
 
@@ -221,6 +209,6 @@ def test_one_folder_that_is_held_out_whole_says_how_to_divide_it(tmp_path: Path)
         files.picture(tmp_path / "data" / f"{i}.png", grey=i)
     data = files.opened(files.recipe(tmp_path, validation={"split": 0.999, "group": "folder"}))
     with refused("empty-epoch", "validation.split", says="4 of 4 clips are held out") as caught:
-        plan_report.forecast(data.recipe, 1)
+        results.as_json(plan_report.forecast(data.recipe, 1))
     assert caught.value.field == "validation.split"
     assert 'validation.group = "file"' in caught.value.remedy

@@ -220,9 +220,7 @@ def test_two_datasets_that_swap_their_names(run: Run, roots_stay: bool) -> None:
     assert len(run.lines()) == 2
 
 
-def test_a_file_is_known_by_its_place_on_disk_where_neither_path_nor_name_of_the_dataset_stays(
-    run: Run,
-) -> None:
+def test_a_file_is_known_by_its_place_on_disk_where_neither_path_nor_name_of_the_dataset_stays(run: Run) -> None:
     """A dataset that there was before is given a folder below that of another one."""
     run.see({"a/sub/y": "1", "a/x": "2", "b/z": "3"})
     run.consume(("a/sub/y", 0))
@@ -244,14 +242,7 @@ def test_a_dataset_renamed_while_files_are_edited_added_and_removed(run: Run) ->
     run.consume(*((name, 0) for name in files))
     after = renamed(files, "a", "b") | {"b/2": "edited", "b/new": "added", "b/3x": "content 3"}
     del after["b/3"], after["b/4"]
-    assert run.see(after) == {
-        "b/0": "a/0",
-        "b/1": "a/1",
-        "b/2": "a/2",
-        "b/5": "a/5",
-        "b/new": "b/new",
-        "b/3x": "b/3x",
-    }
+    assert run.see(after) == {"b/0": "a/0", "b/1": "a/1", "b/2": "a/2", "b/5": "a/5", "b/new": "b/new", "b/3x": "b/3x"}
     assert run.consumed() == {("b/0", 0), ("b/1", 0), ("b/2", 0), ("b/5", 0)}
     assert run.changes() == (2, 2, 1)
     assert run.lines()[0].startswith("dataset `a` seems to be `b` now: 3 clips are")

@@ -9,6 +9,7 @@ import prepare_files as files
 import pytest
 
 from reelworks.analysis import plan_report
+from reelworks.core import results
 from reelworks.recipe import dataset
 from reelworks.recipe.dataset import RecipeData
 
@@ -44,9 +45,9 @@ def test_all_are_trained_in_every_epoch(folder: Path, incomplete_batch: str) -> 
     spec = data.plan_spec(2, 1)
     for epoch in range(3):
         made = data.plan(spec, epoch)
-        assert made.steps > 0
+        assert made.num_steps > 0
         assert sorted(made.uid[made.is_first_use].tolist()) == sorted(data.rows.uid.tolist())
-        told = plan_report.summarise(data, spec, made, world=2, epoch=epoch)
+        told = results.as_json(plan_report.summarise(data, spec, made, world=2, epoch=epoch))
         assert told["planned"] == sum(bucket["clips"] for bucket in told["buckets"]) == 20
         full = np.diff(made.offsets) == 4
         assert full.all() == (incomplete_batch in ("pad", "repeat"))

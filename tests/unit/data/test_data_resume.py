@@ -53,13 +53,13 @@ class Training:
         return [self.data.rows.path[int(row)].as_py() for row in self.data.rows_at(ordinals)]
 
     def step(self) -> None:
-        """Train a row, as the trainer does."""
+        """Train a step, as the trainer does."""
         old = self.position
-        plan, row = old.plan, old.row
-        places = plan.places_before(row + 1) & ~plan.places_before(row)
+        plan, plan_step = old.plan, old.plan_step
+        places = plan.places_before(plan_step + 1) & ~plan.places_before(plan_step)
         self.trained += zip(self.names(plan.ordinal[places]), plan.copy[places].tolist(), strict=True)
         counts = old.counts.add(int(places.sum()), 0, 0, 0)
-        self.position = replace(old, counts=counts, row=row + 1, global_step=old.global_step + 1)
+        self.position = replace(old, counts=counts, plan_step=plan_step + 1, global_step=old.global_step + 1)
 
     def steps(self, n: int) -> None:
         for _ in range(n):
@@ -151,7 +151,7 @@ def test_a_resume_goes_over_a_compaction(training: Training) -> None:
     training.check_end()
 
 
-def test_where_nothing_changed_the_same_row_is_next_at_every_row(training: Training) -> None:
+def test_where_nothing_changed_the_same_step_is_next_at_every_step(training: Training) -> None:
     batch_size(training, 1)
     training.resume(training.save())  # a second segment, so that excluded clips count too
     while True:
@@ -159,8 +159,8 @@ def test_where_nothing_changed_the_same_row_is_next_at_every_row(training: Train
         assert training.resume(saved) == []
         after = training.position
         assert after.plan.digest() == before.plan.digest()
-        assert (after.row, after.segment, after.counts, after.global_step) == (
-            before.row,
+        assert (after.plan_step, after.segment, after.counts, after.global_step) == (
+            before.plan_step,
             before.segment,
             before.counts,
             before.global_step,
@@ -169,7 +169,7 @@ def test_where_nothing_changed_the_same_row_is_next_at_every_row(training: Train
         if after.at_end:
             break
         training.step()
-    assert training.position.row == training.position.plan.steps == 5
+    assert training.position.plan_step == training.position.plan.num_steps == 5
     training.check_end()
 
 
@@ -198,7 +198,7 @@ def test_a_change_is_told_and_begins_a_segment(training: Training) -> None:
     assert said[0] == "catalog: 1 clips added, 0 removed, 0 changed"
     assert "batch sizes" in said[1]
     assert said[2] == f"epoch 0: {done} clips done, {10 - done} left in 1 new steps"
-    assert (training.position.segment, training.position.row, training.position.global_step) == (1, 0, 1)
+    assert (training.position.segment, training.position.plan_step, training.position.global_step) == (1, 0, 1)
     assert records.keys(training.run) == [(0, 0, 0), (0, 0, 1)]
     training.check_end()
 
@@ -212,7 +212,7 @@ def test_an_edited_clip_that_was_trained_is_not_trained_again(training: Training
     training.check_end()
 
 
-def test_clips_that_come_after_the_last_row_are_trained_too(training: Training) -> None:
+def test_clips_that_come_after_the_last_step_are_trained_too(training: Training) -> None:
     training.steps(99)
     saved = training.save()
     picture(training, "late.png")
@@ -425,7 +425,7 @@ def test_data_that_begin_again_need_no_record(training: Training) -> None:
         begun, changes = resume.start_again(
             training.data, training.spec(), training.run, Cursor(**cursor), Aliases.from_bytes(aliases)
         )
-        assert (begun.data_restarts, begun.epoch, begun.segment, begun.row) == (1, 0, 0, 0)
+        assert (begun.data_restarts, begun.epoch, begun.segment, begun.plan_step) == (1, 0, 0, 0)
         assert (begun.plan.planned, begun.global_step) == (9, 1)
         assert not begun.excluded
         assert bool(begun.aliases) == bool(changes) == (not lost)

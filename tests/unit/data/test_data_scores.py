@@ -45,18 +45,13 @@ def test_clips_are_filtered_by_scores_and_told_why(listed):
     """Without the score a clip is left out as filtered, and the reason says that it has none."""
     data = files.opened(listed(filter="aes > 4.5"))
     excluded = by_name(data, data.excluded.tolist())
-    assert excluded == {
-        "a": Reason.NONE,
-        "b": Reason.FILTERED,
-        "c": Reason.FILTERED,
-        "d": Reason.NO_CAPTION,
-    }
+    assert excluded == {"a": Reason.NONE, "b": Reason.FILTERED, "c": Reason.FILTERED, "d": Reason.NO_CAPTION}
     told = rejections.named(data, left_out.by_reason(*data.assignment(0)))
-    assert [one["detail"] for one in told["filtered"]] == [
+    assert [one.detail for one in told["filtered"]] == [
         "aes > 4.5; the clip has aes 4",
         "aes > 4.5; the clip has no aes",
     ]
-    assert "no caption in the list" in told["no_caption"][0]["detail"]
+    assert "no caption in the list" in told["no_caption"][0].detail
 
 
 def test_captions_tell_the_scores_that_a_clip_has(listed):
@@ -72,8 +67,7 @@ def test_captions_tell_the_scores_that_a_clip_has(listed):
 
 
 @pytest.mark.parametrize(
-    "entry",
-    [{"filter": "eas > 4"}, {"caption": "{text} {eas:.1f}."}, {"filter": "aes > 1", "caption": "{eas}"}],
+    "entry", [{"filter": "eas > 4"}, {"caption": "{text} {eas:.1f}."}, {"filter": "aes > 1", "caption": "{eas}"}]
 )
 def test_a_name_that_no_clip_has_is_refused_with_the_nearest(listed, entry):
     """It shows once the list is read, before anything is planned; a former version is read as it was."""

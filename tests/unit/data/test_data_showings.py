@@ -10,6 +10,7 @@ import prepare_files as files
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from plan_summaries import summary
 
 from reelworks.analysis import data_advice, plan_report
 from reelworks.catalog import captions
@@ -56,8 +57,8 @@ def shown(data, world: int, epoch: int) -> dict[tuple[int, int, int], Any]:
     plan = data.plan(data.plan_spec(4, 1), epoch)
     found = {}
     for rank in range(world):
-        for row in range(plan.steps):
-            for work in StepSource(data, rank, world).row(plan, epoch, row):
+        for plan_step in range(plan.num_steps):
+            for work in StepSource(data, rank, world).requests_of_step(plan, epoch, plan_step):
                 if not work.is_idle:
                     keys = zip(work.uids.tolist(), work.copies.tolist(), work.repeat_index.tolist(), strict=True)
                     for i, key in enumerate(keys):
@@ -147,9 +148,8 @@ def test_flips_of_captions_that_name_sides_are_warned_of(folder):
     """Once for each dataset that has both."""
     data = opened(folder, flip=0.5)
     (found,) = data_advice.mirrored_sides(data.recipe.dataset, data.rows)
-    assert found == {"dataset": "data", "clips": 10}
-    told = {"exclude_list_unmatched": [], "shared_files": [], "mirrored_sides": [found]}
-    (line,) = plan_report.warnings(told)
+    assert (found.dataset, found.clips) == ("data", 10)
+    (line,) = plan_report.warnings(summary(mirrored_sides=[found]))
     assert "10 captions name left or right" in line
     assert data_advice.mirrored_sides(opened(folder).recipe.dataset, data.rows) == []
     assert "captions_lines" in {advice.name for advice in data_advice.advise(data.rows)}

@@ -12,6 +12,7 @@ from refused import refused
 from reelworks.analysis import plan_report
 from reelworks.buckets.assign import Reason
 from reelworks.catalog.part_files import Stored
+from reelworks.core import results
 from reelworks.core.errors import UserError
 from reelworks.data import position
 from reelworks.recipe import dataset
@@ -58,7 +59,7 @@ def test_good_files_become_entries_of_their_shape(folder: Path) -> None:
 def test_every_other_file_is_named_with_its_reason(folder: Path) -> None:
     data = RecipeData.open(files.recipe(folder))
     spec = data.plan_spec(2, 1)
-    told = plan_report.summarise(data, spec, data.plan(spec, 0), world=2)
+    told = results.as_json(plan_report.summarise(data, spec, data.plan(spec, 0), world=2))
     reasons = {reason: [f["path"] for f in found] for reason, found in told["reasons"].items()}
     assert reasons == {
         "unreadable": ["data/broken.png"],
@@ -82,13 +83,13 @@ def test_a_summary_adds_up(folder: Path) -> None:
         data = RecipeData.open(made)
         spec = data.plan_spec(4, 2)
         plan = data.plan(spec, 0)
-        told = plan_report.summarise(data, spec, plan, world=2)
+        told = results.as_json(plan_report.summarise(data, spec, plan, world=2))
         pictures, videos = (next(b for b in told["buckets"] if b["num_frames"] == n) for n in (1, 9))
         assert (pictures["clips"], pictures["micro_batches"], pictures["incomplete"]) == (5, 2, 1)
         assert (videos["clips"], videos["micro_batches"], videos["incomplete"]) == (2, 1, 0)
         assert pictures["global_batch"] == 12
         assert (told["micro_batches"], told["incomplete"], told["steps_per_epoch"]) == (3, 1, 1)
-        assert told["rows_not_full"] == 1
+        assert told["steps_not_full"] == 1
         assert told["padding"] == (0 if incomplete == "partial" else 1 - 7 / 8)
 
 
@@ -99,6 +100,17 @@ def test_repeats_stand_in_an_epoch_as_copies(folder: Path) -> None:
     assert len(entries) == 3 * len(once)
     for uid in once.uid:
         assert entries.copy[entries.uid == uid].tolist() == [0, 1, 2]
+
+
+def test_which_clips_a_fraction_of_repeats_shows_again_is_drawn_in_each_epoch(folder: Path) -> None:
+    """With 1.5, each clip is shown once in every epoch, and again in about half of them."""
+    data = RecipeData.open(files.recipe(folder, dataset=[{"path": str(folder / "data"), "repeats": 1.5}]))
+    epochs = [data.entries(epoch) for epoch in range(40)]
+    clips = np.unique(epochs[0].uid)
+    assert all(np.array_equal(np.sort(each.uid[each.copy == 0]), clips) for each in epochs)
+    again = np.mean([np.isin(clips, each.uid[each.copy == 1]) for each in epochs], axis=0)
+    assert (abs(again - 0.5) < 0.25).all()
+    assert abs(again.mean() - 0.5) < 0.1
 
 
 def test_each_dataset_has_its_own_repeats_and_others_of_the_catalog_stay_out(tmp_path: Path) -> None:
@@ -172,7 +184,7 @@ def test_a_plan_reads_no_texts(folder: Path, monkeypatch: pytest.MonkeyPatch) ->
     chunks = Stored._chunks
     monkeypatch.setattr(Stored, "_chunks", lambda self, name, wanted: read.append(name) or chunks(self, name, wanted))
     data = RecipeData.open(files.recipe(folder))
-    assert data.plan(data.plan_spec(2, 2), 0).steps
+    assert data.plan(data.plan_spec(2, 2), 0).num_steps
     assert not {"caption", "path", "fingerprint"} & {*read}
     assert data.digest == data.with_table(data.table).digest == RecipeData.open(files.recipe(folder)).digest
     assert {"caption", "fingerprint"} < {*read}
@@ -205,15 +217,13 @@ def test_the_spec_sees_what_shapes_a_plan_and_nothing_else(folder: Path) -> None
 
 def test_a_forecast_is_for_any_number_of_ranks(folder: Path) -> None:
     made = files.recipe(folder, train={"max_epochs": 1, "gradient_accumulation_steps": 2})
-    told = plan_report.forecast(made, 3)
+    told = results.as_json(plan_report.forecast(made, 3))
     assert (told["micro_batches_per_step"], told["same_bucket_run"], told["world"]) == (6, 3, 3)
     fixed = files.recipe(folder, train={"max_epochs": 1, "micro_batches_per_step": 8, "same_bucket_run": 4})
     assert plan_report.step_shape(fixed, 3) == (8, 4)
     wrong = files.recipe(folder, train={"max_epochs": 1, "micro_batches_per_step": 8})
     with refused(
-        "run-length-must-divide",
-        "train.same_bucket_run",
-        says="must divide micro_batches_per_step, which is 8",
+        "run-length-must-divide", "train.same_bucket_run", says="must divide micro_batches_per_step, which is 8"
     ) as caught:
         plan_report.step_shape(wrong, 3)
     assert (caught.value.field, caught.value.value) == ("train.same_bucket_run", 3)
@@ -231,7 +241,7 @@ def test_an_epoch_without_steps_lists_every_entry_and_three_cures(folder: Path) 
         ],
     )
     with pytest.raises(UserError) as caught:
-        plan_report.forecast(made, 1)
+        results.as_json(plan_report.forecast(made, 1))
     problem = caught.value.problem
     for entry in ("256px ×9: 0 clips", "256px ×1: 0 clips", "48px ×9: 0 clips"):
         assert entry in problem

@@ -73,12 +73,12 @@ def test_order_and_contents_are_those_of_the_work_for_any_number_of_workers(
     ]
     pool = Watched(num_workers, LONG_SECONDS)
     try:
-        source = (work(row, order) for row, order in enumerate(orders))
+        source = (work(plan_step, order) for plan_step, order in enumerate(orders))
         batches = list(read_ahead(source, pool, budget))
     finally:
         pool.close()
     assert [greys(batch) for batch in batches] == [[99, 3], [8], [0, 0, 2], [3, 3], [99, 22, 0], [7, 99], [1]]
-    assert [batch.request.row for batch in batches] == list(range(7))
+    assert [batch.request.plan_step for batch in batches] == list(range(7))
     assert [[place for place, _ in batch.failures] for batch in batches] == [[], [], [1], [], [2], [], []]
     assert all(batch.is_valid.sum() + len(batch.failures) == len(batch.is_valid) for batch in batches)
     if budget > 1:
@@ -118,10 +118,10 @@ def test_no_more_is_read_ahead_than_the_budget_or_one_micro_batch(
     pool = Watched(0, LONG_SECONDS)
     submitted, delivered = [], 0
     pool.on_submit = lambda request: submitted.append(request.path)
-    works = [work(row, pictures[:n]) for row, n in enumerate(clips)]
+    works = [work(plan_step, pictures[:n]) for plan_step, n in enumerate(clips)]
     for batch in read_ahead(works, pool, budget_bytes=budget * CLIP_BYTES):
-        delivered += clips[batch.request.row]
-        ahead, rest = len(submitted) - delivered, clips[batch.request.row + 1 :]
+        delivered += clips[batch.request.plan_step]
+        ahead, rest = len(submitted) - delivered, clips[batch.request.plan_step + 1 :]
         assert ahead <= max(budget, *rest[:1]) if rest else ahead == 0
         assert ahead >= sum(rest[:1])
     pool.close()
@@ -135,9 +135,9 @@ def test_a_long_queue_is_bounded_and_refilled_by_a_few_small_micro_batches_at_a_
     taken, added = list[int](), list[int]()
 
     def source() -> Iterator[MicroBatchRequest]:
-        for row in range(200):
-            taken.append(row)
-            yield work(row, [pictures[0]] * clips)
+        for plan_step in range(200):
+            taken.append(plan_step)
+            yield work(plan_step, [pictures[0]] * clips)
 
     pool = DecodePool(0, LONG_SECONDS)
     for delivered, _ in enumerate(read_ahead(source(), pool), start=1):
@@ -149,7 +149,7 @@ def test_a_long_queue_is_bounded_and_refilled_by_a_few_small_micro_batches_at_a_
 
 def test_an_error_of_the_source_comes_after_all_that_it_gave(pictures: list[Path]) -> None:
     def source() -> Iterator[MicroBatchRequest]:
-        yield from (work(row, [pictures[row]]) for row in range(5))
+        yield from (work(plan_step, [pictures[plan_step]]) for plan_step in range(5))
         raise ValueError("no next epoch")
 
     pool, got = DecodePool(0, LONG_SECONDS), []
@@ -171,7 +171,9 @@ class Gated(type(Path())):  # type: ignore[misc]
 
 def test_what_is_left_behind_is_not_decoded(pictures: list[Path]) -> None:
     pool = Watched(0, LONG_SECONDS)
-    batches = read_ahead([work(0, [pictures[0]]), *(work(row, [Gated(pictures[1])] * 2) for row in (1, 2, 3))], pool)
+    batches = read_ahead(
+        [work(0, [pictures[0]]), *(work(plan_step, [Gated(pictures[1])] * 2) for plan_step in (1, 2, 3))], pool
+    )
     assert greys(next(batches)) == [0]
     batches.close()
     Gated.gate.set()
@@ -181,12 +183,12 @@ def test_what_is_left_behind_is_not_decoded(pictures: list[Path]) -> None:
 
 
 def test_micro_batches_tell_how_far_decoding_is_ahead(pictures: list[Path]) -> None:
-    pool = DecodePool(0, LONG_SECONDS)
-    batches = read_ahead((work(row, pictures[:2]) for row in range(3)), pool)
+    pool = Watched(0, LONG_SECONDS)
+    batches = read_ahead((work(plan_step, pictures[:2]) for plan_step in range(3)), pool)
     first = next(batches).stream
     assert 0 <= first.queue_bytes <= 4 * CLIP_BYTES
     assert first.wait_seconds > 0
-    while len(pool.decode_seconds) < 6:  # until all that was queued is decoded
+    while len(pool.finished) < 6:  # until all that was queued is decoded
         time.sleep(0.001)
     second, third = (batch.stream for batch in batches)
     pool.close()
@@ -227,7 +229,7 @@ def test_the_next_epoch_is_decoded_before_the_last_step_of_this_one() -> None:
         order: list[tuple[int, list[int]]] = []
         for batch in read_ahead(source.requests_from(begun), pool, budget):
             order.append((batch.request.epoch, batch.request.uids.tolist()))
-            if (batch.request.epoch, batch.request.row) == (0, begun.plan.steps - 1):
+            if (batch.request.epoch, batch.request.plan_step) == (0, begun.plan.num_steps - 1):
                 assert len(submitted) > clips, "nothing of the next epoch is begun"
         pool.close()
         orders.append(order)

@@ -39,9 +39,9 @@ def test_prompts_cover_all_colours_and_half_of_them_are_left_out_of_the_captions
     asked = [_words(prompt.text) for prompt in PROMPTS]
     assert len(set(asked)) == 10
     assert {words for words in asked if words not in said} == scenes.LEFT_OUT
-    assert {prompt.colour for prompt in PROMPTS} == set(scenes.COLOURS)
+    assert {prompt.subject.colour for prompt in PROMPTS} == set(scenes.COLOURS)
     for prompt, words in zip(PROMPTS, asked, strict=True):
-        assert prompt.colour == words[0]
+        assert prompt.subject.colour == words[0]
         assert prompt.seen == (words in said)
 
 

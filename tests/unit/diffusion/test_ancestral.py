@@ -1,63 +1,46 @@
 """Ancestral sampling goes step by step where the reference goes, with the noise that it drew."""
 
-from pathlib import Path
-
 import pytest
 import torch
 from refused import refused
-from safetensors.torch import load_file
+from toy_sampling import Cases, ToyModel, assert_same
 
 from reelworks.diffusion.samplers import diffusion
 from reelworks.diffusion.samplers.flow import Edit
 
-GOLDEN = load_file(Path(__file__).parents[2] / "golden" / "iddpm.safetensors")
+case = Cases("iddpm")
 
 
-def case(name):
-    return {k.split("/")[1]: v for k, v in GOLDEN.items() if k.startswith(f"{name}/")}
-
-
-class ToyModel:
-    """The reference's toy model, which also records what it was fed."""
+class BoundedModel(ToyModel):
+    """The reference's toy model for this sampler."""
 
     def __init__(self):
-        self.given, self.fed = case("sample"), []
+        super().__init__(case)
 
-    def __call__(self, z_2B, t_2B, frame_mask_2B):
-        self.fed.append((t_2B, frame_mask_2B))
-        g = self.given
-        text = torch.cat([g["y"], g["y_null"]])[:, 0].mean(dim=1) @ g["P"].T
-        bias = text + t_2B[:, None] / 1000 * g["u"]
-        out = torch.einsum("oc,bcthw->bothw", g["W"], z_2B) + bias[:, :, None, None, None]
-        if frame_mask_2B is not None:
-            out = out + g["q"][:, None, None, None] * frame_mask_2B.float()[:, None, :, None, None]
-        return torch.tanh(out)
+    def __call__(self, *given):
+        return torch.tanh(super().__call__(*given))
 
 
 def run(model, **options):
     return diffusion.sample_iddpm(model, case("sample")["z"], num_steps=10, guidance_scale=7.0, **options)
 
 
-def assert_same(ours, golden):
-    assert (ours - golden).abs().max() <= 1e-5 * golden.abs().max()
-
-
 def test_every_step_equals_the_reference():
     """Times and the final latents are the reference's, guidance and learned variance included."""
-    model, golden = ToyModel(), case("sample_plain")
+    model, golden = BoundedModel(), case("sample_plain")
     assert_same(run(model, step_noise=lambda step: golden["noise_seq"][step][:2]), golden["z_final"])
-    for (t_2B, mask), t in zip(model.fed, golden["timesteps_fed"], strict=True):
+    for (_, t_2B, mask), t in zip(model.fed, golden["timesteps_fed"], strict=True):
         assert mask is None
         assert torch.equal(t_2B, t)
 
 
 def test_every_masked_step_equals_the_reference():
     """Frames that are given or re-drawn get the reference's masks, noise and latents."""
-    model, golden = ToyModel(), case("sample_masked")
+    model, golden = BoundedModel(), case("sample_masked")
     noises = golden["noise_seq"][:, :2]
     edit = Edit(case("sample")["sample_mask"], lambda step: noises[2 * step])
     assert_same(run(model, step_noise=lambda step: noises[2 * step + 1], edit=edit), golden["z_final"])
-    for (t_2B, mask), t, golden_mask in zip(model.fed, golden["timesteps_fed"], golden["x_mask_fed"], strict=True):
+    for (_, t_2B, mask), t, golden_mask in zip(model.fed, golden["timesteps_fed"], golden["x_mask_fed"], strict=True):
         assert torch.equal(t_2B, t)
         assert torch.equal(mask, golden_mask)
 
@@ -73,18 +56,18 @@ def guided_as_upstream(output_2B, scale, channels):
 @pytest.mark.parametrize("channels", [1, 3, 4, None])
 def test_guidance_of_some_channels_is_upstreams(channels):
     """With the first channels guided alone, each step is that of a network whose output upstream's formula guided."""
-    model, golden = ToyModel(), case("sample_plain")
+    model, golden = BoundedModel(), case("sample_plain")
     noises = golden["noise_seq"][:, :2]
     ours = run(model, step_noise=lambda step: noises[step], guided_channels=channels)
 
     def already_guided(z_2B, t_2B, frame_mask_2B):
-        return guided_as_upstream(ToyModel()(z_2B, t_2B, frame_mask_2B), 7.0, channels or z_2B.shape[1])
+        return guided_as_upstream(BoundedModel()(z_2B, t_2B, frame_mask_2B), 7.0, channels or z_2B.shape[1])
 
     theirs = diffusion.sample_iddpm(
         already_guided, case("sample")["z"], num_steps=10, guidance_scale=1.0, step_noise=lambda step: noises[step]
     )
     assert_same(ours, theirs)
-    all_guided = run(ToyModel(), step_noise=lambda step: noises[step])
+    all_guided = run(BoundedModel(), step_noise=lambda step: noises[step])
     assert torch.equal(ours, all_guided) == (channels in (None, 4))
 
 
@@ -93,5 +76,5 @@ def test_steps_that_do_not_exist_are_refused(num_steps):
     """One step cannot span the schedule, and there are 1000."""
     with refused("steps-out-of-range", "num_inference_steps"):
         diffusion.sample_iddpm(
-            ToyModel(), case("sample")["z"], num_steps=num_steps, guidance_scale=1.0, step_noise=torch.zeros
+            BoundedModel(), case("sample")["z"], num_steps=num_steps, guidance_scale=1.0, step_noise=torch.zeros
         )

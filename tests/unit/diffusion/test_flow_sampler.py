@@ -1,47 +1,29 @@
-from pathlib import Path
-
 import pytest
 import torch
-from safetensors.torch import load_file
+from toy_sampling import Cases, ToyModel, assert_same
 
 from reelworks.diffusion import timesteps
 from reelworks.diffusion.config import ObjectiveConfig
 from reelworks.diffusion.samplers import flow
 
-GOLDEN = load_file(Path(__file__).parents[2] / "golden" / "rflow.safetensors")
+case = Cases("rflow")
 SHIFT = timesteps.shift_ratio(
     ObjectiveConfig(opensora_frame_quantization=True), height=360, width=640, num_frames=51, latent_frames=15
 )
 
 
-def case(name):
-    return {k.split("/")[1]: v for k, v in GOLDEN.items() if k.startswith(f"{name}/")}
-
-
-class LinearModel:
-    """The reference's toy model, which also records what it was fed."""
+class LinearModel(ToyModel):
+    """The reference's toy model for this sampler."""
 
     def __init__(self):
-        self.given = case("sample")
-        self.fed = []
+        super().__init__(case)
 
-    def __call__(self, z_2B, t_2B, frame_mask_2B):
-        self.fed.append((z_2B, t_2B, frame_mask_2B))
-        g = self.given
-        text = torch.cat([g["y"], g["y_null"]])[:, 0].mean(dim=1) @ g["P"].T
-        bias = text + t_2B[:, None] / 1000 * g["u"]
-        out = torch.einsum("oc,bcthw->bothw", g["W"], z_2B) + bias[:, :, None, None, None]
-        if frame_mask_2B is not None:
-            out = out + g["q"][:, None, None, None] * frame_mask_2B.float()[:, None, :, None, None]
-        return out[:, :4]
+    def __call__(self, *given):
+        return super().__call__(*given)[:, :4]
 
 
 def run(model, **options):
     return flow.sample_flow(model, case("sample")["z"], num_steps=10, guidance_scale=7.0, **options)
-
-
-def assert_same(ours, golden):
-    assert (ours - golden).abs().max() <= 1e-5 * golden.abs().max()
 
 
 @pytest.mark.parametrize(("name", "shift"), [("sample_plain", 1.0), ("sample_transformed", SHIFT)])

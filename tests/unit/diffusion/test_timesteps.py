@@ -228,3 +228,14 @@ def test_the_share_below_a_timestep_is_the_draw_that_gives_it(settings, draw, ra
     assert t[0] <= t[1]
     near = [timesteps.share_below(float(t[0]) + change, config, ratio) for change in (-1e-3, 1e-3)]
     assert near[0] - 1e-6 <= draw <= near[1] + 1e-6
+
+
+@pytest.mark.parametrize("shift", [0.3, 1.0, 3.0, 7.3])
+@pytest.mark.parametrize(("first", "last"), [(0.0, 400.0), (100.0, 875.0), (875.0, 1000.0)])
+def test_the_end_of_a_range_belongs_to_the_range_behind_it(first: float, last: float, shift: float) -> None:
+    """Which another network may train: the largest draws are below it, but for pure noise."""
+    draws = torch.tensor([0.0, 0.5, 1 - 2.0**-24, 1 - 2.0**-53], dtype=torch.float64)
+    _, t = objectives.RectifiedFlow(timestep_range=[first, last], timestep_sampling="uniform").times(draws, shift)
+    assert bool((t >= first).all())
+    assert bool((t < last).all()) or last == 1000.0
+    assert float(t[-1]) == pytest.approx(last)

@@ -65,6 +65,12 @@ def test_another_fact_is_told_to_all_with_both_values(join: Callable[..., list[O
         assert "another recipe than rank 0: b instead of a" in error.problem
 
 
+@pytest.mark.parametrize(("ours", "theirs"), [({}, {"recipe": "a"}), ({"recipe": "a"}, {})])
+def test_a_fact_that_one_rank_lacks_is_told(join: Callable[..., list[Outcome]], ours: dict, theirs: dict) -> None:
+    """As a rank with another version of the program may know of other facts."""
+    assert all("another recipe than rank 0" in str(error) for error in join((0, 2, ours), (1, 2, theirs)))
+
+
 def test_another_number_of_ranks_is_told(join: Callable[..., list[Outcome]]) -> None:
     outcomes = join((0, 2, {}), (5, 8, {}))
     assert all("has another number of ranks than rank 0: 8 instead of 2" in str(error) for error in outcomes)

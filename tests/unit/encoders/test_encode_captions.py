@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from reelworks.encoders.encoders import CaptionCache, LiveEncoder
+from reelworks.encoders.encoders import CaptionCache, FrozenEncoders
 from reelworks.models import factory
 from reelworks.models.api import TextEmbedding
 from reelworks.models.config import AutoencoderConfig, TextEncoderConfig
@@ -23,6 +23,7 @@ def row(caption: str, dtype: torch.dtype = torch.bfloat16) -> TextEmbedding:
     return TextEmbedding(tokens, torch.ones(1, 4, dtype=torch.bool), tokens.new_zeros(1, 0))
 
 
+@example([0, 1, 0, 2, 0, 1], 2, torch.bfloat16)  # 0 came first, and 1 was not used for longest
 @given(st.lists(st.integers(0, 9)), st.integers(0, 4), st.sampled_from([torch.bfloat16, torch.float32]))
 def test_what_is_kept_is_what_was_made_and_stays_within_its_bytes(asked, room, dtype):
     """Whatever is asked for in whatever order; a repeat within the room makes nothing."""
@@ -59,8 +60,8 @@ class Looking:
         return made._replace(tokens=made.tokens + sum(picture.sum() for picture in pictures))
 
 
-def live(text) -> LiveEncoder:
-    return LiveEncoder(factory.build_autoencoder(AutoencoderConfig()), text, CPU, Conditioning())
+def live(text) -> FrozenEncoders:
+    return FrozenEncoders(factory.build_autoencoder(AutoencoderConfig()), text, CPU, Conditioning())
 
 
 def test_what_is_said_of_a_picture_is_not_kept_and_another_encoder_does_not_mind_pictures():

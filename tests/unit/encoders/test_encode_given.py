@@ -16,7 +16,7 @@ from refused import refused
 from reelworks.core.shape import Shape
 from reelworks.diffusion.part_masks import PartMask
 from reelworks.encoders import conditioning
-from reelworks.encoders.encoders import LiveEncoder
+from reelworks.encoders.encoders import FrozenEncoders
 from reelworks.models import components, factory
 from reelworks.models.api import given
 from reelworks.models.config import AutoencoderConfig, ModelConfig
@@ -69,7 +69,7 @@ def parts(tmp_path_factory):
 
 def encoder_of(model, autoencoder, place, image=None, companions=()):
     wants = components.conditioning(ModelConfig(name=model))
-    return LiveEncoder(
+    return FrozenEncoders(
         factory.build_autoencoder(AutoencoderConfig(name=autoencoder, weights=str(place))),
         factory.build_text_encoder(contract.TEXT),
         torch.device("cpu"),

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import diffusers
+import examples
 import media_makers
 import numpy as np
 import pytest
@@ -17,10 +18,14 @@ import tiny_families
 import torch
 from PIL import Image
 
+from reelworks.core import digests
 from reelworks.core.shape import Shape
 from reelworks.data.micro_batch import MicroBatch
-from reelworks.encoders import reachable, request_key, stored_batches, upkeep
-from reelworks.encoders.encode import Encoding, EncodingForecast
+from reelworks.encoders import request_key, upkeep
+from reelworks.encoders.encoders import FrozenEncoders
+from reelworks.encoders.precompute import reachable
+from reelworks.encoders.precompute.encode import Encoding, EncodingForecast
+from reelworks.encoders.request_key import FileDigests
 from reelworks.encoders.stored_batches import StoredLatents
 from reelworks.media.augment import Augmentation
 from reelworks.media.config import PREFETCH_BYTES
@@ -29,7 +34,7 @@ from reelworks.media.decode_pool import DecodePool
 from reelworks.media.resize_filters import FILTERS
 from reelworks.recipe import dataset, recipe_file
 from reelworks.recipe.dataset import RecipeData
-from reelworks.train import encoding
+from reelworks.train.precompute import encoding
 
 CPU = torch.device("cpu")
 CLIPS = 5
@@ -143,6 +148,22 @@ def test_changed_weights_invalidate_all_latents(recipe: dict[str, Any], tmp_path
     assert missing(recipe) == (3, 0)
 
 
+@pytest.mark.parametrize("way", ["in place", "renamed into place"])
+def test_a_file_of_the_same_size_has_the_digest_of_its_new_content(tmp_path: Path, way: str) -> None:
+    """In place its time differs, and one that was renamed into place may have the former's time; in a later process too."""
+    known, file = tmp_path / "known.json", tmp_path / "weights"
+    file.write_bytes(b"one")
+    former, listed = FileDigests(known).digest(file), file.stat()
+    if way == "in place":
+        file.write_bytes(b"two")
+        os.utime(file, ns=(listed.st_atime_ns, listed.st_mtime_ns + 1_000_000))
+    else:
+        (tmp_path / "new").write_bytes(b"two")
+        os.utime(tmp_path / "new", ns=(listed.st_atime_ns, listed.st_mtime_ns))
+        (tmp_path / "new").rename(file)
+    assert FileDigests(known).digest(file) == digests.of_file(file) != former
+
+
 def test_every_field_of_a_request_is_part_of_its_key() -> None:
     """A field that is added later is covered too: the loop reads them from the class."""
     request = Request(Path("a"), False, Shape(3, 32, 32), measures=Shape(9, 32, 48))
@@ -186,9 +207,15 @@ def batches(data: RecipeData, source: StoredLatents | None, epoch: int = 0) -> l
         reachable.request(data, data.entries(epoch).take(data.entries(epoch).bucket == b), epoch)
         for b in set(data.entries(epoch).bucket.tolist())
     ]
-    found = list(stored_batches.read_ahead(work, pool, PREFETCH_BYTES, source))
+    found = list(
+        examples.batch_encoder(encoding.lazy_encoder(data.recipe, CPU), source).read(work, pool, PREFETCH_BYTES)
+    )
     pool.close()
     return found
+
+
+def latents(encoder: FrozenEncoders, source: StoredLatents, batch: MicroBatch) -> torch.Tensor:
+    return examples.batch_encoder(encoder, source).encode(batch, [False] * len(batch.captions)).latent
 
 
 @pytest.mark.parametrize("epoch", [0, 1, 5])
@@ -199,14 +226,11 @@ def test_stored_batches_are_the_live_ones(recipe: dict[str, Any], epoch: int) ->
     _, source, data = prepared(recipe)
     live, nothing_loaded = encoding.lazy_encoder(data.recipe, CPU), encoding.lazy_encoder(data.recipe, CPU)
     for mine, theirs in zip(batches(data, source, epoch), batches(data, None, epoch), strict=True):
-        stored = stored_batches.clip_values(mine, nothing_loaded)["latent"]
-        assert torch.equal(stored, live.latents(theirs.frames))
-        dropped = [i == 1 for i in range(len(stored))]
-        for one, two in zip(
-            stored_batches.texts(mine, nothing_loaded, dropped),
-            stored_batches.texts(theirs, live, dropped),
-            strict=True,
-        ):
+        dropped = [i == 1 for i in range(len(mine.captions))]
+        stored = examples.batch_encoder(nothing_loaded, source).encode(mine, dropped)
+        anew = examples.batch_encoder(live).encode(theirs, dropped)
+        assert torch.equal(stored.latent, live.latents(theirs.frames))
+        for one, two in zip(stored.tensors(), anew.tensors(), strict=True):
             assert torch.equal(one, two)
     assert not nothing_loaded.autoencoder.later.is_loaded
     assert not nothing_loaded.text_encoder.later.is_loaded
@@ -229,7 +253,7 @@ def test_what_is_missing_is_encoded_in_training_and_stored(recipe: dict[str, Any
     _, source, data = prepared(recipe)
     encoder = encoding.lazy_encoder(data.recipe, CPU)
     for mine, theirs in zip(batches(data, source), batches(data, None), strict=True):
-        assert torch.equal(stored_batches.clip_values(mine, encoder)["latent"], encoder.latents(theirs.frames))
+        assert torch.equal(latents(encoder, source, mine), encoder.latents(theirs.frames))
     source.close()
     assert missing(recipe) == (0, 0)
 
@@ -250,7 +274,7 @@ def test_a_broken_clip_fails_as_it_does_live_and_loads_no_encoder(recipe: dict[s
         assert mine.failures == theirs.failures
         assert torch.equal(mine.is_valid, theirs.is_valid)
         failures += mine.failures
-        stored_batches.clip_values(mine, encoder)
+        latents(encoder, source, mine)
     assert len(failures) == 1
     assert not encoder.autoencoder.later.is_loaded
     source.close()
@@ -262,6 +286,21 @@ def test_a_file_that_changed_since_the_scan_is_not_stored(recipe: dict[str, Any]
     Image.new("RGB", (48, 40)).save(Path(recipe["dataset"][0]["path"], "p0.png"))
     _, progress = encoding.encode_missing(job)
     assert progress.failures == [("footage/p0.png", "the file has changed since it was scanned")]
+
+
+def test_a_clip_that_changes_after_the_scan_is_trained_as_it_is_and_not_stored(recipe: dict[str, Any]) -> None:
+    """When its former file is back, its latent is missing: no value of another content is under the scanned one's key."""
+    _, source, data = prepared(recipe)
+    picture = Path(recipe["dataset"][0]["path"], "p0.png")
+    former, listed = picture.read_bytes(), picture.stat()
+    Image.new("RGB", (48, 40), "red").save(picture)
+    encoder = encoding.lazy_encoder(data.recipe, CPU)
+    for mine, theirs in zip(batches(data, source), batches(data, None), strict=True):
+        assert torch.equal(latents(encoder, source, mine), encoder.latents(theirs.frames))
+    source.close()
+    picture.write_bytes(former)
+    os.utime(picture, ns=(listed.st_atime_ns, listed.st_mtime_ns))
+    assert missing(recipe) == (1, 1)  # and the empty caption
 
 
 def test_latents_are_shown_as_pictures(recipe: dict[str, Any]) -> None:

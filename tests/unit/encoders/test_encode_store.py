@@ -108,6 +108,16 @@ def test_a_flipped_byte_is_found(tmp_path: Path) -> None:
     assert torch.equal(EncodedStore.open(tmp_path).read(wanted(1).key), torch.ones(1))
 
 
+def test_what_is_forgotten_is_missing_whoever_stored_it(tmp_path: Path) -> None:
+    """This process in this start, another one meanwhile, or an earlier start."""
+    theirs, mine = EncodedStore.open(tmp_path), filled(tmp_path)
+    theirs.refresh()
+    for store in (mine, theirs, EncodedStore.open(tmp_path)):
+        store.forget(wanted(1).key)
+        assert store.missing([wanted(n).key for n in range(4)]) == {wanted(1).key}
+        assert wanted(1).key not in store
+
+
 def _is_damaged(store: EncodedStore, number: int) -> bool:
     try:
         store.read(wanted(number).key)
@@ -123,6 +133,17 @@ def test_removed_entries_are_gone_and_the_others_stay(tmp_path: Path) -> None:
         assert [n for n in range(4) if wanted(n).key in opened] == [1]
         assert torch.equal(opened.read(wanted(1).key), torch.full((2, 3), 1.0))
     assert len(list((tmp_path / "shards").iterdir())) == 1
+
+
+def test_what_was_stored_last_of_a_key_stays_the_last(tmp_path: Path) -> None:
+    """Also when the shard of its damaged predecessor is written anew without another entry."""
+    store = filled(tmp_path, commits=1)
+    store.forget(wanted(0).key)
+    store.put(wanted(0), torch.ones(1))
+    store.commit()
+    store.remove({wanted(1).key})
+    for opened in (store, EncodedStore.open(tmp_path)):
+        assert torch.equal(opened.read(wanted(0).key), torch.ones(1))
 
 
 def test_a_newer_format_is_refused(tmp_path: Path) -> None:

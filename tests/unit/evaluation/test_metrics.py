@@ -123,7 +123,9 @@ def test_networks_from_local_folders(tmp_path: Path) -> None:
 
     lacking = Settings({**weights, "clip": str(tmp_path / "nothing"), "dinov2": str(tmp_path)}, min_samples=100)
     del lacking.weights["videomae"]  # type: ignore[attr-defined]
-    reasons = {m.name: m.skipped for m in measure(kinds, same, other, lacking)[0]}
+    results = measure(kinds, same, other, lacking)[0]
+    reasons = {m.name: m.skipped for m in results}
+    assert all(m.value is None and not m.clips for m in results if m.skipped), "clips are counted for a value alone"
     assert "not there" in (reasons["fid-clip"] or "")
     assert "cannot be loaded" in (reasons["kid-dinov2"] or "")
     assert "--weights videomae=PATH" in (reasons["fvd-videomae"] or "")

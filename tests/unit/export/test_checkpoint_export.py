@@ -193,11 +193,7 @@ def test_targets_are_checked_before_anything_is_read(tmp_path: Path) -> None:
     export.require_free_file(tmp_path / "new" / "w.safetensors")
     (tmp_path / "w.safetensors").touch()
     (tmp_path / "v.safetensors.index.json").touch()
-    for name, said in (
-        ("w.safetensors", "exists already"),
-        ("v.safetensors", "exists already"),
-        ("w.pt", "as .safet"),
-    ):
+    for name, said in (("w.safetensors", "exists already"), ("v.safetensors", "exists already"), ("w.pt", "as .safet")):
         with pytest.raises(UserError, match=said):
             export.require_free_file(tmp_path / name)
 
@@ -233,12 +229,7 @@ def test_products_are_kept_by_their_own_rule(run: RunFolder, tmp_path: Path) -> 
         assert path is not None
         assert torch.equal(load_file(path)["w"], torch.full((3,), -float(step)))
     names = {path.name for path in run.exports_folder.iterdir()}
-    assert names == {
-        *foreign,
-        by_hand.name,
-        "step-000000030-ema.safetensors",
-        "step-000000040-ema.safetensors",
-    }
+    assert names == {*foreign, by_hand.name, "step-000000030-ema.safetensors", "step-000000040-ema.safetensors"}
 
 
 @pytest.mark.parametrize(("lora", "free", "left"), [(True, 100, 5), (True, 99, 3), (False, 500, 3)])
@@ -284,3 +275,12 @@ def test_products_come_with_each_so_many_th_save(run: RunFolder) -> None:
     written = [step for step in (10, 20, 27, 30, 40, 50, 60) if save(run, step, config)]
     assert written == [10, 30, 60]
     assert save(run, 70, ExportsConfig()) is None
+
+
+def test_weights_are_cast_and_counts_and_the_alphas_of_a_lora_are_not(tmp_path: Path) -> None:
+    """257 is a rank that bfloat16 rounds to 256, and readers scale by rank and alpha."""
+    state = {"a.weight": torch.tensor([1 / 3]), "a.alpha": torch.tensor(257.0), "count": torch.tensor([257])}
+    export.export_state_dict(state, tmp_path / "a.safetensors", weights="model", dtype="bfloat16", about={})
+    loaded = load_file(tmp_path / "a.safetensors")
+    assert loaded["a.weight"].dtype == torch.bfloat16
+    assert all(torch.equal(loaded[name], state[name]) for name in ("a.alpha", "count"))

@@ -7,7 +7,7 @@ from refused import refused
 
 from reelworks.core.shape import Shape
 from reelworks.diffusion.config import ObjectiveConfig
-from reelworks.encoders.encoders import LiveEncoder
+from reelworks.encoders.encoders import FrozenEncoders
 from reelworks.generate import pipeline
 from reelworks.generate.conditions import Conditions
 from reelworks.generate.pipeline import GenerateOptions
@@ -17,7 +17,7 @@ from reelworks.testing import contract
 
 
 def encoder_for(name):
-    return LiveEncoder(
+    return FrozenEncoders(
         factory.build_autoencoder(contract.AUTOENCODER),
         factory.build_text_encoder(contract.TEXT),
         torch.device("cpu"),

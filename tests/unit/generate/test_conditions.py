@@ -13,13 +13,14 @@ from reelworks.core.shape import Geometry, Shape
 from reelworks.generate import conditions, defaults, pipeline, writers
 from reelworks.generate.conditions import Conditions
 from reelworks.generate.pipeline import GenerateOptions
+from reelworks.generate.writers import Sound
 from reelworks.models import registry
 from reelworks.models.config import AutoencoderConfig, ModelConfig
 from reelworks.models.family import LEARNED, Conditioning
 from reelworks.precision.boundary import DtypeBoundary
 from reelworks.recipe import recipe_file
 from reelworks.recipe.recipe import Recipe
-from reelworks.train import build
+from reelworks.train.startup import build
 
 CPU = torch.device("cpu")
 OPTIONS = GenerateOptions(Shape(6, 16, 24), 24.0, 4, 2.0, 0)
@@ -103,6 +104,20 @@ def test_joined_clips_go_on_from_each_other(model):
     assert np.array_equal(joined, again)
 
 
+@pytest.mark.parametrize(("loop", "shared"), [(1, 2), (3, 1), (3, 2)])
+def test_the_sound_of_joined_clips_goes_on_where_their_frames_do(loop, shared):
+    """Each clip has a piece of one long sound, which begins with its first frame: joined, they are that sound."""
+    rate, num_frames = 2400, OPTIONS.shape.num_frames
+    whole = np.arange(rate, dtype=np.int16)[:, None]
+    begins = [round(i * (num_frames - shared) / OPTIONS.fps * rate) for i in range(loop)]
+    pieces = [Sound(whole[at : at + round(num_frames / OPTIONS.fps * rate)], rate) for at in begins]
+    given = Conditions(loop=loop, condition_frames=shared)
+    joined = pipeline._joined(pieces, dataclasses.replace(OPTIONS, conditions=given))
+    frames_of_all = loop * num_frames - (loop - 1) * shared
+    assert joined.rate == rate
+    assert np.array_equal(joined.samples, whole[: round(frames_of_all / OPTIONS.fps * rate)])
+
+
 def test_the_network_is_told_which_frames_are_given(model):
     """The mask that it gets is False for latents of the reference alone, at every step."""
     boundary, encoder, objective = model
@@ -115,6 +130,21 @@ def test_the_network_is_told_which_frames_are_given(model):
     pipeline.generate(watch, encoder, objective, ["x"], dataclasses.replace(OPTIONS, conditions=Conditions(frames(2))))
     assert len(seen) == OPTIONS.num_inference_steps
     assert all((mask == torch.tensor([False, False, True, True, True, True])).all() for mask in seen)
+
+
+@pytest.mark.parametrize("shift", [1.0, 3.0])
+def test_a_clip_is_drawn_at_the_timesteps_of_the_recipes_shift(model, shift):
+    """As it was trained: with another shift the network would be asked about other noise than it is given."""
+    boundary, encoder, objective = model
+    seen = []
+
+    def watch(inputs):
+        seen.append(float(inputs.time[0]))
+        return boundary(inputs)
+
+    pipeline.generate(watch, encoder, objective.model_copy(update={"timestep_shift": shift}), ["x"], OPTIONS)
+    t = np.linspace(1, 0, OPTIONS.num_inference_steps + 1)[:-1]
+    assert seen == pytest.approx(1000 * shift * t / (1 + (shift - 1) * t))
 
 
 def test_diffusion_with_learned_variance_generates_and_is_a_function_of_the_seed():

@@ -10,7 +10,7 @@ from PIL import Image
 
 from reelworks.core.shape import Shape
 from reelworks.diffusion.config import ObjectiveConfig
-from reelworks.encoders.encoders import LiveEncoder
+from reelworks.encoders.encoders import FrozenEncoders
 from reelworks.generate import pipeline
 from reelworks.generate.conditions import Conditions
 from reelworks.generate.pipeline import GenerateOptions
@@ -31,7 +31,7 @@ def test_an_edit_is_what_the_pipeline_makes(tmp_path, shift):
     published = AutoencoderConfig(name="wan-2.2", weights=str(tmp_path))
     model = ModelConfig(name=NAME)
     denoiser = factory.build_denoiser(model, autoencoder=published, text=contract.TEXT, device="cpu", seed=0)
-    encoder = LiveEncoder(
+    encoder = FrozenEncoders(
         factory.build_autoencoder(published),
         factory.build_text_encoder(contract.TEXT),
         torch.device("cpu"),

@@ -18,7 +18,7 @@ from reelworks.models import registry
 from reelworks.models.text import encoders
 from reelworks.precision.boundary import DtypeBoundary
 from reelworks.recipe import recipe_file
-from reelworks.train import build
+from reelworks.train.startup import build
 
 PROMPT = "two cats sit on a wall in the sun"
 CPU = torch.device("cpu")
@@ -144,8 +144,7 @@ def test_lowered_products_keep_latents_and_times_exact(places):
     denoiser, seen = build.denoiser(recipe, CPU), []
     denoiser.module.proj_out.register_forward_hook(lambda m, args, out: seen.append(out.dtype))
     denoiser.module.register_forward_pre_hook(
-        lambda m, args, kwargs: seen.append((kwargs["hidden_states"].dtype, kwargs["timestep"].dtype)),
-        with_kwargs=True,
+        lambda m, args, kwargs: seen.append((kwargs["hidden_states"].dtype, kwargs["timestep"].dtype)), with_kwargs=True
     )
     encoder = build.encoder(recipe, CPU)
     lowered = diffusers_pipeline.generate(recipe, DtypeBoundary(denoiser), encoder, [PROMPT], options)

@@ -9,7 +9,7 @@ import torch
 from reelworks.core.shape import Shape
 from reelworks.diffusion.config import ObjectiveConfig
 from reelworks.diffusion.samplers import flow
-from reelworks.encoders.encoders import LiveEncoder
+from reelworks.encoders.encoders import FrozenEncoders
 from reelworks.generate import pipeline
 from reelworks.generate.conditions import Conditions
 from reelworks.generate.pipeline import GenerateOptions
@@ -26,7 +26,7 @@ FRAMES = np.random.default_rng(0).integers(0, 256, (2, 8, 8, 3), dtype=np.uint8)
 
 @pytest.fixture(scope="module")
 def model():
-    encoder = LiveEncoder(
+    encoder = FrozenEncoders(
         factory.build_autoencoder(contract.AUTOENCODER),
         factory.build_text_encoder(contract.TEXT),
         torch.device("cpu"),

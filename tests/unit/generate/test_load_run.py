@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import plan_summaries
 import pytest
 import torch
 from PIL import Image
@@ -28,8 +29,9 @@ from reelworks.generate.pipeline import GenerateOptions
 from reelworks.recipe import recipe_file
 from reelworks.run.events import EventLog
 from reelworks.run.folder import RunFolder
-from reelworks.train import build, init_from, progress
-from reelworks.train.state import TrainState
+from reelworks.train import progress
+from reelworks.train.startup import build, init_from
+from reelworks.train.step.state import TrainState
 
 RECIPE = {
     "version": 1,
@@ -177,11 +179,7 @@ def test_options_that_no_clip_can_be_made_with(name: str, value: float) -> None:
     ("prompt", "unseen"), [("one two three four five six", 0), ("a b c d e f, g-h", 2), ("a b c d e f g", 1)]
 )
 def test_generate_tells_words_that_are_not_seen(
-    run: RunFolder,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    prompt: str,
-    unseen: int,
+    run: RunFolder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], prompt: str, unseen: int
 ) -> None:
     picture = run.path / "out.png"
     sizes = ["--height", "16", "--width", "24", "--num-frames", "1", "--num-inference-steps", "1"]
@@ -201,10 +199,9 @@ def test_generate_tells_words_that_are_not_seen(
 
 def _planned(run: RunFolder, *buckets: tuple[int, int, int, int]) -> None:
     """Say that an epoch has clips in buckets of a number of frames, height, width."""
-    names = ("clips", "num_frames", "height", "width")
     run.plan_folder.mkdir(exist_ok=True)
-    told = [dict(zip(names, bucket, strict=True)) | {"tokens_per_clip": bucket[1]} for bucket in buckets]
-    files.write_json(run.plan_folder / "summary.json", {"buckets": told})
+    planned = [plan_summaries.bucket(*bucket, tokens=bucket[1]) for bucket in buckets]
+    files.write_json(run.plan_folder / "summary.json", plan_summaries.summary(*planned))
 
 
 def test_the_usual_shape_is_that_of_the_most_tokens(tmp_path: Path) -> None:
@@ -304,7 +301,7 @@ def test_ctrl_c_outside_of_a_verb_is_no_traceback(
 )
 def test_epochs_tell_the_last_step(train: dict[str, int], last: int) -> None:
     """From step 6, at row 3 of 5 of epoch 2, on."""
-    here: Any = SimpleNamespace(plan=SimpleNamespace(steps=5), epoch=2, row=3, global_step=6)
+    here: Any = SimpleNamespace(plan=SimpleNamespace(num_steps=5), epoch=2, plan_step=3, global_step=6)
     assert progress.last_step(recipe_file.parse(RECIPE | {"train": train}).train, here) == last
 
 

@@ -11,7 +11,7 @@ from PIL import Image
 
 from reelworks.core.shape import Shape
 from reelworks.diffusion.config import ObjectiveConfig
-from reelworks.encoders.encoders import LiveEncoder
+from reelworks.encoders.encoders import FrozenEncoders
 from reelworks.generate import conditions, pipeline
 from reelworks.generate.conditions import Conditions
 from reelworks.generate.pipeline import GenerateOptions
@@ -35,7 +35,7 @@ def parts(tmp_path):
         for parameter in denoiser.module.parameters():  # those of zeros, so that the control has an effect
             if not parameter.any():
                 parameter.normal_(std=0.1)
-    encoder = LiveEncoder(
+    encoder = FrozenEncoders(
         factory.build_autoencoder(wan),
         factory.build_text_encoder(contract.TEXT),
         torch.device("cpu"),

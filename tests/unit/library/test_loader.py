@@ -72,8 +72,7 @@ def test_new_files_and_other_buckets_lose_and_repeat_nothing(footage: Path, tmp_
     (footage / "new.txt").write_text("a new one")
     (footage / "00.png").unlink()
     wider = rw.BucketTable.from_entries(
-        [rw.BucketEntry("32px", num_frames=[1, 3], batch_size=[2, 1])],
-        geometry=rw.Geometry((1, 1, 1), (1, 4, 4)),
+        [rw.BucketEntry("32px", num_frames=[1, 3], batch_size=[2, 1])], geometry=rw.Geometry((1, 1, 1), (1, 4, 4))
     )
     again = rw.Loader(dataset_of(footage, wider), micro_batches_per_step=1, record_to=run)
     gone = {key for key in found if key[0] not in set(again.dataset.rows.uid.tolist())}

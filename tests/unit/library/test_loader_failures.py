@@ -86,11 +86,11 @@ def test_failed_clips_are_named_by_a_warning_and_in_the_records(
     data, damaged = dataset_of(footage), damage(footage)
     loader = rw.Loader(data, record_to=tmp_path / "run", max_decode_failures=0.3)
     with caplog.at_level(logging.WARNING, "reelworks"):
-        for step in loader:
-            list(step)
+        failed = [(step.number, clip.path) for step in loader for _ in [list(step)] for clip in step.failures]
     assert [name for name in damaged if name in caplog.text] == [*damaged]
     lines = files.read_json_lines(tmp_path / "run" / "coverage" / "epoch-000000.jsonl")
-    assert {Path(line["path"]).name for line in lines} == damaged
+    assert [(line["step"], line["path"]) for line in lines] == failed
+    assert {Path(path).name for _, path in failed} == damaged
 
 
 def test_ranks_that_do_not_know_of_each_other_say_so(footage: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -36,11 +36,7 @@ NAMES = [
     "testing",
     "train",
 ]
-IN_MODULES = {
-    "objectives": ["RectifiedFlow"],
-    "samplers": ["flow"],
-    "testing": ["assert_exact_resume"],
-}
+IN_MODULES = {"objectives": ["RectifiedFlow"], "samplers": ["flow"], "testing": ["assert_exact_resume"]}
 WITH_EXAMPLES = [name for name in NAMES if inspect.isclass(getattr(rw, name))] + ["plan"]
 
 

@@ -155,10 +155,15 @@ def test_filters_differ(folder):
     assert spread["area"] != bicubic
 
 
-def test_the_crop_box_of_a_rotated_clip_has_its_middle(folder):
+@pytest.mark.parametrize("draw", [(0.9, 0.1), (0.5, 0.5), (0.0, 0.99)])
+def test_the_crop_box_of_a_rotated_clip_has_its_middle(folder, draw):
     """The place of an upright crop of the same size, in the frame as resized for the rotation."""
-    asked = request(folder / "noise.png", crop_draw=(0.9, 0.1), augmentation=Augmentation(degrees=10.0))
+    asked = request(folder / "noise.png", crop_draw=draw, augmentation=Augmentation(degrees=10.0))
     box = crop_box(asked, Shape(1, 96, 160))
+    read = asked.augmentation.read_shape(PICTURE)
+    top, left = replace(asked, shape=read).crop_offsets(box.resized_height, box.resized_width)
+    assert box.top + PICTURE.height / 2 == pytest.approx(top + read.height / 2, abs=1)
+    assert box.left + PICTURE.width / 2 == pytest.approx(left + read.width / 2, abs=1)
     assert (box.original_height, box.original_width) == (96, 160)
     assert 0 <= box.top <= box.resized_height - 64
     assert 0 <= box.left <= box.resized_width - 96

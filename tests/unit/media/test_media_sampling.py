@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from reelworks.catalog.frame_times import FrameTimes
+from reelworks.core.shape import Shape
 from reelworks.media import decode
 from reelworks.media.config import DataConfig
+from reelworks.media.decode import Request, Spot
 
 draws = st.floats(0, 1, exclude_max=True)
 configs = st.one_of(
@@ -15,6 +20,7 @@ configs = st.one_of(
 )
 
 
+@example(2500, 30_000 / 1001, DataConfig(fps=12.0), 0.5)  # whose quotient is rounded up from 1001
 @given(st.integers(1, 300), st.sampled_from([5.0, 12.5, 23.976, 24.0, 29.97, 30.0, 60.0]), configs, draws)
 def test_a_clip_offers_the_most_frames_that_can_be_read(
     num_frames: int, fps: float, config: DataConfig, draw: float
@@ -52,12 +58,7 @@ def test_steps_follow_interval_or_rate_and_never_make_frames_up() -> None:
     fps = np.array([60.0, 24.0, 12.0])
     assert decode.frame_step(fps, DataConfig(frame_interval=3)).tolist() == [3, 3, 3]
     assert decode.frame_step(fps, DataConfig(fps=24.0)).tolist() == [2.5, 1, 1]
-    assert decode.frames_available(np.array([0, 1, 7, 9]), 60.0, DataConfig(fps=24.0)).tolist() == [
-        0,
-        1,
-        3,
-        4,
-    ]
+    assert decode.frames_available(np.array([0, 1, 7, 9]), 60.0, DataConfig(fps=24.0)).tolist() == [0, 1, 3, 4]
 
 
 def test_the_draw_reaches_every_first_frame_evenly() -> None:
@@ -76,6 +77,16 @@ def test_a_frame_is_resized_to_just_cover_and_cut_inside(
     assert abs(h / height - w / width) <= 1 / min(height, width) + 1e-9
     for size, target in ((h, target_height), (w, target_width)):
         assert 0 <= decode.crop_offset(size, target, draw) <= size - target
+
+
+@pytest.mark.parametrize(
+    ("first", "interlaced", "key"), [(0, False, 0), (11, False, 0), (12, False, 12), (13, False, 12), (12, True, 0)]
+)
+def test_decoding_begins_with_the_nearest_key_frame(first: int, interlaced: bool, key: int) -> None:
+    """Before the clip, or before the frame whose fields complete its first one."""
+    times = FrameTimes(10 * np.arange(36), np.array([0, 12, 24]), 0.1, None, True)
+    request = Request(Path("a.mp4"), False, Shape(2, 8, 8), first_frame=first, num_frames=2)
+    assert decode.spot(request, times, interlaced=interlaced) == Spot((10 * first, 10 * first + 10), 10 * key)
 
 
 def test_a_crop_of_half_is_the_centre() -> None:

@@ -2,6 +2,7 @@
 
 from fractions import Fraction
 
+import av
 import media_makers
 import numpy as np
 import pytest
@@ -96,6 +97,19 @@ def test_mono_is_copied_and_stereo_is_mixed(tmp_path):
     assert as_two.max() == pytest.approx(0.8 * 32767, rel=0.02)
     assert as_one.shape == (RATE, 1)
     assert as_one.max() == pytest.approx(0.8 * 32767, rel=0.02)
+
+
+def test_frames_are_one_run_as_long_as_they_follow_each_other_and_are_of_one_kind():
+    """As where a broadcast turns from mono to stereo, which is resampled anew."""
+    mono, stereo = (
+        av.AudioFrame.from_ndarray(np.zeros((1, channels * RATE), np.int16), format="s16", layout=layout)
+        for channels, layout in ((1, "mono"), (2, "stereo"))
+    )
+    mono.sample_rate = stereo.sample_rate = RATE
+    run = sound._Gapless(request("clip.ts", 24), 0, 5.0, mono)
+    run.add(mono)
+    assert [run.continues(seconds, mono) for seconds in (5.97, 5.99, 6.01, 6.03)] == [False, True, True, False]
+    assert not run.continues(6.0, stereo)
 
 
 def test_a_file_without_sound_is_refused_or_silent(tmp_path):

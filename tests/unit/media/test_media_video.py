@@ -115,11 +115,7 @@ def test_a_wide_frame_is_cut_where_the_draw_says(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("codec", "pixel_format", "size"),
-    [
-        ("libx265", "yuv420p10le", (46, 62)),
-        ("ffv1", "yuv420p10le", (47, 63)),
-        ("ffv1", "yuv420p", (47, 63)),
-    ],
+    [("libx265", "yuv420p10le", (46, 62)), ("ffv1", "yuv420p10le", (47, 63)), ("ffv1", "yuv420p", (47, 63))],
 )
 def test_the_same_clip_gives_the_same_bytes(
     tmp_path: Path, codec: str, pixel_format: str, size: tuple[int, int]

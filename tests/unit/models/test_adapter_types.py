@@ -9,6 +9,7 @@ from typing import Any
 import peft
 import pytest
 import torch
+from adapters import adapted
 from presets import config_of
 from pydantic import ValidationError
 from refused import refused
@@ -32,17 +33,6 @@ SETTINGS = {
     "oft": LoraConfig(type="oft", block_size=4),
 }
 every_kind = pytest.mark.parametrize("kind", SETTINGS)
-
-
-def adapted(name: str, settings: LoraConfig, seed: int = 0) -> Any:
-    """A network with an adapter of random numbers."""
-    denoiser = contract.build(name)
-    inject.inject(denoiser, settings, seed=seed)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for value in inject.weights(denoiser.module).values():
-            value.add_(torch.randn(value.shape, generator=generator), alpha=0.3)
-    return denoiser
 
 
 def written(folder: Path, denoiser: Any, settings: LoraConfig, format: Any, name: str) -> Path:

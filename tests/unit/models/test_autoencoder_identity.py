@@ -65,9 +65,7 @@ def test_equal_classes_are_told_by_their_units(places):
     ):
         build("flux", places / "sd3")
     with refused(
-        "other-autoencoder",
-        "autoencoder.weights",
-        says=r"scaling_factor = 0\.13025, .*with scaling_factor = 0\.18215",
+        "other-autoencoder", "autoencoder.weights", says=r"scaling_factor = 0\.13025, .*with scaling_factor = 0\.18215"
     ):
         build("opensora-1.1", places / "sdxl" / "vae")
 

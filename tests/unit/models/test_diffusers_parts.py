@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
 from reelworks.diffusion.samplers import flow
-from reelworks.encoders.encoders import LiveEncoder
+from reelworks.encoders.encoders import FrozenEncoders
 from reelworks.models import components, factory
 from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderConfig
 from reelworks.testing import contract
@@ -70,7 +70,7 @@ def test_generating_is_what_the_pipeline_does(flux):
         device="cpu",
         seed=0,
     )
-    encoder = LiveEncoder(factory.build_autoencoder(autoencoder_of("flux", flux)), text, torch.device("cpu"))
+    encoder = FrozenEncoders(factory.build_autoencoder(autoencoder_of("flux", flux)), text, torch.device("cpu"))
     made = text.encode(LINES[:1])
     noise = torch.randn(1, 16, 1, 4, 6, generator=torch.Generator().manual_seed(0))
     base = contract.example(Shape(1, 4, 6), "flux-tiny", batch=2)
@@ -120,12 +120,7 @@ def test_weights_come_from_a_pipeline_a_folder_or_a_file(wan, tmp_path):
 
 @pytest.mark.parametrize(
     "scale_of",
-    [
-        lambda rows: rows.max(),
-        lambda rows: rows.max().reshape(1),
-        lambda rows: rows,
-        lambda rows: rows[:, None],
-    ],
+    [lambda rows: rows.max(), lambda rows: rows.max().reshape(1), lambda rows: rows, lambda rows: rows[:, None]],
     ids=["scalar", "one", "rows", "column"],
 )
 def test_fp8_weights_are_multiplied_by_their_scales(wan, tmp_path, scale_of):

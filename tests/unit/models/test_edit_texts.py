@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import diffusers
 import pytest
+import tiny_families
 import torch
 import transformers
 from PIL import Image
@@ -12,19 +13,7 @@ from reelworks.models import factory
 from reelworks.models.config import TextEncoderConfig
 from reelworks.models.families.qwen_image import network
 
-TEXT = {
-    "vocab_size": 90,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "bos_token_id": 1,
-    "eos_token_id": 1,
-    "rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 10000.0},
-}
-VISION = {"depth": 1, "hidden_size": 16, "intermediate_size": 32, "num_heads": 2, "out_hidden_size": 32}
-SPECIAL = ["<pad>", "</s>", "<unk>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+TEXT = tiny_families.QWEN | {"vocab_size": 90, "bos_token_id": 1, "eos_token_id": 1}
 LINES = ["paint the cat blue", "two cats"]
 SIDES = [(32, 64), (48, 48), (96, 32)]
 
@@ -32,21 +21,15 @@ SIDES = [(32, 64), (48, 48), (96, 32)]
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """The pipeline with tiny random weights."""
-    import tokenizers
-    from tokenizers import decoders, models, pre_tokenizers, trainers
-
-    unigram = tokenizers.Tokenizer(models.Unigram())
-    unigram.pre_tokenizer, unigram.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
-    trainer = trainers.UnigramTrainer(vocab_size=80, special_tokens=SPECIAL, unk_token="<unk>")
-    unigram.train_from_iterator([*LINES, "waves on the wall"], trainer)
-    names = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
-    names |= {"extra_special_tokens": {"image_token": "<|image_pad|>", "video_token": "<|video_pad|>"}}
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=unigram, **names)
+    shown = {"image_token": "<|image_pad|>", "video_token": "<|video_pad|>"}
+    special = tiny_families.SPECIAL + tiny_families.SHOWN
+    lines = [*LINES, "waves on the wall"]
+    tokenizer = tiny_families.tokenizer(lines, special, ends=False, extra_special_tokens=shown)
     torch.manual_seed(0)
     image = tokenizer.convert_tokens_to_ids("<|image_pad|>")
     config = transformers.Qwen2_5_VLConfig(
-        text_config=TEXT,
-        vision_config=VISION,
+        text_config=TEXT | {"rope_parameters": tiny_families.ROPE},
+        vision_config=tiny_families.VISION,
         image_token_id=image,
         vision_start_token_id=tokenizer.convert_tokens_to_ids("<|vision_start|>"),
     )

@@ -11,7 +11,7 @@ from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
 from reelworks.recipe import recipe_file
 from reelworks.testing import contract
-from reelworks.train import build
+from reelworks.train.startup import build
 
 CPU = torch.device("cpu")
 

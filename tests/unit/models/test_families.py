@@ -21,16 +21,7 @@ ALLOWED = {
     "models/config.py": {"stdit3-xl"},
     "demo": {"stdit3-tiny"},
     "compat/opensora": {
-        *(
-            "stdit3-xl",
-            "stdit3-3b",
-            "stdit2-xl",
-            "opensora2",
-            "opensora2-dc-ae",
-            "hunyuan-video",
-            "video-dc-ae",
-            "flux",
-        ),
+        *("stdit3-xl", "stdit3-3b", "stdit2-xl", "opensora2", "opensora2-dc-ae", "hunyuan-video", "video-dc-ae", "flux")
     },
 }
 
@@ -72,7 +63,7 @@ def test_a_name_outside_is_found(tmp_path: Path) -> None:
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_each_folder_has_the_same_files_and_a_tiny_preset(folder: Path) -> None:
     family = next(f for f in registry.families() if f.network.split(".")[-2] == folder.name)
-    assert {"__init__.py", "spec.py", "network.py"} <= {file.name for file in folder.iterdir()}
+    assert {"__init__.py", "spec.py", "family.toml", "network.py"} <= {file.name for file in folder.iterdir()}
     assert any(name.endswith("-tiny") for name in family.presets)
     network = registry.load_network(family)
     if isinstance(network, DiffusersNetwork):

@@ -8,7 +8,7 @@ import transformers
 from diffusers.modular_pipelines.flux3 import encoders
 from refused import refused
 
-from reelworks.encoders.encoders import LiveEncoder
+from reelworks.encoders.encoders import FrozenEncoders
 from reelworks.models import factory, registry
 from reelworks.models.config import AutoencoderConfig, TextEncoderConfig
 from reelworks.models.family import Conditioning
@@ -31,11 +31,7 @@ def test_shapes_are_fixed_and_captions_do_not_feel_their_neighbours(family):
     made = encoder.encode(LINES)
     assert made.tokens.shape == (3, SIZES[name]["max_length"], SIZES[name]["dim"])
     assert made.mask.shape == made.tokens.shape[:2]
-    assert (made.mask.dtype, made.tokens.dtype, made.pooled.dtype) == (
-        torch.bool,
-        torch.float32,
-        torch.float32,
-    )
+    assert (made.mask.dtype, made.tokens.dtype, made.pooled.dtype) == (torch.bool, torch.float32, torch.float32)
     assert made.pooled.shape == (3, SIZES[name].get("pooled_dim", 0))
     assert not made.tokens.requires_grad
     alone = encoder.encode(LINES[2:])
@@ -49,7 +45,7 @@ def test_shapes_are_fixed_and_captions_do_not_feel_their_neighbours(family):
 def test_batches_and_repeats_change_no_bit_of_what_training_sees(family):
     """A caption's embedding is the one that it has alone, beside any others, the first time and later."""
     _, _, encoder = family
-    live = LiveEncoder(factory.build_autoencoder(AutoencoderConfig()), encoder, torch.device("cpu"), Conditioning())
+    live = FrozenEncoders(factory.build_autoencoder(AutoencoderConfig()), encoder, torch.device("cpu"), Conditioning())
     captions = [LINES[2], LINES[0], "", LINES[2]]
     first, again = (live.texts(captions, [False] * 4) for _ in range(2))
     for i, caption in enumerate(captions):

@@ -12,15 +12,15 @@ import torch
 from refused import refused
 from torch import nn
 
-from reelworks.models import factory, gguf_files, weights
+from reelworks.models import factory, stored_weights, weights
 from reelworks.models.config import ModelConfig
 from reelworks.models.lora import base_model, frozen, inject
 from reelworks.models.lora.config import LoraConfig
 from reelworks.models.lora.frozen import GgufLinear
 from reelworks.recipe import recipe_file
 from reelworks.testing import contract
-from reelworks.train import build
 from reelworks.train.preflight import estimate
+from reelworks.train.startup import build
 
 TYPES = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"]
 
@@ -62,7 +62,7 @@ def test_codes_stand_for_the_values_of_the_formats_authors(tmp_path, type):
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
     (kept,) = weights.read(str(path), keep_codes=True).values()
-    assert (kept.is_meta, kept.shape, gguf_files.codes_of(kept).type) == (True, wanted.shape, type)
+    assert (kept.is_meta, kept.shape, stored_weights.stored_weight(kept).type) == (True, wanted.shape, type)
 
 
 def test_plain_and_reshaped_tensors_are_read(tmp_path):
@@ -220,7 +220,7 @@ def test_a_network_of_a_file_is_that_of_its_values(tmp_path, name, is_release):
 
 def test_rows_may_be_split_joined_and_reordered_and_nothing_else(tmp_path):
     """A network that takes whole rows of one type gets their codes; all other weights are widened, to the same values."""
-    kinds = {"a": "Q4_K", "b": "Q4_K", "c": "Q6_K", "d": "Q4_K"}
+    kinds = {"a": "Q4_K", "b": "Q4_K", "c": "Q6_K", "d": "Q4_K", "e": "Q4_K", "f": "Q4_K"}
     stored = {n: bytes_of(kind, 4, 2)[0] for n, kind in kinds.items()}
     path = write(tmp_path / "m.gguf", {n: (stored[n], gguf.GGMLQuantizationType[kinds[n]]) for n in kinds})
     state, values = weights.read(str(path), keep_codes=True), weights.read(str(path))
@@ -228,22 +228,19 @@ def test_rows_may_be_split_joined_and_reordered_and_nothing_else(tmp_path):
     def fitted(state):
         return {
             "split.weight": state["a"][1:3],
-            "joined.weight": torch.cat([state["b"][2:], state["a"][:1]]),
+            "joined.weight": torch.cat([state["e"][2:], state["a"][:1]]),
             "mixed.weight": torch.cat([state["c"], state["b"][:1]]),
+            "with mixed.weight": torch.cat([state["b"], state["f"]]),
             "reordered.weight": state["a"][[3, 1, 0]],
             "columns.weight": state["d"][:, :256],
         }
 
-    numbers = fitted(gguf_files.row_numbers(state))
-    rows = gguf_files.CodeRows(state)
-    assert {n for n, found in numbers.items() if rows.codes(found) is not None} == {
-        "split.weight", "joined.weight", "reordered.weight",
-    }  # fmt: skip
-    for name in ("split.weight", "joined.weight", "reordered.weight"):
-        assert torch.equal(gguf_files.dequantize(rows.codes(numbers[name])), fitted(values)[name])
-    wide = gguf_files.dequantize_broken(state, numbers)
-    assert {name for name, value in wide.items() if value.is_meta} == {"a"}
-    assert all(torch.equal(gguf_files.value(wide[name]), values[name]) for name in kinds)
+    matched, stored = stored_weights.match(state, fitted)
+    assert stored.keys() == {"split.weight", "joined.weight", "reordered.weight"}
+    assert {name for name, value in matched.items() if value.is_meta} == stored.keys()
+    for name, weight in stored.items():
+        assert torch.equal(weight.dequantize(), fitted(values)[name])
+    assert all(torch.equal(matched[name], fitted(values)[name]) for name in matched.keys() - stored.keys())
 
 
 def test_a_base_of_codes_needs_a_file_of_codes():

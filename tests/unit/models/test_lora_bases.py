@@ -12,11 +12,11 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional
 
-from reelworks.models import factory, fp8
+from reelworks.models import factory, fp8, nf4_files, stored_weights
 from reelworks.models.config import ModelConfig
 from reelworks.models.lora import base_model, frozen, inject
 from reelworks.models.lora.config import LoraConfig
-from reelworks.models.lora.frozen import FORMATS, Quantized, QuantizedLinear, dequantize, nf4_levels, quantize
+from reelworks.models.lora.frozen import FORMATS, Quantized, QuantizedLinear, dequantize, quantize
 from reelworks.precision import audit
 from reelworks.testing import contract
 
@@ -32,16 +32,11 @@ NF4 = [
 
 def test_the_levels_of_nf4_are_the_published_ones():
     """Quantiles of a normal distribution, made here, are the numbers that others store."""
-    assert torch.allclose(nf4_levels(), torch.tensor(NF4), atol=1e-6, rtol=0)
+    assert torch.allclose(nf4_files.levels(), torch.tensor(NF4), atol=1e-6, rtol=0)
 
 
 @every_format
-@given(
-    out=st.integers(1, 9),
-    width=st.integers(1, 70),
-    exponent=st.integers(-30, 30),
-    seed=st.integers(0, 2**32 - 1),
-)
+@given(out=st.integers(1, 9), width=st.integers(1, 70), exponent=st.integers(-30, 30), seed=st.integers(0, 2**32 - 1))
 def test_codes_are_the_nearest(format, out, width, exponent, seed):
     """Of any shape and size of numbers, each comes back as the number nearest to it that its scale allows."""
     weight = torch.randn(out, width, generator=torch.Generator().manual_seed(seed)) * 2.0**exponent
@@ -242,18 +237,19 @@ def test_an_fp8_file_is_one_base_whatever_its_storage(tmp_path, scales):
 def test_scales_follow_the_rows_of_a_layer_that_is_split(tmp_path):
     """One layer of a release for query, key and value, with a scale for each row, becomes three with theirs."""
     state = {"qkv.weight": torch.randn(12, 8).to(torch.float8_e4m3fn), "qkv.weight_scale": torch.rand(12) + 0.5}
-    values, scales = fp8.read_quantized(state)
-    module = nn.ModuleDict({name: nn.Linear(8, 4, bias=False) for name in "qkv"})
-    parts = (
-        {f"{n}.weight": part for n, part in zip("qkv", s["qkv.weight"].chunk(3), strict=True)} for s in (values, scales)
-    )
-    codes, rows = parts
     with torch.device("meta"):
         module = nn.ModuleDict({name: nn.Linear(8, 4, bias=False) for name in "qkv"})
+
+    def split(state):
+        return {f"{n}.weight": part for n, part in zip("qkv", state["qkv.weight"].chunk(3), strict=True)}
+
+    values = fp8.read_quantized(state)
+    assert values["qkv.weight"].is_meta
+    codes, stored = stored_weights.match(values, split)
     module.load_state_dict(codes, assign=True)
-    fp8.attach(module, rows)
-    found = torch.cat([fp8.value(module[name].weight) for name in "qkv"])
-    assert torch.equal(found, fp8.dequantize_all(state)["qkv.weight"])
+    stored_weights.attach(module, stored)
+    found = torch.cat([stored_weights.value(module[name].weight) for name in "qkv"])
+    assert torch.equal(found, state["qkv.weight"].float() * state["qkv.weight_scale"][:, None])
 
 
 def nf4_file(path, nested):

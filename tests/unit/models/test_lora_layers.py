@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import adapters
 import diffusers
 import peft
 import pytest
@@ -27,14 +28,7 @@ BACK = {"rtol": 2**-22, "atol": 0.0}
 
 
 def adapted(name="wan-tiny", settings=SETTINGS, seed=0):
-    """A network with a LoRA of random numbers."""
-    denoiser = contract.build(name)
-    inject.inject(denoiser, settings, seed=seed)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for value in inject.weights(denoiser.module).values():
-            value.add_(torch.randn(value.shape, generator=generator), alpha=0.3)
-    return denoiser
+    return adapters.adapted(name, settings, seed)
 
 
 def written(folder: Path, denoiser, format="diffusers", settings=SETTINGS, part="transformer", name="wan-tiny") -> Path:
@@ -67,6 +61,19 @@ def test_a_file_brings_every_number_back(tmp_path, format, name, dora):
     other = adapted(name, settings, seed=1)
     load(other, path, settings, name)
     torch.testing.assert_close(inject.weights(other.module), dict(inject.weights(one.module)), **BACK)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize("type", ["lora", "loha", "lokr"])
+def test_dropout_is_in_training_alone(type, dropout):
+    """Two passes of one input differ where numbers are left out by chance."""
+    denoiser = adapted(settings=LoraConfig(type=type, rank=4, dropout=dropout))
+    inputs = contract.example(contract.Shape(1, 4, 4), "wan-tiny")
+    for training in (True, False):
+        denoiser.module.train(training)
+        passes = [denoiser.predict(inputs) for _ in range(2)]
+        assert torch.equal(*passes) == (not training or dropout == 0)
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -170,8 +177,7 @@ def test_a_lora_of_another_base_is_refused_with_numbers(tmp_path):
     before = {name: value.clone() for name, value in inject.weights(other.module).items()}
     settings = SETTINGS.model_copy(update={"weights": str(path)})
     with pytest.raises(
-        UserError,
-        match=rf"another base.*: {len(load_file(path))} of its .*{len(before)} of {len(before)} here",
+        UserError, match=rf"another base.*: {len(load_file(path))} of its .*{len(before)} of {len(before)} here"
     ):
         files.load_into(other.module, settings, config_of("flux-tiny"))
     assert all(torch.equal(value, before[n]) for n, value in inject.weights(other.module).items())
@@ -244,8 +250,7 @@ def test_what_is_no_file_or_cut_off_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("target", "near"),
-    [("to_qq", '"to_q"'), ("blocks.0.attn1.to_w", "blocks.0.attn1.to_"), ("norm1", "known")],
+    ("target", "near"), [("to_qq", '"to_q"'), ("blocks.0.attn1.to_w", "blocks.0.attn1.to_"), ("norm1", "known")]
 )
 def test_an_unknown_target_is_refused_with_its_nearest(target, near):
     """Names of no linear layer, nearest ones beside them, before anything is changed."""

@@ -251,19 +251,9 @@ def of_flux(tensors):
 ATTENTION = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
 CASES = [
     ("chroma1-hd", "comfyui", of_flux, "proj_mlp proj_out ff.net.2"),
-    (
-        "wan-2.1-14b",
-        "comfyui",
-        converters._convert_non_diffusers_wan_lora_to_diffusers,
-        "ffn.net.0.proj ffn.net.2",
-    ),
+    ("wan-2.1-14b", "comfyui", converters._convert_non_diffusers_wan_lora_to_diffusers, "ffn.net.0.proj ffn.net.2"),
     *(
-        (
-            "wan-2.1-i2v-14b",
-            format,
-            convert,
-            "ffn.net.0.proj ffn.net.2",
-        )
+        ("wan-2.1-i2v-14b", format, convert, "ffn.net.0.proj ffn.net.2")
         for format, convert in (
             ("comfyui", converters._convert_non_diffusers_wan_lora_to_diffusers),
             ("kohya", converters._convert_musubi_wan_lora_to_diffusers),
@@ -279,19 +269,9 @@ CASES = [
         for format in ("comfyui", "kohya")
     ),
     ("wan-2.1-14b", "kohya", converters._convert_musubi_wan_lora_to_diffusers, "ffn.net.0.proj ffn.net.2"),
-    (
-        "flux-dev",
-        "comfyui",
-        of_flux,
-        "proj_mlp proj_out norm1.linear",
-    ),
+    ("flux-dev", "comfyui", of_flux, "proj_mlp proj_out norm1.linear"),
     ("flux-dev", "kohya", converters._convert_kohya_flux_lora_to_diffusers, "proj_mlp norm.linear ff.net.2"),
-    (
-        "flux2-dev",
-        "comfyui",
-        converters._convert_non_diffusers_flux2_lora_to_diffusers,
-        "to_qkv_mlp_proj to_out",
-    ),
+    ("flux2-dev", "comfyui", converters._convert_non_diffusers_flux2_lora_to_diffusers, "to_qkv_mlp_proj to_out"),
     ("flux2-dev", "kohya", converters._convert_kohya_flux2_lora_to_diffusers, "to_qkv_mlp_proj ff.linear_in"),
     (
         "flux2-klein-base-4b",
@@ -312,18 +292,8 @@ CASES = [
         "to_gate ff.gate ff.down projector img_in linear_2 time_mod_proj linear",
     ),
     ("ltx-video-2b", "comfyui", converters._convert_non_diffusers_ltxv_lora_to_diffusers, "ff.net.2"),
-    (
-        "ltx-2",
-        "comfyui",
-        converters._convert_non_diffusers_ltx2_lora_to_diffusers,
-        "ff.net.2 linear",
-    ),
-    (
-        "ltx-2.3",
-        "comfyui",
-        converters._convert_non_diffusers_ltx2_lora_to_diffusers,
-        "to_gate_logits linear",
-    ),
+    ("ltx-2", "comfyui", converters._convert_non_diffusers_ltx2_lora_to_diffusers, "ff.net.2 linear"),
+    ("ltx-2.3", "comfyui", converters._convert_non_diffusers_ltx2_lora_to_diffusers, "to_gate_logits linear"),
     ("qwen-image", "comfyui", converters._convert_non_diffusers_qwen_lora_to_diffusers, "img_mlp.net.2"),
     ("qwen-image", "kohya", converters._convert_non_diffusers_qwen_lora_to_diffusers, ""),
     ("z-image", "comfyui", converters._convert_non_diffusers_z_image_lora_to_diffusers, "feed_forward.w2"),
@@ -343,9 +313,7 @@ def test_diffusers_converter_finds_the_same_updates(name, format, convert, more)
     alpha = 2.3
     file = files.to_file(made, format, adapter=Adapter(rank=2, alpha=alpha), model=name)
     found = updates(
-        convert({key: value.clone() for key, value in file.tensors.items()}),
-        1,
-        (".lora_A.weight", ".lora_B.weight"),
+        convert({key: value.clone() for key, value in file.tensors.items()}), 1, (".lora_A.weight", ".lora_B.weight")
     )
     wanted = updates(made, alpha / 2, (".lora_A.default.weight", ".lora_B.default.weight"))
     assert found.keys() == {f"transformer.{layer}" for layer in wanted}

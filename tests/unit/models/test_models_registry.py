@@ -68,12 +68,7 @@ def test_geometry():
 @pytest.mark.parametrize(
     ("model", "autoencoder", "text", "message"),
     [
-        (
-            ModelConfig(name="stdit3-xs"),
-            PIXEL,
-            TEXT,
-            r"(?s)model.name = 'stdit3-xs'.*did you mean \"stdit3",
-        ),
+        (ModelConfig(name="stdit3-xs"), PIXEL, TEXT, r"(?s)model.name = 'stdit3-xs'.*did you mean \"stdit3"),
         (SMALL, AutoencoderConfig(name="pixels"), TEXT, r"autoencoder.name = 'pixels'.*known: pixel"),
         (SMALL, PIXEL, TextEncoderConfig(name="t6"), r"text_encoder.name = 't6'.*known: hashed"),
         (SMALL.model_copy(update={"num_heads": 3}), PIXEL, TEXT, r"3 heads do not divide"),

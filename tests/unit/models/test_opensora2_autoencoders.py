@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from closeness import relative
 from refused import refused
 from safetensors.torch import load_file
-from test_stdit3_golden import relative
 
 from reelworks.models import factory, registry
 from reelworks.models.config import AutoencoderConfig

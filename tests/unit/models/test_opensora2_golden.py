@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from closeness import relative
 from safetensors.torch import load_file, save_file
-from test_stdit3_golden import relative
 
 from reelworks.models.api import DenoiserInputs, no_companions
 from reelworks.models.families.opensora2 import network

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from reelworks.core.shape import Geometry, Shape
 from reelworks.models import factory
 from reelworks.models.autoencoders import opensora
-from reelworks.models.autoencoders.opensora import Sizes, TemporalAutoencoder, TemporalSizes
+from reelworks.models.autoencoders.opensora import OpenSoraSizes, TemporalAutoencoder, TemporalSizes
 from reelworks.models.components import autoencoder_geometry
 from reelworks.models.config import AutoencoderConfig
 from reelworks.precision.boundary import check_contract
@@ -22,7 +22,7 @@ GOLDEN = Path(__file__).parents[2] / "golden" / "opensora_autoencoder"
 SPEC = json.loads((GOLDEN / "vae_tiny.json").read_text())
 WEIGHTS = str(GOLDEN / "vae_pipeline_tiny.weights.safetensors")
 TEMPORAL = TemporalSizes(filters=8, num_res_blocks=2, num_groups=4)
-SIZES = Sizes({**SPEC["pipeline"]["spatial_config"]}, TEMPORAL)
+SIZES = OpenSoraSizes({**SPEC["pipeline"]["spatial_config"]}, TEMPORAL)
 
 
 def relative(got, want):
@@ -113,7 +113,7 @@ def test_full_size_keys_and_shapes_equal_upstreams():
     """The published file has a place for each of its tensors, and no tensor is without one."""
     golden = json.loads((GOLDEN / "full_size_keys.json").read_text())
     with torch.device("meta"):
-        module = opensora.VideoNetwork(Sizes())
+        module = opensora.VideoNetwork(OpenSoraSizes())
     assert {key: list(value.shape) for key, value in module.state_dict().items()} == dict(golden["state_dict"])
 
 

@@ -14,7 +14,6 @@ from reelworks.models.config import TextEncoderConfig
 from reelworks.models.families.qwen_image21 import network
 from reelworks.testing import contract
 
-SPECIAL = ["<pad>", "</s>", "<unk>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
 LINES = ["paint the cat blue", "two cats"]
 SIDES = [(64, 128), (96, 96), (192, 64)]
 
@@ -22,17 +21,9 @@ SIDES = [(64, 128), (96, 96), (192, 64)]
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory):
     """The text encoder of edits with tiny random weights, and tokens for pictures."""
-    import tokenizers
-    from tokenizers import decoders, models, pre_tokenizers, trainers
-
-    unigram = tokenizers.Tokenizer(models.Unigram())
-    unigram.pre_tokenizer, unigram.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
-    trainer = trainers.UnigramTrainer(vocab_size=80, special_tokens=SPECIAL, unk_token="<unk>")
-    unigram.train_from_iterator([*LINES, "waves on the wall"], trainer)
-    names = {"pad_token": "<pad>", "eos_token": "</s>", "unk_token": "<unk>"}
-    words = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=unigram, chat_template=tiny_families.CHAT, extra_special_tokens=SPECIAL[3:], **names
-    )
+    lines, special = [*LINES, "waves on the wall"], tiny_families.SPECIAL + tiny_families.SHOWN
+    settings = {"chat_template": tiny_families.CHAT, "extra_special_tokens": tiny_families.SHOWN}
+    words = tiny_families.tokenizer(lines, special, ends=False, **settings)
     ids = {f"{part}_token_id": words.convert_tokens_to_ids(f"<|{token}|>") for part, token in PLACES.items()}
     torch.manual_seed(0)
     config = transformers.Qwen3VLConfig(

@@ -18,9 +18,12 @@ def network(name, degree, **sizes):
     return sequence_limits.require_network(ModelConfig(name=name, **sizes), AutoencoderConfig(), HASHED, degree)
 
 
-def buckets(name, degree, sizes, num_frames):
+def buckets(name, degree, sizes, num_frames, unused=()):
     model, autoencoder = ModelConfig(name=name), AutoencoderConfig(stride=8)
-    entries = [BucketEntryConfig(resolution=size, num_frames=num_frames, batch_size=1) for size in sizes]
+    entries = [
+        BucketEntryConfig(resolution=size, num_frames=num_frames, batch_size=1, keep_prob=float(size not in unused))
+        for size in sizes
+    ]
     made = table.build(entries, BucketsConfig(), components.geometry(model, autoencoder))
     sequence_limits.require_buckets(model, made, degree)
 
@@ -53,6 +56,7 @@ def test_uneven_buckets_are_named_unless_the_network_pads():
     for name in ("stdit3-tiny", "wan-tiny"):
         buckets(name, 2, ["48x48"], 1)  # 9 tokens a frame
     buckets("ltx-tiny", 2, ["32x32"], 5)
+    buckets("ltx-tiny", 2, sizes, 1, unused=["24x24"])  # which no clip is drawn for
     with pytest.raises(UserError, match="1 of 2 buckets") as refused:
         buckets("ltx-tiny", 2, sizes, 1)
     assert "9 tokens" in str(refused.value)

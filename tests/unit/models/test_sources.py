@@ -107,9 +107,7 @@ def test_a_damaged_text_encoder_is_told_as_such(experts, tmp_path, damage):
     (file,) = (place / "text_encoder").glob("*.safetensors")
     file.write_bytes(damage and file.read_bytes()[:-50])
     with refused(
-        "text-encoder-unloadable",
-        "text_encoder.weights",
-        says="no text encoders of WanPipeline can be loaded",
+        "text-encoder-unloadable", "text_encoder.weights", says="no text encoders of WanPipeline can be loaded"
     ) as caught:
         factory.build_text_encoder(TextEncoderConfig(**tiny_families.recipe_of("wan-2.2-tiny", place)["text_encoder"]))
     assert (caught.value.field, caught.value.value) == ("text_encoder.weights", str(place))

@@ -17,11 +17,7 @@ TINY = ModelConfig(name="stdit2-tiny", hidden_size=48, depth=2, num_heads=2)
 def build(model=TINY, **options):
     options = {"device": "cpu", "learns_variance": True, **options}
     return factory.build_denoiser(
-        model,
-        autoencoder=AutoencoderConfig(stride=2),
-        text=TextEncoderConfig(dim=8, max_length=4),
-        seed=3,
-        **options,
+        model, autoencoder=AutoencoderConfig(stride=2), text=TextEncoderConfig(dim=8, max_length=4), seed=3, **options
     )
 
 

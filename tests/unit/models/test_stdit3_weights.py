@@ -142,10 +142,7 @@ def test_pixart_weights_become_the_spatial_half_and_frames_begin_as_pictures(tmp
             lambda s: s.update({"t_block.1.bias": torch.zeros(3)}),
             r"1 of another shape.*\n    of another shape: t_block\.1\.bias \[3\] instead of \[192\]",
         ),
-        (
-            lambda s: [s.pop(key) for key in list(s)[:8]],
-            r"8 missing of .*\n    missing: rope\.freqs, .*, and 5 more",
-        ),
+        (lambda s: [s.pop(key) for key in list(s)[:8]], r"8 missing of .*\n    missing: rope\.freqs, .*, and 5 more"),
     ],
 )
 def test_keys_and_shapes_that_differ_are_listed_and_nothing_is_loaded(tmp_path, change, message):

@@ -1,33 +1,22 @@
 """Captions become the hidden states of a T5, padded and masked; a tiny random T5 stands for the published."""
 
 import pytest
+import tiny_families
 import torch
+import transformers
 from pydantic import ValidationError
 from refused import refused
+from tiny_families import LINES
 
 from reelworks.models import factory
 from reelworks.models.config import TextEncoderConfig
-
-LINES = ["a red circle moves right before a dark background", "two cats sit on a wall in the sun", "waves"]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A T5 and its tokenizer, as transformers saves them."""
-    import tokenizers
-    import transformers
-    from tokenizers import decoders, models, pre_tokenizers, processors, trainers
-
     place = tmp_path_factory.mktemp("t5")
-    unigram = tokenizers.Tokenizer(models.Unigram())
-    unigram.pre_tokenizer, unigram.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
-    trainer = trainers.UnigramTrainer(vocab_size=80, special_tokens=["<pad>", "</s>", "<unk>"], unk_token="<unk>")
-    unigram.train_from_iterator(LINES, trainer)
-    unigram.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
-    fast = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=unigram, pad_token="<pad>", eos_token="</s>", unk_token="<unk>"
-    )
-    fast.save_pretrained(place)
+    tiny_families.tokenizer().save_pretrained(place)
     sizes = transformers.T5Config(
         vocab_size=80, d_model=32, d_kv=8, d_ff=64, num_layers=2, num_heads=4, initializer_factor=3.0
     )

@@ -7,21 +7,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from closeness import relative
 from refused import refused
 from safetensors.torch import load_file, save_file
 from test_opensora2_autoencoders import video
-from test_stdit3_golden import relative
 
 from reelworks.core.shape import Shape
 from reelworks.models import components, factory, registry
 from reelworks.models.config import AutoencoderConfig, ModelConfig
 from reelworks.models.families.opensora2 import autoencoder as dc_ae
-from reelworks.models.families.opensora2.dc_ae import AutoencoderVideoDC, Sizes
+from reelworks.models.families.opensora2.dc_ae import AutoencoderVideoDC, VideoDCSizes
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "opensora2"
 SPEC = json.loads((GOLDEN / "video_dc_ae_tiny.json").read_text())
 CASES = {case["name"]: case for case in SPEC["cases"]}
-SIZES = Sizes(**{name: tuple(size) if isinstance(size, list) else size for name, size in SPEC["sizes"].items()})
+SIZES = VideoDCSizes(**{name: tuple(size) if isinstance(size, list) else size for name, size in SPEC["sizes"].items()})
 EVERY = 7  # of the rows and columns of frames that are kept
 NAME, FILE = "video-dc-ae", "F32T4C128_AE.safetensors"
 LARGE = "long_large_clip"  # which takes as long as all others
@@ -103,7 +103,7 @@ def test_clips_of_a_batch_do_not_meet_and_bfloat16_answers_as_float32(built):
 def test_full_size_keys_and_shapes_equal_upstreams():
     """Published weights have a place for each of their tensors, and the count of parameters is upstream's."""
     with torch.device("meta"):
-        network = AutoencoderVideoDC(Sizes())
+        network = AutoencoderVideoDC(VideoDCSizes())
     wanted = json.loads((GOLDEN / "video_dc_ae_keys.json").read_text())
     assert {key: list(value.shape) for key, value in network.state_dict().items()} == wanted
     count = sum(p.numel() for p in network.parameters())

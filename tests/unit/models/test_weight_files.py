@@ -76,10 +76,7 @@ class _Program:
         (lambda f: cut(safe(f), 0.01), "a.safetensors cannot be read: .*truncated within it"),
         (of_bytes("a.safetensors", b""), "no header"),
         (of_bytes("a.safetensors", b"<!DOCTYPE html><html>please log in</html>" * 9), "no header"),
-        (
-            of_bytes("a.safetensors", b"\x09\0\0\0\0\0\0\0not json!" + bytes(99)),
-            "a.safetensors cannot be read",
-        ),
+        (of_bytes("a.safetensors", b"\x09\0\0\0\0\0\0\0not json!" + bytes(99)), "a.safetensors cannot be read"),
         (of_bytes("a.safetensors", b"version https://git-lfs.github.com/spec/v1\noid 1"), "git lfs pull"),
         (of_bytes("a.pt", b"version https://git-lfs.github.com/spec/v1\noid 1"), "git lfs pull"),
         (lambda f: cut(pickled(f), 0.9), "a.pt cannot be read"),

@@ -148,10 +148,7 @@ def test_the_guard_knows_every_kind_of_leaf_and_that_autocast_reconciles():
         ({"compute": torch.float16}, r"precision.compute = 'float16'.*loss scaler"),
         ({"output": torch.int32}, r"precision.output = 'int32'"),
         ({"master": BF16}, r"precision.master = 'bfloat16': master weights narrower than float32"),
-        (
-            {"storage": F32, "compute": F32, "reduction": BF16},
-            r"precision.reduction .* narrower than compute",
-        ),
+        ({"storage": F32, "compute": F32, "reduction": BF16}, r"precision.reduction .* narrower than compute"),
         ({"compute": F32}, r"precision.storage = 'bfloat16': narrower than compute"),
     ],
 )

@@ -374,6 +374,27 @@ def test_a_fault_behind_the_blocks_is_found_whichever_shape_of_as_many_tokens_ca
         assert [fault.found for fault in found] == [torch.float16]
 
 
+class Shifted(nn.Linear):
+    """A block with a buffer, which its output has the dtype of if that is the wider one."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+        self.register_buffer("shift", torch.zeros(4))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return super().forward(rows) + self.shift
+
+
+def test_blocks_that_differ_in_a_buffer_alone_run_separately() -> None:
+    """The second one widens its output, which the third cannot take."""
+    made = denoiser()
+    made.module = Blocks()
+    made.module.blocks = nn.ModuleList([Shifted(), Shifted(), Shifted()])
+    made.module.to(BF16)
+    made.module.blocks[1].shift = torch.zeros(4)
+    assert [(fault.field, fault.found) for fault in faults(made)] == [("blocks.2", F32)]
+
+
 def test_a_rounded_time_that_nothing_uses_is_no_fault() -> None:
     """As where the exact one is put in its place."""
     made = denoiser()

@@ -10,7 +10,7 @@ import pytest
 from refused import refused
 
 from reelworks.analysis import plan_report
-from reelworks.core import toml
+from reelworks.core import results, toml
 from reelworks.recipe import recipe_file
 from reelworks.run.folder import RunFolder
 
@@ -72,11 +72,7 @@ def test_a_run_goes_on_with_the_entries_that_it_began_with(folder):
 
 @pytest.mark.parametrize(
     "buckets",
-    [
-        {"entries": "refresh"},
-        {"entries": "auto", "max_tokens": 100},
-        {"entries": "auto", "max_batch_size": 1},
-    ],
+    [{"entries": "refresh"}, {"entries": "auto", "max_tokens": 100}, {"entries": "auto", "max_batch_size": 1}],
 )
 def test_entries_change_when_asked(folder, buckets):
     begin_run(made.opened(recipe(folder)))
@@ -106,7 +102,7 @@ def test_kept_entries_plan_as_the_same_ones_written_out(folder):
 
 def test_the_forecast_says_what_was_chosen_and_why(folder):
     made.opened(recipe(folder))
-    told = plan_report.forecast(recipe(folder), 1)["chosen_buckets"]
+    told = results.as_json(plan_report.forecast(recipe(folder), 1))["chosen_buckets"]
     assert not told["kept"]
     assert all(entry["why"] in line for entry, line in zip(told["entries"], told["lines"][1:], strict=True))
     assert "6 of 6 clips fit" in told["lines"][0]

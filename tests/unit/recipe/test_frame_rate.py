@@ -10,6 +10,7 @@ import prepare_files as files
 import pytest
 
 from reelworks.analysis import discarded, plan_report
+from reelworks.core import results
 from reelworks.core.errors import UserError
 from reelworks.generate import defaults
 from reelworks.models import registry
@@ -73,7 +74,9 @@ def test_every_model_of_clips_has_a_rate_or_takes_it_as_an_input() -> None:
 def test_reasons_count_frames_before_and_after_thinning(folder: Path) -> None:
     def detail(name: str, **data: Any) -> str:
         opened = RecipeData.open(wan(folder, **data))
-        told = plan_report.summarise(opened, opened.plan_spec(2, 1), opened.plan(opened.plan_spec(2, 1), 0), world=2)
+        told = results.as_json(
+            plan_report.summarise(opened, opened.plan_spec(2, 1), opened.plan(opened.plan_spec(2, 1), 0), world=2)
+        )
         return next(f["detail"] for f in told["reasons"]["too_short"] if f["path"] == f"data/{name}")
 
     assert detail("12.mp4", fps="model").startswith("12 frames, 8 at 16 fps, of 64 × 48; needs 9; nearest entry")
@@ -84,7 +87,7 @@ def test_reasons_count_frames_before_and_after_thinning(folder: Path) -> None:
 def test_clips_below_the_rate_keep_theirs_and_are_counted(folder: Path) -> None:
     def lower(**data: Any) -> int:
         opened = RecipeData.open(wan(folder, **data))
-        return discarded.losses(opened, opened.plan(opened.plan_spec(1, 1), 0))["below_rate"]
+        return discarded.losses(opened, opened.plan(opened.plan_spec(1, 1), 0)).below_rate
 
     assert lower(fps=30.0) == 2  # the two clips that are long enough at their own 24
     assert lower(fps="model") == lower() == 0
@@ -110,3 +113,12 @@ def test_a_new_recipe_proposes_lengths_at_the_rate_of_the_model(folder: Path) ->
     frames = survey.survey(data.rows, data.spec.datasets, None, 16.0).videos[:, 0]
     assert sorted(frames.tolist()) == [4, 8, 20]
     assert sorted(survey.survey(data.rows, data.spec.datasets, None).videos[:, 0].tolist()) == [6, 12, 30]
+
+
+def test_showings_of_a_survey_count_repeats_of_each_dataset(folder: Path) -> None:
+    data = RecipeData.open(wan(folder))
+    clips = len(data.rows)
+    for repeats, showings in ((1, clips), (3, 3 * clips), (0.5, round(clips / 2))):
+        datasets = [each.model_copy(update={"repeats": repeats}) for each in data.spec.datasets]
+        found = survey.survey(data.rows, datasets, None)
+        assert (found.clips, found.showings) == (clips, showings)

@@ -6,6 +6,7 @@ The configs have the form of Open-Sora's own for stage 1 to 3 of v1.2 and stage 
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -24,162 +25,29 @@ from reelworks.models import components
 from reelworks.recipe import recipe_file
 from reelworks.recipe.recipe import Recipe
 
-COMMON = """
-# Dataset settings
-dataset = dict(
-    type="VariableVideoTextDataset",
-    transform_name="resize_crop",
-)
-grad_checkpoint = True
+CONFIGS = Path(__file__).parents[2] / "opensora_configs"
 
-# Acceleration settings
-num_workers = 8
-num_bucket_build_workers = 16
-dtype = "bf16"
-plugin = "zero2"
 
-# Model settings
-model = dict(
-    type="STDiT3-XL/2",
-    from_pretrained=None,
-    qk_norm=True,
-    enable_flash_attn=True,
-    enable_layernorm_kernel=True,
-    freeze_y_embedder=True,
-)
-vae = dict(
-    type="OpenSoraVAE_V1_2",
-    from_pretrained="hpcai-tech/OpenSora-VAE-v1.2",
-    micro_frame_size=17,
-    micro_batch_size=4,
-)
-text_encoder = dict(
-    type="t5",
-    from_pretrained="DeepFloyd/t5-v1_1-xxl",
-    model_max_length=300,
-    shardformer=True,
-)
-scheduler = dict(
-    type="rflow",
-    use_timestep_transform=True,
-    sample_method="logit-normal",
-)
+def _text(*names: str) -> str:
+    """Return configs as one file, without the line that names a base."""
+    return re.sub("_base_.*", "", "".join((CONFIGS / f"{name}.py").read_text() for name in names))
 
-# Log settings
-seed = 42
-outputs = "outputs"
-wandb = False
-epochs = 1000
-log_every = 10
-ckpt_every = 200
 
-# optimization settings
-load = None
-grad_clip = 1.0
-lr = 1e-4
-ema_decay = 0.99
-adam_eps = 1e-15
-"""
-MASKS = """
-mask_ratios = {
-    "random": 0.05,
-    "intepolate": 0.005,
-    "quarter_random": 0.005,
-    "quarter_head": 0.005,
-    "quarter_tail": 0.005,
-    "quarter_head_tail": 0.005,
-    "image_random": 0.025,
-    "image_head": 0.05,
-    "image_tail": 0.025,
-    "image_head_tail": 0.025,
-}
-"""
+# Names of masks as the release wrote them at first.
+V1_1 = re.sub(r'"(quarter|image)_(?=random|head|tail)', r'"mask_\1_', _text("opensora-1.1-stage1"))
+V1_1 = V1_1.replace('"identity"', '"mask_no"')
+# A later table replaces that of the config.
 STAGE_1 = (
-    COMMON
-    + MASKS
+    _text("common_1_2", "opensora-1.2-stage1")
     + """
 bucket_config = {  # 12s/it
     "144p": {1: (1.0, 475), 51: (1.0, 51), 102: ((1.0, 0.33), 27), 204: ((1.0, 0.1), 13)},
     "256": {1: (0.4, 297), 51: (0.5, 20), 102: ((0.5, 0.33), 10)},
     "1080p": {1: (0.1, 5)},
 }
-warmup_steps = 1000
 """
 )
-STAGE_2 = (
-    COMMON
-    + MASKS
-    + """
-bucket_config = {
-    "480p": {1: (0.5, 89), 51: (0.2, 5), 102: (0.2, 2), 204: (0.1, 1)},
-    "720p": {1: (0.1, 36), 51: (0.03, 1)},
-}
-"""
-)
-STAGE_3 = (
-    COMMON
-    + MASKS
-    + """
-bucket_config = {  # 20s/it
-    "480p": {1: (1.0, 89), 51: (0.5, 5), 204: ((0.5, 0.5), 1), 408: (0.0, None)},
-    "720p": {1: (0.3, 36), 102: (0.1, 1), 204: (0.0, None)},
-}
-warmup_steps = 1000
-"""
-)
-V1_1 = """
-# Define dataset
-dataset = dict(
-    type="VariableVideoTextDataset",
-    data_path=None,
-    num_frames=None,
-    frame_interval=3,
-    image_size=(None, None),
-    transform_name="resize_crop",
-)
-bucket_config = {
-    "256": {1: (0.5, 24), 16: (0.5, 3), 48: (0.5, 1), 64: (0.0, None)},
-    "512": {1: (0.4, 12)},
-}
-mask_ratios = {
-    "mask_no": 0.75,
-    "mask_quarter_random": 0.025,
-    "mask_quarter_head": 0.025,
-    "mask_quarter_tail": 0.025,
-    "mask_quarter_head_tail": 0.05,
-    "mask_image_random": 0.025,
-    "mask_image_head": 0.025,
-    "mask_image_tail": 0.025,
-    "mask_image_head_tail": 0.05,
-}
-num_workers = 8
-dtype = "bf16"
-grad_checkpoint = False
-plugin = "zero2"
-sp_size = 1
-model = dict(
-    type="STDiT2-XL/2",
-    from_pretrained=None,
-    input_sq_size=512,
-    qk_norm=True,
-    qk_norm_legacy=True,
-    enable_flash_attn=True,
-    enable_layernorm_kernel=True,
-)
-vae = dict(type="VideoAutoencoderKL", from_pretrained="stabilityai/sd-vae-ft-ema", micro_batch_size=4)
-text_encoder = dict(type="t5", from_pretrained="DeepFloyd/t5-v1_1-xxl", model_max_length=200, shardformer=True)
-scheduler = dict(type="iddpm", timestep_respacing="")
-seed = 42
-outputs = "outputs"
-wandb = False
-epochs = 1000
-log_every = 10
-ckpt_every = 500
-load = None
-batch_size = None
-lr = 2e-5
-grad_clip = 1.0
-"""
+STAGE_2, STAGE_3 = (_text("common_1_2", f"opensora-1.2-stage{stage}") for stage in (2, 3))
 V2_0 = """
 bucket_config = {"256px": {1: (1.0, 50), 65: ((0.5, 0.2), 1)}, "768px_ar16:9": {1: (0.5, 11)}}
 dataset = dict(type="video_text", transform_name="resize_crop", fps_max=24, vmaf=True)
@@ -378,10 +246,7 @@ def test_1_1(tmp_path: Path) -> None:
     assert recipe.objective.mask_ratios["image_head_tail"] == 0.05
     assert recipe.buckets.probability == "opensora-1.2"
     assert (recipe.model.name, recipe.objective.name) == ("stdit2-xl", "iddpm")
-    assert (recipe.autoencoder.name, recipe.autoencoder.weights) == (
-        "opensora-1.1",
-        "stabilityai/sd-vae-ft-ema",
-    )
+    assert (recipe.autoencoder.name, recipe.autoencoder.weights) == ("opensora-1.1", "stabilityai/sd-vae-ft-ema")
     assert (recipe.text_encoder.name, recipe.text_encoder.max_length) == ("t5", 200)
     told = fates(made)
     assert {Fate.NOT_THERE_YET, Fate.UNKNOWN}.isdisjoint(told.values())
@@ -491,10 +356,7 @@ def test_the_list_of_a_config_stays_a_list(tmp_path: Path) -> None:
     made, recipe = convert(tmp_path, V2_0.replace("vmaf=True", 'vmaf=True, data_path="m/clips.parquet"'))
     assert fates(made)["dataset.data_path"] == Fate.CONVERTED
     dataset = recipe.dataset[0]
-    assert (dataset.path, dataset.caption) == (
-        "m/clips.parquet",
-        "{text} {score_vmafmotion:.0f} motion score.",
-    )
+    assert (dataset.path, dataset.caption) == ("m/clips.parquet", "{text} {score_vmafmotion:.0f} motion score.")
     made, recipe = convert(tmp_path, V2_0, data_path="clips")
     assert fates(made)["dataset.vmaf"] == Fate.TO_FILL_IN
     assert (recipe.dataset[0].path, recipe.dataset[0].caption) == ("clips", "{text}")
@@ -625,16 +487,7 @@ def test_the_command(tmp_path: Path) -> None:
     again = CliRunner().invoke(app, ["import-opensora", str(config), "-o", str(output)])
     assert isinstance(again.exception, UserError)
     told = CliRunner().invoke(
-        app,
-        [
-            "import-opensora",
-            str(config),
-            "-o",
-            str(tmp_path / "b.toml"),
-            "--json",
-            "--probability",
-            "downgrade",
-        ],
+        app, ["import-opensora", str(config), "-o", str(tmp_path / "b.toml"), "--json", "--probability", "downgrade"]
     )
     keys = {line["key"]: line["fate"] for line in json.loads(told.stdout)["keys"]}
     assert (keys["mystery"], keys["lr"]) == ("unknown", "converted")

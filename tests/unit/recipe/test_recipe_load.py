@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from refused import refused
 
-from reelworks.cli.options import setting
 from reelworks.core.errors import UserError
 from reelworks.recipe import errors, recipe_file
 from reelworks.recipe.recipe import Recipe
+from reelworks.train.request import TrainRequest
 
 ROOT = Path(__file__).parents[3]
 
@@ -77,13 +77,7 @@ numbers = st.floats(1e-12, 1e6)
     st.lists(st.integers(1, 99), min_size=1, max_size=3, unique=True),
 )
 def test_what_is_written_reads_back_equal(
-    path: str,
-    seed: int,
-    rate: float,
-    prompts: list[str],
-    clip: float | None,
-    every: int | None,
-    frames: list[int],
+    path: str, seed: int, rate: float, prompts: list[str], clip: float | None, every: int | None, frames: list[int]
 ) -> None:
     recipe = Recipe.model_validate(
         {
@@ -108,8 +102,7 @@ def test_what_is_written_reads_back_equal(
 
 def test_the_word_none_switches_off_what_may_be_absent(tmp_path: Path) -> None:
     recipe = recipe_file.load(
-        write(tmp_path),
-        ["train.max_grad_norm=none", "checkpoints.keep_best=none", "validation.every_steps=none"],
+        write(tmp_path), ["train.max_grad_norm=none", "checkpoints.keep_best=none", "validation.every_steps=none"]
     )
     assert recipe.train.max_grad_norm is recipe.checkpoints.keep_best is recipe.validation.every_steps is None
     assert recipe.objective.timestep_shift == "auto"
@@ -191,24 +184,10 @@ def test_a_preview_follows_the_stride_of_the_autoencoder_and_only_if_there_is_on
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "2026-11-20",
-        "7",
-        "1e3",
-        "true",
-        "[a]",
-        "{}",
-        'a"b',
-        "a\\b",
-        "a b # c",
-        "größe 🎬",
-        "a\x7f\n\tb",
-        "plain",
-    ],
+    "name", ["2026-11-20", "7", "1e3", "true", "[a]", "{}", 'a"b', "a\\b", "a b # c", "größe 🎬", "a\x7f\n\tb", "plain"]
 )
 def test_a_folder_given_as_an_option_is_a_text_whatever_it_looks_like(tmp_path: Path, name: str) -> None:
-    assert recipe_file.load(write(tmp_path), [setting("output", name)]).output == name
+    assert TrainRequest(recipe=write(tmp_path), output=Path(name)).load_recipe().output == name
 
 
 @pytest.mark.parametrize(
@@ -217,6 +196,14 @@ def test_a_folder_given_as_an_option_is_a_text_whatever_it_looks_like(tmp_path: 
 )
 def test_what_is_missing_is_named(tmp_path: Path, removed: str, field: str) -> None:
     assert mistake(tmp_path, text=SMALL.replace(removed, "")).field == field
+
+
+def test_other_footage_has_the_options_of_the_first_dataset_but_for_its_place(tmp_path: Path) -> None:
+    """Paths of a list that are relative to a folder of the recipe are none of the other footage."""
+    more = 'path = "clips.csv"\nroot = "clips"\nrepeats = 3\n[[dataset]]\npath = "second"\nname = "two"\n'
+    path = write(tmp_path, SMALL.replace('path = "footage"\n', more))
+    (dataset,) = recipe_file.load(path, data_path=tmp_path / "other").dataset
+    assert (dataset.path, dataset.root, dataset.repeats) == (str(tmp_path / "other"), None, 3)
 
 
 def test_what_contradicts_itself_is_told_in_words(tmp_path: Path) -> None:
@@ -330,11 +317,7 @@ def test_overrides_that_lead_nowhere(tmp_path: Path, override: str, remedy: str)
 @pytest.mark.parametrize(
     ("overrides", "field", "remedy"),
     [
-        (
-            ["lora.base=bfloat16", "precision.compute=float32"],
-            "lora.base",
-            'set precision.compute = "bfloat16"',
-        ),
+        (["lora.base=bfloat16", "precision.compute=float32"], "lora.base", 'set precision.compute = "bfloat16"'),
         (["lora.base=nf4", "parallel.offload=true"], "parallel.offload", 'write lora.base = "bfloat16"'),
     ],
 )

@@ -49,11 +49,7 @@ def test_every_preset_has_its_parts_and_they_fit():
 @pytest.mark.parametrize(
     ("model", "given", "match"),
     [
-        (
-            "wan-2.1-14b",
-            [{"control"}],
-            r"dataset\.control: wan-2\.1-14b does not take a control\n.*flux-control",
-        ),
+        ("wan-2.1-14b", [{"control"}], r"dataset\.control: wan-2\.1-14b does not take a control\n.*flux-control"),
         ("flux-dev", [{"source"}], "flux-kontext.*flux2-dev.*qwen-image-edit"),
         ("flux-control", [{}], r"dataset\.control: flux-control needs a control"),
         ("qwen-image-edit", [{"source"}, {}], "1 of 2 have a source"),

@@ -48,6 +48,13 @@ def test_the_table_has_the_results_and_the_keys_that_differ(runs):
     assert same.names == [str(runs[0].path)] * 2, "equal names would not tell them apart"
 
 
+def test_losses_are_means_of_the_last_steps_that_have_one():
+    steps = [{"loss": float(i) if i % 2 else None} for i in range(400)]
+    assert compare._mean(steps, "loss") == sum(range(301, 400, 2)) / 50
+    assert compare._mean(steps[:4], "loss") == 2.0
+    assert compare._mean(steps[:1], "loss") is None
+
+
 def test_the_page_has_the_curves_of_all_runs_and_previews_side_by_side(runs, tmp_path):
     done = CliRunner().invoke(app, ["compare", *(str(run.path) for run in runs), "--html", str(tmp_path / "x.html")])
     assert done.exit_code == 0, done.output

@@ -13,6 +13,7 @@ from refused import refused
 from reelworks.catalog import scan
 from reelworks.catalog.config import Source
 from reelworks.catalog.store import Catalog
+from reelworks.core import files
 from reelworks.generate import writers
 from reelworks.recipe import dataset, recipe_file
 from reelworks.report import inspect, sheet
@@ -50,7 +51,7 @@ def test_distributions_count_what_is_there(found):
 
 
 def test_an_inspection_is_json(found):
-    value = json.loads(json.dumps(found.to_json()))
+    value = json.loads(files.to_json(found))
     assert value["proposal"]["toml"].count("[[bucket]]") == len(value["proposal"]["entries"])
     assert value["summary"]["clips"] == 5
 
@@ -92,17 +93,17 @@ def recipe(folder, **changes):
 
 def test_a_contact_sheet_has_a_sheet_for_each_bucket_and_names_what_is_cut_most(folder, tmp_path):
     told = sheet.write_page(recipe(folder), tmp_path / "out", clips=2)
-    assert {bucket["clips"] for bucket in told["buckets"]} == {1, 2}
-    for bucket in told["buckets"]:
-        with Image.open(tmp_path / "out" / bucket["sheet"]) as png:
+    assert {bucket.clips for bucket in told.buckets} == {1, 2}
+    for bucket in told.buckets:
+        with Image.open(tmp_path / "out" / bucket.sheet) as png:
             assert png.width > 100
-        assert len(bucket["shown"]) == min(2, bucket["clips"])
-    assert told["worst"][0]["path"] == "data/cats/1.png"
-    assert told["worst"][0]["lost"] > 0.5
+        assert len(bucket.shown) == min(2, bucket.clips)
+    assert told.worst[0].path == "data/cats/1.png"
+    assert told.worst[0].lost > 0.5
     page = (tmp_path / "out" / "index.html").read_text()
-    assert all(f'src="{bucket["sheet"]}"' in page for bucket in told["buckets"])
+    assert all(f'src="{bucket.sheet}"' in page for bucket in told.buckets)
     assert "<b>cat" not in page
-    json.dumps(told)
+    assert json.loads(files.to_json(told))["index"] == str(tmp_path / "out" / "index.html")
 
 
 def test_a_contact_sheet_of_nothing_says_what_would_cure_it(folder, tmp_path):

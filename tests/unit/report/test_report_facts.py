@@ -4,9 +4,11 @@ from pathlib import Path
 import fabricate
 import numpy as np
 import pytest
+from plan_summaries import bucket, summary
 
 from reelworks.analysis import speed
 from reelworks.analysis.coverage import EpochCoverage, Lost
+from reelworks.analysis.plan_report import CatalogCounts
 from reelworks.buckets.assign import Reason
 from reelworks.core import units
 from reelworks.report import plots, previews, run_data, run_facts, status
@@ -17,22 +19,14 @@ def told(*events, summary=None, on_disk=(), pinned=(), coverage=None):
     events = [{"v": 1, "time": float(i), **event} for i, event in enumerate(events)]
     total = speed.total(speed.of_step(event) for event in events if event["kind"] == "step")
     return RunData(
-        path=Path("run"), info={}, summary=summary or {}, recipe="", environment={}, all_events=events,
+        path=Path("run"), info={}, summary=summary, recipe="", environment={}, all_events=events,
         events=events, on_disk=frozenset(on_disk), pinned=frozenset(pinned), coverage=coverage or [], speed=total,
         repeated_steps=0,
     )  # fmt: skip
 
 
 def step(number, epoch=0, clips=4, **more):
-    return {
-        "kind": "step",
-        "step": number,
-        "epoch": epoch,
-        "clips": clips,
-        "seconds": 0.5,
-        "loss": 1.0,
-        **more,
-    }
+    return {"kind": "step", "step": number, "epoch": epoch, "clips": clips, "seconds": 0.5, "loss": 1.0, **more}
 
 
 def account(number, *, ended=True, lost=(), problems=(), **counts):
@@ -59,34 +53,25 @@ def test_coverage_adds_up_or_says_that_it_does_not():
 
 
 def test_shares_of_buckets_sum_to_one():
-    rows = [
-        {"name": n, "num_frames": 1, "height": 8, "width": 8, "batch_size": 2, "clips": clips,
-         "micro_batches": 1, "incomplete": 0, "tokens_per_clip": tokens}
-        for n, clips, tokens in (("a", 3, 100), ("b", 1, 700))
-    ]  # fmt: skip
-    a, b = run_facts.buckets({"buckets": rows})
-    assert (a["share_of_clips"], b["share_of_clips"]) == (0.75, 0.25)
-    assert (a["share_of_tokens"], b["share_of_tokens"]) == (0.3, 0.7)
-    assert a["keep_prob"] is None
+    rows = [bucket(clips, 1, 8, 8, tokens=tokens) for clips, tokens in ((3, 100), (1, 700))]
+    a, b = run_facts.buckets(summary(*rows))
+    assert (a.share_of_clips, b.share_of_clips) == (0.75, 0.25)
+    assert (a.share_of_tokens, b.share_of_tokens) == (0.3, 0.7)
 
 
 def test_long_lists_of_names_are_cut_but_counted():
-    entries = [{"path": f"{i}.mp4", "detail": ""} for i in range(run_facts.MAX_NAMES + 7)]
-    (reason,) = run_facts.reasons({"reasons": {"odd_new_reason": entries, "too_small": []}})
+    clips = [(f"{i}.mp4", "") for i in range(run_facts.MAX_NAMES + 7)]
+    (reason,) = run_facts.reasons(summary(reasons={"odd_new_reason": clips, "too_small": []}))
     assert (len(reason.files), reason.total) == (run_facts.MAX_NAMES, run_facts.MAX_NAMES + 7)
     assert reason.label == "odd new reason"
 
 
 def test_held_out_and_not_drawn_clips_are_not_called_rejected():
-    entry = [{"path": "x", "detail": ""}]
-    summary = {
-        "planned": 5,
-        "held_out": 1,
-        "reasons": {"held_out": entry, "not_drawn": entry, "too_small": entry},
-    }
-    assert run_facts.rejected(summary) == 1
-    assert run_facts.balance(summary | {"catalog": {"clips": 8}}) == "8 = 5 + 1 + 1 + 1"
-    assert run_facts.balance(summary | {"catalog": {"clips": 9}}) == ""
+    reasons = {name: [("x", "")] for name in ("held_out", "not_drawn", "too_small")}
+    plans = {n: summary(reasons=reasons, planned=5, held_out=1, catalog=CatalogCounts(n, n, 0, 0)) for n in (8, 9)}
+    assert run_facts.rejected(plans[8]) == 1
+    assert run_facts.balance(plans[8]) == "8 = 5 + 1 + 1 + 1"
+    assert run_facts.balance(plans[9]) == ""
 
 
 def test_checkpoints_follow_the_last_word_about_each_step():
@@ -113,12 +98,7 @@ def test_the_best_checkpoint_is_the_one_that_retention_names():
     data = told(
         {"kind": "validation", "step": 10, "loss": 0.5},
         {"kind": "validation", "step": 20, "loss": 0.1},
-        {
-            "kind": "retention",
-            "step": 20,
-            "kept": [best, {"step": 20, "reasons": ["the newest"]}],
-            "deleted": [],
-        },
+        {"kind": "retention", "step": 20, "kept": [best, {"step": 20, "reasons": ["the newest"]}], "deleted": []},
     )
     assert status.best_checkpoint(data).step == 10
     assert status.best_checkpoint(told()) is None
@@ -212,9 +192,9 @@ def test_a_run_that_waits_for_clips_is_told_what_helps(wait, advises):
 @pytest.mark.parametrize("reason", list(Reason)[1:])
 def test_a_reason_is_a_fault_a_choice_or_a_plan_and_says_what_to_do(reason):
     """Of a clip that was left out on purpose nothing is rejected, and nothing has to be repaired."""
-    summary = {"reasons": {reason.label: [{"path": "a.mp4", "detail": ""}]}, "catalog": {"clips": 1}}
-    facts = {fact.label: fact.value for fact in run_facts.headline(told(summary=summary))}
-    (listed,) = run_facts.reasons(summary)
+    plan = summary(reasons={reason.label: [("a.mp4", "")]})
+    facts = {fact.label: fact.value for fact in run_facts.headline(told(summary=plan))}
+    (listed,) = run_facts.reasons(plan)
     assert facts["Rejected"] == ("0" if reason.is_chosen or reason.is_planned else "1")
     assert facts.get("Left out by you") == ("1" if reason.is_chosen else None)
     assert listed.label != reason.label or "_" not in reason.label
@@ -278,3 +258,16 @@ def test_an_exception_is_told_in_place_of_a_kill():
         status.state(told({"kind": "start", "step": 0}, {"kind": "error", "reason": "OSError: full"}))[0]
         == "ended with an error"
     )
+
+
+def test_waiting_of_ranks_is_weighed_by_the_time_that_a_comparison_covers():
+    """The last one of a run may be short."""
+    first = {"planned": 0.1, "measured": 0.2, "seconds_by_rank": [9.0, 9.0], "forward_ms_per_clip": {"480p": 2.0}}
+    slow = [{"rank": 1, "host": "there", "factor": 1.5}]
+    last = {"planned": 0.5, "measured": 0.6, "seconds_by_rank": [1.0, 1.0], "forward_ms_per_clip": {"480p": 4.0}}
+    balances = [{"kind": "balance", "step": 20, **first, "stragglers": []}, {**last, "stragglers": slow}]
+    found = run_facts.balance_of_ranks(told(balances[0], {"kind": "balance", "step": 23, **balances[1]}))
+    assert (found.planned, found.measured) == (pytest.approx(0.14), pytest.approx(0.24))
+    assert found.ms_per_clip == {"480p": 3.0}
+    assert [(row.rank, row.host, row.factor, row.times) for row in found.stragglers] == [(1, "there", 1.5, 1)]
+    assert run_facts.balance_of_ranks(told()) is None

@@ -146,14 +146,7 @@ def test_a_preview_outside_its_folder_is_not_embedded(tmp_path):
     run = RunFolder(tmp_path / "run")
     run.create({})
     (tmp_path / "secret.png").write_bytes(b"secret")
-    event = {
-        "v": 1,
-        "time": 1.0,
-        "kind": "samples",
-        "step": 1,
-        "files": ["../../secret.png"],
-        "prompts": ["x"],
-    }
+    event = {"v": 1, "time": 1.0, "kind": "samples", "step": 1, "files": ["../../secret.png"], "prompts": ["x"]}
     files.append_json_line(run.events_file, event)
     page = Page(html.write(run).read_text())
     assert "file is missing" in page.words

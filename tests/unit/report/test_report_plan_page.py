@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import html
-import json
 import re
+from dataclasses import replace
 
 import pytest
 from parsed import Page
@@ -39,7 +39,7 @@ def told(tmp_path_factory):
     }
     recipe = recipe_file.parse(values)
     dataset.scan_recipe(recipe)
-    return json.loads(json.dumps(plan_report.forecast(recipe, 9, epochs=2)))
+    return plan_report.forecast(recipe, 9, epochs=2)
 
 
 @pytest.fixture(scope="module")
@@ -72,15 +72,15 @@ def test_what_files_and_recipes_are_called_is_shown_and_never_markup(text, page)
 def test_the_page_says_the_numbers_of_the_forecast(told, page):
     for fact in plan.headline(told):
         assert f"{fact.label} {fact.value}" in page.words
-    for one in (*told["shares"], *told["datasets"]):
-        shares = [units.percent(one[f"share_of_{key}"]) for key in ("clips", "tokens", "time")]
-        assert " ".join([one["name"], units.count(one["clips"]), *shares]) in page.words
-    assert [one["showings_per_clip"] for one in told["datasets"]] == [4.0, 2.0]
-    assert told["proposals"]
-    for one in told["proposals"]:
-        assert f"{units.change(one)} gives {one['steps']} steps" in page.words
+    for one in (*told.ahead.shares, *told.ahead.datasets):
+        shares = [units.percent(getattr(one, f"share_of_{key}")) for key in ("clips", "tokens", "time")]
+        assert " ".join([one.name, units.count(one.clips), *shares]) in page.words
+    assert [one.showings_per_clip for one in told.ahead.datasets] == [4.0, 2.0]
+    assert told.advice.proposals
+    for one in told.advice.proposals:
+        assert f"{one} gives {one.figures.steps} steps" in page.words
     assert "Nearest entry: 48px ×1 for 1" in page.words
-    assert f"Crops cut away {units.percent(told['crop']['mean'])}" in page.words
+    assert f"Crops cut away {units.percent(told.losses.crop.mean)}" in page.words
     assert "Of the frames of videos" not in page.words
 
 
@@ -104,14 +104,15 @@ def test_bars_of_shares_are_full_and_bars_of_waste_are_as_long_as_the_waste(told
 def test_the_strip_has_a_column_for_each_step_and_colours_of_the_legend(told, text):
     strip = re.search(r'<svg class="strip".*?</svg>', text)[0]
     left = {float(x) for x in re.findall(r'x="([\d.]+)"', strip)}
-    assert len(left) == told["course"]["steps"] == told["steps_per_epoch"]
+    assert len(left) == told.ahead.course.steps == told.steps_per_epoch
     tones = set(re.findall(r"var\(--(\w+)\)", strip))
     legend = re.search(r'<p class="legend">.*?</p>', text)[0]
     assert tones == set(re.findall(r"var\(--(\w+)\)", legend)) == {"c1", "c2"}
 
 
 def test_a_plan_of_one_epoch_and_few_ranks_has_nothing_to_compare(told, tmp_path):
-    alone = told | {"epochs": told["epochs"][:1], "smaller_worlds": [], "proposals": None}
+    first = replace(told.ahead, epochs=told.ahead.epochs[:1])
+    alone = replace(told, ahead=first, smaller_worlds=[], advice=replace(told.advice, proposals=None))
     assert plan.waste(alone) == []
     plan.write_plan_page(alone, "alone", tmp_path / "plan.html")
     said = Page((tmp_path / "plan.html").read_text()).words

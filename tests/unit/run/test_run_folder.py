@@ -41,9 +41,10 @@ def test_no_run_here(run: RunFolder, text: str) -> None:
         run.info()
 
 
-def test_a_newer_run_asks_for_an_update(run: RunFolder) -> None:
-    run.info_file.write_text(json.dumps({"format": FORMAT_VERSION + 1}))
-    with refused("run-too-new", "RUN"):
+@pytest.mark.parametrize(("age", "remedy"), [(1, "use the version that wrote it"), (-1, "update Reelworks")])
+def test_a_run_of_another_version_says_which_version_to_use(run: RunFolder, age: int, remedy: str) -> None:
+    run.info_file.write_text(json.dumps({"format": FORMAT_VERSION - age}))
+    with refused("run-of-another-version", "RUN", says=remedy):
         run.info()
 
 

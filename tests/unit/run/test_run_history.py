@@ -25,20 +25,20 @@ def start(resumed_from, recipe="a.toml"):
     return "start", {"step": resumed_from or 0, "resumed_from": resumed_from, "recipe": recipe, "world_size": 1}
 
 
-def epoch(step, number=0, segment=0, planned=9, rows=3, data_restarts=0, plan=None):
+def epoch(step, number=0, segment=0, planned=9, plan_steps=3, data_restarts=0, plan=None):
     return "epoch", {
         "step": step,
         "data_restarts": data_restarts,
         "epoch": number,
         "segment": segment,
         "planned": planned,
-        "rows": rows,
+        "plan_steps": plan_steps,
         "plan": plan or f"plan {segment}",
     }
 
 
-def step(number, row, *, clips=3, loss=0.5, norm=1.0):
-    fields = {"step": number, "row": row, "clips": clips, "loss": loss, "grad_norm": norm}
+def step(number, plan_step, *, clips=3, loss=0.5, norm=1.0):
+    fields = {"step": number, "plan_step": plan_step, "clips": clips, "loss": loss, "grad_norm": norm}
     return "step", {**fields, "epoch": 0}
 
 
@@ -47,7 +47,7 @@ def failure(number, uid, reason="damaged", *, copy=0, repeat_index=0):
 
 
 def rows_by_segment(told):
-    return {segment: [s.row for s in steps] for segment, steps in told.steps.items()}
+    return {segment: [s.plan_step for s in steps] for segment, steps in told.steps.items()}
 
 
 def test_steps_that_a_resume_repeats_count_once_with_their_failures(tmp_path):
@@ -68,21 +68,14 @@ def test_a_run_killed_before_its_first_checkpoint_begins_from_nothing(tmp_path):
 
 
 def test_steps_belong_to_the_segment_begun_last(tmp_path):
-    events = [
-        start(None),
-        epoch(0),
-        step(1, 0),
-        start(1),
-        epoch(1, segment=1, planned=11, rows=4),
-        step(2, 0),
-    ]
+    events = [start(None), epoch(0), step(1, 0), start(1), epoch(1, segment=1, planned=11, plan_steps=4), step(2, 0)]
     (told,) = history.epochs(run_with(tmp_path, *events))
     assert rows_by_segment(told) == {0: [0], 1: [0]}
     assert (told.segment, told.planned, told.plans) == (1, 11, {0: "plan 0", 1: "plan 1"})
 
 
-def test_how_far_a_segment_went_follows_from_its_first_rows(tmp_path):
-    """Skipped rows and failures behind the last row that counts are left out; so is a clip's second showing."""
+def test_how_far_a_segment_went_follows_from_its_first_steps(tmp_path):
+    """Skipped steps and failures behind the last step that counts are left out; so is a clip's second showing."""
     events = [
         *(start(None), epoch(0), step(1, 0), failure(1, 7, copy=1), failure(1, 7, repeat_index=1)),
         *(step(2, 1, norm=None), failure(2, 9), failure(2, 8), step(3, 2, clips=0)),
@@ -90,14 +83,14 @@ def test_how_far_a_segment_went_follows_from_its_first_rows(tmp_path):
     ]
     (told,) = history.epochs(run_with(tmp_path, *events))
     torn = [
-        RecordedFailure(row=row, uid=uid, copy_index=copy, reason="damaged")
-        for row, uid, copy in ((0, 7, 1), (1, 9, 0), (1, 8, 0))
+        RecordedFailure(plan_step=plan_step, uid=uid, copy_index=copy, reason="damaged")
+        for plan_step, uid, copy in ((0, 7, 1), (1, 9, 0), (1, 8, 0))
     ]
-    assert told.outcome(0, 1) == Outcome(rows=1, skipped=[], failures=torn[:1])
-    assert told.outcome(0, 2) == Outcome(rows=2, skipped=[1], failures=torn)
-    assert told.outcome(0, 3) == Outcome(rows=3, skipped=[1, 2], failures=torn)
+    assert told.outcome(0, 1) == Outcome(steps=1, skipped=[], failures=torn[:1])
+    assert told.outcome(0, 2) == Outcome(steps=2, skipped=[1], failures=torn)
+    assert told.outcome(0, 3) == Outcome(steps=3, skipped=[1, 2], failures=torn)
     assert [one.uid for one in told.outcome(1, 1).failures] == [5]
-    assert told.outcome(2, 0) == Outcome(rows=0)
+    assert told.outcome(2, 0) == Outcome(steps=0)
 
 
 def test_a_change_undone_goes_back_to_the_former_segment(tmp_path):
@@ -112,19 +105,19 @@ def ended(number, trained=3):
     return "epoch_end", {"step": number, "epoch": 0, "planned": trained, "trained": trained, "failed": 0, "skipped": 0}
 
 
-DONE = [start(None), epoch(0, rows=1), step(1, 0), ended(1), start(1)]
-EMPTIED = [epoch(1, segment=1, planned=3, rows=0, plan="none left"), ended(1), epoch(1, number=1), start(1)]
-ADDED = epoch(1, segment=1, planned=4, rows=1)
+DONE = [start(None), epoch(0, plan_steps=1), step(1, 0), ended(1), start(1)]
+EMPTIED = [epoch(1, segment=1, planned=3, plan_steps=0, plan="none left"), ended(1), epoch(1, number=1), start(1)]
+ADDED = epoch(1, segment=1, planned=4, plan_steps=1)
 
 
 @pytest.mark.parametrize(
     ("after", "has_ended"),
     [
-        ([epoch(1, rows=1)], True),  # goes on behind the end
+        ([epoch(1, plan_steps=1)], True),  # goes on behind the end
         ([ADDED], False),
         ([*EMPTIED, ADDED], False),  # the former segment of this number had nothing left
         ([ADDED, start(1), *EMPTIED[:-2]], True),
-        ([ADDED, start(1), epoch(1, rows=1)], True),  # the change is undone before a step was trained
+        ([ADDED, start(1), epoch(1, plan_steps=1)], True),  # the change is undone before a step was trained
     ],
 )
 def test_the_end_of_an_epoch_is_that_of_the_plan_it_follows(tmp_path, after, has_ended):
@@ -133,17 +126,12 @@ def test_the_end_of_an_epoch_is_that_of_the_plan_it_follows(tmp_path, after, has
 
 
 def test_a_segment_whose_change_was_undone_is_void(tmp_path):
-    (told,) = history.epochs(run_with(tmp_path, *DONE, ADDED, start(1), epoch(1, rows=1)))
+    (told,) = history.epochs(run_with(tmp_path, *DONE, ADDED, start(1), epoch(1, plan_steps=1)))
     assert (told.segment, told.plans) == (0, {0: "plan 0"})
 
 
 def test_a_step_without_a_finite_gradient_or_a_clip_was_not_applied(tmp_path):
-    events = [
-        step(1, 0),
-        step(2, 1, norm=None),
-        step(3, 2, loss=None),
-        step(4, 3, clips=0, loss=None, norm=None),
-    ]
+    events = [step(1, 0), step(2, 1, norm=None), step(3, 2, loss=None), step(4, 3, clips=0, loss=None, norm=None)]
     (told,) = history.epochs(run_with(tmp_path, start(None), epoch(0), *events))
     assert [s.applied for s in told.steps[0]] == [True, False, False, False]
 
@@ -155,11 +143,7 @@ def test_each_step_has_the_recipe_of_its_start(tmp_path):
     other_plan = [start(2, recipe="c.toml"), epoch(2, segment=1), step(3, 0)]
     run = run_with(tmp_path, *first, *same_plan, *other_plan)
     (told,) = history.epochs(run)
-    assert {s.step: s.recipe for steps in told.steps.values() for s in steps} == {
-        1: "a.toml",
-        2: "b.toml",
-        3: "c.toml",
-    }
+    assert {s.step: s.recipe for steps in told.steps.values() for s in steps} == {1: "a.toml", 2: "b.toml", 3: "c.toml"}
     assert [history.recipe_of(run, number).name for number in (1, 2, 3)] == ["a.toml", "b.toml", "c.toml"]
     assert history.recipe_of(run, 4) == run.recipe_file
 
@@ -215,7 +199,7 @@ def a_record(key, plan):
     texts = ("catalog_digest", "spec_digest", "recipe", "catalog", "catalog_uids")
     about = About(
         **dict(zip(("data_restarts", "epoch", "segment"), key, strict=True)),
-        **{"time": 1.7e9, "first_step": 2, "rows": 0, "planned": 0, "plan": plan, "spec": {}},
+        **{"time": 1.7e9, "first_step": 2, "steps": 0, "planned": 0, "plan": plan, "spec": {}},
         **{"exclude_list": None, "costs": None, "catalog_version": 1, **dict.fromkeys(texts, "-")},
         **{"datasets": ["a"], "buckets": [], "entries": []},
     )

@@ -42,7 +42,7 @@ def about(key: Key = KEY, **changes: Any) -> About:
         segment=segment,
         time=1.7e9,
         first_step=40,
-        rows=7,
+        steps=7,
         planned=12,
         plan="plan of " + "-".join(map(str, key)),
         catalog_digest="catalog",
@@ -61,22 +61,24 @@ def about(key: Key = KEY, **changes: Any) -> About:
 
 
 def record(
-    rows: list[dict[int, tuple[int, list[Place]]]],
+    steps: list[dict[int, tuple[int, list[Place]]]],
     others: Sequence[Other] = (),
     aliases: Mapping[int, int] = MappingProxyType({}),
     **changes: Any,
 ) -> Record:
-    """A record of rows, each with its micro-batches by column: bucket and places."""
-    batches = [(row, column, *in_row[column]) for row, in_row in enumerate(rows) for column in sorted(in_row)]
+    """A record of steps, each with its micro-batches by column: bucket and places."""
+    batches = [
+        (plan_step, column, *in_step[column]) for plan_step, in_step in enumerate(steps) for column in sorted(in_step)
+    ]
     ordinal, copy, repeat_index = _columns([place for *_, places in batches for place in places], 3)
-    row, column, bucket, size = _columns([(*at, len(places)) for *at, places in batches], 4)
+    plan_step, column, bucket, size = _columns([(*at, len(places)) for *at, places in batches], 4)
     other_ordinal, other_copy, reason, nearest = _columns([one[:4] for one in others], 4)
     return Record(
         about=about(**changes),
         ordinal=ordinal,
         copy=copy,
         repeat_index=repeat_index.astype(np.int32),
-        row=row,
+        plan_step=plan_step,
         column=column,
         bucket=bucket,
         size=size,
@@ -97,13 +99,9 @@ def _columns(rows: Sequence[Sequence[int]], number: int) -> NDArray[np.int64]:
 
 def small(key: Key = KEY, first: int = 0, **changes: Any) -> Record:
     """A record with something in each file."""
-    rows = [{0: (0, [(first + 5, 0, 0), (first + 2, 1, 0)]), 1: (1, [(first + 9, 0, 0), (first + 5, 0, 1)])}]
-    others: list[Other] = [
-        (first + 3, 0, 1, 0, None),
-        (first + 4, 0, 4, -1, None),
-        (first + 7, 0, 2, -1, "x"),
-    ]
-    return record(rows, others, {first + 2: 2**64 - 1}, key=key, **changes)
+    steps = [{0: (0, [(first + 5, 0, 0), (first + 2, 1, 0)]), 1: (1, [(first + 9, 0, 0), (first + 5, 0, 1)])}]
+    others: list[Other] = [(first + 3, 0, 1, 0, None), (first + 4, 0, 4, -1, None), (first + 7, 0, 2, -1, "x")]
+    return record(steps, others, {first + 2: 2**64 - 1}, key=key, **changes)
 
 
 def values(one: Record) -> dict[str, Any]:
@@ -150,9 +148,9 @@ renamed = st.dictionaries(ordinals, st.integers(0, 2**64 - 1), max_size=4)
 @settings(max_examples=25)
 @given(planned, unplanned, renamed)
 def test_what_is_read_is_what_was_written(
-    rows: list[dict[int, tuple[int, list[Place]]]], others: list[Other], aliases: dict[int, int]
+    steps: list[dict[int, tuple[int, list[Place]]]], others: list[Other], aliases: dict[int, int]
 ) -> None:
-    written = record(rows, others, aliases)
+    written = record(steps, others, aliases)
     with tempfile.TemporaryDirectory() as folder:
         run = RunFolder(Path(folder))
         records.write(run, written)
@@ -163,22 +161,22 @@ def test_what_is_read_is_what_was_written(
 
 @settings(max_examples=40)
 @given(planned, st.integers(0, 6))
-def test_clips_before_a_row_are_those_that_earlier_rows_consume(
-    rows: list[dict[int, tuple[int, list[Place]]]], row: int
+def test_clips_before_a_step_are_those_that_earlier_steps_consume(
+    steps: list[dict[int, tuple[int, list[Place]]]], plan_step: int
 ) -> None:
-    """A showing that fills or pads a batch consumes nothing; a row may lack columns, or have none at all."""
-    one = record(rows)
+    """A showing that fills or pads a batch consumes nothing; a step may lack columns, or have none at all."""
+    one = record(steps)
     expected = [
         (ordinal, copy)
-        for in_row in rows[:row]
-        for column in sorted(in_row)
-        for ordinal, copy, repeat_index in in_row[column][1]
+        for in_step in steps[:plan_step]
+        for column in sorted(in_step)
+        for ordinal, copy, repeat_index in in_step[column][1]
         if repeat_index == 0
     ]
-    ordinal, copy = one.before(row)
+    ordinal, copy = one.before(plan_step)
     assert list(zip(ordinal.tolist(), copy.tolist(), strict=True)) == expected
-    assert one.row_of_place().tolist() == [
-        number for number, in_row in enumerate(rows) for _, places in in_row.values() for _ in places
+    assert one.step_of_place().tolist() == [
+        number for number, in_step in enumerate(steps) for _, places in in_step.values() for _ in places
     ]
 
 
@@ -301,7 +299,7 @@ def test_wherever_a_write_dies_there_is_no_record_or_a_whole_one(tmp_path: Path,
         run = RunFolder(tmp_path / f"{number} {torn}")
         if there:
             records.write(run, former)
-            records.write_outcome(run, KEY, Outcome(rows=3))
+            records.write_outcome(run, KEY, Outcome(steps=3))
         calls = killed(lambda: records.write(run, new), number, torn=torn)
         seen.add(_state(run, {"former": former, "new": new}))
         records.write(run, new)
@@ -319,19 +317,19 @@ def test_wherever_a_write_dies_there_is_no_record_or_a_whole_one(tmp_path: Path,
 
 
 def _state(run: RunFolder, may_be: dict[str, Record]) -> tuple[str, int | None]:
-    """Which record is there, and the rows of its end."""
+    """Which record is there, and the steps of its end."""
     try:
         found = values(records.read(run, KEY))
     except RecordError as error:
         return ("none" if "does not exist" in str(error) else str(error)), None
     (name,) = [name for name, one in may_be.items() if values(one) == found]
     outcome = records.read_outcome(run, KEY)
-    return name, None if outcome is None else outcome.rows
+    return name, None if outcome is None else outcome.steps
 
 
 def test_a_record_replaces_the_former_one_of_its_segment_with_its_end(run: RunFolder) -> None:
     records.write(run, small())
-    records.write_outcome(run, KEY, Outcome(rows=3))
+    records.write_outcome(run, KEY, Outcome(steps=3))
     without_aliases = replace(small(first=100), alias_ordinal=np.zeros(0, np.int64), alias_key=np.zeros(0, np.uint64))
     records.write(run, without_aliases)
     assert values(records.read(run, KEY)) == values(without_aliases)
@@ -341,13 +339,15 @@ def test_a_record_replaces_the_former_one_of_its_segment_with_its_end(run: RunFo
 
 def test_how_a_segment_ended_is_read_as_it_was_written(run: RunFolder) -> None:
     outcome = Outcome(
-        rows=5, skipped=[1, 4], failures=[RecordedFailure(row=2, uid=2**64 - 1, copy_index=3, reason="torn: “é”")]
+        steps=5,
+        skipped=[1, 4],
+        failures=[RecordedFailure(plan_step=2, uid=2**64 - 1, copy_index=3, reason="torn: “é”")],
     )
     records.write_outcome(run, KEY, outcome)
     assert not run.coverage_folder.exists()  # it belongs to a record
     records.write(run, small())
     assert records.read_outcome(run, KEY) is None
-    for told in (Outcome(rows=0), outcome):
+    for told in (Outcome(steps=0), outcome):
         records.write_outcome(run, KEY, told)
         assert records.read_outcome(run, KEY) == told
     assert values(records.read(run, KEY)) == values(small())
@@ -360,15 +360,15 @@ def test_how_a_segment_ended_is_read_as_it_was_written(run: RunFolder) -> None:
 
 def test_an_end_that_dies_in_writing_leaves_the_former_one(run: RunFolder) -> None:
     records.write(run, small())
-    records.write_outcome(run, KEY, Outcome(rows=2))
+    records.write_outcome(run, KEY, Outcome(steps=2))
     for number in range(1, 10):
-        calls = killed(lambda: records.write_outcome(run, KEY, Outcome(rows=3)), number)
-        assert records.read_outcome(run, KEY) in (Outcome(rows=2), Outcome(rows=3))
+        calls = killed(lambda: records.write_outcome(run, KEY, Outcome(steps=3)), number)
+        assert records.read_outcome(run, KEY) in (Outcome(steps=2), Outcome(steps=3))
         assert values(records.read(run, KEY)) == values(small())
         if len(calls) < number:
             break
-        records.write_outcome(run, KEY, Outcome(rows=2))
-    assert records.read_outcome(run, KEY) == Outcome(rows=3)
+        records.write_outcome(run, KEY, Outcome(steps=2))
+    assert records.read_outcome(run, KEY) == Outcome(steps=3)
     assert number > 4
 
 
@@ -378,11 +378,7 @@ def test_an_end_that_dies_in_writing_leaves_the_former_one(run: RunFolder) -> No
         (49, (1, 0, 0), {(1, 0, 0)}),  # training goes on before a segment in which nothing was left
         (49, None, set()),  # nothing is left to train
         (46, (0, 1, 1), {(0, 1, 1), (1, 0, 0), (1, 1, 0)}),
-        (
-            47,
-            (0, 1, 1),
-            {(0, 1, 1), (1, 0, 0), (1, 1, 0)},
-        ),  # the end of the segment, whose plan has more rows
+        (47, (0, 1, 1), {(0, 1, 1), (1, 0, 0), (1, 1, 0)}),  # the end of the segment, whose plan has more steps
         (45, (0, 1, 1), {(0, 1, 1), (1, 0, 0), (1, 1, 0)}),
         (41, (0, 0, 0), {(0, 0, 0), (0, 1, 0), (0, 1, 1), (1, 0, 0), (1, 1, 0)}),
         (43, (0, 1, 0), {(0, 1, 0), (0, 1, 1), (1, 0, 0), (1, 1, 0)}),
@@ -392,16 +388,10 @@ def test_an_end_that_dies_in_writing_leaves_the_former_one(run: RunFolder) -> No
 def test_a_run_that_goes_back_takes_back_the_ends_beyond(
     run: RunFolder, step: int, key: Key | None, open_: set[Key]
 ) -> None:
-    ends = {
-        (0, 0, 0): (40, 3),
-        (0, 1, 0): (43, 2),
-        (0, 1, 1): (45, 2),
-        (1, 0, 0): (47, 2),
-        (1, 1, 0): (49, 0),
-    }
-    for segment, (first_step, rows) in ends.items():
+    ends = {(0, 0, 0): (40, 3), (0, 1, 0): (43, 2), (0, 1, 1): (45, 2), (1, 0, 0): (47, 2), (1, 1, 0): (49, 0)}
+    for segment, (first_step, steps) in ends.items():
         records.write(run, small(segment, first_step=first_step))
-        records.write_outcome(run, segment, Outcome(rows=rows))
+        records.write_outcome(run, segment, Outcome(steps=steps))
     records.reopen(run, step, key)
     assert {segment for segment in ends if records.read_outcome(run, segment) is None} == open_
     assert all(values(records.read(run, segment)) for segment in ends)
@@ -414,9 +404,7 @@ def fill(run: RunFolder, key: Key, size: int) -> None:
 
 
 epochs = st.dictionaries(
-    st.tuples(st.integers(0, 2), st.integers(0, 3)),
-    st.lists(st.integers(0, 9), min_size=1, max_size=3),
-    max_size=6,
+    st.tuples(st.integers(0, 2), st.integers(0, 3)), st.lists(st.integers(0, 9), min_size=1, max_size=3), max_size=6
 )
 
 
@@ -487,7 +475,7 @@ def test_wherever_making_room_dies_totals_are_kept_of_what_is_gone(tmp_path: Pat
 
 def test_a_damaged_byte_of_the_values_is_found(run: RunFolder) -> None:
     records.write(run, small())
-    records.write_outcome(run, KEY, Outcome(rows=5, skipped=[1]))
+    records.write_outcome(run, KEY, Outcome(steps=5, skipped=[1]))
     before = values(records.read(run, KEY)), records.read_outcome(run, KEY)
     for name in ("about.json", "outcome.json"):
         file = records.path(run, KEY) / name

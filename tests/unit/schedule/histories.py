@@ -113,9 +113,9 @@ def batch(made: EpochPlan, micro_batches: list[int]) -> Batch:
     return tuple(tuple(zip(*(array[w].tolist() for array in arrays), strict=True)) for w in where)
 
 
-def columns_of_all_ranks(row: NDArray[np.int64], world: int) -> list[int]:
-    """What the ranks train together, in the row's order, without fillers; checks that ranks keep pace."""
-    by_rank = [list(columns(row, rank, world)) for rank in range(world)]
+def columns_of_all_ranks(step: NDArray[np.int64], world: int) -> list[int]:
+    """What the ranks train together, in the step's order, without fillers; checks that ranks keep pace."""
+    by_rank = [list(columns(step, rank, world)) for rank in range(world)]
     assert len({len(columns) for columns in by_rank}) == 1, "ranks would wait for each other for ever"
     turns = zip(*by_rank, strict=True)
     return [micro_batch for turn in turns for micro_batch, is_filler in turn if not is_filler]
@@ -145,7 +145,7 @@ class Run:
     world: int = 1
     epoch: int = 0
     segment: int = 0
-    row: int = 0
+    plan_step: int = 0
     global_step: int = 0
     planned: int = 0
     repeated: int = 0
@@ -163,7 +163,7 @@ class Run:
         self.begin_epoch(self.epoch + 1)
 
     def begin_epoch(self, epoch: int) -> None:
-        self.epoch, self.segment, self.row, self.repeated = epoch, 0, 0, 0
+        self.epoch, self.segment, self.plan_step, self.repeated = epoch, 0, 0, 0
         self.excluded, self.account = Excluded.none(), {}
         self.plan = plan_epoch(self.config.entries(self.catalog, epoch), self.config.spec(), epoch)
         self.planned = self.plan.planned
@@ -171,13 +171,13 @@ class Run:
 
     @property
     def at_end(self) -> bool:
-        return self.row >= self.plan.steps
+        return self.plan_step >= self.plan.num_steps
 
     def step(self, fails: int = NONE_FAIL, skipped: bool = False) -> None:
-        """Train a row on all ranks; the clips of a seventh fail where `fails` names it."""
-        row = self.plan.rows[self.row]
-        taken = batch(self.plan, columns_of_all_ranks(row, self.world))
-        assert taken == batch(self.plan, self.plan.micro_batches(self.row).tolist()), "ranks differ from row"
+        """Train a step on all ranks; the clips of a seventh fail where `fails` names it."""
+        step = self.plan.steps[self.plan_step]
+        taken = batch(self.plan, columns_of_all_ranks(step, self.world))
+        assert taken == batch(self.plan, self.plan.micro_batches(self.plan_step).tolist()), "ranks differ from the step"
         for *clip, repeat_index in (place for micro_batch in taken for place in micro_batch):
             place = (clip[0], clip[1])
             if repeat_index:
@@ -186,7 +186,7 @@ class Run:
             assert place not in self.account, "a clip is trained twice in an epoch"
             self.account[place] = FAILED if place[0] % 7 == fails else SKIPPED if skipped else TRAINED
         self.batches.append(taken)
-        self.row, self.global_step = self.row + 1, self.global_step + 1
+        self.plan_step, self.global_step = self.plan_step + 1, self.global_step + 1
 
     def finish(self) -> None:
         while not self.at_end:
@@ -196,7 +196,7 @@ class Run:
         became = Counter(self.account.values())
         cursor = Cursor(
             self.catalog.digest(), 1, self.config.spec().digest(), self.plan.digest(),
-            self.plan.row_digest(self.row), 0, self.epoch, self.segment, self.row, self.global_step,
+            self.plan.step_digest(self.plan_step), 0, self.epoch, self.segment, self.plan_step, self.global_step,
             self.planned, became[TRAINED], became[FAILED], became[SKIPPED], self.repeated,
         )  # fmt: skip
         text = json.dumps(asdict(cursor))
@@ -209,7 +209,7 @@ class Run:
         self.catalog, self.config, self.world = catalog, config, world
         self.account = dict(saved.account)
         del self.batches[saved.steps :], self.events[saved.events :]
-        self.epoch, self.segment, self.row = cursor.epoch, cursor.segment, cursor.row
+        self.epoch, self.segment, self.plan_step = cursor.epoch, cursor.segment, cursor.plan_step
         self.global_step, self.planned, self.repeated = cursor.global_step, cursor.planned, cursor.repeated
         if (cursor.catalog, cursor.spec) == (catalog.digest(), spec.digest()):
             self.plan, self.excluded = self._rest(excluded), excluded
@@ -217,9 +217,9 @@ class Run:
             return
         former = self.plans[cursor.epoch, cursor.segment]
         assert former.digest() == cursor.plan
-        done = former.places_before(cursor.row)
+        done = former.places_before(cursor.plan_step)
         self.excluded = excluded.with_places(former.ordinal[done], former.copy[done])
-        self.plan, self.segment, self.row = self._rest(self.excluded), cursor.segment + 1, 0
+        self.plan, self.segment, self.plan_step = self._rest(self.excluded), cursor.segment + 1, 0
         self.planned = cursor.trained + cursor.failed + cursor.skipped + self.plan.planned
         self.plans[self.epoch, self.segment] = self.plan
         self.events.append((len(self.batches), (catalog, config)))

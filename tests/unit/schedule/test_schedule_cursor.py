@@ -1,4 +1,4 @@
-"""first k rows + remaining == all, at every k: what was trained and what is left are the whole epoch."""
+"""first k steps + remaining == all, at every k: what was trained and what is left are the whole epoch."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from reelworks.schedule.plan import EpochPlan, PlanSpec, Samples, plan_epoch
 
 @given(cases(), st.integers(1, 7))
 @settings(max_examples=settings().max_examples // 4)
-def test_the_first_rows_and_what_remains_are_the_epoch(case: tuple[Samples, PlanSpec], new_size: int) -> None:
+def test_the_first_steps_and_what_remains_are_the_epoch(case: tuple[Samples, PlanSpec], new_size: int) -> None:
     entries, spec = case
     made = plan_epoch(entries, spec, 0)
     other = replace(spec, batch_sizes=tuple(new_size for _ in spec.batch_sizes), incomplete_batch="pad")
-    for row in range(made.steps + 1):
-        done = made.places_before(row)
+    for plan_step in range(made.num_steps + 1):
+        done = made.places_before(plan_step)
         rest = remaining(entries, made.uid[done], made.copy[done])
         again = plan_epoch(rest, other, 0)
         trained, left = identities(made, done), identities(again, again.is_first_use)
         assert sorted(trained + left) == sorted(identities(entries))
-    assert made.places_before(made.steps).sum() == made.planned
+    assert made.places_before(made.num_steps).sum() == made.planned
 
 
 @given(cases())
 @settings(max_examples=settings().max_examples // 3)
-def test_rows_before_are_the_rows_before(case: tuple[Samples, PlanSpec]) -> None:
+def test_steps_before_are_the_steps_before(case: tuple[Samples, PlanSpec]) -> None:
     entries, spec = case
     made = plan_epoch(entries, spec, 0)
     seen: set[tuple[int, int]] = set()
-    for row in range(made.steps):
-        assert set(identities(made, made.places_before(row))) == seen
-        for micro_batch in made.micro_batches(row):
+    for plan_step in range(made.num_steps):
+        assert set(identities(made, made.places_before(plan_step))) == seen
+        for micro_batch in made.micro_batches(plan_step):
             where = made.places(int(micro_batch))
             real = [identities(made)[i] for i in range(where.start, where.stop) if made.is_first_use[i]]
             assert not seen & set(real)
@@ -124,8 +124,9 @@ def test_adding_places_leaves_the_former_value() -> None:
     assert [a.tolist() for a in former.places()] == [[1], [0]]
 
 
-def _cursor(made: EpochPlan, row: int) -> Cursor:
-    return Cursor("catalog", 1, "spec", made.digest(), made.row_digest(row), 0, 0, 0, row, row, 9, 9, 0, 0, 0)
+def _cursor(made: EpochPlan, plan_step: int) -> Cursor:
+    digests = made.digest(), made.step_digest(plan_step)
+    return Cursor("catalog", 1, "spec", *digests, 0, 0, 0, plan_step, plan_step, 9, 9, 0, 0, 0)
 
 
 def test_a_cursor_is_plain_values() -> None:
@@ -137,11 +138,11 @@ def test_a_cursor_is_plain_values() -> None:
 def test_a_plan_that_is_not_the_same_is_refused() -> None:
     entries, spec = make_entries([40, 11]), make_spec([4, 2])
     made = plan_epoch(entries, spec, 0)
-    for row in range(made.steps + 1):
-        check_same(_cursor(made, row), made)
+    for plan_step in range(made.num_steps + 1):
+        check_same(_cursor(made, plan_step), made)
     for other in (plan_epoch(entries, spec, 1), plan_epoch(entries.take(np.arange(50)), spec, 0)):
         with refused("plan-differs", "resume") as caught:
             check_same(_cursor(made, 1), other)
-        assert (caught.value.field, caught.value.value) == ("resume", "epoch 0, row 1")
+        assert (caught.value.field, caught.value.value) == ("resume", "epoch 0, plan step 1")
     with refused("plan-differs", "resume"):
-        check_same(replace(_cursor(made, 1), next_row=made.row_digest(2)), made)
+        check_same(replace(_cursor(made, 1), next_step=made.step_digest(2)), made)

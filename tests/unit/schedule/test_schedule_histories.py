@@ -52,9 +52,9 @@ class Histories(RuleBasedStateMachine):
         self.saved: list[Saved] = [self.run.save()]
         self.added = 0
 
-    @rule(rows=st.integers(1, 12), fails=st.integers(NONE_FAIL, 6), skip=st.booleans())
-    def train(self, rows: int, fails: int, skip: bool) -> None:
-        for i in range(rows):
+    @rule(steps=st.integers(1, 12), fails=st.integers(NONE_FAIL, 6), skip=st.booleans())
+    def train(self, steps: int, fails: int, skip: bool) -> None:
+        for i in range(steps):
             if not self.run.at_end:
                 self.run.step(fails, skipped=skip and i == 0)
 
@@ -120,7 +120,7 @@ class Histories(RuleBasedStateMachine):
 
     @invariant()
     def nothing_is_counted_that_was_not_planned(self) -> None:
-        left = self.run.plan.planned - int(self.run.plan.places_before(self.run.row).sum())
+        left = self.run.plan.planned - int(self.run.plan.places_before(self.run.plan_step).sum())
         assert self.run.planned == len(self.run.account) + left
 
     def teardown(self) -> None:

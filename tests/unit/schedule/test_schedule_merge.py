@@ -100,7 +100,7 @@ def test_merging_by_hand() -> None:
 
 def test_an_empty_epoch_merges_nothing() -> None:
     spec = replace(make_spec([4, 2], incomplete="merge"), merge_to=(1, -1))
-    assert plan_epoch(make_entries([0, 0]), spec, 0).steps == 0
+    assert plan_epoch(make_entries([0, 0]), spec, 0).num_steps == 0
 
 
 def test_twenty_pictures_of_seven_shapes_are_all_trained() -> None:
@@ -109,7 +109,7 @@ def test_twenty_pictures_of_seven_shapes_are_all_trained() -> None:
     spec = make_spec([4] * 14, g=1, width=1, incomplete="merge")
     made = plan_epoch(make_entries(counts), replace(spec, merge_to=(*range(7, 14), *[-1] * 7)), 0)
     assert made.planned == 20
-    assert made.steps == 8  # nothing is gained by moving each shape for itself
+    assert made.num_steps == 8  # nothing is gained by moving each shape for itself
     one_place = plan_epoch(make_entries(counts), replace(spec, merge_to=(*[7] * 7, *[-1] * 7)), 0)
     assert one_place.planned == 20
-    assert one_place.steps == 5
+    assert one_place.num_steps == 5

@@ -136,32 +136,32 @@ def test_the_order_of_the_entries_does_not_matter(case: tuple[Samples, PlanSpec]
 
 
 @given(cases(), st.integers(1, 8))
-def test_ranks_share_a_row_evenly(case: tuple[Samples, PlanSpec], world: int) -> None:
+def test_ranks_share_a_step_evenly(case: tuple[Samples, PlanSpec], world: int) -> None:
     entries, spec = case
     made = plan_epoch(entries, spec, 0)
-    assert sorted(made.rows[made.rows >= 0].tolist()) == list(range(len(made.offsets) - 1))
-    for row in range(made.steps):
-        columns = [list(plan.columns(made.rows[row], rank, world)) for rank in range(world)]
+    assert sorted(made.steps[made.steps >= 0].tolist()) == list(range(len(made.offsets) - 1))
+    for plan_step in range(made.num_steps):
+        columns = [list(plan.columns(made.steps[plan_step], rank, world)) for rank in range(world)]
         assert len({len(own) for own in columns}) == 1
         counted = [m for own in columns for m, filler in own if not filler]
-        assert sorted(counted) == sorted(made.micro_batches(row).tolist())
+        assert sorted(counted) == sorted(made.micro_batches(plan_step).tolist())
         assert len(columns[0]) == -(-len(counted) // world)
         fillers = {m for own in columns for m, filler in own if filler}
-        assert fillers <= {int(made.micro_batches(row)[-1])}
+        assert fillers <= {int(made.micro_batches(plan_step)[-1])}
 
 
 @given(cases())
-def test_rows_are_full_and_slots_of_one_bucket(case: tuple[Samples, PlanSpec]) -> None:
+def test_steps_are_full_and_slots_of_one_bucket(case: tuple[Samples, PlanSpec]) -> None:
     entries, spec = case
     made = plan_epoch(entries, spec, 0)
     bucket, width = micro_buckets(made), spec.same_bucket_run
     left = sum(n % width for n in np.bincount(bucket, minlength=1)) if len(bucket) else 0
-    slots = [row[i : i + width] for row in made.rows for i in range(0, len(row), width)]
-    assert not ((made.rows[:, :-1] < 0) & (made.rows[:, 1:] >= 0)).any()  # empty columns come last
+    slots = [step[i : i + width] for step in made.steps for i in range(0, len(step), width)]
+    assert not ((made.steps[:, :-1] < 0) & (made.steps[:, 1:] >= 0)).any()  # empty columns come last
     used = [slot[slot >= 0] for slot in slots if (slot >= 0).any()]
     mixed = [slot for slot in used if len(slot) < width or len(set(bucket[slot].tolist())) > 1]
     assert len(mixed) <= -(-left // width)
-    assert made.steps == -(-len(used) // (spec.micro_batches_per_step // width))
+    assert made.num_steps == -(-len(used) // (spec.micro_batches_per_step // width))
     assert len(used) - len([s for s in used if len(s) == width]) <= 1
 
 
@@ -174,13 +174,13 @@ def test_ranks_never_wait_where_the_slot_width_is_a_multiple_of_them(
     made = plan_epoch(make_entries(counts), spec, 0)
     for world in (w for w in range(1, 17) if spec.same_bucket_run % w == 0):
         assert made.waste(spec, world) == 0
-    assert made.waste(spec, 2 * spec.micro_batches_per_step) >= (0.49 if made.steps else 0)
+    assert made.waste(spec, 2 * spec.micro_batches_per_step) >= (0.49 if made.num_steps else 0)
 
 
 def test_waste_is_the_share_of_waiting() -> None:
     spec = make_spec([1, 1], g=2, width=1)  # costs 100 and 200
     made = plan_epoch(make_entries([1, 1]), spec, 0)
-    assert made.steps == 1
+    assert made.num_steps == 1
     assert made.waste(spec, 1) == 0
     assert made.waste(spec, 2) == 0.25
     assert made.waste(spec, 4) == 1 - 300 / 800
@@ -205,16 +205,16 @@ def test_epochs_and_seeds_differ_in_batches_and_in_their_order() -> None:
     plans = [plan_epoch(entries, spec, e) for e in (0, 1)] + [plan_epoch(entries, replace(spec, seed=6), 0)]
     for first, second in pairwise(plans):
         assert not np.array_equal(first.uid, second.uid)
-        assert not np.array_equal(first.rows, second.rows)
+        assert not np.array_equal(first.steps, second.steps)
     together = [{frozenset(identities(p)[w]) for w in micro_batches(p)} for p in plans]
     assert not together[0] & together[1]
 
 
-def test_rows_mix_buckets_where_there_are_several() -> None:
+def test_steps_mix_buckets_where_there_are_several() -> None:
     spec = make_spec([2, 2, 2, 2], g=8, width=2)
     made = plan_epoch(make_entries([64, 64, 64, 64]), spec, 0)
-    assert made.steps == 16
-    assert all(len(set(micro_buckets(made)[row].tolist())) == 4 for row in made.rows)
+    assert made.num_steps == 16
+    assert all(len(set(micro_buckets(made)[step].tolist())) == 4 for step in made.steps)
 
 
 @given(cases(), st.integers(0, 3))
@@ -227,8 +227,8 @@ def test_with_locality_groups_are_read_together_in_windows_of_another_order_each
     group = dict(zip(identities(entries), entries.group.tolist(), strict=True))
     windows = max(round(len(entries) / 20), 1)
     hashed = {g: int(hash_rng.hash64(spec.seed, epoch, g, hash_rng.Purpose.WINDOW)) for g in group.values()}
-    # The slots of a row, and rows one after the other, begin in windows that never go back.
-    slots = made.rows.reshape(-1, spec.same_bucket_run)
+    # The slots of a step, and steps one after the other, begin in windows that never go back.
+    slots = made.steps.reshape(-1, spec.same_bucket_run)
     first = [identities(made)[made.offsets[slot[0]]] for slot in slots if (slot >= 0).all()]
     begun = [hashed[group[key]] * windows >> 64 for key in first]
     assert begun == sorted(begun)
@@ -238,12 +238,12 @@ def test_windows_hold_about_as_many_clips_as_asked_for_and_are_shuffled_inside()
     entries, spec = make_entries([2000, 2000]), replace(make_spec([2, 2], g=2, width=1), window_clips=400)
     made = plan_epoch(entries, spec, 0)
     group = dict(zip(entries.ordinal.tolist(), entries.group.tolist(), strict=True))
-    row_of = np.repeat(np.argsort(made.rows.ravel()) // 2, 2)
-    rows: dict[int, list[int]] = {}
-    for ordinal, row in zip(made.ordinal.tolist(), row_of.tolist(), strict=True):
-        rows.setdefault(group[ordinal], []).append(row)
-    spread = np.array([max(found) - min(found) for found in rows.values() if len(found) == 7])
-    assert np.quantile(spread, 0.95) < 200  # a tenth of the 1,000 rows is a window; all would be 750
+    step_of = np.repeat(np.argsort(made.steps.ravel()) // 2, 2)
+    steps: dict[int, list[int]] = {}
+    for ordinal, step in zip(made.ordinal.tolist(), step_of.tolist(), strict=True):
+        steps.setdefault(group[ordinal], []).append(step)
+    spread = np.array([max(found) - min(found) for found in steps.values() if len(found) == 7])
+    assert np.quantile(spread, 0.95) < 200  # a tenth of the 1,000 steps is a window; all would be 750
     assert np.median(spread) > 40  # and within it a group's clips lie apart
     again = plan_epoch(entries, spec, 1)
     assert not np.array_equal(made.ordinal, again.ordinal)
@@ -259,9 +259,9 @@ def test_an_empty_epoch_has_no_steps() -> None:
     for width in (1, 2):
         spec = make_spec([4, 2], width=width)
         made = plan_epoch(make_entries([0, 0]), spec, 0)
-        assert (made.steps, made.planned, made.rows.shape) == (0, 0, (0, 4))
+        assert (made.num_steps, made.planned, made.steps.shape) == (0, 0, (0, 4))
         assert made.waste(spec, 2) == 0
-        assert made.row_digest(0) == made.row_digest(7)
+        assert made.step_digest(0) == made.step_digest(7)
         assert not made.places_before(0).any()
 
 
@@ -273,8 +273,8 @@ def test_digests_see_the_plan_and_the_spec(case: tuple[Samples, PlanSpec]) -> No
     assert plan_epoch(entries, spec, 0).digest() == made.digest()
     for changed in (replace(spec, buckets_digest="other"), replace(spec, planner_version=2)):
         assert changed.digest() != spec.digest()
-    rows = [made.row_digest(row) for row in range(made.steps + 1)]
-    assert len(set(rows)) == len(rows)
+    of_steps = [made.step_digest(plan_step) for plan_step in range(made.num_steps + 1)]
+    assert len(set(of_steps)) == len(of_steps)
 
 
 GOLDEN = {

@@ -49,7 +49,7 @@ def planned(clips: Clips, built: BucketTable, way: str, *, epoch: int, g: int) -
 
 def trained_by_all(made: EpochPlan, world: int) -> Counter[int]:
     """How often the ranks train each clip in the epoch, together."""
-    where = [m for row in made.rows for m in columns_of_all_ranks(row, world)]
+    where = [m for step in made.steps for m in columns_of_all_ranks(step, world)]
     places = np.concatenate([np.r_[made.places(m)] for m in where])
     return Counter(made.uid[places[made.is_first_use[places]]].tolist())
 
@@ -59,20 +59,20 @@ def test_fine_tuning_on_a_twentieth_of_the_clips_after_100_000_steps(way: str) -
     """Where a position is an index into the data, the smaller data end in an `IndexError`."""
     catalog, config = Catalog.of(38_000, 1), Config(incomplete=way, g=2, batch_sizes=(2, 2, 2))
     run = Run(catalog, config)
-    while run.global_step + run.plan.steps < 100_000:
-        run.row = run.plan.steps  # counted, not lived through
-        run.global_step += run.plan.steps
+    while run.global_step + run.plan.num_steps < 100_000:
+        run.plan_step = run.plan.num_steps  # counted, not lived through
+        run.global_step += run.plan.num_steps
         run.begin_epoch(run.epoch + 1)
     assert run.global_step < 100_000
     while run.global_step < 100_000:
         run.step()
     fewer = catalog.without(catalog.uid[np.arange(38_000) % 20 != 7])
-    row, former = run.row, set(run.account)
+    plan_step, former = run.plan_step, set(run.account)
     run.resume(run.save(), fewer, config, world=8)
     alive = set(identities(config.entries(fewer, run.epoch)))
     assert len(alive) == 1900
     assert run.plan.planned == len(alive - former) > 0
-    assert run.plan.steps < row, "the checkpoint's row lies beyond the new plan"
+    assert run.plan.num_steps < plan_step, "the checkpoint's step lies beyond the new plan"
     run.finish()
     run.check_end()
     run.next_epoch()
@@ -87,7 +87,7 @@ def test_batch_sizes_doubled_in_mid_epoch(way: str) -> None:
     catalog = Catalog.of(20_000, 2)
     config = Config(incomplete=way, g=16, width=8, batch_sizes=(8, 4, 6))
     run = Run(catalog, config, world=8)
-    for _ in range(run.plan.steps // 2):
+    for _ in range(run.plan.num_steps // 2):
         run.step()
     doubled = replace(config, batch_sizes=(16, 8, 12))
     run.resume(run.save(), catalog, doubled, world=8)
@@ -111,7 +111,7 @@ def test_twenty_pictures_of_seven_aspect_ratios_at_batch_size_4(way: str, world:
     clips = shapes([1] * 20, [SEVEN_SIZES[i % 7] for i in range(20)])
     for epoch in range(4):
         made, lost = planned(clips, built, way, epoch=epoch, g=world)
-        assert made.steps > 0
+        assert made.num_steps > 0
         assert not lost
         assert trained_by_all(made, world) == Counter(clips.uid.tolist())
 

@@ -19,8 +19,8 @@ from reelworks.schedule.plan import PlanSpec, Samples
 REPOSITORY = Path(__file__).parents[3]
 
 
-def measure(rows: list[list[int]], clips: list[int], places: list[int], world: int) -> _waste.Waste:
-    return _waste.measure(np.array(rows), np.array(clips), np.array(places), np.full(len(clips), 10.0), world)
+def measure(steps: list[list[int]], clips: list[int], places: list[int], world: int) -> _waste.Waste:
+    return _waste.measure(np.array(steps), np.array(clips), np.array(places), np.full(len(clips), 10.0), world)
 
 
 def test_waste_by_hand() -> None:
@@ -52,7 +52,7 @@ def test_in_all_is_the_plans_own_figure_where_nothing_pads(case: tuple[Samples, 
     bucket, places = made.bucket[made.offsets[:-1]], np.diff(made.offsets)
     costs = np.array(spec.costs_us, dtype=np.float64)[bucket]
     for world in (1, 3, 8):
-        found = _waste.measure(made.rows, places, places, costs, world)
+        found = _waste.measure(made.steps, places, places, costs, world)
         assert found.in_all == pytest.approx(made.waste(spec, world))
         assert 0 <= found.same_step <= 1
 

@@ -22,7 +22,7 @@ from reelworks.models.config import ModelConfig
 from reelworks.models.lora.config import LoraConfig
 from reelworks.precision.boundary import DtypeBoundary
 from reelworks.testing import contract
-from reelworks.train.compiled_blocks import CompiledBlocks
+from reelworks.train.step.compiled_blocks import CompiledBlocks
 
 
 class Counting:
@@ -190,10 +190,7 @@ def test_a_compiler_that_fails_is_told_as_the_recipes_key() -> None:
 
     block, compiled, buckets = small(1, broken)
     mask = torch.ones(2, 5, dtype=torch.bool)
-    with (
-        refused("not-compiled", "train.compile", says="no C"),
-        compiled.running(work(buckets, 0, 2), mask),
-    ):
+    with refused("not-compiled", "train.compile", says="no C"), compiled.running(work(buckets, 0, 2), mask):
         block(torch.ones(2, 4))
     with pytest.raises(ZeroDivisionError), compiled.running(work(buckets, 0, 2), mask):
         _ = 1 / 0

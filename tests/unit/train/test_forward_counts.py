@@ -7,17 +7,17 @@ import torch
 from reelworks.precision.boundary import DtypeBoundary
 from reelworks.schedule.plan import EpochPlan
 from reelworks.testing import contract
-from reelworks.train.batch_inputs import Predicted, filled_up
-from reelworks.train.step import ForwardCounts
+from reelworks.train.step.examples import Predicted, filled_up
+from reelworks.train.step.train_step import ForwardCounts
 
 
 def plan(sizes):
-    """A plan of one row with micro-batches of these numbers of clips."""
+    """A plan of one step with micro-batches of these numbers of clips."""
     count = sum(sizes)
     zeros = np.zeros(count, dtype=np.int64)
-    rows = np.arange(len(sizes), dtype=np.int64)[None]
+    steps = np.arange(len(sizes), dtype=np.int64)[None]
     offsets = np.concatenate([[0], np.cumsum(sizes)])
-    return EpochPlan(zeros.astype(np.uint64), zeros, zeros, zeros, zeros.astype(np.int32), offsets, rows)
+    return EpochPlan(zeros.astype(np.uint64), zeros, zeros, zeros, zeros.astype(np.int32), offsets, steps)
 
 
 @pytest.mark.parametrize(

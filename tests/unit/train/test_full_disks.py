@@ -17,7 +17,7 @@ from reelworks.cli import main
 from reelworks.core import files, storage
 from reelworks.core.errors import UserError
 from reelworks.core.file_cache import FileCache
-from reelworks.train.trackers import TensorBoard
+from reelworks.train.logging.trackers import TensorBoard
 
 
 class Disk:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from reelworks.core.errors import UserError
 from reelworks.recipe import recipe_file
 from reelworks.train.config import TrainConfig
-from reelworks.train.lr_schedule import learning_rate
+from reelworks.train.step.lr_schedule import learning_rate
 
 RECIPE = {
     "version": 1,
@@ -69,10 +69,7 @@ def test_it_never_leaves_its_bounds(name: str, steps: int, warmup: int, final: f
     ("field", "keys"),
     [
         ("final_learning_rate", {"final_learning_rate": 1e-5, "max_steps": 3}),
-        (
-            "final_learning_rate",
-            {"final_learning_rate": 1.0, "learning_rate_schedule": "linear", "max_steps": 3},
-        ),
+        ("final_learning_rate", {"final_learning_rate": 1.0, "learning_rate_schedule": "linear", "max_steps": 3}),
     ],
 )
 def test_a_rate_that_cannot_be_followed_is_refused(field: str, keys: dict[str, object]) -> None:

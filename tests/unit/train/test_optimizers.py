@@ -17,12 +17,12 @@ from reelworks.models import factory
 from reelworks.recipe import recipe_file
 from reelworks.recipe.recipe import Recipe
 from reelworks.testing import contract
-from reelworks.train import optimizer_names
 from reelworks.train.config import TrainConfig
-from reelworks.train.optimizer_names import OPTIMIZERS
-from reelworks.train.optimizers import ShardedOptimizer, matrices
 from reelworks.train.preflight import estimate
-from reelworks.train.state import TrainState
+from reelworks.train.step import optimizer_names
+from reelworks.train.step.optimizer_names import OPTIMIZERS
+from reelworks.train.step.optimizers import ShardedOptimizer, matrices
+from reelworks.train.step.state import TrainState
 
 WHOLE = sorted(name for name, one in OPTIMIZERS.items() if one.whole)
 

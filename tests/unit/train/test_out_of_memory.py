@@ -9,7 +9,7 @@ from refused import refused
 from reelworks.buckets import table
 from reelworks.buckets.config import BucketEntryConfig, BucketsConfig
 from reelworks.core.shape import Geometry
-from reelworks.train import out_of_memory
+from reelworks.train.step import out_of_memory
 
 CPU = torch.device("cpu")
 

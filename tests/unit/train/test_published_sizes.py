@@ -107,12 +107,13 @@ def test_sizes_of_a_preset_that_changed_since_are_not_used(monkeypatch: pytest.M
 def test_a_recipe_for_any_model_needs_no_library_of_networks(tmp_path: Path) -> None:
     """Their imports take many seconds; people wait for the estimate."""
     program = (
-        "import sys; from pathlib import Path; from reelworks.models import registry\n"
-        "from reelworks.quickstart.quickstart import QuickstartOptions, lora\n"
+        "import sys; from reelworks.models import registry\n"
+        "from reelworks.quickstart.quickstart import lora\n"
+        "from reelworks.quickstart.request import NewLoraRequest\n"
         "for name, preset in registry.PRESETS.items():\n"
         "    if preset.release is None or preset.release.weights is not None:\n"
         "        given = dict.fromkeys(preset.config.conditioning.needs, 'given')\n"
-        "        lora(Path('made.toml'), QuickstartOptions(name, vram_gb=80, companions=given))\n"
+        "        lora(NewLoraRequest(model=name, vram_gb=80, output='made.toml', force=True, **given))\n"
         "        loaded = {'torch', 'diffusers', 'transformers', 'peft'} & sys.modules.keys()\n"
         "        assert not loaded, (name, loaded)"
     )

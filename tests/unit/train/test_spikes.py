@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from reelworks.train import spikes
-from reelworks.train.spikes import SpikeClip, SpikeDetector
+from reelworks.train.step import spikes
+from reelworks.train.step.spikes import SpikeClip, SpikeDetector
 
 
 def values(count: int, level: float, seed: int = 0) -> list[float]:

@@ -13,7 +13,7 @@ from reelworks.diffusion import objectives, timesteps
 from reelworks.diffusion.config import ObjectiveConfig
 from reelworks.models import components
 from reelworks.recipe import recipe_file
-from reelworks.train import batch_inputs
+from reelworks.train.step import draws
 
 RECIPE = recipe_file.parse(
     {
@@ -30,9 +30,9 @@ TABLE = table.build(RECIPE.bucket, RECIPE.buckets, GEOMETRY)
 
 
 def plan_of(*buckets):
-    """One row of micro-batches of three clips; what the draw asks of a plan."""
+    """One step of micro-batches of three clips; what the draw asks of a plan."""
     return SimpleNamespace(
-        micro_batches=lambda row: np.arange(len(buckets)),
+        micro_batches=lambda plan_step: np.arange(len(buckets)),
         places=lambda i: slice(3 * i, 3 * i + 3),
         offsets=3 * np.arange(len(buckets) + 1),
         real_clips=np.full(len(buckets), 3),
@@ -43,7 +43,7 @@ def plan_of(*buckets):
 
 def first(step, *buckets, recipe=RECIPE):
     """Whether a step trains the expert for high noise."""
-    found = batch_inputs.objective_of_step(recipe, TABLE, GEOMETRY, plan=plan_of(*buckets), row=0, step=step)
+    found = draws.objective_of_step(recipe, TABLE, GEOMETRY, plan=plan_of(*buckets), plan_step=0, step=step)
     assert found.timestep_range in ([875.0, 1000.0], [0.0, 875.0])
     return found.timestep_range[0] == 875.0
 
@@ -71,7 +71,7 @@ def test_the_draw_is_the_seeds_and_the_steps():
     other = RECIPE.model_copy(update={"seed": 1})
     assert drawn != [first(step, 0, recipe=other) for step in range(200)]
     high = recipe_file.parse(RECIPE.model_dump() | {"model": {"name": "wan-2.2-tiny", "experts": "high"}})
-    assert batch_inputs.objective_of_step(high, TABLE, GEOMETRY, plan=None, row=0, step=0) is high.objective
+    assert draws.objective_of_step(high, TABLE, GEOMETRY, plan=None, plan_step=0, step=0) is high.objective
 
 
 @given(

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reelworks.train import trace_gaps
+from reelworks.train.logging import trace_gaps
 
 
 def kernel(begin: float, end: float, name: str = "kernel", category: str = "kernel") -> dict[str, Any]:

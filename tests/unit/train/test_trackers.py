@@ -9,13 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny_recipe
+from pydantic import ValidationError
+from refused import refused
 
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
 from reelworks.recipe import recipe_file
-from reelworks.run.config import LoggingConfig
-from reelworks.train import trackers
-from reelworks.train.trackers import Guarded
+from reelworks.recipe.recipe import Recipe
+from reelworks.run.config import ADDED_TRACKERS, LoggingConfig
+from reelworks.run.folder import RunFolder
+from reelworks.train.logging import trackers
+from reelworks.train.logging.trackers import Guarded
 
 
 class Fragile:
@@ -85,3 +90,35 @@ def test_a_package_that_is_missing_and_settings_without_trackers_are_refused(mon
     with pytest.raises(UserError) as refused:
         recipe_file.parse({**base, "logging": {"tags": ["a"]}})
     assert refused.value.code == "key-without-effect"
+
+
+def test_a_tracker_of_ones_own_is_named_by_recipes_and_gets_what_a_run_logs(tmp_path: Path) -> None:
+    """It needs no package of its name; no other tracker may have it, and recipes that do not name it have none."""
+    made: list[tuple[Path, Fragile]] = []
+
+    def begin(run: RunFolder, recipe: Recipe) -> Fragile:
+        made.append((run.path, Fragile()))
+        return made[-1][1]
+
+    with pytest.raises(ValidationError, match="wandb"):
+        LoggingConfig(trackers=["mine"])
+    trackers.register("mine", begin)
+    try:
+        for name in ("mine", "wandb"):
+            with refused("duplicate-tracker-name", says=name):
+                trackers.register(name, begin)
+        values = tiny_recipe.values("unused", str(tmp_path)) | {"logging": {"trackers": ["mine"]}}
+        recipe = recipe_file.parse(values)
+        trackers.require_installed(recipe.logging)
+        started = trackers.start(RunFolder(tmp_path), recipe, 0)
+        for each in started:
+            each.log(1, {"loss": 0.5})
+            each.close(failed=False)
+        ((path, mine),) = made
+        assert (path, mine.logged, mine.closed) == (tmp_path, [(1, {"loss": 0.5})], True)
+    finally:
+        del ADDED_TRACKERS["mine"]
+    plain = recipe_file.parse(tiny_recipe.values("unused", str(tmp_path)))
+    for each in trackers.start(RunFolder(tmp_path), plain, 0):
+        each.close(failed=False)
+    assert len(made) == 1

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reelworks.train import balance
-from reelworks.train.balance import ForwardTimes, Note, RankNotes
+from reelworks.train.logging import balance
+from reelworks.train.logging.balance import ForwardTimes, Note, RankNotes
 
 COSTS = (1000, 3000)
 

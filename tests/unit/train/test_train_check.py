@@ -16,9 +16,9 @@ from reelworks.cli.main import app
 from reelworks.models import factory
 from reelworks.models.api import Denoiser
 from reelworks.recipe import recipe_file
-from reelworks.train import build
 from reelworks.train.preflight import dry_run
-from reelworks.train.state import TrainState
+from reelworks.train.startup import build
+from reelworks.train.step.state import TrainState
 
 RECIPE = {
     "version": 1,
@@ -89,15 +89,7 @@ def test_a_sound_recipe_has_no_violation_and_its_figures_are_those_of_training(c
     assert memory["total"] == sum(value for name, value in memory.items() if name not in ("total", "host"))
 
 
-LORA = (
-    "--json",
-    "--set",
-    "model.name=wan-tiny",
-    "--set",
-    "model.hidden_size=none",
-    "--set",
-    "model.depth=none",
-)
+LORA = ("--json", "--set", "model.name=wan-tiny", "--set", "model.hidden_size=none", "--set", "model.depth=none")
 LORA += ("--set", "model.num_heads=none", "--set", "lora.rank=2")
 
 
@@ -248,8 +240,6 @@ def test_encoders_in_another_dtype_than_they_declare_stop_a_start(tmp_path: Path
     (network,) = dry_run.networks(encoder.text_encoder)
     network.half()
     with refused(
-        "dtype-mismatch",
-        "shared.weight",
-        says="weight: a parameter is stored as float16, but bfloat16 is declared",
+        "dtype-mismatch", "shared.weight", says="weight: a parameter is stored as float16, but bfloat16 is declared"
     ):
         raise next(dry_run.faults_of_encoders(encoder))

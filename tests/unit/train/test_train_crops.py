@@ -8,6 +8,7 @@ import numpy as np
 import prepare_files as files
 import pytest
 import torch
+from examples import training_example, validation_example
 from PIL import Image
 
 from reelworks.data import prefetch
@@ -16,8 +17,7 @@ from reelworks.media.decode_pool import DecodePool
 from reelworks.models import registry
 from reelworks.models.families.sdxl import network as sdxl
 from reelworks.testing import contract
-from reelworks.train import build
-from reelworks.train.batch_inputs import training_example, validation_example
+from reelworks.train.startup import build
 
 SIZES = ((48, 64), (60, 90), (100, 130), (64, 48), (70, 55))
 
@@ -41,7 +41,7 @@ def batches(folder, validates=False, **objective):
     data = files.opened(files.recipe(folder, dataset=[dataset], **changes))
     plan, source = data.plan(data.plan_spec(1, 1), 0), StepSource(data, 0, 1)
     clips = data.entries(0)
-    works = [work for row in range(plan.steps) for work in source.row(plan, 0, row)]
+    works = [work for plan_step in range(plan.num_steps) for work in source.requests_of_step(plan, 0, plan_step)]
     if validates:
         works = [source.build_request(clips.take(np.array([i])), epoch=0, augments=False) for i in range(len(clips))]
     pool = DecodePool(0, 60.0)

@@ -20,9 +20,9 @@ from reelworks.quickstart import memory_presets
 from reelworks.recipe import recipe_file
 from reelworks.recipe.recipe import Recipe
 from reelworks.testing import contract
-from reelworks.train import build
 from reelworks.train.preflight import check, dry_run, estimate, memory, meter
 from reelworks.train.preflight.memory import Memory, Pass
+from reelworks.train.startup import build
 
 
 def resize(monkeypatch: pytest.MonkeyPatch, name: str, **sizes: int) -> None:

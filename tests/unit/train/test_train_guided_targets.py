@@ -6,6 +6,7 @@ from dataclasses import fields, replace
 
 import pytest
 import torch
+from examples import training_example
 from refused import refused
 from test_train_prior import perturb
 from test_train_step import micro_batch, stepper, take
@@ -14,8 +15,7 @@ from reelworks.models.api import DenoiserInputs
 from reelworks.models.lora import inject
 from reelworks.models.lora.config import LoraConfig
 from reelworks.recipe import recipe_file
-from reelworks.train.batch_inputs import training_example
-from reelworks.train.state import TrainState
+from reelworks.train.step.state import TrainState
 
 __all__ = ["stepper"]
 SCALE = 3.5
@@ -26,7 +26,9 @@ def guided(made, **objective):
     inject.inject(made.boundary.denoiser, LoraConfig(rank=2), seed=0)
     state = TrainState.start(made.boundary.denoiser, made.recipe.train)
     config = made.recipe.objective.model_copy(update={"target_guidance_scale": SCALE, **objective})
-    return replace(made, state=state, recipe=made.recipe.model_copy(update={"objective": config}))
+    return replace(
+        made, state=state, examples=replace(made.examples, recipe=made.recipe.model_copy(update={"objective": config}))
+    )
 
 
 @pytest.mark.parametrize("prediction", ["velocity", "sample"])
@@ -36,7 +38,7 @@ def test_the_target_is_guided_by_the_base_without_caption(stepper, monkeypatch, 
     perturb(made)
     batch = micro_batch(made, 1, [1, 2, 3, 4, 5, 6])
     objective = made.recipe.objective
-    example = training_example(batch, made.encoder, objective, seed=made.recipe.seed)
+    example = training_example(batch, made.examples.encoder.encoders, objective, seed=made.recipe.seed)
     given = {field.name: getattr(example.inputs, field.name) for field in fields(example.inputs)}
     dropped = given["drop_text"]
     assert dropped.any()
@@ -53,7 +55,7 @@ def test_the_target_is_guided_by_the_base_without_caption(stepper, monkeypatch, 
     result, gradients = take(made, [batch], monkeypatch)
     assert result.loss == pytest.approx(float(wanted.mean()), rel=1e-4)
     assert all(gradients[name].any() for name in gradients)
-    plain = replace(made, recipe=made.recipe.model_copy(update={"objective": base.recipe.objective}))
+    plain = replace(made, examples=replace(made.examples, recipe=base.recipe))
     other, _ = take(plain, [batch], monkeypatch)
     assert other.loss != pytest.approx(result.loss, rel=1e-2)
 

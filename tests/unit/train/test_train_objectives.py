@@ -5,13 +5,14 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from examples import training_example, validation_example
 
 from reelworks.core.shape import Shape
 from reelworks.data.micro_batch import MicroBatch, MicroBatchRequest
 from reelworks.precision.boundary import DtypeBoundary
 from reelworks.recipe import recipe_file
-from reelworks.train import build
-from reelworks.train.batch_inputs import Predicted, training_example, validation_example
+from reelworks.train.startup import build
+from reelworks.train.step.examples import Predicted
 
 CPU = torch.device("cpu")
 
@@ -37,7 +38,7 @@ def micro_batch(uids):
     count = len(uids)
     work = MicroBatchRequest(
         epoch=0,
-        row=0,
+        plan_step=0,
         index=0,
         ends_step=True,
         is_idle=False,
@@ -54,8 +55,7 @@ def micro_batch(uids):
 
 
 @pytest.mark.parametrize(
-    ("model", "objective"),
-    [("stdit2-tiny", "iddpm"), ("stdit3-tiny", "iddpm"), ("stdit2-tiny", "rectified-flow")],
+    ("model", "objective"), [("stdit2-tiny", "iddpm"), ("stdit3-tiny", "iddpm"), ("stdit2-tiny", "rectified-flow")]
 )
 def test_any_network_learns_by_any_objective(model, objective):
     """Some steps on one micro-batch lower its loss, learned variance included where there is one."""
@@ -67,7 +67,7 @@ def test_any_network_learns_by_any_objective(model, objective):
     losses = []
     for _ in range(12):
         example = training_example(batch, encoder, recipe.objective, seed=1)
-        loss = example.losses(Predicted.from_inputs(boundary, example.inputs), recipe.objective).mean()
+        loss = example.losses(Predicted.from_inputs(boundary, example.inputs)).mean()
         gradients = torch.autograd.grad(loss, parameters)
         with torch.no_grad():
             for parameter, gradient in zip(parameters, gradients, strict=True):
@@ -106,7 +106,7 @@ def test_a_clip_whose_mask_shows_given_frames_alone_has_no_weight():
     assert first_is_made.any()
     assert not first_is_made.all()
     assert torch.equal(example.valid_mask, first_is_made)
-    losses = example.losses(Predicted(torch.zeros_like(example.x0)), recipe.objective)
+    losses = example.losses(Predicted(torch.zeros_like(example.x0)))
     assert torch.equal(losses > 0, first_is_made)
 
 
@@ -136,7 +136,7 @@ def test_frames_beside_the_noise_are_noised_and_trained_like_the_others():
     assert torch.equal(inputs.condition, example.x0)
     torch.testing.assert_close(inputs.latent, (1 - share) * example.x0 + share * example.noise)
     plainly = (example.x0 - example.noise).square().mean(dim=(1, 2, 3, 4))
-    torch.testing.assert_close(example.losses(Predicted(torch.zeros_like(example.x0)), recipe.objective), plainly)
+    torch.testing.assert_close(example.losses(Predicted(torch.zeros_like(example.x0))), plainly)
     assert (example.generated_share == 1).all()
 
 

@@ -7,16 +7,18 @@ from dataclasses import fields, replace
 
 import pytest
 import torch
+from examples import training_example, validation_example
 from refused import refused
 from test_train_prior import perturb
-from test_train_step import QUIET, micro_batch, plan_of, stepper, take
+from test_train_step import micro_batch, run_step, stepper, take
 
 from reelworks.models.api import DenoiserInputs
 from reelworks.models.lora import inject
 from reelworks.models.lora.config import LoraConfig
 from reelworks.recipe import recipe_file
-from reelworks.train.batch_inputs import Predicted, training_example, validation_example
-from reelworks.train.state import TrainState
+from reelworks.train.step.examples import Predicted
+from reelworks.train.step.nonfinite import NonFiniteSource
+from reelworks.train.step.state import TrainState
 
 __all__ = ["stepper"]
 BETA = 3.0
@@ -29,7 +31,9 @@ def preferring(stepper):
     inject.inject(made.boundary.denoiser, LoraConfig(rank=2), seed=0)
     state = TrainState.start(made.boundary.denoiser, made.recipe.train)
     config = made.recipe.objective.model_copy(update={"dpo_beta": BETA})
-    return replace(made, state=state, recipe=made.recipe.model_copy(update={"objective": config})), base
+    return replace(
+        made, state=state, examples=replace(made.examples, recipe=made.recipe.model_copy(update={"objective": config}))
+    ), base
 
 
 def pairs(made, bucket=1, uids=(1, 2)):
@@ -45,13 +49,13 @@ def test_the_loss_is_that_of_the_paper(preferring, monkeypatch):
     made, base = preferring
     perturb(made)
     batch = pairs(made)
-    example = training_example(batch, made.encoder, made.recipe.objective, seed=made.recipe.seed)
+    example = training_example(batch, made.examples.encoder.encoders, made.recipe.objective, seed=made.recipe.seed)
     given = {field.name: getattr(example.inputs, field.name) for field in fields(example.inputs)}
     share = (example.inputs.time / 1000).view(-1, 1, 1, 1, 1)
     errors = {}
     for which, x0 in (
-        ("w", made.encoder.latents(batch.frames)),
-        ("l", made.encoder.latents(batch.companions["rejected"])),
+        ("w", made.examples.encoder.encoders.latents(batch.frames)),
+        ("l", made.examples.encoder.encoders.latents(batch.companions["rejected"])),
     ):
         noised = (1 - share) * x0 + share * example.noise
         for name, network in (("own", made.boundary), ("reference", base.boundary)):
@@ -71,9 +75,20 @@ def test_it_begins_at_log_2_and_learns_to_prefer(preferring):
     """A fresh LoRA prefers nothing; steps on the same pairs lower the loss, and the error on preferred clips alone."""
     made, _ = preferring
     batch = pairs(made)
-    found = [made.run([batch], plan=plan_of([batch]), row=0, step=step, flags=QUIET).loss for step in range(15)]
+    found = [run_step(made, [batch], step=step).loss for step in range(15)]
     assert found[0] == pytest.approx(math.log(2), rel=1e-5)
     assert found[-1] < 0.9 * found[0]
+
+
+def test_the_module_that_breaks_for_a_rejected_clip_is_named(preferring):
+    """The cause is looked for in the passes that the loss is made of, and not in that of the preferred clips alone."""
+    made, _ = preferring
+    batch = pairs(made)
+    made.state.module.spatial_blocks[0].mlp.register_forward_hook(
+        lambda _module, _args, out: out / 0.0 if len(out) > len(batch.captions) * batch.frames.shape[1] else out
+    )
+    blame = run_step(made, [batch]).blame
+    assert blame.origin == NonFiniteSource("activation", "spatial_blocks.0.mlp")
 
 
 def test_held_out_clips_are_measured_without_their_rejected_ones(preferring):
@@ -82,13 +97,13 @@ def test_held_out_clips_are_measured_without_their_rejected_ones(preferring):
     batch = pairs(made, uids=[1])
     plain = replace(batch, companions={})
     one, other = (
-        validation_example(each, made.encoder, made.recipe.objective, seed=1, times=[300.0, 700.0])
+        validation_example(each, made.examples.encoder.encoders, made.recipe.objective, seed=1, times=[300.0, 700.0])
         for each in (batch, plain)
     )
     assert torch.equal(one.inputs.latent, other.inputs.latent)
     with torch.no_grad():
         output = Predicted.from_inputs(made.boundary, one.inputs)
-    assert torch.equal(one.losses(output, made.recipe.objective), other.losses(output, made.recipe.objective))
+    assert torch.equal(one.losses(output), other.losses(output))
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from plan_summaries import bucket, summary
 from refused import refused
 
 from reelworks.analysis import plan_report
@@ -17,6 +18,7 @@ from reelworks.core import files
 from reelworks.core.errors import UserError
 from reelworks.core.log import event_logger, to_terminal
 from reelworks.core.shape import Shape
+from reelworks.data.position import DataPosition, next_epoch
 from reelworks.distributed.mesh import World
 from reelworks.generate import defaults, writers
 from reelworks.models import factory, registry
@@ -26,11 +28,12 @@ from reelworks.recipe import dataset, recipe_file
 from reelworks.recipe.dataset import RecipeData
 from reelworks.run import events
 from reelworks.run.folder import RunFolder
-from reelworks.train import build, sample_logging
+from reelworks.train.logging import previews
+from reelworks.train.logging.previews import Previewer
+from reelworks.train.logging.run_logger import RunLogger
 from reelworks.train.preflight import check
-from reelworks.train.run_logger import RunLogger
-from reelworks.train.sample_logging import Previewer
-from reelworks.train.state import TrainState
+from reelworks.train.startup import build
+from reelworks.train.step.state import TrainState
 
 CPU = torch.device("cpu")
 
@@ -78,12 +81,13 @@ def test_previews_are_as_what_is_trained_most_and_as_generate_makes_it(
 ) -> None:
     """Before a run begins, the size is that which `generate` later reads from its plan; clips go before pictures."""
     data = data_of(frames=frames)
-    made = sample_logging.options(data)
+    made = previews.options(data)
     spec = data.plan_spec(1, 1)
     run = RunFolder(tmp_path / "told")
     run.plan_folder.mkdir(parents=True)
     told = plan_report.summarise(data, spec, data.plan(spec, 0), world=1)
     files.write_json(run.plan_folder / "summary.json", told)
+    assert plan_report.read_summary(run) == told
     assert made.shape == defaults.shape(run, data.recipe, picture=False)
     assert made.shape == (Shape(1, 48, 32) if frames == (1,) else Shape(5, 32, 48))
     assert (made.num_inference_steps, made.guidance_scale) == (30, 7.0)
@@ -91,21 +95,20 @@ def test_previews_are_as_what_is_trained_most_and_as_generate_makes_it(
 
 def test_what_a_recipe_says_of_previews_wins(data_of: Any) -> None:
     """Each key by itself; the others stay as they are without it."""
-    said = sample_logging.options(data_of(num_frames=1, guidance_scale=1.5, num_inference_steps=4))
+    said = previews.options(data_of(num_frames=1, guidance_scale=1.5, num_inference_steps=4))
     assert said.shape == Shape(1, 48, 32)
     assert (said.num_inference_steps, said.guidance_scale) == (4, 1.5)
-    assert sample_logging.options(data_of(height=64)).shape == Shape(5, 64, 48)
-    assert sample_logging.options(data_of(prompts=[])) is None
+    assert previews.options(data_of(height=64)).shape == Shape(5, 64, 48)
+    assert previews.options(data_of(prompts=[])) is None
     with pytest.raises(UserError, match=r"samples\.reference = 'none\.png': No such file or directory"):
-        sample_logging.options(data_of(reference="none.png"))
+        previews.options(data_of(reference="none.png"))
 
 
 def test_sizes_fill_whole_patches_where_a_network_does_not_pad(data_of: Any, tmp_path: Path) -> None:
     """Buckets of other tables may have half a patch at an edge; what is said outright is refused with its key."""
     run = RunFolder(tmp_path / "other")
     run.plan_folder.mkdir(parents=True)
-    one = {"clips": 3, "num_frames": 1, "height": 40, "width": 72, "tokens_per_clip": 9}
-    files.write_json(run.plan_folder / "summary.json", {"buckets": [one]})
+    files.write_json(run.plan_folder / "summary.json", summary(bucket(3, 1, 40, 72)))
     assert defaults.shape(run, data_of().recipe, picture=True) == Shape(1, 40, 72)
     assert defaults.shape(run, data_of("wan-tiny").recipe, picture=True) == Shape(1, 32, 64)
     assert data_of(height=40).recipe.samples.height == 40
@@ -131,6 +134,10 @@ def test_models_that_are_sampled_without_guidance_are_marked_as_distilled() -> N
     assert without == distilled | {"qwen-image-2.1", "qwen-image-2.1-edit"}
 
 
+def begins(data: RecipeData) -> DataPosition:
+    return next_epoch(data, data.plan_spec(1, 1), None)[0]
+
+
 def test_previews_beyond_memory_end_no_training(
     data_of: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -141,9 +148,9 @@ def test_previews_beyond_memory_end_no_training(
     parts = (DtypeBoundary(denoiser), build.encoder(recipe, CPU), TrainState.start(denoiser, recipe.train))
     run = RunFolder(tmp_path / "run")
     alone = World(0, 1, CPU)
-    with to_terminal(), RunLogger(run, fits, alone, recipe_name="", first_step=0, total_steps=1) as log:
+    with to_terminal(), RunLogger(run, fits, alone, begins(fits), recipe_name="") as log:
         for data in (too_large, fits):
-            previewer = Previewer(data.recipe, *parts, alone, run, sample_logging.options(data))
+            previewer = Previewer(data.recipe, *parts, alone, run, previews.options(data))
             previewer.run(1, log)
     assert previewer.exist(1)
     next(run.samples_folder.glob("step-000000001/*")).unlink()
@@ -166,7 +173,7 @@ def test_events_are_written_whatever_is_configured_and_read_along_by_who_asks(da
         for rank, level in ((0, logging.WARNING), (0, logging.DEBUG), (1, logging.DEBUG)):
             event_logger.setLevel(level)
             world = World(rank, 2, CPU)
-            with RunLogger(run, data, world, recipe_name="", first_step=0, total_steps=1) as log:
+            with RunLogger(run, data, world, begins(data), recipe_name="") as log:
                 log.event("stop", step=rank, reason=str(level))
     finally:
         event_logger.removeHandler(listener)

@@ -6,15 +6,16 @@ from dataclasses import replace
 
 import pytest
 import torch
+from examples import training_example
 from refused import refused
-from test_train_step import QUIET, micro_batch, plan_of, stepper, take
+from test_train_step import micro_batch, run_step, stepper, take
 
 from reelworks.core.errors import UserError
 from reelworks.models.lora import inject
 from reelworks.models.lora.config import LoraConfig
 from reelworks.recipe import recipe_file
-from reelworks.train.batch_inputs import Predicted, training_example
-from reelworks.train.state import TrainState
+from reelworks.train.step.examples import Predicted
+from reelworks.train.step.state import TrainState
 
 __all__ = ["stepper"]
 
@@ -26,7 +27,8 @@ def adapted(stepper, request):
     inject.inject(made.boundary.denoiser, LoraConfig(rank=2, dora=request.param), seed=0)
     state = TrainState.start(made.boundary.denoiser, made.recipe.train)
     dataset = [d.model_copy(update={"prior_prediction": True}) for d in made.recipe.dataset]
-    return replace(made, state=state, recipe=made.recipe.model_copy(update={"dataset": dataset})), base
+    recipe = made.recipe.model_copy(update={"dataset": dataset})
+    return replace(made, state=state, examples=replace(made.examples, recipe=recipe)), base
 
 
 def preserved(stepper, bucket, uids, which):
@@ -46,7 +48,7 @@ def test_a_fresh_lora_has_nothing_to_learn_of_them(adapted):
     """It says what the base says: their loss and gradient are 0."""
     made, _ = adapted
     batch = preserved(made, 1, [1, 2], (True, True))
-    result = made.run([batch], plan=plan_of([batch]), row=0, step=0, flags=QUIET)
+    result = run_step(made, [batch])
     assert (result.applied, result.clips) == (True, 2)
     # A DoRA's row lengths are rounded where they are made and where they divide.
     assert result.loss == pytest.approx(0, abs=1e-9)
@@ -59,11 +61,11 @@ def test_their_target_is_the_base_and_that_of_others_is_not(adapted, monkeypatch
     perturb(made)
     batch = preserved(made, 1, [1, 2], (True, False))
     objective = made.recipe.objective
-    example = training_example(batch, made.encoder, objective, seed=made.recipe.seed)
+    example = training_example(batch, made.examples.encoder.encoders, objective, seed=made.recipe.seed)
     with torch.no_grad():
         output, said = made.boundary(example.inputs), base.boundary(example.inputs)
     assert not torch.allclose(output, said, atol=0.01)
-    plain = example.losses(Predicted(output), objective)
+    plain = example.losses(Predicted(output))
     wanted = torch.stack([(output[0] - said[0]).square().mean(), plain[1]])
     assert wanted[0] > 1e-3
     result, gradients = take(made, [batch], monkeypatch)
@@ -94,16 +96,13 @@ def test_learning_from_them_alone_leads_back_to_the_base(adapted):
     batch = preserved(made, 1, [1, 2], (True, True))
     found: list[float] = []
     while len(found) < 60 and (not found or found[-1] >= 0.7 * found[0]):
-        found.append(made.run([batch], plan=plan_of([batch]), row=0, step=len(found), flags=QUIET).loss)
+        found.append(run_step(made, [batch], step=len(found)).loss)
     assert found[-1] < 0.7 * found[0]
 
 
 @pytest.mark.parametrize(
     ("lora", "datasets", "problem"),
-    [
-        (None, [True, False], "no frozen base to predict the target"),
-        ({}, [True, True], "the LoRA would learn nothing"),
-    ],
+    [(None, [True, False], "no frozen base to predict the target"), ({}, [True, True], "the LoRA would learn nothing")],
 )
 def test_what_cannot_work_is_refused(lora, datasets, problem):
     """All weights in training have no base, and a LoRA of nothing but the base is none."""

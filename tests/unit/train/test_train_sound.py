@@ -14,9 +14,9 @@ from reelworks.diffusion.config import ObjectiveConfig
 from reelworks.media.sound import SoundSpec
 from reelworks.models.sound.config import SoundConfig
 from reelworks.testing import contract
-from reelworks.train import sound_inputs
-from reelworks.train.batch_inputs import Example, Predicted
-from reelworks.train.sound_inputs import SoundTarget
+from reelworks.train.step import sound_inputs
+from reelworks.train.step.examples import Example, Predicted
+from reelworks.train.step.sound_inputs import SoundTarget
 
 WORDS = hash_rng.hash64(1, 0, np.arange(4000, dtype=np.uint64), 0)
 
@@ -81,10 +81,10 @@ def test_the_loss_is_the_sum_over_what_is_generated(given, weighting):
         i = dataclasses.replace(i, sound_time=none, sound_mask=torch.zeros_like(i.sound_mask))
     x0, noise = torch.randn_like(i.latent), torch.randn_like(i.latent)
     target = SoundTarget(torch.randn_like(i.sound), torch.randn_like(i.sound), loss_weight=0.25)
-    example = Example(i, x0, noise, torch.ones(2), torch.ones(2).bool(), i.frame_mask, sound=target)
-    out = Predicted(torch.randn_like(i.latent).requires_grad_(), torch.randn_like(i.sound).requires_grad_())
     config = ObjectiveConfig(loss_weighting=weighting)
-    losses = example.losses(out, config)
+    example = Example(None, config, i, x0, noise, torch.ones(2), torch.ones(2).bool(), i.frame_mask, sound=target)
+    out = Predicted(torch.randn_like(i.latent).requires_grad_(), torch.randn_like(i.sound).requires_grad_())
+    losses = example.losses(out)
     torch.autograd.backward(losses.sum())
     assert bool(out.picture.grad.any()) == (given != "picture")
     assert bool(out.sound.grad.any()) == (given != "sound")

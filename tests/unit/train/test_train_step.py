@@ -2,33 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
+import examples
 import numpy as np
 import pytest
 import torch
+from examples import training_example
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from reelworks.buckets import table
 from reelworks.buckets.config import BucketEntryConfig, BucketsConfig
-from reelworks.data.micro_batch import MicroBatch, MicroBatchRequest, StreamState, one_step
+from reelworks.data.micro_batch import MicroBatch, MicroBatchRequest, StreamState
 from reelworks.distributed.mesh import World
-from reelworks.encoders.config import EncodeConfig
+from reelworks.encoders.encode_prefetcher import EncodePrefetcher
 from reelworks.media.decode import Request
 from reelworks.models.components import geometry
 from reelworks.models.config import AutoencoderConfig, ModelConfig
 from reelworks.precision.boundary import DtypeBoundary
 from reelworks.recipe import recipe_file
 from reelworks.schedule.plan import EpochPlan
-from reelworks.train import batch_inputs, build
-from reelworks.train.batch_inputs import Predicted, training_example
-from reelworks.train.encode_prefetcher import EncodePrefetcher
-from reelworks.train.nonfinite import NonFiniteCause, NonFiniteSource, not_finite
-from reelworks.train.optimizers import ShardedOptimizer
-from reelworks.train.state import TrainState
-from reelworks.train.step import StepFlags, TrainStep
+from reelworks.train.startup import build
+from reelworks.train.step.examples import ExampleBuilder, Predicted
+from reelworks.train.step.nonfinite import NonFiniteCause, NonFiniteSource, not_finite
+from reelworks.train.step.optimizers import ShardedOptimizer
+from reelworks.train.step.state import TrainState
+from reelworks.train.step.train_step import StepFlags, StepResult, TrainStep
 
 QUIET = StepFlags(stop=False, save=False, writing=False)
 
@@ -65,14 +66,9 @@ def stepper():
             geometry(MODEL, AutoencoderConfig()),
         )
         state = TrainState.start(denoiser, recipe.train)
-        return TrainStep(
-            DtypeBoundary(denoiser),
-            build.encoder(recipe, CPU),
-            state,
-            buckets,
-            World(0, 1, CPU),
-            recipe.model_copy(update={"seed": 5}),
-        )
+        recipe = recipe.model_copy(update={"seed": 5})
+        builder = ExampleBuilder(recipe, buckets, examples.batch_encoder(build.encoder(recipe, CPU)))
+        return TrainStep(DtypeBoundary(denoiser), builder, state, World(0, 1, CPU))
 
     return make
 
@@ -87,7 +83,7 @@ def micro_batch(stepper: TrainStep, bucket: int, uids: list[int], *, failed: tup
     counts = np.array([place not in failed for place in range(len(uids))])
     work = MicroBatchRequest(
         epoch=0,
-        row=0,
+        plan_step=0,
         index=0,
         ends_step=last,
         is_idle=False,
@@ -115,7 +111,7 @@ def micro_batch(stepper: TrainStep, bucket: int, uids: list[int], *, failed: tup
 
 
 def plan_of(batches: list[MicroBatch]) -> EpochPlan:
-    """One row that holds the micro-batches."""
+    """One step that holds the micro-batches."""
     sizes = [len(batch.request.uids) for batch in batches]
     uid = np.concatenate([batch.request.uids for batch in batches])
     bucket = np.repeat([batch.request.bucket for batch in batches], sizes).astype(np.int64)
@@ -131,6 +127,24 @@ def plan_of(batches: list[MicroBatch]) -> EpochPlan:
     )
 
 
+def run_step(
+    s: TrainStep,
+    batches: list[MicroBatch],
+    *,
+    step: int = 0,
+    flags: StepFlags = QUIET,
+    ahead: EncodePrefetcher | None = None,
+) -> StepResult:
+    """Take a step with micro-batches, which `ahead` encodes, or which are encoded when they are trained."""
+    where = {"plan": plan_of(batches), "plan_step": 0, "step": step}
+    encoded = map(s.examples.encode, batches) if ahead is None else ahead.batches_of_step()
+    return s.run(s.examples.of_step(encoded, **where), flags=flags, **where)
+
+
+def encoding_ahead(s: TrainStep, batches: Iterator[MicroBatch], encode=None, *, is_ahead: bool = True):
+    return EncodePrefetcher(batches, encode or s.examples.encode, CPU, is_ahead=is_ahead)
+
+
 def take(stepper: TrainStep, batches: list[MicroBatch], monkeypatch) -> tuple[object, dict[str, torch.Tensor]]:
     """Run a step; returns its result and the gradient by which the optimizer was to update."""
     gradients: dict[str, torch.Tensor] = {}
@@ -140,7 +154,7 @@ def take(stepper: TrainStep, batches: list[MicroBatch], monkeypatch) -> tuple[ob
 
     with monkeypatch.context() as patch:
         patch.setattr(ShardedOptimizer, "step", remember)
-        result = stepper.run(batches, plan=plan_of(batches), row=0, step=0, flags=QUIET)
+        result = run_step(stepper, batches)
     return result, gradients
 
 
@@ -178,13 +192,8 @@ def test_the_loss_is_the_weighted_mean_over_clips_of_all_shapes(stepper, monkeyp
     batches = [micro_batch(s, 0, [1, 2], last=False), micro_batch(s, 1, [3])]
     losses = []
     for batch in batches:
-        example = training_example(batch, s.encoder, s.recipe.objective, seed=s.recipe.seed)
-        losses.append(
-            example.losses(Predicted.from_inputs(s.boundary, example.inputs), s.recipe.objective)
-            .detach()
-            .double()
-            .numpy()
-        )
+        example = training_example(batch, s.examples.encoder.encoders, s.recipe.objective, seed=s.recipe.seed)
+        losses.append(example.losses(Predicted.from_inputs(s.boundary, example.inputs)).detach().double().numpy())
     tokens = [s.table.buckets[batch.request.bucket].tokens for batch in batches]
     assert tokens[0] == 4 * tokens[1], "four frames have four times the tokens of one"
     weight = {
@@ -208,8 +217,8 @@ def test_accumulating_equals_one_batch(stepper, monkeypatch):
 
 def test_what_a_clip_meets_does_not_depend_on_its_batch(stepper):
     s = stepper()
-    both = training_example(micro_batch(s, 0, [1, 2]), s.encoder, s.recipe.objective, seed=5)
-    second = training_example(micro_batch(s, 0, [2]), s.encoder, s.recipe.objective, seed=5)
+    both = training_example(micro_batch(s, 0, [1, 2]), s.examples.encoder.encoders, s.recipe.objective, seed=5)
+    second = training_example(micro_batch(s, 0, [2]), s.examples.encoder.encoders, s.recipe.objective, seed=5)
     for name in ("latent", "time", "frame_mask", "drop_text", "text"):
         assert torch.equal(getattr(both.inputs, name)[1:], getattr(second.inputs, name)), name
     assert not torch.equal(both.noise[0], both.noise[1])
@@ -224,7 +233,7 @@ def test_a_step_that_is_not_finite_changes_nothing(stepper):
     before = {name: value.clone() for name, value in s.state.ema.items()}
     weights = [parameter.detach().clone() for parameter in s.state.module.parameters()]
     batch = micro_batch(s, 0, [1, 2])
-    result = s.run([batch], plan=plan_of([batch]), row=0, step=0, flags=QUIET)
+    result = run_step(s, [batch])
     assert (result.applied, result.finite) == (False, False)
     assert result.blame.origin == NonFiniteSource("weight", name)
     assert [clip["path"] for clip in result.blame.clips] == ["1.mp4", "2.mp4"]
@@ -242,7 +251,7 @@ def test_the_module_that_makes_numbers_infinite_is_named(stepper):
     s.state.module.spatial_blocks[0].mlp.register_forward_hook(
         lambda _module, _args, out: out / 0.0 if out.shape[1] == frames else out
     )
-    result = s.run([fine, bad], plan=plan_of([fine, bad]), row=0, step=0, flags=QUIET)
+    result = run_step(s, [fine, bad])
     assert not result.applied
     assert result.blame == NonFiniteCause(
         NonFiniteSource("activation", "spatial_blocks.0.mlp"), ({"uid": 3, "path": "3.mp4"},)
@@ -262,7 +271,7 @@ def test_the_module_whose_gradient_breaks_is_named(stepper, max_grad_norm):
 
     s.state.module.get_submodule(path).register_forward_hook(break_gradient)
     batch = micro_batch(s, 0, [1, 2])
-    result = s.run([batch], plan=plan_of([batch]), row=0, step=0, flags=QUIET)
+    result = run_step(s, [batch])
     assert not result.applied
     assert np.isfinite(result.loss)
     assert result.blame == NonFiniteCause(NonFiniteSource("gradient", path), ())
@@ -306,7 +315,7 @@ def test_a_state_names_all_that_is_not_finite(stepper):
 def test_a_step_without_a_clip_is_skipped(stepper):
     s = stepper()
     batch = micro_batch(s, 0, [1, 2], failed=(0, 1))
-    result = s.run([batch], plan=plan_of([batch]), row=0, step=0, flags=QUIET._replace(stop=True))
+    result = run_step(s, [batch], flags=QUIET._replace(stop=True))
     assert (result.applied, result.clips, result.failed, result.flags.stop) == (False, 0, 2, True)
 
 
@@ -344,10 +353,10 @@ def test_the_host_reads_the_device_as_often_for_one_micro_batch_as_for_many(step
     for number in (1, 2, 5):
         batches = [micro_batch(s, i % 2, [7 + i], last=i == number - 1) for i in range(number)]
         for caption in (c for batch in batches for c in batch.request.captions):
-            s.encoder.texts([caption], [False])  # an embedding comes to CPU memory once in a run
+            s.examples.encoder.encoders.texts([caption], [False])  # an embedding comes to CPU memory once in a run
         copied.clear()
         with HostReads() as counted:
-            result = s.run(batches, plan=plan_of(batches), row=0, step=0, flags=QUIET)
+            result = run_step(s, batches)
         assert result.applied
         reads[number] = counted.count, sorted(copied)
     assert reads[1] == reads[2] == reads[5]
@@ -368,7 +377,7 @@ def test_each_micro_batch_of_each_step_draws_its_own_dropout(stepper, monkeypatc
     batches = [micro_batch(s, 0, [1], last=False), micro_batch(s, 0, [1])]
     batches = [replace(b, request=replace(b.request, index=i)) for i, b in enumerate(batches)]
     for step in (0, 1, 0):
-        s.run(batches, plan=plan_of(batches), row=0, step=step, flags=QUIET)
+        run_step(s, batches, step=step)
     assert len(set(drawn[:4])) == 4
     assert drawn[4:] == drawn[:2]
 
@@ -394,8 +403,8 @@ def test_losses_by_timestep_are_means_over_the_clips_in_each_range(stepper, monk
     batches = [micro_batch(s, 0, [1, 2, 3, 4], last=False), micro_batch(s, 1, [5, 6, 7])]
     losses, times, weights = [], [], []
     for batch in batches:
-        example = training_example(batch, s.encoder, s.recipe.objective, seed=s.recipe.seed)
-        losses += example.losses(Predicted.from_inputs(s.boundary, example.inputs), s.recipe.objective).tolist()
+        example = training_example(batch, s.examples.encoder.encoders, s.recipe.objective, seed=s.recipe.seed)
+        losses += example.losses(Predicted.from_inputs(s.boundary, example.inputs)).tolist()
         times += example.inputs.time.tolist()
         weights += [s.table.buckets[batch.request.bucket].tokens] * len(batch.request.uids)
     result, _ = take(s, batches, monkeypatch)
@@ -410,9 +419,9 @@ def test_losses_by_timestep_are_means_over_the_clips_in_each_range(stepper, monk
 def test_the_squares_of_block_norms_sum_to_the_whole(stepper):
     s = stepper(log_block_grad_norms_every=2)
     batch = micro_batch(s, 0, [1, 2])
-    first = s.run([batch], plan=plan_of([batch]), row=0, step=0, flags=QUIET)
+    first = run_step(s, [batch])
     assert first.grad_norm_by_block == {}
-    second = s.run([batch], plan=plan_of([batch]), row=0, step=1, flags=QUIET)
+    second = run_step(s, [batch], step=1)
     norms = second.grad_norm_by_block
     assert {"spatial_blocks.0", "temporal_blocks.0", "rest"} <= norms.keys()
     assert min(norms.values()) > 0
@@ -427,7 +436,7 @@ def test_a_spike_is_reported_with_its_clips_and_skipped_if_asked_for(stepper, po
         s.state.spikes.add({bucket: 1e-6}, 1e6, bucket, threshold=8)
     former = [parameter.detach().clone() for parameter in s.state.module.parameters()]
     batch = micro_batch(s, 0, [1, 2])
-    result = s.run([batch], plan=plan_of([batch]), row=0, step=0, flags=QUIET)
+    result = run_step(s, [batch])
     changed = any(not torch.equal(a, b) for a, b in zip(former, s.state.module.parameters(), strict=True))
     assert changed == result.applied == (policy != "skip")
     if policy == "off":
@@ -438,7 +447,7 @@ def test_a_spike_is_reported_with_its_clips_and_skipped_if_asked_for(stepper, po
     assert np.mean([clip.loss for clip in result.spike.clips]) == pytest.approx(result.loss, rel=1e-5)
 
 
-def rows(s: TrainStep) -> list[list[MicroBatch]]:
+def three_steps(s: TrainStep) -> list[list[MicroBatch]]:
     """Three steps of one or two micro-batches."""
     return [
         [micro_batch(s, 0, [1, 2], last=False), micro_batch(s, 1, [3])],
@@ -451,15 +460,14 @@ def train(s: TrainStep, fetched: list[int], *, encodes_ahead: bool) -> list[tupl
     """Take the three steps; returns loss and norm of each, and the micro-batches that were fetched by its end."""
 
     def stream():
-        for batch in (batch for row in steps for batch in row):
+        for batch in (batch for step in steps for batch in step):
             fetched.append(int(batch.request.uids[0]))
             yield batch
 
-    steps = rows(s)
-    s = replace(s, recipe=s.recipe.model_copy(update={"encode": EncodeConfig(ahead=encodes_ahead)}))
-    ahead, results = s.prefetcher(stream()), []
-    for step, row in enumerate(steps):
-        done = s.run(one_step(ahead), plan=plan_of(row), row=0, step=step, flags=QUIET, prefetcher=ahead)
+    steps = three_steps(s)
+    ahead, results = encoding_ahead(s, stream(), is_ahead=encodes_ahead), []
+    for step, batches in enumerate(steps):
+        done = run_step(s, batches, step=step, ahead=ahead)
         results.append((done.loss, done.grad_norm, len(fetched)))
     return results
 
@@ -482,19 +490,23 @@ def test_a_clip_that_cannot_be_fetched_or_encoded_ahead_concerns_its_own_step_on
         yield first
         raise OSError("the disk is gone")
 
-    ahead = EncodePrefetcher(
-        broken(), partial(batch_inputs.encode, encoder=s.encoder, config=s.recipe.objective, seed=5), CPU
-    )
-    assert s.run(one_step(ahead), plan=plan_of([first]), row=0, step=0, flags=QUIET, prefetcher=ahead).applied
+    ahead = encoding_ahead(s, broken())
+    assert run_step(s, [first], ahead=ahead).applied
     with pytest.raises(OSError, match="the disk is gone"):
-        next(ahead)
+        run_step(s, [second], ahead=ahead)
 
-    def lacks_memory(batch):
-        raise torch.OutOfMemoryError("out of memory")
+    tried = []
 
-    ahead = EncodePrefetcher(iter([first, second]), lacks_memory, CPU)
+    def lacks_memory_ahead(batch):
+        tried.append(batch)
+        if batch is second and tried.count(second) == 1:
+            raise torch.OutOfMemoryError("out of memory")
+        return s.examples.encode(batch)
+
+    ahead = encoding_ahead(s, iter([first, second]), lacks_memory_ahead)
     for step, batch in enumerate((first, second)):
-        assert s.run(one_step(ahead), plan=plan_of([batch]), row=0, step=step, flags=QUIET, prefetcher=ahead).applied
+        assert run_step(s, [batch], step=step, ahead=ahead).applied
+    assert tried == [first, second, second]
 
 
 def test_waiting_is_told_with_the_step_in_which_it_happened(stepper):
@@ -502,11 +514,8 @@ def test_waiting_is_told_with_the_step_in_which_it_happened(stepper):
     s = stepper()
     waits = [3.0, 2.0]
     batches = [replace(micro_batch(s, 0, [1]), stream=StreamState(wait_seconds=seconds)) for seconds in waits]
-    ahead = EncodePrefetcher(
-        iter(batches), partial(batch_inputs.encode, encoder=s.encoder, config=s.recipe.objective, seed=5), CPU
-    )
-    told = []
+    ahead, told = encoding_ahead(s, iter(batches)), []
     for step, batch in enumerate(batches):
-        s.run(one_step(ahead), plan=plan_of([batch]), row=0, step=step, flags=QUIET, prefetcher=ahead)
+        run_step(s, [batch], step=step, ahead=ahead)
         told.append(ahead.waited_seconds())
     assert told == [5.0, 0.0]

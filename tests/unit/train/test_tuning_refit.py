@@ -16,6 +16,8 @@ from reelworks.run.events import EventLog
 from reelworks.run.folder import RunFolder
 from reelworks.schedule import cost
 from reelworks.schedule.cost_fit import CostModel
+from reelworks.train.tuning import refit
+from reelworks.train.tuning.request import TuneRequest
 
 WORLD, PER_STEP = 2, 4
 TRUE = CostModel(per_batch=5.0, per_clip=2.0, per_token=0.3, per_token_squared=0.002)
@@ -83,8 +85,6 @@ def test_costs_are_those_of_the_run_and_of_a_fit_for_what_it_did_not_train(recip
 
 
 def test_a_run_without_a_step_of_one_bucket_measures_nothing(recipe: Path, tmp_path: Path) -> None:
-    from reelworks.cli.tune import tune
-
     run = trained(tmp_path / "run", [[(1, 4)], [(5, 2), (17, 1)]])
-    with refused("no-measured-cost", "--from-run", says="no step from which"):
-        tune(recipe, None, None, None, 512, False, run, None, None, True)
+    with refused("no-measured-cost", "from_run", says="no step from which"):
+        refit.refit(TuneRequest(recipe=recipe, from_run=run))

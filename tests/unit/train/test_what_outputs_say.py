@@ -13,7 +13,7 @@ from reelworks.evaluation.held_out import EvaluatedModel, Evaluation
 from reelworks.recipe import recipe_file
 from reelworks.run.events import EventLog
 from reelworks.run.folder import RunFolder
-from reelworks.train import resume
+from reelworks.train.startup import resume
 from reelworks.train.validation import Validation
 
 OLD, NEW = "owner/name@" + "a" * 40, "owner/name@" + "b" * 40

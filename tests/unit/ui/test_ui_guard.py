@@ -1,5 +1,6 @@
 """Only this machine's own page may ask, and only the token changes something."""
 
+import json
 import os
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 from page_client import page
 from refused import refused
 
+from reelworks.run.folder import FORMAT_VERSION
 from reelworks.ui import guard
 from reelworks.ui.workspace import Workspace, key_of
 
@@ -104,7 +106,7 @@ def test_a_link_out_of_the_folders_is_not_followed(tmp_path):
 def test_names_that_are_not_text_are_found_all_the_same(tmp_path):
     folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/r\xfcn"))
     folder.mkdir()
-    (folder / "run.json").write_text('{"format": 1}')
+    (folder / "run.json").write_text(json.dumps({"format": FORMAT_VERSION}))
     (folder / "recipe.toml").write_text("")
     with page(tmp_path) as client:
         (run,) = client.get("/api/runs").json()

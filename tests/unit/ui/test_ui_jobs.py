@@ -51,6 +51,20 @@ def test_trainings_wait_for_one_another_and_can_be_taken_out(tmp_path):
     assert queue.get(waiting.id).process is None
 
 
+def test_of_trainings_that_waited_for_the_page_one_begins(tmp_path):
+    (tmp_path / "jobs").mkdir()
+    for i in range(3):
+        arguments = ("train", str(tmp_path / f"{i}.toml"))
+        job = jobs.PageJob(f"{i + 1:06}", "train", "left", arguments, str(tmp_path), 0.0)
+        jobs.write(tmp_path / "jobs" / f"{job.id}.json", job)
+    queue = Jobs(tmp_path / "jobs")
+    queue._step()
+    assert [job.state for job in queue.list()] == ["running", "waiting", "waiting"]
+    for job in queue.list()[1:]:
+        queue.stop(job.id)
+    ended(queue, queue.get("000001"))
+
+
 def test_a_command_that_waits_or_runs_is_not_queued_again(tmp_path):
     queue = Jobs(tmp_path / "jobs")
     first, other = (["train", str(tmp_path / name)] for name in ("a.toml", "b.toml"))

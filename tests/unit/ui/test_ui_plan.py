@@ -13,6 +13,7 @@ from starlette.testclient import TestClient
 from tests.makers import page_client, prepare_files
 
 from reelworks.analysis import plan_report
+from reelworks.core import results
 from reelworks.recipe import dataset, recipe_file
 from reelworks.ui.workspace import key_of
 
@@ -108,7 +109,7 @@ def test_plan_is_the_forecast_of_the_recipe_that_saving_writes(
     advised = outline(page, key(page), controls, "advice").json()
     told = page.post(f"/api/plan/{key(page)}/save", json={"controls": controls, "digest": about["digest"]})
     assert told.status_code == 200
-    written = plan_report.forecast(recipe_file.load(scanned / "cats.toml"), controls["world"])
+    written = results.as_json(plan_report.forecast(recipe_file.load(scanned / "cats.toml"), controls["world"]))
     assert shown.keys() <= written.keys()
     assert len(shown) > 15
     assert shown == json.loads(json.dumps({name: written[name] for name in shown}))
@@ -217,7 +218,7 @@ def test_entries_that_were_chosen_are_written_when_they_move(page: TestClient, s
     page.post(f"/api/plan/{key(page, 'auto')}/save", json={"controls": controls, "digest": about["digest"]})
     made = recipe_file.load(scanned / "auto.toml")
     assert not made.buckets.proposes
-    assert shown["buckets"] == plan_report.forecast(made, 1)["buckets"]
+    assert shown["buckets"] == results.as_json(plan_report.forecast(made, 1))["buckets"]
 
 
 def test_a_recipe_without_catalog_and_one_of_another_folder(page: TestClient, scanned: Path) -> None:

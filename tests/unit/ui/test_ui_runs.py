@@ -11,6 +11,7 @@ import fabricate
 import pytest
 from page_client import page
 
+from reelworks.core import files
 from reelworks.report import plots, run_data, run_facts, status
 from reelworks.run import lock
 
@@ -48,7 +49,7 @@ def test_a_run_is_told_as_its_report_tells_it(client, root):
     assert values.items() <= expected.items()
     assert expected.keys() - values.keys() <= {"Epochs"}  # counted apart, which takes longer
     assert [moment["title"] for moment in told["history"]] == [moment.title for moment in status.history(data)]
-    assert figures == json.loads(json.dumps([plots.to_json(figure) for figure in plots.all_of(data)]))
+    assert figures == json.loads(files.to_json(plots.all_of(data)))
 
 
 def test_previews_are_listed_by_step_and_served(client):
@@ -69,6 +70,19 @@ def test_nothing_else_is_served_as_a_preview(client, root, name):
     if not (folder / "link.png").is_symlink():
         (folder / "link.png").symlink_to(root / "runs" / "first" / "run.json")
     assert client.get(f"/api/runs/{of(client, 'first')['key']}/samples/{name}").status_code == 404
+
+
+def test_weights_and_clips_that_were_made_are_served_and_no_link_out_of_the_run(client, root, tmp_path):
+    run, outside = root / "runs" / "first", tmp_path / "secret.safetensors"
+    outside.write_bytes(b"secret")
+    (run / "exports").mkdir(exist_ok=True)
+    (run / "exports" / "mine.safetensors").write_bytes(b"weights")
+    (run / "exports" / "link.safetensors").symlink_to(outside)
+    address = f"/api/runs/{of(client, 'first')['key']}/checkpoints/made"
+    assert [file["name"] for file in client.get(address).json()] == ["exports/mine.safetensors"]
+    assert client.get(f"{address}/exports/mine.safetensors").content == b"weights"
+    for name in ("exports/link.safetensors", "../../secret.safetensors", "recipe.toml"):
+        assert client.get(f"{address}/{name}").status_code == 404
 
 
 def test_runs_are_compared_as_by_the_command(client):

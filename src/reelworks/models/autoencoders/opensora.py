@@ -32,7 +32,7 @@ _CHUNK_LATENTS = 5
 
 @dataclass(frozen=True)
 class TemporalSizes:
-    """Sizes of the temporal half; defaults are those of v1.2."""
+    """OpenSoraSizes of the temporal half; defaults are those of v1.2."""
 
     channels: int = 4  # of the 2D latents and of the output
     filters: int = 128  # width of the outermost level
@@ -86,7 +86,7 @@ def _level(c_in: int, c_out: int, sizes: TemporalSizes) -> nn.Sequential:
     return nn.Sequential(*(ResBlock(a, b, sizes.num_groups) for a, b in itertools.pairwise(widths)))
 
 
-class Encoder(nn.Module):
+class TemporalEncoder(nn.Module):
     """Network from 2D latents to moments."""
 
     def __init__(self, sizes: TemporalSizes) -> None:
@@ -114,7 +114,7 @@ class Encoder(nn.Module):
         return out
 
 
-class Decoder(nn.Module):
+class TemporalDecoder(nn.Module):
     """Network from latents to 2D latents."""
 
     def __init__(self, sizes: TemporalSizes) -> None:
@@ -154,7 +154,7 @@ class TemporalAutoencoder(nn.Module):
     def __init__(self, sizes: TemporalSizes) -> None:
         super().__init__()
         self.stride = 2 ** sum(sizes.halves)  # frames per latent frame
-        self.encoder, self.decoder = Encoder(sizes), Decoder(sizes)
+        self.encoder, self.decoder = TemporalEncoder(sizes), TemporalDecoder(sizes)
         self.quant_conv = CausalConv3d(2 * sizes.channels, 2 * sizes.channels, 1)
         self.post_quant_conv = CausalConv3d(sizes.channels, sizes.channels, 1)
 
@@ -172,8 +172,8 @@ class TemporalAutoencoder(nn.Module):
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """Sizes of both halves, the spatial ones as arguments of diffusers' AutoencoderKL; defaults are those of v1.2."""
+class OpenSoraSizes:
+    """OpenSoraSizes of both halves, the spatial ones as arguments of diffusers' AutoencoderKL; defaults are those of v1.2."""
 
     spatial: dict[str, Any] = field(
         default_factory=lambda: {
@@ -227,7 +227,7 @@ class VideoNetwork(nn.Module):
     shift: Tensor
     scale: Tensor
 
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, sizes: OpenSoraSizes) -> None:
         super().__init__()
         self.spatial_vae = Spatial(optional_imports.from_diffusers("AutoencoderKL")(**sizes.spatial))
         self.temporal_vae = TemporalAutoencoder(sizes.temporal)
@@ -281,7 +281,7 @@ class OpenSoraAutoencoder:
         return self
 
 
-def build(config: AutoencoderConfig, sizes: Sizes = Sizes()) -> OpenSoraAutoencoder:
+def build(config: AutoencoderConfig, sizes: OpenSoraSizes = OpenSoraSizes()) -> OpenSoraAutoencoder:
     """Build the autoencoder with the weights that the recipe names."""
     field = "autoencoder.weights"
     assert config.weights is not None, "the recipe was checked"

@@ -1,1 +1,3 @@
-"""One folder per model family: `spec.py` (torch-free facts) and `network.py` (how the network is called)."""
+"""One folder per model family: `spec.py` (arguments of its networks, torch-free), `family.toml` (its models and how they
+were published) and `network.py` (how its networks are called).
+"""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from reelworks.core import digests
 from reelworks.core.errors import UserError
-from reelworks.models.lora import frozen
+from reelworks.models import stored_weights
 
 
 class Base(NamedTuple):
@@ -42,7 +42,7 @@ def digest(state: Mapping[str, Tensor]) -> str:
     """
     running = digests.running()
     for name in sorted(state):
-        value = frozen.value(state[name]).contiguous()
+        value = stored_weights.value(state[name]).contiguous()
         value = value.float() if value.is_floating_point() else value
         running.update(f"{name}:{tuple(value.shape)};".encode())
         running.update(value.flatten().view(torch.uint8).numpy().data)

@@ -6,7 +6,6 @@ other weights (norms, tables, embeddings) are small and stay float32.
 
 from __future__ import annotations
 
-import functools
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -17,8 +16,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from reelworks.core.log import logger
-from reelworks.models import fp8, gguf_files, nf4_files
+from reelworks.models import nf4_files, stored_weights
+from reelworks.models.fp8 import Fp8Weight
+from reelworks.models.gguf_files import GgufWeight
 from reelworks.models.lora.config import BaseStorage
+from reelworks.models.nf4_files import BLOCK, Nf4Weight
 from reelworks.precision.audit import PRODUCTS
 
 Format = Literal["float8", "int8", "nf4"]  # into which any weight can be rounded
@@ -26,9 +28,6 @@ FORMATS: tuple[Format, ...] = ("float8", "int8", "nf4")
 _FLOAT8 = torch.float8_e4m3fn
 _LARGEST = {"float8": torch.finfo(_FLOAT8).max, "int8": 127.0, "nf4": 1.0}
 _SECONDS_BETWEEN_LINES = 10.0
-_BLOCK = 64  # nf4 values that share a scale
-# From QLoRA (arXiv 2305.14314), so that both ends, -1 and 1, stand for equal shares of a normal distribution.
-_NF4_END = 0.9677083
 
 
 class Quantized(NamedTuple):
@@ -48,7 +47,7 @@ def quantize(weight: Tensor, format: Format) -> Quantized:
         return _empty_codes(weight, format)
     rows = weight.float()
     if format == "nf4":
-        rows = functional.pad(rows.flatten(), (0, -rows.numel() % _BLOCK)).view(-1, _BLOCK)
+        rows = functional.pad(rows.flatten(), (0, -rows.numel() % BLOCK)).view(-1, BLOCK)
     scale = (rows.abs().amax(dim=1, keepdim=True) / _LARGEST[format]).bfloat16().float()
     # Rows of zeros have scale 0. Clamped because a scale may have been rounded down.
     units = (rows / torch.where(scale == 0, 1.0, scale)).clamp(-_LARGEST[format], _LARGEST[format])
@@ -56,37 +55,28 @@ def quantize(weight: Tensor, format: Format) -> Quantized:
         return Quantized(units.to(_FLOAT8), scale)
     if format == "int8":
         return Quantized(units.round().to(torch.int8), scale)
-    levels = nf4_levels().to(units.device)
+    levels = nf4_files.levels().to(units.device)
     codes = torch.bucketize(units.flatten(), (levels[1:] + levels[:-1]) / 2).to(torch.uint8)
     return Quantized(codes[0::2] | codes[1::2] << 4, scale)
 
 
-def value(parameter: Tensor) -> Tensor:
-    """Return the values of a parameter that may be stored in fp8, nf4 or GGUF's types, in float32 if it is."""
-    if (codes := gguf_files.codes_of(parameter)) is not None:
-        return gguf_files.dequantize(codes)
-    weight = _stored_codes(parameter, "nf4")
-    if weight is None:
-        return fp8.value(parameter)
-    out, width = parameter.shape
-    return dequantize(weight, "nf4", (out, width), torch.float32)
-
-
 def _stored_codes(weight: Tensor, format: Format) -> Quantized | None:
     """Return the codes and scales of a weight that its file holds in the format; None if it holds another one."""
-    if format == "nf4" and (packed := nf4_files.packed(weight)) is not None:
-        return Quantized(packed.codes.flatten(), packed.scale.reshape(-1, 1))
-    scale = fp8.row_scale(weight)
-    if format != "float8" or weight.dtype != _FLOAT8 or scale is None:
-        return None
-    return Quantized(weight.detach().clone(), scale.contiguous())
+    stored = stored_weights.stored_weight(weight)
+    if format == "nf4" and isinstance(stored, Nf4Weight):
+        codes, scale = stored.parts
+        return Quantized(codes.flatten(), scale.reshape(-1, 1))
+    if format == "float8" and isinstance(stored, Fp8Weight) and stored.parts[0].dtype == _FLOAT8:
+        codes, scale = stored.parts
+        return Quantized(codes.clone(), scale.contiguous())
+    return None
 
 
 def _empty_codes(weight: Tensor, format: Format) -> Quantized:
     out, width = weight.shape
     if format == "nf4":
-        blocks = -(-out * width // _BLOCK)
-        codes = weight.new_empty(blocks * _BLOCK // 2, dtype=torch.uint8)
+        blocks = -(-out * width // BLOCK)
+        codes = weight.new_empty(blocks * BLOCK // 2, dtype=torch.uint8)
         return Quantized(codes, weight.new_empty((blocks, 1), dtype=torch.float32))
     codes = weight.new_empty(weight.shape, dtype=_FLOAT8 if format == "float8" else torch.int8)
     return Quantized(codes, weight.new_empty((out, 1), dtype=torch.float32))
@@ -97,25 +87,7 @@ def dequantize(weight: Quantized, format: Format, shape: tuple[int, int], dtype:
     scale = weight.scale.to(dtype)
     if format != "nf4":
         return weight.codes.to(dtype) * scale
-    units = _nf4_pairs(weight.codes.device, dtype)[weight.codes.int()]
-    out, width = shape
-    return (units.view(-1, _BLOCK) * scale).flatten()[: out * width].view(out, width)
-
-
-@functools.cache
-def nf4_levels() -> Tensor:
-    """Return the 16 values of nf4, ascending from -1 to 1: quantiles of a normal distribution, and zero."""
-    above = torch.special.ndtri(torch.linspace(0.5, _NF4_END, 9, dtype=torch.float64)[1:])
-    below = -torch.special.ndtri(torch.linspace(0.5, _NF4_END, 8, dtype=torch.float64)[1:])
-    levels = torch.cat([below.flip(0), above.new_zeros(1), above])
-    return (levels / levels.max()).float()
-
-
-@functools.cache
-def _nf4_pairs(device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Return the two values that each byte encodes, `[256, 2]`."""
-    byte = torch.arange(256)
-    return nf4_levels()[torch.stack([byte & 15, byte >> 4], dim=1)].to(device, dtype)
+    return nf4_files.dequantize(weight.codes, scale, shape, dtype)
 
 
 class FrozenLinear(nn.Linear, ABC):
@@ -154,7 +126,7 @@ class QuantizedLinear(FrozenLinear):
         super().__init__(layer)
         self.format = format
         # Rounded on the device, where that is fast.
-        weight = _stored_codes(layer.weight, format) or quantize(value(layer.weight).to(device), format)
+        weight = _stored_codes(layer.weight, format) or quantize(stored_weights.value(layer.weight).to(device), format)
         # Scales of published files have more bits than bfloat16.
         self.wide_scale = not weight.scale.is_meta and not torch.equal(weight.scale, weight.scale.bfloat16().float())
         self.register_buffer("codes", weight.codes.to(device))
@@ -176,16 +148,16 @@ class GgufLinear(FrozenLinear):
 
     rows: Tensor
 
-    def __init__(self, layer: nn.Linear, codes: gguf_files.Codes, device: torch.device) -> None:
+    def __init__(self, layer: nn.Linear, stored: GgufWeight, device: torch.device) -> None:
         super().__init__(layer)
-        self.kind = codes.type
-        self.register_buffer("rows", codes.rows.to(device, copy=True))  # not in the file's pages
+        self.kind = stored.type
+        self.register_buffer("rows", stored.parts[0].to(device, copy=True))  # not in the file's pages
 
     def dequantize(self, dtype: torch.dtype) -> Tensor:
         """Return the weight in a dtype, rounded once."""
         if self.rows.is_meta:
             return torch.empty((self.out_features, self.in_features), dtype=dtype, device="meta")
-        return gguf_files.dequantize(gguf_files.Codes(self.rows, self.kind)).to(dtype)
+        return GgufWeight((self.rows,), self.kind).dequantize().to(dtype)
 
 
 def quantized_layers(module: nn.Module) -> list[FrozenLinear]:
@@ -230,7 +202,7 @@ def store(
     def store_parameters(layer: nn.Module) -> None:
         dtype = product_dtype if isinstance(layer, PRODUCTS) else torch.float32
         for name, parameter in list(layer.named_parameters(recurse=False)):
-            stored = value(parameter).to(device, dtype if parameter.is_floating_point() else None)
+            stored = stored_weights.value(parameter).to(device, dtype if parameter.is_floating_point() else None)
             setattr(layer, name, nn.Parameter(stored, requires_grad=False))
 
     def store_below(parent: nn.Module, inside: bool) -> None:
@@ -268,6 +240,6 @@ class _RoundingProgress:
 def _quantize_layer(layer: nn.Linear, base: BaseStorage, device: torch.device) -> FrozenLinear | None:
     """Return a linear layer in a quantised format; None if the base, or in GGUF its file, has no codes for it."""
     if base == "gguf":
-        codes = gguf_files.codes_of(layer.weight)
-        return None if codes is None else GgufLinear(layer, codes, device)
+        stored = stored_weights.stored_weight(layer.weight)
+        return GgufLinear(layer, stored, device) if isinstance(stored, GgufWeight) else None
     return QuantizedLinear(layer, base, device) if base in FORMATS else None

@@ -52,15 +52,8 @@ class FamilyTextEncoder:
         self._pipeline = _load_pipeline(known, config.weights, network)
         self._tokenizer = getattr(self._pipeline, known.tokenizer)
         embedding = self.encode([""])
-        for field, width in (("dim", embedding.tokens.shape[2]), ("pooled_dim", embedding.pooled.shape[1])):
-            if width != getattr(config, field):
-                raise UserError(
-                    f"these text encoders have {width}",
-                    code="text-width-differs",
-                    field=f"text_encoder.{field}",
-                    value=getattr(config, field),
-                    remedy=f"set it to {width}",
-                )
+        _require_width(config, "dim", embedding.tokens.shape[2])
+        _require_width(config, "pooled_dim", embedding.pooled.shape[1])
 
     @torch.no_grad()
     def encode(self, captions: Sequence[str], pictures: Sequence[Tensor] = ()) -> TextEmbedding:
@@ -83,6 +76,18 @@ class FamilyTextEncoder:
         """Move the networks and return this object."""
         self._pipeline.to(device)
         return self
+
+
+def _require_width(config: TextEncoderConfig, key: str, width: int) -> None:
+    """Refuse a width in a recipe that is not that of the weights."""
+    if width != (asked := getattr(config, key)):
+        raise UserError(
+            f"the embeddings of these weights are {width} wide",
+            code="text-width-differs",
+            field=f"text_encoder.{key}",
+            value=asked,
+            remedy=f"set it to {width}",
+        )
 
 
 def _words_cut_off(tokenizer: Any, caption: str, max_length: int) -> int:
@@ -139,14 +144,7 @@ class T5TextEncoder:
         self._device = torch.device("cpu")
         require_networks(config, (T5,), _T5_WIDTH)
         self._tokenizer, self._model = _load_t5(config.weights)
-        if (width := self._model.config.d_model) != config.dim:
-            raise UserError(
-                f"this T5 is {width} wide",
-                code="text-width-differs",
-                field="text_encoder.dim",
-                value=config.dim,
-                remedy=f"set it to {width}",
-            )
+        _require_width(config, "dim", self._model.config.d_model)
 
     @torch.no_grad()
     def encode(self, captions: Sequence[str], pictures: Sequence[Tensor] = ()) -> TextEmbedding:

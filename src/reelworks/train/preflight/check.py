@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
 from torch import nn
 
 from reelworks.buckets.table import Bucket, BucketTable
+from reelworks.core import results
 from reelworks.core.log import logger
 from reelworks.core.units import plural
 from reelworks.distributed import layout, mesh
 from reelworks.distributed.layout import Layout
 from reelworks.distributed.mesh import World
-from reelworks.encoders.encoders import LiveEncoder
+from reelworks.encoders.encoders import FrozenEncoders
 from reelworks.models import sequence_limits
 from reelworks.models.api import Denoiser
 from reelworks.models.lora import frozen
@@ -25,61 +26,44 @@ from reelworks.precision.boundary import DtypeError
 from reelworks.precision.contract import Contract, Role, name_of
 from reelworks.recipe import validation
 from reelworks.recipe.recipe import Recipe
-from reelworks.train import build, optimizer_names, preview_model, weights_layout
-from reelworks.train.lr_schedule import no_end
+from reelworks.train.logging import preview_model
 from reelworks.train.preflight import dry_run, estimate, meter
 from reelworks.train.preflight.dry_run import Encoder
 from reelworks.train.preflight.estimate import size
-from reelworks.train.state import TrainState
+from reelworks.train.startup import build, weights_layout
+from reelworks.train.step import optimizer_names
+from reelworks.train.step.lr_schedule import no_end
+from reelworks.train.step.state import TrainState
 
 
-class Cast(NamedTuple):
+@dataclass(frozen=True)
+class Cast:
     """The dtype that an input of a component arrives in, and the dtype that it is cast to."""
 
     input: str
     role: str
-    arrives_in: str
-    cast_to: str
+    from_: str
+    to: str
 
 
 @dataclass(frozen=True)
 class ComponentReport:
-    """Dtypes, numbers of all and of trained parameters, and device of one component."""
+    """Dtypes, numbers of all and of trained parameters, and device of one component.
 
-    kind: str
+    Attributes:
+        dtypes: Declared dtypes by purpose; None if the component has no use for one.
+        base: How the weights of a frozen base are stored, if they are quantized.
+        casts: Casts of the inputs.
+    """
+
+    component: str
     name: str
-    contract: Contract
+    dtypes: dict[str, str | None] = field(metadata=results.INLINED)
+    base: str | None
     parameters: int
     trained: int
+    casts: list[Cast]
     device: str
-
-    @property
-    def casts(self) -> list[Cast]:
-        """Casts of the inputs; all inputs but masks are prepared in float32."""
-        return [
-            Cast(key, str(role), "bool" if role is Role.MASK else "float32", name_of(self.contract.dtype_of(role)))
-            for key, role in self.contract.roles.items()
-        ]
-
-    @property
-    def dtypes(self) -> dict[str, str | None]:
-        """Declared dtypes by purpose; None if the component has no use for one."""
-        keys = ("storage", "compute", "master", "reduction", "output")
-        declared = {key: getattr(self.contract, key) for key in keys}
-        return {key: None if dtype is None else name_of(dtype) for key, dtype in declared.items()}
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the report as plain values."""
-        return {
-            "component": self.kind,
-            "name": self.name,
-            **self.dtypes,
-            "base": self.contract.base,
-            "parameters": self.parameters,
-            "trained": self.trained,
-            "casts": [dict(zip(("input", "role", "from", "to"), cast, strict=True)) for cast in self.casts],
-            "device": self.device,
-        }
 
 
 @dataclass(frozen=True)
@@ -96,13 +80,30 @@ class RehearsedBucket:
 class MemoryReport:
     """Memory of one process in bytes: on its device by purpose, and on the CPU."""
 
-    parts: dict[str, int]
+    parts: dict[str, int] = field(metadata=results.INLINED)
     host: int
+    JSON_KEYS: ClassVar = ("parts", "total", "host")
 
     @property
     def total(self) -> int:
         """Sum of the memory on the device."""
         return sum(self.parts.values())
+
+
+@dataclass(frozen=True)
+class Violation:
+    """A dtype that is not the declared one, or another contradiction, with the path of its module."""
+
+    module: str | None
+    problem: str
+    found: str | None
+    declared: str | None
+    remedy: str
+
+    @classmethod
+    def from_error(cls, fault: DtypeError) -> Violation:
+        """Return what an error tells."""
+        return cls(fault.field, fault.problem, _name(fault.found), _name(fault.declared), fault.remedy)
 
 
 @dataclass(frozen=True)
@@ -123,31 +124,8 @@ class CheckReport:
     components: list[ComponentReport]
     rehearsed: list[RehearsedBucket]
     memory: MemoryReport
-    violations: list[DtypeError]
+    violations: list[Violation]
     warnings: list[str]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the report as plain values; sizes are bytes of one process."""
-        return {
-            "device": self.device,
-            "world": self.world,
-            "layout": self.layout,
-            "shapes": self.shapes,
-            "components": [component.to_json() for component in self.components],
-            "rehearsed": [asdict(bucket) for bucket in self.rehearsed],
-            "memory": {**self.memory.parts, "total": self.memory.total, "host": self.memory.host},
-            "violations": [
-                {
-                    "module": fault.field,
-                    "problem": fault.problem,
-                    "found": None if fault.found is None else name_of(fault.found),
-                    "declared": None if fault.declared is None else name_of(fault.declared),
-                    "remedy": fault.remedy,
-                }
-                for fault in self.violations
-            ],
-            "warnings": self.warnings,
-        }
 
 
 def check_recipe(recipe: Recipe, table: BucketTable, world: int = 1) -> CheckReport:
@@ -201,7 +179,7 @@ def _check(recipe: Recipe, table: BucketTable, this_process: World, world: int) 
         components=_components(recipe, denoiser, encoder, str(this_process.device)),
         rehearsed=rehearsed,
         memory=_memory(recipe, state, encoder, units, activations=activations, shards=planned.shards),
-        violations=violations,
+        violations=[Violation.from_error(fault) for fault in violations],
         warnings=[warning for warning in (validation.distilled_warning(recipe), note) if warning is not None],
     )
 
@@ -221,7 +199,7 @@ def largest_of_each(table: BucketTable) -> list[Bucket]:
 
 
 def _rehearse(
-    recipe: Recipe, denoiser: Denoiser, encoder: LiveEncoder, state: TrainState, table: BucketTable
+    recipe: Recipe, denoiser: Denoiser, encoder: FrozenEncoders, state: TrainState, table: BucketTable
 ) -> Iterator[RehearsedBucket]:
     # Memory is measured on the meta device if possible: there FSDP's gathered weights are not counted as activations.
     on_meta = estimate.network(recipe) if denoiser.runs_on_meta else None
@@ -239,7 +217,7 @@ def _rehearse(
         yield RehearsedBucket(bucket.name, bucket.batch_size, peak, time.monotonic() - began)
 
 
-def _encoder_faults(encoder: LiveEncoder, table: BucketTable) -> list[DtypeError]:
+def _encoder_faults(encoder: FrozenEncoders, table: BucketTable) -> list[DtypeError]:
     """Check the stored dtypes of the encoders, and those returned for an empty caption, a black clip and image."""
     shape = min(table.buckets, key=lambda b: b.tokens).shape
     video = torch.zeros(1, 3, shape.num_frames, shape.height, shape.width, device=encoder.device)
@@ -264,7 +242,7 @@ def _encoder_faults(encoder: LiveEncoder, table: BucketTable) -> list[DtypeError
     return faults
 
 
-def _components(recipe: Recipe, denoiser: Denoiser, encoder: LiveEncoder, device: str) -> list[ComponentReport]:
+def _components(recipe: Recipe, denoiser: Denoiser, encoder: FrozenEncoders, device: str) -> list[ComponentReport]:
     autoencoder, text, image = encoder.autoencoder, encoder.text_encoder, encoder.image_encoder
     text_device = device if recipe.text_encoder.device == "auto" else "cpu"
     reports = [
@@ -282,13 +260,24 @@ def _component(kind: str, name: str, contract: Contract, modules: list[nn.Module
     parameters = [p for module in modules for p in module.parameters()]
     count = sum(p.numel() for p in parameters) + sum(map(frozen.count, modules))
     trained = sum(p.numel() for p in parameters if p.requires_grad) if contract.master else 0
-    return ComponentReport(kind, name, contract, count, trained, device)
+    keys = ("storage", "compute", "master", "reduction", "output")
+    dtypes = {key: _name(getattr(contract, key)) for key in keys}
+    # All inputs but masks are prepared in float32.
+    casts = [
+        Cast(key, str(role), "bool" if role is Role.MASK else "float32", name_of(contract.dtype_of(role)))
+        for key, role in contract.roles.items()
+    ]
+    return ComponentReport(kind, name, dtypes, contract.base, count, trained, casts, device)
+
+
+def _name(dtype: torch.dtype | None) -> str | None:
+    return None if dtype is None else name_of(dtype)
 
 
 def _memory(
     recipe: Recipe,
     state: TrainState,
-    encoder: LiveEncoder,
+    encoder: FrozenEncoders,
     units: Sequence[nn.Module],
     *,
     activations: int,

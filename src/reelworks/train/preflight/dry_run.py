@@ -16,17 +16,17 @@ from reelworks.buckets.table import Bucket, BucketTable
 from reelworks.distributed import collectives
 from reelworks.distributed.mesh import World
 from reelworks.encoders import conditioning
-from reelworks.encoders.encoders import LiveEncoder
+from reelworks.encoders.encoders import FrozenEncoders
 from reelworks.models.api import Autoencoder, Denoiser, DenoiserInputs, ImageEncoder, TextEncoder, given
 from reelworks.precision import audit, audited
 from reelworks.precision.boundary import DtypeError, Predictor
-from reelworks.train import out_of_memory
-from reelworks.train.state import TrainState
+from reelworks.train.step import out_of_memory
+from reelworks.train.step.state import TrainState
 
 Encoder = Autoencoder | TextEncoder | ImageEncoder
 
 
-def audit_shapes(denoiser: Denoiser, encoder: LiveEncoder, table: BucketTable, world: World) -> None:
+def audit_shapes(denoiser: Denoiser, encoder: FrozenEncoders, table: BucketTable, world: World) -> None:
     """Run the shape of every bucket through the model on the meta device, and raise the first `DtypeError`. Collective.
 
     Each rank takes a share of the shapes, since hundreds of them take a minute, and leaves out what passed at a start before.
@@ -46,14 +46,14 @@ def audit_shapes(denoiser: Denoiser, encoder: LiveEncoder, table: BucketTable, w
             raise fault
 
 
-def faults_of_encoders(encoder: LiveEncoder) -> Iterator[DtypeError]:
+def faults_of_encoders(encoder: FrozenEncoders) -> Iterator[DtypeError]:
     """Yield an error for each weight of an encoder that is not stored in its declared dtype."""
     for component in encoders(encoder).values():
         for module in networks(component):
             yield from audit.storage_faults(module, component.contract)
 
 
-def encoders(encoder: LiveEncoder) -> dict[str, Encoder]:
+def encoders(encoder: FrozenEncoders) -> dict[str, Encoder]:
     """Return the encoders by name; the image encoder only if there is one."""
     by_name: dict[str, Encoder] = {"autoencoder": encoder.autoencoder, "text": encoder.text_encoder}
     return by_name if encoder.image_encoder is None else {**by_name, "image_encoder": encoder.image_encoder}
@@ -67,7 +67,7 @@ def networks(component: Encoder) -> list[nn.Module]:
     return [value for value in values if isinstance(value, nn.Module)]
 
 
-def examples(denoiser: Denoiser, encoder: LiveEncoder, table: BucketTable) -> list[DenoiserInputs]:
+def examples(denoiser: Denoiser, encoder: FrozenEncoders, table: BucketTable) -> list[DenoiserInputs]:
     """Return inputs of every bucket's shape on the meta device; none if the model cannot run there."""
     buckets = table.buckets if denoiser.runs_on_meta else ()
     return [blank(encoder, bucket, 1, torch.device("meta")) for bucket in buckets]
@@ -80,7 +80,7 @@ def largest(table: BucketTable, used: set[int]) -> Bucket:
 
 def rehearse(
     denoiser: Predictor[DenoiserInputs],
-    encoder: LiveEncoder,
+    encoder: FrozenEncoders,
     state: TrainState,
     bucket: Bucket,
     file: Path | None = None,
@@ -105,7 +105,7 @@ def rehearse(
         state.optimizer.zero_grad()
 
 
-def blank(encoder: LiveEncoder, bucket: Bucket, batch: int, device: torch.device) -> DenoiserInputs:
+def blank(encoder: FrozenEncoders, bucket: Bucket, batch: int, device: torch.device) -> DenoiserInputs:
     """Return inputs of a bucket's shape with constant values; uses only the sizes of the encoder."""
     t, h, w = encoder.autoencoder.geometry.latent(bucket.shape)
     text = encoder.text_encoder
@@ -133,7 +133,7 @@ def blank(encoder: LiveEncoder, bucket: Bucket, batch: int, device: torch.device
     )
 
 
-def _sound(encoder: LiveEncoder, bucket: Bucket, latent: torch.Tensor) -> dict[str, Any]:
+def _sound(encoder: FrozenEncoders, bucket: Bucket, latent: torch.Tensor) -> dict[str, Any]:
     if encoder.sound is None:
         return {}
     shape = encoder.sound.latent_shape(bucket.shape.num_frames)

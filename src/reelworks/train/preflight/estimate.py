@@ -13,16 +13,17 @@ import torch
 from torch import Tensor, nn
 
 from reelworks.buckets.table import Bucket, BucketTable
-from reelworks.encoders.encoders import LiveEncoder
+from reelworks.encoders.encoders import FrozenEncoders
 from reelworks.models import components
 from reelworks.models.api import Denoiser
 from reelworks.models.family import IMAGE_ENCODERS
 from reelworks.models.lora import frozen
 from reelworks.models.sound.encoder import PcmSound
 from reelworks.recipe.recipe import Recipe
-from reelworks.train import build, optimizers
 from reelworks.train.preflight import dry_run, memory, meter
 from reelworks.train.preflight.memory import Estimate, NetworkSizes, Pass
+from reelworks.train.startup import build
+from reelworks.train.step import optimizers
 
 
 def network(recipe: Recipe) -> Denoiser:
@@ -59,7 +60,7 @@ def _count(denoiser: Denoiser) -> int:
     return sum(p.numel() for p in denoiser.module.parameters()) + frozen.count(denoiser.module)
 
 
-def encoder_sizes(recipe: Recipe) -> LiveEncoder:
+def encoder_sizes(recipe: Recipe) -> FrozenEncoders:
     """Return encoders that have only the sizes which `dry_run.blank` needs."""
     conditioning = components.conditioning(recipe.model)
     autoencoder: Any = SimpleNamespace(
@@ -74,7 +75,7 @@ def encoder_sizes(recipe: Recipe) -> LiveEncoder:
     if recipe.sound is not None:
         sound = build.sound_track(recipe, PcmSound(components.sound_facts(recipe.sound)))
     device = torch.device("meta")
-    return LiveEncoder(autoencoder, text, device, conditioning, image, recipe.given_companions, sound=sound)
+    return FrozenEncoders(autoencoder, text, device, conditioning, image, recipe.given_companions, sound=sound)
 
 
 def sizes(recipe: Recipe, denoiser: Denoiser) -> NetworkSizes:

@@ -4,29 +4,34 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from reelworks.analysis import epoch_stats
-from reelworks.buckets import tuned
-from reelworks.buckets.table import BucketTable
-from reelworks.core import files
+from reelworks.catalog.scan import ScanProgress
+from reelworks.core import files, requests
 from reelworks.core.errors import UserError
 from reelworks.run.folder import RunFolder
 from reelworks.schedule import cost_fit
 from reelworks.schedule.cost_fit import CostModel, Timing
+from reelworks.train.tuning.request import TuneRequest
 
 
 @dataclass(frozen=True)
 class BucketTiming:
-    """Median time of a bucket's micro-batches of one size over the steps that had no other bucket."""
+    """Median time of a bucket's micro-batches of one size over the steps that had no other bucket.
+
+    Attributes:
+        residual: Relative error of the fitted time; None before the fit.
+    """
 
     bucket: str
     tokens: int
     batch_size: int
     milliseconds: float
     steps: int
+    residual: float | None = None
 
     @property
     def timing(self) -> Timing:
@@ -36,37 +41,29 @@ class BucketTiming:
 
 @dataclass(frozen=True)
 class Refit:
-    """Times of a run, and the model that was fitted to them.
+    """Times of a run, and the model that was fitted to them, as they are in the file.
 
     Attributes:
         ms_per_clip: Milliseconds of a clip by bucket of the recipe, measured where the run has steps of it alone.
-        held_out: Relative error at each number of tokens, predicted from the others.
+        held_out_errors: Relative error at each number of tokens, predicted from the others.
     """
 
     run: Path
-    measured: list[BucketTiming]
-    model: CostModel
-    held_out: dict[int, float]
     ms_per_clip: dict[str, float]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values, as the file has them."""
-        residuals = self.model.residuals([each.timing for each in self.measured])
-        return {
-            "run": str(self.run),
-            tuned.COSTS: self.ms_per_clip,
-            "measured": [asdict(m) | {"residual": r} for m, r in zip(self.measured, residuals, strict=True)],
-            "model_ms": asdict(self.model),
-            "held_out_errors": {str(tokens): error for tokens, error in self.held_out.items()},
-        }
+    measured: list[BucketTiming]
+    model_ms: CostModel
+    held_out_errors: dict[int, float]
 
 
-def refit(run: RunFolder, table: BucketTable) -> Refit:
-    """Fit the times of a run to the buckets of a recipe.
+@requests.telling(TuneRequest)
+def refit(request: TuneRequest, on_scan: Callable[[ScanProgress], None] | None = None) -> Refit:
+    """Fit the times of a run to the buckets of a recipe, and write the file that `cost.measured` names.
 
     Raises:
         UserError: The run has no step of one of these buckets alone, the first step after each start left out.
     """
+    assert request.from_run is not None
+    run, (_, table) = RunFolder(request.from_run), request.load(on_scan)
     measured = _measured(run, {bucket.name: bucket.tokens for bucket in table.buckets})
     if not measured:
         raise UserError(
@@ -80,7 +77,10 @@ def refit(run: RunFolder, table: BucketTable) -> Refit:
     model = cost_fit.fit(timings)
     known = {each.bucket: each.milliseconds / each.batch_size for each in sorted(measured, key=lambda m: m.steps)}
     fitted = {b.name: model.milliseconds(b.tokens, b.batch_size) / b.batch_size for b in table.buckets}
-    return Refit(run.path, measured, model, cost_fit.held_out_errors(timings), fitted | known)
+    measured = [replace(m, residual=r) for m, r in zip(measured, model.residuals(timings), strict=True)]
+    result = Refit(run.path, fitted | known, measured, model, cost_fit.held_out_errors(timings))
+    files.write_for("--out", request.path, (files.to_json(result) + "\n").encode())
+    return result
 
 
 def _measured(run: RunFolder, tokens: dict[str, int]) -> list[BucketTiming]:
@@ -94,8 +94,3 @@ def _measured(run: RunFolder, tokens: dict[str, int]) -> list[BucketTiming]:
         BucketTiming(bucket, tokens[bucket], size, statistics.median(ms), len(ms))
         for (bucket, size), ms in sorted(times.items())
     ]
-
-
-def write(path: Path, result: Refit) -> None:
-    """Write the file that `cost.measured` of a recipe names."""
-    files.write_for("--out", path, (files.to_json(result.to_json()) + "\n").encode())

@@ -13,6 +13,7 @@ class Trial:
     Attributes:
         milliseconds: Median time of forward, backward and optimizer step.
         peak_bytes: Peak memory of the device, or of the process on a CPU, with weights and optimizer state.
+        residual: Relative error of the fitted time; None before the fit.
     """
 
     bucket: str
@@ -20,6 +21,7 @@ class Trial:
     batch_size: int
     milliseconds: float
     peak_bytes: int
+    residual: float | None = None
 
 
 @dataclass(frozen=True)

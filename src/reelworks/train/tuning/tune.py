@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 
-from reelworks.buckets import tuned
 from reelworks.buckets.table import Bucket, BucketTable
-from reelworks.core import files, units
+from reelworks.catalog.scan import ScanProgress
+from reelworks.core import files, log, requests, units
 from reelworks.core.errors import UserError
 from reelworks.recipe.recipe import Recipe
 from reelworks.schedule import cost_fit
@@ -19,47 +17,53 @@ from reelworks.schedule.cost_fit import CostModel, Timing
 from reelworks.train.preflight import dry_run, estimate, memory, meter
 from reelworks.train.preflight.memory import ASSUMED_TFLOPS, UTILISATION
 from reelworks.train.tuning import search, workbench
+from reelworks.train.tuning.request import TuneRequest
 from reelworks.train.tuning.search import Limits, Trial
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """Batch sizes that keep the limits, and the cost model.
+    """Batch sizes that keep the limits, and the cost model, as they are in the file.
 
     Attributes:
         device: Name of the device, or "estimate".
         batch_sizes: Clips per micro-batch by entry; 0 where not even one kept the limits.
+        ms_per_clip: Milliseconds of a clip by bucket.
         trials: All measurements that memory allowed.
-        model: The fitted time of a micro-batch.
-        held_out: Relative error at each number of tokens, predicted from the others.
+        model_ms: The fitted time of a micro-batch.
+        held_out_errors: Relative error at each number of tokens, predicted from the others.
     """
 
     device: str
     limits: Limits
     batch_sizes: dict[str, int]
-    trials: list[Trial]
-    model: CostModel
-    held_out: dict[int, float]
     ms_per_clip: dict[str, float]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values, as the file has them."""
-        timings = [Timing(t.tokens, t.batch_size, t.milliseconds) for t in self.trials]
-        return {
-            "device": self.device,
-            "limits": asdict(self.limits),
-            tuned.BATCH_SIZES: self.batch_sizes,
-            tuned.COSTS: self.ms_per_clip,
-            "trials": [
-                asdict(trial) | {"residual": residual}
-                for trial, residual in zip(self.trials, self.model.residuals(timings), strict=True)
-            ],
-            "model_ms": asdict(self.model),
-            "held_out_errors": {str(tokens): error for tokens, error in self.held_out.items()},
-        }
+    trials: list[Trial]
+    model_ms: CostModel
+    held_out_errors: dict[int, float]
 
 
-def tune(recipe: Recipe, table: BucketTable, limits: Limits, on_trial: Callable[[Trial | str], None]) -> Tuned:
+@requests.telling(TuneRequest)
+def tune(
+    request: TuneRequest,
+    on_scan: Callable[[ScanProgress], None] | None = None,
+    on_trial: Callable[[Trial | str], None] = lambda trial: None,
+) -> Tuned:
+    """Measure or estimate the largest batch sizes of a recipe, and write the file that its plans use.
+
+    Raises:
+        UserError: Not even one clip of the smallest entry fits, or the file cannot be written.
+    """
+    recipe, table = request.load(on_scan)
+    limit = workbench.device_bytes() if request.memory_gb is None else int(request.memory_gb * 1e9)
+    limits = Limits(limit, None if request.step_seconds is None else 1000 * request.step_seconds, request.max_batch)
+    with log.stage(f"{'estimating' if request.estimate else 'measuring'} the largest batch sizes", at_once=True):
+        result = estimated(recipe, table, limits) if request.estimate else measure(recipe, table, limits, on_trial)
+    files.write_for("--out", request.path, (files.to_json(result) + "\n").encode())
+    return result
+
+
+def measure(recipe: Recipe, table: BucketTable, limits: Limits, on_trial: Callable[[Trial | str], None]) -> Tuned:
     """Measure the largest bucket of each entry, in a process of its own.
 
     `on_trial` gets every trial, and a message where memory did not suffice.
@@ -142,13 +146,9 @@ def _tuned(
         if size:
             known = measured.get((bucket.name, size), model.milliseconds(bucket.tokens, size))
             ms_per_clip[bucket.name] = known / size
+    fitted = [replace(t, residual=r) for t, r in zip(trials, model.residuals(timings), strict=True)]
     errors = cost_fit.held_out_errors(timings)
-    return Tuned(device, limits, batch_sizes, list(trials), model, errors, ms_per_clip)
-
-
-def write(path: Path, result: Tuned) -> None:
-    """Write the file that `buckets.tuned` and `cost.measured` name."""
-    files.write_for("--out", path, (files.to_json(result.to_json()) + "\n").encode())
+    return Tuned(device, limits, batch_sizes, ms_per_clip, fitted, model, errors)
 
 
 def _clips(count: int) -> str:

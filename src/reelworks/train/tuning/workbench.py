@@ -22,9 +22,10 @@ from reelworks.distributed.layout import Layout
 from reelworks.distributed.mesh import World
 from reelworks.precision.boundary import DtypeBoundary
 from reelworks.recipe.recipe import Recipe
-from reelworks.train import build, out_of_memory
 from reelworks.train.preflight import dry_run, estimate
-from reelworks.train.state import TrainState
+from reelworks.train.startup import build
+from reelworks.train.step import out_of_memory
+from reelworks.train.step.state import TrainState
 from reelworks.train.tuning.search import Trial
 
 _OUT_OF_MEMORY = "out of memory"

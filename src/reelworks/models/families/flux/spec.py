@@ -1,23 +1,16 @@
-"""Sizes, components and published releases of FLUX.1 networks; torch-free."""
+"""Sizes of FLUX.1 networks; torch-free."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
 from typing import ClassVar, Literal, Self
 
 from pydantic import Field
 
 from reelworks.core.config import Config
-from reelworks.models import family
+from reelworks.models import family, family_file
 
 _RELEASE_LAYERS = (
-    *family.release_blocks("transformer_blocks", "double_blocks", family.TWO_STREAMS),
-    family.KeyRule(
-        " ".join(f"single_transformer_blocks.N.{part}" for part in (*family.QKV.split(), "proj_mlp")),
-        "single_blocks.N.linear1",
-        heights=(1, 1, 1, 4),
-    ),
+    *family.FLUX_BLOCKS,
     *family.release_blocks(
         "single_transformer_blocks", "single_blocks", {"norm.linear": "modulation.lin", "proj_out": "linear2"}
     ),
@@ -78,48 +71,4 @@ class FluxConfig(Config):
         )
 
 
-_TINY = FluxConfig(
-    num_layers=1, num_single_layers=1, attention_head_dim=16, num_attention_heads=2, axes_dims_rope=(4, 6, 6)
-)
-_preset = partial(family.Preset, parts=family.Parts("flux", "flux"), sampling=family.SamplingDefaults(3.5, 28))
-_DEV = family.Release(
-    "black-forest-labs/FLUX.1-dev",
-    architecture="flux-1-dev",
-    base_version="flux1",
-    licence_note=family.FLUX_NON_COMMERCIAL,
-)
-_KONTEXT = replace(_DEV, weights="black-forest-labs/FLUX.1-Kontext-dev")
-# There are two, FLUX.1-Canny-dev and FLUX.1-Depth-dev; both have the autoencoder and the text encoders of FLUX.1-dev.
-_CONTROL = replace(_DEV, weights=None, autoencoder=_DEV.weights, text=_DEV.weights)
-_SCHNELL = family.Release(
-    "black-forest-labs/FLUX.1-schnell",
-    timestep_shift=1.0,
-    architecture="flux-1-schnell",
-    base_version="flux1",
-    distilled=True,
-)
-_ENCODERS = (family.CLIP, family.T5._replace(part="text_encoder_2"))
-FAMILY = family.Family(
-    name="flux",
-    network=f"{__package__}.network",
-    presets={
-        "flux-dev": _preset(FluxConfig(), release=_DEV),
-        # Sampling defaults of its release.
-        "flux-schnell": _preset(
-            FluxConfig(guidance_embeds=False), sampling=family.SamplingDefaults(1.0, 4), release=_SCHNELL
-        ),
-        "flux-control": _preset(FluxConfig(in_channels=128, companion="control"), release=_CONTROL),
-        "flux-kontext": _preset(FluxConfig(companion="source"), release=_KONTEXT),
-        "flux-tiny": _preset(_TINY),
-        "flux-control-tiny": _preset(_TINY.model_copy(update={"in_channels": 128, "companion": "control"})),
-        "flux-kontext-tiny": _preset(_TINY.model_copy(update={"companion": "source"})),
-    },
-    autoencoders={"flux": family.picture_autoencoder(16, 0.3611, 0.1159, parameters=83_819_683)},
-    text_encoders={
-        "flux": family.PublishedText(
-            "FluxPipeline", 4096, 512, 768, parameters=4_885_371_136, networks=_ENCODERS, tokenizer="tokenizer_2"
-        )
-    },
-    short_names={"flux": "flux-dev"},
-    tuned={"fluxkrea": "flux-dev"},
-)
+FAMILY = family_file.read(__package__, FluxConfig)

@@ -11,7 +11,6 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
-from torch.nn.utils.rnn import pad_sequence
 
 from reelworks.models.api import PURE_NOISE, DenoiserInputs
 from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, embedded, grid
@@ -131,8 +130,7 @@ def encode_text(parts: TextParts, captions: Sequence[str], length: int, _picture
         step._get_qwen3_vl_prompt_embeds(parts.text_encoder, processor, caption, max_sequence_length=length)[0]
         for caption in captions
     ]
-    masks = [row.new_ones(len(row), dtype=torch.bool) for row in rows]
-    return EncodedText(pad_sequence(rows, batch_first=True), pad_sequence(masks, batch_first=True))
+    return EncodedText.from_rows(rows)
 
 
 NETWORK = DiffusersNetwork(

@@ -1,14 +1,13 @@
-"""Sizes, components and published releases of FLUX.3 networks; torch-free."""
+"""Sizes of FLUX.3 networks; torch-free."""
 
 from __future__ import annotations
 
-from functools import partial
 from typing import ClassVar, Self
 
 from pydantic import Field
 
 from reelworks.core.config import Config
-from reelworks.models import family
+from reelworks.models import family, family_file
 
 _SOURCE_BLOCKS = "mode_blocks.image_cond"
 _SOURCE_LAYERS = tuple(f"{kind}_stream_modulations.image_cond" for kind in ("early", "single"))
@@ -60,8 +59,7 @@ class Flux3Config(Config):
     @property
     def conditioning(self) -> family.Conditioning:
         """Conditioning of the network; empty captions are encoded."""
-        edits = family.Conditioning(takes=("source",), needs=("source",), most_sources=4)
-        return edits if self.edits else family.Conditioning()
+        return family.EDITS if self.edits else family.Conditioning()
 
     @property
     def network(self) -> family.Network:
@@ -83,29 +81,4 @@ class Flux3Config(Config):
         return self.model_copy(update=widths)
 
 
-_TINY = Flux3Config(
-    num_layers=1, num_single_layers=1, attention_head_dim=16, num_attention_heads=2, axes_dims_rope=(4, 4, 4, 4)
-)
-# Sampling defaults and shift of its release.
-_preset = partial(family.Preset, parts=family.Parts("flux2", "flux3"), sampling=family.SamplingDefaults(4.0, 50))
-_BASE = family.Release("black-forest-labs/flux-3-image-klein-base", timestep_shift=6.93)
-_QWEN3_VL = family.TextNetwork("text_encoder", "qwen3_vl_text", 151_936)
-FAMILY = family.Family(
-    name="flux3",
-    network=f"{__package__}.network",
-    presets={
-        # The address of the weights means the last one.
-        "flux3-klein-base-edit": _preset(Flux3Config(edits=True), release=_BASE),
-        "flux3-klein-base": _preset(Flux3Config(), release=_BASE),
-        "flux3-tiny": _preset(_TINY),
-        "flux3-edit-tiny": _preset(_TINY.model_copy(update={"edits": True})),
-    },
-    text_encoders={
-        # Whole windows of 80 tokens, enough for the long prompts that the release recommends.
-        "flux3": family.PublishedText(
-            "Flux3ModularPipeline", 20480, 640, parameters=4_437_815_808, networks=(_QWEN3_VL,)
-        )
-    },
-    # The release asks to train on Base.
-    short_names={"flux3": "flux3-klein-base", "flux3-klein": "flux3-klein-base"},
-)
+FAMILY = family_file.read(__package__, Flux3Config)

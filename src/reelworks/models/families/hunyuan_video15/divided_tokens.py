@@ -15,15 +15,8 @@ from torch.nn.functional import pad
 
 from reelworks.models.divided_tokens import DividedTokens, Places
 
-PLACES = Places(
-    attentions=lambda path: re.fullmatch(r"transformer_blocks\.\d+\.attn", path) is not None,
-    first="transformer_blocks.0",
-    angles="rope",
-    angles_dim=0,
-)
 
-
-class Processor:
+class HunyuanVideo15Processor:
     """Compute the joint attention of a block as the network's own processor does, with divided tokens of the clip.
 
     Legend: B clips, S tokens of this rank, M tokens of texts, D width, A heads, E head width.
@@ -64,3 +57,12 @@ class Processor:
         clip, text = shares.attend_with_whole((q, k, v), (text_q, text_k, text_v), among_all)
         clip, text = clip.flatten(2).to(q.dtype), text.flatten(2).to(q.dtype)
         return attention.to_out[1](attention.to_out[0](clip)), attention.to_add_out(text)
+
+
+PLACES = Places(
+    attentions=lambda path: re.fullmatch(r"transformer_blocks\.\d+\.attn", path) is not None,
+    first="transformer_blocks.0",
+    angles="rope",
+    angles_dim=0,
+    processor=HunyuanVideo15Processor,
+)

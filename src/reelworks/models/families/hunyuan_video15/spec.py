@@ -1,14 +1,13 @@
-"""Sizes, components and published releases of HunyuanVideo 1.5 networks; torch-free."""
+"""Sizes of HunyuanVideo 1.5 networks; torch-free."""
 
 from __future__ import annotations
 
-from functools import partial
 from typing import ClassVar, Self
 
 from pydantic import Field
 
 from reelworks.core.config import Config
-from reelworks.models import family
+from reelworks.models import family, family_file
 
 _RELEASE_LAYERS = (
     *family.release_blocks("transformer_blocks", "double_blocks", family.TWO_STREAMS),
@@ -92,64 +91,4 @@ class HunyuanVideo15Config(Config):
         )
 
 
-_TINY = HunyuanVideo15Config(
-    num_attention_heads=2,
-    attention_head_dim=16,
-    num_layers=2,
-    num_refiner_layers=1,
-    text_embed_2_dim=8,
-    image_embed_dim=16,
-    rope_axes_dim=(4, 6, 6),
-)
-# Sampling defaults and frame rate of its release.
-_preset = partial(
-    family.Preset,
-    parts=family.Parts("hunyuan-video-1.5", "hunyuan-video-1.5"),
-    sampling=family.SamplingDefaults(6.0, 50),
-    fps=24.0,
-)
-_release = partial(
-    family.Release,
-    side=640,
-    lines=480,
-    num_frames=81,
-    licence_note="the Tencent Hunyuan Community License does not apply in the European Union, the United Kingdom and "
-    "South Korea, and gives no rights there",
-)
-FAMILY = family.Family(
-    name="hunyuan-video-1.5",
-    network=f"{__package__}.network",
-    presets={
-        "hunyuan-video-1.5": _preset(
-            HunyuanVideo15Config(), release=_release("hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_t2v")
-        ),
-        "hunyuan-video-1.5-i2v": _preset(
-            HunyuanVideo15Config(first_frame=True),
-            release=_release("hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-480p_i2v"),
-        ),
-        "hunyuan-video-1.5-tiny": _preset(_TINY),
-        "hunyuan-video-1.5-i2v-tiny": _preset(_TINY.model_copy(update={"first_frame": True})),
-    },
-    autoencoders={
-        "hunyuan-video-1.5": family.PublishedAutoencoder(
-            "AutoencoderKLHunyuanVideo15",
-            32,
-            (4, 16, 16),
-            (4, 1),
-            parameters=1_260_634_115,
-            config={"latent_channels": 32, "scaling_factor": 1.03682},
-            one_by_one=True,  # its attention mask fits one clip only
-        )
-    },
-    text_encoders={
-        "hunyuan-video-1.5": family.PublishedText(
-            "HunyuanVideo15Pipeline",
-            3584,
-            1000,
-            parameters=7_288_276_608,
-            networks=(family.QWEN2_5_VL,),
-            asks_autoencoder="AutoencoderKLHunyuanVideo15",
-        )
-    },
-    short_names={"hunyuan": "hunyuan-video-1.5"},
-)
+FAMILY = family_file.read(__package__, HunyuanVideo15Config)

@@ -1,15 +1,14 @@
-"""Sizes, components and published releases of Krea 2 networks; torch-free."""
+"""Sizes of Krea 2 networks; torch-free."""
 
 from __future__ import annotations
 
-from functools import partial
 from typing import ClassVar, Self
 
 from pydantic import Field
 
 from reelworks.core.config import Config
 from reelworks.core.errors import UserError
-from reelworks.models import family
+from reelworks.models import family, family_file
 
 _BLOCK = {
     "attn.to_q": "attn.wq",
@@ -79,44 +78,4 @@ class Krea2Config(Config):
         return self.model_copy(update={"in_channels": 4 * components.latent_channels, "text_hidden_dim": width})
 
 
-_TINY = Krea2Config(
-    num_layers=2,
-    attention_head_dim=16,
-    num_attention_heads=2,
-    num_key_value_heads=1,
-    intermediate_size=64,
-    num_text_layers=2,
-    text_num_attention_heads=2,
-    text_num_key_value_heads=2,
-    text_intermediate_size=32,
-    axes_dims_rope=(4, 6, 6),
-)
-# Its pipeline counts guidance from 0: its scale of 4.5 is 5.5 here.
-_preset = partial(
-    family.Preset,
-    parts=family.Parts("qwen-image", "krea2", same_latents=("wan-2.1",)),
-    sampling=family.SamplingDefaults(5.5, 28),
-)
-_QWEN3_VL = family.TextNetwork("text_encoder", "qwen3_vl_text", 151_936)
-FAMILY = family.Family(
-    name="krea2",
-    network=f"{__package__}.network",
-    presets={
-        # Its pipeline's shift at 1024 × 1024 pixels.
-        "krea2-raw": _preset(
-            Krea2Config(), release=family.Release("krea/Krea-2-Raw", timestep_shift=2.5, architecture="krea2")
-        ),
-        # Sampling defaults of its release; exp(1.15), a fixed shift.
-        "krea2-turbo": _preset(
-            Krea2Config(distilled=True),
-            sampling=family.SamplingDefaults(1.0, 8),
-            release=family.Release("krea/Krea-2-Turbo", timestep_shift=3.16, architecture="krea2", distilled=True),
-        ),
-        "krea2-tiny": _preset(_TINY),
-    },
-    text_encoders={
-        "krea2": family.PublishedText("Krea2Pipeline", 30720, 512, parameters=4_437_815_808, networks=(_QWEN3_VL,))
-    },
-    # The release asks to train on Raw.
-    short_names={"krea": "krea2-raw", "krea2": "krea2-raw"},
-)
+FAMILY = family_file.read(__package__, Krea2Config)

@@ -1,12 +1,11 @@
-"""Sizes, components and published releases of LTX-Video networks; torch-free."""
+"""Sizes of LTX-Video networks; torch-free."""
 
 from __future__ import annotations
 
-from functools import partial
 from typing import ClassVar, Self
 
 from reelworks.core.config import Config
-from reelworks.models import family
+from reelworks.models import family, family_file
 
 _RELEASE_LAYERS = (
     family.KeyRule("proj_in", "patchify_proj"),
@@ -46,37 +45,4 @@ class LTXConfig(Config):
         )
 
 
-_TINY = LTXConfig(num_attention_heads=2, attention_head_dim=16, cross_attention_dim=32, num_layers=2)
-# The frame rate is the default of diffusers' LTXPipeline.
-_preset = partial(
-    family.Preset, parts=family.Parts("ltx-video", "ltx-video"), sampling=family.SamplingDefaults(3.0, 50), fps=25.0
-)
-_release = partial(family.Release, side=640, lines=480, num_frames=97)
-FAMILY = family.Family(
-    name="ltx-video",
-    network=f"{__package__}.network",
-    presets={
-        "ltx-video-2b": _preset(LTXConfig(), release=_release("Lightricks/LTX-Video")),
-        "ltx-video-13b": _preset(
-            LTXConfig(attention_head_dim=128, cross_attention_dim=4096, num_layers=48),
-            release=_release("Lightricks/LTX-Video-0.9.7-dev"),
-        ),
-        "ltx-tiny": _preset(_TINY),
-    },
-    autoencoders={
-        "ltx-video": family.PublishedAutoencoder(
-            "AutoencoderKLLTXVideo",
-            128,
-            (8, 32, 32),
-            (8, 1),
-            parameters=419_193_649,
-            signs=("per_channel_statistics.mean-of-means", "latents_mean"),
-        )
-    },
-    text_encoders={
-        "ltx-video": family.PublishedText(
-            "LTXPipeline", 4096, 128, parameters=4_762_310_656, networks=(family.T5._replace(part="text_encoder"),)
-        )
-    },
-    short_names={"ltx": "ltx-video-2b"},
-)
+FAMILY = family_file.read(__package__, LTXConfig)

@@ -1,15 +1,14 @@
-"""Sizes, components and published releases of LTX-2 networks; torch-free."""
+"""Sizes of LTX-2 networks; torch-free."""
 
 from __future__ import annotations
 
-from functools import partial
 from typing import ClassVar, Self
 
 from pydantic import Field
 
 from reelworks.core.config import Config
 from reelworks.core.errors import UserError
-from reelworks.models import family
+from reelworks.models import family, family_file
 
 _EMBEDDERS = {
     "time_embed": "adaln_single",
@@ -133,108 +132,4 @@ class LTX2Config(Config):
         )
 
 
-_GATED = {
-    "gated_attn": True,
-    "cross_attn_mod": True,
-    "audio_gated_attn": True,
-    "audio_cross_attn_mod": True,
-    "use_prompt_embeddings": False,
-    "perturbed_attn": True,
-}
-_GATED_25 = _GATED | {"ff_bias": False, "use_keyframes_abs_pos_embedding": True, "folder": "transformer_full"}
-_TINY = LTX2Config(
-    num_attention_heads=2,
-    attention_head_dim=16,
-    cross_attention_dim=32,
-    audio_in_channels=4,
-    audio_out_channels=4,
-    audio_num_attention_heads=2,
-    audio_attention_head_dim=8,
-    audio_cross_attention_dim=16,
-    num_layers=1,
-)
-# The frame rate is the default of diffusers' LTX2Pipeline.
-_preset = partial(
-    family.Preset, parts=family.Parts("ltx-2", "ltx-2"), sampling=family.SamplingDefaults(3.0, 30), fps=24.0
-)
-_preset_25 = partial(_preset, parts=family.Parts("ltx-2.3", "ltx-2.5"))  # whose latents have not changed
-# Its scheduler shifts by e^0.95 at 1,024 tokens and by e^2.05 at 4,096; this value is in between.
-_release = partial(family.Release, side=640, lines=480, num_frames=121, timestep_shift=5.0)
-_autoencoder = partial(
-    family.PublishedAutoencoder,
-    "AutoencoderKLLTX2Video",
-    128,
-    (8, 32, 32),
-    (8, 1),
-    signs=("per_channel_statistics.mean-of-means", "latents_mean"),
-)
-# Stereo of 16 kHz, as spectrograms of 64 bands a hundredth of a second apart; a latent frame covers four.
-_sound = family.PublishedSound(16_000, 2, 640, 128, parameters=53_248_146, module=f"{__package__}.sound")
-_GEMMA_4 = family.TextNetwork("text_encoder", "gemma4_unified_text", 262_144)
-_GEMMA = family.TextNetwork("text_encoder", "gemma3_text", 262_208)
-FAMILY = family.Family(
-    name="ltx-2",
-    network=f"{__package__}.network",
-    presets={
-        "ltx-2": _preset(LTX2Config(), release=_release("Lightricks/LTX-2")),
-        "ltx-2.3": _preset(
-            LTX2Config().model_copy(update=_GATED),
-            parts=family.Parts("ltx-2.3", "ltx-2.3"),
-            release=_release("diffusers/LTX-2.3-Diffusers"),
-        ),
-        "ltx-2-sound": _preset(
-            LTX2Config(sound=True),
-            parts=family.Parts("ltx-2", "ltx-2-sound"),
-            sound="ltx-2",
-            release=_release("Lightricks/LTX-2", architecture="ltx-2"),
-        ),
-        "ltx-2.3-sound": _preset(
-            LTX2Config(sound=True).model_copy(update=_GATED),
-            parts=family.Parts("ltx-2.3", "ltx-2.3-sound"),
-            sound="ltx-2.3",
-            release=_release("diffusers/LTX-2.3-Diffusers", architecture="ltx-2.3"),
-        ),
-        "ltx-2.5-distilled": _preset_25(
-            LTX2Config().model_copy(update=_GATED_25 | {"folder": "transformer"}),
-            sampling=family.SamplingDefaults(1.0, 8),
-            release=_release("Lightricks/LTX-2.5-Diffusers", architecture="ltx-2.5-distilled", distilled=True),
-        ),
-        "ltx-2.5-sound": _preset_25(
-            LTX2Config(sound=True).model_copy(update=_GATED_25),
-            parts=family.Parts("ltx-2.3", "ltx-2.5-sound"),
-            sound="ltx-2.3",
-            release=_release("Lightricks/LTX-2.5-Diffusers", architecture="ltx-2.5"),
-        ),
-        # The address of the weights means the last one.
-        "ltx-2.5": _preset_25(
-            LTX2Config().model_copy(update=_GATED_25), release=_release("Lightricks/LTX-2.5-Diffusers")
-        ),
-        # The options of all releases together.
-        "ltx-2-tiny": _preset(_TINY.model_copy(update=_GATED | {"use_prompt_embeddings": True})),
-        "ltx-2-sound-tiny": _preset(
-            _TINY.model_copy(update=_GATED_25 | {"use_prompt_embeddings": True, "sound": True, "num_layers": 2}),
-            parts=family.Parts("ltx-2", "ltx-2-sound"),
-            sound="ltx-2",
-        ),
-    },
-    autoencoders={
-        "ltx-2": _autoencoder(parameters=1_222_479_601, config={"decoder_spatio_temporal_scaling": (True,) * 3}),
-        "ltx-2.3": _autoencoder(parameters=726_105_969, config={"decoder_spatio_temporal_scaling": (True,) * 4}),
-    },
-    text_encoders={
-        "ltx-2": family.PublishedText("LTX2Pipeline", 3840, 1024, parameters=13_618_800_240, networks=(_GEMMA,)),
-        "ltx-2.3": family.PublishedText("LTX2Pipeline", 4096, 1024, parameters=15_359_552_624, networks=(_GEMMA,)),
-        "ltx-2.5": family.PublishedText("LTX2Pipeline", 4096, 1024, parameters=15_079_577_856, networks=(_GEMMA_4,)),
-        # Embeddings for the video branch and for the audio branch, side by side.
-        "ltx-2-sound": family.PublishedText(
-            "LTX2Pipeline", 2 * 3840, 1024, parameters=13_618_800_240, networks=(_GEMMA,)
-        ),
-        "ltx-2.3-sound": family.PublishedText(
-            "LTX2Pipeline", 4096 + 2048, 1024, parameters=15_359_552_624, networks=(_GEMMA,)
-        ),
-        "ltx-2.5-sound": family.PublishedText(
-            "LTX2Pipeline", 4096 + 2048, 1024, parameters=15_079_577_856, networks=(_GEMMA_4,)
-        ),
-    },
-    sound_encoders={"ltx-2": _sound, "ltx-2.3": _sound},
-)
+FAMILY = family_file.read(__package__, LTX2Config)

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from reelworks.models.api import PURE_NOISE, DenoiserInputs
 from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText, pack, unpack
@@ -85,8 +84,7 @@ def encode_text(parts: TextParts, captions: Sequence[str], length: int, _picture
         ids = parts.tokenizer(caption or " ", add_special_tokens=False)["input_ids"][:length]
         device, dtype = parts.text_encoder.device, parts.text_encoder.dtype
         rows.append(embeds(parts.text_encoder, kinds, ids, {}, _LAYER, device, dtype)[0])
-    masks = [row.new_ones(len(row), dtype=torch.bool) for row in rows]
-    return EncodedText(pad_sequence(rows, batch_first=True), pad_sequence(masks, batch_first=True))
+    return EncodedText.from_rows(rows)
 
 
 NETWORK = DiffusersNetwork(

@@ -1,14 +1,13 @@
-"""Sizes, components and published releases of MiniMax-H3 networks; torch-free."""
+"""Sizes of MiniMax-H3 networks; torch-free."""
 
 from __future__ import annotations
 
-from functools import partial
 from typing import ClassVar, Self
 
 from pydantic import Field
 
 from reelworks.core.config import Config
-from reelworks.models import family
+from reelworks.models import family, family_file
 
 SOUND_CHANNELS = 2  # left and right, which the sound autoencoder encodes apart
 _RELEASE_LAYERS = (
@@ -92,64 +91,4 @@ class MiniMaxH3Config(Config):
         return self.model_copy(update=widths | {"audio_in_channels": features // SOUND_CHANNELS})
 
 
-_TINY = MiniMaxH3Config(
-    num_attention_heads=2,
-    attention_head_dim=16,
-    hidden_size=32,
-    num_layers=2,
-    num_refiner_layers=1,
-    ffn_dim=64,
-    audio_in_channels=2,
-    freq_dim=32,
-    time_embed_hidden_dim=32,
-    time_embed_dim=16,
-    rope_freq_dim=2,
-)
-# Its pipeline samples at 50 points of time, the last one clean, and without guidance.
-_preset = partial(
-    family.Preset, parts=family.Parts("minimax-h3", "minimax-h3"), sampling=family.SamplingDefaults(1.0, 49), fps=24.0
-)
-_RELEASE = family.Release(
-    "MiniMaxAI/MiniMax-H3",
-    side=1024,
-    lines=768,
-    num_frames=124,
-    timestep_shift=12.0,
-    sound_timestep_shift=3.0,
-    distilled=True,  # guidance
-    architecture="minimax-h3",
-    licence_note="the MiniMax-H3 Community License gives no rights in the European Union, the United Kingdom, the "
-    "Republic of Korea and the United States; there, MiniMax must permit the use",
-)
-_QWEN3_VL = family.TextNetwork("text_encoder", "qwen3_vl_text", 151_936)
-FAMILY = family.Family(
-    name="minimax-h3",
-    network=f"{__package__}.network",
-    presets={
-        # The address of the weights means the last one.
-        "minimax-h3-sound": _preset(MiniMaxH3Config(sound=True), sound="minimax-h3", release=_RELEASE),
-        "minimax-h3": _preset(MiniMaxH3Config(), release=_RELEASE),
-        "minimax-h3-tiny": _preset(_TINY),
-        "minimax-h3-sound-tiny": _preset(_TINY.model_copy(update={"sound": True}), sound="minimax-h3"),
-    },
-    autoencoders={
-        "minimax-h3": family.PublishedAutoencoder(
-            "AutoencoderKLMiniMaxH3",
-            24,
-            (4, 16, 16),
-            (17, 22),
-            chunk_frames=17,
-            imagenet_pixels=True,
-            parameters=2_603_868_984,
-        )
-    },
-    text_encoders={
-        "minimax-h3": family.PublishedText(
-            "MiniMaxH3ModularPipeline", 5120, 512, parameters=33_357_390_064, networks=(_QWEN3_VL,)
-        ),
-    },
-    sound_encoders={
-        "minimax-h3": family.PublishedSound(32_000, SOUND_CHANNELS, 800, 64, 151_321_489, module=f"{__package__}.sound")
-    },
-    short_names={"h3": "minimax-h3", "minimax": "minimax-h3"},
-)
+FAMILY = family_file.read(__package__, MiniMaxH3Config)

@@ -19,7 +19,7 @@ from reelworks.models.api import Autoencoder
 from reelworks.models.autoencoders.diffusers_kl import CONTRACT, config_of, require_names
 from reelworks.models.components import autoencoder_geometry
 from reelworks.models.config import AutoencoderConfig
-from reelworks.models.families.opensora2.dc_ae import PUBLISHED, AutoencoderVideoDC, Sizes
+from reelworks.models.families.opensora2.dc_ae import PUBLISHED, AutoencoderVideoDC, VideoDCSizes
 
 _TIME, _HEIGHT, _WIDTH = 2, 3, 4
 
@@ -142,7 +142,7 @@ class VideoDCAutoencoder:
         return self
 
 
-def build(config: AutoencoderConfig, sizes: Sizes = PUBLISHED) -> VideoDCAutoencoder:
+def build(config: AutoencoderConfig, sizes: VideoDCSizes = PUBLISHED) -> VideoDCAutoencoder:
     """Build the autoencoder with the weights that the recipe names."""
     field, facts = "autoencoder.weights", registry.AUTOENCODERS[config.name]
     assert config.weights is not None, "the recipe was checked"

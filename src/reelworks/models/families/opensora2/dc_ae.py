@@ -12,6 +12,7 @@ Shape legend: B batch, C channels, T frames, H height, W width; A heads, E head 
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -32,8 +33,8 @@ Shortcut = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """Sizes of the network; defaults are those of the published F32T4C128."""
+class VideoDCSizes:
+    """VideoDCSizes of the network; defaults are those of the published F32T4C128."""
 
     widths: tuple[int, ...] = (128, 256, 512, 512, 1024, 1024)  # channels of the stages, the outermost first
     encoder_depths: tuple[int, ...] = (2, 2, 2, 3, 3, 3)  # blocks of each stage
@@ -41,10 +42,10 @@ class Sizes:
     latent_channels: int = 128
 
 
-PUBLISHED = Sizes()
+PUBLISHED = VideoDCSizes()
 
 
-class Norm(nn.Module):
+class VideoDCNorm(nn.Module):
     """Root-mean-square normalisation over channels, with float32 statistics."""
 
     def __init__(self, channels: int) -> None:
@@ -59,30 +60,34 @@ class Norm(nn.Module):
         return torch.addcmul(bias, normal.to(x_BCTHW.dtype), weight)
 
 
-class Conv(nn.Module):
-    """A convolution over time and space, padded with zeros, then a norm and an activation if it has them."""
+def named(**layers: nn.Module) -> nn.Sequential:
+    """Return layers one after the other, under upstream's names."""
+    return nn.Sequential(OrderedDict(layers))
 
-    def __init__(
-        self,
-        c_in: int,
-        c_out: int,
-        kernel: int = 3,
-        *,
-        stride: tuple[int, int, int] = (1, 1, 1),
-        groups: int = 1,
-        bias: bool = True,
-        norm: bool = False,
-        activation: bool = False,
-    ) -> None:
-        super().__init__()
-        self.conv = nn.Conv3d(c_in, c_out, kernel, stride=stride, padding=kernel // 2, groups=groups, bias=bias)
-        self.norm = Norm(c_out) if norm else nn.Identity()
-        self.act = nn.SiLU() if activation else nn.Identity()
 
-    def forward(self, x_BCTHW: Tensor) -> Tensor:
-        """Convolve; sizes are divided by the stride and rounded up."""
-        out: Tensor = self.act(self.norm(self.conv(x_BCTHW)))
-        return out
+def conv(
+    c_in: int,
+    c_out: int,
+    kernel: int = 3,
+    *,
+    stride: tuple[int, int, int] = (1, 1, 1),
+    groups: int = 1,
+    bias: bool = True,
+    norm: bool = False,
+    activation: bool = False,
+) -> nn.Sequential:
+    """Return a convolution over time and space, padded with zeros, then a norm and an activation if it has them.
+
+    Sizes are divided by the stride and rounded up.
+    """
+    layers: dict[str, nn.Module] = {
+        "conv": nn.Conv3d(c_in, c_out, kernel, stride=stride, padding=kernel // 2, groups=groups, bias=bias)
+    }
+    if norm:
+        layers["norm"] = VideoDCNorm(c_out)
+    if activation:
+        layers["act"] = nn.SiLU()
+    return named(**layers)
 
 
 class Residual(nn.Module):
@@ -98,31 +103,9 @@ class Residual(nn.Module):
         return out
 
 
-class Ops(nn.Module):
-    """Layers one after the other."""
-
-    def __init__(self, *layers: nn.Module) -> None:
-        super().__init__()
-        self.op_list = nn.Sequential(*layers)
-
-    def forward(self, x_BCTHW: Tensor) -> Tensor:
-        """Apply the layers."""
-        out: Tensor = self.op_list(x_BCTHW)
-        return out
-
-
-class ConvBlock(nn.Module):
-    """Two convolutions."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.conv1 = Conv(width, width, activation=True)
-        self.conv2 = Conv(width, width, bias=False, norm=True)
-
-    def forward(self, x_BCTHW: Tensor) -> Tensor:
-        """Return the shape that was given."""
-        out: Tensor = self.conv2(self.conv1(x_BCTHW))
-        return out
+def conv_block(width: int) -> nn.Sequential:
+    """Return two convolutions."""
+    return named(conv1=conv(width, width, activation=True), conv2=conv(width, width, bias=False, norm=True))
 
 
 class LinearAttention(nn.Module):
@@ -131,12 +114,12 @@ class LinearAttention(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         total, heads = 3 * width, width // _HEAD_DIM
-        self.qkv = Conv(width, total, 1, bias=False)
+        self.qkv = conv(width, total, 1, bias=False)
         neighbours = nn.Conv3d(total, total, _NEIGHBOURS, padding=_NEIGHBOURS // 2, groups=total, bias=False)
         self.aggreg = nn.ModuleList(
             [nn.Sequential(neighbours, nn.Conv3d(total, total, 1, groups=3 * heads, bias=False))]
         )
-        self.proj = Conv(2 * width, width, 1, bias=False, norm=True)
+        self.proj = conv(2 * width, width, 1, bias=False, norm=True)
 
     def forward(self, x_BCTHW: Tensor) -> Tensor:
         """Return the shape that was given; sums over places are float32."""
@@ -159,9 +142,9 @@ class GatedConv(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
         hidden = _EXPANSION * width
-        self.inverted_conv = Conv(width, 2 * hidden, 1, activation=True)
-        self.depth_conv = Conv(2 * hidden, 2 * hidden, groups=2 * hidden)
-        self.point_conv = Conv(hidden, width, 1, bias=False, norm=True)
+        self.inverted_conv = conv(width, 2 * hidden, 1, activation=True)
+        self.depth_conv = conv(2 * hidden, 2 * hidden, groups=2 * hidden)
+        self.point_conv = conv(hidden, width, 1, bias=False, norm=True)
 
     def forward(self, x_BCTHW: Tensor) -> Tensor:
         """Return the shape that was given."""
@@ -170,17 +153,9 @@ class GatedConv(nn.Module):
         return out
 
 
-class AttentionBlock(nn.Module):
-    """Linear attention, then a gated convolution."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.context_module, self.local_module = Residual(LinearAttention(width)), Residual(GatedConv(width))
-
-    def forward(self, x_BCTHW: Tensor) -> Tensor:
-        """Return the shape that was given."""
-        out: Tensor = self.local_module(self.context_module(x_BCTHW))
-        return out
+def attention_block(width: int) -> nn.Sequential:
+    """Return linear attention, then a gated convolution."""
+    return named(context_module=Residual(LinearAttention(width)), local_module=Residual(GatedConv(width)))
 
 
 def averaged(x_BCTHW: Tensor, *, channels: int) -> Tensor:
@@ -218,7 +193,7 @@ class Upsampled(nn.Module):
 
     def __init__(self, c_in: int, c_out: int, *, time: bool) -> None:
         super().__init__()
-        self.conv, self._time = Conv(c_in, c_out), time
+        self.conv, self._time = conv(c_in, c_out), time
 
     def forward(self, x_BCTHW: Tensor) -> Tensor:
         """Return `[B, C, T or 2·T, 2·H, 2·W]`."""
@@ -229,65 +204,58 @@ class Upsampled(nn.Module):
 
 def _blocks(stage: int, width: int, depth: int) -> list[nn.Module]:
     if stage < _CONVOLUTIONAL_STAGES:
-        return [Residual(ConvBlock(width)) for _ in range(depth)]
-    return [AttentionBlock(width) for _ in range(depth)]
+        return [Residual(conv_block(width)) for _ in range(depth)]
+    return [attention_block(width) for _ in range(depth)]
 
 
-class Encoder(nn.Module):
-    """Network from pixels to latents."""
+def _ops(*layers: nn.Module) -> nn.Sequential:
+    return named(op_list=nn.Sequential(*layers))
 
-    def __init__(self, sizes: Sizes) -> None:
-        super().__init__()
-        widths, channels = sizes.widths, sizes.latent_channels
-        self.project_in = Conv(3, widths[0])
-        self.stages = nn.ModuleList()
-        for stage, (width, depth) in enumerate(zip(widths, sizes.encoder_depths, strict=True)):
-            layers = _blocks(stage, width, depth)
-            if stage < len(_HALVES_TIME):
-                time, after = _HALVES_TIME[stage], widths[stage + 1]
-                smaller = Conv(width, after, stride=(2 if time else 1, 2, 2))
-                layers.append(Residual(smaller, partial(folded, channels=after, time=time)))
-            self.stages.append(Ops(*layers))
-        self.project_out = Residual(Ops(Conv(widths[-1], channels)), partial(averaged, channels=channels))
+
+def encoder(sizes: VideoDCSizes) -> nn.Sequential:
+    """Return the network from pixels to latents, `[B, C, T/4, H/32, W/32]`; one frame stays one."""
+    widths, channels = sizes.widths, sizes.latent_channels
+    stages = []
+    for stage, (width, depth) in enumerate(zip(widths, sizes.encoder_depths, strict=True)):
+        layers = _blocks(stage, width, depth)
+        if stage < len(_HALVES_TIME):
+            time, after = _HALVES_TIME[stage], widths[stage + 1]
+            smaller = conv(width, after, stride=(2 if time else 1, 2, 2))
+            layers.append(Residual(smaller, partial(folded, channels=after, time=time)))
+        stages.append(_ops(*layers))
+    last = Residual(_ops(conv(widths[-1], channels)), partial(averaged, channels=channels))
+    return named(project_in=conv(3, widths[0]), stages=nn.Sequential(*stages), project_out=last)
+
+
+class FromLast(nn.Sequential):
+    """Layers in the opposite order: the last one is the first that is applied."""
 
     def forward(self, x_BCTHW: Tensor) -> Tensor:
-        """Return `[B, C, T/4, H/32, W/32]`; one frame stays one."""
-        x = self.project_in(x_BCTHW)
-        for stage in self.stages:
-            x = stage(x)
-        out: Tensor = self.project_out(x)
-        return out
+        """Apply the layers."""
+        for layer in reversed(self):
+            x_BCTHW = layer(x_BCTHW)
+        return x_BCTHW
 
 
-class Decoder(nn.Module):
-    """Network from latents to pixels."""
-
-    def __init__(self, sizes: Sizes) -> None:
-        super().__init__()
-        widths = sizes.widths
-        self.project_in = Residual(Conv(sizes.latent_channels, widths[-1]), partial(repeated, channels=widths[-1]))
-        self.stages = nn.ModuleList()
-        for stage, (width, depth) in enumerate(zip(widths, sizes.decoder_depths, strict=True)):
-            layers = _blocks(stage, width, depth)
-            if stage < len(_HALVES_TIME):
-                time = _HALVES_TIME[stage]
-                larger = Upsampled(widths[stage + 1], width, time=time)
-                layers.insert(0, Residual(larger, partial(unfolded, channels=width, time=time)))
-            self.stages.append(Ops(*layers))
-        self.project_out = Ops(Norm(widths[0]), nn.ReLU(), Conv(widths[0], 3))
-
-    def forward(self, z_BCTHW: Tensor) -> Tensor:
-        """Return `[B, 3, 4·T, 32·H, 32·W]`; one frame stays one."""
-        x = self.project_in(z_BCTHW)
-        for stage in reversed(self.stages):
-            x = stage(x)
-        out: Tensor = self.project_out(x)
-        return out
+def decoder(sizes: VideoDCSizes) -> nn.Sequential:
+    """Return the network from latents to pixels, `[B, 3, 4·T, 32·H, 32·W]`; one frame stays one."""
+    widths = sizes.widths
+    first = Residual(conv(sizes.latent_channels, widths[-1]), partial(repeated, channels=widths[-1]))
+    stages = []
+    for stage, (width, depth) in enumerate(zip(widths, sizes.decoder_depths, strict=True)):
+        layers = _blocks(stage, width, depth)
+        if stage < len(_HALVES_TIME):
+            time = _HALVES_TIME[stage]
+            larger = Upsampled(widths[stage + 1], width, time=time)
+            layers.insert(0, Residual(larger, partial(unfolded, channels=width, time=time)))
+        stages.append(_ops(*layers))
+    last = _ops(VideoDCNorm(widths[0]), nn.ReLU(), conv(widths[0], 3))
+    return named(project_in=first, stages=FromLast(*stages), project_out=last)
 
 
 class AutoencoderVideoDC(nn.Module):
-    """Encoder and decoder under upstream's key names."""
+    """VideoDCEncoder and decoder under upstream's key names."""
 
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, sizes: VideoDCSizes) -> None:
         super().__init__()
-        self.encoder, self.decoder = Encoder(sizes), Decoder(sizes)
+        self.encoder, self.decoder = encoder(sizes), decoder(sizes)

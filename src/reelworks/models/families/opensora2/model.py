@@ -10,7 +10,7 @@ width. If ranks share the tokens, L, M and S are this rank's.
 
 from __future__ import annotations
 
-import math
+from collections import OrderedDict
 from collections.abc import Callable
 
 import torch
@@ -20,15 +20,15 @@ from torch.nn import functional as F  # noqa: N812
 from reelworks.distributed.sequence import SequenceGroup, Shares
 from reelworks.models import recompute
 from reelworks.models.families.opensora2.spec import OpenSora2Config
+from reelworks.models.families.stdit3.layers import FREQUENCIES, sinusoid
 from reelworks.models.recompute import Recompute
 
 Rotation = tuple[Tensor, Tensor]  # cosines and sines, `[S, E / 2]` float32
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-_FREQUENCIES = 256  # sines and cosines of a timestep
 _EPS = 1e-6
 
 
-class Norm(nn.Module):
+class MMDiTNorm(nn.Module):
     """Root-mean-square normalisation per head, with float32 statistics."""
 
     def __init__(self, head_dim: int) -> None:
@@ -45,7 +45,7 @@ class QueryKeyNorm(nn.Module):
 
     def __init__(self, head_dim: int) -> None:
         super().__init__()
-        self.query_norm, self.key_norm = Norm(head_dim), Norm(head_dim)
+        self.query_norm, self.key_norm = MMDiTNorm(head_dim), MMDiTNorm(head_dim)
 
     def forward(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
         """Normalise queries and keys per head."""
@@ -80,7 +80,7 @@ def modulated(x_BLD: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
     return torch.addcmul(shift, F.layer_norm(x_BLD, x_BLD.shape[-1:], eps=_EPS), 1 + scale)
 
 
-class Modulation(nn.Module):
+class MMDiTModulation(nn.Module):
     """Shifts, scales and gates of a block, which depend on the timestep and the pooled text."""
 
     def __init__(self, width: int, count: int) -> None:
@@ -94,17 +94,10 @@ class Modulation(nn.Module):
         return out.chunk(self.count, dim=-1)
 
 
-class Embedder(nn.Module):
-    """Two linear layers with a SiLU in between."""
-
-    def __init__(self, in_features: int, width: int) -> None:
-        super().__init__()
-        self.in_layer, self.out_layer = nn.Linear(in_features, width), nn.Linear(width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return `[B, D]`."""
-        out: Tensor = self.out_layer(F.silu(self.in_layer(x)))
-        return out
+def embedder(in_features: int, width: int) -> nn.Sequential:
+    """Return two linear layers with a SiLU in between."""
+    first, last = nn.Linear(in_features, width), nn.Linear(width, width)
+    return nn.Sequential(OrderedDict(in_layer=first, act=nn.SiLU(), out_layer=last))
 
 
 def mlp(width: int, hidden: int) -> nn.Sequential:
@@ -134,7 +127,7 @@ class DoubleBlock(nn.Module):
     def __init__(self, config: OpenSora2Config) -> None:
         super().__init__()
         D, hidden = config.hidden_size, int(config.hidden_size * config.mlp_ratio)
-        self.img_mod, self.txt_mod = Modulation(D, 6), Modulation(D, 6)
+        self.img_mod, self.txt_mod = MMDiTModulation(D, 6), MMDiTModulation(D, 6)
         self.img_attn, self.txt_attn = Attention(config), Attention(config)
         self.img_mlp, self.txt_mlp = mlp(D, hidden), mlp(D, hidden)
 
@@ -178,7 +171,7 @@ class SingleBlock(nn.Module):
         self.v_mlp = nn.Linear(D, D + hidden)  # values, and the first layer of the MLP
         self.linear2 = nn.Linear(D + hidden, D)  # the last layers of both
         self.norm = QueryKeyNorm(config.head_dim)
-        self.modulation = Modulation(D, 3)
+        self.modulation = MMDiTModulation(D, 3)
 
     def forward(self, x_BSD: Tensor, vector_BD: Tensor, rotation: Rotation, shares: Shares | None) -> Tensor:
         """Return the tokens of text and clip."""
@@ -191,7 +184,7 @@ class SingleBlock(nn.Module):
         return torch.addcmul(x_BSD, gate, out_BSD)
 
 
-class FinalLayer(nn.Module):
+class MMDiTFinalLayer(nn.Module):
     """Projects tokens to the values of their patches."""
 
     def __init__(self, width: int, out_features: int) -> None:
@@ -205,14 +198,6 @@ class FinalLayer(nn.Module):
         return out
 
 
-def sinusoid(time_B: Tensor) -> Tensor:
-    """Return cosines, then sines, of decreasing frequencies of times in [0, 1000], `[B, 256]` float32."""
-    half = _FREQUENCIES // 2
-    steps = torch.arange(half, dtype=torch.float32, device=time_B.device)
-    angle = time_B.float()[:, None] * torch.exp(-math.log(10_000.0) * steps / half)
-    return torch.cat([angle.cos(), angle.sin()], dim=-1)
-
-
 class MMDiT(nn.Module):
     """The network of Open-Sora 2.0; see the module's docstring."""
 
@@ -222,7 +207,7 @@ class MMDiT(nn.Module):
         self.config, self.gradient_checkpointing = config, gradient_checkpointing
         self.sequence: SequenceGroup | None = None  # ranks that share the tokens of this one's clips
         self.img_in = nn.Linear(config.in_channels, D)
-        self.time_in, self.vector_in = Embedder(_FREQUENCIES, D), Embedder(config.vec_in_dim, D)
+        self.time_in, self.vector_in = embedder(FREQUENCIES, D), embedder(config.vec_in_dim, D)
         self.txt_in = nn.Linear(config.context_in_dim, D)
         if config.cond_embed:  # latents of condition frames, and a mask for each latent element
             self.cond_in = nn.Linear(config.in_channels + config.patch**2, D)
@@ -230,7 +215,7 @@ class MMDiT(nn.Module):
             nn.init.zeros_(self.cond_in.bias)
         self.double_blocks = nn.ModuleList(DoubleBlock(config) for _ in range(config.depth))
         self.single_blocks = nn.ModuleList(SingleBlock(config) for _ in range(config.depth_single_blocks))
-        self.final_layer = FinalLayer(D, config.in_channels)
+        self.final_layer = MMDiTFinalLayer(D, config.in_channels)
 
     def forward(
         self,

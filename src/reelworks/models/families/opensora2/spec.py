@@ -1,15 +1,14 @@
-"""Sizes, components and published releases of Open-Sora 2.0's networks; torch-free."""
+"""Sizes of Open-Sora 2.0's networks; torch-free."""
 
 from __future__ import annotations
 
-from functools import partial
 from typing import ClassVar, Literal, Self
 
 from pydantic import Field
 
 from reelworks.core.config import Config
 from reelworks.core.errors import UserError
-from reelworks.models import family
+from reelworks.models import family, family_file
 
 
 class OpenSora2Config(Config):
@@ -84,77 +83,4 @@ class OpenSora2Config(Config):
         )
 
 
-_TINY = OpenSora2Config(hidden_size=32, num_heads=2, depth=1, depth_single_blocks=2, axes_dim=(4, 6, 6))
-# The autoencoder of the release, or that of the high-compression release, one of whose latent elements is a token. Both
-# have T5-v1.1-XXL with 512 tokens and CLIP's pooled vector, the same as in FLUX.1.
-_PARTS, _PARTS_OF_DC_AE = family.Parts("hunyuan-video", "flux"), family.Parts("video-dc-ae", "flux")
-_preset = partial(
-    family.Preset,
-    sampling=family.SamplingDefaults(7.5, 50, image_guidance_scale=3.0),  # of Open-Sora's configs
-    fps=24.0,
-)
-FAMILY = family.Family(
-    name="opensora2",
-    network=f"{__package__}.network",
-    presets={
-        "opensora2": _preset(
-            OpenSora2Config(),
-            parts=_PARTS,
-            release=family.Release(
-                "hpcai-tech/Open-Sora-v2",
-                text="black-forest-labs/FLUX.1-dev",
-                side=256,
-                lines=256,
-                num_frames=129,
-                timestep_shift="opensora-2.0",
-            ),
-        ),
-        "opensora2-dc-ae": _preset(
-            OpenSora2Config(in_channels=128, patch=1),
-            parts=_PARTS_OF_DC_AE,
-            release=family.Release(
-                "hpcai-tech/Open-Sora-v2-Video-DC-AE",
-                text="black-forest-labs/FLUX.1-dev",
-                side=768,
-                lines=768,
-                num_frames=128,
-                timestep_shift="opensora-2.0",
-            ),
-        ),
-        "opensora2-tiny": _preset(_TINY, parts=_PARTS),
-        "opensora2-dc-ae-tiny": _preset(_TINY.model_copy(update={"patch": 1}), parts=_PARTS_OF_DC_AE),
-    },
-    autoencoders={
-        # The first HunyuanVideo's.
-        "hunyuan-video": family.PublishedAutoencoder(
-            "AutoencoderKLHunyuanVideo",
-            16,
-            (4, 8, 8),
-            (4, 1),
-            parameters=246_478_803,
-            config={"latent_channels": 16, "scaling_factor": 0.476986},
-            file_config={},
-            signs=("encoder.down_blocks.0.downsamplers.0.conv.conv.weight",),
-            file="hunyuan_vae.safetensors",
-            tiles=True,
-        ),
-        "video-dc-ae": family.PublishedAutoencoder(
-            "AutoencoderVideoDC",
-            128,
-            (4, 32, 32),
-            (4, 8),  # 4 frames become one latent frame, which decodes to a picture
-            parameters=459_462_147,
-            signs=("encoder.stages.3.op_list.0.context_module.main.qkv.conv.weight",),
-            file="F32T4C128_AE.safetensors",
-            tiles=True,
-            module=f"{__package__}.autoencoder",
-            std=1.0,  # as generation in the release; its config for training says 0.493, which its code does not use
-        ),
-    },
-    short_names={
-        "open-sora-2": "opensora2",
-        "open-sora-2.0": "opensora2",
-        "open-sora-v2": "opensora2",
-        "open-sora-2-dc-ae": "opensora2-dc-ae",
-    },
-)
+FAMILY = family_file.read(__package__, OpenSora2Config)

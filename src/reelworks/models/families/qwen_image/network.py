@@ -10,7 +10,6 @@ from typing import Any, final
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from reelworks.core import optional_imports
 from reelworks.models import hub
@@ -104,8 +103,7 @@ def encode_text_and_pictures(pipeline: Any, captions: list[str], length: int, pi
         pipeline.encode_prompt([caption], [each[i] for each in scaled] or None, max_sequence_length=length)[0][0]
         for i, caption in enumerate(captions)
     ]
-    masks = [row.new_ones(len(row), dtype=torch.bool) for row in rows]
-    return EncodedText(pad_sequence(rows, batch_first=True), pad_sequence(masks, batch_first=True))
+    return EncodedText.from_rows(rows)
 
 
 def _scaled(pictures_BHWC: Tensor, area_px: int) -> list[Image.Image]:

@@ -14,7 +14,6 @@ import torch
 from PIL import Image
 from torch import Tensor
 from torch.nn.functional import pad
-from torch.nn.utils.rnn import pad_sequence
 
 from reelworks.core import optional_imports
 from reelworks.models import hub
@@ -159,8 +158,7 @@ def encode_text_and_pictures(pipeline: Any, captions: list[str], _length: int, p
         (tokens,), _, (places,) = pipeline.encode_prompt([caption], shown or None)
         is_first = places & ~pad(places, (1, 0))[:-1]
         rows.append(tokens.masked_fill(places[:, None], 0)[~places | is_first])
-    masks = [row.new_ones(len(row), dtype=torch.bool) for row in rows]
-    return EncodedText(pad_sequence(rows, batch_first=True), pad_sequence(masks, batch_first=True))
+    return EncodedText.from_rows(rows)
 
 
 NETWORK = DiffusersNetwork(

@@ -1,12 +1,11 @@
-"""Sizes, components and published releases of Stable Diffusion 3 networks; torch-free."""
+"""Sizes of Stable Diffusion 3 networks; torch-free."""
 
 from __future__ import annotations
 
-from functools import partial
 from typing import ClassVar, Self
 
 from reelworks.core.config import Config
-from reelworks.models import family
+from reelworks.models import family, family_file
 
 _RELEASE_LAYERS = (
     *family.release_blocks(
@@ -85,45 +84,4 @@ class SD3Config(Config):
         )
 
 
-_TINY = SD3Config(
-    sample_size=16,
-    num_layers=2,
-    attention_head_dim=16,
-    num_attention_heads=2,
-    caption_projection_dim=32,
-    pos_embed_max_size=32,
-    qk_norm="rms_norm",
-)
-_MEDIUM_35 = SD3Config(dual_attention_layers=tuple(range(13)), qk_norm="rms_norm", pos_embed_max_size=384)
-_LARGE_35 = SD3Config(num_layers=38, num_attention_heads=38, caption_projection_dim=2432, qk_norm="rms_norm")
-_preset = partial(family.Preset, parts=family.Parts("sd3", "sd3"), sampling=family.SamplingDefaults(7.0, 28))
-
-
-def _release(name: str) -> family.Release:
-    return family.Release(f"stabilityai/{name}", architecture=name.removesuffix("-diffusers").replace("3.5", "3-5"))
-
-
-_ENCODERS = (family.CLIP, family.CLIP_2, family.T5._replace(part="text_encoder_3"))
-FAMILY = family.Family(
-    name="sd3",
-    network=f"{__package__}.network",
-    presets={
-        "sd3-medium": _preset(SD3Config(), release=_release("stable-diffusion-3-medium-diffusers")),
-        "sd3.5-medium": _preset(_MEDIUM_35, release=_release("stable-diffusion-3.5-medium")),
-        "sd3.5-large": _preset(_LARGE_35, release=_release("stable-diffusion-3.5-large")),
-        "sd3-tiny": _preset(_TINY),
-    },
-    autoencoders={"sd3": family.picture_autoencoder(16, 1.5305, 0.0609, parameters=83_819_683)},
-    text_encoders={
-        "sd3": family.PublishedText(
-            "StableDiffusion3Pipeline",
-            4096,
-            333,
-            2048,
-            parameters=5_580_620_800,
-            networks=_ENCODERS,
-            tokenizer="tokenizer_3",
-        )
-    },
-    short_names={"sd3": "sd3.5-medium"},
-)
+FAMILY = family_file.read(__package__, SD3Config)

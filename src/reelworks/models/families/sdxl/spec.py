@@ -1,13 +1,12 @@
-"""Sizes, components and published releases of Stable Diffusion XL networks; torch-free."""
+"""Sizes of Stable Diffusion XL networks; torch-free."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
 from typing import ClassVar, Self
 
 from reelworks.core.config import Config
-from reelworks.models import family
+from reelworks.models import family, family_file
 
 _EMBEDDINGS = (
     family.KeyRule("time_embedding.linear_1", "time_embed.0"),
@@ -94,38 +93,4 @@ def _resnet(own: str, release: str) -> Iterator[family.KeyRule]:
     yield family.KeyRule(f"{own}.*", f"{release}.*")
 
 
-_TINY = SDXLConfig(
-    sample_size=16,
-    down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
-    up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
-    block_out_channels=(16, 32),
-    layers_per_block=1,
-    norm_num_groups=4,
-    transformer_layers_per_block=(1, 1),
-    attention_head_dim=(2, 2),
-    addition_time_embed_dim=8,
-)
-_preset = partial(family.Preset, parts=family.Parts("sdxl", "sdxl"), sampling=family.SamplingDefaults(5.0, 50))
-_RELEASE = family.Release(
-    "stabilityai/stable-diffusion-xl-base-1.0",
-    objective="epsilon",
-    formats=("diffusers", "kohya"),
-    architecture="stable-diffusion-xl-v1-base",
-    base_version="sdxl_base_v1-0",
-)
-FAMILY = family.Family(
-    name="sdxl",
-    network=f"{__package__}.network",
-    presets={"sdxl": _preset(SDXLConfig(), release=_RELEASE), "sdxl-tiny": _preset(_TINY)},
-    autoencoders={
-        "sdxl": family.picture_autoencoder(4, 0.13025, None, parameters=83_653_863, file_config=family.KL_CONFIG)
-    },
-    text_encoders={
-        "sdxl": family.PublishedText(
-            "StableDiffusionXLPipeline", 2048, 77, 1280, parameters=817_720_320, networks=(family.CLIP, family.CLIP_2)
-        )
-    },
-    tuned=dict.fromkeys(
-        ("pony", "illustrious", "noobai", "animagine", "juggernaut", "realvisxl", "dreamshaperxl"), "sdxl"
-    ),
-)
+FAMILY = family_file.read(__package__, SDXLConfig)

@@ -17,18 +17,18 @@ from torch import Tensor, nn
 from reelworks.distributed.sequence import Shares
 from reelworks.models.families.stdit2.spec import STDiT2Config
 from reelworks.models.families.stdit3 import layers
-from reelworks.models.families.stdit3.model import FinalLayer, STDiT, modulate, modulation_of_frames
+from reelworks.models.families.stdit3.model import STDiT, STDiTFinalLayer, modulate, modulation_of_frames
 from reelworks.models.recompute import Recompute
 
 
-class Modulation(NamedTuple):
-    """Modulation that depends on timesteps, sizes and length: `[B, R, 6, D]` and `[B, R, 3, D]`."""
+class STDiT2Modulation(NamedTuple):
+    """STDiT2Modulation that depends on timesteps, sizes and length: `[B, R, 6, D]` and `[B, R, 3, D]`."""
 
     spatial: Tensor
     temporal: Tensor
 
 
-class Block(nn.Module):
+class STDiT2Block(nn.Module):
     """Attention within frames, across frames and to the text, then an MLP."""
 
     def __init__(self, config: STDiT2Config) -> None:
@@ -46,7 +46,7 @@ class Block(nn.Module):
         x_BTSD: Tensor,
         text_BLD: Tensor,
         mask_B11L: Tensor | None,
-        modulation: Modulation,
+        modulation: STDiT2Modulation,
         rotation: layers.Rotation,
         shares: Shares | None = None,
     ) -> Tensor:
@@ -77,9 +77,9 @@ class STDiT2(STDiT):
         self.t_block = nn.Sequential(nn.SiLU(), nn.Linear(D, 6 * D))
         self.t_block_temp = nn.Sequential(nn.SiLU(), nn.Linear(D, 3 * D))
         self.y_embedder = layers.CaptionEmbedding(config.caption_channels, D, config.model_max_length)
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
+        self.blocks = nn.ModuleList(STDiT2Block(config) for _ in range(config.depth))
         _, ph, pw = config.patch_size
-        self.final_layer = FinalLayer(D, ph * pw * config.out_channels)
+        self.final_layer = STDiTFinalLayer(D, ph * pw * config.out_channels)
 
     def forward(
         self,
@@ -111,7 +111,7 @@ class STDiT2(STDiT):
         time_BD = self.t_embedder(timestep)
         clean_BD = None if x_mask is None else self.t_embedder(torch.zeros_like(timestep))
         sized_BD, long_BD = (None if clean_BD is None else clean_BD + info for info in (size_BD, length_BD))
-        modulation = Modulation(
+        modulation = STDiT2Modulation(
             modulation_of_frames(self.t_block, time_BD + size_BD, sized_BD, x_mask),
             modulation_of_frames(self.t_block_temp, time_BD + length_BD, long_BD, x_mask),
         )

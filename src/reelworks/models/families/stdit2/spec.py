@@ -1,16 +1,14 @@
-"""Sizes, components and published releases of STDiT2 networks; torch-free."""
+"""Sizes of STDiT2 networks; torch-free."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
 from typing import ClassVar, Self
 
 from pydantic import Field
 
 from reelworks.core.errors import UserError
-from reelworks.models import family
-from reelworks.models.families.stdit3.spec import RECIPE_SIZES, RELEASE, STDiT3Config
+from reelworks.models import family, family_file
+from reelworks.models.families.stdit3.spec import STDiT3Config
 
 
 class STDiT2Config(STDiT3Config):
@@ -39,21 +37,4 @@ class STDiT2Config(STDiT3Config):
         return fitted
 
 
-_preset = partial(
-    family.Preset,
-    parts=family.Parts("opensora-1.1", "t5"),
-    sampling=family.SamplingDefaults(7.0, 100, guided_channels=3),  # of Open-Sora's configs
-)
-_RELEASE = replace(
-    RELEASE, weights="hpcai-tech/OpenSora-STDiT-v2-stage3", autoencoder="stabilityai/sd-vae-ft-ema", objective="iddpm"
-)
-FAMILY = family.Family(
-    name="stdit2",
-    network=f"{__package__}.network",
-    presets={
-        "stdit2-xl": _preset(STDiT2Config(), release=_RELEASE),
-        "stdit2-tiny": _preset(STDiT2Config(hidden_size=96, depth=4, num_heads=4)),
-    },
-    short_names={"stdit2": "stdit2-xl"},
-    recipe_sizes=RECIPE_SIZES,
-)
+FAMILY = family_file.read(__package__, STDiT2Config)

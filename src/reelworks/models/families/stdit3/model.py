@@ -29,7 +29,7 @@ def modulate(x_BTSD: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
     return torch.addcmul(shift, F.layer_norm(x_BTSD, x_BTSD.shape[-1:], eps=1e-6), 1 + scale)
 
 
-class Block(nn.Module):
+class STDiT3Block(nn.Module):
     """Self-attention within frames or across frames, attention to the text, then an MLP."""
 
     def __init__(self, config: STDiT3Config, *, temporal: bool) -> None:
@@ -66,7 +66,7 @@ class Block(nn.Module):
         return out.view(B, T, S, D)
 
 
-class FinalLayer(nn.Module):
+class STDiTFinalLayer(nn.Module):
     """Projects tokens to the values of their patches."""
 
     def __init__(self, hidden_size: int, out_features: int) -> None:
@@ -167,10 +167,10 @@ class STDiT3(STDiT):
         self.fps_embedder = layers.ScalarEmbedding(D)
         self.t_block = nn.Sequential(nn.SiLU(), nn.Linear(D, 6 * D))
         self.y_embedder = layers.CaptionEmbedding(config.caption_channels, D, config.model_max_length)
-        self.spatial_blocks = nn.ModuleList(Block(config, temporal=False) for _ in range(config.depth))
-        self.temporal_blocks = nn.ModuleList(Block(config, temporal=True) for _ in range(config.depth))
+        self.spatial_blocks = nn.ModuleList(STDiT3Block(config, temporal=False) for _ in range(config.depth))
+        self.temporal_blocks = nn.ModuleList(STDiT3Block(config, temporal=True) for _ in range(config.depth))
         _, ph, pw = config.patch_size
-        self.final_layer = FinalLayer(D, ph * pw * config.out_channels)
+        self.final_layer = STDiTFinalLayer(D, ph * pw * config.out_channels)
 
     def forward(
         self,

@@ -1,16 +1,14 @@
-"""Sizes, components and published releases of STDiT3 networks; torch-free."""
+"""Sizes of STDiT3 networks; torch-free."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import partial
 from typing import ClassVar, Literal, Self
 
 from pydantic import Field
 
 from reelworks.core.config import Config
 from reelworks.core.errors import UserError
-from reelworks.models import family
+from reelworks.models import family, family_file
 
 
 class STDiT3Config(Config):
@@ -80,30 +78,4 @@ class STDiT3Config(Config):
         return fitted
 
 
-RECIPE_SIZES = ("hidden_size", "depth", "num_heads")
-RELEASE = family.Release(
-    None,
-    autoencoder="hpcai-tech/OpenSora-VAE-v1.2",
-    text="DeepFloyd/t5-v1_1-xxl",
-    side=512,
-    lines=240,
-    num_frames=51,
-    timestep_shift="auto",
-)
-# It may start from PixArt, which was trained on SDXL's latents.
-_preset = partial(
-    family.Preset,
-    parts=family.Parts("opensora-1.2", "t5", same_latents=("sdxl",)),
-    sampling=family.SamplingDefaults(7.0, 30),  # of Open-Sora's configs
-)
-FAMILY = family.Family(
-    name="stdit3",
-    network=f"{__package__}.network",
-    presets={
-        "stdit3-xl": _preset(STDiT3Config(), release=replace(RELEASE, weights="hpcai-tech/OpenSora-STDiT-v3")),
-        "stdit3-3b": _preset(STDiT3Config(hidden_size=1872, num_heads=26), release=RELEASE),
-        "stdit3-tiny": _preset(STDiT3Config(hidden_size=128, depth=4, num_heads=4)),
-    },
-    short_names={"open-sora": "stdit3-xl", "stdit3": "stdit3-xl"},
-    recipe_sizes=RECIPE_SIZES,
-)
+FAMILY = family_file.read(__package__, STDiT3Config)

@@ -12,15 +12,8 @@ from torch import Tensor
 
 from reelworks.models.divided_tokens import DividedTokens, Places
 
-PLACES = Places(
-    attentions=lambda path: re.fullmatch(r"blocks\.\d+\.attn1", path) is not None,
-    first="blocks.0",
-    angles="rope",
-    angles_dim=1,
-)
 
-
-class Processor:
+class WanProcessor:
     """Compute the self-attention of a block as the network's own processor does, of divided tokens.
 
     Legend: B clips, S tokens of this rank, A heads, E head width, D width.
@@ -59,3 +52,12 @@ def _rotated(x_BSAE: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     a, b = x_BSAE[..., 0::2], x_BSAE[..., 1::2]
     cos, sin = cos[..., 0::2], sin[..., 1::2]
     return torch.stack([a * cos - b * sin, a * sin + b * cos], dim=-1).flatten(-2).type_as(x_BSAE)
+
+
+PLACES = Places(
+    attentions=lambda path: re.fullmatch(r"blocks\.\d+\.attn1", path) is not None,
+    first="blocks.0",
+    angles="rope",
+    angles_dim=1,
+    processor=WanProcessor,
+)

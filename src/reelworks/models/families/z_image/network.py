@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from reelworks.models.api import PURE_NOISE, DenoiserInputs, TextEmbedding
 from reelworks.models.diffusers_denoiser import DiffusersNetwork, EncodedText
@@ -32,8 +31,7 @@ def _without_padding(text_LD: Tensor, mask_L: Tensor) -> Tensor:
 def encode_text(pipeline: Any, captions: list[str], length: int, _pictures: list[Tensor]) -> EncodedText:
     """Embed captions, each at its own length, and pad them to the longest."""
     rows, _ = pipeline.encode_prompt(captions, do_classifier_free_guidance=False, max_sequence_length=length)
-    masks = [row.new_ones(len(row), dtype=torch.bool) for row in rows]
-    return EncodedText(pad_sequence(rows, batch_first=True), pad_sequence(masks, batch_first=True))
+    return EncodedText.from_rows(rows)
 
 
 def pipeline_arguments(text: TextEmbedding, guidance_scale: float, fps: float, config: ZImageConfig) -> dict[str, Any]:

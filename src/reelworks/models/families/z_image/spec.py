@@ -1,12 +1,11 @@
-"""Sizes, components and published releases of Z-Image networks; torch-free."""
+"""Sizes of Z-Image networks; torch-free."""
 
 from __future__ import annotations
 
-from functools import partial
 from typing import ClassVar, Self
 
 from reelworks.core.config import Config
-from reelworks.models import family
+from reelworks.models import family, family_file
 
 _ATTENTION = {family.QKV.replace("attn", "attention"): "attention.qkv", "attention.to_out.0": "attention.out"}
 _RELEASE_LAYERS = (
@@ -48,23 +47,4 @@ class ZImageConfig(Config):
         return self.model_copy(update={"in_channels": components.latent_channels, "cap_feat_dim": components.text_dim})
 
 
-_TINY = ZImageConfig(dim=32, n_layers=2, n_refiner_layers=1, n_heads=2, n_kv_heads=2, axes_dims=(4, 6, 6))
-_preset = partial(family.Preset, parts=family.Parts("flux", "z-image"), sampling=family.SamplingDefaults(5.0, 50))
-_QWEN3 = family.TextNetwork("text_encoder", "qwen3", 151_936)
-FAMILY = family.Family(
-    name="z-image",
-    network=f"{__package__}.network",
-    presets={
-        "z-image": _preset(ZImageConfig(), release=family.Release("Tongyi-MAI/Z-Image", architecture="Z-Image")),
-        # 9 steps call the network 8 times.
-        "z-image-turbo": _preset(
-            ZImageConfig(),
-            release=family.Release("Tongyi-MAI/Z-Image-Turbo", architecture="Z-Image-Turbo", distilled=True),
-            sampling=family.SamplingDefaults(1.0, 9),
-        ),
-        "z-image-tiny": _preset(_TINY),
-    },
-    text_encoders={
-        "z-image": family.PublishedText("ZImagePipeline", 2560, 512, parameters=4_022_468_096, networks=(_QWEN3,))
-    },
-)
+FAMILY = family_file.read(__package__, ZImageConfig)

@@ -1,0 +1,52 @@
+"""Measure what a request names, and keep the result in files and as metrics of a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+from reelworks.catalog.scan import ScanProgress
+from reelworks.core import files, requests
+from reelworks.evaluation import held_out, report
+from reelworks.evaluation.held_out import Evaluation
+from reelworks.evaluation.report import Report
+from reelworks.evaluation.request import EvalRequest
+
+
+class Evaluated(NamedTuple):
+    """A result, the files that it was written to, and a sentence on the checkpoint whose metrics it was added to."""
+
+    result: Evaluation | Report
+    files: list[Path]
+    recorded: str | None
+
+
+@requests.telling(EvalRequest)
+def evaluate(
+    request: EvalRequest,
+    on_scan: Callable[[ScanProgress], None] | None = None,
+    on_clip: Callable[[int, int], None] = lambda done, total: None,
+) -> Evaluated:
+    """Measure a model on held-out clips, or clips that were generated, and write and record the result as asked for.
+
+    Raises:
+        UserError: There is nothing to measure, a metric is unknown, or a file cannot be written.
+
+    Examples:
+        >>> from reelworks.evaluation.request import EvalRequest
+        >>> EvalRequest(source="runs/demo", timesteps=5).of_clips
+        False
+    """
+    measured = report.of_folders(request, on_clip) if request.of_clips else held_out.evaluate(request, on_scan, on_clip)
+    written = write(measured, request.out)
+    recorded = None if request.record is None else report.record(request.record, measured.values)
+    return Evaluated(measured, written, recorded)
+
+
+def write(result: Evaluation | Report, out: Path | None) -> list[Path]:
+    """Write a result into its run folder and to a file, where there are any, and return what was written."""
+    targets = [path for path in (result.file(), out) if path is not None]
+    for path in targets:
+        files.write_for("--out", path, (files.to_json(result, indent=2) + "\n").encode())
+    return targets

@@ -1,0 +1,127 @@
+"""Requests of recipes for footage: those of `reelworks new lora`, and of `reelworks train --data DIR --model NAME`."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from reelworks.core import requests
+from reelworks.core.errors import UserError
+from reelworks.core.requests import arg
+
+_MOST_GB = 100_000
+
+
+def gigabytes(text: str) -> float:
+    """Return the number of gigabytes that a text means: 24, 24GB or 24 GiB; raises ValueError for others."""
+    number = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(?:G|GB|GiB)?\s*", text, re.IGNORECASE)
+    if number is None or not 1 <= float(number[1]) <= _MOST_GB:
+        raise ValueError(f"{text!r} is not a number of gigabytes, such as 24, from 1 to {_MOST_GB:,}")
+    return float(number[1])
+
+
+@dataclass(frozen=True, kw_only=True)
+class FootageRequest:
+    """Footage and a model to train on it."""
+
+    data: tuple[Path, ...] = arg(
+        (), "A folder or list of pictures and clips; may be given several times.", metavar="DIR"
+    )
+    model: str | None = arg(None, "A model, such as flux-dev, or a family, such as wan.", metavar="NAME")
+    vram_gb: float | None = arg(
+        None,
+        "GPU memory that settings are chosen to fit; default: that of this machine's GPU.",
+        names=("--vram",),
+        metavar="GB",
+        parse=gigabytes,
+    )
+    trigger: str | None = arg(
+        None,
+        "A rare word that is put before every caption, and that is the caption of clips without one.",
+        metavar="WORD",
+    )
+    weights: str | None = arg(None, "Weights to use in place of the published ones.", metavar="PATH|HUB")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewLoraRequest(FootageRequest):
+    """A recipe for a LoRA; without footage it has a placeholder."""
+
+    model: str = arg(..., "A model, such as flux-dev, or a family, such as wan.", metavar="NAME")
+    control: Path | None = arg(None, "Controls of the clips of --data, by name.", metavar="DIR")
+    source: tuple[Path, ...] = arg((), "Sources of the edits in --data, by name; repeatable, in order.", metavar="DIR")
+    mask: Path | None = arg(None, "Masks of what is generated in --data, by name.", metavar="DIR")
+    rank: int | None = arg(None, "Rank of the LoRA; default: 16.", least=1)
+    steps: int | None = arg(None, "Optimizer steps; default: epochs that follow from the number of clips.", least=1)
+    resolution: str | None = arg(
+        None, "Side of a square, or a size such as 480p; default: what most clips fill.", metavar="SIDE|SIZE"
+    )
+    overrides: tuple[str, ...] = arg((), requests.OVERRIDES, names=("--set",), metavar="A.B=V")
+    tflops: float | None = arg(
+        None, "Speed of the GPU in bfloat16, to estimate training time; default: 165.", least=0.1
+    )
+    output: Path | None = arg(
+        None, "Default: DIR-MODEL.toml in the current folder.", names=("--output", "-o"), metavar="RECIPE"
+    )
+    force: bool = arg(False, "Overwrite an existing recipe.")
+
+    def __post_init__(self) -> None:
+        with requests.checked(self):
+            if self.trigger is not None and not self.trigger.strip():
+                raise UserError(
+                    "the word is empty",
+                    code="empty-trigger",
+                    field="trigger",
+                    remedy="choose a rare word, or leave the option out",
+                )
+            assert self.preset  # an unknown model is refused
+            for folder in self.data:
+                _require_folder(folder)
+            if not self.force and self.path.exists():
+                raise UserError(
+                    "the recipe exists already",
+                    code="file-exists",
+                    field="output",
+                    value=str(self.path),
+                    remedy="give --force to overwrite it, or another name with -o",
+                )
+
+    @property
+    def preset(self) -> str:
+        """Name of the model; raises `UserError` if there is none of this name."""
+        from reelworks.models import registry  # slow to import
+
+        return registry.preset_name(self.model)
+
+    @property
+    def path(self) -> Path:
+        """File of the recipe."""
+        return self.output or Path(f"{self.data[0].resolve().name if self.data else 'lora'}-{self.preset}.toml")
+
+    @property
+    def companions(self) -> dict[str, str | list[str]]:
+        """Folders of companions by their kind."""
+        found: dict[str, str | list[str]] = {}
+        for kind, folder in (("control", self.control), ("mask", self.mask)):
+            if folder is not None:
+                found[kind] = str(folder)
+        if self.source:
+            found["source"] = [str(folder) for folder in self.source] if len(self.source) > 1 else str(self.source[0])
+        return found
+
+
+def _require_folder(path: Path) -> None:
+    """Refuse a path that is neither a folder nor a list of files."""
+    if path.is_dir():
+        return
+    from reelworks.catalog.config import is_list
+
+    if not path.is_file() or not is_list(path):
+        raise UserError(
+            "this is a file, not a folder" if path.exists() else "there is no such folder",
+            code="no-such-folder",
+            field="data",
+            value=str(path),
+            remedy="give the folder that holds the videos and pictures",
+        )

@@ -1,0 +1,168 @@
+"""Previews: clips that the averaged weights generate into the run folder on schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from reelworks.core import units
+from reelworks.core.errors import UserError
+from reelworks.core.log import logger
+from reelworks.core.shape import Shape
+from reelworks.distributed.layout import Layout
+from reelworks.distributed.mesh import World
+from reelworks.encoders.encoders import FrozenEncoders
+from reelworks.evaluation.measure import PreviewMetrics
+from reelworks.generate import conditions, defaults, diffusers_pipeline, writers
+from reelworks.generate.conditions import Conditions
+from reelworks.generate.diffusers_pipeline import PipelineOutput
+from reelworks.generate.pipeline import GenerateOptions
+from reelworks.models.api import DenoiserInputs
+from reelworks.models.sequence_parallel import SequenceParallel
+from reelworks.precision.boundary import DtypeBoundary
+from reelworks.recipe import validation
+from reelworks.recipe.dataset import RecipeData
+from reelworks.recipe.recipe import Recipe
+from reelworks.run.folder import RunFolder
+from reelworks.train.logging import preview_model
+from reelworks.train.logging.preview_model import PreviewModel
+from reelworks.train.logging.run_logger import RunLogger
+from reelworks.train.step import out_of_memory
+from reelworks.train.step.state import TrainState
+
+
+def options(data: RecipeData) -> GenerateOptions | None:
+    """Return the settings of the recipe's previews, with all their files read; None if it has no prompts."""
+    recipe, c = data.recipe, data.recipe.samples
+    metrics(recipe, torch.device("cpu"))  # refuses those that cannot be measured
+    if not c.prompts:
+        return None
+    num_frames, height, width = c.num_frames, c.height, c.width
+    if not (num_frames and height and width):  # take what is missing from the bucket that is trained most
+        most = defaults.shape_of(data, picture=num_frames == 1)
+        num_frames, height, width = num_frames or most.num_frames, height or most.height, width or most.width
+    shape = Shape(num_frames, height, width)
+    validation.require_given_frames(recipe.model, c.reference, c.last_frame, shape.num_frames)
+    sampled = defaults.sampled(recipe)
+    reference = None if c.reference is None else conditions.read(Path(c.reference), shape, 1, "samples.reference")
+    last = None if c.last_frame is None else conditions.read(Path(c.last_frame), shape, 1, "samples.last_frame")
+    inpaint = None if c.inpaint is None else conditions.companion(Path(c.inpaint), shape, "samples.inpaint")
+    return GenerateOptions(
+        shape,
+        defaults.fps(recipe),
+        sampled.num_inference_steps,
+        sampled.guidance_scale,
+        recipe.seed,
+        Conditions(reference, last_frame=last, inpaint=inpaint),
+        conditions.companions(c.companions, shape, "samples.", recipe),
+        guided_channels=sampled.guided_channels,
+        image_guidance_scale=sampled.image_guidance_scale,
+    )
+
+
+def metrics(recipe: Recipe, device: torch.device) -> PreviewMetrics | None:
+    """Return the metrics of the recipe's previews; None if it has none."""
+    c = recipe.samples
+    return PreviewMetrics.named(c.metrics, c.metric_weights, device) if c.metrics else None
+
+
+def _told(prompts: Sequence[str]) -> Iterator[str]:
+    """Yield prompts, and log each of several before its clip is made, which may take minutes."""
+    for number, prompt in enumerate(prompts, 1):
+        if len(prompts) > 1:
+            logger.info("preview %d of %d: %s", number, len(prompts), prompt)
+        yield prompt
+
+
+@dataclass(frozen=True)
+class Previewer:
+    """Generate the recipe's previews; all ranks compute, since weights may be sharded."""
+
+    recipe: Recipe
+    boundary: DtypeBoundary[DenoiserInputs]
+    encoder: FrozenEncoders
+    state: TrainState
+    world: World
+    run_folder: RunFolder
+    options: GenerateOptions | None
+    sequence: SequenceParallel | None = None  # paused here, as any size may be generated
+    metrics: PreviewMetrics | None = None
+    layout: Layout | None = None  # by which ranks share the network
+
+    def exist(self, step: int) -> bool:
+        """Whether all previews of a step exist; equal on all ranks."""
+        return bool(self.world.broadcast(self.world.is_main and self._are_written(step)))
+
+    def _are_written(self, step: int) -> bool:
+        written = {file.stem for file in self._folder(step).glob("*")}
+        return written.issuperset(f"{i:02d}" for i in range(len(self.recipe.samples.prompts)))
+
+    def _folder(self, step: int) -> Path:
+        return self.run_folder.samples_folder / f"step-{step:09d}"
+
+    def run(self, step: int, log: RunLogger) -> dict[str, float]:
+        """Generate a clip for every prompt, with the same noise at every step; returns their metrics, on all ranks."""
+        generated = self._generate()
+        if generated is None:
+            return {}
+        self._write(step, generated, log)
+        if self.metrics is None:
+            return {}
+        measured = self.metrics.values(generated.clips, self.recipe.samples.prompts) if self.world.is_main else []
+        log.preview_metrics(step, measured)
+        values = {f"samples/{m.name}": m.value for m in measured if m.value is not None}
+        return self.world.broadcast(values)  # type: ignore[return-value]
+
+    def _generate(self) -> PipelineOutput | None:
+        """Return the previews; None if there are none to make, or they could not be made."""
+        options, prompts = self.options, self.recipe.samples.prompts
+        if options is None:
+            return None
+        clips = units.plural(len(prompts), "clip")
+        logger.info(f"making previews: {clips} of {options.shape}, {options.to_text()}")
+        try:
+            paused = nullcontext() if self.sequence is None else self.sequence.paused()
+            with self.state.averaged(), paused, self._shown() as (recipe, boundary, encoder):
+                told = _told(prompts)
+                return diffusers_pipeline.generate(recipe, boundary, encoder, told, options)
+        except UserError as error:  # such as a lack of memory
+            if error.code == "out-of-memory":
+                out_of_memory.snapshot(self.world.device, self.run_folder.snapshot_file(self.world.rank))
+            if self.world.size > 1:  # the other ranks may be waiting for this one
+                raise
+            logger.warning("previews could not be generated: %s", error.problem)
+            return None
+
+    def _shown(self) -> AbstractContextManager[PreviewModel]:
+        return preview_model.loaded(self.recipe, self.boundary, self.encoder.loaded(), self.world, self.layout)
+
+    def _write(self, step: int, generated: PipelineOutput, log: RunLogger) -> None:
+        """Write the previews on the main rank."""
+        options, prompts = self.options, self.recipe.samples.prompts
+        assert options is not None
+        if not self.world.is_main:
+            return
+        names, written = [], []
+        for index, (frames, sound) in enumerate(generated.written()):
+            path = self._folder(step) / f"{index:02d}.{'png' if len(frames) == 1 else 'mp4'}"
+            try:
+                writers.write(path, frames, options.fps, sound)
+            except UserError as error:
+                logger.warning("a preview could not be written: %s", error.problem)
+                return
+            written.append(path)
+            names.append(path.relative_to(self.run_folder.samples_folder).as_posix())
+        log.previews(step, written, prompts)
+        log.event(
+            "samples",
+            step=step,
+            files=names,
+            prompts=prompts,
+            by=generated.by,
+            num_inference_steps=options.num_inference_steps,
+            guidance_scale=options.guidance_scale,
+        )

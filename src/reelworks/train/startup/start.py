@@ -1,0 +1,110 @@
+"""Steps of a start that `trainer.run` takes one after the other, on all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+from reelworks.catalog.scan import ScanProgress
+from reelworks.core import log
+from reelworks.core.log import logger
+from reelworks.data.position import DataPosition
+from reelworks.distributed import layout
+from reelworks.distributed.mesh import World
+from reelworks.encoders.encoders import FrozenEncoders
+from reelworks.encoders.precompute.encode_worker import Progress
+from reelworks.encoders.stored_batches import StoredLatents
+from reelworks.models import sequence_limits
+from reelworks.recipe import dataset, validation
+from reelworks.recipe.dataset import RecipeData
+from reelworks.recipe.recipe import Recipe
+from reelworks.run.folder import RunFolder
+from reelworks.schedule.plan import PlanSpec
+from reelworks.train.logging import preview_model, trackers
+from reelworks.train.precompute import encoding
+from reelworks.train.preflight import dry_run
+from reelworks.train.startup import build, open_run, rendezvous, resume
+from reelworks.train.startup.build import TrainedModel
+from reelworks.train.startup.open_run import FolderLock, OpenRun
+from reelworks.train.step import optimizer_names, out_of_memory
+from reelworks.train.step.lr_schedule import no_end
+
+
+def require_possible(recipe: Recipe, world: World) -> None:
+    """Raise if trackers are not installed, ranks and optimizer do not fit, or nodes do not share the run's folder."""
+    trackers.require_installed(recipe.logging)
+    optimizer_names.require(recipe.train.optimizer, layout.fixed(recipe.parallel, world.size, world.local_size))
+    rendezvous.require_shared_folder(Path(recipe.output), world)
+
+
+def scan(recipe: Recipe, world: World, on_scan: Callable[[ScanProgress], None] | None) -> None:
+    """Scan the footage on the main rank, while the others wait."""
+    if world.is_main:
+        dataset.scan_recipe(recipe, on_scan)
+    world.wait()
+
+
+def plan(recipe: Recipe, folder_lock: FolderLock, world: World) -> tuple[OpenRun, RecipeData, PlanSpec]:
+    """Open the run, and its catalog with the buckets that were proposed if the recipe names none."""
+    with log.stage("planning"):
+        data = replace(RecipeData.open(recipe), run=RunFolder(Path(recipe.output)))
+        recipe = data.recipe
+        sequence_limits.require_buckets(recipe.model, data.table, recipe.parallel.sequence_degree)
+        run = open_run.open_run(recipe, folder_lock, world)
+        spec = open_run.plan_spec(data, run)
+        if recipe.train.lacks_end:
+            raise no_end(recipe.train, data.plan(spec, 0).num_steps)
+    return run, data, spec
+
+
+def require_weights(recipe: Recipe, *, resumed: bool) -> dict[str, str]:
+    """Raise if weights are missing that a start or a resume reads, warn of distilled ones, and return the sources."""
+    sources = build.require_sources(recipe, resumed=resumed)
+    preview_model.require_layers(recipe)
+    if (warning := validation.distilled_warning(recipe)) is not None:
+        logger.warning(warning)
+    return sources
+
+
+@contextmanager
+def stored_latents(
+    data: RecipeData, spec: PlanSpec, world: World, on_encode: Callable[[Progress], None]
+) -> Iterator[tuple[StoredLatents | None, FrozenEncoders | None]]:
+    """Encode what the recipe's store lacks, and yield the store, with encoders that are loaded when they are needed.
+
+    Both are None without a store.
+    """
+    if not data.recipe.encode.store:
+        yield None, None
+        return
+    encoders = encoding.lazy_encoder(data.recipe, world.device)
+    stored = encoding.before_training(data, encoders, world, spec, on_encode)
+    try:
+        yield stored, encoders
+    finally:
+        stored.close()
+
+
+def build_model(
+    run: OpenRun, data: RecipeData, sources: Mapping[str, str], encoders: FrozenEncoders | None, *, resumed: bool
+) -> TrainedModel:
+    """Build the model, and warn if a resumed run's published weights have moved since."""
+    if resumed and run.world.is_main:
+        resume.log_moved_sources(run.folder, sources)
+    return TrainedModel.build(data, run.world, resumed=resumed, encoders=encoders)
+
+
+def rehearse(run: OpenRun, data: RecipeData, model: TrainedModel, position: DataPosition, *, debug: bool) -> None:
+    """Run the largest planned bucket once: a lack of memory shows before the first step, or not at all."""
+    planned = set(position.plan.bucket.tolist()) or {0}  # the plan is empty if nothing is left of the epoch
+    bucket = dry_run.largest(data.table, planned)
+    if debug:
+        out_of_memory.record_history(run.world.device)
+    snapshot = run.folder.snapshot_file(run.world.rank)
+    clips = bucket.batch_size * data.recipe.clips_per_place
+    with log.stage("running the largest bucket once"):
+        dry_run.rehearse(model.boundary.denoiser, model.encoder, model.state, bucket, snapshot, clips=clips)
+    for line in data.chosen.lines() if data.chosen else []:
+        logger.info(line)
