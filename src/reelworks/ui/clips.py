@@ -18,10 +18,8 @@ from numpy.typing import NDArray
 
 from reelworks.analysis import clip_history, discarded
 from reelworks.analysis.coverage import State
-from reelworks.buckets import table
 from reelworks.buckets.assign import Reason
 from reelworks.catalog.rows import as_numpy
-from reelworks.catalog.store import Catalog
 from reelworks.core.errors import UserError
 from reelworks.data.dataset import Dataset
 from reelworks.recipe.dataset import RecipeData
@@ -213,24 +211,19 @@ class _OfCatalog:
 Tell = Callable[[str, float], None]
 
 
-def read(
-    recipe: Recipe | None, catalog: Path, runs: Sequence[Path], former: ClipView | None, tell: Tell = lambda *_: None
-) -> ClipView:
-    """Read a catalog, and what a recipe makes of its clips.
+def read(data: Dataset, runs: Sequence[Path], former: ClipView | None, tell: Tell = lambda *_: None) -> ClipView:
+    """Read a dataset's clips, and what its recipe, if it has one, makes of them.
 
     Args:
-        recipe: None for a catalog alone.
         runs: Run folders of the recipe, whose records tell which clips were trained.
         former: The clips as they were, whose texts and order are used again if the catalog is the same.
         tell: Called with what is done next, and the share of the work that is done.
     """
-    tell("reading the catalog", 0.0)
-    data = _open(recipe, catalog)
     same = former is not None and former.data.digest == data.digest
     if same and former is not None:
         data.rows, data.companion_rows = former.data.rows, former.data.companion_rows
     tell("sorting clips into buckets", 0.25)
-    clips = _assign(data) if recipe is not None else _leave_unassigned(data)
+    clips = _assign(data) if isinstance(data, RecipeData) else _leave_unassigned(data)
     if same and former is not None:
         clips.shared = former.shared
     else:
@@ -247,11 +240,7 @@ def read(
     return clips
 
 
-def _open(recipe: Recipe | None, catalog: Path) -> Dataset:
-    return RecipeData.open(recipe) if recipe is not None else Dataset(Catalog.open(catalog), table.EMPTY)
-
-
-def _assign(data: Dataset) -> ClipView:
+def _assign(data: RecipeData) -> ClipView:
     """Take the assignment of the first epoch; of a clip's repeats the first that is trained is shown."""
     found, row, result = data.assigned(EPOCH)
     count = len(data.rows)
@@ -271,7 +260,6 @@ def _assign(data: Dataset) -> ClipView:
         np.zeros(count, dtype=np.float32),
     )
     inside = np.flatnonzero(bucket >= 0)
-    assert isinstance(data, RecipeData)
     clips.lost[inside] = discarded.lost_shares(data, inside, bucket[inside].astype(np.int64))
     return clips
 

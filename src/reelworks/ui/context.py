@@ -12,6 +12,7 @@ from cachetools import LRUCache, cachedmethod
 from fastapi import Depends, Request
 
 from reelworks.run.folder import RunFolder
+from reelworks.ui.datasets import Datasets
 from reelworks.ui.event_index import EventIndex
 from reelworks.ui.jobs import Jobs
 from reelworks.ui.library import Library
@@ -29,9 +30,10 @@ class Context:
     def __init__(self, workspace: Workspace) -> None:
         self.workspace = workspace
         self.jobs = Jobs(workspace.state_folder / "jobs")
-        self.library = Library(workspace)
+        opened = Datasets()
+        self.library = Library(workspace, opened)
         self.pictures = Pictures(workspace)
-        self.plans = PlanSessions(workspace)
+        self.plans = PlanSessions(workspace, opened)
         self._indices: LRUCache[Path, EventIndex] = LRUCache(_MOST_INDICES)
         self._lock = threading.Lock()
         self._stop = threading.Event()

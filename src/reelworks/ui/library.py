@@ -18,8 +18,9 @@ from reelworks.core.errors import UserError
 from reelworks.recipe import recipe_file
 from reelworks.recipe.recipe import Recipe
 from reelworks.run.folder import RunFolder
-from reelworks.ui import clips, understood
+from reelworks.ui import clips, datasets, understood
 from reelworks.ui.clips import ClipView
+from reelworks.ui.datasets import Datasets
 from reelworks.ui.workspace import Workspace
 
 Json = dict[str, Any]
@@ -74,8 +75,8 @@ class _Entry:
 class Library:
     """Reads clips of recipes and catalogs, one after the other, in a thread of its own."""
 
-    def __init__(self, workspace: Workspace) -> None:
-        self._workspace = workspace
+    def __init__(self, workspace: Workspace, opened: Datasets) -> None:
+        self._workspace, self._datasets = workspace, opened
         self._entries: dict[str, _Entry] = {}
         # One that is larger than all that may be kept is kept alone.
         self._clips: LRUCache[str, ClipView] = LRUCache(_MOST_ROWS, getsizeof=lambda view: min(len(view), _MOST_ROWS))
@@ -255,7 +256,9 @@ class Library:
         try:
             source = self.source(key)
             stamp, runs_stamp = _stamp(source), _runs_stamp(source)
-            found = clips.read(source.recipe, source.catalog, source.runs, former, tell)
+            tell("reading the catalog", 0.0)
+            data = self._datasets.open(source.recipe, source.catalog)
+            found = clips.read(data, source.runs, former, tell)
         except UserError as problem:
             error = problem
         except Exception as problem:
@@ -288,29 +291,18 @@ def _catalog_of(file: Path) -> Path | None:
 
 def _recipe(file: Path) -> Recipe:
     """Read a recipe, unless its file is as it was: a list of many is asked for again and again."""
-    return _recipe_at(file, _status(file))
+    return _recipe_at(file, datasets.status(file))
 
 
 @lru_cache(maxsize=512)
-def _recipe_at(file: Path, _: tuple[int, int] | None) -> Recipe:
+def _recipe_at(file: Path, _: datasets.FileStatus) -> Recipe:
     return recipe_file.load(file)
 
 
 def _stamp(source: DataSource) -> tuple[Any, ...]:
     """Return what changes when a source must be read again."""
-    paths = [source.file, source.catalog / "catalog.json"]
-    if source.recipe is not None and source.recipe.exclude_file is not None:
-        paths.append(Path(source.recipe.exclude_file))
-    return (source.runs, *map(_status, paths))
+    return (source.runs, datasets.status(source.file), *datasets.stamp(source.recipe, source.catalog))
 
 
 def _runs_stamp(source: DataSource) -> tuple[Any, ...]:
-    return tuple(_status(RunFolder(path).events_file) for path in source.runs)
-
-
-def _status(path: Path) -> tuple[int, int] | None:
-    try:
-        status = path.stat()
-    except OSError:
-        return None
-    return status.st_mtime_ns, status.st_size
+    return tuple(datasets.status(RunFolder(path).events_file) for path in source.runs)

@@ -20,14 +20,14 @@ from reelworks.core import results, toml_none
 from reelworks.core.errors import UserError
 from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
-from reelworks.ui import recipe_files
+from reelworks.ui import datasets, recipe_files
+from reelworks.ui.datasets import Datasets
 from reelworks.ui.recipe_files import RecipeText
 from reelworks.ui.workspace import Workspace
 
 Json = dict[str, Any]
 _MOST_OPEN = 4  # datasets whose columns stay in memory
 _CLOSED_REQUEST = 499
-_CATALOG_FILE = "catalog.json"
 
 
 class Controls(BaseModel):
@@ -52,12 +52,12 @@ class PlanSession:
     """A recipe whose catalog is open, with the positions that its file stands for.
 
     Attributes:
-        version: Time of the catalog.
+        recipe: The recipe as it is written.
         latest: The dataset of the last positions, most of which the next ones have, too.
     """
 
-    def __init__(self, text: RecipeText, data: RecipeData, version: int) -> None:
-        self.text, self.data, self.version = text, data, version
+    def __init__(self, text: RecipeText, recipe: Recipe, data: RecipeData) -> None:
+        self.text, self.recipe, self.data = text, recipe, data
         self.saved = controls_of(data.recipe)
         self.latest = data
 
@@ -133,8 +133,8 @@ def _write_chosen(values: Json, recipe: Recipe, sizes: tuple[int, ...], chances:
 class PlanSessions:
     """The recipes that are open, and the turn of the requests that compute with them."""
 
-    def __init__(self, workspace: Workspace) -> None:
-        self._workspace = workspace
+    def __init__(self, workspace: Workspace, opened: Datasets) -> None:
+        self._workspace, self._datasets = workspace, opened
         self._sessions: LRUCache[str, PlanSession] = LRUCache(_MOST_OPEN)
         self._lock = threading.Lock()
         self._turn = asyncio.Lock()
@@ -144,28 +144,25 @@ class PlanSessions:
         text = recipe_files.read(self._workspace, key)
         with self._lock:
             known = self._sessions.get(key)
-            is_same = known is not None and known.text.text == text.text
-            recipe = known.data.recipe if known is not None and is_same else text.recipe
-            version = self._version(recipe)
-            if known is None or not is_same or known.version != version:
-                known = self._sessions[key] = PlanSession(text, RecipeData.open(text.recipe), version)
+            if known is not None and known.text.text != text.text:
+                known = None
+            recipe = text.recipe if known is None else known.recipe
+            if not self.is_scanned(recipe):
+                raise UserError(
+                    "the footage was not scanned yet",
+                    code="no-catalog",
+                    field="catalog",
+                    value=recipe.catalog_folder,
+                    remedy="scan it: reelworks plan RECIPE",
+                )
+            data = self._datasets.open(recipe, Path(recipe.catalog_folder))
+            if known is None or known.data is not data:
+                known = self._sessions[key] = PlanSession(text, recipe, data)
             return known
-
-    def _version(self, recipe: Recipe) -> int:
-        """Return the time of a recipe's catalog; raises `UserError` if there is none."""
-        if not self.is_scanned(recipe):
-            raise UserError(
-                "the footage was not scanned yet",
-                code="no-catalog",
-                field="catalog",
-                value=recipe.catalog_folder,
-                remedy="scan it: reelworks plan RECIPE",
-            )
-        return (Path(recipe.catalog_folder) / _CATALOG_FILE).stat().st_mtime_ns
 
     def is_scanned(self, recipe: Recipe) -> bool:
         """Return whether a recipe's catalog exists; raises `UserError` if it lies outside of the folders."""
-        return (self._workspace.require(Path(recipe.catalog_folder)) / _CATALOG_FILE).exists()
+        return datasets.status(self._workspace.require(Path(recipe.catalog_folder)) / datasets.CATALOG_FILE) is not None
 
     async def answer(self, request: Request, compute: Callable[[], Any]) -> Response:
         """Compute one request at a time; those that the page has given up meanwhile are not computed."""

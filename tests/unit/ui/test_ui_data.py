@@ -1,6 +1,7 @@
 """The data page, asked as the browser does, over real small footage."""
 
 import io
+import os
 import random
 import shutil
 from pathlib import Path
@@ -25,6 +26,7 @@ from reelworks.recipe.dataset import RecipeData
 from reelworks.run.events import EventLog
 from reelworks.run.folder import RunFolder
 from reelworks.ui import clips, guard, library, thumbnails
+from reelworks.ui.datasets import Datasets
 from reelworks.ui.workspace import key_of
 
 
@@ -451,16 +453,26 @@ def test_kept_pictures_stay_within_their_bound(shown):
             assert sum(map(len, kept._kept.values())) == kept._kept.currsize <= 300
 
 
+def test_the_data_and_the_plan_of_a_recipe_share_one_dataset(page):
+    context = page.client.app.state.context
+    shown = context.library.clips(page.key, patience=20).data
+    assert context.plans.open(page.key).data is shown
+    os.utime(Path(page.recipe.catalog_folder) / "catalog.json", ns=(0, 0))
+    again = context.plans.open(page.key).data
+    assert again is not shown
+    assert context.library.clips(page.key, fresh=True, patience=20).data is again
+
+
 def test_clips_that_were_forgotten_are_read_again(page, monkeypatch):
     monkeypatch.setattr(library, "_MOST_ROWS", 8)
     (page.folder / "other.toml").write_text(page.written)
-    small = library.Library(page.client.app.state.context.workspace)
+    small = library.Library(page.client.app.state.context.workspace, Datasets())
     keys = [page.key, key_of(page.folder / "other.toml")]
     for key in keys * 2:  # seven clips each
         assert len(small.clips(key, patience=20)) == 7
         assert [known for known in keys if known in small._clips] == [key]
     monkeypatch.setattr(library, "_MOST_ROWS", 5)  # fewer than one has
-    larger = library.Library(page.client.app.state.context.workspace)
+    larger = library.Library(page.client.app.state.context.workspace, Datasets())
     assert len(larger.clips(page.key, patience=20)) == 7
     small.close()
     larger.close()
