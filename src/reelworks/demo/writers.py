@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -56,7 +57,7 @@ def write_video(path: Path, video: Video) -> None:
     frames_THWC = np.rot90(scenes.frames(scene), fmt.rotation // 90, axes=(1, 2))
     height, width = frames_THWC.shape[1:3]
     # bitexact: no random ids or dates in the container.
-    with _quiet_svt(), av.open(str(path), "w", options={"fflags": "+bitexact"}) as container:
+    with _contained_svt(), av.open(str(path), "w", options={"fflags": "+bitexact"}) as container:
         stream = container.add_stream(fmt.codec, rate=scene.fps, options=dict(_ENCODER_OPTIONS[fmt.codec]))
         assert isinstance(stream, VideoStream)
         stream.width, stream.height, stream.pix_fmt = width, height, fmt.pix_fmt
@@ -122,13 +123,21 @@ def _with_rotation(data: bytes, degrees: int, width: int, height: int) -> bytes:
 
 
 @contextmanager
-def _quiet_svt() -> Iterator[None]:
-    """Silence SVT-AV1, which ignores FFmpeg's log level and reads its own from the environment."""
+def _contained_svt() -> Iterator[None]:
+    """Keep what SVT-AV1 does to its process within the block.
+
+    It ignores FFmpeg's log level and reads its own from the environment. For root it gives real-time priority to the
+    thread that calls it, and so to every thread which that one starts later: two of them that wait for a third by
+    spinning would stop a machine of two cores for good.
+    """
     before = os.environ.get("SVT_LOG")
     os.environ["SVT_LOG"] = "0"
+    scheduled = (os.sched_getscheduler(0), os.sched_getparam(0)) if sys.platform == "linux" else None
     try:
         yield
     finally:
+        if scheduled is not None:
+            os.sched_setscheduler(0, *scheduled)
         if before is None:
             del os.environ["SVT_LOG"]
         else:

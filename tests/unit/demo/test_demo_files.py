@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -168,6 +170,16 @@ def test_the_same_scene_gives_the_same_bytes_without_a_sound(
         writers.write_video(tmp_path / video.name, video)
         assert (tmp_path / video.name).read_bytes() == (demo.folder / video.name).read_bytes(), video.name
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="schedules threads in another way")
+def test_writing_leaves_the_priority_of_the_thread_as_it_was(tmp_path: Path) -> None:
+    """SVT-AV1 raises it to real time for root, whose other threads would inherit it."""
+    before = os.sched_getscheduler(0)
+    video = next(video for video in scenes.videos(0) if video.format.codec == "libsvtav1")
+    writers.write_video(tmp_path / video.name, video)
+    assert os.sched_getscheduler(0) == before
+    assert {os.sched_getscheduler(int(thread.name)) for thread in Path("/proc/self/task").iterdir()} == {before}
 
 
 def _stop(name: str) -> None:
