@@ -28,10 +28,11 @@ def train_asleep(recipe: dict[str, Any], slow_factor: float) -> None:
     losses = train_step.TrainStep._losses
     factor = slow_factor if os.environ["RANK"] == str(SLOW_RANK) else 1.0
 
-    def asleep(self: Any, work: Any, *args: Any) -> Any:
+    def asleep(self: Any, example: Any, *args: Any) -> Any:
         began = time.perf_counter()
-        result = losses(self, work, *args)
-        planned = SECONDS_PER_TOKEN * self.table.buckets[work.bucket].tokens * len(work.uids)
+        result = losses(self, example, *args)
+        request = example.batch.request
+        planned = SECONDS_PER_TOKEN * self.table.buckets[request.bucket].tokens * len(request.uids)
         time.sleep(max(factor * planned - (time.perf_counter() - began), 0.0))
         return result
 

@@ -176,10 +176,10 @@ def _train_each(recipe: dict, source: str, begun: bool) -> None:
         if begun:
             shutil.copytree(source, output)
         one = recipe_file.parse({**recipe, "output": output})
-        options = TrainRequest(
-            resume, load=Path(taken) if taken else None, weights_only=weights_only, restart_data=scratch
-        )
         try:
+            options = TrainRequest(
+                resume=resume, load=Path(taken) if taken else None, weights_only=weights_only, restart_data=scratch
+            )
             told = "" if run(one, options) == 0 else "no error"
         except UserError as error:
             told = str(error)

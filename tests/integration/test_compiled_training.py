@@ -7,6 +7,7 @@ from typing import Any
 
 import children
 import pytest
+import torch
 
 from reelworks.recipe import recipe_file
 from reelworks.run import events
@@ -62,6 +63,7 @@ def test_inductor_trains_as_eager_blocks_do(tiny, tmp_path):
     It runs in this process, since compiling may take longer than other tests wait for a child.
     """
     made: dict[str, Any] = {}
+    torch._dynamo.utils.counters.clear()  # what other tests of this process compiled
     for output, train in (("eager", {}), ("compiled", {"compile": True, "compile_graphs": 1})):
         made = recipe(tiny, output, **train)
         del made["lora"]

@@ -10,6 +10,7 @@ import gguf
 import numpy as np
 import pytest
 import sound_clips
+import torch
 from PIL import Image
 from test_lora import lora, on_file, pictures
 from test_training_adapter import adapter_file
@@ -35,7 +36,7 @@ def on_codes(values: Recipe, folder: Path) -> Recipe:
     """The base in a GGUF file, of which a training keeps the codes."""
     plain = recipe_file.parse({key: value for key, value in values.items() if key != "lora"})
     writer = gguf.GGUFWriter(folder / "base.gguf", "wan")
-    for name, value in build.denoiser(plain, "cpu").module.state_dict().items():
+    for name, value in build.denoiser(plain, torch.device("cpu")).module.state_dict().items():
         if value.ndim == 2 and value.shape[0] > 1 and value.shape[1] % 32 == 0:
             kind = gguf.GGMLQuantizationType.Q8_0
             writer.add_tensor(name, gguf.quantize(value.numpy(), kind), raw_dtype=kind)

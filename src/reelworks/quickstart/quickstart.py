@@ -224,12 +224,12 @@ class _Size(NamedTuple):
 
 
 def _picture_size(preset: str, known: Release, found: FolderSurvey) -> _Size:
-    sides = [side for side in _SIDES if side <= known.side]
+    sides = sorted({*(side for side in _SIDES if side < known.side), known.side})
     return _Size.of_bulk(Ladder.from_steps(sides, BucketsConfig(), _geometry(preset)), found.pictures, "pictures")
 
 
 def _video_size(preset: str, known: Release, found: FolderSurvey) -> _Size:
-    lines = [f"{n}p" for n in _LINES if n <= known.lines]
+    lines = [f"{n}p" for n in sorted({*(n for n in _LINES if n < known.lines), known.lines})]
     return _Size.of_bulk(Ladder.from_steps(lines, BucketsConfig(), _geometry(preset)), found.videos[:, 1:], "clips")
 
 
