@@ -133,12 +133,12 @@ def own_pictures(reader: Reader, _: Shared) -> None:
 @of("docs/start/reading-a-plan.md")
 def reading_a_plan(reader: Reader, shared: Shared) -> None:
     shared.footage(reader)
-    recipe = (reader.folder / "recipes/demo.toml").read_text().replace("demo/footage", "footage")
+    recipe = (reader.folder / "recipes/first-run.toml").read_text().replace("demo/footage", "footage")
     for name in ("RECIPE", "a.toml"):
         reader.writes(name, recipe)
     reader.writes("b.toml", recipe.replace("max_crop = 0.6", "max_crop = 0.1"))
     reader.reads(until="Further epochs")
-    demo = "reelworks plan recipes/demo.toml --data-path footage --set output=runs/x"
+    demo = "reelworks plan recipes/first-run.toml --data-path footage --set output=runs/x"
     reader.types(f"{demo} --world 2 --set 'bucket.0.batch_size=[16,4,2,2]' --epochs 3")
     reader.types(f"{demo} --world 8 --epochs 3")
     reader.reads()
@@ -298,7 +298,7 @@ def free_disk_space(reader: Reader, _: Shared) -> None:
 @of("docs/how-to/generate.md")
 def generate(reader: Reader, shared: Shared) -> None:
     shared.footage(reader)
-    demo = "reelworks train recipes/demo.toml --data-path footage --output runs/first"
+    demo = "reelworks train recipes/first-run.toml --data-path footage --output runs/first"
     reader.types(f"{demo} --max-steps 30 --set 'samples.prompts=[]'")
     reader.reads()
     assert shown(reader.folder / "red.mp4") == (17, 64, 96)
@@ -398,12 +398,12 @@ def s3_keys() -> dict[str, str]:
 @of("docs/how-to/resume-after-changes.md")
 def resume_after_changes(reader: Reader, shared: Shared) -> None:
     shared.footage(reader)
-    demo = reader.folder / "recipes/demo.toml"
+    demo = reader.folder / "recipes/first-run.toml"
     quick = demo.read_text().replace('name = "stdit3-tiny"', 'name = "stdit3-tiny"\nhidden_size = 32\nnum_heads = 2')
     quick = re.sub(r"(?s)prompts = \[.*?\n\]", "prompts = []", quick)
     quick = re.sub(r"timesteps = .*", "timesteps = [500.0]", quick)
     demo.write_text(re.sub(r"(?m)^every_steps = 200\nkeep_last", "every_steps = 100\nkeep_last", quick))
-    train = "reelworks train recipes/demo.toml --data-path footage --output runs/first"
+    train = "reelworks train recipes/first-run.toml --data-path footage --output runs/first"
     reader.types(f"{train} --max-steps 60")
     reader.types(f"{train} --max-steps 61 --set train.threads=1")
     reader.types(f"{train} --max-steps 62 --set train.threads=2")
@@ -425,13 +425,13 @@ def resume_after_changes(reader: Reader, shared: Shared) -> None:
     begin_again(reader, f"{train} --max-steps 8")
     shutil.copytree(reader.folder / "runs/first", reader.folder / "runs/copy")
     reader.reads(until="A scheduler may repeat")
-    copied = f"{train.replace('first', 'copy')} --max-steps 16 --restart-data"
+    copied = f"{train.replace('runs/first', 'runs/copy')} --max-steps 16 --restart-data"
     log = reader.folder / "runs/copy/events.jsonl"
     preempted = when(lambda: '"kind": "step", "step": 9' in log.read_text(), signal.SIGTERM)
     reader.types(copied, code=75, meanwhile=preempted)
     reader.types(copied)
     reader.reads(until="With `--weights-only`, the optimizer")
-    loaded = "reelworks train recipes/demo.toml --data-path footage --output runs/tuned --load runs/first"
+    loaded = "reelworks train recipes/first-run.toml --data-path footage --output runs/tuned --load runs/first"
     reader.types(f"{loaded} --max-steps 4")
     reader.reads()
 
@@ -445,7 +445,7 @@ def begin_again(reader: Reader, line: str) -> None:
 @of("docs/how-to/several-gpus.md")
 def several_gpus(reader: Reader, shared: Shared) -> None:
     shared.footage(reader)
-    reader.writes("RECIPE", (reader.folder / "recipes/demo.toml").read_text().replace("demo/footage", "footage"))
+    reader.writes("RECIPE", (reader.folder / "recipes/first-run.toml").read_text().replace("demo/footage", "footage"))
     log = reader.folder / "runs/two/events.jsonl"
 
     def trains(starts: int) -> bool:
@@ -457,7 +457,7 @@ def several_gpus(reader: Reader, shared: Shared) -> None:
         reader.meanwhile[begin] = when(partial(trains, starts), signal.SIGTERM)
         reader.codes[begin] = code
     reader.reads(until="```text\nerror: train.micro_batches_per_step")
-    typed = "reelworks train recipes/demo.toml --data-path footage --output runs/two"
+    typed = "reelworks train recipes/first-run.toml --data-path footage --output runs/two"
     reader.types(f"{typed} --nproc-per-node 3", code=2)
     before = len(reader.printed)
     reader.reads()

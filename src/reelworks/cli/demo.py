@@ -10,7 +10,12 @@ from typer import Argument, Exit, Option
 from reelworks.cli import show
 
 
-def demo() -> None:
+def demo(
+    quick: Annotated[
+        bool, Option("--quick", help="Take a minute, for a look: without the kill, and with blurred shapes.")
+    ] = False,
+    seed: Annotated[int, Option(help="Seed of the trainings.")] = 42,
+) -> None:
     """Make footage, train on it, interrupt, resume, generate and report, in a folder demo/.
 
     Downloads nothing; takes some minutes on two cores. Prints a summary, and ends with code 1 if the model did not
@@ -18,7 +23,7 @@ def demo() -> None:
     """
     from reelworks.demo import walkthrough
 
-    raise Exit(walkthrough.main())
+    raise Exit(walkthrough.main(quick=quick, seed=seed))
 
 
 def demo_data(
@@ -33,3 +38,18 @@ def demo_data(
         f"{folder}: {len(summary.videos)} clips, {len(summary.pictures)} pictures and {len(summary.bad)} "
         f"damaged or unusable files, {summary.total_bytes / 1e6:.1f} MB"
     )
+
+
+def demo_autoencoder(
+    catalog: Annotated[Path, Argument(metavar="CATALOG", help="A scanned catalog.")],
+    file: Annotated[
+        Path, Argument(metavar="FILE", help="Where the weights are written, such as autoencoder.safetensors.")
+    ],
+    steps: Annotated[int, Option(min=1, help="Steps that its decoder is trained.")] = 500,
+    seed: Annotated[int, Option(help="Seed of the training.")] = 0,
+) -> None:
+    """Train the demo's autoencoder "pca" on the clips of a catalog, in about a minute."""
+    from reelworks.demo import autoencoder
+
+    psnr_db = autoencoder.train(catalog, file, steps=steps, seed=seed)
+    show.line(f"{file}: trained for {steps} steps; clips that it has not seen are decoded at {psnr_db:.1f} dB")

@@ -94,6 +94,7 @@ def _all_verbs(
 
 app.command("demo", doing=None, answers=False)(demo.demo)
 app.command("demo-data", doing="making footage")(demo.demo_data)
+app.command("demo-autoencoder", doing="training the autoencoder")(demo.demo_autoencoder)
 app.command("scan", doing="scanning")(catalog.scan)
 app.command("inspect", doing="summarising the catalog")(catalog.inspect)
 app.command("contact-sheet", doing="planning")(contact_sheet.contact_sheet)

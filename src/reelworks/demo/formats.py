@@ -1,11 +1,12 @@
 """File formats of the demo data: codecs, containers, variants, sizes, lengths and frame rates.
 
-Most clips are small and short so that training is quick; a few are larger, longer or unusual, to exercise scaling,
-frame rates, rotation and pixel formats. Each table has one entry for each clip; `scenes` shuffles them by seed.
+Most clips are small and last a second, so that training is quick; a few are larger, longer or unusual, to exercise
+scaling, frame rates, rotation and pixel formats. Each table has one entry for each clip; `scenes` shuffles them by seed.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -45,7 +46,9 @@ class PictureFormat:
 
 H264_MP4 = VideoFormat("libx264", ".mp4")
 
-VIDEO_FORMATS: tuple[VideoFormat, ...] = (
+# Of each video format, size and frame rate of the tables.
+_ROUNDS = 2
+VIDEO_FORMATS: tuple[VideoFormat, ...] = _ROUNDS * (
     *(28 * [H264_MP4]),
     VideoFormat("libx264", ".mp4", rotation=90),
     VideoFormat("libx264", ".mp4", rotation=180),
@@ -74,7 +77,7 @@ PICTURE_FORMATS: tuple[PictureFormat, ...] = (
 Size = tuple[int, int]
 
 # (width, height) and number of frames are paired, so that no clip is both large and long.
-_SMALL_SIZES: tuple[Size, ...] = (
+_SMALL_SIZES: tuple[Size, ...] = _ROUNDS * (
     *(20 * [(96, 64)]),
     *(12 * [(64, 96)]),
     *(12 * [(128, 96)]),
@@ -82,28 +85,26 @@ _SMALL_SIZES: tuple[Size, ...] = (
     *(9 * [(168, 72)]),
     *(8 * [(72, 128)]),
 )
-_USUAL_LENGTHS = (17, 18, 20, 21, 24, 25, 28, 30, 32, 33, 36, 40)
 _UNUSUAL_LENGTHS = (5, 5, 9, 13, 16, 49, 65, 81, 90, 120, 51, 60)
-_SMALL_LENGTHS = (*(5 * _USUAL_LENGTHS), *_UNUSUAL_LENGTHS)
-_LARGE: tuple[tuple[Size, int], ...] = (
-    ((320, 180), 24),
-    ((320, 180), 33),
-    ((180, 320), 20),
-    ((426, 240), 25),
-    ((426, 240), 17),
-    ((640, 360), 24),
-)
+_SMALL_LENGTHS = (*_UNUSUAL_LENGTHS, *((len(_SMALL_SIZES) - len(_UNUSUAL_LENGTHS)) * [None]))
+_LARGE_SIZES: tuple[Size, ...] = _ROUNDS * ((320, 180), (320, 180), (180, 320), (426, 240), (426, 240), (640, 360))
+_USUAL_SECONDS = 0.92
 
 
-def video_cuts(order: list[int]) -> list[tuple[Size, int]]:
-    """Return pairs of size and frame count; `order` permutes the small clips' lengths over their sizes."""
+def usual_length(fps: Fraction) -> int:
+    """Return the frames of a clip of usual length: eight of them, an eighth of a second apart, show its whole motion."""
+    return math.ceil(_USUAL_SECONDS * fps) + 1
+
+
+def video_cuts(order: list[int]) -> list[tuple[Size, int | None]]:
+    """Return pairs of size and frame count (None: the usual); `order` permutes the small clips' lengths."""
     small = [(size, _SMALL_LENGTHS[i]) for size, i in zip(_SMALL_SIZES, order, strict=True)]
-    return [*small, *_LARGE]
+    return [*small, *((size, None) for size in _LARGE_SIZES)]
 
 
 NUM_SMALL = len(_SMALL_SIZES)
 
-FRAME_RATES: tuple[Fraction, ...] = (
+FRAME_RATES: tuple[Fraction, ...] = _ROUNDS * (
     *(20 * [Fraction(24)]),
     *(12 * [Fraction(25)]),
     *(16 * [Fraction(30)]),

@@ -20,6 +20,7 @@ from reelworks.core import hash_rng
 from reelworks.demo import formats
 
 _T = TypeVar("_T")
+_MOST_REPEATS = 2  # of one combination
 _MILLISECOND = Fraction(1, 1000)
 RGB = tuple[int, int, int]
 
@@ -118,8 +119,8 @@ def scene(
     """
     width, height = size
     u = hash_rng.uniform(hash_rng.hash64(*key, "geometry", np.arange(2)))
-    radius_px = min(size) * (0.22 + 0.07 * float(u[0]))
-    offset_px = min(size) * 0.16 * (float(u[1]) - 0.5)
+    radius_px = min(size) * (0.27 + 0.01 * float(u[0]))
+    offset_px = min(size) * 0.01 * (float(u[1]) - 0.5)
     if not variable:
         pts, time_base = tuple(range(num_frames)), 1 / fps
     else:
@@ -138,8 +139,8 @@ def videos(seed: int) -> list[Video]:
     files = []
     rows = zip(subjects, cuts, rates, formats.VIDEO_FORMATS, strict=True)
     for number, (subject, (size, num_frames), fps, fmt) in enumerate(rows):
-        key = (seed, f"video {number}")
-        drawn = scene(subject, size, num_frames=num_frames, fps=fps, variable=fmt.variable, key=key)
+        key, length = (seed, f"video {number}"), num_frames or formats.usual_length(fps)
+        drawn = scene(subject, size, num_frames=length, fps=fps, variable=fmt.variable, key=key)
         files.append(Video(f"video-{number:03d}-{subject.slug}{fmt.note}{fmt.suffix}", drawn, fmt))
     return files
 
@@ -162,18 +163,20 @@ def _shuffled(items: Sequence[_T], *key: int | str) -> list[_T]:
 
 
 def _video_subjects(seed: int) -> list[Subject]:
-    """Return one subject for each format: all combinations, then the rarest again on the other background."""
+    """Return one subject for each format: all combinations, then the rarest again, each time on the other background."""
     first = combinations()
-    repeats: list[Combination] = []
-    left = _shuffled(first, seed, "repeats")
+    subjects = [_on_ground(words, 0) for words in first]
+    seen = Counter(first)
+    left = _MOST_REPEATS * _shuffled(first, seed, "repeats")
     counts = Counter(word for combination in first for word in combination)
-    while len(first) + len(repeats) < len(formats.VIDEO_FORMATS):
+    while len(subjects) < len(formats.VIDEO_FORMATS):
         # The rarest colour first, so that all colours end with the same count.
-        rarest = min(left, key=lambda words: (counts[words[0]], counts[words[1]] + counts[words[2]]))
+        rarest = min(left, key=lambda words: (counts[words[0]], seen[words], counts[words[1]] + counts[words[2]]))
         left.remove(rarest)
-        repeats.append(rarest)
+        subjects.append(_on_ground(rarest, seen[rarest]))
+        seen[rarest] += 1
         counts.update(rarest)
-    return [_on_ground(words, 0) for words in first] + [_on_ground(words, 1) for words in repeats]
+    return subjects
 
 
 def _on_ground(words: Combination, shift: int) -> Subject:

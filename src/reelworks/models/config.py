@@ -13,7 +13,7 @@ from reelworks.models import registry
 
 Attention = Literal["native", "cudnn", "flash", "flash-3", "flash-4"]
 # Autoencoders and text encoders that belong to no family; the first of each has no weights.
-OWN_AUTOENCODERS = ("pixel", "opensora-1.1", "opensora-1.2")
+OWN_AUTOENCODERS = ("pixel", "pca", "opensora-1.1", "opensora-1.2")
 OWN_TEXT_ENCODERS = ("hashed", "t5")
 _T5_SIZES = {"dim": 4096, "max_length": 300, "pooled_dim": 0}  # T5-v1.1-XXL, with the caption length of v1.2
 
@@ -56,7 +56,8 @@ class AutoencoderConfig(Config):
     """The autoencoder, which encodes pixels to latents; those of `pixel` are `(pixel - mean) / std`.
 
     Attributes:
-        name: `pixel`, a lossless space-to-depth; `opensora-1.2`, the causal video autoencoder of Open-Sora 1.2;
+        name: `pixel`, a lossless space-to-depth; `pca`, a small one that `reelworks demo-autoencoder` trains on
+            footage, eight frames together; `opensora-1.2`, the causal video autoencoder of Open-Sora 1.2;
             `opensora-1.1`, the autoencoder of Stable Diffusion, frame by frame; or one of a diffusers family.
         weights: Folder, file or hub id of the published weights; `pixel` has none.
         dtype: Dtype of weights and matrix products; latent statistics and outputs are float32. bfloat16 is faster
@@ -160,7 +161,7 @@ def text_encoder_names() -> tuple[str, ...]:
 def _check_weights(table: str, name: str, known: tuple[str, ...], weights: str | None) -> None:
     """Refuse a published encoder without weights, and weights for the first of `known`, which has none."""
     if name in known[1:] and weights is None:
-        problem, remedy = "this encoder needs published weights", "set it to a folder, a file or a hub id"
+        problem, remedy = "this encoder needs weights", "set it to a folder, a file or a hub id"
     elif name == known[0] and weights is not None:
         problem, remedy = f'"{name}" has no weights', f"leave it out, or choose another {table}.name"
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -12,7 +13,7 @@ from reelworks.core import optional_imports
 from reelworks.core.errors import UserError
 from reelworks.models import identify, meta_init, registry, stored_weights, weights
 from reelworks.models.api import INPUT_ROLES, Autoencoder, Denoiser, FamilyNetwork, TextEncoder
-from reelworks.models.autoencoders import opensora
+from reelworks.models.autoencoders import opensora, pca
 from reelworks.models.autoencoders.diffusers_kl import DiffusersAutoencoder
 from reelworks.models.autoencoders.pixel import PixelAutoencoder
 from reelworks.models.components import family_config, latent_channels, resolve_denoiser, sound_facts
@@ -192,7 +193,11 @@ def build_autoencoder(config: AutoencoderConfig) -> Autoencoder:
     try:
         if config.name in registry.AUTOENCODERS:
             return _family_autoencoder(config)
-        return PixelAutoencoder(config) if config.name == "pixel" else opensora.build(config)
+        own: dict[str, Callable[[AutoencoderConfig], Autoencoder]] = {
+            "pixel": PixelAutoencoder,
+            "pca": pca.build,
+        }
+        return own.get(config.name, opensora.build)(config)
     except weights.ShapeMismatch as misfit:
         raise identify.explain(misfit) from misfit
 

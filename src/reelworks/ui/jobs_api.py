@@ -84,6 +84,6 @@ def make_sample(context: PageContext) -> Json:
     """Make sample footage, and write the recipe for it, in the first folder."""
     recipe = context.workspace.roots[0] / "shapes.toml"
     if not recipe.exists():
-        files.write_bytes(recipe, sample_recipe.path().read_bytes())
+        files.write_bytes(recipe, sample_recipe.path("first-run").read_bytes())
     title = f"into {sample_recipe.FOOTAGE}"
     return add_job(context, "demo-data", title, ("demo-data", sample_recipe.FOOTAGE))

@@ -16,7 +16,14 @@ UTILISATION = 0.4  # usual in the training of transformers
 BUS_GB = 25.0  # per second, of PCIe 4.0 with 16 lanes, from pinned memory
 _RESERVE_BYTES = 1_000_000_000  # for the CUDA context, and for fragmentation
 # Parameters of the encoders that do not belong to a family of diffusers.
-_PARAMETERS = {"pixel": 0, "opensora-1.1": 83_653_863, "opensora-1.2": 393_341_007, "hashed": 0, "t5": 4_762_310_656}
+_PARAMETERS = {
+    "pixel": 0,
+    "pca": 871_032,
+    "opensora-1.1": 83_653_863,
+    "opensora-1.2": 393_341_007,
+    "hashed": 0,
+    "t5": 4_762_310_656,
+}
 
 
 class Pass(NamedTuple):
