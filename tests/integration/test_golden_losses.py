@@ -23,7 +23,7 @@ from reelworks.run.folder import RunFolder
 
 FOLDER = Path(__file__).parents[1] / "golden" / "losses"
 STEPS = 20
-LIKE_THE_DEMO = {
+IN_PIXELS = {
     "model": {"name": "stdit3-tiny"},
     "autoencoder": {"name": "pixel", "mean": -0.55, "std": 0.45},
     "objective": {"timestep_shift": 10.0, "prediction": "sample"},
@@ -37,11 +37,11 @@ def recipe_of(name: str, tiny: Any, place: Path) -> dict[str, Any]:
         "validation": {"every_steps": STEPS},
         "checkpoints": {"every_steps": STEPS},
     }
-    if name == "demo":
-        demo = tiny(**settings)
+    if name == "pixels":
+        made = tiny(**settings)
         for key in ("model", "autoencoder", "text_encoder"):
-            demo.pop(key)
-        return demo | {key: demo.get(key, {}) | value for key, value in LIKE_THE_DEMO.items()}
+            made.pop(key)
+        return made | {key: made.get(key, {}) | value for key, value in IN_PIXELS.items()}
     torch.manual_seed(0)  # of weights that are drawn where a file has none
     family = tiny_families.write(name, place, expand_timesteps=True)
     # Every caption is left out, since a tokenizer that is trained anew cuts words otherwise each time.
@@ -49,7 +49,7 @@ def recipe_of(name: str, tiny: Any, place: Path) -> dict[str, Any]:
     return tiny(**settings) | tiny_families.recipe_of(name, family)
 
 
-@pytest.mark.parametrize("name", ["demo", "wan-tiny"])
+@pytest.mark.parametrize("name", ["pixels", "wan-tiny"])
 def test_the_losses_are_those_of_before(name: str, tiny: Any, tmp_path: Path) -> None:
     recipe = recipe_of(name, tiny, tmp_path / "family")
     recipe_file.parse(recipe)
