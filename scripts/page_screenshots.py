@@ -1,4 +1,4 @@
-"""Take the pictures of the page that README and docs show: python scripts/page_screenshots.py FOLDER
+"""Take the pictures that README and docs show, of the demo's clips and of the page: python scripts/page_screenshots.py FOLDER
 
 FOLDER is where `reelworks demo` ran; a recipe is needed beside it, such as a copy of recipes/demo.toml.
 """
@@ -24,8 +24,9 @@ def ask(page: Page, path: str) -> list[dict[str, str]]:
 
 
 def main() -> None:
-    """Start the server, visit pages and write their pictures."""
+    """Copy the sheet of the demo's clips, start the server, visit pages and write their pictures."""
     folder = Path(sys.argv[1])
+    shutil.copy(folder / "demo" / "generated" / "sheet.png", IMAGES / "demo.png")
     command = [sys.executable, "-m", "reelworks", "ui", str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server, sync_playwright() as playwright:
         assert server.stdout is not None
