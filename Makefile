@@ -5,6 +5,8 @@ PYTHON ?= python3
 WORKERS ?= 2
 VENV := .venv
 STAMP := $(VENV)/.installed
+# The program without the tools of development, which is all that a demo needs.
+PROGRAM := $(VENV)/.program
 # Test processes share the cores; more threads in each would only wait for one another. Compiled modules are kept even
 # where the shell says otherwise: each of the processes that tests start would compile the program again.
 PYTEST := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(VENV)/bin/python -m pytest
@@ -33,24 +35,34 @@ help:
 
 install: $(STAMP)
 
-# The stamp comes last, so that an installation that broke off is done again.
+define make_venv
+@command -v "$(PYTHON)" >/dev/null || { \
+	echo "error: there is no $(PYTHON); install Python 3.11 or newer, or name one: make PYTHON=/path/to/python3"; \
+	exit 1; }
+@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	echo "error: $$("$(PYTHON)" --version) is too old; name Python 3.11 or newer: make PYTHON=/path/to/python3.11"; \
+	exit 1; }
+@if [ ! -x $(VENV)/bin/pip ] || ! $(VENV)/bin/python -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then \
+	"$(PYTHON)" -m venv --clear $(VENV) || { \
+		echo "error: no virtual environment could be made; on Debian and Ubuntu: apt install python3-venv"; \
+		exit 1; }; \
+fi
+endef
+
+# Stamps come last, so that an installation that broke off is done again.
 $(STAMP): pyproject.toml constraints.txt
-	@command -v "$(PYTHON)" >/dev/null || { \
-		echo "error: there is no $(PYTHON); install Python 3.11 or newer, or name one: make PYTHON=/path/to/python3"; \
-		exit 1; }
-	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-		echo "error: $$("$(PYTHON)" --version) is too old; name Python 3.11 or newer: make PYTHON=/path/to/python3.11"; \
-		exit 1; }
-	@if [ ! -x $(VENV)/bin/pip ] || ! $(VENV)/bin/python -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then \
-		"$(PYTHON)" -m venv --clear $(VENV) || { \
-			echo "error: no virtual environment could be made; on Debian and Ubuntu: apt install python3-venv"; \
-			exit 1; }; \
-	fi
+	$(make_venv)
 	@echo "installing into $(VENV) (2 GB, some minutes the first time)"
 	$(VENV)/bin/pip install -c constraints.txt -e '.[dev]'
+	@touch $(PROGRAM) $@
+
+$(PROGRAM): pyproject.toml constraints.txt
+	$(make_venv)
+	@echo "installing into $(VENV) what the demo needs (1.5 GB, a minute or two the first time)"
+	$(VENV)/bin/pip install -c constraints.txt -e .
 	@touch $@
 
-demo: $(STAMP)
+demo: $(PROGRAM)
 	$(VENV)/bin/reelworks demo
 
 test: $(STAMP)
