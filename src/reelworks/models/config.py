@@ -96,9 +96,9 @@ class AutoencoderConfig(Config):
     @model_validator(mode="after")
     def _published_ones_have_weights(self) -> Self:
         _check_weights("autoencoder", self.name, autoencoder_names(), self.weights)
-        if self.name == "pixel" and self.dtype != "float32":
+        if self.name in ("pixel", "pca") and self.dtype != "float32":
             raise UserError(
-                '"pixel" is lossless and always float32',
+                f'"{self.name}" is always float32',
                 code="dtype-without-use",
                 field="autoencoder.dtype",
                 value=self.dtype,

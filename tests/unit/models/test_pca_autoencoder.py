@@ -102,3 +102,5 @@ def test_weights_of_something_else_are_refused(tmp_path: Path, weights: Path) ->
         _built(tmp_path / "other.safetensors")
     with pytest.raises(ValueError, match="this encoder needs weights"):
         AutoencoderConfig(name="pca")
+    with pytest.raises(ValueError, match='"pca" is always float32'):
+        AutoencoderConfig(name="pca", weights=str(weights), dtype="bfloat16")
