@@ -12,7 +12,10 @@ from reelworks.cli import show
 
 def demo(
     quick: Annotated[
-        bool, Option("--quick", help="Take a minute, for a look: without the kill, and with blurred shapes.")
+        bool,
+        Option(
+            "--quick", help="Take a minute, for a look: without the kill, and too short to learn motion and shapes."
+        ),
     ] = False,
     seed: Annotated[int, Option(help="Seed of the trainings.")] = 42,
 ) -> None:

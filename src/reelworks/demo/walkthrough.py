@@ -174,7 +174,7 @@ def _summary(clips: list[NDArray[np.uint8]], clock: _Clock, *, quick: bool) -> i
     SUMMARY.write_text(json.dumps({**all_right, "seconds": round(clock.seconds), "parts": clock.laps}, indent=1) + "\n")
     if quick:
         terminal.say(
-            "not shown          a kill and its resume; a model that learned: `reelworks demo` takes some minutes"
+            "not shown          a kill and its resume, motion, shapes: `reelworks demo` takes some minutes and shows them"
         )
         return 0
     explained = plan.planned + left_out == plan.catalog.clips
