@@ -55,4 +55,4 @@ def demo_autoencoder(
     from reelworks.demo import autoencoder
 
     psnr_db = autoencoder.train(catalog, file, steps=steps, seed=seed)
-    show.line(f"{file}: trained for {steps} steps; clips that it has not seen are decoded at {psnr_db:.1f} dB")
+    show.line(f"{file}: trained for {steps} steps; groups of frames held out are decoded at {psnr_db:.1f} dB")
