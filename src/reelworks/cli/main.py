@@ -28,7 +28,7 @@ from reelworks.cli import (
     encode,
     eval,
     generate,
-    import_opensora,
+    importing,
     new,
     plan,
     replay,
@@ -110,7 +110,7 @@ app.command("report", doing="writing the report")(report.report)
 app.command("compare", doing="comparing")(compare.compare)
 app.command("ui", doing=None)(ui.ui)
 app.command("trust", doing=None)(trust.trust)
-app.command("import-opensora", doing="importing")(import_opensora.import_opensora)
+app.command("import", doing="importing")(importing.import_config)
 app.add_typer(catalog.app, name="catalog")
 app.add_typer(new.app, name="new")
 app.add_typer(encode.app, name="encode")

@@ -58,7 +58,7 @@ def lora_table(
     `weights` are a pipeline's folder or hub id, or the denoiser's file, instead of the published ones.
     """
     known = registry.release_of(preset)
-    parts = _parts(preset, known, weights)
+    parts = model_lines(preset, known, weights)
     if registry.PRESETS[preset].sound is not None and found.silent:
         why = f"{found.silent} of {units.plural(found.clips, 'clip')} have no sound and are trained as silent"
         parts = with_setting(parts, Line("[sound]", "missing", "silent", why))
@@ -77,7 +77,7 @@ def lora_table(
         "[encode]", "store", True, "clips and captions are encoded once, and training needs no encoder in memory"
     )
     previews = _previews(preset, datasets, found, trigger)
-    lines = [*lines, *parts, store, *lora, *_objective(preset, known), *_training(found)]
+    lines = [*lines, *parts, store, *lora, *objective_lines(preset, known), *_training(found)]
     return [*lines, *_files(known, found), *previews]
 
 
@@ -259,7 +259,7 @@ def _lengths(frames: NDArray[np.int64], geometry: Geometry, most: int) -> list[i
     return sorted({int(counts[i]) for i in (*chosen, longest[longest >= 0].min())})
 
 
-def _parts(preset: str, known: Release, weights: str | None) -> list[Line]:
+def model_lines(preset: str, known: Release, weights: str | None) -> list[Line]:
     """Return the lines of the model, its autoencoder and its text encoder."""
     lines = [Line("[model]", "name", preset)]
     checkpointing = Line("[model]", "gradient_checkpointing", False)
@@ -313,7 +313,8 @@ def _fresh_sound(preset: str) -> list[Line]:
     return [Line("[sound]", "name", "pcm", "samples as they are, without weights")] if has_sound else []
 
 
-def _objective(preset: str, known: Release) -> list[Line]:
+def objective_lines(preset: str, known: Release) -> list[Line]:
+    """Return the lines of the objective that the model was trained with."""
     if known.objective != "rectified-flow":
         return [Line("[objective]", "name", known.objective, "what the weights were trained with")]
     shift = known.timestep_shift
@@ -471,7 +472,7 @@ def lora(request: NewLoraRequest, on_progress: Callable[[ScanProgress], None] | 
     datasets = _with_companions(preset, datasets, request.companions)
     # Before the folders are read, which may take long.
     validation.require_companions(ModelConfig(name=preset), [d.companions for d in datasets], "dataset.")
-    _parts(preset, registry.release_of(preset), request.weights)
+    model_lines(preset, registry.release_of(preset), request.weights)
     found = survey.PLACEHOLDER if _takes_pictures(preset) else survey.PLACEHOLDER_CLIPS
     if request.data:
         catalog = Path("runs", path.stem, "catalog")  # which the new recipe points to

@@ -1,4 +1,4 @@
-"""`import-opensora`: every key of a config is accounted for, nothing is run, and the recipe loads.
+"""`import` of Open-Sora: every key of a config is accounted for, nothing is run, and the recipe loads.
 
 The configs have the form of Open-Sora's own for stage 1 to 3 of v1.2 and stage 1 of v1.1.
 """
@@ -17,9 +17,11 @@ from typer.testing import CliRunner
 
 from reelworks.buckets import table
 from reelworks.cli.main import app
-from reelworks.compat.opensora import importer, literals
-from reelworks.compat.opensora.importer import Imported
-from reelworks.compat.opensora.rules import Fate
+from reelworks.compat import importer
+from reelworks.compat.importer import Imported
+from reelworks.compat.opensora import literals
+from reelworks.compat.request import ImportRequest
+from reelworks.compat.rules import Fate
 from reelworks.core.errors import UserError
 from reelworks.models import components
 from reelworks.recipe import recipe_file
@@ -124,35 +126,36 @@ ALL = {
 }
 
 
-def convert(folder: Path, text: str, **options: Any) -> tuple[Imported, Recipe]:
+def convert(folder: Path, text: str, data: str | None = None, **options: Any) -> tuple[Imported, Recipe]:
     """The conversion, and the recipe as it loads from a file."""
     config, written = folder / "config.py", folder / "stage.toml"
     config.write_text(text)
-    made = importer.convert(config, name="stage", **options)
-    written.write_text(made.text)
+    made = importer.convert(
+        ImportRequest(files=(config,), output=written, force=True, data=(Path(data),) if data else (), **options)
+    )
     return made, recipe_file.load(written)
 
 
 def fates(made: Imported) -> dict[str, Fate]:
-    return {line.key: line.fate for line in made.lines}
+    return {line.key: line.fate for line in made.keys}
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_every_key_has_one_line_and_the_recipe_loads(tmp_path: Path, name: str) -> None:
     made, recipe = convert(tmp_path, ALL[name])
-    keys = [line.key for line in made.lines]
+    keys = [line.key for line in made.keys]
     assert len(keys) == len(set(keys))
     values = literals.read(tmp_path / "config.py").values
     parts = {key for key, value in values.items() if isinstance(value, dict) and f"{key}.type" in keys}
     inner = {f"{part}.{key}" for part in parts for key in values[part]}
     assert (values.keys() - parts - {"optim"}) | inner <= set(keys)
     assert recipe.buckets.opensora is not None
-    assert all(line.remark for line in made.lines)
+    assert all(line.remark for line in made.keys)
     assert recipe_file.parse(tomllib.loads(recipe_file.dump(recipe))) == recipe
 
 
 def test_a_stage_of_1_2(tmp_path: Path) -> None:
-    made, recipe = convert(tmp_path, STAGE_1, data_path="clips")
+    made, recipe = convert(tmp_path, STAGE_1, data="clips")
     train = recipe.train
     assert (recipe.seed, recipe.output, recipe.dataset[0].path) == (42, "outputs/stage", "clips")
     assert (train.learning_rate, train.max_grad_norm, train.warmup_steps) == (1e-4, 1.0, 1000)
@@ -171,21 +174,20 @@ def test_a_stage_of_1_2(tmp_path: Path) -> None:
         "256": {"1": [0.4, 297], "51": [0.5, 20], "102": [[0.5, 0.33], 10]},
         "1080p": {"1": [0.1, 5]},
     }
-    missing = {line.key for line in made.lines if line.fate == Fate.NOT_THERE_YET}
+    missing = {line.key for line in made.keys if line.fate == Fate.NOT_POSSIBLE}
     assert missing == {"model.freeze_y_embedder"}
     autoencoder, text = recipe.autoencoder, recipe.text_encoder
     assert (autoencoder.name, autoencoder.weights) == ("opensora-1.2", "hpcai-tech/OpenSora-VAE-v1.2")
     assert (text.name, text.weights, text.dim) == ("t5", "DeepFloyd/t5-v1_1-xxl", 4096)
     assert (text.max_length, recipe.objective.name) == (300, "rectified-flow")
-    assert Fate.UNKNOWN not in fates(made).values()
 
 
 @pytest.mark.parametrize("cosine", [True, False])
 def test_a_rate_that_falls_over_epochs_is_left_to_be_filled_in(tmp_path: Path, cosine: bool) -> None:
     """Its steps are not known yet; until then the recipe trains with a constant rate."""
     made, recipe = convert(tmp_path, f"{V2_0}use_cosine_scheduler = {cosine}")
-    (line,) = (line for line in made.lines if line.key == "use_cosine_scheduler")
-    assert line.fate == (Fate.TO_FILL_IN if cosine else Fate.NOT_NEEDED)
+    (line,) = (line for line in made.keys if line.key == "use_cosine_scheduler")
+    assert line.fate == (Fate.TO_FILL_IN if cosine else Fate.NO_MEANING)
     assert ("train.max_steps" in line.remark) == cosine
     assert recipe.train.learning_rate_schedule == "constant"
 
@@ -202,7 +204,7 @@ def test_what_a_config_leaves_out_is_what_open_sora_takes(tmp_path: Path) -> Non
     assert recipe.checkpoints.every_steps is None
     assert (recipe.objective.timestep_shift, recipe.objective.timestep_sampling) == ("none", "uniform")
     assert (recipe.model.name, recipe.model.weights) == ("stdit3-3b", "w")
-    told = {line.key: line.remark for line in made.lines}
+    told = {line.key: line.remark for line in made.keys}
     assert told["seed"] == "seed = 1024 (Open-Sora's default)"
     assert fates(made)["dataset.data_path"] == Fate.TO_FILL_IN
 
@@ -227,13 +229,13 @@ def test_the_density_of_timesteps(tmp_path: Path) -> None:
     text = 'bucket_config = {"256": {1: (1.0, 4)}}\nmodel = dict(type="STDiT3-XL/2")\n'
     made, recipe = convert(tmp_path, text + scheduler.format("rflow"))
     assert (recipe.objective.logit_mean, recipe.objective.logit_std) == (0.5, 2.0)
-    told = {line.key: (line.fate, line.remark) for line in made.lines}
-    assert told["scheduler.cfg_channel"] == (Fate.NOT_NEEDED, "rectified flow has no such key")
+    told = {line.key: (line.fate, line.remark) for line in made.keys}
+    assert told["scheduler.cfg_channel"] == (Fate.NO_MEANING, "rectified flow has no such key")
     made, recipe = convert(tmp_path, text + scheduler.format("iddpm"))
     assert (recipe.objective.logit_mean, recipe.objective.logit_std) == (0.0, 1.0)
-    told = {line.key: (line.fate, line.remark) for line in made.lines}
-    assert told["scheduler.loc"] == (Fate.NOT_NEEDED, "iddpm has no such setting")
-    assert told["scheduler.cfg_channel"] == (Fate.CONVERTED, "samples.guided_channels = 3")
+    told = {line.key: (line.fate, line.remark) for line in made.keys}
+    assert told["scheduler.loc"] == (Fate.NO_MEANING, "iddpm has no such setting")
+    assert told["scheduler.cfg_channel"] == (Fate.TAKEN, "samples.guided_channels = 3")
     assert recipe.samples.guided_channels == 3
     made, recipe = convert(tmp_path, text + scheduler.format("iddpm").replace("3)", "None)"))
     assert recipe.samples.guided_channels == 4  # all of them, as upstream without a number
@@ -249,8 +251,9 @@ def test_1_1(tmp_path: Path) -> None:
     assert (recipe.autoencoder.name, recipe.autoencoder.weights) == ("opensora-1.1", "stabilityai/sd-vae-ft-ema")
     assert (recipe.text_encoder.name, recipe.text_encoder.max_length) == ("t5", 200)
     told = fates(made)
-    assert {Fate.NOT_THERE_YET, Fate.UNKNOWN}.isdisjoint(told.values())
-    assert told["sp_size"] == told["batch_size"] == told["dataset.image_size"] == Fate.NOT_NEEDED
+    assert {Fate.NOT_POSSIBLE}.isdisjoint(told.values())
+    assert told["batch_size"] == told["dataset.image_size"] == Fate.NO_MEANING
+    assert told["sp_size"] == Fate.DEFAULT
 
 
 def test_parts_without_weights_get_the_published_and_unknown_ones_are_replaced(tmp_path: Path) -> None:
@@ -265,7 +268,7 @@ def test_parts_without_weights_get_the_published_and_unknown_ones_are_replaced(t
     )
     assert (recipe.autoencoder.name, recipe.text_encoder.name) == ("pixel", "hashed")
     told = fates(made)
-    assert {told[key] for key in told if key.startswith(("vae", "text"))} == {Fate.NOT_THERE_YET}
+    assert {told[key] for key in told if key.startswith(("vae", "text"))} == {Fate.NOT_POSSIBLE}
 
 
 def test_2_0(tmp_path: Path) -> None:
@@ -274,15 +277,14 @@ def test_2_0(tmp_path: Path) -> None:
     assert (recipe.train.learning_rate, recipe.train.eps, recipe.train.weight_decay) == (5e-5, 1e-15, 0.1)
     assert (recipe.train.gradient_accumulation_steps, recipe.checkpoints.keep_last) == (2, 4)
     assert (recipe.train.ema_decay, recipe.checkpoints.every_steps, recipe.data.fps) == (0.0, None, 24.0)
-    assert (fates(made)["dataset.vmaf"], fates(made)["ae.type"]) == (Fate.CONVERTED, Fate.CONVERTED)
+    assert (fates(made)["dataset.vmaf"], fates(made)["ae.type"]) == (Fate.TAKEN, Fate.TAKEN)
     assert (recipe.model.name, recipe.model.weights, recipe.objective.caption_dropout) == ("opensora2", None, 0.0)
 
 
 def test_2_0_with_conditions(tmp_path: Path) -> None:
     """The network, both encoders, masks and timesteps of 2.0 are here, and only its weights' places are others."""
     made, recipe = convert(tmp_path, V2_0_I2V)
-    assert Fate.NOT_THERE_YET not in fates(made).values()
-    assert Fate.UNKNOWN not in fates(made).values()
+    assert Fate.NOT_POSSIBLE not in fates(made).values()
     assert (recipe.model.name, recipe.model.weights) == ("opensora2", "weights/stage1.safetensors")
     autoencoder, text = recipe.autoencoder, recipe.text_encoder
     assert (autoencoder.name, autoencoder.weights) == ("hunyuan-video", "weights/hunyuan_vae.safetensors")
@@ -304,8 +306,8 @@ def test_2_0_with_conditions(tmp_path: Path) -> None:
 )
 def test_what_2_0_does_otherwise_is_told(tmp_path: Path, key: str, value: str, told: str) -> None:
     made, recipe = convert(tmp_path, V2_0_I2V + f"\n{key} = {value}")
-    (line,) = (line for line in made.lines if line.key == key)
-    assert line.fate == Fate.NOT_THERE_YET
+    (line,) = (line for line in made.keys if line.key == key)
+    assert line.fate == Fate.NOT_POSSIBLE
     assert told in line.remark
     if key == "condition_config":
         assert recipe.objective.mask_ratios == {"image_head": 0.5}
@@ -314,7 +316,7 @@ def test_what_2_0_does_otherwise_is_told(tmp_path: Path, key: str, value: str, t
 def test_2_0_with_the_autoencoder_of_stride_32(tmp_path: Path) -> None:
     """Its network, its autoencoder with its unit of latents, and sizes of its multiples; without patches, all fits."""
     made, recipe = convert(tmp_path, V2_0_DC_AE)
-    assert {Fate.NOT_THERE_YET, Fate.UNKNOWN}.isdisjoint(fates(made).values())
+    assert {Fate.NOT_POSSIBLE}.isdisjoint(fates(made).values())
     autoencoder = recipe.autoencoder
     assert (recipe.model.name, autoencoder.name, autoencoder.std) == ("opensora2-dc-ae", "video-dc-ae", 0.493)
     assert autoencoder.weights == "hpcai-tech/Open-Sora-v2-Video-DC-AE"
@@ -339,7 +341,7 @@ def test_settings_of_the_autoencoder_of_stride_32_that_differ_are_told(
     tmp_path: Path, old: str, new: str, told: str
 ) -> None:
     made, _ = convert(tmp_path, V2_0_DC_AE.replace(old, new))
-    (line,) = (line for line in made.lines if line.fate == Fate.NOT_THERE_YET)
+    (line,) = (line for line in made.keys if line.fate == Fate.NOT_POSSIBLE)
     assert told in line.remark
 
 
@@ -347,17 +349,17 @@ def test_another_autoencoder_of_2_0_is_replaced(tmp_path: Path) -> None:
     """Its tables need no frames but those of the pixels."""
     text = V2_0.replace('type="hunyuan_vae"', 'type="vae_of_mine"').replace("65:", "64:")
     made, recipe = convert(tmp_path, text)
-    assert fates(made)["ae.type"] == Fate.NOT_THERE_YET
+    assert fates(made)["ae.type"] == Fate.NOT_POSSIBLE
     assert recipe.autoencoder.name == "pixel"
 
 
 def test_the_list_of_a_config_stays_a_list(tmp_path: Path) -> None:
     """A list is what Open-Sora is given; the score that 2.0 appends is asked of a list alone."""
     made, recipe = convert(tmp_path, V2_0.replace("vmaf=True", 'vmaf=True, data_path="m/clips.parquet"'))
-    assert fates(made)["dataset.data_path"] == Fate.CONVERTED
+    assert fates(made)["dataset.data_path"] == Fate.TAKEN
     dataset = recipe.dataset[0]
     assert (dataset.path, dataset.caption) == ("m/clips.parquet", "{text} {score_vmafmotion:.0f} motion score.")
-    made, recipe = convert(tmp_path, V2_0, data_path="clips")
+    made, recipe = convert(tmp_path, V2_0, data="clips")
     assert fates(made)["dataset.vmaf"] == Fate.TO_FILL_IN
     assert (recipe.dataset[0].path, recipe.dataset[0].caption) == ("clips", "{text}")
 
@@ -381,7 +383,6 @@ def test_the_meaning_of_the_probabilities_is_asked_for_where_nothing_tells_it(tm
         ('bucket_config = {"256": {1: (1.0, 4)}}\nlr = "fast"', "train.learning_rate"),
         ('bucket_config = {"256": {1: (1.0, 4)}}\nmask_ratios = {"sideways": 0.1}', "no such mask strategy"),
         ('bucket_config = {"256": {1: (1.0, 4)}}\nmask_ratios = {"random": "x"}', "mask_ratios"),
-        ('bucket_config = {"256": {1: (1.0, 4)}}\nmask_ratios = 3', "mask_ratios"),
         ('bucket_config = {"256": {1: (1.0, 4)}}\ndataset = dict(fps_max="x")', "fps"),
         ('_base_ = "config.py"\nbucket_config = {}', "its own base"),
         ('_base_ = "gone.py"\nbucket_config = {}', "cannot be read"),
@@ -389,8 +390,13 @@ def test_the_meaning_of_the_probabilities_is_asked_for_where_nothing_tells_it(tm
 )
 def test_what_cannot_be_converted_is_explained(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(UserError) as caught:
-        convert(tmp_path, text, probability="opensora-1.2")
+        convert(tmp_path, text, probability="opensora-1.2", trainer="opensora")
     assert said in str(caught.value)
+
+
+def test_a_value_of_another_kind_is_left_to_be_filled_in(tmp_path: Path) -> None:
+    made, _ = convert(tmp_path, 'bucket_config = {"256": {1: (1.0, 4)}}\nmodel = dict(type="flux")\nmask_ratios = 3')
+    assert fates(made)["mask_ratios"] == Fate.TO_FILL_IN
 
 
 def read(folder: Path, text: str) -> literals.Literals:
@@ -446,7 +452,7 @@ def test_nothing_is_run(tmp_path: Path) -> None:
     text = f"import pathlib\npathlib.Path({str(target)!r}).touch()\nx = open({str(target)!r}, 'w')\n{STAGE_1}"
     made, _ = convert(tmp_path, text)
     assert not target.exists()
-    assert [line.key for line in made.lines if line.fate == Fate.UNREAD] == ["line 1", "line 2", "x"]
+    assert [line.key for line in made.keys if line.fate == Fate.UNREAD] == ["line 1", "line 2", "x"]
 
 
 def test_bases_are_read_and_completed(tmp_path: Path) -> None:
@@ -479,16 +485,16 @@ def test_a_mistake_in_a_recipe_names_its_place(tmp_path: Path) -> None:
 def test_the_command(tmp_path: Path) -> None:
     config, output = tmp_path / "stage1.py", tmp_path / "new" / "stage1.toml"
     config.write_text(STAGE_1 + "mystery = 3\n")
-    ran = CliRunner().invoke(app, ["import-opensora", str(config), "-o", str(output), "--data-path", "clips"])
+    ran = CliRunner().invoke(app, ["import", str(config), "-o", str(output), "--data", "clips"])
     assert ran.exit_code == 0
-    for said in ("converted (", "not there yet (", "unknown (1)", "mystery", "train.learning_rate = 0.0001"):
+    for said in ("taken (", "not possible here (", "mystery", "train.learning_rate = 0.0001", "there is no clips"):
         assert said in ran.stdout
     assert recipe_file.load(output).dataset[0].path == "clips"
-    again = CliRunner().invoke(app, ["import-opensora", str(config), "-o", str(output)])
+    again = CliRunner().invoke(app, ["import", str(config), "-o", str(output)])
     assert isinstance(again.exception, UserError)
     told = CliRunner().invoke(
-        app, ["import-opensora", str(config), "-o", str(tmp_path / "b.toml"), "--json", "--probability", "downgrade"]
+        app, ["import", str(config), "-o", str(tmp_path / "b.toml"), "--json", "--probability", "downgrade"]
     )
     keys = {line["key"]: line["fate"] for line in json.loads(told.stdout)["keys"]}
-    assert (keys["mystery"], keys["lr"]) == ("unknown", "converted")
+    assert (keys["mystery"], keys["lr"]) == ("not possible here", "taken")
     assert recipe_file.load(tmp_path / "b.toml").buckets.probability == "downgrade"
