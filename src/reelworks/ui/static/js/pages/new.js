@@ -5,6 +5,7 @@ import { Draft } from "../drafts.js";
 import { badge, card, fill, h } from "../elements.js";
 import { isOpen, scanLine, stopButton, watchJob } from "../jobs.js";
 import { Footage } from "../new/footage.js";
+import { ImportCard } from "../new/import.js";
 import { ModelChoice } from "../new/models.js";
 import { resultCard } from "../new/result.js";
 import { renderForm } from "../recipe/form.js";
@@ -45,7 +46,9 @@ class NewLora {
     this.go = button("Make the recipe", () => this.make(), { kind: "main" });
     const steps = h("div.new-steps", this.stepCards());
     const head = h("div.page-head", h("h1", "New LoRA"), h("span.gap"), h("a", { href: "#/plan" }, "Recipes"));
-    fill(this.main, head, this.kept.box, steps, h("div.new-go", this.problems, this.go), this.result);
+    const go = h("div.new-go", this.problems, this.go);
+    const moved = new ImportCard(this.footage, this.signal, about => train(about.key, about.run, this.signal));
+    fill(this.main, head, this.kept.box, steps, go, this.result, moved.element);
     this.models.chooseNamed(former?.model);
     if (former) this.restore(former);
     for (const kind of ["input", "change"]) steps.addEventListener(kind, () => this.keep());
