@@ -36,7 +36,7 @@ PAGES = {
     "coverage": ("find out why a clip is not trained", "../how-to/why-not-trained.md"),
     "demo-data": ("first run", "../start/first-run.md"),
     "generate": ("generate clips and pictures", "../how-to/generate.md"),
-    "import": ("come from Open-Sora", "../how-to/come-from-open-sora.md"),
+    "import": ("move here from another trainer", "../how-to/move-here.md"),
     "inspect": ("how buckets are proposed", "../concepts/buckets.md"),
     "new lora": ("train a LoRA", "../how-to/train-a-lora.md"),
     "plan": ("reading a plan", "../start/reading-a-plan.md"),
