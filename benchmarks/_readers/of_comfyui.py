@@ -78,6 +78,8 @@ def read(case: Case) -> tuple[dict[str, Tensor], list[str]]:
     """Map the names of a file, and add it to the weights."""
     network = case.about["network"]
     kind = getattr(comfy.model_base, _CLASSES.get(network, ""), None)
+    if network == "ZImageTransformer2DModel" and not hasattr(comfy.utils, "z_image_to_diffusers"):
+        kind = None  # only its relative, Lumina 2
     if kind is None:
         raise UnknownNetworkError(f"it has no {network}")
     if network == "SD3Transformer2DModel" and case.config["num_layers"] * 64 != _width(case.config):

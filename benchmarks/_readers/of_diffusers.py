@@ -32,6 +32,10 @@ def _bare(name: str, part: str, network: nn.Module) -> Any:
     kind = getattr(diffusers, name, None)
     if not hasattr(kind, "load_lora_weights"):
         return None
+    if hasattr(kind, "update_components"):  # a modular pipeline, which is made without components
+        pipeline = kind()
+        pipeline.update_components(**{part: network})
+        return pipeline
     asked = list(inspect.signature(kind.__init__).parameters.values())[1:]
     given = {one.name: None if one.default is inspect.Parameter.empty else one.default for one in asked}
     try:

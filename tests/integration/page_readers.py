@@ -168,6 +168,14 @@ def open_sora(reader: Reader, _: Shared) -> None:
     reader.reads()
 
 
+@of("docs/how-to/move-here.md")
+def move_here(reader: Reader, _: Shared) -> None:
+    shutil.copytree(Path(__file__).parents[1] / "opensora_configs", reader.folder, dirs_exist_ok=True)
+    (reader.folder / "opensora-1.2-stage1.py").rename(reader.folder / "stage1.py")
+    pictures(reader.folder / "clips", [f"{i}.png" for i in range(3)], (640, 360), "a kite")
+    reader.reads()
+
+
 @of("docs/how-to/companions.md")
 def companions(reader: Reader, _: Shared) -> None:
     here = reader.folder
