@@ -203,7 +203,9 @@ def ended(page: TestClient, job: dict[str, Any]) -> dict[str, Any]:
     return dict(now)
 
 
-OPEN_SORA = 'bucket_config = {"256": {1: (1.0, 4)}}\nmodel = dict(type="STDiT3-XL/2", from_pretrained="w")\nmystery = 3\n'
+OPEN_SORA = (
+    'bucket_config = {"256": {1: (1.0, 4)}}\nmodel = dict(type="STDiT3-XL/2", from_pretrained="w")\nmystery = 3\n'
+)
 
 
 def test_a_config_of_another_trainer_becomes_a_recipe_on_the_chosen_footage(page: TestClient, folder: Path) -> None:
