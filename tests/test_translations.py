@@ -102,9 +102,8 @@ def difference(page: list[Section], translation: list[Section]) -> str | None:
 
 @pytest.mark.parametrize("page", TRANSLATED)
 def test_a_translation_keeps_step(page: str) -> None:
-    assert difference(sections(ROOT, page), sections(ROOT, chinese(page))) is None, (
-        f"{chinese(page)} differs from {page}"
-    )
+    found = difference(sections(ROOT, page), sections(ROOT, chinese(page)))
+    assert found is None, f"{chinese(page)} differs from {page} {found}"
 
 
 @pytest.mark.parametrize("page", TRANSLATED)
