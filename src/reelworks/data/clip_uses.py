@@ -39,7 +39,7 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True)
 class ClipUses:
-    """All uses that an epoch may have, those of a clip next to one another.
+    """Uses that an epoch may have, those of a clip next to one another.
 
     Attributes:
         row: Row of each use.

@@ -4,33 +4,34 @@ import { button } from "../dialogs.js";
 import { badge, card, fill, h } from "../elements.js";
 import { isOpen, scanLine, stopButton, watchJob } from "../jobs.js";
 import { canChange, get, post } from "../server.js";
+import { t } from "../texts.js";
 import { plural } from "../units.js";
 
 const ACCEPT = ".yaml,.yml,.toml,.json,.env,.sh,.bat,.ps1,.py,.txt";
-const OPEN_FATES = new Set(["not possible here", "to fill in", "unread"]);
+const ASKS_FOR_MORE = /^(not|to|un)/; // of the words for what became of a key
 
 export class ImportCard {
   constructor(footage, signal, onTrain) {
     Object.assign(this, { footage, signal, onTrain, files: [] });
     this.chosen = h(
       "p.quiet",
-      "ai-toolkit, diffusion-pipe, musubi-tuner, OneTrainer, sd-scripts, SimpleTuner, Open-Sora",
+      t`ai-toolkit, diffusion-pipe, musubi-tuner, OneTrainer, sd-scripts, SimpleTuner, Open-Sora`,
     );
-    this.input = h("input.hidden", { type: "file", multiple: true, accept: ACCEPT, "aria-label": "Config files" });
+    this.input = h("input.hidden", { type: "file", multiple: true, accept: ACCEPT, "aria-label": t`Config files` });
     this.input.addEventListener("change", () => this.choose());
-    this.go = button("Import", () => this.run(), { kind: "main" });
+    this.go = button(t`Import`, () => this.run(), { kind: "main" });
     this.go.disabled = true;
     this.own = h("input", { type: "checkbox", checked: true });
     this.problem = h("p.error", { role: "alert" });
     this.result = h("div", { "aria-live": "polite" });
-    const choose = button("Choose its config", () => this.input.click(), { kind: "small" });
+    const choose = button(t`Choose its config`, () => this.input.click(), { kind: "small" });
     this.element = h(
       "details.card.new-import",
-      h("summary", "Move a config of another trainer here"),
-      h("p.quiet", "Its config, and the dataset config or list of concepts that it names"),
+      h("summary", t`Move a config of another trainer here`),
+      h("p.quiet", t`Its config, and the dataset config or list of concepts that it names`),
       h("span.row", choose, this.input, this.go),
       this.chosen,
-      h("label", this.own, " train on the footage chosen above"),
+      h("label", this.own, " ", t`train on the footage chosen above`),
       this.problem,
       this.result,
     );
@@ -55,21 +56,21 @@ export class ImportCard {
       if (error.code === "file-exists")
         this.problem.append(
           " ",
-          button("Overwrite it", () => this.run(true), { kind: "small" }),
+          button(t`Overwrite it`, () => this.run(true), { kind: "small" }),
         );
     }
   }
 
   follow(job) {
-    const said = h("span", "Reading the config");
-    fill(this.result, h("span.row", { role: "status" }, badge("", "busy"), said, stopButton(job.id, "Cancel")));
+    const said = h("span", t`Reading the config`);
+    fill(this.result, h("span.row", { role: "status" }, badge("", "busy"), said, stopButton(job.id, t`Cancel`)));
     watchJob(job.id, this.signal, found => {
       said.textContent = scanLine(found) || said.textContent;
       if (isOpen(found)) return;
       if (found.result && found.state === "done") return this.show(found);
       fill(this.result);
-      this.problem.textContent = (found.error || "it was stopped").replace(/^error: /, "");
-      this.problem.append(" ", h("a", { href: `#/jobs/${found.id}` }, "what it printed"));
+      this.problem.textContent = (found.error || t`it was stopped`).replace(/^error: /, "");
+      this.problem.append(" ", h("a", { href: `#/jobs/${found.id}` }, t`what it printed`));
     });
   }
 
@@ -80,14 +81,14 @@ export class ImportCard {
       this.result,
       card(
         h("div.row", h("h2", about.name), h("span.quiet", about.path)),
-        h("p", `Recognised as a config of ${result.trainer}`),
+        h("p", t`Recognised as a config of ${result.trainer}`),
         fateLists(result.keys),
         result.clips ? clipLists(result.clips) : h("p.quiet", result.without_clips),
         h(
           "div.actions",
-          link("plan", "Plan"),
-          link("new", "All settings"),
-          button("Train", () => this.onTrain(about), { kind: "main" }),
+          link("plan", t`Plan`),
+          link("new", t`All settings`),
+          button(t`Train`, () => this.onTrain(about), { kind: "main" }),
         ),
       ),
     );
@@ -99,7 +100,7 @@ function fateLists(keys) {
   return fates.map(([fate, found]) =>
     h(
       "details",
-      { open: OPEN_FATES.has(fate) },
+      { open: ASKS_FOR_MORE.test(fate) },
       h("summary", `${fate} (${found.length})`),
       h(
         "ul",
@@ -116,9 +117,9 @@ function clipLists(account) {
     );
   return h(
     "div",
-    h("p", `${account.trainer} trains ${account.former_trained} of ${plural(account.clips, "clip")} in an epoch`),
-    h("ul", lists("leaves out", account.left_out), lists("repeats", account.repeated)),
-    h("p", `This recipe trains ${account.here_trained}`),
-    h("ul", lists("leaves out", account.here_left_out)),
+    h("p", t`${account.trainer} trains ${account.former_trained} of ${plural(account.clips, "clip")} in an epoch`),
+    h("ul", lists(t`leaves out`, account.left_out), lists(t`repeats`, account.repeated)),
+    h("p", t`This recipe trains ${account.here_trained}`),
+    h("ul", lists(t`leaves out`, account.here_left_out)),
   );
 }
