@@ -12,6 +12,8 @@ from reelworks.models import components, registry
 from reelworks.models.config import AutoencoderConfig, ModelConfig
 from reelworks.models.family import Conditioning, Preset
 
+_LONGEST_SIDE = 16_384  # pixels, of the largest [[bucket]]
+
 
 def place(draft: ImportDraft, number: int, path: str) -> str:
     """Set the folder of a dataset, and a name of its own, by which its clips are known; return the assignment as text."""
@@ -53,16 +55,26 @@ def ladder(draft: ImportDraft, most: int) -> list[int]:
     return sorted(counts)
 
 
-def set_sizes(draft: ImportDraft, resolutions: Sequence[str], frames: Sequence[int], *, each: bool) -> None:
-    """Set one `[[bucket]]` for each resolution, the largest first.
+def side_of(value: Any) -> int:
+    """Return the side of a resolution; raises `ValueError` for what is none."""
+    side = int(value)
+    if isinstance(value, bool) or not 1 <= side <= _LONGEST_SIDE:
+        raise ValueError(value)
+    return side
+
+
+def set_sizes(
+    draft: ImportDraft, resolutions: Sequence[str], frames: Sequence[int], *, each: bool, first: int = 0
+) -> None:
+    """Set one `[[bucket]]` for each resolution, the largest first, from the number `first` on.
 
     With `each`, every clip goes to every resolution with the same probability, so that as many repeats as resolutions
     train it once at each on average.
     """
-    for number, resolution in enumerate(resolutions):
+    for number, resolution in enumerate(resolutions, first):
         draft.set(f"bucket.{number}.resolution", resolution)
         draft.set(f"bucket.{number}.num_frames", list(frames) if len(frames) > 1 else frames[0], "")
-        if each and (left := len(resolutions) - number) > 1:
+        if each and (left := len(resolutions) + first - number) > 1:
             draft.set(
                 f"bucket.{number}.keep_prob",
                 round(1 / left, 6),

@@ -74,11 +74,11 @@ class ImportDraft:
         or else `why`.
         """
         value = toml_none.WORD if value is None else list(value) if isinstance(value, tuple) else value
-        place = _place(key)
+        place, text = _place(key), toml_writer.literal(value)  # raises TypeError for what TOML cannot hold
         reason = _printable(self._source(value) if why is None else why)
         self._lines[place] = Line(place[0], place[2], value, reason, place[1])
         self._origins[place] = self.key
-        return f"{key} = {toml_writer.literal(value)}"
+        return f"{key} = {text}"
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return the value of a dotted key; the default if it was not set."""

@@ -15,6 +15,7 @@ from reelworks.compat.former import ClipAccount
 from reelworks.compat.opensora.open_sora import OPEN_SORA
 from reelworks.compat.request import ImportRequest
 from reelworks.compat.rules import ImportedKey
+from reelworks.compat.simpletuner.simpletuner import SIMPLETUNER
 from reelworks.compat.trainer import FormerTrainer
 from reelworks.core import files, requests
 from reelworks.core.errors import UserError, nearest
@@ -30,7 +31,7 @@ def register(trainer: FormerTrainer) -> None:
     TRAINERS[trainer.name] = trainer
 
 
-for _trainer in (AI_TOOLKIT, OPEN_SORA):
+for _trainer in (AI_TOOLKIT, OPEN_SORA, SIMPLETUNER):
     register(_trainer)
 
 

@@ -11,7 +11,8 @@ from reelworks.core.errors import UserError
 from reelworks.recipe import recipe_file
 
 _MOST = 200  # refused values
-_KEPT = ("model.name", "dataset.path")  # without which there is no recipe
+_KEPT = ("model.name", "dataset.path", "bucket.resolution", "bucket.num_frames")  # without which there is no recipe
+_STEPS = 1000
 
 
 def settle(draft: ImportDraft, keys: Iterable[ImportedKey]) -> list[ImportedKey]:
@@ -22,6 +23,9 @@ def settle(draft: ImportDraft, keys: Iterable[ImportedKey]) -> list[ImportedKey]
     """
     told = list(keys)
     for _ in range(_MOST):
+        if draft.get("train.max_steps") is None and draft.get("train.max_epochs") is None:
+            draft.begin("")
+            draft.set("train.max_steps", _STEPS, "to fill in")
         try:
             recipe_file.parse(draft.values())
             return told
@@ -37,12 +41,26 @@ def settle(draft: ImportDraft, keys: Iterable[ImportedKey]) -> list[ImportedKey]
 
 
 def _place_of(error: UserError, draft: ImportDraft) -> str | None:
-    """Return the key of the draft that an error is about; errors of entries of lists may lack the number."""
+    """Return the key of the draft that an error is about; errors may lack the number of an entry, or name a whole table."""
     field = (error.field or "").removeprefix("--")
-    candidates = [key for key in draft.assigned() if key == field or _without_number(key) == field]
-    candidates = [key for key in candidates if draft.origin_of(key) and _without_number(key) not in _KEPT]
+    own = [key for key in draft.assigned() if draft.origin_of(key) and _without_number(key) not in _KEPT]
+    candidates = [key for key in own if field in (key, _without_number(key)) or field.startswith(f"{key}.")]
     same = [key for key in candidates if draft.get(key) == error.value]
-    return next(iter(same or candidates), None)
+    if found := next(iter(same or candidates), None):
+        return found
+    return next((key for key in own if key.partition(".")[0] == field and _is_wrong(key, error, draft)), None)
+
+
+def _is_wrong(key: str, error: UserError, draft: ImportDraft) -> bool:
+    """Return whether a table would no longer be refused in the same way without one of its keys."""
+    values = draft.values()
+    table, _, name = key.partition(".")
+    values[table] = {other: value for other, value in values[table].items() if other != name}
+    try:
+        recipe_file.parse(values)
+    except UserError as other:
+        return other.problem != error.problem
+    return True
 
 
 def _without_number(key: str) -> str:

@@ -121,7 +121,9 @@ def find_model(draft: ImportDraft, field: str, names: Iterable[str], also: Mappi
     try:
         return registry.preset_name(names[0] if names else "", field)
     except UserError as error:
-        if len(error.remedy) > _LONGEST_REMEDY:
+        unknown = error.problem == "there is no such model"
+        if unknown or len(error.remedy) > _LONGEST_REMEDY:
+            problem = "this model is not trained here" if unknown else error.problem
             remedy = "docs/reference/models.md lists the models that are; --model NAME takes one of them in its place"
-            error.reword(field=error.field, problem=error.problem, remedy=remedy)
+            error.reword(field=error.field, problem=problem, remedy=remedy)
         raise

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, final
 
+from reelworks.compat import datasets, settle, trainer
 from reelworks.compat import files as config_files
-from reelworks.compat import settle, trainer
 from reelworks.compat.ai_toolkit import clips, keys, models
 from reelworks.compat.draft import FormerSettings, ImportDraft
 from reelworks.compat.files import ConfigFile
@@ -46,7 +46,7 @@ class _AiToolkit:
         first = next((n for n, each in enumerate(processes) if each.get("type") in _TRAIN), None)
         if first is None:
             raise UserError(
-                "processes of this type train no model, and have no recipe",
+                "processes of this type train neither a LoRA nor a model",
                 code="config-unreadable",
                 field="config.process.type",
                 value=processes[0].get("type"),
@@ -100,5 +100,4 @@ def _prepare(draft: ImportDraft) -> None:
     draft.set("validation.split", 0.0, "ai-toolkit holds no clips back")
     for number in range(max(draft.settings.count("datasets"), 1)):
         draft.set(f"dataset.{number}.path", f"clips-{number + 1}", "to fill in")
-    if not draft.settings.count("datasets"):
-        keys.set_buckets(draft, [512])
+    datasets.set_sizes(draft, ["512px"], [1], each=False)

@@ -85,7 +85,8 @@ FIRST = ("train.optimizer", "network.type", "datasets.*.folder_path", "datasets.
 def sizes_of(settings: FormerSettings, number: int) -> list[Any]:
     """Return the resolutions of a dataset, each of which ai-toolkit makes a dataset of its own."""
     value = settings.get(f"datasets.{number}.resolution", 512)
-    return list(dict.fromkeys(value)) if isinstance(value, list) else [value]
+    found = value if isinstance(value, list) else [value]
+    return [size for place, size in enumerate(found) if size not in found[:place]]
 
 
 def accumulation(settings: FormerSettings) -> int:
@@ -108,7 +109,7 @@ def _uses(draft: ImportDraft, number: int) -> Outcome:
 def _resolution(value: Any, draft: ImportDraft) -> Outcome:
     number, count = draft.numbers[0], draft.settings.count("datasets")
     all_sizes = [sizes_of(draft.settings, each) for each in range(count)]
-    wanted = sorted({int(size) for sizes in all_sizes for size in sizes}, reverse=True)
+    wanted = sorted({datasets.side_of(size) for sizes in all_sizes for size in sizes}, reverse=True)
     set_buckets(draft, wanted)
     _, remark = _uses(draft, number)
     names = ", ".join(f"{size}px" for size in wanted)

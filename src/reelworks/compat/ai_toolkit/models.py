@@ -79,7 +79,7 @@ def choose(draft: ImportDraft) -> None:
     """Put the model into the draft; raises `UserError`, one line, for a model that is not there."""
     settings = draft.settings
     arch, path = architecture(settings), settings.get("model.name_or_path")
-    path = path if isinstance(path, str) else ""
+    path = path if isinstance(path, str) and path.lower() != "none" else ""
     known = dict(_PRESETS)
     for part, preset in _BY_WEIGHTS.get(arch, ()):
         if part in path.casefold():
