@@ -8,6 +8,7 @@ from dataclasses import replace
 from reelworks.compat.draft import ImportDraft
 from reelworks.compat.rules import Fate, ImportedKey
 from reelworks.core.errors import UserError
+from reelworks.core.toml_none import WORD as NONE
 from reelworks.recipe import recipe_file
 
 _MOST = 200  # refused values
@@ -23,7 +24,7 @@ def settle(draft: ImportDraft, keys: Iterable[ImportedKey]) -> list[ImportedKey]
     """
     told = list(keys)
     for _ in range(_MOST):
-        if draft.get("train.max_steps") is None and draft.get("train.max_epochs") is None:
+        if all(draft.get(f"train.{key}") in (None, NONE) for key in ("max_steps", "max_epochs")):
             draft.begin("")
             draft.set("train.max_steps", _STEPS, "to fill in")
         try:

@@ -79,7 +79,14 @@ SAMPLE_DEFAULTS: dict[str, Any] = {
     **{"sample.sample_every": 100, "sample.width": 512, "sample.height": 512, "sample.num_frames": 1},
     **{"sample.guidance_scale": 7, "sample.sample_steps": 20},
 }
-FIRST = ("train.optimizer", "network.type", "datasets.*.folder_path", "datasets.*.dataset_path", "sample.prompts")
+FIRST = (
+    "train.optimizer",
+    "network.type",
+    "datasets.*.folder_path",
+    "datasets.*.dataset_path",
+    "sample.prompts",
+    "sample.samples.*.prompt",
+)
 
 
 def sizes_of(settings: FormerSettings, number: int) -> list[Any]:
@@ -457,7 +464,7 @@ def _guidance(value: Any, draft: ImportDraft) -> Outcome:
 def _average(value: Any, draft: ImportDraft) -> Outcome:
     if draft.settings.get("train.ema_config.use_ema") is not True:
         draft.set("exports.weights", "model", "no average")
-        return Fate.TAKEN, draft.set("train.ema_decay", NONE)
+        return Fate.TAKEN, draft.set("train.ema_decay", 0.0)
     draft.set("exports.weights", "ema", "")
     return Fate.TAKEN, draft.set("train.ema_decay", draft.settings.get("train.ema_config.ema_decay", 0.999))
 

@@ -10,7 +10,7 @@ from reelworks.compat.draft import FormerSettings, ImportDraft
 from reelworks.models import registry
 
 # The architecture alone, if the weights' own name does not tell more.
-_PRESETS = {
+PRESETS = {
     "chroma": "chroma1-hd",
     "flux": "flux-dev",
     "flux2": "flux2-dev",
@@ -35,7 +35,7 @@ _PRESETS = {
     "zimage": "z-image",
 }
 # Architectures that other models share, which the name of the weights tells apart, with what a name contains.
-_BY_WEIGHTS = {
+BY_WEIGHTS = {
     "flux": (("schnell", "flux-schnell"), ("kontext", "flux-kontext")),
     "qwen_image": (("2512", "qwen-image-2512"),),
     "qwen_image_edit_plus": (("2511", "qwen-image-edit-2511"),),
@@ -80,8 +80,8 @@ def choose(draft: ImportDraft) -> None:
     settings = draft.settings
     arch, path = architecture(settings), settings.get("model.name_or_path")
     path = path if isinstance(path, str) and path.lower() != "none" else ""
-    known = dict(_PRESETS)
-    for part, preset in _BY_WEIGHTS.get(arch, ()):
+    known = dict(PRESETS)
+    for part, preset in BY_WEIGHTS.get(arch, ()):
         if part in path.casefold():
             known[arch] = preset
             break
@@ -94,7 +94,7 @@ def choose(draft: ImportDraft) -> None:
 
 def _names(arch: str, path: str) -> Iterator[str]:
     flexible = re.search(r"(?:^|/)flex", path.casefold())  # pruned from Flux, with another number of blocks
-    if flexible is None and (own := registry.find(path)) is not None and arch in (*_PRESETS, "sd1"):
+    if flexible is None and (own := registry.find(path)) is not None and arch in (*PRESETS, "sd1"):
         yield own
     yield path.rpartition("/")[2] if flexible is not None else arch
 

@@ -102,6 +102,8 @@ def megapixels(settings: FormerSettings, number: int, value: Any) -> float:
 def side_of(settings: FormerSettings, number: int) -> int:
     """Return the side of the square that has as many pixels as its clips, or of a "pixel" resolution the shorter side."""
     value = option(settings, number, "resolution", 1024)
+    if isinstance(value, bool) or not float(value) > 0:
+        raise ValueError(value)
     if option(settings, number, "resolution_type", "pixel_area") == "pixel":
         return datasets.side_of(value)
     multiple = models.bucket_multiple(settings)
@@ -478,9 +480,11 @@ def _clipping(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _average(value: Any, draft: ImportDraft) -> Outcome:
-    if value is not True or draft.get("train.optimizer") == "schedulefree":
+    if draft.get("train.optimizer") == "schedulefree":
+        return Fate.NO_MEANING, "schedule-free AdamW has an average of its own"
+    if value is not True:
         draft.set("exports.weights", "model", "no average")
-        return Fate.TAKEN, draft.set("train.ema_decay", NONE)
+        return Fate.TAKEN, draft.set("train.ema_decay", 0.0)
     draft.set("exports.weights", "ema", "")
     if draft.settings.get("ema_device", "cpu") == "cpu":
         draft.set("train.ema_device", "cpu")

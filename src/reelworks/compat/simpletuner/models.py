@@ -22,7 +22,7 @@ _SCHNELL_ADAPTER = "ostris/FLUX.1-schnell-training-adapter"
 _Z_IMAGE_ADAPTER = "ostris/zimage_turbo_training_adapter/zimage_turbo_training_adapter_v"
 _HUNYUAN = "hunyuanvideo-community/HunyuanVideo-1.5-Diffusers-"
 # By family; the first flavour is the default.
-_FLAVOURS: dict[str, dict[str, Flavour]] = {
+FLAVOURS: dict[str, dict[str, Flavour]] = {
     "chroma": {
         "base": Flavour("chroma1-base"),
         "hd": Flavour("chroma1-hd"),
@@ -113,7 +113,7 @@ def family(settings: FormerSettings) -> str:
 def flavour(settings: FormerSettings) -> str:
     """Return the flavour of the config; the family's default if it has none."""
     name = settings.get("model_flavour")
-    known = _FLAVOURS.get(family(settings), {})
+    known = FLAVOURS.get(family(settings), {})
     return name.strip().lower() if isinstance(name, str) and name.strip() else next(iter(known), "")
 
 
@@ -140,11 +140,11 @@ def choose(draft: ImportDraft) -> None:
     """Put the model into the draft; raises `UserError`, one line, for a model that is not there."""
     settings = draft.settings
     name, path = family(settings), _path(settings)
-    published = registry.find(path) if name in _FLAVOURS else None  # of a path to a model of ours, that is meant
-    chosen = _FLAVOURS.get(name, {}).get(flavour(settings))
+    published = registry.find(path) if name in FLAVOURS else None  # of a path to a model of ours, that is meant
+    chosen = FLAVOURS.get(name, {}).get(flavour(settings))
     known = {} if chosen is None else {name: chosen.preset}
-    draft.begin("model_flavour" if name in _FLAVOURS and "model_flavour" in settings.values else "model_family")
-    unknown = f"{name}-{flavour(settings)}" if name in _FLAVOURS else name
+    draft.begin("model_flavour" if name in FLAVOURS and "model_flavour" in settings.values else "model_family")
+    unknown = f"{name}-{flavour(settings)}" if name in FLAVOURS else name
     preset = trainer.find_model(draft, draft.key, [published or "", name if known else unknown], known)
     same = chosen is not None and preset == chosen.preset
     if _has_sound(settings) and f"{preset}-sound" in registry.PRESETS:
