@@ -30,6 +30,11 @@ def preset_of(draft: ImportDraft) -> Preset:
     return registry.PRESETS[draft.get("model.name")]
 
 
+def pictures_only(draft: ImportDraft) -> bool:
+    """Return whether the draft's model takes no clips."""
+    return preset_of(draft).config.pictures_only
+
+
 def conditioning_of(draft: ImportDraft) -> Conditioning:
     """Return what the draft's model can be given beside a caption."""
     return preset_of(draft).config.conditioning

@@ -55,21 +55,10 @@ class _AiToolkit:
         return FormerSettings(dict(_settings(values, config, processes, first)))
 
     def convert(self, draft: ImportDraft) -> Iterator[ImportedKey]:
-        settings = draft.settings
         models.choose(draft)
         _prepare(draft)
-        defaults = dict(keys.DEFAULTS)
-        if keys.has_network(settings):
-            defaults |= keys.NETWORK_DEFAULTS
-            if "network.rank" in settings.values:
-                defaults.pop("network.linear")
-            if "network.alpha" in settings.values:
-                defaults.pop("network.linear_alpha")
-        if any(key.startswith(("sample.prompts", "sample.samples")) for key in settings.values):
-            defaults |= keys.SAMPLE_DEFAULTS
-        for number in range(settings.count("datasets")):
-            defaults |= {f"datasets.{number}.{key}": value for key, value in keys.DATASET_DEFAULTS.items()}
-        yield from settle.settle(draft, trainer.convert_by_rules(draft, keys.RULES, defaults, keys.FIRST))
+        converted = trainer.convert_by_rules(draft, keys.RULES, keys.defaults(draft.settings), keys.FIRST)
+        yield from settle.settle(draft, converted)
 
     def former_epoch(self, settings: FormerSettings, clips_found: Sequence[Clip]) -> FormerEpoch | None:
         return clips.epoch(settings, clips_found)

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from reelworks.compat.ai_toolkit import keys, models
+from reelworks.compat.ai_toolkit import data_keys, models
 from reelworks.compat.draft import FormerSettings
 from reelworks.compat.former import Clip, FormerEpoch, Use
 
@@ -71,7 +71,7 @@ def _batched(
         copies = _whole(settings.get(f"datasets.{dataset}.num_repeats"), 1)
         copies *= 2 if settings.get(f"datasets.{dataset}.flip_x") is True else 1
         copies *= 2 if settings.get(f"datasets.{dataset}.flip_y") is True else 1
-        for side in keys.sizes_of(settings, dataset):
+        for side in data_keys.sizes_of(settings, dataset):
             buckets: dict[tuple[int, ...], list[int]] = defaultdict(list)
             for number in numbers:
                 buckets[_bucket(settings, clips[number], _whole(side, 512), multiple)].append(number)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from reelworks.compat.draft import FormerSettings
 from reelworks.compat.former import Clip, FormerEpoch, Use
-from reelworks.compat.simpletuner import keys, models
+from reelworks.compat.simpletuner import data_keys, models
 
 _RULES = (
     "helpers/metadata/backends/base.py:meets_resolution_requirements: a clip below minimum_image_size (with an area, its number "
@@ -116,14 +116,14 @@ def _ratio(settings: FormerSettings, dataset: int, clip: Clip) -> float:
         if aspect == "square":
             return 1.0
         listed = settings.get(f"{prefix}.crop_aspect_buckets")
-        ratios = [float(ratio) for ratio in listed if keys.is_given(ratio)] if isinstance(listed, list) else []
+        ratios = [float(ratio) for ratio in listed if data_keys.is_given(ratio)] if isinstance(listed, list) else []
         if aspect == "closest" and ratios:
             return min(ratios, key=lambda ratio: abs(ratio - clip.width / clip.height))
     digits = _whole(settings.get("aspect_bucket_rounding"), 2)
-    is_edge = keys.option(settings, dataset, "resolution_type", "pixel_area") == "pixel"
-    value = keys.option(settings, dataset, "resolution", 1024)
-    value = value if keys.is_given(value) else 1024
-    size = float(value) if is_edge else keys.megapixels(settings, dataset, value)
+    is_edge = data_keys.option(settings, dataset, "resolution_type", "pixel_area") == "pixel"
+    value = data_keys.option(settings, dataset, "resolution", 1024)
+    value = value if data_keys.is_given(value) else 1024
+    size = float(value) if is_edge else data_keys.megapixels(settings, dataset, value)
     width, height = bucket_of(clip.width, clip.height, size, is_edge, models.bucket_multiple(settings), digits)
     return round(width / height, digits)
 
@@ -131,11 +131,11 @@ def _ratio(settings: FormerSettings, dataset: int, clip: Clip) -> float:
 def _removed(settings: FormerSettings, dataset: int, ratio: float, total: int, batches: _Batches) -> str:
     """Return why a bucket is removed; "" if it is not."""
     least, most = (settings.get(f"data.{dataset}.{end}_aspect_ratio") for end in ("minimum", "maximum"))
-    if keys.is_given(least) and ratio < least:
+    if data_keys.is_given(least) and ratio < least:
         return f"its bucket is below minimum_aspect_ratio, {least:g}"
-    if keys.is_given(most) and ratio > most:
+    if data_keys.is_given(most) and ratio > most:
         return f"its bucket is above maximum_aspect_ratio, {most:g}"
-    prunes = keys.is_given(keys.option(settings, dataset, "minimum_image_size"))
+    prunes = data_keys.is_given(data_keys.option(settings, dataset, "minimum_image_size"))
     if prunes and settings.get("disable_bucket_pruning") is not True and total < batches.one:
         return f"its bucket has fewer clips than a batch of {batches.one}"
     return ""
@@ -144,28 +144,28 @@ def _removed(settings: FormerSettings, dataset: int, ratio: float, total: int, b
 def _too_small(settings: FormerSettings, clip: Clip) -> str:
     """Return why a clip is left out before buckets; "" if it is not."""
     prefix = f"data.{clip.dataset}"
-    if clip.is_image and keys.is_video(settings, clip.dataset):
+    if clip.is_image and data_keys.is_video(settings, clip.dataset):
         return "the dataset is one of videos"
-    if not clip.is_image and not keys.is_video(settings, clip.dataset):
+    if not clip.is_image and not data_keys.is_video(settings, clip.dataset):
         return "the dataset is one of pictures"
     if not clip.is_image:
         frames = models.frames_there(settings, clip.num_frames)
-        wanted = _whole(settings.get(f"{prefix}.video.num_frames"), keys.FRAMES)
+        wanted = _whole(settings.get(f"{prefix}.video.num_frames"), data_keys.FRAMES)
         fewest = models.frames_there(settings, _whole(settings.get(f"{prefix}.video.min_frames"), wanted))
         most = settings.get(f"{prefix}.video.max_frames")
         if frames < fewest:
             return f"it has fewer than {fewest} frames"
-        if keys.is_given(most) and frames > most:
+        if data_keys.is_given(most) and frames > most:
             return f"it has more than {most} frames"
-    least = keys.option(settings, clip.dataset, "minimum_image_size")
-    if not keys.is_given(least):
+    least = data_keys.option(settings, clip.dataset, "minimum_image_size")
+    if not data_keys.is_given(least):
         return ""
-    if keys.option(settings, clip.dataset, "resolution_type", "pixel_area") == "pixel":
+    if data_keys.option(settings, clip.dataset, "resolution_type", "pixel_area") == "pixel":
         return f"a side is shorter than {least:g} pixels" if min(clip.width, clip.height) < least else ""
-    pixels = keys.megapixels(settings, clip.dataset, least) * 1e6
+    pixels = data_keys.megapixels(settings, clip.dataset, least) * 1e6
     if clip.width * clip.height < pixels:
         return f"it has fewer than {pixels:,.0f} pixels"
-    if keys.crops_square(settings, clip.dataset) and min(clip.width, clip.height) < math.floor(math.sqrt(pixels)):
+    if data_keys.crops_square(settings, clip.dataset) and min(clip.width, clip.height) < math.floor(math.sqrt(pixels)):
         return f"a side is shorter than {math.floor(math.sqrt(pixels))} pixels, which a square needs"
     return ""
 
@@ -174,12 +174,12 @@ def _batches(settings: FormerSettings, dataset: int) -> _Batches:
     one = _whole(settings.get(f"data.{dataset}.train_batch_size"), _whole(settings.get("train_batch_size"), 4))
     steps = _whole(settings.get("gradient_accumulation_steps"), 1) * _whole(settings.get("num_processes"), 1)
     repeats = settings.get(f"data.{dataset}.repeats")
-    return _Batches(one, one * steps, int(repeats) + 1 if keys.is_given(repeats) else 1)
+    return _Batches(one, one * steps, int(repeats) + 1 if data_keys.is_given(repeats) else 1)
 
 
 def _share(settings: FormerSettings, dataset: int, clips: int) -> float:
     most = settings.get(f"data.{dataset}.max_num_samples")
-    return min(most / clips, 1.0) if keys.is_given(most) else 1.0
+    return min(most / clips, 1.0) if data_keys.is_given(most) else 1.0
 
 
 def _whole(value: Any, otherwise: int) -> int:

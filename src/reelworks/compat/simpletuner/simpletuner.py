@@ -10,7 +10,7 @@ from reelworks.compat.draft import FormerSettings, ImportDraft
 from reelworks.compat.files import ConfigFile
 from reelworks.compat.former import Clip, FormerEpoch
 from reelworks.compat.rules import ImportedKey
-from reelworks.compat.simpletuner import clips, files, keys, models
+from reelworks.compat.simpletuner import clips, files, keys, models, train_keys
 from reelworks.core.errors import UserError
 
 
@@ -56,6 +56,6 @@ def _prepare(draft: ImportDraft) -> None:
     for number in range(max(draft.settings.count("data"), 1)):
         draft.set(f"dataset.{number}.path", f"clips-{number + 1}", "to fill in")
     datasets.set_sizes(draft, ["1024px"], [1], each=False)
-    if keys.is_flow(draft):
+    if train_keys.is_flow(draft):
         draft.set("objective.timestep_shift", 3.0, "default of flow_schedule_shift")
         draft.set("objective.timestep_sampling", "logit-normal", "default of SimpleTuner")
