@@ -160,6 +160,7 @@ def test_values_that_a_recipe_cannot_have_are_told_and_left_out(tmp_path: Path) 
         ({"model": {"arch": "hidream", "name_or_path": "x"}}, "unknown-model"),
         ({"model": {"name_or_path": "ostris/Flex.1-alpha", "is_flux": True}}, "unknown-model"),
         ({"type": "slider"}, "config-unreadable"),
+        ({"adapter": {"type": "ip", "train": True}}, "config-unreadable"),  # not a training of all weights
     ],
 )
 def test_what_is_not_trained_here_is_one_line(tmp_path: Path, process: dict[str, Any], code: str) -> None:

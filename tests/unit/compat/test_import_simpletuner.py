@@ -129,7 +129,7 @@ def test_two_files_of_one_run_need_not_name_each_other(tmp_path: Path) -> None:
 def test_files_are_found_from_the_folder_of_simpletuner(tmp_path: Path) -> None:
     folder = tmp_path / "config" / "mine"
     folder.mkdir(parents=True)
-    options, backends = written(folder, {"data_backend_config": "config/mine/multidatabackend.json"})
+    options, _ = written(folder, {"data_backend_config": "config/mine/multidatabackend.json"})
     (folder / "config.env").write_text("export TRAINING_NUM_PROCESSES=3\n")
     made, recipe = converted(tmp_path, options)
     assert recipe.dataset[0].path == "pictures"
@@ -225,7 +225,12 @@ def test_every_flavour_is_a_published_preset() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "code"), [({"model_family": "kolors"}, "unknown-model"), ({"model_family": 3}, "config-unreadable")]
+    ("options", "code"),
+    [
+        ({"model_family": "kolors"}, "unknown-model"),
+        ({"model_family": 3}, "config-unreadable"),
+        ({"model_type": "full", "controlnet": True}, "config-unreadable"),
+    ],
 )
 def test_what_is_not_trained_here_is_one_line(tmp_path: Path, options: dict[str, Any], code: str) -> None:
     with refused(code) as caught:

@@ -14,6 +14,7 @@ import yaml
 from former_configs import GOLDEN, clip, converted, epoch_of, fates
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from refused import refused
 
 from reelworks.core.errors import UserError
 
@@ -54,8 +55,7 @@ def imported(folder: Path, name: str, main: Any, data: Any) -> None:
         files[1].write_text(json.dumps(data))
     try:
         made, _ = converted(folder, *files, trainer=trainer)
-    except UserError as error:
-        assert error.remedy
+    except UserError:
         return
     assert fates(made)
     assert "hf_secretsecret" not in made.text + str(made.keys)
@@ -63,12 +63,12 @@ def imported(folder: Path, name: str, main: Any, data: Any) -> None:
 
 
 def test_anything_in_place_of_a_value(tmp_path: Path) -> None:
-    check(tmp_path, 25)
+    check(tmp_path, 20)
 
 
 @pytest.mark.slow
 def test_anything_in_place_of_several_values(tmp_path: Path) -> None:
-    check(tmp_path, 2000)
+    check(tmp_path, 400)
 
 
 def check(folder: Path, examples: int) -> None:
@@ -86,16 +86,17 @@ def check(folder: Path, examples: int) -> None:
     run()
 
 
-@pytest.mark.parametrize(
-    "text", ["", "\ufeff{}", "[]", "[[]]", '{"model_family": 1, "model_family": "flux"}', "{", "\x00", "null"]
-)
+@pytest.mark.parametrize("text", ["", "[]", "[[]]", "{", "\x00", "null", "\ufeff{}", "[" * 10_000])
 @pytest.mark.parametrize("trainer", ["ai-toolkit", "simpletuner"])
 def test_files_that_are_no_config_are_refused(tmp_path: Path, trainer: str, text: str) -> None:
     path = tmp_path / "config.json"
     path.write_text(text)
-    try:
+    with refused("config-unreadable"):
         converted(tmp_path, path, trainer=trainer)
-    except UserError as error:
-        assert error.remedy
-    else:
-        assert "flux" in text  # of a key that stands twice, JSON means the last
+
+
+def test_a_byte_order_mark_and_a_key_that_stands_twice(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text('\ufeff{"model_family": "wan", "model_family": "flux", "model_flavour": "schnell"}')
+    _, recipe = converted(tmp_path, path)
+    assert recipe.model.name == "flux-schnell"

@@ -7,7 +7,7 @@ from typing import Any, final
 
 from reelworks.compat import datasets, settle, trainer
 from reelworks.compat import files as config_files
-from reelworks.compat.ai_toolkit import clips, keys, models
+from reelworks.compat.ai_toolkit import clips, keys, model_keys, models
 from reelworks.compat.draft import FormerSettings, ImportDraft
 from reelworks.compat.files import ConfigFile
 from reelworks.compat.former import Clip, FormerEpoch
@@ -52,7 +52,15 @@ class _AiToolkit:
                 value=processes[0].get("type"),
                 remedy=f"give a job with a process of type {', '.join(_TRAIN)}",
             )
-        return FormerSettings(dict(_settings(values, config, processes, first)))
+        settings = FormerSettings(dict(_settings(values, config, processes, first)))
+        if not model_keys.has_network(settings) and (other := _other_network(settings)):
+            raise UserError(
+                "the job trains neither a LoRA nor all weights",
+                code="config-unreadable",
+                field=other,
+                remedy="give it a network, as in network: {type: lora, linear: 16}",
+            )
+        return settings
 
     def convert(self, draft: ImportDraft) -> Iterator[ImportedKey]:
         models.choose(draft)
@@ -65,6 +73,12 @@ class _AiToolkit:
 
 
 AI_TOOLKIT = _AiToolkit()
+
+
+def _other_network(settings: FormerSettings) -> str:
+    """Return the table of what is trained in place of weights; "" if there is none."""
+    tables = {key.partition(".")[0] for key, value in settings.values.items() if value is not None}
+    return next((name for name in ("embedding", "decorator", "adapter") if name in tables), "")
 
 
 def _settings(

@@ -32,6 +32,14 @@ class _SimpleTuner:
                 value=", ".join(str(file.path) for file in given),
                 remedy="give config.json, config.toml or config.env, beside multidatabackend.json",
             )
+        if settings.get("controlnet") is True and settings.get("model_type") != "lora":
+            raise UserError(
+                "ControlNets are not trained here",
+                code="config-unreadable",
+                field="controlnet",
+                value=True,
+                remedy="train a LoRA of a model that takes a control (flux-control, VACE), with dataset.control",
+            )
         return settings
 
     def convert(self, draft: ImportDraft) -> Iterator[ImportedKey]:
