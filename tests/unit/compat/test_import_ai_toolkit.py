@@ -107,6 +107,19 @@ def test_alpha_scales_loras_of_convolutional_networks(tmp_path: Path) -> None:
     assert (recipe.lora.rank, recipe.lora.alpha) == (16, 1.0)
 
 
+def test_what_a_form_fills_in_without_use_is_not_called_impossible(tmp_path: Path) -> None:
+    network = {"type": "lora", "linear": 32, "conv": 16, "network_kwargs": {"ignore_if_contains": []}}
+    first = {"folder_path": "a", "mask_path": None, "mask_min_value": 0.1, "controls": []}
+    second = {"folder_path": "b", "mask_path": "masks", "mask_min_value": 0.1}
+    train = {"bypass_guidance_embedding": True, "ema_config": {"use_ema": False, "ema_decay": 0.99}}
+    made, recipe = converted(tmp_path, job(tmp_path, network=network, datasets=[first, second], train=train))
+    assert [data.loss_mask for data in recipe.dataset] == [None, "masks"]
+    assert fates(made)["network.conv"] == fates(made)["datasets.0.mask_min_value"] == Fate.NO_MEANING
+    impossible = {key for key, fate in fates(made).items() if fate == Fate.NOT_POSSIBLE}
+    assert "datasets.1.mask_min_value" in impossible
+    assert not {key for key in impossible if not key.startswith("datasets.1.")}
+
+
 def test_control_folders_are_the_sources_of_edits(tmp_path: Path) -> None:
     model = {"arch": "qwen_image_edit_plus", "name_or_path": "Qwen/Qwen-Image-Edit-2509"}
     datasets = [{"folder_path": "after", "control_path_1": "before", "control_path_2": "style", "mask_path": "masks"}]

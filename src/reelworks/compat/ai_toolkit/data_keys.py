@@ -9,7 +9,6 @@ from reelworks.compat import datasets, rules
 from reelworks.compat.ai_toolkit import train_keys
 from reelworks.compat.draft import FormerSettings, ImportDraft
 from reelworks.compat.rules import Fate, Outcome, Rule
-from reelworks.core.toml_none import WORD as NONE
 
 DATASET_DEFAULTS: dict[str, Any] = {
     "resolution": 512,
@@ -203,6 +202,24 @@ def _sound(value: Any, draft: ImportDraft) -> Outcome:
     return Fate.TAKEN, f'model.name = "{draft.get("model.name")}"'
 
 
+def _masks(value: Any, draft: ImportDraft) -> Outcome:
+    if not value:
+        return Fate.DEFAULT, "none"
+    return Fate.TAKEN, draft.set(f"dataset.{draft.numbers[0]}.loss_mask", str(value))
+
+
+def _of_masks(what_to_do: str) -> Rule:
+    """Report a setting of masks that is not there, in a dataset that has masks."""
+    otherwise = rules.impossible(what_to_do)
+
+    def handle(value: Any, draft: ImportDraft) -> Outcome:
+        if not draft.settings.get(f"datasets.{draft.numbers[0]}.mask_path"):
+            return Fate.NO_MEANING, "it belongs to mask_path"
+        return otherwise(value, draft)
+
+    return handle
+
+
 def _repeats(value: Any, draft: ImportDraft) -> Outcome:
     return _uses(draft, draft.numbers[0])
 
@@ -293,9 +310,9 @@ RULES: dict[str, Rule] = {
     "datasets.*.alpha_mask": rules.impossible(
         "write the alpha channels as pictures into a folder, and set dataset.loss_mask"
     ),
-    "datasets.*.mask_path": rules.to("dataset.*.loss_mask", none=NONE),
-    "datasets.*.invert_mask": rules.impossible("invert the files of dataset.loss_mask"),
-    "datasets.*.mask_min_value": rules.impossible("black areas of dataset.loss_mask do not count: make them grey"),
+    "datasets.*.mask_path": _masks,
+    "datasets.*.invert_mask": _of_masks("invert the files of dataset.loss_mask"),
+    "datasets.*.mask_min_value": _of_masks("black areas of dataset.loss_mask do not count: make them grey"),
     "datasets.*.unconditional_path": rules.impossible(train_keys.OTHER_LOSS),
     "datasets.*.guidance_type": rules.without_meaning("it belongs to unconditional_path"),
     "datasets.*.poi": rules.impossible("it is no longer there in ai-toolkit either"),

@@ -53,6 +53,14 @@ def _alpha(value: Any, draft: ImportDraft) -> Outcome:
     return Fate.TAKEN, draft.set("lora.alpha", float(alpha))
 
 
+def _convolutions(value: Any, draft: ImportDraft) -> Outcome:
+    if not value:
+        return Fate.DEFAULT, "off"
+    if models.is_transformer(draft.settings):
+        return Fate.NO_MEANING, "blocks of transformers have no convolutions"
+    return Fate.NOT_POSSIBLE, "convolutions are not adapted"
+
+
 def _factor(value: Any, draft: ImportDraft) -> Outcome:
     if draft.get("lora.type") != "lokr":
         return Fate.NO_MEANING, "it belongs to lokr"
@@ -131,7 +139,7 @@ RULES: dict[str, Rule] = {
     "network.linear": _rank,
     "network.alpha": _alpha,
     "network.linear_alpha": _alpha,
-    "network.conv": rules.impossible("convolutions are not adapted"),
+    "network.conv": _convolutions,
     "network.conv_alpha": rules.without_meaning("convolutions are not adapted"),
     "network.dropout": rules.to("lora.dropout", none=0.0),
     "network.network_kwargs.only_if_contains": _layers,

@@ -215,12 +215,29 @@ def _guidance(value: Any, draft: ImportDraft) -> Outcome:
     return (Fate.TAKEN, remark) if same else (Fate.NOT_POSSIBLE, f"{remark} for all clips, without CFG-Zero")
 
 
+def _guidance_embedding(value: Any, draft: ImportDraft) -> Outcome:
+    if not value:
+        return Fate.DEFAULT, "off"
+    if not str(draft.get("model.name")).startswith("flux-"):
+        return Fate.NO_MEANING, "ai-toolkit reads it for FLUX.1 alone"
+    return (
+        Fate.NOT_POSSIBLE,
+        "the guidance that the network is given in training is that of the release; it cannot be switched off",
+    )
+
+
 def _average(value: Any, draft: ImportDraft) -> Outcome:
     if draft.settings.get("train.ema_config.use_ema") is not True:
         draft.set("exports.weights", "model", "no average")
         return Fate.TAKEN, draft.set("train.ema_decay", 0.0)
     draft.set("exports.weights", "ema", "")
     return Fate.TAKEN, draft.set("train.ema_decay", draft.settings.get("train.ema_config.ema_decay", 0.999))
+
+
+def _average_rate(value: Any, draft: ImportDraft) -> Outcome:
+    if draft.settings.get("train.ema_config.use_ema") is not True:
+        return Fate.NO_MEANING, "it belongs to use_ema"
+    return _average(value, draft)
 
 
 def _attention(value: Any, draft: ImportDraft) -> Outcome:
@@ -293,7 +310,7 @@ RULES: dict[str, Rule] = {
     "train.max_grad_norm": rules.to("train.max_grad_norm", none=NONE),
     "train.ema_config": _average,
     "train.ema_config.use_ema": _average,
-    "train.ema_config.ema_decay": _average,
+    "train.ema_config.ema_decay": _average_rate,
     "train.ema_config.use_feedback": rules.impossible("the average does not change the weights"),
     "train.ema_config.param_multiplier": rules.only(
         (1, 1.0), "1", "weights are not multiplied: set train.weight_decay"
@@ -317,9 +334,7 @@ RULES: dict[str, Rule] = {
     "train.unconditional_prompt": rules.only(("", None), "the empty caption", "the empty caption is the other one"),
     "train.do_differential_guidance": rules.impossible(OTHER_LOSS),
     "train.differential_guidance_scale": rules.without_meaning("it belongs to do_differential_guidance"),
-    "train.bypass_guidance_embedding": rules.impossible(
-        "the guidance that the network is given in training is that of the release; the key cannot be switched off"
-    ),
+    "train.bypass_guidance_embedding": _guidance_embedding,
     "train.train_unet": rules.only((True,), "the denoiser is trained", "the denoiser is what is trained"),
     "train.train_text_encoder": rules.impossible(_TEXTS),
     "train.train_refiner": rules.without_meaning("there is no refiner"),
