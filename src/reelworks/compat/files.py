@@ -133,14 +133,21 @@ def flatten(values: Any, prefix: str = "") -> dict[str, Any]:
 
 def _leaves(value: Any, name: str) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping) and value:
-        items = [(str(key), inner) for key, inner in value.items()]
+        items = [(str(_encodable(str(key))), inner) for key, inner in value.items()]
     elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
         items = [(str(number), inner) for number, inner in enumerate(value)]
     else:
-        yield name, value
+        yield name, _encodable(value)
         return
     for key, inner in items:
         yield from _leaves(inner, f"{name}.{key}" if name else key)
+
+
+def _encodable(value: Any) -> Any:
+    """Return texts, also in lists, without halves of characters, which JSON can spell and no file can hold."""
+    if isinstance(value, list):
+        return [_encodable(inner) for inner in value]
+    return value.encode(errors="replace").decode() if isinstance(value, str) else value
 
 
 def parse_arguments(words: list[str]) -> dict[str, Any]:

@@ -104,7 +104,7 @@ def account(
             former_trained=sum(use.times > 0 for use in epoch.uses),
             left_out=_by_reason(names, epoch.uses, lambda use: use.times == 0),
             repeated=_by_reason(names, epoch.uses, lambda use: use.times > 0 and bool(use.reason)),
-            here_trained=planned.clips,
+            here_trained=len(np.unique(data.entries(0).uid)),  # a repeated clip is one
             here_left_out={reason: planned.rejected.paths(reason) for reason in planned.rejected.by_reason()},
             rules=epoch.rules,
         )

@@ -8,12 +8,14 @@ from pathlib import Path
 
 from reelworks.catalog.scan import ScanProgress
 from reelworks.compat import former
+from reelworks.compat.ai_toolkit.ai_toolkit import AI_TOOLKIT
 from reelworks.compat.draft import ImportDraft
 from reelworks.compat.files import ConfigFile
 from reelworks.compat.former import ClipAccount
 from reelworks.compat.opensora.open_sora import OPEN_SORA
 from reelworks.compat.request import ImportRequest
 from reelworks.compat.rules import ImportedKey
+from reelworks.compat.simpletuner.simpletuner import SIMPLETUNER
 from reelworks.compat.trainer import FormerTrainer
 from reelworks.core import files, requests
 from reelworks.core.errors import UserError, nearest
@@ -29,7 +31,7 @@ def register(trainer: FormerTrainer) -> None:
     TRAINERS[trainer.name] = trainer
 
 
-for _trainer in (OPEN_SORA,):
+for _trainer in (AI_TOOLKIT, OPEN_SORA, SIMPLETUNER):
     register(_trainer)
 
 

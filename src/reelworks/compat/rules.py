@@ -72,6 +72,20 @@ def without_meaning(why: str) -> Rule:
     return lambda value, draft: (Fate.NO_MEANING, why)
 
 
+def read_with(key: str) -> Rule:
+    """Ignore a key that the rule of another one reads."""
+    return without_meaning(f"read with {key}")
+
+
+def switch(target: str, value: Any) -> Rule:
+    """Set a key to a value if the switch is on."""
+
+    def handle(own: Any, draft: ImportDraft) -> Outcome:
+        return (Fate.TAKEN, draft.set(numbered(target, draft), value)) if own else (Fate.DEFAULT, "off")
+
+    return handle
+
+
 def impossible(what_to_do: str, unless: tuple[Any, ...] = (None, False, 0, "", [])) -> Rule:
     """Report a feature that is not there, with what to do instead, unless it is off."""
 
