@@ -68,23 +68,11 @@ def side_of(value: Any) -> int:
     return side
 
 
-def set_sizes(
-    draft: ImportDraft, resolutions: Sequence[str], frames: Sequence[int], *, each: bool, first: int = 0
-) -> None:
-    """Set one `[[bucket]]` for each resolution, the largest first, from the number `first` on.
-
-    With `each`, every clip goes to every resolution with the same probability, so that as many repeats as resolutions
-    train it once at each on average.
-    """
+def set_sizes(draft: ImportDraft, resolutions: Sequence[str], frames: Sequence[int], *, first: int = 0) -> None:
+    """Set one `[[bucket]]` for each resolution, the largest first, from the number `first` on."""
     for number, resolution in enumerate(resolutions, first):
         draft.set(f"bucket.{number}.resolution", resolution)
         draft.set(f"bucket.{number}.num_frames", list(frames) if len(frames) > 1 else frames[0], "")
-        if each and (left := len(resolutions) + first - number) > 1:
-            draft.set(
-                f"bucket.{number}.keep_prob",
-                round(1 / left, 6),
-                f"the same chance for each of {len(resolutions)} sizes",
-            )
 
 
 def set_preview_side(draft: ImportDraft, key: str, pixels: Any) -> str:

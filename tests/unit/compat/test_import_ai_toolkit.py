@@ -43,9 +43,9 @@ def test_a_lora_of_pictures(tmp_path: Path) -> None:
     assert (recipe.checkpoints.every_steps, recipe.samples.every_steps) == (100, 200)
     # Prodigy below 0.1 starts at 1.0 there.
     assert (recipe.train.optimizer, recipe.train.learning_rate, recipe.train.weight_decay) == ("prodigy", 1.0, 0.05)
-    # Each picture at each size: two uses, which draw one of two sizes.
-    assert [(entry.resolution, entry.keep_prob) for entry in recipe.bucket] == [("768px", 0.5), ("512px", 1.0)]
-    assert recipe.dataset[0].repeats == 2
+    # Each picture at each size.
+    assert [(entry.resolution, entry.keep_prob) for entry in recipe.bucket] == [("768px", 1.0), ("512px", 1.0)]
+    assert (recipe.dataset[0].resolutions, recipe.dataset[0].repeats) == (["768px", "512px"], 1)
     # Alpha has no effect on LoRAs of transformers there.
     assert recipe.lora is not None
     assert (recipe.lora.rank, recipe.lora.alpha, recipe.lora.targets, recipe.lora.base) == (

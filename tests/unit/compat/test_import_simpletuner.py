@@ -157,12 +157,13 @@ def test_a_command_line(tmp_path: Path) -> None:
     assert (made.trainer, recipe.model.name, recipe.train.max_steps) == ("simpletuner", "z-image", 30)
 
 
-def test_two_sizes_of_one_folder_are_drawn(tmp_path: Path) -> None:
+def test_a_folder_at_two_sizes_is_used_at_each(tmp_path: Path) -> None:
     small, large = ({**PICTURES, "id": f"p{size}", "resolution": size} for size in (512, 1024))
     made, recipe = converted(tmp_path, *written(tmp_path, {}, small, large))
-    assert [(entry.resolution, entry.keep_prob) for entry in recipe.bucket] == [("1024px", 0.5), ("512px", 1.0)]
-    assert [data.dataset_name for data in recipe.dataset] == ["p512", "p1024"]
-    assert fates(made)["data.0.resolution"] == Fate.NOT_POSSIBLE
+    assert [(entry.resolution, entry.keep_prob) for entry in recipe.bucket] == [("1024px", 1.0), ("512px", 1.0)]
+    found = [(data.dataset_name, data.resolutions) for data in recipe.dataset]
+    assert found == [("p512", ["512px"]), ("p1024", ["1024px"])]
+    assert fates(made)["data.0.resolution"] == Fate.TAKEN
 
 
 @pytest.mark.parametrize(

@@ -103,4 +103,4 @@ def _prepare(draft: ImportDraft) -> None:
     draft.set("validation.split", 0.0, "ai-toolkit holds no clips back")
     for number in range(max(draft.settings.count("datasets"), 1)):
         draft.set(f"dataset.{number}.path", f"clips-{number + 1}", "to fill in")
-    datasets.set_sizes(draft, ["512px"], [1], each=False)
+    datasets.set_sizes(draft, ["512px"], [1])

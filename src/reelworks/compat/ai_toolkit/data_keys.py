@@ -26,11 +26,9 @@ def sizes_of(settings: FormerSettings, number: int) -> list[Any]:
 
 
 def _uses(draft: ImportDraft, number: int) -> Outcome:
-    """Set how often a clip is trained in an epoch: its repeats, times its sizes, times two if it is mirrored too."""
-    settings = draft.settings
-    repeats, sizes = settings.get(f"datasets.{number}.num_repeats", 1), len(sizes_of(settings, number))
-    mirrored = 2 if settings.get(f"datasets.{number}.flip_x") is True else 1
-    total = max(int(repeats), 1) * sizes * mirrored
+    """Set how often a clip is trained in an epoch at each size: its repeats, times two if it is mirrored too."""
+    mirrored = 2 if draft.settings.get(f"datasets.{number}.flip_x") is True else 1
+    total = max(int(draft.settings.get(f"datasets.{number}.num_repeats", 1)), 1) * mirrored
     if total == 1:
         return Fate.DEFAULT, "1"
     return Fate.TAKEN, draft.set(f"dataset.{number}.repeats", total)
@@ -38,17 +36,15 @@ def _uses(draft: ImportDraft, number: int) -> Outcome:
 
 def _resolution(value: Any, draft: ImportDraft) -> Outcome:
     number, count = draft.numbers[0], draft.settings.count("datasets")
-    all_sizes = [sizes_of(draft.settings, each) for each in range(count)]
-    wanted = sorted({datasets.side_of(size) for sizes in all_sizes for size in sizes}, reverse=True)
+    all_sizes = [{datasets.side_of(size) for size in sizes_of(draft.settings, each)} for each in range(count)]
+    wanted = sorted(set().union(*all_sizes), reverse=True)
     set_buckets(draft, wanted)
-    _, remark = _uses(draft, number)
-    names = ", ".join(f"{size}px" for size in wanted)
-    told = f"[[bucket]] resolution = {names}; smaller pictures are enlarged, which ai-toolkit trains at their own size"
-    if len({*map(tuple, map(sorted, all_sizes))}) > 1:
-        return Fate.NOT_POSSIBLE, f"{told}; all datasets have the same sizes here: split the recipe if that matters"
+    _uses(draft, number)
+    told = f"[[bucket]] resolution = {', '.join(f'{size}px' for size in wanted)}"
     if len(wanted) > 1:
-        told += f"; with {remark}, each use of a clip draws one of the {len(wanted)} sizes, so that on average each is used once"
-    return Fate.TAKEN, told
+        own = [f"{size}px" for size in sorted(all_sizes[number], reverse=True)]
+        told += f", {draft.set(f'dataset.{number}.resolutions', own)}: each clip is used once at each"
+    return Fate.TAKEN, f"{told}; smaller pictures are enlarged, which ai-toolkit trains at their own size"
 
 
 def set_buckets(draft: ImportDraft, sizes: list[int]) -> None:
@@ -59,7 +55,7 @@ def set_buckets(draft: ImportDraft, sizes: list[int]) -> None:
             frames |= {*datasets.ladder(draft, datasets.preset_of(draft).release.num_frames)}  # type: ignore[union-attr]
         else:
             frames.add(datasets.frames_here(draft, int(draft.settings.get(f"datasets.{number}.num_frames", 1))))
-    datasets.set_sizes(draft, [f"{size}px" for size in sizes], sorted(frames), each=True)
+    datasets.set_sizes(draft, [f"{size}px" for size in sizes], sorted(frames))
     draft.set("buckets.upscale", True, "smaller pictures are trained too")
 
 

@@ -63,12 +63,9 @@ def _resolution(value: Any, draft: ImportDraft) -> Outcome:
     settings, number = draft.settings, draft.numbers[0]
     remark = set_buckets(draft)
     told = f"{remark}; smaller clips are enlarged, as there"
-    kinds = {(is_video(settings, n), side_of(settings, n)) for n in range(settings.count("data"))}
-    if len(kinds) > len({video for video, _ in kinds}):
-        return Fate.NOT_POSSIBLE, (
-            f"{told}; sizes are common to all datasets here, and each use of a clip draws one of them: two backends of the same "
-            "folder are trained as there on average"
-        )
+    kind = is_video(settings, number)
+    if len({side_of(settings, n) for n in range(settings.count("data")) if is_video(settings, n) == kind}) > 1:
+        told += f"; {draft.set(f'dataset.{number}.resolutions', [_name(draft, number)])}, since others have other sizes"
     shorter = option(settings, number, "resolution_type", "pixel_area") == "pixel"
     if shorter and not crops_square(settings, number):
         return Fate.NOT_POSSIBLE, f"{told}; the shorter side is fixed there, and the area here"
@@ -80,20 +77,28 @@ def set_buckets(draft: ImportDraft) -> str:
     settings = draft.settings
     found: dict[tuple[bool, str], set[int]] = {}
     for number in range(settings.count("data")):
-        video = is_video(settings, number) and not datasets.preset_of(draft).config.pictures_only
-        lines = video and option(settings, number, "resolution_type", "pixel_area") == "pixel"
-        name = f"{side_of(settings, number)}{'p' if lines else 'px'}"
+        video = _makes_clips(draft, number)
         frames = _lengths(draft, number) if video else {1}
-        found.setdefault((video, name), set()).update(frames)
+        found.setdefault((video, _name(draft, number)), set()).update(frames)
     first = 0
     for kind in (True, False):
         names = sorted((name for video, name in found if video is kind), key=lambda name: -_pixels(name))
         lengths = sorted({length for (video, _), own in found.items() if video is kind for length in own})
         if names:
-            datasets.set_sizes(draft, names, lengths, each=True, first=first)
+            datasets.set_sizes(draft, names, lengths, first=first)
         first += len(names)
     draft.set("buckets.upscale", True, "smaller clips are trained too")
     return ", ".join(f'[[bucket]] resolution = "{name}"' for _, name in sorted(found))
+
+
+def _makes_clips(draft: ImportDraft, number: int) -> bool:
+    return is_video(draft.settings, number) and not datasets.preset_of(draft).config.pictures_only
+
+
+def _name(draft: ImportDraft, number: int) -> str:
+    """Return the resolution of a data backend, as entries have it."""
+    by_lines = option(draft.settings, number, "resolution_type", "pixel_area") == "pixel"
+    return f"{side_of(draft.settings, number)}{'p' if by_lines and _makes_clips(draft, number) else 'px'}"
 
 
 def _pixels(name: str) -> float:
