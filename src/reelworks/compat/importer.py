@@ -8,6 +8,7 @@ from pathlib import Path
 
 from reelworks.catalog.scan import ScanProgress
 from reelworks.compat import former
+from reelworks.compat.diffusion_pipe.diffusion_pipe import DIFFUSION_PIPE
 from reelworks.compat.draft import ImportDraft
 from reelworks.compat.files import ConfigFile
 from reelworks.compat.former import ClipAccount
@@ -29,7 +30,7 @@ def register(trainer: FormerTrainer) -> None:
     TRAINERS[trainer.name] = trainer
 
 
-for _trainer in (OPEN_SORA,):
+for _trainer in (DIFFUSION_PIPE, OPEN_SORA):
     register(_trainer)
 
 

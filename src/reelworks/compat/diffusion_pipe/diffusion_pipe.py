@@ -1,0 +1,128 @@
+"""diffusion-pipe: a main TOML with model, adapter and optimizer, and a dataset TOML with directories."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, final
+
+from reelworks.compat import secret
+from reelworks.compat.diffusion_pipe import buckets, clips, data, keys, models
+from reelworks.compat.draft import FormerSettings, ImportDraft
+from reelworks.compat.files import ConfigFile, flatten, parse_arguments, plain
+from reelworks.compat.former import Clip, FormerEpoch
+from reelworks.compat.rules import Fate, ImportedKey
+from reelworks.compat.trainer import convert_by_rules
+from reelworks.core.errors import UserError
+
+_PLACEHOLDER = "data"
+
+
+@final
+class _DiffusionPipe:
+    name = "diffusion-pipe"
+    gives = "the main TOML, which names the dataset TOML; or both; or a script with `train.py --deepspeed --config`"
+
+    def recognises(self, file: ConfigFile) -> bool:
+        if file.path.suffix == ".toml":
+            return _is_main(file.values) or _is_dataset(file.values)
+        return any(_is_command(words) for words in _commands(file))
+
+    def read(self, files: Sequence[ConfigFile]) -> FormerSettings:
+        found: dict[str, Any] = {}
+        main, dataset = {}, None
+        for file in files:
+            for words in filter(_is_command, _commands(file)):
+                found |= {key: plain(value) for key, value in parse_arguments(words).items()}
+                if isinstance(config := found.get("config"), str):
+                    main = file.beside(config).values or {}
+            if file.path.suffix == ".toml":
+                if "directory" in (file.values or {}):
+                    dataset = file.values
+                else:
+                    main = file.values or {}
+        unread: dict[str, str] = {}
+        if dataset is None and isinstance(named := main.get("dataset"), str):
+            try:
+                dataset = files[0].beside(named).values
+            except UserError:
+                dataset = None
+        if not isinstance(main.get("model"), dict):
+            raise UserError(
+                "there is no [model] in it",
+                code="config-unreadable",
+                field="FILE",
+                value=", ".join(str(file.path) for file in files),
+                remedy="give the main TOML too, as `train.py --config` takes it",
+            )
+        return FormerSettings(secret.hidden(found | flatten(main) | flatten(dataset or {})), unread)
+
+    def convert(self, draft: ImportDraft) -> Iterator[ImportedKey]:
+        yield from convert_by_rules(draft, keys.RULES, _defaults(draft), keys.FIRST)
+        draft.begin("directory")
+        count = draft.settings.count("directory")
+        if not count:
+            placeholder = draft.set("dataset.0.path", _PLACEHOLDER, "to fill in")
+            remark = f"the dataset TOML was not found: give it too, or --data DIR in place of the placeholder {placeholder}"
+            yield ImportedKey("dataset", draft.settings.get("dataset"), Fate.TO_FILL_IN, remark)
+        try:
+            directories = data.directories(draft.settings)
+            for remark in buckets.fill(draft, directories):
+                yield ImportedKey("frame_buckets", None, Fate.NOT_POSSIBLE, remark)
+        except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError):
+            draft.set("buckets.entries", "auto", "to fill in")
+            remark = "sizes or repeats are not of the kind that the trainer takes: entries are proposed instead"
+            yield ImportedKey("directory", None, Fate.TO_FILL_IN, remark)
+        for number in range(count):
+            yield from _finish(draft, number)
+
+    def former_epoch(self, settings: FormerSettings, clips_: Sequence[Clip]) -> FormerEpoch | None:
+        return clips.former_epoch(settings, clips_)
+
+
+DIFFUSION_PIPE = _DiffusionPipe()
+
+
+def _is_main(values: dict[str, Any] | None) -> bool:
+    model = (values or {}).get("model")
+    return isinstance(model, dict) and model.get("type") in models.TYPES
+
+
+def _is_dataset(values: dict[str, Any] | None) -> bool:
+    found = (values or {}).get("directory")
+    return isinstance(found, list) and bool(found) and isinstance(found[0], dict)
+
+
+def _commands(file: ConfigFile) -> list[list[str]]:
+    return file.commands if file.path.suffix in ("", ".sh", ".bat", ".txt", ".md") else []
+
+
+def _is_command(words: Sequence[str]) -> bool:
+    return "--config" in words and any(word.endswith("train.py") for word in words) and any("deepspeed" in w for w in words)
+
+
+def _defaults(draft: ImportDraft) -> dict[str, Any]:
+    adapter = keys.trains_adapter(draft)
+    return {key: value for key, value in keys.DEFAULTS.items() if adapter or not key.startswith("adapter.")}
+
+
+def _finish(draft: ImportDraft, number: int) -> Iterator[ImportedKey]:
+    """Give a dataset its name and the limits of what is read there, and tell of a file that holds captions."""
+    path = draft.get(f"dataset.{number}.path")
+    if path is None:
+        draft.set(f"dataset.{number}.path", path := _PLACEHOLDER, "to fill in")
+        yield ImportedKey(f"directory.{number}.path", None, Fate.TO_FILL_IN, "the directory has no path")
+    if draft.settings.count("directory") > 1:
+        taken = {draft.get(f"dataset.{other}.name") for other in range(number)}
+        own = Path(path.replace("\\", "/")).name or _PLACEHOLDER
+        names = (own, *(f"{own}-{i}" for i in range(2, len(taken) + 3)))
+        draft.set(f"dataset.{number}.name", next(name for name in names if name not in taken), "identifies its clips")
+    why = "files of subfolders are not read there"
+    draft.set(f"dataset.{number}.filter", "not contains(path, '/') or contains(path, '.tar/')", why)
+    if (Path(path) / "captions.json").is_file():
+        yield ImportedKey(
+            f"directory.{number}.path",
+            path,
+            Fate.NOT_POSSIBLE,
+            "captions.json is not read: make a list (.jsonl) of it with columns path and text, and name it as path",
+        )
