@@ -12,6 +12,7 @@ from reelworks.compat.diffusion_pipe.diffusion_pipe import DIFFUSION_PIPE
 from reelworks.compat.draft import ImportDraft
 from reelworks.compat.files import ConfigFile
 from reelworks.compat.former import ClipAccount
+from reelworks.compat.onetrainer.onetrainer import ONETRAINER
 from reelworks.compat.opensora.open_sora import OPEN_SORA
 from reelworks.compat.request import ImportRequest
 from reelworks.compat.rules import ImportedKey
@@ -30,7 +31,7 @@ def register(trainer: FormerTrainer) -> None:
     TRAINERS[trainer.name] = trainer
 
 
-for _trainer in (DIFFUSION_PIPE, OPEN_SORA):
+for _trainer in (DIFFUSION_PIPE, ONETRAINER, OPEN_SORA):
     register(_trainer)
 
 

@@ -106,7 +106,7 @@ def _model_type(value: Any, draft: ImportDraft) -> Outcome:
     draft.set("train.loss_reduction", "sample", "all clips of a step count alike")
     draft.set("validation.split", 0.0, "no clips are kept back")
     if components.conditioning(ModelConfig(name=preset)).guidance != "embedded":
-        draft.set("objective.caption_dropout", 0.0)
+        draft.set("objective.caption_dropout", 0.0, "captions are not dropped")
     draft.set("encode.store", True, "latents and embeddings are stored ahead of training")
     draft.set("exports.weights", "model", "there is no average")
     draft.set("checkpoints.every_steps", None, "there is no such interval")
