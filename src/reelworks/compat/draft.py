@@ -54,6 +54,7 @@ class ImportDraft:
         self.key, self.is_default = "", False
         self.numbers: tuple[int, ...] = ()
         self._lines: dict[tuple[str, int, str], Line] = {}
+        self._origins: dict[tuple[str, int, str], str] = {}
         self.add([Line("", "version", 1)])
 
     def begin(self, key: str, *, is_default: bool = False) -> None:
@@ -74,7 +75,9 @@ class ImportDraft:
         """
         value = toml_none.WORD if value is None else list(value) if isinstance(value, tuple) else value
         place = _place(key)
-        self._lines[place] = Line(place[0], place[2], value, self._source(value) if why is None else why, place[1])
+        reason = _printable(self._source(value) if why is None else why)
+        self._lines[place] = Line(place[0], place[2], value, reason, place[1])
+        self._origins[place] = self.key
         return f"{key} = {toml_writer.literal(value)}"
 
     def get(self, key: str, default: Any = None) -> Any:
@@ -92,7 +95,7 @@ class ImportDraft:
 
     def text(self, title: str) -> str:
         """Return the recipe as TOML."""
-        return toml_writer.write(title, self._sorted())
+        return toml_writer.write(_printable(title), self._sorted())
 
     def values(self) -> dict[str, Any]:
         """Return the recipe as plain values."""
@@ -103,6 +106,18 @@ class ImportDraft:
         """Return the setting that a dotted key was imported from, as the comment beside it has it; "" if there is none."""
         line = self._lines.get(_place(key))
         return "" if line is None else line.why
+
+    def origin_of(self, key: str) -> str:
+        """Return the name of the setting that a dotted key was set for; "" if there is none."""
+        return self._origins.get(_place(key), "")
+
+    def assigned(self) -> list[str]:
+        """Return the dotted keys that were set."""
+        numbered = {f"[[{name}]]": name for name in _LISTS}
+        return [
+            f"{numbered[table]}.{number}.{key}" if table in numbered else f"{table.strip('[]')}.{key}".lstrip(".")
+            for table, number, key in self._lines
+        ]
 
     def _sorted(self) -> list[Line]:
         order = ["", *Recipe.model_fields]
@@ -119,6 +134,11 @@ class ImportDraft:
         text = own if isinstance(own, str) else shown(own)
         text = " ".join(text.split())
         return self.key if own == value else f"{self.key} = {text[:_LONGEST]}{'…' * (len(text) > _LONGEST)}"
+
+
+def _printable(text: str) -> str:
+    """Return a text that can stand in a comment, whatever a stranger wrote."""
+    return "".join(character if character.isprintable() else " " for character in text)
 
 
 def _place(key: str) -> tuple[str, int, str]:

@@ -57,6 +57,7 @@ def convert_by_rules(
         draft.begin(key, is_default=is_default)
         rule = _rule(rules, key)
         fate, remark = _UNKNOWN if rule is None else apply_rule(rule, value, draft)
+        value = "(not shown)" if _SECRET.search(key) else value
         if not is_default:
             yield ImportedKey(key, value, fate, remark)
         elif fate in (Fate.TAKEN, Fate.NOT_POSSIBLE, Fate.TO_FILL_IN):
@@ -66,6 +67,8 @@ def convert_by_rules(
         yield ImportedKey(key, text, Fate.UNREAD, "it is not a plain value, and configs are not run")
 
 
+_LONGEST_REMEDY = 200  # characters; a list of all models is no line
+_SECRET = re.compile(r"(?:^|[._])(?:\w+_)?token$|secret|password|api_?key|access_key|credential|webhook", re.IGNORECASE)
 _UNKNOWN = (Fate.NOT_POSSIBLE, "no such setting is known; look it up in docs/reference/recipe.md")
 
 
@@ -115,4 +118,10 @@ def find_model(draft: ImportDraft, field: str, names: Iterable[str], also: Mappi
     for name in names:
         if (preset := (also or {}).get(name) or registry.find(name)) is not None:
             return preset
-    return registry.preset_name(names[0] if names else "", field)
+    try:
+        return registry.preset_name(names[0] if names else "", field)
+    except UserError as error:
+        if len(error.remedy) > _LONGEST_REMEDY:
+            remedy = "docs/reference/models.md lists the models that are; --model NAME takes one of them in its place"
+            error.reword(field=error.field, problem=error.problem, remedy=remedy)
+        raise
