@@ -6,17 +6,16 @@ import math
 from collections.abc import Iterator, Sequence
 
 from reelworks.buckets.config import MOST_EXTREME
+from reelworks.compat import datasets
 from reelworks.compat.diffusion_pipe import data, models
 from reelworks.compat.diffusion_pipe.data import Directory
 from reelworks.compat.draft import ImportDraft
 from reelworks.core.shape import Geometry
-from reelworks.models import components, registry
-from reelworks.models.config import AutoencoderConfig, ModelConfig
 
 
 def fill(draft: ImportDraft, directories: Sequence[Directory]) -> Iterator[str]:
     """Put buckets and repeats into a draft, and yield what is other here."""
-    geometry = _geometry(draft)
+    geometry = datasets.geometry_of(draft)
     sides = sorted({side for each in directories for side in _sides(each)}, reverse=True)
     wanted = sorted({frames for each in directories for frames in _frames(each)})
     frames = sorted({taken for each in wanted if (taken := _legal(geometry, draft, each))})
@@ -35,11 +34,15 @@ def fill(draft: ImportDraft, directories: Sequence[Directory]) -> Iterator[str]:
     batches = draft.settings.get("micro_batch_size_per_gpu", 1)
     for number, side in enumerate(sides):
         sizes = [
-            data.batch_size(draft.settings.get("image_micro_batch_size_per_gpu", batches) if each == 1 else batches, side)
+            data.batch_size(
+                draft.settings.get("image_micro_batch_size_per_gpu", batches) if each == 1 else batches, side
+            )
             for each in frames
         ]
         draft.set(f"bucket.{number}.resolution", f"{round(side)}px", _why(draft, "resolutions", "size_buckets"))
-        draft.set(f"bucket.{number}.num_frames", frames[0] if len(frames) == 1 else frames, _why(draft, "frame_buckets"))
+        draft.set(
+            f"bucket.{number}.num_frames", frames[0] if len(frames) == 1 else frames, _why(draft, "frame_buckets")
+        )
         size = sizes[0] if len(set(sizes)) == 1 else sizes
         draft.set(f"bucket.{number}.batch_size", size, _why(draft, "micro_batch_size_per_gpu"))
         if drawn and number < len(sides) - 1:
@@ -76,14 +79,6 @@ def _ratios_of_sizes(directory: Directory) -> list[float]:
     return [round(width / height, 3) for width, height, _ in directory.sizes]
 
 
-def _geometry(draft: ImportDraft) -> Geometry:
-    preset = draft.get("model.name")
-    autoencoder = AutoencoderConfig()
-    if registry.PRESETS[preset].release:
-        autoencoder = AutoencoderConfig(name=registry.PRESETS[preset].parts.autoencoder, weights=preset)
-    return components.geometry(ModelConfig(name=preset), autoencoder)
-
-
 def _former_frames(draft: ImportDraft, frames: int) -> int:
     known = models.former_model(draft.settings)
     return frames if known is None else known.align(frames)
@@ -106,5 +101,3 @@ def _why(draft: ImportDraft, *names: str) -> str:
     """Return the names of settings that are set anywhere, as a comment."""
     given = draft.settings.values
     return next((name for name in names if any(key.split(".")[-1] == name for key in given)), f"default of {names[0]}")
-
-

@@ -164,7 +164,11 @@ def _group(clip: Clip, model: FormerModel, directory: Directory) -> tuple[float,
     taken = max((each for each in directory.frames if each <= frames), default=0)
     if not taken or (is_video and taken == 1):
         least = min((each for each in directory.frames if each > 1), default=None)
-        return "there is no frame bucket for videos" if least is None else f"it has less than {least} frames at {model.fps:g} fps"
+        return (
+            "there is no frame bucket for videos"
+            if least is None
+            else f"it has less than {least} frames at {model.fps:g} fps"
+        )
     return min(directory.ratios, key=lambda each: abs(ratio - math.log(each))), taken
 
 
@@ -183,9 +187,7 @@ def _rounded(value: float, multiple: int) -> int:
     return int(round(value / multiple) * multiple)
 
 
-def _count(
-    parts: Sequence[_Examples], size: int, name: str, times: Counter[int], reasons: dict[int, str]
-) -> None:
+def _count(parts: Sequence[_Examples], size: int, name: str, times: Counter[int], reasons: dict[int, str]) -> None:
     """Count the uses of clips in the whole batches of a bucket, and say why others have none."""
     total = sum(part.count for part in parts)
     trained = total // size * size

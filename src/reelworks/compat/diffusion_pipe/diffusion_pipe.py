@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, final
 
-from reelworks.compat import secret
+from reelworks.compat import datasets, settle
 from reelworks.compat.diffusion_pipe import buckets, clips, data, keys, models
 from reelworks.compat.draft import FormerSettings, ImportDraft
 from reelworks.compat.files import ConfigFile, flatten, parse_arguments, plain
@@ -41,7 +41,6 @@ class _DiffusionPipe:
                     dataset = file.values
                 else:
                     main = file.values or {}
-        unread: dict[str, str] = {}
         if dataset is None and isinstance(named := main.get("dataset"), str):
             try:
                 dataset = files[0].beside(named).values
@@ -55,32 +54,36 @@ class _DiffusionPipe:
                 value=", ".join(str(file.path) for file in files),
                 remedy="give the main TOML too, as `train.py --config` takes it",
             )
-        return FormerSettings(secret.hidden(found | flatten(main) | flatten(dataset or {})), unread)
+        return FormerSettings(found | flatten(main) | (flatten(dataset) if dataset else {}))
 
     def convert(self, draft: ImportDraft) -> Iterator[ImportedKey]:
-        yield from convert_by_rules(draft, keys.RULES, _defaults(draft), keys.FIRST)
-        draft.begin("directory")
-        count = draft.settings.count("directory")
-        if not count:
-            placeholder = draft.set("dataset.0.path", _PLACEHOLDER, "to fill in")
-            remark = f"the dataset TOML was not found: give it too, or --data DIR in place of the placeholder {placeholder}"
-            yield ImportedKey("dataset", draft.settings.get("dataset"), Fate.TO_FILL_IN, remark)
-        try:
-            directories = data.directories(draft.settings)
-            for remark in buckets.fill(draft, directories):
-                yield ImportedKey("frame_buckets", None, Fate.NOT_POSSIBLE, remark)
-        except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError):
-            draft.set("buckets.entries", "auto", "to fill in")
-            remark = "sizes or repeats are not of the kind that the trainer takes: entries are proposed instead"
-            yield ImportedKey("directory", None, Fate.TO_FILL_IN, remark)
-        for number in range(count):
-            yield from _finish(draft, number)
+        yield from settle.settle(draft, _convert(draft))
 
     def former_epoch(self, settings: FormerSettings, clips_: Sequence[Clip]) -> FormerEpoch | None:
         return clips.former_epoch(settings, clips_)
 
 
 DIFFUSION_PIPE = _DiffusionPipe()
+
+
+def _convert(draft: ImportDraft) -> Iterator[ImportedKey]:
+    yield from convert_by_rules(draft, keys.RULES, _defaults(draft), keys.FIRST)
+    draft.begin("directory")
+    count = draft.settings.count("directory")
+    if not count:
+        placeholder = draft.set("dataset.0.path", _PLACEHOLDER, "to fill in")
+        remark = f"the dataset TOML was not found: give it too, or --data DIR in place of the placeholder {placeholder}"
+        yield ImportedKey("dataset", draft.settings.get("dataset"), Fate.TO_FILL_IN, remark)
+    try:
+        directories = data.directories(draft.settings)
+        for remark in buckets.fill(draft, directories):
+            yield ImportedKey("frame_buckets", None, Fate.NOT_POSSIBLE, remark)
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError):
+        draft.set("buckets.entries", "auto", "to fill in")
+        remark = "sizes or repeats are not of the kind that the trainer takes: entries are proposed instead"
+        yield ImportedKey("directory", None, Fate.TO_FILL_IN, remark)
+    for number in range(count):
+        yield from _finish(draft, number)
 
 
 def _is_main(values: dict[str, Any] | None) -> bool:
@@ -98,7 +101,11 @@ def _commands(file: ConfigFile) -> list[list[str]]:
 
 
 def _is_command(words: Sequence[str]) -> bool:
-    return "--config" in words and any(word.endswith("train.py") for word in words) and any("deepspeed" in w for w in words)
+    return (
+        "--config" in words
+        and any(word.endswith("train.py") for word in words)
+        and any("deepspeed" in w for w in words)
+    )
 
 
 def _defaults(draft: ImportDraft) -> dict[str, Any]:
@@ -107,16 +114,11 @@ def _defaults(draft: ImportDraft) -> dict[str, Any]:
 
 
 def _finish(draft: ImportDraft, number: int) -> Iterator[ImportedKey]:
-    """Give a dataset its name and the limits of what is read there, and tell of a file that holds captions."""
+    """Give a dataset the limits of what is read there, and tell of a file that holds captions."""
     path = draft.get(f"dataset.{number}.path")
     if path is None:
-        draft.set(f"dataset.{number}.path", path := _PLACEHOLDER, "to fill in")
+        datasets.place(draft, number, path := _PLACEHOLDER)
         yield ImportedKey(f"directory.{number}.path", None, Fate.TO_FILL_IN, "the directory has no path")
-    if draft.settings.count("directory") > 1:
-        taken = {draft.get(f"dataset.{other}.name") for other in range(number)}
-        own = Path(path.replace("\\", "/")).name or _PLACEHOLDER
-        names = (own, *(f"{own}-{i}" for i in range(2, len(taken) + 3)))
-        draft.set(f"dataset.{number}.name", next(name for name in names if name not in taken), "identifies its clips")
     why = "files of subfolders are not read there"
     draft.set(f"dataset.{number}.filter", "not contains(path, '/') or contains(path, '.tar/')", why)
     if (Path(path) / "captions.json").is_file():

@@ -8,14 +8,13 @@ from collections.abc import Callable, Mapping
 from pathlib import PurePosixPath, PureWindowsPath
 from typing import Any
 
-from reelworks.compat import rules, values
+from reelworks.compat import datasets, rules, values
 from reelworks.compat.diffusion_pipe import data, models
 from reelworks.compat.draft import ImportDraft
 from reelworks.compat.rules import Fate, Outcome, Rule
 from reelworks.compat.trainer import choose_model, find_model
 from reelworks.core.toml_none import WORD as NONE
-from reelworks.models import components, registry
-from reelworks.models.config import ModelConfig
+from reelworks.models import registry
 
 _OF_RELEASE = rules.without_meaning("the autoencoder and text encoder of the release are taken")
 _SPEED = rules.without_meaning("it only affects speed and memory")
@@ -94,7 +93,12 @@ def _model_type(value: Any, draft: ImportDraft) -> Outcome:
     known = models.former_model(draft.settings)
     paths = (draft.settings.get(f"model.{key}") for key in (known.weights if known is not None else ()))
     weights = next((path for path in paths if isinstance(path, str) and path), None)
-    if weights is not None and known is not None and "transformer_path" in known.weights[:1] and preset.startswith("wan"):
+    if (
+        weights is not None
+        and known is not None
+        and "transformer_path" in known.weights[:1]
+        and preset.startswith("wan")
+    ):
         # A folder of one of the release's two networks has its names, and not those of diffusers.
         weights = weights if weights.endswith(".safetensors") else None
     remark = choose_model(draft, preset, weights)
@@ -105,13 +109,15 @@ def _model_type(value: Any, draft: ImportDraft) -> Outcome:
     draft.set("train.ema_decay", None, "there is no average")
     draft.set("train.loss_reduction", "sample", "all clips of a step count alike")
     draft.set("validation.split", 0.0, "no clips are kept back")
-    if components.conditioning(ModelConfig(name=preset)).guidance != "embedded":
+    if datasets.conditioning_of(draft).guidance != "embedded":
         draft.set("objective.caption_dropout", 0.0, "captions are not dropped")
     draft.set("encode.store", True, "latents and embeddings are stored ahead of training")
     draft.set("exports.weights", "model", "there is no average")
     draft.set("checkpoints.every_steps", None, "there is no such interval")
     if known is not None and known.fps is not None:
-        draft.set("data.fps", "model" if known.fps == registry.PRESETS[preset].fps else known.fps, "clips are brought to it")
+        draft.set(
+            "data.fps", "model" if known.fps == registry.PRESETS[preset].fps else known.fps, "clips are brought to it"
+        )
     if trains_adapter(draft) and known is not None and draft.settings.get("adapter.type") == "lora":
         draft.set("exports.formats", [known.format], "as its files are written")
     return Fate.TAKEN, remark
@@ -166,7 +172,10 @@ def _flux_shift(value: Any, draft: ImportDraft) -> Outcome:
         return Fate.NO_MEANING, "model.shift decides"
     sides = sorted({side for each in data.directories(draft.settings) for side in each.sides})
     if not sides:
-        return Fate.TO_FILL_IN, "set objective.timestep_shift to that of the size that is trained: 1.9 at 512, 3.2 at 1024"
+        return (
+            Fate.TO_FILL_IN,
+            "set objective.timestep_shift to that of the size that is trained: 1.9 at 512, 3.2 at 1024",
+        )
     mean = math.sqrt(sum(side * side for side in sides) / len(sides))
     # The line through 0.5 at 256 tokens and 1.15 at 4096 of 16 × 16 pixels (utils/common.py).
     shift = math.exp(0.5 + (1.15 - 0.5) * ((mean / 16) ** 2 - 256) / (4096 - 256))
@@ -181,7 +190,9 @@ def _image_shift(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _bound(value: Any, draft: ImportDraft) -> Outcome:
-    bounds = [values.number(draft.settings.get(f"model.{key}", at), 0, 1) for key, at in (("min_t", 0.0), ("max_t", 1.0))]
+    bounds = [
+        values.number(draft.settings.get(f"model.{key}", at), 0, 1) for key, at in (("min_t", 0.0), ("max_t", 1.0))
+    ]
     if draft.get("model.experts") is not None:
         if sorted(bounds) in ([0.0, 1.0], _range_of_expert(draft)):
             return Fate.DEFAULT, f"model.experts = {draft.get('model.experts')!r} trains these"
@@ -220,7 +231,7 @@ def _merged(value: Any, draft: ImportDraft) -> Outcome:
 
 def _first_frame(value: Any, draft: ImportDraft) -> Outcome:
     share = values.number(value, 0, 1)
-    if not components.conditioning(ModelConfig(name=draft.get("model.name"))).frames:
+    if not datasets.conditioning_of(draft).frames:
         return Fate.NOT_POSSIBLE, "this model does not know given frames: choose one that does with --model"
     return Fate.TAKEN, draft.set("objective.mask_ratios.image_head", share)
 
@@ -443,7 +454,7 @@ def _stages(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _control(value: Any, draft: ImportDraft) -> Outcome:
-    takes = components.conditioning(ModelConfig(name=draft.get("model.name"))).takes
+    takes = datasets.conditioning_of(draft).takes
     if "source" not in takes:
         return Fate.NOT_POSSIBLE, "this model takes no pictures to edit: choose one that does with --model"
     return Fate.TAKEN, draft.set(f"dataset.{draft.numbers[0]}.source", values.text(value))
@@ -571,7 +582,9 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys((f"model.{key}" for key in ("transformer_path", "diffusion_model", "single_file_path")), _weights),
     **dict.fromkeys((f"model.{key}" for key in ("checkpoint_path", "ckpt_path", "diffusers_path")), _weights),
     **dict.fromkeys((f"model.{key}" for key in ("vae", "vae_path", "llm_path", "clip_path", "t5_path")), _OF_RELEASE),
-    **dict.fromkeys((f"model.{key}" for key in ("byt5_path", "llama3_path", "text_encoder", "text_encoder_path")), _OF_RELEASE),
+    **dict.fromkeys(
+        (f"model.{key}" for key in ("byt5_path", "llama3_path", "text_encoder", "text_encoder_path")), _OF_RELEASE
+    ),
     **dict.fromkeys(("model.text_encoders.*", "model.llama3_4bit", "model.text_encoder_nf4"), _OF_RELEASE),
     **dict.fromkeys(("model.text_encoder_fp8", "model.cache_text_embeddings"), _SPEED),
     "model.audio_vae": rules.impossible("sound is not trained by this model: --model minimax-h3-sound trains it"),
@@ -606,14 +619,19 @@ RULES: dict[str, Rule] = {
     "optimizer.weight_decay": _of_optimizer("weight_decay", 3, values.amount("train.weight_decay")),
     "optimizer.gradient_release": rules.impossible("gradients are kept until the step: set parallel.offload = true"),
     "optimizer.stabilize": rules.impossible("gradients are clipped by train.max_grad_norm"),
-    **dict.fromkeys(("optimizer.muon", "optimizer.adamuon", "optimizer.normuon"), rules.without_meaning("optimizer.type tells")),
+    **dict.fromkeys(
+        ("optimizer.muon", "optimizer.adamuon", "optimizer.normuon"), rules.without_meaning("optimizer.type tells")
+    ),
     "optimizer.*": rules.impossible("the optimizer has no such setting here"),
     "monitoring.enable_wandb": _tracker,
     "monitoring.wandb_tracker_name": _tracker_text("logging.project"),
     "monitoring.wandb_run_name": _tracker_text("logging.name"),
     "monitoring.wandb_api_key": rules.without_meaning("`wandb login` or WANDB_API_KEY gives it"),
     "num_gpus": _processes,
-    **dict.fromkeys(("directory.*.path",), values.place("dataset.*.path")),
+    "directory.*.path": lambda value, draft: (
+        Fate.TAKEN,
+        datasets.place(draft, draft.numbers[0], values.text(value)),
+    ),
     "directory.*.mask_path": values.place("dataset.*.loss_mask"),
     "directory.*.default_mask_file": rules.impossible("clips without a mask count as a whole"),
     "directory.*.control_path": _control,

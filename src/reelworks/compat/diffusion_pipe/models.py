@@ -92,9 +92,7 @@ MODELS = {
     ),
     # Only version 2.3 is supported there.
     "ltx2": FormerModel(((_ANY, "ltx-2.3"),), fps=24.0, frames=8),
-    "hunyuan_video_15": FormerModel(
-        ((r"(?i)i2v", "hunyuan-video-1.5-i2v"), (_ANY, "hunyuan-video-1.5")), fps=24.0
-    ),
+    "hunyuan_video_15": FormerModel(((r"(?i)i2v", "hunyuan-video-1.5-i2v"), (_ANY, "hunyuan-video-1.5")), fps=24.0),
     "minimax_h3": FormerModel(((_ANY, "minimax-h3"),), fps=24.0, frames=17, first=0),
 }
 _TYPES = (*MODELS, "cosmos", "cosmos_predict2", "anima", "lumina_2", "hidream", "omnigen2", "hunyuan_image")
@@ -117,7 +115,9 @@ def preset_names(settings: FormerSettings) -> list[str]:
         return [kind]
     paths = [_ends(path) for key in _PATHS if isinstance(path := settings.get(f"model.{key}"), str)]
     # Of the weights first: a folder beside them may be of a relative with the same encoders.
-    names = [preset for path in paths for pattern, preset in MODELS[kind].presets if pattern and re.search(pattern, path)]
+    names = [
+        preset for path in paths for pattern, preset in MODELS[kind].presets if pattern and re.search(pattern, path)
+    ]
     edits = any(name.endswith(".control_path") for name in settings.values)
     if edits and kind in ("flux", "qwen_image"):
         of_edits = [name for name in names if "kontext" in name or "edit" in name]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import os
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from pathlib import PurePosixPath
 
 import numpy as np
 
@@ -88,12 +88,12 @@ def _left_out(settings: FormerSettings, clip: Clip, of_dataset: dict[int, int]) 
     concept = of_dataset.get(clip.dataset)
     if concept is None:
         return "the concept is not trained"
-    stem, suffix = os.path.splitext(clip.path)
+    path = PurePosixPath(clip.path)
     if "/" in clip.path and settings.get(f"concepts.{concept}.include_subdirectories") is not True:
         return "it is in a folder of the concept's folder"
-    if stem.endswith(("-masklabel", "-condlabel")):
+    if path.stem.endswith(("-masklabel", "-condlabel")):
         return "it is a mask or a condition of another picture"
-    if not clip.is_image or suffix.lower() not in concepts.PICTURES:
+    if not clip.is_image or path.suffix.lower() not in concepts.PICTURES:
         return "it is no picture of a kind that the trainer reads"
     return ""
 
@@ -135,14 +135,15 @@ def _uses(
     batch: int,
 ) -> list[Use]:
     """Return the mean use of each picture in some epochs."""
-    times: Counter[int] = Counter()
+    times: dict[int, float] = defaultdict(float)
     for uses in epochs:
         counts: dict[_Size, float] = defaultdict(float)
         for at, number in uses.items():
             for size, share in shares[at].items():
                 counts[size] += number * share
         kept = {size: math.floor(round(count, 6) / batch) * batch / count for size, count in counts.items()}
-        times.update({at: n * sum(share * kept[size] for size, share in shares[at].items()) for at, n in uses.items()})
+        for at, number in uses.items():
+            times[at] += number * sum(share * kept[size] for size, share in shares[at].items())
     result = []
     for at in range(clips):
         if at in reasons:
@@ -155,7 +156,9 @@ def _uses(
         rest = f"{about} in batches of {batch}: {count % batch:g} of them are left out in each epoch, drawn anew"
         taken = sum(uses[at] for uses in epochs) / len(epochs)
         if not mean:
-            result.append(Use(0, f"{about}, fewer than a batch of {batch}" if taken else "the concept's balancing is 0"))
+            result.append(
+                Use(0, f"{about}, fewer than a batch of {batch}" if taken else "the concept's balancing is 0")
+            )
         else:
             result.append(Use(mean, rest if mean < min(taken, 1) else ""))
     return result

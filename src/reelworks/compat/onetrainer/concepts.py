@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from reelworks.compat import rules, values
+from reelworks.compat import datasets, rules, values
 from reelworks.compat.draft import FormerSettings, ImportDraft
 from reelworks.compat.onetrainer import keys
 from reelworks.compat.rules import Fate, ImportedKey, Outcome, Rule
-from reelworks.core.shape import Geometry
-from reelworks.models import components, registry
-from reelworks.models.config import AutoencoderConfig, ModelConfig
 
 PICTURES = (".bmp", ".jpg", ".jpeg", ".png", ".tif", ".tiff", ".webp", ".avif")
 RATIOS = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 3.5, 4.0)  # and their inverses
@@ -56,7 +52,10 @@ def _of_concept(rule: Callable[[Any, ImportDraft, int], Outcome]) -> Rule:
     def handle(value: Any, draft: ImportDraft) -> Outcome:
         number = numbers(draft.settings).get(draft.numbers[0])
         if number is None:
-            return Fate.NO_MEANING, f"the concept is {_kind(draft.settings, draft.numbers[0]).lower()}: it is not trained"
+            return (
+                Fate.NO_MEANING,
+                f"the concept is {_kind(draft.settings, draft.numbers[0]).lower()}: it is not trained",
+            )
         return rule(value, draft, number)
 
     return handle
@@ -77,7 +76,7 @@ def _own(draft: ImportDraft, key: str, default: Any = None) -> Any:
 
 
 def _path(value: Any, draft: ImportDraft, number: int) -> Outcome:
-    return Fate.TAKEN, draft.set(f"dataset.{number}.path", values.text(value))
+    return Fate.TAKEN, datasets.place(draft, number, values.text(value))
 
 
 def _type(value: Any, draft: ImportDraft) -> Outcome:
@@ -107,7 +106,7 @@ def _balancing(value: Any, draft: ImportDraft, number: int) -> Outcome:
         return Fate.TAKEN, draft.set(f"dataset.{number}.repeats", repeats)
     folder = Path(str(_own(draft, "path", "")))
     try:
-        found = sum(Path(name).suffix.lower() in PICTURES for name in os.listdir(folder))
+        found = sum(path.suffix.lower() in PICTURES for path in folder.iterdir())
     except (OSError, ValueError):
         found = 0
     if not found:
@@ -167,7 +166,7 @@ def _source(value: Any, draft: ImportDraft, number: int) -> Outcome:
 
 def _lines(path: str) -> list[str]:
     try:
-        with open(path, encoding="utf-8") as file:
+        with Path(path).open(encoding="utf-8") as file:
             return [line.strip() for line in file.read(_MOST_PROMPTS_BYTES).splitlines() if line.strip()]
     except (OSError, ValueError):
         return []
@@ -183,7 +182,10 @@ def _tag_dropout(value: Any, draft: ImportDraft, number: int) -> Outcome:
     if mode == "RANDOM WEIGHTED":
         remark = draft.set(f"dataset.{number}.tag_dropout", share / 2)
         return Fate.NOT_POSSIBLE, f"all tags have one probability: {remark}, the mean"
-    return Fate.NOT_POSSIBLE, "tags are dropped one by one, and not together: set dataset.tag_dropout, or caption_dropout"
+    return (
+        Fate.NOT_POSSIBLE,
+        "tags are dropped one by one, and not together: set dataset.tag_dropout, or caption_dropout",
+    )
 
 
 def _kept(value: Any, draft: ImportDraft, number: int) -> Outcome:
@@ -202,7 +204,7 @@ _FIXED = rules.impossible("pictures are changed at random alone: change the file
 _SPECIAL = rules.impossible("tags are all treated alike, apart from keep_tags", unless=(None, False, 0, "", "NONE"))
 _CONCEPT: dict[str, Rule] = {
     "__version": rules.without_meaning("the version of the concept"),
-    "name": _set("name", values.text, off=("",)),
+    "name": rules.without_meaning("dataset.name is this, or the name of the folder"),
     "path": _of_concept(_path),
     "seed": rules.without_meaning("seed is for all random choices"),
     "enabled": rules.only((True,), "on", "off: there is no dataset of it"),
@@ -254,12 +256,14 @@ def _is_shown(draft: ImportDraft) -> bool:
 
 def _is_first(draft: ImportDraft) -> bool:
     """Whether the sample is the first of those that are shown, whose size all previews get here."""
-    shown = (n for n in range(draft.settings.count("samples")) if draft.settings.get(f"samples.{n}.enabled", True) is True)
+    shown = (
+        n for n in range(draft.settings.count("samples")) if draft.settings.get(f"samples.{n}.enabled", True) is True
+    )
     return next(shown, None) == draft.numbers[0]
 
 
 def _prompt(value: Any, draft: ImportDraft) -> Outcome:
-    wants = components.conditioning(ModelConfig(name=draft.get("model.name")))
+    wants = datasets.conditioning_of(draft)
     if not _is_shown(draft) or not value:
         return Fate.NO_MEANING, "the sample is off"
     if wants.needs or wants.needs_first_frame:
@@ -288,7 +292,7 @@ def _of_first(rule: Rule) -> Rule:
 
 def _side(index: int, key: str) -> Rule:
     def rule(value: Any, draft: ImportDraft) -> Outcome:
-        multiple = geometry(draft).multiple[index]
+        multiple = datasets.geometry_of(draft).multiple[index]
         asked = values.whole(value, 1, 10**5)
         taken = max(round(asked / multiple), 1) * multiple
         remark = draft.set(f"samples.{key}", taken)
@@ -341,21 +345,21 @@ def finish(draft: ImportDraft) -> Iterator[ImportedKey]:
     if not found:
         draft.begin("concepts")
         placeholder = draft.set("dataset.0.path", "data", "to fill in")
-        remark = f"no concept is trained: give concepts.json too, or --data DIR in place of the placeholder {placeholder}"
+        remark = (
+            f"no concept is trained: give concepts.json too, or --data DIR in place of the placeholder {placeholder}"
+        )
         yield ImportedKey("concepts", draft.settings.get("concept_file_name"), Fate.TO_FILL_IN, remark)
     taken: set[str] = set()
     for concept, number in found.items():
         draft.begin(f"concepts.{concept}.path")
-        path = draft.get(f"dataset.{number}.path")
-        if path is None:
-            draft.set(f"dataset.{number}.path", path := "data", "to fill in")
+        if draft.get(f"dataset.{number}.path") is None:
+            datasets.place(draft, number, "data")
             yield ImportedKey(draft.key, None, Fate.TO_FILL_IN, "the concept has no path")
-        own = draft.get(f"dataset.{number}.name") or Path(path.replace("\\", "/")).name or "data"
-        names = (own, *(f"{own}-{i}" for i in range(2, len(found) + 2)))
-        name = next(each for each in names if each not in taken)
-        taken.add(name)
-        if len(found) > 1 or draft.get(f"dataset.{number}.name") is not None:
-            draft.set(f"dataset.{number}.name", name, draft.source_of(f"dataset.{number}.name") or "identifies its clips")
+        own = draft.settings.get(f"concepts.{concept}.name")
+        name = own if isinstance(own, str) and own.strip() else draft.get(f"dataset.{number}.name")
+        names = (name, *(f"{name}-{i}" for i in range(2, len(found) + 2)))
+        taken.add(name := next(each for each in names if each not in taken))
+        draft.set(f"dataset.{number}.name", name, "identifies its clips")
         conditions = ["not contains(path, '-masklabel.')", "not contains(path, '-condlabel.')"]
         if draft.settings.get(f"concepts.{concept}.include_subdirectories") is not True:
             conditions.insert(0, "not contains(path, '/')")
@@ -372,7 +376,7 @@ def fill_buckets(draft: ImportDraft) -> None:
     draft.set("buckets.max_crop", 0.99, "pictures of any shape are cropped to the nearest")
     draft.set("buckets.aspect_ratios", _ratios(draft, sizes), "aspect_ratio_bucketing")
     fixed = any(height != width for height, width in sizes) or any("x" in text for text in sources)
-    multiple = geometry(draft).multiple
+    multiple = datasets.geometry_of(draft).multiple
     for number, (height, width) in enumerate(reversed(sizes)):
         exact = [max(round(side / each), 1) * each for side, each in zip((height, width), multiple, strict=True)]
         text = f"{exact[0]}x{exact[1]}" if fixed and len(sizes) == 1 else f"{round((height * width) ** 0.5)}px"
@@ -387,12 +391,3 @@ def _ratios(draft: ImportDraft, sizes: list[tuple[int, int]]) -> list[str]:
     if draft.settings.get("aspect_ratio_bucketing", True) is not True:
         return ["1:1"]
     return [f"{ratio:g}:1" for ratio in reversed(RATIOS)] + [f"1:{ratio:g}" for ratio in RATIOS[1:]]
-
-
-def geometry(draft: ImportDraft) -> Geometry:
-    """Return the constraints of the draft's model on sizes."""
-    preset = draft.get("model.name")
-    autoencoder = AutoencoderConfig()
-    if registry.PRESETS[preset].release:
-        autoencoder = AutoencoderConfig(name=registry.PRESETS[preset].parts.autoencoder, weights=preset)
-    return components.geometry(ModelConfig(name=preset), autoencoder)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from reelworks.compat import rules, values
+from reelworks.compat import datasets, rules, values
 from reelworks.compat.draft import ImportDraft
 from reelworks.compat.onetrainer import layers, models, optimizers
 from reelworks.compat.onetrainer.models import FormerModel
@@ -15,8 +15,7 @@ from reelworks.compat.rules import Fate, Outcome, Rule
 from reelworks.compat.trainer import choose_model, find_model
 from reelworks.core.errors import UserError
 from reelworks.core.toml_none import WORD as NONE
-from reelworks.models import components, registry
-from reelworks.models.config import ModelConfig
+from reelworks.models import registry
 
 _WINDOW = rules.without_meaning("a setting of the window")
 _SPEED = rules.without_meaning("it only affects speed and memory")
@@ -94,7 +93,7 @@ def _model_type(value: Any, draft: ImportDraft) -> Outcome:
     remark = choose_model(draft, preset, _weights_of(preset, *texts))
     draft.set("train.loss_reduction", "sample", "all clips of a step count alike")
     draft.set("validation.split", 0.0, "no clips are kept back")
-    if components.conditioning(ModelConfig(name=preset)).guidance != "embedded":
+    if datasets.conditioning_of(draft).guidance != "embedded":
         draft.set("objective.caption_dropout", 0.0, "captions are not dropped")
     draft.set("checkpoints.every_steps", None, "there is no such interval")
     return Fate.TAKEN, remark
@@ -131,7 +130,9 @@ def _method(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _dtype(value: Any, draft: ImportDraft) -> Outcome:
-    return rules.by_name("precision.compute", _DTYPES, "bfloat16", "products in this dtype are not possible")(value, draft)
+    return rules.by_name("precision.compute", _DTYPES, "bfloat16", "products in this dtype are not possible")(
+        value, draft
+    )
 
 
 def _weight_dtype(value: Any, draft: ImportDraft) -> Outcome:
@@ -149,8 +150,6 @@ def _weight_dtype(value: Any, draft: ImportDraft) -> Outcome:
     return rules.by_name("lora.base", _BASES, "int8", "this storage is not supported")(value, draft)
 
 
-
-
 def _rate_of_part(value: Any, draft: ImportDraft) -> Outcome:
     if value is None:
         return Fate.DEFAULT, "learning_rate decides"
@@ -165,7 +164,10 @@ def _learning_rate(value: Any, draft: ImportDraft) -> Outcome:
 
 def _set_rate(value: Any, draft: ImportDraft) -> Outcome:
     rate = values.number(value, 1e-300) * _rate_scale(draft) ** 0.5
-    if draft.get("train.optimizer") == "adafactor" and optimizers.setting(draft.settings, "scale_parameter") is not True:
+    if (
+        draft.get("train.optimizer") == "adafactor"
+        and optimizers.setting(draft.settings, "scale_parameter") is not True
+    ):
         remark = draft.set("train.learning_rate", float(f"{rate / _SIZE_OF_WEIGHTS:.3g}"))
         return Fate.NOT_POSSIBLE, (
             f"{remark}: here it is a share of the size of the weights, which is about {_SIZE_OF_WEIGHTS} in these networks"
@@ -201,7 +203,10 @@ def _warmup(value: Any, draft: ImportDraft) -> Outcome:
         return Fate.TAKEN, draft.set("train.warmup_steps", taken)
     if steps <= 0:
         return Fate.TAKEN, draft.set("train.warmup_steps", 0)
-    return Fate.TO_FILL_IN, f"a share of all steps: set train.warmup_steps to {steps:g} of the steps that `reelworks plan` tells"
+    return (
+        Fate.TO_FILL_IN,
+        f"a share of all steps: set train.warmup_steps to {steps:g} of the steps that `reelworks plan` tells",
+    )
 
 
 def _schedule(value: Any, draft: ImportDraft) -> Outcome:
@@ -209,7 +214,10 @@ def _schedule(value: Any, draft: ImportDraft) -> Outcome:
         return Fate.DEFAULT, "the rate is constant after warm-up"
     nearest = {"LINEAR": "linear", "COSINE": "cosine", "REX": "linear"}.get(str(value))
     if nearest is None and not str(value).startswith("COSINE"):
-        return Fate.NOT_POSSIBLE, "the rate is constant after warm-up; set train.learning_rate_schedule for linear or cosine"
+        return (
+            Fate.NOT_POSSIBLE,
+            "the rate is constant after warm-up; set train.learning_rate_schedule for linear or cosine",
+        )
     factor = values.number(draft.settings.get("learning_rate_min_factor", 0.0), 0, 1)
     final = f", train.final_learning_rate to {factor:g} of the rate" if factor else ""
     return (
@@ -276,7 +284,10 @@ def _factor(value: Any, draft: ImportDraft) -> Outcome:
 def _decompose(value: Any, draft: ImportDraft) -> Outcome:
     if not value:
         return Fate.DEFAULT, "off"
-    return Fate.TAKEN, draft.set("lora.dora", True)
+    remark = draft.set("lora.dora", True)
+    if draft.settings.get("lora_decompose_output_axis") is True:
+        return Fate.TAKEN, remark
+    return Fate.NOT_POSSIBLE, f"there, magnitudes are those of columns, and here of rows: {remark}"
 
 
 def _filter(value: Any, draft: ImportDraft) -> Outcome:
@@ -286,7 +297,9 @@ def _filter(value: Any, draft: ImportDraft) -> Outcome:
         if all(pattern == "" for pattern in patterns):
             return Fate.DEFAULT, "all weights are trained"
         return Fate.NOT_POSSIBLE, "all weights are trained, and not some layers: train a LoRA, which has lora.targets"
-    regex = draft.settings.get("layer_filter_regex") is True or (value is None and any("(?" in each for each in patterns))
+    regex = draft.settings.get("layer_filter_regex") is True or (
+        value is None and any("(?" in each for each in patterns)
+    )
     try:
         found = layers.targets(draft.get("model.name"), patterns, regex)
     except (LookupError, ValueError, re.error):
@@ -297,7 +310,10 @@ def _filter(value: Any, draft: ImportDraft) -> Outcome:
     if found.by_number:
         return Fate.NOT_POSSIBLE, f"{remark}, in all blocks: to choose some, write complete names"
     if found.others:
-        return Fate.NOT_POSSIBLE, f"{remark}, which means {len(found.others)} other kinds of layers too: {found.others[0]}, …"
+        return (
+            Fate.NOT_POSSIBLE,
+            f"{remark}, which means {len(found.others)} other kinds of layers too: {found.others[0]}, …",
+        )
     return Fate.TAKEN, remark
 
 
@@ -326,7 +342,9 @@ def _eps(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _decay(value: Any, draft: ImportDraft) -> Outcome:
-    return Fate.TAKEN, draft.set("train.weight_decay", values.number(optimizers.setting(draft.settings, "weight_decay"), 0))
+    return Fate.TAKEN, draft.set(
+        "train.weight_decay", values.number(optimizers.setting(draft.settings, "weight_decay"), 0)
+    )
 
 
 def _fused(value: Any, draft: ImportDraft) -> Outcome:
@@ -378,7 +396,9 @@ def _cos_map(weight: float, bias: float, draft: ImportDraft) -> Outcome:
 
 def _sigmoid(weight: float, bias: float, draft: ImportDraft) -> Outcome:
     remark = draft.set("objective.timestep_sampling", "uniform")
-    return (Fate.TAKEN, remark) if not weight else (Fate.NOT_POSSIBLE, f"there is no such density; the nearest: {remark}")
+    return (
+        (Fate.TAKEN, remark) if not weight else (Fate.NOT_POSSIBLE, f"there is no such density; the nearest: {remark}")
+    )
 
 
 def _parabola(weight: float, bias: float, draft: ImportDraft) -> Outcome:
@@ -445,7 +465,8 @@ def sides_of(resolution: str) -> list[tuple[int, int]]:
 
 def _strength(value: Any, draft: ImportDraft) -> Outcome:
     low, high = (
-        values.number(draft.settings.get(f"{key}_noising_strength", at), 0, 1) for key, at in (("min", 0.0), ("max", 1.0))
+        values.number(draft.settings.get(f"{key}_noising_strength", at), 0, 1)
+        for key, at in (("min", 0.0), ("max", 1.0))
     )
     if (low, high) == (0, 1):
         return Fate.DEFAULT, "all timesteps"
@@ -523,14 +544,18 @@ def _caption_dropout(value: Any, draft: ImportDraft) -> Outcome:
     if draft.key.partition(".")[0] == "text_encoder":
         return Fate.TAKEN, draft.set("objective.caption_dropout", share)
     same = share == values.number(draft.settings.get("text_encoder.dropout_probability", 0.0))
-    return (Fate.DEFAULT, "for all text encoders") if same else (
-        Fate.NOT_POSSIBLE,
-        "captions are dropped for all text encoders together: text_encoder.dropout_probability decides",
+    return (
+        (Fate.DEFAULT, "for all text encoders")
+        if same
+        else (
+            Fate.NOT_POSSIBLE,
+            "captions are dropped for all text encoders together: text_encoder.dropout_probability decides",
+        )
     )
 
 
 def _guidance(value: Any, draft: ImportDraft) -> Outcome:
-    embedded = components.conditioning(ModelConfig(name=draft.get("model.name"))).guidance == "embedded"
+    embedded = datasets.conditioning_of(draft).guidance == "embedded"
     if not embedded:
         return Fate.NO_MEANING, "guidance is no input of this model"
     return rules.only((1, 1.0), "as here", "it is trained at a guidance of 1")(value, draft)
@@ -666,7 +691,7 @@ def _part_rules() -> dict[str, Rule]:
     for part in PARTS:
         for field in _PART_FIELDS:
             found[f"{part}.{field}"] = _of_part(part, field)
-        found[f"{part}.*"] = rules.without_meaning("the trainer has no such setting")
+        found[f"{part}.__version"] = rules.without_meaning("the version of the table")
     return found
 
 
@@ -694,8 +719,12 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("debug_mode", "debug_dir", "continue_last_backup", "prevent_overwrites"), _WINDOW),
     "include_train_config": rules.without_meaning("exports name the recipe's base in their header"),
     "workspace_dir": _output,
-    **dict.fromkeys(("cache_dir", "clear_cache_before_training"), rules.without_meaning("stored latents are never stale")),
-    **dict.fromkeys(("huggingface_cache_dir", "offline_mode"), rules.without_meaning("HF_HOME and HF_HUB_OFFLINE tell")),
+    **dict.fromkeys(
+        ("cache_dir", "clear_cache_before_training"), rules.without_meaning("stored latents are never stale")
+    ),
+    **dict.fromkeys(
+        ("huggingface_cache_dir", "offline_mode"), rules.without_meaning("HF_HOME and HF_HUB_OFFLINE tell")
+    ),
     **dict.fromkeys(
         ("tensorboard", "tensorboard_expose", "tensorboard_always_on", "tensorboard_port", "samples_to_tensorboard"),
         rules.without_meaning("TensorBoard is always written"),
@@ -707,7 +736,13 @@ RULES: dict[str, Rule] = {
         (
             *("device_indexes", "gradient_reduce_precision", "fused_gradient_reduce", "async_gradient_reduce"),
             *("async_gradient_reduce_buffer", "train_device", "temp_device", "dataloader_threads"),
-            *("attention_mechanism", "enable_autocast_cache", "async_offloading", "weight_dtype", "fallback_train_dtype"),
+            *(
+                "attention_mechanism",
+                "enable_autocast_cache",
+                "async_offloading",
+                "weight_dtype",
+                "fallback_train_dtype",
+            ),
         ),
         _SPEED,
     ),
@@ -733,7 +768,9 @@ RULES: dict[str, Rule] = {
     "batch_size": _batch_size,
     "gradient_accumulation_steps": values.count("train.gradient_accumulation_steps"),
     "ema": _ema,
-    **dict.fromkeys(("ema_decay", "ema_update_step_interval"), rules.without_meaning("train.ema_decay follows from ema")),
+    **dict.fromkeys(
+        ("ema_decay", "ema_update_step_interval"), rules.without_meaning("train.ema_decay follows from ema")
+    ),
     "train_dtype": _dtype,
     "resolution": _resolution,
     "frames": rules.without_meaning("this model takes pictures"),
@@ -751,7 +788,9 @@ RULES: dict[str, Rule] = {
     "offset_noise_weight": rules.impossible("noise has no offset"),
     "generalized_offset_noise": rules.impossible("noise has no offset"),
     "perturbation_noise_weight": rules.impossible("noise is not perturbed"),
-    "rescale_noise_scheduler_to_zero_terminal_snr": rules.impossible("the noise of SDXL's last step is that of its release"),
+    "rescale_noise_scheduler_to_zero_terminal_snr": rules.impossible(
+        "the noise of SDXL's last step is that of its release"
+    ),
     "force_v_prediction": _v_prediction,
     "force_epsilon_prediction": rules.only((False,), "as the release", "the release decides: objective.name"),
     "timestep_distribution": _distribution,
@@ -761,14 +800,19 @@ RULES: dict[str, Rule] = {
     "dynamic_timestep_shifting": _dynamic,
     **_part_rules(),
     "quantization.*": rules.without_meaning("lora.base is for the linear layers of all blocks"),
-    **{f"text_encoder{n}_layer_skip": rules.impossible("captions are encoded as the release does") for n in ("", "_2", "_3", "_4")},
+    **{
+        f"text_encoder{n}_layer_skip": rules.impossible("captions are encoded as the release does")
+        for n in ("", "_2", "_3", "_4")
+    },
     **{f"text_encoder{n}_sequence_length": _OF_RELEASE for n in ("", "_2")},
     "masked_training": _masks,
     "unmasked_probability": _mask_setting((0, 0.0), "masks are always used"),
     "unmasked_weight": _mask_setting((0, 0.0), "black areas do not count: paint them grey"),
     "normalize_masked_area_loss": _mask_setting((False,), "the loss is a mean over all areas"),
     "masked_prior_preservation_weight": _mask_setting((0, 0.0), "use a dataset with prior_prediction"),
-    "custom_conditioning_image": rules.impossible("move each NAME-condlabel.png to a folder, and name it as dataset.control"),
+    "custom_conditioning_image": rules.impossible(
+        "move each NAME-condlabel.png to a folder, and name it as dataset.control"
+    ),
     **dict.fromkeys(("embedding_learning_rate", "preserve_embedding_norm", "embedding_weight_dtype"), _embedding),
     "embedding.*": _embedding,
     **dict.fromkeys(("additional_embeddings", "additional_embeddings.*"), _EMBEDDINGS),
@@ -779,7 +823,7 @@ RULES: dict[str, Rule] = {
     "lora_alpha": _adapter("lora.alpha", (*_LOW_RANK, "lokr"), values.amount("lora.alpha", 1e-6)),
     "lora_decompose": _adapter("lora.dora", ("lora",), _decompose),
     "lora_decompose_norm_epsilon": rules.without_meaning("norms have no epsilon"),
-    "lora_decompose_output_axis": rules.impossible("magnitudes are those of rows"),
+    "lora_decompose_output_axis": rules.without_meaning("lora_decompose tells"),
     "lora_weight_dtype": rules.only(("FLOAT_32",), "as here", "adapters are trained in float32"),
     "oft_block_size": _adapter("lora.block_size", ("oft",), values.count("lora.block_size", 2)),
     "oft_block_share": _adapter("", ("oft",), rules.impossible("each block has a rotation of its own")),
@@ -813,13 +857,24 @@ RULES: dict[str, Rule] = {
             *("muon_te1_adam_lr", "muon_te2_adam_lr", "MuonWithAuxAdam", "decouple", "d_limiter", "use_schedulefree"),
             *("use_stableadamw", "factored", "weight_decay_by_lr", "bias_correction", "adam_w_mode", "rms_rescaling"),
             *("beta3", "beta3_ema", "alpha", "alpha_grad", "d0", "growth_rate", "decay_rate", "clip_threshold"),
-            *("eps2", "momentum", "dampening", "lr_decay", "initial_accumulator_value", "initial_accumulator", "k", "xi"),
+            *(
+                "eps2",
+                "momentum",
+                "dampening",
+                "lr_decay",
+                "initial_accumulator_value",
+                "initial_accumulator",
+                "k",
+                "xi",
+            ),
             *("max_unorm", "r", "weight_lr_power", "n_sma_threshold", "ns_steps", "beta2_normuon", "ortho_rank"),
             *("beta1_warmup", "min_beta1", "schedulefree_c", "prodigy_steps", "nesterov", "relative_step"),
             *("scale_parameter", "warmup_init"),
         )
     },
-    "optimizer.d_coef": rules.impossible("the estimate is not scaled: multiply train.learning_rate", unless=(None, 1, 1.0)),
+    "optimizer.d_coef": rules.impossible(
+        "the estimate is not scaled: multiply train.learning_rate", unless=(None, 1, 1.0)
+    ),
     "optimizer.*": _SETTINGS_OF_OPTIMIZERS,
     **dict.fromkeys(("optimizer_defaults", "optimizer_defaults.*"), _remembered),
     "sample_after": _previews,

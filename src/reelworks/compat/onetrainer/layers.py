@@ -37,9 +37,7 @@ _FLUX2 = [
 ]
 _KREA_BLOCK = (*_at("attn", of=(*_QKV, "to_gate", "to_out.0")), *_at("ff", of=("gate", "up", "down")))
 _Z_BLOCK = (*_at("attention", of=_BOTH), *_at("feed_forward", of=("w1", "w2", "w3")))
-_UNET_BLOCK = _at(
-    "transformer_blocks.N", of=(*_at("attn1", "attn2", of=_BOTH), *_at("ff", of=_NET))
-)
+_UNET_BLOCK = _at("transformer_blocks.N", of=(*_at("attn1", "attn2", of=_BOTH), *_at("ff", of=_NET)))
 # By the beginning of the preset; N stands for a number.
 LAYERS: Mapping[str, Sequence[str]] = {
     "flux-": [

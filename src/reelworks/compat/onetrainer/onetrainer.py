@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, final
 
-from reelworks.compat import rules, secret
+from reelworks.compat import rules, settle
 from reelworks.compat.draft import FormerSettings, ImportDraft
 from reelworks.compat.files import ConfigFile, flatten
 from reelworks.compat.former import Clip, FormerEpoch
@@ -15,7 +15,9 @@ from reelworks.compat.trainer import convert_by_rules
 from reelworks.core import user_files
 from reelworks.core.errors import UserError
 
-_OLD = dict.fromkeys(migrations.OLD_NAMES, rules.without_meaning("a name of older versions, whose value is taken by its new one"))
+_OLD = dict.fromkeys(
+    migrations.OLD_NAMES, rules.without_meaning("a name of older versions, whose value is taken by its new one")
+)
 _RULES = _OLD | keys.RULES | concepts.RULES
 _LISTS = {"concepts": "concept_file_name", "samples": "sample_definition_file_name"}
 
@@ -58,24 +60,28 @@ class _OneTrainer:
         listed = {kind: each for kind, each in lists.items() if each}
         found = flatten(found) | (flatten(listed) if listed else {})
         is_preset = name.startswith("#") and name != "#.json"
-        return FormerSettings(secret.hidden(migrations.migrated(found, is_preset=is_preset)))
+        return FormerSettings(migrations.migrated(found, is_preset=is_preset))
 
     def convert(self, draft: ImportDraft) -> Iterator[ImportedKey]:
-        yield from convert_by_rules(draft, _RULES, keys.defaults(draft) | concepts.defaults(draft.settings), keys.FIRST)
-        yield from concepts.finish(draft)
-        try:
-            concepts.fill_buckets(draft)
-        except (TypeError, ValueError, AttributeError):
-            draft.set("buckets.entries", "auto", "to fill in")
-            remark = "it is not of the kind that the trainer takes: entries are proposed instead"
-            yield ImportedKey("resolution", draft.settings.get("resolution"), Fate.TO_FILL_IN, remark)
-        draft.begin("")
+        yield from settle.settle(draft, _convert(draft))
 
     def former_epoch(self, settings: FormerSettings, clips_: Sequence[Clip]) -> FormerEpoch | None:
         return clips.former_epoch(settings, clips_)
 
 
 ONETRAINER = _OneTrainer()
+
+
+def _convert(draft: ImportDraft) -> Iterator[ImportedKey]:
+    yield from convert_by_rules(draft, _RULES, keys.defaults(draft) | concepts.defaults(draft.settings), keys.FIRST)
+    yield from concepts.finish(draft)
+    try:
+        concepts.fill_buckets(draft)
+    except (TypeError, ValueError, AttributeError):
+        draft.set("buckets.entries", "auto", "to fill in")
+        remark = "it is not of the kind that the trainer takes: entries are proposed instead"
+        yield ImportedKey("resolution", draft.settings.get("resolution"), Fate.TO_FILL_IN, remark)
+    draft.begin("")
 
 
 def _list(file: ConfigFile) -> list[Any]:
