@@ -67,6 +67,11 @@ def switch(target: str, on: Any = True, off: Any = False) -> Rule:
     return lambda value, draft: (Fate.TAKEN, draft.set(numbered(target, draft), on if flag(value) else off))
 
 
+def together(name: str) -> Rule:
+    """Report a setting that is read with another one, whose line tells what both are."""
+    return lambda value, draft: (Fate.TAKEN, f"together with {name}")
+
+
 def place(target: str) -> Rule:
     """Take a path or an address; without one, nothing is set."""
 

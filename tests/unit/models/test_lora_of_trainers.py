@@ -22,6 +22,8 @@ from reelworks.testing import contract
 
 RANK, ALPHA = 4, 1.0
 TARGETS = ["to_q", "to_k", "to_v", "to_out.0"]
+# What completes the layers of the release that the targets are parts of.
+REST = {"flux-tiny": ["proj_mlp"], "chroma-tiny": ["proj_mlp"], "flux2-klein-tiny": ["to_qkv_mlp_proj"]}
 TINY = ["qwen-image-tiny", "z-image-tiny", "krea2-tiny", "chroma-tiny", "sd3-tiny", "flux2-klein-tiny", "sdxl-tiny"]
 ALL = ["flux-tiny", *(pytest.param(name, marks=pytest.mark.slow) for name in TINY)]
 
@@ -80,17 +82,10 @@ def write(path: Path, convention: str, layers: dict, family: object, part: str) 
 @pytest.mark.parametrize("name", ALL)
 def test_a_lora_of_onetrainer(tmp_path: Path, name: str) -> None:
     """Whether fused or split, with alpha beside the matrices or in them, its numbers are the same here."""
-    settings = LoraConfig(rank=RANK, alpha=ALPHA, targets=TARGETS if name != "flux-tiny" else TARGETS[:3])
-    if name == "flux2-klein-tiny":
-        settings = settings.model_copy(update={"targets": [*TARGETS[:3], "to_qkv_mlp_proj"]})
+    settings = LoraConfig(rank=RANK, alpha=ALPHA, targets=[*TARGETS, *REST.get(name, [])])
     layers, family, part = trained(name, settings)
-    whole = sum(len(parts) for parts in release_layers.group_by_release(layers, family).values())
-    fused = len(joined(layers, family)) and whole == len(layers)
-    conventions = ["legacy", "diffusers", "comfy", "kohya", "original"]
-    complete = {n for n, p in release_layers.group_by_release(layers, family).items() if len(p) == len(p[0][0].heights)}
-    if not fused or len(complete) < len(release_layers.group_by_release(layers, family)):
-        conventions = conventions[:2]
-    for convention in conventions:
+    assert joined(layers, family).keys() == release_layers.group_by_release(layers, family).keys()
+    for convention in ("legacy", "diffusers", "comfy", "kohya", "original"):
         path = tmp_path / f"{convention}.safetensors"
         write(path, convention, layers, family, part)
         found = loaded(name, path, settings)
@@ -98,6 +93,28 @@ def test_a_lora_of_onetrainer(tmp_path: Path, name: str) -> None:
         for layer, kinds in layers.items():
             for kind, value in kinds.items():
                 torch.testing.assert_close(found[layer][kind], value, msg=f"{convention} {layer} {kind}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["loha", "lokr", "oft"])
+def test_other_adapters_of_onetrainer(tmp_path: Path, kind: str) -> None:
+    """LoHa, LoKr and OFT in its oldest convention, with alpha beside their factors."""
+    chosen = {"block_size": 4} if kind == "oft" else {"rank": 2, "alpha": ALPHA}
+    settings = LoraConfig(type=kind, targets=TARGETS[:3], **chosen)
+    denoiser = contract.build("flux-tiny")
+    inject.inject(denoiser, settings, seed=0)
+    layers = inject.group_by_layer(inject.weights(denoiser.module))
+    layers = {layer: {k: torch.randn(v.shape) for k, v in kinds.items()} for layer, kinds in layers.items()}
+    tensors = {}
+    for layer, kinds in layers.items():
+        stem = f"lora_transformer_{layer.replace('.', '_')}"
+        tensors |= {f"{stem}.{settings.kind.tensors[each]}": value for each, value in kinds.items()}
+        tensors |= {} if kind == "oft" else {f"{stem}.alpha": torch.tensor(ALPHA)}
+    save_file(tensors, tmp_path / "adapter.safetensors")
+    found = loaded("flux-tiny", tmp_path / "adapter.safetensors", settings)
+    assert all(
+        torch.equal(found[layer][each], value) for layer, kinds in layers.items() for each, value in kinds.items()
+    )
 
 
 def test_a_lora_of_diffusion_pipe(tmp_path: Path) -> None:
@@ -119,7 +136,7 @@ def test_a_dora_whose_magnitudes_are_those_of_columns_is_refused(tmp_path: Path)
     """OneTrainer's default: of a square weight, it has as many as there are rows."""
     settings = LoraConfig(rank=RANK, targets=["transformer_blocks.0.attn.to_q"], dora=True)
     layers, _, part = trained("flux-tiny", settings)
-    (layer, kinds), = layers.items()
+    ((layer, kinds),) = layers.items()
     stem = f"{part}.{layer}"
     columns = torch.ones(1, kinds["A"].shape[1])
     assert columns.shape[1] == kinds["B"].shape[0]

@@ -33,7 +33,7 @@ class _DiffusionPipe:
         main, dataset = {}, None
         for file in files:
             for words in filter(_is_command, _commands(file)):
-                found |= {key: plain(value) for key, value in parse_arguments(words).items()}
+                found |= _options(words)
                 if isinstance(config := found.get("config"), str):
                     main = file.beside(config).values or {}
             if file.path.suffix == ".toml":
@@ -106,6 +106,13 @@ def _is_command(words: Sequence[str]) -> bool:
         and any(word.endswith("train.py") for word in words)
         and any("deepspeed" in w for w in words)
     )
+
+
+def _options(words: Sequence[str]) -> dict[str, Any]:
+    """Return the options of the launcher, and of the script after it."""
+    script = next(at for at, word in enumerate(words) if word.endswith("train.py"))
+    options = parse_arguments(list(words[:script])) | parse_arguments(list(words[script + 1 :]))
+    return {key: plain(value) for key, value in options.items()}
 
 
 def _defaults(draft: ImportDraft) -> dict[str, Any]:

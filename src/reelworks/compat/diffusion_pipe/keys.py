@@ -106,7 +106,7 @@ def _model_type(value: Any, draft: ImportDraft) -> Outcome:
         names = " ".join(str(draft.settings.get(f"model.{key}", "")) for key in ("transformer_path", "ckpt_path"))
         low = re.search("(?i)low", names) or values.number(draft.settings.get("model.max_t", 1.0)) < 1
         remark += f", {draft.set('model.experts', 'low' if low else 'high')}"
-    draft.set("train.ema_decay", None, "there is no average")
+    draft.set("train.ema_decay", 0.0, "there is no average")
     draft.set("train.loss_reduction", "sample", "all clips of a step count alike")
     draft.set("validation.split", 0.0, "no clips are kept back")
     if datasets.conditioning_of(draft).guidance != "embedded":
@@ -304,6 +304,8 @@ def _optimizer(value: Any, draft: ImportDraft) -> Outcome:
     name = values.text(value).lower()
     if name in _OPTIMIZERS:
         remark = draft.set("train.optimizer", _OPTIMIZERS[name])
+        if _OPTIMIZERS[name] == "schedulefree":
+            draft.remove("train.ema_decay")  # it has an average of its own
         if name == "offload":
             return Fate.NOT_POSSIBLE, f"{remark}; to keep its state in CPU memory, set parallel.offload = true"
         return Fate.TAKEN, remark
@@ -352,11 +354,11 @@ def _schedule(value: Any, draft: ImportDraft) -> Outcome:
         return Fate.DEFAULT, "the rate is constant after warm-up"
     if value not in ("linear", "cosine"):
         raise ValueError("no such schedule")
-    final = draft.set("train.final_learning_rate", 1e-6) if value == "cosine" else "it falls to 0"
+    final = ", train.final_learning_rate = 1e-6," if value == "cosine" else ""
     return (
         Fate.TO_FILL_IN,
-        f'it falls over all epochs: set train.learning_rate_schedule = "{value}", and train.max_steps to the steps of an '
-        f"epoch (`reelworks plan`) times the epochs; until then the rate is constant after warm-up; {final}",
+        f'it falls over all epochs: set train.learning_rate_schedule = "{value}"{final} and train.max_steps to the steps of an '
+        f"epoch (`reelworks plan`) times the epochs; until then the rate is constant after warm-up",
     )
 
 

@@ -28,7 +28,8 @@ _RULES = (
     "NAME-condlabel.png are no pictures of their own (mgds/pipelineModules/CollectPaths.py:start)",
 )
 
-_MOST_EPOCHS = 32
+_MOST_TAKEN = 1_000_000  # pictures of the epochs that are counted
+_MOST_EPOCHS = 1000
 _Size = tuple[int, int]  # height and width
 
 
@@ -65,7 +66,8 @@ def _epoch(settings: FormerSettings, clips: Sequence[Clip]) -> FormerEpoch | Non
 def _epochs(members: dict[int, list[int]], totals: dict[int, int]) -> list[Counter[int]]:
     """Return how often each picture is taken in the first epochs, after which the same pictures follow again."""
     periods = [len(own) // math.gcd(totals[number], len(own)) for number, own in members.items()]
-    return [_taken(members, totals, epoch) for epoch in range(min(math.lcm(*periods), _MOST_EPOCHS))]
+    most = max(_MOST_TAKEN // max(sum(map(len, members.values())), 1), 1)
+    return [_taken(members, totals, epoch) for epoch in range(min(math.lcm(*periods), most, _MOST_EPOCHS))]
 
 
 def _taken(members: dict[int, list[int]], totals: dict[int, int], epoch: int) -> Counter[int]:

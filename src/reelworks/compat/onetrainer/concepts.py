@@ -111,8 +111,8 @@ def _balancing(value: Any, draft: ImportDraft, number: int) -> Outcome:
         found = 0
     if not found:
         return Fate.TO_FILL_IN, f"set dataset.{number}.repeats to {amount:g} divided by the number of pictures"
-    repeats = draft.set(f"dataset.{number}.repeats", round(int(amount) / found, 6))
-    return Fate.TAKEN, f"{repeats}, {int(amount)} of {found} pictures"
+    remark = draft.set(f"dataset.{number}.repeats", round(int(amount) / found, 6))
+    return Fate.TAKEN, f"{remark}, {int(amount)} of {found} pictures"
 
 
 def _weight(value: Any, draft: ImportDraft, number: int) -> Outcome:
@@ -199,21 +199,22 @@ def _delimiter(value: Any, draft: ImportDraft, number: int) -> Outcome:
     return Fate.TAKEN, draft.set(f"dataset.{number}.tag_separator", values.text(value))
 
 
-_STRENGTHS = rules.without_meaning("the switch beside it tells")
+_STRENGTHS = values.together("its switch")
 _FIXED = rules.impossible("pictures are changed at random alone: change the files")
 _SPECIAL = rules.impossible("tags are all treated alike, apart from keep_tags", unless=(None, False, 0, "", "NONE"))
 _CONCEPT: dict[str, Rule] = {
     "__version": rules.without_meaning("the version of the concept"),
-    "name": rules.without_meaning("dataset.name is this, or the name of the folder"),
+    **dict.fromkeys(("image", "text"), rules.without_meaning("it is empty")),
+    "name": _of_concept(lambda value, draft, number: (Fate.TAKEN, f"dataset.{number}.name")),
     "path": _of_concept(_path),
     "seed": rules.without_meaning("seed is for all random choices"),
-    "enabled": rules.only((True,), "on", "off: there is no dataset of it"),
+    "enabled": lambda value, draft: (Fate.TAKEN, "it is trained" if value else "it is left out"),
     "type": _type,
     "validation_concept": _type,
-    "include_subdirectories": rules.without_meaning("dataset.filter follows from it"),
+    "include_subdirectories": values.together("dataset.filter"),
     **dict.fromkeys(("image_variations", "text_variations"), _of_concept(_variations)),
     **dict.fromkeys(("balancing", "repeats"), _of_concept(_balancing)),
-    "balancing_strategy": rules.without_meaning("balancing tells"),
+    "balancing_strategy": values.together("balancing"),
     "loss_weight": _of_concept(_weight),
     **dict.fromkeys(("concept_stats", "concept_stats.*"), rules.without_meaning("figures of the window")),
     "image.enable_crop_jitter": _of_concept(_crop),
@@ -228,12 +229,12 @@ _CONCEPT: dict[str, Rule] = {
     "image.random_rotate_max_angle": _STRENGTHS,
     **{f"image.random_{name}_max_strength": _STRENGTHS for name in ("brightness", "contrast", "saturation", "hue")},
     "image.enable_resolution_override": _of_concept(_override),
-    "image.resolution_override": rules.without_meaning("enable_resolution_override tells"),
+    "image.resolution_override": values.together("enable_resolution_override"),
     "image.enable_random_circular_mask_shrink": rules.impossible("masks are used as they are"),
     "image.enable_random_mask_rotate_crop": rules.impossible("masks are used as they are"),
     **dict.fromkeys(("image.__version", "text.__version"), rules.without_meaning("the version of the table")),
     "text.prompt_source": _of_concept(_source),
-    "text.prompt_path": rules.without_meaning("prompt_source tells"),
+    "text.prompt_path": values.together("prompt_source"),
     "text.enable_tag_shuffling": _set("shuffle_tags", values.flag, off=(False,)),
     "text.tag_delimiter": _of_concept(_delimiter),
     "text.keep_tags_count": _of_concept(_kept),
@@ -307,7 +308,7 @@ def _scale(value: Any, draft: ImportDraft) -> Outcome:
 
 _SAMPLE: dict[str, Rule] = {
     "__version": rules.without_meaning("the version of the sample"),
-    "enabled": rules.only((True,), "on", "off: there is no preview of it"),
+    "enabled": lambda value, draft: (Fate.TAKEN, "it is shown" if value else "it is left out"),
     "prompt": _prompt,
     "negative_prompt": rules.impossible("previews have no negative prompt"),
     "height": _side(0, "height"),
@@ -326,7 +327,7 @@ _SAMPLE: dict[str, Rule] = {
         rules.without_meaning("captions are encoded as the release does"),
     ),
     "sample_inpainting": rules.impossible("set samples.inpaint and samples.mask, for a model that takes a mask"),
-    **dict.fromkeys(("base_image_path", "mask_image_path"), rules.without_meaning("sample_inpainting tells")),
+    **dict.fromkeys(("base_image_path", "mask_image_path"), values.together("sample_inpainting")),
 }
 RULES: dict[str, Rule] = {
     **{f"concepts.*.{name}": rule for name, rule in _CONCEPT.items()},

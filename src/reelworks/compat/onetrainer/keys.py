@@ -230,8 +230,10 @@ def _schedule(value: Any, draft: ImportDraft) -> Outcome:
 def _ema(value: Any, draft: ImportDraft) -> Outcome:
     on = value in ("GPU", "CPU")
     draft.set("exports.weights", "ema" if on else "model")
-    if not on or draft.get("train.optimizer") == "schedulefree":
-        return Fate.TAKEN, draft.set("train.ema_decay", None)
+    if draft.get("train.optimizer") == "schedulefree":
+        return Fate.NO_MEANING, "schedulefree has an average of its own"
+    if not on:
+        return Fate.TAKEN, draft.set("train.ema_decay", 0.0)
     decay = values.number(draft.settings.get("ema_decay", 0.999), 0, 1 - 1e-9)
     # There, only every n-th step moves the average; here, each does, by as much in n steps.
     every = values.whole(draft.settings.get("ema_update_step_interval", 5))
@@ -671,7 +673,7 @@ _OF_DENOISER: dict[str, Rule] = {
     "model_name": _base_model,
     "include": rules.without_meaning("the network is always there"),
     "train": rules.only((True,), "it is trained", "the network is trained"),
-    "stop_training_after": rules.without_meaning("stop_training_after_unit decides"),
+    "stop_training_after": values.together("stop_training_after_unit"),
     "stop_training_after_unit": _STOP,
     "learning_rate": _rate_of_part,
     "weight_dtype": _weight_dtype,
@@ -707,6 +709,7 @@ def _of_part(part: str, field: str) -> Rule:
     return handle
 
 
+_EMPTY = rules.without_meaning("it is empty")
 _LOW_RANK = ("lora", "loha")
 _SETTINGS_OF_OPTIMIZERS = rules.impossible(
     "the optimizer has no such setting here", unless=(None, False, 0, "", [], {}, float("inf"), "inf")
@@ -730,7 +733,10 @@ RULES: dict[str, Rule] = {
         rules.without_meaning("TensorBoard is always written"),
     ),
     "validation": rules.impossible("clips are held out of the datasets: set validation.split"),
-    **dict.fromkeys(("validate_after", "validate_after_unit"), rules.without_meaning("validation.every_steps tells")),
+    **dict.fromkeys(
+        ("validate_after", "validate_after_unit"),
+        rules.without_meaning("validation.every_steps is for clips that are held out"),
+    ),
     "multi_gpu": _gpus,
     **dict.fromkeys(
         (
@@ -762,29 +768,27 @@ RULES: dict[str, Rule] = {
     "learning_rate": _learning_rate,
     "learning_rate_warmup_steps": _warmup,
     "learning_rate_cycles": rules.only((1, 1.0), "one", "the rate falls once"),
-    "learning_rate_min_factor": rules.without_meaning("learning_rate_scheduler tells"),
+    "learning_rate_min_factor": values.together("learning_rate_scheduler"),
     "learning_rate_scaler": _scaler,
     "epochs": values.count("train.max_epochs"),
     "batch_size": _batch_size,
     "gradient_accumulation_steps": values.count("train.gradient_accumulation_steps"),
     "ema": _ema,
-    **dict.fromkeys(
-        ("ema_decay", "ema_update_step_interval"), rules.without_meaning("train.ema_decay follows from ema")
-    ),
+    **dict.fromkeys(("ema_decay", "ema_update_step_interval"), values.together("ema")),
     "train_dtype": _dtype,
     "resolution": _resolution,
     "frames": rules.without_meaning("this model takes pictures"),
     **dict.fromkeys(("mse_strength", "mae_strength", "log_cosh_strength", "huber_strength"), _loss),
-    "huber_delta": rules.without_meaning("huber_strength tells"),
+    "huber_delta": values.together("huber_strength"),
     "vb_loss_strength": rules.without_meaning("it belongs to other models"),
     "loss_weight_fn": _weighting,
-    "loss_weight_strength": rules.without_meaning("loss_weight_fn tells"),
+    "loss_weight_strength": values.together("loss_weight_fn"),
     "dropout_probability": _adapter("lora.dropout", ("lora", "loha", "lokr"), _dropout),
     "loss_scaler": rules.impossible("the loss is a mean: multiply train.learning_rate instead", unless=("NONE",)),
     "clip_grad_norm": values.amount("train.max_grad_norm", none=NONE),
     "layer_filter": _filter,
     "layer_filter_preset": _filter_preset,
-    "layer_filter_regex": rules.without_meaning("layer_filter tells"),
+    "layer_filter_regex": values.together("layer_filter"),
     "offset_noise_weight": rules.impossible("noise has no offset"),
     "generalized_offset_noise": rules.impossible("noise has no offset"),
     "perturbation_noise_weight": rules.impossible("noise is not perturbed"),
@@ -795,7 +799,7 @@ RULES: dict[str, Rule] = {
     "force_epsilon_prediction": rules.only((False,), "as the release", "the release decides: objective.name"),
     "timestep_distribution": _distribution,
     **dict.fromkeys(("min_noising_strength", "max_noising_strength"), _strength),
-    **dict.fromkeys(("noising_weight", "noising_bias"), rules.without_meaning("timestep_distribution tells")),
+    **dict.fromkeys(("noising_weight", "noising_bias"), values.together("timestep_distribution")),
     "timestep_shift": _shift,
     "dynamic_timestep_shifting": _dynamic,
     **_part_rules(),
@@ -823,7 +827,7 @@ RULES: dict[str, Rule] = {
     "lora_alpha": _adapter("lora.alpha", (*_LOW_RANK, "lokr"), values.amount("lora.alpha", 1e-6)),
     "lora_decompose": _adapter("lora.dora", ("lora",), _decompose),
     "lora_decompose_norm_epsilon": rules.without_meaning("norms have no epsilon"),
-    "lora_decompose_output_axis": rules.without_meaning("lora_decompose tells"),
+    "lora_decompose_output_axis": values.together("lora_decompose"),
     "lora_weight_dtype": rules.only(("FLOAT_32",), "as here", "adapters are trained in float32"),
     "oft_block_size": _adapter("lora.block_size", ("oft",), values.count("lora.block_size", 2)),
     "oft_block_share": _adapter("", ("oft",), rules.impossible("each block has a rotation of its own")),
@@ -833,7 +837,7 @@ RULES: dict[str, Rule] = {
     "lokr_decompose_factor": _adapter("lora.decompose_factor", ("lokr",), _factor),
     "lokr_use_tucker": rules.without_meaning("it is for convolutions"),
     "lokr_weight_decompose": _adapter("", ("lokr",), rules.impossible("lora.dora is for the type lora")),
-    "lokr_dora_on_output": rules.without_meaning("lokr_weight_decompose decides"),
+    "lokr_dora_on_output": values.together("lokr_weight_decompose"),
     "lokr_full_matrix": _adapter("lora.rank", ("lokr",), _full_matrix),
     "lokr_vec_trick": _SPEED,
     "optimizer.__version": rules.without_meaning("the version of the table"),
@@ -878,20 +882,21 @@ RULES: dict[str, Rule] = {
     "optimizer.*": _SETTINGS_OF_OPTIMIZERS,
     **dict.fromkeys(("optimizer_defaults", "optimizer_defaults.*"), _remembered),
     "sample_after": _previews,
-    "sample_after_unit": rules.without_meaning("sample_after tells"),
+    "sample_after_unit": values.together("sample_after"),
     **dict.fromkeys(
         ("sample_skip_first", "sample_image_format", "sample_video_format", "sample_audio_format"),
         rules.without_meaning("previews are files of the run folder"),
     ),
     "non_ema_sampling": rules.without_meaning("previews are made with the averaged weights"),
     "backup_after": _interval("backup_after"),
-    "backup_after_unit": rules.without_meaning("backup_after tells"),
+    "backup_after_unit": values.together("backup_after"),
     "rolling_backup": _rolling,
-    "rolling_backup_count": rules.without_meaning("rolling_backup tells"),
+    "rolling_backup_count": values.together("rolling_backup"),
     "backup_before_save": rules.without_meaning("a run saves at its end"),
     "save_every": _interval("save_every"),
-    "save_every_unit": rules.without_meaning("save_every tells"),
+    "save_every_unit": values.together("save_every"),
     "save_skip_first": rules.impossible("the first are written too", unless=(0, None)),
     "save_filename_prefix": rules.without_meaning("exports are named by their step"),
+    **dict.fromkeys((*PARTS, "optimizer", "embedding", "quantization", "secrets", "cloud"), _EMPTY),
     **dict.fromkeys(("secrets.*", "cloud.*"), rules.without_meaning("`reelworks train` runs where it is started")),
 }

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from reelworks.models import registry
+
 _QKV = ("to_q", "to_k", "to_v")
 _ADDED = ("add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
 _NET = ("net.0.proj", "net.2")
@@ -85,7 +87,7 @@ _NUMBERS = ("0", "1")  # of blocks, to find out whether a filter tells them apar
 class Targets(NamedTuple):
     """`lora.targets` for a filter, and what is other than there."""
 
-    names: list[str]
+    names: list[str] | str  # "blocks" if the layers are all of these
     others: list[str]  # layers that the names mean, too
     by_number: bool  # whether the filter chooses blocks by their numbers, which the names do not
 
@@ -103,12 +105,16 @@ def targets(preset: str, patterns: Sequence[str], regex: bool) -> Targets:
     chosen = [layer for layer in layers if any(found[layer])]
     if not chosen:
         raise ValueError("no layer matches")
+    blocks = tuple(f"{name}." for name in registry.PRESETS[preset].config.network.blocks)
+    by_number = any(len(set(each)) > 1 for each in found.values())
+    if set(chosen) == {layer for layer in layers if layer.startswith(blocks)}:
+        return Targets("blocks", [], by_number)
     names: list[str] = []
     for layer in chosen:
         if not any(_means(name, layer) for name in names):
             names.append(_ending(layer, layers, chosen))
     others = [layer for layer in layers if layer not in chosen and any(_means(name, layer) for name in names)]
-    return Targets(names, others, any(len(set(each)) > 1 for each in found.values()))
+    return Targets(names, others, by_number)
 
 
 def _matches(layer: str, number: str, tests: Iterable[re.Pattern[str]]) -> bool:

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from reelworks.compat import rules, values
+from reelworks.compat.onetrainer import models
+from reelworks.compat.rules import Rule
+
 _NAMES = {
     "unet_learning_rate": "unet.learning_rate",
     "unet_weight_dtype": "unet.weight_dtype",
@@ -31,10 +35,22 @@ _OTHERS = (
     *("train_unet_epochs", "train_text_encoder_epochs", "train_text_encoder_2_epochs", "train_prior_epochs"),
     *("effnet_encoder_model_name", "effnet_encoder_weight_dtype", "decoder_model_name", "decoder_weight_dtype"),
     *("decoder_text_encoder_weight_dtype", "decoder_vqgan_weight_dtype", "embedding_model_names", "token_count"),
-    *("initial_embedding_text", "enable_activation_offloading", "layer_offload_fraction", "enable_async_offloading"),
-    *("min_snr_gamma", "gradient_checkpointing", "embeddings", "embeddings.*"),
+    *(
+        "initial_embedding_text",
+        "enable_activation_offloading",
+        "enable_async_offloading",
+        "embeddings",
+        "embeddings.*",
+    ),
 )
-OLD_NAMES = (*_NAMES, *_OTHERS)
+RULES: dict[str, Rule] = {
+    **{old: values.together(new) for old, new in _NAMES.items()},
+    **dict.fromkeys(_OTHERS, rules.without_meaning("later versions have no such setting")),
+    "min_snr_gamma": values.together("loss_weight_fn"),
+    **dict.fromkeys(
+        ("gradient_checkpointing", "layer_offload_fraction"), values.together("the settings of the network")
+    ),
+}
 _WITH_PRIOR = ("STABLE_CASCADE_1", "WUERSTCHEN_2")
 
 
@@ -56,7 +72,8 @@ def migrated(given: dict[str, Any], *, is_preset: bool) -> dict[str, Any]:
     if version < 4 and "timestep_distribution" not in given:
         weight, bias = given.get("noising_weight", 0.0), given.get("noising_bias", 0.5)
         found["timestep_distribution"] = "SIGMOID" if weight else "UNIFORM"
-        found["noising_bias"] = bias - 0.5 if weight and isinstance(bias, int | float) else 0.0
+        if weight and isinstance(bias, int | float):
+            found["noising_bias"] = bias - 0.5
     if version < 9 and given.get("model_type") not in _WITH_PRIOR:
         copied = {f"transformer{key[5:]}": value for key, value in found.items() if key.startswith("prior.")}
         found = copied | found
@@ -71,6 +88,7 @@ def _of_parts(found: dict[str, Any], version: int) -> Iterator[tuple[str, Any]]:
     if version < 11 and "gradient_checkpointing" in found:
         mode = found["gradient_checkpointing"]
         share = found.get("layer_offload_fraction", 0.0) if mode == "CPU_OFFLOADED" else 0.0
-        for part in ("unet", "transformer"):
-            yield f"{part}.gradient_checkpointing", mode not in (False, "OFF")
-            yield f"{part}.offload_fraction", share
+        known = models.MODELS.get(str(found.get("model_type")))
+        part = "transformer" if known is None else known.part
+        yield f"{part}.gradient_checkpointing", mode not in (False, "OFF")
+        yield f"{part}.offload_fraction", share

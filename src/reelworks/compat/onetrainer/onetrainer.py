@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, final
 
-from reelworks.compat import rules, settle
+from reelworks.compat import settle, values
 from reelworks.compat.draft import FormerSettings, ImportDraft
 from reelworks.compat.files import ConfigFile, flatten
 from reelworks.compat.former import Clip, FormerEpoch
@@ -15,10 +15,7 @@ from reelworks.compat.trainer import convert_by_rules
 from reelworks.core import user_files
 from reelworks.core.errors import UserError
 
-_OLD = dict.fromkeys(
-    migrations.OLD_NAMES, rules.without_meaning("a name of older versions, whose value is taken by its new one")
-)
-_RULES = _OLD | keys.RULES | concepts.RULES
+_RULES = migrations.RULES | keys.RULES | concepts.RULES
 _LISTS = {"concepts": "concept_file_name", "samples": "sample_definition_file_name"}
 
 
@@ -30,9 +27,9 @@ class _OneTrainer:
     def recognises(self, file: ConfigFile) -> bool:
         if file.path.suffix.lower() != ".json":
             return False
-        values = file.values
-        if values is not None:
-            kind = values.get("model_type")
+        found = file.values
+        if found is not None:
+            kind = found.get("model_type")
             return isinstance(kind, str) and (kind in models.MODELS or kind in models.OTHERS)
         return _kind_of_list(_list(file)) == "concepts"
 
@@ -73,7 +70,13 @@ ONETRAINER = _OneTrainer()
 
 
 def _convert(draft: ImportDraft) -> Iterator[ImportedKey]:
-    yield from convert_by_rules(draft, _RULES, keys.defaults(draft) | concepts.defaults(draft.settings), keys.FIRST)
+    # Version 0 has the settings of the optimizer among the others.
+    old = {
+        key: values.together(f"optimizer.{key[10:]}") for key in draft.settings.values if key.startswith("optimizer_")
+    }
+    yield from convert_by_rules(
+        draft, old | _RULES, keys.defaults(draft) | concepts.defaults(draft.settings), keys.FIRST
+    )
     yield from concepts.finish(draft)
     try:
         concepts.fill_buckets(draft)
