@@ -51,7 +51,7 @@ def spoiled(draw: st.DrawFn, config: dict[str, Any], junk: list[Any] = JUNK) -> 
         if kind == "remove":
             del node[last]
         elif kind == "add" and isinstance(node, dict):
-            node[draw(st.sampled_from(("mystery", "0", "a.b", "", "*")))] = draw(st.sampled_from(junk))
+            node[draw(st.sampled_from(("mystery", "0", "a.b", "", "*")))] = copy.deepcopy(draw(st.sampled_from(junk)))
         else:
             node[last] = copy.deepcopy(draw(st.sampled_from(junk)))
     return found

@@ -67,6 +67,14 @@ def switch(target: str, on: Any = True, off: Any = False) -> Rule:
     return lambda value, draft: (Fate.TAKEN, draft.set(numbered(target, draft), on if flag(value) else off))
 
 
+def passes(value: Any, draft: ImportDraft) -> Outcome:
+    """Take the passes over the data, without which a recipe has no end unless it has steps."""
+    try:
+        return Fate.TAKEN, draft.set("train.max_epochs", whole(value))
+    except (TypeError, ValueError):
+        return Fate.TO_FILL_IN, f"set the passes over the data: {draft.set('train.max_epochs', 1, 'to fill in')}"
+
+
 def together(name: str) -> Rule:
     """Report a setting that is read with another one, whose line tells what both are."""
     return lambda value, draft: (Fate.TAKEN, f"together with {name}")

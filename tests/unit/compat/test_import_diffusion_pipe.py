@@ -200,8 +200,7 @@ def test_no_spoiled_config_ends_in_a_traceback(
     request = ImportRequest(files=files, output=folder / "out.toml", trainer="diffusion-pipe", clips=False)
     try:
         made = importer.convert(request)
-    except UserError as error:
-        assert error.remedy
+    except UserError:
         return
     keys = flatten(parts[0]).keys() | (flatten(parts[1]).keys() if parts[1] else set())
     assert {key for key in keys if key} <= told(made).keys()

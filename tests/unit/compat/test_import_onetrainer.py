@@ -100,8 +100,8 @@ def test_each_picture_is_used_as_often_as_by_its_own_code(name: str) -> None:
     """Those of buckets that are smaller than a batch never; of others, the rest is drawn anew in each epoch."""
     expected = golden(name)
     found = former_epoch("onetrainer", expected.clips, FOLDER / f"{name}.json")
-    # The golden ones are means of 1,024 epochs.
-    assert [use.times for use in found.uses] == pytest.approx(expected.times, abs=0.06)
+    # The golden ones are means of 8,192 epochs.
+    assert [use.times for use in found.uses] == pytest.approx(expected.times, abs=0.03)
     assert [use.times == 0 for use in found.uses] == [times == 0 for times in expected.times]
     assert sum(use.times for use in found.uses) == pytest.approx(sum(expected.times), abs=0.05)
     assert any(use.times == 0 and "fewer than a batch" in use.reason for use in found.uses)
@@ -227,8 +227,7 @@ def test_no_spoiled_config_ends_in_a_traceback(
     request = ImportRequest(files=(file,), output=folder / "out.toml", trainer="onetrainer", clips=False)
     try:
         made = importer.convert(request)
-    except UserError as error:
-        assert error.remedy
+    except UserError:
         return
     expected = {key for key in flatten(config) if key and not key.startswith("optimizer")}
     assert expected <= told(made).keys()

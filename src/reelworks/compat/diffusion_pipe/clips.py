@@ -1,4 +1,4 @@
-"""What diffusion-pipe does with each clip in an epoch, by the rules of its source (8f83dbf).
+"""Account for each clip in an epoch of diffusion-pipe, by the rules of its source (8f83dbf).
 
 All of its orders have fixed seeds, and none is drawn again in another epoch: which examples are left over in a bucket
 follows from the names of the files alone, and they are never trained.
@@ -20,7 +20,7 @@ import numpy as np
 from reelworks.compat import values
 from reelworks.compat.diffusion_pipe import data, models
 from reelworks.compat.diffusion_pipe.data import Directory
-from reelworks.compat.diffusion_pipe.models import FormerModel
+from reelworks.compat.diffusion_pipe.models import DiffusionPipeModel
 from reelworks.compat.draft import FormerSettings
 from reelworks.compat.former import Clip, FormerEpoch, Use
 
@@ -76,7 +76,7 @@ def _step(settings: FormerSettings) -> int:
 def _epoch(
     settings: FormerSettings,
     clips: Sequence[Clip],
-    model: FormerModel,
+    model: DiffusionPipeModel,
     directories: Sequence[Directory],
     batches: Sequence[object],
     step: int,
@@ -143,7 +143,7 @@ def _shuffled(items: Sequence[_Item], seed: str) -> list[_Item]:
     return [items[at] for at in np.random.default_rng(number).permutation(len(items))]
 
 
-def _group(clip: Clip, model: FormerModel, directory: Directory) -> tuple[float, ...] | str:
+def _group(clip: Clip, model: DiffusionPipeModel, directory: Directory) -> tuple[float, ...] | str:
     """Return the aspect ratio or size, and the frames, of the bucket of a clip, or why it has none."""
     if directory.skips_uncaptioned and clip.caption is None:
         return "it has no caption file"
@@ -172,7 +172,9 @@ def _group(clip: Clip, model: FormerModel, directory: Directory) -> tuple[float,
     return min(directory.ratios, key=lambda each: abs(ratio - math.log(each))), taken
 
 
-def _size_buckets(group: tuple[float, ...], model: FormerModel, directory: Directory) -> Iterator[tuple[float, ...]]:
+def _size_buckets(
+    group: tuple[float, ...], model: DiffusionPipeModel, directory: Directory
+) -> Iterator[tuple[float, ...]]:
     if directory.sizes:
         yield group
         return

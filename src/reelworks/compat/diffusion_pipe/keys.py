@@ -363,11 +363,9 @@ def _schedule(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _epochs(value: Any, draft: ImportDraft) -> Outcome:
-    if value is None:
-        if draft.settings.get("max_steps") is not None:
-            return Fate.DEFAULT, "max_steps decides"
-        return Fate.TO_FILL_IN, f"set the passes over the data: {draft.set('train.max_epochs', 1, 'to fill in')}"
-    return Fate.TAKEN, draft.set("train.max_epochs", values.whole(value))
+    if value is None and draft.settings.get("max_steps") is not None:
+        return Fate.DEFAULT, "max_steps decides"
+    return values.passes(value, draft)
 
 
 def _clip_mode(value: Any, draft: ImportDraft) -> Outcome:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from reelworks.compat.draft import FormerSettings
 
 
-class FormerModel(NamedTuple):
+class DiffusionPipeModel(NamedTuple):
     """A `model.type`.
 
     Attributes:
@@ -49,19 +49,19 @@ _WAN = (
     (r"(?i)14b", "wan-2.1-14b"),
 )
 MODELS = {
-    "flux": FormerModel(
+    "flux": DiffusionPipeModel(
         ((r"(?i)kontext", "flux-kontext"), (r"(?i)schnell", "flux-schnell"), (_ANY, "flux-dev")),
         _DIFFUSERS,
         format="diffusers",
     ),
-    "sdxl": FormerModel(((_ANY, "sdxl"),), ("checkpoint_path",), format="kohya"),
-    "chroma": FormerModel(((r"(?i)base", "chroma1-base"), (_ANY, "chroma1-hd")), ("transformer_path",)),
-    "sd3": FormerModel(
+    "sdxl": DiffusionPipeModel(((_ANY, "sdxl"),), ("checkpoint_path",), format="kohya"),
+    "chroma": DiffusionPipeModel(((r"(?i)base", "chroma1-base"), (_ANY, "chroma1-hd")), ("transformer_path",)),
+    "sd3": DiffusionPipeModel(
         ((r"(?i)large", "sd3.5-large"), (r"(?i)(?<![\d.])3-medium", "sd3-medium"), (_ANY, "sd3.5-medium")),
         _DIFFUSERS,
         format="diffusers",
     ),
-    "qwen_image": FormerModel(
+    "qwen_image": DiffusionPipeModel(
         (
             (r"(?i)edit.?2511", "qwen-image-edit-2511"),
             (r"(?i)edit.?(2509|plus)", "qwen-image-edit-2509"),
@@ -71,8 +71,8 @@ MODELS = {
         ),
         _DIFFUSERS,
     ),
-    "z_image": FormerModel(((r"(?i)turbo", "z-image-turbo"), (_ANY, "z-image"))),
-    "flux2": FormerModel(
+    "z_image": DiffusionPipeModel(((r"(?i)turbo", "z-image-turbo"), (_ANY, "z-image"))),
+    "flux2": DiffusionPipeModel(
         (
             (r"(?i)klein.*base.*9b", "flux2-klein-base-9b"),
             (r"(?i)klein.*base", "flux2-klein-base-4b"),
@@ -81,9 +81,9 @@ MODELS = {
             (_ANY, "flux2-dev"),
         )
     ),
-    "krea2": FormerModel(((r"(?i)turbo", "krea2-turbo"), (_ANY, "krea2-raw"))),
-    "wan": FormerModel(_WAN, ("transformer_path",), fps=16.0),
-    "ltx-video": FormerModel(
+    "krea2": DiffusionPipeModel(((r"(?i)turbo", "krea2-turbo"), (_ANY, "krea2-raw"))),
+    "wan": DiffusionPipeModel(_WAN, ("transformer_path",), fps=16.0),
+    "ltx-video": DiffusionPipeModel(
         ((r"(?i)13b", "ltx-video-13b"), (_ANY, "ltx-video-2b")),
         ("single_file_path", "diffusers_path"),
         fps=25.0,
@@ -91,16 +91,18 @@ MODELS = {
         frames=8,
     ),
     # Only version 2.3 is supported there.
-    "ltx2": FormerModel(((_ANY, "ltx-2.3"),), fps=24.0, frames=8),
-    "hunyuan_video_15": FormerModel(((r"(?i)i2v", "hunyuan-video-1.5-i2v"), (_ANY, "hunyuan-video-1.5")), fps=24.0),
-    "minimax_h3": FormerModel(((_ANY, "minimax-h3"),), fps=24.0, frames=17, first=0),
+    "ltx2": DiffusionPipeModel(((_ANY, "ltx-2.3"),), fps=24.0, frames=8),
+    "hunyuan_video_15": DiffusionPipeModel(
+        ((r"(?i)i2v", "hunyuan-video-1.5-i2v"), (_ANY, "hunyuan-video-1.5")), fps=24.0
+    ),
+    "minimax_h3": DiffusionPipeModel(((_ANY, "minimax-h3"),), fps=24.0, frames=17, first=0),
 }
 _TYPES = (*MODELS, "cosmos", "cosmos_predict2", "anima", "lumina_2", "hidream", "omnigen2", "hunyuan_image")
 TYPES = frozenset((*_TYPES, "hunyuan-video", "auraflow", "ernie_image", "ideogram4"))
 _PATHS = ("transformer_path", "diffusion_model", "single_file_path", "checkpoint_path", "ckpt_path", "diffusers_path")
 
 
-def former_model(settings: FormerSettings) -> FormerModel | None:
+def former_model(settings: FormerSettings) -> DiffusionPipeModel | None:
     """Return the model of some settings; None for one that is not here."""
     known = MODELS.get(str(settings.get("model.type")))
     if known is not None and "wan-2.2-5b" in preset_names(settings):

@@ -1,4 +1,4 @@
-"""What OneTrainer does with each picture in an epoch, by the rules of its source (23df3832) and of mgds (3a6994a)."""
+"""Account for each picture in an epoch of OneTrainer, by the rules of its source (23df3832) and of mgds (3a6994a)."""
 
 from __future__ import annotations
 

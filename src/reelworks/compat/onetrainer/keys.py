@@ -10,7 +10,7 @@ from typing import Any
 from reelworks.compat import datasets, rules, values
 from reelworks.compat.draft import ImportDraft
 from reelworks.compat.onetrainer import layers, models, optimizers
-from reelworks.compat.onetrainer.models import FormerModel
+from reelworks.compat.onetrainer.models import OneTrainerModel
 from reelworks.compat.rules import Fate, Outcome, Rule
 from reelworks.compat.trainer import choose_model, find_model
 from reelworks.core.errors import UserError
@@ -72,7 +72,7 @@ def defaults(draft: ImportDraft) -> dict[str, Any]:
     return found | ({"sample_after": 10} if draft.settings.count("samples") else {})
 
 
-def model_of(draft: ImportDraft) -> FormerModel:
+def model_of(draft: ImportDraft) -> OneTrainerModel:
     """Return the model; one that is not here was refused before."""
     return models.MODELS.get(str(draft.settings.get("model_type")), models.MODELS["FLUX_DEV_1"])
 
@@ -770,7 +770,7 @@ RULES: dict[str, Rule] = {
     "learning_rate_cycles": rules.only((1, 1.0), "one", "the rate falls once"),
     "learning_rate_min_factor": values.together("learning_rate_scheduler"),
     "learning_rate_scaler": _scaler,
-    "epochs": values.count("train.max_epochs"),
+    "epochs": values.passes,
     "batch_size": _batch_size,
     "gradient_accumulation_steps": values.count("train.gradient_accumulation_steps"),
     "ema": _ema,

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from reelworks.models import registry
 
 
-class FormerModel(NamedTuple):
+class OneTrainerModel(NamedTuple):
     """A `model_type`.
 
     Attributes:
@@ -45,14 +45,14 @@ _ATTENTION_MLP = {
 }
 _TWO, _THREE = ("text_encoder", "text_encoder_2"), ("text_encoder", "text_encoder_2", "text_encoder_3")
 _BLOCKS_ONLY = {"attn-only": ("attn",), "blocks": ("transformer_block",), "full": ("",)}
-MODELS: Mapping[str, FormerModel] = {
-    "FLUX_DEV_1": FormerModel(
+MODELS: Mapping[str, OneTrainerModel] = {
+    "FLUX_DEV_1": OneTrainerModel(
         ((r"(?i)schnell", "flux-schnell"), (r"(?i)kontext", "flux-kontext"), ("", "flux-dev")),
         _TWO,
         line=_FLUX_LINE,
         filters=_ATTENTION_MLP,
     ),
-    "FLUX_2": FormerModel(
+    "FLUX_2": OneTrainerModel(
         (
             (r"(?i)klein.*base.*9b", "flux2-klein-base-9b"),
             (r"(?i)klein.*base", "flux2-klein-base-4b"),
@@ -63,18 +63,18 @@ MODELS: Mapping[str, FormerModel] = {
         line=_FLUX_LINE,
         filters={"blocks": ("transformer_block",), "full": ("",)},
     ),
-    "CHROMA_1": FormerModel(((r"(?i)chroma1?-base", "chroma1-base"), ("", "chroma1-hd")), filters=_ATTENTION_MLP),
-    "QWEN": FormerModel(
+    "CHROMA_1": OneTrainerModel(((r"(?i)chroma1?-base", "chroma1-base"), ("", "chroma1-hd")), filters=_ATTENTION_MLP),
+    "QWEN": OneTrainerModel(
         ((r"2512", "qwen-image-2512"), ("", "qwen-image")),
         line=(256, 0.5, 8192, 0.9),
         filters={**_BLOCKS_ONLY, "attn-mlp": ("attn", "img_mlp", "txt_mlp")},
     ),
-    "KREA_2": FormerModel(
+    "KREA_2": OneTrainerModel(
         ((r"(?i)turbo", "krea2-turbo"), ("", "krea2-raw")),
         line=_FLUX_LINE,
         filters={**_BLOCKS_ONLY, "attn-mlp": ("attn", "ff"), "blocks": ("transformer_blocks",)},
     ),
-    "Z_IMAGE": FormerModel(
+    "Z_IMAGE": OneTrainerModel(
         ((r"(?i)(?<!de-)(?<!de)turbo", "z-image-turbo"), ("", "z-image")),
         line=_FLUX_LINE,
         filters={
@@ -84,11 +84,11 @@ MODELS: Mapping[str, FormerModel] = {
             "full": ("",),
         },
     ),
-    "STABLE_DIFFUSION_3": FormerModel((("", "sd3-medium"),), _THREE, filters=_BLOCKS_ONLY),
-    "STABLE_DIFFUSION_35": FormerModel(
+    "STABLE_DIFFUSION_3": OneTrainerModel((("", "sd3-medium"),), _THREE, filters=_BLOCKS_ONLY),
+    "STABLE_DIFFUSION_35": OneTrainerModel(
         ((r"(?i)large", "sd3.5-large"), ("", "sd3.5-medium")), _THREE, filters=_BLOCKS_ONLY
     ),
-    "STABLE_DIFFUSION_XL_10_BASE": FormerModel(
+    "STABLE_DIFFUSION_XL_10_BASE": OneTrainerModel(
         (("", "sdxl"),),
         _TWO,
         part="unet",

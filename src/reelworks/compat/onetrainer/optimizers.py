@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from reelworks.compat.draft import FormerSettings
 
 
-class FormerOptimizer(NamedTuple):
+class OneTrainerOptimizer(NamedTuple):
     """An optimizer by its name there; its defaults are those of `modules/util/optimizer_util.py`."""
 
     name: str  # here
@@ -19,37 +19,37 @@ class FormerOptimizer(NamedTuple):
 
 
 _ADAM_LIKE = {
-    "ADOPT": FormerOptimizer("adamw", False, beta2=0.9999, eps=1e-6),
-    "ADOPT_ADV": FormerOptimizer("adamw", False, beta2=0.9999, eps=1e-6),
-    "AdEMAMix": FormerOptimizer("adamw", False, weight_decay=0.01),
-    "AdEMAMix_8BIT": FormerOptimizer("adamw8bit", False, weight_decay=0.01),
-    "LAMB": FormerOptimizer("adamw", False),
-    "LAMB_8BIT": FormerOptimizer("adamw8bit", False),
-    "YOGI": FormerOptimizer("adamw", False),
-    "ADABELIEF": FormerOptimizer("adamw", False),
-    "AIDA": FormerOptimizer("adamw", False),
-    **{name: FormerOptimizer("prodigy", False) for name in ("DADAPT_ADA_GRAD", "DADAPT_ADAM", "DADAPT_LION")},
-    **{name: FormerOptimizer("prodigy", False) for name in ("DADAPT_SGD", "DADAPT_ADAN")},
+    "ADOPT": OneTrainerOptimizer("adamw", False, beta2=0.9999, eps=1e-6),
+    "ADOPT_ADV": OneTrainerOptimizer("adamw", False, beta2=0.9999, eps=1e-6),
+    "AdEMAMix": OneTrainerOptimizer("adamw", False, weight_decay=0.01),
+    "AdEMAMix_8BIT": OneTrainerOptimizer("adamw8bit", False, weight_decay=0.01),
+    "LAMB": OneTrainerOptimizer("adamw", False),
+    "LAMB_8BIT": OneTrainerOptimizer("adamw8bit", False),
+    "YOGI": OneTrainerOptimizer("adamw", False),
+    "ADABELIEF": OneTrainerOptimizer("adamw", False),
+    "AIDA": OneTrainerOptimizer("adamw", False),
+    **{name: OneTrainerOptimizer("prodigy", False) for name in ("DADAPT_ADA_GRAD", "DADAPT_ADAM", "DADAPT_LION")},
+    **{name: OneTrainerOptimizer("prodigy", False) for name in ("DADAPT_SGD", "DADAPT_ADAN")},
 }
 OPTIMIZERS = {
     **_ADAM_LIKE,
-    "ADAMW": FormerOptimizer("adamw", weight_decay=0.01),
-    "ADAM": FormerOptimizer("adamw"),
-    "ADAMW_8BIT": FormerOptimizer("adamw8bit", weight_decay=0.01),
-    "ADAM_8BIT": FormerOptimizer("adamw8bit"),
-    "ADAMW_ADV": FormerOptimizer("adamw", beta2=0.99),
-    "PRODIGY": FormerOptimizer("prodigy"),
-    "PRODIGY_ADV": FormerOptimizer("prodigy", False, beta2=0.99),
-    "PRODIGY_PLUS_SCHEDULE_FREE": FormerOptimizer("prodigy", False, beta2=0.99),
-    "SCHEDULE_FREE_ADAMW": FormerOptimizer("schedulefree", weight_decay=0.01),
-    "ADAFACTOR": FormerOptimizer("adafactor", False, eps=None),
-    "CAME": FormerOptimizer("came", eps=None, weight_decay=0.01),
-    "CAME_8BIT": FormerOptimizer("came", False, eps=None, weight_decay=0.01),
-    "MUON": FormerOptimizer("muon"),
-    "MUON_ADV": FormerOptimizer("muon", False),
-    "ADAMUON_ADV": FormerOptimizer("muon", False),
+    "ADAMW": OneTrainerOptimizer("adamw", weight_decay=0.01),
+    "ADAM": OneTrainerOptimizer("adamw"),
+    "ADAMW_8BIT": OneTrainerOptimizer("adamw8bit", weight_decay=0.01),
+    "ADAM_8BIT": OneTrainerOptimizer("adamw8bit"),
+    "ADAMW_ADV": OneTrainerOptimizer("adamw", beta2=0.99),
+    "PRODIGY": OneTrainerOptimizer("prodigy"),
+    "PRODIGY_ADV": OneTrainerOptimizer("prodigy", False, beta2=0.99),
+    "PRODIGY_PLUS_SCHEDULE_FREE": OneTrainerOptimizer("prodigy", False, beta2=0.99),
+    "SCHEDULE_FREE_ADAMW": OneTrainerOptimizer("schedulefree", weight_decay=0.01),
+    "ADAFACTOR": OneTrainerOptimizer("adafactor", False, eps=None),
+    "CAME": OneTrainerOptimizer("came", eps=None, weight_decay=0.01),
+    "CAME_8BIT": OneTrainerOptimizer("came", False, eps=None, weight_decay=0.01),
+    "MUON": OneTrainerOptimizer("muon"),
+    "MUON_ADV": OneTrainerOptimizer("muon", False),
+    "ADAMUON_ADV": OneTrainerOptimizer("muon", False),
 }
-UNKNOWN = FormerOptimizer("adamw", False)
+UNKNOWN = OneTrainerOptimizer("adamw", False)
 
 
 def name_of(settings: FormerSettings) -> str:
