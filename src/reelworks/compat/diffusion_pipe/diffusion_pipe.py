@@ -44,8 +44,9 @@ class _DiffusionPipe:
         if dataset is None and isinstance(named := main.get("dataset"), str):
             try:
                 dataset = files[0].beside(named).values
-            except UserError:
-                dataset = None
+            except UserError as error:
+                if error.code != "file-unreadable":
+                    raise
         if not isinstance(main.get("model"), dict):
             raise UserError(
                 "there is no [model] in it",
@@ -117,7 +118,9 @@ def _options(words: Sequence[str]) -> dict[str, Any]:
 
 def _defaults(draft: ImportDraft) -> dict[str, Any]:
     adapter = keys.trains_adapter(draft)
-    return {key: value for key, value in keys.DEFAULTS.items() if adapter or not key.startswith("adapter.")}
+    # The text encoders of SDXL are trained, whatever a config says.
+    texts = dict.fromkeys(keys.RATES_OF_TEXTS, "optimizer.lr") if draft.settings.get("model.type") == "sdxl" else {}
+    return texts | {key: value for key, value in keys.DEFAULTS.items() if adapter or not key.startswith("adapter.")}
 
 
 def _finish(draft: ImportDraft, number: int) -> Iterator[ImportedKey]:

@@ -72,6 +72,7 @@ DEFAULTS: dict[str, Any] = {
     "optimizer.gradient_release": False,
     "adapter.dropout": 0.0,
 }
+RATES_OF_TEXTS = ("model.text_encoder_1_lr", "model.text_encoder_2_lr")
 FIRST = (
     *("model.type", "adapter.type", "optimizer.type", "model.dtype", "model.transformer_dtype"),
     *("model.diffusion_model_dtype", "model.timestep_sample_method"),
@@ -321,6 +322,8 @@ def _of_optimizer(key: str, position: int, set_one: Callable[[Any, ImportDraft],
 
     def handle(value: Any, draft: ImportDraft) -> Outcome:
         name = str(draft.settings.get("optimizer.type", "adamw")).lower()
+        if key == "learning_rate" and draft.get("model.name") == "sdxl" and draft.settings.get("model.unet_lr"):
+            return Fate.NO_MEANING, "model.unet_lr is that of the network"
         if key in _LACKS.get(draft.get("train.optimizer"), ()):
             return Fate.NO_MEANING, f"{draft.get('train.optimizer')} has none here"
         if key == "learning_rate" and name in _ADAPTIVE and draft.source_of("train.learning_rate"):
@@ -593,8 +596,8 @@ RULES: dict[str, Rule] = {
     "model.v_pred": _v_prediction,
     "model.min_snr_gamma": _min_snr,
     "model.debiased_estimation_loss": _debiased,
-    "model.unet_lr": lambda value, draft: values.amount("train.learning_rate", 1e-300)(value, draft),
-    **dict.fromkeys(("model.text_encoder_1_lr", "model.text_encoder_2_lr", "model.llm_adapter_lr"), _TEXT_RATES),
+    "model.unet_lr": values.amount("train.learning_rate", 1e-300),
+    **dict.fromkeys((*RATES_OF_TEXTS, "model.llm_adapter_lr"), _TEXT_RATES),
     **dict.fromkeys((f"model.{key}_lr" for key in ("self_attn", "cross_attn", "mlp", "mod")), _RATES),
     "model.llm_adapter_path": _OF_RELEASE,
     "model.multiscale_loss_weight": rules.impossible("the loss has one scale"),

@@ -165,6 +165,8 @@ def _source(value: Any, draft: ImportDraft, number: int) -> Outcome:
 
 
 def _lines(path: str) -> list[str]:
+    if not path.endswith(".txt"):
+        return []
     try:
         with Path(path).open(encoding="utf-8") as file:
             return [line.strip() for line in file.read(_MOST_PROMPTS_BYTES).splitlines() if line.strip()]

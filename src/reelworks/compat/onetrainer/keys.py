@@ -260,8 +260,10 @@ def _adapter(target: str, kinds: tuple[str, ...], rule: Rule) -> Rule:
 
 
 def _dropout(value: Any, draft: ImportDraft) -> Outcome:
-    if not value:
+    if not value or not trains_adapter(draft):
         return Fate.DEFAULT, "off"
+    if draft.get("lora.type") == "oft":
+        return Fate.NOT_POSSIBLE, "rotations are not dropped"
     return Fate.TAKEN, draft.set("lora.dropout", values.range_of(0, 0.99, values.number(value, 0, 1)))
 
 
@@ -344,9 +346,11 @@ def _eps(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _decay(value: Any, draft: ImportDraft) -> Outcome:
-    return Fate.TAKEN, draft.set(
-        "train.weight_decay", values.number(optimizers.setting(draft.settings, "weight_decay"), 0)
-    )
+    decay = values.number(optimizers.setting(draft.settings, "weight_decay"), 0)
+    remark = draft.set("train.weight_decay", decay)
+    if decay and optimizers.name_of(draft.settings) in ("ADAM", "ADAM_8BIT"):
+        return Fate.NOT_POSSIBLE, f"{remark}: it is not part of the gradient here"
+    return Fate.TAKEN, remark
 
 
 def _fused(value: Any, draft: ImportDraft) -> Outcome:
@@ -783,7 +787,7 @@ RULES: dict[str, Rule] = {
     "vb_loss_strength": rules.without_meaning("it belongs to other models"),
     "loss_weight_fn": _weighting,
     "loss_weight_strength": values.together("loss_weight_fn"),
-    "dropout_probability": _adapter("lora.dropout", ("lora", "loha", "lokr"), _dropout),
+    "dropout_probability": _dropout,
     "loss_scaler": rules.impossible("the loss is a mean: multiply train.learning_rate instead", unless=("NONE",)),
     "clip_grad_norm": values.amount("train.max_grad_norm", none=NONE),
     "layer_filter": _filter,

@@ -104,6 +104,7 @@ def _kind_of_list(found: Sequence[dict[str, Any]]) -> str:
 
 def _beside(file: ConfigFile, path: str) -> list[Any]:
     try:
-        return _list(file.beside(path))
+        found = file.beside(path)
     except UserError:
         return []
+    return [found.values] if found.values is not None else _list(found)  # the values refuse what is no JSON
