@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, final
 
 from reelworks.compat import datasets, settle
-from reelworks.compat.diffusion_pipe import buckets, clips, data, keys, models
+from reelworks.compat.diffusion_pipe import buckets, clips, data, keys, models, objective, optimizer
 from reelworks.compat.draft import FormerSettings, ImportDraft
 from reelworks.compat.files import ConfigFile, flatten, parse_arguments, plain
 from reelworks.compat.former import Clip, FormerEpoch
@@ -117,9 +117,11 @@ def _options(words: Sequence[str]) -> dict[str, Any]:
 
 
 def _defaults(draft: ImportDraft) -> dict[str, Any]:
-    adapter = keys.trains_adapter(draft)
+    adapter = objective.trains_adapter(draft)
     # The text encoders of SDXL are trained, whatever a config says.
-    texts = dict.fromkeys(keys.RATES_OF_TEXTS, "optimizer.lr") if draft.settings.get("model.type") == "sdxl" else {}
+    texts = (
+        dict.fromkeys(optimizer.RATES_OF_TEXTS, "optimizer.lr") if draft.settings.get("model.type") == "sdxl" else {}
+    )
     return texts | {key: value for key, value in keys.DEFAULTS.items() if adapter or not key.startswith("adapter.")}
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from reelworks.compat import values
 from reelworks.compat.draft import FormerSettings
 from reelworks.compat.former import Clip, FormerEpoch, Use
-from reelworks.compat.onetrainer import concepts, keys, models
+from reelworks.compat.onetrainer import concepts, models, objective
 
 _ASPECTS = tuple((1.0, ratio) for ratio in concepts.RATIOS)
 _RULES = (
@@ -103,7 +103,7 @@ def _left_out(settings: FormerSettings, clip: Clip, of_dataset: dict[int, int]) 
 def _resolutions(settings: FormerSettings, concept: int) -> list[_Size | int]:
     """Return the sides, or the one fixed size, to which pictures of a concept are brought."""
     text = concepts.resolution_of(settings, concept)
-    sizes = keys.sides_of(text)
+    sizes = objective.sides_of(text)
     if "x" in text and "," not in text:
         return [sizes[0]]
     return [height for height, _ in sizes]

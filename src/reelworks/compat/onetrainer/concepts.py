@@ -8,7 +8,7 @@ from typing import Any
 
 from reelworks.compat import datasets, rules, values
 from reelworks.compat.draft import FormerSettings, ImportDraft
-from reelworks.compat.onetrainer import keys
+from reelworks.compat.onetrainer import objective, parts
 from reelworks.compat.rules import Fate, ImportedKey, Outcome, Rule
 
 PICTURES = (".bmp", ".jpg", ".jpeg", ".png", ".tif", ".tiff", ".webp", ".avif")
@@ -85,7 +85,7 @@ def _type(value: Any, draft: ImportDraft) -> Outcome:
         return Fate.NOT_POSSIBLE, "clips are held out of the datasets: set validation.split"
     if kind != "PRIOR_PREDICTION" or number is None:
         return Fate.DEFAULT, "trained" if kind != "OFF" else "the concept is off"
-    if not keys.trains_adapter(draft):
+    if not parts.trains_adapter(draft):
         return Fate.NOT_POSSIBLE, "only a LoRA has a base to predict with: leave the dataset out, or train a LoRA"
     return Fate.TAKEN, draft.set(f"dataset.{number}.prior_prediction", True)
 
@@ -373,7 +373,7 @@ def fill_buckets(draft: ImportDraft) -> None:
     """Put the bucket entries into a draft; raises `ValueError` for resolutions that the trainer would not take."""
     sources = {resolution_of(draft.settings, concept) for concept in numbers(draft.settings)}
     sources = sources or {str(draft.settings.get("resolution", "512"))}
-    sizes = sorted({size for text in sources for size in keys.sides_of(text)}, key=lambda size: size[0] * size[1])
+    sizes = sorted({size for text in sources for size in objective.sides_of(text)}, key=lambda size: size[0] * size[1])
     draft.begin("resolution", is_default="resolution" not in draft.settings.values)
     draft.set("buckets.upscale", True, "small pictures are enlarged")
     draft.set("buckets.max_crop", 0.99, "pictures of any shape are cropped to the nearest")
