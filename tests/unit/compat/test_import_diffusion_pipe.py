@@ -204,6 +204,25 @@ def test_no_spoiled_config_ends_in_a_traceback(
         return
     keys = flatten(parts[0]).keys() | (flatten(parts[1]).keys() if parts[1] else set())
     assert {key for key in keys if key} <= told(made).keys()
+    assert len(made.keys) == len(told(made))
     DIFFUSION_PIPE.former_epoch(
         DIFFUSION_PIPE.read([ConfigFile(file) for file in files]), golden("diffusion-pipe-1").clips
     )
+
+
+def test_lengths_that_the_model_does_not_take_become_the_next_lower_ones(tmp_path: Path) -> None:
+    """Wan takes 4 n + 1 frames: 34 are cut to 33 there, too, and MiniMax H3 takes 17 n + 5 here."""
+    data = {"resolutions": [480], "frame_buckets": [1, 34], "directory": [{"path": "a"}]}
+    for kind, frames, fate in (("wan", [1, 33], Fate.TAKEN), ("minimax_h3", [1, 22], Fate.NOT_POSSIBLE)):
+        model = {"type": kind, "ckpt_path": "Wan2.1-T2V-14B", "dtype": "bfloat16"}
+        made, recipe = converted(tmp_path, *write(tmp_path, {"epochs": 1, "model": model}, data))
+        assert recipe.bucket[0].num_frames == frames
+        assert told(made)["frame_buckets"][0] == fate
+        assert len(made.keys) == len(told(made))
+
+
+def test_a_batch_size_that_is_none_leaves_the_buckets_to_be_proposed(tmp_path: Path) -> None:
+    main = toml.parse(MAIN_1.read_text()) | {"micro_batch_size_per_gpu": [[512]]}
+    made, recipe = converted(tmp_path, *write(tmp_path, main, toml.parse(DATASET_1.read_text())))
+    assert (recipe.bucket, recipe.buckets.entries) == ([], "auto")
+    assert told(made)["directory"][0] == Fate.TO_FILL_IN

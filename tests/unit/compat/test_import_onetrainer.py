@@ -39,6 +39,7 @@ def test_every_key_of_a_config_and_its_concepts_has_a_line(tmp_path: Path) -> No
     made, _ = converted(tmp_path, CONFIG_1)
     expected = {*flatten(json.loads(CONFIG_1.read_text())), *flatten({"concepts": json.loads(CONCEPTS_1.read_text())})}
     assert expected <= told(made).keys()
+    assert len(made.keys) == len(told(made))
     assert all(key.remark for key in made.keys)
     assert "hunter2" not in made.text + str(made.keys)
     assert "rp_secret" not in made.text + str(made.keys)
@@ -231,4 +232,5 @@ def test_no_spoiled_config_ends_in_a_traceback(
         return
     expected = {key for key in flatten(config) if key and not key.startswith("optimizer")}
     assert expected <= told(made).keys()
+    assert len(made.keys) == len(told(made))
     ONETRAINER.former_epoch(ONETRAINER.read([ConfigFile(file)]), golden("onetrainer-1").clips)

@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 
 from reelworks.buckets.config import MOST_EXTREME
 from reelworks.compat import datasets
 from reelworks.compat.diffusion_pipe import data, models
 from reelworks.compat.diffusion_pipe.data import Directory
 from reelworks.compat.draft import ImportDraft
-from reelworks.core.shape import Geometry
 
 
-def fill(draft: ImportDraft, directories: Sequence[Directory]) -> Iterator[str]:
-    """Put buckets and repeats into a draft, and yield what is other here."""
-    geometry = datasets.geometry_of(draft)
+def fill(draft: ImportDraft, directories: Sequence[Directory]) -> str:
+    """Put buckets and repeats into a draft, and return what is other here of frames, or ""."""
     sides = sorted({side for each in directories for side in _sides(each)}, reverse=True)
-    wanted = sorted({frames for each in directories for frames in _frames(each)})
-    frames = sorted({taken for each in wanted if (taken := _legal(geometry, draft, each))})
-    if lost := [each for each in wanted if each not in frames and _former_frames(draft, each) not in frames]:
-        yield f"{geometry.frame_words}: {', '.join(map(str, lost))} become {', '.join(map(str, frames))}"
+    here = {each: _legal(draft, each) for each in sorted({n for each in directories for n in _frames(each)})}
+    frames = sorted({taken for taken in here.values() if taken})
     if not sides or not frames:
         draft.set("buckets.entries", "auto", "the dataset has no sizes")
-        return
+        return ""
     draft.set("buckets.upscale", True, "small clips are enlarged")
     draft.set("buckets.max_crop", 0.99, "clips of any shape are cropped to the nearest")
     ratios = sorted({ratio for each in directories for ratio in each.ratios or _ratios_of_sizes(each)})
@@ -50,6 +46,23 @@ def fill(draft: ImportDraft, directories: Sequence[Directory]) -> Iterator[str]:
             draft.set(f"bucket.{number}.keep_prob", chance, "each use of a clip draws one of the sizes")
     for number, each in enumerate(directories):
         _repeat(draft, number, each, len(_sides(each)) if drawn else 1)
+    return _other_frames(draft, here)
+
+
+def clear(draft: ImportDraft) -> None:
+    """Take out entries that are not complete."""
+    for number in range(draft.count("bucket")):
+        for key in ("resolution", "num_frames", "batch_size", "keep_prob"):
+            draft.remove(f"bucket.{number}.{key}")
+
+
+def _other_frames(draft: ImportDraft, here: Mapping[int, int | None]) -> str:
+    known = models.former_model(draft.settings)
+    if known is None or known.fps is None:  # clips are left out there too
+        return ""
+    changed = {each: taken for each, taken in here.items() if taken != known.align(each)}
+    told = [f"{each} become {taken}" if taken else f"clips of {each} are left out" for each, taken in changed.items()]
+    return f"{datasets.geometry_of(draft).frame_words}: {', '.join(told)}" if told else ""
 
 
 def _repeat(draft: ImportDraft, number: int, directory: Directory, sizes: int) -> None:
@@ -79,20 +92,15 @@ def _ratios_of_sizes(directory: Directory) -> list[float]:
     return [round(width / height, 3) for width, height, _ in directory.sizes]
 
 
-def _former_frames(draft: ImportDraft, frames: int) -> int:
-    known = models.former_model(draft.settings)
-    return frames if known is None else known.align(frames)
-
-
-def _legal(geometry: Geometry, draft: ImportDraft, frames: int) -> int | None:
+def _legal(draft: ImportDraft, frames: int) -> int | None:
     """Return the largest frame count here that does not exceed what is trained there; None if there is none."""
-    known = models.former_model(draft.settings)
+    known, geometry = models.former_model(draft.settings), datasets.geometry_of(draft)
     if frames > 1 and known is not None and known.fps is None:
-        return None  # clips are left out there too
-    step, least = geometry.frame_rule
-    frames = _former_frames(draft, frames)
+        return None
+    frames = frames if known is None else known.align(frames)
     if frames == 1 or geometry.accepts_frames(frames):
         return frames
+    step, least = geometry.frame_rule
     below = (frames - least) // max(step, 1) * step + least
     return below if geometry.accepts_frames(below) else None
 

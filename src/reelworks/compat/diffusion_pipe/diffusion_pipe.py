@@ -58,7 +58,8 @@ class _DiffusionPipe:
         return FormerSettings(found | flatten(main) | (flatten(dataset) if dataset else {}))
 
     def convert(self, draft: ImportDraft) -> Iterator[ImportedKey]:
-        yield from settle.settle(draft, _convert(draft))
+        # Of two lines of a setting, the later one knows more.
+        yield from settle.settle(draft, {key.key: key for key in _convert(draft)}.values())
 
     def former_epoch(self, settings: FormerSettings, clips_: Sequence[Clip]) -> FormerEpoch | None:
         return clips.former_epoch(settings, clips_)
@@ -77,9 +78,14 @@ def _convert(draft: ImportDraft) -> Iterator[ImportedKey]:
         yield ImportedKey("dataset", draft.settings.get("dataset"), Fate.TO_FILL_IN, remark)
     try:
         directories = data.directories(draft.settings)
-        for remark in buckets.fill(draft, directories):
-            yield ImportedKey("frame_buckets", None, Fate.NOT_POSSIBLE, remark)
+        if remark := buckets.fill(draft, directories):
+            given = [
+                key for key in draft.settings.values if key.rpartition(".")[2] in ("frame_buckets", "size_buckets")
+            ]
+            for key in given:
+                yield ImportedKey(key, draft.settings.get(key), Fate.NOT_POSSIBLE, remark)
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError):
+        buckets.clear(draft)
         draft.set("buckets.entries", "auto", "to fill in")
         remark = "sizes or repeats are not of the kind that the trainer takes: entries are proposed instead"
         yield ImportedKey("directory", None, Fate.TO_FILL_IN, remark)

@@ -60,7 +60,8 @@ class _OneTrainer:
         return FormerSettings(migrations.migrated(found, is_preset=is_preset))
 
     def convert(self, draft: ImportDraft) -> Iterator[ImportedKey]:
-        yield from settle.settle(draft, _convert(draft))
+        # Of two lines of a setting, the later one knows more.
+        yield from settle.settle(draft, {key.key: key for key in _convert(draft)}.values())
 
     def former_epoch(self, settings: FormerSettings, clips_: Sequence[Clip]) -> FormerEpoch | None:
         return clips.former_epoch(settings, clips_)
