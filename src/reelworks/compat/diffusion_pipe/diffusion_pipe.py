@@ -37,10 +37,9 @@ class _DiffusionPipe:
                 if isinstance(config := found.get("config"), str):
                     main = file.beside(config).values or {}
             if file.path.suffix == ".toml":
-                if "directory" in (file.values or {}):
-                    dataset = file.values
-                else:
-                    main = file.values or {}
+                found_here = file.values or {}
+                dataset = found_here if "directory" in found_here else dataset
+                main = found_here if "model" in found_here else main
         if dataset is None and isinstance(named := main.get("dataset"), str):
             try:
                 dataset = files[0].beside(named).values

@@ -8,6 +8,7 @@ from typing import Any
 
 from reelworks.compat import datasets, rules, values
 from reelworks.compat.diffusion_pipe import data, directories, models, objective, optimizer
+from reelworks.compat.diffusion_pipe.models import DiffusionPipeModel
 from reelworks.compat.draft import ImportDraft
 from reelworks.compat.rules import Fate, Outcome, Rule
 from reelworks.compat.trainer import choose_model, find_model
@@ -15,20 +16,10 @@ from reelworks.core.toml_none import WORD as NONE
 from reelworks.models import registry
 
 _OF_RELEASE = rules.without_meaning("the autoencoder and text encoder of the release are taken")
-
-
 _SPEED = rules.without_meaning("it only affects speed and memory")
-
-
 _NO_VALIDATION = rules.without_meaning("there are no evaluation datasets here")
-
-
 _DTYPES = {"bfloat16": "bfloat16", "float32": "float32"}
-
-
 _SAVED = {"bfloat16": "bfloat16", "float16": "float16", "float32": "float32"}
-
-
 _BASES = {
     "float8": "float8",
     "float8_e4m3fn": "float8",
@@ -36,8 +27,6 @@ _BASES = {
     "bfloat16": "bfloat16",
     "float32": "float32",
 }
-
-
 DEFAULTS: dict[str, Any] = {
     "epochs": None,
     "gradient_clipping": 1.0,
@@ -56,8 +45,6 @@ DEFAULTS: dict[str, Any] = {
     "optimizer.gradient_release": False,
     "adapter.dropout": 0.0,
 }
-
-
 FIRST = (
     *("model.type", "adapter.type", "optimizer.type", "model.dtype", "model.transformer_dtype"),
     *("model.diffusion_model_dtype", "model.timestep_sample_method"),
@@ -67,17 +54,7 @@ FIRST = (
 def _model_type(value: Any, draft: ImportDraft) -> Outcome:
     preset = find_model(draft, "model.type", models.preset_names(draft.settings))
     known = models.former_model(draft.settings)
-    paths = (draft.settings.get(f"model.{key}") for key in (known.weights if known is not None else ()))
-    weights = next((path for path in paths if isinstance(path, str) and path), None)
-    if (
-        weights is not None
-        and known is not None
-        and "transformer_path" in known.weights[:1]
-        and preset.startswith("wan")
-    ):
-        # A folder of one of the release's two networks has its names, and not those of diffusers.
-        weights = weights if weights.endswith(".safetensors") else None
-    remark = choose_model(draft, preset, weights)
+    remark = choose_model(draft, preset, _weights_of(draft, known))
     if draft.get("model.experts") is not None:
         names = " ".join(str(draft.settings.get(f"model.{key}", "")) for key in ("transformer_path", "ckpt_path"))
         low = re.search("(?i)low", names) or values.number(draft.settings.get("model.max_t", 1.0)) < 1
@@ -97,6 +74,14 @@ def _model_type(value: Any, draft: ImportDraft) -> Outcome:
     if objective.trains_adapter(draft) and known is not None and draft.settings.get("adapter.type") == "lora":
         draft.set("exports.formats", [known.format], "as its files are written")
     return Fate.TAKEN, remark
+
+
+def _weights_of(draft: ImportDraft, known: DiffusionPipeModel | None) -> str | None:
+    paths = (draft.settings.get(f"model.{key}") for key in (known.weights if known is not None else ()))
+    weights = next((path for path in paths if isinstance(path, str) and path), None)
+    # Folders of Wan have the names of its release, and not those of diffusers.
+    in_folder = weights is not None and not weights.endswith((".safetensors", ".gguf"))
+    return None if in_folder and draft.settings.get("model.type") == "wan" else weights
 
 
 def _weights(value: Any, draft: ImportDraft) -> Outcome:

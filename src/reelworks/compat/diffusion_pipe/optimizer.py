@@ -19,8 +19,6 @@ _OPTIMIZERS = {
     **dict.fromkeys(("adafactor",), "adafactor"),
     **dict.fromkeys(("schedulefreeadamw",), "schedulefree"),
 }
-
-
 # Defaults of each optimizer there: rate, betas, epsilon and weight decay. None are those of the recipe.
 _OF_OPTIMIZERS: Mapping[str, tuple[float | None, list[float] | None, float | None, float]] = {
     "adamw": (1e-3, [0.9, 0.999], 1e-8, 0.01),
@@ -34,14 +32,8 @@ _OF_OPTIMIZERS: Mapping[str, tuple[float | None, list[float] | None, float | Non
     "came": (2e-4, [0.9, 0.999], None, 0.0),
     "schedulefreeadamw": (2.5e-3, [0.9, 0.999], 1e-8, 0.0),
 }
-
-
 _ADAPTIVE = ("automagic", "genericoptim")
-
-
 _LACKS = {"adafactor": ("betas", "eps"), "came": ("eps",), "schedulefree": ()}
-
-
 RATES_OF_TEXTS = ("model.text_encoder_1_lr", "model.text_encoder_2_lr")
 
 
@@ -116,8 +108,6 @@ def _epochs(value: Any, draft: ImportDraft) -> Outcome:
 
 
 _RATES = rules.impossible("all layers have one rate, train.learning_rate: leave layers out with lora.targets")
-
-
 _TEXT_RATES = rules.impossible("text encoders are not trained", unless=(None, 0))
 
 

@@ -12,11 +12,7 @@ from reelworks.compat.rules import Fate, Outcome, Rule
 from reelworks.models import registry
 
 _FORMATS = {"DIFFUSERS_LORA": "diffusers", "COMFY_LORA": "comfyui", "ORIGINAL_LORA": "comfyui", "KOHYA_LORA": "kohya"}
-
-
 _TYPES = {"LORA": "lora", "LOHA": "loha", "LOKR": "lokr", "OFT_2": "oft"}
-
-
 _MOST_RANK = 100_000  # of a LoKr whose second factor is to be a full matrix
 
 
@@ -26,7 +22,7 @@ def _peft(value: Any, draft: ImportDraft) -> Outcome:
     return rules.by_name("lora.type", _TYPES, "lora", "there is no such adapter")(value, draft)
 
 
-def _adapter(target: str, kinds: tuple[str, ...], rule: Rule) -> Rule:
+def _adapter(kinds: tuple[str, ...], rule: Rule) -> Rule:
     """Use a rule for adapters of some types."""
 
     def handle(value: Any, draft: ImportDraft) -> Outcome:
@@ -123,15 +119,15 @@ RULES: dict[str, Rule] = {
     "layer_filter": _filter,
     "layer_filter_preset": _filter_preset,
     "peft_type": _peft,
-    "lora_rank": _adapter("lora.rank", _LOW_RANK, values.count("lora.rank")),
-    "lora_alpha": _adapter("lora.alpha", (*_LOW_RANK, "lokr"), values.amount("lora.alpha", 1e-6)),
-    "lora_decompose": _adapter("lora.dora", ("lora",), _decompose),
-    "oft_block_size": _adapter("lora.block_size", ("oft",), values.count("lora.block_size", 2)),
-    "oft_block_share": _adapter("", ("oft",), rules.impossible("each block has a rotation of its own")),
-    "oft_scaled": _adapter("", ("oft",), rules.impossible("rotations have no scale")),
-    "lokr_dim": _adapter("lora.rank", ("lokr",), _lokr_rank),
-    "lokr_decompose_both": _adapter("lora.decompose_both", ("lokr",), values.switch("lora.decompose_both")),
-    "lokr_decompose_factor": _adapter("lora.decompose_factor", ("lokr",), _factor),
-    "lokr_weight_decompose": _adapter("", ("lokr",), rules.impossible("lora.dora is for the type lora")),
-    "lokr_full_matrix": _adapter("lora.rank", ("lokr",), _full_matrix),
+    "lora_rank": _adapter(_LOW_RANK, values.count("lora.rank")),
+    "lora_alpha": _adapter((*_LOW_RANK, "lokr"), values.amount("lora.alpha", 1e-6)),
+    "lora_decompose": _adapter(("lora",), _decompose),
+    "oft_block_size": _adapter(("oft",), values.count("lora.block_size", 2)),
+    "oft_block_share": _adapter(("oft",), rules.impossible("each block has a rotation of its own")),
+    "oft_scaled": _adapter(("oft",), rules.impossible("rotations have no scale")),
+    "lokr_dim": _adapter(("lokr",), _lokr_rank),
+    "lokr_decompose_both": _adapter(("lokr",), values.switch("lora.decompose_both")),
+    "lokr_decompose_factor": _adapter(("lokr",), _factor),
+    "lokr_weight_decompose": _adapter(("lokr",), rules.impossible("lora.dora is for the type lora")),
+    "lokr_full_matrix": _adapter(("lokr",), _full_matrix),
 }

@@ -14,20 +14,10 @@ from reelworks.core.toml_none import WORD as NONE
 from reelworks.models import registry
 
 _WINDOW = rules.without_meaning("a setting of the window")
-
-
 _SPEED = rules.without_meaning("it only affects speed and memory")
-
-
 _DTYPES = {"BFLOAT_16": "bfloat16", "FLOAT_32": "float32", "TFLOAT_32": "float32"}
-
-
 _EXPORTED = {"BFLOAT_16": "bfloat16", "FLOAT_16": "float16", "FLOAT_32": "float32"}
-
-
 _MINUTES = {"SECOND": 1 / 60, "MINUTE": 1.0, "HOUR": 60.0}
-
-
 _DEFAULTS: dict[str, Any] = {
     "training_method": "FINE_TUNE",
     "model_type": "STABLE_DIFFUSION_15",
@@ -49,11 +39,7 @@ _DEFAULTS: dict[str, Any] = {
     "optimizer.eps": None,
     "optimizer.weight_decay": None,
 }
-
-
 _OF_LORA: dict[str, Any] = {"peft_type": "LORA", "lora_rank": 16, "lora_alpha": 1.0, "layer_filter": None}
-
-
 FIRST = ("model_type", "training_method", "optimizer.optimizer", "train_dtype", "peft_type")
 
 

@@ -11,8 +11,6 @@ from reelworks.compat.onetrainer.models import OneTrainerModel
 from reelworks.compat.rules import Fate, Outcome, Rule
 
 _OF_RELEASE = rules.without_meaning("the parts of the release are taken, and stay unchanged")
-
-
 _BASES = {
     **dict.fromkeys(("FLOAT_8", "FLOAT_W8A8", "FLOAT_W8A8_COMPRESSED"), "float8"),
     **dict.fromkeys(("INT_8", "INT_W8A8", "INT_W8A8_COMPRESSED"), "int8"),
@@ -20,11 +18,7 @@ _BASES = {
     "BFLOAT_16": "bfloat16",
     "FLOAT_32": "float32",
 }
-
-
 _SIZE_OF_WEIGHTS = 0.03  # root mean square of the matrices of these networks, by which Adafactor's rate is multiplied
-
-
 PARTS = (
     *("unet", "prior", "transformer", "unconditional_transformer", "text_encoder", "text_encoder_2", "text_encoder_3"),
     *("text_encoder_4", "vae", "effnet_encoder", "decoder", "decoder_text_encoder", "decoder_vqgan"),
@@ -154,15 +148,9 @@ _PART_FIELDS = (
     *("weight_dtype", "dropout_probability", "train_embedding", "attention_mask", "guidance_scale"),
     *("gradient_checkpointing", "offload_fraction", "activation_offloading"),
 )
-
-
 _EMPTY = rules.without_meaning("it is empty")
 _NO_PART = "it is no part of this model"
-
-
 _STOP = rules.impossible("the network is trained to the end", unless=(None, 0, "NEVER"))
-
-
 _OF_DENOISER: dict[str, Rule] = {
     "model_name": _base_model,
     "include": rules.without_meaning("the network is always there"),
@@ -179,8 +167,6 @@ _OF_DENOISER: dict[str, Rule] = {
     "offload_fraction": _offload,
     "activation_offloading": rules.impossible("activations stay on the GPU: set model.gradient_checkpointing = true"),
 }
-
-
 _OF_TEXT = {"train": _text_trained, "dropout_probability": _caption_dropout, "model_name": _OF_RELEASE}
 
 
