@@ -37,9 +37,10 @@ class _DiffusionPipe:
                 if isinstance(config := found.get("config"), str):
                     main = file.beside(config).values or {}
             if file.path.suffix == ".toml":
-                found_here = file.values or {}
-                dataset = found_here if "directory" in found_here else dataset
-                main = found_here if "model" in found_here else main
+                given = file.values or {}
+                dataset = given if "directory" in given else dataset
+                main = given if "model" in given else main
+                found |= flatten(given) if given and not given.keys() & {"directory", "model"} else {}
         if dataset is None and isinstance(named := main.get("dataset"), str):
             try:
                 dataset = files[0].beside(named).values
