@@ -56,6 +56,7 @@ def _tell_clips(account: ClipAccount) -> None:
     show.line(f"{units.plural(account.clips, 'clip')} can be read")
     show.line(f"  {account.trainer} trains {account.former_trained} of them in an epoch")
     _tell_names("leaves out", account.left_out)
+    _tell_names("trains in only some epochs", account.in_part)
     _tell_names("repeats", account.repeated)
     show.line(f"  this recipe trains {account.here_trained}")
     _tell_names("leaves out", account.here_left_out)

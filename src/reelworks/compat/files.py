@@ -62,8 +62,9 @@ class ConfigFile:
         parse = _PARSERS.get(self.path.suffix.lower())
         if parse is None:
             return None
+        text = self.text
         try:
-            values = parse(self.text)
+            values = parse(text)
         except (ValueError, yaml.YAMLError, RecursionError) as error:
             kind = self.path.suffix[1:].upper().replace("YML", "YAML")
             raise UserError(

@@ -35,8 +35,8 @@ class Clip(NamedTuple):
 class Use(NamedTuple):
     """A clip's share in one epoch."""
 
-    times: float  # how often it is trained
-    reason: str = ""  # why not at all, or why more often than the config's repeats say
+    times: float  # how often it is trained; below 1 on average of many epochs
+    reason: str = ""  # why not at all, in only some epochs, or more often than the config's repeats say
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,7 @@ class ClipAccount:
         clips: Number of pictures and videos that can be read.
         former_trained: Number of clips that it trains in an epoch.
         left_out: Clips that it leaves out, by reason.
+        in_part: Clips that it trains in only some epochs, by reason.
         repeated: Clips that it trains more often than its config says, by reason.
         here_trained: Number of clips that an epoch trains here.
         here_left_out: Clips that are left out here, by reason.
@@ -66,6 +67,7 @@ class ClipAccount:
     clips: int
     former_trained: int
     left_out: Mapping[str, list[str]]
+    in_part: Mapping[str, list[str]]
     repeated: Mapping[str, list[str]]
     here_trained: int
     here_left_out: Mapping[str, list[str]]
@@ -103,7 +105,8 @@ def account(
             clips=len(rows),
             former_trained=sum(use.times > 0 for use in epoch.uses),
             left_out=_by_reason(names, epoch.uses, lambda use: use.times == 0),
-            repeated=_by_reason(names, epoch.uses, lambda use: use.times > 0 and bool(use.reason)),
+            in_part=_by_reason(names, epoch.uses, lambda use: 0 < use.times < 1 and bool(use.reason)),
+            repeated=_by_reason(names, epoch.uses, lambda use: use.times >= 1 and bool(use.reason)),
             here_trained=len(np.unique(data.entries(0).uid)),  # a repeated clip is one
             here_left_out={reason: planned.rejected.paths(reason) for reason in planned.rejected.by_reason()},
             rules=epoch.rules,

@@ -9,9 +9,11 @@ from pathlib import Path
 from reelworks.catalog.scan import ScanProgress
 from reelworks.compat import former
 from reelworks.compat.ai_toolkit.ai_toolkit import AI_TOOLKIT
+from reelworks.compat.diffusion_pipe.diffusion_pipe import DIFFUSION_PIPE
 from reelworks.compat.draft import ImportDraft
 from reelworks.compat.files import ConfigFile
 from reelworks.compat.former import ClipAccount
+from reelworks.compat.onetrainer.onetrainer import ONETRAINER
 from reelworks.compat.opensora.open_sora import OPEN_SORA
 from reelworks.compat.request import ImportRequest
 from reelworks.compat.rules import ImportedKey
@@ -31,7 +33,7 @@ def register(trainer: FormerTrainer) -> None:
     TRAINERS[trainer.name] = trainer
 
 
-for _trainer in (AI_TOOLKIT, OPEN_SORA, SIMPLETUNER):
+for _trainer in (AI_TOOLKIT, DIFFUSION_PIPE, ONETRAINER, OPEN_SORA, SIMPLETUNER):
     register(_trainer)
 
 
