@@ -68,7 +68,7 @@ def convert(request: ImportRequest, on_scan: Callable[[ScanProgress], None] | No
     draft = ImportDraft(trainer.read(given), request)
     keys = tuple(trainer.convert(draft))
     draft.begin("")
-    for number, path in enumerate(request.data[: draft.count("dataset")]):
+    for number, path in enumerate(() if draft.took_data else request.data[: draft.count("dataset")]):
         draft.set(f"dataset.{number}.path", str(path), "as given with --data")
     recipe = _parse(draft)
     text = draft.text(f"Imported from {', '.join(file.path.name for file in given)} of {trainer.name}.")
