@@ -14,6 +14,7 @@ from reelworks.compat.former import ClipAccount
 from reelworks.compat.opensora.open_sora import OPEN_SORA
 from reelworks.compat.request import ImportRequest
 from reelworks.compat.rules import ImportedKey
+from reelworks.compat.sd_scripts.sd_scripts import SD_SCRIPTS
 from reelworks.compat.trainer import FormerTrainer
 from reelworks.core import files, requests
 from reelworks.core.errors import UserError, nearest
@@ -29,7 +30,7 @@ def register(trainer: FormerTrainer) -> None:
     TRAINERS[trainer.name] = trainer
 
 
-for _trainer in (OPEN_SORA,):
+for _trainer in (OPEN_SORA, SD_SCRIPTS):
     register(_trainer)
 
 
