@@ -11,6 +11,7 @@ from reelworks.compat import former
 from reelworks.compat.draft import ImportDraft
 from reelworks.compat.files import ConfigFile
 from reelworks.compat.former import ClipAccount
+from reelworks.compat.musubi.musubi import MUSUBI
 from reelworks.compat.opensora.open_sora import OPEN_SORA
 from reelworks.compat.request import ImportRequest
 from reelworks.compat.rules import ImportedKey
@@ -30,7 +31,7 @@ def register(trainer: FormerTrainer) -> None:
     TRAINERS[trainer.name] = trainer
 
 
-for _trainer in (OPEN_SORA, SD_SCRIPTS):
+for _trainer in (OPEN_SORA, MUSUBI, SD_SCRIPTS):
     register(_trainer)
 
 

@@ -163,7 +163,9 @@ RULES: Mapping[str, Rule] = {
     "network_args.full_matrix": _of_lokr(_full_matrix),
     "network_args.unbalanced_factorization": _of_lokr(impossible("factors are as LyCORIS chooses them by default")),
     "network_args.dora_wd": _dora,
-    "network_args.wd_on_output": rules.only((True, "True", None), "of each row, as here", "magnitudes are those of rows"),
+    "network_args.wd_on_output": rules.only(
+        (True, "True", None), "of each row, as here", "magnitudes are those of rows"
+    ),
     "network_args.rs_lora": rules.without_meaning("lora.alpha has it"),
     "network_args.rank_dropout": impossible("lora.dropout drops inputs of a layer"),
     "network_args.module_dropout": impossible("lora.dropout drops inputs of a layer"),
@@ -189,10 +191,7 @@ RULES: Mapping[str, Rule] = {
         impossible("name the layers in lora.targets"),
     ),
     **dict.fromkeys(
-        (
-            f"network_args.loraplus_{name}"
-            for name in ("lr_ratio", "unet_lr_ratio", "text_encoder_lr_ratio")
-        ),
+        (f"network_args.loraplus_{name}" for name in ("lr_ratio", "unet_lr_ratio", "text_encoder_lr_ratio")),
         impossible("both matrices of a LoRA have one rate"),
     ),
     "network_args.*": impossible(_ONE_RANK),

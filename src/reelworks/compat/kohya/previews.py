@@ -35,7 +35,10 @@ def prompts(value: Any, draft: ImportDraft) -> Outcome:
         return Fate.DEFAULT, "no previews"
     wants = components.conditioning(ModelConfig(name=draft.get("model.name")))
     if wants.needs or wants.needs_first_frame:
-        return Fate.TO_FILL_IN, "this model needs a picture with each prompt: set samples.prompts and samples.reference or source"
+        return (
+            Fate.TO_FILL_IN,
+            "this model needs a picture with each prompt: set samples.prompts and samples.reference or source",
+        )
     try:
         found = _read(Path(str(value)).expanduser())
     except (OSError, ValueError, TypeError, KeyError, RuntimeError):
@@ -89,4 +92,7 @@ def every_epochs(value: Any, draft: ImportDraft) -> Outcome:
     """Tell that previews are counted in steps here."""
     if not value:
         return Fate.DEFAULT, "off"
-    return Fate.TO_FILL_IN, "previews are counted in steps: set samples.every_steps to those of an epoch (`reelworks plan`)"
+    return (
+        Fate.TO_FILL_IN,
+        "previews are counted in steps: set samples.every_steps to those of an epoch (`reelworks plan`)",
+    )

@@ -65,7 +65,6 @@ def read(
     values = dict(_spread(values))
     if dataset is not None:
         values |= files.flatten(_table(dataset))
-        values.pop("dataset_config", None)
     return FormerSettings({key: _without_secret(key, value) for key, value in values.items()})
 
 
@@ -98,6 +97,7 @@ def _command(file: ConfigFile, is_training: Callable[[str], bool]) -> dict[str, 
     """Return the options of the first command that trains, those of its launcher, and those of other scripts by their name."""
     found: dict[str, Any] = {}
     for words in file.commands:
+        words = [word for word in words if word != "..."]  # as pages of documentation shorten them
         names = [re.split(r"[/\\]", word)[-1].removesuffix(".py") for word in words]
         at = next((i for i, name in enumerate(names) if is_training(name)), None)
         if at is not None and SCRIPT not in found:

@@ -80,7 +80,9 @@ def write(draft: ImportDraft, sizings: Sequence[Sizing]) -> None:
         draft.set(f"bucket.{number}.batch_size", max(user.batch_size for user in users), "batch_size")
         if (chance := chances.get((is_video, resolution), 1.0)) < 1:
             draft.set(f"bucket.{number}.keep_prob", chance, "the datasets of this folder have several resolutions")
-    draft.set("buckets.upscale", not no_upscale, "bucket_no_upscale" if no_upscale else "clips are enlarged to the resolution")
+    draft.set(
+        "buckets.upscale", not no_upscale, "bucket_no_upscale" if no_upscale else "clips are enlarged to the resolution"
+    )
     crop = 0.9 if all(sizing.bucketed for sizing in sizings) else 0.99
     draft.set("buckets.max_crop", crop, "no clip is left out for its shape")
 
@@ -117,19 +119,23 @@ def _chances(entries: dict[tuple[bool, str], list[Sizing]]) -> dict[tuple[bool, 
 
 def tell(draft: ImportDraft, datasets: Sequence[FormerDataset], sizings: Sequence[Sizing], told: Told) -> None:
     """Tell what became of the settings of sizes and batches, of which a recipe has one for all datasets."""
-    for name, get in {
-        "resolution": lambda each: (each.width, each.height),
-        "batch_size": lambda each: each.batch_size,
-        "enable_bucket": lambda each: each.bucketed,
-        "bucket_no_upscale": lambda each: each.no_upscale,
-    }.items():
+    for name in ("resolution", "batch_size", "enable_bucket", "bucket_no_upscale"):
         for number, dataset in enumerate(datasets):
             if (found := dataset.find(draft.settings, name)) is None:
                 continue
             sizing = sizings[number]
             peers = [each for each in sizings if each.is_video == sizing.is_video]
-            differs = len({get(each) for each in peers}) > 1
+            differs = len({_value(name, each) for each in peers}) > 1
             told.add(found.key, _outcome(draft, name, sizing, differs, len({each.path for each in peers}) > 1))
+
+
+def _value(name: str, sizing: Sizing) -> object:
+    return {
+        "resolution": (sizing.width, sizing.height),
+        "batch_size": sizing.batch_size,
+        "enable_bucket": sizing.bucketed,
+        "bucket_no_upscale": sizing.no_upscale,
+    }[name]
 
 
 def _outcome(draft: ImportDraft, name: str, sizing: Sizing, differs: bool, several: bool) -> tuple[Fate, str]:

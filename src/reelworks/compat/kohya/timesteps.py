@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
 from typing import Any
 
 from reelworks.compat.draft import ImportDraft
@@ -129,5 +128,3 @@ def bound(value: Any, draft: ImportDraft, *, default_sampling: str) -> Outcome:
 def _shifted(timestep: float, ratio: float) -> float:
     share = timestep / 1000
     return round(1000 * ratio * share / (1 + (ratio - 1) * share), 3)
-
-

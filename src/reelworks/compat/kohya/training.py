@@ -101,10 +101,15 @@ def _rate(value: Any, draft: ImportDraft) -> Outcome:
     rate, name = number_of(value), optimizer_of(draft)
     if draft.key == "learning_rate" and draft.settings.get("unet_lr") is not None:
         return Fate.NO_MEANING, "unet_lr decides"
-    if name == "adafactor" and not _is_absolute(draft) and draft.settings.get("optimizer_args.relative_step") not in (
-        False,
-        "False",
-        "false",
+    if (
+        name == "adafactor"
+        and not _is_absolute(draft)
+        and draft.settings.get("optimizer_args.relative_step")
+        not in (
+            False,
+            "False",
+            "false",
+        )
     ):
         return Fate.NO_MEANING, f"relative_step finds the rate: {draft.set('train.learning_rate', 0.01)} bounds it"
     if draft.get("train.optimizer") == "prodigy" and rate < 0.01:
@@ -257,6 +262,14 @@ def _licence(value: Any, draft: ImportDraft) -> Outcome:
     return text("model.license")(value, draft)
 
 
+def _dataset_config(value: Any, draft: ImportDraft) -> Outcome:
+    if not value:
+        return Fate.DEFAULT, "not set"
+    if any(key.startswith("datasets.") for key in draft.settings.values):
+        return Fate.NO_MEANING, "it is read too"
+    return Fate.UNREAD, "this file is not there, or is no dataset config: give it too, or --data"
+
+
 def impossible(what_to_do: str) -> Rule:
     """Report a feature that is not there, with what to do instead, unless it is off in any spelling."""
     return rules.impossible(what_to_do, (None, False, 0, "", [], "false", "False", "none", "None"))
@@ -376,15 +389,13 @@ RULES: Mapping[str, Rule] = {
     "sample_at_first": impossible("previews begin after the first steps: `reelworks generate` shows the base"),
     "sample_sampler": impossible("previews use the sampler of the model"),
     "config_file": rules.without_meaning("it is read"),
-    "dataset_config": lambda value, draft: (
-        (Fate.DEFAULT, "not set")
-        if not value
-        else (Fate.UNREAD, "this file is not there, or is no dataset config: give it too, or --data")
-    ),
+    "dataset_config": _dataset_config,
     "accelerate.num_processes": _processes,
     "accelerate.num_machines": rules.only((None, 1), "one machine", "start `torchrun` on each machine"),
     "accelerate.*": rules.without_meaning("torchrun starts the processes"),
-    "preparation.*": rules.without_meaning("latents and embeddings are stored by the run itself, or `reelworks encode`"),
+    "preparation.*": rules.without_meaning(
+        "latents and embeddings are stored by the run itself, or `reelworks encode`"
+    ),
     "another run.*": impossible("a recipe is one run: import the other with --command"),
 }
 
@@ -395,7 +406,15 @@ DEFAULTS: Mapping[str, Any] = {
     "save_precision": "float",
 }
 
-FIRST = ("optimizer_type", "learning_rate", "unet_lr", "output_dir", "lr_warmup_steps", "lr_scheduler", "network_module")
+FIRST = (
+    "optimizer_type",
+    "learning_rate",
+    "unet_lr",
+    "output_dir",
+    "lr_warmup_steps",
+    "lr_scheduler",
+    "network_module",
+)
 
 
 def finish(draft: ImportDraft) -> None:

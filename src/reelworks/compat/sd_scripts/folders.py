@@ -6,11 +6,17 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from reelworks.compat.draft import ImportDraft
+from reelworks.compat.draft import FormerSettings
 from reelworks.compat.kohya import reading
 from reelworks.compat.kohya.levels import FormerDataset, Found
 from reelworks.compat.kohya.values import whole_of
+from reelworks.compat.rules import Fate, Outcome
 from reelworks.compat.sd_scripts.keys import ALSO
+
+_FOR_VALIDATION: Outcome = (
+    Fate.NOT_POSSIBLE,
+    "a folder for validation alone is not there, and is left out: validation.split holds back a share of the others",
+)
 
 
 class RepeatedFolder(NamedTuple):
@@ -40,29 +46,44 @@ def repeated_folders(folder: Path) -> list[RepeatedFolder]:
     return found
 
 
-def usable(draft: ImportDraft) -> list[FormerDataset]:
-    """Return the datasets that sd-scripts trains: without those of no repeats, and those that a dataset has twice."""
-    found = _configured(draft) or _of_folders(draft)
-    result, seen = [], set[tuple[int, str]]()
+class Datasets(NamedTuple):
+    """Datasets that become those of the recipe, and why others do not, by the beginning of their settings' names."""
+
+    used: list[FormerDataset]
+    left_out: dict[str, Outcome]
+
+
+def usable(settings: FormerSettings) -> Datasets:
+    """Return the datasets that sd-scripts trains: none of no repeats, for validation alone, or twice in a dataset."""
+    found = _configured(settings) or _of_folders(settings)
+    used: list[FormerDataset] = []
+    left_out: dict[str, Outcome] = {}
+    seen: set[tuple[int, str]] = set()
     for dataset in found:
-        path = dataset.get(draft.settings, "image_dir", "")
-        if _repeats(draft, dataset) < 1 or (path and (dataset.group, path) in seen):
-            continue
+        path = dataset.get(settings, "image_dir", "")
+        if _repeats(settings, dataset) < 1:
+            left_out[dataset.places[0]] = Fate.TAKEN, "a folder without repeats is left out, as there"
+        elif path and (dataset.group, path) in seen:
+            left_out[dataset.places[0]] = Fate.TAKEN, "of a folder that a dataset has twice, the first counts, as there"
+        elif dataset.get(settings, "validation_split", 0.0) >= 1:
+            left_out[dataset.places[0]] = _FOR_VALIDATION
+        else:
+            used.append(dataset)
         seen.add((dataset.group, path))
-        result.append(dataset)
-    return result or found[:1] or [FormerDataset(("general.", ""), ALSO)]
+    if not used:
+        return Datasets(found[:1] or [FormerDataset(("general.", ""), ALSO)], {})
+    return Datasets(used, left_out)
 
 
-def _repeats(draft: ImportDraft, dataset: FormerDataset) -> int:
-    found = dataset.find(draft.settings, "num_repeats")
+def _repeats(settings: FormerSettings, dataset: FormerDataset) -> int:
+    found = dataset.find(settings, "num_repeats")
     try:
         return 1 if found is None else whole_of(found.value)
     except (TypeError, ValueError):
         return 1
 
 
-def _configured(draft: ImportDraft) -> list[FormerDataset]:
-    settings = draft.settings
+def _configured(settings: FormerSettings) -> list[FormerDataset]:
     found = []
     for group in range(settings.count("datasets")):
         for subset in range(settings.count(f"datasets.{group}.subsets")):
@@ -71,19 +92,15 @@ def _configured(draft: ImportDraft) -> list[FormerDataset]:
     return found
 
 
-def _of_folders(draft: ImportDraft) -> list[FormerDataset]:
-    """Return the datasets of `train_data_dir` and `reg_data_dir`, or those of `--data` in place of the former."""
+def _of_folders(settings: FormerSettings) -> list[FormerDataset]:
+    """Return the datasets of `train_data_dir` and `reg_data_dir`."""
     found = []
     for key, is_reg in (("train_data_dir", False), ("reg_data_dir", True)):
-        value = draft.settings.get(key)
-        if not is_reg and draft.request.data:
-            value = str(draft.request.data[0])
+        value = settings.get(key)
         if not isinstance(value, str) or not value:
             continue
         folder = reading.existing(value)
-        inside = repeated_folders(folder) if folder is not None and draft.settings.get("in_json") is None else []
-        if inside and not is_reg:
-            draft.took_data = True
+        inside = repeated_folders(folder) if folder is not None and settings.get("in_json") is None else []
         own = [
             {
                 "image_dir": Found(key, each.path),

@@ -41,8 +41,10 @@ _TYPES = {
     "LyCORIS/iA3": ("lycoris.kohya", "ia3"),
     "LyCORIS/Native Fine-Tuning": ("lycoris.kohya", "full"),
 }
-_OF_LYCORIS = ("conv_dim", "conv_alpha", "factor", "decompose_both", "bypass_mode", "dora_wd", "use_tucker", "use_cp")
-_OF_LYCORIS += ("use_scalar", "rank_dropout", "module_dropout", "train_norm", "constrain", "rescaled", "unit", "full_matrix")
+_OF_LYCORIS = (
+    *("conv_dim", "conv_alpha", "factor", "decompose_both", "bypass_mode", "dora_wd", "use_tucker", "use_cp"),
+    *("use_scalar", "rank_dropout", "module_dropout", "train_norm", "constrain", "rescaled", "unit", "full_matrix"),
+)
 _EMPTY = ("", None, False, 0, "None", "0")
 
 
@@ -65,7 +67,9 @@ def translate(values: dict[str, Any]) -> dict[str, Any]:
     found["script"] = f"{family}_train{ending}.py" if family else f"train{'_db' if module is None else ending}.py"
     if module is not None:
         if found.get("network_module") is None:
-            found["network_module"] = module if not (family == "flux" and module == "networks.lora") else "networks.lora_flux"
+            found["network_module"] = (
+                module if not (family == "flux" and module == "networks.lora") else "networks.lora_flux"
+            )
         if algorithm is not None:
             found["network_args.algo"] = algorithm
     share = values.get("lr_warmup")

@@ -111,7 +111,10 @@ def _loss(value: Any, draft: ImportDraft) -> Outcome:
         return Fate.NOT_POSSIBLE, f"{draft.set('objective.loss', 'smooth-l1')} with a small delta replaces it"
     if value not in _HUBER:
         return Fate.NOT_POSSIBLE, "this distance is not there; the squared error replaces it"
-    return Fate.TAKEN, f"{draft.set('objective.loss', _HUBER[value])}; there the bend is smooth, and the loss twice as large"
+    return (
+        Fate.TAKEN,
+        f"{draft.set('objective.loss', _HUBER[value])}; there the bend is smooth, and the loss twice as large",
+    )
 
 
 def _huber(value: Any, draft: ImportDraft) -> Outcome:
@@ -120,7 +123,9 @@ def _huber(value: Any, draft: ImportDraft) -> Outcome:
     if draft.key == "huber_c":
         return number("objective.huber_delta", 0, 10, above=True)(value, draft)
     if draft.key == "huber_scale":
-        return rules.only((1, 1.0, None), "no further scale", "objective.huber_delta has no further scale")(value, draft)
+        return rules.only((1, 1.0, None), "no further scale", "objective.huber_delta has no further scale")(
+            value, draft
+        )
     if value in ("constant", "exponential"):
         return Fate.TAKEN, draft.set("objective.huber_schedule", value)
     return Fate.NOT_POSSIBLE, f"{draft.set('objective.huber_schedule', 'exponential')} replaces it"
@@ -207,7 +212,13 @@ _SPEED_ONLY = (
     *("unsloth_offload_checkpointing", "tokenizer_cache_dir", "console_log_level", "console_log_file"),
     *("console_log_simple", "debug_dataset", "use_safetensors", "v2", "deepspeed", "zero_stage", "zero3_init_flag"),
     *("offload_optimizer_device", "offload_optimizer_nvme_path", "offload_param_device", "offload_param_nvme_path"),
-    *("zero3_save_16bit_model", "fp16_master_weights_and_gradients", "vae_chunk_size", "output_config", "optimizer_schedulefree_wrapper"),
+    *(
+        "zero3_save_16bit_model",
+        "fp16_master_weights_and_gradients",
+        "vae_chunk_size",
+        "output_config",
+        "optimizer_schedulefree_wrapper",
+    ),
 )
 
 RULES: Mapping[str, Rule] = {
@@ -216,9 +227,7 @@ RULES: Mapping[str, Rule] = {
     "model_type": rules.only((None, "flux", "chroma"), "model.name has it", "this kind of model is not known"),
     "model_train_type": rules.without_meaning("model.name has it"),
     "unet_lr": lambda value, draft: (
-        (Fate.DEFAULT, "learning_rate decides")
-        if value is None
-        else training.RULES["learning_rate"](value, draft)
+        (Fate.DEFAULT, "learning_rate decides") if value is None else training.RULES["learning_rate"](value, draft)
     ),
     "network_train_unet_only": _text_encoders,
     "fp8_base_unet": training.float8,
@@ -235,7 +244,9 @@ RULES: Mapping[str, Rule] = {
     **dict.fromkeys(_IMPOSSIBLE_NOISE, impossible(_NOISE)),
     "weighted_captions": impossible("brackets in captions have no weight"),
     "prior_loss_weight": rules.only(
-        (None, 1, 1.0), "all clips have one weight", "clips have one weight: set dataset.repeats, or dataset.prior_prediction"
+        (None, 1, 1.0),
+        "all clips have one weight",
+        "clips have one weight: set dataset.repeats, or dataset.prior_prediction",
     ),
     "timestep_sampling": _sampling,
     "weighting_scheme": _weighting,
@@ -259,7 +270,9 @@ RULES: Mapping[str, Rule] = {
     "clip_skip": impossible("text encoders give the layer that the release uses"),
     **dict.fromkeys(_TEXT_TRAINING, impossible(_TEXT)),
     **dict.fromkeys(_SPEED_ONLY, rules.without_meaning(_SPEED)),
-    **dict.fromkeys(("clip_l", "clip_g", "t5xxl", "ae", "text_encoder", "byt5", "qwen3", "gemma2"), rules.without_meaning(_PARTS)),
+    **dict.fromkeys(
+        ("clip_l", "clip_g", "t5xxl", "ae", "text_encoder", "byt5", "qwen3", "gemma2"), rules.without_meaning(_PARTS)
+    ),
     "vae": _autoencoder,
     **dict.fromkeys(
         ("cache_latents", "cache_latents_to_disk", "cache_text_encoder_outputs", "cache_text_encoder_outputs_to_disk"),
@@ -299,7 +312,11 @@ RULES: Mapping[str, Rule] = {
 # Of the arguments; those of datasets are in DATASET_DEFAULTS. `timestep_sampling` and others depend on the model.
 DEFAULTS: Mapping[str, Any] = {**training.DEFAULTS, "mixed_precision": "no"}
 OF_ADAPTERS: Mapping[str, Any] = {"network_dim": None, "network_alpha": 1, "network_train_unet_only": False}
-OF_FLOW: Mapping[str, Any] = {"timestep_sampling": "sigma", "model_prediction_type": "sigma_scaled", "guidance_scale": 3.5}
+OF_FLOW: Mapping[str, Any] = {
+    "timestep_sampling": "sigma",
+    "model_prediction_type": "sigma_scaled",
+    "guidance_scale": 3.5,
+}
 OF_SD3: Mapping[str, Any] = {"weighting_scheme": "uniform"}
 
 
@@ -310,7 +327,10 @@ def _class_tokens(value: Any, draft: ImportDraft) -> Outcome:
 def _metadata(value: Any, draft: ImportDraft) -> Outcome:
     if str(value).lower().endswith(".jsonl"):
         return datasets.path(value, draft)
-    return Fate.NOT_POSSIBLE, "captions are read from text files beside the pictures, or from a .csv, .parquet or .jsonl"
+    return (
+        Fate.NOT_POSSIBLE,
+        "captions are read from text files beside the pictures, or from a .csv, .parquet or .jsonl",
+    )
 
 
 def _prefix(value: Any, draft: ImportDraft) -> Outcome:
@@ -350,7 +370,10 @@ def _validation(value: Any, draft: ImportDraft) -> Outcome:
     if share == 0:
         return Fate.DEFAULT, "no validation"
     if not 0 < share < 1:
-        return Fate.NOT_POSSIBLE, "a folder for validation alone is not there: validation.split holds back a share of all"
+        return (
+            Fate.NOT_POSSIBLE,
+            "a folder for validation alone is not there: validation.split holds back a share of all",
+        )
     return Fate.TAKEN, f"{draft.set('validation.split', share)}, of all datasets"
 
 
@@ -410,7 +433,9 @@ DATASETS: Mapping[str, Rule] = {
     "resize_interpolation": _interpolation,
     "interpolation_type": _interpolation,
     "is_reg": lambda value, draft: (
-        (Fate.TAKEN, "repeated as often in all as the other pictures: dataset.repeats") if is_on(value) else (Fate.DEFAULT, "off")
+        (Fate.TAKEN, "repeated as often in all as the other pictures: dataset.repeats")
+        if is_on(value)
+        else (Fate.DEFAULT, "off")
     ),
     "alpha_mask": _wanted,
     "cache_info": rules.without_meaning("the catalog keeps sizes"),

@@ -60,7 +60,13 @@ def script_of(draft: ImportDraft) -> str:
     if get("qwen3"):
         return f"anima{ending}"
     weights = _plain(str(get("pretrained_model_name_or_path", "")))
-    for word, family in (("sdxl", "sdxl"), ("xlbase", "sdxl"), ("illustrious", "sdxl"), ("pony", "sdxl"), ("flux", "flux")):
+    for word, family in (
+        ("sdxl", "sdxl"),
+        ("xlbase", "sdxl"),
+        ("illustrious", "sdxl"),
+        ("pony", "sdxl"),
+        ("flux", "flux"),
+    ):
         if word in weights:
             return f"{family}{ending}"
     if get("no_half_vae") or get("max_bucket_reso") in (2048, 1536):

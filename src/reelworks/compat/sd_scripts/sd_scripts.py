@@ -57,9 +57,13 @@ class _SdScripts:
         draft.begin("script")
         preset, key = models.find(draft)
         _choose(draft, preset, key, told)
-        datasets = usable(draft)
+        _take_data(draft)
+        datasets, left_out = usable(draft.settings)
         sizings = [_sizing(draft, each) for each in datasets]
         levels.convert(draft, datasets, keys.DATASETS, keys.DATASET_DEFAULTS, told)
+        for key in draft.settings.values:
+            if (place := next((each for each in left_out if each and key.startswith(each)), None)) is not None:
+                told.add(key, left_out[place])
         _paths(draft, datasets)
         draft.begin("")
         sizes.write(draft, sizings)
@@ -102,6 +106,14 @@ def _choose(draft: ImportDraft, preset: str, key: str, told: Told) -> None:
         told.add("script", (Fate.NO_MEANING, "--model decides"))
 
 
+def _take_data(draft: ImportDraft) -> None:
+    """Look for folders with repeats in the folder of `--data`, in place of `train_data_dir`."""
+    if draft.request.data and not draft.settings.count("datasets"):
+        folder = draft.request.data[0]
+        draft.settings.values["train_data_dir"] = str(folder)
+        draft.took_data = bool(repeated_folders(folder))
+
+
 def _sizing(draft: ImportDraft, dataset: FormerDataset) -> Sizing:
     settings = draft.settings
     found = dataset.find(settings, "resolution")
@@ -129,7 +141,7 @@ def _paths(draft: ImportDraft, datasets: Sequence[FormerDataset]) -> None:
 
 def _regularise(draft: ImportDraft, datasets: Sequence[FormerDataset]) -> None:
     """Repeat regularisation pictures as often in all as the others, where both can be counted."""
-    counted = former_clips.count_pictures(draft, datasets)
+    counted = former_clips.count_pictures(draft.settings, datasets)
     if counted is None:
         return
     subjects, regular = 0, 0
@@ -152,6 +164,5 @@ def _defaults(draft: ImportDraft, *, is_adapter: bool) -> dict[str, Any]:
     values = {**keys.DEFAULTS, **(keys.OF_ADAPTERS if is_adapter else {})}
     family = keys.family_of(draft)
     if family in ("flux", "chroma"):
-        values |= keys.OF_FLOW
-    return values | (keys.OF_SD3 if family == "sd3" else {})
-
+        values = {**values, **keys.OF_FLOW}
+    return {**values, **(keys.OF_SD3 if family == "sd3" else {})}
