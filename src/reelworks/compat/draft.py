@@ -76,7 +76,8 @@ class ImportDraft:
         """
         value = toml_none.WORD if value is None else list(value) if isinstance(value, tuple) else value
         place = _place(key)
-        self._lines[place] = Line(place[0], place[2], value, self._source(value) if why is None else why, place[1])
+        why = _printable(self._source(value) if why is None else why)
+        self._lines[place] = Line(place[0], place[2], value, why, place[1])
         return f"{key} = {toml_writer.literal(value)}"
 
     def get(self, key: str, default: Any = None) -> Any:
@@ -94,7 +95,7 @@ class ImportDraft:
 
     def text(self, title: str) -> str:
         """Return the recipe as TOML."""
-        return toml_writer.write(title, self._sorted())
+        return toml_writer.write(_printable(title), self._sorted())
 
     def values(self) -> dict[str, Any]:
         """Return the recipe as plain values."""
@@ -121,6 +122,11 @@ class ImportDraft:
         text = own if isinstance(own, str) else shown(own)
         text = " ".join(text.split())
         return self.key if own == value else f"{self.key} = {text[:_LONGEST]}{'…' * (len(text) > _LONGEST)}"
+
+
+def _printable(text: str) -> str:
+    """Return a text that can be a comment: other people's names and values may have any sign in them."""
+    return "".join(sign if sign.isprintable() else "?" for sign in text)
 
 
 def _place(key: str) -> tuple[str, int, str]:
