@@ -136,6 +136,8 @@ def _dora(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _weights(value: Any, draft: ImportDraft) -> Outcome:
+    if value and draft.get("model.experts") == "both":
+        return Fate.NOT_POSSIBLE, "a LoRA belongs to one of two networks: train them one by one, with model.experts"
     return _no_adapter(draft) or text("lora.weights")(value, draft)
 
 

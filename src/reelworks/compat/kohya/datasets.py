@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import json
+import os
 import re
+from pathlib import Path
 from typing import Any
 
 from reelworks.compat import rules
@@ -11,6 +15,7 @@ from reelworks.compat.kohya.values import number_of, whole_of
 from reelworks.compat.rules import Fate, Outcome
 
 PLACEHOLDER = "pictures"
+_MOST_LINES = 1_000_000
 _EXTENSIONS = (".txt", ".caption")
 
 
@@ -19,6 +24,35 @@ def path(value: Any, draft: ImportDraft) -> Outcome:
     if not isinstance(value, str) or not value or "\0" in value:
         return Fate.TO_FILL_IN, "this is no path: set dataset.path"
     return Fate.TAKEN, draft.set(rules.numbered("dataset.*.path", draft), value)
+
+
+def list_of_files(value: Any, draft: ImportDraft) -> Outcome:
+    """Take the path of a list, and the folder to which its paths refer: the current one of relative paths."""
+    found = path(value, draft)
+    if found[0] is not Fate.TAKEN or draft.request.data:
+        return found
+    root = _root(str(value))
+    if root is None:
+        return Fate.TO_FILL_IN, f"{found[1]}; set dataset.root to a folder that contains all files of the list"
+    return (
+        Fate.TAKEN,
+        f"{found[1]}, {draft.set(rules.numbered('dataset.*.root', draft), root, 'contains the files of the list')}",
+    )
+
+
+def _root(name: str) -> str | None:
+    """Return the folder that contains all files of a list of JSON lines; None if it cannot be read, or has none."""
+    folders = set[str]()
+    try:
+        with Path(name).open(encoding="utf-8-sig") as lines:
+            for line in itertools.islice(lines, _MOST_LINES):
+                entry = json.loads(line) if line.strip() else {}
+                file = entry.get("image_path") or entry.get("video_path") or entry.get("image_path_0")
+                folders |= {str(Path(str(file)).parent)} if file else set()
+        root = os.path.commonpath(folders) if any(map(os.path.isabs, folders)) else "."
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return None
+    return None if root == "/" or not folders or any(".." in folder.split("/") for folder in folders) else root
 
 
 def repeats(value: Any, draft: ImportDraft) -> Outcome:

@@ -46,12 +46,15 @@ def _area(resolution: str) -> int:
     return sides[0] * sides[-1] if sides else 0
 
 
-def sampling(value: Any, draft: ImportDraft, *, default_shift: float) -> Outcome:
-    """Convert a density with the numbers that belong to it."""
+def sampling(value: Any, draft: ImportDraft, *, default_shift: float, shifts_sigma: bool = True) -> Outcome:
+    """Convert a density with the numbers that belong to it.
+
+    `shifts_sigma` tells whether the list of timesteps is shifted into which `sigma` draws an index.
+    """
     name, get = str(value), draft.settings.get
     scale = number_of(get("sigmoid_scale", 1.0))
     if name == "sigma":
-        return _sigma(draft, number_of(get("discrete_flow_shift", default_shift)))
+        return _sigma(draft, number_of(get("discrete_flow_shift", default_shift)) if shifts_sigma else None)
     if name == "uniform":
         return Fate.TAKEN, _set(draft, "uniform", None)
     if name == "sigmoid":
@@ -71,7 +74,7 @@ def sampling(value: Any, draft: ImportDraft, *, default_shift: float) -> Outcome
     return Fate.TAKEN, f"{remark}, that of {math.isqrt(area)} × {math.isqrt(area)} pixels; there it falls with the size"
 
 
-def _sigma(draft: ImportDraft, shift: float) -> Outcome:
+def _sigma(draft: ImportDraft, shift: float | None) -> Outcome:
     scheme, get = str(draft.settings.get("weighting_scheme", "none")), draft.settings.get
     if scheme == "logit_normal":  # an index u means the timestep 1 - u
         mean, std = number_of(get("logit_mean", 0.0)), number_of(get("logit_std", 1.0))

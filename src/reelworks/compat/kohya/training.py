@@ -41,6 +41,7 @@ _SCHEDULES = {
     "cosine_with_min_lr": "cosine",
 }
 _PRECISIONS = {"bf16": "bfloat16", "no": "float32"}
+_FLOAT8 = ("fp8_base", "fp8_scaled", "fp8_base_unet")
 _SAVED_AS = {"bf16": "bfloat16", "fp16": "float16", "float": "float32", "fp32": "float32"}
 _SPEED = "it affects speed or memory only"
 _ATTENTION = "attention is torch's own: model.attention chooses another kernel"
@@ -246,6 +247,11 @@ def _processes(value: Any, draft: ImportDraft) -> Outcome:
 def _swap(value: Any, draft: ImportDraft) -> Outcome:
     if not value:
         return Fate.DEFAULT, "off"
+    if draft.get("lora.type") is not None and any(is_on(draft.settings.get(key)) for key in _FLOAT8):
+        return (
+            Fate.NOT_POSSIBLE,
+            'a base in float8 stays on the GPU: lora.base = "bfloat16" with parallel.offload moves it',
+        )
     return Fate.TAKEN, f"{draft.set('parallel.offload', True)}, which keeps all blocks in CPU memory"
 
 
@@ -414,12 +420,14 @@ FIRST = (
     "lr_warmup_steps",
     "lr_scheduler",
     "network_module",
+    "timestep_sampling",
+    "weighting_scheme",
 )
 
 
 def finish(draft: ImportDraft) -> None:
     """Set what these trainers do not have, but a recipe has by default."""
-    draft.set("train.ema_decay", None, "no average of the weights there")
+    draft.set("train.ema_decay", 0.0, "no average of the weights there")
     draft.set("exports.weights", "model", "no average of the weights there")
     if draft.get("validation.split") is None:
         draft.set("validation.split", 0.0, "no validation there")

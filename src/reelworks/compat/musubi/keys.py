@@ -23,7 +23,7 @@ DEFAULT_SHIFT = 1.0
 
 
 def _sampling(value: Any, draft: ImportDraft) -> Outcome:
-    return timesteps.sampling(value, draft, default_shift=DEFAULT_SHIFT)
+    return timesteps.sampling(value, draft, default_shift=DEFAULT_SHIFT, shifts_sigma=False)
 
 
 def _bound(value: Any, draft: ImportDraft) -> Outcome:
@@ -35,6 +35,8 @@ def _bound(value: Any, draft: ImportDraft) -> Outcome:
 
 
 def _of_density(value: Any, draft: ImportDraft) -> Outcome:
+    if draft.key == "discrete_flow_shift" and draft.settings.get("timestep_sampling", "sigma") == "sigma":
+        return Fate.NO_MEANING, "timestep_sampling = sigma draws from timesteps that are not shifted, there too"
     return Fate.NO_MEANING, "the density of timesteps has it"
 
 
@@ -113,13 +115,6 @@ DEFAULTS: Mapping[str, Any] = {**training.DEFAULTS, "timestep_sampling": "sigma"
 OF_ADAPTERS: Mapping[str, Any] = {"network_dim": 4, "network_alpha": 1}
 
 
-def _list(value: Any, draft: ImportDraft) -> Outcome:
-    found = datasets.path(value, draft)
-    if found[0] is Fate.TAKEN:
-        return Fate.TAKEN, f"{found[1]}; relative paths in it begin at its folder, or at dataset.root"
-    return found
-
-
 def _control(value: Any, draft: ImportDraft) -> Outcome:
     """Take the folder of pictures that an edit begins with, if the model takes one."""
     takes = components.conditioning(ModelConfig(name=draft.get("model.name"))).takes
@@ -174,9 +169,9 @@ def _rate(value: Any, draft: ImportDraft) -> Outcome:
 
 DATASETS: Mapping[str, Rule] = {
     "image_directory": datasets.path,
-    "image_jsonl_file": _list,
+    "image_jsonl_file": datasets.list_of_files,
     "video_directory": datasets.path,
-    "video_jsonl_file": _list,
+    "video_jsonl_file": datasets.list_of_files,
     "num_repeats": datasets.repeats,
     "caption_extension": datasets.caption_extension,
     "cache_directory": rules.without_meaning("encode.folder holds what is stored, and no two runs can mix it up"),

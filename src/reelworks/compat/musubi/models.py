@@ -95,6 +95,18 @@ MODELS: dict[str, Model] = {
     "zimage_train": Model(_by_weights("turbo", "z-image-turbo", "z-image"), targets=[*_ATTENTIONS, "w1", "w2", "w3"]),
     "krea2_train": Model(_by_weights("turbo", "krea2-turbo", "krea2-raw")),
 }
+# Parts of the names of files, without signs between their words.
+_FILES = {
+    "hv_1_5_train": ("hunyuanvideo15",),
+    "flux_kontext_train": ("kontext",),
+    "flux_2_train": ("flux2",),
+    "qwen_image_train": ("qwenimage",),
+    "zimage_train": ("zimage",),
+    "krea2_train": ("krea2",),
+    "wan_train": ("wan2",),
+    "hv_train": ("hunyuanvideo", "mprank00modelstates"),
+    "fpack_train": ("framepack",),
+}
 # What tells the model if no script does: the network's module.
 _MODULES = {
     "lora_wan": "wan_train",
@@ -127,7 +139,12 @@ def script_of(settings: FormerSettings) -> tuple[str, str]:
         return _MODULES[module], "network_module"
     if str(settings.get("task")) in _WAN_TASKS:
         return "wan_train", "task"
-    return "", ""
+    if str(settings.get("model_version")) in _QWEN or settings.get("edit") or settings.get("edit_plus"):
+        return "qwen_image_train", "model_version"
+    if str(settings.get("model_version")) in _FLUX_2:
+        return "flux_2_train", "model_version"
+    words = ((start, word) for start, known in _FILES.items() for word in known)
+    return next(((start, "dit") for start, word in words if word in _weights(settings)), ("", ""))
 
 
 def find(draft: ImportDraft) -> tuple[str, str, Model]:

@@ -155,8 +155,8 @@ def _regularise(draft: ImportDraft, datasets: Sequence[FormerDataset]) -> None:
         return
     for number, dataset in enumerate(datasets):
         if is_on(dataset.get(draft.settings, "is_reg", False)):
-            repeats = subjects / regular
-            repeats = int(repeats) if math.isclose(repeats, int(repeats)) else round(repeats, 4)
+            repeats: int | float = subjects / regular
+            repeats = int(repeats) if math.isclose(repeats, int(repeats)) else repeats
             draft.set(f"dataset.{number}.repeats", repeats, "is_reg: as often in all as the other pictures")
 
 
