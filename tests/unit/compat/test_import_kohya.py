@@ -370,7 +370,7 @@ def test_hostile_values_end_in_lines_or_in_one_error(
 
 
 @pytest.mark.slow
-@settings(max_examples=2000, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=1000, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(mutated())
 def test_many_hostile_values(tmp_path: Path, case: tuple[str, dict[str, Any], str | None]) -> None:
     check_hostile(tmp_path, case)

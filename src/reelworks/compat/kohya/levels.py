@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -52,7 +53,7 @@ class FormerDataset:
         found = self.find(settings, name)
         if found is None or (default is not None and not isinstance(found.value, _kinds(default))):
             return default
-        return found.value
+        return default if isinstance(found.value, float) and not math.isfinite(found.value) else found.value
 
 
 def _kinds(default: Any) -> tuple[type, ...]:

@@ -238,6 +238,15 @@ def _tracker(value: Any, draft: ImportDraft) -> Outcome:
     return Fate.DEFAULT, "TensorBoard is always written"
 
 
+def _of_tracker(target: str) -> Rule:
+    def handle(value: Any, draft: ImportDraft) -> Outcome:
+        if draft.settings.get("log_with") not in ("wandb", "all"):
+            return Fate.NO_MEANING, "there is no tracker beside TensorBoard"
+        return text(target)(value, draft)
+
+    return handle
+
+
 def _processes(value: Any, draft: ImportDraft) -> Outcome:
     if whole_of(value) <= 1:
         return Fate.DEFAULT, "one process"
@@ -306,7 +315,11 @@ RULES: Mapping[str, Rule] = {
     "lr_scheduler_power": rules.only((1, None), "a straight line", "only straight lines and cosines are there"),
     "lr_scheduler_timescale": impossible("there is no such schedule"),
     "lr_scheduler_min_lr_ratio": _least_rate,
-    "max_grad_norm": rules.to("train.max_grad_norm", none=NONE),
+    "max_grad_norm": lambda value, draft: (
+        (Fate.TAKEN, draft.set("train.max_grad_norm", NONE))
+        if not number_of(value)
+        else number("train.max_grad_norm", above=True)(value, draft)
+    ),
     "max_train_steps": _steps,
     "max_train_epochs": lambda value, draft: (
         (Fate.DEFAULT, "not set") if value is None else number("train.max_epochs", 1, whole=True)(value, draft)
@@ -364,8 +377,8 @@ RULES: Mapping[str, Rule] = {
     "logging_dir": rules.without_meaning("logs are in the run folder"),
     "log_with": _tracker,
     "log_prefix": rules.without_meaning("logs are in the run folder"),
-    "log_tracker_name": text("logging.project"),
-    "wandb_run_name": text("logging.name"),
+    "log_tracker_name": _of_tracker("logging.project"),
+    "wandb_run_name": _of_tracker("logging.name"),
     "wandb_api_key": rules.without_meaning("`wandb login` or WANDB_API_KEY has it; recipes hold no keys"),
     "log_tracker_config": rules.without_meaning("logging has the settings of trackers"),
     "log_config": rules.without_meaning("a run keeps its recipe"),
@@ -431,6 +444,8 @@ def finish(draft: ImportDraft) -> None:
     draft.set("exports.weights", "model", "no average of the weights there")
     if draft.get("validation.split") is None:
         draft.set("validation.split", 0.0, "no validation there")
+    if draft.get("train.max_steps") is None and draft.get("train.max_epochs") is None:
+        draft.set("train.max_steps", DEFAULTS["max_train_steps"], "default of max_train_steps")
     if draft.get("train.learning_rate_schedule", "constant") == "constant":
         draft.remove("train.final_learning_rate")
     if not draft.get("samples.prompts"):

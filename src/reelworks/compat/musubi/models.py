@@ -41,6 +41,13 @@ _QWEN = {
 }
 _ATTENTIONS = ("to_q", "to_k", "to_v", "to_out.0")
 _JOINT = (*_ATTENTIONS, "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
+# Layers of a LoRA in each network, without those of modulation; of Krea 2 all there are.
+_KONTEXT = [*_JOINT, "ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2", "proj_mlp"]
+_KONTEXT.append("single_transformer_blocks.*.proj_out")
+_Z_IMAGE = [f"layers.*.attention.{name}" for name in _ATTENTIONS]
+_Z_IMAGE += [f"layers.*.feed_forward.w{number}" for number in (1, 2, 3)]
+_KREA = [*_ATTENTIONS, "to_gate", "ff.gate", "ff.up", "ff.down", "projector", "img_in", "txt_in.linear_1", "txt_in.linear_2"]
+_KREA += ["time_embed.linear_1", "time_embed.linear_2", "time_mod_proj", "final_layer.linear"]
 
 
 class Model(NamedTuple):
@@ -87,13 +94,13 @@ def _weights(settings: FormerSettings) -> str:
 MODELS: dict[str, Model] = {
     "wan_train": Model(_by("task", _WAN_TASKS, "t2v-14B"), 16.0),
     "hv_1_5_train": Model(_hunyuan, 24.0),
-    "flux_kontext_train": Model(lambda _: "flux-kontext"),
+    "flux_kontext_train": Model(lambda _: "flux-kontext", targets=_KONTEXT),
     "flux_2_train": Model(_by("model_version", _FLUX_2, "dev")),
     "qwen_image_train": Model(
         _qwen, targets=[*_JOINT, "img_mlp.net.0.proj", "img_mlp.net.2", "txt_mlp.net.0.proj", "txt_mlp.net.2"]
     ),
-    "zimage_train": Model(_by_weights("turbo", "z-image-turbo", "z-image"), targets=[*_ATTENTIONS, "w1", "w2", "w3"]),
-    "krea2_train": Model(_by_weights("turbo", "krea2-turbo", "krea2-raw")),
+    "zimage_train": Model(_by_weights("turbo", "z-image-turbo", "z-image"), targets=_Z_IMAGE),
+    "krea2_train": Model(_by_weights("turbo", "krea2-turbo", "krea2-raw"), targets=_KREA),
 }
 # Parts of the names of files, without signs between their words.
 _FILES = {

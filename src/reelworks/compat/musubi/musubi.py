@@ -74,12 +74,7 @@ class _Musubi:
         script = str(draft.settings.get("script", ""))
         if adapters.trains_adapter(draft, script):
             draft.begin("network_module")
-            why = (
-                "linear layers of all blocks"
-                if model.targets == "blocks"
-                else "linear layers of its blocks but modulation"
-            )
-            told.add("network_module", adapters.begin(draft, model.targets, why))
+            told.add("network_module", adapters.begin(draft, model.targets, "the layers that its network adapts"))
         names = {*keys.DATASETS, *keys.SIZES, *keys.LENGTHS}
         rules = {**keys.RULES, **told.rules(_LEVELS, names, draft.settings)}
         defaults = {**keys.DEFAULTS, **(keys.OF_ADAPTERS if draft.get("lora.type") else {})}

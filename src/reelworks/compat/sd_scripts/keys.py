@@ -21,6 +21,7 @@ _SIZES = "sizes follow from bucket.resolution and buckets.aspect_ratios"
 _DIFFUSION = ("sdxl",)
 # Defaults of flow matching by model, where they differ: density, shift, kind of prediction.
 SAMPLING = {"flux": ("sigma", 3.0), "chroma": ("sigma", 3.0), "sd3": ("sigma", 1.0)}
+_SDXL_LAYERS = ("to_q", "to_k", "to_v", "to_out.0", "ff.net.0.proj", "ff.net.2", "proj_in", "proj_out")
 _HUBER = {"huber": "huber", "smooth_l1": "smooth-l1"}
 
 
@@ -28,6 +29,13 @@ def family_of(draft: ImportDraft) -> str:
     """Return the beginning of the preset's name: sdxl, flux, sd3 or chroma."""
     preset = str(draft.get("model.name", ""))
     return next((name for name in ("sdxl", "sd3", "flux", "chroma") if preset.startswith(name)), preset)
+
+
+def targets_of(draft: ImportDraft) -> tuple[Any, str]:
+    """Return the layers of the trained network, and why: of SDXL without LyCORIS, those of its attentions' blocks."""
+    if family_of(draft) in _DIFFUSION and not str(draft.settings.get("network_module", "")).startswith("lycoris"):
+        return list(_SDXL_LAYERS), "linear layers of Transformer2DModel"
+    return "blocks", "linear layers of all blocks"
 
 
 def _is_flow(draft: ImportDraft) -> bool:

@@ -73,7 +73,8 @@ class _SdScripts:
         is_adapter = adapters.trains_adapter(draft, models.script_of(draft) if draft.settings.get("script") else "")
         if is_adapter:
             draft.begin("network_module")
-            told.add("network_module", adapters.begin(draft, "blocks", "linear layers of all blocks"))
+            targets, why = keys.targets_of(draft)
+            told.add("network_module", adapters.begin(draft, targets, why))
         names = {*keys.DATASETS, *keys.SIZES, *keys.ALSO.values()}
         rules = {**keys.RULES, **told.rules(_LEVELS, names, draft.settings)}
         yield from convert_by_rules(draft, rules, _defaults(draft, is_adapter=is_adapter), training.FIRST)
