@@ -35,6 +35,8 @@ _Z = [f"attention_{name}" for name in ("to_q", "to_k", "to_v", "to_out_0")] + [f
 _KREA = [f"attn_{name}" for name in ("wq", "wk", "wv", "wo", "gate")] + [f"mlp_{name}" for name in ("gate", "up", "down")]
 _SDXL = [f"transformer_blocks_0_attn{n}_{name}" for n in (1, 2) for name in ("to_q", "to_k", "to_v", "to_out_0")]
 _SDXL += ["transformer_blocks_0_ff_net_0_proj", "transformer_blocks_0_ff_net_2", "proj_in", "proj_out"]
+_HUNYUAN = [f"{side}_attn_{name}" for side in ("img", "txt") for name in ("q", "k", "v", "proj")]
+_HUNYUAN += [f"{side}_{name}" for side in ("img", "txt") for name in ("mlp_fc1", "mlp_fc2", "mod_linear")]
 CASES: dict[str, tuple[str, Mapping[str, list[str]]]] = {
     "wan-tiny": ("wan_train_network.py --task t2v-1.3B", {"blocks": _WAN}),
     "flux-tiny": (
@@ -51,6 +53,7 @@ CASES: dict[str, tuple[str, Mapping[str, list[str]]]] = {
     ),
     "qwen-image-tiny": ("qwen_image_train_network.py", {"transformer_blocks": _QWEN}),
     "z-image-tiny": ("zimage_train_network.py", {"layers": _Z}),
+    "hunyuan-video-1.5-tiny": ("hv_1_5_train_network.py --task t2v", {"double_blocks": _HUNYUAN}),
     "krea2-tiny": (
         "krea2_train_network.py",
         {
@@ -79,8 +82,7 @@ def modules_of(network: nn.Module, family: Any) -> dict[str, tuple[int, int]]:
     sizes: dict[str, tuple[int, int]] = {}
     for name, layer in network.named_modules():
         if isinstance(layer, nn.Linear):
-            place = release_layers.place(family, name)
-            for spelling in {place.layer.replace(".", "_"), name.replace(".", "_")}:
+            for spelling in {key.replace(".", "_") for key in release_layers.homes([name], family)}:
                 rows, _ = sizes.get(spelling, (0, 0))
                 sizes[spelling] = (rows + layer.out_features, layer.in_features)
     return sizes

@@ -42,8 +42,10 @@ _QWEN = {
 _ATTENTIONS = ("to_q", "to_k", "to_v", "to_out.0")
 _JOINT = (*_ATTENTIONS, "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
 # Layers of a LoRA in each network, without those of modulation; of Krea 2 all there are.
-_KONTEXT = [*_JOINT, "ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj", "ff_context.net.2", "proj_mlp"]
-_KONTEXT.append("single_transformer_blocks.*.proj_out")
+_FEED_FORWARD = [f"{name}.net.{layer}" for name in ("ff", "ff_context") for layer in ("0.proj", "2")]
+_KONTEXT = [*_JOINT, *_FEED_FORWARD, "proj_mlp", "single_transformer_blocks.*.proj_out"]
+_HUNYUAN = [f"transformer_blocks.*.attn.{name}" for name in _JOINT]
+_HUNYUAN += [f"transformer_blocks.*.{name}" for name in (*_FEED_FORWARD, "norm1.linear", "norm1_context.linear")]
 _Z_IMAGE = [f"layers.*.attention.{name}" for name in _ATTENTIONS]
 _Z_IMAGE += [f"layers.*.feed_forward.w{number}" for number in (1, 2, 3)]
 _KREA = [*_ATTENTIONS, "to_gate", "ff.gate", "ff.up", "ff.down", "projector", "img_in", "txt_in.linear_1", "txt_in.linear_2"]
@@ -57,11 +59,13 @@ class Model(NamedTuple):
         preset: Returns its preset by the settings; None for one that is not there.
         videos_per_second: Frame rate to which videos are brought if their own is given.
         targets: Layers of a LoRA.
+        of_files: Layers of a LoRA to begin with, where they include some without effect, which are not trained here.
     """
 
     preset: Callable[[FormerSettings], str | None]
     videos_per_second: float | None = None
     targets: Any = "blocks"
+    of_files: Any = None
 
 
 def _by(key: str, names: Mapping[str, str], default: str) -> Callable[[FormerSettings], str | None]:
@@ -93,7 +97,7 @@ def _weights(settings: FormerSettings) -> str:
 # By the beginning of the script's name.
 MODELS: dict[str, Model] = {
     "wan_train": Model(_by("task", _WAN_TASKS, "t2v-14B"), 16.0),
-    "hv_1_5_train": Model(_hunyuan, 24.0),
+    "hv_1_5_train": Model(_hunyuan, 24.0, of_files=_HUNYUAN),
     "flux_kontext_train": Model(lambda _: "flux-kontext", targets=_KONTEXT),
     "flux_2_train": Model(_by("model_version", _FLUX_2, "dev")),
     "qwen_image_train": Model(

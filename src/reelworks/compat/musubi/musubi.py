@@ -74,7 +74,8 @@ class _Musubi:
         script = str(draft.settings.get("script", ""))
         if adapters.trains_adapter(draft, script):
             draft.begin("network_module")
-            told.add("network_module", adapters.begin(draft, model.targets, "the layers that its network adapts"))
+            targets = (draft.settings.get("network_weights") and model.of_files) or model.targets
+            told.add("network_module", adapters.begin(draft, targets, "the layers that its network adapts"))
         names = {*keys.DATASETS, *keys.SIZES, *keys.LENGTHS}
         rules = {**keys.RULES, **told.rules(_LEVELS, names, draft.settings)}
         defaults = {**keys.DEFAULTS, **(keys.OF_ADAPTERS if draft.get("lora.type") else {})}
