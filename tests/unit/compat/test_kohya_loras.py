@@ -32,7 +32,9 @@ _QWEN += ["attn_to_add_out"] + [f"{side}_mlp_net_{layer}" for side in ("img", "t
 _DOUBLE = [f"{side}_{name}" for side in ("img", "txt") for name in ("attn_qkv", "attn_proj", "mlp_0", "mlp_2")]
 _MODULATION = ["img_mod_lin", "txt_mod_lin"]
 _Z = [f"attention_{name}" for name in ("to_q", "to_k", "to_v", "to_out_0")] + [f"feed_forward_w{n}" for n in (1, 2, 3)]
-_KREA = [f"attn_{name}" for name in ("wq", "wk", "wv", "wo", "gate")] + [f"mlp_{name}" for name in ("gate", "up", "down")]
+_KREA = [f"attn_{name}" for name in ("wq", "wk", "wv", "wo", "gate")] + [
+    f"mlp_{name}" for name in ("gate", "up", "down")
+]
 _SDXL = [f"transformer_blocks_0_attn{n}_{name}" for n in (1, 2) for name in ("to_q", "to_k", "to_v", "to_out_0")]
 _SDXL += ["transformer_blocks_0_ff_net_0_proj", "transformer_blocks_0_ff_net_2", "proj_in", "proj_out"]
 _HUNYUAN = [f"{side}_attn_{name}" for side in ("img", "txt") for name in ("q", "k", "v", "proj")]
@@ -63,12 +65,17 @@ CASES: dict[str, tuple[str, Mapping[str, list[str]]]] = {
             "": ["txtfusion_projector", "first", "last_linear", "tmlp_0", "tmlp_2", "txtmlp_1", "txtmlp_3", "tproj_1"],
         },
     ),
-    "sdxl-tiny": ("sdxl_train_network.py --network_module networks.lora", dict.fromkeys(("input_blocks", "middle_block", "output_blocks"), _SDXL)),
+    "sdxl-tiny": (
+        "sdxl_train_network.py --network_module networks.lora",
+        dict.fromkeys(("input_blocks", "middle_block", "output_blocks"), _SDXL),
+    ),
 }
 
 
 def imported(folder: Path, command: str, preset: str) -> LoraConfig:
-    command = f"python {command} --network_dim {RANK} --network_alpha {ALPHA} --network_weights {folder / 'a.safetensors'}"
+    command = (
+        f"python {command} --network_dim {RANK} --network_alpha {ALPHA} --network_weights {folder / 'a.safetensors'}"
+    )
     made = importer.convert(
         ImportRequest(command=command, model=preset, output=folder / "recipe.toml", force=True, clips=False)
     )

@@ -23,7 +23,7 @@ _SMALLER = (0.75, 0.5, 0.375, 0.25, 0.1875, 0.125)
 
 @dataclass(frozen=True)
 class Sizing:
-    """What one dataset says of the shapes of its clips.
+    """The shapes of one dataset's clips.
 
     Attributes:
         is_video: Videos, or else pictures.

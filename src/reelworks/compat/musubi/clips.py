@@ -1,4 +1,4 @@
-"""What musubi-tuner does with each clip in an epoch, by its source of June 2026 (commit 30c658c4)."""
+"""An epoch of musubi-tuner, clip by clip, by its source of June 2026 (commit 30c658c4)."""
 
 from __future__ import annotations
 

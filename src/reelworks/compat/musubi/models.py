@@ -48,7 +48,17 @@ _HUNYUAN = [f"transformer_blocks.*.attn.{name}" for name in _JOINT]
 _HUNYUAN += [f"transformer_blocks.*.{name}" for name in (*_FEED_FORWARD, "norm1.linear", "norm1_context.linear")]
 _Z_IMAGE = [f"layers.*.attention.{name}" for name in _ATTENTIONS]
 _Z_IMAGE += [f"layers.*.feed_forward.w{number}" for number in (1, 2, 3)]
-_KREA = [*_ATTENTIONS, "to_gate", "ff.gate", "ff.up", "ff.down", "projector", "img_in", "txt_in.linear_1", "txt_in.linear_2"]
+_KREA = [
+    *_ATTENTIONS,
+    "to_gate",
+    "ff.gate",
+    "ff.up",
+    "ff.down",
+    "projector",
+    "img_in",
+    "txt_in.linear_1",
+    "txt_in.linear_2",
+]
 _KREA += ["time_embed.linear_1", "time_embed.linear_2", "time_mod_proj", "final_layer.linear"]
 
 

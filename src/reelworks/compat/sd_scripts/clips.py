@@ -1,4 +1,4 @@
-"""What sd-scripts does with each picture in an epoch, by its source of February 2026 (commit 48d368fa)."""
+"""An epoch of sd-scripts, picture by picture, by its source of February 2026 (commit 48d368fa)."""
 
 from __future__ import annotations
 

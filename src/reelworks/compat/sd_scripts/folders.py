@@ -46,14 +46,14 @@ def repeated_folders(folder: Path) -> list[RepeatedFolder]:
     return found
 
 
-class Datasets(NamedTuple):
+class UsedDatasets(NamedTuple):
     """Datasets that become those of the recipe, and why others do not, by the beginning of their settings' names."""
 
     used: list[FormerDataset]
     left_out: dict[str, Outcome]
 
 
-def usable(settings: FormerSettings) -> Datasets:
+def usable(settings: FormerSettings) -> UsedDatasets:
     """Return the datasets that sd-scripts trains: none of no repeats, for validation alone, or twice in a dataset."""
     found = _configured(settings) or _of_folders(settings)
     used: list[FormerDataset] = []
@@ -71,8 +71,8 @@ def usable(settings: FormerSettings) -> Datasets:
             used.append(dataset)
         seen.add((dataset.group, path))
     if not used:
-        return Datasets(found[:1] or [FormerDataset(("general.", ""), ALSO)], {})
-    return Datasets(used, left_out)
+        return UsedDatasets(found[:1] or [FormerDataset(("general.", ""), ALSO)], {})
+    return UsedDatasets(used, left_out)
 
 
 def _repeats(settings: FormerSettings, dataset: FormerDataset) -> int:
