@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
+
+from reelworks.compat.former import Clip
 
 Size = tuple[int, int]  # width and height in pixels
 
@@ -72,6 +75,14 @@ def _ratios(sizes: tuple[Size, ...]) -> np.ndarray:
 def batches(clips: Mapping[Size, float] | Mapping[tuple[int, ...], float], batch_size: int) -> int:
     """Return the number of batches of buckets with these numbers of clips: the last of a bucket may have fewer."""
     return sum(math.ceil(number / batch_size) for number in clips.values())
+
+
+def by_dataset(clips: Sequence[Clip]) -> dict[int, list[int]]:
+    """Return the places of clips by the number of their dataset."""
+    owned: dict[int, list[int]] = defaultdict(list)
+    for place, clip in enumerate(clips):
+        owned[clip.dataset].append(place)
+    return owned
 
 
 def one_size(size: Size) -> AspectBuckets:

@@ -15,7 +15,8 @@ from reelworks.core.errors import UserError
 SCRIPT = "script"  # name of the setting that is the started script
 _SECRET = re.compile(r"(?:token|api_key|password)$")
 _LISTS_OF_PAIRS = ("network_args", "optimizer_args", "lr_scheduler_args")
-_FILES = (".toml", ".json")
+FILES = (".toml", ".json")
+SCRIPTS = (".sh", ".bat", ".cmd", ".ps1", ".txt", "")
 
 
 def is_dataset_config(values: Mapping[str, Any] | None) -> bool:
@@ -29,6 +30,12 @@ def arguments(values: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in values.items():
         flat |= files.flatten(value) if isinstance(value, Mapping) else {str(name): value}
     return flat
+
+
+def names(values: Mapping[str, Any]) -> set[str]:
+    """Return the names of arguments in a file, in sections or not."""
+    inner = (value for value in values.values() if isinstance(value, Mapping))
+    return {*map(str, values), *(str(name) for value in inner for name in value)}
 
 
 def read(
@@ -48,7 +55,7 @@ def read(
     for file in given:
         if file.path.is_dir():
             config["train_data_dir"] = str(file.path)
-        elif file.path.suffix.lower() not in _FILES:
+        elif file.path.suffix.lower() not in FILES:
             command |= _command(file, is_training)
         elif is_dataset_config(file.values):
             dataset = file
@@ -90,7 +97,7 @@ def _found(origin: ConfigFile, name: str) -> ConfigFile | None:
         file = origin.beside(name)
     except (UserError, ValueError, OSError):
         return None
-    return file if file.path.suffix.lower() in _FILES else None
+    return file if file.path.suffix.lower() in FILES else None
 
 
 def _command(file: ConfigFile, is_training: Callable[[str], bool]) -> dict[str, Any]:

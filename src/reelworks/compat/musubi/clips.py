@@ -102,8 +102,9 @@ def epoch(settings: FormerSettings, clips: Sequence[Clip]) -> FormerEpoch:
     """Return the use of each clip, and the number of batches of an epoch."""
     uses: list[Use] = [Use(1.0)] * len(clips)
     steps, buckets = 0, 0
+    owned = areas.by_dataset(clips)
     for number, dataset in enumerate(musubi_datasets.datasets_of(settings)):
-        own = [i for i, clip in enumerate(clips) if clip.dataset == number]
+        own = owned[number]
         counts: dict[tuple[int, ...], float] = defaultdict(float)
         videos = musubi_datasets.is_video(settings, dataset)
         _use(settings, dataset, clips, own, uses, counts, videos=videos)

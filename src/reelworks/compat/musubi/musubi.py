@@ -35,16 +35,16 @@ class _Musubi:
         if file.path.is_dir():
             return False
         try:
-            values = file.values
+            values = file.values if file.path.suffix.lower() in reading.FILES else None
         except UserError:
             return False
         if values is not None:
             if reading.is_dataset_config(values):
                 tables = [each for each in values["datasets"] if isinstance(each, dict)]
                 return any(key in each for each in tables for key in FOLDERS)
-            known = reading.arguments(values)
+            known = reading.names(values)
             return "dit" in known and ("dataset_config" in known or "network_module" in known)
-        if file.path.suffix.lower() not in (".sh", ".bat", ".cmd", ".ps1", ".txt", ""):
+        if file.path.suffix.lower() not in reading.SCRIPTS:
             return False
         return any(models.is_training(_name(word)) for words in file.commands for word in words if word.endswith(".py"))
 

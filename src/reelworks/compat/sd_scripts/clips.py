@@ -6,7 +6,7 @@ import math
 import os
 import random
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from reelworks.compat.draft import FormerSettings
 from reelworks.compat.former import Clip, FormerEpoch, Use
@@ -66,20 +66,24 @@ def epoch(settings: FormerSettings, clips: Sequence[Clip]) -> FormerEpoch:
     datasets = usable(settings).used
     uses: list[Use] = [Use(1.0)] * len(clips)
     chosen: dict[int, Size] = {}
+    owned = areas.by_dataset(clips)
     for number, dataset in enumerate(datasets):
-        own = [i for i, clip in enumerate(clips) if clip.dataset == number]
+        own = owned[number]
+        is_list = any(dataset.find(settings, name) is not None for name in ("metadata_file", "in_json"))
         buckets = buckets_of(settings, dataset)
         got = areas.choose_all(buckets, [(clips[i].width, clips[i].height) for i in own])
         times = _repeats(settings, dataset)
         for i, size in zip(own, got, strict=True):
-            reason = _unread(clips[i]) or ("" if size is not None else _ZERO)
+            reason = _unread(clips[i], is_list=is_list) or ("" if size is not None else _ZERO)
             uses[i] = Use(0.0, reason) if reason else Use(times)
             if size is not None:
                 chosen[i] = size
-    for group in {dataset.group for dataset in datasets}:
-        numbers = [n for n, dataset in enumerate(datasets) if dataset.group == group]
-        _hold_out(settings, datasets, numbers, clips, uses)
-        _balance(settings, datasets, numbers, clips, uses)
+    groups: dict[int, list[int]] = defaultdict(list)
+    for number, dataset in enumerate(datasets):
+        groups[dataset.group].append(number)
+        _hold_out(settings, dataset, owned[number], clips, uses)
+    for numbers in groups.values():
+        _balance(settings, {number: datasets[number] for number in numbers}, owned, clips, uses)
     return FormerEpoch(uses, (_count(settings, datasets, clips, uses, chosen), *_RULES))
 
 
@@ -91,49 +95,39 @@ def _repeats(settings: FormerSettings, dataset: FormerDataset) -> float:
         return 1.0
 
 
-def _unread(clip: Clip) -> str:
+def _unread(clip: Clip, *, is_list: bool) -> str:
     if not clip.is_image:
         return _VIDEO
-    if "/" in clip.path:
+    if "/" in clip.path and not is_list:
         return _BELOW
     return "" if clip.path.lower().endswith(_ENDINGS) else _FORMAT
 
 
 def _hold_out(
-    settings: FormerSettings,
-    datasets: Sequence[FormerDataset],
-    numbers: Sequence[int],
-    clips: Sequence[Clip],
-    uses: list[Use],
+    settings: FormerSettings, dataset: FormerDataset, owned: Sequence[int], clips: Sequence[Clip], uses: list[Use]
 ) -> None:
     """Hold out the share of a dataset; without a seed of its own, another part at each start."""
-    for number in numbers:
-        dataset = datasets[number]
-        share = float(dataset.get(settings, "validation_split", 0.0))
-        if not 0 < share <= 1 or is_on(dataset.get(settings, "is_reg", False)):
-            continue
-        own = sorted(
-            (i for i, c in enumerate(clips) if c.dataset == number and uses[i].times), key=lambda i: clips[i].path
-        )
-        seed = dataset.find(settings, "validation_seed")
-        order = list(own)
-        random.Random(0 if seed is None or not isinstance(seed.value, int) else seed.value).shuffle(order)
-        for i in order[math.ceil(len(order) * (1 - share)) :]:
-            uses[i] = Use(0.0, _HELD_OUT)
+    share = float(dataset.get(settings, "validation_split", 0.0))
+    if not 0 < share <= 1 or is_on(dataset.get(settings, "is_reg", False)):
+        return
+    order = sorted((i for i in owned if uses[i].times), key=lambda i: clips[i].path)
+    seed = dataset.find(settings, "validation_seed")
+    random.Random(0 if seed is None or not isinstance(seed.value, int) else seed.value).shuffle(order)
+    for i in order[math.ceil(len(order) * (1 - share)) :]:
+        uses[i] = Use(0.0, _HELD_OUT)
 
 
 def _balance(
     settings: FormerSettings,
-    datasets: Sequence[FormerDataset],
-    numbers: Sequence[int],
+    datasets: Mapping[int, FormerDataset],
+    owned: Mapping[int, Sequence[int]],
     clips: Sequence[Clip],
     uses: list[Use],
 ) -> None:
     """Use regularisation pictures of a dataset until they are as many as the others."""
-    regular = {n for n in numbers if is_on(datasets[n].get(settings, "is_reg", False))}
-    wanted = sum(int(uses[i].times) for i, clip in enumerate(clips) if clip.dataset in set(numbers) - regular)
-    order = [i for i, clip in enumerate(clips) if clip.dataset in regular and uses[i].times]
-    order.sort(key=lambda i: (clips[i].dataset, clips[i].path))
+    regular = [n for n, dataset in datasets.items() if is_on(dataset.get(settings, "is_reg", False))]
+    wanted = sum(int(uses[i].times) for n in datasets if n not in regular for i in owned[n])
+    order = [i for n in regular for i in sorted(owned[n], key=lambda i: clips[i].path) if uses[i].times]
     if not order:
         return
     own = {i: int(uses[i].times) for i in order}

@@ -35,17 +35,17 @@ class _SdScripts:
         if file.path.is_dir():
             return bool(repeated_folders(file.path))
         try:
-            values = file.values
+            values = file.values if file.path.suffix.lower() in reading.FILES else None
         except UserError:
             return False
         if values is not None:
             if reading.is_dataset_config(values):
                 return any(isinstance(each, dict) and "subsets" in each for each in values["datasets"])
-            known = reading.arguments(values)
+            known = reading.names(values)
             return "pretrained_model_name_or_path" in known and (
                 "dataset_config" in known or "train_data_dir" in known or "output_name" in known
             )
-        if file.path.suffix.lower() not in (".sh", ".bat", ".cmd", ".ps1", ".txt", ""):
+        if file.path.suffix.lower() not in reading.SCRIPTS:
             return False
         return any(models.is_training(_name(word)) for words in file.commands for word in words if word.endswith(".py"))
 
@@ -138,6 +138,8 @@ def _paths(draft: ImportDraft, datasets: Sequence[FormerDataset]) -> None:
     for number in range(len(datasets)):
         if draft.get(f"dataset.{number}.path") is None:
             draft.set(f"dataset.{number}.path", dataset_rules.PLACEHOLDER, "to fill in")
+        if number < len(draft.request.data):
+            draft.remove(f"dataset.{number}.root")
 
 
 def _regularise(draft: ImportDraft, datasets: Sequence[FormerDataset]) -> None:
