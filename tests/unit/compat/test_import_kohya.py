@@ -116,6 +116,7 @@ def test_a_lora_of_wan(tmp_path: Path) -> None:
     assert (made.trainer, recipe.model.name) == ("musubi-tuner", "wan-2.1-1.3b")
     assert recipe.model.weights == "models/wan2.1_t2v_1.3B_bf16.safetensors"
     assert [(each.path, each.repeats) for each in recipe.dataset] == [("clips", 1), ("pictures", 2)]
+    assert [each.filter for each in recipe.dataset] == ["kind == 'video'", "kind == 'image'"]
     assert [(each.resolution, each.num_frames, each.batch_size) for each in recipe.bucket] == [
         ("277px", [17, 33], 2),
         ("277px", 1, 2),

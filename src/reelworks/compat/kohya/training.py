@@ -407,6 +407,10 @@ RULES: Mapping[str, Rule] = {
     "sample_every_n_epochs": previews.every_epochs,
     "sample_at_first": impossible("previews begin after the first steps: `reelworks generate` shows the base"),
     "sample_sampler": impossible("previews use the sampler of the model"),
+    **dict.fromkeys(
+        ("network_args", "optimizer_args", "lr_scheduler_args"), rules.without_meaning("there is none in it")
+    ),
+    "network_module": rules.without_meaning("this script trains all weights"),
     "config_file": rules.without_meaning("it is read"),
     "dataset_config": _dataset_config,
     "accelerate.num_processes": _processes,

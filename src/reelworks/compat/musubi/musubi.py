@@ -64,6 +64,10 @@ class _Musubi:
                 draft.set(f"dataset.{number}.path", dataset_rules.PLACEHOLDER, "to fill in")
             if sizing.is_video and datasets[number].find(draft.settings, "frame_extraction") is None:
                 draft.set("data.clip_start", "start", "default of frame_extraction")
+        if len({sizing.is_video for sizing in sizings}) > 1:
+            for number, sizing in enumerate(sizings):
+                kind = "video" if sizing.is_video else "image"
+                draft.set(f"dataset.{number}.filter", f"kind == '{kind}'", "a dataset has one kind there")
         sizes.write(draft, sizings)
         sizes.tell(draft, datasets, sizings, told)
         _tell_lengths(draft, datasets, sizings, told)

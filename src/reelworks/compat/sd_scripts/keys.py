@@ -17,6 +17,7 @@ _TEXT = "text encoders keep their weights: only the denoiser is trained"
 _NOISE = "noise is drawn as the model was trained with it"
 _PARTS = "the text encoders and the autoencoder of the release are used: text_encoder.weights, autoencoder.weights"
 _TAGS = "tags are shuffled and dropped by shuffle_tags, tag_dropout and keep_tags alone"
+_MODEL = "model.name and lora.type have it"
 _SIZES = "sizes follow from bucket.resolution and buckets.aspect_ratios"
 _DIFFUSION = ("sdxl",)
 # Defaults of flow matching by model, where they differ: density, shift, kind of prediction.
@@ -303,6 +304,15 @@ RULES: Mapping[str, Rule] = {
     "datasets": lambda value, draft: (Fate.TO_FILL_IN, "there is no dataset in it: set dataset.path"),
     "general": rules.without_meaning("there is no setting in it"),
     # Of lora-scripts and other pages around sd-scripts.
+    **dict.fromkeys(
+        ("LoRA_type", "sdxl", "flux1_checkbox", "sd3_checkbox", "model_list"), rules.without_meaning(_MODEL)
+    ),
+    **dict.fromkeys(
+        ("num_cpu_threads_per_process", "num_processes", "num_machines", "multi_gpu", "main_process_port"),
+        rules.without_meaning("torchrun starts the processes"),
+    ),
+    "additional_parameters": impossible("give these arguments with --command"),
+    "extra_accelerate_launch_args": rules.without_meaning("torchrun starts the processes"),
     **dict.fromkeys(
         ("gpu_ids", "enable_preview", "sample_cfg", "sample_seed", "sample_steps", "sample_width", "sample_height"),
         rules.without_meaning("of the page around sd-scripts"),
