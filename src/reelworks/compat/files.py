@@ -20,6 +20,7 @@ _ASSIGNMENT = re.compile(r"(?:export\s+)?([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))|%(\w+)%")
 _WINDOWS_ASSIGNMENT = re.compile(r"\s*(?:set\s+\"?(\w+)|\$(?:env:)?(\w+)\s*)=\s*(.*)", re.IGNORECASE)
 _WINDOWS_PATH = re.compile(r"[A-Za-z]:\\|\w\\\w|\.\\\w")
+_ARRAY = re.compile(r"\$(?:\{\w+\[[@*]\]\}|[@*])")
 _ENDS = frozenset({"&&", "||", "|", ";", "&", ">", ">>", "2>&1"})
 
 
@@ -231,6 +232,8 @@ def _split(text: str) -> Iterator[list[str]]:
 
 def _expanded(word: str, variables: Mapping[str, str]) -> list[str]:
     """Return a word with variables replaced; of one that is nothing but a variable with options, its words."""
+    if _ARRAY.fullmatch(word):  # arguments that only a run of the script adds
+        return []
     value = _substituted(word, variables)
     if value.startswith("-") and _VARIABLE.fullmatch(word):
         try:

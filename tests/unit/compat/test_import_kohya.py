@@ -195,7 +195,10 @@ def test_data_folders_are_searched_for_repeats(tmp_path: Path) -> None:
     pictures(tmp_path / "mine" / "3_word", [(64, 64)])
     made, recipe = convert(tmp_path, GOLDEN / "sd-scripts-1.toml", data=(tmp_path / "mine",))
     assert [(each.path, each.repeats) for each in recipe.dataset] == [(str(tmp_path / "mine" / "3_word"), 3)]
-    _, recipe = convert(tmp_path, tmp_path / "mine", model="sdxl", trainer=None)
+    told, recipe = convert(tmp_path, tmp_path / "mine", model="sdxl", trainer=None)
+    assert fates(told)["command"] is Fate.TO_FILL_IN
+    assert recipe.lora is not None
+    assert recipe.train.learning_rate == 1e-4
     assert (recipe.dataset[0].repeats, recipe.dataset[0].missing_caption) == (3, "word")
     assert made.trainer == "sd-scripts"
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from reelworks.compat import rules
 from reelworks.compat.draft import ImportDraft
+from reelworks.compat.kohya import reading
 from reelworks.compat.kohya.training import impossible
 from reelworks.compat.kohya.values import is_on, number, number_of, text, whole_of
 from reelworks.compat.rules import Fate, Outcome, Rule
@@ -38,6 +39,8 @@ def trains_adapter(draft: ImportDraft, script: str) -> bool:
     """Whether a network is trained beside the model: by a script for it, or by a setting that only they have."""
     if script:
         return "network" in script
+    if not reading.has_arguments(draft.settings):
+        return True
     return any(draft.settings.get(key) is not None for key in ("network_module", "network_dim", "network_alpha"))
 
 

@@ -139,6 +139,11 @@ def _without_secret(key: str, value: Any) -> Any:
     return "(hidden)" if _SECRET.search(key) and value else value
 
 
+def has_arguments(settings: FormerSettings) -> bool:
+    """Whether more is told than the dataset: the arguments of the training."""
+    return any(not key.startswith(("general.", "datasets.", "train_data_dir")) for key in settings.values)
+
+
 def existing(path: str) -> Path | None:
     """Return a folder that a setting names, if it is there."""
     try:

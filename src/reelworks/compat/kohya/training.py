@@ -14,7 +14,7 @@ from reelworks.compat import rules
 from reelworks.compat.draft import ImportDraft
 from reelworks.compat.kohya import previews
 from reelworks.compat.kohya.values import count, is_on, number, number_of, switch, text, whole_of
-from reelworks.compat.rules import Fate, Outcome, Rule
+from reelworks.compat.rules import Fate, ImportedKey, Outcome, Rule
 from reelworks.core.toml_none import WORD as NONE
 
 _OPTIMIZERS = {
@@ -439,6 +439,14 @@ FIRST = (
     "network_module",
     "timestep_sampling",
     "weighting_scheme",
+)
+
+
+WITHOUT_ARGUMENTS = ImportedKey(
+    "command",
+    None,
+    Fate.TO_FILL_IN,
+    "the dataset alone is given: a LoRA with the defaults here is trained; give --command for learning rate and network",
 )
 
 

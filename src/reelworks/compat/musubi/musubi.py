@@ -83,6 +83,9 @@ class _Musubi:
         names = {*keys.DATASETS, *keys.SIZES, *keys.LENGTHS}
         rules = {**keys.RULES, **told.rules(_LEVELS, names, draft.settings)}
         defaults = {**keys.DEFAULTS, **(keys.OF_ADAPTERS if draft.get("lora.type") else {})}
+        if not reading.has_arguments(draft.settings):
+            defaults = {}
+            yield training.WITHOUT_ARGUMENTS
         yield from convert_by_rules(draft, rules, defaults, training.FIRST)
         training.finish(draft)
         adapters.finish(draft)

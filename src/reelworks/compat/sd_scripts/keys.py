@@ -233,6 +233,7 @@ _SPEED_ONLY = (
 RULES: Mapping[str, Rule] = {
     **training.RULES,
     **adapters.RULES,
+    "accelerate.mixed_precision": rules.without_meaning("mixed_precision decides, which is no if it is left out"),
     "model_type": rules.only((None, "flux", "chroma"), "model.name has it", "this kind of model is not known"),
     "model_train_type": rules.without_meaning("model.name has it"),
     "unet_lr": lambda value, draft: (

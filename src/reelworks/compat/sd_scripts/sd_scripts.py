@@ -77,7 +77,11 @@ class _SdScripts:
             told.add("network_module", adapters.begin(draft, targets, why))
         names = {*keys.DATASETS, *keys.SIZES, *keys.ALSO.values()}
         rules = {**keys.RULES, **told.rules(_LEVELS, names, draft.settings)}
-        yield from convert_by_rules(draft, rules, _defaults(draft, is_adapter=is_adapter), training.FIRST)
+        defaults = _defaults(draft, is_adapter=is_adapter)
+        if not reading.has_arguments(draft.settings):
+            defaults = {}
+            yield training.WITHOUT_ARGUMENTS
+        yield from convert_by_rules(draft, rules, defaults, training.FIRST)
         training.finish(draft)
         adapters.finish(draft)
 
