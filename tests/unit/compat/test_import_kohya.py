@@ -367,7 +367,7 @@ def check_hostile(folder: Path, case: tuple[str, dict[str, Any], str | None]) ->
         fates(made)
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(mutated())
 def test_hostile_values_end_in_lines_or_in_one_error(
     tmp_path: Path, case: tuple[str, dict[str, Any], str | None]

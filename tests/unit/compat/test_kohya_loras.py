@@ -95,7 +95,12 @@ def modules_of(network: nn.Module, family: Any) -> dict[str, tuple[int, int]]:
     return sizes
 
 
-@pytest.mark.parametrize("preset", CASES)
+QUICK = ("wan-tiny", "flux-kontext-tiny", "hunyuan-video-1.5-tiny")
+
+
+@pytest.mark.parametrize(
+    "preset", [pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow) for name in CASES]
+)
 def test_a_lora_goes_on_with_the_layers_of_its_trainer(tmp_path: Path, preset: str) -> None:
     command, wanted = CASES[preset]
     denoiser = contract.build(preset)

@@ -117,6 +117,8 @@ OF_ADAPTERS: Mapping[str, Any] = {"network_dim": 4, "network_alpha": 1}
 
 def _control(value: Any, draft: ImportDraft) -> Outcome:
     """Take the folder of pictures that an edit begins with, if the model takes one."""
+    if not isinstance(value, str) or not value:
+        raise TypeError
     takes = components.conditioning(ModelConfig(name=draft.get("model.name"))).takes
     kind = next((kind for kind in ("source", "control") if kind in takes), None)
     if kind is None:
