@@ -19,6 +19,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from benchmarks._imports import Example, ai_toolkit, diffusion_pipe, kohya, onetrainer, simpletuner
 from benchmarks._results import keep
@@ -45,9 +46,9 @@ _NO_MODEL = {"unknown-model", "model-not-named"}
 def outcome(example: Example, trainer: str, footage: Path, folder: Path) -> tuple[str, str]:
     """Import a config and plan its recipe; return "planned", "unknown model", "refused" or "wrong", and what was said."""
     recipe = folder / "recipe.toml"
-    request = {"files": example.files, "command": example.command, "output": recipe, "force": True, "clips": False}
+    request: dict[str, Any] = {"files": example.files, "command": example.command, "output": recipe}
     try:
-        importer.convert(ImportRequest(**request, trainer=trainer, data=(footage,)))
+        importer.convert(ImportRequest(**request, force=True, clips=False, trainer=trainer, data=(footage,)))
     except UserError as error:
         return ("unknown model" if error.code in _NO_MODEL else "refused"), str(error).splitlines()[0]
     except Exception as error:

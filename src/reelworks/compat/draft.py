@@ -47,11 +47,13 @@ class ImportDraft:
         key: Name of the setting that is being converted, in the trainer's own words.
         numbers: Numbers in that name, such as that of the dataset.
         is_default: The setting is not in the config, and has the trainer's default.
+        took_data: The folders of `--data` are in the recipe already.
     """
 
     def __init__(self, settings: FormerSettings, request: ImportRequest) -> None:
         self.settings, self.request = settings, request
         self.key, self.is_default = "", False
+        self.took_data = False
         self.numbers: tuple[int, ...] = ()
         self._lines: dict[tuple[str, int, str], Line] = {}
         self._origins: dict[tuple[str, int, str], str] = {}

@@ -17,7 +17,10 @@ from reelworks.core.errors import UserError
 
 _MOST_VALUES = 100_000  # of one file; aliases of YAML can stand for more than any memory
 _ASSIGNMENT = re.compile(r"(?:export\s+)?([A-Za-z_]\w*)=(.*)", re.DOTALL)
-_VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
+_VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))|%(\w+)%")
+_WINDOWS_ASSIGNMENT = re.compile(r"\s*(?:set\s+\"?(\w+)|\$(?:env:)?(\w+)\s*)=\s*(.*)", re.IGNORECASE)
+_WINDOWS_PATH = re.compile(r"[A-Za-z]:\\|\w\\\w|\.\\\w")
+_ARRAY = re.compile(r"\$(?:\{\w+\[[@*]\]\}|[@*])")
 _ENDS = frozenset({"&&", "||", "|", ";", "&", ">", ">>", "2>&1"})
 
 
@@ -79,7 +82,7 @@ class ConfigFile:
     @cached_property
     def commands(self) -> list[list[str]]:
         """The commands of a shell script, each as its words, with the values of variables that the script sets."""
-        return list(_commands(self.text))
+        return [] if self.path.is_dir() else list(_commands(self.text))
 
     def beside(self, name: str) -> ConfigFile:
         """Return the file that a path in this one means, or one of that name beside it if that is missing."""
@@ -212,11 +215,23 @@ def _commands(text: str) -> Iterator[list[str]]:
 
 
 def _split(text: str) -> Iterator[list[str]]:
-    """Split a script into lines of words; of Windows, too, where ^ and ` continue a line."""
+    """Split a script into lines of words; of Windows, too, where ^ and ` continue a line.
+
+    A line that begins with an option continues the one before, since the mark at its end is easily lost.
+    """
     joined = re.sub(r"[ \t]*[\\^`][ \t]*\r?\n", " ", text)
+    joined = re.sub(r"[ \t]*\r?\n[ \t]*(?=--[A-Za-z])", " ", joined)
     for line in joined.splitlines():
+        if (match := _WINDOWS_ASSIGNMENT.fullmatch(line)) is not None:
+            value = match[3].strip()
+            yield [f"{match[1] or match[2]}={value.partition('#')[0].strip() if match[2] else value}".replace('"', "")]
+            continue
+        lexer = shlex.shlex(line, posix=True, punctuation_chars=False)
+        lexer.whitespace_split, lexer.commenters = True, "#"
+        if _WINDOWS_PATH.search(line):
+            lexer.escape = ""
         try:
-            words = shlex.split(line, comments=True)
+            words = list(lexer)
         except ValueError:  # a quote that is not closed: of a language that is no shell
             continue
         if words:
@@ -224,9 +239,11 @@ def _split(text: str) -> Iterator[list[str]]:
 
 
 def _expanded(word: str, variables: Mapping[str, str]) -> list[str]:
-    """Return a word with variables replaced; of one that is nothing but a variable, its words."""
+    """Return a word with variables replaced; of one that is nothing but a variable with options, its words."""
+    if _ARRAY.fullmatch(word):  # arguments that only a run of the script adds
+        return []
     value = _substituted(word, variables)
-    if value != word and _VARIABLE.fullmatch(word):
+    if value.startswith("-") and _VARIABLE.fullmatch(word):
         try:
             return shlex.split(value)
         except ValueError:
@@ -235,4 +252,4 @@ def _expanded(word: str, variables: Mapping[str, str]) -> list[str]:
 
 
 def _substituted(word: str, variables: Mapping[str, str]) -> str:
-    return _VARIABLE.sub(lambda found: variables.get(found[1] or found[2], found[0]), word)
+    return _VARIABLE.sub(lambda found: variables.get(found[1] or found[2] or found[3], found[0]), word)

@@ -13,10 +13,12 @@ from reelworks.compat.diffusion_pipe.diffusion_pipe import DIFFUSION_PIPE
 from reelworks.compat.draft import ImportDraft
 from reelworks.compat.files import ConfigFile
 from reelworks.compat.former import ClipAccount
+from reelworks.compat.musubi.musubi import MUSUBI
 from reelworks.compat.onetrainer.onetrainer import ONETRAINER
 from reelworks.compat.opensora.open_sora import OPEN_SORA
 from reelworks.compat.request import ImportRequest
 from reelworks.compat.rules import ImportedKey
+from reelworks.compat.sd_scripts.sd_scripts import SD_SCRIPTS
 from reelworks.compat.simpletuner.simpletuner import SIMPLETUNER
 from reelworks.compat.trainer import FormerTrainer
 from reelworks.core import files, requests
@@ -33,7 +35,7 @@ def register(trainer: FormerTrainer) -> None:
     TRAINERS[trainer.name] = trainer
 
 
-for _trainer in (AI_TOOLKIT, DIFFUSION_PIPE, ONETRAINER, OPEN_SORA, SIMPLETUNER):
+for _trainer in (AI_TOOLKIT, DIFFUSION_PIPE, MUSUBI, ONETRAINER, OPEN_SORA, SD_SCRIPTS, SIMPLETUNER):
     register(_trainer)
 
 
@@ -72,7 +74,7 @@ def convert(request: ImportRequest, on_scan: Callable[[ScanProgress], None] | No
     draft = ImportDraft(trainer.read(given), request)
     keys = tuple(trainer.convert(draft))
     draft.begin("")
-    for number, path in enumerate(request.data[: draft.count("dataset")]):
+    for number, path in enumerate(() if draft.took_data else request.data[: draft.count("dataset")]):
         draft.set(f"dataset.{number}.path", str(path), "as given with --data")
     recipe = _parse(draft)
     text = draft.text(f"Imported from {', '.join(file.path.name for file in given)} of {trainer.name}.")

@@ -164,8 +164,10 @@ def _targets(denoiser: Denoiser, asked: Targets | Sequence[str]) -> list[str]:
 
 
 def matches(target: str, layer: str) -> bool:
-    """Whether an entry of `lora.targets` means a layer."""
-    return layer == target or layer.endswith(f".{target}")
+    """Whether an entry of `lora.targets` means a layer: it is the name or the last parts of it, and "*" is any one part."""
+    asked = target.split(".")
+    last = layer.split(".")[-len(asked) :]
+    return len(last) == len(asked) and all(part in ("*", own) for part, own in zip(asked, last, strict=True))
 
 
 def _ending(layer: str) -> str:

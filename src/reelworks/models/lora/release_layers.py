@@ -70,8 +70,9 @@ def homes(layers: Iterable[str], family: FamilyConfig | None) -> dict[str, list[
     """Return the network's layers that each layer name in a file may hold, in the order of their rows."""
     names: dict[str, dict[TargetLayer, None]] = defaultdict(dict)
     patterns = _patterns_of(family)
+    of_trainers = [] if family is None else _patterns(family.network.trainers_layers)
     for layer in layers:
-        for placed_at in (Place(layer), _place(patterns, layer)):
+        for placed_at in (Place(layer), _place(patterns, layer), _place(of_trainers, layer)):
             for spelling in (placed_at.layer, placed_at.layer.replace(".", "_")):
                 names[spelling][TargetLayer(layer, placed_at)] = None
     return {name: sorted(targets, key=lambda target: target.place.part) for name, targets in names.items()}

@@ -50,7 +50,8 @@ _LACKED_BY_SOME = {key for optimizer in OPTIMIZERS.values() for key in optimizer
 
 def complete(values: dict[str, Any]) -> dict[str, Any]:
     """Return values of `[train]` with the optimizer's own defaults; keys that it does not have must be
-    left out, and are None."""
+    left out, and are None.
+    """
     name = values.get("optimizer", "adamw")
     optimizer = OPTIMIZERS.get(name, Optimizer()) if isinstance(name, str) else Optimizer()
     for key in optimizer.lacks:
