@@ -10,6 +10,7 @@ Fields, for each trainer and in all: `files`; `known_model`, whose model is here
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import shutil
@@ -23,12 +24,13 @@ from typing import Any
 
 from benchmarks._imports import Example, ai_toolkit, diffusion_pipe, kohya, onetrainer, simpletuner
 from benchmarks._results import keep
-from reelworks.analysis import plan_report
+from reelworks.analysis.plan import plan
 from reelworks.compat import importer
 from reelworks.compat.request import ImportRequest
 from reelworks.core.errors import UserError
 from reelworks.demo import make
 from reelworks.recipe import dataset, recipe_file
+from reelworks.recipe.dataset import RecipeData
 
 RESULTS = Path(__file__).parent / "results" / "imports.json"
 TRAINERS: dict[str, tuple[str, Callable[[Path], Iterator[Example]]]] = {
@@ -40,7 +42,7 @@ TRAINERS: dict[str, tuple[str, Callable[[Path], Iterator[Example]]]] = {
     "simpletuner": ("bghira/SimpleTuner", simpletuner.examples),
 }
 # Refusals that name a model which is not here, or a training that is none of a network's own.
-_NO_MODEL = {"unknown-model", "model-not-named"}
+_NO_MODEL = {"unknown-model", "model-not-named", "config-without-model"}
 
 
 def outcome(example: Example, trainer: str, footage: Path, folder: Path) -> tuple[str, str]:
@@ -55,13 +57,25 @@ def outcome(example: Example, trainer: str, footage: Path, folder: Path) -> tupl
         return "wrong", f"{type(error).__name__}: {error}"
     try:
         read = recipe_file.load(recipe, [f"catalog={folder / 'catalog'}", f"output={folder / 'run'}"])
-        first = read.dataset[0].model_copy(update={"path": str(footage), "missing_caption": "a shape"})
-        read = read.model_copy(update={"dataset": [first]})
+        beside = {kind: str(folder / "beside") for kind in read.dataset[0].companions}
+        plain = {
+            "path": str(footage),
+            "missing_caption": "a shape",
+            "filter": None,
+            "resolutions": read.dataset[0].resolutions,
+            **_of_kind(beside),
+        }
+        read = read.model_copy(update={"dataset": [read.dataset[0].model_copy(update=plain)]})
         dataset.scan_recipe(read)
-        steps = plan_report.forecast(read, max(1, read.parallel.sequence_degree), 1).epochs[0].steps
+        steps = plan(RecipeData.open(read), world_size=1).steps
     except Exception as error:
         return "wrong", f"{type(error).__name__}: {error}".splitlines()[0]
     return ("planned", f"{steps} steps") if steps else ("wrong", "a plan without a step")
+
+
+def _of_kind(beside: dict[str, str]) -> dict[str, str]:
+    """Return folders of companions by their keys in a recipe; several sources have one key."""
+    return {"source" if kind.startswith("source") else kind: path for kind, path in beside.items()}
 
 
 def source_of(name: str, repository: str, given: Path | None, folder: Path) -> Path:
@@ -87,6 +101,12 @@ def main() -> None:
         folder = Path(temporary)
         footage = folder / "footage"
         make.make(footage)
+        for number in range(4):  # long enough for every length, and with sound
+            importlib.import_module("tests.makers.sound_clips").write(
+                footage / f"long-{number}.mp4", seconds=8, events=(1.0,)
+            )
+            (footage / f"long-{number}.txt").write_text("a flash and a beep")
+        shutil.copytree(footage, folder / "beside")  # controls, sources and masks of the same names
         for name in options.only:
             repository, examples = TRAINERS[name]
             found: Counter[str] = Counter()

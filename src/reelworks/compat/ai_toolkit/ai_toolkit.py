@@ -104,3 +104,4 @@ def _prepare(draft: ImportDraft) -> None:
     for number in range(max(draft.settings.count("datasets"), 1)):
         draft.set(f"dataset.{number}.path", f"clips-{number + 1}", "to fill in")
     datasets.set_sizes(draft, ["512px"], [1])
+    draft.set("buckets.upscale", True, "smaller pictures are trained too")

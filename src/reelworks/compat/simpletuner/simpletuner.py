@@ -64,6 +64,7 @@ def _prepare(draft: ImportDraft) -> None:
     for number in range(max(draft.settings.count("data"), 1)):
         draft.set(f"dataset.{number}.path", f"clips-{number + 1}", "to fill in")
     datasets.set_sizes(draft, ["1024px"], [1])
+    draft.set("buckets.upscale", True, "smaller pictures are trained too")
     if train_keys.is_flow(draft):
         draft.set("objective.timestep_shift", 3.0, "default of flow_schedule_shift")
         draft.set("objective.timestep_sampling", "logit-normal", "default of SimpleTuner")
