@@ -31,6 +31,7 @@ from reelworks.cli import (
     import_opensora,
     new,
     plan,
+    publish,
     replay,
     report,
     train,
@@ -104,6 +105,7 @@ app.command("tune", doing="measuring batch sizes")(tune.tune)
 app.command("train", doing=None, answers=False)(train.train)
 app.command("generate", doing="generating")(generate.generate)
 app.command("eval", doing="measuring")(eval.evaluate)
+app.command("publish", doing="publishing")(publish.publish)
 app.command("coverage", doing="accounting for the clips")(coverage.coverage)
 app.command("replay", doing="replaying")(replay.replay)
 app.command("report", doing="writing the report")(report.report)
