@@ -52,7 +52,7 @@ def import_opensora(
     )
     files.write_for("--output", output, converted.text.encode())
     if json:
-        show.json({"recipe": str(output), "keys": [line._asdict() for line in converted.lines]})
+        show.json(importer.ImportReport(output, converted.lines))
         return
     for fate in Fate:
         lines = [line for line in converted.lines if line.fate == fate]

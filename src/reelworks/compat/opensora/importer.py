@@ -8,6 +8,7 @@ listed as such; the recipe loads either way.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,13 +42,22 @@ _DEFAULTS: dict[str, Any] = {
 _OPTIMIZER = {"lr": ("lr", 1e-4), "weight_decay": ("weight_decay", 0.0), "adam_eps": ("eps", 1e-8)}
 
 
-class ImportedKey(NamedTuple):
+@dataclass(frozen=True)
+class ImportedKey:
     """Result of importing one key, which is dotted inside the config's dicts."""
 
     key: str
     value: object
     fate: Fate
     remark: str
+
+
+@dataclass(frozen=True)
+class ImportReport:
+    """The recipe that was written, and what became of each key."""
+
+    recipe: Path
+    keys: list[ImportedKey]
 
 
 class Imported(NamedTuple):
