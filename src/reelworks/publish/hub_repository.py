@@ -60,7 +60,6 @@ class Repository:
             UserError: There is no token, it may not write, the hub cannot be reached, or others see what should be private.
         """
         with telling(name):
-            utils.validate_repo_id(name)
             if get_token() is None:
                 raise errors.LocalTokenNotFoundError
             account = HfApi().whoami()
@@ -142,6 +141,12 @@ def licence_of(base: str) -> Licence | None:
     if link is not None and not link.startswith("http"):
         link = f"{page(base)}/blob/main/{link}"
     return Licence(data.license, data.license_name if isinstance(data.license_name, str) else None, link)
+
+
+def require_name(name: str) -> None:
+    """Refuse a name of a repository that no hub takes."""
+    with telling(name):
+        utils.validate_repo_id(name)
 
 
 def page(name: str) -> str:

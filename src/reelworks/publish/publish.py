@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from reelworks.analysis import plan_report
+from reelworks.analysis import plan_report, speed
 from reelworks.checkpoint import listing
 from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.core import files, requests
@@ -85,6 +85,7 @@ def publish(request: PublishRequest) -> Published:
     """
     for format in request.formats:
         require_known("--format", format, tuple(CONVENTIONS))
+    hub_repository.require_name(request.to)
     run, step = init_from.locate(request.source, step=request.step, best=request.best)
     source = _Source.read(run, step)
     repository = Repository(request.to, request.private is not False)
@@ -149,12 +150,13 @@ class _Source:
         """Sum up the steps that no resume discarded."""
         steps = [e for e in events.timeline(self.run.events_file, "step") if e["step"] <= self.step]
         start: dict[str, Any] = next(reversed(events.timeline(self.run.events_file, "start")), {})
+        shown = speed.total(map(speed.of_step, steps))
         saved = CheckpointFolder(self.run.checkpoints_folder).info(self.step)
         return Trained(
             self.step,
             listing.epoch(saved),
-            sum(event.get("clips", 0) for event in steps if event.get("applied", True)),
-            sum(event.get("seconds", 0.0) for event in steps),
+            shown.clips,
+            shown.seconds,
             str(start.get("device", "unknown")),
             start.get("world_size", 1),
             listing.finite(saved.metrics),
@@ -174,17 +176,21 @@ def _folder(request: PublishRequest, run: RunFolder) -> Iterator[Path]:
         with temporary as name:
             yield Path(name)
         return
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise UserError(
-            "it exists already" if target.is_dir() else "this is a file",
-            code="folder-not-empty",
-            field="output",
-            value=str(target),
-            remedy="remove it, or name another folder with --output",
-        )
     with files.writing("output", target):
+        if target.exists() and (not target.is_dir() or any(target.iterdir())):
+            raise UserError(
+                "it exists already" if target.is_dir() else "this is a file",
+                code="folder-not-empty",
+                field="output",
+                value=str(target),
+                remedy="remove it, or name another folder with --output",
+            )
         target.mkdir(parents=True, exist_ok=True)
+    try:
         yield target
+    except BaseException:
+        shutil.rmtree(target, ignore_errors=True)  # which was empty, so that the same command can be given again
+        raise
 
 
 def _write(request: PublishRequest, source: _Source, folder: Path) -> tuple[list[str], Licence | None]:
@@ -265,7 +271,8 @@ def _write_previews(source: _Source, folder: Path) -> tuple[list[PublishedPrevie
     made = [e for e in events.timeline(source.run.events_file, "samples") if e["step"] <= source.step]
     samples, written = source.run.samples_folder.resolve(), list[PublishedPreview]()
     for event in made[-1:]:
-        names, prompts = event.get("files", []), event.get("prompts", [])
+        names = event.get("files", [])
+        prompts = [*event.get("prompts", []), *[""] * len(names)]
         for number, (name, prompt) in enumerate(zip(names, prompts, strict=False)):
             preview = (samples / str(name)).resolve()
             if preview.suffix not in (".png", ".mp4", ".webm") or not preview.is_relative_to(samples):

@@ -71,7 +71,7 @@ class TrainResult:
         reason: "finished", or "signal" if a signal ended it; the same command goes on.
         step: Optimizer steps done.
         epoch: From 0.
-        checkpoint: The newest checkpoint; None if there is none.
+        checkpoint: The newest one that is whole; None if there is none.
         metrics: Those of that checkpoint.
         exports: Files of weights that this training wrote.
     """
@@ -123,7 +123,7 @@ def run(
     request: TrainRequest,
     on_scan: Callable[[ScanProgress], None] | None = None,
     on_encode: Callable[[Progress], None] = lambda progress: None,
-    on_end: Callable[[TrainResult], None] = lambda result: None,
+    on_end: Callable[[TrainResult], None] | None = None,
 ) -> int:
     """Train a recipe in this process, and return the exit code, as `train` does; under torchrun, every rank calls it.
 
@@ -164,7 +164,7 @@ def run(
         profiler = StepProfiler(request.profiled_steps, this_run.folder, run_log, world)
         trainer = Trainer(this_run, data, model, preview_options, checkpoints, run_log, early, profiler, stored)
         end, reason = trainer.train(position, resumed=step is not None)
-    if world.is_main:
+    if world.is_main and on_end is not None:
         on_end(_result(this_run.folder, reason, end, checkpoints.exported))
     return EXIT_REQUEUE if reason == "signal" else 0
 
@@ -172,9 +172,9 @@ def run(
 def _result(
     run: RunFolder, reason: Literal["finished", "signal"], end: DataPosition, exports: Sequence[Path]
 ) -> TrainResult:
-    store = CheckpointFolder(run.checkpoints_folder)
-    newest = max(store.steps(), default=None)
-    path, metrics = (None, {}) if newest is None else (store.path(newest), listing.finite(store.info(newest).metrics))
+    good, _ = CheckpointFolder(run.checkpoints_folder).scan()
+    newest = max(good, key=lambda checkpoint: checkpoint.step, default=None)
+    path, metrics = (None, {}) if newest is None else (newest.path, listing.finite(newest.metrics))
     return TrainResult(run.path, reason, end.global_step, end.epoch, path, metrics, list(exports))
 
 
