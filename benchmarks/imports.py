@@ -42,7 +42,7 @@ TRAINERS: dict[str, tuple[str, Callable[[Path], Iterator[Example]]]] = {
     "simpletuner": ("bghira/SimpleTuner", simpletuner.examples),
 }
 # Refusals that name a model which is not here, or a training that is none of a network's own.
-_NO_MODEL = {"unknown-model", "model-not-named", "config-without-model"}
+_NO_MODEL = {"unknown-model", "model-not-named", "model-not-told"}
 
 
 def outcome(example: Example, trainer: str, footage: Path, folder: Path) -> tuple[str, str]:

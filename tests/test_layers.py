@@ -28,7 +28,7 @@ LEVELS = (
     ("analysis",),
     ("evaluation", "generate", "train"),
     ("quickstart", "report", "compat", "testing", "demo"),
-    ("ui",),
+    ("publish", "ui"),
     ("cli",),
 )
 MAY_IMPORT_ANY_CONFIG = ("recipe",)  # a recipe is composed of every package's config.py
@@ -76,6 +76,7 @@ TORCH_FREE_MODULES = (
     "models.family",
     "models.registry",
     "models.stored_codes",
+    "publish.request",
     "train.request",
     "train.tuning.request",
     "train.preflight.memory",

@@ -25,10 +25,12 @@ import av
 import fake_hub
 import numpy as np
 import pages
+import published_run
 import tiny_families
 import tiny_recipe
 import tomli_w
 from benchmarks import _s3_server as s3_server
+from hub_uploads import Account, Uploads
 from PIL import Image, ImageDraw
 from reader import Reader, when
 
@@ -480,6 +482,22 @@ def store_latents(reader: Reader, _: Shared) -> None:
     reader.reads()
     assert (reader.folder / "sheet.png").is_file()
     assert "encoded" not in reader.types("reelworks train recipe.toml")
+
+
+@of("docs/how-to/publish.md")
+def publish(reader: Reader, _: Shared) -> None:
+    (reader.folder / "runs").mkdir()
+    base = "Wan-AI/Wan2.1-T2V-1.3B-Diffusers"
+    made = published_run.make(reader.folder / "made", weights=base, on_hub={"model.weights": f"{base}@{'a' * 40}"})
+    made.path.rename(reader.folder / "runs" / "mug")
+    with fake_hub.serving(Uploads(reader.folder / "hub", {"hf_anna": Account("anna")})) as hub:
+        reader.knows(HF_ENDPOINT=hub.address, HF_HUB_DISABLE_XET="1", HF_TOKEN="hf_anna")
+        reader.reads()
+        assert [(commit.repository, len(commit.paths)) for commit in hub.uploads.commits] == [
+            ("anna/mug", 5),
+            ("anna/mug-for-all", 7),
+        ]
+        assert hub.uploads.private == {"anna/mug"}
 
 
 @of("docs/how-to/train-a-lora.md")

@@ -8,6 +8,8 @@ from typing import Annotated
 from typer import Argument, Exit, Option
 
 from reelworks.cli import show
+from reelworks.cli.exit_codes import ExitCode
+from reelworks.cli.options import Json
 
 
 def demo(
@@ -18,6 +20,7 @@ def demo(
         ),
     ] = False,
     seed: Annotated[int, Option(help="Seed of the trainings.")] = 42,
+    json: Json = False,
 ) -> None:
     """Make footage, train on it, interrupt, resume, generate and report, in a folder demo/.
 
@@ -26,17 +29,25 @@ def demo(
     """
     from reelworks.demo import walkthrough
 
-    raise Exit(walkthrough.main(quick=quick, seed=seed))
+    with show.stdout_for_json(json):
+        result = walkthrough.main(quick=quick, seed=seed)
+    if json:
+        show.json(result)
+    raise Exit(ExitCode.DONE if all(result.checks.values()) else ExitCode.FAILED)
 
 
 def demo_data(
     folder: Annotated[Path, Argument(metavar="DIR", help="A new or empty folder.")],
     seed: Annotated[int, Option(help="Seed of the footage.")] = 0,
+    json: Json = False,
 ) -> None:
     """Make about 120 captioned clips and pictures as sample footage, some of them damaged."""
     from reelworks.demo import make
 
     summary = make.make(folder, seed=seed)
+    if json:
+        show.json(summary)
+        return
     show.line(
         f"{folder}: {len(summary.videos)} clips, {len(summary.pictures)} pictures and {len(summary.bad)} "
         f"damaged or unusable files, {summary.total_bytes / 1e6:.1f} MB"
@@ -50,9 +61,14 @@ def demo_autoencoder(
     ],
     steps: Annotated[int, Option(min=1, help="Steps that its decoder is trained.")] = 500,
     seed: Annotated[int, Option(help="Seed of the training.")] = 0,
+    json: Json = False,
 ) -> None:
     """Train the demo's autoencoder "pca" on the clips of a catalog, in about a minute."""
     from reelworks.demo import autoencoder
 
-    psnr_db = autoencoder.train(catalog, file, steps=steps, seed=seed)
-    show.line(f"{file}: trained for {steps} steps; groups of frames held out are decoded at {psnr_db:.1f} dB")
+    trained = autoencoder.train(catalog, file, steps=steps, seed=seed)
+    if json:
+        show.json(trained)
+    else:
+        decoded = f"groups of frames held out are decoded at {trained.psnr_db:.1f} dB"
+        show.line(f"{file}: trained for {steps} steps; {decoded}")

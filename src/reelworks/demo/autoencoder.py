@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -29,8 +30,17 @@ _HELD_OUT = 16  # each so manyth group
 _MOST_CLIPS = 500  # that are read, evenly spread: frames stay in memory
 
 
-def train(catalog: Path, file: Path, *, steps: int = STEPS, seed: int = 0) -> float:
-    """Train on the readable clips of a catalog, write the weights, and return the PSNR of groups held out, in dB."""
+@dataclass(frozen=True)
+class TrainedAutoencoder:
+    """An autoencoder that was written to a file, and the PSNR of groups held out, in dB."""
+
+    file: Path
+    steps: int
+    psnr_db: float
+
+
+def train(catalog: Path, file: Path, *, steps: int = STEPS, seed: int = 0) -> TrainedAutoencoder:
+    """Train on the readable clips of a catalog, and write the weights."""
     read = list(_groups(Catalog.open(catalog)))
     if not read:
         raise UserError(
@@ -50,7 +60,7 @@ def train(catalog: Path, file: Path, *, steps: int = STEPS, seed: int = 0) -> fl
         error = (network.decode(network.encode(wanted)).clamp(-1, 1) - wanted).square().mean()
     file.parent.mkdir(parents=True, exist_ok=True)
     save_file(network.state_dict(), file)
-    return float(10 * torch.log10(4 / error))  # pixels span 2
+    return TrainedAutoencoder(file, steps, float(10 * torch.log10(4 / error)))  # pixels span 2
 
 
 def _groups(catalog: Catalog) -> Iterator[np.ndarray]:
