@@ -35,6 +35,9 @@ def pytest_configure(config: pytest.Config) -> None:
     # Each command that a test types would build all verbs again, which takes longer than most of them run.
     typer.testing._get_command = functools.cache(typer.testing._get_command)
     settings.load_profile("quick" if config.option.markexpr == "not slow" else "whole")
+    optional_imports.leave_out_unused()  # pandas, for this line; else the first array of pyarrow would import it
+    optional_imports.settle_arrow()
+    optional_imports._left_out.clear()
     if not hasattr(config, "workerinput"):  # all test processes share what passed the audit in this run of the tests
         folder = tempfile.TemporaryDirectory(prefix="reelworks-cache-")
         config.add_cleanup(folder.cleanup)
