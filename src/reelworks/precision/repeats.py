@@ -23,7 +23,7 @@ _FUNCTIONS = frozenset((
 ))  # fmt: skip
 
 
-_MOST_RESULTS = 30_000  # in about 30 MB
+_MOST_RESULTS = 10_000  # in about 20 MB
 _results: dict[Hashable, tuple[torch.Size, tuple[int, ...], torch.dtype]] = {}
 
 
