@@ -107,7 +107,7 @@ def read_tree(root: Path) -> Tree:
     imports, relative = {}, []
     for name, source in sources.items():
         imports[name] = []
-        for node, at_import in _import_nodes(source, at_import=True):
+        for node, at_import in _imports(source):
             if isinstance(node, ast.ImportFrom) and node.level:
                 relative.append(name)
             imports[name] += [Import(t, at_import) for t in _targets(node, sources.keys())]
@@ -115,6 +115,11 @@ def read_tree(root: Path) -> Tree:
 
 
 _parse = functools.cache(ast.parse)
+
+
+@functools.cache
+def _imports(source: ast.Module) -> list[tuple[ast.Import | ast.ImportFrom, bool]]:
+    return list(_import_nodes(source, at_import=True))
 
 
 def _name(root: Path, file: Path) -> str:

@@ -34,7 +34,7 @@ def inject(denoiser: Denoiser, config: LoraConfig, *, seed: int) -> None:
     config.kind.require_fit({name: module.get_submodule(name) for name in targets}, config)  # type: ignore[misc]
     module.requires_grad_(False)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         with optional_imports.importing():  # peft asks here for the layers of other libraries
             peft.inject_adapter_in_model(peft_config(peft, config, targets), module)
         for name, parameter in module.named_parameters():

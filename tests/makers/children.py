@@ -64,6 +64,11 @@ def on_ranks(target: Callable[..., None], recipe: dict[str, Any], *args: Any, wo
         port = free.getsockname()[1]
     ranks = [SERVER.Process(target=_rank, args=(rank, world, port, target, recipe, *args)) for rank in range(world)]
     _log(recipe).unlink(missing_ok=True)
+    return ended(ranks)
+
+
+def ended(ranks: list[Any]) -> list[int]:
+    """Start processes of the server and wait for their ends; returns their exit codes."""
     for process in ranks:
         process.start()
     for process in ranks:
