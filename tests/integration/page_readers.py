@@ -178,6 +178,44 @@ def move_here(reader: Reader, _: Shared) -> None:
     reader.reads()
 
 
+GOLDEN_IMPORTS = Path(__file__).parents[1] / "golden" / "imports"
+
+
+def lay_out(reader: Reader, files: dict[str, str]) -> None:
+    """Copy golden configs of other trainers to the names that a page has for them."""
+    for source, name in files.items():
+        (reader.folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(GOLDEN_IMPORTS / source, reader.folder / name)
+
+
+@of("docs/how-to/come-from-ai-toolkit.md")
+def ai_toolkit(reader: Reader, _: Shared) -> None:
+    lay_out(reader, {"ai-toolkit-1.yaml": "train_lora_flux_24gb.yaml"})
+    reader.reads()
+
+
+@of("docs/how-to/come-from-diffusion-pipe.md")
+def diffusion_pipe(reader: Reader, _: Shared) -> None:
+    lay_out(reader, {"diffusion-pipe-1.toml": "main.toml", "diffusion-pipe-1-dataset.toml": "dataset.toml"})
+    lay_out(reader, {"diffusion-pipe-1-dataset.toml": "diffusion-pipe-1-dataset.toml"})
+    reader.reads()
+
+
+@of("docs/how-to/come-from-onetrainer.md")
+def onetrainer(reader: Reader, _: Shared) -> None:
+    lay_out(reader, {"onetrainer-1.json": "config.json", "onetrainer-1-concepts.json": "concepts.json"})
+    reader.reads()
+
+
+@of("docs/how-to/come-from-simpletuner.md")
+def simpletuner(reader: Reader, _: Shared) -> None:
+    files = ("simpletuner-1-data.json", "simpletuner-1-lycoris.json")
+    lay_out(reader, {"simpletuner-1.json": "config/config.json", **{file: f"config/{file}" for file in files}})
+    lay_out(reader, {"simpletuner-1.json": "config.json", **{file: file for file in files}})
+    lay_out(reader, {files[0]: "multidatabackend.json"})
+    reader.reads()
+
+
 @of("docs/how-to/companions.md")
 def companions(reader: Reader, _: Shared) -> None:
     here = reader.folder

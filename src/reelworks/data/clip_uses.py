@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,8 +16,10 @@ from numpy.typing import NDArray
 from reelworks.buckets import sizes
 from reelworks.buckets.table import BucketTable, Entry
 from reelworks.catalog.config import DatasetConfig
-from reelworks.catalog.rows import CatalogRows
 from reelworks.core.errors import UserError
+
+if TYPE_CHECKING:
+    from reelworks.catalog.rows import CatalogRows
 
 I64 = NDArray[np.int64]
 F64 = NDArray[np.float64]
@@ -121,18 +123,18 @@ def _refuse_unknown(datasets: Sequence[DatasetConfig], table: BucketTable) -> No
                 code="uses-of-no-entry",
                 field=f"dataset.{field}",
                 value=value,
-                remedy="leave it out, or write [[bucket]] entries",
+                remedy="leave it out, or give entries in place of the table",
             )
         if not any(
             entry.num_frames == choice.length if field == "lengths" else choice.takes(entry) for entry in table.entries
         ):
             known = dict.fromkeys(e.num_frames if field == "lengths" else e.resolution for e in table.entries)
             raise UserError(
-                f"no [[bucket]] has this {wanted}",
+                f"no entry of the buckets has this {wanted}",
                 code="uses-of-no-entry",
                 field=f"dataset.{field}",
                 value=value,
-                remedy=f"choose of {', '.join(map(str, known))}, or add a [[bucket]]",
+                remedy=f"choose of {', '.join(map(str, known))}, or add an entry",
             )
 
 
