@@ -29,6 +29,7 @@ from reelworks.cli import (
     eval,
     generate,
     import_opensora,
+    lora,
     new,
     plan,
     replay,
@@ -115,6 +116,7 @@ app.add_typer(catalog.app, name="catalog")
 app.add_typer(new.app, name="new")
 app.add_typer(encode.app, name="encode")
 app.add_typer(checkpoints.app, name="checkpoints")
+app.add_typer(lora.app, name="lora")
 
 
 def main() -> None:

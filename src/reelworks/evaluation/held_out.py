@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from reelworks.catalog.scan import ScanProgress
-from reelworks.checkpoint import listing, verify
+from reelworks.checkpoint import listing, locate, verify
 from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.core import digests, results
 from reelworks.core.errors import UserError
@@ -27,7 +27,7 @@ from reelworks.recipe.recipe import Recipe
 from reelworks.run import history
 from reelworks.run.folder import RunFolder
 from reelworks.train.precompute import encoding
-from reelworks.train.startup import init_from, resume
+from reelworks.train.startup import resume
 from reelworks.train.validation import Validation, Validator
 
 
@@ -59,7 +59,7 @@ class EvaluatedModel:
         run, step, file = None, 0, request.source
         weights: Literal["ema", "model", "initial"] = "initial"
         if not request.is_recipe:
-            run, step = init_from.locate(request.source)
+            run, step = locate.locate(request.source)
             if request.step is not None or request.best:
                 step = _chosen(run, request.step, request.source)
             file, weights = history.recipe_of(run, step), "model" if request.raw_weights else "ema"
