@@ -34,7 +34,7 @@ _CONFIG = "config.json"
 _WRITTEN = (".safetensors", ".json")  # files of a former result, which may be replaced
 
 
-class _Rows(NamedTuple):
+class _RowRange(NamedTuple):
     """Rows of a weight that get rows of an update."""
 
     begin: int
@@ -47,7 +47,7 @@ class _Place(NamedTuple):
 
     weight: str
     update_rows: int
-    rows: _Rows
+    rows: _RowRange
 
 
 class _Edit(NamedTuple):
@@ -56,7 +56,7 @@ class _Edit(NamedTuple):
     file: AdapterFile
     strength: float
     layer: StoredLayer
-    rows: _Rows
+    rows: _RowRange
 
 
 @requests.telling(ApplyLorasRequest)
@@ -181,7 +181,7 @@ def _places(
     """Return the weights that a layer of a file is, is a part of, or is made of; empty if one is missing."""
     if (weight := weights.get(layer.folded)) is not None:
         count = facts[weight].shape[0]
-        return [_Place(weight, count, _Rows(0, count, 0))]
+        return [_Place(weight, count, _RowRange(0, count, 0))]
     found: list[_Place] = []
     for target in network.targets_of(layer.name) if network is not None else ():
         released = network.place_of(target.layer) if network is not None else target.place
@@ -196,10 +196,10 @@ def _places(
         begin, first, rows = (0, top, unit * whole) if own is not None else (top, 0, count)
         half = count // 2
         if place.swapped:
-            found.append(_Place(weight, rows, _Rows(begin, half, first + half)))
-            found.append(_Place(weight, rows, _Rows(begin + half, half, first)))
+            found.append(_Place(weight, rows, _RowRange(begin, half, first + half)))
+            found.append(_Place(weight, rows, _RowRange(begin + half, half, first)))
         else:
-            found.append(_Place(weight, rows, _Rows(begin, count, first)))
+            found.append(_Place(weight, rows, _RowRange(begin, count, first)))
     return found
 
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-
-from torch import nn
+from collections.abc import Sequence
 
 from reelworks.core.errors import UserError
 from reelworks.lora_tools.adapter_file import AdapterFile
 from reelworks.models import identify, registry
 from reelworks.models.family import FamilyConfig
 from reelworks.models.lora import closest, release_layers
-from reelworks.models.lora.closest import ClosestBase
+from reelworks.models.lora.closest import ClosestBase, Sizes
 from reelworks.models.lora.files import BASE
 from reelworks.models.lora.release_layers import Place, TargetLayer
 
@@ -31,11 +29,6 @@ class BaseNetwork:
         """Its folder in a pipeline of diffusers."""
         return self.config.network.part
 
-    @property
-    def linear(self) -> dict[str, nn.Linear]:
-        """Its linear layers by name."""
-        return {name: layer for name, layer in self.layers.items() if isinstance(layer, nn.Linear)}
-
     def place_of(self, layer: str) -> Place:
         """Return the place of one of its layers in the release."""
         return release_layers.place(self.config, layer)
@@ -51,10 +44,15 @@ def sizes_of(file: AdapterFile) -> dict[str, tuple[int, int]]:
 
 
 def closest_to(file: AdapterFile, model: str | None = None) -> ClosestBase:
-    """Return the presets that a file fits: of those that `model` or its header means, else of all."""
+    """Return the presets that a file fits: by names of layers that of `model` or of its header, else by shapes too."""
     sizes = sizes_of(file)
-    for among in [[registry.preset_name(model)]] if model else _named_in(file.header):
-        found = closest.closest(sizes, among)
+    names: Sizes = dict.fromkeys(sizes, (0, 0))  # widths of a run's own encoders may differ from the published ones
+    named = registry.preset_name(model) if model else _base_in(file.header)
+    tries = [(names, [named])] if named else []
+    if not model:
+        tries += [(sizes, alike) for alike in [_alike(file.header)] if alike]
+    for known, among in tries:
+        found = closest.closest(known, among)
         if found.is_whole or model:
             return found
     return closest.closest(sizes)
@@ -98,24 +96,24 @@ def _misfit(found: ClosestBase, model: str | None) -> UserError:
     )
 
 
-def _named_in(header: dict[str, str]) -> Iterator[list[str]]:
-    """Yield the presets that a header names, in the words of Reelworks, then of others."""
+def _base_in(header: dict[str, str]) -> str | None:
+    """Return the preset that a header of Reelworks names."""
     try:
         base = json.loads(header.get(BASE, "{}")).get("model")
     except (ValueError, AttributeError):
-        base = None
-    if isinstance(base, str) and base in registry.PRESETS:
-        yield [base]
+        return None
+    return base if isinstance(base, str) and base in registry.PRESETS else None
+
+
+def _alike(header: dict[str, str]) -> list[str]:
+    """Return the presets that a header means in the words of ModelSpec or of kohya's scripts."""
     architecture = header.get("modelspec.architecture", "").removesuffix("/lora")
     version = header.get("ss_base_model_version")
-    releases = {name: preset.release for name, preset in registry.PRESETS.items() if preset.release is not None}
-    alike = [
+    return [
         name
-        for name, release in releases.items()
+        for name, release in ((name, registry.release_of(name)) for name in registry.PRESETS)
         if architecture in (name, release.architecture) or (version and version == release.base_version)
     ]
-    if alike:
-        yield alike
 
 
 def describes_another(file: AdapterFile, other: AdapterFile) -> bool:

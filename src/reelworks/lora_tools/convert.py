@@ -170,13 +170,13 @@ class _Conversion:
         (kind, layers), *others = self._own.items()
         if kind is LORA and not others:
             return output.peft_settings(self._new.layers)
-        found = None if others else fit.settings_of_shapes(kind, layers, self._network.linear)
+        found = None if others else fit.settings_of_shapes(kind, layers)
         if found is None:
             raise UserError(
                 "peft has no settings that give all its layers these shapes",
                 code="adapter-not-writable",
                 field="to",
                 value=self._convention.name,
-                remedy="write another convention, or make a LoRA of it with `reelworks lora resize FILE --rank R`",
+                remedy="write another convention, or make a LoRA of it with `reelworks lora resize`",
             )
         return output.settings_field(kind.peft_settings(found.adapter, layers), self._network.part)

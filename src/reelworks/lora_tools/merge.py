@@ -70,6 +70,9 @@ def _opened(request: MergeLorasRequest, stack: ExitStack) -> list[_Weighted]:
     found: list[_Weighted] = []
     for path, weight in request.weighted:
         file = stack.enter_context(open_adapter(path, "files"))
+        for layer in file.layers:
+            if layer.type.depends_on_weight(layer.keys):
+                raise layer.type.no_answer()
         if found and not _names_alike(found[0].file, file):
             file = _converted(found[0].file, file, request, stack)
         found.append(_Weighted(file, weight))
@@ -98,7 +101,16 @@ def _converted(first: AdapterFile, other: AdapterFile, request: MergeLorasReques
         request.output.parent.mkdir(parents=True, exist_ok=True)
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=request.output.parent, prefix=".merge-")))
     with new_adapter_file(folder / "converted.safetensors", overwrite=False) as new:
-        (path,) = convert.write_as(other, new, first.convention, request.model, torch.float32).files
+        try:
+            (path,) = convert.write_as(other, new, first.convention, request.model, torch.float32).files
+        except UserError as error:
+            raise UserError(
+                f"it has another convention than {first.source}, and cannot be converted: {error.problem}",
+                code=error.code,
+                field="model" if error.field == "model" else "files",
+                value=other.source,
+                remedy=error.remedy,
+            ) from error
     return stack.enter_context(open_adapter(str(path), "files"))
 
 
@@ -172,7 +184,7 @@ def _factors(term: _Term) -> LowRank:
             code="adapter-without-sum",
             field="files",
             value=term.file.source,
-            remedy="make a LoRA of it first with `reelworks lora resize FILE --rank R`",
+            remedy="make a LoRA of it first with `reelworks lora resize`",
         )
     return product.scaled(term.weight)
 

@@ -154,13 +154,15 @@ def _candidates(tensors: Mapping[str, Tensor], config: LoraConfig) -> Iterator[L
         yield from (LoraConfig(**settings) for settings in kind.candidates(shapes, config))
 
 
-def settings_of_shapes(
-    kind: AdapterType, layers: Mapping[str, Mapping[str, Tensor]], linear: Mapping[str, nn.Linear]
-) -> LoraConfig | None:
-    """Return settings with which peft builds an adapter of these shapes on some linear layers, found by trying."""
+def settings_of_shapes(kind: AdapterType, layers: Mapping[str, Mapping[str, Tensor]]) -> LoraConfig | None:
+    """Return settings with which peft builds an adapter of these shapes on linear layers, found by trying."""
     shapes: dict[str, torch.Size] = {}
     for kinds in layers.values():
         shapes = {name: value.shape for name, value in kinds.items()} | shapes
+    linear = {}
+    for layer, kinds in layers.items():
+        rows, columns = kind.shape(kinds)
+        linear[layer] = nn.Linear(columns, max(rows, 1), device="meta")
 
     def builds(config: LoraConfig, names: Iterable[str]) -> bool:
         own = _adapter(config, {layer: linear[layer] for layer in names})

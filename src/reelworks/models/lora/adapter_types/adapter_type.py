@@ -208,5 +208,5 @@ class AdapterType(ABC):
         return UserError(
             f"{stem} is several layers in diffusers, and its {self.name} is none of each",
             code="adapter-not-writable",
-            remedy="`reelworks lora resize FILE --rank R` makes a LoRA of it, which can be converted",
+            remedy="`reelworks lora resize` makes a LoRA of it, which can be converted",
         )

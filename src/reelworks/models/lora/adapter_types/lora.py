@@ -35,6 +35,7 @@ class LoRA(AdapterType):
     multiplied = ("B",)
     stacked = "B"
     peft_readers = ("diffusers", "peft")
+    dependence = "a DoRA gives the rows of the updated weight their lengths, so that its update depends on its base"
 
     def peft_config(self, peft: Any, config: AdapterSettings, target_modules: str) -> Any:
         """Return peft's settings of an adapter on the layers that a pattern matches."""
@@ -139,9 +140,7 @@ class LoRA(AdapterType):
     def factors(self, kinds: Mapping[str, Tensor]) -> LowRank:
         """Return the two matrices."""
         if self.depends_on_weight(kinds):
-            raise self.no_answer(
-                "a DoRA gives the rows of the updated weight their lengths, so that its update is none"
-            )
+            raise self.no_answer()
         return _product(kinds)
 
     def norm(self, kinds: Mapping[str, Tensor]) -> float | None:

@@ -31,6 +31,7 @@ class OFT(LycorisType):
     settings = ("block_size",)
     tensors: ClassVar = {"oft_R": "oft_R.weight"}
     random = ()
+    dependence = "an OFT rotates the weights of its base, so that its update depends on them"
     # Rotated inputs are contiguous, and matrix products of others may round their sums otherwise: in SDXL's long chain of
     # bfloat16 layers by 1 %.
     tolerance = 0.02
@@ -132,11 +133,11 @@ class OFT(LycorisType):
 
     def delta(self, kinds: Mapping[str, Tensor], rows: slice = slice(None)) -> Tensor:
         """Refuse."""
-        raise self.no_answer("an OFT rotates the weights of its base, so that its update is not known without them")
+        raise self.no_answer()
 
     def factors(self, kinds: Mapping[str, Tensor]) -> LowRank:
         """Refuse as `delta` does."""
-        raise self.no_answer("an OFT rotates the weights of its base, and has no rank")
+        raise self.no_answer()
 
     def norm(self, kinds: Mapping[str, Tensor]) -> None:
         """Return None: the norm depends on the weight."""
