@@ -34,8 +34,8 @@ class BaseNetwork:
         return release_layers.place(self.config, layer)
 
     def targets_of(self, name: str) -> list[TargetLayer]:
-        """Return the layers that a layer's name in a file means, in the order of their rows."""
-        return self._homes[name]
+        """Return the layers that a layer's name in a file means, in the order of their rows; none for an unknown one."""
+        return self._homes.get(name, [])
 
 
 def sizes_of(file: AdapterFile) -> dict[str, tuple[int, int]]:

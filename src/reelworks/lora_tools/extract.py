@@ -103,7 +103,16 @@ def _difference(base: Tensor, tuned: Tensor, name: str, request: ExtractLoraRequ
 def _network_of(base: FullWeights, model: str | None) -> BaseNetwork | None:
     """Return the network whose tensors the weights are; None for one that is not known."""
     if model is not None:
-        return BaseNetwork([registry.preset_name(model)])
+        network = BaseNetwork([registry.preset_name(model)])
+        if not any(network.targets_of(name.removesuffix(".weight")) for name in bare_names(base.facts)):
+            raise UserError(
+                "it has none of the layers of the base",
+                code="weights-do-not-fit",
+                field="model",
+                value=model,
+                remedy="name the network of the weights, or leave it out",
+            )
+        return network
     with log.stage("comparing the weights with known models"):
         match = identify.closest({name: tensor.shape for name, tensor in base.facts.items()})
     return BaseNetwork(match.names) if match.fitting == match.total else None
