@@ -182,7 +182,7 @@ def _part(source: str, place: Path, part: str) -> Path:
 
 def _files(path: Path) -> list[Path]:
     """Return the files to read: the shards of an index, `model.safetensors`, or the only file."""
-    if path.is_file():
+    if not path.is_dir():
         return [path]
     indexes = sorted(path.glob("*.index.json"))
     if len(indexes) == 1:
