@@ -38,6 +38,7 @@ PAGES = {
     "generate": ("generate clips and pictures", "../how-to/generate.md"),
     "import-opensora": ("come from Open-Sora", "../how-to/come-from-open-sora.md"),
     "inspect": ("how buckets are proposed", "../concepts/buckets.md"),
+    "lora": ("work with LoRA files", "../how-to/lora-files.md"),
     "new lora": ("train a LoRA", "../how-to/train-a-lora.md"),
     "plan": ("reading a plan", "../start/reading-a-plan.md"),
     "contact-sheet": ("companions", "../how-to/companions.md"),

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from reelworks.checkpoint import listing, load, read_lock, state_file, verify
 from reelworks.checkpoint.config import Weights
-from reelworks.checkpoint.folder import CheckpointFolder
+from reelworks.checkpoint.folder import CheckpointFolder, CheckpointInfo
 from reelworks.checkpoint.state_file import StoredState
 from reelworks.core import log, requests, results, toml
 from reelworks.core.errors import UserError
@@ -72,7 +72,8 @@ class _Checkpoint(NamedTuple):
     def read(self, name: str) -> Tensor:
         """Return a tensor, which is compared with its digest."""
         key = self.tensors[name].key
-        return load.read_tensors(self.path, self.state, {key})[key]
+        with verify.bad_told(self.path):
+            return load.read_tensors(self.path, self.state, {key})[key]
 
 
 @requests.telling(AverageRunRequest)
@@ -85,36 +86,15 @@ def average(request: AverageRunRequest) -> RunAverage:
     output.require_target(request.output, request.overwrite)
     run = RunFolder(request.run)
     run.info()
-    store = CheckpointFolder(run.checkpoints_folder)
-    infos = [info for info in store.list() if request.until is None or info.step <= request.until]
-    damaged = {info.step: damage for info in infos if (damage := verify.damage(info.path))}
-    good = [info for info in infos if info.step not in damaged]
-    notes = [f"left out: step {step}, which is damaged: {damage}" for step, damage in damaged.items()]
-    if len(good) < 2:
-        raise UserError(
-            f"an average needs two good checkpoints, and the run has {len(good)}",
-            code="checkpoints-too-few",
-            field="run",
-            value=str(request.run),
-            remedy="keep more of them, with checkpoints.keep_every; `reelworks checkpoints export` writes one",
-        )
+    good, notes = _good_checkpoints(run, request)
     newest = good[-1]
     recipe = history.recipe_of(run, newest.step)
     decays = [_decay(history.recipe_of(run, info.step)) for info in good]
-    lora = lora_file_of(recipe, request.format or "diffusers")
-    if lora is None and request.format is not None:
-        raise UserError(
-            "the run trained full weights, and only LoRA files have several conventions",
-            code="lora-format-without-lora",
-            field="format",
-            value=request.format,
-            remedy="leave it out",
-        )
+    lora = _lora_file(recipe, request)
     with ExitStack() as stack:
         for info in good:
             stack.enter_context(read_lock.reading(info.path))
-        stack.enter_context(verify.bad_told(newest.path))
-        states = [state_file.read(info.path) for info in good]
+        states = [_state_of(info.path) for info in good]
         kind = _what(request.of, states, decays)
         checkpoints = [
             _Checkpoint(info.step, info.path, state, export.stored_weights(info.path, state, kind))
@@ -129,6 +109,41 @@ def average(request: AverageRunRequest) -> RunAverage:
     told = LoraResult.of_layers(files, None if lora is None else lora.format, layers, notes + _warnings(combined))
     members = [WeightedCheckpoint(each.step, w) for each, w in zip(checkpoints, combined.weights, strict=True)]
     return RunAverage(told, kind, request.sigma_rel, members, combined.profile_error)
+
+
+def _good_checkpoints(run: RunFolder, request: AverageRunRequest) -> tuple[list[CheckpointInfo], list[str]]:
+    """Return the checkpoints to average, ascending, and notes about others."""
+    infos = CheckpointFolder(run.checkpoints_folder).list()
+    asked = [info for info in infos if request.until is None or info.step <= request.until]
+    damaged = {info.step: damage for info in asked if (damage := verify.damage(info.path))}
+    good = [info for info in asked if info.step not in damaged]
+    if len(good) < 2:
+        raise UserError(
+            f"an average needs two good checkpoints, and the run has {len(good)}",
+            code="checkpoints-too-few",
+            field="run",
+            value=str(request.run),
+            remedy="keep more of them, with checkpoints.keep_every; `reelworks checkpoints export` writes one",
+        )
+    return good, [f"left out: step {step}, which is damaged: {damage}" for step, damage in damaged.items()]
+
+
+def _lora_file(recipe: Path, request: AverageRunRequest) -> LoraFile | None:
+    lora = lora_file_of(recipe, request.format or "diffusers")
+    if lora is None and request.format is not None:
+        raise UserError(
+            "the run trained full weights, and only LoRA files have several conventions",
+            code="lora-format-without-lora",
+            field="format",
+            value=request.format,
+            remedy="leave it out",
+        )
+    return lora
+
+
+def _state_of(path: Path) -> StoredState:
+    with verify.bad_told(path):
+        return state_file.read(path)
 
 
 def _decay(recipe: Path) -> float | None:

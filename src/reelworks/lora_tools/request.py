@@ -72,6 +72,20 @@ class WeightedFile(NamedTuple):
             return cls(text, 1.0)
 
 
+def _require_numbers(files: tuple[str, ...]) -> None:
+    """Refuse files whose number would add nothing, or no number."""
+    for text in files:
+        weight = WeightedFile.parse(text).weight
+        if not math.isfinite(weight) or weight == 0:
+            raise UserError(
+                "the number that a file is multiplied by is finite, and not 0",
+                code="merge-weight-invalid",
+                field="files",
+                value=text,
+                remedy="write FILE=0.7, or leave the file out",
+            )
+
+
 @dataclass(frozen=True, kw_only=True)
 class MergeLorasRequest:
     """Files whose updates are added, each times a number."""
@@ -92,15 +106,7 @@ class MergeLorasRequest:
 
     def __post_init__(self) -> None:
         with requests.checked(self):
-            for text, (_, weight) in zip(self.files, self.weighted, strict=True):
-                if not math.isfinite(weight) or weight == 0:
-                    raise UserError(
-                        "a file counts a number other than 0",
-                        code="merge-weight-invalid",
-                        field="files",
-                        value=text,
-                        remedy="write FILE=0.7, or leave the file out",
-                    )
+            _require_numbers(self.files)
 
     @property
     def weighted(self) -> tuple[WeightedFile, ...]:
@@ -186,15 +192,7 @@ class ApplyLorasRequest:
     def __post_init__(self) -> None:
         with requests.checked(self):
             _ = self.shard_bytes
-            for text, (_, strength) in zip(self.files, self.weighted, strict=True):
-                if not math.isfinite(strength) or strength == 0:
-                    raise UserError(
-                        "a file has a strength other than 0",
-                        code="merge-weight-invalid",
-                        field="files",
-                        value=text,
-                        remedy="write FILE=0.7, or leave the file out",
-                    )
+            _require_numbers(self.files)
 
     @property
     def weighted(self) -> tuple[WeightedFile, ...]:
