@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,7 @@ def layers(total_bytes: float, bytes_of: Any) -> dict[str, tuple[int, int]]:
     return found
 
 
-def write(path: Path, shapes: dict[str, tuple[int, ...]], *, seed: int, scale: float = 1.0) -> None:
+def write(path: Path, shapes: Mapping[str, tuple[int, ...]], *, seed: int, scale: float = 1.0) -> None:
     """Write random numbers in bfloat16, a tensor at a time."""
     entries = [TensorRange(name, torch.bfloat16, shape) for name, shape in shapes.items()]
     generator = torch.Generator().manual_seed(seed)

@@ -28,7 +28,7 @@ from reelworks.lora_tools.request import ApplyLorasRequest
 from reelworks.lora_tools.results import LayerResult, LoraResult, ratio
 from reelworks.models.tensor_files import TensorFacts
 
-_BLOCK = 1 << 25  # numbers of a weight that are widened at once: 128 MB
+_BLOCK = 1 << 22  # numbers of a weight that are widened at once: 16 MB
 _SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 _CONFIG = "config.json"
 _WRITTEN = (".safetensors", ".json")  # files of a former result, which may be replaced
@@ -266,9 +266,8 @@ def _value(base: FullWeights, name: str, edits: Sequence[_Edit], layers: list[La
     weight = base.read(name)
     if not edits:
         return weight
-    matrix = weight.flatten(1)
+    matrix = weight.view(len(weight), -1)
     updates = [(edit, edit.file.read(edit.layer)) for edit in edits]
-    result = torch.empty_like(matrix)
     norm = error = 0.0
     step = max(_BLOCK // matrix.shape[1], 1)
     for begin in range(0, len(matrix), step):
@@ -277,12 +276,12 @@ def _value(base: FullWeights, name: str, edits: Sequence[_Edit], layers: list[La
         for edit, kinds in updates:
             _add(exact, begin, edit, kinds)
         rounded = export.cast(name, exact, weight.dtype)
-        result[begin : begin + step] = rounded
+        matrix[begin : begin + step] = rounded  # which is memory of our own
         norm = math.hypot(norm, float((exact - stored).norm()))
         error = math.hypot(error, float((rounded.float() - exact).norm()))
     types = "+".join(sorted({edit.layer.type.name for edit in edits}))
     layers.append(LayerResult(name, types, None, norm, ratio(error, norm)))
-    return result.reshape(weight.shape)
+    return weight
 
 
 def _add(rows: Tensor, begin: int, edit: _Edit, kinds: Mapping[str, Tensor]) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
+from reelworks.core import user_files
 from reelworks.core.errors import UserError
 from reelworks.lora_tools.adapter_file import AdapterFile
 from reelworks.models import identify, registry
@@ -99,7 +99,7 @@ def _misfit(found: ClosestBase, model: str | None) -> UserError:
 def _base_in(header: dict[str, str]) -> str | None:
     """Return the preset that a header of Reelworks names."""
     try:
-        base = json.loads(header.get(BASE, "{}")).get("model")
+        base = user_files.parse_json(header.get(BASE, "{}")).get("model")
     except (ValueError, AttributeError):
         return None
     return base if isinstance(base, str) and base in registry.PRESETS else None

@@ -66,11 +66,13 @@ class TensorFiles:
                 code="weights-quantised",
                 remedy="name the weights in bfloat16, float16 or float32",
             )
-        if self._open is None or self._open[0] != path or self._read_bytes > _MAPPED_BYTES:
+        if self._open is None or self._open[0] != path:
             self._close()
             self._open = path, self._stack.enter_context(weights.opened(path))
         value: Tensor = self._open[1].get_tensor(name).clone()
         self._read_bytes += value.nbytes
+        if self._read_bytes > _MAPPED_BYTES:
+            self._close()
         return value
 
     def _close(self) -> None:

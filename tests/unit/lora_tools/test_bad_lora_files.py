@@ -49,7 +49,9 @@ def changed(**tensors: Tensor) -> Callable[[Path], None]:
 
     def write(path: Path) -> None:
         lora(path)
-        save_file(load_file(path) | {f"{FIRST}.{name.replace('__', '.')}": value for name, value in tensors.items()}, path)
+        save_file(
+            load_file(path) | {f"{FIRST}.{name.replace('__', '.')}": value for name, value in tensors.items()}, path
+        )
 
     return write
 
@@ -94,7 +96,11 @@ BAD: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "text": (lambda path: path.write_text("hello " * 100), "weights-unreadable", "no header"),
     "nested": (with_nested_header, "weights-unreadable", ""),
     "a pickle": (pickled, "weights-unreadable", "no header"),
-    "a pointer": (lambda path: path.write_text("version https://git-lfs.github.com/spec/v1\noid"), "weights-unreadable", "git lfs"),
+    "a pointer": (
+        lambda path: path.write_text("version https://git-lfs.github.com/spec/v1\noid"),
+        "weights-unreadable",
+        "git lfs",
+    ),
     "GGUF": (lambda path: path.write_bytes(b"GGUF" + bytes(99)), "weights-unreadable", "GGUF"),
     "a folder": (lambda path: path.mkdir(), "weights-folder-ambiguous", "none"),
     "a pipe": (lambda path: os.mkfifo(path), "weights-", ""),
@@ -102,7 +108,11 @@ BAD: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "no tensors": (lambda path: path.write_bytes(save({})), "weights-unreadable|lora-unreadable", ""),
     "half of its tensors": (half_of_its_tensors, "lora-unreadable", "3 of its 3 layers lack a tensor"),
     "NaN": (changed(lora_A__weight=torch.full((4, 8), torch.nan)), "lora-unreadable", "infinities or NaN"),
-    "rank 0": (changed(lora_A__weight=torch.zeros(0, 8), lora_B__weight=torch.zeros(12, 0)), "lora-unreadable", "rank 0"),
+    "rank 0": (
+        changed(lora_A__weight=torch.zeros(0, 8), lora_B__weight=torch.zeros(12, 0)),
+        "lora-unreadable",
+        "rank 0",
+    ),
     "other shapes": (changed(lora_B__weight=torch.zeros(12, 3)), "lora-unreadable", "do not belong together"),
     "whole numbers": (changed(lora_A__weight=torch.ones(4, 8, dtype=torch.int8)), "lora-unreadable", "whole numbers"),
     "an alpha of NaN": (changed(alpha=torch.tensor(torch.nan)), "lora-unreadable", "NaN"),
@@ -111,7 +121,11 @@ BAD: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "an unknown tensor": (changed(diff_b=torch.ones(12)), "lora-tensors-unknown", "1 of its 7 tensors.*diff_b"),
     "a text as alpha": (with_header(r=4, lora_alpha="x"), "lora-unreadable", "settings"),
     "a list as alpha": (with_header(r=4, lora_alpha=[1]), "lora-unreadable", "settings"),
-    "a pattern": (with_header(r=4, lora_alpha=4, alpha_pattern={"(a+)+$": 2}), "lora-unreadable", "only names are read"),
+    "a pattern": (
+        with_header(r=4, lora_alpha=4, alpha_pattern={"(a+)+$": 2}),
+        "lora-unreadable",
+        "only names are read",
+    ),
     "no settings": (lambda path: lora(path, header={METADATA: "[1]"}), "lora-unreadable", "header"),
 }
 
@@ -161,7 +175,11 @@ def test_an_output_that_is_there_is_kept_unless_asked_for(tmp_path: Path) -> Non
     path = tmp_path / "a.safetensors"
     lora(path)
     before = path.read_bytes()
-    for target, says in ((path, "exists already"), (tmp_path, "as .safetensors"), (tmp_path / "b.pt", "as .safetensors")):
+    for target, says in (
+        (path, "exists already"),
+        (tmp_path, "as .safetensors"),
+        (tmp_path / "b.pt", "as .safetensors"),
+    ):
         with refused("output-file-invalid", "output", says=says):
             resize.resize(ResizeLoraRequest(file=path, output=target, rank=1))
     assert path.read_bytes() == before

@@ -134,7 +134,10 @@ def test_strengths_and_several_files_add_up_in_shards_of_the_base_s_dtype(tmp_pa
     others = {"norm.weight": torch.ones(3), "steps": torch.arange(4), "flag": torch.tensor([True])}
     save_file(base | others, tmp_path / "base.safetensors")
     request = ApplyLorasRequest(
-        base=tmp_path / "base.safetensors", files=[f"{one}=0.01", f"{two}=-0.02"], output=tmp_path / "out", shard_size="300B"
+        base=tmp_path / "base.safetensors",
+        files=[f"{one}=0.01", f"{two}=-0.02"],
+        output=tmp_path / "out",
+        shard_size="300B",
     )
     result = apply.apply(request)
     found = weight_files.read(str(tmp_path / "out"))
@@ -188,7 +191,12 @@ def test_a_file_of_another_network_is_not_applied(tmp_path: Path) -> None:
     """Nor one half of whose layers the base lacks, nor to weights in codes."""
     file, out = tmp_path / "a.safetensors", tmp_path / "out"
     update = lora(file)
-    asked: dict[str, Any] = {"base": tmp_path / "base.safetensors", "files": [str(file)], "output": out, "model": "wan-tiny"}
+    asked: dict[str, Any] = {
+        "base": tmp_path / "base.safetensors",
+        "files": [str(file)],
+        "output": out,
+        "model": "wan-tiny",
+    }
     layers = list(update)
     base = {f"{layer}.weight": torch.zeros(value.shape) for layer, value in update.items()}
     cases = {
@@ -210,7 +218,10 @@ def test_a_file_of_another_network_is_not_applied(tmp_path: Path) -> None:
 def test_a_dora_does_not_share_a_weight(tmp_path: Path) -> None:
     """The result would depend on the order of the files."""
     base = base_of("wan-tiny", tmp_path / "base")
-    files = [str(exported(tmp_path / f"{kind}.safetensors", "wan-tiny", KINDS[kind], "diffusers")) for kind in ("dora", "lora")]
+    files = [
+        str(exported(tmp_path / f"{kind}.safetensors", "wan-tiny", KINDS[kind], "diffusers"))
+        for kind in ("dora", "lora")
+    ]
     with refused("adapter-without-sum", "files", says="depend on the order"):
         apply.apply(ApplyLorasRequest(base=base, files=files, output=tmp_path / "out"))
 
@@ -237,13 +248,22 @@ def test_a_difference_of_low_rank_is_found_again(tmp_path: Path) -> None:
     base = base_of("wan-tiny", tmp_path / "base")
     state = load_file(base / "diffusion_pytorch_model.safetensors")
     linear = [key for key in state if "attn" in key and state[key].ndim == 2][:3]
-    updates = {key: random(state[key].shape[0], 2, seed=i) @ random(2, state[key].shape[1], seed=9) for i, key in enumerate(linear)}
+    updates = {
+        key: random(state[key].shape[0], 2, seed=i) @ random(2, state[key].shape[1], seed=9)
+        for i, key in enumerate(linear)
+    }
     bias = next(key for key in state if key.endswith("to_q.bias"))
     updates[bias] = torch.full_like(state[bias], 0.5)
     (tmp_path / "tuned").mkdir()
     save_file(tuned(state, updates), tmp_path / "tuned" / "model.safetensors")
     target = tmp_path / "a.safetensors"
-    asked: dict[str, Any] = {"base": base, "tuned": tmp_path / "tuned", "output": target, "dtype": "float32", "model": "wan-tiny"}
+    asked: dict[str, Any] = {
+        "base": base,
+        "tuned": tmp_path / "tuned",
+        "output": target,
+        "dtype": "float32",
+        "model": "wan-tiny",
+    }
     found = extract.extract(ExtractLoraRequest(**asked, rank=2))
     stems = {f"transformer.{key.removesuffix('.weight')}": updates[key].double() for key in linear}
     assert updates_of(target).keys() == stems.keys()
@@ -275,7 +295,9 @@ def test_what_is_extracted_gives_the_tuned_weights_when_applied(tmp_path: Path) 
     changed = tuned(state, {key: random(*state[key].shape, seed=0)})
     save_file(changed, tmp_path / "tuned.safetensors")
     file, out = tmp_path / "a.safetensors", tmp_path / "out"
-    found = extract.extract(ExtractLoraRequest(base=base, tuned=tmp_path / "tuned.safetensors", output=file, rank=99, model="flux-tiny"))
+    found = extract.extract(
+        ExtractLoraRequest(base=base, tuned=tmp_path / "tuned.safetensors", output=file, rank=99, model="flux-tiny")
+    )
     assert (found.result.convention, found.result.layers[0].rank) == ("comfyui", 32)
     apply.apply(ApplyLorasRequest(base=base, files=[str(file)], output=out))
     error = (load_file(out / "model.safetensors")[key] - changed[key]).norm() / (changed[key] - state[key]).norm()
@@ -296,10 +318,19 @@ def test_the_checkpoints_of_a_run_are_weights_too(tmp_path: Path) -> None:
     ema = {f"{layer}.weight": state[f"{layer}.weight"] + update}
     commit.save(CheckpointFolder(run.checkpoints_folder), 40, {"model": state, "ema": ema})
     target = tmp_path / "a.safetensors"
-    asked: dict[str, Any] = {"base": tmp_path / "base.safetensors", "tuned": run.path, "output": target, "rank": 1, "dtype": "float32", "model": "wan-tiny"}
+    asked: dict[str, Any] = {
+        "base": tmp_path / "base.safetensors",
+        "tuned": run.path,
+        "output": target,
+        "rank": 1,
+        "dtype": "float32",
+        "model": "wan-tiny",
+    }
     extract.extract(ExtractLoraRequest(**asked))
     torch.testing.assert_close(updates_of(target)[f"transformer.{layer}"].float(), update, rtol=1e-4, atol=1e-5)
-    commit.save(CheckpointFolder(run.checkpoints_folder), 50, {"model": {f"{layer}.lora_A.default.weight": torch.ones(1, 5)}})
+    commit.save(
+        CheckpointFolder(run.checkpoints_folder), 50, {"model": {f"{layer}.lora_A.default.weight": torch.ones(1, 5)}}
+    )
     with refused("not-full-weights", "tuned"):
         extract.extract(ExtractLoraRequest(**asked, overwrite=True))
 
@@ -315,8 +346,10 @@ def test_weights_that_cannot_be_compared_are_refused(tmp_path: Path) -> None:
         ("weights-do-not-fit", r"2 weights are in one of them only, and 3 are in both"): {
             key: value for key, value in base.items() if "blocks.1" not in key
         },
-        ("weights-do-not-fit", r"1 weights have other shapes, and 4 are in both"): base | {layers[0]: torch.zeros(4, 9)},
-        ("weights-unreadable", r"to_q\.weight has infinities or NaN"): base | {layers[0]: torch.full((4, 3), torch.nan)},
+        ("weights-do-not-fit", r"1 weights have other shapes, and 4 are in both"): base
+        | {layers[0]: torch.zeros(4, 9)},
+        ("weights-unreadable", r"to_q\.weight has infinities or NaN"): base
+        | {layers[0]: torch.full((4, 3), torch.nan)},
         ("weights-equal", "are equal"): base,
         ("weights-equal", "norms and biases differ"): base | {"norm.weight": torch.zeros(4)},
     }

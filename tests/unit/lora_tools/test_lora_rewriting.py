@@ -109,7 +109,9 @@ def test_a_loha_or_lokr_becomes_a_lora(tmp_path: Path, kind: Any) -> None:
     require_told(result, prefixed(wanted), found)
     for layer, update in wanted.items():
         best = float(torch.linalg.svdvals(update)[4:].norm())
-        assert math.isclose(float((found[f"diffusion_model.{layer}"] - update).norm()), best, rel_tol=1e-3, abs_tol=1e-4)
+        assert math.isclose(
+            float((found[f"diffusion_model.{layer}"] - update).norm()), best, rel_tol=1e-3, abs_tol=1e-4
+        )
     assert header_of(target)["ss_network_module"] == "networks.lora"
 
 
@@ -122,6 +124,66 @@ def test_a_resized_convolution_keeps_its_kernel(tmp_path: Path) -> None:
     assert tensors["lora_unet_x.lora_down.weight"].shape == (2, 5, 3, 3)
     assert tensors["lora_unet_x.lora_up.weight"].shape == (7, 2, 1, 1)
     require_told(result, {"lora_unet_x": B.double().flatten(1) @ A.double().flatten(1)}, updates_of(target))
+
+
+@pytest.mark.parametrize(
+    ("prefix", "matrices", "convention"),
+    [
+        ("diffusion_model.", ("lora_down", "lora_up"), "comfyui"),
+        ("transformer.", ("lora_A", "lora_B"), "diffusers"),
+        ("unet.", ("lora.down", "lora.up"), "diffusers"),
+        ("base_model.model.", ("lora_A", "lora_B"), "diffusers"),
+        ("lora_unet_", ("lora_down", "lora_up"), "kohya"),
+        ("lycoris_", ("lora_down", "lora_up"), "kohya"),
+        ("", ("lora_A.default", "lora_B.default"), None),
+    ],
+)
+def test_files_of_other_programs_are_read_and_keep_their_names(
+    tmp_path: Path, prefix: str, matrices: tuple[str, str], convention: str | None
+) -> None:
+    """But for peft's own, which become those of diffusers, and for the two matrices, which have today's names."""
+    source, target = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
+    wanted = lora(source, prefix=prefix, matrices=matrices)
+    result = resize.resize(ResizeLoraRequest(file=source, output=target, rank=2))
+    assert result.convention == convention
+    there = "transformer." if prefix.startswith("base") else prefix
+    named = {there + (layer.replace(".", "_") if there.endswith("_") else layer): wanted[layer] for layer in wanted}
+    require_told(result, named, updates_of(target))
+    assert (METADATA in header_of(target)) == (convention == "diffusers")
+
+
+@pytest.mark.parametrize(
+    ("settings", "scales"),
+    [
+        ({"r": 4, "lora_alpha": 6}, (1.5, 1.5)),
+        ({"r": 4, "lora_alpha": 6, "use_rslora": True}, (3, 3)),
+        ({"r": 4, "lora_alpha": 6, "alpha_pattern": {"blocks.0.ffn.0": 1}}, (1.5, 0.25)),
+        ({"r": 4, "lora_alpha": 6, "alpha_pattern": {"^blocks.0.ffn.0": 1, "ffn": 9}}, (1.5, 0.25)),
+        ({"r": 4}, (1, 1)),
+    ],
+)
+@pytest.mark.parametrize("where", ["header", "file"])
+def test_scales_in_the_settings_of_peft_count(
+    tmp_path: Path, settings: dict[str, Any], scales: tuple[float, float], where: str
+) -> None:
+    """In the header, as diffusers writes it, or in peft's own file beside it; of all layers, or of some."""
+    source, target = tmp_path / "adapter_model.safetensors", tmp_path / "b.safetensors"
+    if where == "file":
+        wanted = lora(source, prefix="base_model.model.")
+        (tmp_path / "adapter_config.json").write_text(json.dumps(settings))
+    else:
+        named = {f"transformer.{key}": value for key, value in settings.items()}
+        wanted = lora(source, prefix="transformer.", header={METADATA: json.dumps(named)})
+    merge.merge(MergeLorasRequest(files=[str(source)], output=target))
+    found = updates_of(target)
+    for layer, scale in zip(("blocks.0.self_attn.q", "blocks.0.ffn.0"), scales, strict=True):
+        torch.testing.assert_close(found[f"transformer.{layer}"], scale * wanted[layer], rtol=1e-5, atol=1e-6)
+    told = json.loads(header_of(target)[METADATA])
+    assert (
+        told["transformer.lora_alpha"],
+        told.get("transformer.use_rslora"),
+        told.get("transformer.alpha_pattern"),
+    ) == (4, None, None)
 
 
 # Merge
@@ -232,7 +294,11 @@ def require_as_exported(tmp_path: Path, name: str, kind: str, formats: tuple[str
     assert found.keys() == expected.keys()
     assert not [key for key, value in expected.items() if not torch.equal(found[key], value)]
     headers = [
-        {key: json.loads(value) if key == METADATA else value for key, value in header_of(path).items() if key != "format"}
+        {
+            key: json.loads(value) if key == METADATA else value
+            for key, value in header_of(path).items()
+            if key != "format"
+        }
         for path in (target, wanted)
     ]
     for header in headers:
@@ -265,8 +331,15 @@ def test_a_converted_file_of_any_network_is_the_one_that_an_export_writes(
 def test_text_encoders_are_converted_or_told(tmp_path: Path) -> None:
     """CLIP's layers have a name in all conventions; those of others are left out of diffusers' files, and told."""
     source = exported(tmp_path / "a.safetensors", "sdxl-tiny", LoraConfig(rank=2, targets=["to_q"]), "kohya")
-    pair = {"lora_down.weight": random(2, 6, seed=0), "lora_up.weight": random(6, 2, seed=1), "alpha": torch.tensor(2.0)}
-    clip, t5 = "lora_te2_text_model_encoder_layers_11_self_attn_q_proj", "lora_te3_encoder_block_0_layer_0_SelfAttention_q"
+    pair = {
+        "lora_down.weight": random(2, 6, seed=0),
+        "lora_up.weight": random(6, 2, seed=1),
+        "alpha": torch.tensor(2.0),
+    }
+    clip, t5 = (
+        "lora_te2_text_model_encoder_layers_11_self_attn_q_proj",
+        "lora_te3_encoder_block_0_layer_0_SelfAttention_q",
+    )
     tensors = load_file(source) | {f"{stem}.{end}": value.clone() for stem in (clip, t5) for end, value in pair.items()}
     save_file(tensors, source)
     there, back = tmp_path / "b.safetensors", tmp_path / "c.safetensors"
@@ -288,7 +361,7 @@ def test_layers_of_several_ranks_have_their_scales_in_diffusers_too(tmp_path: Pa
     resize.resize(ResizeLoraRequest(file=source, output=small, keep=0.7))
     convert.convert(ConvertLoraRequest(file=small, output=there, to="diffusers", model="wan-tiny"))
     settings = json.loads(header_of(there)[METADATA])
-    ranks = {stem.removeprefix("transformer."): len(value) for stem, value in _A(there).items()}
+    ranks = {stem.removeprefix("transformer."): len(value) for stem, value in _down_matrices(there).items()}
     assert len({*ranks.values()}) > 1
     assert settings["transformer.rank_pattern"] == settings["transformer.alpha_pattern"] == ranks
     convert.convert(ConvertLoraRequest(file=there, output=back, to="kohya", model="wan-tiny"))
@@ -297,7 +370,7 @@ def test_layers_of_several_ranks_have_their_scales_in_diffusers_too(tmp_path: Pa
     }
 
 
-def _A(path: Path) -> dict[str, Tensor]:
+def _down_matrices(path: Path) -> dict[str, Tensor]:
     return {key.removesuffix(".lora_A.weight"): value for key, value in load_file(path).items() if "lora_A" in key}
 
 
@@ -310,7 +383,10 @@ def test_what_a_convention_cannot_hold_is_refused(tmp_path: Path) -> None:
     with refused("adapter-not-writable", "to"):
         convert.convert(ConvertLoraRequest(file=source, output=target, to="comfyui", model="wan-tiny"))
     lora(source, {"double_blocks.0.img_attn.qkv": (96, 32)}, ranks=2)
-    tensors = {f"diffusion_model.double_blocks.0.img_attn.qkv.lokr_w{i}": random(*shape, seed=i) for i, shape in ((1, (3, 4)), (2, (32, 8)))}
+    tensors = {
+        f"diffusion_model.double_blocks.0.img_attn.qkv.lokr_w{i}": random(*shape, seed=i)
+        for i, shape in ((1, (3, 4)), (2, (32, 8)))
+    }
     save_file(tensors, source)
     with refused("adapter-not-writable", "file", says="several layers in diffusers"):
         convert.convert(ConvertLoraRequest(file=source, output=target, to="diffusers", model="flux-tiny"))

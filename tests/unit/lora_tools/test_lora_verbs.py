@@ -79,7 +79,9 @@ def test_each_verb_answers_in_one_shape(tmp_path: Path) -> None:
 
 def test_a_file_is_described(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
-    updates = lora(path, ranks={layer: 2 + i for i, layer in enumerate(SHAPES)}, header={"title": "x"}, dtype=torch.bfloat16)
+    updates = lora(
+        path, ranks={layer: 2 + i for i, layer in enumerate(SHAPES)}, header={"title": "x"}, dtype=torch.bfloat16
+    )
     found = info.info(LoraInfoRequest(file=path, model="wan-tiny"))
     assert (found.result.convention, found.types, found.dtypes) == ("comfyui", {"lora": 3}, {"bfloat16": 6})
     assert found.ranks == {"2": 1, "3": 1, "4": 1}
@@ -101,7 +103,9 @@ def test_a_file_is_described(tmp_path: Path) -> None:
         (LoraConfig(type="oft", block_size=4), "diffusers", ["peft"]),
     ],
 )
-def test_programs_that_read_a_file_are_named(tmp_path: Path, settings: LoraConfig, format: str, programs: list[str]) -> None:
+def test_programs_that_read_a_file_are_named(
+    tmp_path: Path, settings: LoraConfig, format: str, programs: list[str]
+) -> None:
     path = exported(tmp_path / "a.safetensors", "wan-tiny", settings, format)
     found = info.info(LoraInfoRequest(file=path))  # the header names the model
     assert (found.readers, found.models, found.fitting) == (programs, ["wan-tiny"], len(found.result.layers))

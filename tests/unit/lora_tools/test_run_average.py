@@ -69,7 +69,9 @@ def mixed(way: Sequence[Tensor], shares: np.ndarray) -> Tensor:
     return sum(float(share) * value.double() for share, value in zip(shares, way, strict=True))  # type: ignore[return-value]
 
 
-def run_of(folder: Path, ways: dict[str, list[Tensor]], steps: Sequence[int], recipe: str, *, has_ema: bool = True) -> RunFolder:
+def run_of(
+    folder: Path, ways: dict[str, list[Tensor]], steps: Sequence[int], recipe: str, *, has_ema: bool = True
+) -> RunFolder:
     """A run whose checkpoints hold the trajectories and the averages that training keeps of them."""
     run = RunFolder(folder)
     run.create({})
@@ -161,9 +163,7 @@ def test_a_lora_is_averaged_as_training_averages_it(tmp_path: Path) -> None:
     run, target = run_of(tmp_path / "run", ways, steps, LORA), tmp_path / "a.safetensors"
     asked: dict[str, Any] = {"run": run.path, "output": target, "dtype": "float32"}
     found = average.average(AverageRunRequest(**asked, of="model"))
-    A, B = (
-        sum(each.weight * way[each.step].double() for each in found.checkpoints) for way in ways.values()
-    )
+    A, B = (sum(each.weight * way[each.step].double() for each in found.checkpoints) for way in ways.values())
     update = updates_of(target)[f"transformer.{layer}"]
     torch.testing.assert_close(update, 1.5 * B @ A, rtol=1e-5, atol=1e-6)
     a, b = ways.values()

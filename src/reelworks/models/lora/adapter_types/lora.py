@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
 from reelworks.core.errors import UserError
-from reelworks.models.lora.adapter_types.adapter_type import Adapter, AdapterSettings, AdapterType
+from reelworks.models.lora.adapter_types.adapter_type import NAME, Adapter, AdapterSettings, AdapterType
 from reelworks.models.lora.conventions import CONVENTIONS
 
 if TYPE_CHECKING:
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 # Of a convolution in three factors (LyCORIS's "use_tucker"): the kernel, [rank, rank, ...], between the two others.
 _MID = "mid"
+# Names of the two matrices in older files of diffusers, and in those that have the name of peft's adapter in them.
+_OLD, _NAMED = ("lora.down", "lora.up"), (f"lora_A.{NAME}", f"lora_B.{NAME}")
 
 
 @final
@@ -63,8 +65,8 @@ class LoRA(AdapterType):
 
     def endings(self) -> dict[str, str]:
         """Return the kinds of its tensors by the ends of their names in files of all conventions."""
-        pairs = (zip("AB", convention.matrices, strict=True) for convention in CONVENTIONS.values())
-        matrices = {f"{name}.weight": kind for pair in pairs for kind, name in pair}
+        pairs = [_OLD, _NAMED, *(convention.matrices for convention in CONVENTIONS.values())]
+        matrices = {f"{name}.weight": kind for pair in pairs for kind, name in zip("AB", pair, strict=True)}
         return super().endings() | matrices | {"dora_scale": "magnitude_vector", "lora_mid.weight": _MID}
 
     def split_layer(self, kinds: dict[str, Tensor], targets: list[TargetLayer], rank: int) -> Layers:
