@@ -137,11 +137,13 @@ def export_tensors(
     about: Mapping[str, str],
     lora: LoraFile | None,
 ) -> list[Path]:
-    """Write weights that `read` returns one at a time by their names; other arguments as for `export_checkpoint`."""
+    """Write weights that `read` returns one at a time by their names; other arguments as for `export_checkpoint`.
+
+    Raises OSError if the storage fails.
+    """
     entries = _entries(tensors, dtype)
-    with raising_export_failed(target):
-        values = (read(entry.name) for entry in entries)
-        return _write(target, entries, values, _header(about, weights, dtype), dtype, lora)
+    values = (read(entry.name) for entry in entries)
+    return _write(target, entries, values, _header(about, weights, dtype), dtype, lora)
 
 
 def require_free_file(target: Path) -> None:

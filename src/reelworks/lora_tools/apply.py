@@ -80,7 +80,7 @@ def apply(request: ApplyLorasRequest) -> LoraResult:
 
 def _require_folder(request: ApplyLorasRequest) -> None:
     target = request.output
-    if target.suffix == ".safetensors" or target.is_file():
+    if target.suffix == ".safetensors" or (target.exists() and not target.is_dir()):
         raise UserError(
             "weights are written to a folder, as shards with an index",
             code="output-file-invalid",
@@ -88,7 +88,8 @@ def _require_folder(request: ApplyLorasRequest) -> None:
             value=str(target),
             remedy="name a folder",
         )
-    there = [*target.iterdir()] if target.exists() else []
+    with files.writing("output", target):
+        there = [*target.iterdir()] if target.exists() else []
     if there and not request.overwrite:
         raise output.exists_already(target)
     others = [path.name for path in there if path.suffix not in _WRITTEN or not path.is_file()]

@@ -15,7 +15,7 @@ from reelworks.checkpoint import listing, load, read_lock, state_file, verify
 from reelworks.checkpoint.config import Weights
 from reelworks.checkpoint.folder import CheckpointFolder, CheckpointInfo
 from reelworks.checkpoint.state_file import StoredState
-from reelworks.core import log, requests, results, toml
+from reelworks.core import files, log, requests, results, toml
 from reelworks.core.errors import UserError
 from reelworks.export import export
 from reelworks.export.export import CheckpointTensor
@@ -47,7 +47,8 @@ class RunAverage:
 
     Attributes:
         result: The layers of a LoRA. Their exact update is the average of the updates; that of the file is the update of
-            the averaged tensors, which is what training averages too. Of full weights there are no layers.
+            the averaged tensors, which is what training averages too. Of full weights there is one for each tensor, of the
+            type "full", with the norm of the average, and errors are those of rounding.
         averaged: What was averaged: stored averages ("ema"), or trained weights ("model").
         sigma_rel: Width of the wanted profile.
         checkpoints: The checkpoints by step; their weights have the sum 1.
@@ -88,8 +89,8 @@ def average(request: AverageRunRequest) -> RunAverage:
     run.info()
     good, notes = _good_checkpoints(run, request)
     newest = good[-1]
-    recipe = history.recipe_of(run, newest.step)
-    decays = [_decay(history.recipe_of(run, info.step)) for info in good]
+    recipes = history.recipes_of(run, [info.step for info in good])
+    recipe, decays = recipes[newest.step], [_decay(recipes[info.step]) for info in good]
     lora = _lora_file(recipe, request)
     with ExitStack() as stack:
         for info in good:
@@ -105,8 +106,8 @@ def average(request: AverageRunRequest) -> RunAverage:
         about = export.describe_run(
             run_id=run.info()["id"], recipe=recipe, step=newest.step, epoch=listing.epoch(newest)
         )
-        files, layers = _write(checkpoints, combined, request, kind, about, lora)
-    told = LoraResult.of_layers(files, None if lora is None else lora.format, layers, notes + _warnings(combined))
+        written, layers = _write(checkpoints, combined, request, kind, about, lora)
+    told = LoraResult.of_layers(written, None if lora is None else lora.format, layers, notes + _warnings(combined))
     members = [WeightedCheckpoint(each.step, w) for each, w in zip(checkpoints, combined.weights, strict=True)]
     return RunAverage(told, kind, request.sigma_rel, members, combined.profile_error)
 
@@ -246,12 +247,14 @@ def _write(
         "ema_steps": ", ".join(str(c.step) for c in checkpoints),
     }
     with log.stage("averaging", lambda: f"{len(done)} of {len(tensors)} tensors"):
-        files = export.export_tensors(
-            tensors, read, request.output, weights=kind, dtype=request.dtype, about=told, lora=lora
-        )
+        with files.writing("output", request.output):
+            request.output.parent.mkdir(parents=True, exist_ok=True)
+            written = export.export_tensors(
+                tensors, read, request.output, weights=kind, dtype=request.dtype, about=told, lora=lora
+            )
         if lora is not None:
             layers = [*_layers(checkpoints, combined.weights, lora)]
-    return files, layers
+    return written, layers
 
 
 def _rounding(name: str, value: Tensor, dtype: torch.dtype) -> LayerResult:

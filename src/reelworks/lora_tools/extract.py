@@ -143,7 +143,7 @@ def _common_names(base: FullWeights, tuned: FullWeights, request: ExtractLoraReq
 
 
 class _Differences:
-    """What is found tensor by tensor; `done` are those that were looked at."""
+    """Differences that are found tensor by tensor; `done` are those that were looked at."""
 
     def __init__(self, new: NewAdapterFile, network: BaseNetwork | None, request: ExtractLoraRequest) -> None:
         self._new, self._network, self._rank = new, network, request.rank

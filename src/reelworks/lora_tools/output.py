@@ -115,7 +115,8 @@ def require_target(target: Path, overwrite: bool) -> None:
             value=str(target),
             remedy=f"name a file, such as {target.stem or 'lora'}.safetensors",
         )
-    if target.exists() and not overwrite:
+    index = target.with_name(target.name + safetensors_file.INDEX_SUFFIX)
+    if (target.exists() or index.exists()) and not overwrite:
         raise exists_already(target)
 
 

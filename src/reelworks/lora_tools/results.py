@@ -1,4 +1,4 @@
-"""What the verbs of `reelworks lora` have in common to tell; torch-free."""
+"""Results that the verbs of `reelworks lora` have in common; torch-free."""
 
 from __future__ import annotations
 
