@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -72,6 +72,9 @@ class AdapterFile:
     def __init__(self, field: str, source: str, tensors: TensorFiles, header: dict[str, str]) -> None:
         self.field, self.source, self.header, self._tensors = field, source, header, tensors
         self.layers = tuple(_layers(tensors.facts))
+        names = Counter(layer.folded for layer in self.layers)
+        if twice := [name for name, count in names.items() if count > 1]:
+            raise _damaged(f"it has several updates of one layer, under other prefixes: {first_few(twice)}")
         self.convention: Convention | None = conventions.recognise(layer.stem for layer in self.layers)
 
     @property

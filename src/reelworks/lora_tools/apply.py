@@ -6,7 +6,7 @@ import math
 import re
 import shutil
 import uuid
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -111,12 +111,13 @@ def _edits(
     base: FullWeights, adapters: Sequence[tuple[AdapterFile, float]], model: str | None
 ) -> tuple[dict[str, list[_Edit]], list[str]]:
     """Return the updates of each weight by its name, and notes."""
-    bare = bare_names(base.facts)
-    weights = {
-        name.removesuffix(".weight").replace(".", "_"): full
-        for name, full in bare.items()
+    matrices = {
+        full: name.removesuffix(".weight").replace(".", "_")
+        for name, full in bare_names(base.facts).items()
         if name.endswith(".weight") and len(base.facts[full].shape) > 1
     }
+    counts = Counter(matrices.values())
+    weights = {name: full for full, name in matrices.items() if counts[name] == 1}
     edits: dict[str, list[_Edit]] = defaultdict(list)
     notes = []
     for file, strength in adapters:

@@ -47,6 +47,8 @@ def closest_to(file: AdapterFile, model: str | None = None) -> ClosestBase:
     """Return the presets that a file fits: by names of layers that of `model` or of its header, else by shapes too."""
     sizes = sizes_of(file)
     names: Sizes = dict.fromkeys(sizes, (0, 0))  # widths of a run's own encoders may differ from the published ones
+    if not sizes:
+        return ClosestBase((), 0, 0)
     named = registry.preset_name(model) if model else _base_in(file.header)
     tries = [(names, [named])] if named else []
     if not model:

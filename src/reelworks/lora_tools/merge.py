@@ -57,7 +57,7 @@ def merge(request: MergeLorasRequest) -> LoraResult:
         first, notes = weighted[0].file, _bases(weighted)
         dtype = None if request.dtype is None else export.DTYPES[request.dtype]
         results: list[LayerResult] = []
-        layers = _layers(weighted)
+        layers = _layers(weighted, request.model)
         with log.stage("adding", lambda: f"{len(results)} of {len(layers)} layers"):
             for terms in layers:
                 results.append(_merged(terms, new, request.rank, dtype))
@@ -114,7 +114,7 @@ def _converted(first: AdapterFile, other: AdapterFile, request: MergeLorasReques
     return stack.enter_context(open_adapter(str(path), "files"))
 
 
-def _layers(weighted: list[_Weighted]) -> list[list[_Term]]:
+def _layers(weighted: list[_Weighted], model: str | None) -> list[list[_Term]]:
     """Return the layers of all files, those of the same name together.
 
     Raises:
@@ -135,16 +135,16 @@ def _layers(weighted: list[_Weighted]) -> list[list[_Term]]:
                 value=terms[-1].file.source,
                 remedy="merge files of one network",
             )
-    _require_one_network(weighted, by_name)
+    _require_one_network(weighted, by_name, model)
     return [*by_name.values()]
 
 
-def _require_one_network(weighted: list[_Weighted], by_name: dict[str, list[_Term]]) -> None:
+def _require_one_network(weighted: list[_Weighted], by_name: dict[str, list[_Term]], model: str | None) -> None:
     shared = {id(term.file) for terms in by_name.values() if len(terms) > 1 for term in terms}
     alone = [file for file, _ in weighted if id(file) not in shared]
     if len(weighted) == 1 or not alone:
         return
-    candidates = [{*found.names} for file, _ in weighted if (found := base_network.closest_to(file)).is_whole]
+    candidates = [{*found.names} for file, _ in weighted if (found := base_network.closest_to(file, model)).is_whole]
     if len(candidates) < len(weighted) or not set.intersection(*candidates):
         told = [first_few(sorted(names)) for names in candidates]
         raise UserError(

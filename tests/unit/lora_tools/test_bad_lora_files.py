@@ -70,6 +70,12 @@ def half_of_its_tensors(path: Path) -> None:
     save_file({key: value for key, value in load_file(path).items() if "lora_A" in key}, path)
 
 
+def twice(path: Path) -> None:
+    lora(path)
+    tensors = load_file(path)
+    save_file(tensors | {key.replace("diffusion_model", "unet"): value.clone() for key, value in tensors.items()}, path)
+
+
 def cut(path: Path) -> None:
     lora(path)
     os.truncate(path, path.stat().st_size - 40)
@@ -118,6 +124,7 @@ BAD: dict[str, tuple[Callable[[Path], object], str, str]] = {
     "an alpha of NaN": (changed(alpha=torch.tensor(torch.nan)), "lora-unreadable", "NaN"),
     "two of one kind": (changed(lora_down__weight=torch.ones(4, 8)), "lora-tensors-unknown", "lora_down"),
     "lengths of columns": (changed(dora_scale=torch.ones(1, 8)), "lora-unreadable", "do not belong together"),
+    "a layer twice": (twice, "lora-unreadable", "several updates of one layer"),
     "an unknown tensor": (changed(diff_b=torch.ones(12)), "lora-tensors-unknown", "1 of its 7 tensors.*diff_b"),
     "a text as alpha": (with_header(r=4, lora_alpha="x"), "lora-unreadable", "settings"),
     "a list as alpha": (with_header(r=4, lora_alpha=[1]), "lora-unreadable", "settings"),
