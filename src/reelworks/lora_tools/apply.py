@@ -278,9 +278,9 @@ def _value(base: FullWeights, name: str, edits: Sequence[_Edit], layers: list[La
         for edit, kinds in updates:
             _add(exact, begin, edit, kinds)
         rounded = export.cast(name, exact, weight.dtype)
-        matrix[begin : begin + step] = rounded  # which is memory of our own
         norm = math.hypot(norm, float((exact - stored).norm()))
         error = math.hypot(error, float((rounded.float() - exact).norm()))
+        matrix[begin : begin + step] = rounded
     types = "+".join(sorted({edit.layer.type.name for edit in edits}))
     layers.append(LayerResult(name, types, None, norm, ratio(error, norm)))
     return weight

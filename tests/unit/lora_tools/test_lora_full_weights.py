@@ -82,6 +82,9 @@ def require_merged(tmp_path: Path, name: str, kind: str, format: str, released: 
     for key, value in wanted.items():
         torch.testing.assert_close(found[key], value, msg=lambda text, key=key: f"{key}: {text}")
     assert result.relative_error == 0
+    base_weights = weight_files.read(str(base))
+    for layer in result.layers:
+        assert layer.norm == pytest.approx(float((wanted[layer.layer] - base_weights[layer.layer]).norm()), rel=1e-3)
     assert len(result.layers) >= 3
 
 
