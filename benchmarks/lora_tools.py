@@ -123,7 +123,7 @@ def main() -> None:
     """Measure, print, and save if asked."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gb", type=float, default=3.0)
-    parser.add_argument("--rank", type=int, default=256, help="of the large LoRA")
+    parser.add_argument("--rank", type=int, default=320, help="of the large LoRA")
     parser.add_argument("--only", nargs="*", help="verbs to measure")
     parser.add_argument("--json", action="store_true", help="print one JSON value")
     parser.add_argument("--save", action="store_true", help=f"write {RESULTS.name}")

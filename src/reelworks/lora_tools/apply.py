@@ -19,6 +19,7 @@ from reelworks.checkpoint import safetensors_header
 from reelworks.checkpoint.safetensors_header import TensorRange
 from reelworks.core import files, log, requests, storage, user_files
 from reelworks.core.errors import UserError, first_few
+from reelworks.core.units import plural
 from reelworks.export import export, safetensors_file
 from reelworks.lora_tools import base_network, output
 from reelworks.lora_tools.adapter_file import AdapterFile, StoredLayer, open_adapter
@@ -124,7 +125,7 @@ def _edits(
         for name, edit in _edits_of(file, strength, weights, base.facts, model):
             edits[name].append(edit)
         if encoders := sum(layer.text_encoder is not None for layer in file.layers):
-            notes.append(f"left out: {encoders:,} layers of text encoders in {file.source}")
+            notes.append(f"left out: {plural(encoders, 'layer')} of text encoders in {file.source}")
     for name, each in edits.items():
         several = len({id(edit.file) for edit in each}) > 1
         if several and any(edit.layer.type.depends_on_weight(edit.layer.keys) for edit in each):

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from reelworks.core import log, requests
 from reelworks.core.errors import UserError
+from reelworks.core.units import plural
 from reelworks.export import export
 from reelworks.lora_tools import base_network, output
 from reelworks.lora_tools.adapter_file import AdapterFile, StoredLayer, open_adapter
@@ -52,7 +53,11 @@ def write_as(
         left_out = sum(not conversion.add_of_text_encoder(layer) for layer in encoders)
     header = output.header_of(file.header, new.layers) | {"modelspec.usage_hint": convention.usage}
     written = new.finish(header | conversion.peft_settings())
-    notes = [f"left out: {left_out:,} layers of text encoders, of which diffusers reads no LoRA"] if left_out else []
+    notes = (
+        [f"left out: {plural(left_out, 'layer')} of text encoders, of which diffusers reads no LoRA"]
+        if left_out
+        else []
+    )
     return LoraResult.of_layers(written, convention.name, conversion.results, notes)
 
 
