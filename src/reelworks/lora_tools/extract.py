@@ -83,7 +83,8 @@ def extract(request: ExtractLoraRequest) -> Extraction:
         found = _Differences(new, network, request)
         with log.stage("decomposing differences", lambda: f"{found.done} of {len(names)} tensors"):
             for bare, (own, theirs) in names.items():
-                found.add(bare, _difference(base.read(own), tuned.read(theirs), bare, request))
+                weight = base.read(own)
+                found.add(bare, _difference(weight, tuned.read(theirs), bare, request), weight.dtype)
         return found.finish(request)
 
 
@@ -147,14 +148,14 @@ class _Differences:
 
     def __init__(self, new: NewAdapterFile, network: BaseNetwork | None, request: ExtractLoraRequest) -> None:
         self._new, self._network, self._rank = new, network, request.rank
-        self._dtype = export.DTYPES[request.dtype]
+        self._dtype = None if request.dtype is None else export.DTYPES[request.dtype]
         self.done, self._equal = 0, 0
         self._layers: list[LayerResult] = []
         self._others: dict[str, list[float]] = defaultdict(list)
         self._convention: Convention = CONVENTIONS["diffusers"]
 
-    def add(self, name: str, difference: Tensor) -> None:
-        """Write the difference of a tensor, or note that it is not held."""
+    def add(self, name: str, difference: Tensor, dtype: torch.dtype) -> None:
+        """Write the difference of a tensor that has a dtype, or note that it is not held."""
         self.done += 1
         norm = float(difference.norm())
         layer = name.removesuffix(".weight")
@@ -162,7 +163,7 @@ class _Differences:
         if norm == 0:
             self._equal += is_linear
         elif is_linear:
-            self._layers.append(self._add_layer(layer, difference, norm))
+            self._layers.append(self._add_layer(layer, difference, norm, self._dtype or dtype))
         else:
             kinds = {0: "norms and biases", 1: "norms and biases", 2: "others", 3: "others"}
             self._others[kinds.get(difference.ndim, "convolutions")].append(norm)
@@ -172,10 +173,10 @@ class _Differences:
             return True
         return any(isinstance(self._network.layers[t.layer], nn.Linear) for t in self._network.targets_of(layer))
 
-    def _add_layer(self, layer: str, difference: Tensor, norm: float) -> LayerResult:
+    def _add_layer(self, layer: str, difference: Tensor, norm: float, dtype: torch.dtype) -> LayerResult:
         product = low_rank.approximate(difference, min(self._rank, *difference.shape))
         stem = self._stem(layer)
-        written = self._new.add_product(stem, product, self._dtype, self._convention)
+        written = self._new.add_product(stem, product, dtype, self._convention)
         error = float(torch.addmm(difference, written.B, written.A, alpha=-1).norm())
         return LayerResult(stem, LORA.name, written.rank, norm, ratio(error, norm))
 

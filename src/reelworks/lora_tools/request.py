@@ -162,7 +162,7 @@ class ExtractLoraRequest:
     rank: int = arg(..., "Rank of each layer.", least=1)
     model: str | None = arg(None, "The network, such as wan-2.1-14b; default: the one that the weights fit.")
     part: str | None = arg(None, _PART)
-    dtype: Dtype = arg("bfloat16", "Dtype of the written numbers.")
+    dtype: Dtype | None = arg(None, "Dtype of the written numbers; default: that of each layer in the base.")
     overwrite: bool = arg(False, _OVERWRITE)
 
     def __post_init__(self) -> None:

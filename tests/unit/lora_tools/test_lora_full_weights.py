@@ -299,7 +299,9 @@ def test_what_is_extracted_gives_the_tuned_weights_when_applied(tmp_path: Path) 
     save_file(changed, tmp_path / "tuned.safetensors")
     file, out = tmp_path / "a.safetensors", tmp_path / "out"
     found = extract.extract(
-        ExtractLoraRequest(base=base, tuned=tmp_path / "tuned.safetensors", output=file, rank=99, model="flux-tiny")
+        ExtractLoraRequest(
+            base=base, tuned=tmp_path / "tuned.safetensors", output=file, rank=99, model="flux-tiny", dtype="bfloat16"
+        )
     )
     assert (found.result.convention, found.result.layers[0].rank) == ("comfyui", 32)
     apply.apply(ApplyLorasRequest(base=base, files=[str(file)], output=out))

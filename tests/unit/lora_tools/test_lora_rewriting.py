@@ -354,6 +354,34 @@ def test_text_encoders_are_converted_or_told(tmp_path: Path) -> None:
     assert all(torch.equal(after[key], tensors[key]) for key in after)
 
 
+def test_convolutions_of_sdxl_are_converted(tmp_path: Path) -> None:
+    """There and back, with their kernels, beside a linear layer."""
+    source, there, back = (tmp_path / f"{name}.safetensors" for name in "abc")
+    names = {
+        "lora_unet_input_blocks_1_0_in_layers_2": "unet.down_blocks.0.resnets.0.conv1",
+        "lora_unet_input_blocks_1_0_emb_layers_1": "unet.down_blocks.0.resnets.0.time_emb_proj",
+    }
+    tensors: dict[str, Tensor] = {}
+    for number, stem in enumerate(names):
+        kernel, ones = ((3, 3), (1, 1)) if number == 0 else ((), ())
+        tensors |= {
+            f"{stem}.lora_down.weight": random(2, 4, *kernel, seed=number),
+            f"{stem}.lora_up.weight": random(5, 2, *ones, seed=9 + number),
+            f"{stem}.alpha": torch.tensor(2.0),
+        }
+    save_file(tensors, source)
+    convert.convert(ConvertLoraRequest(file=source, output=there, to="diffusers", model="sdxl-tiny"))
+    assert {key: value.shape for key, value in load_file(there).items()} == {
+        f"{names[stem]}.lora_{'A' if side == 'down' else 'B'}.weight": tensors[f"{stem}.lora_{side}.weight"].shape
+        for stem in names
+        for side in ("down", "up")
+    }
+    convert.convert(ConvertLoraRequest(file=there, output=back, to="kohya", model="sdxl-tiny"))
+    after = load_file(back)
+    assert after.keys() == tensors.keys()
+    assert all(torch.equal(after[key], value) for key, value in tensors.items())
+
+
 def test_layers_of_several_ranks_have_their_scales_in_diffusers_too(tmp_path: Path) -> None:
     """peft's settings say so layer by layer, and it reads them back as they are meant."""
     source = exported(tmp_path / "a.safetensors", "wan-tiny", LoraConfig(rank=4, alpha=1.5), "kohya")

@@ -48,9 +48,13 @@ def closest(sizes: Sizes, among: Iterable[str] | None = None) -> ClosestBase:
 
 
 def with_weights(network: nn.Module) -> dict[str, nn.Module]:
-    """Return the layers of a network that have a weight of two axes or more: linear ones, convolutions and tables."""
+    """Return the layers of a network that have a weight of two axes or more, without tables: linear ones and convolutions."""
     weights = ((name, child, getattr(child, "weight", None)) for name, child in network.named_modules())
-    return {name: child for name, child, weight in weights if weight is not None and weight.ndim > 1}
+    return {
+        name: child
+        for name, child, weight in weights
+        if weight is not None and weight.ndim > 1 and not isinstance(child, nn.Embedding)
+    }
 
 
 def _fitting(name: str, sizes: Sizes) -> int:
