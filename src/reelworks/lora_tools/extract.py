@@ -83,13 +83,13 @@ def extract(request: ExtractLoraRequest) -> Extraction:
         found = _Differences(new, network, request)
         with log.stage("decomposing differences", lambda: f"{found.done} of {len(names)} tensors"):
             for bare, (own, theirs) in names.items():
-                weight = base.read(own)
-                found.add(bare, _difference(weight, tuned.read(theirs), bare, request), weight.dtype)
+                difference = _difference(base.read(own), tuned.read(theirs), bare, request)
+                found.add(bare, difference, base.facts[own].dtype or torch.float32)
         return found.finish(request)
 
 
 def _difference(base: Tensor, tuned: Tensor, name: str, request: ExtractLoraRequest) -> Tensor:
-    difference = tuned.float().sub_(base.float())
+    difference = tuned.float().sub_(base if base.is_floating_point() else base.float())
     if not bool(difference.isfinite().all()):
         raise UserError(
             f"the difference of {name} has infinities or NaN",
@@ -177,7 +177,7 @@ class _Differences:
         product = low_rank.approximate(difference, min(self._rank, *difference.shape))
         stem = self._stem(layer)
         written = self._new.add_product(stem, product, dtype, self._convention)
-        error = float(torch.addmm(difference, written.B, written.A, alpha=-1).norm())
+        error = float(difference.addmm_(written.B, written.A, alpha=-1).norm())
         return LayerResult(stem, LORA.name, written.rank, norm, ratio(error, norm))
 
     def _stem(self, layer: str) -> str:
