@@ -27,6 +27,8 @@ from reelworks.models.lora.adapter_types.adapter_type import Adapter
 from reelworks.models.lora.adapter_types.registry import LORA
 from reelworks.models.lora.conventions import CONVENTIONS, Convention
 
+_ROWS = 1024  # that are subtracted at once
+
 
 @dataclass(frozen=True)
 class NotHeld:
@@ -83,21 +85,18 @@ def extract(request: ExtractLoraRequest) -> Extraction:
         found = _Differences(new, network, request)
         with log.stage("decomposing differences", lambda: f"{found.done} of {len(names)} tensors"):
             for bare, (own, theirs) in names.items():
-                difference = _difference(base.read(own), tuned.read(theirs), bare, request)
-                found.add(bare, difference, base.facts[own].dtype or torch.float32)
+                # No name for the difference, which would live until the next one is there.
+                dtype = base.facts[own].dtype or torch.float32
+                found.add(bare, _difference(base.read(own), tuned.read(theirs)), dtype)
         return found.finish(request)
 
 
-def _difference(base: Tensor, tuned: Tensor, name: str, request: ExtractLoraRequest) -> Tensor:
-    difference = tuned.float().sub_(base if base.is_floating_point() else base.float())
-    if not bool(difference.isfinite().all()):
-        raise UserError(
-            f"the difference of {name} has infinities or NaN",
-            code="weights-unreadable",
-            field="tuned",
-            value=str(request.tuned),
-            remedy="download or export the weights again",
-        )
+def _difference(base: Tensor, tuned: Tensor) -> Tensor:
+    """Return a difference in float32, with the memory of one matrix beside those that are given."""
+    difference = tuned.float().reshape(tuned.shape or (1,))
+    parts = (torch.split(each, _ROWS) for each in (difference, base.reshape(difference.shape)))
+    for rows, own in zip(*parts, strict=True):
+        rows.sub_(own.float())
     return difference
 
 
@@ -158,6 +157,12 @@ class _Differences:
         """Write the difference of a tensor that has a dtype, or note that it is not held."""
         self.done += 1
         norm = float(difference.norm())
+        if not math.isfinite(norm):
+            raise UserError(
+                f"the difference of {name} has infinities or NaN",
+                code="weights-unreadable",
+                remedy="download or export the weights again",
+            )
         layer = name.removesuffix(".weight")
         is_linear = layer != name and difference.ndim == 2 and self._is_linear(layer)
         if norm == 0:
