@@ -13,6 +13,8 @@ from torch import Tensor
 # Layers of different shapes, none of which is square.
 SHAPES = {"blocks.0.self_attn.q": (12, 8), "blocks.0.ffn.0": (20, 12), "blocks.1.cross_attn.o": (8, 20)}
 
+LYCORIS = {"ss_network_module": "lycoris.kohya", "ss_network_args": "{}"}  # in the headers of LoHas and LoKrs
+
 
 def random(*shape: int, seed: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
@@ -56,7 +58,7 @@ def loha(path: Path, *, rank: int = 2, seed: int = 0) -> dict[str, Tensor]:
         tensors |= {f"{stem}.hada_w{i + 1}_b": b[i] for i in range(2)}
         tensors[f"{stem}.alpha"] = torch.tensor(1.0)
         updates[layer] = (a[0].double() @ b[0].double()) * (a[1].double() @ b[1].double()) / rank
-    save_file(tensors, path)
+    save_file(tensors, path, LYCORIS)
     return updates
 
 
@@ -74,7 +76,7 @@ def lokr(path: Path, *, rank: int | None = 2, seed: int = 0) -> dict[str, Tensor
             b = tensors[f"{stem}.lokr_w2_b"] = random(rank, sides[1], seed=seed + 10 * number + 2)
             w2 = a @ b / rank
         updates[layer] = torch.kron(w1.double(), w2.double())
-    save_file(tensors, path)
+    save_file(tensors, path, LYCORIS)
     return updates
 
 

@@ -23,6 +23,7 @@ from reelworks.models.tensor_files import TensorFacts, TensorFiles
 
 _PEFT = "base_model.model."
 _OF_UNETS = ("down_blocks.", "mid_block.", "up_blocks.")
+_LARGEST = 1e8  # above all that training gives; products of four such numbers are within float32
 _REMEDY = "download or export it again"
 _WRITTEN = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -103,12 +104,12 @@ class AdapterFile:
         """Return the tensors of a layer by kind, in float32, of two axes each and with the scale among their numbers."""
         with self.telling():
             stored = {kind: self._tensors.read(key) for kind, key in layer.keys.items()}
-            for kind, value in stored.items():
-                if not bool(value.float().isfinite().all()):
-                    raise _damaged(f"{layer.keys[kind]} holds infinities or NaN")
-            scale = self._scale(layer, stored)
-        kinds = layer.type.flat({kind: value.float() for kind, value in stored.items() if kind != "alpha"})
-        return key_mapping.multiply(layer.type, kinds, scale)
+            kinds = layer.type.flat({kind: value.float() for kind, value in stored.items() if kind != "alpha"})
+            kinds = key_mapping.multiply(layer.type, kinds, self._scale(layer, stored))
+            for kind, value in kinds.items():
+                if not float(value.abs().max()) <= _LARGEST:
+                    raise _damaged(f"{layer.keys[kind]} holds infinities, NaN or numbers above {_LARGEST:g}")
+        return kinds
 
     def _scale(self, layer: StoredLayer, stored: Mapping[str, Tensor]) -> float:
         encoder = layer.text_encoder

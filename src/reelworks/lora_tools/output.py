@@ -157,9 +157,11 @@ def header_of(former: Mapping[str, str], layers: Mapping[str, WrittenLayer], rem
     ranks = {layer.rank for layer in layers.values()}
     dim = str(*ranks) if len(ranks) == 1 else "Dynamic"
     header |= {"ss_network_dim": dim, "ss_network_alpha": dim}
-    if all(layer.type is LORA for layer in layers.values()):
+    if former.get("ss_network_module", "").startswith("lycoris") and {layer.type for layer in layers.values()} == {
+        LORA
+    }:
         header["ss_network_module"] = "networks.lora"
-        header.pop("ss_network_args", None)  # those of LyCORIS
+        header.pop("ss_network_args", None)
     if comment := "; ".join(filter(None, [remark, former.get("ss_training_comment")])):
         header["ss_training_comment"] = comment
     return header

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from reelworks.core.errors import UserError
+
 
 @dataclass(frozen=True)
 class LayerResult:
@@ -26,6 +28,14 @@ class LayerResult:
     rank: int | None
     norm: float | None
     relative_error: float | None
+
+    def __post_init__(self) -> None:
+        if not all(value is None or math.isfinite(value) for value in (self.norm, self.relative_error)):
+            raise UserError(
+                f"the numbers of {self.layer} are too large, or none",
+                code="numbers-not-finite",
+                remedy="name weights and files with finite numbers",
+            )
 
 
 @dataclass(frozen=True)

@@ -212,6 +212,9 @@ def test_a_file_of_another_network_is_not_applied(tmp_path: Path) -> None:
         save_file(state, tmp_path / "base.safetensors")
         with refused("lora-does-not-fit", "files", says=says):
             apply.apply(ApplyLorasRequest(**asked))
+    save_file(base | {f"{layers[0]}.weight": torch.full((12, 8), torch.nan)}, tmp_path / "base.safetensors")
+    with refused("numbers-not-finite", "files"):
+        apply.apply(ApplyLorasRequest(**asked))
     save_file(base | {f"{layers[0]}.weight": torch.zeros(12, 8).to(torch.float8_e4m3fn)}, tmp_path / "base.safetensors")
     with refused("weights-quantised", "base", says="1 of its 3 tensors"):
         apply.apply(ApplyLorasRequest(**asked))

@@ -56,7 +56,13 @@ def test_a_lower_rank_is_the_nearest_and_its_error_that_of_the_dense_decompositi
 ) -> None:
     """With an alpha that is not the rank, and rounding to the dtype of the file in the error."""
     source, target = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
-    wanted = lora(source, ranks=6, alpha=4.5, dtype=dtype, header={"ss_network_dim": "6", "sshs_model_hash": "ab"})
+    wanted = lora(
+        source,
+        ranks=6,
+        alpha=4.5,
+        dtype=dtype,
+        header={"ss_network_dim": "6", "sshs_model_hash": "ab", "ss_network_module": "x"},
+    )
     result = resize.resize(ResizeLoraRequest(file=source, output=target, rank=2))
     found = updates_of(target)
     require_told(result, prefixed(wanted), found)
@@ -66,7 +72,7 @@ def test_a_lower_rank_is_the_nearest_and_its_error_that_of_the_dense_decompositi
         assert best * 0.999 <= error <= best * 1.001 + (0 if dtype is torch.float32 else 0.01)
     assert {value.dtype for value in load_file(target).values()} == {dtype}
     header = header_of(target)
-    assert (header["ss_network_dim"], header["ss_network_alpha"]) == ("2", "2")
+    assert (header["ss_network_dim"], header["ss_network_alpha"], header["ss_network_module"]) == ("2", "2", "x")
     assert "sshs_model_hash" not in header
     assert "resized to rank 2" in header["ss_training_comment"]
 
@@ -113,6 +119,7 @@ def test_a_loha_or_lokr_becomes_a_lora(tmp_path: Path, kind: Any) -> None:
             float((found[f"diffusion_model.{layer}"] - update).norm()), best, rel_tol=1e-3, abs_tol=1e-4
         )
     assert header_of(target)["ss_network_module"] == "networks.lora"
+    assert "ss_network_args" not in header_of(target)
 
 
 def test_a_resized_convolution_keeps_its_kernel(tmp_path: Path) -> None:
