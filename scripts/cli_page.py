@@ -38,6 +38,7 @@ PAGES = {
     "generate": ("generate clips and pictures", "../how-to/generate.md"),
     "import": ("move here from another trainer", "../how-to/move-here.md"),
     "inspect": ("how buckets are proposed", "../concepts/buckets.md"),
+    "lora": ("work with LoRA files", "../how-to/lora-files.md"),
     "new lora": ("train a LoRA", "../how-to/train-a-lora.md"),
     "publish": ("publish on the hub", "../how-to/publish.md"),
     "plan": ("reading a plan", "../start/reading-a-plan.md"),

@@ -78,6 +78,8 @@ def shapes() -> dict[str, tuple[Shape, ...]]:
     from reelworks.evaluation import held_out
     from reelworks.evaluation import report as evaluation
     from reelworks.generate import clip_files, export_run
+    from reelworks.lora_tools import average, extract, info
+    from reelworks.lora_tools.results import LoraResult
     from reelworks.publish import publish
     from reelworks.quickstart import quickstart
     from reelworks.report import compare, html, inspect, sheet
@@ -124,6 +126,10 @@ def shapes() -> dict[str, tuple[Shape, ...]]:
         "checkpoints unpin": row,
         "checkpoints best": row,
         "checkpoints export": (Shape(export_run.Exported),),
+        "lora info": (Shape(info.LoraInfo),),
+        **{f"lora {verb}": (Shape(LoraResult),) for verb in ("convert", "merge", "resize", "apply")},
+        "lora extract": (Shape(extract.Extraction),),
+        "lora average": (Shape(average.RunAverage),),
     }
 
 

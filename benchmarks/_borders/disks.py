@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch  # before a child is forked, which would import it each time
 from PIL import Image
+from safetensors.torch import save_file
 
 from benchmarks._borders.files import within_bounds
 from reelworks.catalog import scan  # noqa: F401
@@ -32,6 +33,7 @@ from reelworks.run.folder import RunFolder
 from reelworks.train.logging import run_logger
 
 _CLIPS, _SECONDS = 6, 240.0
+_SHAPES = (("A", (32, 256)), ("B", (256, 32)))  # of a LoRA
 
 
 @contextlib.contextmanager
@@ -130,6 +132,10 @@ def _verbs(place: Path, folder: Path) -> dict[str, list[str]]:
     (folder / "2").mkdir()
     recipe, encode = _recipe(folder / "1", values), _recipe(folder / "2", stored)
     out = str(place / "deep" / "out")
+    base, lora = str(folder / "base.safetensors"), str(folder / "lora.safetensors")
+    layers = [f"blocks.{i}.attn" for i in range(4)]
+    save_file({f"{layer}.weight": torch.zeros(256, 256) for layer in layers}, base)
+    save_file({f"{layer}.lora_{side}.weight": torch.randn(*shape) for layer in layers for side, shape in _SHAPES}, lora)
     step = str(run / "checkpoints" / "step-000000006")
     return {
         "scan": ["scan", str(data), "-o", str(place / "catalog")],
@@ -145,6 +151,8 @@ def _verbs(place: Path, folder: Path) -> dict[str, list[str]]:
         "inspect": ["inspect", str(run / "coverage" / "catalog-000"), "--html", f"{out}.html"],
         "report": ["report", str(place / "run")],
         "tune": ["tune", str(recipe), "--out", f"{out}.json"],
+        "lora resize": ["lora", "resize", lora, "--rank", "16", "-o", f"{out}.safetensors"],
+        "lora apply": ["lora", "apply", base, lora, "-o", out],
     }  # fmt: skip
 
 
@@ -161,6 +169,8 @@ VERBS = (
     "inspect",
     "report",
     "tune",
+    "lora resize",
+    "lora apply",
 )
 
 

@@ -33,6 +33,7 @@ from benchmarks import _s3_server as s3_server
 from hub_uploads import Account, Uploads
 from PIL import Image, ImageDraw
 from reader import Reader, when
+from safetensors.torch import load_file, save_file
 
 from reelworks import testing
 from reelworks.generate import writers
@@ -563,6 +564,24 @@ def train_a_lora(reader: Reader, _: Shared) -> None:
         reader.reads()
     assert (here / "mug.safetensors").is_file()
     assert (here / "merged.safetensors").is_file()
+
+
+@of("docs/how-to/lora-files.md")
+def lora_files(reader: Reader, _: Shared) -> None:
+    here = reader.folder
+    small_clips(reader)
+    tiny_families.write("wan-tiny", here / "wan")
+    state = load_file(here / "wan/transformer/diffusion_pytorch_model.safetensors")
+    save_file({key: value + 0.01 * value.abs() for key, value in state.items()}, here / "tuned.safetensors")
+    trained = {"train": {"max_steps": 6}, "checkpoints": {"every_steps": 2, "keep_last": 5}}
+    for name, seed in (("mug", 0), ("style", 1)):
+        text = recipe(output=f"runs/{name}", model={"name": "wan-tiny"}, lora={"rank": 4}, seed=seed, **trained)
+        reader.writes(f"{name}.toml", text)
+        reader.types(f"reelworks train {name}.toml")
+        reader.types(f"reelworks checkpoints export runs/{name} -o {name}.safetensors --format kohya")
+    reader.reads()
+    assert len(list((here / "wan-mug").glob("*.safetensors"))) == 1
+    assert "ComfyUI" in reader.printed
 
 
 @of("docs/how-to/use-the-page.md")

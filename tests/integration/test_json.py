@@ -15,7 +15,9 @@ import jsonschema
 import pytest
 import tiny_recipe
 import tomli_w
+import torch
 import typer
+from safetensors.torch import save_file
 from typer.testing import CliRunner
 
 from reelworks import testing
@@ -23,6 +25,7 @@ from reelworks.analysis import clip_history
 from reelworks.checkpoint import listing
 from reelworks.cli import show
 from reelworks.cli.main import app
+from reelworks.testing import contract
 
 # Verbs that print no numbers, and why.
 WITHOUT_NUMBERS = {
@@ -75,7 +78,7 @@ def test_the_schema_is_one_and_leaves_nothing_open(schema: dict[str, Any]) -> No
 PROGRAM = """
 from reelworks.cli.main import main
 from reelworks.demo import walkthrough
-walkthrough.QUICK_DECODER_STEPS, walkthrough.QUICK_STEPS = 2, 3
+walkthrough.QUICK_STEPS = 3
 main()
 """
 
@@ -121,14 +124,21 @@ CALLS = [
     Call("checkpoints unpin", "run 2"),
     Call("checkpoints best", "run"),
     Call("checkpoints export", "run -o run.safetensors"),
+    Call("lora average", "run -o averaged.safetensors"),
     Call("checkpoints prune", "run --set checkpoints.keep_last=1"),
     Call("checkpoints explain", "run 2"),
     Call("checkpoints explain", "run 4"),
     Call("import", "config.py -o imported.toml"),
+    Call("lora info", "mine.safetensors"),
+    Call("lora convert", "mine.safetensors --to comfyui -o comfyui.safetensors"),
+    Call("lora merge", "mine.safetensors=0.7 mine.safetensors=0.5 -o merged.safetensors"),
+    Call("lora resize", "mine.safetensors --rank 1 -o resized.safetensors"),
+    Call("lora extract", "base.safetensors tuned.safetensors --rank 1 -o extracted.safetensors"),
+    Call("lora apply", "base.safetensors mine.safetensors -o applied"),
     Call("new lora", "--model wan-tiny --data clips -o lora.toml", slow=True),
     Call("demo-data", "footage", slow=True),
     Call("scan", "clips -o seen", slow=True),
-    Call("demo-autoencoder", "seen pca.safetensors --steps 1", slow=True),
+    Call("demo-autoencoder", "seen pca.safetensors --seed 1", slow=True),
     Call("demo", "--quick", slow=True),
 ]
 
@@ -160,7 +170,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "config.py").write_text(
         'bucket_config = {"144p": {1: (1.0, 4)}}\nmodel = dict(type="STDiT3-XL/2")\nlr = 1e999\n'
     )
+    write_lora_files(place)
     return place
+
+
+def write_lora_files(place: Path) -> None:
+    """Write a LoRA of one layer of wan-tiny, and weights before and after a change of it."""
+    generator = torch.Generator().manual_seed(0)
+    denoiser = contract.build("wan-tiny")
+    base = {key: value.contiguous() for key, value in denoiser.module.state_dict().items()}
+    save_file(base, place / "base.safetensors")
+    layer = next(key for key in base if key.endswith("attn1.to_q.weight"))
+    rows, columns = base[layer].shape
+    A, B = torch.randn(2, columns, generator=generator), torch.randn(rows, 2, generator=generator)
+    name = f"transformer.{layer.removesuffix('.weight')}"
+    save_file({f"{name}.lora_A.weight": A, f"{name}.lora_B.weight": B}, place / "mine.safetensors")
+    save_file(base | {layer: base[layer] + B @ A}, place / "tuned.safetensors")
 
 
 def called(call: Call, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -27,6 +27,7 @@ from reelworks.cli import (
     eval,
     generate,
     importing,
+    lora,
     new,
     plan,
     publish,
@@ -115,6 +116,7 @@ app.add_typer(catalog.app, name="catalog")
 app.add_typer(new.app, name="new")
 app.add_typer(encode.app, name="encode")
 app.add_typer(checkpoints.app, name="checkpoints")
+app.add_typer(lora.app, name="lora")
 
 
 def main() -> None:
@@ -165,11 +167,24 @@ def _tell_of_settings(arguments: Sequence[str]) -> None:
             setting = shlex.quote(f"{name}={value if is_equal else 'VALUE'}")
             terminal.say(f"Settings of the recipe follow --set: --set {setting}", error=True)
             return
+    own = _options(arguments)
     for before, argument in pairwise(["", *arguments]):
+        if argument.partition("=")[0] in own:
+            continue
         found = _NAMED.fullmatch(argument) if argument.startswith("-") or "=" in argument else None
         if before != "--set" and found and (here := _ELSEWHERE.get(found[1].replace("-", "_"))) is not None:
             terminal.say(f"Here {argument.partition('=')[0]} is {here}", error=True)
             return
+
+
+def _options(arguments: Sequence[str]) -> set[str]:
+    """Return the names of the options that the command has."""
+    command: Any = typer.main.get_command(app)
+    for word in arguments:
+        if not hasattr(command, "get_command") or (below := command.get_command(typer.Context(command), word)) is None:
+            break
+        command = below
+    return {name for parameter in command.params for name in parameter.opts}
 
 
 def _leave(codes: list[int]) -> None:

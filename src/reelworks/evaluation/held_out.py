@@ -20,13 +20,13 @@ from reelworks.evaluation.request import EvalRequest
 from reelworks.generate.load_run import LoadedModel
 from reelworks.media.decode_pool import DecodePool
 from reelworks.models import attention
-from reelworks.recipe import dataset, recipe_file
+from reelworks.recipe import chosen_checkpoint, dataset, recipe_file
 from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
 from reelworks.run import history
 from reelworks.run.folder import RunFolder
 from reelworks.train.precompute import encoding
-from reelworks.train.startup import init_from, resume
+from reelworks.train.startup import resume
 from reelworks.train.validation import Validation, Validator
 
 
@@ -58,7 +58,7 @@ class EvaluatedModel:
         run, step, file = None, 0, request.source
         weights: Literal["ema", "model", "initial"] = "initial"
         if not request.is_recipe:
-            run, step = init_from.locate(request.source, step=request.step, best=request.best)
+            run, step = chosen_checkpoint.locate(request.source, step=request.step, best=request.best)
             file, weights = history.recipe_of(run, step), "model" if request.raw_weights else "ema"
         recipe = _on(recipe_file.load(file, request.overrides), request.data_path, run)
         return cls(

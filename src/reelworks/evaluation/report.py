@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from reelworks.checkpoint import locate
 from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.core.errors import UserError, first_few
 from reelworks.core.log import logger
@@ -16,7 +17,6 @@ from reelworks.evaluation.clips import MeasuredClip, Unreadable
 from reelworks.evaluation.measure import MetricResult, measure
 from reelworks.evaluation.metric import Settings
 from reelworks.evaluation.request import EvalRequest
-from reelworks.train.startup import init_from
 
 WEIGHTS = ("clip", "dinov2", "inception", "videomae")
 
@@ -89,7 +89,7 @@ def weights_of(given: Sequence[str]) -> dict[str, str]:
 
 def record(target: Path, values: dict[str, float]) -> str:
     """Add values to the metrics of a checkpoint as `eval/NAME`, where keep_best finds them; returns a sentence."""
-    run, step = init_from.locate(target)
+    run, step = locate.locate(target)
     metrics = {name if name.startswith("vbench/") else f"eval/{name}": value for name, value in values.items()}
     CheckpointFolder(run.checkpoints_folder).record_metrics(step, metrics)
     return f"recorded for step {step}: {', '.join(metrics)}"

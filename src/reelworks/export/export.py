@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -76,7 +76,7 @@ def export_checkpoint(
         stack.enter_context(verify.bad_told(path))
         verify.verify(path, full=False)  # the tensors are verified while they are read
         state = state_file.read(path)
-        stored = _stored_weights(path, state, weights)
+        stored = stored_weights(path, state, weights)
         entries = _entries(stored, dtype)
         read = _read(path, state, [stored[entry.name] for entry in entries])
         if lora is not None:
@@ -85,7 +85,7 @@ def export_checkpoint(
             return _write(target, entries, read, _header(about, weights, dtype), dtype, lora)
 
 
-class _Weight(NamedTuple):
+class CheckpointTensor(NamedTuple):
     """A tensor in a checkpoint, and its key there."""
 
     key: str
@@ -93,13 +93,13 @@ class _Weight(NamedTuple):
     shape: tuple[int, ...]
 
 
-def _stored_weights(path: Path, state: StoredState, weights: Weights) -> dict[str, _Weight]:
+def stored_weights(path: Path, state: StoredState, weights: Weights) -> dict[str, CheckpointTensor]:
     """Return the model's stored tensors by their names in its state dict."""
-    parts: dict[str, dict[str, _Weight]] = {"model": {}, "ema": {}}
+    parts: dict[str, dict[str, CheckpointTensor]] = {"model": {}, "ema": {}}
     for part in parts.keys() & state.parts.keys():
         for place, leaf in tree.leaves(state.node(part, 0)):
             if (key := tree.tensor_of(leaf)) is not None:
-                parts[part][str(place[-1])] = _Weight(key, state.tensors[key].dtype, state.tensors[key].shape)
+                parts[part][str(place[-1])] = CheckpointTensor(key, state.tensors[key].dtype, state.tensors[key].shape)
     missing = "model" if not parts["model"] else weights if not parts[weights] else None
     if missing:
         raise UserError(
@@ -112,7 +112,7 @@ def _stored_weights(path: Path, state: StoredState, weights: Weights) -> dict[st
     return parts["model"] | parts["ema"] if weights == "ema" else parts["model"]
 
 
-def _read(path: Path, state: StoredState, wanted: Sequence[_Weight]) -> Iterator[Tensor]:
+def _read(path: Path, state: StoredState, wanted: Sequence[CheckpointTensor]) -> Iterator[Tensor]:
     for weight in wanted:
         yield from load.read_tensors(path, state, {weight.key}).values()
 
@@ -125,6 +125,25 @@ def export_state_dict(
     with raising_export_failed(target):
         tensors = (state[entry.name].cpu() for entry in entries)
         return _write(target, entries, tensors, _header(about, weights, dtype), dtype, None)
+
+
+def export_tensors(
+    tensors: Mapping[str, CheckpointTensor],
+    read: Callable[[str], Tensor],
+    target: Path,
+    *,
+    weights: Weights,
+    dtype: Dtype,
+    about: Mapping[str, str],
+    lora: LoraFile | None,
+) -> list[Path]:
+    """Write weights that `read` returns one at a time by their names; other arguments as for `export_checkpoint`.
+
+    Raises OSError if the storage fails.
+    """
+    entries = _entries(tensors, dtype)
+    values = (read(entry.name) for entry in entries)
+    return _write(target, entries, values, _header(about, weights, dtype), dtype, lora)
 
 
 def require_free_file(target: Path) -> None:
@@ -210,8 +229,8 @@ def _write(
         # Tensor names are the same in both files, since the user tells a loader which expert a file is for.
         file = lora.content(own)
         entries = _entries(file.tensors, dtype)
-        cast = _cast(entries, (file.tensors[entry.name] for entry in entries))
-        written += safetensors_file.write(path, entries, cast, header | file.header)
+        values = (file.tensors[entry.name] for entry in entries)
+        written += safetensors_file.write(path, entries, _cast(entries, values), header | file.header)
     return written
 
 
@@ -219,24 +238,29 @@ def _header(about: Mapping[str, str], weights: Weights, dtype: Dtype) -> dict[st
     return {**about, "weights": weights, "dtype": dtype}
 
 
-def _entries(tensors: Mapping[str, Tensor | _Weight], dtype: Dtype) -> list[TensorRange]:
+def _entries(tensors: Mapping[str, Tensor | CheckpointTensor], dtype: Dtype) -> list[TensorRange]:
     """Return the tensors in the order of the file, floating-point ones with `dtype`; a LoRA's alphas keep theirs."""
     entries = []
     for name, tensor in tensors.items():
-        cast = DTYPES[dtype] if tensor.dtype.is_floating_point and not name.endswith(".alpha") else tensor.dtype
-        entries.append(TensorRange(name, cast, tuple(tensor.shape)))
+        written = DTYPES[dtype] if tensor.dtype.is_floating_point and not name.endswith(".alpha") else tensor.dtype
+        entries.append(TensorRange(name, written, tuple(tensor.shape)))
     return safetensors_header.ordered(entries)
 
 
 def _cast(entries: Sequence[TensorRange], tensors: Iterable[Tensor]) -> Iterator[Tensor]:
     for entry, tensor in zip(entries, tensors, strict=True):
-        cast = tensor.to(entry.dtype)
-        if cast.is_floating_point() and bool((cast.isinf() & ~tensor.isinf()).any()):
-            raise UserError(
-                f"{entry.name} has values up to {float(tensor.abs().max()):.3g}, too large for this dtype",
-                code="dtype-too-narrow",
-                field="dtype",
-                value=str(entry.dtype).removeprefix("torch."),
-                remedy="take bfloat16 or float32",
-            )
-        yield cast
+        yield cast(entry.name, tensor, entry.dtype)
+
+
+def cast(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a tensor in another dtype; refuses values that it cannot hold, and names the tensor."""
+    value = tensor.to(dtype)
+    if value.is_floating_point() and bool((value.isinf() & ~tensor.isinf()).any()):
+        raise UserError(
+            f"{name} has values up to {float(tensor.abs().max()):.3g}, too large for this dtype",
+            code="dtype-too-narrow",
+            field="dtype",
+            value=str(dtype).removeprefix("torch."),
+            remedy="take bfloat16 or float32",
+        )
+    return value

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
+from reelworks.checkpoint import locate
 from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.core import requests, results, sources, units
 from reelworks.core.log import logger
@@ -20,7 +21,6 @@ from reelworks.generate.request import GenerateRequest
 from reelworks.recipe import preview_model, recipe_file
 from reelworks.recipe.recipe import Recipe
 from reelworks.run import history
-from reelworks.train.startup import init_from
 
 _TOGETHER = 8  # clips of a file of prompts that are generated before they are written
 
@@ -106,7 +106,7 @@ def generate(
     if not jobs:
         return []
     picture = _is_picture(request)
-    run, step = init_from.locate(request.source)
+    run, step = locate.locate(request.source)
     recipe = recipe_file.load(history.recipe_of(run, step))
     recipe = preview_model.without(recipe) if request.trained_base else preview_model.recipe_of(recipe)
     usual = defaults.shape(run, recipe, picture=picture)

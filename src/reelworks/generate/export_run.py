@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
-from reelworks.checkpoint import listing
+from reelworks.checkpoint import listing, locate
 from reelworks.checkpoint.config import Dtype, LoraFormat, Weights
 from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.core import arguments, log
@@ -16,7 +16,6 @@ from reelworks.export.export import describe_run, export_checkpoint, export_stat
 from reelworks.export.lora import lora_file_of
 from reelworks.models.lora.conventions import CONVENTIONS
 from reelworks.run import history
-from reelworks.train.startup import init_from
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ def export(
     """
     source, target = Path(source), Path(target)
     require_free_file(target)
-    run, step = init_from.locate(source)
+    run, step = locate.locate(source)
     info = CheckpointFolder(run.checkpoints_folder).info(step)
     recipe = history.recipe_of(run, step)
     about = describe_run(run_id=run.info()["id"], recipe=recipe, step=step, epoch=listing.epoch(info))

@@ -10,7 +10,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from reelworks.checkpoint import load, read_lock, verify
+from reelworks.checkpoint import load, locate, read_lock, verify
 from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.core import arguments
 from reelworks.core.arguments import checked
@@ -99,7 +99,7 @@ class LoadedModel:
         Raises:
             UserError: The checkpoint is damaged or of another base, or a scale is given where no LoRA has one.
         """
-        run, step = init_from.locate(source)
+        run, step = locate.locate(source)
         path = CheckpointFolder(run.checkpoints_folder).path(step)
         # Locked until it is read: a running training may delete it meanwhile.
         with read_lock.reading(path):

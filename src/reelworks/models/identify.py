@@ -19,7 +19,7 @@ from reelworks.models.weights import ShapeMismatch, Shapes
 
 _TEXT_ENCODERS = ("SelfAttention.q", "text_model.encoder.", "self_attn.q_proj.", "transformer.resblocks.")
 _LORA = ("lora_", ".lora.", "lokr_", "hada_", "oft_")
-_WRAPPERS = ("module.", "model.diffusion_model.", "diffusion_model.", "transformer.", "unet.", "model.")
+WRAPPERS = ("module.", "model.diffusion_model.", "diffusion_model.", "transformer.", "unet.", "model.")
 
 
 class BestMatch(NamedTuple):
@@ -82,7 +82,7 @@ def is_lora(names: Mapping[str, object]) -> bool:
 def closest(shapes: Shapes) -> BestMatch:
     """Find the presets that fit best, with the keys of diffusers, of a release, or behind a prefix."""
     bare = _bare(shapes)
-    firsts = {name: _first_alike(name) for name in registry.PRESETS}
+    firsts = {name: first_alike(name) for name in registry.PRESETS}
     if equal := tuple(name for name, first in firsts.items() if _own(first) == bare):
         return BestMatch(equal, len(bare), len(bare))
     counts = {}
@@ -96,9 +96,14 @@ def closest(shapes: Shapes) -> BestMatch:
 
 def _bare(shapes: Shapes) -> Shapes:
     """Return shapes by names without the prefixes of wrappers."""
-    for wrapper in _WRAPPERS:
-        shapes = {key.removeprefix(wrapper): shape for key, shape in shapes.items()}
-    return shapes
+    return {bare_name(key): shape for key, shape in shapes.items()}
+
+
+def bare_name(key: str) -> str:
+    """Return the name of a tensor without the prefixes of wrappers."""
+    for wrapper in WRAPPERS:
+        key = key.removeprefix(wrapper)
+    return key
 
 
 def _spellings(first: str, bare: Shapes) -> list[Shapes]:
@@ -116,7 +121,7 @@ def _spellings(first: str, bare: Shapes) -> list[Shapes]:
 
 def network(name: str) -> nn.Module:
     """Return a preset's network at its published size on the meta device; presets of equal sizes share one."""
-    return _network(_first_alike(name))
+    return _network(first_alike(name))
 
 
 @functools.cache
@@ -131,7 +136,7 @@ def _own(first: str) -> Shapes:
 
 
 @functools.cache
-def _first_alike(name: str) -> str:
+def first_alike(name: str) -> str:
     """Return the first preset whose network has the same sizes; what it is shown may differ."""
     config = registry.PRESETS[name].config
     others = ((other, preset.config) for other, preset in registry.PRESETS.items())

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -50,12 +50,22 @@ def _read(source: str, field: str, part: str | None, file: str | None) -> dict[s
     with _errors_name(field, source):
         if file is not None and (found := _file(source, file)) is not None:
             return _read_file(found)
-        place = _locate(source, _WEIGHT_FILES if part is None else [f"{part}/*"])
-        if part is not None and place.is_dir():
-            place = _part(source, place, part)
-        for path in _files(place):
+        for path in _files_of(source, part):
             state.update(_read_file(path))
     return state
+
+
+def files_of(source: str, field: str, part: str | None = None) -> list[Path]:
+    """Return the files of weights in a folder, file or hub id, those that `read` reads."""
+    with _errors_name(field, source):
+        return _files_of(source, part)
+
+
+def _files_of(source: str, part: str | None) -> list[Path]:
+    place = _locate(source, _WEIGHT_FILES if part is None else [f"{part}/*"])
+    if part is not None and place.is_dir():
+        place = _part(source, place, part)
+    return _files(place)
 
 
 @contextmanager
@@ -110,13 +120,30 @@ def config(source: str, field: str, part: str) -> dict[str, Any] | None:
 def shapes(source: str, field: str) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the tensors of one `.safetensors` file, of which only the header is read."""
     path = Path(source).expanduser()
-    with _errors_name(field, source):
-        try:
-            _require_whole(path)
-            with safe_open(path, framework="pt") as file:
-                return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-        except (OSError, ValueError, SafetensorError) as error:
-            raise _unreadable(path, str(error).partition("\n")[0]) from error
+    with _errors_name(field, source), opened(path) as file:
+        return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Any]:
+    """Open one `.safetensors` file, which is memory-mapped until the block ends; refuses one that is damaged."""
+    try:
+        if path.suffix in _PICKLED:
+            raise _unreadable(path, "it is a pickle, which may hold code, and only .safetensors files are read here")
+        with user_files.opened(path) as file:
+            begins = file.read(len(_POINTER))
+        if begins == _POINTER:
+            raise _lfs_pointer(path)
+        if begins.startswith(b"GGUF"):
+            raise _unreadable(path, "it is a GGUF file, and only .safetensors files are read here")
+        _require_whole(path)
+        opening = safe_open(path, framework="pt")
+    except UserError:
+        raise
+    except Exception as error:  # damaged files raise errors of any kind
+        raise _unreadable(path, str(error).partition("\n")[0] or type(error).__name__) from error
+    with opening as mapped:
+        yield mapped
 
 
 def _locate(source: str, patterns: list[str]) -> Path:
@@ -155,7 +182,7 @@ def _part(source: str, place: Path, part: str) -> Path:
 
 def _files(path: Path) -> list[Path]:
     """Return the files to read: the shards of an index, `model.safetensors`, or the only file."""
-    if path.is_file():
+    if not path.is_dir():
         return [path]
     indexes = sorted(path.glob("*.index.json"))
     if len(indexes) == 1:
@@ -195,7 +222,7 @@ def _read_file(path: Path) -> dict[str, Tensor]:
         with user_files.opened(path) as file:
             begins = file.read(len(_POINTER))
         if begins == _POINTER:
-            raise _unreadable(path, "it is a Git LFS pointer; `git lfs pull` fetches the file")
+            raise _lfs_pointer(path)
         if begins.startswith(b"GGUF"):
             return gguf_files.read(path)
         if path.suffix in _PICKLED:
@@ -235,6 +262,10 @@ def _require_whole(path: Path) -> None:
     expected = 8 + length + max(entry["data_offsets"][1] for entry in entries)
     if size < expected:
         raise _unreadable(path, f"it is truncated: {size:,} of {expected:,} bytes")
+
+
+def _lfs_pointer(path: Path) -> UserError:
+    return _unreadable(path, "it is a Git LFS pointer; `git lfs pull` fetches the file")
 
 
 def _unreadable(path: Path, why: str) -> UserError:

@@ -25,11 +25,10 @@ from reelworks.publish import card, hub_repository, neutral
 from reelworks.publish.card import Card, Licence, PublishedPreview, Trained
 from reelworks.publish.hub_repository import Repository
 from reelworks.publish.request import PublishRequest
-from reelworks.recipe import recipe_file
+from reelworks.recipe import chosen_checkpoint, recipe_file
 from reelworks.recipe.recipe import Recipe
 from reelworks.run import events, history
 from reelworks.run.folder import RunFolder
-from reelworks.train.startup import init_from
 
 _PREVIEWS = "previews"
 _TEMPORARY = ".publish-"
@@ -86,7 +85,7 @@ def publish(request: PublishRequest) -> Published:
     for format in request.formats:
         require_known("--format", format, tuple(CONVENTIONS))
     hub_repository.require_name(request.to)
-    run, step = init_from.locate(request.source, step=request.step, best=request.best)
+    run, step = chosen_checkpoint.locate(request.source, step=request.step, best=request.best)
     source = _Source.read(run, step)
     repository = Repository(request.to, request.private is not False)
     if not request.dry_run:

@@ -6,6 +6,7 @@ valid steps and the failures. A step is valid unless a later start resumed from 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -158,13 +159,19 @@ def _is_left(run: RunFolder, epoch: Epoch) -> bool:
 
 def recipe_of(run: RunFolder, step: int) -> Path:
     """Return the file of the recipe that a step was trained with; of the latest start if the events lack the step."""
-    recipe, name = "", ""
+    return recipes_of(run, [step])[step]
+
+
+def recipes_of(run: RunFolder, steps: Iterable[int]) -> dict[int, Path]:
+    """Return the same for several steps, by step."""
+    found = dict.fromkeys(steps, run.recipe_file)
+    recipe = ""
     for event in events.timeline(run.events_file, "start", "step"):
         if event["kind"] == "start":
             recipe = event["recipe"]
-        elif event["step"] == step:
-            name = recipe
-    return run.recipes_folder / name if name else run.recipe_file
+        elif recipe and event["step"] in found:
+            found[event["step"]] = run.recipes_folder / recipe
+    return found
 
 
 def finished_generations(run: RunFolder) -> set[int]:

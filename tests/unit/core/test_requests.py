@@ -14,6 +14,15 @@ from reelworks.core import requests
 from reelworks.core.words import of_recipe
 from reelworks.evaluation.request import EvalRequest
 from reelworks.generate.request import GenerateRequest
+from reelworks.lora_tools.request import (
+    ApplyLorasRequest,
+    AverageRunRequest,
+    ConvertLoraRequest,
+    ExtractLoraRequest,
+    LoraInfoRequest,
+    MergeLorasRequest,
+    ResizeLoraRequest,
+)
 from reelworks.publish.request import PublishRequest
 from reelworks.quickstart.request import NewLoraRequest
 from reelworks.train.request import TrainRequest
@@ -28,6 +37,13 @@ REQUESTS: dict[type[Any], tuple[str, dict[str, Any]]] = {
     NewLoraRequest: ("new lora", {"model": "wan"}),
     PublishRequest: ("publish", {"source": "runs/a", "to": "anna/mug"}),
     GenerateRequest: ("generate", {"source": "runs/a", "output": "a.png", "prompts": ["a wave"]}),
+    LoraInfoRequest: ("lora info", {"file": "a"}),
+    ConvertLoraRequest: ("lora convert", {"file": "a", "to": "kohya", "output": "b"}),
+    MergeLorasRequest: ("lora merge", {"files": ["a=0.7"], "output": "b"}),
+    ResizeLoraRequest: ("lora resize", {"file": "a", "output": "b", "rank": 2}),
+    ExtractLoraRequest: ("lora extract", {"base": "a", "tuned": "b", "output": "c", "rank": 2}),
+    ApplyLorasRequest: ("lora apply", {"base": "a", "files": ["b"], "output": "c"}),
+    AverageRunRequest: ("lora average", {"run": "runs/a", "output": "b"}),
 }
 FIELDS = [(kind, arg) for kind in REQUESTS for arg in requests.args_of(kind)]
 

@@ -203,7 +203,7 @@ def build(name, settings):
 def test_a_lora_of_another_base_names_the_closest_one(tmp_path, format):
     """By the names and shapes of its layers, in any convention."""
     path = lora_file(tmp_path, "sd3-tiny", format)
-    with refused("lora-does-not-fit", "lora.weights", says=r"sd3-tiny \((\d+) of \1 tensors fit\)") as caught:
+    with refused("lora-does-not-fit", "lora.weights", says=r"sd3-tiny \((\d+) of \1 layers fit\)") as caught:
         build("flux-tiny", LoraConfig(rank=2, weights=str(path)))
     assert "set in [lora]" not in caught.value.remedy
 

@@ -21,7 +21,7 @@ from torch import nn
 from reelworks.core.errors import UserError
 from reelworks.export.lora import LoraFile
 from reelworks.models import identify, registry
-from reelworks.models.lora import files, key_mapping, release_layers
+from reelworks.models.lora import closest, files, key_mapping, release_layers
 from reelworks.models.lora.adapter_types.adapter_type import Adapter
 from reelworks.models.lora.config import LoraConfig
 from reelworks.recipe import recipe_file
@@ -71,8 +71,8 @@ class Whole(dict):
 
 
 @pytest.mark.parametrize("name", SINGLE_FILES)
-def test_every_linear_layer_lies_where_diffusers_finds_it_in_a_release(name):
-    """Rows marked by layer and by half, put where a place says, come back in order from diffusers' own converter."""
+def test_every_layer_lies_where_diffusers_finds_it_in_a_release(name):
+    """Convolutions too. Rows marked by layer and by half, put where a place says, come back in order from diffusers' own converter."""
     require_found_by_diffusers(small(name))
 
 
@@ -86,12 +86,14 @@ def test_every_layer_of_a_network_at_full_size_is_found_by_diffusers(name):
 
 
 def require_found_by_diffusers(config):
+    with torch.device("meta"):
+        found_layers = closest.with_weights(network_of(config))
     # The converter of LTX-2 does not know these layers of LTX-2.3, which ComfyUI's network has.
-    layers = {layer: child for layer, child in linear(config).items() if "prompt_adaln." not in layer}
+    layers = {layer: child for layer, child in found_layers.items() if "prompt_adaln." not in layer}
     file: dict[str, torch.Tensor] = {}
     marked = {}
     for number, (layer, child) in enumerate(layers.items(), start=1):
-        rows = child.out_features
+        rows = len(child.weight)
         marked[layer] = number + 0.5 * (torch.arange(rows) >= rows // 2)[:, None]
         place = release_layers.place(config, layer)
         whole = rows * sum(place.heights) // place.heights[place.part]
@@ -125,6 +127,7 @@ def require_found_by_diffusers(config):
         ),
         ("context_embedder.time_text_embed.text_embedder.linear_2", ("txt_in.c_embedder.out_layer", 0)),
         ("context_embedder_2.linear_3", ("byt5_in.fc3", 0)),
+        ("x_embedder.proj", ("img_in.proj", 0)),
         ("norm_out.linear", ("final_layer.adaLN_modulation.1", 0)),
     ],
 )

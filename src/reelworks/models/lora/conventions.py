@@ -5,10 +5,13 @@ Torch-free.
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from typing import ClassVar, final
 
 from reelworks.checkpoint.config import registered_lora_formats
 from reelworks.models.family import Network
+from reelworks.models.lora import text_encoders
 
 
 class Convention:
@@ -22,6 +25,9 @@ class Convention:
     # Whether files need an alpha beside these. Without it the scale is 1; some readers of ComfyUI's files know none.
     needs_alpha: ClassVar[bool] = False
     is_peft: ClassVar[bool] = False  # whether readers compute as peft does, by its settings in the header
+    readers: ClassVar[
+        tuple[str, ...]
+    ] = ()  # programs that read all types that it holds; empty if that depends on the type
 
     def names_parts(self, network: Network) -> bool:
         """Whether files name each layer of a network, and none that joins several."""
@@ -38,6 +44,10 @@ class Convention:
     def part_stem(self, layer: str) -> str:
         """Return the same for a layer of diffusers that is a part of one of the release (`names_parts`)."""
         raise AssertionError("checked with the recipe")
+
+    def has_stem(self, stem: str) -> bool:
+        """Whether a file of this convention may have tensors whose names begin like this, before the type's ending."""
+        return stem.startswith(self.prefixes)
 
 
 @final
@@ -61,6 +71,7 @@ class _ComfyUI(Convention):
     usage = "for ComfyUI"
     how_to_use = "for ComfyUI, copy it to models/loras and load it with the node Load LoRA"
     prefixes = ("diffusion_model.",)
+    readers = ("ComfyUI",)
 
     def names_parts(self, network: Network) -> bool:
         names_parts = network.comfyui_maps_parts or not self.has_release_names(network)
@@ -81,12 +92,22 @@ class _Kohya(Convention):
     prefixes = ("lora_unet_", "lora_transformer_", "lycoris_")
     matrices = ("lora_down", "lora_up")
     needs_alpha = True
+    readers = ("kohya's scripts", "Forge", "ComfyUI")
+
+    def has_stem(self, stem: str) -> bool:
+        return super().has_stem(stem) or (text_encoders.part_of(stem) is not None and "." not in stem)
 
     def stem(self, layer: str) -> str:
         return super().stem(layer.replace(".", "_"))
 
 
 CONVENTIONS: dict[str, Convention] = {}
+
+
+def recognise(stems: Iterable[str]) -> Convention | None:
+    """Return the convention that most beginnings of names in a file have; None if their layers have no prefix."""
+    counts = Counter(next((c for c in CONVENTIONS.values() if c.has_stem(stem)), None) for stem in stems)
+    return max(counts, key=lambda found: counts[found], default=None)
 
 
 def register(convention: Convention) -> None:

@@ -69,18 +69,18 @@ def to_file(
         layer: key_mapping.multiply(kind, kinds, factor) if kind.rank_of(kinds) else kinds
         for layer, kinds in inject.group_by_layer(state).items()
     }
-    header = _release_header(model, convention, adapter, base) | kind.header(adapter)
+    header = release_header(model, convention, adapter, base) | kind.header(adapter)
     if not convention.is_peft:
         family = registry.PRESETS[model].config if model in registry.PRESETS else None
         family = family if family is not None and convention.has_release_names(family.network) else None
         return LoraTensors(kind.released_tensors(layers, convention, adapter.rank, family), header)
     settings = kind.peft_settings(adapter, layers)
     header[METADATA] = json.dumps({f"{part}.{key}": value for key, value in settings.items()})
-    named = ((layer, each, value) for layer, kinds in layers.items() for each, value in kinds.items())
-    return LoraTensors({f"{part}.{layer}.{kind.tensors[each]}": value for layer, each, value in named}, header)
+    named = [kind.named(f"{part}.{layer}", kinds, convention) for layer, kinds in layers.items()]
+    return LoraTensors({name: value for tensors in named for name, value in tensors.items()}, header)
 
 
-def _release_header(model: str, convention: Convention, adapter: Adapter, base: Base | None) -> dict[str, str]:
+def release_header(model: str, convention: Convention, adapter: Adapter, base: Base | None) -> dict[str, str]:
     """Return the header fields of ModelSpec, those that kohya's readers expect, and the description of the base."""
     release = registry.release_of(model) if model in registry.PRESETS else None
     header = {
@@ -133,6 +133,19 @@ def read(
 
 
 def header(source: str) -> dict[str, str]:
+    """Return the metadata of a file's header as `stored_header` does; refuses settings under which scales differ by layer."""
+    metadata = stored_header(source)
+    rules = [k for k, v in json.loads(metadata.get(METADATA, "{}")).items() if v and k.endswith(_OTHER_RULES)]
+    if rules:
+        raise UserError(
+            f"its header has {rules[0]}, which is not supported",
+            code="lora-unreadable",
+            remedy="name another file",
+        )
+    return metadata
+
+
+def stored_header(source: str) -> dict[str, str]:
     """Return the metadata of a file's header, with the settings from peft's own file if peft wrote it."""
     path = Path(source).expanduser()
     problem, remedy = "not a .safetensors file, or missing", "check the path; name the file, not its folder"
@@ -143,14 +156,11 @@ def header(source: str) -> dict[str, str]:
             settings_file = path.with_name(_PEFT[1])
             if path.name == _PEFT[0] and METADATA not in metadata and settings_file.is_file():
                 metadata = metadata | {METADATA: user_files.read_text(settings_file, user_files.SETTINGS)}
-            settings = dict(json.loads(metadata.get(METADATA, "{}")))
+            if METADATA in metadata:
+                dict(user_files.parse_json(metadata[METADATA]))
+            return metadata
         except (OSError, SafetensorError, ValueError, TypeError) as error:
             problem, remedy = f"its header cannot be read: {error}", "download or export it again"
-        else:
-            rules = [key for key, value in settings.items() if value and key.endswith(_OTHER_RULES)]
-            if not rules:
-                return metadata
-            problem, remedy = f"its header has {rules[0]}, which is not supported", "name another file"
     raise UserError(problem, code="lora-unreadable", remedy=remedy)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import torch
@@ -13,7 +13,8 @@ from reelworks.core import optional_imports
 from reelworks.core.errors import UserError
 from reelworks.models import identify, registry, weights
 from reelworks.models.family import FamilyConfig
-from reelworks.models.lora import inject, key_mapping, release_layers
+from reelworks.models.lora import closest, inject, key_mapping, release_layers
+from reelworks.models.lora.adapter_types.adapter_type import AdapterType
 from reelworks.models.lora.adapter_types.registry import LORA, TYPES
 from reelworks.models.lora.config import LoraConfig
 
@@ -136,10 +137,7 @@ def _adapted_layers(tensors: Mapping[str, Tensor], linear: Collection[str], fami
         if target is None or targets is None:
             return set()
         if target[1] in stacked and len(targets) > 1:
-            heights = targets[0].place.heights
-            rows = torch.split(value, [value.shape[0] * height // sum(heights) for height in heights])
-            targets = [target for target in targets if rows[target.place.part].any()] or targets
-            adapted |= {target.layer for target in targets}
+            adapted |= {target.layer for target in release_layers.trained(value, targets)}
         elif len(targets) == 1:
             adapted.add(targets[0].layer)
     return adapted
@@ -154,6 +152,28 @@ def _candidates(tensors: Mapping[str, Tensor], config: LoraConfig) -> Iterator[L
         shapes.setdefault(target[1], value.shape)
     for kind in TYPES.values():
         yield from (LoraConfig(**settings) for settings in kind.candidates(shapes, config))
+
+
+def settings_of_shapes(kind: AdapterType, layers: Mapping[str, Mapping[str, Tensor]]) -> LoraConfig | None:
+    """Return settings with which peft builds an adapter of these shapes on linear layers, found by trying."""
+    shapes: dict[str, torch.Size] = {}
+    for kinds in layers.values():
+        shapes = {name: value.shape for name, value in kinds.items()} | shapes
+    linear = {}
+    for layer, kinds in layers.items():
+        rows, columns = kind.shape(kinds)
+        linear[layer] = nn.Linear(columns, max(rows, 1), device="meta")
+
+    def builds(config: LoraConfig, names: Iterable[str]) -> bool:
+        own = _adapter(config, {layer: linear[layer] for layer in names})
+        built = {where: own[name].shape for name, where in inject.parts(own).items()}
+        return built == {(layer, kind): value.shape for layer in names for kind, value in layers[layer].items()}
+
+    first = [next(iter(layers))]  # which is quick, and refuses most
+    configs = (
+        LoraConfig(**settings) for settings in kind.candidates(shapes, LoraConfig.model_validate({"type": kind.name}))
+    )
+    return next((config for config in configs if builds(config, first) and builds(config, layers)), None)
 
 
 def _adapter(config: LoraConfig, linear: Mapping[str, nn.Linear]) -> dict[str, Tensor]:
@@ -187,25 +207,16 @@ def _endings(layers: Collection[str], adapted: set[str]) -> list[str]:
 
 
 def closest_base(shapes: weights.Shapes) -> str:
-    """Name the known base that most of a LoRA's tensors fit, as the end of an error message."""
-    total = sum(key_mapping.split_name(key, LORA) is not None and not key.endswith(".alpha") for key in shapes)
-    if not total:  # a LoKr, LoHa or OFT, whose shapes do not tell those of layers
-        return ""
-    scores = {name: _fitting(name, shapes) for name in registry.PRESETS}
-    best = max(scores.values())
-    names = " or ".join(name for name, score in scores.items() if score == best)
-    return f"\n    closest known base: {names} ({best:,} of {total:,} tensors fit)" if best else ""
-
-
-def _fitting(name: str, shapes: weights.Shapes) -> int:
-    linear = {layer: child for layer, child in identify.network(name).named_modules() if isinstance(child, nn.Linear)}
-    targets_by_name, count = release_layers.homes(linear, registry.PRESETS[name].config), 0
+    """Name the known base that most of a LoRA's layers fit, as the end of an error message."""
+    sizes: dict[str, tuple[int, int]] = {}
     for key, shape in shapes.items():
         target = key_mapping.split_name(key, LORA)
-        targets = targets_by_name.get(target[0], []) if target else []
-        if target and targets and len(shape) == 2:
-            layer = linear[targets[0].layer]
-            place = targets[0].place
-            rows = layer.out_features * sum(place.heights) // place.heights[place.part]
-            count += shape[1] == layer.in_features if target[1] == "A" else shape[0] == rows
-    return count
+        if (
+            target is not None and len(shape) == 2
+        ):  # a LoKr, LoHa or OFT has none, and its shapes do not tell those of layers
+            rows, columns = sizes.get(target[0], (0, 0))
+            sizes[target[0]] = (rows, shape[1]) if target[1] == "A" else (shape[0], columns)
+    found = closest.closest(sizes) if sizes else None
+    if found is None or not found.names:
+        return ""
+    return f"\n    closest known base: {' or '.join(found.names)} ({found.fitting:,} of {found.total:,} layers fit)"

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torch import Tensor
 
+from reelworks.core.errors import UserError
 from reelworks.models.family import FamilyConfig
 from reelworks.models.lora.adapter_types.adapter_type import AdapterType
 from reelworks.models.lora.adapter_types.registry import TYPES
@@ -25,13 +27,21 @@ def split_name(key: str, kind: AdapterType | None = None) -> tuple[str, str] | N
 
     Without a type it may be of any; None is returned if it is of none.
     """
+    found = split_ending(key, kind)
+    return None if found is None else (layer_of(found[0]), found[1])
+
+
+def split_ending(key: str, kind: AdapterType | None = None) -> tuple[str, str] | None:
+    """Return the same, but the layer with the prefix of its convention."""
     endings = {ending: name for each in ([kind] if kind else TYPES.values()) for ending, name in each.endings().items()}
     ending = next((ending for ending in endings if key.endswith(f".{ending}")), None)
-    if ending is None:
-        return None
-    stem = key.removesuffix(f".{ending}")
+    return None if ending is None else (key.removesuffix(f".{ending}"), endings[ending])
+
+
+def layer_of(stem: str) -> str:
+    """Return the layer that the names of tensors begin with, without the prefix of its convention."""
     prefixes = (prefix for convention in CONVENTIONS.values() for prefix in convention.prefixes)
-    return next((stem.removeprefix(p) for p in prefixes if stem.startswith(p)), stem), endings[ending]
+    return next((stem.removeprefix(p) for p in prefixes if stem.startswith(p)), stem)
 
 
 def place_tensors(
@@ -56,7 +66,7 @@ def place_tensors(
         if not kinds.keys() >= kind.required:
             unknown += [f"{spelling} ({each})" for each in kinds]
             continue
-        parts = kind.split_layer(_rescale(kinds, settings, config), targets[spelling], config)
+        parts = kind.split_layer(_rescale(kinds, settings, config), targets[spelling], config.rank)
         unknown += [spelling] * (not parts)
         result |= parts
     return result, unknown
@@ -71,22 +81,44 @@ def multiply(kind: AdapterType, kinds: Mapping[str, Tensor], factor: float) -> d
 
 
 def _rescale(kinds: Mapping[str, Tensor], settings: Mapping[str, Any], config: LoraConfig) -> dict[str, Tensor]:
-    """Return a stored update, without alpha, as its numbers are in an adapter of the config's alpha and rank.
-
-    The scale is alpha / rank, with alpha beside the tensors or in peft's settings, and 1 without one. Nor has a LoKr of
-    two full factors one, except in files of peft.
-    """
+    """Return a stored update, without alpha, as its numbers are in an adapter of the config's alpha and rank."""
     kind = TYPES[config.type]
+    own = config.exact_alpha / config.rank if kind.rank_of(kinds) else 1.0
+    values = {name: value for name, value in kinds.items() if name != "alpha"}
+    return multiply(kind, values, stored_scale(kind, kinds, settings) / own)
+
+
+def stored_scale(kind: AdapterType, kinds: Mapping[str, Tensor], settings: Mapping[str, Any], layer: str = "") -> float:
+    """Return the number that a stored update is multiplied by: alpha / rank, or 1 without an alpha.
+
+    Alpha is beside the tensors or in peft's settings, which may have one for each layer. Nor has a LoKr of two full factors
+    a scale, except in files of peft.
+    """
     rank, alpha = kind.rank_of(kinds), settings.get("lora_alpha", settings.get("alpha"))
-    scale, own = 1.0, config.exact_alpha / config.rank if rank else 1.0
     if "alpha" in kinds:
-        scale = float(kinds["alpha"]) / rank if rank else 1.0
-    elif alpha is not None:
-        divisor = rank or settings["r"]
-        scale = alpha / (math.sqrt(divisor) if settings.get("use_rslora") else divisor)
-    return multiply(kind, {name: value for name, value in kinds.items() if name != "alpha"}, scale / own)
+        return float(kinds["alpha"]) / rank if rank else 1.0
+    alphas = settings.get("alpha_pattern") or {}
+    alpha = next((value for name, value in alphas.items() if _is_named(layer, name)), alpha)
+    if alpha is None:
+        return 1.0
+    divisor = rank or settings["r"]
+    return float(alpha / (math.sqrt(divisor) if settings.get("use_rslora") else divisor))
 
 
-def settings_of(metadata: Mapping[str, str]) -> dict[str, Any]:
-    """Return peft's settings in a header, without the part of the pipeline before their names."""
-    return {key.rpartition(".")[2]: value for key, value in json.loads(metadata.get(METADATA, "{}")).items()}
+def _is_named(layer: str, pattern: str) -> bool:
+    """Whether a layer is meant by a key of peft's `alpha_pattern`, a name or its end; patterns proper are refused."""
+    name = pattern.removeprefix("^")
+    if not re.fullmatch(r"[\w.-]+", name):
+        raise UserError(
+            f"its header has alphas for layers by a pattern, {pattern!r}, and only names are read",
+            code="lora-unreadable",
+            remedy="name another file",
+        )
+    return layer == name or (name == pattern and layer.endswith(f".{name}"))
+
+
+def settings_of(metadata: Mapping[str, str], has_part: Callable[[str], bool] = lambda _: True) -> dict[str, Any]:
+    """Return peft's settings in a header, without the part of the pipeline before their names; of all parts, or of some."""
+    settings = json.loads(metadata.get(METADATA, "{}"))
+    parts = {key: key.rpartition(".") for key in settings}
+    return {name: settings[key] for key, (part, _, name) in parts.items() if has_part(part)}

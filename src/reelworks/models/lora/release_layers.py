@@ -78,6 +78,13 @@ def homes(layers: Iterable[str], family: FamilyConfig | None) -> dict[str, list[
     return {name: sorted(targets, key=lambda target: target.place.part) for name, targets in names.items()}
 
 
+def trained(stacked: Tensor, targets: list[TargetLayer]) -> list[TargetLayer]:
+    """Return the target layers whose rows are not all zeros, as those of layers without an update are; all if all are."""
+    heights = targets[0].place.heights
+    rows = torch.split(stacked, [len(stacked) * height // sum(heights) for height in heights])
+    return [target for target in targets if rows[target.place.part].any()] or targets
+
+
 def split_layer(kinds: dict[str, Tensor], targets: list[TargetLayer], rank: int) -> Layers:
     """Split one stored layer into the target layers. Empty if some rows belong to layers without an adapter."""
     _refuse_columns(kinds)
@@ -146,14 +153,16 @@ def group_by_release(layers: Mapping[str, Mapping[str, Tensor]], family: FamilyC
 
 def join_parts(parts: Parts) -> tuple[Tensor, Tensor]:
     """Join A and B of a layer's parts; parts without an adapter get rows of zeros."""
-    (place, first), rank = parts[0], parts[0][1]["A"].shape[0]
+    place, first = parts[0]
     if place.heights == (1,):
         return first["A"], swap_halves(first["B"]) if place.swapped else first["B"]
     unit = first["B"].shape[0] // place.heights[place.part]
-    B = first["B"].new_zeros(unit * sum(place.heights), rank * len(parts))
-    for i, (place, kinds) in enumerate(parts):
-        top = unit * sum(place.heights[: place.part])
-        B[top : top + kinds["B"].shape[0], rank * i : rank * (i + 1)] = kinds["B"]
+    B = first["B"].new_zeros(unit * sum(place.heights), sum(len(kinds["A"]) for _, kinds in parts))
+    left = 0
+    for place, kinds in parts:
+        top, (rows, rank) = unit * sum(place.heights[: place.part]), kinds["B"].shape
+        B[top : top + rows, left : left + rank] = kinds["B"]
+        left += rank
     return torch.cat([kinds["A"] for _, kinds in parts]), B
 
 

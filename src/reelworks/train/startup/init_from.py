@@ -1,4 +1,4 @@
-"""Start a run from the weights of another run or of a file, and find the checkpoint that a path names."""
+"""Start a run from the weights of another run or of a file."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from reelworks.checkpoint import listing, load, read_lock, verify
+from reelworks.checkpoint import load, locate, read_lock, verify
 from reelworks.checkpoint.folder import CheckpointFolder
-from reelworks.checkpoint.manifest import BadCheckpoint
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
 from reelworks.distributed.mesh import World
@@ -97,7 +96,7 @@ def _read_file(source: Path, model: dict[str, Any], recipe: Recipe) -> None:
 
 
 def _checkpoint(source: Path, recipe: Recipe, weights_only: bool) -> Path:
-    run, step = locate(source)
+    run, step = locate.locate(source)
     require_same_settings(run, step, recipe, None if weights_only else "add --weights-only")
     return CheckpointFolder(run.checkpoints_folder).path(step)
 
@@ -130,88 +129,3 @@ def require_same_settings(run: RunFolder, step: int, recipe: Recipe, without: st
             value=new,
             remedy=f'set it to "{had}", or {without}: loads only the weights, and starts {new} from its first step',
         )
-
-
-def locate(source: Path, *, step: int | None = None, best: bool = False) -> tuple[RunFolder, int]:
-    """Return run and step of the checkpoint that a path names: a checkpoint's folder, or a run's with its newest one.
-
-    With `step` or `best`, it is that checkpoint of the run.
-    """
-    run, found = _named(source)
-    return run, found if step is None and not best else _chosen(run, step, source)
-
-
-def _chosen(run: RunFolder, step: int | None, source: Path) -> int:
-    store = CheckpointFolder(run.checkpoints_folder)
-    if source.resolve() != run.path.resolve():
-        raise UserError(
-            "a checkpoint is named already",
-            code="two-checkpoints",
-            field="RUN",
-            value=str(source),
-            remedy=f"name the run, {run.path}, or leave --step and --best out",
-        )
-    if step is None:
-        step = listing.best(store, recipe_file.load(run.recipe_file).checkpoints).step
-    return verify.named(store, step, full=False).step
-
-
-def _named(source: Path) -> tuple[RunFolder, int]:
-    if source.is_file():
-        raise UserError(
-            "this is a file, not a run",
-            code="not-a-run",
-            field="RUN",
-            value=str(source),
-            remedy="name the folder of a run or of a checkpoint; to start a new run from a file of weights, set "
-            "model.weights or lora.weights",
-        )
-    checkpoint = None
-    if not RunFolder(source).exists:
-        # Resolve links only if needed: `checkpoints` itself may be a link to a larger disk.
-        paths = (source.absolute(), source.resolve())
-        checkpoint = next((path for path in paths if path.parent.name == "checkpoints"), None)
-    run = RunFolder(source if checkpoint is None else checkpoint.parent.parent)
-    run.info()
-    store = CheckpointFolder(run.checkpoints_folder)
-    if checkpoint is not None:
-        step = checkpoint.name.removeprefix("step-")
-        return run, verify.named(store, int(step) if step.isdecimal() else -1, full=False).step
-    return run, _newest(store, source)
-
-
-def _newest(store: CheckpointFolder, source: Path) -> int:
-    """Return the newest checkpoint with all its files, without changing the store, which may be in use."""
-    damage = []
-    for step in reversed(store.steps()):
-        try:
-            verify.verify(store.path(step), full=False)
-        except BadCheckpoint as error:
-            if not store.path(step).exists():  # the running training has saved a newer one, and deleted this one
-                return _newest(store, source)
-            damage.append(f"\n    step {step}: {error.reason}")
-        except OSError as error:  # unknown whether it is good; do not return an older one as the newest
-            raise UserError(
-                f"the checkpoint cannot be read now ({error.strerror or error})",
-                code="checkpoint-unreadable",
-                field="checkpoint",
-                value=str(store.path(step)),
-                remedy="try again when the storage answers, or name another checkpoint",
-            ) from error
-        else:
-            return step
-    if damage:
-        raise UserError(
-            f"no checkpoint of the run is complete:{''.join(damage)}",
-            code="no-good-checkpoint",
-            field="RUN",
-            value=str(source),
-            remedy="restore the missing files, or name another run",
-        )
-    raise UserError(
-        "the run has no checkpoint yet",
-        code="run-without-checkpoint",
-        field="RUN",
-        value=str(source),
-        remedy="train it first, or wait for its first save",
-    )

@@ -35,6 +35,7 @@ _RELEASE_LAYERS = (
     *(family.KeyRule(f"context_embedder_2.linear_{i}", f"byt5_in.fc{i}") for i in (1, 2, 3)),
     family.KeyRule("image_embedder.linear_1", "vision_in.proj.1"),
     family.KeyRule("image_embedder.linear_2", "vision_in.proj.3"),
+    family.KeyRule("x_embedder.proj", "img_in.proj"),
     *family.FINAL_LAYERS,
 )
 # Of musubi-tuner's network, in which queries, keys and values are apart.

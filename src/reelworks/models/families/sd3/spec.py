@@ -31,6 +31,7 @@ _RELEASE_LAYERS = (
         for own, release in (("timestep", "t"), ("text", "y"))
         for i in (1, 2)
     ),
+    family.KeyRule("pos_embed.proj", "x_embedder.proj"),
     *family.FINAL_LAYERS,
 )
 

@@ -8,11 +8,13 @@ from typing import ClassVar, Self
 from reelworks.core.config import Config
 from reelworks.models import family, family_file
 
-_EMBEDDINGS = (
+_OUTSIDE_BLOCKS = (
     family.KeyRule("time_embedding.linear_1", "time_embed.0"),
     family.KeyRule("time_embedding.linear_2", "time_embed.2"),
     family.KeyRule("add_embedding.linear_1", "label_emb.0.0"),
     family.KeyRule("add_embedding.linear_2", "label_emb.0.2"),
+    family.KeyRule("conv_in", "input_blocks.0.0"),
+    family.KeyRule("conv_out", "out.2"),
 )
 
 
@@ -55,7 +57,7 @@ class SDXLConfig(Config):
             ("down_blocks", "up_blocks"),
             part="unet",
             blocks_see_shapes=True,
-            release_layers=(*_EMBEDDINGS, *self._release_blocks()),
+            release_layers=(*_OUTSIDE_BLOCKS, *self._release_blocks()),
         )
 
     def fit(self, components: family.ComponentShapes) -> Self:
@@ -78,6 +80,11 @@ class SDXLConfig(Config):
                 place = per_level * level + layer
                 yield from _block(f"down_blocks.{level}", layer, f"input_blocks.{place + 1}")
                 yield from _block(f"up_blocks.{level}", layer, f"output_blocks.{place}")
+            last = per_level * (level + 1)
+            # Beside the last layer of a level, behind its attention if it has one.
+            number = 2 if self.up_block_types[level].startswith("CrossAttn") else 1
+            yield family.KeyRule(f"down_blocks.{level}.downsamplers.0.conv", f"input_blocks.{last}.0.op")
+            yield family.KeyRule(f"up_blocks.{level}.upsamplers.0.conv", f"output_blocks.{last - 1}.{number}.conv")
         yield family.KeyRule("mid_block.attentions.0.*", "middle_block.1.*")
         for i, place in ((0, 0), (1, 2)):
             yield from _resnet(f"mid_block.resnets.{i}", f"middle_block.{place}")
@@ -90,7 +97,8 @@ def _block(own: str, layer: int, release: str) -> Iterator[family.KeyRule]:
 
 def _resnet(own: str, release: str) -> Iterator[family.KeyRule]:
     yield family.KeyRule(f"{own}.time_emb_proj", f"{release}.emb_layers.1")
-    yield family.KeyRule(f"{own}.*", f"{release}.*")
+    for layer, there in (("conv1", "in_layers.2"), ("conv2", "out_layers.3"), ("conv_shortcut", "skip_connection")):
+        yield family.KeyRule(f"{own}.{layer}", f"{release}.{there}")
 
 
 FAMILY = family_file.read(__package__, SDXLConfig)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
+
+from reelworks.core.errors import UserError
 
 if TYPE_CHECKING:
     import torch
@@ -12,6 +14,7 @@ if TYPE_CHECKING:
 
     from reelworks.models.family import FamilyConfig, Network
     from reelworks.models.lora.conventions import Convention
+    from reelworks.models.lora.low_rank import LowRank, Spectrum
     from reelworks.models.lora.release_layers import Layers, TargetLayer
 
 NAME = "default"  # of the adapter in peft's layers
@@ -59,8 +62,13 @@ class AdapterType(ABC):
     ranked: ClassVar[tuple[str, ...]] = ()  # kinds whose rows are as many as the rank, the first that is there
     # Kinds by which the whole update is multiplied, the first that is there; none if it is not added to the weights.
     multiplied: ClassVar[tuple[str, ...]] = ()
+    needs_alpha: ClassVar[bool] = (
+        False  # whether readers of files that are not peft's look for an alpha in all conventions
+    )
     stacked: ClassVar[str | None] = None  # kind with the rows of a layer that joins several; None if none can be joined
     forward: ClassVar[Callable[..., Any] | None] = None  # forward pass of a layer, in place of peft's
+    dependence: ClassVar[str] = ""  # why an update depends on the weight, if it does
+    peft_readers: ClassVar[tuple[str, ...]] = ("peft",)  # programs that read its files for diffusers
     # How far a new adapter may change predictions in bfloat16, and settings for tiny networks: for `testing.contract`.
     tolerance: ClassVar[float] = 0.0
     tiny: ClassVar[Mapping[str, Any]] = {"rank": 2}
@@ -93,8 +101,8 @@ class AdapterType(ABC):
         return next((kinds[kind].shape[0] for kind in self.ranked if kind in kinds), None)
 
     @abstractmethod
-    def split_layer(self, kinds: dict[str, Tensor], targets: list[TargetLayer], config: AdapterSettings) -> Layers:
-        """Split one stored layer into the target layers; empty if that cannot be done."""
+    def split_layer(self, kinds: dict[str, Tensor], targets: list[TargetLayer], rank: int) -> Layers:
+        """Split one stored layer into the target layers, of this rank if it can be; empty if that cannot be done."""
 
     @abstractmethod
     def peft_settings(self, adapter: Adapter, layers: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Any]:
@@ -110,6 +118,22 @@ class AdapterType(ABC):
     ) -> dict[str, Tensor]:
         """Return the tensors of a file whose layers are those of a family's release, or of diffusers without a family."""
 
+    def endings_in(self, convention: Convention) -> Mapping[str, str]:
+        """Return the ends of its tensors' names in files of a convention, by kind."""
+        return self.tensors
+
+    def named(
+        self, stem: str, kinds: Mapping[str, Tensor], convention: Convention, rank: int | None = None
+    ) -> dict[str, Tensor]:
+        """Return the tensors of a layer as files of a convention name them; `rank` is the alpha of one without a rank."""
+        from reelworks.models.lora import release_layers
+
+        endings = self.endings_in(convention)
+        tensors = {f"{stem}.{endings[kind]}": value for kind, value in kinds.items()}
+        if convention.needs_alpha or (self.needs_alpha and not convention.is_peft):
+            tensors[f"{stem}.alpha"] = release_layers.alpha_tensor(self.rank_of(kinds) or rank or 1)
+        return tensors
+
     @abstractmethod
     def candidates(self, shapes: Mapping[str, torch.Size], config: AdapterSettings) -> Iterator[dict[str, Any]]:
         """Yield the settings that a file may have been trained with, by the shapes of its kinds, of some layer each."""
@@ -118,3 +142,71 @@ class AdapterType(ABC):
         """Return the ranks that the shapes of a file's tensors may have: a layer of the release has one for each part."""
         ranks = [shapes[kind][0] for kind in self.ranked if kind in shapes]
         return [rank // parts for rank in ranks for parts in (4, 3, 2, 1) if rank % parts == 0]
+
+    # Algebra of updates: of one layer each, whose tensors are by kind, of two axes, in float32 and without a scale.
+
+    def flat(self, kinds: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return stored tensors with two axes each; those of a convolution have its kernel behind them."""
+        return {kind: value.flatten(1) if value.ndim > 2 else value for kind, value in kinds.items()}
+
+    def with_kernel(self, kinds: Mapping[str, Tensor], kernel: Sequence[int]) -> dict[str, Tensor]:
+        """Return the tensors of a convolution as files have them, which is what `flat` undoes, given its kernel's sides."""
+        return dict(kinds)
+
+    def is_whole(self, kinds: Collection[str]) -> bool:
+        """Whether a layer has all tensors that its update consists of."""
+        return self.required <= set(kinds)
+
+    def shape(self, kinds: Mapping[str, Tensor]) -> torch.Size:
+        """Return the shape of the update, `[out, in]`; raises RuntimeError for tensors that do not belong together."""
+        return self.delta(kinds).shape
+
+    @abstractmethod
+    def delta(self, kinds: Mapping[str, Tensor], rows: slice = slice(None)) -> Tensor:
+        """Return what is added to a weight, `[out, in]`, or some of its rows; refuses what depends on the weight."""
+
+    @abstractmethod
+    def factors(self, kinds: Mapping[str, Tensor]) -> LowRank:
+        """Return the update as the product of two matrices, exactly, whatever rank that takes; refuses as `delta` does."""
+
+    def spectrum(self, kinds: Mapping[str, Tensor]) -> Spectrum:
+        """Return the singular values of the update; refuses as `delta` does."""
+        from reelworks.models.lora import low_rank
+
+        return low_rank.spectrum(self.factors(kinds))
+
+    def norm(self, kinds: Mapping[str, Tensor]) -> float | None:
+        """Return the Frobenius norm of the update; None if it depends on the weight."""
+        return float(self.delta(kinds).norm())
+
+    def distance(self, kinds: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float | None:
+        """Return the Frobenius norm of the difference of two updates; None if it depends on the weight."""
+        return float((self.delta(kinds) - self.delta(other)).norm())
+
+    def applied(self, weight: Tensor, kinds: Mapping[str, Tensor], strength: float, rows: slice) -> Tensor:
+        """Return rows of a weight, `[out, in]` in float32, with the same rows of an update."""
+        return weight + strength * self.delta(kinds, rows)
+
+    def depends_on_weight(self, kinds: Collection[str]) -> bool:
+        """Whether what an update adds to a weight depends on the weight, so that it has neither sum nor rank."""
+        return False
+
+    def readers(self, kinds: Collection[str], convention: Convention) -> tuple[str, ...]:
+        """Return the programs that read an update in a convention's file and compute what was trained."""
+        return self.peft_readers if convention.is_peft else convention.readers
+
+    def no_answer(self) -> UserError:
+        """Return the error for a question about an update that it has no answer to without the weight."""
+        return UserError(
+            self.dependence,
+            code="adapter-without-answer",
+            remedy="apply it to its base with `reelworks lora apply`; `reelworks lora extract` makes a LoRA of the result",
+        )
+
+    def no_parts(self, stem: str) -> UserError:
+        """Return the error about a layer that is several in diffusers, and whose update is not one of each."""
+        return UserError(
+            f"{stem} is several layers in diffusers, and its {self.name} is none of each",
+            code="adapter-not-writable",
+            remedy="`reelworks lora resize` makes a LoRA of it, which can be converted",
+        )

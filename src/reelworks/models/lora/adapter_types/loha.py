@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
 from reelworks.models.lora.adapter_types.adapter_type import NAME, AdapterSettings
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from reelworks.models.family import FamilyConfig
     from reelworks.models.lora.conventions import Convention
+    from reelworks.models.lora.low_rank import LowRank, Spectrum
     from reelworks.models.lora.release_layers import Layers, TargetLayer
 
 _PARTS = ("w1_a", "w1_b", "w2_a", "w2_b")
@@ -51,13 +52,13 @@ class LoHa(LycorisType):
         scale: float = layer.scaling[NAME]
         return out + (update * scale).to(out.dtype)
 
-    def split_layer(self, kinds: dict[str, Tensor], targets: list[TargetLayer], config: AdapterSettings) -> Layers:
+    def split_layer(self, kinds: dict[str, Tensor], targets: list[TargetLayer], rank: int) -> Layers:
         """Split one stored layer into the target layers; empty if that cannot be done."""
         from reelworks.models.lora import release_layers
 
         if not kinds.keys() >= self.tensors.keys():
             return {}
-        products = [release_layers.split_layer({"A": kinds[A], "B": kinds[B]}, targets, config.rank) for A, B in _PAIRS]
+        products = [release_layers.split_layer({"A": kinds[A], "B": kinds[B]}, targets, rank) for A, B in _PAIRS]
         if not all(products):
             return {}
         (b1, a1), (b2, a2) = _PAIRS
@@ -72,16 +73,43 @@ class LoHa(LycorisType):
         """Return the tensors of a file whose layers are those of a model's release."""
         from reelworks.models.lora import release_layers
 
-        tensors = {}
+        tensors: dict[str, Tensor] = {}
         for name, parts in release_layers.group_by_release(layers, family).items():
-            stem = convention.stem(name)
+            joined: dict[str, Tensor] = {}
             for A, B in _PAIRS:
                 pairs = [(place, {"A": kinds[A], "B": kinds[B]}) for place, kinds in parts]
-                tensors[f"{stem}.{A}"], tensors[f"{stem}.{B}"] = release_layers.join_parts(pairs)
-            tensors[f"{stem}.alpha"] = release_layers.alpha_tensor(rank * len(parts))
+                joined[A], joined[B] = release_layers.join_parts(pairs)
+            tensors |= self.named(convention.stem(name), joined, convention)
         return tensors
 
     def candidates(self, shapes: Mapping[str, torch.Size], config: AdapterSettings) -> Iterator[dict[str, Any]]:
         """Yield the settings that a file may have been trained with."""
         for rank in self.possible_ranks(shapes):
             yield {"type": self.name, "rank": rank}
+
+    def is_whole(self, kinds: Collection[str]) -> bool:
+        """Whether a layer has the four matrices."""
+        return self.tensors.keys() <= set(kinds)
+
+    def delta(self, kinds: Mapping[str, Tensor], rows: slice = slice(None)) -> Tensor:
+        """Return what is added to a weight, `[out, in]`, or some of its rows."""
+        w1_a, w1_b, w2_a, w2_b = (kinds[f"hada_{part}"] for part in _PARTS)
+        return (w1_a[rows] @ w1_b) * (w2_a[rows] @ w2_b)
+
+    def factors(self, kinds: Mapping[str, Tensor]) -> LowRank:
+        """Return the update as a product: (B1 A1) * (B2 A2) is that of the products of each column and of each row."""
+        import torch
+
+        from reelworks.models.lora.low_rank import LowRank
+
+        w1_a, w1_b, w2_a, w2_b = (kinds[f"hada_{part}"] for part in _PARTS)
+        B = torch.einsum("or,os->ors", w1_a, w2_a).flatten(1)
+        return LowRank(B, torch.einsum("ri,si->rsi", w1_b, w2_b).flatten(0, 1))
+
+    def spectrum(self, kinds: Mapping[str, Tensor]) -> Spectrum:
+        """Return the singular values of the update, from the whole matrix if its factors are as large."""
+        from reelworks.models.lora import low_rank
+
+        rank = len(kinds["hada_w1_b"]) * len(kinds["hada_w2_b"])
+        delta = self.delta(kinds)
+        return low_rank.dense_spectrum(delta) if 2 * rank > min(delta.shape) else super().spectrum(kinds)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
 from reelworks.core.errors import UserError
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from reelworks.models.family import FamilyConfig, Network
     from reelworks.models.lora.conventions import Convention
+    from reelworks.models.lora.low_rank import LowRank, Spectrum
     from reelworks.models.lora.release_layers import Layers, TargetLayer
 
 
@@ -33,6 +34,7 @@ class LoKr(LycorisType):
     random = ("lokr_w1_b", "lokr_w2", "lokr_w2_a", "lokr_w2_b")
     ranked = ("lokr_w2_b", "lokr_w1_b")
     multiplied = ("lokr_w1", "lokr_w1_a")
+    peft_readers = ("diffusers (load_lora_adapter)", "peft")
 
     def peft_config(self, peft: Any, config: AdapterSettings, target_modules: str) -> Any:
         """Return peft's settings of an adapter on the layers that a pattern matches."""
@@ -86,7 +88,7 @@ class LoKr(LycorisType):
                 remedy='write "diffusers", train lora.type = "loha" or "lora", or merge with --merge',
             )
 
-    def split_layer(self, kinds: dict[str, Tensor], targets: list[TargetLayer], config: AdapterSettings) -> Layers:
+    def split_layer(self, kinds: dict[str, Tensor], targets: list[TargetLayer], rank: int) -> Layers:
         """Return one stored layer as the target layer; empty if it joins several."""
         place = targets[0].place
         if place.heights != (1,):
@@ -104,13 +106,11 @@ class LoKr(LycorisType):
         """Return the tensors of a file whose layers are those of a model's release, or parts of them."""
         from reelworks.models.lora import release_layers
 
-        tensors = {}
+        tensors: dict[str, Tensor] = {}
         for layer, kinds in layers.items():
             place = release_layers.place(family, layer)
             stem = convention.stem(place.layer) if place.heights == (1,) else convention.part_stem(layer)
-            for kind, value in (_swap_rows(kinds) if place.swapped else kinds).items():
-                tensors[f"{stem}.{kind}"] = value
-            tensors[f"{stem}.alpha"] = release_layers.alpha_tensor(rank)
+            tensors |= self.named(stem, _swap_rows(kinds) if place.swapped else kinds, convention, rank)
         return tensors
 
     def candidates(self, shapes: Mapping[str, torch.Size], config: AdapterSettings) -> Iterator[dict[str, Any]]:
@@ -123,6 +123,61 @@ class LoKr(LycorisType):
         both = "lokr_w1_a" in shapes
         for rank, factor in itertools.product(ranks, [config.decompose_factor, None, *sides]):
             yield {"type": self.name, "rank": rank, "decompose_factor": factor, "decompose_both": both}
+
+    def with_kernel(self, kinds: Mapping[str, Tensor], kernel: Sequence[int]) -> dict[str, Tensor]:
+        """Return the factors of a convolution as files have them: a whole second one has its kernel."""
+        whole = kinds.get("lokr_w2")
+        return {**kinds, **({} if whole is None else {"lokr_w2": whole.reshape(len(whole), -1, *kernel)})}
+
+    def is_whole(self, kinds: Collection[str]) -> bool:
+        """Whether a layer has both factors."""
+        return all(f"lokr_{w}" in kinds or {f"lokr_{w}_a", f"lokr_{w}_b"} <= set(kinds) for w in ("w1", "w2"))
+
+    def delta(self, kinds: Mapping[str, Tensor], rows: slice = slice(None)) -> Tensor:
+        """Return what is added to a weight, `[out, in]`, or some of its rows."""
+        import torch
+
+        whole: Tensor = torch.kron(_whole(kinds, "lokr_w1"), _whole(kinds, "lokr_w2"))
+        return whole[rows]
+
+    def factors(self, kinds: Mapping[str, Tensor]) -> LowRank:
+        """Return the update as a product: kron(w1, BA) is kron(w1, B) kron(1, A), or kron(1, B) kron(w1, A)."""
+        import torch
+
+        from reelworks.models.lora.low_rank import LowRank
+
+        w1 = _whole(kinds, "lokr_w1")
+        if "lokr_w2" in kinds:
+            B, A = kinds["lokr_w2"], torch.eye(kinds["lokr_w2"].shape[1])
+        else:
+            B, A = kinds["lokr_w2_a"], kinds["lokr_w2_b"]
+        if w1.shape[0] < w1.shape[1]:
+            return LowRank(torch.kron(torch.eye(len(w1)), B), torch.kron(w1, A))
+        return LowRank(torch.kron(w1, B), torch.kron(torch.eye(w1.shape[1]), A))
+
+    def spectrum(self, kinds: Mapping[str, Tensor]) -> Spectrum:
+        """Return the singular values of the update, which are the products of those of its factors."""
+        import torch
+
+        from reelworks.models.lora import low_rank
+
+        (U1, s1, V1), (U2, s2, V2) = (
+            torch.linalg.svd(_whole(kinds, name), full_matrices=False) for name in ("lokr_w1", "lokr_w2")
+        )
+        values, order = torch.outer(s1, s2).flatten().sort(descending=True)
+
+        def truncate(rank: int) -> LowRank:
+            i, j = order[:rank] // len(s2), order[:rank] % len(s2)
+            U = torch.einsum("lr,kr->lkr", U1[:, i], U2[:, j]).flatten(0, 1)
+            V = torch.einsum("rm,rn->rmn", V1[i], V2[j]).flatten(1)
+            return low_rank.split(U, values[:rank], V)
+
+        return low_rank.Spectrum(values.double(), truncate)
+
+
+def _whole(kinds: Mapping[str, Tensor], name: str) -> Tensor:
+    """Return a factor as one matrix."""
+    return kinds[name] if name in kinds else kinds[f"{name}_a"] @ kinds[f"{name}_b"]
 
 
 def _factors(layer: Any, name: str) -> list[Tensor]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
 from reelworks.core.errors import UserError
-from reelworks.models.lora.adapter_types.adapter_type import Adapter, AdapterSettings, AdapterType
+from reelworks.models.lora.adapter_types.adapter_type import NAME, Adapter, AdapterSettings, AdapterType
 from reelworks.models.lora.conventions import CONVENTIONS
 
 if TYPE_CHECKING:
@@ -15,7 +15,14 @@ if TYPE_CHECKING:
 
     from reelworks.models.family import FamilyConfig, Network
     from reelworks.models.lora.conventions import Convention
+    from reelworks.models.lora.low_rank import LowRank
     from reelworks.models.lora.release_layers import Layers, TargetLayer
+
+
+# Of a convolution in three factors (LyCORIS's "use_tucker"): the kernel, [rank, rank, ...], between the two others.
+_MID = "mid"
+# Names of the two matrices in older files of diffusers, and in those that have the name of peft's adapter in them.
+_OLD, _NAMED = ("lora.down", "lora.up"), (f"lora_A.{NAME}", f"lora_B.{NAME}")
 
 
 @final
@@ -29,6 +36,8 @@ class LoRA(AdapterType):
     random = ranked = ("A",)
     multiplied = ("B",)
     stacked = "B"
+    peft_readers = ("diffusers", "peft")
+    dependence = "a DoRA gives the rows of the updated weight their lengths, so that its update depends on its base"
 
     def peft_config(self, peft: Any, config: AdapterSettings, target_modules: str) -> Any:
         """Return peft's settings of an adapter on the layers that a pattern matches."""
@@ -56,15 +65,15 @@ class LoRA(AdapterType):
 
     def endings(self) -> dict[str, str]:
         """Return the kinds of its tensors by the ends of their names in files of all conventions."""
-        pairs = (zip("AB", convention.matrices, strict=True) for convention in CONVENTIONS.values())
-        matrices = {f"{name}.weight": kind for pair in pairs for kind, name in pair}
-        return super().endings() | matrices | {"dora_scale": "magnitude_vector"}
+        pairs = [_OLD, _NAMED, *(convention.matrices for convention in CONVENTIONS.values())]
+        matrices = {f"{name}.weight": kind for pair in pairs for kind, name in zip("AB", pair, strict=True)}
+        return super().endings() | matrices | {"dora_scale": "magnitude_vector", "lora_mid.weight": _MID}
 
-    def split_layer(self, kinds: dict[str, Tensor], targets: list[TargetLayer], config: AdapterSettings) -> Layers:
+    def split_layer(self, kinds: dict[str, Tensor], targets: list[TargetLayer], rank: int) -> Layers:
         """Split one stored layer into the target layers; empty if that cannot be done."""
         from reelworks.models.lora import release_layers
 
-        return release_layers.split_layer(kinds, targets, config.rank)
+        return release_layers.split_layer(kinds, targets, rank)
 
     def peft_settings(self, adapter: Adapter, layers: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Any]:
         """Return peft's settings for the header of a file."""
@@ -78,16 +87,84 @@ class LoRA(AdapterType):
         """Return the tensors of a file whose layers are those of a model's release."""
         from reelworks.models.lora import release_layers
 
-        tensors = {}
+        tensors: dict[str, Tensor] = {}
         for name, parts in release_layers.group_by_release(layers, family).items():
-            stem = convention.stem(name)
-            a, b = convention.matrices
-            tensors[f"{stem}.{a}.weight"], tensors[f"{stem}.{b}.weight"] = release_layers.join_parts(parts)
-            if convention.needs_alpha:
-                tensors[f"{stem}.alpha"] = release_layers.alpha_tensor(rank * len(parts))
+            A, B = release_layers.join_parts(parts)
+            tensors |= self.named(convention.stem(name), {"A": A, "B": B}, convention)
         return tensors
+
+    def endings_in(self, convention: Convention) -> Mapping[str, str]:
+        """Return the ends of its tensors' names in files of a convention, by kind."""
+        a, b = convention.matrices
+        length = self.tensors["magnitude_vector"] if convention.is_peft else "dora_scale"
+        return {"A": f"{a}.weight", "B": f"{b}.weight", "magnitude_vector": length}
 
     def candidates(self, shapes: Mapping[str, torch.Size], config: AdapterSettings) -> Iterator[dict[str, Any]]:
         """Yield the settings that a file may have been trained with."""
         for rank in self.possible_ranks(shapes):
             yield {"rank": rank, "dora": "magnitude_vector" in shapes}
+
+    def flat(self, kinds: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return stored tensors with two axes each; the three factors of a convolution become two, exactly."""
+        import torch
+
+        if _MID in kinds:
+            A = torch.einsum("om...,mi->oi...", kinds[_MID], kinds["A"].flatten(1))
+            kinds = {kind: value for kind, value in kinds.items() if kind != _MID} | {"A": A}
+        return super().flat(kinds)
+
+    def with_kernel(self, kinds: Mapping[str, Tensor], kernel: Sequence[int]) -> dict[str, Tensor]:
+        """Return the matrices of a convolution as files have them: A with its kernel, B with one of a single point."""
+        A, B = kinds["A"], kinds["B"]
+        shaped = {"A": A.reshape(len(A), -1, *kernel), "B": B.reshape(*B.shape, *[1] * len(kernel))}
+        return {**kinds, **shaped} if kernel else dict(kinds)
+
+    def depends_on_weight(self, kinds: Collection[str]) -> bool:
+        """Whether it is a DoRA, whose rows have given lengths."""
+        return "magnitude_vector" in kinds
+
+    def readers(self, kinds: Collection[str], convention: Convention) -> tuple[str, ...]:
+        """Return the programs that read an update; of a DoRA, only those that compute as peft does."""
+        return () if self.depends_on_weight(kinds) and not convention.is_peft else super().readers(kinds, convention)
+
+    def shape(self, kinds: Mapping[str, Tensor]) -> torch.Size:
+        """Return the shape of the update, `[out, in]`."""
+        shape = (kinds["B"] @ kinds["A"]).shape
+        if self.depends_on_weight(kinds) and kinds["magnitude_vector"].numel() != shape[0]:
+            raise RuntimeError("its lengths are those of columns, and those of rows are read")
+        return shape
+
+    def delta(self, kinds: Mapping[str, Tensor], rows: slice = slice(None)) -> Tensor:
+        """Return what is added to a weight, `[out, in]`, or some of its rows."""
+        product = self.factors(kinds)
+        return product.B[rows] @ product.A
+
+    def factors(self, kinds: Mapping[str, Tensor]) -> LowRank:
+        """Return the two matrices."""
+        if self.depends_on_weight(kinds):
+            raise self.no_answer()
+        return _product(kinds)
+
+    def norm(self, kinds: Mapping[str, Tensor]) -> float | None:
+        """Return the Frobenius norm of the product."""
+        return None if self.depends_on_weight(kinds) else _product(kinds).norm()
+
+    def distance(self, kinds: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float | None:
+        """Return the Frobenius norm of the difference of two products."""
+        return None if self.depends_on_weight(kinds) else _product(kinds).distance(_product(other))
+
+    def applied(self, weight: Tensor, kinds: Mapping[str, Tensor], strength: float, rows: slice) -> Tensor:
+        """Return rows of a weight with the same rows of an update, and of a DoRA's lengths, as peft computes them."""
+        B, A = _product(kinds)
+        updated = weight + strength * (B[rows] @ A)
+        if not self.depends_on_weight(kinds):
+            return updated
+        lengths = kinds["magnitude_vector"].flatten()[rows, None]
+        result: Tensor = updated * (lengths / updated.norm(dim=1, keepdim=True))
+        return result
+
+
+def _product(kinds: Mapping[str, Tensor]) -> LowRank:
+    from reelworks.models.lora.low_rank import LowRank
+
+    return LowRank(kinds["B"], kinds["A"])

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 class LycorisType(AdapterType, ABC):
     """A type of LyCORIS."""
 
+    needs_alpha = True
+
     def peft_settings(self, adapter: Adapter, layers: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Any]:
         """Return peft's settings for the header of a file."""
         names = {"peft_type": self.name.upper(), "target_modules": sorted(layers)}

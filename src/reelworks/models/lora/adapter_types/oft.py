@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, final
 
 from reelworks.core.errors import UserError
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from reelworks.models.family import FamilyConfig, Network
     from reelworks.models.lora.conventions import Convention
+    from reelworks.models.lora.low_rank import LowRank
     from reelworks.models.lora.release_layers import Layers, TargetLayer
 
 # Settings of peft under which the same numbers are another rotation, with the values that are read.
@@ -30,6 +31,7 @@ class OFT(LycorisType):
     settings = ("block_size",)
     tensors: ClassVar = {"oft_R": "oft_R.weight"}
     random = ()
+    dependence = "an OFT rotates the weights of its base, so that its update depends on them"
     # Rotated inputs are contiguous, and matrix products of others may round their sums otherwise: in SDXL's long chain of
     # bfloat16 layers by 1 %.
     tolerance = 0.02
@@ -92,7 +94,7 @@ class OFT(LycorisType):
                     remedy="name another file",
                 )
 
-    def split_layer(self, kinds: dict[str, Tensor], targets: list[TargetLayer], config: AdapterSettings) -> Layers:
+    def split_layer(self, kinds: dict[str, Tensor], targets: list[TargetLayer], rank: int) -> Layers:
         """Return one stored layer as the target layer; empty if it joins several."""
         return {targets[0].layer: kinds} if targets[0].place.heights == (1,) else {}
 
@@ -114,8 +116,54 @@ class OFT(LycorisType):
     def candidates(self, shapes: Mapping[str, torch.Size], config: AdapterSettings) -> Iterator[dict[str, Any]]:
         """Yield the settings that a file may have been trained with."""
         if "oft_R" in shapes:
-            # A rotation of n inputs has n (n - 1) / 2 numbers.
-            yield {"type": self.name, "block_size": round((2 * shapes["oft_R"][1]) ** 0.5 + 0.5)}
+            yield {"type": self.name, "block_size": _block_size(shapes["oft_R"])}
+
+    def depends_on_weight(self, kinds: Collection[str]) -> bool:
+        """Whether what an update adds to a weight depends on the weight: a rotation's does."""
+        return True
+
+    def is_whole(self, kinds: Collection[str]) -> bool:
+        """Whether a layer has its rotations."""
+        return "oft_R" in kinds
+
+    def shape(self, kinds: Mapping[str, Tensor]) -> torch.Size:
+        """Return the shape of the layers that are rotated, of which any number of outputs will do."""
+        weight = kinds["oft_R"]
+        return weight.new_empty(0, weight.shape[0] * _block_size(weight.shape)).shape
+
+    def delta(self, kinds: Mapping[str, Tensor], rows: slice = slice(None)) -> Tensor:
+        """Refuse."""
+        raise self.no_answer()
+
+    def factors(self, kinds: Mapping[str, Tensor]) -> LowRank:
+        """Refuse as `delta` does."""
+        raise self.no_answer()
+
+    def norm(self, kinds: Mapping[str, Tensor]) -> None:
+        """Return None: the norm depends on the weight."""
+
+    def distance(self, kinds: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> None:
+        """Return None: the distance depends on the weight."""
+
+    def applied(self, weight: Tensor, kinds: Mapping[str, Tensor], strength: float, rows: slice) -> Tensor:
+        """Return rows of a weight that gets rotated inputs."""
+        import torch
+
+        if strength != 1:
+            raise UserError(
+                "a rotation has no strength",
+                code="adapter-without-strength",
+                value=strength,
+                remedy="leave the strength out, or give 1",
+            )
+        rotation = _rotation(kinds["oft_R"], _block_size(kinds["oft_R"].shape))
+        blocks = weight.reshape(len(weight), *rotation.shape[:2])
+        return torch.einsum("orc,rkc->ork", blocks, rotation).flatten(1)
+
+
+def _block_size(shape: torch.Size) -> int:
+    """Return the inputs of a block: a rotation of n has n (n - 1) / 2 numbers."""
+    return round(math.sqrt(2 * shape[1]) + 0.5)
 
 
 def _rotation(weight: Tensor, size: int) -> Tensor:

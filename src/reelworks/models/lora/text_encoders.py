@@ -1,0 +1,43 @@
+"""Names of the layers of text encoders in LoRA files, which other programs train along with the network. Torch-free."""
+
+from __future__ import annotations
+
+import re
+
+# kohya's names and those of ComfyUI begin like the first, and those of diffusers like the second.
+_STEM = re.compile(r"lora_te(?P<kohya>\d?)_(?P<folded>.+)|text_encoder(?P<diffusers>(_\d)?)\.(?P<layer>.+)")
+# Names of modules of CLIP that have an underscore; all others of its layers have none.
+_WORD = re.compile(r"text_model|text_projection|self_attn|[qkv]_proj|out_proj|[A-Za-z0-9]+")
+_CLIP = "text_model."
+
+
+def part_of(stem: str) -> str | None:
+    """Return the folder of a text encoder in diffusers' pipelines whose layer a name means; None for other layers."""
+    match = _STEM.fullmatch(stem)
+    if match is None:
+        return None
+    number = (match["kohya"] or "1") if match["folded"] else (match["diffusers"].lstrip("_") or "1")
+    return "text_encoder" if number == "1" else f"text_encoder_{number}"
+
+
+def is_part(part: str) -> bool:
+    """Whether a folder in diffusers' pipelines is one of a text encoder."""
+    return part.startswith("text_encoder")
+
+
+def in_kohya(stem: str) -> str:
+    """Return kohya's name of a text encoder's layer, which ComfyUI knows too."""
+    match = _STEM.fullmatch(stem)
+    assert match is not None, stem
+    if match["folded"]:
+        return stem
+    number = match["diffusers"].lstrip("_") or "1"
+    return f"lora_te{number}_{match['layer'].replace('.', '_')}"
+
+
+def in_diffusers(stem: str) -> str | None:
+    """Return diffusers' name of a layer of CLIP; None for other text encoders, whose LoRAs its pipelines do not read."""
+    match, part = _STEM.fullmatch(stem), part_of(stem)
+    assert match is not None, stem
+    layer = match["layer"] or ".".join(_WORD.findall(match["folded"]))
+    return f"{part}.{layer}" if layer.startswith(_CLIP) else None
