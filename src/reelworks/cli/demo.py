@@ -48,11 +48,10 @@ def demo_autoencoder(
     file: Annotated[
         Path, Argument(metavar="FILE", help="Where the weights are written, such as autoencoder.safetensors.")
     ],
-    steps: Annotated[int, Option(min=1, help="Steps that its decoder is trained.")] = 500,
-    seed: Annotated[int, Option(help="Seed of the training.")] = 0,
+    seed: Annotated[int, Option(help="Seed of the random projection.")] = 0,
 ) -> None:
-    """Train the demo's autoencoder "pca" on the clips of a catalog, in about a minute."""
+    """Fit the demo's autoencoder "pca" to the clips of a catalog, in some seconds."""
     from reelworks.demo import autoencoder
 
-    psnr_db = autoencoder.train(catalog, file, steps=steps, seed=seed)
-    show.line(f"{file}: trained for {steps} steps; groups of frames held out are decoded at {psnr_db:.1f} dB")
+    psnr_db = autoencoder.fit(catalog, file, seed=seed)
+    show.line(f"{file}: clips held out are decoded at {psnr_db:.1f} dB")
