@@ -73,4 +73,4 @@ def _pixels(groups_NTHWC: np.ndarray) -> Tensor:
 
 
 def _blocks(groups_NTHWC: np.ndarray) -> Tensor:
-    return to_blocks(_pixels(groups_NTHWC)).flatten(0, 2)
+    return to_blocks(_pixels(groups_NTHWC)).flatten(0, 3)

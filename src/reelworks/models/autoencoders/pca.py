@@ -19,7 +19,11 @@ from reelworks.models.components import PCA_CHANNELS, PCA_FRAMES, autoencoder_ge
 from reelworks.models.config import AutoencoderConfig
 
 _SIDE = 32  # pixels per latent element in height and width
-_BLOCK = 3 * PCA_FRAMES * _SIDE**2  # numbers that a latent element is made of
+_COLOURS = (
+    3  # of which each has components of its own in a latent, by the same maps, so that shapes are not bound to colours
+)
+_BLOCK = PCA_FRAMES * _SIDE**2  # numbers of a block of one colour
+_COMPONENTS = PCA_CHANNELS // _COLOURS
 _LEAST_STD = 0.01  # of a component, so that one without content is not enlarged to noise
 _WHITENING = 0.5  # power of its standard deviation by which a component is divided; 1 would give all the same weight
 _ITERATIONS = 3  # of the subspace, after which components hardly change
@@ -27,12 +31,12 @@ _GROUPS_AT_ONCE = 32  # bounds memory
 
 
 class PcaNetwork(nn.Module):
-    """Two linear maps: of each block of 8 frames × 32 × 32 pixels to its components, and back."""
+    """Two linear maps: of each block of 8 frames × 32 × 32 pixels of one colour to its components, and back."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.components = nn.Parameter(torch.zeros(PCA_CHANNELS, _BLOCK))
-        self.scale = nn.Parameter(torch.ones(PCA_CHANNELS))
+        self.components = nn.Parameter(torch.zeros(_COMPONENTS, _BLOCK))
+        self.scale = nn.Parameter(torch.ones(_COMPONENTS))
         self.mean = nn.Parameter(torch.zeros(_BLOCK))
 
     @torch.no_grad()
@@ -43,7 +47,7 @@ class PcaNetwork(nn.Module):
         so that a denoiser sees the coarse before the fine. Missing components stay 0, if there are fewer blocks.
         """
         self.mean.copy_(blocks_NP.mean(dim=0))
-        most = min(PCA_CHANNELS, *blocks_NP.shape)
+        most = min(_COMPONENTS, *blocks_NP.shape)
         _, singular, components = torch.svd_lowrank(blocks_NP - self.mean, q=most, niter=_ITERATIONS)
         std = (singular / len(blocks_NP) ** 0.5).clamp(min=_LEAST_STD)
         # Divided by a power of its deviation, and all by one number, so that the mean variance is 1.
@@ -52,18 +56,20 @@ class PcaNetwork(nn.Module):
 
     def encode(self, groups_NTCHW: Tensor) -> Tensor:
         """Encode groups of eight frames `[N, 8, 3, H, W]` as `[N, C, H/32, W/32]`."""
-        return ((to_blocks(groups_NTCHW) - self.mean) @ self.components.T / self.scale).movedim(-1, 1)
+        latent_NHWCK = (to_blocks(groups_NTCHW) - self.mean) @ self.components.T / self.scale
+        return latent_NHWCK.flatten(3).movedim(-1, 1)
 
     def decode(self, latent_NCHW: Tensor) -> Tensor:
         """Undo `encode`, but for what the components leave out."""
-        blocks_NHWP = (latent_NCHW.movedim(1, -1) * self.scale) @ self.components + self.mean
-        frames_NCHW = F.pixel_shuffle(blocks_NHWP.movedim(-1, 1), _SIDE)
-        return frames_NCHW.view(len(frames_NCHW), PCA_FRAMES, 3, *frames_NCHW.shape[2:])
+        latent_NHWCK = latent_NCHW.movedim(1, -1).unflatten(-1, (_COLOURS, _COMPONENTS))
+        blocks_NHWCP = (latent_NHWCK * self.scale) @ self.components + self.mean
+        frames_NCTHW = F.pixel_shuffle(blocks_NHWCP.movedim((1, 2), (-2, -1)).contiguous(), _SIDE)
+        return frames_NCTHW.transpose(1, 2)
 
 
 def to_blocks(groups_NTCHW: Tensor) -> Tensor:
-    """Cut groups of eight frames `[N, 8, 3, H, W]` into blocks `[N, H/32, W/32, P]`."""
-    return F.pixel_unshuffle(groups_NTCHW.flatten(1, 2), _SIDE).movedim(1, -1)
+    """Cut groups of eight frames `[N, 8, 3, H, W]` into blocks `[N, H/32, W/32, 3, P]` of one colour each."""
+    return F.pixel_unshuffle(groups_NTCHW.transpose(1, 2).contiguous(), _SIDE).movedim((-2, -1), (1, 2))
 
 
 @final
