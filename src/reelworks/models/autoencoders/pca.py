@@ -61,7 +61,8 @@ class PcaNetwork(nn.Module):
 
     def decode(self, latent_NCHW: Tensor) -> Tensor:
         """Undo `encode`, but for what the components leave out."""
-        latent_NHWCK = latent_NCHW.movedim(1, -1).unflatten(-1, (_COLOURS, _COMPONENTS))
+        latent_NHWC = latent_NCHW.movedim(1, -1)
+        latent_NHWCK = latent_NHWC.reshape(*latent_NHWC.shape[:3], _COLOURS, _COMPONENTS)
         blocks_NHWCP = (latent_NHWCK * self.scale) @ self.components + self.mean
         frames_NCTHW = F.pixel_shuffle(blocks_NHWCP.movedim((1, 2), (-2, -1)).contiguous(), _SIDE)
         return frames_NCTHW.transpose(1, 2)
