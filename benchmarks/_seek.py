@@ -81,7 +81,8 @@ def edit(state: State) -> tuple[Clips, NDArray[np.bool_]]:
     new = state.clips.take(edited)
     new = replace(new, uid=hash_rng.hash64("new", new.uid))
     parts = (state.clips, state.clips.take(edited), new)
-    clips = Clips(**{f.name: np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(Clips)})
+    columns = [f.name for f in fields(Clips) if getattr(parts[0], f.name) is not None]
+    clips = Clips(**{name: np.concatenate([getattr(p, name) for p in parts]) for name in columns})
     return clips, np.concatenate([share > 1, np.ones(len(clips.uid) - n, dtype=np.bool_)])
 
 
@@ -89,7 +90,8 @@ def save(state: State, folder: Path, former: State | None = None) -> None:
     """Write the state; with `former`, the checkpoint is the former's, and the state's change comes new."""
     folder.mkdir()
     held = former or state
-    np.savez(folder / "catalog.npz", live=state.live, **vars(state.clips))
+    columns = {name: column for name, column in vars(state.clips).items() if column is not None}
+    np.savez(folder / "catalog.npz", live=state.live, **columns)
     (folder / "spec.json").write_text(json.dumps(asdict(state.spec)))
     (folder / "excluded").write_bytes(held.excluded.to_bytes())
     cursor = Cursor(

@@ -36,9 +36,10 @@ PAGES = {
     "coverage": ("find out why a clip is not trained", "../how-to/why-not-trained.md"),
     "demo-data": ("first run", "../start/first-run.md"),
     "generate": ("generate clips and pictures", "../how-to/generate.md"),
-    "import-opensora": ("come from Open-Sora", "../how-to/come-from-open-sora.md"),
+    "import": ("move here from another trainer", "../how-to/move-here.md"),
     "inspect": ("how buckets are proposed", "../concepts/buckets.md"),
     "new lora": ("train a LoRA", "../how-to/train-a-lora.md"),
+    "publish": ("publish on the hub", "../how-to/publish.md"),
     "plan": ("reading a plan", "../start/reading-a-plan.md"),
     "contact-sheet": ("companions", "../how-to/companions.md"),
     "replay": ("records of a run", "run-folder.md#records"),
@@ -172,7 +173,7 @@ def _default(parameter: Any) -> str:
     if parameter.required:
         return "**needed**"
     value = parameter.default
-    if getattr(parameter, "secondary_opts", None):
+    if getattr(parameter, "secondary_opts", None) and value is not None:
         return f"`{(parameter.opts if value else parameter.secondary_opts)[0]}`"
     if value is None or value is False:
         return "–"

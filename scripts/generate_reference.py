@@ -1,5 +1,5 @@
-"""Write docs/reference/: recipe.md and recipe.schema.json from the config classes, dtypes.md from contracts, cli.md, errors.md,
-and gpu-figures.md.
+"""Write docs/reference/: recipe.md and recipe.schema.json from the config classes, dtypes.md from contracts, json.md and
+json.schema.json from the results of commands, cli.md, errors.md, and gpu-figures.md.
 
 The classes are the only source: what a key means stands in its `Field(description=...)`, or under
 "Attributes:" in its class's docstring. What a component's dtypes are stands in its `CONTRACT`. The command line is
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Union
 import cli_page
 import errors_page
 import gpu_page
+import json_page
 import optimizers_page
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel
@@ -121,6 +122,8 @@ def contents() -> dict[str, str]:
         "cli.md": cli_page.page(),
         "errors.md": errors_page.page(),
         "gpu-figures.md": gpu_page.page(),
+        "json.md": json_page.page(),
+        "json.schema.json": json.dumps(json_page.schema(), indent=1, ensure_ascii=False) + "\n",
         "optimizers.md": optimizers_page.page(),
     }
 

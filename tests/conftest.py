@@ -1,6 +1,7 @@
 """What holds for all tests."""
 
 import atexit
+import functools
 import gc
 import itertools
 import os
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from importlib.abc import MetaPathFinder
 
 import pytest
+import typer.testing
 from hypothesis import settings
 
 from reelworks.core import optional_imports
@@ -30,7 +32,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Draw as many examples as Hypothesis does by itself only where slow tests run too."""
     gc.disable()  # until all is imported: a million objects that stay would be looked through again and again
+    # Each command that a test types would build all verbs again, which takes longer than most of them run.
+    typer.testing._get_command = functools.cache(typer.testing._get_command)
     settings.load_profile("quick" if config.option.markexpr == "not slow" else "whole")
+    optional_imports.leave_out_unused()  # pandas, for this line; else the first array of pyarrow would import it
+    optional_imports.settle_arrow()
+    optional_imports._left_out.clear()
     if not hasattr(config, "workerinput"):  # all test processes share what passed the audit in this run of the tests
         folder = tempfile.TemporaryDirectory(prefix="reelworks-cache-")
         config.add_cleanup(folder.cleanup)

@@ -28,7 +28,7 @@ LEVELS = (
     ("analysis",),
     ("evaluation", "generate", "train"),
     ("quickstart", "report", "compat", "testing", "demo"),
-    ("ui",),
+    ("publish", "ui"),
     ("cli",),
 )
 MAY_IMPORT_ANY_CONFIG = ("recipe",)  # a recipe is composed of every package's config.py
@@ -76,6 +76,7 @@ TORCH_FREE_MODULES = (
     "models.family",
     "models.registry",
     "models.stored_codes",
+    "publish.request",
     "train.request",
     "train.tuning.request",
     "train.preflight.memory",
@@ -106,7 +107,7 @@ def read_tree(root: Path) -> Tree:
     imports, relative = {}, []
     for name, source in sources.items():
         imports[name] = []
-        for node, at_import in _import_nodes(source, at_import=True):
+        for node, at_import in _imports(source):
             if isinstance(node, ast.ImportFrom) and node.level:
                 relative.append(name)
             imports[name] += [Import(t, at_import) for t in _targets(node, sources.keys())]
@@ -114,6 +115,11 @@ def read_tree(root: Path) -> Tree:
 
 
 _parse = functools.cache(ast.parse)
+
+
+@functools.cache
+def _imports(source: ast.Module) -> list[tuple[ast.Import | ast.ImportFrom, bool]]:
+    return list(_import_nodes(source, at_import=True))
 
 
 def _name(root: Path, file: Path) -> str:

@@ -97,7 +97,7 @@ def test_dtypes(name):
     contract.check_dtypes(name)
 
 
-@every_family
+@every_class
 def test_state(name):
     """A state dict brings all of a network back."""
     contract.check_state(name)

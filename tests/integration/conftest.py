@@ -63,7 +63,7 @@ def _tiny(footage: Path, folder: Path, output: str = "run", **changes: Any) -> R
     return tiny_recipe.changed(recipe, changes)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def opened() -> Iterator[Any]:
     """A headless browser."""
     with headless.browser() as opened:

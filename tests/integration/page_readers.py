@@ -25,10 +25,12 @@ import av
 import fake_hub
 import numpy as np
 import pages
+import published_run
 import tiny_families
 import tiny_recipe
 import tomli_w
 from benchmarks import _s3_server as s3_server
+from hub_uploads import Account, Uploads
 from PIL import Image, ImageDraw
 from reader import Reader, when
 
@@ -165,6 +167,52 @@ def open_sora(reader: Reader, _: Shared) -> None:
     reader.reads(until="That\nis enough to plan")
     imported = reader.folder / "stage1.toml"
     imported.write_text(re.sub(r"(?m)^path = .*", 'path = "clips"', imported.read_text()))
+    reader.reads()
+
+
+@of("docs/how-to/move-here.md")
+def move_here(reader: Reader, _: Shared) -> None:
+    shutil.copytree(Path(__file__).parents[1] / "opensora_configs", reader.folder, dirs_exist_ok=True)
+    (reader.folder / "opensora-1.2-stage1.py").rename(reader.folder / "stage1.py")
+    pictures(reader.folder / "clips", [f"{i}.png" for i in range(3)], (640, 360), "a kite")
+    reader.reads()
+
+
+GOLDEN_IMPORTS = Path(__file__).parents[1] / "golden" / "imports"
+
+
+def lay_out(reader: Reader, files: dict[str, str]) -> None:
+    """Copy golden configs of other trainers to the names that a page has for them."""
+    for source, name in files.items():
+        (reader.folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(GOLDEN_IMPORTS / source, reader.folder / name)
+
+
+@of("docs/how-to/come-from-ai-toolkit.md")
+def ai_toolkit(reader: Reader, _: Shared) -> None:
+    lay_out(reader, {"ai-toolkit-1.yaml": "train_lora_flux_24gb.yaml"})
+    reader.reads()
+
+
+@of("docs/how-to/come-from-diffusion-pipe.md")
+def diffusion_pipe(reader: Reader, _: Shared) -> None:
+    lay_out(reader, {"diffusion-pipe-1.toml": "main.toml", "diffusion-pipe-1-dataset.toml": "dataset.toml"})
+    lay_out(reader, {"diffusion-pipe-1-dataset.toml": "diffusion-pipe-1-dataset.toml"})
+    reader.reads()
+
+
+@of("docs/how-to/come-from-onetrainer.md")
+def onetrainer(reader: Reader, _: Shared) -> None:
+    lay_out(reader, {"onetrainer-1.json": "config.json", "onetrainer-1-concepts.json": "concepts.json"})
+    reader.reads()
+
+
+@of("docs/how-to/come-from-simpletuner.md")
+def simpletuner(reader: Reader, _: Shared) -> None:
+    files = ("simpletuner-1-data.json", "simpletuner-1-lycoris.json")
+    lay_out(reader, {"simpletuner-1.json": "config/config.json", **{file: f"config/{file}" for file in files}})
+    lay_out(reader, {"simpletuner-1.json": "config.json", **{file: file for file in files}})
+    lay_out(reader, {files[0]: "multidatabackend.json"})
     reader.reads()
 
 
@@ -472,6 +520,22 @@ def store_latents(reader: Reader, _: Shared) -> None:
     reader.reads()
     assert (reader.folder / "sheet.png").is_file()
     assert "encoded" not in reader.types("reelworks train recipe.toml")
+
+
+@of("docs/how-to/publish.md")
+def publish(reader: Reader, _: Shared) -> None:
+    (reader.folder / "runs").mkdir()
+    base = "Wan-AI/Wan2.1-T2V-1.3B-Diffusers"
+    made = published_run.make(reader.folder / "made", weights=base, on_hub={"model.weights": f"{base}@{'a' * 40}"})
+    made.path.rename(reader.folder / "runs" / "mug")
+    with fake_hub.serving(Uploads(reader.folder / "hub", {"hf_anna": Account("anna")})) as hub:
+        reader.knows(HF_ENDPOINT=hub.address, HF_HUB_DISABLE_XET="1", HF_TOKEN="hf_anna")
+        reader.reads()
+        assert [(commit.repository, len(commit.paths)) for commit in hub.uploads.commits] == [
+            ("anna/mug", 5),
+            ("anna/mug-for-all", 7),
+        ]
+        assert hub.uploads.private == {"anna/mug"}
 
 
 @of("docs/how-to/train-a-lora.md")

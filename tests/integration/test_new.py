@@ -56,7 +56,7 @@ def reelworks(*arguments: str):
 def make(*arguments: str, model: str = "wan-tiny"):
     """The verb's recipe."""
     told = json.loads(reelworks("new", "lora", "--model", model, "--json", *arguments))
-    return recipe_file.load(Path(told["recipe"])), told
+    return recipe_file.load(Path(told["path"])), told
 
 
 def test_clips_are_read_at_the_rate_of_a_model_that_has_one() -> None:
@@ -92,10 +92,10 @@ def test_a_recipe_follows_from_its_folders_and_is_never_written_over():
     """The same command gives the same bytes; a recipe that is there needs --force."""
     pictures("mug")
     made, told = make("--data", "mug")
-    text = Path(told["recipe"]).read_text()
+    text = Path(told["path"]).read_text()
     assert "the recipe exists already" in reelworks("new", "lora", "--model", "wan-tiny", "--data", "mug")
     assert make("--data", "mug", "--force")[0] == made
-    assert Path(told["recipe"]).read_text() == text
+    assert Path(told["path"]).read_text() == text
     assert made.dataset == [DatasetConfig(path="mug")]
     assert (told["pictures"], told["clips"], told["fits"]) == (5, 0, None)
 

@@ -92,6 +92,7 @@ LOOSE: dict[str, set[str]] = {
     "docs/how-to/loss-spikes.md": {
         "warning: step 1204: its loss 7.913 is far above the recent 0.4127 (bucket 480p 16:9 ×49); largest losses: …/shots/0112.mp4 (24.1),"
     },
+    "docs/how-to/publish.md": {"README.md  1.3 kB"},
     "docs/how-to/mirror.md": {"fetching the checkpoint of step 12000 (4.126 GB) from s3://bucket/runs/first"},
     "docs/how-to/resume-after-changes.md": {
         "resumed from step 8, epoch 0, plan step 0",

@@ -1,7 +1,9 @@
 """A run folder as training leaves it, made of real events, clips and files."""
 
+import functools
 import math
 import random
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +37,15 @@ def frames(index: int, sharpness: float, count: int = 17) -> np.ndarray:
     disc = (x - 12 - 70 * t / count) ** 2 + (y - 32 - 12 * np.sin(t / 3 + index)) ** 2 < 120
     clean = np.where(disc[..., None], [230, 70 + 40 * index, 60], sky)
     return (sharpness * clean + (1 - sharpness) * noise).clip(0, 255).astype(np.uint8)
+
+
+@functools.cache
+def preview(index: int, sharpness: float) -> bytes:
+    """The bytes of a sample, the last of which is a picture."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / ("a.png" if index == 3 else "a.mp4")
+        writers.write(path, frames(index, sharpness, 1 if index == 3 else 17), 12)
+        return path.read_bytes()
 
 
 def summary() -> PlanSummary:
@@ -131,10 +142,9 @@ def measure(clock, number, total):
     clock.tell("validation", 2.0, step=number, loss=loss, loss_by_time=by_time, clips=4, seconds=2.0)
     names = []
     for i in range(len(PROMPTS)):
-        picture = i == 3
-        name = f"step-{number:09d}/{i:02}.{'png' if picture else 'mp4'}"
-        content = frames(i, 0.25 + 0.75 * share, 1 if picture else 17)
-        writers.write(clock.run.samples_folder / name, content, 12)
+        name = f"step-{number:09d}/{i:02}.{'png' if i == 3 else 'mp4'}"
+        (path := clock.run.samples_folder / name).parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(preview(i, round(0.25 + 0.75 * share, 1)))
         names.append(name)
     clock.tell("samples", 1.0, step=number, files=names, prompts=PROMPTS)
 

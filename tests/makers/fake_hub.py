@@ -11,8 +11,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
+
+import pytest
+from hub_uploads import Refused, Uploads
+from huggingface_hub import constants
 
 REFUSALS = {
     "gated": (403, "GatedRepo", "Access to model {} is restricted. Ask for it on its page."),
@@ -38,6 +42,8 @@ class Hub:
         slow_seconds: Time before each file.
         cuts: Files, by the end of their path, of which the first answer ends in the middle.
         served: Paths of the files that were sent, in order.
+        cards: Front matter of the card of a repository, as its page tells it.
+        uploads: Takes files, if the hub is one to write to.
     """
 
     repositories: dict[str, dict[str, Path]] = field(default_factory=dict)
@@ -45,6 +51,8 @@ class Hub:
     slow_seconds: float = 0.0
     cuts: set[str] = field(default_factory=set)
     served: list[str] = field(default_factory=list)
+    cards: dict[str, dict[str, Any]] = field(default_factory=dict)
+    uploads: Uploads | None = None
     address: str = ""
 
     def put(self, name: str, folder: Path, *revisions: str) -> str:
@@ -52,6 +60,38 @@ class Hub:
         commit = hashlib.sha1(f"{name}{folder}".encode()).hexdigest()
         self.repositories.setdefault(name, {}).update(dict.fromkeys((commit, "main", *revisions), folder))
         return commit
+
+    def head(self, name: str) -> str:
+        """Return the newest commit of a repository."""
+        commits = self.repositories[name]
+        return next(commit for commit, folder in commits.items() if folder == commits["main"] and len(commit) == 40)
+
+    def take(self, method: str, path: str, headers: Any, body: bytes) -> Answer:
+        """Answer a request that sends something."""
+        assert self.uploads is not None, path
+        parts = [unquote(part) for part in urlsplit(path).path.strip("/").split("/")]
+        try:
+            self.uploads.require_no_fault(method, urlsplit(path).path)
+            if method == "PUT":
+                self.uploads.put(parts[-1], body)
+                return Answer(200, {})
+            answer = self.uploads.post(self, parts, headers, body)
+        except Refused as refused:
+            return _refusal(refused)
+        return Answer(200, {"Content-Type": "application/json"}, json.dumps(answer).encode())
+
+    def ask(self, path: str, headers: Any) -> Answer:
+        """Answer a request that only reads."""
+        if self.uploads is not None:
+            try:
+                self.uploads.require_no_fault("GET", urlsplit(path).path)
+                if path == "/api/whoami-v2":
+                    return Answer(
+                        200, {"Content-Type": "application/json"}, json.dumps(self.uploads.who_am_i(headers)).encode()
+                    )
+            except Refused as refused:
+                return _refusal(refused)
+        return self.answer(path)
 
     def answer(self, path: str) -> Answer:
         """Answer a request for a repository, its list of files, or a file."""
@@ -75,7 +115,9 @@ class Hub:
                 {"type": "file", "path": n, "size": p.stat().st_size, "oid": _digest(p)} for n, p in files.items()
             ]
             return Answer(200, {}, json.dumps(entries).encode())
+        private = self.uploads is not None and name in self.uploads.private
         info = {"id": name, "sha": commit, "siblings": [{"rfilename": file} for file in files], "tags": []}
+        info |= {"private": private, "cardData": self.cards.get(name)}
         return Answer(200, {"Content-Type": "application/json"}, json.dumps(info).encode())
 
     def _file(self, name: str, files: dict[str, Path], commit: str) -> Answer:
@@ -90,10 +132,15 @@ def _digest(path: Path) -> str:
     return hashlib.sha1(path.read_bytes()).hexdigest()
 
 
+def _refusal(refused: Refused) -> Answer:
+    headers = {"X-Error-Message": refused.message, "Content-Type": "application/json"}
+    return Answer(refused.status, headers, json.dumps(refused.body or {"error": refused.message}).encode())
+
+
 @contextmanager
-def serving() -> Iterator[Hub]:
+def serving(uploads: Uploads | None = None) -> Iterator[Hub]:
     """Serve an empty hub on a free port."""
-    hub = Hub()
+    hub = Hub(uploads=uploads)
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -102,8 +149,26 @@ def serving() -> Iterator[Hub]:
         def do_HEAD(self) -> None:
             self._send(with_body=False)
 
+        def do_POST(self) -> None:
+            self._take("POST")
+
+        def do_PUT(self) -> None:
+            self._take("PUT")
+
+        def _take(self, method: str) -> None:
+            sent = self.rfile.read(int(self.headers["Content-Length"]))
+            status, headers, body = hub.take(method, self.path, self.headers, sent)
+            if not status:
+                self.close_connection = True
+                return
+            self.send_response(status)
+            for key, value in {**headers, "Content-Length": str(len(body))}.items():
+                self.send_header(key, value)
+            self.end_headers()
+            self.wfile.write(body)
+
         def _send(self, with_body: bool) -> None:
-            status, headers, body = hub.answer(self.path)
+            status, headers, body = hub.ask(self.path, self.headers)
             begin = int(self.headers.get("Range", "bytes=0-")[6:].partition("-")[0])
             is_part = begin > 0 and status == 200
             rest = body[begin:] if is_part else body
@@ -133,3 +198,11 @@ def serving() -> Iterator[Hub]:
     finally:
         server.shutdown()
         server.server_close()
+
+
+def be_asked(hub: Hub, cache: Path, patch: pytest.MonkeyPatch) -> None:
+    """Let the real client ask this hub, with a cache of its own, and without the protocol that only the public one speaks."""
+    patch.setattr(constants, "ENDPOINT", hub.address)
+    patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.address + "/{repo_id}/resolve/{revision}/{filename}")
+    patch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    patch.setattr(constants, "HF_HUB_DISABLE_XET", True)

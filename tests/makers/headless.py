@@ -55,9 +55,12 @@ def browser() -> Iterator[Any]:
 
 
 @contextmanager
-def window(opened: Any, width: int = 1280, *, dark: bool = False, tolerates: str | None = None) -> Iterator[Any]:
+def window(
+    opened: Any, width: int = 1280, *, dark: bool = False, tolerates: str | None = None, locale: str = "en-US"
+) -> Iterator[Any]:
     """Yield a page in a window of its own; errors of its scripts fail the test, but those that have a text in them."""
-    context = opened.new_context(viewport={"width": width, "height": 900}, color_scheme="dark" if dark else "light")
+    size = {"width": width, "height": 900}
+    context = opened.new_context(viewport=size, color_scheme="dark" if dark else "light", locale=locale)
     context.set_default_timeout(1000 * PATIENCE_SECONDS)
     shown, problems = context.new_page(), []
     shown.on("pageerror", lambda error: problems.append(str(error)))

@@ -160,6 +160,14 @@ def write(path: Path, data: RecipeData, epoch: int, *, field: str = "--rejected"
     _write(field, path, _table(others, notes, ordinal[~out], data.catalog, LABELS, entries))
 
 
+@dataclass(frozen=True)
+class RecordedRejections:
+    """A table of the clips that a segment of a run left out: its file, and the segment's name."""
+
+    rejected: Path
+    segment: str
+
+
 def write_recorded(path: Path, run: RunFolder) -> str:
     """Write a table like `write`'s for the latest segment of a run, from its record; return the segment's name."""
     run.info()

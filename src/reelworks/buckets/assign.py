@@ -80,6 +80,9 @@ class Clips:
     is_image: Mask
     excluded: NDArray[np.int8]  # `Reason` to exclude the clip whatever its shape, or `Reason.NONE`
     held_out: Mask  # whether the clip is reserved for validation
+    # choice: index of the row of `allowed` that tells which entries a clip may take, -1 for any; None if all may take any
+    choice: I64 | None = None
+    allowed: Mask | None = None  # `[choices, entries]`
 
     @classmethod
     def unrestricted(cls, uid: U64, num_frames: I64, height: I64, width: I64, is_image: Mask) -> Clips:
@@ -89,7 +92,16 @@ class Clips:
 
     def take(self, where: I64 | slice) -> Clips:
         """Return the clips at these indices."""
-        return Clips(**{name: column[where] for name, column in vars(self).items()})
+        taken = {name: column[where] for name, column in vars(self).items() if name != "allowed" and column is not None}
+        return Clips(**taken, allowed=self.allowed)
+
+    def may_take(self, where: I64, entry: int) -> Mask:
+        """Return which of the clips at these indices may take an entry."""
+        if self.choice is None or self.allowed is None:
+            return np.ones(len(where), dtype=np.bool_)
+        choice = self.choice[where]
+        may: Mask = (choice < 0) | self.allowed[choice, entry]
+        return may
 
 
 @dataclass(frozen=True)
@@ -144,7 +156,7 @@ def _take(clips: Clips, table: BucketTable, sizes: Sequence[_Sizes], state: U64,
     """Set the buckets of clips; each entry takes from those that the ones before it have left."""
     for left, entries in _by_kind(clips, table):
         for index, entry in entries:
-            open_ = left[clips.num_frames[left] >= entry.num_frames]
+            open_ = left[(clips.num_frames[left] >= entry.num_frames) & clips.may_take(left, index)]
             if entry.keep_prob < 1:
                 drawn = hash_rng.bernoulli(hash_rng.extend(state[open_], *entry.hash_words), entry.keep_prob)
                 # An entry that training never uses is not used for validation either.
@@ -203,7 +215,7 @@ def _take_short(clips: Clips, table: BucketTable, sizes: Sequence[_Sizes], state
     videos = [i for i, entry in enumerate(table.entries) if entry.is_used and entry.num_frames > 1]
     for index in sorted(videos, key=lambda i: table.entries[i].num_frames):
         pick, large_enough, shape_fits = sizes[index].best(clips.height[at], clips.width[at], table)
-        fits = large_enough & shape_fits
+        fits = large_enough & shape_fits & clips.may_take(at, index)
         short &= ~fits | (clips.num_frames[at] < table.entries[index].needed_frames)
         first = fits & (shortest < 0)
         shortest[first], choice[first] = index, pick[first]
@@ -224,7 +236,7 @@ def _explain(clips: Clips, table: BucketTable, sizes: Sequence[_Sizes]) -> tuple
     short, small = np.ones(n, dtype=np.bool_), np.ones(n, dtype=np.bool_)
     fits_any, kind_known = np.zeros(n, dtype=np.bool_), np.zeros(n, dtype=np.bool_)
     for index, entry in enumerate(table.entries):
-        right_kind = clips.is_image == (entry.num_frames == 1)
+        right_kind = (clips.is_image == (entry.num_frames == 1)) & clips.may_take(np.arange(n), index)
         kind_known |= right_kind
         at = np.flatnonzero(right_kind & (clips.num_frames >= entry.needed_frames))
         large_enough, shape_fits = sizes[index].fit(clips.height[at], clips.width[at], table)
@@ -308,7 +320,7 @@ def _nearest_entry(clips: Clips, table: BucketTable) -> I32:
         for index, entry in entries:
             if entry.keep_prob > 0:
                 growth = np.maximum(entry.needed_frames / frames, 1) * np.maximum(entry.needed_pixels / area, 1)
-                better = growth < least
+                better = (growth < least) & clips.may_take(at, index)
                 best[better], least[better] = index, growth[better]
         result[at] = best
     return result

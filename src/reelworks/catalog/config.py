@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
@@ -94,6 +94,18 @@ class DatasetConfig(PublicConfig):
         gt=0,
         description="Average number of times that each clip is used in one epoch: 0.25 uses a quarter of the clips, "
         "different ones in each epoch; 2.5 uses all clips twice and half of them a third time.",
+    )
+    resolutions: list[_Text] | None = Field(
+        default=None,
+        min_length=1,
+        description="Resolutions of bucket entries at each of which every clip that fills it is used once in an epoch, as in "
+        '["512px", "1024px"]; repeats count for each. Default: a clip takes the largest entry that it fills.',
+    )
+    lengths: list[int] | None = Field(
+        default=None,
+        min_length=1,
+        description="Frame counts of bucket entries at each of which every video that is long enough is used once in an epoch, "
+        "likewise. Pictures have one length.",
     )
     filter: _OptionalText = Field(
         default=None,
@@ -223,6 +235,27 @@ class DatasetConfig(PublicConfig):
                 field="dataset.root",
                 value=value,
                 remedy="leave root out, or give a list as path",
+            )
+        return value
+
+    @field_validator("resolutions", mode="before")
+    @classmethod
+    def _sides(cls, value: Any) -> Any:
+        """Take numbers as sides of squares, as entries do."""
+        if not isinstance(value, list):
+            return value
+        return [f"{one}px" if isinstance(one, str | int) and str(one).isdecimal() else one for one in value]
+
+    @field_validator("resolutions", "lengths")
+    @classmethod
+    def _once(cls, value: list[str] | list[int] | None, info: ValidationInfo) -> list[str] | list[int] | None:
+        if value is not None and len(set(value)) < len(value):
+            raise UserError(
+                "one of them is named twice",
+                code="named-twice",
+                field=f"dataset.{info.field_name}",
+                value=value,
+                remedy="name each once; repeats use a clip more often",
             )
         return value
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -117,14 +117,19 @@ class ColumnError(Exception):
     """A column does not match the schema; the message names the column and the row."""
 
 
+def require_columns(names: Collection[str], schema: Any) -> None:
+    """Raise a `ColumnError` for columns of a schema that are missing."""
+    missing = [name for name in sorted(schema.names) if name not in names]
+    if missing:
+        raise ColumnError(f"lacks the columns {', '.join(missing)}")
+
+
 def conform(table: Any, schema: Any, first: int) -> Any:
     """Cast a table to a schema without loss, and drop columns that the schema lacks.
 
     A `ColumnError` names the first wrong row; `first` is the number of the table's own first row.
     """
-    missing = [name for name in sorted(schema.names) if name not in table.column_names]
-    if missing:
-        raise ColumnError(f"lacks the columns {', '.join(missing)}")
+    require_columns(table.column_names, schema)
     return pa.table([_conform(table.column(field.name), field, first) for field in schema], schema=schema)
 
 

@@ -60,10 +60,13 @@ class PartFile:
         try:
             source = pa.OSFile(str(path))
             file = pq.ParquetFile(source, page_checksum_verification=True)
-            integrity.conform(file.schema_arrow.empty_table(), SCHEMA, first)
-            table = file.read() if file.metadata.num_rows < _SMALL_ROWS else None
-            if table is not None:
+            integrity.require_columns(file.schema_arrow.names, SCHEMA)
+            table = None
+            if file.metadata.num_rows < _SMALL_ROWS:  # its columns are checked below, with their values
+                table = file.read(use_threads=False)
                 source.close()
+            else:
+                integrity.conform(file.schema_arrow.empty_table(), SCHEMA, first)
         except integrity.ColumnError as error:
             raise integrity.damaged(path.parent, f"{path.name} {error}") from error
         except (OSError, ValueError, pa.ArrowException) as error:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from reelworks.catalog import clip_ranges, frame_index, lists, location, probe_pool, remote, scenes
 from reelworks.catalog.config import Source
@@ -22,6 +22,7 @@ from reelworks.catalog.journal import ScanJournal
 from reelworks.catalog.listing import Listing, list_folder
 from reelworks.catalog.location import MediaPath
 from reelworks.catalog.store import Catalog
+from reelworks.catalog.summary import Summary
 from reelworks.catalog.update import Listed, Task, Update
 from reelworks.core import files, ray_cluster
 from reelworks.core.errors import UserError
@@ -47,6 +48,8 @@ class ScanProgress(NamedTuple):
 class ScanResult:
     """Result of a scan; `found` = `new` + `changed` + `unchanged`."""
 
+    JSON_KEYS: ClassVar = ("found", "new", "changed", "unchanged", "removed", "bad", "bad_files", "version", "notes")
+
     found: int  # number of files but for captions and sidecars, and of rows of lists
     new: int
     changed: int  # number of files whose content, caption, scores or folder differ from their former row
@@ -62,6 +65,14 @@ class ScanResult:
     def bad(self) -> int:
         """Number of files that cannot be trained on."""
         return len(self.bad_files)
+
+
+@dataclass(frozen=True)
+class ScanReport:
+    """Result of a scan, and what the catalog holds afterwards."""
+
+    scan: ScanResult
+    summary: Summary
 
 
 def scan_sources(

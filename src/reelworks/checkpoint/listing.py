@@ -12,7 +12,6 @@ from typing import Any, Literal
 from reelworks.checkpoint import names, retention
 from reelworks.checkpoint.config import Retention
 from reelworks.checkpoint.folder import CheckpointFolder, CheckpointInfo
-from reelworks.checkpoint.manifest import Manifest
 from reelworks.checkpoint.policy import Decision, Reasons, rank_best
 from reelworks.checkpoint.verify import damage
 from reelworks.core import log, results
@@ -65,6 +64,41 @@ class ListedCheckpoint:
 
 
 @dataclass(frozen=True)
+class StoredFile:
+    """A file of a checkpoint: its path below the checkpoint's folder, its size in bytes and its digest."""
+
+    path: str
+    size: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class ManifestFacts:
+    """Facts of a manifest.
+
+    Attributes:
+        save_id: Differs between two saves of one step.
+        run_id: The run's id in run.json; empty outside runs.
+        world_size: Processes that wrote it.
+        versions: Of Reelworks and its libraries, by name.
+    """
+
+    save_id: str
+    run_id: str
+    world_size: int
+    versions: dict[str, str]
+    files: list[StoredFile]
+
+
+@dataclass(frozen=True)
+class CheckpointDetails:
+    """A checkpoint with its manifest, None if that is not readable."""
+
+    manifest: ManifestFacts | None = field(metadata=results.INLINED)
+    listed: ListedCheckpoint = field(metadata=results.INLINED)
+
+
+@dataclass(frozen=True)
 class VerifiedCheckpoint:
     """Whether a checkpoint is as its manifest says; `reason` is empty if it is."""
 
@@ -113,8 +147,9 @@ class PrunedCheckpoint:
 
 @dataclass(frozen=True)
 class Pruned:
-    """Checkpoints that the policy keeps and deletes."""
+    """Checkpoints that the policy keeps and deletes; with `dry_run`, would delete."""
 
+    dry_run: bool
     kept: list[PrunedCheckpoint]
     deleted: list[PrunedCheckpoint]
 
@@ -168,10 +203,14 @@ def row(store: CheckpointFolder, policy: Retention, step: int) -> ListedCheckpoi
     return match
 
 
-def details(store: CheckpointFolder, policy: Retention, step: int) -> tuple[ListedCheckpoint, Manifest | None]:
-    """Return a step's row with its manifest, None if it is not readable; raises as `row` does."""
+def details(store: CheckpointFolder, policy: Retention, step: int) -> CheckpointDetails:
+    """Return a step's row with its manifest; raises as `row` does."""
     listed = row(store, policy, step)
-    return listed, None if listed.saved is None else store.info(step).manifest
+    if listed.saved is None:
+        return CheckpointDetails(None, listed)
+    m = store.info(step).manifest
+    files = [StoredFile(file.path, file.size, file.digest) for file in m.files]
+    return CheckpointDetails(ManifestFacts(m.save_id, m.run_id, m.world_size, m.versions, files), listed)
 
 
 def best(store: CheckpointFolder, policy: Retention) -> ListedCheckpoint:
@@ -210,7 +249,7 @@ def prune(store: CheckpointFolder, policy: Retention, *, dry_run: bool = False) 
     for one in (retention.plan if dry_run else retention.prune)(store, policy):
         if one.step in sizes:  # others were saved meanwhile: a dry run also works while the run trains
             split[one.keep].append(PrunedCheckpoint(one.step, sizes[one.step], one.reasons))
-    return Pruned(split[True], split[False])
+    return Pruned(dry_run, split[True], split[False])
 
 
 def explain(store: CheckpointFolder, policy: Retention, step: int) -> CheckpointHistory:

@@ -4,18 +4,69 @@ from __future__ import annotations
 
 import inspect
 import os
+import tempfile
 import typing
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import is_dataclass
 from inspect import Parameter
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
+from reelworks.cli import show
 from reelworks.core import requests
+from reelworks.core.errors import UserError
 from reelworks.core.requests import Arg
+
+_UsageError: type[Exception] = typer.BadParameter.__bases__[0]
+
+
+class Commands(TyperGroup):
+    """The group of all commands; one that is not understood, or that fails, is answered with JSON too, by --json."""
+
+    def make_context(self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any) -> Any:
+        """Read the options before the command."""
+        with _errors_as_json("--json" in args):
+            return super().make_context(info_name, args, parent, **extra)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Read the rest, and run the command."""
+        with _errors_as_json("--json" in ctx.args):
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _errors_as_json(json: bool) -> Iterator[None]:
+    """Print an error that ends the command as JSON too, if it was asked for; the first of several processes does."""
+    try:
+        yield
+    except Exception as error:
+        if json and os.environ.get("RANK", "0") == "0" and not isinstance(error, typer.Exit | typer.Abort):
+            show.json({"error": _in_words(error).to_json()})
+        raise
+
+
+def as_user_error(error: BaseException) -> UserError | None:
+    """Return the error in words if it is one that the user can correct, as that of a disk is."""
+    if isinstance(error, OSError):
+        from reelworks.core import files  # slow to import
+
+        if error.errno in files.OF_DISKS:
+            return files.unwritable("disk", Path(str(error.filename or tempfile.gettempdir())), error)
+    return error if isinstance(error, UserError) else None
+
+
+def _in_words(error: Exception) -> UserError:
+    if (known := as_user_error(error)) is not None:
+        return known
+    if isinstance(error, _UsageError):
+        problem = error.format_message()  # type: ignore[attr-defined]
+        return UserError(problem, code="command-line-invalid", remedy="see the --help of the command")
+    problem = f"an unexpected error: {type(error).__name__}: {error}"
+    return UserError(problem, code="defect", remedy="report it with the traceback, which is on stderr")
 
 
 class App(typer.Typer):
@@ -27,16 +78,17 @@ class App(typer.Typer):
         """Register a command; of a parameter that is a request, it has the options of the fields.
 
         `doing` is said on the terminal while the command has nothing else to say; None for commands that last, and speak by
-        themselves. Lines of the log go to stderr if the command `answers` on stdout, and with --json only warnings do.
+        themselves. Lines of the log go to stderr if the command `answers` on stdout, or with --json, with which only warnings
+        of a command that `answers` are printed.
         """
 
         class Speaking(TyperCommand):
             def invoke(self, ctx: Any) -> Any:
                 from reelworks.core import log
 
-                is_main, quiet = os.environ.get("RANK", "0") == "0", bool(ctx.params.get("json"))
+                is_main, json = os.environ.get("RANK", "0") == "0", bool(ctx.params.get("json"))
                 stage = nullcontext() if doing is None else log.stage(doing)
-                with log.to_terminal(speaks=is_main, stderr=answers or quiet, quiet=quiet), stage:
+                with log.to_terminal(speaks=is_main, stderr=answers or json, quiet=answers and json), stage:
                     return super().invoke(ctx)
 
         register = super().command(name, cls=Speaking, **options)

@@ -52,19 +52,16 @@ def scan(
     folders; the catalog is the same.
     """
     from reelworks.catalog.config import Source
-    from reelworks.catalog.scan import scan_sources
+    from reelworks.catalog.scan import ScanReport, scan_sources
     from reelworks.catalog.store import Catalog
     from reelworks.catalog.summary import summarise
-    from reelworks.core import cores, results
+    from reelworks.core import cores
 
     sources = [Source.from_path(path, root=root) for path in paths]
     with show.stdout_for_json(json), show.scan_progress(quiet=json) as on_progress:
         result = scan_sources(sources, output, workers=workers or cores.count(), on_progress=on_progress, engine=engine)
     summary = summarise(Catalog.open(output).live())
-    if json:
-        show.json({"scan": results.as_json(result) | {"bad": result.bad}, "summary": summary})
-    else:
-        _print_scan(result, summary)
+    show.json(ScanReport(result, summary)) if json else _print_scan(result, summary)
 
 
 def _print_scan(result: ScanResult, summary: Summary) -> None:

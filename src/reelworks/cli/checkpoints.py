@@ -16,15 +16,19 @@ from reelworks.cli import show
 from reelworks.cli.app import App
 from reelworks.cli.exit_codes import ExitCode
 from reelworks.cli.options import Json, Overrides, RunArgument, SourceArgument
-from reelworks.core import results
 from reelworks.core.errors import UserError
 from reelworks.core.units import format_bytes, format_seconds, plural
 
 if TYPE_CHECKING:
     from reelworks.checkpoint.config import CheckpointsConfig
     from reelworks.checkpoint.folder import CheckpointFolder
-    from reelworks.checkpoint.listing import CheckpointHistory, ListedCheckpoint, Pruned, VerifiedCheckpoint
-    from reelworks.checkpoint.manifest import Manifest
+    from reelworks.checkpoint.listing import (
+        CheckpointHistory,
+        ListedCheckpoint,
+        ManifestFacts,
+        Pruned,
+        VerifiedCheckpoint,
+    )
 
 app = App(no_args_is_help=True, rich_markup_mode=None)
 StepArgument = Annotated[int, Argument(metavar="STEP", min=0, help="Optimizer steps done.")]
@@ -102,13 +106,8 @@ def show_one(run: RunArgument, step: OptionalStep = None, json: Json = False) ->
     from reelworks.checkpoint import listing
 
     store, policy = _open(run)
-    row, manifest = listing.details(store, policy, max(store.steps(), default=-1) if step is None else step)
-    if not json:
-        _print_one(row, manifest)
-        return
-    keys = {"save_id", "run_id", "world_size", "versions", "files"}
-    facts = {} if manifest is None else manifest.model_dump(mode="json", include=keys)
-    show.json(facts | results.as_json(row))
+    found = listing.details(store, policy, max(store.steps(), default=-1) if step is None else step)
+    show.json(found) if json else _print_one(found.listed, found.manifest)
 
 
 @app.command("verify", doing="comparing files with their manifests")
@@ -154,7 +153,7 @@ def prune(
     alone = lock.hold(RunFolder(run).lock_file, field="RUN", remedy=remedy)
     with _changing(store), nullcontext() if dry_run else alone:
         pruned = listing.prune(store, policy, dry_run=dry_run)
-    show.json({"dry_run": dry_run} | results.as_json(pruned)) if json else _print_pruned(pruned, dry_run)
+    show.json(pruned) if json else _print_pruned(pruned)
 
 
 @app.command("explain", doing="reading the checkpoints")
@@ -258,7 +257,7 @@ def _why(row: ListedCheckpoint) -> str:
     return {"kept": reasons, "goes": f"deleted at the next save: {reasons}"}.get(row.state, f"damaged: {reasons}")
 
 
-def _print_one(row: ListedCheckpoint, manifest: Manifest | None) -> None:
+def _print_one(row: ListedCheckpoint, manifest: ManifestFacts | None) -> None:
     show.line(f"step {row.step}: {_why(row)}")
     show.line(f"  {row.path}")
     if row.saved is None or manifest is None:
@@ -280,10 +279,10 @@ def _print_verified(rows: Sequence[VerifiedCheckpoint], full: bool) -> None:
     show.line(f"{sum(row.good for row in rows)} of {len(rows)} good ({how})")
 
 
-def _print_pruned(pruned: Pruned, dry_run: bool) -> None:
+def _print_pruned(pruned: Pruned) -> None:
     kept, deleted = pruned.kept, pruned.deleted
     for row in deleted:
-        verb = "would delete" if dry_run else "deleted"
+        verb = "would delete" if pruned.dry_run else "deleted"
         show.line(f"{verb} step {row.step} ({format_bytes(row.bytes)}): {'; '.join(row.reasons)}")
     freed = format_bytes(sum(row.bytes for row in deleted))
     show.line(f"{len(deleted)} of {len(deleted) + len(kept)} checkpoints, {freed}")

@@ -39,9 +39,9 @@ def compare(
     if html is not None:
         comparing.write(found, html)
     if json:
-        show.json(found.to_json())
+        show.json(found)
         return
-    for first, rows in (("", found.results), ("recipe key", found.recipe)):
+    for first, rows in (("", found.result_rows), ("recipe key", found.recipe_rows)):
         table = show.new_table(first, *found.names)
         for row in rows:
             table.add_row(row.label, *row.values)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
-from typer import Option
+from typer import Exit, Option
 
 from reelworks.cli import show
+from reelworks.cli.exit_codes import ExitCode
 from reelworks.cli.options import RunArgument
 from reelworks.core.errors import UserError
 
@@ -45,7 +46,7 @@ def coverage(
     show.json(report) if json else _print_coverage(report, has_copies=bool(history.copy.any()))
     if history.problems:
         more = f", and {len(history.problems) - 1} more" if len(history.problems) > 1 else ""
-        raise UserError(
+        error = UserError(
             f"the records contradict each other: {history.problems[0]}{more}",
             code="records-contradict",
             field="RUN",
@@ -53,6 +54,10 @@ def coverage(
             remedy="restore coverage/ and events.jsonl from a backup of the run, if they were changed; otherwise report a "
             "defect and attach both",
         )
+        if not json:
+            raise error
+        show.line(f"error: {error}", error=True)  # beside the one value, which has the problems
+        raise Exit(ExitCode.BAD_INPUT)
 
 
 def _print_coverage(report: CoverageReport, *, has_copies: bool) -> None:

@@ -8,6 +8,8 @@ from typing import Annotated
 from typer import Argument, Exit, Option
 
 from reelworks.cli import show
+from reelworks.cli.exit_codes import ExitCode
+from reelworks.cli.options import Json
 
 
 def demo(
@@ -18,6 +20,7 @@ def demo(
         ),
     ] = False,
     seed: Annotated[int, Option(help="Seed of the trainings.")] = 42,
+    json: Json = False,
 ) -> None:
     """Make footage, train on it, interrupt, resume, generate and report, in a folder demo/.
 
@@ -26,17 +29,25 @@ def demo(
     """
     from reelworks.demo import walkthrough
 
-    raise Exit(walkthrough.main(quick=quick, seed=seed))
+    with show.stdout_for_json(json):
+        result = walkthrough.main(quick=quick, seed=seed)
+    if json:
+        show.json(result)
+    raise Exit(ExitCode.DONE if all(result.checks.values()) else ExitCode.FAILED)
 
 
 def demo_data(
     folder: Annotated[Path, Argument(metavar="DIR", help="A new or empty folder.")],
     seed: Annotated[int, Option(help="Seed of the footage.")] = 0,
+    json: Json = False,
 ) -> None:
     """Make about 120 captioned clips and pictures as sample footage, some of them damaged."""
     from reelworks.demo import make
 
     summary = make.make(folder, seed=seed)
+    if json:
+        show.json(summary)
+        return
     show.line(
         f"{folder}: {len(summary.videos)} clips, {len(summary.pictures)} pictures and {len(summary.bad)} "
         f"damaged or unusable files, {summary.total_bytes / 1e6:.1f} MB"
@@ -49,9 +60,13 @@ def demo_autoencoder(
         Path, Argument(metavar="FILE", help="Where the weights are written, such as autoencoder.safetensors.")
     ],
     seed: Annotated[int, Option(help="Seed of the random projection.")] = 0,
+    json: Json = False,
 ) -> None:
     """Fit the demo's autoencoder "pca" to the clips of a catalog, in some seconds."""
     from reelworks.demo import autoencoder
 
-    psnr_db = autoencoder.fit(catalog, file, seed=seed)
-    show.line(f"{file}: clips held out are decoded at {psnr_db:.1f} dB")
+    fitted = autoencoder.fit(catalog, file, seed=seed)
+    if json:
+        show.json(fitted)
+    else:
+        show.line(f"{file}: clips held out are decoded at {fitted.psnr_db:.1f} dB")

@@ -75,18 +75,10 @@ def run(
     if not main:
         return
     encoded = progress.done - len(progress.failures)
-    result = {
-        "folder": loaded.encoded_folder,
-        "missing_clips": forecast.clips,
-        "missing_captions": forecast.captions,
-        "forecast_bytes": forecast.bytes,
-        "encoded_clips": encoded,
-        "encoded_captions": progress.captions,
-        "encoded_bytes": progress.bytes,
-        "failed": [{"clip": label, "reason": reason} for label, reason in progress.failures],
-    }
     if json:
-        show.json(result)
+        from reelworks.encoders.precompute import encode
+
+        show.json(encode.report(Path(loaded.encoded_folder), forecast, progress))
         return
     show.line(
         f"{units.plural(encoded, 'clip')} and {units.plural(progress.captions, 'caption')} encoded, "
@@ -168,18 +160,19 @@ def verify(folder: FolderArgument, json: Json = False) -> None:
     Damaged ones are encoded again when they are needed.
     """
     from reelworks.core import log
+    from reelworks.encoders.upkeep import DamagedValue, StoreCheck
 
-    checked, damaged = 0, []
+    checked, damaged = 0, list[DamagedValue]()
     with log.stage("comparing checksums", lambda: units.plural(checked, "entry")):
         for row, problem in _existing(folder).verify():
             checked += 1
             if problem:
-                damaged.append({"clip": row["label"], "kind": row["kind"], "problem": problem})
+                damaged.append(DamagedValue(row["label"], row["kind"], problem))
     if json:
-        show.json({"checked": checked, "damaged": damaged})
+        show.json(StoreCheck(checked, damaged))
     else:
         for each in damaged:
-            show.line(f"damaged: {each['kind']} of {each['clip']}: {each['problem']}")
+            show.line(f"damaged: {each.kind} of {each.clip}: {each.problem}")
         show.line(f"{checked:,} entries checked, {len(damaged)} damaged")
     if damaged:
         raise Exit(ExitCode.FAILED)
@@ -207,8 +200,8 @@ def prune(
     lost = upkeep.orphans(source.store, reached)
     freed = source.store.remove({row["key"] for row in lost}) if delete else 0
     if json:
-        named = [{"kind": row["kind"], "clip": row["label"], "bytes": row["bytes"]} for row in lost]
-        show.json({"entries": named, "deleted": delete, "freed_bytes": freed})
+        named = [upkeep.OrphanedValue(row["kind"], row["label"], row["bytes"]) for row in lost]
+        show.json(upkeep.PrunedStore(named, delete, freed))
         return
     for row in lost[:_SHOWN]:
         show.line(f"  {row['kind']} of {row['label']}, {units.size(row['bytes'])}")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from reelworks.cli import show
+from reelworks.cli.options import Json
 from reelworks.generate.request import GenerateRequest
 
 
-def generate(request: GenerateRequest) -> None:
+def generate(request: GenerateRequest, json: Json = False) -> None:
     """Generate clips or pictures from prompts.
 
     Uses the averaged weights of a run's newest checkpoint, or of one checkpoint, and the recipe that trained it. Warns
@@ -18,4 +19,7 @@ def generate(request: GenerateRequest) -> None:
     with show.loading():
         from reelworks.generate import clip_files
 
-    clip_files.generate(request, show.line, lambda clip: show.line(clip.to_text()))
+    if json:
+        show.json(clip_files.generate(request, lambda note: show.line(note, error=True)))
+    else:
+        clip_files.generate(request, show.line, lambda clip: show.line(clip.to_text()))

@@ -8,11 +8,9 @@ import os
 import re
 import shlex
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -28,9 +26,10 @@ from reelworks.cli import (
     encode,
     eval,
     generate,
-    import_opensora,
+    importing,
     new,
     plan,
+    publish,
     replay,
     report,
     train,
@@ -38,11 +37,10 @@ from reelworks.cli import (
     tune,
     ui,
 )
-from reelworks.cli.app import App
+from reelworks.cli.app import App, Commands, as_user_error
 from reelworks.cli.exit_codes import ExitCode
 from reelworks.core import optional_imports, terminal
 from reelworks.core import trust as trusted_code
-from reelworks.core.errors import UserError
 from reelworks.core.words import of_recipe
 
 _PATIENCE_SECONDS = 5.0
@@ -67,6 +65,7 @@ _ELSEWHERE = {
 
 app = App(
     name="reelworks",
+    cls=Commands,
     help="Train video and image diffusion models on footage of any shape.",
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -104,13 +103,14 @@ app.command("tune", doing="measuring batch sizes")(tune.tune)
 app.command("train", doing=None, answers=False)(train.train)
 app.command("generate", doing="generating")(generate.generate)
 app.command("eval", doing="measuring")(eval.evaluate)
+app.command("publish", doing="publishing")(publish.publish)
 app.command("coverage", doing="accounting for the clips")(coverage.coverage)
 app.command("replay", doing="replaying")(replay.replay)
 app.command("report", doing="writing the report")(report.report)
 app.command("compare", doing="comparing")(compare.compare)
 app.command("ui", doing=None)(ui.ui)
 app.command("trust", doing=None)(trust.trust)
-app.command("import-opensora", doing="importing")(import_opensora.import_opensora)
+app.command("import", doing="importing")(importing.import_config)
 app.add_typer(catalog.app, name="catalog")
 app.add_typer(new.app, name="new")
 app.add_typer(encode.app, name="encode")
@@ -149,16 +149,6 @@ def main() -> None:
         terminal.say(f"error: {message}", error=True)
         # Other ranks of a distributed run may be waiting: exiting at once lets the launcher end them.
         os._exit(ExitCode.BAD_INPUT) if "RANK" in os.environ else sys.exit(ExitCode.BAD_INPUT)
-
-
-def as_user_error(error: BaseException) -> UserError | None:
-    """Return the error in words if it is one that the user can correct, as that of a disk is."""
-    if isinstance(error, OSError):
-        from reelworks.core import files  # slow to import
-
-        if error.errno in files.OF_DISKS:
-            return files.unwritable("disk", Path(str(error.filename or tempfile.gettempdir())), error)
-    return error if isinstance(error, UserError) else None
 
 
 def _tell_of_ctrl_c() -> None:

@@ -78,7 +78,7 @@ def _write(request: NewLoraRequest, *, json: bool = False, warns: bool = True) -
     with show.scan_progress(quiet=json) as on_progress:
         result = quickstart.lora(request, on_progress)
     if json:
-        show.json(result.to_json() | {"recipe": str(request.path)})
+        show.json(result)
         return
     _print_result(request.path, result)
     if (note := validation.licence_note(result.recipe)) is not None:

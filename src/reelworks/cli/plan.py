@@ -28,9 +28,8 @@ def plan(request: PlanRequest, json: Json = False) -> None:
     if request.run is not None:
         assert request.rejected is not None
         segment = rejections.write_recorded(request.rejected, RunFolder(request.run))
-        show.json({"rejected": str(request.rejected), "segment": segment}) if json else show.line(
-            f"{request.rejected}: clips that {segment} left out"
-        )
+        recorded = rejections.RecordedRejections(request.rejected, segment)
+        show.json(recorded) if json else show.line(f"{request.rejected}: clips that {segment} left out")
         return
     forecasts = []
     for path in request.recipes:

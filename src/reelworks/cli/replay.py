@@ -9,7 +9,7 @@ from typer import Argument, Option
 
 from reelworks.cli import show
 from reelworks.cli.options import RunArgument
-from reelworks.core import results, units
+from reelworks.core import units
 from reelworks.core.errors import UserError
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def replay(
     """
     from reelworks.report.sheet import write_step
     from reelworks.run.folder import RunFolder
-    from reelworks.train.replay import replay_step
+    from reelworks.train.replay import ReplayReport, replay_step
 
     step = number or step
     if step is None:
@@ -50,15 +50,14 @@ def replay(
             "a step is needed", code="step-missing", field="STEP", remedy=f"for example: reelworks replay {run} 1"
         )
     replayed = replay_step(RunFolder(run), step)
-    found, sheets = replayed.summary(), list[str]()
-    if pictures:
-        sheets = [str(path) for path in write_step(replayed, output or run / "replay" / f"step-{step:09d}")]
+    sheets = write_step(replayed, output or run / "replay" / f"step-{step:09d}") if pictures else []
+    found = ReplayReport(replayed.summary(), sheets)
     if json:
-        show.json(results.as_json(found) | ({"sheets": sheets} if pictures else {}))
+        show.json(found)
         return
-    _print(found)
-    for path in sheets:
-        show.line(path)
+    _print(found.step)
+    for path in found.sheets:
+        show.line(str(path))
 
 
 def _print(step: ReplayedStep) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 from typer import Option
 
 from reelworks.cli import show
-from reelworks.cli.options import RunArgument
+from reelworks.cli.options import Json, RunArgument
 
 
 def report(
@@ -16,14 +16,21 @@ def report(
     costs: Annotated[
         Path | None, Option(help="Also write the measured cost of a clip of each bucket, for a recipe's cost.measured.")
     ] = None,
+    json: Json = False,
 ) -> None:
     """Write the report of a run as one self-contained HTML file, RUN/report.html."""
     from reelworks.analysis.epoch_stats import measure_costs, write_costs
     from reelworks.report import html
     from reelworks.run.folder import RunFolder
 
+    measured = None
     if costs is not None:
         measured = measure_costs(RunFolder(run))
         write_costs(costs, measured)
+    written = html.WrittenReport(html.write(RunFolder(run)), measured)
+    if json:
+        show.json(written)
+        return
+    if measured is not None:
         show.line(f"{costs}: {len(measured)} buckets")
-    show.line(str(html.write(RunFolder(run))))
+    show.line(str(written.report))

@@ -22,9 +22,9 @@ line = terminal.say
 
 def json(value: Any) -> None:
     """Print one JSON value and nothing else."""
-    from reelworks.core import files
+    from reelworks.core import files, results
 
-    terminal.say_json(files.to_json(value, indent=2))
+    terminal.say_json(files.to_json(results.as_json(value), indent=2))
 
 
 def new_table(first: str, *others: str) -> Table:

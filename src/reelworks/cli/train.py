@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Exit, Option
 
@@ -16,11 +17,15 @@ from reelworks.distributed.launch import LAUNCHED, launch
 from reelworks.quickstart.request import FootageRequest
 from reelworks.train.request import TrainRequest
 
+if TYPE_CHECKING:
+    from reelworks.train.trainer import TrainResult
+
 
 def train(
     footage: FootageRequest,
     request: TrainRequest,
     nproc_per_node: Annotated[int, Option(min=1, help="Processes on this machine.")] = 1,
+    json: Annotated[bool, Option("--json", help="Print one JSON value at the end; all lines go to stderr.")] = False,
 ) -> None:
     """Train a recipe; the same command resumes it.
 
@@ -36,6 +41,18 @@ def train(
     A save that fails during training is a warning; one that fails at the end or on a signal is an error. A preview that
     cannot be written is a warning, and so is one that does not fit into memory, unless several processes train.
     """
+    results: list[TrainResult] = []
+    with show.stdout_for_json(json):
+        code = _train(footage, request, nproc_per_node, results.append)
+    if json and results:
+        show.json(results[0])
+    raise Exit(code)
+
+
+def _train(
+    footage: FootageRequest, request: TrainRequest, nproc_per_node: int, on_end: Callable[[TrainResult], None]
+) -> int:
+    """Train in this process, or start several; returns the exit code."""
     if request.recipe is None:
         request = replace(request, recipe=new.recipe_for(footage))
     elif footage != FootageRequest():
@@ -58,7 +75,7 @@ def train(
             f"training {request.recipe} in {loaded.output}"
         )  # what follows takes seconds, until the libraries are loaded
     if nproc_per_node > 1 and "LOCAL_RANK" not in os.environ:
-        raise Exit(launch(nproc_per_node, sys.argv[1:]))
+        return launch(nproc_per_node, sys.argv[1:])
     from reelworks.core import worker_pool
 
     if LAUNCHED in os.environ:
@@ -67,5 +84,4 @@ def train(
         from reelworks.train.trainer import run
 
     with show.scan_progress() as on_scan, encode.encode_progress(quiet=os.environ.get("RANK", "0") != "0") as on_encode:
-        code = run(loaded, request, on_scan, on_encode)
-    raise Exit(code)
+        return run(loaded, request, on_scan, on_encode, on_end)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import importlib
 import logging
@@ -104,6 +105,7 @@ def _forget_missing(name: str) -> None:
         looked.cache_clear()
 
 
+@functools.cache
 def _silent(name: str) -> Any:
     with importing():
         module: Any = importlib.import_module(name)

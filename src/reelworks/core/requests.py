@@ -45,7 +45,7 @@ class Arg:
         help: What it means, with its unit and its default.
         least: Smallest number that is allowed.
         most: Largest number that is allowed.
-        names: Names of its option; empty for its own name.
+        names: Names of its option, with that of its opposite behind a slash; empty for its own name.
         metavar: What its value is called.
         is_option: It is an option, and not an argument without a name.
         parse: Returns its value from a text; raises ValueError with a sentence.
@@ -67,7 +67,7 @@ class Arg:
     def shown(self) -> str:
         """Its name in messages of the command line."""
         own = f"--{self.name.replace('_', '-')}" if self.is_option else self.metavar or self.name.upper()
-        return self.names[0] if self.names else own
+        return self.names[0].partition("/")[0] if self.names else own
 
 
 def arg(default: Any, help: str, **details: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import Field, fields, is_dataclass
 from pathlib import Path
@@ -17,9 +18,11 @@ def as_json(value: Any) -> Any:
     """Return a value made of dicts, lists, strings and numbers only.
 
     The keys of a dataclass are its fields, or the attributes that its `JSON_KEYS` names; an underscore at the end, which
-    distinguishes `from_` from a word of Python, is left out.
+    distinguishes `from_` from a word of Python, is left out. A number that is not finite, which JSON cannot hold, is None.
     """
-    if value is None or isinstance(value, str | int | float):
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, str | int):
         return value
     if isinstance(value, dict):
         return {key: as_json(item) for key, item in value.items()}
@@ -29,7 +32,7 @@ def as_json(value: Any) -> Any:
         return _keys_of(value)
     # Whoever has a scalar of numpy has imported it; commands import this module for their help.
     if (numpy := sys.modules.get("numpy")) is not None and isinstance(value, numpy.generic):
-        return value.item()
+        return as_json(value.item())
     if isinstance(value, Path):
         return str(value)
     raise TypeError(f"not JSON: {type(value).__name__}")

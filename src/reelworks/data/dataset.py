@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import InitVar, dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, Literal, Self
@@ -22,11 +22,11 @@ from reelworks.catalog.frame_index import FrameIndex
 from reelworks.catalog.rows import SCORE, CatalogRows
 from reelworks.catalog.store import Catalog
 from reelworks.core import arguments, blocks, digests
-from reelworks.core.errors import UserError
 from reelworks.core.hash_rng import Purpose, bernoulli, hash64, text_words
 from reelworks.core.sources import ALIGNED, SOURCES
 from reelworks.core.words import tells_arguments
-from reelworks.data import eligibility
+from reelworks.data import clip_uses, eligibility
+from reelworks.data.clip_uses import ClipUses
 from reelworks.data.eligibility import ExcludeList
 from reelworks.data.plan_cache import PlanCache, Planned, Unplanned
 from reelworks.media import decode
@@ -38,10 +38,8 @@ from reelworks.schedule.cost import CostConfig
 from reelworks.schedule.cursor import Excluded
 from reelworks.schedule.plan import EpochPlan, PlanSpec, Samples, plan_epoch
 
-F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 _RATIOS = 1 << 9  # more than there are ratios of a source
-_MOST = 1 << 30  # more clips and repeats would not fit into memory
 # Only the buckets that result from these are digested.
 _BUCKET_SEARCH = {"entries", "max_tokens", "max_batch_size", "tuned"}
 # Clips that lack a companion, and how videos are cut, are covered by the catalog's digest.
@@ -56,6 +54,8 @@ _NOT_OF_A_PLAN = {
     "min_sources",
     "loss_mask",
 }
+# Left out where they are not set, so that plans that know nothing of them keep their digests.
+_USES = ("resolutions", "lengths")
 # What is computed of the rows alone, whatever the bucket table.
 _OF_ROWS = (
     "digest",
@@ -66,7 +66,7 @@ _OF_ROWS = (
     "companions",
     "source_layouts",
     "excluded",
-    "_showings",
+    "_uses",
     "frames",
 )
 
@@ -319,9 +319,8 @@ class Dataset:
         )
 
     @cached_property
-    def _showings(self) -> F64:
-        # Mean number of times that an epoch shows each row.
-        return self.rows.per_dataset({d.dataset_name: d.repeats for d in self.spec.datasets}, default=0.0)
+    def _uses(self) -> ClipUses:
+        return clip_uses.uses(self.rows, self.spec.datasets)
 
     @cached_property
     def frames(self) -> I64:
@@ -338,8 +337,7 @@ class Dataset:
     @tells_arguments
     def clips(self) -> tuple[Clips, I64]:
         """Return the clips to assign, a repeat as one element each, and the row of every element."""
-        row, copy = _copies(self._showings, self.spec.datasets)
-        r = self.rows
+        r, (row, copy) = self.rows, (self._uses.row, self._uses.copy)
         of_groups = ("cut", "own_group") if self.spec.split else ()
         r.load("num_frames", "fps", "height", "width", "kind", "captioned", "readable", *of_groups)
         held = np.zeros(len(r), dtype=np.bool_)
@@ -348,6 +346,10 @@ class Dataset:
         clips = Clips(r.uid, copy, self.frames, r.height, r.width, r.is_image, self.excluded, held)
         if len(row) != len(r) or (row[1:] == row[:-1]).any():  # else a copy of millions of clips is saved
             clips = replace(clips.take(row), copy=copy)
+        if self._uses.choice is not None:
+            # Validation uses each clip once, at the largest entry that it fills.
+            choice = np.where(clips.held_out, -1, self._uses.choice)
+            clips = replace(clips, choice=choice, allowed=clip_uses.allowed(self.spec.datasets, self.table))
         return clips, row
 
     def assigned(self, epoch: int) -> tuple[Clips, I64, Assignment]:
@@ -361,7 +363,7 @@ class Dataset:
     def _assign(self, epoch: int, clips: Clips, row: I64) -> Assignment:
         result = assign.assign(clips, self.table, seed=self.spec.seed, epoch=epoch)
         if any(d.repeats % 1 for d in self.spec.datasets):
-            chance = self._showings[row] - clips.copy
+            chance = clip_uses.showings(self.rows, self.spec.datasets)[row] - self._uses.repeat
             at = np.flatnonzero((chance < 1) & (result.reason == Reason.NONE))
             drawn = bernoulli(hash64(self.spec.seed, epoch, clips.uid[at], clips.copy[at], Purpose.SHARE), chance[at])
             result.reason[at[~drawn]] = Reason.NOT_DRAWN
@@ -379,7 +381,7 @@ class Dataset:
         if latest is None:
             _, row, latest = self.assigned(epoch)
         else:
-            row, _ = _copies(self._showings, self.spec.datasets)
+            row = self._uses.row
         return latest, row
 
     @tells_arguments
@@ -443,7 +445,7 @@ class Dataset:
                 [entry.model_dump() for entry in buckets.given],
                 spec.data.frame_interval,
                 spec.data.frame_rate,
-                [dataset.model_dump(exclude=_NOT_OF_A_PLAN) for dataset in spec.datasets],
+                [_settings_of_a_plan(dataset) for dataset in spec.datasets],
                 spec.data.short_clips,
                 spec.split,
                 spec.group,
@@ -497,21 +499,9 @@ class Dataset:
         return Planned(plan_epoch(entries, spec, epoch), others)
 
 
-def _copies(shown: F64, datasets: Sequence[DatasetConfig]) -> tuple[I64, I64]:
-    """Return row and repeat number of every clip that an epoch may show; repeats of a clip are adjacent."""
-    if shown.min(initial=1) > 0 and shown.max(initial=1) <= 1:
-        return np.arange(len(shown)), np.zeros(len(shown), dtype=np.int64)
-    times = np.ceil(shown).astype(np.int64)
-    if (total := int(times.sum())) > _MOST:
-        raise UserError(
-            f"an epoch would show {len(times)} clips {total} times in total, the maximum is {_MOST}",
-            code="too-many-repeats",
-            field="dataset.repeats",
-            value=[d.repeats for d in datasets],
-            remedy="lower dataset.repeats",
-        )
-    row = np.repeat(np.arange(len(times)), times)
-    return row, np.arange(len(row)) - np.repeat(np.cumsum(times) - times, times)
+def _settings_of_a_plan(dataset: DatasetConfig) -> dict[str, Any]:
+    values = dataset.model_dump(exclude=_NOT_OF_A_PLAN)
+    return {key: value for key, value in values.items() if key not in _USES or value is not None}
 
 
 def _assigns_alike(a: BucketTable, b: BucketTable) -> bool:

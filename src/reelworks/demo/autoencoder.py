@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -24,8 +25,16 @@ _HELD_OUT = 16  # each so manyth clip
 _MOST_CLIPS = 500  # that are read, evenly spread: frames stay in memory
 
 
-def fit(catalog: Path, file: Path, *, seed: int = 0) -> float:
-    """Fit it to the readable clips of a catalog, write the weights, and return the PSNR of clips held out, in dB."""
+@dataclass(frozen=True)
+class FittedAutoencoder:
+    """An autoencoder that was written to a file, and the PSNR of clips held out, in dB."""
+
+    file: Path
+    psnr_db: float
+
+
+def fit(catalog: Path, file: Path, *, seed: int = 0) -> FittedAutoencoder:
+    """Fit it to the readable clips of a catalog, and write the weights."""
     read = list(_clips(Catalog.open(catalog)))
     if not read:
         raise UserError(
@@ -44,7 +53,7 @@ def fit(catalog: Path, file: Path, *, seed: int = 0) -> float:
     file.parent.mkdir(parents=True, exist_ok=True)
     save_file(network.state_dict(), file)
     error = torch.cat([each.flatten() for each in errors]).square().mean()
-    return float(10 * torch.log10(4 / error))  # pixels span 2
+    return FittedAutoencoder(file, float(10 * torch.log10(4 / error)))  # pixels span 2
 
 
 def _clips(catalog: Catalog) -> Iterator[np.ndarray]:

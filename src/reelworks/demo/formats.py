@@ -47,7 +47,7 @@ class PictureFormat:
 H264_MP4 = VideoFormat("libx264", ".mp4")
 
 # Of each video format, size and frame rate of the tables.
-_ROUNDS = 2
+_ROUNDS = 4
 VIDEO_FORMATS: tuple[VideoFormat, ...] = _ROUNDS * (
     *(28 * [H264_MP4]),
     VideoFormat("libx264", ".mp4", rotation=90),

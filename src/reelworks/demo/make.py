@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -61,7 +62,8 @@ BAD = (
 )
 
 
-class DemoSummary(NamedTuple):
+@dataclass(frozen=True)
+class DemoSummary:
     """Names of the files that `make` wrote, and their total size, captions included."""
 
     folder: Path

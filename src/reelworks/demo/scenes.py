@@ -20,7 +20,7 @@ from reelworks.core import hash_rng
 from reelworks.demo import formats
 
 _T = TypeVar("_T")
-_MOST_REPEATS = 2  # of one combination
+_MOST_REPEATS = 5  # of one combination
 _MILLISECOND = Fraction(1, 1000)
 RGB = tuple[int, int, int]
 

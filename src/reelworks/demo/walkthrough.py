@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -42,8 +43,33 @@ REELWORKS = [sys.executable, "-m", "reelworks"]
 RECIPE = sample_recipe.path("demo")
 
 
-def main(*, quick: bool = False, seed: int = 42) -> int:
-    """Run all steps and return the exit code; `seed` is that of the two trainings."""
+@dataclass(frozen=True)
+class DemoResult:
+    """Results of the demo.
+
+    Attributes:
+        left_out: Clips that are not trained, by reason.
+        right: Of ten generated clips, those with each word of their prompts, as the judge sees them.
+        checks: Sentences that hold, or do not; a quick demo checks nothing.
+        clips: Contact sheet of the generated clips.
+    """
+
+    scanned: int
+    planned: int
+    left_out: dict[str, int]
+    validation_loss_before: float
+    validation_loss_after: float
+    right: dict[str, int]
+    seconds: float
+    seconds_by_part: dict[str, float]
+    checks: dict[str, bool]
+    run: Path
+    report: Path
+    clips: Path
+
+
+def main(*, quick: bool = False, seed: int = 42) -> DemoResult:
+    """Run all steps; `seed` is that of the two trainings."""
     shutil.rmtree(DEMO, ignore_errors=True)
     clock = _Clock()
     _say(1, "sample footage")
@@ -100,14 +126,14 @@ def _say(number: int, title: str) -> None:
 
 def _reelworks(*arguments: str) -> None:
     terminal.say(f"$ reelworks {' '.join(a if a.isprintable() and ' ' not in a else repr(a) for a in arguments)}")
-    subprocess.run([*REELWORKS, *arguments], check=True)
+    subprocess.run([*REELWORKS, *arguments], check=True, stdout=sys.stdout)
 
 
 def _train_and_kill(recipe: list[str]) -> int:
     """Train until near the middle, kill the process, and return the last step in its events."""
     total = toml.parse(RECIPE.read_text())["train"]["max_steps"]
     terminal.say(f"$ reelworks train {' '.join(recipe)}")
-    process = subprocess.Popen([*REELWORKS, "train", *recipe])
+    process = subprocess.Popen([*REELWORKS, "train", *recipe], stdout=sys.stdout)
     while (step := _last_step()) < total * KILL_AT_SHARE:
         if process.poll() is not None:
             raise SystemExit(f"training ended by itself at step {step} with code {process.returncode}")
@@ -146,7 +172,7 @@ def _write_previews() -> None:
     writers.contact_sheet(previews, labels, height_px=96).save(GENERATED / "learning.png")
 
 
-def _summary(clips: list[NDArray[np.uint8]], clock: _Clock, *, quick: bool) -> int:
+def _summary(clips: list[NDArray[np.uint8]], clock: _Clock, *, quick: bool) -> DemoResult:
     plan = plan_report.read_summary(RUN)
     assert plan is not None
     losses = [e["loss"] for e in events.timeline(RUN.events_file, "validation")]
@@ -170,23 +196,39 @@ def _summary(clips: list[NDArray[np.uint8]], clock: _Clock, *, quick: bool) -> i
     terminal.say(f"time               {clock.text()}")
     all_right = {word: _right(answers, word) for word in judge.Verdict._fields}
     SUMMARY.write_text(json.dumps({**all_right, "seconds": round(clock.seconds), "parts": clock.laps}, indent=1) + "\n")
+    explained = plan.planned + left_out == plan.catalog.clips
+    checks = (
+        {}
+        if quick
+        else {
+            "validation loss falls to at most 50 % of its start": losses[-1] <= 0.5 * losses[0],
+            **{
+                f"at least {least} of 10 prompts give a clip with their {word}": _right(answers, word) >= least
+                for word, least in LEAST_RIGHT.items()
+            },
+            "every scanned clip is planned or left out with a reason": explained,
+        }
+    )
+    for text, holds in checks.items():
+        terminal.say(f"{'ok    ' if holds else 'FAILED'} {text}")
     if quick:
         terminal.say(
             "not shown          a kill and its resume, motion, shapes: `reelworks demo` takes some minutes and shows them"
         )
-        return 0
-    explained = plan.planned + left_out == plan.catalog.clips
-    checks = {
-        "validation loss falls to at most 50 % of its start": losses[-1] <= 0.5 * losses[0],
-        **{
-            f"at least {least} of 10 prompts give a clip with their {word}": _right(answers, word) >= least
-            for word, least in LEAST_RIGHT.items()
-        },
-        "every scanned clip is planned or left out with a reason": explained,
-    }
-    for text, holds in checks.items():
-        terminal.say(f"{'ok    ' if holds else 'FAILED'} {text}")
-    return 0 if all(checks.values()) else 1
+    return DemoResult(
+        scanned=plan.catalog.clips,
+        planned=plan.planned,
+        left_out={reason: counts.clips for reason, counts in plan.left_out.items()},
+        validation_loss_before=losses[0],
+        validation_loss_after=losses[-1],
+        right=all_right,
+        seconds=round(clock.seconds, 1),
+        seconds_by_part=clock.laps,
+        checks=checks,
+        run=RUN.path,
+        report=RUN.report_file,
+        clips=GENERATED / "sheet.png",
+    )
 
 
 def _right(answers: list[dict[str, bool]], word: str) -> int:

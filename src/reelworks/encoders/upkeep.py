@@ -32,6 +32,41 @@ class Group:
     bytes: int
 
 
+@dataclass(frozen=True)
+class DamagedValue:
+    """A stored tensor that is not what was stored; its clip, or its caption, by name."""
+
+    clip: str
+    kind: str
+    problem: str
+
+
+@dataclass(frozen=True)
+class StoreCheck:
+    """Number of tensors that were read, and those that are damaged."""
+
+    checked: int
+    damaged: list[DamagedValue]
+
+
+@dataclass(frozen=True)
+class OrphanedValue:
+    """A stored tensor that no recipe reaches; its clip, or its caption, by name."""
+
+    kind: str
+    clip: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class PrunedStore:
+    """Tensors that no recipe reaches, and whether they were deleted; the bytes are those of files."""
+
+    entries: list[OrphanedValue]
+    deleted: bool
+    freed_bytes: int
+
+
 def summarise(store: EncodedStore) -> list[Group]:
     """Return the entries of a store by kind, encoder and dtype, largest first."""
     groups = store.table().group_by(["kind", "encoder", "dtype"]).aggregate([("bytes", "sum"), ("bytes", "count")])

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from reelworks.catalog.scan import ScanProgress
-from reelworks.checkpoint import listing, verify
 from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.core import digests, results
 from reelworks.core.errors import UserError
@@ -59,9 +58,7 @@ class EvaluatedModel:
         run, step, file = None, 0, request.source
         weights: Literal["ema", "model", "initial"] = "initial"
         if not request.is_recipe:
-            run, step = init_from.locate(request.source)
-            if request.step is not None or request.best:
-                step = _chosen(run, request.step, request.source)
+            run, step = init_from.locate(request.source, step=request.step, best=request.best)
             file, weights = history.recipe_of(run, step), "model" if request.raw_weights else "ema"
         recipe = _on(recipe_file.load(file, request.overrides), request.data_path, run)
         return cls(
@@ -87,22 +84,6 @@ class EvaluatedModel:
             return LoadedModel.begin(recipe, encoders)
         path = CheckpointFolder(RunFolder(self.run).checkpoints_folder).path(self.step)
         return LoadedModel.load(path, averaged=self.weights == "ema", encoders=encoders)
-
-
-def _chosen(run: RunFolder, step: int | None, path: Path) -> int:
-    store = CheckpointFolder(run.checkpoints_folder)
-    if path.resolve() != run.path.resolve():
-        raise UserError(
-            "a checkpoint is named already",
-            code="two-checkpoints",
-            field="RUN",
-            value=str(path),
-            remedy=f"name the run, {run.path}, or leave --step and --best out",
-        )
-    if step is None:
-        policy = recipe_file.load(run.recipe_file).checkpoints
-        step = listing.best(store, policy).step
-    return verify.named(store, step, full=False).step
 
 
 def _on(recipe: Recipe, data_path: Path | None, run: RunFolder | None) -> Recipe:

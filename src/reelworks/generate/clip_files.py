@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from reelworks.checkpoint.folder import CheckpointFolder
-from reelworks.core import requests, sources, units
+from reelworks.core import requests, results, sources, units
 from reelworks.core.log import logger
 from reelworks.core.shape import Shape
 from reelworks.evaluation import vbench
@@ -31,17 +31,44 @@ class WrittenClip:
 
     Attributes:
         path: Its file.
+        prompt: Text that it was generated from.
         shape: Its frames, height and width.
         step: Step of the checkpoint that it was generated with.
         sampler: Name of the sampler.
-        options: What it was generated with.
+        options: Settings of the generation.
     """
 
+    JSON_KEYS: ClassVar = (
+        *("path", "prompt", "shape", "step", "sampler"),
+        *("num_inference_steps", "guidance_scale", "fps", "seed"),
+    )
+
     path: Path
-    shape: Shape
+    prompt: str
+    shape: Shape = field(metadata=results.INLINED)
     step: int
     sampler: str
     options: GenerateOptions
+
+    @property
+    def num_inference_steps(self) -> int:
+        """Steps of the sampler."""
+        return self.options.num_inference_steps
+
+    @property
+    def guidance_scale(self) -> float:
+        """Scale of guidance; 1 means none."""
+        return self.options.guidance_scale
+
+    @property
+    def fps(self) -> float:
+        """Frames per second of a clip."""
+        return self.options.fps
+
+    @property
+    def seed(self) -> int:
+        """Seed of the noise."""
+        return self.options.seed
 
     def to_text(self) -> str:
         """Return all of it as a line."""
@@ -147,10 +174,10 @@ def _write(job: _Job, model: LoadedModel, options: GenerateOptions) -> list[Writ
     logger.info(f"generating {number} of {options.shape} on {model.encoder.device}, {steps} steps")
     generated = model.generate(job.prompts, options)
     written = []
-    for path, (frames, sound) in zip(job.paths, generated.written(), strict=True):
+    for path, prompt, (frames, sound) in zip(job.paths, job.prompts, generated.written(), strict=True):
         writers.write(path, frames, options.fps, sound)
         shape = replace(options.shape, num_frames=len(frames))
-        written.append(WrittenClip(path, shape, model.step, generated.by, options))
+        written.append(WrittenClip(path, prompt, shape, model.step, generated.by, options))
     return written
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 from av.video.reformatter import Interpolation, VideoReformatter
@@ -19,10 +19,12 @@ from reelworks.core import retry
 from reelworks.core.shape import Shape
 from reelworks.media import tone_map
 from reelworks.media.augment import NO_AUGMENTATION, Augmentation
-from reelworks.media.config import DataConfig, ShortClips
 from reelworks.media.deinterlace import progressive
 from reelworks.media.pictures import WHITE, Color, displayed, over, upright
 from reelworks.media.resize_filters import BICUBIC, ResizeFilter
+
+if TYPE_CHECKING:  # processes that only decode start in two thirds of the time without the library of configs
+    from reelworks.media.config import DataConfig, ShortClips
 
 # Raise it when frames of the same request change: latents that were stored of them are then encoded again.
 VERSION = 1

@@ -156,7 +156,7 @@ def _build(
             _load(family, networks, config, model, list(parts))
         return networks
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # `torch.manual_seed` seeds those of GPUs too, which are not kept
         with optional_imports.without_weights() if mapped else contextlib.nullcontext():
             networks = build_all()
         _load(family, networks, config, model, list(parts))

@@ -110,6 +110,8 @@ class Network:
     shape_only: bool = True  # whether it runs on the meta device, since no step of its forward pass depends on values
     # Rules for layers with other names in the original release, which LoRA files use.
     release_layers: tuple[KeyRule, ...] = ()
+    # Rules for names of layers that other trainers' LoRA files have, and that are read only.
+    trainers_layers: tuple[KeyRule, ...] = ()
     # Whether ComfyUI's LoRA files use the names of the release or of diffusers.
     comfyui_layers: Literal["release", "diffusers"] = "release"
     # Whether ComfyUI maps diffusers' names of layers that are parts of one layer of the release to rows of it.

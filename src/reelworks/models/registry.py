@@ -84,11 +84,11 @@ def find(name: str) -> str | None:
     return meant.get(_plain(re.sub("-diffusers$", "", name, flags=re.IGNORECASE)))
 
 
-def preset_name(name: str) -> str:
-    """Return the preset that a name on the command line means, as `find` does; a name of no model is refused."""
+def preset_name(name: str, field: str = "--model") -> str:
+    """Return the preset that a name of the user's means, as `find` does; a name of no model is refused."""
     preset = find(name)
     if preset is None:
-        raise _unknown(name, "--model")
+        raise _unknown(name, field)
     return preset
 
 

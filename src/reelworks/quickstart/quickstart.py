@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +34,7 @@ from reelworks.recipe import recipe_file, toml_writer, validation
 from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
 from reelworks.recipe.toml_writer import Line
-from reelworks.train.preflight.memory import ASSUMED_TFLOPS
+from reelworks.train.preflight.memory import ASSUMED_TFLOPS, Estimate
 
 _SIDES = (64, 128, 256, 384, 512, 640, 768, 1024)
 _LINES = (64, 144, 240, 360, 480, 720)
@@ -58,7 +58,7 @@ def lora_table(
     `weights` are a pipeline's folder or hub id, or the denoiser's file, instead of the published ones.
     """
     known = registry.release_of(preset)
-    parts = _parts(preset, known, weights)
+    parts = model_lines(preset, known, weights)
     if registry.PRESETS[preset].sound is not None and found.silent:
         why = f"{found.silent} of {units.plural(found.clips, 'clip')} have no sound and are trained as silent"
         parts = with_setting(parts, Line("[sound]", "missing", "silent", why))
@@ -77,7 +77,7 @@ def lora_table(
         "[encode]", "store", True, "clips and captions are encoded once, and training needs no encoder in memory"
     )
     previews = _previews(preset, datasets, found, trigger)
-    lines = [*lines, *parts, store, *lora, *_objective(preset, known), *_training(found)]
+    lines = [*lines, *parts, store, *lora, *objective_lines(preset, known), *_training(found)]
     return [*lines, *_files(known, found), *previews]
 
 
@@ -259,7 +259,7 @@ def _lengths(frames: NDArray[np.int64], geometry: Geometry, most: int) -> list[i
     return sorted({int(counts[i]) for i in (*chosen, longest[longest >= 0].min())})
 
 
-def _parts(preset: str, known: Release, weights: str | None) -> list[Line]:
+def model_lines(preset: str, known: Release, weights: str | None) -> list[Line]:
     """Return the lines of the model, its autoencoder and its text encoder."""
     lines = [Line("[model]", "name", preset)]
     checkpointing = Line("[model]", "gradient_checkpointing", False)
@@ -313,7 +313,8 @@ def _fresh_sound(preset: str) -> list[Line]:
     return [Line("[sound]", "name", "pcm", "samples as they are, without weights")] if has_sound else []
 
 
-def _objective(preset: str, known: Release) -> list[Line]:
+def objective_lines(preset: str, known: Release) -> list[Line]:
+    """Return the lines of the objective that the model was trained with."""
     if known.objective != "rectified-flow":
         return [Line("[objective]", "name", known.objective, "what the weights were trained with")]
     shift = known.timestep_shift
@@ -403,16 +404,30 @@ PLACEHOLDER = "pictures"
 
 @dataclass(frozen=True)
 class QuickstartResult:
-    """A new recipe with its estimates."""
+    """A new recipe with its estimates.
 
+    Attributes:
+        path: Its file.
+        remarks: Sentences on the folders.
+        micro_batches: Those of an epoch, by bucket.
+        tflops: Speed of the GPU that times are estimated for.
+        host_bytes: CPU memory of this machine.
+    """
+
+    JSON_KEYS: ClassVar = (
+        *("path", "model", "pictures", "clips", "uncaptioned", "remarks", "estimate", "fits", "host_bytes"),
+        *("settings", "steps", "seconds_per_step", "tflops", "moving_seconds_per_step"),
+    )
+
+    path: Path
     text: str
     recipe: Recipe
     found: FolderSurvey
     choice: MemoryPlan
-    remarks: tuple[str, ...]  # on the folders, for people
-    micro_batches: dict[str, int]  # of an epoch, by bucket
-    tflops: float  # speed of the GPU that times are estimated for
-    host_bytes: int  # CPU memory of this machine
+    remarks: tuple[str, ...]
+    micro_batches: dict[str, int]
+    tflops: float
+    host_bytes: int
 
     @property
     def fits(self) -> bool | None:
@@ -435,23 +450,40 @@ class QuickstartResult:
         seconds = sum(n * self.choice.estimate.seconds(name, self.tflops) for name, n in self.micro_batches.items())
         return seconds / max(sum(self.micro_batches.values()), 1)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the result as plain values for JSON."""
-        return {
-            "model": self.recipe.model.name,
-            "pictures": len(self.found.pictures),
-            "clips": len(self.found.videos),
-            "uncaptioned": self.found.uncaptioned,
-            "remarks": list(self.remarks),
-            "estimate": self.choice.estimate.to_json(),
-            "fits": self.fits,
-            "machine_cpu_memory": self.host_bytes,
-            "settings": {f"{t.table}.{t.key}": t.value for t in self.choice.tiers},
-            "steps": self.steps,
-            "seconds_per_step": self.seconds_per_step,
-            "tflops": self.tflops,
-            "moving_seconds_per_step": self.choice.estimate.moving_seconds,
-        }
+    @property
+    def model(self) -> str:
+        """Name of the model."""
+        return self.recipe.model.name
+
+    @property
+    def pictures(self) -> int:
+        """Number of pictures in the folders."""
+        return len(self.found.pictures)
+
+    @property
+    def clips(self) -> int:
+        """Number of clips in the folders."""
+        return len(self.found.videos)
+
+    @property
+    def uncaptioned(self) -> int:
+        """Number of pictures and clips without a caption."""
+        return self.found.uncaptioned
+
+    @property
+    def estimate(self) -> Estimate:
+        """Memory and arithmetic of the training."""
+        return self.choice.estimate
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Settings that save memory, by their recipe keys."""
+        return {f"{tier.table}.{tier.key}": tier.value for tier in self.choice.tiers}
+
+    @property
+    def moving_seconds_per_step(self) -> float:
+        """Seconds of a step in which weights move between CPU memory and the GPU."""
+        return self.choice.estimate.moving_seconds
 
 
 @requests.telling(NewLoraRequest)
@@ -471,7 +503,7 @@ def lora(request: NewLoraRequest, on_progress: Callable[[ScanProgress], None] | 
     datasets = _with_companions(preset, datasets, request.companions)
     # Before the folders are read, which may take long.
     validation.require_companions(ModelConfig(name=preset), [d.companions for d in datasets], "dataset.")
-    _parts(preset, registry.release_of(preset), request.weights)
+    model_lines(preset, registry.release_of(preset), request.weights)
     found = survey.PLACEHOLDER if _takes_pictures(preset) else survey.PLACEHOLDER_CLIPS
     if request.data:
         catalog = Path("runs", path.stem, "catalog")  # which the new recipe points to
@@ -512,6 +544,7 @@ def lora(request: NewLoraRequest, on_progress: Callable[[ScanProgress], None] | 
     if not registry.PRESETS[preset].release:
         remarks.append(f"{preset} starts from fresh weights and is meant for experiments")
     result = QuickstartResult(
+        path,
         text,
         recipe,
         found,

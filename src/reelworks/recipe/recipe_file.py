@@ -14,6 +14,7 @@ from reelworks.buckets.config import as_table
 from reelworks.core import toml, toml_none, user_files
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Geometry, Shape
+from reelworks.data import clip_uses
 from reelworks.models import components, sequence_limits
 from reelworks.models.config import require_known, text_encoder_names
 from reelworks.models.expert_pair.config import timestep_range
@@ -93,7 +94,7 @@ def parse(values: dict[str, Any]) -> Recipe:
     if recipe.buckets.proposes:
         _refuse_entries(recipe)
     else:
-        table.build(*tuned.unmeasured(recipe.bucket, recipe.buckets), geometry)
+        clip_uses.allowed(recipe.dataset, table.build(*tuned.unmeasured(recipe.bucket, recipe.buckets), geometry))
     _require_guided_channels(recipe)
     preview_model.require_fit(recipe)
     if recipe.samples.prompts:
@@ -223,6 +224,15 @@ def _require_preferences(recipe: Recipe) -> None:
 
 
 def _refuse_entries(recipe: Recipe) -> None:
+    for dataset in recipe.dataset:
+        if (named := dataset.resolutions or dataset.lengths) is not None:
+            raise UserError(
+                "the entries are proposed, and need not have these sizes",
+                code="entries-given-and-proposed",
+                field="dataset.resolutions" if dataset.resolutions else "dataset.lengths",
+                value=named,
+                remedy='write [[bucket]] entries, and buckets.entries = "recipe"',
+            )
     for name, entries in (("[[bucket]]", recipe.bucket), ("[buckets.opensora]", recipe.buckets.opensora)):
         if entries:
             raise UserError(

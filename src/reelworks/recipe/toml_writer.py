@@ -23,7 +23,7 @@ class Line:
     number: int = 0  # index of the table among those with the same header
 
     def __str__(self) -> str:
-        text = f"{self.key} = {literal(self.value)}"
+        text = f"{key_text(self.key)} = {literal(self.value)}"
         return f"{text:<{_COLUMN - 1}} # {self.why}" if self.why else text
 
 

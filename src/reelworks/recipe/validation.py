@@ -95,12 +95,12 @@ def require_companions(model: ModelConfig, given: Sequence[Collection[str]], pre
     wants = conditioning(model)
     for name in COMPANIONS:
         count = sum(name in names for names in given)
-        takers = [
-            preset
-            for preset, known in registry.PRESETS.items()
-            if name in known.config.conditioning.takes and not preset.endswith("-tiny")
-        ]
         if count and name.partition("-")[0] not in wants.takes:
+            takers = [
+                preset
+                for preset, known in registry.PRESETS.items()
+                if name in known.config.conditioning.takes and not preset.endswith("-tiny")
+            ]
             problem = f"{model.name} does not take a {name}"
             remedy = f"leave it out, or choose a model that does: {', '.join(takers)}"
         elif name in SOURCES and count and SOURCES.index(name) >= wants.most_sources:

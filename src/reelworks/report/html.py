@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from reelworks.core import files
 from reelworks.report import page, plots, previews, run_data, run_facts, status
 from reelworks.run.folder import RunFolder
+
+
+@dataclass(frozen=True)
+class WrittenReport:
+    """The report that was written, and the milliseconds of a clip by bucket, if they were measured."""
+
+    report: Path
+    costs: dict[str, float] | None
 
 
 def write(run: RunFolder) -> Path:

@@ -117,6 +117,14 @@ class ReplayedStep:
 
 
 @dataclass(frozen=True)
+class ReplayReport:
+    """A replayed step, and the contact sheets that were drawn of it."""
+
+    step: ReplayedStep = field(metadata=results.INLINED)
+    sheets: list[Path]
+
+
+@dataclass(frozen=True)
 class Replay:
     """A step that no resume has discarded.
 

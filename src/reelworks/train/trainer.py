@@ -11,12 +11,14 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from reelworks.analysis import compiled_graphs
 from reelworks.catalog.scan import ScanProgress
+from reelworks.checkpoint import listing
+from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.core import arguments, log
 from reelworks.core.arguments import checked
 from reelworks.core.errors import UserError
@@ -38,6 +40,7 @@ from reelworks.models import attention
 from reelworks.recipe import recipe_file
 from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
+from reelworks.run.folder import RunFolder
 from reelworks.train import checkpointing, progress
 from reelworks.train.checkpointing import CheckpointManager
 from reelworks.train.early_stop import EarlyStop
@@ -57,6 +60,29 @@ from reelworks.train.validation import Validator
 
 # EX_TEMPFAIL: saved on a signal; a scheduler may requeue the same command.
 EXIT_REQUEUE = 75
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """State of a run when a training ended.
+
+    Attributes:
+        run: The run folder.
+        reason: "finished", or "signal" if a signal ended it; the same command goes on.
+        step: Optimizer steps done.
+        epoch: From 0.
+        checkpoint: The newest one that is whole; None if there is none.
+        metrics: Those of that checkpoint.
+        exports: Files of weights that this training wrote.
+    """
+
+    run: Path
+    reason: Literal["finished", "signal"]
+    step: int
+    epoch: int
+    checkpoint: Path | None
+    metrics: dict[str, float]
+    exports: list[Path]
 
 
 @of_recipe()
@@ -97,8 +123,12 @@ def run(
     request: TrainRequest,
     on_scan: Callable[[ScanProgress], None] | None = None,
     on_encode: Callable[[Progress], None] = lambda progress: None,
+    on_end: Callable[[TrainResult], None] | None = None,
 ) -> int:
-    """Train a recipe in this process, and return the exit code, as `train` does; under torchrun, every rank calls it."""
+    """Train a recipe in this process, and return the exit code, as `train` does; under torchrun, every rank calls it.
+
+    `on_end` gets the result on the first rank.
+    """
     joined = mesh.join(
         offload=recipe.parallel.offload, parallel=recipe.parallel, facts=lambda: rendezvous.facts(recipe)
     )
@@ -133,8 +163,19 @@ def run(
         checkpoints = CheckpointManager(this_run, data, model, run_log, mirror, resumed_from)
         profiler = StepProfiler(request.profiled_steps, this_run.folder, run_log, world)
         trainer = Trainer(this_run, data, model, preview_options, checkpoints, run_log, early, profiler, stored)
-        reason = trainer.train(position, resumed=step is not None)
+        end, reason = trainer.train(position, resumed=step is not None)
+    if world.is_main and on_end is not None:
+        on_end(_result(this_run.folder, reason, end, checkpoints.exported))
     return EXIT_REQUEUE if reason == "signal" else 0
+
+
+def _result(
+    run: RunFolder, reason: Literal["finished", "signal"], end: DataPosition, exports: Sequence[Path]
+) -> TrainResult:
+    good, _ = CheckpointFolder(run.checkpoints_folder).scan()
+    newest = max(good, key=lambda checkpoint: checkpoint.step, default=None)
+    path, metrics = (None, {}) if newest is None else (newest.path, listing.finite(newest.metrics))
+    return TrainResult(run.path, reason, end.global_step, end.epoch, path, metrics, list(exports))
 
 
 class Trainer:
@@ -191,8 +232,8 @@ class Trainer:
         self._consecutive_non_finite = 0
         self._step_seconds = 0.0
 
-    def train(self, position: DataPosition, *, resumed: bool) -> str:
-        """Train from a position to the end, and return why training stopped: "finished", or "signal"."""
+    def train(self, position: DataPosition, *, resumed: bool) -> tuple[DataPosition, Literal["finished", "signal"]]:
+        """Train from a position to the end, and return where and why training stopped."""
         config = self._recipe.data
         with ExitStack() as stack:
             pool = DecodePool(config.num_workers if self._encoder.decodes else 0, config.decode_timeout)
@@ -401,7 +442,9 @@ class Trainer:
         if self._world.is_main and ranks[0].notes:
             self._log.balance(position.global_step, balance.compare(ranks))
 
-    def _stop(self, position: DataPosition, reason: str) -> str:
+    def _stop(
+        self, position: DataPosition, reason: Literal["finished", "signal"]
+    ) -> tuple[DataPosition, Literal["finished", "signal"]]:
         self._log_balance(position)
         self._profiler.close(position.global_step)
         self._log.event("stop", step=position.global_step, reason=reason)
@@ -409,7 +452,7 @@ class Trainer:
             logger.info("stopped after step %d; the same command goes on", position.global_step)
         for line in exports_folder.how_to_use(self._checkpoints.exported) if reason == "finished" else ():
             logger.info(line)
-        return reason
+        return position, reason
 
     def _require_few_failures(self, position: DataPosition) -> None:
         failures.require_few(

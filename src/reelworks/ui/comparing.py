@@ -26,11 +26,11 @@ def compare_runs(context: Context, keys: list[str]) -> Json:
         )
     folders = [context.workspace.run(key) for key in keys]
     found = compare.compare(folders)
-    named = list(zip(found.names, found.runs, strict=True))
+    named = list(zip(found.names, found.data, strict=True))
     return {
         "names": found.names,
-        "results": results.as_json(found.results),
-        "recipe": results.as_json(found.recipe),
+        "results": results.as_json(found.result_rows),
+        "recipe": results.as_json(found.recipe_rows),
         "figures": results.as_json(plots.overlaid(named)),
         "previews": _previews([runs.previews(context, key, run) for key, run in zip(keys, folders, strict=True)]),
     }

@@ -133,11 +133,12 @@ class Jobs:
         return "\n".join(lines)
 
     def result(self, id: str) -> Any:
-        """Return the JSON value that a command with `--json` printed; None if it printed none."""
+        """Return the JSON value that a command with `--json` printed; None if it printed none, or an error."""
         try:
-            return json.loads(self._file(self.get(id), ".out").read_text())
+            value = json.loads(self._file(self.get(id), ".out").read_text())
         except (OSError, ValueError):
             return None
+        return None if isinstance(value, dict) and value.keys() == {"error"} else value
 
     def error(self, job: PageJob) -> str:
         """Return the last error that a job printed, or nothing."""

@@ -29,7 +29,7 @@ _TEMPORARY = ".upload-"
 def target(workspace: Workspace, name: str, file: str) -> Path:
     """Return where a file of an upload belongs; raises `UserError` if it may not be written."""
     parts = file.split("/")
-    if len(parts) > _MOST_FOLDERS + 1 or not all(_is_name(part) for part in (name, *parts)):
+    if len(parts) > _MOST_FOLDERS + 1 or not all(is_name(part) for part in (name, *parts)):
         raise UserError(
             "this is no name for a file of footage",
             code="name-invalid",
@@ -63,7 +63,8 @@ def is_taken(name: str) -> bool:
     return formats.kind_of(name) is not None or formats.extension_of(name) == listing.SUFFIX
 
 
-def _is_name(name: str) -> bool:
+def is_name(name: str) -> bool:
+    """Return whether a file of the browser may have this name here."""
     return bool(_NAME.fullmatch(name)) and not name.endswith((".", " "))
 
 

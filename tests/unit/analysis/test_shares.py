@@ -58,7 +58,7 @@ def test_a_product_that_is_whole_but_for_rounding_draws_nothing(folder: Path) ->
 
 
 def test_more_showings_than_memory_has_are_refused(folder: Path) -> None:
-    with of_recipe(), refused("too-many-repeats", "dataset.repeats", says="an epoch would show 16 clips") as caught:
+    with of_recipe(), refused("too-many-repeats", "dataset.repeats", says="an epoch would use 16 clips") as caught:
         RecipeData.open(made(folder, 1000.0, 10**9)).entries(0)
     assert (caught.value.field, caught.value.value) == ("dataset.repeats", [1.0, 1e12])
 

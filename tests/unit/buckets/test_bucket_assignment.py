@@ -55,7 +55,7 @@ def run(clips: Clips, built: BucketTable = FULL, *, seed: int = 1, epoch: int = 
 
 
 def take(clips: Clips, where: NDArray[np.int64]) -> Clips:
-    return Clips(**{name: column[where] for name, column in vars(clips).items()})
+    return clips.take(where)
 
 
 def fills(built: BucketTable, entry: int, shape: tuple[int, int, int]) -> int | None:

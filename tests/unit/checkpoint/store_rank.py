@@ -1,11 +1,10 @@
-"""Ranks save into one store and load from it, each in a process: `store_rank.py FOLDER WORLD_SIZE`."""
+"""Ranks save into one store and load from it, each in a process."""
 
 from __future__ import annotations
 
 import json
-import os
 import random
-import sys
+import warnings
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -85,6 +84,7 @@ def refusal(work: Any) -> str:
 
 
 def main(rank: int, world_size: int, folder: Path) -> None:
+    warnings.simplefilter("error")
     dist.init_process_group(
         "gloo",
         init_method=f"file://{folder}/rendezvous-{world_size}",
@@ -151,16 +151,3 @@ def main(rank: int, world_size: int, folder: Path) -> None:
         torch.save(ours, folder / f"whole-{world_size}.pt")
     dist.barrier()
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    # One import for all ranks: it takes most of the time. Nothing runs in threads before the fork.
-    Training(1).step()
-    size, children = int(sys.argv[2]), []
-    for other in range(1, size):
-        if not (child := os.fork()):
-            main(other, size, Path(sys.argv[1]))
-            os._exit(0)  # threads of gloo may outlive their group
-        children.append(child)
-    main(0, size, Path(sys.argv[1]))
-    os._exit(max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children))

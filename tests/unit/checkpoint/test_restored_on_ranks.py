@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
+import children
 import pytest
 import torch
 from checkpoint_helpers import assert_equal
 from refused import refused
-from store_rank import Training
+from store_rank import Training, main
 
 import reelworks as rw
 
 
 def run_ranks(folder: Path, world_size: int) -> list[dict[str, object]]:
-    script = Path(__file__).with_name("store_rank.py")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    command = [sys.executable, "-W", "error", script, folder, str(world_size)]
-    subprocess.run(command, env=environment, check=True, timeout=300)
+    ranks = [children.SERVER.Process(target=main, args=(rank, world_size, folder)) for rank in range(world_size)]
+    assert children.ended(ranks) == [0] * world_size
     return [json.loads((folder / f"told-{world_size}-{rank}.json").read_text()) for rank in range(world_size)]
 
 

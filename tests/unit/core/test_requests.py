@@ -14,6 +14,7 @@ from reelworks.core import requests
 from reelworks.core.words import of_recipe
 from reelworks.evaluation.request import EvalRequest
 from reelworks.generate.request import GenerateRequest
+from reelworks.publish.request import PublishRequest
 from reelworks.quickstart.request import NewLoraRequest
 from reelworks.train.request import TrainRequest
 from reelworks.train.tuning.request import TuneRequest
@@ -25,6 +26,7 @@ REQUESTS: dict[type[Any], tuple[str, dict[str, Any]]] = {
     TuneRequest: ("tune", {"recipe": "a.toml"}),
     PlanRequest: ("plan", {"recipes": "a.toml"}),
     NewLoraRequest: ("new lora", {"model": "wan"}),
+    PublishRequest: ("publish", {"source": "runs/a", "to": "anna/mug"}),
     GenerateRequest: ("generate", {"source": "runs/a", "output": "a.png", "prompts": ["a wave"]}),
 }
 FIELDS = [(kind, arg) for kind in REQUESTS for arg in requests.args_of(kind)]

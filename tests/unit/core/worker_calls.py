@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-BYTES_THAT_TAKE_A_WHILE = 300_000_000
+BYTES_THAT_TAKE_A_WHILE = 150_000_000
 
 
 def double(value: int) -> int:

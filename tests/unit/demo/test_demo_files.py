@@ -66,6 +66,7 @@ def test_counts(demo: DemoSummary) -> None:
 def test_every_good_file_shows_what_its_caption_says(demo: DemoSummary, shown: dict[str, np.ndarray]) -> None:
     for name, frames in shown.items():
         caption = _caption(demo.folder / name)
+        frames = frames[::-3][::-1]  # every third, as all take three times as long
         direction = caption[4] if "moves" in caption else None
         assert judge.judge(frames) == (caption[1], caption[2], direction, caption[-2]), name
 

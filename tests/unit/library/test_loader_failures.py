@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import logging
-import os
 import shutil
-import subprocess
-import sys
 import threading
 from collections import Counter
 from pathlib import Path
 
+import children
 import pytest
+import torch.distributed as dist
 from benchmarks._borders.loader import SumOfThreads
-from loader_footage import dataset_of, make_footage, trained
+from loader_footage import TABLE, dataset_of, make_footage, trained
 from refused import refused
 
 import reelworks as rw
@@ -143,37 +143,22 @@ def test_a_step_without_a_valid_clip_is_passed_over(footage: Path) -> None:
     assert counts(loader) == (11, 9, 2, 0)
 
 
-RANK = """
-import sys
-from pathlib import Path
-import torch.distributed as dist
-import reelworks as rw
-from loader_footage import TABLE
-rank, folder = int(sys.argv[1]), Path(sys.argv[2])
-dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), 2), rank=rank, world_size=2)
-data = rw.Dataset(rw.Catalog.open(folder / "catalog"), TABLE, seed=7)
-loader = rw.Loader(data, micro_batches_per_step=2, max_decode_failures=0.3)
-for step in loader:
-    print(step.number, step.valid, sum(float(m.loss_weight.sum()) for m in step))
-print(loader.state_dict()["cursor"]["failed"])
-dist.destroy_process_group()
-"""
+def rank_of_two(rank: int, folder: Path) -> None:
+    dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), 2), rank=rank, world_size=2)
+    data = rw.Dataset(rw.Catalog.open(folder / "catalog"), TABLE, seed=7)
+    loader = rw.Loader(data, micro_batches_per_step=2, max_decode_failures=0.3)
+    told = [[step.number, step.valid, sum(float(m.loss_weight.sum()) for m in step)] for step in loader]
+    (folder / f"{rank}.json").write_text(json.dumps([told, loader.state_dict()["cursor"]["failed"]]))
+    dist.destroy_process_group()
 
 
 def test_the_process_group_counts(footage: Path, tmp_path: Path) -> None:
     dataset_of(footage)
     damage(footage)
-    children = [
-        subprocess.Popen(
-            [sys.executable, "-c", RANK, str(rank), str(tmp_path)],
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        )
-        for rank in (0, 1)
-    ]
-    told = [child.communicate(timeout=120)[0].splitlines() for child in children]
-    assert [lines.pop() for lines in told] == ["2", "2"]
+    ranks = [children.SERVER.Process(target=rank_of_two, args=(rank, tmp_path)) for rank in (0, 1)]
+    assert children.ended(ranks) == [0, 0]
+    told, failed = zip(*(json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)), strict=True)
+    assert failed == (2, 2)
     for one, other in zip(*told, strict=True):
-        assert one.split()[:2] == other.split()[:2]
-        assert float(one.split()[2]) + float(other.split()[2]) == pytest.approx(1)
+        assert one[:2] == other[:2]
+        assert one[2] + other[2] == pytest.approx(1)

@@ -7,11 +7,10 @@ import multiprocessing
 import os
 import pickle
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import children
 import pytest
 import torch
 from refused import refused
@@ -107,18 +106,18 @@ def test_a_catalog_pickles_its_version_and_its_absolute_place(tmp_path: Path, mo
         pickle.loads(sent)
 
 
-def test_a_spawned_process_gets_the_dataset() -> None:
-    """Run in a program of its own, as spawned processes import the main module again."""
-    code = (
-        "import pickle, sys, reelworks as rw\n"
-        "dataset, loader = pickle.load(sys.stdin.buffer)\n"
-        "print(dataset.digest, [step.number for step in loader])\n"
-    )
+def tell(sent: bytes, file: Path) -> None:
+    os.chdir("/")
+    dataset, loader = pickle.loads(sent)
+    file.write_text(f"{dataset.digest} {[step.number for step in loader]}")
+
+
+def test_another_process_gets_the_dataset(tmp_path: Path) -> None:
     loader = a_loader()
     steps_of(loader, 2)
     sent = pickle.dumps((loader.dataset, loader))
-    done = subprocess.run([sys.executable, "-c", code], input=sent, capture_output=True, check=True, cwd="/")
-    assert done.stdout.decode().split(maxsplit=1) == [loader.dataset.digest, f"{[n for n, *_ in steps_of(loader)]}\n"]
+    assert children.ended([children.SERVER.Process(target=tell, args=(sent, tmp_path / "told"))]) == [0]
+    assert (tmp_path / "told").read_text() == f"{loader.dataset.digest} {[n for n, *_ in steps_of(loader)]}"
 
 
 @FORKS

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from own_decoders import by_pyav, failing, wrongly_shaped
 from refused import refused
 
 import reelworks as rw
@@ -28,22 +29,6 @@ def noisy(micro_batch: rw.MicroBatch) -> rw.MicroBatch:
     draw = np.random.default_rng([micro_batch.request.epoch, *micro_batch.uids])
     frames = torch.from_numpy(draw.integers(0, 256, micro_batch.frames.shape, dtype=np.uint8))
     return dataclasses.replace(micro_batch, frames=frames)
-
-
-def by_pyav(path: str, numbers: Sequence[int]) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    import av
-
-    with av.open(path) as container:
-        frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
-    return np.stack([frames[number] for number in numbers])
-
-
-def failing(path: str, numbers: Sequence[int]) -> Any:
-    raise OSError("no such codec")
-
-
-def wrongly_shaped(path: str, numbers: Sequence[int]) -> Any:
-    return np.zeros((len(numbers), 8, 8), dtype=np.uint8)
 
 
 def test_each_clip_has_its_path_uid_and_columns() -> None:

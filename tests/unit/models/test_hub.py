@@ -26,10 +26,7 @@ def served(tmp_path, monkeypatch):
             (folder / "config.json").write_bytes(FILE + version.encode())
             server.put("owner/name", folder, *names)
         server.refused = {"owner/gated": "gated", "owner/private": "private"}
-        monkeypatch.setattr(constants, "ENDPOINT", server.address)
-        template = server.address + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        fake_hub.be_asked(server, tmp_path / "cache", monkeypatch)
         yield server
 
 

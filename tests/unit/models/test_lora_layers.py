@@ -46,21 +46,23 @@ def load(denoiser, path, settings=SETTINGS, name="wan-tiny"):
 
 # Layers have the same names in all networks of a class, and in files of diffusers those of the network.
 ALL_FORMATS = [
-    pytest.param(name, False, format, marks=[] if name in quick else pytest.mark.slow)
+    pytest.param(name, False, formats, marks=[] if name in quick else pytest.mark.slow)
     for name in contract.FAMILIES
-    for format, quick in zip(FORMATS, (("wan-tiny", "sdxl-tiny"), contract.CLASSES, contract.CLASSES), strict=True)
+    for formats, quick in ((FORMATS[:1], ("wan-tiny", "sdxl-tiny")), (FORMATS[1:], contract.CLASSES))
 ]
 
 
-@pytest.mark.parametrize(("name", "dora", "format"), [*ALL_FORMATS, ("wan-tiny", True, "diffusers")])
-def test_a_file_brings_every_number_back(tmp_path, format, name, dora):
+@pytest.mark.parametrize(("name", "dora", "formats"), [*ALL_FORMATS, ("wan-tiny", True, FORMATS[:1])])
+def test_a_file_brings_every_number_back(tmp_path, formats, name, dora):
     """Read back into another LoRA of the same base, a file of any convention leaves no number different."""
     settings = SETTINGS.model_copy(update={"dora": dora, "targets": "blocks"})
-    one = adapted(name, settings)
-    path = written(tmp_path, one, format, settings, name=name)
-    other = adapted(name, settings, seed=1)
-    load(other, path, settings, name)
-    torch.testing.assert_close(inject.weights(other.module), dict(inject.weights(one.module)), **BACK)
+    one, other = adapted(name, settings), adapted(name, settings, seed=1)
+    wanted, found = (inject.weights(denoiser.module) for denoiser in (one, other))
+    for format in formats:
+        for value in found.values():
+            value.add_(1)  # what the file before it brought
+        load(other, written(tmp_path, one, format, settings, name=name), settings, name)
+        torch.testing.assert_close(found, wanted, **BACK)
 
 
 @torch.no_grad()

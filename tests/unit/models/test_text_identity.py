@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 import transformers
@@ -20,6 +22,7 @@ KNOWN = {name: (one.networks, one.dim) for name, one in registry.TEXT_ENCODERS.i
 KNOWN["t5"] = ((T5,), 4096)
 # One of those whose networks are equal.
 KINDS = {networks: name for name, (networks, _) in reversed(KNOWN.items())}
+find_once = functools.cache(encoders._find)  # each config is read for every family
 # What a release saves, by the kind of its half that reads texts.
 WHOLE = {
     "gemma3_text": lambda size: transformers.Gemma3Config(text_config={"vocab_size": size}),
@@ -49,8 +52,9 @@ def told(name: str, place, **sizes) -> TextEncoderConfig:
 
 
 @pytest.mark.parametrize("name", KNOWN)
-def test_a_family_takes_its_own_and_no_other(name, folders):
+def test_a_family_takes_its_own_and_no_other(name, folders, monkeypatch):
     """Refused is every folder whose networks are of another kind; the error names both, and where they belong."""
+    monkeypatch.setattr(encoders, "_find", find_once)
     networks, width = KNOWN[name]
     own = {one.part: one.kind for one in networks}
     for theirs, other in KINDS.items():

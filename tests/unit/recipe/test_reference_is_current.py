@@ -34,7 +34,11 @@ def generator() -> ModuleType:
 
 
 @pytest.mark.parametrize(
-    "name", ["recipe.md", "recipe.schema.json", "dtypes.md", "cli.md", "errors.md", "gpu-figures.md", "optimizers.md"]
+    "name",
+    [
+        *("recipe.md", "recipe.schema.json", "dtypes.md", "cli.md", "errors.md", "gpu-figures.md", "optimizers.md"),
+        *("json.md", "json.schema.json"),
+    ],
 )
 def test_the_file_is_what_the_script_would_write(generator: ModuleType, name: str) -> None:
     written = (ROOT / "docs" / "reference" / name).read_text(encoding="utf-8")

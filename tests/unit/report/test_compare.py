@@ -34,14 +34,14 @@ def runs(tmp_path_factory):
 
 def test_the_table_has_the_results_and_the_keys_that_differ(runs):
     found = compare.compare(runs)
-    assert [(row.label, row.values) for row in found.recipe] == [
+    assert [(row.label, row.values) for row in found.recipe_rows] == [
         ("bucket.0.batch_size", ["4", "6"]),
         ("train.max_steps", ["40", "60"]),
     ]
-    results = {row.label: row.values for row in found.results}
+    results = {row.label: row.values for row in found.result_rows}
     assert results["steps"][0] == "40"
     assert results["validation loss, best"][0] == "0.3000 at step 40"
-    steps = found.runs[0].events_of("step")
+    steps = found.data[0].events_of("step")
     assert results["clips trained"][0] == str(sum(event["clips"] for event in steps))
     same = compare.compare([runs[0], runs[0]])
     assert same.recipe == []
@@ -76,7 +76,7 @@ def test_the_page_has_the_curves_of_all_runs_and_previews_side_by_side(runs, tmp
 def test_previews_of_no_common_step_are_each_runs_last(runs, tmp_path):
     young = RunFolder(tmp_path / "young")
     young.create({})
-    steps, rows = compare._previews(compare.compare([young, runs[1]]).runs)
+    steps, rows = compare._previews(compare.compare([young, runs[1]]).data)
     assert steps == [None, 40.5]
     assert [(row.prompt, row.previews[0]) for row in rows] == [("only here", None)]
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ import tiny_families
 import torch
 import transformers
 from refused import refused
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from reelworks.cli.main import app
 from reelworks.models import factory
@@ -35,42 +37,37 @@ RECIPE = {
 }
 
 
-@pytest.fixture
-def check(tmp_path: Path):
-    """Run the verb; returns exit code and what it printed, as a value with --json."""
-    path = tmp_path / "recipe.toml"
-    path.write_text(recipe_file.dump(recipe_file.parse(RECIPE)))
-
-    def run(*arguments: str) -> tuple[int, str]:
-        done = CliRunner().invoke(app, ["check", str(path), *arguments])
-        return done.exit_code, done.output
-
-    return run
+@functools.cache
+def done(*arguments: str) -> Result:
+    """Run the verb, once for all tests that change nothing in it."""
+    return run(*arguments)
 
 
-def test_what_is_printed_fits_into_eighty_signs(check) -> None:
+def run(*arguments: str) -> Result:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "recipe.toml"
+        path.write_text(recipe_file.dump(recipe_file.parse(RECIPE)))
+        return CliRunner().invoke(app, ["check", str(path), *arguments])
+
+
+def test_what_is_printed_fits_into_eighty_signs() -> None:
     """No dtype and no name is cut off."""
-    code, printed = check()
-    assert code == 0
-    table = printed.partition("denoiser: ")[0]
+    assert done().exit_code == 0
+    table = done().output.partition("denoiser: ")[0]
     assert {"bfloat16", "float32", "reduction", "autoencoder", "parameters"} <= set(table.split())
     assert "…" not in table
 
 
-def test_every_stage_says_what_it_does_and_json_stays_alone(tmp_path: Path) -> None:
-    path = tmp_path / "recipe.toml"
-    path.write_text(recipe_file.dump(recipe_file.parse(RECIPE)))
-    said = CliRunner().invoke(app, ["check", str(path)]).stderr
+def test_every_stage_says_what_it_does_and_json_stays_alone() -> None:
     stages = ("loading the model", "loading the autoencoder", "checking dtypes", "forward and backward with")
-    assert [stage for stage in stages if stage not in said] == []
-    assert CliRunner().invoke(app, ["check", str(path), "--json"]).stderr == ""
+    assert [stage for stage in stages if stage not in done().stderr] == []
+    assert done("--json").stderr == ""
 
 
-def test_a_sound_recipe_has_no_violation_and_its_figures_are_those_of_training(check) -> None:
+def test_a_sound_recipe_has_no_violation_and_its_figures_are_those_of_training() -> None:
     """Dtypes, casts, shapes and bytes, without a look at the data."""
-    code, printed = check("--json")
-    told = json.loads(printed)
-    assert (code, told["violations"]) == (0, [])
+    told = json.loads(done("--json").output)
+    assert (done("--json").exit_code, told["violations"]) == (0, [])
     denoiser, autoencoder, _ = told["components"]
     dtypes = [denoiser[key] for key in ("storage", "compute", "master", "reduction", "output")]
     assert dtypes == ["float32", "bfloat16", "float32", "float32", "float32"]
@@ -93,9 +90,9 @@ LORA = ("--json", "--set", "model.name=wan-tiny", "--set", "model.hidden_size=no
 LORA += ("--set", "model.num_heads=none", "--set", "lora.rank=2")
 
 
-def test_a_base_of_few_bits_is_counted_as_it_lies(check) -> None:
+def test_a_base_of_few_bits_is_counted_as_it_lies() -> None:
     """Half a byte for a number of nf4, and two for one of bfloat16."""
-    told = {base: json.loads(check(*LORA, "--set", f"lora.base={base}")[1]) for base in ("bfloat16", "nf4")}
+    told = {base: json.loads(run(*LORA, "--set", f"lora.base={base}").output) for base in ("bfloat16", "nf4")}
     assert [one["violations"] for one in told.values()] == [[], []]
     assert [one["components"][0]["base"] for one in told.values()] == ["bfloat16", "nf4"]
     count, same = (one["components"][0]["parameters"] for one in told.values())
@@ -106,11 +103,11 @@ def test_a_base_of_few_bits_is_counted_as_it_lies(check) -> None:
 
 
 @pytest.mark.slow
-def test_what_lies_in_cpu_memory_is_counted_there(check) -> None:
+def test_what_lies_in_cpu_memory_is_counted_there() -> None:
     """An offloaded network takes two blocks and what is in none; a text encoder in CPU memory takes nothing of the GPU."""
     deep = ("--json", "--set", "model.depth=3", "--set", "lora.rank=2")
-    wide = json.loads(check(*deep)[1])["memory"]
-    offloaded = json.loads(check(*deep, "--set", "parallel.offload=true")[1])
+    wide = json.loads(run(*deep).output)["memory"]
+    offloaded = json.loads(run(*deep, "--set", "parallel.offload=true").output)
     assert offloaded["violations"] == []
     low = offloaded["memory"]
     assert low["host"] == sum(wide[part] for part in ("weights", "gradients", "optimizer", "ema"))
@@ -119,12 +116,10 @@ def test_what_lies_in_cpu_memory_is_counted_there(check) -> None:
     assert wide["host"] == 0
 
 
-def test_the_place_of_every_part_is_told(check) -> None:
+def test_the_place_of_every_part_is_told() -> None:
     """In a column of its own."""
-    code, printed = check("--set", "text_encoder.device=cpu")
-    assert code == 0
-    assert "device" in printed
-    told = json.loads(check("--json", "--set", "text_encoder.device=cpu")[1])
+    assert "device" in done().output
+    told = json.loads(run("--json", "--set", "text_encoder.device=cpu").output)
     assert told["components"][2]["device"] == "cpu"
 
 
@@ -135,17 +130,17 @@ def _denoiser(recipe: recipe_file.Recipe) -> Denoiser:
 
 
 @pytest.mark.slow
-def test_shards_divide_what_is_sharded(check) -> None:
+def test_shards_divide_what_is_sharded() -> None:
     """Weights, gradients, optimizer and average; a replica has all of them."""
-    alone = json.loads(check("--json")[1])["memory"]
-    sharded = json.loads(check("--json", "--world", "4")[1])["memory"]
-    replicated = json.loads(check("--json", "--world", "4", "--set", "parallel.strategy=replicated")[1])["memory"]
+    alone = json.loads(done("--json").output)["memory"]
+    sharded = json.loads(run("--json", "--world", "4").output)["memory"]
+    replicated = json.loads(run("--json", "--world", "4", "--set", "parallel.strategy=replicated").output)["memory"]
     parts = ("weights", "gradients", "optimizer", "ema")
     assert [sharded[part] for part in parts] == [alone[part] // 4 for part in parts]
     assert [replicated[part] for part in parts] == [alone[part] for part in parts]
 
 
-def test_a_violation_is_printed_with_its_remedy_and_ends_in_1(check, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_violation_is_printed_with_its_remedy_and_ends_in_1(monkeypatch: pytest.MonkeyPatch) -> None:
     """A part that was left in another dtype: module path, both dtypes, what to do; nothing is run for real."""
     build = factory.build_denoiser
 
@@ -155,21 +150,22 @@ def test_a_violation_is_printed_with_its_remedy_and_ends_in_1(check, monkeypatch
         return denoiser
 
     monkeypatch.setattr(factory, "build_denoiser", planted)
-    code, printed = check()
-    assert code == 1
+    result = run()
+    printed = result.output
+    assert result.exit_code == 1
     assert "violation: spatial_blocks.0.mlp.fc2.weight: a parameter is stored as float16, but float32" in printed
     assert "remedy: load and build it as float32" in printed
     assert "2 violations" in printed
     assert "forward and backward" not in printed
-    code, printed = check("--json")
-    assert code == 1
-    first = json.loads(printed)["violations"][0]
+    result = run("--json")
+    assert result.exit_code == 1
+    first = json.loads(result.output)["violations"][0]
     assert (first["module"], first["found"], first["declared"]) == (
         "spatial_blocks.0.mlp.fc2.weight", "float16", "float32",
     )  # fmt: skip
 
 
-def test_a_violation_that_only_a_real_pass_shows_is_told_too(check, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_violation_that_only_a_real_pass_shows_is_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """With what was found without numbers being nothing."""
     build = factory.build_denoiser
 
@@ -180,10 +176,10 @@ def test_a_violation_that_only_a_real_pass_shows_is_told_too(check, monkeypatch:
         return denoiser
 
     monkeypatch.setattr(factory, "build_denoiser", planted)
-    code, printed = check()
-    assert code == 1
-    assert "violation: spatial_blocks.0.mlp: MLP returns float64" in printed
-    assert "1 violation\n" in printed
+    result = run()
+    assert result.exit_code == 1
+    assert "violation: spatial_blocks.0.mlp: MLP returns float64" in result.output
+    assert "1 violation\n" in result.output
 
 
 def test_the_largest_micro_batch_of_each_resolution_counts() -> None:

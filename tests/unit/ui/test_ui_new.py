@@ -193,17 +193,48 @@ def test_models_and_folders_are_those_that_new_lora_takes(page: TestClient) -> N
 
 
 @pytest.mark.slow(reason="starts a process that imports torch")
-def test_a_lora_for_a_folder_is_made_by_new_lora(page: TestClient, folder: Path) -> None:
-    (mine,) = page.get("/api/new/folders").json()
-    wish = {"folder": mine["key"], "model": "stdit3-tiny", "trigger": "--ohwx", "name": "my-cats"}
-    job = page.post("/api/new/lora", json=wish).json()
+def ended(page: TestClient, job: dict[str, Any]) -> dict[str, Any]:
+    """Return a job when it is done."""
     until = time.monotonic() + 300
     while (now := page.get(f"/api/jobs/{job['id']}").json())["state"] in ("waiting", "running"):
         assert time.monotonic() < until
         time.sleep(0.2)
     assert now["state"] == "done", now["output"]
+    return dict(now)
+
+
+OPEN_SORA = (
+    'bucket_config = {"256": {1: (1.0, 4)}}\nmodel = dict(type="STDiT3-XL/2", from_pretrained="w")\nmystery = 3\n'
+)
+
+
+def test_a_config_of_another_trainer_becomes_a_recipe_on_the_chosen_footage(page: TestClient, folder: Path) -> None:
+    (mine,) = page.get("/api/new/folders").json()
+    wish = {"files": [{"name": "stage1.py", "text": OPEN_SORA}], "folder": mine["key"], "name": "stage1"}
+    now = ended(page, page.post("/api/import", json=wish).json())
+    assert (now["result"]["trainer"], now["result"]["recipe"]) == ("opensora", "stage1.toml")
+    fates = {key["key"]: key["fate"] for key in now["result"]["keys"]}
+    assert (fates["model.type"], fates["mystery"]) == ("taken", "not possible here")
+    assert recipe_file.load(folder / "stage1.toml").dataset[0].path == "mine"
+    assert page.post("/api/import", json=wish).json()["code"] == "file-exists"
+    assert page.post("/api/import", json=wish | {"overwrite": True}).status_code == 200
+
+
+@pytest.mark.parametrize("name", ["../x.py", "/x.py", "a/b.py", ".x.py", "x\ny.py", ""])
+def test_a_config_is_written_into_its_folder_alone(page: TestClient, folder: Path, name: str) -> None:
+    before = everything(folder)
+    told = page.post("/api/import", json={"files": [{"name": name, "text": OPEN_SORA}], "name": "x"})
+    assert told.status_code >= 400
+    assert everything(folder) == before
+    assert page.get("/api/jobs").json() == []
+
+
+def test_a_lora_for_a_folder_is_made_by_new_lora(page: TestClient, folder: Path) -> None:
+    (mine,) = page.get("/api/new/folders").json()
+    wish = {"folder": mine["key"], "model": "stdit3-tiny", "trigger": "--ohwx", "name": "my-cats"}
+    now = ended(page, page.post("/api/new/lora", json=wish).json())
     assert now["result"]["pictures"] == 3
-    made = page.get(f"/api/new/recipe/{job['subject']}").json()
+    made = page.get(f"/api/new/recipe/{now['subject']}").json()
     assert made["problem"] is None
     (dataset,) = recipe_file.load(folder / "my-cats.toml").dataset
     assert (dataset.path, dataset.caption) == ("mine", "--ohwx, {text}")

@@ -7,8 +7,9 @@ from typing import Any
 
 from reelworks.buckets.opensora import parse
 from reelworks.catalog.config import is_list
-from reelworks.compat.opensora import rules
-from reelworks.compat.opensora.rules import Fate, ImportedRecipe, Rule, Told
+from reelworks.compat import rules
+from reelworks.compat.draft import ImportDraft
+from reelworks.compat.rules import Fate, Outcome, Rule
 from reelworks.core.errors import UserError
 from reelworks.core.toml_none import WORD as NONE
 from reelworks.models import registry
@@ -35,12 +36,13 @@ _SIZES_OF_2_0 = (
     *("in_channels", "vec_in_dim", "context_in_dim", "hidden_size", "mlp_ratio", "num_heads"),
     *("depth", "depth_single_blocks", "axes_dim", "theta", "qkv_bias"),
 )
-# Settings of 2.0's autoencoders with one value here.
+# FormerSettings of 2.0's autoencoders with one value here.
 _AUTOENCODERS_OF_2_0 = {
     **{"in_channels": 3, "out_channels": 3, "layers_per_block": 2, "latent_channels": 16},
     **{"spatial_tile_size": 256, "temporal_tile_size": 32, "tile_overlap_factor": 0.25},
 }
 _FRAMES_OF_A_CHUNK = 17
+_PLACEHOLDER = "meta.csv"
 _CHANNELS = 4  # of the latents of 1.1 and 1.2
 _SECTIONS = ("dataset", "model", "vae", "ae", "text_encoder", "t5", "clip", "scheduler", "optim", "lr_scheduler")
 _MODELS = {
@@ -71,20 +73,25 @@ def flatten(values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
             yield key, value
 
 
-def convert(key: str, value: Any, draft: ImportedRecipe) -> Told:
+def type_of(draft: ImportDraft, section: str) -> str:
+    """Return the type of a section of the config, or "" if it has none."""
+    return str(draft.settings.get(f"{section}.type", ""))
+
+
+def convert(key: str, value: Any, draft: ImportDraft) -> Outcome:
     """Convert one key of the config and put it into the draft."""
     section = key.partition(".")[0]
-    if section in _SUPPORTED and draft.type_of(section) not in _SUPPORTED[section]:
-        return Fate.NOT_THERE_YET, _NOT_THERE_YET[section]
-    if key in _OF_RECTIFIED_FLOW and draft.type_of("scheduler") == "iddpm":
-        return Fate.NOT_NEEDED, "iddpm has no such setting"
-    if key in _OF_RECTIFIED_FLOW and draft.type_of("model") == "flux":
-        return Fate.NOT_NEEDED, "2.0 has no such setting: its timesteps are logit-normal, with a shift of its own"
+    if section in _SUPPORTED and type_of(draft, section) not in _SUPPORTED[section]:
+        return Fate.NOT_POSSIBLE, _NOT_POSSIBLE[section]
+    if key in _OF_RECTIFIED_FLOW and type_of(draft, "scheduler") == "iddpm":
+        return Fate.NO_MEANING, "iddpm has no such setting"
+    if key in _OF_RECTIFIED_FLOW and type_of(draft, "model") == "flux":
+        return Fate.NO_MEANING, "2.0 has no such setting: its timesteps are logit-normal, with a shift of its own"
     if key in _KEYS:
         return _KEYS[key](value, draft)
-    if section in _NOT_THERE_YET:
-        return Fate.NOT_THERE_YET, _NOT_THERE_YET[section]
-    return Fate.UNKNOWN, "no recipe key corresponds to it"
+    if section in _NOT_POSSIBLE:
+        return Fate.NOT_POSSIBLE, _NOT_POSSIBLE[section]
+    return Fate.NOT_POSSIBLE, "no recipe key corresponds to it"
 
 
 def bucket_table(value: Any) -> Any:
@@ -114,26 +121,25 @@ def bucket_table(value: Any) -> Any:
 def _type(section: str, table: str) -> Rule:
     """Translate the type to our name, with the default weights unless the config names others."""
 
-    def handle(value: Any, draft: ImportedRecipe) -> Told:
+    def handle(value: Any, draft: ImportDraft) -> Outcome:
         name, weights = _SUPPORTED[section][value]
-        if not draft.values[section].get("from_pretrained"):
+        if not draft.settings.get(f"{section}.from_pretrained"):
             draft.set(f"{table}.weights", weights)
-        return Fate.CONVERTED, draft.set(f"{table}.name", name)
+        return Fate.TAKEN, draft.set(f"{table}.name", name)
 
     return handle
 
 
-def _preset_of_2_0(draft: ImportedRecipe) -> str:
+def _preset_of_2_0(draft: ImportDraft) -> str:
     """Return the preset of 2.0 for the patch of the config, 1 or 2."""
-    model = draft.values.get("model")
-    patch = model.get("patch_size", 2) if isinstance(model, dict) else 2
-    return "opensora2-dc-ae" if draft.values.get("patch_size", patch) == 1 else "opensora2"
+    patch = draft.settings.get("patch_size", draft.settings.get("model.patch_size", 2))
+    return "opensora2-dc-ae" if patch == 1 else "opensora2"
 
 
 def _size(field: str) -> Rule:
     """Compare a size of 2.0's network with that of the preset."""
 
-    def handle(value: Any, draft: ImportedRecipe) -> Told:
+    def handle(value: Any, draft: ImportDraft) -> Outcome:
         wanted = registry.PRESETS[_preset_of_2_0(draft)].config.model_dump()[field]
         wanted = list(wanted) if isinstance(wanted, tuple) else wanted
         return rules.only((wanted,), "the preset has the same value", f"the preset has {wanted}")(value, draft)
@@ -141,115 +147,119 @@ def _size(field: str) -> Rule:
     return handle
 
 
-def _temporal_tiles(value: Any, draft: ImportedRecipe) -> Told:
+def _temporal_tiles(value: Any, draft: ImportDraft) -> Outcome:
     """Report tiles along time, which one autoencoder of 2.0 has and the other has not."""
-    has = draft.type_of("ae") == "dc_ae"
+    has = type_of(draft, "ae") == "dc_ae"
     return rules.only((has,), "as here", f"{'32' if has else 'all'} frames are encoded together")(value, draft)
 
 
-def _spread(value: Any, draft: ImportedRecipe) -> Told:
+def _spread(value: Any, draft: ImportDraft) -> Outcome:
     if value is None:
-        return Fate.NOT_NEEDED, "latents are not divided"
+        return Fate.NO_MEANING, "latents are not divided"
     remark = draft.set("autoencoder.std", value)
     return (
-        Fate.CONVERTED,
+        Fate.TAKEN,
         f"{remark}; with the published weights of the network, 2.0 generates without it: leave it out",
     )
 
 
-def _model_type(value: Any, draft: ImportedRecipe) -> Told:
+def _model_type(value: Any, draft: ImportDraft) -> Outcome:
     """Translate the network, and for 2.0 what its training script fixes: texts, and the shift of timesteps."""
     if value not in _MODELS:
         return rules.by_name("model.name", _MODELS, "stdit3-xl", "this network is not supported")(value, draft)
     remark = draft.set("model.name", _preset_of_2_0(draft) if value == "flux" else _MODELS[value])
     if value == "flux":
-        draft.set("text_encoder", {"name": "flux", "weights": _TEXTS_2_0})
+        draft.set("text_encoder.name", "flux")
+        draft.set("text_encoder.weights", _TEXTS_2_0)
         draft.set("objective.timestep_sampling", "logit-normal")
         remark += f", {draft.set('objective.timestep_shift', _SHIFT_2_0)}"
-        if "dropout_ratio" not in draft.values:
+        if draft.settings.get("dropout_ratio") is None:
             draft.set("objective.caption_dropout", 0.0)
-    return Fate.CONVERTED, remark
+    return Fate.TAKEN, remark
 
 
-def _text_type(value: Any, draft: ImportedRecipe) -> Told:
-    return Fate.CONVERTED, 'text_encoder.name = "flux", which is T5 and CLIP together'
+def _text_type(value: Any, draft: ImportDraft) -> Outcome:
+    return Fate.TAKEN, 'text_encoder.name = "flux", which is T5 and CLIP together'
 
 
-def _text_length(value: Any, draft: ImportedRecipe) -> Told:
-    return Fate.CONVERTED, draft.set("text_encoder.max_length", value)
+def _text_length(value: Any, draft: ImportDraft) -> Outcome:
+    return Fate.TAKEN, draft.set("text_encoder.max_length", value)
 
 
-def _dropout(value: Any, draft: ImportedRecipe) -> Told:
+def _dropout(value: Any, draft: ImportDraft) -> Outcome:
     """Convert the dropout of T5 and CLIP, which 2.0 draws one by one; here captions are dropped for both together."""
     if not isinstance(value, dict) or not value:
-        return Fate.CONVERTED, draft.set("objective.caption_dropout", 0.0)
+        return Fate.TAKEN, draft.set("objective.caption_dropout", 0.0)
     both = round(float(value.get("t5", 0.0)) * float(value.get("clip", 0.0)), 6)
     remark = draft.set("objective.caption_dropout", both)
-    return Fate.CONVERTED, f"{remark}, the share of clips without both; captions are not dropped for one alone"
+    return Fate.TAKEN, f"{remark}, the share of clips without both; captions are not dropped for one alone"
 
 
-def _conditions(value: Any, draft: ImportedRecipe) -> Told:
+def _conditions(value: Any, draft: ImportDraft) -> Outcome:
     """Convert the weights of kinds of conditions to shares of clips; unknown kinds become clips without condition."""
     if not isinstance(value, dict) or not (total := sum(value.values())):
-        return Fate.NOT_NEEDED, "clips are trained without conditions"
+        return Fate.NO_MEANING, "clips are trained without conditions"
     ratios = {_CONDITIONS[name]: weight / total for name, weight in value.items() if name in _CONDITIONS}
-    remark = draft.set("objective.mask_ratios", ratios)
+    remark = _set_ratios(ratios, draft)
     if others := sorted(name for name in value if name not in _CONDITIONS and name != "t2v"):
-        return Fate.NOT_THERE_YET, f"{remark}; {', '.join(others)} are trained without condition"
-    return Fate.CONVERTED, remark
+        return Fate.NOT_POSSIBLE, f"{remark}; {', '.join(others)} are trained without condition"
+    return Fate.TAKEN, remark
 
 
 def _published_or(target: str) -> Rule:
-    def handle(value: Any, draft: ImportedRecipe) -> Told:
-        return Fate.CONVERTED, draft.set(target, str(value)) if value else "the published weights are used"
+    def handle(value: Any, draft: ImportDraft) -> Outcome:
+        return Fate.TAKEN, draft.set(target, str(value)) if value else "the published weights are used"
 
     return handle
 
 
-def _chunk(value: Any, draft: ImportedRecipe) -> Told:
-    if draft.type_of("vae") == "VideoAutoencoderKL" or value == _FRAMES_OF_A_CHUNK:
-        return Fate.NOT_NEEDED, "frames are encoded together as published"
-    return Fate.NOT_THERE_YET, f"{_FRAMES_OF_A_CHUNK} frames are encoded together"
+def _chunk(value: Any, draft: ImportDraft) -> Outcome:
+    if type_of(draft, "vae") == "VideoAutoencoderKL" or value == _FRAMES_OF_A_CHUNK:
+        return Fate.NO_MEANING, "frames are encoded together as published"
+    return Fate.NOT_POSSIBLE, f"{_FRAMES_OF_A_CHUNK} frames are encoded together"
 
 
-def _data_path(value: Any, draft: ImportedRecipe) -> Told:
+def _data_path(value: Any, draft: ImportDraft) -> Outcome:
     if not value:
-        return Fate.TO_FILL_IN, 'replace the placeholder dataset.0.path = "meta.csv" by your list or folder of clips'
-    draft.dataset["path"] = str(value)
-    remark = f'dataset.0.path = "{value}"'
+        placeholder = draft.set("dataset.0.path", _PLACEHOLDER, "to fill in")
+        return Fate.TO_FILL_IN, f"replace the placeholder {placeholder} by your list or folder of clips"
+    remark = draft.set("dataset.0.path", str(value))
     if is_list(str(value)):
         remark += "; if its paths are relative to another folder, set dataset.0.root to that folder"
-    return Fate.CONVERTED, remark
+    return Fate.TAKEN, remark
 
 
-def _vmaf(value: Any, draft: ImportedRecipe) -> Told:
+def _vmaf(value: Any, draft: ImportDraft) -> Outcome:
     """Use the text that 2.0 appends to captions of lists with this score, rounded in the same way."""
     if not value:
-        return Fate.NOT_NEEDED, "captions are used as they are"
-    if not is_list(draft.dataset["path"]):
+        return Fate.NO_MEANING, "captions are used as they are"
+    if not is_list(draft.get("dataset.0.path", _PLACEHOLDER)):
         return Fate.TO_FILL_IN, "a folder has no such score: use a list with that column"
-    draft.dataset["caption"] = _MOTION
-    return Fate.CONVERTED, f'dataset.0.caption = "{_MOTION}"'
+    return Fate.TAKEN, draft.set("dataset.0.caption", _MOTION)
 
 
-def _mask_ratios(value: Any, draft: ImportedRecipe) -> Told:
+def _mask_ratios(value: Any, draft: ImportDraft) -> Outcome:
     """Convert mask ratios; before 1.2 the strategies were called mask_no, mask_quarter_head and so on."""
     if isinstance(value, dict):
         names = {name: str(name).removeprefix("mask_") for name in value}
         value = {"identity" if names[k] == "no" else names[k]: ratio for k, ratio in value.items()}
-    return Fate.CONVERTED, draft.set("objective.mask_ratios", value or {})
+    return Fate.TAKEN, _set_ratios(value or {}, draft)
 
 
-def _weights(value: Any, draft: ImportedRecipe) -> Told:
+def _set_ratios(ratios: dict[str, Any], draft: ImportDraft) -> str:
+    return ", ".join(draft.set(f"objective.mask_ratios.{name}", ratio) for name, ratio in ratios.items()) or "none"
+
+
+def _weights(value: Any, draft: ImportDraft) -> Outcome:
     if value is None:
-        return Fate.NOT_NEEDED, "training starts from scratch"
-    return Fate.CONVERTED, draft.set("model.weights", str(value))
+        return Fate.NO_MEANING, "training starts from scratch"
+    return Fate.TAKEN, draft.set("model.weights", str(value))
 
 
-def _cosine(value: Any, draft: ImportedRecipe) -> Told:
+def _cosine(value: Any, draft: ImportDraft) -> Outcome:
     """Ask for max_steps: Open-Sora's schedule covers all epochs, whose steps are known only after planning."""
     if not value:
-        return Fate.NOT_NEEDED, "the rate is constant after warm-up"
+        return Fate.NO_MEANING, "the rate is constant after warm-up"
     return (
         Fate.TO_FILL_IN,
         'set train.learning_rate_schedule = "cosine", and train.max_steps to the steps of an epoch (`reelworks plan`) '
@@ -257,33 +267,33 @@ def _cosine(value: Any, draft: ImportedRecipe) -> Told:
     )
 
 
-def _keep(value: Any, draft: ImportedRecipe) -> Told:
+def _keep(value: Any, draft: ImportDraft) -> Outcome:
     if isinstance(value, int) and value > 0:
-        return Fate.CONVERTED, draft.set("checkpoints.keep_last", value)
-    return Fate.NOT_THERE_YET, "Open-Sora keeps all; here checkpoints.keep_last and keep_best decide"
+        return Fate.TAKEN, draft.set("checkpoints.keep_last", value)
+    return Fate.NOT_POSSIBLE, "Open-Sora keeps all; here checkpoints.keep_last and keep_best decide"
 
 
-def _fps_max(value: Any, draft: ImportedRecipe) -> Told:
-    if value is None or draft.recipe["data"].get("frame_interval", 1) != 1:
-        return Fate.NOT_NEEDED, "frame_interval decides"
-    return Fate.CONVERTED, draft.set("data.fps", value)
+def _fps_max(value: Any, draft: ImportDraft) -> Outcome:
+    if value is None or draft.get("data.frame_interval", 1) != 1:
+        return Fate.NO_MEANING, "frame_interval decides"
+    return Fate.TAKEN, draft.set("data.fps", value)
 
 
-def _scheduler_type(value: Any, draft: ImportedRecipe) -> Told:
+def _scheduler_type(value: Any, draft: ImportDraft) -> Outcome:
     if value not in _OBJECTIVES:
-        return Fate.NOT_THERE_YET, "this objective is not supported; rectified flow replaces it"
-    return Fate.CONVERTED, draft.set("objective.name", _OBJECTIVES[value])
+        return Fate.NOT_POSSIBLE, "this objective is not supported; rectified flow replaces it"
+    return Fate.TAKEN, draft.set("objective.name", _OBJECTIVES[value])
 
 
-def _cfg_channel(value: Any, draft: ImportedRecipe) -> Told:
+def _cfg_channel(value: Any, draft: ImportDraft) -> Outcome:
     """Convert the channels that guidance changes in previews; without a number, upstream guides all."""
-    if draft.type_of("scheduler") != "iddpm":
-        return Fate.NOT_NEEDED, "rectified flow has no such key"
-    return Fate.CONVERTED, draft.set("samples.guided_channels", value or _CHANNELS)
+    if type_of(draft, "scheduler") != "iddpm":
+        return Fate.NO_MEANING, "rectified flow has no such key"
+    return Fate.TAKEN, draft.set("samples.guided_channels", value or _CHANNELS)
 
 
 _FEATURES = "stored latents and embeddings are not supported; clips are encoded during training"
-_NOT_THERE_YET = {
+_NOT_POSSIBLE = {
     "vae": _NO_AUTOENCODER,
     "ae": _NO_AUTOENCODER,
     "text_encoder": _NO_TEXT_ENCODER,
@@ -298,8 +308,11 @@ _NOT_THERE_YET = {
 
 _KEYS: dict[str, Rule] = {
     "seed": rules.to("seed"),
-    "outputs": lambda value, draft: (Fate.CONVERTED, draft.set("output", f"{str(value).rstrip('/')}/{draft.name}")),
-    "bucket_config": lambda value, draft: (Fate.CONVERTED, "buckets.opensora"),
+    "outputs": lambda value, draft: (
+        Fate.TAKEN,
+        draft.set("output", f"{str(value).rstrip('/')}/{draft.request.path.stem}"),
+    ),
+    "bucket_config": lambda value, draft: (Fate.TAKEN, "buckets.opensora"),
     "mask_ratios": _mask_ratios,
     "dtype": rules.by_name("precision.compute", _DTYPES, "bfloat16", "this dtype is not supported"),
     "plugin": rules.by_name("parallel.strategy", _STRATEGIES, "fsdp", "this strategy is not supported"),
@@ -324,26 +337,26 @@ _KEYS: dict[str, Rule] = {
     "dataset.fps_max": _fps_max,
     "dataset.type": rules.only(("VariableVideoTextDataset", "video_text"), "clips of every shape are read", _FEATURES),
     "dataset.transform_name": rules.by_name("data.crop", {"resize_crop": "center"}, "center", "no such transform"),
-    "dataset.num_frames": rules.not_needed("the bucket decides"),
-    "dataset.image_size": rules.not_needed("the bucket decides"),
+    "dataset.num_frames": rules.without_meaning("the bucket decides"),
+    "dataset.image_size": rules.without_meaning("the bucket decides"),
     "model.type": _model_type,
-    "model.strict_load": rules.not_needed("weights must fit"),
+    "model.strict_load": rules.without_meaning("weights must fit"),
     "model.guidance_embed": rules.only((False,), "guidance takes two passes", "the preset has no guidance input"),
     "model.fused_qkv": rules.only((False,), "as released", "queries, keys and values have weights of their own"),
     "model.use_liger_rope": rules.only((True,), "as released", "rotated pairs are half a head apart"),
-    "model.cond_embed": rules.not_needed("the layer of conditions is always there, and begins as zeros"),
-    "model.grad_ckpt_settings": rules.not_needed("all blocks are alike"),
+    "model.cond_embed": rules.without_meaning("the layer of conditions is always there, and begins as zeros"),
+    "model.grad_ckpt_settings": rules.without_meaning("all blocks are alike"),
     "model.patch_size": _size("patch"),
     **{f"model.{name}": _size(name) for name in _SIZES_OF_2_0},
     "dropout_ratio": _dropout,
     "condition_config": _conditions,
     "sigma_min": rules.only((1e-5,), "0.00001 of the noise is far below rounding", "no noise is left at timestep 0"),
     "no_i2v_ref_loss": rules.only((False,), "all frames count", "condition frames count too"),
-    "is_causal_vae": rules.not_needed("the autoencoder decides"),
+    "is_causal_vae": rules.without_meaning("the autoencoder decides"),
     "patch_size": _size("patch"),
-    "ae_spatial_compression": rules.not_needed("the autoencoder decides"),
-    "grad_ckpt_settings": rules.not_needed("all blocks are alike"),
-    "eps": rules.not_needed("optim.eps decides"),
+    "ae_spatial_compression": rules.without_meaning("the autoencoder decides"),
+    "grad_ckpt_settings": rules.without_meaning("all blocks are alike"),
+    "eps": rules.without_meaning("optim.eps decides"),
     "model.from_pretrained": _weights,
     "model.qk_norm": rules.only((True,), "queries and keys are normalised", "they are always normalised"),
     "model.qk_norm_legacy": rules.only(
@@ -351,8 +364,8 @@ _KEYS: dict[str, Rule] = {
     ),
     "model.input_sq_size": rules.only((512,), "the preset has the same value", "the preset has 512"),
     "model.class_dropout_prob": rules.to("objective.caption_dropout"),
-    "model.enable_flash_attn": rules.not_needed(_KEPT_BY_PYTORCH),
-    "model.enable_layernorm_kernel": rules.not_needed(_KEPT_BY_PYTORCH),
+    "model.enable_flash_attn": rules.without_meaning(_KEPT_BY_PYTORCH),
+    "model.enable_layernorm_kernel": rules.without_meaning(_KEPT_BY_PYTORCH),
     "model.freeze_y_embedder": rules.only((False,), "it is trained", "the caption projection is trained too"),
     "scheduler.type": _scheduler_type,
     "scheduler.timestep_respacing": rules.only(("",), "all steps are trained", "all 1000 steps are trained"),
@@ -371,34 +384,34 @@ _KEYS: dict[str, Rule] = {
         for key, value in _AUTOENCODERS_OF_2_0.items()
     },
     "ae.model_name": rules.only(("dc-ae-f32t4c128",), "as published", "the autoencoder is dc-ae-f32t4c128"),
-    "ae.from_scratch": rules.not_needed("autoencoder.weights decides"),
+    "ae.from_scratch": rules.without_meaning("autoencoder.weights decides"),
     "ae.scaling_factor": _spread,
     "ae.use_spatial_tiling": rules.only((True,), "as here", "pictures above 256 pixels are encoded in tiles"),
     "ae.use_temporal_tiling": _temporal_tiles,
     "t5.type": _text_type,
-    "t5.from_pretrained": rules.not_needed(f"text_encoder.weights holds both: {_TEXTS_2_0}"),
-    "t5.cache_dir": rules.not_needed("HF_HUB_CACHE is the folder of downloads"),
+    "t5.from_pretrained": rules.without_meaning(f"text_encoder.weights holds both: {_TEXTS_2_0}"),
+    "t5.cache_dir": rules.without_meaning("HF_HUB_CACHE is the folder of downloads"),
     "t5.max_length": _text_length,
-    "t5.shardformer": rules.not_needed("it only affects speed"),
+    "t5.shardformer": rules.without_meaning("it only affects speed"),
     "clip.type": _text_type,
-    "clip.from_pretrained": rules.not_needed(f"text_encoder.weights holds both: {_TEXTS_2_0}"),
-    "clip.cache_dir": rules.not_needed("HF_HUB_CACHE is the folder of downloads"),
+    "clip.from_pretrained": rules.without_meaning(f"text_encoder.weights holds both: {_TEXTS_2_0}"),
+    "clip.cache_dir": rules.without_meaning("HF_HUB_CACHE is the folder of downloads"),
     "clip.max_length": rules.only((77,), "CLIP's own limit", "CLIP has 77"),
     "vae.from_pretrained": _published_or("autoencoder.weights"),
     "vae.micro_frame_size": _chunk,
-    "vae.micro_batch_size": rules.not_needed("it only affects memory"),
+    "vae.micro_batch_size": rules.without_meaning("it only affects memory"),
     "text_encoder.type": _type("text_encoder", "text_encoder"),
     "text_encoder.from_pretrained": _published_or("text_encoder.weights"),
     "text_encoder.model_max_length": rules.to("text_encoder.max_length"),
-    "text_encoder.shardformer": rules.not_needed("it only affects speed"),
+    "text_encoder.shardformer": rules.without_meaning("it only affects speed"),
     "optim.cls": rules.only(("HybridAdam", "AdamW"), "AdamW is the default", "AdamW replaces it"),
     "optim.adamw_mode": rules.only((True,), "AdamW is the default", "AdamW replaces it"),
     "optim.lr": rules.to("train.learning_rate"),
     "optim.eps": rules.to("train.eps"),
     "optim.weight_decay": rules.to("train.weight_decay"),
     "optim.betas": rules.to("train.betas"),
-    "batch_size": rules.not_needed("the bucket decides"),
-    "num_bucket_build_workers": rules.not_needed("clips are assigned to buckets in one pass"),
+    "batch_size": rules.without_meaning("the bucket decides"),
+    "num_bucket_build_workers": rules.without_meaning("clips are assigned to buckets in one pass"),
     "load": rules.only((None,), "a run resumes by itself", "give another run's checkpoint with `train --load`"),
     "restart_data": rules.only((False,), "a run resumes by itself", "give `train --restart-data`"),
     "load_video_features": rules.only((False,), "clips are read", _FEATURES),
@@ -406,5 +419,5 @@ _KEYS: dict[str, Rule] = {
     "wandb": rules.only(
         (False,), "TensorBoard is always written", 'for Weights & Biases set logging.trackers = ["wandb"]'
     ),
-    "_base_": rules.not_needed("the base config is read too"),
+    "_base_": rules.without_meaning("the base config is read too"),
 }

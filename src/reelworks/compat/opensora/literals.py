@@ -76,7 +76,7 @@ def _parse(path: Path) -> Literals:
         raise UserError(
             f"the config cannot be read ({error.strerror})",
             code="file-unreadable",
-            field="CONFIG",
+            field="FILE",
             value=str(path),
             remedy="check the path",
         ) from error
@@ -86,7 +86,7 @@ def _parse(path: Path) -> Literals:
         raise UserError(
             f"this is not a Python file{where}: {getattr(error, 'msg', error)}",
             code="opensora-config-not-python",
-            field="CONFIG",
+            field="FILE",
             value=str(path),
             remedy="give a config of Open-Sora, such as configs/opensora-v1-2/train/stage1.py",
         ) from error

@@ -12,6 +12,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 
 from reelworks.core import units
 from reelworks.core.errors import UserError
@@ -55,6 +56,43 @@ class EncodingForecast:
             f"to encode: {units.plural(self.clips, 'clip')} and {units.plural(self.captions, 'caption')}, at most "
             f"{units.size(self.bytes)} ({units.size(each)} a clip); {units.plural(self.known, 'clip')} are stored"
         )
+
+
+@dataclass(frozen=True)
+class FailedEncoding:
+    """A clip that could not be encoded."""
+
+    clip: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class EncodingReport:
+    """Values that were missing in a store, and those that this command encoded.
+
+    Attributes:
+        folder: The store.
+        missing_clips: Clips of which something was missing, each variant counted.
+        missing_captions: Captions without an embedding.
+        forecast_bytes: Disk space of the missing values, at most.
+        failed: Clips that cannot be read.
+    """
+
+    folder: Path
+    missing_clips: int
+    missing_captions: int
+    forecast_bytes: int
+    encoded_clips: int
+    encoded_captions: int
+    encoded_bytes: int
+    failed: list[FailedEncoding]
+
+
+def report(folder: Path, forecast: EncodingForecast, done: Progress) -> EncodingReport:
+    """Sum up what was encoded into a store."""
+    failed = [FailedEncoding(label, reason) for label, reason in done.failures]
+    encoded = done.done - len(failed), done.captions, done.bytes
+    return EncodingReport(folder, forecast.clips, forecast.captions, forecast.bytes, *encoded, failed)
 
 
 class Encoding:

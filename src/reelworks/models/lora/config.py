@@ -34,7 +34,7 @@ class LoraConfig(Config):
         dropout: Share of a layer's inputs that is dropped for its update in training.
         targets: Layers to adapt: "default" for those of all attentions; "blocks" for all linear layers of the model's
             blocks, including feed-forward and modulation; or a list of layer names, complete or their last parts, such
-            as ["to_q", "to_v"].
+            as ["to_q", "to_v"], in which * stands for one part of a name, as in "layers.*.attention.to_q".
         decompose_factor: Largest side of the first factor of a LoKr; default: both factors as near in size as possible.
         decompose_both: Whether the first factor of a LoKr has low rank too, where that is smaller.
         block_size: Inputs that a block of "oft" rotates together; it divides the widths of all layers.

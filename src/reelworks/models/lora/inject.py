@@ -34,7 +34,7 @@ def inject(denoiser: Denoiser, config: LoraConfig, *, seed: int) -> None:
     config.kind.require_fit({name: module.get_submodule(name) for name in targets}, config)  # type: ignore[misc]
     module.requires_grad_(False)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)
         with optional_imports.importing():  # peft asks here for the layers of other libraries
             peft.inject_adapter_in_model(peft_config(peft, config, targets), module)
         for name, parameter in module.named_parameters():
@@ -164,8 +164,10 @@ def _targets(denoiser: Denoiser, asked: Targets | Sequence[str]) -> list[str]:
 
 
 def matches(target: str, layer: str) -> bool:
-    """Whether an entry of `lora.targets` means a layer."""
-    return layer == target or layer.endswith(f".{target}")
+    """Whether an entry of `lora.targets` means a layer: it is the name or the last parts of it, and "*" is any one part."""
+    asked = target.split(".")
+    last = layer.split(".")[-len(asked) :]
+    return len(last) == len(asked) and all(part in ("*", own) for part, own in zip(asked, last, strict=True))
 
 
 def _ending(layer: str) -> str:

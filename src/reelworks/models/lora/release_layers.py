@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from reelworks.core.errors import UserError
 from reelworks.models.family import FamilyConfig, KeyRule
 
 
@@ -69,8 +70,9 @@ def homes(layers: Iterable[str], family: FamilyConfig | None) -> dict[str, list[
     """Return the network's layers that each layer name in a file may hold, in the order of their rows."""
     names: dict[str, dict[TargetLayer, None]] = defaultdict(dict)
     patterns = _patterns_of(family)
+    of_trainers = [] if family is None else _patterns(family.network.trainers_layers)
     for layer in layers:
-        for placed_at in (Place(layer), _place(patterns, layer)):
+        for placed_at in (Place(layer), _place(patterns, layer), _place(of_trainers, layer)):
             for spelling in (placed_at.layer, placed_at.layer.replace(".", "_")):
                 names[spelling][TargetLayer(layer, placed_at)] = None
     return {name: sorted(targets, key=lambda target: target.place.part) for name, targets in names.items()}
@@ -78,6 +80,7 @@ def homes(layers: Iterable[str], family: FamilyConfig | None) -> dict[str, list[
 
 def split_layer(kinds: dict[str, Tensor], targets: list[TargetLayer], rank: int) -> Layers:
     """Split one stored layer into the target layers. Empty if some rows belong to layers without an adapter."""
+    _refuse_columns(kinds)
     place = targets[0].place
     values = {k: v.flatten() if k == "magnitude_vector" else v for k, v in kinds.items()}
     if place.heights == (1,):
@@ -102,6 +105,17 @@ def split_layer(kinds: dict[str, Tensor], targets: list[TargetLayer], rank: int)
         if lengths is not None:
             result[target.layer]["magnitude_vector"] = torch.split(lengths, heights)[target.place.part]
     return result
+
+
+def _refuse_columns(kinds: Mapping[str, Tensor]) -> None:
+    """Refuse a DoRA with a magnitude for each column of a weight: of a square one it has as many as there are rows."""
+    lengths = kinds.get("magnitude_vector")
+    if lengths is not None and lengths.ndim > 1 and lengths.shape[0] == 1 < lengths.shape[1]:
+        raise UserError(
+            "the magnitudes of this DoRA are those of columns, and here they are those of rows",
+            code="lora-unreadable",
+            remedy="merge it into its base with the program that wrote it, or name another file",
+        )
 
 
 def _in_blocks(rows: list[Tensor]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from reelworks.buckets.table import Bucket, BucketTable
 from reelworks.models import components, registry
@@ -72,6 +72,10 @@ class Memory:
         host: CPU memory, not part of the total.
     """
 
+    JSON_KEYS: ClassVar = (
+        *("base", "trained", "gradients", "optimizer", "ema", "encoders", "activations", "reserve", "host", "total"),
+    )
+
     base: int
     trained: int
     gradients: int
@@ -127,10 +131,6 @@ class Estimate:
         Transfers are added in full, although some GPUs hide them behind arithmetic.
         """
         return self.flops[bucket] / (tflops * 1e12 * UTILISATION) + self.moving_seconds
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the estimate as plain values."""
-        return {**asdict(self), "memory": {**asdict(self.memory), "total": self.memory.total}}
 
 
 def largest_of_entries(table: BucketTable) -> list[Bucket]:

@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from reelworks.models.api import Denoiser, DenoiserInputs
+from reelworks.precision import repeats
 from reelworks.precision.boundary import DtypeBoundary, MetaAutocast
 from reelworks.train.preflight.memory import Pass
 
@@ -65,7 +66,8 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run an operation, and count its result and its floating-point operations."""
-        result = func(*args, **(kwargs or {}))
+        run = repeats.run if repeats.makes_new(func) else _run
+        result = run(func, args, kwargs or {})
         count = flop_registry.get(func._overloadpacket)
         if count is not None:
             self.flops += count(*args, **(kwargs or {}), out_val=result)
@@ -86,6 +88,10 @@ class Meter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _free(self, size: int) -> None:
         self._now -= size
+
+
+def _run(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return func(*args, **kwargs)
 
 
 class _Attention(TorchFunctionMode):

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from reelworks.checkpoint import load, read_lock, verify
+from reelworks.checkpoint import listing, load, read_lock, verify
 from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.checkpoint.manifest import BadCheckpoint
 from reelworks.core.errors import UserError
@@ -132,8 +132,31 @@ def require_same_settings(run: RunFolder, step: int, recipe: Recipe, without: st
         )
 
 
-def locate(source: Path) -> tuple[RunFolder, int]:
-    """Return run and step of the checkpoint that a path names: a checkpoint's folder, or a run's with its newest one."""
+def locate(source: Path, *, step: int | None = None, best: bool = False) -> tuple[RunFolder, int]:
+    """Return run and step of the checkpoint that a path names: a checkpoint's folder, or a run's with its newest one.
+
+    With `step` or `best`, it is that checkpoint of the run.
+    """
+    run, found = _named(source)
+    return run, found if step is None and not best else _chosen(run, step, source)
+
+
+def _chosen(run: RunFolder, step: int | None, source: Path) -> int:
+    store = CheckpointFolder(run.checkpoints_folder)
+    if source.resolve() != run.path.resolve():
+        raise UserError(
+            "a checkpoint is named already",
+            code="two-checkpoints",
+            field="RUN",
+            value=str(source),
+            remedy=f"name the run, {run.path}, or leave --step and --best out",
+        )
+    if step is None:
+        step = listing.best(store, recipe_file.load(run.recipe_file).checkpoints).step
+    return verify.named(store, step, full=False).step
+
+
+def _named(source: Path) -> tuple[RunFolder, int]:
     if source.is_file():
         raise UserError(
             "this is a file, not a run",

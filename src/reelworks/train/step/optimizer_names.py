@@ -49,7 +49,9 @@ _LACKED_BY_SOME = {key for optimizer in OPTIMIZERS.values() for key in optimizer
 
 
 def complete(values: dict[str, Any]) -> dict[str, Any]:
-    """Return values of `[train]` with the optimizer's own defaults; keys that it does not have must be left out, and are None."""
+    """Return values of `[train]` with the optimizer's own defaults; keys that it does not have must be
+    left out, and are None.
+    """
     name = values.get("optimizer", "adamw")
     optimizer = OPTIMIZERS.get(name, Optimizer()) if isinstance(name, str) else Optimizer()
     for key in optimizer.lacks:
@@ -61,8 +63,16 @@ def complete(values: dict[str, Any]) -> dict[str, Any]:
                 value=values[key],
                 remedy="leave it out",
             )
-    given = {key: value for key, value in values.items() if value is not None or key not in _LACKED_BY_SOME}
-    return {**optimizer.defaults, **given, **dict.fromkeys(optimizer.lacks)}
+    for key in _LACKED_BY_SOME - {*optimizer.lacks}:
+        if key in values and values[key] is None:
+            raise UserError(
+                f"{name} has this setting, and needs a value for it",
+                code="unknown-optimizer-setting",
+                field=f"train.{key}",
+                value="none",
+                remedy="leave it out for the default" + (", or write 0.0 for no average" * (key == "ema_decay")),
+            )
+    return {**optimizer.defaults, **values, **dict.fromkeys(optimizer.lacks)}
 
 
 def require_installed(name: str) -> None:

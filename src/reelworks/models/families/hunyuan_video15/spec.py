@@ -37,6 +37,20 @@ _RELEASE_LAYERS = (
     family.KeyRule("image_embedder.linear_2", "vision_in.proj.3"),
     *family.FINAL_LAYERS,
 )
+# Of musubi-tuner's network, in which queries, keys and values are apart.
+_TRAINERS_LAYERS = tuple(
+    family.KeyRule(f"transformer_blocks.N.{own}", f"double_blocks.N.{theirs}")
+    for own, theirs in {
+        **{f"attn.to_{name}": f"img_attn_{name}" for name in "qkv"},
+        **{f"attn.add_{name}_proj": f"txt_attn_{name}" for name in "qkv"},
+        "ff.net.0.proj": "img_mlp.fc1",
+        "ff.net.2": "img_mlp.fc2",
+        "ff_context.net.0.proj": "txt_mlp.fc1",
+        "ff_context.net.2": "txt_mlp.fc2",
+        "norm1.linear": "img_mod.linear",
+        "norm1_context.linear": "txt_mod.linear",
+    }.items()
+)
 
 
 class HunyuanVideo15Config(Config):
@@ -80,6 +94,7 @@ class HunyuanVideo15Config(Config):
             ("transformer_blocks",),
             without_gradient=tuple(unused),
             release_layers=_RELEASE_LAYERS,
+            trainers_layers=_TRAINERS_LAYERS,
             sequence=family.SequenceSplit(pads=True, divided=f"{__package__}.divided_tokens"),
         )
 

@@ -2,6 +2,7 @@
 
 import { h } from "./elements.js";
 import { canChange } from "./server.js";
+import { t } from "./texts.js";
 
 /** Tell in a corner of the window, for some seconds; errors stay longer. */
 export function toast(text, tone = "plain") {
@@ -45,7 +46,7 @@ export function ask(title, content, verb) {
       h(
         "form.actions",
         { method: "dialog" },
-        h("button", { value: "" }, "Cancel"),
+        h("button", { value: "" }, t`Cancel`),
         h("button.main", { value: "yes" }, verb),
       ),
     );

@@ -2,6 +2,7 @@
 
 import { fill, h } from "./elements.js";
 import { get } from "./server.js";
+import { t } from "./texts.js";
 import { repeat } from "./timing.js";
 
 const MARK = "reelworks-draft "; // of this tab only: another tab has its own
@@ -30,17 +31,17 @@ export class Draft {
       this.drop();
       this.discard();
     };
-    const button = h("button.small", { type: "button", onclick }, "Discard the changes");
+    const button = h("button.small", { type: "button", onclick }, t`Discard the changes`);
     fill(this.box, h("p.notice.row", h("span", text), button));
   }
 
   tellRestored() {
-    this.tell("Changes that were not saved are here again.");
+    this.tell(t`Changes that were not saved are here again.`);
   }
 
   tellOutdated() {
-    const remedy = "save these changes under another name, or discard them.";
-    this.tell("The file was changed elsewhere, and saving would undo that: ", remedy);
+    const remedy = t`save these changes under another name, or discard them.`;
+    this.tell(t`The file was changed elsewhere, and saving would undo that: `, remedy);
   }
 }
 

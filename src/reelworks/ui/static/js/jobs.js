@@ -3,6 +3,7 @@
 import { button } from "./dialogs.js";
 import { media } from "./elements.js";
 import { get, post } from "./server.js";
+import { t } from "./texts.js";
 import { repeat } from "./timing.js";
 
 export const isOpen = job => ["waiting", "running"].includes(job.state);
@@ -14,7 +15,7 @@ export const scanLine = job =>
     .filter(line => line.startsWith("scanning: "))
     .pop();
 
-export const stopButton = (id, text = "Stop") => button(text, () => post(`/jobs/${id}/stop`), { kind: "small" });
+export const stopButton = (id, text = t`Stop`) => button(text, () => post(`/jobs/${id}/stop`), { kind: "small" });
 
 /** Call a function with a job, now and again until the job has ended or the page is left. */
 export function watchJob(id, signal, onNews) {

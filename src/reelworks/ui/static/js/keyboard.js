@@ -1,17 +1,18 @@
 // Keys: g and a letter go to a page, "/" to the search, "?" tells them.
 
 import { h } from "./elements.js";
+import { t } from "./texts.js";
 
 const ADDRESSES = { r: "#/runs", d: "#/data", p: "#/plan", n: "#/new" };
 const KEYS = [
-  ["g r", "runs"],
-  ["g d", "data"],
-  ["g p", "plan"],
-  ["g n", "new"],
-  ["/", "search"],
-  ["← →", "the step before or after, in previews"],
-  ["← → ↑ ↓", "another clip"],
-  ["Enter", "open the clip"],
+  ["g r", t`runs`],
+  ["g d", t`data`],
+  ["g p", t`plan`],
+  ["g n", t`new`],
+  ["/", t`search`],
+  ["← →", t`the step before or after, in previews`],
+  ["← → ↑ ↓", t`another clip`],
+  ["Enter", t`open the clip`],
 ];
 const PAUSE = 1000; // milliseconds, at most, between g and the letter
 
@@ -37,8 +38,8 @@ function focusSearch(event) {
 
 function showKeys() {
   const pairs = KEYS.map(([key, text]) => [h("dt", h("kbd", key)), h("dd", text)]);
-  const close = h("form.actions", { method: "dialog" }, h("button.main", "Close"));
-  const dialog = h("dialog", { "aria-label": "Keys" }, h("h2", "Keys"), h("dl.pairs", pairs), close);
+  const close = h("form.actions", { method: "dialog" }, h("button.main", t`Close`));
+  const dialog = h("dialog", { "aria-label": t`Keys` }, h("h2", t`Keys`), h("dl.pairs", pairs), close);
   dialog.addEventListener("close", () => dialog.remove());
   document.body.append(dialog);
   dialog.showModal();

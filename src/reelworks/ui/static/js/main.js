@@ -4,6 +4,7 @@ import { explain } from "./dialogs.js";
 import { fill, h } from "./elements.js";
 import { listenToKeys } from "./keyboard.js";
 import { get, takeToken } from "./server.js";
+import { language, t, translated } from "./texts.js";
 
 const PAGES = ["runs", "run", "compare", "jobs", "data", "plan", "new"];
 const OF_ONE = ["run", "jobs"];
@@ -34,7 +35,7 @@ async function show() {
   const main = document.getElementById("main");
   for (const dialog of document.querySelectorAll("dialog[open]")) dialog.close(); // it asks about the page that is left
   markPage(OF_RUNS.includes(name) ? "runs" : name);
-  fill(main, h("p.quiet.loading", "loading …"));
+  fill(main, h("p.quiet.loading", t`loading …`));
   try {
     const page = await importPage(name, signal);
     if (signal.aborted) return;
@@ -57,6 +58,15 @@ async function importPage(name, signal) {
   }
 }
 
+/** Show what stands around all pages, in index.html, in the browser's language. */
+function translateFrame() {
+  document.documentElement.lang = language;
+  for (const element of document.querySelectorAll(".skip, nav a, #read-only"))
+    element.textContent = translated(element.textContent);
+  const bar = document.querySelector("nav");
+  bar.setAttribute("aria-label", translated(bar.getAttribute("aria-label")));
+}
+
 function markPage(name) {
   for (const link of document.querySelectorAll("[data-page]"))
     link.dataset.page === name ? link.setAttribute("aria-current", "page") : link.removeAttribute("aria-current");
@@ -64,9 +74,10 @@ function markPage(name) {
 
 function errorSection({ message, field, value, remedy }) {
   const where = field ? h("p", h("code", [field, value].filter(Boolean).join(" = "))) : null;
-  return h("section.empty", h("h1", message), where, h("p", remedy || ""), h("a", { href: "#/runs" }, "all runs"));
+  return h("section.empty", h("h1", message), where, h("p", remedy || ""), h("a", { href: "#/runs" }, t`all runs`));
 }
 
+translateFrame();
 takeToken();
 addEventListener("hashchange", () => {
   takeToken();

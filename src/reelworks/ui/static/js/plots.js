@@ -1,13 +1,14 @@
 // Plots: plotly is loaded when the first one is drawn. /report.js, which reports share, tells how they look.
 
 import { h } from "./elements.js";
+import { t } from "./texts.js";
 
 let plotly = null;
 export function loadPlotly() {
   plotly ??= new Promise((resolve, reject) => {
     const script = h("script", { src: "/plotly.js" });
     script.onload = () => resolve(window.Plotly);
-    script.onerror = () => reject(new Error("the plots could not be loaded"));
+    script.onerror = () => reject(new Error(t`the plots could not be loaded`));
     document.head.append(script);
   });
   return plotly;

@@ -1,5 +1,7 @@
 // Requests to the server of the page.
 
+import { t } from "./texts.js";
+
 // The token comes in the address that the terminal prints, after "#", which browsers send to nobody.
 const KEY = "reelworks-token";
 export function takeToken() {
@@ -15,7 +17,7 @@ export const canChange = () => Boolean(localStorage.getItem(KEY));
 /** An error that the server explains: problem, field, value and remedy. */
 export class Problem extends Error {
   constructor(status, body) {
-    super(body.problem || "the server did not answer");
+    super(body.problem || t`the server did not answer`);
     Object.assign(this, { status }, body);
   }
 }
@@ -34,7 +36,7 @@ async function request(method, path, body, signal) {
     });
   } catch (error) {
     if (error.name === "AbortError") throw error;
-    throw new Problem(0, { problem: "the page's server does not answer", remedy: "start it again: reelworks ui" });
+    throw new Problem(0, { problem: t`the page's server does not answer`, remedy: t`start it again: reelworks ui` });
   }
   const value = (answer.headers.get("content-type") || "").includes("json") ? await answer.json() : null;
   if (!answer.ok) {

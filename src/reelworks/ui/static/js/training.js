@@ -3,6 +3,7 @@
 import { ask, toast } from "./dialogs.js";
 import { h } from "./elements.js";
 import { get, post } from "./server.js";
+import { t } from "./texts.js";
 import { repeat } from "./timing.js";
 
 /** Queue a training or resume one; code that the recipe of `key` names is asked about once. */
@@ -12,10 +13,10 @@ export async function startTraining(path, key) {
   } catch (error) {
     if (error.code !== "code-not-trusted") throw error;
     const text = [
-      h("p", "The recipe runs code of this file, which can do whatever you can:"),
+      h("p", t`The recipe runs code of this file, which can do whatever you can:`),
       h("p", h("code", error.value)),
     ];
-    if (!(await ask("Run this code?", text, "Trust it and train"))) throw error;
+    if (!(await ask(t`Run this code?`, text, t`Trust it and train`))) throw error;
     await post(`/recipes/${key}/trust`);
     return startTraining(path, key);
   }
@@ -24,7 +25,7 @@ export async function startTraining(path, key) {
 /** Queue a training, and go to its run as soon as it has one. */
 export async function train(key, run, signal) {
   const job = await startTraining(`/recipes/${key}/train`, key);
-  toast("training is queued");
+  toast(t`training is queued`);
   const control = new AbortController();
   signal.addEventListener("abort", () => control.abort());
   repeat(700, control.signal, async () => {
@@ -38,7 +39,7 @@ export async function train(key, run, signal) {
       location.hash = now.state === "done" ? `#/run/${run}` : `#/jobs/${job.id}`;
     } else if (now.state === "waiting") {
       control.abort();
-      toast("it waits for the training before it");
+      toast(t`it waits for the training before it`);
       location.hash = "#/runs";
     }
   });

@@ -4,6 +4,7 @@ import { button, toast } from "../dialogs.js";
 import { Draft } from "../drafts.js";
 import { h } from "../elements.js";
 import { canChange, post } from "../server.js";
+import { t } from "../texts.js";
 
 /** The caption's text field, whose text is a draft until it is saved; `changed` takes the clip with its new caption. */
 export function captionBox(key, clip, changed) {
@@ -11,7 +12,7 @@ export function captionBox(key, clip, changed) {
     rows: "4",
     value: clip.caption || "",
     readonly: !(clip.can_write_caption && canChange()),
-    "aria-label": "caption",
+    "aria-label": t`caption`,
     "data-name": "caption",
     spellcheck: "true",
   });
@@ -22,9 +23,9 @@ export function captionBox(key, clip, changed) {
   };
   const kept = new Draft(undo, `caption of ${key} ${clip.id}`);
   const former = kept.found;
-  const save = button("Save", () => saveCaption(key, clip, box, kept, changed), { kind: "main" });
+  const save = button(t`Save`, () => saveCaption(key, clip, box, kept, changed), { kind: "main" });
   const keys = h("span.quiet", h("kbd", "Ctrl"), " ", h("kbd", "Enter"));
-  const actions = h("div.row", { hidden: true }, save, h("button", { type: "button", onclick: undo }, "Undo"), keys);
+  const actions = h("div.row", { hidden: true }, save, h("button", { type: "button", onclick: undo }, t`Undo`), keys);
   const update = () => {
     const isNew = box.value !== box.dataset.saved;
     actions.hidden = !isNew;
@@ -43,7 +44,7 @@ export function captionBox(key, clip, changed) {
     update();
     kept.tellRestored();
   }
-  return h("div.caption", h("h3", "Caption"), kept.box, box, notes(clip), actions);
+  return h("div.caption", h("h3", t`Caption`), kept.box, box, notes(clip), actions);
 }
 
 async function saveCaption(key, clip, box, kept, changed) {
@@ -53,15 +54,16 @@ async function saveCaption(key, clip, box, kept, changed) {
   box.value = text;
   kept.drop();
   changed({ ...(answer.clip || clip), caption: text });
-  if (answer.problem) toast(`The caption is written; the catalog follows with the next scan: ${answer.problem}`, "bad");
-  else toast(answer.job ? "Written. The catalog is being brought up to date." : "Written, and the catalog has it.");
+  if (answer.problem)
+    toast(t`The caption is written; the catalog follows with the next scan: ${answer.problem}`, "bad");
+  else toast(answer.job ? t`Written. The catalog is being brought up to date.` : t`Written, and the catalog has it.`);
 }
 
 /** What is to be known of a caption: whether there is one, what the model is given, and where it comes from. */
 function notes({ caption, can_write_caption: isWritable, shown_caption: given, caption_source: source }) {
   return [
-    h("span.quiet", caption === null && !isWritable ? "no caption" : ""),
-    given !== null && given !== caption ? h("p.quiet", `The model is given: “${given}”`) : null,
-    h("p.quiet", `${isWritable ? "In " : "It comes from "}${source}.`),
+    h("span.quiet", caption === null && !isWritable ? t`no caption` : ""),
+    given !== null && given !== caption ? h("p.quiet", t`The model is given: “${given}”`) : null,
+    h("p.quiet", isWritable ? t`In ${source}.` : t`It comes from ${source}.`),
   ];
 }

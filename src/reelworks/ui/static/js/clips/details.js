@@ -3,6 +3,7 @@
 import { button, explain, toast } from "../dialogs.js";
 import { fill, h } from "../elements.js";
 import { get, post } from "../server.js";
+import { t } from "../texts.js";
 import { bytes, count, duration, percent, plural } from "../units.js";
 import { captionBox } from "./caption.js";
 import { pictureSide } from "./frames.js";
@@ -14,7 +15,7 @@ class ClipDialog {
   constructor({ key, index, grid, pictures, signal, onChange, onClose }) {
     Object.assign(this, { key, at: index, grid, pictures, signal, onChange, onClose, asked: 0 });
     this.content = h("div.clip");
-    this.dialog = h("dialog.clip-box", { "aria-label": "Clip" }, this.content);
+    this.dialog = h("dialog.clip-box", { "aria-label": t`Clip` }, this.content);
   }
 
   open() {
@@ -38,12 +39,12 @@ class ClipDialog {
   }
 
   close() {
-    if (this.mayLeave("Close without saving the caption?")) this.dialog.close();
+    if (this.mayLeave(t`Close without saving the caption?`)) this.dialog.close();
   }
 
   async move(step) {
     const next = this.at + step;
-    if (next < 0 || next >= this.grid.total || !this.mayLeave("Leave this clip without saving its caption?")) return;
+    if (next < 0 || next >= this.grid.total || !this.mayLeave(t`Leave this clip without saving its caption?`)) return;
     this.at = next;
     await this.load();
   }
@@ -96,10 +97,10 @@ class ClipDialog {
       "div.clip-top",
       h("h2", clip.path),
       h("span.gap"),
-      h("span.quiet", `${count(at + 1)} of ${count(grid.total)}`),
-      arrow("before", "the clip before", -1, at === 0, "‹"),
-      arrow("after", "the next clip", 1, at === grid.total - 1, "›"),
-      h("button", { type: "button", "aria-label": "close", onclick: () => this.close() }, "×"),
+      h("span.quiet", t`${count(at + 1)} of ${count(grid.total)}`),
+      arrow("before", t`the clip before`, -1, at === 0, "‹"),
+      arrow("after", t`the next clip`, 1, at === grid.total - 1, "›"),
+      h("button", { type: "button", "aria-label": t`close`, onclick: () => this.close() }, "×"),
     );
   }
 
@@ -120,13 +121,13 @@ function verdict(key, clip, changed) {
   if (!clip.reason)
     return h(
       "div.verdict",
-      h("p", h("b.ok", clip.bucket ? "Trained" : "Readable"), clip.bucket ? ` in ${clip.bucket}` : ""),
+      h("p", h("b.ok", clip.bucket ? t`Trained` : t`Readable`), clip.bucket ? t` in ${clip.bucket}` : ""),
       act,
     );
   const [, label, remedy, choice] = clip.reason;
   const told =
-    { planned: label[0].toUpperCase() + label.slice(1), chosen: `Left out by you: ${label}` }[choice] ||
-    `Left out: ${label}`;
+    { planned: label[0].toUpperCase() + label.slice(1), chosen: t`Left out by you: ${label}` }[choice] ||
+    t`Left out: ${label}`;
   return h(
     "div.verdict",
     h("div", h("p", h(choice ? "b" : "b.hint", told)), clip.why ? h("p", clip.why) : null, h("p.quiet", remedy)),
@@ -140,13 +141,13 @@ function leaveOutButton(path, isListed, changed) {
     toast(note);
   };
   return isListed
-    ? button("Take back", change("take-back", "It is trained again, if nothing else leaves it out."), {
-        title: "removes its line from the recipe's exclude_file",
+    ? button(t`Take back`, change("take-back", t`It is trained again, if nothing else leaves it out.`), {
+        title: t`removes its line from the recipe's exclude_file`,
       })
     : button(
-        "Leave out",
-        change("leave-out", "A line in the recipe's exclude_file leaves it out; the file is not touched."),
-        { title: "adds a line to the recipe's exclude_file; the file is not touched" },
+        t`Leave out`,
+        change("leave-out", t`A line in the recipe's exclude_file leaves it out; the file is not touched.`),
+        { title: t`adds a line to the recipe's exclude_file; the file is not touched` },
       );
 }
 
@@ -154,15 +155,15 @@ function factList(clip) {
   const { facts } = clip;
   const isReadable = clip.source[0] > 0;
   const pairs = [
-    ["File", clip.file],
-    ["Size", isReadable && `${clip.source[0]} × ${clip.source[1]}`],
-    ["Length", isReadable && clip.video && lengthText(clip)],
-    ["Cropped away", clip.reading && percent(clip.lost)],
-    ["Coding", codingText(facts)],
-    ["Sound", facts.sound],
-    ["On disk", bytes(clip.bytes)],
-    ["Dataset", clip.dataset],
-    ["In its runs", clip.coverage],
+    [t`File`, clip.file],
+    [t`Size`, isReadable && `${clip.source[0]} × ${clip.source[1]}`],
+    [t`Length`, isReadable && clip.video && lengthText(clip)],
+    [t`Cropped away`, clip.reading && percent(clip.lost)],
+    [t`Coding`, codingText(facts)],
+    [t`Sound`, facts.sound],
+    [t`On disk`, bytes(clip.bytes)],
+    [t`Dataset`, clip.dataset],
+    [t`In its runs`, clip.coverage],
   ];
   return h(
     "dl.pairs",
@@ -171,8 +172,9 @@ function factList(clip) {
 }
 
 function lengthText({ frames, seconds, fps, facts }) {
-  const rate = `${Number(fps.toPrecision(4))} per second${facts.variable_fps ? ", unevenly spaced" : ""}`;
-  return `${plural(frames, "frame")}, ${duration(seconds)} at ${rate}`;
+  const number = Number(fps.toPrecision(4));
+  const rate = facts.variable_fps ? t`${number} per second, unevenly spaced` : t`${number} per second`;
+  return t`${plural(frames, "frame")}, ${duration(seconds)} at ${rate}`;
 }
 
 function codingText(facts) {
@@ -180,13 +182,13 @@ function codingText(facts) {
   return [
     facts.codec,
     facts.pixel_format,
-    facts.bit_depth > 8 && `${facts.bit_depth} bits`,
+    facts.bit_depth > 8 && t`${facts.bit_depth} bits`,
     facts.hdr && `HDR (${facts.hdr})`,
-    facts.interlaced && "interlaced",
-    facts.has_alpha && "transparent",
-    facts.rotation && `turned by ${facts.rotation}°`,
-    facts.mirrored && "mirrored",
-    ratio && ratio !== 1 && `pixels of ${ratio.toFixed(3)} : 1`,
+    facts.interlaced && t`interlaced`,
+    facts.has_alpha && t`transparent`,
+    facts.rotation && t`turned by ${facts.rotation}°`,
+    facts.mirrored && t`mirrored`,
+    ratio && ratio !== 1 && t`pixels of ${ratio.toFixed(3)} : 1`,
   ]
     .filter(Boolean)
     .join(", ");

@@ -1,21 +1,23 @@
 // Bars of the measures of clips, and the map of their sizes, drawn as SVG in the page's colours.
 
 import { card, emptySection, fill, h } from "../elements.js";
+import { t, translated } from "../texts.js";
 import { count, plural } from "../units.js";
 
 const shortNumber = value =>
   Number(Math.abs(value) >= 1000 ? value.toFixed(0) : value.toPrecision(3)).toLocaleString("en-US");
 
 export function drawDistributions(box, found) {
-  if (!found.clips) return fill(box, emptySection("No measures", "No readable clip is chosen."));
+  if (!found.clips) return fill(box, emptySection(t`No measures`, t`No readable clip is chosen.`));
   fill(box, sizeMap(found), found.bars.map(barCard));
 }
 
 function barCard(one) {
+  const name = translated(one.label);
   const number = one.counts.length;
   const total = one.counts.reduce((sum, value) => sum + value, 0);
   const unit = one.unit ? ` ${one.unit}` : "";
-  const label = `${one.label}: ${plural(total, "clip")}, median ${shortNumber(one.median)} ${one.unit}`;
+  const label = t`${name}: ${plural(total, "clip")}, median ${shortNumber(one.median)} ${one.unit}`;
   const drawing = h(
     "svg.bars-of",
     { viewBox: "0 0 100 40", preserveAspectRatio: "none", role: "img", "aria-label": label },
@@ -27,8 +29,8 @@ function barCard(one) {
   const isShort = one.values && number <= 8;
   const ticks = (isShort ? one.values : ends).map(value => h("span", shortNumber(value)));
   return card(
-    h("h3", one.label),
-    h("p.quiet", `median ${shortNumber(one.median)}${unit}`),
+    h("h3", name),
+    h("p.quiet", t`median ${shortNumber(one.median)}${unit}`),
     drawing,
     h(isShort ? "div.ticks" : "div.ends.quiet", { "aria-hidden": "true" }, ticks),
   );
@@ -49,8 +51,8 @@ function bar(i, number, share, title) {
 
 function rangeName({ values, edges, counts }, i) {
   if (values) return shortNumber(values[i]);
-  if (i === counts.length - 1 && edges.length === counts.length) return `${shortNumber(edges[i])} and more`;
-  return `${shortNumber(edges[i])} to ${shortNumber(edges[i + 1])}`;
+  if (i === counts.length - 1 && edges.length === counts.length) return t`${shortNumber(edges[i])} and more`;
+  return t`${shortNumber(edges[i])} to ${shortNumber(edges[i + 1])}`;
 }
 
 function sizeMap({ sizes, clips }) {
@@ -64,7 +66,7 @@ function sizeMap({ sizes, clips }) {
       viewBox: `0 0 ${across} ${down}`,
       style: { "aspect-ratio": `${across} / ${down}` },
       role: "img",
-      "aria-label": `Sizes of ${plural(clips, "clip")}`,
+      "aria-label": t`Sizes of ${plural(clips, "clip")}`,
     },
     h("line", { x1: 0, y1: down, x2: square, y2: down - square }),
     sizeCells(sizes, down),
@@ -72,16 +74,16 @@ function sizeMap({ sizes, clips }) {
       h(
         "g",
         h("circle", { cx: width / cell, cy: down - height / cell, r: 0.2 }),
-        h("title", `bucket ${width} × ${height}`),
+        h("title", t`bucket ${width} × ${height}`),
       ),
     ),
   );
-  const axes = `width to the right, height upwards, in cells of ${shortNumber(cell)} pixels; the line is square`;
-  const ends = `to ${count(Math.round(across * cell))} pixels wide, and ${count(Math.round(down * cell))} high`;
+  const axes = t`width to the right, height upwards, in cells of ${shortNumber(cell)} pixels; the line is square`;
+  const ends = t`to ${count(Math.round(across * cell))} pixels wide, and ${count(Math.round(down * cell))} high`;
   return h(
     "section.card.map",
-    h("h3", "Sizes"),
-    h("p.quiet", `${axes}${buckets.length ? "; circles are buckets" : ""}`),
+    h("h3", t`Sizes`),
+    h("p.quiet", axes, buckets.length ? t`; circles are buckets` : ""),
     drawing,
     h("p.quiet", ends),
   );
@@ -90,7 +92,7 @@ function sizeMap({ sizes, clips }) {
 /** Squares whose area tells how many clips are of a size. */
 function sizeCells({ cell, cells }, down) {
   const most = Math.max(...cells.map(one => one[2]));
-  const range = (at, name) => `${shortNumber(at * cell)} to ${shortNumber((at + 1) * cell)} ${name}`;
+  const range = (at, name) => t`${shortNumber(at * cell)} to ${shortNumber((at + 1) * cell)} ${name}`;
   return cells.map(([x, y, value]) => {
     const side = Math.sqrt(value / most) * 0.7 + 0.3;
     const square = h("rect", {
@@ -100,6 +102,6 @@ function sizeCells({ cell, cells }, down) {
       height: side,
       rx: 0.08,
     });
-    return h("g", square, h("title", `${range(x, "wide")}, ${range(y, "high")}: ${plural(value, "clip")}`));
+    return h("g", square, h("title", `${range(x, t`wide`)}, ${range(y, t`high`)}: ${plural(value, "clip")}`));
   });
 }

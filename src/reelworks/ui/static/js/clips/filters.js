@@ -1,6 +1,7 @@
 // A filter: the values of a facet with their numbers of clips, as buttons.
 
 import { h } from "../elements.js";
+import { t, translated } from "../texts.js";
 import { count } from "../units.js";
 
 const FEW = 8; // values of a filter that are shown at once
@@ -36,7 +37,7 @@ export function filterBox(facet, counts, view) {
     );
   return h(
     "fieldset.filter",
-    h("legend", facet.label),
+    h("legend", translated(facet.label)),
     values.map(item),
     isLong ? moreButton(facet.name, there.length - values.length, view) : null,
   );
@@ -51,7 +52,7 @@ function moreButton(name, hidden, view) {
   return h(
     "button.more",
     { type: "button", "data-filter": `${name}:more`, onclick },
-    isOpened ? "show fewer" : `${hidden} more`,
+    isOpened ? t`show fewer` : t`${hidden} more`,
   );
 }
 

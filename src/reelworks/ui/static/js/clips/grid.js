@@ -1,6 +1,7 @@
 // A grid of clips that keeps only the tiles in sight, however many clips there are.
 
 import { fill, h } from "../elements.js";
+import { t } from "../texts.js";
 
 export const PAGE = 120;
 const GAP = 12;
@@ -13,7 +14,7 @@ export class Grid {
   /** @param options { page(offset, limit): clips, tile(clip): element, open(index), show(tile, clip, isWanted) } */
   constructor(options, signal) {
     Object.assign(this, options);
-    this.host = h("div.tiles", { role: "listbox", "aria-label": "Clips" });
+    this.host = h("div.tiles", { role: "listbox", "aria-label": t`Clips` });
     this.tiles = new Map();
     this.pages = new Map();
     [this.total, this.focused, this.real, this.former, this.run] = [0, 0, 0, 0, 0];

@@ -1,5 +1,7 @@
 // Pictures of clips, loaded when they come into sight and kept for a while.
 
+import { t } from "../texts.js";
+
 const KEPT_PICTURES = 400;
 const AT_ONCE = 5;
 
@@ -48,7 +50,7 @@ export class Pictures {
     const answer = await fetch(address, { signal: this.signal });
     const found = answer.ok
       ? { url: URL.createObjectURL(await answer.blob()) }
-      : await answer.json().catch(() => ({ problem: "no picture" }));
+      : await answer.json().catch(() => ({ problem: t`no picture` }));
     this.known.set(address, found);
     while (this.known.size > KEPT_PICTURES) {
       const [oldest, one] = this.known.entries().next().value;

@@ -1,6 +1,7 @@
 // A clip in the grid: its picture, which moves under the pointer, its name and what happens to it.
 
 import { fill, h } from "../elements.js";
+import { t } from "../texts.js";
 import { duration, percent, plural } from "../units.js";
 
 const HOVER = 120; // milliseconds
@@ -25,12 +26,12 @@ export function tileContent(clip, sort) {
 
 function measure(clip, sort) {
   if (!clip.bucket) return null;
-  return { cropped: `${percent(clip.lost)} cropped`, largest: sizeText(clip) }[sort];
+  return { cropped: t`${percent(clip.lost)} cropped`, largest: sizeText(clip) }[sort];
 }
 
 export function tileLabel(clip) {
-  const kind = clip.video ? `video, ${plural(clip.frames, "frame")}` : "picture";
-  const told = clip.reason ? `left out: ${clip.reason[1]}` : clip.bucket;
+  const kind = clip.video ? t`video, ${plural(clip.frames, "frame")}` : t`picture`;
+  const told = clip.reason ? t`left out: ${clip.reason[1]}` : clip.bucket;
   return [clip.path, kind, told, clip.caption].filter(Boolean).join(", ");
 }
 
@@ -43,7 +44,7 @@ export async function showPicture(pictures, key, tile, clip, wanted) {
     tile.asked = false;
     return;
   }
-  if (!found.url) return fill(frame, h("span.gone", { title: found.value || "" }, found.problem || "no picture"));
+  if (!found.url) return fill(frame, h("span.gone", { title: found.value || "" }, found.problem || t`no picture`));
   const still = h("img", { src: found.url, alt: "", draggable: "false" });
   fill(frame, still);
   if (clip.video) playUnderPointer(tile, frame, still, wanted => pictures.load(`${base}/loop.webp`, wanted));

@@ -3,6 +3,7 @@
 import { explain } from "../dialogs.js";
 import { emptySection, fill, h } from "../elements.js";
 import { get } from "../server.js";
+import { t, translated } from "../texts.js";
 import { throttle } from "../timing.js";
 import { count, plural } from "../units.js";
 import { showClip } from "./details.js";
@@ -19,26 +20,26 @@ export class ClipView {
     Object.assign(this, { text: "", part: "clips", counts: null, asked: 0, isStale: false, version: about().version });
     this.grid = this.makeGrid();
     this.told = h("p.told", { role: "status" });
-    this.filters = h("aside.filters", { "aria-label": "Filters" });
-    this.parts = h("div.parts", { role: "group", "aria-label": "view" });
+    this.filters = h("aside.filters", { "aria-label": t`Filters` });
+    this.parts = h("div.parts", { role: "group", "aria-label": t`view` });
     this.shown = h("div");
     this.bars = h("div.bars");
     this.content = h("div", this.shown);
     this.search = this.makeSearch();
     this.order = h(
       "select",
-      { "aria-label": "order", onchange: () => this.load() },
-      Object.entries(about().sorts).map(([name, label]) => h("option", { value: name }, label)),
+      { "aria-label": t`order`, onchange: () => this.load() },
+      Object.entries(about().sorts).map(([name, label]) => h("option", { value: name }, translated(label))),
     );
     this.drawParts();
     const details = h(
       "details.filters-box",
       { open: matchMedia("(min-width: 821px)").matches },
-      h("summary", "Filters"),
+      h("summary", t`Filters`),
       this.filters,
     );
     const toolbar = h("div.toolbar", this.search, this.order, this.parts, this.told);
-    fill(body, h("div.data", details, h("section", { "aria-label": "Clips" }, toolbar, this.content)));
+    fill(body, h("div.data", details, h("section", { "aria-label": t`Clips` }, toolbar, this.content)));
     this.order.value = "name";
     this.load();
   }
@@ -63,8 +64,8 @@ export class ClipView {
   makeSearch() {
     const search = h("input", {
       type: "search",
-      placeholder: "path or caption",
-      "aria-label": "search in paths and captions",
+      placeholder: t`path or caption`,
+      "aria-label": t`search in paths and captions`,
       spellcheck: "false",
     });
     const typed = throttle(180, () => {
@@ -125,9 +126,9 @@ export class ClipView {
   }
 
   emptySection() {
-    const clear = h("button", { type: "button", onclick: () => this.clear() }, "Clear the filters");
-    if (this.about().clips) return emptySection("No clip is chosen", "No clip meets all filters.", clear);
-    return emptySection("No clips", "The catalog is empty: put pictures or clips into the folder, and scan again.");
+    const clear = h("button", { type: "button", onclick: () => this.clear() }, t`Clear the filters`);
+    if (this.about().clips) return emptySection(t`No clip is chosen`, t`No clip meets all filters.`, clear);
+    return emptySection(t`No clips`, t`The catalog is empty: put pictures or clips into the folder, and scan again.`);
   }
 
   clear() {
@@ -139,8 +140,8 @@ export class ClipView {
 
   tell(total) {
     const isFiltered = this.text || Object.values(this.chosen).some(values => values.length);
-    const text = isFiltered ? `${count(total)} of ${plural(this.about().clips, "clip")}` : plural(total, "clip");
-    const clear = h("button.small", { type: "button", onclick: () => this.clear() }, "Clear");
+    const text = isFiltered ? t`${count(total)} of ${plural(this.about().clips, "clip")}` : plural(total, "clip");
+    const clear = h("button.small", { type: "button", onclick: () => this.clear() }, t`Clear`);
     fill(this.told, h("b", text), isFiltered ? clear : null);
   }
 
@@ -160,7 +161,7 @@ export class ClipView {
         { type: "button", "aria-pressed": String(this.part === name), onclick: () => this.choosePart(name) },
         label,
       );
-    fill(this.parts, part("clips", "Clips"), part("bars", "Distributions"));
+    fill(this.parts, part("clips", t`Clips`), part("bars", t`Distributions`));
   }
 
   async choosePart(name) {
@@ -169,7 +170,7 @@ export class ClipView {
     fill(this.content, name === "clips" ? this.shown : this.bars);
     this.order.hidden = name !== "clips";
     if (name === "clips") return this.grid.measure();
-    if (!this.bars.children.length) fill(this.bars, h("p.quiet.loading", "loading …"));
+    if (!this.bars.children.length) fill(this.bars, h("p.quiet.loading", t`loading …`));
     try {
       await this.loadBars();
     } catch (error) {

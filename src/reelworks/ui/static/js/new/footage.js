@@ -3,6 +3,7 @@
 import { toast } from "../dialogs.js";
 import { fill, h } from "../elements.js";
 import { canChange, get } from "../server.js";
+import { t } from "../texts.js";
 import { plural } from "../units.js";
 import { isFootage, Upload } from "./upload.js";
 
@@ -13,7 +14,7 @@ export class Footage {
   constructor(folders, key, signal, onChange) {
     Object.assign(this, { folders, signal, onChange });
     this.folder = folders.find(one => one.key === key) || onlyElement(folders);
-    this.list = h("div.new-folders", { role: "radiogroup", "aria-label": "Folder of footage" });
+    this.list = h("div.new-folders", { role: "radiogroup", "aria-label": t`Folder of footage` });
     this.sending = h("div", { role: "status" });
     this.element = [this.dropPlace(), this.sending, this.list];
     this.draw();
@@ -21,15 +22,15 @@ export class Footage {
 
   dropPlace() {
     const accept = "image/*,video/*,.txt,.mkv,.heic";
-    const files = this.fileInput({ id: "new-files", "aria-label": "Files of footage", accept });
-    const folder = this.fileInput({ id: "new-folder", "aria-label": "Folder of footage", webkitdirectory: true });
+    const files = this.fileInput({ id: "new-files", "aria-label": t`Files of footage`, accept });
+    const folder = this.fileInput({ id: "new-folder", "aria-label": t`Folder of footage`, webkitdirectory: true });
     const choose = (text, input) =>
       h("button.small", { type: "button", disabled: !canChange(), onclick: () => input.click() }, text);
     const place = h(
       "div.new-drop",
-      h("p", "Drop a folder or files here"),
-      h("p.quiet", "Pictures, videos, and captions as text files of the same name"),
-      h("span.row", choose("Choose a folder", folder), choose("Choose files", files), files, folder),
+      h("p", t`Drop a folder or files here`),
+      h("p.quiet", t`Pictures, videos, and captions as text files of the same name`),
+      h("span.row", choose(t`Choose a folder`, folder), choose(t`Choose files`, files), files, folder),
     );
     for (const kind of ["dragenter", "dragover"])
       place.addEventListener(kind, event => {
@@ -55,7 +56,7 @@ export class Footage {
   }
 
   draw() {
-    if (!this.folders.length) return fill(this.list, h("p.quiet", "The page's folders hold no footage yet."));
+    if (!this.folders.length) return fill(this.list, h("p.quiet", t`The page's folders hold no footage yet.`));
     fill(
       this.list,
       this.folders.map(folder =>
@@ -67,7 +68,7 @@ export class Footage {
             checked: this.folder?.key === folder.key,
             onchange: () => this.choose(folder),
           }),
-          h("span", folder.path === "." ? "this folder itself" : folder.path),
+          h("span", folder.path === "." ? t`this folder itself` : folder.path),
           h("span.quiet", contentText(folder)),
         ),
       ),
@@ -82,7 +83,7 @@ export class Footage {
   /** Send files into a new folder, and choose it. */
   async take(found) {
     const wanted = found.filter(isFootage);
-    if (!wanted.length) return toast("these are neither pictures nor videos nor captions", "bad");
+    if (!wanted.length) return toast(t`these are neither pictures nor videos nor captions`, "bad");
     const upload = new Upload(wanted, this.sending, this.signal);
     await upload.run();
     if (this.signal.aborted) return;
@@ -97,7 +98,7 @@ function contentText({ pictures, videos, captions }) {
   const counts = [
     pictures && plural(pictures, "picture"),
     videos && plural(videos, "video"),
-    captions ? plural(captions, "caption") : "no captions",
+    captions ? plural(captions, "caption") : t`no captions`,
   ];
   return counts.filter(Boolean).join(", ");
 }

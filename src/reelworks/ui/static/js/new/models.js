@@ -1,19 +1,20 @@
 // The model of a new recipe, chosen from those that can be trained, and the folders that it needs beside the footage.
 
 import { fill, h } from "../elements.js";
+import { t } from "../texts.js";
 import { onlyElement } from "./footage.js";
 
-const TINY = "tiny, with fresh weights, for experiments";
+const TINY = t`tiny, with fresh weights, for experiments`;
 
 export class ModelChoice {
   constructor(models, footage, onChange) {
     Object.assign(this, { models, footage, onChange, model: null, selects: {} });
     this.needs = h("div.new-companions");
-    this.list = h("div.new-models", { role: "radiogroup", "aria-label": "Model", tabindex: "-1" });
+    this.list = h("div.new-models", { role: "radiogroup", "aria-label": t`Model`, tabindex: "-1" });
     this.search = h("input", {
       type: "search",
       placeholder: "wan, flux, qwen …",
-      "aria-label": "Search models",
+      "aria-label": t`Search models`,
       oninput: () => this.draw(),
     });
     this.element = [this.search, this.list, this.needs];
@@ -38,7 +39,7 @@ export class ModelChoice {
         h("legend", family),
         models.map(model => this.row(model)),
       );
-    const none = h("p.quiet", "No model of this name can be trained here.");
+    const none = h("p.quiet", t`No model of this name can be trained here.`);
     fill(this.list, found.length ? groupByFamily(found).map(group) : none);
   }
 
@@ -67,12 +68,12 @@ export class ModelChoice {
     const options = () =>
       folders.map(({ key, path }) => h("option", { value: key, selected: key === left?.key }, path));
     const select = kind =>
-      h("select", { "data-field": `--${kind}` }, h("option", { value: "" }, "choose a folder"), options());
+      h("select", { "data-field": `--${kind}` }, h("option", { value: "" }, t`choose a folder`), options());
     this.selects = Object.fromEntries(model.needs.map(kind => [kind, select(kind)]));
     fill(
       this.needs,
       Object.entries(this.selects).map(([kind, one]) =>
-        h("label.new-field", h("span", `Folder of the ${kind}s, with the names of the footage`), one),
+        h("label.new-field", h("span", t`Folder of the ${kind}s, with the names of the footage`), one),
       ),
     );
     this.onChange();
@@ -94,8 +95,9 @@ function groupByFamily(models) {
 }
 
 function factText({ lines, num_frames: frames, fps, side, sound, needs, distilled }) {
-  const size = lines ? `clips up to ${lines}p × ${frames}${fps ? ` at ${fps} fps` : ""}` : `pictures up to ${side} px`;
-  return [size, sound && "with sound", needs.length && `needs ${needs.join(" and ")}`, distilled && "distilled"]
+  const rate = fps ? t` at ${fps} fps` : "";
+  const size = lines ? t`clips up to ${lines}p × ${frames}${rate}` : t`pictures up to ${side} px`;
+  return [size, sound && t`with sound`, needs.length && t`needs ${needs.join(t` and `)}`, distilled && t`distilled`]
     .filter(Boolean)
     .join(" · ");
 }

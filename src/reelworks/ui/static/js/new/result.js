@@ -2,6 +2,7 @@
 
 import { button } from "../dialogs.js";
 import { h, memoryBar } from "../elements.js";
+import { t } from "../texts.js";
 import { bytes, count, duration, plural } from "../units.js";
 
 const MUCH_BYTES = 5e7;
@@ -9,8 +10,8 @@ const MUCH_BYTES = 5e7;
 export function resultCard(found, about, onTrain) {
   const settings = Object.entries(found.settings || {}).map(([name, value]) => `${name} = ${value}`);
   const downloads = about.downloads?.length
-    ? `Downloaded when training starts: ${about.downloads.join(", ")}`
-    : "Nothing has to be downloaded.";
+    ? t`Downloaded when training starts: ${about.downloads.join(", ")}`
+    : t`Nothing has to be downloaded.`;
   const link = (page, text) => h("a.as-button", { href: `#/${page}/${about.key}` }, text);
   return h(
     "section.card.new-result",
@@ -18,7 +19,7 @@ export function resultCard(found, about, onTrain) {
     factList(found),
     fitLine(found.fits),
     memoryBar(found.estimate.memory),
-    settings.length ? h("p.quiet", `Settings that save memory: ${settings.join(", ")}`) : null,
+    settings.length ? h("p.quiet", t`Settings that save memory: ${settings.join(", ")}`) : null,
     h("p", downloads),
     found.remarks.length
       ? h(
@@ -28,10 +29,10 @@ export function resultCard(found, about, onTrain) {
       : null,
     h(
       "div.actions",
-      link("data", "See the crops"),
-      link("plan", "Plan"),
-      link("new", "All settings"),
-      button("Train", onTrain, { kind: "main" }),
+      link("data", t`See the crops`),
+      link("plan", t`Plan`),
+      link("new", t`All settings`),
+      button(t`Train`, onTrain, { kind: "main" }),
     ),
   );
 }
@@ -42,15 +43,15 @@ function factList({ pictures, clips, uncaptioned, steps, seconds_per_step: stepS
   const { total, host } = estimate.memory;
   return h(
     "dl.facts",
-    fact("Footage", footage, uncaptioned ? `${count(uncaptioned)} without a caption` : "all with captions"),
-    fact("Memory", bytes(total), host > MUCH_BYTES ? `and ${bytes(host)} of CPU memory` : "estimated"),
-    fact("Steps", count(steps), plural(estimate.trained_parameters, "trained parameter")),
-    fact("Time", `about ${duration(Math.max(1, steps * stepSeconds))}`, `estimated for a GPU of ${tflops} TFLOP/s`),
+    fact(t`Footage`, footage, uncaptioned ? t`${count(uncaptioned)} without a caption` : t`all with captions`),
+    fact(t`Memory`, bytes(total), host > MUCH_BYTES ? t`and ${bytes(host)} of CPU memory` : t`estimated`),
+    fact(t`Steps`, count(steps), plural(estimate.trained_parameters, "trained parameter")),
+    fact(t`Time`, t`about ${duration(Math.max(1, steps * stepSeconds))}`, t`estimated for a GPU of ${tflops} TFLOP/s`),
   );
 }
 
 function fitLine(fits) {
   if (fits === null || fits === undefined)
-    return h("p.hint", "Give the GPU's memory under More to see whether it fits");
-  return fits ? h("p.ok", "It fits into the GPU's memory") : h("p.oops", "It does not fit");
+    return h("p.hint", t`Give the GPU's memory under More to see whether it fits`);
+  return fits ? h("p.ok", t`It fits into the GPU's memory`) : h("p.oops", t`It does not fit`);
 }

@@ -2,6 +2,7 @@
 
 import { fill, h, progressBar } from "../elements.js";
 import { put } from "../server.js";
+import { t } from "../texts.js";
 import { bytes, count, plural } from "../units.js";
 
 const AT_ONCE = 3;
@@ -38,7 +39,7 @@ export class Upload {
   async run() {
     this.bar = h("div");
     this.said = h("span");
-    const cancel = h("button.small", { type: "button", onclick: () => this.control.abort() }, "Cancel");
+    const cancel = h("button.small", { type: "button", onclick: () => this.control.abort() }, t`Cancel`);
     fill(this.place, this.bar, h("span.row.new-sending", this.said, cancel));
     this.draw();
     await Promise.all(Array.from({ length: AT_ONCE }, () => this.work()));
@@ -67,16 +68,16 @@ export class Upload {
   }
 
   draw() {
-    fill(this.bar, progressBar(this.total ? this.sent / this.total : 1, "share of the files sent"));
-    const files = `${count(this.files)} of ${plural(this.number, "file")}`;
-    this.said.textContent = `${files}, ${bytes(this.sent)} of ${bytes(this.total)}`;
+    fill(this.bar, progressBar(this.total ? this.sent / this.total : 1, t`share of the files sent`));
+    const files = t`${count(this.files)} of ${plural(this.number, "file")}`;
+    this.said.textContent = t`${files}, ${bytes(this.sent)} of ${bytes(this.total)}`;
   }
 
   failures() {
     const { failed, files } = this;
     const told = failed.length
-      ? `${plural(failed.length, "file")} could not be taken`
-      : `cancelled after ${plural(files, "file")}`;
+      ? t`${plural(failed.length, "file")} could not be taken`
+      : t`cancelled after ${plural(files, "file")}`;
     const line = ([path, error]) =>
       h("li", h("code", path), h("span.quiet", ` ${error.message}; ${error.remedy || ""}`));
     return h("details", { open: true }, h("summary.oops", told), h("ul.files", failed.slice(0, 50).map(line)));

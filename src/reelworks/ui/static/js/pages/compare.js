@@ -3,9 +3,10 @@
 import { card, fill, h, media, table } from "../elements.js";
 import { plot } from "../plots.js";
 import { get } from "../server.js";
+import { t, translated } from "../texts.js";
 import { count } from "../units.js";
 
-export const title = "Compare";
+export const title = t`Compare`;
 
 export async function render(main, [keys], signal) {
   const found = await get(`/compare?runs=${encodeURIComponent(keys)}`, signal);
@@ -13,23 +14,24 @@ export async function render(main, [keys], signal) {
     [first, row => row.label],
     ...found.names.map((name, i) => [name, row => row.values[i], true]),
   ];
-  const charts = h("section.figures", { "aria-label": "Curves" });
+  const charts = h("section.figures", { "aria-label": t`Curves` });
   fill(
     main,
     h("div.page-head", h("h1", found.names.join(" · "))),
-    card(table("Results", columns(""), found.results)),
-    h("h2", "Recipes"),
+    card(table(t`Results`, columns(""), found.results)),
+    h("h2", t`Recipes`),
     found.recipe.length
-      ? card(table("Recipe keys that differ", columns("Key"), found.recipe))
-      : h("p.quiet", "The recipes are equal."),
-    h("h2", "Curves"),
+      ? card(table(t`Recipe keys that differ`, columns(t`Key`), found.recipe))
+      : h("p.quiet", t`The recipes are equal.`),
+    h("h2", t`Curves`),
     charts,
-    found.previews.length ? [h("h2", "Previews"), found.previews.map(row => previewCard(row, found.names))] : null,
+    found.previews.length ? [h("h2", t`Previews`), found.previews.map(row => previewCard(row, found.names))] : null,
   );
   for (const figure of found.figures) {
+    const label = translated(figure.title);
     const canvas = h("div.plot");
-    charts.append(h(`div.card.${figure.size}`, h("h3", figure.title), h("p.quiet", figure.note), canvas));
-    await plot(canvas, figure.plot, figure.title);
+    charts.append(h(`div.card.${figure.size}`, h("h3", label), h("p.quiet", figure.note), canvas));
+    await plot(canvas, figure.plot, label);
     if (signal.aborted) return;
   }
 }
@@ -38,8 +40,8 @@ function previewCard({ prompt, files }, names) {
   const figures = files.map((file, i) =>
     h(
       "figure",
-      file ? media(file.url, file.video, prompt) : h("div.gone", "none"),
-      h("figcaption", `${names[i]}${file ? `, step ${count(file.step)}` : ""}`),
+      file ? media(file.url, file.video, prompt) : h("div.gone", t`none`),
+      h("figcaption", `${names[i]}${file ? t`, step ${count(file.step)}` : ""}`),
     ),
   );
   return card(h("h3", prompt), h("div.clips", figures));

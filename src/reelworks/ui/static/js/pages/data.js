@@ -5,17 +5,18 @@ import { ClipView } from "../clips/view.js";
 import { button } from "../dialogs.js";
 import { badge, card, emptySection, fill, h, progressBar, table } from "../elements.js";
 import { get, post } from "../server.js";
+import { t } from "../texts.js";
 import { drawOnChange, repeat } from "../timing.js";
 import { count } from "../units.js";
 
-export const title = "Data";
+export const title = t`Data`;
 
 export const render = (main, [key], signal) => (key ? renderClips(main, key, signal) : renderList(main, signal));
 
 async function renderList(main, signal) {
   const list = h("div");
-  fill(main, h("div.page-head", h("h1", "Data"), h("span.gap"), h("a", { href: "#/new" }, "New run")), list);
-  const text = "A folder of pictures or clips is all it takes; a recipe names it.";
+  fill(main, h("div.page-head", h("h1", t`Data`), h("span.gap"), h("a", { href: "#/new" }, t`New run`)), list);
+  const text = t`A folder of pictures or clips is all it takes; a recipe names it.`;
   await drawOnChange(
     1500,
     signal,
@@ -25,21 +26,21 @@ async function renderList(main, signal) {
         list,
         rows.length
           ? card(listTable(rows))
-          : emptySection("No data yet", text, h("a", { href: "#/new" }, "Make a recipe")),
+          : emptySection(t`No data yet`, text, h("a", { href: "#/new" }, t`Make a recipe`)),
       );
     },
   );
 }
 
-const KINDS = { recipe: "recipe", run: "data of a run", catalog: "catalog" };
+const KINDS = { recipe: t`recipe`, run: t`data of a run`, catalog: t`catalog` };
 const listTable = rows =>
   table(
-    "Data",
+    t`Data`,
     [
-      ["Data", row => [h("a", { href: `#/data/${row.key}` }, row.name), h("div.quiet", row.path)]],
-      ["Kind", row => KINDS[row.kind]],
-      ["Clips", row => count(row.clips), true],
-      ["State", stateCell],
+      [t`Data`, row => [h("a", { href: `#/data/${row.key}` }, row.name), h("div.quiet", row.path)]],
+      [t`Kind`, row => KINDS[row.kind]],
+      [t`Clips`, row => count(row.clips), true],
+      [t`State`, stateCell],
     ],
     rows,
   );
@@ -47,8 +48,8 @@ const listTable = rows =>
 function stateCell({ name, state, code, problem, reading }) {
   if (state === "error" && code !== "no-catalog") return h("span.error", problem);
   if (reading) return [h("span.quiet", reading.doing), progressBar(reading.share, `${name}: ${reading.doing}`)];
-  if (state === "none" || state === "error") return badge("not scanned yet");
-  return state === "ready" ? badge("read", "good") : null;
+  if (state === "none" || state === "error") return badge(t`not scanned yet`);
+  return state === "ready" ? badge(t`read`, "good") : null;
 }
 
 async function renderClips(main, key, signal) {
@@ -60,7 +61,7 @@ async function renderClips(main, key, signal) {
   let drawnBody = "";
   let view = null;
   const draw = () => {
-    document.title = `${about.name} · Data · Reelworks`;
+    document.title = `${about.name} · ${title} · Reelworks`;
     const { state, job, reading, outside, name } = about;
     const now = JSON.stringify([state, job?.id, job?.state, reading?.doing, outside, name]);
     if (now !== drawnHead) fill(head, header(about, update, status.box));
@@ -92,7 +93,7 @@ function header(about, update, status) {
     await post(`/data/${about.key}/scan`);
     await update();
   };
-  const hint = "brings the catalog up to date; only changed files are opened";
+  const hint = t`brings the catalog up to date; only changed files are opened`;
   const doing =
     about.reading && about.state === "ready" ? h("span.quiet", { role: "status" }, `· ${about.reading.doing} …`) : null;
   return [
@@ -103,9 +104,9 @@ function header(about, update, status) {
       doing,
       h("span.gap"),
       isRecipe
-        ? [h("a", { href: `#/plan/${about.key}` }, "Plan"), h("a", { href: `#/new/${about.key}` }, "Edit")]
+        ? [h("a", { href: `#/plan/${about.key}` }, t`Plan`), h("a", { href: `#/new/${about.key}` }, t`Edit`)]
         : null,
-      isRecipe && !about.job && about.state !== "none" ? button("Scan again", scan, { title: hint }) : null,
+      isRecipe && !about.job && about.state !== "none" ? button(t`Scan again`, scan, { title: hint }) : null,
     ),
     about.job && about.state === "ready" ? status : null,
     about.outside?.length ? outsideNotice(about.outside) : null,
@@ -113,13 +114,15 @@ function header(about, update, status) {
 }
 
 function outsideNotice(outside) {
-  const lie = outside.length > 1 ? "lie" : "lies";
+  const names = outside.join(", ");
   const isRemote = outside.some(one => one.includes("://"));
   return h(
     "p.notice",
-    `${outside.join(", ")} ${lie} outside of the folders of this page, so its clips are listed but not shown. `,
+    outside.length > 1
+      ? t`${names} lie outside of the folders of this page, so their clips are listed but not shown. `
+      : t`${names} lies outside of the folders of this page, so its clips are listed but not shown. `,
     isRemote
-      ? "Clips on other machines are drawn by: reelworks contact-sheet RECIPE"
-      : h("span", "To show them: ", h("code", `reelworks ui . ${outside.join(" ")}`)),
+      ? t`Clips on other machines are drawn by: reelworks contact-sheet RECIPE`
+      : h("span", t`To show them: `, h("code", `reelworks ui . ${outside.join(" ")}`)),
   );
 }

@@ -4,15 +4,16 @@ import { button } from "../dialogs.js";
 import { badge, fill, h } from "../elements.js";
 import { generatedMedia, isOpen } from "../jobs.js";
 import { get, post } from "../server.js";
+import { t, translated } from "../texts.js";
 import { repeat } from "../timing.js";
 import { ago, moment } from "../units.js";
 
-export const title = "Command";
+export const title = t`Command`;
 
 export async function render(main, [id], signal) {
   const head = h("div");
   const made = h("div");
-  const output = h("pre.log", { tabindex: "0", "aria-label": "what it has printed" });
+  const output = h("pre.log", { tabindex: "0", "aria-label": t`what it has printed` });
   fill(main, head, made, output);
   let former = null;
   const update = async () => {
@@ -40,12 +41,12 @@ function header(job, update) {
     h(
       "div.page-head",
       h("h1", `${job.kind} ${job.title}`),
-      badge(job.state, tone),
+      badge(translated(job.state), tone),
       h("span.gap"),
-      isOpen(job) ? button("Stop", stop) : null,
+      isOpen(job) ? button(t`Stop`, stop) : null,
     ),
     h("p.quiet", `reelworks ${job.arguments.join(" ")}`),
-    h("p.quiet", job.ended ? `ended ${moment(job.ended)}` : `since ${ago(job.started || job.created)}`),
+    h("p.quiet", job.ended ? t`ended ${moment(job.ended)}` : t`since ${ago(job.started || job.created)}`),
     job.error ? h("p.error", job.error) : null,
   ];
 }

@@ -5,20 +5,22 @@ import { Draft } from "../drafts.js";
 import { badge, card, fill, h } from "../elements.js";
 import { isOpen, scanLine, stopButton, watchJob } from "../jobs.js";
 import { Footage } from "../new/footage.js";
+import { ImportCard } from "../new/import.js";
 import { ModelChoice } from "../new/models.js";
 import { resultCard } from "../new/result.js";
 import { renderForm } from "../recipe/form.js";
 import { canChange, get, post } from "../server.js";
+import { t } from "../texts.js";
 import { train } from "../training.js";
 import { duration } from "../units.js";
 
-export const title = "New";
+export const title = t`New`;
 
 const TEXTS = ["trigger", "name", "vram", "weights"];
 const FIELDS = { vram_gb: "--vram", trigger: "--trigger", weights: "--weights" };
 const TRIGGER_NOTE = [
-  "A rare word that calls what is learnt. It is put before every caption, and is the caption of files without one; ",
-  "leave it empty if the captions say it.",
+  t`A rare word that calls what is learnt. It is put before every caption, and is the caption of files without one; `,
+  t`leave it empty if the captions say it.`,
 ];
 
 export async function render(main, [key], signal) {
@@ -42,10 +44,12 @@ class NewLora {
     this.result = h("div", { "aria-live": "polite" });
     this.problems = h("p.error", { role: "alert" });
     this.makeInputs();
-    this.go = button("Make the recipe", () => this.make(), { kind: "main" });
+    this.go = button(t`Make the recipe`, () => this.make(), { kind: "main" });
     const steps = h("div.new-steps", this.stepCards());
-    const head = h("div.page-head", h("h1", "New LoRA"), h("span.gap"), h("a", { href: "#/plan" }, "Recipes"));
-    fill(this.main, head, this.kept.box, steps, h("div.new-go", this.problems, this.go), this.result);
+    const head = h("div.page-head", h("h1", t`New LoRA`), h("span.gap"), h("a", { href: "#/plan" }, t`Recipes`));
+    const go = h("div.new-go", this.problems, this.go);
+    const moved = new ImportCard(this.footage, this.signal, about => train(about.key, about.run, this.signal));
+    fill(this.main, head, this.kept.box, steps, go, this.result, moved.element);
     this.models.chooseNamed(former?.model);
     if (former) this.restore(former);
     for (const kind of ["input", "change"]) steps.addEventListener(kind, () => this.keep());
@@ -65,13 +69,13 @@ class NewLora {
       "data-field": "--trigger",
       "aria-describedby": "trigger-note",
     });
-    this.weights = text(1000, { placeholder: "the published ones", "data-field": "--weights" });
+    this.weights = text(1000, { placeholder: t`the published ones`, "data-field": "--weights" });
     this.vram = h("input", {
       type: "number",
       min: 1,
       max: 100000,
       step: "any",
-      placeholder: "this machine's",
+      placeholder: t`this machine's`,
       "data-field": "--vram",
     });
   }
@@ -80,18 +84,18 @@ class NewLora {
     const heading = (number, text) => h("h2", h("span.new-number", number), text);
     const label = (text, input) => h("label", h("span", text), input);
     const more = [
-      label("Name of the recipe", this.name),
-      label("GPU memory, GB", this.vram),
-      label("Other weights", this.weights),
+      label(t`Name of the recipe`, this.name),
+      label(t`GPU memory, GB`, this.vram),
+      label(t`Other weights`, this.weights),
     ];
     return [
-      card(heading("1", "Footage"), this.footage.element),
-      card(heading("2", "Model"), this.models.element),
+      card(heading("1", t`Footage`), this.footage.element),
+      card(heading("2", t`Model`), this.models.element),
       card(
-        heading("3", "Trigger word"),
-        h("label.new-field", h("span.hidden", "Trigger word"), this.trigger),
+        heading("3", t`Trigger word`),
+        h("label.new-field", h("span.hidden", t`Trigger word`), this.trigger),
         h("p.quiet", { id: "trigger-note" }, TRIGGER_NOTE),
-        h("details.new-more", h("summary", "More"), h("div.fields", more)),
+        h("details.new-more", h("summary", t`More`), h("div.fields", more)),
       ),
     ];
   }
@@ -115,9 +119,9 @@ class NewLora {
   tell() {
     const { folder } = this.footage;
     const { model } = this.models;
-    const lacking = [!folder && "footage", !model && "a model"].filter(Boolean);
+    const lacking = [!folder && t`footage`, !model && t`a model`].filter(Boolean);
     this.go.disabled = !canChange() || lacking.length > 0;
-    this.go.title = lacking.length ? `choose ${lacking.join(" and ")} first` : "";
+    this.go.title = lacking.length ? t`choose ${lacking.join(t` and `)} first` : "";
     if (this.isNamed || lacking.length) return;
     const name = folder.path
       .split("/")
@@ -153,15 +157,15 @@ class NewLora {
   }
 
   offerOverwrite(path) {
-    const again = button("Overwrite it", () => this.make(true), { kind: "small" });
+    const again = button(t`Overwrite it`, () => this.make(true), { kind: "small" });
     fill(
       this.result,
       h(
         "p.new-again",
-        `${path} exists already. `,
+        t`${path} exists already. `,
         again,
         " ",
-        h("span.quiet", "or give the recipe another name under More"),
+        h("span.quiet", t`or give the recipe another name under More`),
       ),
     );
   }
@@ -181,9 +185,9 @@ class NewLora {
     const said = h("span");
     const began = Date.now();
     const { model } = this.models;
-    fill(this.result, card(h("span.row", { role: "status" }, badge("", "busy"), said, stopButton(job.id, "Cancel"))));
+    fill(this.result, card(h("span.row", { role: "status" }, badge("", "busy"), said, stopButton(job.id, t`Cancel`))));
     watchJob(job.id, this.signal, found => {
-      const text = `Reading the footage, and computing the memory that ${model.name} takes, without its weights`;
+      const text = t`Reading the footage, and computing the memory that ${model.name} takes, without its weights`;
       said.textContent = scanLine(found) || `${text}: ${duration((Date.now() - began) / 1000)}`;
       if (isOpen(found)) return;
       return found.result && found.state === "done" ? this.show(found) : this.tellFailure(found);
@@ -191,11 +195,11 @@ class NewLora {
   }
 
   tellFailure({ id, error }) {
-    const [message, ...rest] = (error || "it was stopped").replace(/^error: /, "").split("\n");
+    const [message, ...rest] = (error || t`it was stopped`).replace(/^error: /, "").split("\n");
     const field = /(--\w+)/.exec(message)?.[1];
     fill(this.result);
     this.fault({ message, remedy: rest.join(" ").replace(/^\s*remedy: /, ""), field });
-    this.problems.append(" ", h("a", { href: `#/jobs/${id}` }, "what it printed"));
+    this.problems.append(" ", h("a", { href: `#/jobs/${id}` }, t`what it printed`));
   }
 
   async show(job) {

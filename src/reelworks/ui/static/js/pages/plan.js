@@ -3,13 +3,14 @@
 import { badge, card, emptySection, fill, h, table } from "../elements.js";
 import { PlanPage } from "../plan/page.js";
 import { get } from "../server.js";
+import { t } from "../texts.js";
 import { drawOnChange } from "../timing.js";
 
-export const title = "Plan";
+export const title = t`Plan`;
 
 export async function render(main, [key], signal) {
   if (key) return new PlanPage(main, key, signal).open();
-  const newRecipe = () => h("a", { href: "#/new" }, "New recipe");
+  const newRecipe = () => h("a", { href: "#/new" }, t`New recipe`);
   await drawOnChange(
     2000,
     signal,
@@ -18,10 +19,10 @@ export async function render(main, [key], signal) {
       fill(
         main,
         rows.length
-          ? [h("div.page-head", h("h1", "Plan"), h("span.gap"), newRecipe()), card(recipeTable(rows))]
+          ? [h("div.page-head", h("h1", t`Plan`), h("span.gap"), newRecipe()), card(recipeTable(rows))]
           : emptySection(
-              "No recipe yet",
-              "A plan shows what a recipe would train: its buckets, steps and waste. Make a recipe first.",
+              t`No recipe yet`,
+              t`A plan shows what a recipe would train: its buckets, steps and waste. Make a recipe first.`,
               newRecipe(),
             ),
       );
@@ -31,23 +32,23 @@ export async function render(main, [key], signal) {
 
 const recipeTable = rows =>
   table(
-    "Recipes",
+    t`Recipes`,
     [
-      ["Recipe", row => [h("a", { href: `#/plan/${row.key}` }, row.name), h("div.quiet", row.path)]],
-      ["Model", row => row.model || "–"],
-      ["Buckets", row => (row.problem ? h("span.error", row.problem) : entryList(row.entries))],
+      [t`Recipe`, row => [h("a", { href: `#/plan/${row.key}` }, row.name), h("div.quiet", row.path)]],
+      [t`Model`, row => row.model || "–"],
+      [t`Buckets`, row => (row.problem ? h("span.error", row.problem) : entryList(row.entries))],
       [
         "",
         row =>
           row.problem
-            ? h("a", { href: `#/new/${row.key}` }, "Edit")
-            : badge(row.scanned ? "can be planned" : "not scanned yet", row.scanned ? "good" : "plain"),
+            ? h("a", { href: `#/new/${row.key}` }, t`Edit`)
+            : badge(row.scanned ? t`can be planned` : t`not scanned yet`, row.scanned ? "good" : "plain"),
       ],
     ],
     rows,
   );
 
 function entryList(entries) {
-  if (!entries.length) return "chosen from the footage";
-  return entries.slice(0, 6).join(", ") + (entries.length > 6 ? ` and ${entries.length - 6} more` : "");
+  if (!entries.length) return t`chosen from the footage`;
+  return entries.slice(0, 6).join(", ") + (entries.length > 6 ? t` and ${entries.length - 6} more` : "");
 }

@@ -8,17 +8,18 @@ import { renderClips } from "../run/clips.js";
 import { renderOverview } from "../run/overview.js";
 import { renderPreviews } from "../run/previews.js";
 import { follow, get, post } from "../server.js";
+import { t, translated } from "../texts.js";
 import { throttle } from "../timing.js";
 import { startTraining } from "../training.js";
 import { bytes, count, duration, loss } from "../units.js";
 
-export const title = "Run";
+export const title = t`Run`;
 const TABS = {
-  overview: ["Overview", renderOverview],
-  previews: ["Previews", renderPreviews],
-  checkpoints: ["Checkpoints", renderCheckpoints],
-  clips: ["Clips", renderClips],
-  recipe: ["Recipe", renderRecipe],
+  overview: [t`Overview`, renderOverview],
+  previews: [t`Previews`, renderPreviews],
+  checkpoints: [t`Checkpoints`, renderCheckpoints],
+  clips: [t`Clips`, renderClips],
+  recipe: [t`Recipe`, renderRecipe],
 };
 
 export async function render(main, [key, tab = "overview"], signal) {
@@ -62,29 +63,31 @@ export async function render(main, [key, tab = "overview"], signal) {
 function tabBar(key, tab) {
   const link = ([name, [text]]) =>
     h("a", { href: `#/run/${key}/${name}`, "aria-current": name === tab ? "page" : null }, text);
-  const others = [h("a", { href: `#/data/${key}` }, "Its data"), h("a", { href: `#/plan/${key}` }, "Its plan")];
-  return h("nav.tabs", { "aria-label": "Parts of the run" }, Object.entries(TABS).map(link), h("span.gap"), others);
+  const others = [h("a", { href: `#/data/${key}` }, t`Its data`), h("a", { href: `#/plan/${key}` }, t`Its plan`)];
+  return h("nav.tabs", { "aria-label": t`Parts of the run` }, Object.entries(TABS).map(link), h("span.gap"), others);
 }
 
-const stepText = (run, last) =>
-  `step ${count(last.step)}${run.total_steps ? ` of ${count(run.total_steps)}` : ""} · loss ${loss(last.loss)}`;
+function stepText({ total_steps: total }, last) {
+  const step = total ? t`step ${count(last.step)} of ${count(total)}` : t`step ${count(last.step)}`;
+  return t`${step} · loss ${loss(last.loss)}`;
+}
 
 function header(key, run, last, refresh) {
   const shown = last || { step: run.step, loss: run.loss };
-  const printed = run.job ? [" ", h("a", { href: `#/jobs/${run.job}` }, "what it printed")] : null;
-  const reading = `reading its events: ${Math.round(100 * run.reading)} %; curves are of this part`;
+  const printed = run.job ? [" ", h("a", { href: `#/jobs/${run.job}` }, t`what it printed`)] : null;
+  const reading = t`reading its events: ${Math.round(100 * run.reading)} %; curves are of this part`;
   return [
     h(
       "div.page-head",
       h("h1", run.name),
-      badge(run.state, run.tone),
+      badge(translated(run.state), run.tone),
       h("span", { id: "now" }, shown.step ? stepText(run, shown) : ""),
-      run.seconds_left !== null ? h("span.quiet", `${duration(run.seconds_left)} left`) : null,
+      run.seconds_left !== null ? h("span.quiet", t`${duration(run.seconds_left)} left`) : null,
       h("span.gap"),
       h("span.quiet", bytes(run.bytes)),
       actions(key, run, refresh),
     ),
-    run.total_steps ? progressBar(run.step / run.total_steps, "share of the steps") : null,
+    run.total_steps ? progressBar(run.step / run.total_steps, t`share of the steps`) : null,
     run.detail ? h(run.tone === "bad" ? "p.error" : "p.quiet", run.detail, printed) : null,
     run.reading !== null ? h("p.quiet", { role: "status" }, reading) : null,
   ];
@@ -101,13 +104,13 @@ function actions(key, run, refresh) {
   };
   const isResumable = ["stopped", "crashed", "not started"].includes(run.state);
   return [
-    run.can_stop ? button("Stop", stop, { title: "saves after the current step, and ends" }) : null,
-    isResumable ? button("Resume", resume, { title: "trains on from its newest good checkpoint" }) : null,
+    run.can_stop ? button(t`Stop`, stop, { title: t`saves after the current step, and ends` }) : null,
+    isResumable ? button(t`Resume`, resume, { title: t`trains on from its newest good checkpoint` }) : null,
   ];
 }
 
 async function renderRecipe(body, { run }) {
   const text = value => (typeof value === "object" ? JSON.stringify(value) : String(value));
   const pairs = Object.entries(run().environment).map(([name, value]) => [h("dt", name), h("dd", text(value))]);
-  fill(body, h("pre.log", { tabindex: "0" }, run().recipe), h("h2", "Environment"), card(h("dl.pairs", pairs)));
+  fill(body, h("pre.log", { tabindex: "0" }, run().recipe), h("h2", t`Environment`), card(h("dl.pairs", pairs)));
 }

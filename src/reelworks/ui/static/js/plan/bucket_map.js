@@ -1,6 +1,7 @@
 // The buckets of a plan by resolution and number of frames, with their settings in them.
 
 import { h } from "../elements.js";
+import { t } from "../texts.js";
 import { count, percent, plural } from "../units.js";
 
 export class BucketMap {
@@ -13,24 +14,24 @@ export class BucketMap {
   build() {
     const { entries } = this.page.about;
     const frames = [...new Set(entries.map(entry => entry.num_frames))].sort((a, b) => a - b);
-    const heads = frames.map(number => h("th", { scope: "col" }, number === 1 ? "1 · pictures" : count(number)));
+    const heads = frames.map(number => h("th", { scope: "col" }, number === 1 ? t`1 · pictures` : count(number)));
     const rows = resolutions(entries).map(size =>
       h(
         "tr",
         h("th", { scope: "row" }, size),
         frames.map(number => {
           const index = entries.findIndex(entry => entry.resolution === size && entry.num_frames === number);
-          return index < 0 ? h("td.none", { "aria-label": "no bucket" }) : this.buildCell(index);
+          return index < 0 ? h("td.none", { "aria-label": t`no bucket` }) : this.buildCell(index);
         }),
       ),
     );
     return h(
       "div.scroll",
-      { tabindex: "0", role: "region", "aria-label": "Buckets" },
+      { tabindex: "0", role: "region", "aria-label": t`Buckets` },
       h(
         "table.plan-map",
-        h("caption.hidden", "Buckets by resolution and number of frames"),
-        h("thead", h("tr", h("th", { scope: "col" }, h("span.quiet", "frames →")), heads)),
+        h("caption.hidden", t`Buckets by resolution and number of frames`),
+        h("thead", h("tr", h("th", { scope: "col" }, h("span.quiet", t`frames →`)), heads)),
         h("tbody", rows),
       ),
     );
@@ -61,10 +62,10 @@ export class BucketMap {
       min: 1,
       max: page.about.most_clips,
       step: 1,
-      "aria-label": `batch size of ${label}`,
+      "aria-label": t`batch size of ${label}`,
       "data-field": `batch_sizes.${place}`,
     });
-    const field = h("label", { title: "clips per micro-batch on one GPU" }, h("span", "batch"), size);
+    const field = h("label", { title: t`clips per micro-batch on one GPU` }, h("span", t`batch`), size);
     size.addEventListener("input", () => {
       if (!Number.isInteger(size.valueAsNumber) || size.valueAsNumber < 1) return;
       page.now.batch_sizes[place] = size.valueAsNumber;
@@ -85,11 +86,17 @@ export class BucketMap {
       min: 0,
       max: 1,
       step: 0.01,
-      "aria-label": `probability of ${label}`,
+      "aria-label": t`probability of ${label}`,
       "data-field": `keep_probs.${place}`,
     });
     const said = h("output");
-    const field = h("label", { title: "chance that a fitting clip is assigned here" }, h("span", "keep"), chance, said);
+    const field = h(
+      "label",
+      { title: t`chance that a fitting clip is assigned here` },
+      h("span", t`keep`),
+      chance,
+      said,
+    );
     chance.addEventListener("input", () => {
       page.now.keep_probs[place] = chance.valueAsNumber;
       page.update();
@@ -111,7 +118,7 @@ export class BucketMap {
     for (const cell of this.cells) {
       const [clips, former] = [sum(now, cell), sum(then, cell)];
       cell.clips.textContent = count(clips);
-      cell.former.textContent = clips === former ? "" : `was ${count(former)}`;
+      cell.former.textContent = clips === former ? "" : t`was ${count(former)}`;
       cell.share.textContent = clips ? percent(clips / plan.planned) : "";
       cell.element.style.setProperty("--tint", `${(clips ? 4 + 22 * Math.sqrt(clips / most) : 0).toFixed(1)}%`);
       cell.element.classList.toggle("unused", !clips);
@@ -133,7 +140,7 @@ function drawShapes({ buckets, glyphs, shapes }, clips) {
   for (const [i, one] of glyphs.entries()) one.set(clips[buckets[i].name] || 0, largest);
   const used = buckets.filter(bucket => clips[bucket.name]);
   const label = used.map(bucket => `${bucket.ratio}: ${plural(clips[bucket.name], "clip")}`).join(", ");
-  shapes.setAttribute("aria-label", label || "no clip");
+  shapes.setAttribute("aria-label", label || t`no clip`);
 }
 
 /** A bucket as a rectangle of its aspect ratio, the darker the more clips it has. */
@@ -142,7 +149,7 @@ function glyph(bucket) {
   const [width, height] = [Math.max(3, bucket.width * scale), Math.max(3, bucket.height * scale)];
   const tip = h("title");
   const rect = h("rect", { x: (16 - width) / 2, y: (16 - height) / 2, width, height, rx: 1 });
-  const size = `${bucket.width} × ${bucket.height}, ${plural(bucket.tokens, "token")} each`;
+  const size = t`${bucket.width} × ${bucket.height}, ${plural(bucket.tokens, "token")} each`;
   return {
     element: h("svg", { viewBox: "0 0 16 16", "aria-hidden": "true" }, tip, rect),
     set(clips, most) {

@@ -3,6 +3,7 @@
 import { button } from "../dialogs.js";
 import { fill, h, memoryBar, table } from "../elements.js";
 import { post } from "../server.js";
+import { t } from "../texts.js";
 import { bytes, count, duration, plural } from "../units.js";
 import { followCommand } from "./scan.js";
 
@@ -14,14 +15,16 @@ export class MemoryCheck {
   }
 
   offer(...result) {
-    const text =
-      "Loads the model and runs the largest bucket of each resolution once, forward and backward, on this machine.";
+    const text = [
+      t`Loads the model and runs the largest bucket of each resolution once, `,
+      t`forward and backward, on this machine.`,
+    ];
     fill(
       this.element,
       h("p.quiet", text),
       h(
         "p.plan-names",
-        button("Check memory and time", () => this.run()),
+        button(t`Check memory and time`, () => this.run()),
       ),
       result,
     );
@@ -44,17 +47,13 @@ export class MemoryCheck {
     const found = job.result;
     if (!found)
       return this.offer(
-        h("p.error", job.error || "it printed no result"),
-        h("a", { href: `#/jobs/${job.id}` }, "what it printed"),
+        h("p.error", job.error || t`it printed no result`),
+        h("a", { href: `#/jobs/${job.id}` }, t`what it printed`),
       );
     const { total, host } = found.memory;
-    const where = found.device === "cpu" ? "of memory" : "on each GPU";
+    const where = found.device === "cpu" ? t`${bytes(total)} of memory` : t`${bytes(total)} on each GPU`;
     this.offer(
-      h(
-        "h3.plan-memory",
-        `${bytes(total)} ${where}`,
-        host ? h("span.quiet", ` and ${bytes(host)} of CPU memory`) : null,
-      ),
+      h("h3.plan-memory", where, host ? h("span.quiet", t` and ${bytes(host)} of CPU memory`) : null),
       memoryBar(found.memory),
       passTable(found),
       this.epochTime(found, controls),
@@ -77,22 +76,22 @@ export class MemoryCheck {
       return null;
     const busy = plan.buckets.reduce((sum, bucket, i) => sum + bucket.clips * bucket.tokens_per_clip * rates[i], 0);
     const time = duration(busy / now.world / Math.max(0.01, 1 - plan.imbalance));
-    const on = plural(now.world, found.device === "cpu" ? "such processor" : "such GPU");
+    const on = found.device === "cpu" ? plural(now.world, "such processor") : plural(now.world, "such GPU");
     return h(
       "p",
-      `An epoch would take about ${time} on ${on}, in proportion to tokens; reading and encoding come on top.`,
+      t`An epoch would take about ${time} on ${on}, in proportion to tokens; reading and encoding come on top.`,
     );
   }
 }
 
 const passTable = ({ device, rehearsed }) =>
   table(
-    "Passes",
+    t`Passes`,
     [
-      ["Pass, forward and backward", one => one.bucket],
-      ["Batch size", one => count(one.batch_size), true],
-      ["Activations", one => bytes(one.activations_bytes), true],
-      [`Time on ${device}`, one => duration(one.seconds), true],
+      [t`Pass, forward and backward`, one => one.bucket],
+      [t`Batch size`, one => count(one.batch_size), true],
+      [t`Activations`, one => bytes(one.activations_bytes), true],
+      [t`Time on ${device}`, one => duration(one.seconds), true],
     ],
     rehearsed,
   );

@@ -2,29 +2,35 @@
 
 import { button } from "../dialogs.js";
 import { fill, h, table } from "../elements.js";
+import { t } from "../texts.js";
 import { count, percent, plural } from "../units.js";
 
 const MEASURES = ["clips", "tokens", "time", "gradient"];
 
 export function drawFacts(place, plan, before) {
   const facts = [
-    ["Steps per epoch", one => one.steps_per_epoch, count, `of ${plural(plan.micro_batches_per_step, "micro-batch")}`],
     [
-      "Clips trained",
+      t`Steps per epoch`,
+      one => one.steps_per_epoch,
+      count,
+      t`${plural(plan.micro_batches_per_step, "micro-batch")} each`,
+    ],
+    [
+      t`Clips trained`,
       one => one.planned,
       count,
-      plan.repeated ? `and ${count(plan.repeated)} repeats` : `of ${count(plan.catalog.clips)}`,
+      plan.repeated ? t`and ${count(plan.repeated)} repeats` : t`of ${count(plan.catalog.clips)}`,
     ],
-    ["GPUs wait", one => one.imbalance, percent, "imbalance", 0.1],
-    ["Padding", one => one.padding, percent, "copies of weight 0", 0.1],
-    ["Not trained", untrainedClips, count, plan.held_out ? `and ${count(plan.held_out)} held out` : "by any bucket"],
-    ["Batches not full", one => one.incomplete, count, `of ${count(plan.micro_batches)}`],
+    [t`GPUs wait`, one => one.imbalance, percent, t`imbalance`, 0.1],
+    [t`Padding`, one => one.padding, percent, t`copies of weight 0`, 0.1],
+    [t`Not trained`, untrainedClips, count, plan.held_out ? t`and ${count(plan.held_out)} held out` : t`by any bucket`],
+    [t`Batches not full`, one => one.incomplete, count, t`of ${count(plan.micro_batches)}`],
   ];
   fill(
     place,
     facts.map(([name, read, write, note, most]) => {
       const [now, then] = [read(plan), read(before)];
-      const former = write(now) === write(then) ? null : h("span.former", `was ${write(then)}`);
+      const former = write(now) === write(then) ? null : h("span.former", t`was ${write(then)}`);
       return h(
         `div.card${most && now > most ? ".too-much" : ""}`,
         h("dt", name),
@@ -45,21 +51,21 @@ export function drawShares(place, about, plan, before) {
   const [now, then] = [sharesByEntry(about, plan), sharesByEntry(about, before)];
   const meter = (row, measure, tone) => {
     const former = then.get(row.label)?.[measure] ?? 0;
-    const title = percent(former) === percent(row[measure]) ? null : `was ${percent(former)}`;
+    const title = percent(former) === percent(row[measure]) ? null : t`was ${percent(former)}`;
     const style = { "--share": `${100 * row[measure]}%`, "--tone": `var(--${tone})` };
     return h("div.meter", { style, title }, percent(row[measure]), h("i"));
   };
   fill(
     place,
-    h("p.quiet", "Every step weighs the same in the gradient; time is the cost of the micro-batches."),
+    h("p.quiet", t`Every step weighs the same in the gradient; time is the cost of the micro-batches.`),
     table(
-      "Shares of the entries",
+      t`Shares of the entries`,
       [
-        ["Bucket", row => row.label],
-        ["Clips", row => meter(row, "clips", "c1"), true],
-        ["Tokens", row => meter(row, "tokens", "c1"), true],
-        ["Time", row => meter(row, "time", "c8"), true],
-        ["Gradient", row => meter(row, "gradient", "c2"), true],
+        [t`Bucket`, row => row.label],
+        [t`Clips`, row => meter(row, "clips", "c1"), true],
+        [t`Tokens`, row => meter(row, "tokens", "c1"), true],
+        [t`Time`, row => meter(row, "time", "c8"), true],
+        [t`Gradient`, row => meter(row, "gradient", "c2"), true],
       ],
       [...now.values()],
     ),
@@ -82,7 +88,7 @@ function sharesByEntry(about, plan) {
 export function drawUntrained(place, about, plan, before, ask) {
   const [now, then] = [plan.left_out, before.left_out];
   const reasons = [...new Set([...Object.keys(now), ...Object.keys(then)])];
-  if (!reasons.length) return fill(place, h("p", "All clips are trained."));
+  if (!reasons.length) return fill(place, h("p", t`All clips are trained.`));
   const rows = reasons.map(reason => ({
     reason,
     clips: now[reason]?.clips || 0,
@@ -90,17 +96,17 @@ export function drawUntrained(place, about, plan, before, ask) {
     nearest: now[reason]?.nearest || {},
   }));
   const names = h("div");
-  const show = button("Show some of them", async () => fill(names, fileLists(about, await ask())), { kind: "small" });
+  const show = button(t`Show some of them`, async () => fill(names, fileLists(about, await ask())), { kind: "small" });
   show.disabled = false; // reading needs no token
   fill(
     place,
     table(
-      "Clips that are not trained",
+      t`Clips that are not trained`,
       [
-        ["Reason", row => [about.reasons[row.reason], nearestEntries(row.nearest)]],
+        [t`Reason`, row => [about.reasons[row.reason], nearestEntries(row.nearest)]],
         [
-          "Clips",
-          row => [count(row.clips), row.clips !== row.former ? h("div.former", `was ${count(row.former)}`) : null],
+          t`Clips`,
+          row => [count(row.clips), row.clips !== row.former ? h("div.former", t`was ${count(row.former)}`) : null],
           true,
         ],
       ],
@@ -116,7 +122,7 @@ function nearestEntries(nearest) {
     .sort((a, b) => b[1] - a[1])
     .slice(0, 3);
   return first.length
-    ? h("div.quiet", "nearest: ", first.map(([entry, clips]) => `${entry} (${count(clips)})`).join(", "))
+    ? h("div.quiet", t`nearest: `, first.map(([entry, clips]) => `${entry} (${count(clips)})`).join(", "))
     : null;
 }
 

@@ -5,6 +5,7 @@ import { Draft, watchRecipe } from "../drafts.js";
 import { card, fill, h } from "../elements.js";
 import { saveAs } from "../recipe/save_as.js";
 import { canChange, get, post } from "../server.js";
+import { t } from "../texts.js";
 import { throttle } from "../timing.js";
 import { drawAdvice } from "./advice.js";
 import { BucketMap } from "./bucket_map.js";
@@ -68,7 +69,7 @@ export class PlanPage {
     this.advice = h("div", { "aria-live": "polite" });
     this.shares = h("div");
     this.untrained = h("div");
-    const chosen = "The entries are chosen from the footage; saving other numbers writes them into the recipe.";
+    const chosen = t`The entries are chosen from the footage; saving other numbers writes them into the recipe.`;
     fill(
       this.main,
       this.head(),
@@ -76,7 +77,7 @@ export class PlanPage {
       this.facts,
       h(
         "section.card.plan-controls",
-        { "aria-label": "Settings" },
+        { "aria-label": t`Settings` },
         settings,
         this.problem,
         this.map.element,
@@ -85,23 +86,23 @@ export class PlanPage {
       this.advice,
       h(
         "div.two.plan-two",
-        card(h("h2", "Shares of the training"), this.shares),
-        card(h("h2", "Clips that this epoch does not train"), this.untrained),
+        card(h("h2", t`Shares of the training`), this.shares),
+        card(h("h2", t`Clips that this epoch does not train`), this.untrained),
       ),
-      card(h("h2", "Memory and time"), new MemoryCheck(this).element),
+      card(h("h2", t`Memory and time`), new MemoryCheck(this).element),
     );
   }
 
   head() {
     const { about } = this;
-    this.saveButton = button("Save", () => this.save(), { kind: "main" });
-    this.resetButton = h("button", { type: "button", onclick: () => this.set(structuredClone(this.saved)) }, "Reset");
+    this.saveButton = button(t`Save`, () => this.save(), { kind: "main" });
+    this.resetButton = h("button", { type: "button", onclick: () => this.set(structuredClone(this.saved)) }, t`Reset`);
     return h(
       "div.page-head.plan-head",
       h("div", h("h1", about.name), h("div.quiet", `${about.path} · ${about.model}`)),
       h("span.gap"),
       this.resetButton,
-      button("Save as recipe …", () => this.saveAs()),
+      button(t`Save as recipe …`, () => this.saveAs()),
       this.saveButton,
     );
   }
@@ -125,7 +126,9 @@ export class PlanPage {
     const isSaved = JSON.stringify(this.now) === JSON.stringify(this.saved);
     isSaved ? this.kept.drop() : this.kept.keep({ now: this.now, digest: this.about.digest });
     this.saveButton.disabled = !this.isMoved || !canChange() || this.about.is_of_run;
-    this.saveButton.title = this.about.is_of_run ? "what a run was trained with stays as it is: save a new recipe" : "";
+    this.saveButton.title = this.about.is_of_run
+      ? t`what a run was trained with stays as it is: save a new recipe`
+      : "";
     this.resetButton.disabled = isSaved;
   }
 
@@ -199,7 +202,7 @@ export class PlanPage {
 
   async save() {
     const told = await post(`/plan/${this.key}/save`, { controls: this.now, digest: this.about.digest });
-    toast(`saved in ${told.path}`);
+    toast(t`saved in ${told.path}`);
     const { world } = this.now;
     this.about = await get(`/plan/${this.key}`, this.signal);
     this.known = this.about.digest;

@@ -4,7 +4,8 @@ import { button } from "../dialogs.js";
 import { badge, emptySection, fill, h } from "../elements.js";
 import { isOpen, scanLine, stopButton, watchJob } from "../jobs.js";
 import { get, post } from "../server.js";
-import { ago } from "../units.js";
+import { t } from "../texts.js";
+import { elapsed } from "../units.js";
 
 /** Offer a scan, or show the one that runs. */
 export async function offerScan(main, { key, name }, signal, onDone) {
@@ -15,9 +16,9 @@ export async function offerScan(main, { key, name }, signal, onDone) {
       start.hidden = false;
     });
   };
-  const start = button("Scan the footage", async () => follow(await post(`/plan/${key}/scan`)), { kind: "main" });
-  const text = "Sizes, lengths and captions of the clips are read once; later scans open only files that changed.";
-  fill(main, emptySection(`${name} has no catalog yet`, text, start, progress));
+  const start = button(t`Scan the footage`, async () => follow(await post(`/plan/${key}/scan`)), { kind: "main" });
+  const text = t`Sizes, lengths and captions of the clips are read once; later scans open only files that changed.`;
+  fill(main, emptySection(t`${name} has no catalog yet`, text, start, progress));
   const jobs = await get("/jobs", signal);
   const running = jobs.find(job => job.kind === "scan" && job.subject === key && isOpen(job));
   if (running) follow(running);
@@ -28,12 +29,11 @@ export function followCommand(job, place, signal, onDone, onFail = () => {}) {
   const said = h("span");
   fill(place, h("span.row.watch", badge("", "busy"), said, stopButton(job.id)));
   watchJob(job.id, signal, found => {
-    const since = ago(found.started || found.created).replace(" ago", "");
-    said.textContent = scanLine(found) || `${found.kind} runs since ${since}`;
+    said.textContent = scanLine(found) || t`${found.kind} runs since ${elapsed(found.started || found.created)}`;
     if (isOpen(found)) return;
     if (found.state === "done" || found.result) return onDone(found);
     onFail();
-    const printed = h("a", { href: `#/jobs/${job.id}` }, "what it printed");
-    fill(place, h("span.error", found.error || `${found.kind} was stopped`), " ", printed);
+    const printed = h("a", { href: `#/jobs/${job.id}` }, t`what it printed`);
+    fill(place, h("span.error", found.error || t`${found.kind} was stopped`), " ", printed);
   });
 }

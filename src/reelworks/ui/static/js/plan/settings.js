@@ -1,12 +1,13 @@
 // The settings of a plan that hold for all of its buckets.
 
 import { h } from "../elements.js";
+import { t } from "../texts.js";
 
 const WAYS = [
-  ["partial", "train them smaller"],
-  ["merge", "merge into smaller buckets"],
-  ["repeat", "fill with repeats"],
-  ["pad", "pad with copies"],
+  ["partial", t`train them smaller`],
+  ["merge", t`merge into smaller buckets`],
+  ["repeat", t`fill with repeats`],
+  ["pad", t`pad with copies`],
 ];
 
 export const wayText = way => WAYS.find(([name]) => name === way)?.[1];
@@ -17,20 +18,20 @@ export function settingsLine(page) {
 }
 
 const gpus = page =>
-  numberField(page, "GPUs", "world", {
+  numberField(page, t`GPUs`, "world", {
     min: page.about.degree,
     max: 4096,
     step: page.about.degree,
-    note: "set when training starts",
+    note: t`set when training starts`,
   });
 
 const stepSize = page =>
   page.now.micro_batches_per_step === null
-    ? numberField(page, "Gradient accumulation", "gradient_accumulation_steps", {
+    ? numberField(page, t`Gradient accumulation`, "gradient_accumulation_steps", {
         max: 4096,
-        note: "micro-batches per GPU and step",
+        note: t`micro-batches per GPU and step`,
       })
-    : numberField(page, "Micro-batches per step", "micro_batches_per_step", { max: 65536, note: "over all GPUs" });
+    : numberField(page, t`Micro-batches per step`, "micro_batches_per_step", { max: 65536, note: t`over all GPUs` });
 
 function incompleteBatches(page) {
   const onchange = event => {
@@ -42,7 +43,7 @@ function incompleteBatches(page) {
     { onchange },
     WAYS.map(([way, text]) => h("option", { value: way }, text)),
   );
-  const field = h("label.plan-field", h("span", "Incomplete batches"), ways, h("small.quiet", "incomplete_batch"));
+  const field = h("label.plan-field", h("span", t`Incomplete batches`), ways, h("small.quiet", "incomplete_batch"));
   page.refresh.push(() => {
     ways.value = page.now.incomplete_batch;
     field.classList.toggle("moved", page.now.incomplete_batch !== page.saved.incomplete_batch);

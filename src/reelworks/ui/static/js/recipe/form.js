@@ -4,6 +4,7 @@ import { ask, button, explain, toast } from "../dialogs.js";
 import { Draft, watchRecipe } from "../drafts.js";
 import { fill, h } from "../elements.js";
 import { canChange, get, post } from "../server.js";
+import { t } from "../texts.js";
 import { throttle } from "../timing.js";
 import { train } from "../training.js";
 import { KeyList } from "./keys.js";
@@ -27,7 +28,7 @@ class RecipeForm {
     const { about } = this;
     const attributes = {
       spellcheck: "false",
-      "aria-label": "The recipe as TOML",
+      "aria-label": t`The recipe as TOML`,
       value: about.text,
       readonly: !canChange(),
     };
@@ -38,7 +39,7 @@ class RecipeForm {
       this.tell();
       check();
     });
-    const keys = h("section.card", { "aria-label": "Keys" }, this.keys.search, this.keys.element);
+    const keys = h("section.card", { "aria-label": t`Keys` }, this.keys.search, this.keys.element);
     fill(
       this.main,
       this.head(),
@@ -63,9 +64,9 @@ class RecipeForm {
   head() {
     const { about, key } = this;
     this.state = h("span.quiet", { role: "status" });
-    this.saveButton = button("Save", () => this.save(), { kind: "main" });
-    const links = [h("a", { href: `#/data/${key}` }, "Data"), h("a", { href: `#/plan/${key}` }, "Plan")];
-    const training = about.is_of_run ? null : button("Train", () => this.train());
+    this.saveButton = button(t`Save`, () => this.save(), { kind: "main" });
+    const links = [h("a", { href: `#/data/${key}` }, t`Data`), h("a", { href: `#/plan/${key}` }, t`Plan`)];
+    const training = about.is_of_run ? null : button(t`Train`, () => this.train());
     return h(
       "div.page-head.plan-head",
       h("div", h("h1", about.name), h("div.quiet", about.path)),
@@ -73,7 +74,7 @@ class RecipeForm {
       this.state,
       links,
       training,
-      button("Save as …", () => this.saveAs()),
+      button(t`Save as …`, () => this.saveAs()),
       this.saveButton,
     );
   }
@@ -100,8 +101,10 @@ class RecipeForm {
     const isNew = this.text.value !== this.saved;
     isNew ? this.kept.keep({ text: this.text.value, digest: this.about.digest }) : this.kept.drop();
     this.saveButton.disabled = !isNew || !canChange() || this.about.is_of_run;
-    this.saveButton.title = this.about.is_of_run ? "what a run was trained with stays as it is: save a new recipe" : "";
-    this.state.textContent = isNew ? "not saved" : "";
+    this.saveButton.title = this.about.is_of_run
+      ? t`what a run was trained with stays as it is: save a new recipe`
+      : "";
+    this.state.textContent = isNew ? t`not saved` : "";
   }
 
   /** Send text and changes; answers of an earlier request are left out. */
@@ -139,7 +142,7 @@ class RecipeForm {
 
   async save() {
     const told = await post(`/new/recipe/${this.key}/save`, { text: this.text.value, digest: this.about.digest });
-    toast(`saved in ${told.path}`);
+    toast(t`saved in ${told.path}`);
     const found = await get(`/new/recipe/${this.key}`, this.signal);
     this.known = found.digest;
     this.show(found);
@@ -155,8 +158,8 @@ class RecipeForm {
 
   async train() {
     if (this.text.value !== this.saved) {
-      const question = h("p", "The recipe has changes that are not saved.");
-      if (!(await ask("Save and train?", question, "Save and train"))) return;
+      const question = h("p", t`The recipe has changes that are not saved.`);
+      if (!(await ask(t`Save and train?`, question, t`Save and train`))) return;
       await this.save();
     }
     await train(this.key, this.about.run, this.signal);

@@ -3,6 +3,7 @@
 import { button } from "../dialogs.js";
 import { fill, h } from "../elements.js";
 import { canChange } from "../server.js";
+import { t } from "../texts.js";
 import { initialValue, toml, valueInput } from "./values.js";
 
 const FIRST = { dataset: 'path = "footage"', bucket: 'resolution = "512px", num_frames = 1' }; // of an added table
@@ -14,8 +15,8 @@ export class KeyList {
     this.element = h("div.form-keys");
     this.search = h("input", {
       type: "search",
-      placeholder: "Search all keys …",
-      "aria-label": "Search keys of the recipe",
+      placeholder: t`Search all keys …`,
+      "aria-label": t`Search keys of the recipe`,
       oninput: () => this.draw(),
     });
   }
@@ -42,7 +43,8 @@ export class KeyList {
       this.element,
       this.sections.flatMap(section => this.tables(section).map(one => this.table(section, one))),
     );
-    if (this.words.length && !this.element.children.length) fill(this.element, h("p.quiet", "No key has these words."));
+    if (this.words.length && !this.element.children.length)
+      fill(this.element, h("p.quiet", t`No key has these words.`));
     if (focused) this.focus(focused, caret);
   }
 
@@ -80,7 +82,7 @@ export class KeyList {
       "fieldset.form-section",
       h("legend", heading(section), section.repeated ? h("span.quiet", ` ${path.at(-1) + 1}`) : null),
       section.about && !section.repeated ? h("p.quiet", section.about) : null,
-      section.repeated ? button("Remove", () => this.change(path), { kind: "small" }) : null,
+      section.repeated ? button(t`Remove`, () => this.change(path), { kind: "small" }) : null,
       set.map(field => this.field(section, field, [...path, field.key], values[field.key])),
       this.unsetFields(more, path, isSearch),
     );
@@ -93,7 +95,7 @@ export class KeyList {
 
   addButton(section, path) {
     const add = () => this.change(path, { toml: `{ ${FIRST[section.key]} }` });
-    return h("p.form-add", button(`Add ${heading(section)}`, add, { kind: "small" }));
+    return h("p.form-add", button(t`Add ${heading(section)}`, add, { kind: "small" }));
   }
 
   emptyTable(section, path, fields) {
@@ -111,7 +113,7 @@ export class KeyList {
     const rows = fields.map(field => this.unset(field, path));
     if (!fields.length || isSearch) return rows;
     const key = path.join(".");
-    const summary = h("summary", h("span.quiet", `${fields.length} more keys, with their defaults`));
+    const summary = h("summary", h("span.quiet", t`${fields.length} more keys, with their defaults`));
     return h("details.form-more", { "data-key": key, open: this.open.has(key) }, summary, rows);
   }
 
@@ -126,8 +128,8 @@ export class KeyList {
     if (!canChange()) input.disabled = true;
     const clear = {
       type: "button",
-      "aria-label": `Remove ${place}`,
-      title: "back to the default",
+      "aria-label": t`Remove ${place}`,
+      title: t`back to the default`,
       disabled: !canChange(),
       onclick: () => this.change(path),
     };
@@ -146,14 +148,14 @@ export class KeyList {
       "div.form-field.form-unset",
       h("span", field.key),
       h("span.quiet.form-default", shown),
-      button("Set", () => this.change([...path, field.key], initialValue(field)), { kind: "small" }),
+      button(t`Set`, () => this.change([...path, field.key], initialValue(field)), { kind: "small" }),
       fieldNote(field),
     );
   }
 }
 
 function heading({ key, repeated }) {
-  if (!key) return "Top of the file";
+  if (!key) return t`Top of the file`;
   return repeated ? `[[${key}]]` : `[${key}]`;
 }
 

@@ -3,17 +3,18 @@
 import { ask, toast } from "../dialogs.js";
 import { h } from "../elements.js";
 import { post } from "../server.js";
+import { t } from "../texts.js";
 
-const NOTE = "Beside this recipe, with a run folder of its own; it uses the same catalog.";
+const NOTE = t`Beside this recipe, with a run folder of its own; it uses the same catalog.`;
 
 /** Ask for a name and save what `wish` returns under it; returns the new recipe's key, or null if it was cancelled. */
 export async function saveAs(path, formerName, wish) {
   const name = h("input", { type: "text", value: `${formerName}-2`, maxlength: 100, "aria-describedby": "save-note" });
-  const content = h("div.fields", h("label", h("span", "Name"), name), h("p.quiet", { id: "save-note" }, NOTE));
-  if (!(await ask("Save as a new recipe", content, "Save"))) return null;
+  const content = h("div.fields", h("label", h("span", t`Name`), name), h("p.quiet", { id: "save-note" }, NOTE));
+  if (!(await ask(t`Save as a new recipe`, content, t`Save`))) return null;
   const told = await postNamed(path, { ...wish(), name: name.value });
   if (!told) return null;
-  toast(`saved as ${told.path}`);
+  toast(t`saved as ${told.path}`);
   return told.key;
 }
 
@@ -22,7 +23,11 @@ async function postNamed(path, wish) {
     return await post(path, wish);
   } catch (error) {
     if (error.code !== "file-exists") throw error;
-    const agreed = await ask(`Overwrite ${error.value}?`, h("p", "The recipe of this name is replaced."), "Overwrite");
+    const agreed = await ask(
+      t`Overwrite ${error.value}?`,
+      h("p", t`The recipe of this name is replaced.`),
+      t`Overwrite`,
+    );
     return agreed ? post(path, { ...wish, overwrite: true }) : null;
   }
 }

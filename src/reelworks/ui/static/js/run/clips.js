@@ -1,16 +1,17 @@
 // The clips of a run: where each of them went, the buckets, and which are left out for which reason.
 
 import { card, emptySection, fill, h, table } from "../elements.js";
+import { t } from "../texts.js";
 import { count, percent } from "../units.js";
 
 export async function renderClips(body, { run }) {
   const renew = async () => {
     const { accounting, balance, buckets, reasons } = run();
-    if (!accounting.length) return fill(body, emptySection("No plan yet", "A run counts its clips when it starts."));
+    if (!accounting.length) return fill(body, emptySection(t`No plan yet`, t`A run counts its clips when it starts.`));
     fill(
       body,
       accountingCard(accounting, balance),
-      card(h("h2", "Buckets"), bucketTable(buckets)),
+      card(h("h2", t`Buckets`), bucketTable(buckets)),
       reasons.map(reasonCard),
     );
   };
@@ -26,7 +27,7 @@ function accountingCard(accounting, balance) {
     h("span", { style: { "--tone": `var(--${tone})` } }, h("b", count(total)), ` ${label}`),
   );
   return card(
-    h("h2", "Every clip"),
+    h("h2", t`Every clip`),
     h("div.bar", { "aria-hidden": "true" }, parts),
     h("div.legend", legend),
     balance ? h("p.balance", balance) : null,
@@ -35,14 +36,14 @@ function accountingCard(accounting, balance) {
 
 const bucketTable = buckets =>
   table(
-    "Buckets",
+    t`Buckets`,
     [
-      ["Bucket", bucket => bucket.name],
-      ["Clips", bucket => count(bucket.clips), true],
-      ["Share", bucket => percent(bucket.share_of_clips), true],
-      ["Of the tokens", bucket => percent(bucket.share_of_tokens), true],
-      ["Batch size", bucket => bucket.batch_size, true],
-      ["Micro-batches", bucket => count(bucket.micro_batches), true],
+      [t`Bucket`, bucket => bucket.name],
+      [t`Clips`, bucket => count(bucket.clips), true],
+      [t`Share`, bucket => percent(bucket.share_of_clips), true],
+      [t`Of the tokens`, bucket => percent(bucket.share_of_tokens), true],
+      [t`Batch size`, bucket => bucket.batch_size, true],
+      [t`Micro-batches`, bucket => count(bucket.micro_batches), true],
     ],
     buckets,
   );

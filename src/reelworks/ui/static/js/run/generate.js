@@ -5,21 +5,22 @@ import { Draft } from "../drafts.js";
 import { badge, fill, h } from "../elements.js";
 import { generatedMedia, isOpen, stopButton, watchJob } from "../jobs.js";
 import { get, post } from "../server.js";
+import { t } from "../texts.js";
 import { count } from "../units.js";
 
 const NAMES = {
-  prompt: "Prompt",
-  width: "Width",
-  height: "Height",
-  num_frames: "Frames",
-  num_inference_steps: "Steps",
-  guidance_scale: "Guidance",
-  seed: "Seed",
-  lora_scale: "Strength of the LoRA",
+  prompt: t`Prompt`,
+  width: t`Width`,
+  height: t`Height`,
+  num_frames: t`Frames`,
+  num_inference_steps: t`Steps`,
+  guidance_scale: t`Guidance`,
+  seed: t`Seed`,
+  lora_scale: t`Strength of the LoRA`,
 };
 const NOTE = [
-  "A field that is left empty has the value shown in it: the size with the most training, ",
-  "and the recipe's samples or the model's usual settings.",
+  t`A field that is left empty has the value shown in it: the size with the most training, `,
+  t`and the recipe's samples or the model's usual settings.`,
 ];
 
 export class Generator {
@@ -57,17 +58,17 @@ export class Generator {
     const labels = Object.entries(this.inputs).map(([name, input]) => h("label", h("span", NAMES[name]), input));
     const form = h(
       "form.card.generate",
-      { "aria-label": "Generate", oninput: () => this.kept.keep({ step, values: this.values }) },
+      { "aria-label": t`Generate`, oninput: () => this.kept.keep({ step, values: this.values }) },
       h(
         "div.row",
-        h("h2", `Generate from step ${count(step)}`),
+        h("h2", t`Generate from step ${count(step)}`),
         h("span.gap"),
-        h("button.small", { type: "button", onclick: close }, "Close"),
+        h("button.small", { type: "button", onclick: close }, t`Close`),
       ),
       this.kept.box,
       h("div.fields", labels),
       h("p.quiet", NOTE),
-      h("div.actions", button("Generate", make, { kind: "main" })),
+      h("div.actions", button(t`Generate`, make, { kind: "main" })),
       this.made,
     );
     return form;
@@ -92,15 +93,15 @@ export class Generator {
     const job = await post(`/runs/${this.key}/checkpoints/${step}/generate`, wish);
     this.kept.drop();
     const said = h("span");
-    const more = h("a", { href: `#/jobs/${job.id}` }, "what it prints");
+    const more = h("a", { href: `#/jobs/${job.id}` }, t`what it prints`);
     const status = h("div.gone", { role: "status" }, badge("", "busy"), said, stopButton(job.id));
     const box = h("figure", status, h("figcaption", more));
     this.made.prepend(box);
     watchJob(job.id, this.signal, async found => {
       said.textContent =
-        found.state === "waiting" ? "waits" : found.output.trim().split("\n").pop() || "loading the model …";
+        found.state === "waiting" ? t`waits` : found.output.trim().split("\n").pop() || t`loading the model …`;
       if (isOpen(found)) return;
-      if (found.state !== "done") return fill(box, h("p.error", found.error || "it was stopped"), more);
+      if (found.state !== "done") return fill(box, h("p.error", found.error || t`it was stopped`), more);
       fill(box, await generatedMedia(found, this.signal), h("figcaption", `${wish.prompt} `, more));
       await this.onMade();
     });

@@ -3,6 +3,7 @@
 import { toast } from "../dialogs.js";
 import { emptySection, fill, h, media } from "../elements.js";
 import { get } from "../server.js";
+import { t } from "../texts.js";
 import { bytes, count } from "../units.js";
 
 export async function renderPreviews(body, { key, signal }) {
@@ -20,10 +21,10 @@ class Previews {
     this.slider = h("input", {
       type: "range",
       min: 0,
-      "aria-label": "step of the previews",
+      "aria-label": t`step of the previews`,
       oninput: () => this.go(Number(this.slider.value)),
     });
-    this.other = h("select", { "aria-label": "step beside it", onchange: () => this.compare() });
+    this.other = h("select", { "aria-label": t`step beside it`, onchange: () => this.compare() });
     addEventListener("keydown", event => this.onKey(event), { signal });
   }
 
@@ -37,8 +38,8 @@ class Previews {
       return fill(
         this.body,
         emptySection(
-          "No previews yet",
-          "Set samples.prompts and samples.every_steps in the recipe, and the run shows what it has learnt.",
+          t`No previews yet`,
+          t`Set samples.prompts and samples.every_steps in the recipe, and the run shows what it has learnt.`,
         ),
       );
     if (steps.length === this.steps.length && made.length === this.made.length) return;
@@ -47,8 +48,8 @@ class Previews {
     this.slider.max = steps.length - 1;
     fill(
       this.other,
-      h("option", { value: "" }, "nothing beside it"),
-      steps.map(({ step }) => h("option", { value: step }, `step ${count(step)} beside it`)),
+      h("option", { value: "" }, t`nothing beside it`),
+      steps.map(({ step }) => h("option", { value: step }, t`step ${count(step)} beside it`)),
     );
     this.other.value = this.beside ?? "";
     if (!this.slider.isConnected)
@@ -76,12 +77,12 @@ class Previews {
   draw() {
     const { step, files } = this.steps[this.at];
     const second = this.beside === null ? null : this.steps.find(one => one.step === this.beside);
-    this.name.textContent = `step ${count(step)}`;
+    this.name.textContent = t`step ${count(step)}`;
     fill(
       this.grid,
       files.map((file, i) => [
-        figure(file, `${second ? `step ${count(step)} · ` : ""}${file.prompt}`),
-        second ? figure(second.files[i], `step ${count(second.step)}`) : null,
+        figure(file, `${second ? t`step ${count(step)} · ` : ""}${file.prompt}`),
+        second ? figure(second.files[i], t`step ${count(second.step)}`) : null,
       ]),
     );
     const weights = this.made.filter(file => !file.media && file.step === step);
@@ -89,31 +90,31 @@ class Previews {
   }
 
   exportHint() {
-    const link = h("a", { href: `#/run/${this.key}/checkpoints` }, "Export a checkpoint");
+    const link = h("a", { href: `#/run/${this.key}/checkpoints` }, t`Export a checkpoint`);
     return h(
       "p.quiet",
-      "The weights of this step are not exported. ",
+      t`The weights of this step are not exported. `,
       link,
-      ", or set exports in the recipe to have those of every save.",
+      t`, or set exports in the recipe to have those of every save.`,
     );
   }
 }
 
 function figure(file, caption) {
-  const shown = file?.url ? media(file.url, file.video, file.prompt) : h("div.gone", "the file is gone");
+  const shown = file?.url ? media(file.url, file.video, file.prompt) : h("div.gone", t`the file is gone`);
   return h("figure", shown, h("figcaption", caption));
 }
 
 function weightsLine({ url, path, bytes: size }) {
   const copy = async () => {
     await navigator.clipboard.writeText(path);
-    toast("the path is copied");
+    toast(t`the path is copied`);
   };
   return h(
     "p.row",
-    h("a.as-button", { href: url, download: "" }, "Use this one"),
+    h("a.as-button", { href: url, download: "" }, t`Use this one`),
     h("code", path),
     h("span.quiet", bytes(size)),
-    h("button.small", { type: "button", onclick: copy }, "Copy the path"),
+    h("button.small", { type: "button", onclick: copy }, t`Copy the path`),
   );
 }

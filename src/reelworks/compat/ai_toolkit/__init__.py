@@ -1,0 +1,1 @@
+"""Importer of ai-toolkit's training jobs."""

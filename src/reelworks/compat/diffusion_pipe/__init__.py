@@ -1,0 +1,1 @@
+"""Configs of diffusion-pipe: its main TOML and its dataset TOML."""

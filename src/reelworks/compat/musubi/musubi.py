@@ -1,0 +1,198 @@
+"""musubi-tuner: Wan, HunyuanVideo 1.5, FLUX.1 Kontext, FLUX.2, Qwen-Image, Z-Image and Krea 2."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import final
+
+from reelworks.compat.draft import FormerSettings, ImportDraft
+from reelworks.compat.files import ConfigFile
+from reelworks.compat.former import Clip, FormerEpoch
+from reelworks.compat.kohya import adapters, levels, reading, sizes, training
+from reelworks.compat.kohya import datasets as dataset_rules
+from reelworks.compat.kohya.levels import FormerDataset, Told
+from reelworks.compat.kohya.sizes import Sizing
+from reelworks.compat.kohya.values import is_on
+from reelworks.compat.musubi import clips as former_clips
+from reelworks.compat.musubi import keys, models
+from reelworks.compat.musubi.musubi_datasets import FOLDERS, datasets_of, is_video, lengths_of
+from reelworks.compat.rules import Fate, ImportedKey
+from reelworks.compat.trainer import choose_model, convert_by_rules
+from reelworks.core.errors import UserError
+from reelworks.models import components, registry
+from reelworks.models.config import ModelConfig
+
+_LEVELS = ("general.", "datasets.")
+
+
+@final
+class _Musubi:
+    name = "musubi-tuner"
+    gives = "a dataset config with image_directory or video_directory, a config_file, or a script that starts wan_train_network.py or others"
+
+    def recognises(self, file: ConfigFile) -> bool:
+        if file.path.is_dir():
+            return False
+        try:
+            values = file.values if file.path.suffix.lower() in reading.FILES else None
+        except UserError:
+            return False
+        if values is not None:
+            if reading.is_dataset_config(values):
+                tables = [each for each in values["datasets"] if isinstance(each, dict)]
+                return any(key in each for each in tables for key in FOLDERS)
+            known = reading.names(values)
+            return "dit" in known and ("dataset_config" in known or "network_module" in known)
+        if file.path.suffix.lower() not in reading.SCRIPTS:
+            return False
+        return any(models.is_training(_name(word)) for words in file.commands for word in words if word.endswith(".py"))
+
+    def read(self, files: Sequence[ConfigFile]) -> FormerSettings:
+        return reading.read(files, models.is_training)
+
+    def convert(self, draft: ImportDraft) -> Iterator[ImportedKey]:
+        told = Told()
+        preset, key, model = models.find(draft)
+        _choose(draft, preset, key, told)
+        datasets = datasets_of(draft.settings)
+        sizings = [_sizing(draft, each) for each in datasets]
+        levels.convert(draft, datasets, keys.DATASETS, keys.DATASET_DEFAULTS, told)
+        draft.begin("")
+        for number, sizing in enumerate(sizings):
+            if draft.get(f"dataset.{number}.path") is None:
+                draft.set(f"dataset.{number}.path", dataset_rules.PLACEHOLDER, "to fill in")
+            if sizing.is_video and datasets[number].find(draft.settings, "frame_extraction") is None:
+                draft.set("data.clip_start", "start", "default of frame_extraction")
+        if len({sizing.is_video for sizing in sizings}) > 1:
+            for number, sizing in enumerate(sizings):
+                kind = "video" if sizing.is_video else "image"
+                draft.set(f"dataset.{number}.filter", f"kind == '{kind}'", "a dataset has one kind there")
+        sizes.write(draft, sizings)
+        sizes.tell(draft, datasets, sizings, told)
+        _tell_lengths(draft, datasets, sizings, told)
+        dataset_rules.name_all(draft)
+        yield from _needed_sources(draft)
+        draft.set("objective.caption_dropout", 0.0, "captions are never left out there")
+        draft.set("encode.store", True, "latents and embeddings are always stored there")
+        script = str(draft.settings.get("script", ""))
+        if adapters.trains_adapter(draft, script):
+            draft.begin("network_module")
+            targets = (draft.settings.get("network_weights") and model.of_files) or model.targets
+            told.add("network_module", adapters.begin(draft, targets, "the layers that its network adapts"))
+        names = {*keys.DATASETS, *keys.SIZES, *keys.LENGTHS}
+        rules = {**keys.RULES, **told.rules(_LEVELS, names, draft.settings)}
+        defaults = {**keys.DEFAULTS, **(keys.OF_ADAPTERS if draft.get("lora.type") else {})}
+        if not reading.has_arguments(draft.settings):
+            defaults = {}
+            yield training.WITHOUT_ARGUMENTS
+        yield from convert_by_rules(draft, rules, defaults, training.FIRST)
+        training.finish(draft)
+        adapters.finish(draft)
+
+    def former_epoch(self, settings: FormerSettings, clips: Sequence[Clip]) -> FormerEpoch | None:
+        return former_clips.epoch(settings, clips)
+
+
+MUSUBI = _Musubi()
+
+
+def _name(word: str) -> str:
+    return Path(word.replace("\\", "/")).name.removesuffix(".py")
+
+
+def _choose(draft: ImportDraft, preset: str, key: str, told: Told) -> None:
+    weights = draft.settings.get("dit")
+    is_pair = preset in models.PAIRS
+    usable = isinstance(weights, str) and weights and not weights.startswith("<")
+    if is_pair and draft.settings.get("dit_high_noise"):
+        usable = False
+    draft.begin("dit")
+    remark = choose_model(draft, preset, str(weights) if usable else None)
+    told.add("dit", (Fate.TAKEN, remark))
+    if is_pair:
+        _choose_experts(draft, told)
+    draft.begin(key)
+    draft.set("model.name", preset, None if draft.settings.get(key) is not None else "as given with --model")
+    for name in ("script", "task", "model_version", key):
+        told.add(name, (Fate.TAKEN, f'model.name = "{preset}"'))
+
+
+def _choose_experts(draft: ImportDraft, told: Told) -> None:
+    """Choose which of the two networks of Wan 2.2 is trained, each at its own timesteps."""
+    experts, sources, why = models.experts_of(draft.settings)
+    draft.begin(sources[0] if sources else "dit")
+    draft.set("model.experts", experts, None if sources else why)
+    for name in sources:
+        told.add(name, (Fate.TAKEN, f'model.experts = "{experts}", {why}'))
+    if experts == "both":
+        told.add(
+            "dit", (Fate.NOT_POSSIBLE, "model.weights is a folder or hub id with both networks: the published ones")
+        )
+    elif not sources:
+        told.add(
+            "dit", (Fate.NOT_POSSIBLE, f'model.experts = "{experts}": a network is trained at its own timesteps alone')
+        )
+
+
+def _sizing(draft: ImportDraft, dataset: FormerDataset) -> Sizing:
+    settings = draft.settings
+    found = dataset.find(settings, "resolution")
+    width, height = (sizes.resolution_of(found.value) if found else None) or (960, 544)
+    videos = is_video(settings, dataset)
+    # Videos are sorted into buckets whatever the config says; pictures only where it says so.
+    bucketed = videos or is_on(dataset.get(settings, "enable_bucket", False))
+    source = next((value.value for name in FOLDERS if (value := dataset.find(settings, name)) is not None), "")
+    makes_clips = not registry.PRESETS[draft.get("model.name")].config.pictures_only
+    longer = tuple(each for each in lengths_of(settings, dataset) if each > 1)
+    return Sizing(
+        is_video=videos and makes_clips,
+        width=width,
+        height=height,
+        bucketed=bucketed,
+        no_upscale=bucketed and not videos and is_on(dataset.get(settings, "bucket_no_upscale", False)),
+        batch_size=sizes.batch_of(dataset.get(settings, "batch_size", 1)),
+        frames=longer or (5,),
+        share=max(dataset.get(settings, "num_repeats", 1), 1),
+        path=str(source),
+    )
+
+
+def _needed_sources(draft: ImportDraft) -> Iterator[ImportedKey]:
+    """Put a placeholder where a model of edits needs pictures beside the captions."""
+    if "source" not in components.conditioning(ModelConfig(name=draft.get("model.name"))).needs:
+        return
+    for number in range(draft.count("dataset")):
+        if draft.get(f"dataset.{number}.source") is None:
+            remark = draft.set(f"dataset.{number}.source", "sources", "to fill in")
+            yield ImportedKey(f"datasets.{number}.control_directory", None, Fate.TO_FILL_IN, f"replace {remark}")
+
+
+def _tell_lengths(draft: ImportDraft, datasets: Sequence[FormerDataset], sizings: Sequence[Sizing], told: Told) -> None:
+    differs = len({sizing.frames for sizing in sizings if sizing.is_video}) > 1
+    for dataset, sizing in zip(datasets, sizings, strict=True):
+        for name in keys.LENGTHS:
+            found = dataset.find(draft.settings, name)
+            if found is None:
+                continue
+            fate, remark = _lengths_outcome(name, dataset, sizing, draft.settings)
+            if fate is Fate.TAKEN and differs:
+                fate, remark = Fate.NOT_POSSIBLE, f"{remark}; lengths hold for all datasets"
+            told.add(found.key, (fate, remark))
+
+
+def _lengths_outcome(name: str, dataset: FormerDataset, sizing: Sizing, settings: FormerSettings) -> tuple[Fate, str]:
+    is_full = dataset.get(settings, "frame_extraction", "head") == "full"
+    if (name == "max_frames") != is_full:
+        return Fate.NO_MEANING, "frame_extraction decides which of target_frames and max_frames counts"
+    if not sizing.is_video:
+        return Fate.NO_MEANING, "pictures have one frame"
+    remark = f"bucket.num_frames = {list(sizing.frames)}"
+    if is_full:
+        return Fate.TAKEN, f"{remark}; videos of fewer frames are left out"
+    lengths = lengths_of(settings, dataset)
+    if lengths == (1,):
+        return Fate.NOT_POSSIBLE, f"single frames of videos are not trained: {remark}"
+    if len(lengths) > 1:
+        return Fate.TAKEN, f"{remark}; a video is trained once, at the longest that it has, and there once at each"
+    return Fate.TAKEN, remark

@@ -1,0 +1,1 @@
+"""Importer of kohya's sd-scripts."""

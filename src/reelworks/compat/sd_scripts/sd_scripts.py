@@ -1,0 +1,175 @@
+"""kohya's sd-scripts, and the pages around it that write its settings: SDXL, SD3, FLUX.1 and Chroma."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, final
+
+from reelworks.compat.draft import FormerSettings, ImportDraft
+from reelworks.compat.files import ConfigFile
+from reelworks.compat.former import Clip, FormerEpoch
+from reelworks.compat.kohya import adapters, levels, reading, sizes, training
+from reelworks.compat.kohya import datasets as dataset_rules
+from reelworks.compat.kohya.levels import FormerDataset, Told
+from reelworks.compat.kohya.sizes import Sizing
+from reelworks.compat.kohya.values import is_on
+from reelworks.compat.rules import Fate, ImportedKey
+from reelworks.compat.sd_scripts import clips as former_clips
+from reelworks.compat.sd_scripts import gui, keys, models
+from reelworks.compat.sd_scripts.folders import repeated_folders, usable
+from reelworks.compat.trainer import choose_model, convert_by_rules
+from reelworks.core.errors import UserError
+from reelworks.models import registry
+
+_LEVELS = ("general.", "datasets.")
+
+
+@final
+class _SdScripts:
+    name = "sd-scripts"
+    gives = "a dataset config with subsets, a config_file, a script that starts sdxl_train_network.py or others, or a folder of folders named 10_word"
+
+    def recognises(self, file: ConfigFile) -> bool:
+        if file.path.is_dir():
+            return bool(repeated_folders(file.path))
+        try:
+            values = file.values if file.path.suffix.lower() in reading.FILES else None
+        except UserError:
+            return False
+        if values is not None:
+            if reading.is_dataset_config(values):
+                return any(isinstance(each, dict) and "subsets" in each for each in values["datasets"])
+            known = reading.names(values)
+            return "pretrained_model_name_or_path" in known and (
+                "dataset_config" in known or "train_data_dir" in known or "output_name" in known
+            )
+        if file.path.suffix.lower() not in reading.SCRIPTS:
+            return False
+        return any(models.is_training(_name(word)) for words in file.commands for word in words if word.endswith(".py"))
+
+    def read(self, files: Sequence[ConfigFile]) -> FormerSettings:
+        return reading.read(files, models.is_training, gui.translate)
+
+    def convert(self, draft: ImportDraft) -> Iterator[ImportedKey]:
+        told = Told()
+        draft.begin("script")
+        preset, key = models.find(draft)
+        _choose(draft, preset, key, told)
+        _take_data(draft)
+        datasets, left_out = usable(draft.settings)
+        sizings = [_sizing(draft, each) for each in datasets]
+        levels.convert(draft, datasets, keys.DATASETS, keys.DATASET_DEFAULTS, told)
+        for key in draft.settings.values:
+            if (place := next((each for each in left_out if each and key.startswith(each)), None)) is not None:
+                told.add(key, left_out[place])
+        _paths(draft, datasets)
+        draft.begin("")
+        sizes.write(draft, sizings)
+        sizes.tell(draft, datasets, sizings, told)
+        _regularise(draft, datasets)
+        dataset_rules.name_all(draft)
+        is_adapter = adapters.trains_adapter(draft, models.script_of(draft) if draft.settings.get("script") else "")
+        if is_adapter:
+            draft.begin("network_module")
+            targets, why = keys.targets_of(draft)
+            told.add("network_module", adapters.begin(draft, targets, why))
+        names = {*keys.DATASETS, *keys.SIZES, *keys.ALSO.values()}
+        rules = {**keys.RULES, **told.rules(_LEVELS, names, draft.settings)}
+        defaults = _defaults(draft, is_adapter=is_adapter)
+        if not reading.has_arguments(draft.settings):
+            defaults = {}
+            yield training.WITHOUT_ARGUMENTS
+        yield from convert_by_rules(draft, rules, defaults, training.FIRST)
+        training.finish(draft)
+        adapters.finish(draft)
+
+    def former_epoch(self, settings: FormerSettings, clips: Sequence[Clip]) -> FormerEpoch | None:
+        return former_clips.epoch(settings, clips)
+
+
+SD_SCRIPTS = _SdScripts()
+
+
+def _name(word: str) -> str:
+    return Path(word.replace("\\", "/")).name.removesuffix(".py")
+
+
+def _choose(draft: ImportDraft, preset: str, key: str, told: Told) -> None:
+    weights = draft.settings.get("pretrained_model_name_or_path")
+    usable_weights = isinstance(weights, str) and weights and not weights.startswith("<")
+    draft.begin("pretrained_model_name_or_path")
+    same = isinstance(weights, str) and registry.find(weights) == preset
+    remark = choose_model(draft, preset, str(weights) if usable_weights and not same else None)
+    told.add("pretrained_model_name_or_path", (Fate.TAKEN, remark))
+    if key != "pretrained_model_name_or_path":
+        draft.begin(key)
+        draft.set("model.name", preset)
+        told.add(key, (Fate.TAKEN, f'model.name = "{preset}"'))
+    if draft.settings.get("script") and key != "script":
+        told.add("script", (Fate.NO_MEANING, "--model decides"))
+
+
+def _take_data(draft: ImportDraft) -> None:
+    """Look for folders with repeats in the folder of `--data`, in place of `train_data_dir`."""
+    if draft.request.data and not draft.settings.count("datasets"):
+        folder = draft.request.data[0]
+        draft.settings.values["train_data_dir"] = str(folder)
+        draft.took_data = bool(repeated_folders(folder))
+
+
+def _sizing(draft: ImportDraft, dataset: FormerDataset) -> Sizing:
+    settings = draft.settings
+    found = dataset.find(settings, "resolution")
+    side = registry.release_of(draft.get("model.name")).side
+    width, height = (sizes.resolution_of(found.value) if found else None) or (side, side)
+    bucketed = is_on(dataset.get(settings, "enable_bucket", False))
+    return Sizing(
+        is_video=False,
+        width=width,
+        height=height,
+        bucketed=bucketed,
+        no_upscale=bucketed and is_on(dataset.get(settings, "bucket_no_upscale", False)),
+        batch_size=sizes.batch_of(dataset.get(settings, "batch_size", 1)),
+        frames=(1,),
+        share=max(dataset.get(settings, "num_repeats", 1), 1),
+        path=str(dataset.get(settings, "image_dir", "")),
+    )
+
+
+def _paths(draft: ImportDraft, datasets: Sequence[FormerDataset]) -> None:
+    for number in range(len(datasets)):
+        if draft.get(f"dataset.{number}.path") is None:
+            draft.set(f"dataset.{number}.path", dataset_rules.PLACEHOLDER, "to fill in")
+        if number < len(draft.request.data):
+            draft.remove(f"dataset.{number}.root")
+
+
+def _regularise(draft: ImportDraft, datasets: Sequence[FormerDataset]) -> None:
+    """Repeat regularisation pictures as often in all as the others, where both can be counted."""
+    counted = former_clips.count_pictures(draft.settings, datasets)
+    if counted is None:
+        return
+    subjects, regular = 0, 0
+    for dataset, pictures in zip(datasets, counted, strict=True):
+        times = pictures * dataset.get(draft.settings, "num_repeats", 1)
+        if is_on(dataset.get(draft.settings, "is_reg", False)):
+            regular += pictures
+        else:
+            subjects += times
+    if not regular or not subjects:
+        return
+    for number, dataset in enumerate(datasets):
+        if is_on(dataset.get(draft.settings, "is_reg", False)):
+            repeats: int | float = subjects / regular
+            repeats = int(repeats) if math.isclose(repeats, int(repeats)) else repeats
+            draft.set(f"dataset.{number}.repeats", repeats, "is_reg: as often in all as the other pictures")
+
+
+def _defaults(draft: ImportDraft, *, is_adapter: bool) -> dict[str, Any]:
+    values = {**keys.DEFAULTS, **(keys.OF_ADAPTERS if is_adapter else {})}
+    family = keys.family_of(draft)
+    if family in ("flux", "chroma"):
+        values = {**values, **keys.OF_FLOW}
+    return {**values, **(keys.OF_SD3 if family == "sd3" else {})}

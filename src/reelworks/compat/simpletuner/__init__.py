@@ -1,0 +1,1 @@
+"""Importer of SimpleTuner's configs and data backends."""

@@ -1,0 +1,150 @@
+"""Uses of clips in an epoch: repeats, and for each of these one for every resolution and length that a dataset names.
+
+The uses of a clip are numbered from 0: first its repeats at the first resolution and length, then those at the next
+resolution. The number of a use is the `copy` of plans and records, so that each use is planned, drawn and accounted for by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reelworks.buckets import sizes
+from reelworks.buckets.table import BucketTable, Entry
+from reelworks.catalog.config import DatasetConfig
+from reelworks.core.errors import UserError
+
+if TYPE_CHECKING:
+    from reelworks.catalog.rows import CatalogRows
+
+I64 = NDArray[np.int64]
+F64 = NDArray[np.float64]
+_MOST = 1 << 30  # more clips and repeats would not fit into memory
+
+
+class Choice(NamedTuple):
+    """A resolution and a length of a dataset; None where it leaves them open."""
+
+    resolution: str | None
+    length: int | None
+
+    def takes(self, entry: Entry) -> bool:
+        """Return whether a use may take an entry; lengths are those of videos."""
+        budget = None if self.resolution is None else sizes.pixel_budget(self.resolution)
+        has_length = self.length is None or entry.num_frames in (1, self.length)
+        return has_length and (budget is None or budget == (entry.pixels, entry.size))
+
+
+@dataclass(frozen=True)
+class ClipUses:
+    """Uses that an epoch may have, those of a clip next to one another.
+
+    Attributes:
+        row: Row of each use.
+        copy: Number of the use among those of its clip.
+        repeat: Number of its repeat.
+        choice: Index into the choices of all datasets; None if no dataset names resolutions or lengths.
+    """
+
+    row: I64
+    copy: I64
+    repeat: I64
+    choice: I64 | None
+
+
+def choices(datasets: Sequence[DatasetConfig]) -> list[list[Choice]]:
+    """Return the choices of each dataset, which differ in the resolution first."""
+    return [
+        [Choice(resolution, length) for length in d.lengths or (None,) for resolution in d.resolutions or (None,)]
+        for d in datasets
+    ]
+
+
+def uses(rows: CatalogRows, datasets: Sequence[DatasetConfig]) -> ClipUses:
+    """Return the uses of all rows; rows of other datasets have none."""
+    repeats = np.ceil(showings(rows, datasets)).astype(np.int64)
+    named = any(d.resolutions or d.lengths for d in datasets)
+    times = repeats * _numbers(rows, datasets) if named else repeats
+    if not named and times.min(initial=1) == times.max(initial=1) == 1:
+        zeros = np.zeros(len(times), dtype=np.int64)
+        return ClipUses(np.arange(len(times)), zeros, zeros, None)
+    if (total := int(times.sum())) > _MOST:
+        raise UserError(
+            f"an epoch would use {len(times)} clips {total} times in total, the maximum is {_MOST}",
+            code="too-many-repeats",
+            field="dataset.repeats",
+            value=[d.repeats for d in datasets],
+            remedy="lower dataset.repeats",
+        )
+    row = np.repeat(np.arange(len(times)), times)
+    copy = np.arange(len(row)) - np.repeat(np.cumsum(times) - times, times)
+    if not named:
+        return ClipUses(row, copy, copy, None)
+    first = np.cumsum([0, *(len(of_one) for of_one in choices(datasets))])
+    begin = rows.per_dataset({d.dataset_name: int(n) for d, n in zip(datasets, first, strict=False)}, default=0)
+    return ClipUses(row, copy, copy % repeats[row], begin[row] + copy // repeats[row])
+
+
+def showings(rows: CatalogRows, datasets: Sequence[DatasetConfig]) -> F64:
+    """Return the mean number of repeats of each row in an epoch."""
+    return rows.per_dataset({d.dataset_name: d.repeats for d in datasets}, default=0.0)
+
+
+def _numbers(rows: CatalogRows, datasets: Sequence[DatasetConfig]) -> I64:
+    """Return the number of choices of each row: a picture has those of resolutions alone."""
+    of_pictures = rows.per_dataset({d.dataset_name: len(d.resolutions or (1,)) for d in datasets}, default=1)
+    of_videos = rows.per_dataset(
+        {d.dataset_name: len(of) for d, of in zip(datasets, choices(datasets), strict=True)}, default=1
+    )
+    return np.where(rows.is_image, of_pictures, of_videos)
+
+
+def allowed(datasets: Sequence[DatasetConfig], table: BucketTable) -> NDArray[np.bool_]:
+    """Return `[choices, entries]`, which entries the uses of each choice may take.
+
+    Raises:
+        UserError: A dataset names a resolution or length that no entry has.
+    """
+    _refuse_unknown(datasets, table)
+    every = [choice for of_one in choices(datasets) for choice in of_one]
+    return np.array([[choice.takes(entry) for entry in table.entries] for choice in every], dtype=np.bool_)
+
+
+def _refuse_unknown(datasets: Sequence[DatasetConfig], table: BucketTable) -> None:
+    for field, value, choice in _named(datasets):
+        wanted = "resolution" if field == "resolutions" else "number of frames"
+        if table.dialect is not None:
+            raise UserError(
+                "a table of Open-Sora decides by its probabilities where a clip is used",
+                code="uses-of-no-entry",
+                field=f"dataset.{field}",
+                value=value,
+                remedy="leave it out, or give entries in place of the table",
+            )
+        if not any(
+            entry.num_frames == choice.length if field == "lengths" else choice.takes(entry) for entry in table.entries
+        ):
+            known = dict.fromkeys(e.num_frames if field == "lengths" else e.resolution for e in table.entries)
+            raise UserError(
+                f"no entry of the buckets has this {wanted}",
+                code="uses-of-no-entry",
+                field=f"dataset.{field}",
+                value=value,
+                remedy=f"choose of {', '.join(map(str, known))}, or add an entry",
+            )
+
+
+def _named(datasets: Sequence[DatasetConfig]) -> Iterator[tuple[str, str | int, Choice]]:
+    for dataset in datasets:
+        for one in dataset.resolutions or ():
+            try:
+                sizes.pixel_budget(one)
+            except UserError as error:
+                error.reword(field="dataset.resolutions", problem=error.problem, remedy=error.remedy)
+                raise
+            yield "resolutions", one, Choice(one, None)
+        yield from (("lengths", one, Choice(None, one)) for one in dataset.lengths or ())

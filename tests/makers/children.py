@@ -1,0 +1,187 @@
+"""Trainings in processes of their own, forked from a server that has imported everything once.
+
+A fresh process costs seconds of imports; a fork of an idle server does not, and is as fresh: it has run
+nothing. Faults are injected in the child, around the real functions.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+HANGS_AFTER = 300.0  # seconds; four ranks on two busy cores take 100 where there is much to import and compute
+SERVER = multiprocessing.get_context("forkserver")
+# With what a training only imports when it first needs it, which would be most of a tiny one's time: an
+# optimizer needs torch's compiler.
+SERVER.set_forkserver_preload(
+    [
+        "reelworks.train.trainer",
+        "benchmarks._faults.points",
+        "torch._dynamo",
+        "torch.profiler._cupti_monitor",
+        "torch.utils.serialization.config",
+        "peft",
+        "bitsandbytes",
+        "prodigyopt",
+        "schedulefree",
+        "came_pytorch",
+        "diffusers.models.transformers.transformer_flux",
+        "diffusers.models.transformers.transformer_flux2",
+        "diffusers.models.transformers.transformer_wan",
+        "numpy.ma",
+        "pyarrow.dataset",
+        "av.subtitles.stream",
+        "PIL.BmpImagePlugin",
+        "PIL.GifImagePlugin",
+        "PIL.JpegImagePlugin",
+        "PIL.PngImagePlugin",
+        "PIL.PpmImagePlugin",
+        "rich._emoji_codes",
+        "benchmarks._faults.frozen",
+    ]
+)
+
+
+def train(recipe: dict[str, Any], *, fault: tuple[str, int] | None = None, world: int = 1, **options: Any) -> list[int]:
+    """Run a recipe to its end, or to its fault, on `world` gloo ranks; returns exit codes by rank.
+
+    `options` are those of the command line, fields of `TrainRequest`.
+    """
+    return on_ranks(_child, recipe, fault, options, world=world)
+
+
+def on_ranks(target: Callable[..., None], recipe: dict[str, Any], *args: Any, world: int) -> list[int]:
+    """Run a function of a recipe in fresh processes that know each other; returns exit codes by rank."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ranks = [SERVER.Process(target=_rank, args=(rank, world, port, target, recipe, *args)) for rank in range(world)]
+    _log(recipe).unlink(missing_ok=True)
+    return ended(ranks)
+
+
+def ended(ranks: list[Any]) -> list[int]:
+    """Start processes of the server and wait for their ends; returns their exit codes."""
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join(HANGS_AFTER)
+        if process.exitcode is None:
+            process.kill()
+            raise TimeoutError("a rank hangs")
+    return [int(process.exitcode or 0) for process in ranks]
+
+
+def _rank(rank: int, world: int, port: int, target: Callable[..., None], *args: Any) -> None:
+    if world > 1:
+        os.environ.update(
+            RANK=str(rank),
+            LOCAL_RANK=str(rank),
+            WORLD_SIZE=str(world),
+            LOCAL_WORLD_SIZE=str(world),
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=str(port),
+        )
+    _told(target, *args)
+
+
+def _child(recipe: dict[str, Any], fault: tuple[str, int] | None, options: dict[str, Any]) -> None:
+    from benchmarks._faults import points as faults
+
+    from reelworks.recipe import recipe_file
+    from reelworks.train.request import TrainRequest
+    from reelworks.train.trainer import run
+
+    if fault is not None:
+        faults.kill_at(*fault)
+    if options.get("load"):
+        options["load"] = Path(options["load"])
+    os._exit(run(recipe_file.parse(recipe), TrainRequest(**options)))
+
+
+def train_and_exit(recipe: dict[str, Any]) -> None:
+    """Train in this process, print an error that the user can correct, and end with the code of the command line."""
+    from reelworks.core.errors import UserError
+    from reelworks.recipe import recipe_file
+    from reelworks.train.request import TrainRequest
+    from reelworks.train.trainer import run
+
+    try:
+        code = run(recipe_file.parse(recipe), TrainRequest())
+    except UserError as error:
+        print(error, flush=True)
+        code = 2
+    os._exit(code)
+
+
+def in_child(target: Callable[..., None], recipe: dict[str, Any], *args: Any) -> int:
+    """Run a function of a recipe in a fresh process."""
+    process = SERVER.Process(target=_told, args=(target, recipe, *args))
+    process.start()
+    process.join(HANGS_AFTER)
+    return int(process.exitcode if process.exitcode is not None else -signal.SIGKILL)
+
+
+def output(recipe: dict[str, Any]) -> str:
+    """What the last training of a recipe's folder printed, both streams of all ranks."""
+    return _log(recipe).read_text()
+
+
+def _log(recipe: dict[str, Any]) -> Path:
+    return Path(recipe["output"] + ".log")
+
+
+def _told(target: Callable[..., None], recipe: dict[str, Any], *args: Any) -> None:
+    """Run with both streams in the log: those of the server were opened for another test."""
+    with _log(recipe).open("a") as log:
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    target(recipe, *args)
+
+
+def lose_a_file(recipe: dict[str, Any], victim: str) -> None:
+    """Train on a clip that vanishes behind the scan."""
+    from reelworks.recipe import recipe_file
+    from reelworks.train.request import TrainRequest
+    from reelworks.train.trainer import run
+
+    lose_behind_the_scan(victim)
+    run(recipe_file.parse(recipe), TrainRequest(debug=True))
+
+
+def lose_behind_the_scan(*victims: str) -> None:
+    """Let files vanish, in this process, as soon as a training has scanned them."""
+    from reelworks.recipe import dataset
+
+    original = dataset.scan_recipe
+
+    def scan(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        for victim in victims:
+            Path(victim).unlink()
+        return result
+
+    dataset.scan_recipe = scan
+
+
+def lose_plans(run: Path) -> None:
+    """Remove the plans that a run keeps."""
+    kept = list((run / "plan").glob("plan-*"))
+    assert kept, "or the test would lose nothing"
+    for plan in kept:
+        shutil.rmtree(plan)
+
+
+def debug_lines(run: Path) -> list[dict[str, Any]]:
+    """What all ranks logged of their steps."""
+    lines = []
+    for path in sorted((run / "debug").glob("steps-rank-*.jsonl")):
+        lines += [json.loads(line) for line in path.read_text().splitlines()]
+    return lines
