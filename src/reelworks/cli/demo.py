@@ -41,7 +41,7 @@ def demo_data(
     seed: Annotated[int, Option(help="Seed of the footage.")] = 0,
     json: Json = False,
 ) -> None:
-    """Make about 120 captioned clips and pictures as sample footage, some of them damaged."""
+    """Make about 350 captioned clips and pictures as sample footage, some of them damaged."""
     from reelworks.demo import make
 
     summary = make.make(folder, seed=seed)

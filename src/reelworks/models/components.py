@@ -18,7 +18,7 @@ from reelworks.models.config import (
 from reelworks.models.family import ComponentShapes, Conditioning, FamilyConfig, PublishedSound
 from reelworks.models.sound.config import OWN_SOUND_ENCODER, SoundConfig
 
-PCA_CHANNELS, PCA_FRAMES = 144, 8  # of `pca`: numbers of a latent element, and frames that it is made of
+PCA_CHANNELS, PCA_FRAMES = 288, 8  # of `pca`: numbers of a latent element, and frames that it is made of
 CHUNK_FRAMES = 17  # that the autoencoder of Open-Sora v1.2 encodes at a time
 
 
