@@ -91,7 +91,7 @@ def shapes() -> dict[str, tuple[Shape, ...]]:
     return {
         "demo": (Shape(walkthrough.DemoResult),),
         "demo-data": (Shape(make.DemoSummary),),
-        "demo-autoencoder": (Shape(autoencoder.TrainedAutoencoder),),
+        "demo-autoencoder": (Shape(autoencoder.FittedAutoencoder),),
         "scan": (Shape(scan.ScanReport),),
         "inspect": (Shape(inspect.Inspection),),
         "contact-sheet": (Shape(sheet.ContactSheets),),

@@ -73,6 +73,6 @@ def test_it_works_alone(wheel: Path, tmp_path: Path) -> None:
     assert (tmp_path / recipe).is_relative_to(tmp_path / "venv")
     run(reelworks, "demo-data", "demo/footage")
     run(reelworks, "scan", "demo/footage", "-o", "demo/run/catalog")
-    run(reelworks, "demo-autoencoder", "demo/run/catalog", "demo/autoencoder.safetensors", "--steps", "2")
+    run(reelworks, "demo-autoencoder", "demo/run/catalog", "demo/autoencoder.safetensors")
     run(reelworks, "train", recipe, "--max-steps", "2")
     assert (tmp_path / "demo" / "run" / "checkpoints" / "step-000000002").is_dir()

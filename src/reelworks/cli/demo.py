@@ -41,7 +41,7 @@ def demo_data(
     seed: Annotated[int, Option(help="Seed of the footage.")] = 0,
     json: Json = False,
 ) -> None:
-    """Make about 120 captioned clips and pictures as sample footage, some of them damaged."""
+    """Make about 350 captioned clips and pictures as sample footage, some of them damaged."""
     from reelworks.demo import make
 
     summary = make.make(folder, seed=seed)
@@ -59,16 +59,14 @@ def demo_autoencoder(
     file: Annotated[
         Path, Argument(metavar="FILE", help="Where the weights are written, such as autoencoder.safetensors.")
     ],
-    steps: Annotated[int, Option(min=1, help="Steps that its decoder is trained.")] = 500,
-    seed: Annotated[int, Option(help="Seed of the training.")] = 0,
+    seed: Annotated[int, Option(help="Seed of the random projection.")] = 0,
     json: Json = False,
 ) -> None:
-    """Train the demo's autoencoder "pca" on the clips of a catalog, in about a minute."""
+    """Fit the demo's autoencoder "pca" to the clips of a catalog, in some seconds."""
     from reelworks.demo import autoencoder
 
-    trained = autoencoder.train(catalog, file, steps=steps, seed=seed)
+    fitted = autoencoder.fit(catalog, file, seed=seed)
     if json:
-        show.json(trained)
+        show.json(fitted)
     else:
-        decoded = f"groups of frames held out are decoded at {trained.psnr_db:.1f} dB"
-        show.line(f"{file}: trained for {steps} steps; {decoded}")
+        show.line(f"{file}: clips held out are decoded at {fitted.psnr_db:.1f} dB")

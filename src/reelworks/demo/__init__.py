@@ -1,4 +1,4 @@
-"""The demo dataset: about 120 small files of one coloured shape each, made from a seed.
+"""The demo dataset: about 350 small files of one coloured shape each, made from a seed.
 
 `formats` holds the file formats; `scenes` the words of captions, the scene of each file, its drawing and the test
 prompts. `writers` writes good files, `make` the dataset with its bad files; `colour` scores generated clips, and

@@ -47,7 +47,7 @@ class PictureFormat:
 H264_MP4 = VideoFormat("libx264", ".mp4")
 
 # Of each video format, size and frame rate of the tables.
-_ROUNDS = 2
+_ROUNDS = 4
 VIDEO_FORMATS: tuple[VideoFormat, ...] = _ROUNDS * (
     *(28 * [H264_MP4]),
     VideoFormat("libx264", ".mp4", rotation=90),
@@ -78,17 +78,18 @@ Size = tuple[int, int]
 
 # (width, height) and number of frames are paired, so that no clip is both large and long.
 _SMALL_SIZES: tuple[Size, ...] = _ROUNDS * (
-    *(20 * [(96, 64)]),
-    *(12 * [(64, 96)]),
-    *(12 * [(128, 96)]),
-    *(11 * [(96, 96)]),
-    *(9 * [(168, 72)]),
-    *(8 * [(72, 128)]),
+    *(38 * [(96, 64)]),
+    *(14 * [(144, 96)]),
+    *(6 * [(64, 96)]),
+    *(5 * [(96, 96)]),
+    *(3 * [(128, 96)]),
+    *(3 * [(168, 72)]),
+    *(3 * [(72, 128)]),
 )
 _UNUSUAL_LENGTHS = (5, 5, 9, 13, 16, 49, 65, 81, 90, 120, 51, 60)
 _SMALL_LENGTHS = (*_UNUSUAL_LENGTHS, *((len(_SMALL_SIZES) - len(_UNUSUAL_LENGTHS)) * [None]))
 _LARGE_SIZES: tuple[Size, ...] = _ROUNDS * ((320, 180), (320, 180), (180, 320), (426, 240), (426, 240), (640, 360))
-_USUAL_SECONDS = 0.92
+_USUAL_SECONDS = 0.875
 
 
 def usual_length(fps: Fraction) -> int:
@@ -116,11 +117,12 @@ FRAME_RATES: tuple[Fraction, ...] = _ROUNDS * (
 )
 
 PICTURE_SIZES: tuple[Size, ...] = (
-    *(8 * [(96, 64)]),
-    *(6 * [(64, 96)]),
-    *(6 * [(128, 96)]),
-    *(8 * [(96, 96)]),
-    *(2 * [(168, 72)]),
+    *(14 * [(96, 64)]),
+    *(6 * [(144, 96)]),
+    *(4 * [(64, 96)]),
+    *(4 * [(96, 96)]),
+    *(1 * [(128, 96)]),
+    *(1 * [(168, 72)]),
     (99, 75),
     *(2 * [(320, 240)]),
     (240, 320),

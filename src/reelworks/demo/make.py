@@ -86,7 +86,7 @@ class _FileToWrite(NamedTuple):
 
 
 def make(folder: Path, *, seed: int = 0, on_file: Callable[[str], None] | None = None) -> DemoSummary:
-    """Write about 120 videos and pictures with caption files, a few of them bad on purpose.
+    """Write about 350 videos and pictures with caption files, a few of them bad on purpose.
 
     Files of an earlier call with the same seed are overwritten; on one machine the same seed gives the same bytes.
     `on_file` is called with each file's name once it is written.

@@ -20,7 +20,7 @@ from reelworks.core import hash_rng
 from reelworks.demo import formats
 
 _T = TypeVar("_T")
-_MOST_REPEATS = 2  # of one combination
+_MOST_REPEATS = 5  # of one combination
 _MILLISECOND = Fraction(1, 1000)
 RGB = tuple[int, int, int]
 
@@ -119,7 +119,8 @@ def scene(
     """
     width, height = size
     u = hash_rng.uniform(hash_rng.hash64(*key, "geometry", np.arange(2)))
-    radius_px = min(size) * (0.27 + 0.01 * float(u[0]))
+    # Large enough that a triangle's tip survives colours at half resolution, as most codecs store them.
+    radius_px = min(size) * (0.29 + 0.01 * float(u[0]))
     offset_px = min(size) * 0.01 * (float(u[1]) - 0.5)
     if not variable:
         pts, time_base = tuple(range(num_frames)), 1 / fps

@@ -35,8 +35,7 @@ SUMMARY = DEMO / "summary.json"  # of ten prompts, how many are right in each wo
 SHAPE = Shape(num_frames=8, height=64, width=96)
 KILL_AT_SHARE = 0.47
 LEAST_RIGHT = {"colour": 9, "direction": 8}  # clips of ten
-# Of a quick demo: steps of the autoencoder's decoder and of the model.
-QUICK_DECODER_STEPS, QUICK_STEPS = 200, 240
+QUICK_STEPS = 240  # of a quick demo
 
 REELWORKS = [sys.executable, "-m", "reelworks"]
 
@@ -79,8 +78,7 @@ def main(*, quick: bool = False, seed: int = 42) -> DemoResult:
     _reelworks("scan", str(FOOTAGE), "-o", str(RUN.path / "catalog"))
     clock.lap("footage and scan")
     _say(3, "autoencoder")
-    steps = ["--steps", str(QUICK_DECODER_STEPS)] if quick else []
-    _reelworks("demo-autoencoder", str(RUN.path / "catalog"), str(AUTOENCODER), "--seed", str(seed), *steps)
+    _reelworks("demo-autoencoder", str(RUN.path / "catalog"), str(AUTOENCODER), "--seed", str(seed))
     clock.lap("autoencoder")
     _say(4, "plan")
     recipe = [str(RECIPE), "--set", f"seed={seed}"]

@@ -18,7 +18,7 @@ from reelworks.models.config import (
 from reelworks.models.family import ComponentShapes, Conditioning, FamilyConfig, PublishedSound
 from reelworks.models.sound.config import OWN_SOUND_ENCODER, SoundConfig
 
-PCA_CHANNELS, PCA_FRAMES = 24, 8  # of `pca`: numbers of a latent element, and frames that it is made of
+PCA_CHANNELS, PCA_FRAMES = 288, 8  # of `pca`: numbers of a latent element, and frames that it is made of
 CHUNK_FRAMES = 17  # that the autoencoder of Open-Sora v1.2 encodes at a time
 
 
@@ -46,7 +46,7 @@ def autoencoder_geometry(config: AutoencoderConfig) -> Geometry:
     if config.name == "pixel":
         return Geometry(stride=(1, config.stride, config.stride), patch=(1, 1, 1))
     if config.name == "pca":
-        return Geometry((PCA_FRAMES, 8, 8), (1, 1, 1), frame_rule=(PCA_FRAMES, 0))
+        return Geometry((PCA_FRAMES, 32, 32), (1, 1, 1), frame_rule=(PCA_FRAMES, 0))
     if config.name == "opensora-1.1":
         return Geometry(stride=(1, 8, 8), patch=(1, 1, 1), drops_rest=True)
     return Geometry(stride=(4, 8, 8), patch=(1, 1, 1), chunk_frames=CHUNK_FRAMES, drops_rest=True)

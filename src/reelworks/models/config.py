@@ -56,7 +56,7 @@ class AutoencoderConfig(Config):
     """The autoencoder, which encodes pixels to latents; those of `pixel` are `(pixel - mean) / std`.
 
     Attributes:
-        name: `pixel`, a lossless space-to-depth; `pca`, a small one that `reelworks demo-autoencoder` trains on
+        name: `pixel`, a lossless space-to-depth; `pca`, a small one that `reelworks demo-autoencoder` fits to
             footage, eight frames together; `opensora-1.2`, the causal video autoencoder of Open-Sora 1.2;
             `opensora-1.1`, the autoencoder of Stable Diffusion, frame by frame; or one of a diffusers family.
         weights: Folder, file or hub id of the published weights; `pixel` has none.

@@ -18,7 +18,7 @@ _RESERVE_BYTES = 1_000_000_000  # for the CUDA context, and for fragmentation
 # Parameters of the encoders that do not belong to a family of diffusers.
 _PARAMETERS = {
     "pixel": 0,
-    "pca": 871_032,
+    "pca": 794_720,
     "opensora-1.1": 83_653_863,
     "opensora-1.2": 393_341_007,
     "hashed": 0,
