@@ -23,7 +23,7 @@ from reelworks.models.lora.adapter_types.adapter_type import AdapterType
 from reelworks.models.lora.adapter_types.registry import LORA
 from reelworks.models.lora.config import LoraConfig
 from reelworks.models.lora.conventions import CONVENTIONS, Convention
-from reelworks.models.lora.release_layers import Layers, Place
+from reelworks.models.lora.release_layers import Place
 
 
 @requests.telling(ConvertLoraRequest)
@@ -75,7 +75,8 @@ class _Conversion:
         self._file, self._new, self._convention, self._network, self._dtype = file, new, convention, network, dtype
         self._names_release = convention.has_release_names(network.config.network)
         self.results: list[LayerResult] = []
-        self._own: dict[AdapterType, Layers] = defaultdict(dict)  # those with diffusers' names, on meta
+        # Of those with diffusers' names, the shapes of tensors by kind.
+        self._own: dict[AdapterType, dict[str, dict[str, torch.Size]]] = defaultdict(dict)
 
     def groups(self) -> list[list[StoredLayer]]:
         """Return the network's layers of the file, those together that are parts of one layer in the release."""
@@ -112,7 +113,7 @@ class _Conversion:
             self._require_writable(layer, joins=False)
             stem = f"{self._network.part}.{name}" if self._convention.is_peft else self._convention.stem(name)
             self._write(layer, stem, kinds)
-            self._own[layer.type][name] = {kind: value.to("meta") for kind, value in kinds.items()}
+            self._own[layer.type][name] = {kind: value.shape for kind, value in kinds.items()}
 
     def _write_joined(self, apart: Mapping[str, tuple[StoredLayer, dict[str, Tensor]]]) -> None:
         """Write layers of diffusers as one of the release."""

@@ -154,20 +154,20 @@ def _candidates(tensors: Mapping[str, Tensor], config: LoraConfig) -> Iterator[L
         yield from (LoraConfig(**settings) for settings in kind.candidates(shapes, config))
 
 
-def settings_of_shapes(kind: AdapterType, layers: Mapping[str, Mapping[str, Tensor]]) -> LoraConfig | None:
+def settings_of_shapes(kind: AdapterType, layers: Mapping[str, Mapping[str, torch.Size]]) -> LoraConfig | None:
     """Return settings with which peft builds an adapter of these shapes on linear layers, found by trying."""
     shapes: dict[str, torch.Size] = {}
     for kinds in layers.values():
-        shapes = {name: value.shape for name, value in kinds.items()} | shapes
+        shapes = {**kinds, **shapes}
     linear = {}
     for layer, kinds in layers.items():
-        rows, columns = kind.shape(kinds)
+        rows, columns = kind.shape({name: torch.empty(shape, device="meta") for name, shape in kinds.items()})
         linear[layer] = nn.Linear(columns, max(rows, 1), device="meta")
 
     def builds(config: LoraConfig, names: Iterable[str]) -> bool:
         own = _adapter(config, {layer: linear[layer] for layer in names})
         built = {where: own[name].shape for name, where in inject.parts(own).items()}
-        return built == {(layer, kind): value.shape for layer in names for kind, value in layers[layer].items()}
+        return built == {(layer, kind): shape for layer in names for kind, shape in layers[layer].items()}
 
     first = [next(iter(layers))]  # which is quick, and refuses most
     configs = (

@@ -105,7 +105,7 @@ class AdapterType(ABC):
         """Split one stored layer into the target layers, of this rank if it can be; empty if that cannot be done."""
 
     @abstractmethod
-    def peft_settings(self, adapter: Adapter, layers: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Any]:
+    def peft_settings(self, adapter: Adapter, layers: Mapping[str, Collection[str]]) -> dict[str, Any]:
         """Return peft's settings for the header of a file, whose scale is part of the numbers."""
 
     def header(self, adapter: Adapter) -> dict[str, str]:

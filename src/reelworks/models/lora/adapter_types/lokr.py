@@ -95,7 +95,7 @@ class LoKr(LycorisType):
             return {}
         return {targets[0].layer: _swap_rows(kinds) if place.swapped else kinds}
 
-    def peft_settings(self, adapter: Adapter, layers: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Any]:
+    def peft_settings(self, adapter: Adapter, layers: Mapping[str, Collection[str]]) -> dict[str, Any]:
         """Return peft's settings for the header of a file."""
         factors = {"decompose_factor": adapter.decompose_factor or -1, "decompose_both": adapter.decompose_both}
         return super().peft_settings(adapter, layers) | factors

@@ -75,7 +75,7 @@ class LoRA(AdapterType):
 
         return release_layers.split_layer(kinds, targets, rank)
 
-    def peft_settings(self, adapter: Adapter, layers: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Any]:
+    def peft_settings(self, adapter: Adapter, layers: Mapping[str, Collection[str]]) -> dict[str, Any]:
         """Return peft's settings for the header of a file."""
         dora = any("magnitude_vector" in kinds for kinds in layers.values())
         rank = adapter.rank

@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import json
 from abc import ABC
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Mapping
+from typing import Any
 
 from reelworks.models.lora.adapter_types.adapter_type import Adapter, AdapterType
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class LycorisType(AdapterType, ABC):
@@ -22,7 +19,7 @@ class LycorisType(AdapterType, ABC):
 
     needs_alpha = True
 
-    def peft_settings(self, adapter: Adapter, layers: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Any]:
+    def peft_settings(self, adapter: Adapter, layers: Mapping[str, Collection[str]]) -> dict[str, Any]:
         """Return peft's settings for the header of a file."""
         names = {"peft_type": self.name.upper(), "target_modules": sorted(layers)}
         return names | {"r": adapter.rank, "alpha": adapter.rank}

@@ -98,7 +98,7 @@ class OFT(LycorisType):
         """Return one stored layer as the target layer; empty if it joins several."""
         return {targets[0].layer: kinds} if targets[0].place.heights == (1,) else {}
 
-    def peft_settings(self, adapter: Adapter, layers: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Any]:
+    def peft_settings(self, adapter: Adapter, layers: Mapping[str, Collection[str]]) -> dict[str, Any]:
         """Return peft's settings for the header of a file."""
         return {
             "peft_type": "OFT",
