@@ -60,7 +60,7 @@ def test_report_page_comparison_and_curves_tell_the_same(run):
     assert data.speed[:2] == pytest.approx((clips, seconds))
 
     facts = {fact.label: fact.value for fact in run_facts.headline(data)}
-    (rows,) = ({row.label: row.values[0] for row in found.results} for found in [compare.compare([run])])
+    (rows,) = ({row.label: row.values[0] for row in found.result_rows} for found in [compare.compare([run])])
     assert facts["Throughput"] == f"{clips / seconds:,.3g} clips / s"
     assert rows["clips a second"] == f"{clips / seconds:.3g}"
     assert rows["waiting for clips"] == facts["Waiting for clips"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, get_args
 
@@ -33,6 +33,7 @@ class IA3(AdapterType):
     tensors: ClassVar = {"l": "ia3_l"}
     random = ()
     tiny: ClassVar = {}
+    dependence = "an IA3 multiplies what the base gives"
 
     def peft_config(self, peft: Any, config: LoraConfig, target_modules: str) -> Any:
         return peft.IA3Config(target_modules=target_modules, feedforward_modules=[])
@@ -49,6 +50,18 @@ class IA3(AdapterType):
     def candidates(self, shapes: Mapping[str, torch.Size], config: LoraConfig) -> Iterator[dict[str, Any]]:
         if "l" in shapes:
             yield {"type": self.name}
+
+    def depends_on_weight(self, kinds: Collection[str]) -> bool:
+        return True
+
+    def delta(self, kinds: Mapping[str, Any], rows: slice = slice(None)) -> Any:
+        raise self.no_answer()
+
+    def factors(self, kinds: Mapping[str, Any]) -> Any:
+        raise self.no_answer()
+
+    def applied(self, weight: Any, kinds: Mapping[str, Any], strength: float, rows: slice) -> Any:
+        return weight * (1 + strength * (kinds["l"][rows] - 1))
 
 
 class Dashes(conventions.Convention):
