@@ -80,6 +80,7 @@ def shapes() -> dict[str, tuple[Shape, ...]]:
     from reelworks.generate import clip_files, export_run
     from reelworks.lora_tools import average, extract, info
     from reelworks.lora_tools.results import LoraResult
+    from reelworks.measures import run as measures
     from reelworks.publish import publish
     from reelworks.quickstart import quickstart
     from reelworks.report import compare, html, inspect, sheet
@@ -93,6 +94,7 @@ def shapes() -> dict[str, tuple[Shape, ...]]:
         "demo-data": (Shape(make.DemoSummary),),
         "demo-autoencoder": (Shape(autoencoder.FittedAutoencoder),),
         "scan": (Shape(scan.ScanReport),),
+        "measure": (Shape(measures.MeasureResult),),
         "inspect": (Shape(inspect.Inspection),),
         "contact-sheet": (Shape(sheet.ContactSheets),),
         "plan": (
