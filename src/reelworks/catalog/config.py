@@ -114,6 +114,12 @@ class DatasetConfig(PublicConfig):
         f"{', '.join((*NUMBERS, *TEXTS))}, the scores of a list, and the columns of `reelworks measure` (a clip that lacks one does not meet "
         "conditions on it); also startswith(path, 'a/'), contains(caption, 'cat') and in [...].",
     )
+    duplicates: Literal["keep", "best", "weight"] = Field(
+        default="keep",
+        description='Near-duplicates, by the catalog\'s columns duplicate_group and duplicate_rank: "keep" trains all '
+        'of them, "best" the one of the least rank of each group, and "weight" another one of each group in every '
+        "epoch, so that together they count as one clip.",
+    )
     caption: _Text = Field(
         default="{text}",
         description="Template of the captions that the model is given: {text} is the clip's own caption, and numbers "

@@ -10,11 +10,12 @@ from typer import Argument, Option
 
 from reelworks.cli import show
 from reelworks.cli.app import App
-from reelworks.cli.options import EngineOption, Html, Json
+from reelworks.cli.options import EngineOption, Html, Json, load_recipe
 
 if TYPE_CHECKING:
     from reelworks.catalog.scan import ScanResult
     from reelworks.catalog.summary import Histogram, Summary
+    from reelworks.report.columns import Column
     from reelworks.report.inspect import Inspection
 
 _FILES_SHOWN = 3
@@ -90,6 +91,10 @@ def _print_scan(result: ScanResult, summary: Summary) -> None:
 
 def inspect(
     catalog: Annotated[Path, Argument(metavar="CATALOG", help="A catalog's folder.")],
+    recipe: Annotated[
+        Path | None,
+        Option(metavar="RECIPE", help="Tell what limits would leave out of this recipe's first epoch, by its buckets."),
+    ] = None,
     html: Html = None,
     json: Annotated[
         bool, Option("--json", help="Print one JSON value, with the first 20 files of each advice.")
@@ -101,13 +106,22 @@ def inspect(
     folder and every score; advice, for instance on empty or overlong captions, few pictures, mixed frame rates
     and duplicate files; and bucket entries to copy into a recipe, each with its reason.
 
+    For height, width, duration, frame rate and every score it names clips at the 1st, 10th, 50th, 90th and 99th
+    percentile, and tells which clips, hours, frames and tokens a limit there would leave out, of the recipe or else of
+    all readable clips in the proposed buckets. The page that --html writes shows the clips.
+
     Caption length is counted in words and punctuation marks; a tokenizer makes at least as many tokens.
     """
     from reelworks.catalog import companions
     from reelworks.catalog.store import Catalog
     from reelworks.report.inspect import inspect_rows, write_inspection
 
-    inspection = inspect_rows(companions.without(Catalog.open(catalog).live()))
+    data = None
+    if recipe is not None:
+        from reelworks.recipe.dataset import RecipeData
+
+        data = RecipeData.open(load_recipe(recipe, None).model_copy(update={"catalog": str(catalog)}))
+    inspection = inspect_rows(companions.without(Catalog.open(catalog).live()), data)
     if html is not None:
         write_inspection(inspection, catalog, html)
     show.json(inspection) if json else _print_inspection(inspection, html)
@@ -145,6 +159,8 @@ def _print_inspection(inspected: Inspection, html: Path | None) -> None:
     _print_reasons(s)
     for title, unit, histogram in inspected.histograms:
         _print_histogram(f"{title} ({unit})", histogram, max(12, *(len(label) for label, _ in histogram)))
+    for column in inspected.columns:
+        _print_column(column)
     if inspected.advice:
         show.line("\nadvice")
     for advice in inspected.advice:
@@ -157,6 +173,18 @@ def _print_inspection(inspected: Inspection, html: Path | None) -> None:
     show.line(inspected.proposal.toml)
     if html is not None:
         show.line(str(html))
+
+
+def _print_column(column: Column) -> None:
+    lacking = f", {column.missing} without it" if column.missing else ""
+    show.line(f"\nlimits on {column.name}" + (f" ({column.unit})" if column.unit else "") + lacking)
+    table = show.new_table("percentile", "limit", "clips lost", "hours", "frames", "tokens", "clip there")
+    for one in column.percentiles:
+        for sign, loss in ((">=", one.at_least), ("<=", one.at_most)):
+            cells = f"{sign} {one.value:.6g}", str(loss.clips), f"{loss.hours:.2f}", str(loss.frames), str(loss.tokens)
+            at_least = sign == ">="
+            table.add_row(str(one.percentile) if at_least else "", *cells, one.files[0] if at_least else "")
+    show.print_table(table)
 
 
 def _print_reasons(summary: Summary) -> None:

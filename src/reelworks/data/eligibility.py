@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,11 +13,11 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from reelworks.buckets.assign import Reason
-from reelworks.catalog import filter_expression, filters, measured_columns, template
+from reelworks.catalog import filter_expression, filter_failures, filters, measured_columns, template
 from reelworks.catalog.companions import CompanionMatches, Problem
 from reelworks.catalog.config import DatasetConfig
 from reelworks.catalog.filter_expression import NUMBERS
-from reelworks.catalog.rows import CatalogRows, without_range
+from reelworks.catalog.rows import CatalogRows, as_numpy, without_range
 from reelworks.core import digests, user_files
 from reelworks.core.errors import UserError
 from reelworks.media import decode
@@ -31,15 +32,15 @@ def exclusion_reasons(
     datasets: Sequence[DatasetConfig],
     data: DataConfig,
     *,
+    filtered: Mask | None = None,
     companions: Iterable[CompanionMatches],
     in_exclude_file: Mask,
     sound: SoundSpec | None = None,
 ) -> NDArray[np.int8]:
     """Return why each row is excluded, or `Reason.NONE`; of several reasons the one assigned last below."""
     excluded = np.full(len(rows), Reason.NONE, dtype=np.int8)
-    for text in {d.filter for d in datasets if d.filter is not None}:
-        filtered = rows.of_datasets([d.dataset_name for d in datasets if d.filter == text])
-        excluded[filtered & ~filters.keeps(rows, text)] = Reason.FILTERED
+    if filtered is not None:
+        excluded[filtered] = Reason.FILTERED
     if data.hdr == "reject":
         excluded[rows.is_hdr] = Reason.HDR
     if data.interlaced == "reject":
@@ -56,6 +57,18 @@ def exclusion_reasons(
     excluded[in_exclude_file] = Reason.IN_EXCLUDE_FILE
     excluded[~rows.readable] = Reason.UNREADABLE
     return excluded
+
+
+def failed_filters(rows: CatalogRows, datasets: Sequence[DatasetConfig]) -> Any:
+    """Return the parts of its dataset's filter that each row fails, as a dictionary array; null where it fails none."""
+    code = np.full(len(rows), -1, dtype=np.int32)
+    words: list[str] = []
+    for text in dict.fromkeys(d.filter for d in datasets if d.filter is not None):
+        mine = np.flatnonzero(rows.of_datasets([d.dataset_name for d in datasets if d.filter == text]))
+        failed = filter_failures.failed_parts(rows if len(mine) == len(rows) else rows.take(mine), text)
+        code[mine] = as_numpy(failed.indices.fill_null(-1 - len(words))) + len(words)
+        words += failed.dictionary.to_pylist()
+    return pa.DictionaryArray.from_arrays(pa.array(code, mask=code < 0), pa.array(words, type=pa.string()))
 
 
 _SAME_RATE = 0.005  # 23.976 counts as 24 frames per second

@@ -20,7 +20,7 @@ from reelworks.core.errors import UserError
 from reelworks.core.ray_cluster import Engine
 from reelworks.core.shape import Geometry
 from reelworks.core.words import of_recipe
-from reelworks.data import eligibility
+from reelworks.data import duplicates, eligibility
 from reelworks.data.dataset import Dataset, DataSpec, companion_sources, rows_of
 from reelworks.measures.run import measure_catalog
 from reelworks.media.sound import SoundSpec
@@ -102,6 +102,7 @@ class RecipeData(Dataset):
         opened = cls(catalog, table.EMPTY, _spec(recipe), recipe=recipe)
         if version is None:  # scores that an earlier version lacks are not a mistake in the recipe
             eligibility.require_scores(recipe.dataset, opened.rows)
+            duplicates.require_columns(recipe.dataset, opened.rows)
         if recipe.buckets.proposes:
             recipe, chosen = opened._choose_entries()
             opened = replace(opened, recipe=recipe, chosen=chosen)

@@ -45,6 +45,14 @@ REASONS: dict[str, tuple[str, str]] = {
     "too_small": ("too small", "Every bucket would need upscaling; add a smaller resolution."),
     "no_bucket": ("no bucket", "It is too large, too long or of another aspect ratio for every bucket."),
     "not_drawn": ("not drawn", "No bucket's keep_prob selected it in this epoch."),
+    "duplicate": (
+        "near-duplicate",
+        'Left out by you: dataset.duplicates = "best" trains the best of its group. To train it too, set "keep".',
+    ),
+    "duplicate_turn": (
+        "its turn in another epoch",
+        "Near-duplicates are trained in turn, one of a group in each epoch.",
+    ),
     "held_out": ("held out", "Reserved for validation, never trained."),
 }
 PLANNED = frozenset(reason.label for reason in Rule if reason.is_planned)
@@ -71,6 +79,7 @@ class ReasonFact:
     files: list[LeftOutClip]  # the first clips
     total: int
     nearest: dict[str, int]  # for clips that fit no bucket, their number by the entry that is closest to fitting
+    failed: dict[str, int]  # for clips that a filter leaves out, their number by the parts of it that they fail
     all_in: str = ""  # file that lists all clips, if it is not the one that the page names
 
 
@@ -91,7 +100,9 @@ def reasons(summary: PlanSummary | None) -> list[ReasonFact]:
         label, remedy = REASONS.get(name, (name.replace("_", " "), ""))
         if clips and summary:
             counts = summary.left_out[name]
-            listed.append(ReasonFact(name, label, remedy, clips[:MAX_NAMES], counts.clips, counts.nearest))
+            listed.append(
+                ReasonFact(name, label, remedy, clips[:MAX_NAMES], counts.clips, counts.nearest, counts.failed)
+            )
     return sorted(listed, key=lambda one: (one.name in PLANNED, one.name in CHOSEN, -one.total))
 
 
@@ -102,7 +113,7 @@ def failures(data: RunData) -> ReasonFact | None:
         return None
     remedy = "Counted under coverage; check the file."
     listed = entries[:MAX_NAMES]
-    return ReasonFact("failed", "failed while training", remedy, listed, len(entries), {}, "events.jsonl")
+    return ReasonFact("failed", "failed while training", remedy, listed, len(entries), {}, {}, "events.jsonl")
 
 
 def rejected(summary: PlanSummary) -> int:
