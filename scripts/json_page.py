@@ -75,7 +75,7 @@ def shapes() -> dict[str, tuple[Shape, ...]]:
     from reelworks.demo import autoencoder, make, walkthrough
     from reelworks.encoders import upkeep
     from reelworks.encoders.precompute import encode
-    from reelworks.evaluation import held_out
+    from reelworks.evaluation import checkpoint_series, held_out
     from reelworks.evaluation import report as evaluation
     from reelworks.generate import clip_files, export_run
     from reelworks.lora_tools import average, extract, info
@@ -106,7 +106,11 @@ def shapes() -> dict[str, tuple[Shape, ...]]:
         "tune": (Shape(tune.Tuned), Shape(refit.Refit, "--from-run")),
         "train": (Shape(trainer.TrainResult),),
         "generate": (Shape(list[clip_files.WrittenClip]),),
-        "eval": (Shape(held_out.Evaluation), Shape(evaluation.Report, "--generated or --vbench")),
+        "eval": (
+            Shape(held_out.Evaluation),
+            Shape(evaluation.Report, "--generated or --vbench"),
+            Shape(checkpoint_series.CheckpointSeries, "--checkpoints"),
+        ),
         "publish": (Shape(publish.Published),),
         "coverage": (Shape(coverage.CoverageReport),),
         "replay": (Shape(replay.ReplayReport),),

@@ -116,6 +116,7 @@ CALLS = [
     Call("eval", "run --timesteps 2 --max-clips 2"),
     Call("generate", "run --prompt waves -o a.png --num-inference-steps 1"),
     Call("eval", "--generated clips --metric motion", 1),
+    Call("eval", "run --checkpoints all --timesteps 1 --metric closeness-pixels", 2),
     Call("publish", "run --to anna/waves --dry-run --license apache-2.0"),
     Call("checkpoints ls", "run"),
     Call("checkpoints show", "run"),

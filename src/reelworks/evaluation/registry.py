@@ -7,7 +7,7 @@ from typing import Any
 
 from reelworks.core import named_code
 from reelworks.core.errors import UserError, nearest
-from reelworks.evaluation import features, pixels
+from reelworks.evaluation import features, likeness, pixels
 
 _METRICS: dict[str, type[Any]] = {}
 _METHODS = ("value", "features")
@@ -89,6 +89,12 @@ for _metric in (
     pixels.Motion,
     pixels.Flicker,
     features.ClipScore,
+    likeness.LikenessDinov2,
+    likeness.LikenessClip,
+    likeness.LikenessPixels,
+    likeness.ClosenessDinov2,
+    likeness.ClosenessClip,
+    likeness.ClosenessPixels,
     features.FidInception,
     features.KidInception,
     features.FidClip,

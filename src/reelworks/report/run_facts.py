@@ -6,13 +6,16 @@ import statistics
 from dataclasses import dataclass, field
 from itertools import cycle
 
+from reelworks.analysis import stop_advice
 from reelworks.analysis.coverage import EpochCoverage, State
 from reelworks.analysis.plan_report import PlannedBucket, PlanSummary
 from reelworks.analysis.rejections import LeftOutClip
+from reelworks.analysis.stop_advice import StopAdvice
 from reelworks.buckets.assign import Reason as Rule
-from reelworks.core import results, toml, units
+from reelworks.core import results, toml, units, user_files
 from reelworks.report import status
 from reelworks.report.run_data import Event, RunData
+from reelworks.run.folder import RunFolder
 from reelworks.train.step import spikes as advice
 
 MAX_NAMES = 500  # file names listed per reason, so that browsers can open the page
@@ -199,6 +202,42 @@ def _state(epoch: EpochCoverage) -> str:
 
 
 @dataclass(frozen=True)
+class MeasuredSteps:
+    """The newest measurements of several checkpoints by `eval --checkpoints`.
+
+    Attributes:
+        names: Names of what was measured.
+        rows: Step, and the value of each name as text with whether it is the best.
+        advice: The step to use, and why; empty if there is none.
+    """
+
+    names: list[str]
+    rows: list[tuple[int, list[tuple[str, bool]]]]
+    advice: str
+
+
+def measured(data: RunData) -> MeasuredSteps | None:
+    """Return the newest measurements of several checkpoints; None if there are none that can be read."""
+    files = list(RunFolder(data.path).evaluations_folder.glob("checkpoints-*.json"))
+    if not files:
+        return None
+    try:
+        value = user_files.read_json(max(files, key=lambda path: path.stat().st_mtime))
+        by_step = {
+            one["step"]: {"loss": one["loss"], **{m["name"]: m["value"] for m in one["metrics"]}}
+            for one in value["checkpoints"]
+        }
+        best, use = value["best"], value["advice"]
+        rows = [
+            (step, [("–" if of.get(n) is None else f"{of[n]:.4g}", step == best[n]) for n in best])
+            for step, of in by_step.items()
+        ]
+        return MeasuredSteps(list(best), rows, "" if use is None else StopAdvice(**use).to_text())
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+@dataclass(frozen=True)
 class SpikeRow:
     """A step far above the usual, with its clips and what can be done about it."""
 
@@ -361,4 +400,7 @@ def _quality_facts(data: RunData) -> list[Fact]:
         by = [reason for reason in best.reasons if reason.startswith(status.BEST)]
         note = by[0] if by else f"validation loss {units.loss(best.loss)}"
         facts.append(Fact("Best checkpoint", f"step {units.count(best.step)}", note))
+    use = stop_advice.of_events(data.events)
+    if use is not None:
+        facts.append(Fact("Advice", f"use step {units.count(use.step)}", "; ".join(use.reasons)))
     return facts

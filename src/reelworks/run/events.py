@@ -30,6 +30,7 @@ Every event has `v` (schema version), `time` (seconds since 1970), `kind` and, e
     mirror_retention  kept, deleted: as in retention
     samples     files [path below samples/], prompts [text, ...], by (what made them), num_inference_steps, guidance_scale
     metrics     values {name: value}, skipped {name: reason}: metrics of the previews
+    stop_advice use (step), reasons [text, ...]: likeness rises no more since that step, but closeness or the loss does
     failure     uid, copy, repeat_index, path, reason: a clip could not be decoded and was trained with weight 0
     epoch_end   epoch, planned, trained, failed, skipped
     unsaved     reason: a checkpoint could not be written; training continued

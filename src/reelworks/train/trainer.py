@@ -140,6 +140,7 @@ def run(
         start.scan(recipe, world, on_scan)
         this_run, data, spec = start.plan(recipe, folder_lock, world)
         recipe, preview_options = data.recipe, previews.options(data)
+        previews.require_measured(recipe)
         step = resume.pick(this_run, recipe, request.resume)
         sources = start.require_weights(recipe, resumed=step is not None)
         stored, encoders = stack.enter_context(start.stored_latents(data, spec, world, on_encode))
@@ -216,7 +217,7 @@ class Trainer:
         self._train_step = TrainStep(boundary, self._examples, state, world, model.compiled, self._times)
         self._state = state
         self._validator = Validator(boundary, encoder, world, self._source, data.held_out(), recipe)
-        metrics = previews.metrics(recipe, world.device)
+        metrics = previews.metrics(data, world.device)
         self._previewer = Previewer(
             recipe,
             boundary,

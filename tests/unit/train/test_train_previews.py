@@ -20,6 +20,7 @@ from reelworks.core.log import event_logger, to_terminal
 from reelworks.core.shape import Shape
 from reelworks.data.position import DataPosition, next_epoch
 from reelworks.distributed.mesh import World
+from reelworks.evaluation.measure import MetricResult
 from reelworks.generate import defaults, writers
 from reelworks.models import factory, registry
 from reelworks.models.family import SamplingDefaults
@@ -180,6 +181,28 @@ def test_events_are_written_whatever_is_configured_and_read_along_by_who_asks(da
         event_logger.setLevel(logging.NOTSET)
     assert heard == [("stop", {"step": 0, "reason": "10"})]
     assert [event["reason"] for event in events.read(run.events_file)] == ["30", "10"]
+
+
+def test_the_step_to_use_is_told_once_when_only_copying_rises(
+    data_of: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a line and as an event, and again only for another step; also by what an earlier start measured."""
+    data, run = data_of(), RunFolder(tmp_path / "run")
+    run.create({})
+
+    def measured(log: RunLogger, step: int) -> None:
+        rising = {"likeness-pixels": min(step, 3) / 4, "closeness-pixels": 0.5 + max(step - 3, 0) / 4}
+        log.preview_metrics(step, [MetricResult(name, True, value) for name, value in rising.items()])
+
+    for steps in (range(1, 5), range(5, 9)):
+        with to_terminal(), RunLogger(run, data, World(0, 1, CPU), begins(data), recipe_name="") as log:
+            for step in steps:
+                measured(log, step)
+    (told,) = events.read(run.events_file, "stop_advice")
+    assert (told["step"], told["use"]) == (6, 3)
+    said = capsys.readouterr().out
+    assert said.count("advice: use step 3: likeness has not risen in the 3 measurements since (0.75, then at most") == 1
+    assert "It has no checkpoint; training goes on" in said
 
 
 def test_weights_that_are_not_there_are_told_before_a_network_is_built(
