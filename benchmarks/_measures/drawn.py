@@ -75,11 +75,12 @@ def write_clip(
     *,
     fps: int = 24,
     crf: int = 20,
+    preset: str = "veryfast",
     sound_S: NDArray[np.float32] | None = None,
 ) -> Path:
     """Write frames as H.264, with sound of 48 kHz as AAC if given."""
     with av.open(str(path), "w") as out:
-        stream = out.add_stream("libx264", fps, options={"crf": str(crf), "preset": "veryfast"})
+        stream = out.add_stream("libx264", fps, options={"crf": str(crf), "preset": preset})
         stream.pix_fmt = "yuv420p"
         track = None if sound_S is None else out.add_stream("aac", SAMPLE_RATE, layout="mono")
         for i, pixels in enumerate(frames):

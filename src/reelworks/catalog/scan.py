@@ -45,7 +45,7 @@ class ScanProgress(NamedTuple):
 
     @property
     def doing(self) -> tuple[str, str]:
-        """What is done, and to what."""
+        """Verb of the work, and the name of what is counted."""
         return "scanning", "files"
 
 
@@ -54,7 +54,7 @@ class MeasureProgress(ScanProgress):
 
     @property
     def doing(self) -> tuple[str, str]:
-        """What is done, and to what."""
+        """Verb of the work, and the name of what is counted."""
         return "measuring", "clips"
 
 

@@ -120,7 +120,7 @@ def scan_progress(quiet: bool = False) -> Iterator[Callable[[ScanProgress], None
 def _progress_lines() -> Callable[[ScanProgress], None]:
     """Return a function that prints files, rate and remaining time to stderr, unless it printed so just before."""
     began = latest = time.monotonic()
-    doing = ("", "")
+    doing = ("scanning", "files")
 
     def show(progress: ScanProgress) -> None:
         nonlocal began, latest, doing

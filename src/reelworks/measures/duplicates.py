@@ -77,14 +77,13 @@ class Duplicates:
         """Return two frames of a clip, at about a third and two thirds of it, and its sharpness."""
         stills = (clip.stills[0], clip.stills[-1])
         frames = [self._small(still) for still in stills]
-        (sharpness,) = self._sharpness.values(clip)
+        sharpness = self._sharpness.of_frame(clip.stills[len(clip.stills) // 2])
         level = 0 if math.isnan(sharpness) else round(sharpness * 65535)
         return b"".join(frame.tobytes() for frame in frames) + level.to_bytes(_SHARPNESS_BYTES, "little")
 
     @staticmethod
     def _small(still: Still) -> NDArray[np.uint8]:
-        luma = Image.fromarray(still.luma[still.active])
-        return np.asarray(luma.resize((_X, _X), Image.Resampling.BOX))
+        return np.asarray(still.luma_picture.resize((_X, _X), Image.Resampling.BOX, box=still.box))
 
     def compare(self, clips: ComparedClips) -> NDArray[np.float64]:
         """Return the number of each clip's group, NaN for a clip alone, and its rank."""

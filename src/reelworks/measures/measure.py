@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,6 @@ from reelworks.catalog.measured_columns import Column
 Luma = NDArray[np.uint8]
 # What of a clip is decoded: single frames at full size, all frames of runs at a small size, the sound.
 Reads = Literal["stills", "runs", "sound"]
-MEDIUM_PX = 512  # short side at which models see most pictures
 MISSING = float("nan")  # the value of a clip that has none, such as the motion of a picture
 
 
@@ -40,19 +39,22 @@ class Still:
     active: tuple[slice, slice] = (slice(None), slice(None))
 
     @cached_property
-    def luma(self) -> Luma:
-        """Luma (BT.601) of the whole frame."""
-        return np.asarray(Image.fromarray(self.rgb).convert("L"))
+    def luma_picture(self) -> Image.Image:
+        """Luma (BT.601) of the whole frame as a picture of Pillow."""
+        return Image.fromarray(self.rgb).convert("L")
 
     @cached_property
-    def medium(self) -> NDArray[np.uint8]:
-        """Pixels without borders, made smaller by averaging until the short side has `MEDIUM_PX` at most."""
-        pixels = self.rgb[self.active]
-        scale = MEDIUM_PX / min(pixels.shape[:2])
-        if scale >= 1:
-            return pixels
-        height, width = (max(round(side * scale), 1) for side in pixels.shape[:2])
-        return np.asarray(Image.fromarray(pixels).resize((width, height), Image.Resampling.BOX))
+    def luma(self) -> Luma:
+        """Luma of the whole frame, `[H, W]`."""
+        return np.asarray(self.luma_picture)
+
+    @property
+    def box(self) -> tuple[int, int, int, int]:
+        """Left, upper, right and lower edge of the picture within its borders."""
+        (top, bottom, _), (left, right, _) = (
+            lines.indices(size) for lines, size in zip(self.active, self.rgb.shape, strict=False)
+        )
+        return left, top, right, bottom
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,7 @@ class SampledClip:
         runs: Luma of frames at a small size: all of a short clip, else runs of neighbours.
         is_next: Mask `[T-1]` of the frames of `runs` that are followed by their neighbour.
         samples: Sound as signed 16-bit numbers; None without sound.
+        shared: Results that several measures of the clip use.
     """
 
     path: MediaPath
@@ -80,6 +83,7 @@ class SampledClip:
     is_next: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
     samples: NDArray[np.int16] | None = None
     sample_rate: int = 0
+    shared: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

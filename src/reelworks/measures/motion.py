@@ -18,8 +18,9 @@ from reelworks.measures.measure import MISSING, SampledClip
 _STILL_MEAN, _STILL_MAX = 0.3, 4.0  # levels by which a frame that shows nothing new differs after coding
 _MOST_NOISE = 4.0  # squared levels by which pixels differ at the small size without motion
 _NEAR = 4  # pairs on either side that a cut stands out of
-_TIMES, _LEVELS = 3.0, 6.0  # by which it does
-_ALIKE, _SAME_SCENE = 0.75, 0.35  # correlations of neighbours, and of frames some frames apart, within one scene
+_TIMES, _LEVELS = 1.6, 6.0  # by which it does
+_UNLIKE = 0.1  # by which the correlation of two frames falls short of 1 at a cut, beyond that of the pairs around it
+_SAME_SCENE = 0.35  # correlation of frames some frames apart
 _LEAP, _RETURN, _LONGEST = 16.0, 0.35, 3  # levels of a flash, share of them that may remain, frames that it lasts
 
 
@@ -42,19 +43,27 @@ class Changes(NamedTuple):
 
 
 def changes(clip: SampledClip) -> Changes:
-    """Return the changes between the frames of a clip that were read."""
+    """Return the changes between the frames of a clip that were read, computed once."""
+    if "changes" not in clip.shared:
+        clip.shared["changes"] = _changes(clip)
+    found: Changes = clip.shared["changes"]
+    return found
+
+
+def _changes(clip: SampledClip) -> Changes:
     x = clip.runs
     difference = np.abs(np.diff(x, axis=0)).mean(axis=(1, 2), dtype=np.float64)
     difference[~clip.is_next] = np.nan
     flash, flashes = _flashes(x, clip.is_next)
     cut = np.zeros(len(difference), dtype=np.bool_)
-    for t in np.flatnonzero(np.nan_to_num(difference) > _LEVELS).tolist():
-        around = np.concatenate([difference[max(t - _NEAR, 0) : t], difference[t + 1 : t + 1 + _NEAR]])
-        around = around[~np.isnan(around)]
-        usual = float(np.median(around)) if len(around) else 0.0
-        stands_out = difference[t] > _TIMES * usual + _LEVELS
-        recent = cut[max(t - _LONGEST, 0) : t].any()  # a frame between two scenes
-        cut[t] = stands_out and not flash[t] and not recent and _correlation(x[t], x[t + 1]) < _ALIKE
+    for t in np.flatnonzero((np.nan_to_num(difference) > _LEVELS) & ~flash).tolist():
+        near = [i for i in range(max(t - _NEAR, 0), min(t + _NEAR + 1, len(cut))) if i != t and clip.is_next[i]]
+        usual = float(np.median(difference[near])) if near else 0.0
+        if (
+            difference[t] > _TIMES * usual + _LEVELS and not cut[max(t - _LONGEST, 0) : t].any()
+        ):  # one between two scenes
+            unlike = [1 - _correlation(x[i], x[i + 1]) for i in (t, *near)]
+            cut[t] = unlike[0] > _TIMES * float(np.median(unlike[1:] or [0.0])) + _UNLIKE
     return Changes(difference, cut, flash, flashes)
 
 

@@ -45,23 +45,33 @@ def _of_frame(still: Still) -> Luma:
 class Sharpness:
     """Share of the fine differences that a further blur would remove (Crete et al. 2007): 1 minus their measure of blur.
 
-    Measured where the short side has 512 px at most, as a model sees it, in nine tiles whose differences are added up, so
-    that even areas count little. Noise counts as sharp.
+    Measured where the short side has 512 px at most, as a model sees it, in nine parts of 120 × 120 px whose differences are
+    added up, so that even areas count little. Noise counts as sharp.
     """
 
     name, version, columns, reads = "sharpness", 1, measured_columns.BUILT_IN["sharpness"], ("stills",)
-    _TILE_PX, _PER_SIDE, _LEAST_PX = 144, 3, 16
+    _SHORT_PX, _TILE_PX, _PER_SIDE, _LEAST_PX = 512, 120, 3, 16
 
     def values(self, clip: SampledClip) -> Sequence[float]:
         """Return the sharpness of a clip."""
-        return (_mean(map(self._still, clip.stills)),)
+        return (_mean(map(self.of_frame, clip.stills)),)
 
-    def _still(self, still: Still) -> float:
-        luma = np.asarray(Image.fromarray(still.medium).convert("L"))
-        if min(luma.shape) < self._LEAST_PX:
+    def of_frame(self, still: Still) -> float:
+        """Return the sharpness of one frame; NaN for one without any difference, or with less than 16 px at a side."""
+        left, top, right, bottom = still.box
+        scale = min(self._SHORT_PX / min(right - left, bottom - top), 1.0)
+        sides = [min(self._TILE_PX, round(scale * side)) for side in (right - left, bottom - top)]
+        if min(sides) < self._LEAST_PX:
             return MISSING
-        parts = tiles(luma, self._TILE_PX, self._PER_SIDE)
-        return min(self._along(parts), self._along(parts.swapaxes(1, 2)))
+        wide, tall = (side / scale for side in sides)
+        lefts, tops = (
+            [low + room * i / (self._PER_SIDE - 1) for i in range(self._PER_SIDE)]
+            for low, room in ((left, max(right - left - wide, 0)), (top, max(bottom - top - tall, 0)))
+        )
+        boxes = [(x, y, min(x + wide, right), min(y + tall, bottom)) for x in lefts for y in tops]
+        parts = [still.luma_picture.resize((sides[0], sides[1]), Image.Resampling.BOX, box=box) for box in boxes]
+        parts_NHW = np.stack([np.asarray(part, dtype=np.float32) for part in parts])
+        return min(self._along(parts_NHW), self._along(parts_NHW.swapaxes(1, 2)))
 
     @staticmethod
     def _along(parts_NHW: NDArray[np.float32]) -> float:
@@ -80,14 +90,15 @@ class Exposure:
 
     def values(self, clip: SampledClip) -> Sequence[float]:
         """Return brightness and the shares of black and of white pixels."""
-        found = np.array([self._still(_of_frame(still)) for still in clip.stills])
+        found = np.array([self._still(still) for still in clip.stills])
         return tuple(found.mean(axis=0).tolist())
 
     @staticmethod
-    def _still(luma_HW: Luma) -> tuple[float, float, float]:
-        counts = np.bincount(luma_HW.reshape(-1), minlength=256)
-        mean = float(counts @ np.arange(256)) / (255 * luma_HW.size)
-        return mean, float(counts[: _BLACK + 1].sum()) / luma_HW.size, float(counts[_WHITE:].sum()) / luma_HW.size
+    def _still(still: Still) -> tuple[float, float, float]:
+        counts = np.array(still.luma_picture.crop(still.box).histogram())
+        shares = counts / counts.sum()
+        mean = float(shares @ np.arange(256)) / 255
+        return mean, float(shares[: _BLACK + 1].sum()), float(shares[_WHITE:].sum())
 
 
 @final
@@ -98,7 +109,7 @@ class Noise:
     """
 
     name, version, columns, reads = "noise", 1, measured_columns.BUILT_IN["noise"], ("stills",)
-    _TILE_PX, _PER_SIDE, _PART_PX, _QUANTILE = 194, 2, 16, 0.2
+    _TILE_PX, _PER_SIDE, _PART_PX, _QUANTILE = 146, 2, 16, 0.2
     _DARK, _BRIGHT = 10, 245  # where noise is cut off
 
     def values(self, clip: SampledClip) -> Sequence[float]:
@@ -127,14 +138,14 @@ class Noise:
 
 @final
 class Blockiness:
-    """How far neighbouring pixels differ more at every eighth border than at the seven others, wherever the blocks begin.
+    """Excess of the differences across every eighth border of pixels over those across the others, wherever blocks begin.
 
     0 for a picture without blocks, 1 where differences are twice as large at their borders. Measured at full size: blocks
     of a file that was resized afterwards are not found.
     """
 
     name, version, columns, reads = "blockiness", 1, measured_columns.BUILT_IN["blockiness"], ("stills",)
-    _TILE_PX, _PER_SIDE, _EVEN = 200, 2, 0.5  # levels that are added, so that nothing is divided by 0
+    _TILE_PX, _PER_SIDE, _EVEN = 144, 2, 0.5  # levels that are added, so that nothing is divided by 0
 
     def values(self, clip: SampledClip) -> Sequence[float]:
         """Return the blockiness of a clip."""
@@ -159,14 +170,16 @@ class Colourfulness:
     """Spread and strength of colours (Hasler and Süsstrunk 2003, M3): 0 for grey, about 30 for moderate, 80 for vivid colours."""
 
     name, version, columns, reads = "colourfulness", 1, measured_columns.BUILT_IN["colourfulness"], ("stills",)
-    _EVERY_PX = 2
+    _LINES = 160  # of the picture that are looked at, and columns likewise
 
     def values(self, clip: SampledClip) -> Sequence[float]:
         """Return the colourfulness of a clip."""
         return (_mean(map(self._still, clip.stills)),)
 
     def _still(self, still: Still) -> float:
-        red, green, blue = (still.medium[:: self._EVERY_PX, :: self._EVERY_PX, i].astype(np.float32) for i in range(3))
+        pixels = still.rgb[still.active]
+        every = max(min(pixels.shape[:2]) // self._LINES, 1)
+        red, green, blue = np.moveaxis(pixels[::every, ::every].astype(np.float32), -1, 0)
         first, second = red - green, (red + green) / 2 - blue
         spread = math.hypot(float(first.std()), float(second.std()))
         return spread + 0.3 * math.hypot(float(first.mean()), float(second.mean()))

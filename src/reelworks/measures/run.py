@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from reelworks.catalog.kept_measures import KeptMeasures, label
 from reelworks.catalog.rows import CatalogRows
 from reelworks.catalog.scan import Examiners
 from reelworks.catalog.store import Catalog
-from reelworks.core import files, ray_cluster
+from reelworks.core import digests, files, ray_cluster, user_files
 from reelworks.core.hash_rng import U64
 from reelworks.core.ray_cluster import Engine, RayPool
 from reelworks.core.worker_pool import WorkerPool
@@ -97,22 +98,56 @@ def measure_catalog(
         files.writing("catalog", path),
         lock.hold(folder / ".lock", doing="measuring", field="catalog", remedy=_REMEDY),
     ):
-        rows = _readable(Catalog.open(path).live())
-        kept = KeptMeasures(path)
-        pending = _pending(rows, measures, kept)
-        failed = _measure_all(rows, pending, kept, workers, on_progress, engine) if len(pending.rows) else []
-        with lock.hold(path / ".lock", doing="scan", field="catalog", remedy=_REMEDY):
-            catalog, changed, notes = _write_scores(Catalog.open(path), measures, kept)
+        if _is_done(catalog := Catalog.open(path), measures):
+            measured, changed, failed, notes = 0, 0, [], _notes(catalog, measures)
+        else:
+            rows, kept = _readable(catalog.live()), KeptMeasures(path)
+            pending = _pending(rows, measures, kept)
+            measured = len(pending.rows)
+            failed = _measure_all(rows, pending, kept, workers, on_progress, engine) if measured else []
+            with lock.hold(path / ".lock", doing="scan", field="catalog", remedy=_REMEDY):
+                catalog, changed = _write_scores(Catalog.open(path), measures, kept)
+            notes = _notes(catalog, measures)
+            if not failed:
+                _set_done(catalog, measures)
     live = _readable(catalog.live())
     return MeasureResult(
         clips=len(live),
-        measured=len(pending.rows),
+        measured=measured,
         changed=changed,
         failed=tuple(failed),
         columns=tuple(_summary(live, column) for kind in measures.values() for column in kind.columns),
         version=catalog.version,
         notes=tuple(notes),
     )
+
+
+_DONE = "done.json"
+
+
+def _state(catalog: Catalog) -> str:
+    return digests.digest_json([asdict(part) for part in catalog.parts])
+
+
+def _done(catalog: Catalog) -> list[str]:
+    """Return the measures that this version of the catalog has for all clips."""
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        found = user_files.read_json(catalog.path / kept_measures.NAME / _DONE)
+        if found["catalog"] == _state(catalog):
+            return [str(stamp) for stamp in found["measures"]]
+    return []
+
+
+def _is_done(catalog: Catalog, measures: Mapping[str, type[Any]]) -> bool:
+    """Return whether nothing is missing: for millions of clips, looking at each takes a minute."""
+    return {f"{kind.name}@{kind.version}" for kind in measures.values()} <= {*_done(catalog)}
+
+
+def _set_done(catalog: Catalog, measures: Mapping[str, type[Any]]) -> None:
+    before = _done(catalog)
+    stamps = sorted({*before, *(f"{kind.name}@{kind.version}" for kind in measures.values())})
+    if stamps != before:
+        files.write_json(catalog.path / kept_measures.NAME / _DONE, {"catalog": _state(catalog), "measures": stamps})
 
 
 def _readable(rows: CatalogRows) -> CatalogRows:
@@ -222,34 +257,41 @@ def _collect(
     return failed
 
 
-def _write_scores(
-    catalog: Catalog, measures: Mapping[str, type[Any]], kept: KeptMeasures
-) -> tuple[Catalog, int, list[str]]:
-    """Write the kept values as scores of the live rows; return the catalog, the number of changed rows, and notes."""
-    live = catalog.live()
-    rows = _readable(live)
-    datasets = [name for name in rows.dataset.dictionary.to_pylist() if rows.of_datasets([name]).any()]
-    of_lists = {name: catalog.list_scores(name) for name in datasets}
+def _of_lists(catalog: Catalog, rows: CatalogRows) -> dict[str, frozenset[str]]:
+    """Return the names of the scores that lists give, by dataset."""
+    present = (name for name in rows.dataset.dictionary.to_pylist() if rows.of_datasets([name]).any())
+    return {name: catalog.list_scores(name) for name in present}
+
+
+def _notes(catalog: Catalog, measures: Mapping[str, type[Any]]) -> list[str]:
+    """Tell which scores of lists stand in place of measured ones."""
+    names = {column.name for kind in measures.values() for column in kind.columns}
+    return [
+        f"dataset {dataset}: its list's own {', '.join(sorted(taken))} stay as they are"
+        for dataset, own in _of_lists(catalog, _readable(catalog.live())).items()
+        if (taken := own & names)
+    ]
+
+
+def _write_scores(catalog: Catalog, measures: Mapping[str, type[Any]], kept: KeptMeasures) -> tuple[Catalog, int]:
+    """Write the kept values as scores of the live rows; return the catalog and the number of changed rows."""
+    rows = _readable(catalog.live())
+    of_lists = _of_lists(catalog, rows)
     keys = kept_measures.keys_of(rows)
     scores: dict[str, NDArray[np.float64]] = {}
     changed = np.zeros(len(rows), dtype=np.bool_)
     for entry, kind in measures.items():
         for column, values in zip(kind.columns, _columns(entry, kind, rows, keys, kept).T, strict=True):
             former = _former(rows, column.name)
-            of_list = rows.of_datasets([name for name in datasets if column.name in of_lists[name]])
+            of_list = rows.of_datasets([name for name, own in of_lists.items() if column.name in own])
             scores[column.name] = np.where(of_list, former, values)
             changed |= ~((scores[column.name] == former) | (np.isnan(scores[column.name]) & np.isnan(former)))
-    notes = [
-        f"dataset {name}: its list's own {', '.join(sorted(taken))} stay as they are"
-        for name in datasets
-        if (taken := of_lists[name] & scores.keys())
-    ]
     at = np.flatnonzero(changed)
     if len(at):
         new = {name: score[at] for name, score in {**rows.scores, **scores}.items()}
-        sources = [_source(catalog, rows, name, of_lists[name]) for name in datasets]
+        sources = [_source(catalog, rows, name, own) for name, own in of_lists.items()]
         catalog = catalog.append(rows.take(at).replaced(new).to_table(), rows.ordinal[at], sources)
-    return catalog, len(at), notes
+    return catalog, len(at)
 
 
 def _columns(entry: str, kind: type[Any], rows: CatalogRows, keys: U64, kept: KeptMeasures) -> NDArray[np.float64]:

@@ -189,13 +189,17 @@ class _ToSmall:
 
     def __init__(self) -> None:
         self._reformatter = VideoReformatter()
+        self._size: tuple[int, int] | None = None
+        self._orientation = 1
 
     def __call__(self, frame: Any, shown: tuple[int, int]) -> NDArray[np.uint8]:
-        height, width = _small_size(*shown)
+        if self._size is None:  # of the whole clip
+            self._size, self._orientation = _small_size(*shown), display.orientation(frame)
+        height, width = self._size
         pixels: Any = self._reformatter.reformat(
             frame, width=width, height=height, format="gray", interpolation=Interpolation.AREA, threads=1
         ).to_ndarray()
-        return np.ascontiguousarray(upright(pixels, display.orientation(frame)))
+        return np.ascontiguousarray(upright(pixels, self._orientation))
 
 
 def _small_size(height: int, width: int) -> tuple[int, int]:
@@ -220,5 +224,6 @@ def _of(whole: Request, shape: Shape, first: int) -> Request:
 
 def _sound(clip: MeasureRequest, whole: Request) -> NDArray[np.int16]:
     seconds = min(clip.num_frames / clip.fps if clip.fps else _MOST_SECONDS, _MOST_SECONDS)
+    read = sound.load_track if clip.first_frame == 0 else sound.load  # which looks for the time of the first frame
     first = _of(whole, whole.shape, clip.first_frame)
-    return sound.load(sound.SoundRequest(first, _SAMPLE_RATE, 2, max(round(seconds * _SAMPLE_RATE), 1)))
+    return read(sound.SoundRequest(first, _SAMPLE_RATE, 2, max(round(seconds * _SAMPLE_RATE), 1)))

@@ -277,7 +277,7 @@ def _load_video(request: Request) -> Frames:
 
 
 def visit(path: MediaPath, runs: Sequence[range], use: Callable[[int, Any, tuple[int, int]], None]) -> None:
-    """Call `use(number, frame, shown)` for frames of a local video in runs of consecutive ones, each of which is sought.
+    """Call `use(number, frame, shown)` for frames of a local video, in ascending runs of consecutive ones that are sought.
 
     `shown` is the height and width of the video before it is turned; a frame is valid during the call.
 
@@ -302,16 +302,28 @@ def visit(path: MediaPath, runs: Sequence[range], use: Callable[[int, Any, tuple
                 if number >= last:
                     break
 
-        for run in runs if times.timed else ():
-            first = max(run.start - 1, 0) if display.may_be_interlaced(stream) else run.start
-            keys = times.keys[times.keys <= first]
-            container.seek(int(times.ticks[keys[-1] if len(keys) else 0]), stream=stream, backward=True)
-            decode(container, stream, run.stop - 1)
+        for key, last in _sought(runs, times, interlaced=display.may_be_interlaced(stream)) if times.timed else ():
+            container.seek(int(times.ticks[key]), stream=stream, backward=True)
+            decode(container, stream, last)
     if wanted:  # a file without times, and one that is sought past the needed key frame
         with probe.video(path) as container:
             decode(container, probe.stream(container), max(wanted))
     if wanted:
         raise MediaError(f"{len(wanted)} of {sum(map(len, runs))} frames could not be decoded")
+
+
+def _sought(runs: Sequence[range], times: FrameTimes, *, interlaced: bool) -> list[tuple[int, int]]:
+    """Return the key frames to begin with and the last frame that is needed from each, for ascending runs."""
+    found: list[tuple[int, int]] = []
+    for run in runs:
+        first = max(run.start - 1, 0) if interlaced else run.start
+        before = times.keys[times.keys <= first]
+        key, last = int(before[-1]) if len(before) else 0, run.stop - 1
+        if found and key <= found[-1][1]:  # the decoder comes by
+            found[-1] = found[-1][0], max(found[-1][1], last)
+        else:
+            found.append((key, last))
+    return found
 
 
 def to_rgb(request: Request) -> Callable[[Any, tuple[int, int]], Frames]:

@@ -9,17 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import prepare_files
 import pytest
 from benchmarks._measures import drawn
 from refused import refused
 
-from reelworks.catalog import compact, filters, kept_measures
+from reelworks.buckets.assign import Reason
+from reelworks.catalog import compact, filters, kept_measures, measured_columns
 from reelworks.catalog.config import DatasetConfig, Source
-from reelworks.catalog.scan import ScanResult, scan_sources
+from reelworks.catalog.scan import ScanProgress, ScanResult, scan_sources
 from reelworks.catalog.store import Catalog
+from reelworks.core import trust
 from reelworks.data import eligibility
 from reelworks.measures import registry, run, sampling
 from reelworks.measures.run import MeasureResult, measure_catalog
+from reelworks.recipe import dataset as recipe_dataset
+from reelworks.recipe.dataset import RecipeData
 
 OUTSIDE = '''
 import os
@@ -39,6 +44,12 @@ class Redness:
             raise ValueError("an odd picture")
         return (clip.stills[0].rgb[..., 0].mean() / 255,)
 '''
+
+
+@pytest.fixture(autouse=True)
+def _forgets_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_MEASURES", dict(registry._MEASURES))
+    monkeypatch.setattr(measured_columns, "_COLUMNS", dict(measured_columns._COLUMNS))
 
 
 @pytest.fixture
@@ -289,3 +300,47 @@ def test_a_folder_may_name_measured_columns_only(tmp_path: Path, decoded: list[s
         eligibility.require_scores([named.model_copy(update={"filter": None})], live)
     measure(tmp_path, "sharpness", "duplicates", "motion")
     eligibility.require_scores([named], Catalog.open(tmp_path / "catalog").live())
+
+
+def test_the_page_lists_every_column() -> None:
+    page = (Path(__file__).parents[3] / "docs/how-to/know-your-data.md").read_text()
+    for measure, columns in measured_columns.BUILT_IN.items():
+        assert columns == registry.named(measure, "x").columns
+        for column in columns:
+            assert f"| `{column.name}` | {column.unit} | {column.meaning} |" in page
+
+
+def test_a_recipe_measures_before_its_filter(tmp_path: Path, decoded: list[str]) -> None:
+    sharp = drawn.scene(np.random.default_rng(0), 96, 128)
+    (tmp_path / "data").mkdir()
+    for name, picture in (("sharp", sharp), ("soft", drawn.blurred(sharp, 3)), ("twin", sharp)):
+        drawn.write_picture(tmp_path / f"data/{name}.png", picture).with_suffix(".txt").write_text("a scene")
+    filtered = [{"path": str(tmp_path / "data"), "filter": "sharpness > 0.5 and duplicate_rank == 0"}]
+    made = prepare_files.recipe(tmp_path, dataset=filtered, data={"measures": ["sharpness", "duplicates"]})
+    seen: list[ScanProgress] = []
+    recipe_dataset.scan_recipe(made, seen.append)
+    assert {progress.doing for progress in seen} == {("scanning", "files"), ("measuring", "clips")}
+    opened = RecipeData.open(made)
+    left_out = dict(zip(opened.rows.path.to_pylist(), opened.excluded.tolist(), strict=True))
+    assert left_out["soft.png"] == Reason.FILTERED
+    assert sorted((left_out["sharp.png"], left_out["twin.png"])) == [Reason.NONE, Reason.FILTERED]
+    assert recipe_dataset.scan_recipe(made).version == opened.catalog.version
+
+
+def test_code_that_a_recipe_names_runs_once_it_is_trusted(
+    tmp_path: Path, decoded: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setattr(trust, "_ask", lambda path: False)
+    code = tmp_path / "outside.py"
+    code.write_text(OUTSIDE.replace("Redness", "Ruddy").replace("redness", "ruddy"))
+    write(tmp_path / "data" / "a.png", 1).with_suffix(".txt").write_text("a scene")
+    named = [{"path": str(tmp_path / "data"), "filter": "ruddy > 0.01"}]
+    made = prepare_files.recipe(tmp_path, dataset=named, data={"measures": [f"{code}:Ruddy"]})
+    with refused("code-not-trusted", "data.measures"):
+        recipe_dataset.scan_recipe(made)
+    trust.add([code])
+    recipe_dataset.scan_recipe(made)
+    assert RecipeData.open(made).excluded.tolist() == [Reason.NONE]
+    with refused("filter-invalid"):
+        prepare_files.recipe(tmp_path, dataset=[named[0] | {"filter": "radness > 0.01"}])
