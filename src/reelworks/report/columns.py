@@ -44,8 +44,8 @@ class _Heading(NamedTuple):
 HEADINGS = {
     "height": _Heading("height", "pixels"),
     "width": _Heading("width", "pixels"),
-    "duration_seconds": _Heading("duration", "seconds", of_videos=True),
-    "fps": _Heading("frame rate", "frames per second", of_videos=True),
+    "duration_seconds": _Heading("duration", "seconds, of videos", of_videos=True),
+    "fps": _Heading("frame rate", "frames per second, of videos", of_videos=True),
 }
 
 

@@ -13,6 +13,7 @@ from reelworks.core.errors import UserError
 from reelworks.data import decode_requests, eligibility
 from reelworks.recipe import toml_text
 from reelworks.recipe.dataset import RecipeData
+from reelworks.ui import recipe_files
 from reelworks.ui.clips import ClipView
 from reelworks.ui.library import DataSource
 from reelworks.ui.workspace import Workspace
@@ -118,6 +119,36 @@ def take_back(workspace: Workspace, source: DataSource, clips: ClipView, row: in
     with _lists:
         kept = [line for line in _text(file).split("\n") if not _names_clip(line, clips.data.rows, row)]
         _write(file, "\n".join(kept).encode(), "exclude_file")
+
+
+def write_filter(source: DataSource, dataset: str, text: str | None, former: str | None) -> None:
+    """Set the filter of a dataset of a recipe, or take it out if it is None.
+
+    Args:
+        source: The recipe.
+        former: The filter that the page showed; another one in the file is not overwritten.
+
+    Raises:
+        UserError: The file was changed meanwhile, the filter is wrong, or the file cannot be written.
+    """
+    with _lists:
+        old = _text(source.file)
+        values = toml.parse(old)
+        names = [d.dataset_name for d in recipe_files.parse(values, source.file).dataset]
+        entry = values["dataset"][names.index(dataset)] if dataset in names else None
+        if entry is None or entry.get("filter") != former:
+            raise UserError(
+                "the dataset has another filter by now, which would be lost",
+                code="file-changed",
+                field="dataset.filter",
+                value=None if entry is None else entry.get("filter"),
+                remedy="load the page again",
+            )
+        entry.pop("filter", None)
+        if text is not None:
+            entry["filter"] = text
+        recipe_files.parse(values, source.file)
+        _write(source.file, toml_text.rewrite(old, values).encode(), "RECIPE")
 
 
 def _names_clip(line: str, rows: CatalogRows, row: int) -> bool:
