@@ -69,6 +69,7 @@ class Shape(NamedTuple):
 def shapes() -> dict[str, tuple[Shape, ...]]:
     """Return what each verb prints with --json. Imports torch."""
     from reelworks.analysis import coverage, plan_report, rejections
+    from reelworks.captioning.caption import CaptionResult
     from reelworks.catalog import compact, scan
     from reelworks.checkpoint import listing
     from reelworks.compat import importer
@@ -93,6 +94,7 @@ def shapes() -> dict[str, tuple[Shape, ...]]:
         "demo-data": (Shape(make.DemoSummary),),
         "demo-autoencoder": (Shape(autoencoder.FittedAutoencoder),),
         "scan": (Shape(scan.ScanReport),),
+        "caption": (Shape(CaptionResult),),
         "inspect": (Shape(inspect.Inspection),),
         "contact-sheet": (Shape(sheet.ContactSheets),),
         "plan": (

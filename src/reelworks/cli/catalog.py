@@ -10,7 +10,7 @@ from typer import Argument, Option
 
 from reelworks.cli import show
 from reelworks.cli.app import App
-from reelworks.cli.options import EngineOption, Html, Json
+from reelworks.cli.options import EngineOption, Html, Json, load_recipe
 
 if TYPE_CHECKING:
     from reelworks.catalog.scan import ScanResult
@@ -90,6 +90,20 @@ def _print_scan(result: ScanResult, summary: Summary) -> None:
 
 def inspect(
     catalog: Annotated[Path, Argument(metavar="CATALOG", help="A catalog's folder.")],
+    trigger: Annotated[
+        str | None, Option(metavar="WORD", help="The trigger word, for advice on captions without it.")
+    ] = None,
+    text_encoder: Annotated[
+        str | None,
+        Option(
+            metavar="NAME|PATH",
+            help="Text encoder that reads the captions: clip, or a text_encoder.name of recipes, whose limit is known; or a "
+            "folder with a tokenizer, by which tokens are counted.",
+        ),
+    ] = None,
+    recipe: Annotated[
+        Path | None, Option(metavar="RECIPE", help="Recipe that has the text encoder, and what stands around captions.")
+    ] = None,
     html: Html = None,
     json: Annotated[
         bool, Option("--json", help="Print one JSON value, with the first 20 files of each advice.")
@@ -101,13 +115,17 @@ def inspect(
     folder and every score; advice, for instance on empty or overlong captions, few pictures, mixed frame rates
     and duplicate files; and bucket entries to copy into a recipe, each with its reason.
 
-    Caption length is counted in words and punctuation marks; a tokenizer makes at least as many tokens.
+    Captions are looked through for the same words in nearly all, for contradictions, leftovers of captioners and scripts that
+    the text encoder does not know, and with --trigger, for that word. Caption length is counted in words and punctuation
+    marks, of which a tokenizer makes at least as many tokens, or by the tokenizer of --text-encoder or --recipe.
     """
+    from reelworks.analysis import caption_needs
     from reelworks.catalog import companions
     from reelworks.catalog.store import Catalog
     from reelworks.report.inspect import inspect_rows, write_inspection
 
-    inspection = inspect_rows(companions.without(Catalog.open(catalog).live()))
+    needs = caption_needs.find(trigger, text_encoder, None if recipe is None else load_recipe(recipe, None))
+    inspection = inspect_rows(companions.without(Catalog.open(catalog).live()), needs)
     if html is not None:
         write_inspection(inspection, catalog, html)
     show.json(inspection) if json else _print_inspection(inspection, html)

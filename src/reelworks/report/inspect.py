@@ -11,7 +11,8 @@ import numpy as np
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from reelworks.analysis import data_advice
+from reelworks.analysis import caption_advice, data_advice
+from reelworks.analysis.caption_needs import CaptionNeeds
 from reelworks.analysis.data_advice import DataAdvice
 from reelworks.buckets import propose
 from reelworks.buckets.propose import Proposal
@@ -62,8 +63,8 @@ class Inspection:
         return [(title, unit, histogram) for title, unit, histogram in every if histogram]
 
 
-def inspect_rows(rows: CatalogRows) -> Inspection:
-    """Inspect catalog rows, usually `Catalog.live()`, without reading any clip."""
+def inspect_rows(rows: CatalogRows, needs: CaptionNeeds | None = None) -> Inspection:
+    """Inspect catalog rows, usually `Catalog.live()`, without reading any clip; `needs` is what captions are for."""
     good = rows.take(rows.readable)
     video = good.is_video
     by_folder = data_advice.clips_by_folder(good.take(~video)).most_common()
@@ -75,7 +76,7 @@ def inspect_rows(rows: CatalogRows) -> Inspection:
         pictures_by_folder=by_folder[:_FOLDERS],
         folders=len(by_folder),
         sizes=list(zip(good.width[chosen].tolist(), good.height[chosen].tolist(), strict=True)),
-        advice=data_advice.advise(rows),
+        advice=[*data_advice.advise(rows), *caption_advice.advise(rows, needs)],
         proposal=propose.of_rows(rows),
     )
 
