@@ -95,6 +95,7 @@ class Call(NamedTuple):
 # In this order, in one folder: `clips` is footage, `r.toml` trains on it, and `run` is what it trained.
 CALLS = [
     Call("scan", "clips -o catalog"),
+    Call("caption", "clips --command pwd --list captioned.jsonl --overwrite"),
     Call("inspect", "catalog"),
     Call("catalog compact", "catalog"),
     Call("plan", "r.toml --epochs 2"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, final
 
 import torch
@@ -16,6 +17,8 @@ from reelworks.core import optional_imports
 from reelworks.core.errors import UserError
 from reelworks.models import hub
 
+# Of a repository: weights in other formats could run code.
+_FILES = ("*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*.tiktoken")
 _TOKENS = 320  # of a caption
 _TOKENS_PER_WORD, _TOKENS_BESIDE = 2, 48  # of a caption with a limit of words
 
@@ -33,7 +36,8 @@ class ModelCaptioner:
         assert request.model is not None
         self.batch_size, self._source = request.batch_size, request.model
         self._device = _device(request.device)
-        self._processor, self._model = _load(request, self._device)
+        self._processor, self._model, folder = _load(request, self._device)
+        self._commit = hub.commit_of(folder)
         words = request.max_words
         self._tokens = _TOKENS if words is None else min(_TOKENS_PER_WORD * words + _TOKENS_BESIDE, 4 * _TOKENS)
         self._one_at_a_time, self._stopped = threading.Lock(), threading.Event()
@@ -41,11 +45,10 @@ class ModelCaptioner:
     @property
     def about(self) -> dict[str, Any]:
         """Name, class, commit, dtype and device of the model, and the version of transformers."""
-        config = self._model.config
         return {
             "model": self._source,
             "class": type(self._model).__name__,
-            "commit": getattr(config, "_commit_hash", None),
+            "commit": self._commit,
             "dtype": str(self._model.dtype).removeprefix("torch."),
             "device": self._device.type,
             "transformers": optional_imports.transformers().__version__,
@@ -130,11 +133,28 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _load(request: CaptionRequest, device: torch.device) -> tuple[Any, Any]:
+def _folder(request: CaptionRequest) -> Path:
+    """Return the folder of a model, which is downloaded if it is on the hub."""
+    assert request.model is not None
+    folder = Path(request.model).expanduser()
+    if folder.is_dir():
+        return folder
+    if not hub.is_id(request.model):
+        raise _unusable(
+            request, "there is no such folder", "name a folder, or a hub id such as Qwen/Qwen2.5-VL-3B-Instruct"
+        )
+    try:
+        return hub.download(request.model, _FILES)
+    except UserError as error:
+        error.reword(field="model", problem=error.problem, remedy=error.remedy)
+        raise
+
+
+def _load(request: CaptionRequest, device: torch.device) -> tuple[Any, Any, Path]:
     assert request.model is not None
     transformers = optional_imports.transformers()
-    name, revision = hub.pretrained_arguments(request.model)
-    options: dict[str, Any] = {**revision, "trust_remote_code": False}
+    name = _folder(request)
+    options: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
     wanted = request.dtype
     if wanted == "auto":
         wanted = "float32" if device.type == "cpu" else "auto"
@@ -180,7 +200,7 @@ def _load(request: CaptionRequest, device: torch.device) -> tuple[Any, Any]:
     for setting in ("temperature", "top_p", "top_k", "min_p", "typical_p"):
         if getattr(model.generation_config, setting, None) is not None:
             setattr(model.generation_config, setting, None)
-    return processor, model
+    return processor, model, name
 
 
 def _unusable(request: CaptionRequest, problem: str, remedy: str) -> UserError:
