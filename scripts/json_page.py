@@ -69,6 +69,7 @@ class Shape(NamedTuple):
 def shapes() -> dict[str, tuple[Shape, ...]]:
     """Return what each verb prints with --json. Imports torch."""
     from reelworks.analysis import coverage, plan_report, rejections
+    from reelworks.captioning.caption import CaptionResult
     from reelworks.catalog import compact, scan
     from reelworks.checkpoint import listing
     from reelworks.compat import importer
@@ -95,6 +96,7 @@ def shapes() -> dict[str, tuple[Shape, ...]]:
         "demo-autoencoder": (Shape(autoencoder.FittedAutoencoder),),
         "scan": (Shape(scan.ScanReport),),
         "measure": (Shape(measures.MeasureResult),),
+        "caption": (Shape(CaptionResult),),
         "inspect": (Shape(inspect.Inspection),),
         "contact-sheet": (Shape(sheet.ContactSheets),),
         "plan": (

@@ -23,7 +23,7 @@ LEVELS = (
     ("schedule", "buckets", "precision", "distributed", "measures"),
     ("data", "checkpoint", "diffusion"),
     ("models",),
-    ("export", "encoders", "lora_tools"),
+    ("export", "encoders", "lora_tools", "captioning"),
     ("recipe",),
     ("analysis",),
     ("evaluation", "generate", "train"),
@@ -51,6 +51,8 @@ TORCH_FREE_PACKAGES = (
 TORCH_FREE_MODULES = (
     "media.decode",
     "media.decode_pool",
+    *(f"captioning.{name}" for name in ("answers", "caption", "captioner", "clips", "command", "frames")),
+    *(f"captioning.{name}" for name in ("new_list", "prompts", "record", "request", "server")),
     "data.dataset",
     "data.position",
     "data.resume",

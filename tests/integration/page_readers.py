@@ -22,14 +22,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import av
+import caption_server
 import fake_hub
 import numpy as np
 import pages
 import published_run
 import tiny_families
 import tiny_recipe
+import tiny_vlm
 import tomli_w
 from benchmarks import _s3_server as s3_server
+from caption_server import Served
 from hub_uploads import Account, Uploads
 from PIL import Image, ImageDraw
 from reader import Reader, when
@@ -537,6 +540,25 @@ def publish(reader: Reader, _: Shared) -> None:
             ("anna/mug-for-all", 7),
         ]
         assert hub.uploads.private == {"anna/mug"}
+
+
+@of("docs/how-to/caption.md")
+def caption(reader: Reader, _: Shared) -> None:
+    pictures(reader.folder / "my-pictures", [f"{i}.png" for i in range(5)])
+    for folder in ("clips", "footage"):
+        clips(reader.folder / folder, ["a.mp4", "b.mp4"])
+    reader.writes("meta.csv", "path,text\nclips/a.mp4,\nclips/b.mp4,waves\n")
+    reader.writes("my_captioner.py", reader.block("import json"))
+    with fake_hub.serving() as hub, caption_server.serving(Served(caption_server.said("Waves on a beach."))) as server:
+        hub.put("Qwen/Qwen2.5-VL-3B-Instruct", tiny_vlm.llava(reader.folder / "release"))
+        reader.knows(HF_ENDPOINT=hub.address, HF_HUB_DISABLE_XET="1")
+        reader.names["URL"] = server
+        reader.reads(until="## The record")
+        assert (reader.folder / "clips/a.txt").read_text() == "Waves on a beach.\n"
+        assert (reader.folder / "footage/a.txt").read_text() == "A video of 8 frames\n"
+        assert (reader.folder / "my-pictures/4.txt").read_text().startswith("rwmug, word")
+        reader.reads()
+    assert not (reader.folder / "clips/a.txt").exists()
 
 
 @of("docs/how-to/train-a-lora.md")

@@ -96,6 +96,7 @@ class Call(NamedTuple):
 CALLS = [
     Call("scan", "clips -o catalog"),
     Call("measure", "catalog --only exposure"),
+    Call("caption", "clips --command pwd --list captioned.jsonl --overwrite"),
     Call("inspect", "catalog"),
     Call("catalog compact", "catalog"),
     Call("plan", "r.toml --epochs 2"),

@@ -1,4 +1,7 @@
-"""Advise on a catalog before training: damaged, small, duplicate and shared files. Pure functions of rows."""
+"""Advise on a catalog before training: damaged, small, duplicate and shared files. Pure functions of rows.
+
+What captions say is looked at in `caption_advice`.
+"""
 
 from __future__ import annotations
 
@@ -22,13 +25,12 @@ from reelworks.core import units
 from reelworks.core.hash_rng import hash64
 
 FEW_PICTURES = 15  # LoRA guides agree on 15 to 20 pictures of a subject
-MAX_TOKENS = 77  # limit of CLIP's text encoder, the shortest in use
 SMALL_SIDE_PX = 256
 SHORT_FRAMES = 17
 LONG_SECONDS = 20.0
 ONE_ASPECT = 0.9
 ENOUGH = 10  # fewest clips for a meaningful share
-_FILES_NAMED = 20
+FILES_NAMED = 20
 _TOKEN = re.compile(r"\w+|[^\w\s]")
 
 
@@ -88,20 +90,12 @@ class _ClipRule:
             captions_are=units.plural(n, "caption") + (" is" if n == 1 else " are"),
             captions_have=units.plural(n, "caption") + (" has" if n == 1 else " have"),
         )
-        return text, self.remedy, tuple(rows.label(i) for i in found[:_FILES_NAMED].tolist())
+        return text, self.remedy, tuple(rows.label(i) for i in found[:FILES_NAMED].tolist())
 
 
 def _captions_garbled(rows: CatalogRows) -> Any:
     captions = rows.caption.fill_null("")
     return pc.or_(pc.match_substring(captions, "\ufffd"), pc.match_substring(captions, "\0"))
-
-
-def _captions_long(rows: CatalogRows) -> NDArray[np.bool_]:
-    lengths = np.asarray(pc.utf8_length(rows.caption.fill_null("")))
-    where = np.zeros(len(rows), dtype=np.bool_)
-    for i in np.flatnonzero(rows.readable & (lengths > MAX_TOKENS)).tolist():
-        where[i] = count_tokens(rows.caption[i].as_py()) > MAX_TOKENS
-    return where
 
 
 def _captions_equal(rows: CatalogRows) -> Finding:
@@ -182,11 +176,6 @@ RULES: dict[str, Callable[[CatalogRows], Finding]] = {
     ),
     "captions_garbled": _ClipRule(
         _captions_garbled, "{captions_have} bytes that are not UTF-8", "save the text files as UTF-8"
-    ),
-    "captions_long": _ClipRule(
-        _captions_long,
-        f"{{captions_are}} longer than {MAX_TOKENS} tokens",
-        f"CLIP text encoders read only the first {MAX_TOKENS} tokens; put what matters first",
     ),
     "captions_equal": _captions_equal,
     "captions_lines": _ClipRule(

@@ -211,7 +211,7 @@ _NUMBER = r"^\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*$"
 def read(source: Source) -> Listing:
     """Read a list and look up its files; refuse a list with an invalid row, or without any existing file."""
     assert source.list_file is not None
-    table = _table(source.list_file)
+    table = read_table(source.list_file)
     for name in (PATH, *CAPTIONS):
         if table.column_names.count(name) > 1:
             remedy = "remove or rename one of them"
@@ -290,7 +290,8 @@ def _probe(path: str, num_frames: float, height: float, width: float, fps: float
     )
 
 
-def _table(file: MediaPath) -> Any:
+def read_table(file: MediaPath) -> Any:
+    """Return the columns of a list, with stripped names, the paths as `path`, and captions as texts of lines."""
     try:
         path = Path(str(location.local(remote.current(file))))
         user_files.require(path, user_files.LIST)

@@ -91,9 +91,23 @@ def _print_scan(result: ScanResult, summary: Summary) -> None:
 
 def inspect(
     catalog: Annotated[Path, Argument(metavar="CATALOG", help="A catalog's folder.")],
+    trigger: Annotated[
+        str | None, Option(metavar="WORD", help="The trigger word, for advice on captions without it.")
+    ] = None,
+    text_encoder: Annotated[
+        str | None,
+        Option(
+            metavar="NAME|PATH",
+            help="Text encoder that reads the captions: clip, or a text_encoder.name of recipes, whose limit is known; or a "
+            "folder with a tokenizer, by which tokens are counted.",
+        ),
+    ] = None,
     recipe: Annotated[
         Path | None,
-        Option(metavar="RECIPE", help="Tell what limits would leave out of this recipe's first epoch, by its buckets."),
+        Option(
+            metavar="RECIPE",
+            help="Recipe whose first epoch limits are measured on, by its buckets, and whose text encoder reads the captions.",
+        ),
     ] = None,
     html: Html = None,
     json: Annotated[
@@ -110,18 +124,23 @@ def inspect(
     percentile, and tells which clips, hours, frames and tokens a limit there would leave out, of the recipe or else of
     all readable clips in the proposed buckets. The page that --html writes shows the clips.
 
-    Caption length is counted in words and punctuation marks; a tokenizer makes at least as many tokens.
+    Captions are looked through for the same words in nearly all, for contradictions, leftovers of captioners and scripts that
+    the text encoder does not know, and with --trigger, for that word. Caption length is counted in words and punctuation
+    marks, of which a tokenizer makes at least as many tokens, or by the tokenizer of --text-encoder or --recipe.
     """
+    from reelworks.analysis import caption_needs
     from reelworks.catalog import companions
     from reelworks.catalog.store import Catalog
     from reelworks.report.inspect import inspect_rows, write_inspection
 
+    config = None if recipe is None else load_recipe(recipe, None)
     data = None
-    if recipe is not None:
+    if config is not None:
         from reelworks.recipe.dataset import RecipeData
 
-        data = RecipeData.open(load_recipe(recipe, None).model_copy(update={"catalog": str(catalog)}))
-    inspection = inspect_rows(companions.without(Catalog.open(catalog).live()), data)
+        data = RecipeData.open(config.model_copy(update={"catalog": str(catalog)}))
+    needs = caption_needs.find(trigger, text_encoder, config)
+    inspection = inspect_rows(companions.without(Catalog.open(catalog).live()), data, needs)
     if html is not None:
         write_inspection(inspection, catalog, html)
     show.json(inspection) if json else _print_inspection(inspection, html)

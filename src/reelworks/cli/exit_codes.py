@@ -13,8 +13,8 @@ class ExitCode(enum.IntEnum):
 
     Attributes:
         DONE: The command succeeded.
-        FAILED: `check` found a violation, `checkpoints verify` a bad checkpoint, or `demo` a model that did not
-            learn; or an unexpected error occurred, which prints a traceback.
+        FAILED: `check` found a violation, `checkpoints verify` a bad checkpoint, `caption` left clips without a caption,
+            or `demo` a model that did not learn; or an unexpected error occurred, which prints a traceback.
         BAD_INPUT: An error that you can fix: a mistake on the command line, in the recipe or in the data, or a full
             disk. The message tells what is wrong and how to fix it.
         REQUEUE: A signal or Ctrl-C asked `train` to save and exit, and it did. The same command resumes.

@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from reelworks.cli import (
+    caption,
     catalog,
     check,
     checkpoints,
@@ -98,6 +99,7 @@ app.command("demo-data", doing="making footage")(demo.demo_data)
 app.command("demo-autoencoder", doing="training the autoencoder")(demo.demo_autoencoder)
 app.command("scan", doing="scanning")(catalog.scan)
 app.command("measure", doing="measuring")(measure.measure)
+app.command("caption", doing="captioning")(caption.caption)
 app.command("inspect", doing="summarising the catalog")(catalog.inspect)
 app.command("contact-sheet", doing="planning")(contact_sheet.contact_sheet)
 app.command("plan", doing="planning")(plan.plan)

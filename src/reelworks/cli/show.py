@@ -139,12 +139,12 @@ def _progress_lines() -> Callable[[ScanProgress], None]:
 
 
 @contextmanager
-def clip_progress(quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
-    """Show how many clips of how many are measured: a bar on a terminal, else a line every ten seconds on stderr."""
+def clip_progress(quiet: bool = False, doing: str = "measuring") -> Iterator[Callable[[int, int], None]]:
+    """Show how many clips of how many are done, and what is done to them: a bar on a terminal, else a line every ten seconds on stderr."""
     from rich import progress
 
     console = terminal.console(stderr=True)
-    columns = (progress.TextColumn("measuring"), progress.BarColumn(), progress.MofNCompleteColumn())
+    columns = (progress.TextColumn(doing), progress.BarColumn(), progress.MofNCompleteColumn())
     bar = progress.Progress(
         *columns,
         progress.TimeRemainingColumn(),
@@ -152,7 +152,7 @@ def clip_progress(quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
         transient=True,
         disable=quiet or not console.is_terminal,
     )
-    task, latest = bar.add_task("measuring", total=None), time.monotonic()
+    task, latest = bar.add_task(doing, total=None), time.monotonic()
 
     def report(done: int, total: int) -> None:
         nonlocal latest
@@ -160,7 +160,7 @@ def clip_progress(quiet: bool = False) -> Iterator[Callable[[int, int], None]]:
         bar.update(task, completed=done, total=total)
         if not console.is_terminal and not quiet and time.monotonic() - latest >= _SECONDS_BETWEEN_LINES:
             latest = time.monotonic()
-            terminal.say(f"measuring: {done} of {total} clips", error=True)
+            terminal.say(f"{doing}: {done} of {total} clips", error=True)
 
     try:
         yield report

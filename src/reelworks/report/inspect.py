@@ -11,7 +11,8 @@ import numpy as np
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from reelworks.analysis import data_advice
+from reelworks.analysis import caption_advice, data_advice
+from reelworks.analysis.caption_needs import CaptionNeeds
 from reelworks.analysis.data_advice import DataAdvice
 from reelworks.buckets import propose
 from reelworks.buckets.propose import Proposal
@@ -66,13 +67,14 @@ class Inspection:
         return [(title, unit, histogram) for title, unit, histogram in every if histogram]
 
 
-def inspect_rows(rows: CatalogRows, data: Dataset | None = None) -> Inspection:
+def inspect_rows(rows: CatalogRows, data: Dataset | None = None, needs: CaptionNeeds | None = None) -> Inspection:
     """Inspect catalog rows, usually `Catalog.live()`, without reading any clip.
 
     Args:
         rows: The rows.
         data: A recipe's clips and buckets, which limits are measured on; by default, all readable clips in the proposed
             buckets.
+        needs: What captions are for.
     """
     good = rows.take(rows.readable)
     video = good.is_video
@@ -87,7 +89,7 @@ def inspect_rows(rows: CatalogRows, data: Dataset | None = None) -> Inspection:
         pictures_by_folder=by_folder[:_FOLDERS],
         folders=len(by_folder),
         sizes=list(zip(good.width[chosen].tolist(), good.height[chosen].tolist(), strict=True)),
-        advice=data_advice.advise(rows),
+        advice=[*data_advice.advise(rows), *caption_advice.advise(rows, needs)],
         proposal=proposal,
         columns=columns.columns(counted),
         counted=counted,

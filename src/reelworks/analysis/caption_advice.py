@@ -1,0 +1,488 @@
+"""Advise on captions: length, language, the trigger word, phrases that all have, contradictions, leftovers of captioners.
+
+Pure functions of rows. Texts are looked through as Arrow columns, each different one once. Phrases are found in a sample
+and then counted in all. Language, contradictions and leftovers are found by lists of words and patterns: they miss what is
+said in other words, and now and then name a caption that is right.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from reelworks.analysis.caption_needs import CLIP_TOKENS, CaptionNeeds
+from reelworks.analysis.data_advice import ENOUGH, FILES_NAMED, DataAdvice, Finding
+from reelworks.catalog.rows import CatalogRows
+from reelworks.core import units
+
+BOUND_SHARE = 0.8  # of captions with one phrase, which a model then learns as one with the trigger word
+MOST_EQUAL_SHARE = 0.9  # from here on `captions_equal` of `data_advice` speaks
+_SAMPLE = 20_000  # captions in which phrases are looked for
+_TOKENIZED = 50_000  # captions that are given to a tokenizer
+_LONGEST_PHRASE = 6
+_PHRASES_NAMED = 3
+_FOREIGN_SHARE = 0.3  # of a caption's letters that are outside of Latin
+_UNKNOWN_SHARE = 0.05  # of a caption's tokens
+_SHORT_TRIGGER = 5  # letters up to which one wrong letter makes a misspelling, and two above
+_TOKEN = r"[\pL\pN_]+|[^\pL\pN_\s]"
+_WORDS = re.compile(r"[^\W_]+(?:['’-][^\W_]+)*|[^\w\s]")
+# Words that are in most captions of English and say nothing alone.
+_STOP = frozenset(
+    [
+        "a",
+        "an",
+        "and",
+        "are",
+        "as",
+        "at",
+        "be",
+        "being",
+        "by",
+        "for",
+        "from",
+        "has",
+        "have",
+        "her",
+        "his",
+        "in",
+        "into",
+        "is",
+        "it",
+        "its",
+        "of",
+        "on",
+        "or",
+        "that",
+        "the",
+        "their",
+        "them",
+        "there",
+        "they",
+        "this",
+        "to",
+        "was",
+        "which",
+        "while",
+        "who",
+        "with",
+        "he",
+        "she",
+        "no",
+        "not",
+        "one",
+        "two",
+        "up",
+        "down",
+        "over",
+        "out",
+    ]
+)
+
+
+class Texts:
+    """The captions of readable clips: different texts in a column, and the rows that have each.
+
+    Attributes:
+        unique: Different captions, none of them empty.
+        total: Number of captions.
+    """
+
+    def __init__(self, rows: CatalogRows, needs: CaptionNeeds) -> None:
+        self.rows = rows
+        captions = rows.caption.fill_null("")
+        at = np.flatnonzero(rows.readable & np.asarray(pc.not_equal(pc.utf8_trim_whitespace(captions), "")))
+        texts = captions.take(pa.array(at))
+        if needs.line_datasets and rows.of_datasets(needs.line_datasets)[at].any():
+            texts, at = _by_lines(texts, at, rows.of_datasets(needs.line_datasets)[at])
+        encoded = texts.dictionary_encode()
+        self.unique, self._code, self._row = encoded.dictionary, np.asarray(encoded.indices), at
+        self.total = len(at)
+
+    @cached_property
+    def counts(self) -> NDArray[np.int64]:
+        """Number of captions with each text."""
+        return np.bincount(self._code, minlength=len(self.unique))
+
+    def matching(self, pattern: str, among: NDArray[np.int64] | None = None) -> NDArray[np.bool_]:
+        """Return a mask of the texts that a regular expression of RE2 finds; of those `among` some indices only, if given."""
+        if among is None:
+            return np.asarray(pc.match_substring_regex(self.unique, pattern))
+        where = np.zeros(len(self.unique), dtype=np.bool_)
+        where[among] = np.asarray(pc.match_substring_regex(self.unique.take(pa.array(among)), pattern))
+        return where
+
+    def number(self, where: NDArray[np.bool_]) -> int:
+        """Return the number of captions with the texts of a mask."""
+        return int(self.counts[where].sum())
+
+    def files(self, where: NDArray[np.bool_]) -> tuple[str, ...]:
+        """Return the labels of some of the clips with these texts."""
+        found = np.flatnonzero(where[self._code])[:FILES_NAMED]
+        return tuple(self.rows.label(i) for i in dict.fromkeys(self._row[found].tolist()))
+
+    def some(self, where: NDArray[np.bool_] | None, most: int) -> tuple[NDArray[np.int64], list[str]]:
+        """Return the indices of at most so many texts of a mask, evenly spaced, and the texts."""
+        at = np.arange(len(self.unique)) if where is None else np.flatnonzero(where)
+        if len(at) > most:
+            at = at[np.linspace(0, len(at) - 1, most).astype(np.int64)]
+        return at, self.unique.take(pa.array(at)).to_pylist()
+
+
+Rule = Callable[[Texts, CaptionNeeds], Finding]
+
+
+def advise(rows: CatalogRows, needs: CaptionNeeds | None = None) -> list[DataAdvice]:
+    """Return all advice about the captions of rows, by what is known of their use."""
+    needs = needs or CaptionNeeds()
+    texts = Texts(rows, needs)
+    if not texts.total:
+        return []
+    found = ((name, rule(texts, needs)) for name, rule in RULES.items())
+    return [DataAdvice(name, *finding) for name, finding in found if finding is not None]
+
+
+def _by_lines(texts: Any, at: NDArray[np.int64], split: NDArray[np.bool_]) -> tuple[Any, NDArray[np.int64]]:
+    """Return each line of some texts as a text of its own, with the rows of all."""
+    marked = pc.if_else(pa.array(split), texts, pc.replace_substring(texts, "\n", " "))
+    lines = pc.split_pattern_regex(marked, r"[\r\n]+")
+    flat, parent = pc.utf8_trim_whitespace(pc.list_flatten(lines)), np.asarray(pc.list_parent_indices(lines))
+    some = np.asarray(pc.not_equal(flat, ""))
+    return flat.filter(pa.array(some)), at[parent[some]]
+
+
+def _captions(number: int, verb: str = "") -> str:
+    plural = {"is": "are", "has": "have"}.get(verb, verb)
+    return f"{units.plural(number, 'caption')} {verb if number == 1 else plural}".strip()
+
+
+def _long(texts: Texts, needs: CaptionNeeds) -> Finding:
+    """Advise on captions of which the text encoder does not read the end."""
+    encoder = needs.encoder
+    most = CLIP_TOKENS if encoder is None or encoder.max_tokens is None else encoder.max_tokens
+    where = np.asarray(pc.greater(pc.binary_length(texts.unique), most - 2))  # a token has at least one byte
+    measured = encoder is not None and encoder.count is not None
+    if measured and encoder is not None and encoder.count is not None:
+        at, some = texts.some(where, _TOKENIZED)
+        counts, _ = encoder.count(some)
+    else:
+        at = np.flatnonzero(where)
+        counts = np.asarray(pc.count_substring_regex(texts.unique.take(pa.array(at)), _TOKEN)).astype(np.int64)
+    is_long = counts > most
+    if not is_long.any():
+        return None
+    sampled = len(at) < int(where.sum())
+    long = np.zeros(len(texts.unique), dtype=np.bool_)
+    long[at[is_long]] = True
+    number = texts.number(long)
+    if sampled:
+        number = round(number * int(where.sum()) / len(at))
+    by = "" if measured else " in words and punctuation marks, of which tokens are at least as many"
+    about = "about " if sampled else ""
+    worst = int(counts.max()) - most
+    text = f"{about}{_captions(number, 'is')} longer than {most} tokens{by}; the longest loses {worst}"
+    if encoder is None:
+        remedy = f"CLIP text encoders read only the first {most} tokens; put what matters first, or name yours (--text-encoder)"
+    else:
+        remedy = f"{encoder.name} reads only the first {most}; shorten them, or put what matters first"
+    return text, remedy, texts.files(long)
+
+
+def _repeated(texts: Texts, _: CaptionNeeds) -> Finding:
+    where = texts.counts > 1
+    number, most = texts.number(where), int(texts.counts.max())
+    if texts.total < ENOUGH or number < texts.total * 0.1 or most >= MOST_EQUAL_SHARE * texts.total:
+        return None
+    first = _shown(texts.unique[int(texts.counts.argmax())].as_py())
+    text = f"{_captions(number, 'is')} shared by several clips; {most} clips have {first}"
+    return text, "describe what distinguishes the clips, or the prompt will not tell them apart", texts.files(where)
+
+
+def _bound_phrase(texts: Texts, needs: CaptionNeeds) -> Finding:
+    """Advise on phrases that nearly all captions have, which a model learns as part of the trigger word."""
+    if texts.total < ENOUGH:
+        return None
+    phrases = []
+    for phrase in frequent_phrases(texts.some(None, _SAMPLE)[1], BOUND_SHARE, needs.trigger):
+        pattern = r"(?i)(^|[^\pL\pN])" + r"\s+".join(map(re.escape, phrase.split(" "))) + r"([^\pL\pN]|$)"
+        number = texts.number(texts.matching(pattern))
+        if number > BOUND_SHARE * texts.total:
+            phrases.append((phrase, number))
+    # All of them equal is another advice.
+    if not phrases or int(texts.counts.max()) >= MOST_EQUAL_SHARE * texts.total:
+        return None
+    named = ", ".join(f'"{phrase}" ({number / texts.total:.0%})' for phrase, number in phrases[:_PHRASES_NAMED])
+    more = f", and {len(phrases) - _PHRASES_NAMED} more" if len(phrases) > _PHRASES_NAMED else ""
+    to = "the trigger word" if needs.trigger else "the trigger word, unless it is that itself (--trigger)"
+    text = f"more than {BOUND_SHARE:.0%} of the captions have the same words: {named}{more}"
+    return text, f"the model binds them to {to}; say it in other words, or leave it out where it need not be said", ()
+
+
+def frequent_phrases(captions: Sequence[str], share: float, trigger: str | None = None) -> list[str]:
+    """Return the longest phrases that more than a share of captions have, the most frequent first.
+
+    A phrase has up to six words of one part of a sentence, at least one of them more than a stop word. Those with the trigger
+    word are left out.
+    """
+    least = share * len(captions)
+    out = {word.casefold() for word in _WORDS.findall(trigger or "")}
+    parts = [_parts(caption) for caption in captions]
+    common = {word for word, n in Counter(_all({w for p in of for w in p} for of in parts)).items() if n > least} - out
+    known: dict[tuple[str, ...], int] = {}
+    grown: set[tuple[str, ...]] = {(word,) for word in common}
+    for length in range(1, _LONGEST_PHRASE + 1):
+        counted: Counter[tuple[str, ...]] = Counter()
+        for of in parts:
+            counted.update(grown & {p[i : i + length] for p in of for i in range(len(p) - length + 1)})
+        found = {phrase: n for phrase, n in counted.items() if n > least}
+        known |= found
+        grown = {(*phrase, word) for phrase in found for word in common}
+        if not grown:
+            break
+    longest = [
+        (n, phrase)
+        for phrase, n in known.items()
+        if not set(phrase) <= _STOP and not any(len(other) > len(phrase) and _within(phrase, other) for other in known)
+    ]
+    return [" ".join(phrase) for _, phrase in sorted(longest, key=lambda one: (-one[0], -len(one[1]), one[1]))]
+
+
+def _all(sets: Iterable[set[str]]) -> Iterable[str]:
+    return (one for each in sets for one in each)
+
+
+def _parts(caption: str) -> list[tuple[str, ...]]:
+    """Return the words of each part of a caption between punctuation marks, folded."""
+    parts: list[list[str]] = [[]]
+    for word in _WORDS.findall(caption.casefold()):
+        if word[0].isalnum():
+            parts[-1].append(word)
+        else:
+            parts.append([])
+    return [tuple(part) for part in parts if part]
+
+
+def _within(short: tuple[str, ...], long: tuple[str, ...]) -> bool:
+    return any(long[i : i + len(short)] == short for i in range(len(long) - len(short) + 1))
+
+
+def _trigger_pattern(trigger: str) -> str:
+    return rf"(^|[^\pL\pN_]){re.escape(trigger)}([^\pL\pN_]|$)"
+
+
+def _trigger_missing(texts: Texts, needs: CaptionNeeds) -> Finding:
+    if needs.trigger is None or needs.trigger_in_template:
+        return None
+    lacking = ~texts.matching(_trigger_pattern(needs.trigger))
+    number = texts.number(lacking)
+    if not number:
+        return None
+    lack = "lacks" if number == 1 else "lack"
+    text = f'{number} of {_captions(texts.total)} {lack} the trigger word "{needs.trigger}"'
+    remedy = f'write it into them, or set caption = "{needs.trigger}, {{text}}" in [[dataset]] for all'
+    return text, remedy, texts.files(lacking)
+
+
+def _trigger_twice(texts: Texts, needs: CaptionNeeds) -> Finding:
+    if needs.trigger is None or not needs.trigger_in_template:
+        return None
+    having = texts.matching(_trigger_pattern(needs.trigger))
+    if not (number := texts.number(having)):
+        return None
+    text = (
+        f'{_captions(number, "has")} the trigger word "{needs.trigger}", which the recipe puts before each caption too'
+    )
+    return text, "remove it from the captions, or from dataset.caption", texts.files(having)
+
+
+def _trigger_misspelt(texts: Texts, needs: CaptionNeeds) -> Finding:
+    """Advise on words that differ from the trigger word in few letters, in captions that lack it."""
+    trigger = needs.trigger
+    if trigger is None or len(trigger) < 3 or not trigger.isalnum():
+        return None
+    lacking = ~texts.matching(_trigger_pattern(trigger))
+    _, some = texts.some(lacking, _SAMPLE)
+    words = {word for caption in some for word in _WORDS.findall(caption)}
+    most = 1 if len(trigger) <= _SHORT_TRIGGER else 2
+    near = sorted(word for word in words if is_near(word.casefold(), trigger.casefold(), most))
+    if not near:
+        return None
+    pattern = r"(^|[^\pL\pN_])(" + "|".join(map(re.escape, near)) + r")([^\pL\pN_]|$)"
+    where = lacking & texts.matching(pattern)
+    named = ", ".join(f'"{word}"' for word in near[:5])
+    text = f'{_captions(texts.number(where), "has")} a word like the trigger word "{trigger}" in its place: {named}'
+    return text, f'write "{trigger}" if it is meant; most text encoders tell capitals apart too', texts.files(where)
+
+
+def is_near(word: str, other: str, most: int) -> bool:
+    """Return whether at most so many letters are changed, added, left out or swapped with the next one."""
+    if abs(len(word) - len(other)) > most:
+        return False
+    before, row = list[int](), list(range(len(other) + 1))
+    for i, letter in enumerate(word, start=1):
+        before, above, row = row, before, [i]
+        for j, wanted in enumerate(other, start=1):
+            cost = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (letter != wanted))
+            if i > 1 and j > 1 and letter == other[j - 2] and word[i - 2] == wanted:
+                cost = min(cost, above[j - 2] + 1)
+            row.append(cost)
+        if min(row) > most:
+            return False
+    return row[-1] <= most
+
+
+def _either(words: str) -> str:
+    """Return a pattern of whole words or phrases, separated by bars."""
+    return rf"(?i)(^|[^\pL\pN])({words})([^\pL\pN]|$)"
+
+
+_PEOPLE = "1girl|1boy|[2-9]girls|[2-9]boys|man|men|woman|women|girl|boy|girls|boys|child|children|person|people|crowd"
+# What cannot both be true of one picture, or of one moment of a clip. Captions that tell a change between them are spared.
+CONTRADICTIONS: tuple[tuple[str, str, str], ...] = (
+    ("day and night", "daytime|daylight|midday|noon|at day|during the day", "night|nighttime|night-time|at night|midnight"),
+    ("indoors and outdoors", "indoors|indoor", "outdoors|outdoor"),
+    ("no people and people", r"no (?:humans|people|persons?|one)|without (?:any )?people|nobody", _PEOPLE),
+    ("alone and several", "solo", "2girls|2boys|multiple girls|multiple boys"),
+    (
+        "still and moving camera",
+        "static camera|camera is static|camera remains static|camera is still|camera does not move|fixed camera|static shot",
+        "camera pans|camera zooms|camera moves|camera tracks|camera follows|tracking shot|dolly shot|handheld camera",
+    ),
+    ("close-up and wide shot", "close-up|close up|closeup|extreme close-up", "wide shot|long shot|wide-angle shot|aerial shot"),
+    ("eyes closed and open", "closed eyes|eyes closed|eyes are closed", "open eyes|eyes open|looking at viewer|wide-eyed"),
+    (
+        "to the left and to the right",
+        "facing left|moves left|moving left|moves to the left|moving to the left|walks to the left|pans left|pans to the left",
+        "facing right|moves right|moving right|moves to the right|moving to the right|walks to the right|pans right|pans to the right",
+    ),
+    ("from above and from below", "from above|high angle|high-angle|bird's-eye view", "from below|low angle|low-angle|worm's-eye view"),
+    ("black and white and coloured", "monochrome|greyscale|grayscale|black and white photo", "colorful|colourful|vibrant colors|vibrant colours"),
+    ("empty and crowded", "empty street|empty room|deserted|uninhabited", "crowded|crowd|bustling|packed with people"),
+    ("no text and text", "no text|without text", "subtitles|watermark|caption text|text reads|text that reads"),
+)  # fmt: skip
+_CHANGE = (
+    r"(?i)\bday (and|to|into|turns (in)?to) night\b|\bnight (and|to|into|turns (in)?to) day\b|\bthen\b|\bafter that\b|"
+    r"\bturns? (in)?to\b|\bbecomes?\b|\bfrom (left|day|inside|the left)\b|\bleft (and|to|or) (the )?right\b|"
+    r"\b(before|while|until|transition\w*)\b"
+)
+
+
+def _contradictions(texts: Texts, _: CaptionNeeds) -> Finding:
+    where, kinds = np.zeros(len(texts.unique), dtype=np.bool_), Counter[str]()
+    # One look at each text finds the few that the others are for.
+    some = np.flatnonzero(texts.matching(_either("|".join(one for _, one, _ in CONTRADICTIONS))))
+    for name, one, other in CONTRADICTIONS:
+        at = np.flatnonzero(texts.matching(_either(one), some))
+        # "no people" holds the word of its opposite.
+        rest = pc.replace_substring_regex(texts.unique.take(pa.array(at)), _either(one), " , ")
+        both = at[np.asarray(pc.match_substring_regex(rest, _either(other)))]
+        found = texts.matching(_either(other), both) & ~texts.matching(_CHANGE, both)
+        if found.any():
+            where |= found
+            kinds[name] += texts.number(found)
+    if not kinds:
+        return None
+    text = f"{_captions(texts.number(where), 'is')} contradictory: {_tally(kinds)}"
+    return (
+        text,
+        "look at the clips, and keep what they show; words are compared, so some may be right",
+        texts.files(where),
+    )
+
+
+def _script(texts: Texts, needs: CaptionNeeds) -> Finding:
+    """Advise on languages that the text encoder does not know."""
+    encoder = needs.encoder
+    if encoder is not None and encoder.count is not None and (found := _unknown(texts, needs)) is not None:
+        return found
+    if encoder is not None and encoder.english_only is False:
+        return None
+    beyond_ascii = pc.not_equal(pc.binary_length(texts.unique), pc.utf8_length(texts.unique))
+    at = np.flatnonzero(np.asarray(beyond_ascii))
+    some = texts.unique.take(pa.array(at))
+    letters, latin = (np.asarray(pc.count_substring_regex(some, p)) for p in (r"\pL", r"\p{Latin}"))
+    where = np.zeros(len(texts.unique), dtype=np.bool_)
+    where[at[letters - latin > _FOREIGN_SHARE * np.maximum(letters, 1)]] = True
+    if not (number := texts.number(where)):
+        return None
+    text = f"{_captions(number, 'is')} in another script than Latin"
+    if encoder is None or encoder.english_only is None:
+        return text, "CLIP and T5 v1.1 know English only; name your text encoder (--text-encoder)", texts.files(where)
+    return text, f"{encoder.name} knows English only; translate them", texts.files(where)
+
+
+def _unknown(texts: Texts, needs: CaptionNeeds) -> Finding:
+    assert needs.encoder is not None
+    assert needs.encoder.count is not None
+    at, some = texts.some(None, _TOKENIZED)
+    counts, unknown = needs.encoder.count(some)
+    where = np.zeros(len(texts.unique), dtype=np.bool_)
+    where[at[unknown > _UNKNOWN_SHARE * np.maximum(counts, 1)]] = True
+    if not (number := texts.number(where)):
+        return None
+    number = number if len(at) == len(texts.unique) else round(number * len(texts.unique) / len(at))
+    text = f"{_captions(number, 'has')} words or signs that the tokenizer does not know"
+    return (
+        text,
+        f"{needs.encoder.name} reads all of them as one unknown token; write them in its language",
+        texts.files(where),
+    )
+
+
+_OPENINGS = (
+    r"(?:the|this) (?:image|picture|photo|photograph|video|clip|scene|footage) (?:shows|depicts|features|captures|displays|"
+    r"presents|portrays|is of|is a|begins|opens)|in (?:the|this) (?:image|picture|photo|video|clip|scene)\b|"
+    r"(?:an|the) image of|we (?:can )?see"
+)
+LEFTOVERS: tuple[tuple[str, str], ...] = (
+    ("an opening such as \"The image shows\"", rf"(?i)^\W*(?:{_OPENINGS})"),
+    ("words to the one who asked", r"(?i)^\W*(?:sure|certainly|of course|absolutely|okay)\b\s*[,!.:]|^\W*(?:here(?:'s| is| are)|below is)\b|\blet me know\b"),
+    ("a refusal", r"(?i)\bas an ai\b|\bi(?:'m| am) sorry\b|\bi(?: can't|'m unable| cannot| am unable)\b"),
+    ("markdown", r"\*\*|__\S|(?:^|\n)\s*(?:#{1,6}\s|[-*•]\s)|```|`[^`]+`"),
+    ("HTML or tags of a model", r"(?i)</?(?:think|p|br|div|html|body|b|i|s)\b[^>]*>|<\|[^|]*\|>|\[/?inst\]"),
+    ("quotation marks around all", r'^\s*"[^"]*"\s*$|^\s*“[^”]*”\s*$|^\s*\'[^\']*\'\s*$'),
+    ("a label such as \"Caption:\"", r"(?i)^\W*(?:caption|description|prompt|answer|assistant|tags)\s*:"),
+)  # fmt: skip
+
+
+def _leftovers(texts: Texts, _: CaptionNeeds) -> Finding:
+    where, kinds = np.zeros(len(texts.unique), dtype=np.bool_), Counter[str]()
+    some = np.flatnonzero(texts.matching("|".join(f"(?:{pattern})" for _, pattern in LEFTOVERS)))
+    for name, pattern in LEFTOVERS:
+        found = texts.matching(pattern, some)
+        if found.any():
+            kinds[name] += texts.number(found)
+            where |= found
+    if not kinds:
+        return None
+    text = f"{_captions(texts.number(where), 'has')} leftovers of a captioner: {_tally(kinds)}"
+    return text, "remove them: a model learns them as part of what clips look like", texts.files(where)
+
+
+def _tally(kinds: Counter[str]) -> str:
+    return ", ".join(f"{name} ({number})" for name, number in kinds.most_common())
+
+
+def _shown(text: str) -> str:
+    one_line = " ".join(text.split())
+    return f'"{one_line if len(one_line) <= 50 else one_line[:49] + "…"}"'
+
+
+RULES: dict[str, Rule] = {
+    "captions_long": _long,
+    "captions_repeated": _repeated,
+    "captions_phrase": _bound_phrase,
+    "captions_trigger_missing": _trigger_missing,
+    "captions_trigger_twice": _trigger_twice,
+    "captions_trigger_misspelt": _trigger_misspelt,
+    "captions_contradict": _contradictions,
+    "captions_script": _script,
+    "captions_leftovers": _leftovers,
+}

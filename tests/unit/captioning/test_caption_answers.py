@@ -1,0 +1,116 @@
+"""What captioners answer becomes a caption of one line, or is refused with a reason; prompts ask what they should."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from refused import refused
+
+from reelworks.captioning import prompts
+from reelworks.captioning.answers import CaptionFailed, caption_of, with_trigger
+
+KEPT = [
+    ("a cat on a mat", "a cat on a mat"),
+    ("  A cat\n on a mat.\n", "A cat on a mat."),
+    ('"A cat on a mat."', "A cat on a mat."),
+    ('"Cats" and "dogs"', '"Cats" and "dogs"'),
+    ("**A cat** on a __mat__", "A cat on a mat"),
+    ("```\nA cat\n```", "A cat"),
+    ("# Caption\n- a cat\n- a dog", "Caption a cat a dog"),
+    ("Sure! Here is the caption: A cat.", "A cat."),
+    ("Here's a caption for this picture: A cat.", "A cat."),
+    ("Caption: A cat.", "A cat."),
+    ("<think>It is a cat, I think.</think>\nA cat.", "A cat."),
+    ("Certainly lit, the room is empty.", "Certainly lit, the room is empty."),
+    ("a man, 1girl, 5 < 6 apples", "a man, 1girl, 5 < 6 apples"),
+    ("一只猫。", "一只猫。"),
+]
+REFUSED = [
+    ("", "empty"),
+    (" \n", "empty"),
+    ("...", "no words"),
+    ("<think>hm", "thoughts"),
+    ("<!DOCTYPE html><html>x</html>", "HTML"),
+    ("<html><body>Bad gateway</body></html>", "HTML"),
+    ('{"caption": "a cat"}', "JSON"),
+    ('["a", "b"]', "JSON"),
+    ("caf\ufffd", "not text"),
+    ("a\x00b", "not text"),
+    ("I'm sorry, but I cannot describe this.", "refused"),
+    ("As an AI model, I see nothing", "refused"),
+    ("cat " * 9, "repeats itself"),
+    ("a red cat and " * 30, "repeats itself"),
+    ("x" * 9000, "letters"),
+]
+
+
+@pytest.mark.parametrize(("answer", "caption"), KEPT)
+def test_what_stands_around_a_caption_is_removed(answer: str, caption: str) -> None:
+    assert caption_of(answer) == caption
+    assert caption_of(caption) == caption
+
+
+@pytest.mark.parametrize(("answer", "reason"), REFUSED)
+def test_what_is_no_caption_is_refused(answer: str, reason: str) -> None:
+    with pytest.raises(CaptionFailed, match=reason) as caught:
+        caption_of(answer)
+    assert len(str(caught.value)) < 120
+
+
+@given(st.text(), st.integers(3, 10))
+def test_a_caption_is_one_line_of_at_most_so_many_words(answer: str, most: int) -> None:
+    try:
+        caption = caption_of(answer, max_words=most)
+    except CaptionFailed:
+        return
+    assert caption == " ".join(caption.split()) != ""
+    assert len(caption.split()) <= most
+
+
+def test_a_long_caption_ends_with_a_whole_sentence_or_tag() -> None:
+    assert caption_of("A cat sits. It looks at a bird outside.", max_words=6) == "A cat sits."
+    assert caption_of("cat, red bird, green tree", max_words=4) == "cat, red bird"
+    assert caption_of("a cat that sits on a mat", max_words=3) == "a cat that"
+    assert caption_of("A cat sits. It looks at a bi", is_cut=True) == "A cat sits."
+
+
+def test_the_trigger_word_is_in_once_or_not_at_all() -> None:
+    assert with_trigger("a blue mug", "rwmug", is_in=True) == "rwmug, a blue mug"
+    assert with_trigger("rwmug, a blue mug", "rwmug", is_in=True) == "rwmug, a blue mug"
+    assert with_trigger("RWMUG a blue mug", "rwmug", is_in=True) == "rwmug, a blue mug"
+    assert with_trigger("A rwmug on a table", "rwmug", is_in=False) == "A on a table"
+    assert with_trigger("Rwmug, on a table", "rwmug", is_in=False) == "On a table"
+    assert with_trigger("tags, rwmug, blue", "rwmug", is_in=False) == "tags, blue"
+    assert with_trigger("rwmugs on a table", "rwmug", is_in=False) == "rwmugs on a table"
+    assert with_trigger("a mug", None, is_in=True) == "a mug"
+    with pytest.raises(CaptionFailed, match="nothing is left"):
+        with_trigger("rwmug.", "rwmug", is_in=False)
+
+
+@pytest.mark.parametrize("style", prompts.STYLES)
+def test_each_style_has_a_whole_prompt(style: prompts.Style) -> None:
+    known = {"kind": "video", "name": "kite", "caption": "", "trigger": None}
+    text = prompts.fill(None, style, **known, max_words=30)
+    assert "{" not in text
+    assert "this video" in text
+    assert text.endswith("Use at most 30 words.")
+
+
+def test_a_template_is_filled_and_a_wrong_one_refused() -> None:
+    known = {"kind": "picture", "name": "kite", "caption": "a kite", "trigger": "rwkite"}
+    template = prompts.check("{kind} {name} {trigger} {{x}}: improve {caption}")
+    assert prompts.fill(template, "tags", **known, max_words=None) == "picture kite rwkite {x}: improve a kite"
+    with refused("prompt-invalid", "prompt", says="there is no {nane}.*name"):
+        prompts.check("{nane}")
+    with refused("prompt-invalid", "prompt", says="braces"):
+        prompts.check("{")
+    for attack in ("{name.__class__}", "{name[0]}", "{name!r}", "{}"):
+        with refused("prompt-invalid", "prompt"):
+            prompts.check(attack)
+
+
+def test_further_captions_are_asked_for_in_other_ways() -> None:
+    asked = prompts.variants("What is it?", 3)
+    assert asked[0] == "What is it?"
+    assert len(set(asked)) == 3

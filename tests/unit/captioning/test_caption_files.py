@@ -1,0 +1,325 @@
+"""Captions are written once and whole, beside their clips or into a list, wherever a run is killed."""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import media_makers as media
+import pyarrow.parquet
+import pytest
+from captioned import EXPECTED, SED, clips, run, texts
+from refused import refused
+
+from reelworks.captioning import record
+from reelworks.captioning.request import CaptionRequest
+from reelworks.catalog.config import Source
+from reelworks.catalog.scan import scan_sources
+from reelworks.catalog.store import Catalog
+from reelworks.core import storage
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return clips(tmp_path / "data")
+
+
+def lines(file: Path) -> list[dict]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def test_each_clip_gets_its_caption_and_the_record_tells_how(data: Path) -> None:
+    done = run(data, trigger="rwmug", max_words=30)
+    assert texts(data) == {name: f"rwmug, {text}" for name, text in EXPECTED.items()}
+    assert (done.clips, done.captioned, done.kept, done.failed) == (5, 5, 0, ())
+    began, *clips_, ended = lines(data / record.NAME)
+    assert began["how"]["command"] == SED
+    assert (began["how"]["trigger"], began["how"]["max_words"]) == ("rwmug", 30)
+    assert {line["clip"]: (line["captions"], line["former"]) for line in clips_} == {
+        f"p{i}.png": ([f"rwmug, A picture named p{i}."], None) for i in range(4)
+    } | {"v.mp4": (["rwmug, A video named v."], None)}
+    assert (ended["captioned"], ended["failed"]) == (5, 0)
+
+
+def test_the_record_is_no_footage(data: Path, tmp_path: Path) -> None:
+    run(data)
+    found = scan_sources([Source("d", data)], tmp_path / "catalog", workers=1)
+    assert (found.found, found.bad) == (5, 0)
+    captions = Catalog.open(tmp_path / "catalog").live().caption.to_pylist()
+    assert sorted(captions) == sorted(text.strip() for text in EXPECTED.values())
+
+
+def test_captions_that_are_there_stay(data: Path) -> None:
+    (data / "p0.txt").write_text("mine")
+    (data / "p1.caption").write_text("mine, too")
+    (data / "p2.txt").write_text(" \n")  # which is none
+    done = run(data)
+    assert (done.captioned, done.kept) == (3, 2)
+    assert texts(data) == {name: text for name, text in EXPECTED.items() if name != "p1.txt"} | {"p0.txt": "mine"}
+    assert run(data).captioned == 0
+
+
+def test_overwritten_captions_can_be_put_back(data: Path) -> None:
+    (data / "p0.txt").write_text("mine")
+    (data / "p1.caption").write_bytes(b"not utf-8 \xff")
+    (data / "p2.txt").write_text("changed afterwards")
+    done = run(data, overwrite=True)
+    assert (done.captioned, done.kept) == (5, 0)
+    assert texts(data) == {name: text for name, text in EXPECTED.items() if name != "p1.txt"}
+    assert (data / "p1.caption").read_text() == EXPECTED["p1.txt"]
+    former = {line["clip"]: line for line in lines(data / record.NAME) if "clip" in line}
+    assert former["p0.png"]["former"] == "mine"
+    assert base64.b64decode(former["p1.png"]["former_base64"]) == b"not utf-8 \xff"
+    (data / "p2.txt").write_text("changed again")
+    undone = run(data, undo=True)
+    assert sorted(Path(file).name for file in undone.restored) == ["p0.txt", "p1.caption", "p3.txt", "v.txt"]
+    assert [Path(file).name for file in undone.changed_since] == ["p2.txt"]
+    assert texts(data) == {"p0.txt": "mine", "p2.txt": "changed again"}
+    assert (data / "p1.caption").read_bytes() == b"not utf-8 \xff"
+    with refused("nothing-to-undo", "undo"):
+        run(data, undo=True)
+
+
+def test_a_finished_run_with_overwrite_begins_again(data: Path) -> None:
+    run(data, overwrite=True)
+    assert run(data, overwrite=True).captioned == 5
+
+
+def test_a_damaged_clip_is_named_and_the_others_go_on(data: Path) -> None:
+    (data / "bad.mp4").write_bytes((data / "v.mp4").read_bytes()[:300])
+    (data / "empty.png").write_bytes(b"")
+    done = run(data)
+    assert {failed.clip: failed.reason.partition(":")[0] for failed in done.failed} == {
+        "data/bad.mp4": "truncated",
+        "data/empty.png": "zero bytes",
+    }
+    assert texts(data) == EXPECTED
+
+
+def test_two_clips_with_one_caption_file_get_none(data: Path) -> None:
+    media.write_picture(data / "v.png")
+    done = run(data)
+    assert {failed.clip for failed in done.failed} == {"data/v.png", "data/v.mp4"}
+    assert all("v.txt is that of v." in failed.reason for failed in done.failed)
+    assert "v.txt" not in texts(data)
+
+
+def test_captions_in_files_with_numbers_are_left(data: Path) -> None:
+    (data / "p0.txt").write_text("one")
+    (data / "p0.1.txt").write_text("two")
+    done = run(data, overwrite=True)
+    assert [failed.clip for failed in done.failed] == ["data/p0.png"]
+    assert texts(data)["p0.txt"] == "one"
+
+
+def test_several_captions_are_lines(data: Path) -> None:
+    command = "awk '{print \"words\", length($0)}'"
+    done = run(data, command=command, captions=3, prompt="What?")
+    assert len(texts(data)["p0.txt"].splitlines()) == 3
+    assert any('captions = "lines"' in note for note in done.notes)
+
+
+def test_a_dry_run_shows_captions_and_writes_nothing(data: Path) -> None:
+    before = sorted(data.iterdir())
+    done = run(data, dry_run=True)
+    assert sorted(data.iterdir()) == before
+    assert done.captioned == 5
+    assert [(one.captions, one.file) for one in done.examples] == [
+        ((f"A picture named p{i}.",), str(data / f"p{i}.txt")) for i in range(3)
+    ]
+
+
+def test_a_record_names_no_file_of_others(data: Path, tmp_path: Path) -> None:
+    """A record that came with the data writes nowhere but beside its clips."""
+    run(data)
+    kept = lines(data / record.NAME)[:2]
+    kept[1] |= {"file": "../secret.txt", "former": None}
+    (data / record.NAME).write_text("".join(json.dumps(line) + "\n" for line in kept))
+    run(data)
+    with refused("nothing-to-undo", "undo"):
+        run(data, undo=True)
+    assert not (tmp_path / "secret.txt").exists()
+
+
+def test_lists(data: Path, tmp_path: Path) -> None:
+    """A list gets captions for the clips without, keeps its other columns, and is a dataset."""
+    (data / "meta.csv").write_text('path,text,aes,where\np0.png,mine,4.5,"a, b"\np1.png,,5.5,c\nv.mp4,,,\n')
+    with refused("captions-need-a-list", "DATA"):
+        run(data / "meta.csv", overwrite=True)
+    for suffix in ("csv", "parquet", "jsonl"):
+        done = run(data / "meta.csv", list=data / f"new.{suffix}")
+        assert (done.captioned, done.kept) == (2, 1)
+        scan_sources([Source.from_path(data / f"new.{suffix}")], tmp_path / suffix, workers=1)
+        rows = Catalog.open(tmp_path / suffix).live()
+        assert dict(zip(rows.path.to_pylist(), rows.caption.to_pylist(), strict=True)) == {
+            "p0.png": "mine",
+            "p1.png": "A picture named p1.",
+            "v.mp4": "A video named v.",
+        }
+        assert rows.scores["aes"][rows.is_image].tolist() == [4.5, 5.5]
+    assert texts(data) == {}
+    assert pyarrow.parquet.read_table(data / "new.parquet").column("where").to_pylist() == ["a, b", "c", ""]
+
+
+def test_a_list_of_several_captions_and_of_ranges(data: Path) -> None:
+    (data / "cuts.csv").write_text("path,start_frame,end_frame\nv.mp4,0,3\nv.mp4,3,6\n")
+    with refused("captions-need-a-list", "DATA"):
+        run(data / "cuts.csv")
+    counted = 'awk \'{n = gsub(/frame-/, ""); print n, "frames", length($0)}\''
+    done = run(data / "cuts.csv", list=data / "new.jsonl", captions=2, command=counted)
+    assert done.captioned == 2
+    new = lines(data / "new.jsonl")
+    assert [(row["start_frame"], row["end_frame"], len(row["text"])) for row in new] == [(0, 3, 2), (3, 6, 2)]
+    assert all(text.startswith("3 frames") for row in new for text in row["text"])
+
+
+def test_members_of_archives_need_a_list(data: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "packed"
+    folder.mkdir()
+    with tarfile.open(folder / "all.tar", "w") as packed:
+        packed.add(data / "p0.png", "p0.png")
+        packed.add(data / "v.mp4", "v.mp4")
+    with refused("captions-need-a-list", "DATA", says="tar archive"):
+        run(folder)
+    done = run(folder, list=folder / "new.jsonl", command="echo 'a thing'")
+    assert done.captioned == 2
+    assert {row["path"]: row["text"] for row in lines(folder / "new.jsonl")} == {
+        "all.tar/p0.png": "a thing",
+        "all.tar/v.mp4": "a thing",
+    }
+
+
+def test_a_catalog_is_captioned_beside_its_files_or_into_a_list(data: Path, tmp_path: Path) -> None:
+    scan_sources([Source("d", data)], tmp_path / "catalog", workers=1)
+    listed = run(tmp_path / "catalog", list=tmp_path / "new.csv")
+    assert listed.captioned == 5
+    assert any(f'root = "{data}"' in note for note in listed.notes)
+    assert run(tmp_path / "catalog").captioned == 5
+    assert texts(data) == EXPECTED
+
+
+def test_a_list_of_others_is_not_replaced(data: Path) -> None:
+    (data / "new.csv").write_text("mine\n")
+    with refused("output-exists", "list"):
+        run(data, list=data / "new.csv")
+    assert run(data, list=data / "new.csv", overwrite=True).captioned == 5
+    assert run(data, list=data / "new.csv").captioned == 0  # the same command finds its own list
+
+
+class Killed(BaseException):
+    """The process is gone."""
+
+
+@contextmanager
+def killed_at(number: int) -> Iterator[list[str]]:
+    """End at a call to the disk; nothing that comes after it has an effect, as in a process that is gone."""
+    calls: list[str] = []
+
+    def guard(call: str, path: Path) -> None:
+        calls.append(call)
+        if len(calls) > number:
+            raise Killed
+
+    with storage.guarded(guard):
+        yield calls
+
+
+def kill_everywhere(folder: Path, **options: object) -> int:
+    """Kill a run at each of its calls to the disk, each time going on with the same command; returns their number."""
+    for number in itertools.count():
+        try:
+            with killed_at(number % 14):  # so that some get further than others
+                run(folder, **options)
+            return number
+        except Killed:
+            assert number < 500, "it makes no progress"
+    raise AssertionError
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_killed_at_each_call_the_files_are_those_of_an_uninterrupted_run(data: Path, overwrite: bool) -> None:
+    (data / "p0.txt").write_text("mine")
+    assert kill_everywhere(data, overwrite=overwrite) >= 5
+    expected = EXPECTED if overwrite else EXPECTED | {"p0.txt": "mine"}
+    assert texts(data) == expected
+    of_clip: dict[str, int] = {}
+    for line in record._read(data / record.NAME):
+        if "clip" in line:
+            of_clip[line["clip"]] = of_clip.get(line["clip"], 0) + 1
+    assert of_clip.keys() == {"v.mp4", *(f"p{i}.png" for i in range(4) if overwrite or i)}
+    assert set(of_clip.values()) == {1}  # none was captioned twice
+    restored = run(data, undo=True)
+    assert restored.changed_since == ()
+
+
+def test_a_list_of_a_killed_run_is_that_of_an_uninterrupted_one(data: Path, tmp_path: Path) -> None:
+    assert kill_everywhere(data, list=tmp_path / "a" / "new.jsonl") >= 5
+    run(data, list=tmp_path / "b" / "new.jsonl")
+    assert (tmp_path / "a" / "new.jsonl").read_bytes() == (tmp_path / "b" / "new.jsonl").read_bytes()
+
+
+CHILD = """
+import sys
+from captioned import run
+from pathlib import Path
+run(Path(sys.argv[1]), command=sys.argv[2], workers=3)
+"""
+
+
+@pytest.mark.slow
+def test_a_real_kill_at_random_moments(tmp_path: Path) -> None:
+    data = clips(tmp_path / "data", 40)
+    command = "sh -c 'sleep 0.05; exec " + SED.replace("'", "'\"'\"'") + "'"
+    path = [str(Path(__file__).parent), str(Path(media.__file__).parent), *sys.path]
+    for wanted in (5, 17, 30):
+        child = subprocess.Popen(
+            [sys.executable, "-c", f"import sys; sys.path[:0] = {path!r}\n{CHILD}", str(data), command]
+        )
+        until = time.monotonic() + 120
+        while len(texts(data)) < wanted and child.poll() is None and time.monotonic() < until:
+            time.sleep(0.01)
+        child.send_signal(signal.SIGKILL)
+        assert child.wait() == -signal.SIGKILL
+        assert all(text.endswith(".\n") for text in texts(data).values())
+    run(data, workers=3)
+    assert texts(data) == {f"p{i}.txt": f"A picture named p{i}.\n" for i in range(40)} | {"v.txt": EXPECTED["v.txt"]}
+
+
+def test_wrong_requests_are_refused(data: Path) -> None:
+    def request(**options: object) -> CaptionRequest:
+        return CaptionRequest(data=(str(data),), **options)
+
+    with refused("which-captioner", "model"):
+        request()
+    with refused("which-captioner"):
+        request(server="http://x", command="x")
+    with refused("key-without-effect", "undo"):
+        request(undo=True, command="x")
+    with refused("key-without-effect", "key_env"):
+        request(command="x", key_env="KEY")
+    with refused("list-suffix", "list"):
+        request(command="x", list=Path("new.txt"))
+    with refused("command-invalid", "command"):
+        request(command="'")
+    with refused("command-invalid", "command"):
+        run(data, command="/no/such/program")
+    with refused("no-such-folder"):
+        run(data / "none")
+    with refused("data-given-twice", "DATA"):
+        run((data, data))
+
+
+def test_a_captioner_that_always_fails_is_given_up(tmp_path: Path) -> None:
+    data = clips(tmp_path / "data", 30)
+    with refused("captioner-fails", "command", says="ended with code 1"):
+        run(data, command="false")
+    assert texts(data) == {}
