@@ -170,14 +170,6 @@ def test_the_best_by_a_mixture_of_what_was_measured_survives_pruning(tiny: Any, 
     deleted = next(each for each in mixed if each not in store.steps())
     assert any(f"not among the best 1 by {text}" in r for r in listing.explain(store, policy, deleted).now.reasons)
 
-    recipe["checkpoints"]["keep_best"]["metric"] = "1 * samples/likenes-pixels"
-    recipe["train"]["max_steps"] = 5
-    assert children.train(recipe) != [0]
-    assert 'did you mean "samples/likeness-pixels"?' in children.output(recipe)
-    recipe["checkpoints"]["keep_best"]["metric"] = "samples/flicker"
-    assert children.train(recipe) != [0]
-    assert 'add "flicker" to samples.metrics' in children.output(recipe)
-
 
 def test_a_checkpoint_that_vanishes_is_left_out_with_a_line(
     trained: Any, monkeypatch: Any, caplog: pytest.LogCaptureFixture, tmp_path: Path
