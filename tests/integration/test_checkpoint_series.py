@@ -11,20 +11,26 @@ from pathlib import Path
 from typing import Any
 
 import children
+import numpy as np
 import pytest
+from PIL import Image
+from test_lora import lora, on_file, pictures
 
 from reelworks.checkpoint import listing
 from reelworks.checkpoint.config import CheckpointsConfig
 from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.core.errors import UserError
+from reelworks.core.shape import Shape
 from reelworks.core.words import of_recipe
 from reelworks.evaluation import checkpoint_series, evaluate, held_out
 from reelworks.evaluation.checkpoint_series import CheckpointSeries
 from reelworks.evaluation.request import EvalRequest
+from reelworks.generate.pipeline import GenerateOptions
 from reelworks.report import checkpoint_grid, html
 from reelworks.run import events
 from reelworks.run.folder import RunFolder
 
+__all__ = ["lora", "pictures"]
 SHOWN = {"prompts": ["a clip", "another clip"], "num_inference_steps": 1, "num_frames": 5, "height": 32, "width": 32}
 COUNTED = """
 import os, pathlib, signal
@@ -164,14 +170,6 @@ def test_the_best_by_a_mixture_of_what_was_measured_survives_pruning(tiny: Any, 
     deleted = next(each for each in mixed if each not in store.steps())
     assert any(f"not among the best 1 by {text}" in r for r in listing.explain(store, policy, deleted).now.reasons)
 
-    recipe["checkpoints"]["keep_best"]["metric"] = "1 * samples/likenes-pixels"
-    recipe["train"]["max_steps"] = 5
-    assert children.train(recipe) != [0]
-    assert 'did you mean "samples/likeness-pixels"?' in children.output(recipe)
-    recipe["checkpoints"]["keep_best"]["metric"] = "samples/flicker"
-    assert children.train(recipe) != [0]
-    assert 'add "flicker" to samples.metrics' in children.output(recipe)
-
 
 def test_a_checkpoint_that_vanishes_is_left_out_with_a_line(
     trained: Any, monkeypatch: Any, caplog: pytest.LogCaptureFixture, tmp_path: Path
@@ -258,3 +256,26 @@ def test_the_command_prints_the_table_and_the_page(trained: Any, tmp_path: Path,
     assert [one["step"] for one in value["checkpoints"]] == [2, 4]
     assert value["best"].keys() == {"loss", "motion"}
     assert value["prompts"] == ["a kite"]
+
+
+@pytest.mark.slow
+def test_a_lora_is_shown_on_the_model_of_previews_and_measured_on_its_own(lora: Any, tmp_path: Path) -> None:
+    """Each checkpoint's LoRA is put into both, which are loaded once."""
+    values, other = (on_file(lora, tmp_path, number) for number in (1, 2))
+    values["train"] |= {"max_steps": 2, "learning_rate": 0.05, "ema_decay": 0.0}
+    values["checkpoints"] = {"every_steps": 1}
+    values["validation"] = {"split": 0.4, "every_steps": 1, "timesteps": [500.0]}
+    shown_on = {"weights": other["model"]["weights"], "num_frames": 1, "num_inference_steps": 2, "guidance_scale": 3.0}
+    values["samples"] = {"prompts": ["a kite"], "height": 32, "width": 32} | shown_on
+    assert children.train(values) == [0], children.output(values)
+    run = RunFolder(tmp_path / "run")
+    losses = {event["step"]: event["loss"] for event in events.timeline(run.events_file, "validation")}
+    series = measured(run, metrics=("likeness-pixels",))
+    for one in series.checkpoints:
+        path = run.checkpoints_folder / f"step-{one.step:09d}"
+        options = GenerateOptions(Shape(1, 32, 32), 24.0, 2, 3.0, series.seed)
+        alone = held_out.LoadedModel.load(path, shown=True).generate(["a kite"], options).clips[0][0]
+        assert np.array_equal(np.asarray(Image.open(one.clips[0])), alone)
+        assert one.loss == pytest.approx(losses[one.step], rel=1e-5)
+    first, second = (one.clips[0].read_bytes() for one in series.checkpoints)
+    assert first != second

@@ -140,17 +140,20 @@ class CheckpointSeries:
         lines = [f"step {each.step} is left out: {each.reason}" for each in self.skipped]
         reasons = dict.fromkeys((m.name, m.skipped) for one in self.checkpoints for m in one.metrics if m.skipped)
         lines += [f"{name}: skipped: {reason}" for name, reason in reasons]
-        for one in self.checkpoints:
-            lines += [f"step {one.step}: {text}" for m in one.metrics for text in self._copies(m)]
+        lines += [
+            f"step {one.step}: {text}" for one in self.checkpoints for m in one.metrics if (text := self._copies(m))
+        ]
         advice = self.advice
         return [*lines, advice.to_text()] if advice is not None else lines
 
-    def _copies(self, metric: MetricResult) -> list[str]:
-        copied = [clip for clip in metric.nearest if metric.by_clip.get(clip, 0.0) > likeness.COPIED]
-        return [
-            f"{self.prompts[int(clip)]!r} looks copied from {metric.nearest[clip]} ({metric.name} {metric.by_clip[clip]:.3g})"
-            for clip in copied
-        ]
+    def _copies(self, metric: MetricResult) -> str:
+        """Return how many clips look copied, and which one most; empty if none does."""
+        copied = {clip: metric.by_clip[clip] for clip in metric.nearest if metric.by_clip[clip] > likeness.COPIED}
+        if not copied:
+            return ""
+        most = max(copied, key=lambda clip: copied[clip])
+        what = f"{self.prompts[int(most)]!r} is nearest to {metric.nearest[most]}, {copied[most]:.3g}"
+        return f"{len(copied)} of {units.plural(len(metric.by_clip), 'clip')} look copied by {metric.name}: {what}"
 
     def file(self) -> Path:
         """Return the file in the run folder; the same settings have the same file."""
@@ -171,7 +174,8 @@ def measure(request: EvalRequest, on_clip: Callable[[int, int], None] = lambda d
     store = CheckpointFolder(run.checkpoints_folder)
     infos = {info.step: info for info in store.list()}
     steps = chosen(request.checkpoints, sorted(infos))
-    recipe = held_out.measuring(_with_prompts(recipe_file.load(history.recipe_of(run, steps[-1])), request), request)
+    recipe = recipe_file.load(history.recipe_of(run, steps[-1]), request.overrides)
+    recipe = held_out.measuring(_with_prompts(recipe, request), request)
     with mesh.join() as world:
         _require_alone(world)
         series = _Series.plan(request, run, recipe, steps[-1])

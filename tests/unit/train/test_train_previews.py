@@ -27,6 +27,7 @@ from reelworks.models.family import SamplingDefaults
 from reelworks.precision.boundary import DtypeBoundary
 from reelworks.recipe import dataset, recipe_file
 from reelworks.recipe.dataset import RecipeData
+from reelworks.recipe.recipe import Recipe
 from reelworks.run import events
 from reelworks.run.folder import RunFolder
 from reelworks.train.logging import previews
@@ -181,6 +182,33 @@ def test_events_are_written_whatever_is_configured_and_read_along_by_who_asks(da
         event_logger.setLevel(logging.NOTSET)
     assert heard == [("stop", {"step": 0, "reason": "10"})]
     assert [event["reason"] for event in events.read(run.events_file)] == ["30", "10"]
+
+
+@pytest.mark.parametrize(
+    ("metric", "remedy"),
+    [
+        ("1 * samples/motion - 2 * samples/likenes-pixels", 'did you mean "samples/likeness-pixels"?'),
+        ("samples/flicker", 'add "flicker" to samples.metrics'),
+        ("validaton/loss", 'did you mean "validation/loss"?'),
+        ("samples/psnr", 'did you mean "samples/'),  # it needs references, which previews have none of
+    ],
+)
+def test_a_metric_that_training_does_not_measure_is_refused_with_the_nearest(
+    data_of: Any, caplog: pytest.LogCaptureFixture, metric: str, remedy: str
+) -> None:
+    """One of `eval` that nobody knows may be a class of the user's own: it is a warning."""
+
+    def best(text: str) -> Recipe:
+        recipe = data_of(metrics=["likeness-pixels", "motion"]).recipe
+        return recipe_file.parse(recipe.model_dump() | {"checkpoints": {"keep_best": {"metric": text}}})
+
+    with refused("metric-not-measured", "checkpoints.keep_best.metric", says=remedy):
+        previews.require_measured(best(metric))
+    for known in ("validation/loss", "1 * samples/motion + 2 * eval/loss", "vbench/dynamic_degree", "eval/fid-clip"):
+        previews.require_measured(best(known))
+    assert not caplog.records
+    previews.require_measured(best("eval/likenes-pixels"))
+    assert 'did you mean "eval/likeness-pixels"?' in caplog.text
 
 
 def test_the_step_to_use_is_told_once_when_only_copying_rises(

@@ -94,7 +94,8 @@ def require_measured(recipe: Recipe) -> None:
             logger.warning("checkpoints.keep_best names %s, and no metric of eval is called so; %s", name, guess)
             continue
         add = name.removeprefix("samples/")
-        lacking = name.startswith("samples/") and add in registry.names()
+        could = name.startswith("samples/") and add in registry.names()
+        lacking = could and not registry.named(add, "").requires_reference
         raise UserError(
             f"{name} is not measured in this training",
             code="metric-not-measured",
