@@ -148,7 +148,6 @@ class ClipLosses:
             use_dictionary=["bucket", "held_out", "shown", "measured"],
             column_encoding=split | {"key": _ASCENDING},
             write_statistics=False,
-            store_schema=False,
         )
         return file.getvalue()
 

@@ -14,12 +14,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from reelworks.core.log import logger
 from reelworks.data.micro_batch import MicroBatch
 from reelworks.data.position import DataPosition
 from reelworks.diffusion.config import NUM_TIMESTEPS
 from reelworks.distributed.mesh import World
 from reelworks.recipe.dataset import RecipeData
-from reelworks.run.clip_losses import About, ClipLosses, Usual
+from reelworks.run.clip_losses import About, ClipLosses, ClipLossError, Usual
 from reelworks.train.step import draws
 
 F64 = NDArray[np.float64]
@@ -129,7 +130,11 @@ class ClipAccount:
 
     def load(self, content: bytes) -> None:
         """Go on from what `to_bytes` returned; call `begin` afterwards."""
-        self._stored = ClipLosses.from_bytes(content)
+        try:
+            self._stored = ClipLosses.from_bytes(content)
+        except ClipLossError as error:  # what is known of clips is not worth a training
+            logger.warning("losses of clips are noted anew: %s", error)
+            return
         about = self._stored.about
         self.trained, self.visits, self.last = about.trained, about.visits, about.last
 
