@@ -27,9 +27,9 @@ GROUNDS = {"dark": (20, 20, 24), "grey": (110, 110, 110), "white": (230, 230, 22
 SHAPES = ("circle", "square", "triangle")
 SUBJECT = "rwmug"
 # Faults by kind, of 400 clips and of 40 pictures of a subject.
-CLIPS = {"wrong": 8, "swapped": 8, "other": 4, "black": 4, "duplicate": 10, "memorised": 2}
+CLIPS = {"wrong": 8, "swapped": 8, "other": 4, "black": 4, "duplicate": 10, "memorised": 1}
 PICTURES = {"wrong": 2, "swapped": 2, "other": 1, "black": 1, "duplicate": 10, "memorised": 1}
-MEMORISED = 12  # times as often as others
+MEMORISED = 60  # times as often as others
 
 
 @dataclass(frozen=True)

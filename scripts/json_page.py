@@ -68,7 +68,7 @@ class Shape(NamedTuple):
 
 def shapes() -> dict[str, tuple[Shape, ...]]:
     """Return what each verb prints with --json. Imports torch."""
-    from reelworks.analysis import coverage, plan_report, rejections
+    from reelworks.analysis import coverage, learning, plan_report, rejections
     from reelworks.catalog import compact, scan
     from reelworks.checkpoint import listing
     from reelworks.compat import importer
@@ -107,6 +107,7 @@ def shapes() -> dict[str, tuple[Shape, ...]]:
         "eval": (Shape(held_out.Evaluation), Shape(evaluation.Report, "--generated or --vbench")),
         "publish": (Shape(publish.Published),),
         "coverage": (Shape(coverage.CoverageReport),),
+        "learning": (Shape(learning.LearningReport),),
         "replay": (Shape(replay.ReplayReport),),
         "report": (Shape(html.WrittenReport),),
         "compare": (Shape(compare.Comparison),),

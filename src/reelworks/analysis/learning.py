@@ -6,8 +6,8 @@ median, and deviations from it on its own side, since losses are skewed. Limits 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 
@@ -18,11 +18,10 @@ from reelworks.analysis.coverage import NamedCatalog
 from reelworks.checkpoint import verify
 from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.checkpoint.manifest import BadCheckpoint
-from reelworks.core import files, results
 from reelworks.core.errors import UserError
-from reelworks.data import eligibility, segment_record
-from reelworks.run import clip_losses, records
-from reelworks.run.clip_losses import ClipLosses, ClipLossError
+from reelworks.data import segment_record
+from reelworks.run import clip_losses, events, records
+from reelworks.run.clip_losses import ClipLossError, ClipLosses
 from reelworks.run.folder import RunFolder
 from reelworks.run.records import RecordError
 from reelworks.schedule.cursor import Aliases
@@ -33,6 +32,9 @@ FEWEST_SHOWN = 4  # times trained before losses say more of a clip than of its n
 FEWEST_PEERS = 20  # of a bucket; with fewer, all clips are compared, whose losses are normalised by bucket
 FAR = 3.5  # deviations beyond which a value is an outlier (Iglewicz and Hoaglin, 1993)
 LEAST_RATIO = 0.1  # and the least difference of the logarithm of a loss, so that a set without spread has no outliers
+DOUBT = float(
+    np.log(10)
+)  # from which on a caption has no effect: that is ten times as likely as that it is a usual one
 STILL_FALLING = 0.03  # by which the loss fell lately where it is still falling
 _NORMAL = 1.4826  # of a normal distribution, a standard deviation by its median absolute deviation
 
@@ -51,6 +53,20 @@ class Word(IntEnum):
     def label(self) -> str:
         """The word in reports."""
         return "caption_without_effect" if self == Word.WITHOUT_EFFECT else self.name.lower()
+
+    @classmethod
+    def named(cls, label: str) -> Word:
+        """Return the word with a label."""
+        known = {word.label: word for word in cls}
+        if (found := known.get(label.replace("-", "_"))) is None:
+            raise UserError(
+                "there is no such word",
+                code="unknown-word",
+                field="--word",
+                value=label,
+                remedy=f"choose among {', '.join(known)}",
+            )
+        return found
 
     @property
     def is_fault(self) -> bool:
@@ -77,23 +93,19 @@ class ClipWords:
 
 def words(table: ClipLosses) -> ClipWords:
     """Return what was learnt of each clip of a table; a pure function of it."""
-    peers = _peers(table)
-    known = table.shown >= FEWEST_SHOWN
-    outlier, rank, effect = (np.zeros(len(table)) for _ in range(3))
+    peers, known = _peers(table), table.shown >= FEWEST_SHOWN
+    outlier, rank = np.zeros(len(table)), np.zeros(len(table))
     for group in np.unique(peers[known]).tolist():
         where = np.flatnonzero(known & (peers == group))
-        outlier[where], rank[where] = deviations(table.recent[where], LEAST_RATIO), _ranks(table.recent[where])
-    measured = known & (table.measured > 0) & ~table.held_out
-    where = np.flatnonzero(measured)
-    effect[where] = deviations(table.gain[where], LEAST_RATIO)
-    drop = table.recent - table.first
+        outlier[where], rank[where] = deviations(table.recent[where]), _ranks(table.recent[where])
     word = np.full(len(table), Word.LEARNT, np.int8)
     word[_falls(table)] = Word.STILL_LEARNING
-    word[(outlier < -FAR)] = Word.MEMORISED
-    word[measured & (effect < -FAR) & (table.gain <= 0)] = Word.WITHOUT_EFFECT
-    word[(outlier > FAR)] = Word.NOT_LEARNT
+    word[outlier < -FAR] = Word.MEMORISED
+    word[outlier > FAR] = Word.NOT_LEARNT
+    word[(table.measured > 0) & (table.doubt > DOUBT)] = Word.WITHOUT_EFFECT
     word[~known] = Word.TOO_EARLY
-    return ClipWords(word, outlier, drop + _course(table), rank)
+    trend = (table.recent - table.first).astype(np.float64) + _course(table)
+    return ClipWords(word, outlier, trend, rank)
 
 
 def _peers(table: ClipLosses) -> NDArray[np.int64]:
@@ -103,24 +115,22 @@ def _peers(table: ClipLosses) -> NDArray[np.int64]:
     return np.where(count[bucket] >= FEWEST_PEERS, bucket, -1)
 
 
-def deviations(values: NDArray[np.floating], least: float) -> F64:
+def deviations(values: NDArray[np.floating]) -> F64:
     """Return by how many deviations values lie above their median, or below it if negative.
 
-    The deviation is that of the values on the same side, and at least such that `least` is `FAR` of them.
+    The deviation is that of the values on the same side, and at least such that `LEAST_RATIO` is `FAR` of them.
     """
-    values = np.asarray(values, np.float64)
     if not len(values):
-        return values
-    middle = np.median(values)
-    apart = values - middle
+        return np.zeros(0)
+    apart = np.asarray(values, np.float64) - np.median(values)
     sides = [np.median(np.abs(apart[side])) for side in (apart >= 0, apart <= 0)]
     scale = np.where(apart > 0, *sides)
-    return np.asarray(apart / np.maximum(_NORMAL * scale, least / FAR))
+    return np.asarray(apart / np.maximum(_NORMAL * scale, LEAST_RATIO / FAR), np.float64)
 
 
 def _ranks(values: NDArray[np.floating]) -> F64:
     """Return the share of the others with a lower value."""
-    return np.searchsorted(np.sort(values), values, side="left") / max(len(values) - 1, 1)
+    return np.asarray(np.searchsorted(np.sort(values), values, side="left") / max(len(values) - 1, 1))
 
 
 def _falls(table: ClipLosses) -> NDArray[np.bool_]:
@@ -135,3 +145,202 @@ def _course(table: ClipLosses) -> float:
     """Return the logarithm of the ratio of the usual loss now to that at the start."""
     course = table.about.course
     return float(np.log(course[-1][1] / course[0][1])) if course else 0.0
+
+
+@dataclass(frozen=True)
+class ClipLearning:
+    """What was learnt of a clip.
+
+    Attributes:
+        path: "dataset/path", with the frames of a range; its uid alone if no record of the run names it.
+        word: "not_learnt" (its loss is far above that of its peers: look at it), "caption_without_effect" (far less than
+            those of its peers), "memorised" (its loss is far below), "still_learning", "learnt", or "too_early".
+        shown: Times that it was trained with its caption.
+        loss: Its loss lately, as a multiple of the usual one of its bucket at the same timesteps.
+        trend: Its loss lately, as a multiple of that when it was first trained.
+        rank: Share of its peers, the clips of its bucket, that have a lower loss.
+        gain: Share of the loss without its caption that its caption takes away; below 0 if the loss is higher with it. None
+            if it was not measured.
+        measured: Times that it was measured.
+    """
+
+    path: str
+    uid: int
+    word: str
+    bucket: str
+    shown: int
+    loss: float
+    trend: float
+    rank: float
+    gain: float | None
+    measured: int
+
+
+@dataclass(frozen=True)
+class LearningReport:
+    """What a run has learnt of its clips, by the losses in its newest checkpoint.
+
+    Attributes:
+        step: Step of that checkpoint.
+        counts: Clips by word.
+        measured: Clips that were measured with fixed noise, held-out ones included.
+        share_of_time: Time of these measurements, as a share of the time of the steps.
+        below_held_out: Share of the trained clips whose loss is lower than that of all held-out clips; None without any.
+        clips: The selected clips.
+    """
+
+    run: Path
+    step: int
+    counts: dict[str, int]
+    measured: int
+    share_of_time: float | None
+    below_held_out: float | None
+    clips: list[ClipLearning]
+
+
+# Orders in which clips are listed, each by a number that is lowest first.
+SORTS = {
+    "worst": "clips to look at, then those with the highest loss",
+    "loss": "the highest loss beside the usual one",
+    "trend": "the least fall of the loss",
+    "gain": "the least gain by the caption",
+    "path": "the name",
+}
+
+
+@dataclass(frozen=True)
+class Learning:
+    """Losses of a run's clips with their words and names."""
+
+    run: RunFolder
+    table: ClipLosses
+    found: ClipWords
+
+    @classmethod
+    def of_run(cls, run: RunFolder) -> Learning:
+        """Read the newest checkpoint of a run that holds losses of clips, and say what was learnt; without held-out clips.
+
+        Raises:
+            UserError: No checkpoint holds any.
+        """
+        run.info()
+        infos, broken = CheckpointFolder(run.checkpoints_folder).scan()
+        problems = list(broken.values())
+        for info in reversed(infos):
+            try:
+                if verify.has_extra(info.path, clip_losses.FILE):
+                    table = ClipLosses.from_bytes(verify.read_extra(info.path, clip_losses.FILE))
+                    return cls(run, table, words(table))
+            except (BadCheckpoint, ClipLossError, OSError) as error:
+                problems.append(f"{info.path.name}: {error}")
+        raise UserError(
+            "no checkpoint of this run holds losses of clips" + (f" ({problems[0]})" if problems else ""),
+            code="no-clip-losses",
+            field="RUN",
+            value=str(run.path),
+            remedy='train with train.clip_losses = "auto"; a run that resumes with it notes them from then on',
+        )
+
+    def places(self, sort: str = "worst", wanted: Iterable[str] = ()) -> NDArray[np.int64]:
+        """Return the indices of the trained clips with one of the words `wanted`, or of all without any, in an order."""
+        table, labels = self.table, [Word.named(word) for word in wanted]
+        chosen = ~table.held_out & (table.shown > 0)
+        if labels:
+            chosen &= np.isin(self.found.word, labels)
+        where = np.flatnonzero(chosen)
+        gain = np.where(table.measured > 0, table.gain, np.inf)
+        keys = {
+            "worst": (-np.abs(self.found.outlier), self.found.word),
+            "loss": (-table.recent,),
+            "trend": (-self.found.trend,),
+            "gain": (gain,),
+        }
+        if sort == "path":
+            names = self.names(where)
+            return where[sorted(range(len(where)), key=names.__getitem__)]
+        # By key where all else is equal, so that the order is the same everywhere.
+        return where[np.lexsort([table.key[where], *(key[where] for key in keys[sort])])]
+
+    def names(self, places: NDArray[np.int64]) -> list[str]:
+        """Return the "dataset/path" of clips, by the run's newest copy of a catalog that has them."""
+        names = [""] * len(places)
+        key, left = self.table.key[places], np.arange(len(places))
+        for named in _catalogs(self.run):
+            known = named.aliases.keys(np.arange(len(named.uids)), named.uids)
+            # Rows are only appended: the last one of a clip is the newest.
+            order = np.argsort(known, kind="stable")
+            at = np.searchsorted(known[order], key[left], side="right") - 1
+            there = (at >= 0) & (known[order[at]] == key[left])
+            for i, path in zip(left[there].tolist(), named.paths(order[at[there]]), strict=True):
+                names[i] = path
+            left = left[~there]
+            if not len(left):
+                break
+        return [name or f"{uid:016x}" for name, uid in zip(names, key.tolist(), strict=True)]
+
+    def clips(self, places: NDArray[np.int64]) -> list[ClipLearning]:
+        """Return what was learnt of clips."""
+        table, found = self.table, self.found
+        return [
+            ClipLearning(
+                path,
+                int(table.key[i]),
+                Word(int(found.word[i])).label,
+                table.about.buckets[int(table.bucket[i])],
+                int(table.shown[i]),
+                float(np.exp(table.recent[i])),
+                float(np.exp(found.trend[i])),
+                float(found.rank[i]),
+                float(1 - np.exp(-table.gain[i])) if table.measured[i] > 0 else None,
+                max(int(table.measured[i]), 0),
+            )
+            for i, path in zip(places.tolist(), self.names(places), strict=True)
+        ]
+
+    def report(self, places: NDArray[np.int64]) -> LearningReport:
+        """Return the counts of all clips, and what was learnt of those at `places`."""
+        table = self.table
+        every = self.places()
+        number = np.bincount(self.found.word[every], minlength=len(Word))
+        counts = {word.label: int(number[word]) for word in Word if number[word]}
+        measured = int((table.measured > 0).sum())
+        share = share_of_time(self.run)
+        return LearningReport(
+            self.run.path, table.about.step, counts, measured, share, self._below_held_out(), self.clips(places)
+        )
+
+    def _below_held_out(self) -> float | None:
+        """Return the share of trained clips below all held-out ones, both measured, so that what differs cancels out."""
+        table = self.table
+        known = table.measured > 0
+        held_out, trained = known & table.held_out, known & ~table.held_out
+        if not held_out.any() or not trained.any():
+            return None
+        return float((table.level[trained] < table.level[held_out].min()).mean())
+
+
+def share_of_time(run: RunFolder) -> float | None:
+    """Return the time that measurements of a run took, as a share of that of its steps; None before the first step."""
+    seconds = {"step": 0.0, "clip_losses": 0.0}
+    for event in events.read(run.events_file, *seconds):
+        if isinstance(took := event.get("seconds"), int | float):
+            seconds[event["kind"]] += took
+    return seconds["clip_losses"] / seconds["step"] if seconds["step"] else None
+
+
+def _catalogs(run: RunFolder) -> Iterator[NamedCatalog]:
+    """Yield the run's copies of catalogs, each as its newest readable record has it, the newest first."""
+    seen = set[str]()
+    for key in reversed(records.keys(run)):
+        try:
+            about = records.read_about(run, key)
+            if about.catalog in seen:
+                continue
+            catalog, aliases = segment_record.recorded_catalog(run, about), Aliases()
+            if records.ALIASES in about.files:
+                record = records.read(run, key)
+                aliases = Aliases(record.alias_ordinal, record.alias_key)
+        except RecordError:
+            continue
+        seen.add(about.catalog)
+        yield NamedCatalog(catalog, aliases, catalog.uids())

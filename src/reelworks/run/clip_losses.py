@@ -41,6 +41,7 @@ _TYPES: Mapping[str, Any] = {
     "measured": np.int16,
     "level": np.float32,
     "gain": np.float32,
+    "doubt": np.float32,
 }
 
 
@@ -58,12 +59,17 @@ class Usual:
     Attributes:
         mean, weight: Loss at each knot of timesteps, and the clips that it is a mean of.
         factor, factor_weight: The same of each bucket's loss as a multiple of that.
+        gain, gain_spread, gain_weight: Gain by captions in measurements at each of their timesteps, its mean absolute
+            deviation, and the clips that both are means of.
     """
 
     mean: list[float] = field(default_factory=list)
     weight: list[float] = field(default_factory=list)
     factor: dict[str, float] = field(default_factory=dict)
     factor_weight: dict[str, float] = field(default_factory=dict)
+    gain: list[float] = field(default_factory=list)
+    gain_spread: list[float] = field(default_factory=list)
+    gain_weight: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -101,6 +107,7 @@ class ClipLosses:
         measured: Times that it was measured with fixed noise.
         level: Mean normalised loss of its last measurements, with its caption.
         gain: By how much its caption lowers the loss: mean logarithm of the loss without it over that with it.
+        doubt: Logarithm of how much likelier these gains are for a caption that tells nothing than for a usual one.
     """
 
     about: About
@@ -114,6 +121,7 @@ class ClipLosses:
     measured: NDArray[np.int16]
     level: F32
     gain: F32
+    doubt: F32
 
     @classmethod
     def empty(cls, about: About | None = None, rows: int = 0) -> ClipLosses:

@@ -31,14 +31,12 @@ from reelworks.precision.boundary import DtypeBoundary
 from reelworks.recipe.dataset import RecipeData
 from reelworks.schedule.plan import Samples
 from reelworks.train import progress
-from reelworks.train.step.clip_account import UNREADABLE, Measured
+from reelworks.train.step.clip_account import TIMES, UNREADABLE, Measured
 from reelworks.train.step.examples import Predicted, fixed_example
 from reelworks.train.step.state import TrainState
 
 I64 = NDArray[np.int64]
 
-# Where captions matter most, and clips differ least by their detail. A clip's measurements take turns.
-TIMES = (800.0, 600.0, 900.0)
 SHARE = 0.02  # of the forward passes of training
 _PASSES = (
     2  # of a measured clip: with its caption and without; and of a trained one, whose backward pass is one at least
@@ -101,8 +99,11 @@ class ClipMeasurer:
         """The clips of the first epoch and those that are held out, each once, and which those are."""
         entries, held_out = self.data.entries(0), self.data.held_out()
         entries = entries.take(entries.copy == 0)
-        pairs = zip(vars(entries).values(), vars(held_out).values(), strict=True)
-        joined = Samples(*(None if a is None or b is None else np.concatenate([a, b]) for a, b in pairs))
+        columns: list[Any] = [
+            None if a is None or b is None else np.concatenate([a, b])
+            for a, b in zip(vars(entries).values(), vars(held_out).values(), strict=True)
+        ]
+        joined = Samples(*columns)
         return joined, np.arange(len(joined)) >= len(entries)
 
     @cached_property

@@ -7,7 +7,7 @@ depends neither on the ranks nor on when it was asked for, and one that goes on 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from reelworks.data.position import DataPosition
 from reelworks.diffusion.config import NUM_TIMESTEPS
 from reelworks.distributed.mesh import World
 from reelworks.recipe.dataset import RecipeData
-from reelworks.run.clip_losses import About, ClipLosses, ClipLossError, Usual
+from reelworks.run.clip_losses import About, ClipLossError, ClipLosses, Usual
 from reelworks.train.step import draws
 
 F64 = NDArray[np.float64]
@@ -33,6 +33,13 @@ _FAR = 2.0  # logarithm of a ratio beyond which a loss counts as if it were ther
 _FIRST = 4  # times that are a clip's first
 _LONGER, _RECENT, _MEASURED = 32, 8, 4  # times over which means of a clip reach back
 _MOST_POINTS = 128  # of the course; when there are more, every other one is dropped
+# Timesteps of measurements, in which a clip's take turns: where captions matter, and clips differ least by their detail.
+TIMES = (900.0, 700.0, 800.0)
+_FEW = 8  # clips after which a spread of gains is known
+_FAR_GAIN = 3.0  # mean deviations beyond which a gain counts as if it were there
+_NORMAL = np.sqrt(np.pi / 2)  # of a normal distribution, a standard deviation by its mean absolute deviation
+_LEAST_DEVIATION = 0.005  # of gains, in the logarithm of a loss
+_MOST_DOUBT, _KEPT = 5.0, 0.8  # of a measurement, and the share of the former doubt that is kept at a new one
 UNREADABLE = -1  # measurements of a clip that could not be decoded for one
 
 
@@ -40,12 +47,19 @@ class _Shows(NamedTuple):
     """Clips that a rank trained, in arrays of one element each."""
 
     step: I64
-    index: I64  # of the micro-batch in its step
+    micro_batch: I64  # index in its step, over all ranks
     place: I64  # in the micro-batch
     uid: NDArray[np.uint64]
     bucket: I64
     time: F64
     loss: F64
+
+    @classmethod
+    def joined(cls, parts: Iterable[_Shows]) -> _Shows:
+        return cls(*map(np.concatenate, zip(*parts, strict=True)))
+
+    def take(self, where: Any) -> _Shows:
+        return _Shows(*(column[where] for column in self))
 
 
 class Measured(NamedTuple):
@@ -58,6 +72,16 @@ class Measured(NamedTuple):
     captioned: F64  # loss with the caption
     uncaptioned: F64  # loss with the empty caption
 
+    @classmethod
+    def joined(cls, parts: Iterable[Measured]) -> Measured:
+        """Return the clips of several rounds or ranks, ordered by uid."""
+        whole = cls(*map(np.concatenate, zip(*parts, strict=True)))
+        return whole.take(np.argsort(whole.uid))
+
+    def take(self, where: Any) -> Measured:
+        """Return some of the clips."""
+        return Measured(*(column[where] for column in self))
+
 
 class _UsualLoss:
     """`Usual` with arithmetic."""
@@ -67,10 +91,36 @@ class _UsualLoss:
         self.weight = np.array(usual.weight or np.zeros(len(_KNOTS)))
         self.factor = np.array([usual.factor.get(name, 1.0) for name in buckets])
         self.factor_weight = np.array([usual.factor_weight.get(name, 0.0) for name in buckets])
+        gains = (
+            np.array(values or np.zeros(len(TIMES))) for values in (usual.gain, usual.gain_spread, usual.gain_weight)
+        )
+        self.gain, self.gain_spread, self.gain_weight = gains
 
     def to_usual(self, buckets: list[str]) -> Usual:
-        named = (dict(zip(buckets, values.tolist(), strict=True)) for values in (self.factor, self.factor_weight))
-        return Usual(self.mean.tolist(), self.weight.tolist(), *named)
+        return Usual(
+            mean=self.mean.tolist(),
+            weight=self.weight.tolist(),
+            factor=dict(zip(buckets, self.factor.tolist(), strict=True)),
+            factor_weight=dict(zip(buckets, self.factor_weight.tolist(), strict=True)),
+            gain=self.gain.tolist(),
+            gain_spread=self.gain_spread.tolist(),
+            gain_weight=self.gain_weight.tolist(),
+        )
+
+    def doubts(self, gain: F64, turn: I64) -> F64:
+        """Return how much likelier gains are for captions that tell nothing than for usual ones, as logarithms.
+
+        The gains of both are taken as normal, with the deviation of the usual ones and around 0 or around their mean as
+        they are now, to which these gains belong from now on. While captions are not learnt yet, all are as likely.
+        """
+        # What is far from the others, as the gain by a wrong caption, hardly moves them.
+        most = np.where(self.gain_weight[turn] >= _FEW, _FAR_GAIN * self.gain_spread[turn], np.inf)
+        near, every = self.gain[turn] + np.clip(gain - self.gain[turn], -most, most), np.ones(len(gain))
+        _move(self.gain, self.gain_weight.copy(), turn, every, near)
+        _move(self.gain_spread, self.gain_weight, turn, every, np.minimum(np.abs(gain - self.gain[turn]), most))
+        usual = np.maximum(self.gain[turn], 0)
+        variance = np.square(np.maximum(_NORMAL * self.gain_spread[turn], _LEAST_DEVIATION))
+        return np.asarray(np.clip(usual * (usual / 2 - gain) / variance, -_MOST_DOUBT, _MOST_DOUBT))
 
     def at(self, time: F64, bucket: I64) -> F64:
         """Return the usual loss at timesteps in buckets; NaN before the first clip."""
@@ -167,16 +217,16 @@ class ClipAccount:
 
     def bring_together(self, world: World, step: int) -> None:
         """Add what all ranks have noted up to a step. Collective."""
-        own = _joined(self._pending)
+        own = _Shows.joined(self._pending) if self._pending else None
         self._pending = []
         parts: list[Any] = world.gather_data(own)
         if self._rows is None:
             return
-        shows = _joined([part for part in parts if part is not None])
-        if shows is not None:
-            self._rows.add(shows)
-        about = {"step": step, "trained": self.trained, "visits": self.visits, "last": self.last}
-        self._rows.about = replace(self._rows.about, **about)
+        if shows := [part for part in parts if part is not None]:
+            self._rows.add(_Shows.joined(shows))
+        self._rows.about = replace(
+            self._rows.about, step=step, trained=self.trained, visits=self.visits, last=self.last
+        )
 
     def to_bytes(self, world: World, step: int) -> bytes:
         """Return the account up to a step as a file; only the main rank has more than none. Collective."""
@@ -186,7 +236,7 @@ class ClipAccount:
     def note_measured(self, parts: list[Measured]) -> None:
         """Add what all ranks measured; only on the main rank."""
         assert self._rows is not None
-        self._rows.note_measured(Measured(*(np.concatenate(columns) for columns in zip(*parts, strict=True))))
+        self._rows.note_measured(Measured.joined(parts))
 
     def measured(self, uids: NDArray[np.uint64]) -> Callable[[], NDArray[np.int16]]:
         """Return a function that tells how often clips were measured so far, `UNREADABLE` for some; on the main rank."""
@@ -198,10 +248,6 @@ class ClipAccount:
         """Return the keys of clips; only on the main rank."""
         assert self._rows is not None
         return self._rows.table.key[self._rows.of_uids(uids)]
-
-
-def _joined(shows: list[_Shows]) -> _Shows | None:
-    return _Shows(*map(np.concatenate, zip(*shows, strict=True))) if shows else None
 
 
 @dataclass
@@ -248,18 +294,17 @@ class _Rows:
 
     def add(self, shows: _Shows) -> None:
         """Add clips that were trained, step by step and in the order of the plan."""
-        order = np.lexsort((shows.place, shows.index, shows.step))
-        step, _, _, uid, bucket, time, loss = (column[order] for column in shows)
-        ends = np.flatnonzero(np.diff(step, append=step[-1] + 1)) + 1
+        shows = shows.take(np.lexsort((shows.place, shows.micro_batch, shows.step)))
+        ends = np.flatnonzero(np.diff(shows.step, append=shows.step[-1] + 1)) + 1
         for first, end in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True):
-            part = slice(first, end)
-            self._add_step(int(step[first]), uid[part], self._own[bucket[part]], time[part], loss[part])
+            self._add_step(shows.take(slice(first, end)))
 
-    def _add_step(self, step: int, uid: NDArray[np.uint64], bucket: I64, time: F64, loss: F64) -> None:
-        self.usual.add(loss, time, bucket)
-        ratio = np.clip(np.log(loss / self.usual.at(time, bucket)), -_FAR, _FAR)
+    def _add_step(self, shows: _Shows) -> None:
+        bucket = self._own[shows.bucket]
+        self.usual.add(shows.loss, shows.time, bucket)
+        ratio = np.clip(np.log(shows.loss / self.usual.at(shows.time, bucket)), -_FAR, _FAR)
         # A clip may be shown several times in a step, which counts as its mean.
-        every = self.of_uids(uid)
+        every = self.of_uids(shows.uid)
         row, place, times = np.unique(every, return_inverse=True, return_counts=True)
         value, table = np.bincount(place, ratio) / times, self.table
         table.bucket[every], table.held_out[row] = bucket, False
@@ -269,7 +314,7 @@ class _Rows:
         _approach(table.first, row[begins], value[begins], times[begins] / shown[begins])
         for column, reach in ((table.longer, _LONGER), (table.recent, _RECENT)):
             _approach(column, row, value, np.maximum(times / shown, 1 / reach))
-        self._note_course(step)
+        self._note_course(int(shows.step[0]))
 
     def _note_course(self, step: int) -> None:
         course = self.about.course
@@ -280,20 +325,21 @@ class _Rows:
         self.about = replace(self.about, course=course[::2] if len(course) > _MOST_POINTS else course)
 
     def note_measured(self, found: Measured) -> None:
-        order = np.argsort(found.uid)
-        uid, bucket, held_out, time, captioned, uncaptioned = (column[order] for column in found)
-        row, bucket, table = self.of_uids(uid), self._own[bucket], self.table
+        row, bucket, time, table = self.of_uids(found.uid), self._own[found.bucket], found.time, self.table
+        captioned, uncaptioned = found.captioned, found.uncaptioned
         good = np.isfinite(captioned) & np.isfinite(uncaptioned) & (captioned > 0) & (uncaptioned > 0)
         table.measured[row[~good & (table.measured[row] == 0)]] = UNREADABLE
         usual = self.usual.at(time, bucket)
         good &= np.isfinite(usual)
         level = np.log(captioned[good] / usual[good])
         gain = np.log(uncaptioned[good] / captioned[good])
-        table.held_out[row] = held_out
+        table.held_out[row] = found.held_out
         row = row[good]
         table.bucket[row] = bucket[good]
         table.measured[row] += 1
         share = np.maximum(1 / table.measured[row], 1 / _MEASURED)
+        turn = np.searchsorted(np.sort(TIMES), time[good])
+        table.doubt[row] = (table.doubt[row] * _KEPT + self.usual.doubts(gain, turn)).astype(np.float32)
         _approach(table.level, row, np.clip(level, -_FAR, _FAR), share)
         _approach(table.gain, row, np.clip(gain, -_FAR, _FAR), share)
 
