@@ -97,7 +97,8 @@ def words(table: ClipLosses) -> ClipWords:
     outlier, rank = np.zeros(len(table)), np.zeros(len(table))
     for group in np.unique(peers[known]).tolist():
         where = np.flatnonzero(known & (peers == group))
-        outlier[where], rank[where] = deviations(table.recent[where]), _ranks(table.recent[where])
+        among = table.recent[known] if group < 0 else table.recent[where]
+        outlier[where], rank[where] = deviations(table.recent[where], among), _ranks(table.recent[where], among)
     word = np.full(len(table), Word.LEARNT, np.int8)
     word[_falls(table)] = Word.STILL_LEARNING
     word[outlier < -FAR] = Word.MEMORISED
@@ -109,28 +110,29 @@ def words(table: ClipLosses) -> ClipWords:
 
 
 def _peers(table: ClipLosses) -> NDArray[np.int64]:
-    """Return the group of clips that each is compared with: its bucket's, or -1 for all of small ones together."""
+    """Return the group of clips that each is compared with: its bucket's, or -1 for all clips where those are few."""
     bucket = table.bucket.astype(np.int64)
     count = np.bincount(bucket[table.shown >= FEWEST_SHOWN], minlength=int(bucket.max(initial=0)) + 1)
     return np.where(count[bucket] >= FEWEST_PEERS, bucket, -1)
 
 
-def deviations(values: NDArray[np.floating]) -> F64:
-    """Return by how many deviations values lie above their median, or below it if negative.
+def deviations(values: NDArray[np.floating], among: NDArray[np.floating]) -> F64:
+    """Return by how many deviations values lie above the median of others, or below it if negative.
 
-    The deviation is that of the values on the same side, and at least such that `LEAST_RATIO` is `FAR` of them.
+    The deviation is that of the others on the same side, and at least such that `LEAST_RATIO` is `FAR` of them.
     """
-    if not len(values):
-        return np.zeros(0)
-    apart = np.asarray(values, np.float64) - np.median(values)
-    sides = [np.median(np.abs(apart[side])) for side in (apart >= 0, apart <= 0)]
+    if not len(among):
+        return np.zeros(len(values))
+    others = np.asarray(among, np.float64) - np.median(among)
+    apart = np.asarray(values, np.float64) - np.median(among)
+    sides = [np.median(np.abs(others[side])) for side in (others >= 0, others <= 0)]
     scale = np.where(apart > 0, *sides)
     return np.asarray(apart / np.maximum(_NORMAL * scale, LEAST_RATIO / FAR), np.float64)
 
 
-def _ranks(values: NDArray[np.floating]) -> F64:
-    """Return the share of the others with a lower value."""
-    return np.asarray(np.searchsorted(np.sort(values), values, side="left") / max(len(values) - 1, 1))
+def _ranks(values: NDArray[np.floating], among: NDArray[np.floating]) -> F64:
+    """Return the share of others with a lower value."""
+    return np.asarray(np.searchsorted(np.sort(among), values, side="left") / max(len(among) - 1, 1))
 
 
 def _falls(table: ClipLosses) -> NDArray[np.bool_]:

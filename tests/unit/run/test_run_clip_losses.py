@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from reelworks.run.clip_losses import About, ClipLosses, ClipLossError, Usual
+from reelworks.run.clip_losses import About, ClipLossError, ClipLosses, Usual
 
 ABOUT = About(
     step=7,

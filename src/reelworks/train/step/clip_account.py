@@ -142,6 +142,10 @@ class _UsualLoss:
         if len(self.factor) > 1:
             ratio = loss * self.factor[bucket] / self.at(time, bucket)
             _move(self.factor, self.factor_weight, bucket, np.ones(len(loss)), ratio)
+            # Else a loss that falls might do so in the factors alone.
+            scale = np.average(self.factor, weights=self.factor_weight)
+            self.factor /= scale
+            self.mean *= scale
 
 
 def _move(mean: F64, weight: F64, place: I64, share: F64, values: F64) -> None:
