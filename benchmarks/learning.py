@@ -48,17 +48,26 @@ def recipe(folder: Path, steps: int, *, batch_size: int, clip_losses: str | int,
         "version": 1,
         "output": str(folder / "run"),
         "seed": 7,
-        "dataset": [{"path": str(folder / "usual"), "name": "usual"}, *([often] if (folder / "often").exists() else [])],
+        "dataset": [
+            {"path": str(folder / "usual"), "name": "usual"},
+            *([often] if (folder / "often").exists() else []),
+        ],
         "bucket": [{"resolution": f"{_planted.SIDE}x{_planted.SIDE}", "num_frames": 1, "batch_size": batch_size}],
         "buckets": {"upscale": True},
         "data": {"num_workers": 0},
-        "model": {"name": "stdit3-tiny-1", "hidden_size": 128, "depth": 3, "num_heads": 4},
+        "model": {"name": "stdit3-tiny-1", "hidden_size": 96, "depth": 2, "num_heads": 4},
         "autoencoder": {"stride": 8},
         "text_encoder": {"dim": 64, "max_length": 12},
         "encode": {"store": True},
         "precision": {"compute": "float32"},
-        "train": {"max_steps": steps, "learning_rate": 2e-3, "warmup_steps": 20, "threads": 1, "clip_losses": clip_losses},
-        "validation": {"split": 0.05, "every_steps": None},
+        "train": {
+            "max_steps": steps,
+            "learning_rate": 2e-3,
+            "warmup_steps": 20,
+            "threads": 1,
+            "clip_losses": clip_losses,
+        },
+        "validation": {"split": 0.05, "every_steps": "none"},
         "checkpoints": {"every_steps": 200, "keep_last": 1},
     }
     return {**values, **{key: {**values.get(key, {}), **table} for key, table in changes.items()}}
@@ -83,7 +92,7 @@ def train(folder: Path, values: Recipe) -> None:
 def base_of(folder: Path, steps: int) -> Path:
     """Train a base on good pictures, and return its weights."""
     _planted.write(folder, _planted.draw(400, {}, seed=1000), seed=1000)
-    train(folder, recipe(folder, steps, batch_size=32, clip_losses="off"))
+    train(folder, recipe(folder, steps, batch_size=64, clip_losses="off"))
     reelworks("checkpoints", "export", folder / "run", "-o", folder / "base.safetensors", "--dtype", "float32")
     return folder / "base.safetensors"
 
@@ -91,7 +100,7 @@ def base_of(folder: Path, steps: int) -> Path:
 def of_clips(folder: Path, seed: int, steps: int, number: int = 400) -> tuple[dict[str, str], Recipe]:
     """Write clips with faults; return the fault of each and the recipe that trains on them."""
     faults = _planted.write(folder, _planted.draw(number, _planted.CLIPS, seed=seed), seed=seed)
-    return faults, recipe(folder, steps, batch_size=32, clip_losses="auto")
+    return faults, recipe(folder, steps, batch_size=64, clip_losses="auto")
 
 
 def of_lora(folder: Path, seed: int, steps: int, base: Path) -> tuple[dict[str, str], Recipe]:
@@ -183,7 +192,9 @@ def _kill_behind(step: int, run: Path, file: Path) -> None:
     process.wait()
 
 
-def run(only: str | None, seeds: list[int], *, steps: int, lora_steps: int, base_steps: int, quiet: bool) -> dict[str, Any]:
+def run(
+    only: str | None, seeds: list[int], *, steps: int, lora_steps: int, base_steps: int, quiet: bool
+) -> dict[str, Any]:
     """Train and judge all sets, and return the figures."""
     figures: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as place:
@@ -225,7 +236,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=1000, help="of the training on clips")
     parser.add_argument("--lora-steps", type=int, default=600)
-    parser.add_argument("--base-steps", type=int, default=600)
+    parser.add_argument("--base-steps", type=int, default=500)
     options = parser.parse_args()
     steps = {"steps": options.steps, "lora_steps": options.lora_steps, "base_steps": options.base_steps}
     figures = run(options.only, options.seeds, **steps, quiet=options.json)

@@ -1,6 +1,6 @@
 """Say in a word what a run has learnt of each clip, from the losses that its newest checkpoint holds.
 
-`words` is a function of the table alone. A clip is compared with its peers, the clips of its bucket, by robust statistics: a
+`words_of` is a function of the table alone. A clip is compared with its peers, the clips of its bucket, by robust statistics: a
 median, and deviations from it on its own side, since losses are skewed. Limits are constants below, with their reasons.
 """
 
@@ -27,20 +27,20 @@ from reelworks.run.records import RecordError
 from reelworks.schedule.cursor import Aliases
 
 F64 = NDArray[np.float64]
+I64 = NDArray[np.int64]
 
 FEWEST_SHOWN = 4  # times trained before losses say more of a clip than of its noise
 FEWEST_PEERS = 20  # of a bucket; with fewer, all clips are compared, whose losses are normalised by bucket
 FAR = 3.5  # deviations beyond which a value is an outlier (Iglewicz and Hoaglin, 1993)
 LEAST_RATIO = 0.1  # and the least difference of the logarithm of a loss, so that a set without spread has no outliers
-DOUBT = float(
-    np.log(10)
-)  # from which on a caption has no effect: that is ten times as likely as that it is a usual one
+BELOW = 1.0  # deviations below its peers from which on a clip that fell far more than they did is memorised
+DOUBT = float(np.log(3))  # from which on a caption is without effect: that is three times as likely as a usual one
 STILL_FALLING = 0.03  # by which the loss fell lately where it is still falling
 _NORMAL = 1.4826  # of a normal distribution, a standard deviation by its median absolute deviation
 
 
 class Word(IntEnum):
-    """What was learnt of a clip, those to look at first."""
+    """Result for a clip; those to look at come first."""
 
     NOT_LEARNT = 0
     WITHOUT_EFFECT = 1
@@ -76,7 +76,7 @@ class Word(IntEnum):
 
 @dataclass(frozen=True)
 class ClipWords:
-    """What was learnt of each clip, in arrays with an element for each clip of a table.
+    """Words for the clips of a table, in arrays with an element for each.
 
     Attributes:
         word: A `Word`.
@@ -91,25 +91,27 @@ class ClipWords:
     rank: F64
 
 
-def words(table: ClipLosses) -> ClipWords:
-    """Return what was learnt of each clip of a table; a pure function of it."""
+def words_of(table: ClipLosses) -> ClipWords:
+    """Return the words for the clips of a table; a pure function of it."""
     peers, known = _peers(table), table.shown >= FEWEST_SHOWN
-    outlier, rank = np.zeros(len(table)), np.zeros(len(table))
+    outlier, fall, rank = (np.zeros(len(table)) for _ in range(3))
+    drop = (table.recent - table.first).astype(np.float64)
     for group in np.unique(peers[known]).tolist():
         where = np.flatnonzero(known & (peers == group))
         among = table.recent[known] if group < 0 else table.recent[where]
         outlier[where], rank[where] = deviations(table.recent[where], among), _ranks(table.recent[where], among)
+        fall[where] = deviations(drop[where], drop[known] if group < 0 else drop[where])
     word = np.full(len(table), Word.LEARNT, np.int8)
     word[_falls(table)] = Word.STILL_LEARNING
-    word[outlier < -FAR] = Word.MEMORISED
+    # Much of a loss is that of noise, which no model foretells: a memorised clip may lie little below the others.
+    word[(outlier < -FAR) | ((fall < -FAR) & (outlier < -BELOW))] = Word.MEMORISED
     word[outlier > FAR] = Word.NOT_LEARNT
     word[(table.measured > 0) & (table.doubt > DOUBT)] = Word.WITHOUT_EFFECT
     word[~known] = Word.TOO_EARLY
-    trend = (table.recent - table.first).astype(np.float64) + _course(table)
-    return ClipWords(word, outlier, trend, rank)
+    return ClipWords(word, outlier, drop + _course(table), rank)
 
 
-def _peers(table: ClipLosses) -> NDArray[np.int64]:
+def _peers(table: ClipLosses) -> I64:
     """Return the group of clips that each is compared with: its bucket's, or -1 for all clips where those are few."""
     bucket = table.bucket.astype(np.int64)
     count = np.bincount(bucket[table.shown >= FEWEST_SHOWN], minlength=int(bucket.max(initial=0)) + 1)
@@ -151,7 +153,7 @@ def _course(table: ClipLosses) -> float:
 
 @dataclass(frozen=True)
 class ClipLearning:
-    """What was learnt of a clip.
+    """A clip with its word and the numbers behind it.
 
     Attributes:
         path: "dataset/path", with the frames of a range; its uid alone if no record of the run names it.
@@ -180,7 +182,7 @@ class ClipLearning:
 
 @dataclass(frozen=True)
 class LearningReport:
-    """What a run has learnt of its clips, by the losses in its newest checkpoint.
+    """Words for the clips of a run, by the losses in its newest checkpoint.
 
     Attributes:
         step: Step of that checkpoint.
@@ -198,16 +200,6 @@ class LearningReport:
     share_of_time: float | None
     below_held_out: float | None
     clips: list[ClipLearning]
-
-
-# Orders in which clips are listed, each by a number that is lowest first.
-SORTS = {
-    "worst": "clips to look at, then those with the highest loss",
-    "loss": "the highest loss beside the usual one",
-    "trend": "the least fall of the loss",
-    "gain": "the least gain by the caption",
-    "path": "the name",
-}
 
 
 @dataclass(frozen=True)
@@ -232,7 +224,7 @@ class Learning:
             try:
                 if verify.has_extra(info.path, clip_losses.FILE):
                     table = ClipLosses.from_bytes(verify.read_extra(info.path, clip_losses.FILE))
-                    return cls(run, table, words(table))
+                    return cls(run, table, words_of(table))
             except (BadCheckpoint, ClipLossError, OSError) as error:
                 problems.append(f"{info.path.name}: {error}")
         raise UserError(
@@ -243,7 +235,7 @@ class Learning:
             remedy='train with train.clip_losses = "auto"; a run that resumes with it notes them from then on',
         )
 
-    def places(self, sort: str = "worst", wanted: Iterable[str] = ()) -> NDArray[np.int64]:
+    def places(self, sort: str = "worst", wanted: Iterable[str] = ()) -> I64:
         """Return the indices of the trained clips with one of the words `wanted`, or of all without any, in an order."""
         table, labels = self.table, [Word.named(word) for word in wanted]
         chosen = ~table.held_out & (table.shown > 0)
@@ -263,9 +255,16 @@ class Learning:
         # By key where all else is equal, so that the order is the same everywhere.
         return where[np.lexsort([table.key[where], *(key[where] for key in keys[sort])])]
 
-    def names(self, places: NDArray[np.int64]) -> list[str]:
+    def names(self, places: I64) -> list[str]:
         """Return the "dataset/path" of clips, by the run's newest copy of a catalog that has them."""
-        names = [""] * len(places)
+        names = [f"{uid:016x}" for uid in self.table.key[places].tolist()]
+        for found, named, ordinal in self.located(places):
+            for i, path in zip(found.tolist(), named.paths(ordinal), strict=True):
+                names[i] = path
+        return names
+
+    def located(self, places: I64) -> Iterator[tuple[I64, NamedCatalog, I64]]:
+        """Yield which of some clips a copy of a catalog has, the catalog, and their rows in it; each clip once."""
         key, left = self.table.key[places], np.arange(len(places))
         for named in _catalogs(self.run):
             known = named.aliases.keys(np.arange(len(named.uids)), named.uids)
@@ -273,14 +272,12 @@ class Learning:
             order = np.argsort(known, kind="stable")
             at = np.searchsorted(known[order], key[left], side="right") - 1
             there = (at >= 0) & (known[order[at]] == key[left])
-            for i, path in zip(left[there].tolist(), named.paths(order[at[there]]), strict=True):
-                names[i] = path
+            yield left[there], named, order[at[there]]
             left = left[~there]
             if not len(left):
-                break
-        return [name or f"{uid:016x}" for name, uid in zip(names, key.tolist(), strict=True)]
+                return
 
-    def clips(self, places: NDArray[np.int64]) -> list[ClipLearning]:
+    def clips(self, places: I64) -> list[ClipLearning]:
         """Return what was learnt of clips."""
         table, found = self.table, self.found
         return [
@@ -299,7 +296,7 @@ class Learning:
             for i, path in zip(places.tolist(), self.names(places), strict=True)
         ]
 
-    def report(self, places: NDArray[np.int64]) -> LearningReport:
+    def report(self, places: I64) -> LearningReport:
         """Return the counts of all clips, and what was learnt of those at `places`."""
         table = self.table
         every = self.places()

@@ -43,7 +43,7 @@ def learning(
 
     "not_learnt": its loss is far above that of its peers, the clips of its bucket: look at it. "caption_without_effect":
     its caption lowers the loss far less than those of its peers, as a wrong one does. "memorised": its loss is far below,
-    as that of a clip with many duplicates. "still_learning", "learnt": nothing stands out. "too_early": it was trained less
+    or fell far more, as that of a clip with many duplicates. "still_learning", "learnt": nothing stands out. "too_early": it was trained less
     than four times. All of it is of the newest checkpoint.
     """
     from reelworks.analysis.learning import Learning

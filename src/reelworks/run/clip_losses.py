@@ -73,8 +73,8 @@ class Usual:
 
 
 @dataclass(frozen=True)
-class About:
-    """What a table of losses is of, beside its clips.
+class LossesAbout:
+    """Position of a table of losses in its run, and the usual losses that its are relative to.
 
     Attributes:
         step: Optimizer steps done.
@@ -110,7 +110,7 @@ class ClipLosses:
         doubt: Logarithm of how much likelier these gains are for a caption that tells nothing than for a usual one.
     """
 
-    about: About
+    about: LossesAbout
     key: U64
     bucket: NDArray[np.int16]
     held_out: NDArray[np.bool_]
@@ -124,9 +124,9 @@ class ClipLosses:
     doubt: F32
 
     @classmethod
-    def empty(cls, about: About | None = None, rows: int = 0) -> ClipLosses:
+    def empty(cls, about: LossesAbout | None = None, rows: int = 0) -> ClipLosses:
         """Return a table of so many clips without losses."""
-        return cls(about or About(), **{name: np.zeros(rows, dtype) for name, dtype in _TYPES.items()})
+        return cls(about or LossesAbout(), **{name: np.zeros(rows, dtype) for name, dtype in _TYPES.items()})
 
     def __len__(self) -> int:
         return len(self.key)
@@ -143,7 +143,7 @@ class ClipLosses:
         """Return the clips that were trained or measured as a Parquet file; equal tables give equal bytes."""
         known = np.flatnonzero((self.shown > 0) | (self.measured > 0))
         table = self.take(known[np.argsort(self.key[known])])
-        about = {f.name: getattr(self.about, f.name) for f in fields(About)} | {"usual": vars(self.about.usual)}
+        about = {f.name: getattr(self.about, f.name) for f in fields(LossesAbout)} | {"usual": vars(self.about.usual)}
         text = files.to_json({"format": FORMAT_VERSION, **about})
         rows = pa.table(table.columns()).replace_schema_metadata({_ABOUT: text})
         file = io.BytesIO()
@@ -172,7 +172,7 @@ class ClipLosses:
             if told.pop("format") > FORMAT_VERSION:
                 raise ClipLossError("a newer version of Reelworks wrote them")
             lists = {"buckets": tuple(told["buckets"]), "course": tuple((s, v) for s, v in told["course"])}
-            about = About(**told | lists | {"usual": Usual(**told["usual"])})
+            about = LossesAbout(**told | lists | {"usual": Usual(**told["usual"])})
             columns = {name: rows.column(name).to_numpy().astype(dtype) for name, dtype in _TYPES.items()}
         except (KeyError, TypeError, ValueError, AttributeError, pa.ArrowException) as error:
             raise ClipLossError(f"they cannot be read ({error})") from error

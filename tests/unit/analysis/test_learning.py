@@ -8,12 +8,12 @@ import pytest
 from reelworks.analysis import learning
 from reelworks.analysis.learning import FAR, FEWEST_PEERS, FEWEST_SHOWN, Word
 from reelworks.core.errors import UserError
-from reelworks.run.clip_losses import About, ClipLosses
+from reelworks.run.clip_losses import ClipLosses, LossesAbout
 
-ABOUT = About(step=100, buckets=("a", "b"), course=((1, 2.0), (50, 1.0), (100, 1.0)))
+ABOUT = LossesAbout(step=100, buckets=("a", "b"), course=((1, 2.0), (50, 1.0), (100, 1.0)))
 
 
-def table(clips: int = 200, *, spread: float = 0.2, about: About = ABOUT) -> ClipLosses:
+def table(clips: int = 200, *, spread: float = 0.2, about: LossesAbout = ABOUT) -> ClipLosses:
     """Clips of which nothing stands out."""
     chance = np.random.default_rng(0)
     made = ClipLosses.empty(about, clips)
@@ -27,7 +27,7 @@ def table(clips: int = 200, *, spread: float = 0.2, about: About = ABOUT) -> Cli
 
 
 def word_of(made: ClipLosses, place: int = 0) -> Word:
-    return Word(int(learning.words(made).word[place]))
+    return Word(int(learning.words_of(made).word[place]))
 
 
 @pytest.mark.parametrize(
@@ -44,24 +44,24 @@ def word_of(made: ClipLosses, place: int = 0) -> Word:
 )
 def test_a_clip_gets_its_word_and_its_peers_keep_theirs(changes: dict[str, float], word: Word) -> None:
     made = table()
-    before = learning.words(made).word[1:].tolist()
+    before = learning.words_of(made).word[1:].tolist()
     for name, value in changes.items():
         getattr(made, name)[0] = value
     assert word_of(made) == word
-    assert learning.words(made).word[1:].tolist() == before
+    assert learning.words_of(made).word[1:].tolist() == before
     assert set(before) == {Word.LEARNT}
 
 
 def test_all_are_still_learning_while_the_usual_loss_falls() -> None:
-    about = About(step=100, buckets=("a", "b"), course=((1, 2.0), (50, 1.0), (100, 0.9)))
-    assert set(learning.words(table(about=about)).word.tolist()) == {Word.STILL_LEARNING}
+    about = LossesAbout(step=100, buckets=("a", "b"), course=((1, 2.0), (50, 1.0), (100, 0.9)))
+    assert set(learning.words_of(table(about=about)).word.tolist()) == {Word.STILL_LEARNING}
 
 
 def test_few_of_many_equal_clips_are_outliers_whatever_their_spread() -> None:
     for seed in range(5):
         made = table(1000)
         made.recent[:] = made.longer[:] = np.random.default_rng(seed).normal(0, 10.0 ** (seed - 4), 1000)
-        found = learning.words(made)
+        found = learning.words_of(made)
         assert (found.word < Word.STILL_LEARNING).mean() < 0.005
         assert (found.rank.min(), found.rank.max()) == (0, 1)
 
@@ -70,9 +70,9 @@ def test_peers_are_those_of_the_bucket_where_there_are_enough() -> None:
     made = table(200)
     made.bucket[:FEWEST_PEERS] = 1
     made.recent[:FEWEST_PEERS] += 2.0  # a bucket of its own level: none of it stands out
-    assert set(learning.words(made).word.tolist()) == {Word.LEARNT}
+    assert set(learning.words_of(made).word.tolist()) == {Word.LEARNT}
     made.bucket[FEWEST_PEERS - 1] = 0
-    assert (learning.words(made).word[:FEWEST_PEERS] == Word.NOT_LEARNT).all()
+    assert (learning.words_of(made).word[:FEWEST_PEERS] == Word.NOT_LEARNT).all()
 
 
 def test_deviations_are_of_each_side() -> None:

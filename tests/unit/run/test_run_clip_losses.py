@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from reelworks.run.clip_losses import About, ClipLossError, ClipLosses, Usual
+from reelworks.run.clip_losses import ClipLossError, ClipLosses, LossesAbout, Usual
 
-ABOUT = About(
+ABOUT = LossesAbout(
     step=7,
     trained=90,
     visits=3,

@@ -12,18 +12,18 @@ from hypothesis import strategies as st
 from reelworks.run.clip_losses import ClipLosses
 from reelworks.schedule.cursor import Aliases
 from reelworks.train import clip_measure
-from reelworks.train.step.clip_account import TIMES, UNREADABLE, Measured, _Rows, _Shows
+from reelworks.train.step.clip_account import TIMES, UNREADABLE, Measured, _AccountRows, _Shows
 
 CLIPS, STEPS, BATCH = 60, 400, 12
 UIDS = np.random.default_rng(1).integers(1, 1 << 62, CLIPS, dtype=np.uint64)
 
 
-def laid_out(stored: ClipLosses | None = None, uids: Any = UIDS, buckets: tuple[str, ...] = ("a", "b")) -> _Rows:
+def laid_out(stored: ClipLosses | None = None, uids: Any = UIDS, buckets: tuple[str, ...] = ("a", "b")) -> _AccountRows:
     rows = SimpleNamespace(uid=uids, ordinal=np.arange(len(uids)))
     table = SimpleNamespace(buckets=[SimpleNamespace(name=name) for name in buckets])
     data: Any = SimpleNamespace(rows=rows, table=table)
     position: Any = SimpleNamespace(aliases=Aliases())
-    return _Rows.lay_out(data, position, stored)
+    return _AccountRows.lay_out(data, position, stored)
 
 
 def shown(seed: int = 0) -> tuple[_Shows, np.ndarray]:

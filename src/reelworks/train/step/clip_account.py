@@ -20,7 +20,7 @@ from reelworks.data.position import DataPosition
 from reelworks.diffusion.config import NUM_TIMESTEPS
 from reelworks.distributed.mesh import World
 from reelworks.recipe.dataset import RecipeData
-from reelworks.run.clip_losses import About, ClipLossError, ClipLosses, Usual
+from reelworks.run.clip_losses import ClipLossError, ClipLosses, LossesAbout, Usual
 from reelworks.train.step import draws
 
 F64 = NDArray[np.float64]
@@ -159,7 +159,7 @@ def _move(mean: F64, weight: F64, place: I64, share: F64, values: F64) -> None:
 
 
 @dataclass
-class ClipAccount:
+class ClipLossAccount:
     """Account of each clip's losses, of which only the main rank has more than the counters.
 
     Attributes:
@@ -172,7 +172,7 @@ class ClipAccount:
     visits: int = 0
     last: int = -1
     _stored: ClipLosses | None = None
-    _rows: _Rows | None = None
+    _rows: _AccountRows | None = None
     _seed: int | None = None
     _objective: Any = None
     _pending: list[_Shows] = field(default_factory=list)
@@ -196,7 +196,7 @@ class ClipAccount:
         """Begin to note the losses of a training that goes on at a position."""
         self._seed, self._objective = data.recipe.seed, data.recipe.objective
         if is_main:
-            self._rows = _Rows.lay_out(data, position, self._stored)
+            self._rows = _AccountRows.lay_out(data, position, self._stored)
         self._stored = None
 
     def add(self, step: int, batches: Sequence[MicroBatch], losses: F64, times: F64, *, trained: int) -> None:
@@ -255,11 +255,11 @@ class ClipAccount:
 
 
 @dataclass
-class _Rows:
+class _AccountRows:
     """The account on the main rank, with a row for each clip of the dataset and those of the account that left it."""
 
     table: ClipLosses
-    about: About
+    about: LossesAbout
     buckets: list[str]
     usual: _UsualLoss
     _own: I64  # index into `buckets` of each bucket of the table of buckets
@@ -267,7 +267,7 @@ class _Rows:
     _row: I64  # of each of them
 
     @classmethod
-    def lay_out(cls, data: RecipeData, position: DataPosition, stored: ClipLosses | None) -> _Rows:
+    def lay_out(cls, data: RecipeData, position: DataPosition, stored: ClipLosses | None) -> _AccountRows:
         rows, stored = data.rows, ClipLosses.empty() if stored is None else stored
         key, order = position.aliases.keys(rows.ordinal, rows.uid), np.argsort(rows.uid)
         place = np.argsort(key)

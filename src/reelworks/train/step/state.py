@@ -14,7 +14,7 @@ from reelworks.distributed.mesh import local, local_parts
 from reelworks.models.api import Denoiser
 from reelworks.models.lora import inject
 from reelworks.train.config import TrainConfig
-from reelworks.train.step.clip_account import ClipAccount
+from reelworks.train.step.clip_account import ClipLossAccount
 from reelworks.train.step.nonfinite import not_finite
 from reelworks.train.step.optimizers import ShardedOptimizer, matrices
 from reelworks.train.step.spikes import SpikeDetector
@@ -28,7 +28,7 @@ class TrainState:
     ema: dict[str, Tensor]
     optimizer: ShardedOptimizer
     spikes: SpikeDetector = field(default_factory=SpikeDetector)
-    clip_losses: ClipAccount = field(default_factory=ClipAccount)
+    clip_losses: ClipLossAccount = field(default_factory=ClipLossAccount)
     blocks: tuple[nn.Module, ...] = ()  # of the module
 
     @classmethod
@@ -50,7 +50,7 @@ class TrainState:
             local(average).copy_(local(self.optimizer.trained[name].detach()))
         self.optimizer.begin()
         self.spikes = SpikeDetector()
-        self.clip_losses = ClipAccount()
+        self.clip_losses = ClipLossAccount()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of a checkpoint; its tensors are loaded in place, the rest by `optimizer.load_state_dict`."""
