@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-SIDE = 32
+SIDE = 48
 COLOURS = {
     "red": (220, 40, 40),
     "green": (40, 180, 60),

@@ -55,7 +55,7 @@ def recipe(folder: Path, steps: int, *, batch_size: int, clip_losses: str | int,
         "bucket": [{"resolution": f"{_planted.SIDE}x{_planted.SIDE}", "num_frames": 1, "batch_size": batch_size}],
         "buckets": {"upscale": True},
         "data": {"num_workers": 0},
-        "model": {"name": "stdit3-tiny-1", "hidden_size": 96, "depth": 2, "num_heads": 4},
+        "model": {"name": "stdit3-tiny-1", "hidden_size": 128, "depth": 3, "num_heads": 4},
         "autoencoder": {"stride": 8},
         "text_encoder": {"dim": 64, "max_length": 12},
         "encode": {"store": True},
@@ -92,7 +92,7 @@ def train(folder: Path, values: Recipe) -> None:
 def base_of(folder: Path, steps: int) -> Path:
     """Train a base on good pictures, and return its weights."""
     _planted.write(folder, _planted.draw(400, {}, seed=1000), seed=1000)
-    train(folder, recipe(folder, steps, batch_size=64, clip_losses="off"))
+    train(folder, recipe(folder, steps, batch_size=32, clip_losses="off"))
     reelworks("checkpoints", "export", folder / "run", "-o", folder / "base.safetensors", "--dtype", "float32")
     return folder / "base.safetensors"
 
@@ -100,7 +100,7 @@ def base_of(folder: Path, steps: int) -> Path:
 def of_clips(folder: Path, seed: int, steps: int, number: int = 400) -> tuple[dict[str, str], Recipe]:
     """Write clips with faults; return the fault of each and the recipe that trains on them."""
     faults = _planted.write(folder, _planted.draw(number, _planted.CLIPS, seed=seed), seed=seed)
-    return faults, recipe(folder, steps, batch_size=64, clip_losses="auto")
+    return faults, recipe(folder, steps, batch_size=32, clip_losses="auto")
 
 
 def of_lora(folder: Path, seed: int, steps: int, base: Path) -> tuple[dict[str, str], Recipe]:
@@ -234,7 +234,7 @@ def main() -> None:
     parser.add_argument("--save", action="store_true", help=f"keep the figures in {RESULTS.name}")
     parser.add_argument("--only", choices=SETS)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=1000, help="of the training on clips")
+    parser.add_argument("--steps", type=int, default=1200, help="of the training on clips")
     parser.add_argument("--lora-steps", type=int, default=600)
     parser.add_argument("--base-steps", type=int, default=500)
     options = parser.parse_args()

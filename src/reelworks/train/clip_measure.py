@@ -1,6 +1,8 @@
 """Measure clips with fixed noise at chosen timesteps during training, each with its caption and with the empty one.
 
-The clips of a round are those that were measured least so far, held-out ones among them as a yardstick. With
+The clips of a round are those that were never measured, and then those whose captions are most in doubt, each measurement
+counting against a clip: so few measurements find the captions that tell nothing, and all clips are measured again in time.
+One in five is a held-out one, as a yardstick. With
 `train.clip_losses = "auto"`, rounds are spread so that their forward passes are 2 % of those that training makes: that is
 counted and not timed, so that a run makes the same rounds wherever and however often it is resumed. Nothing of training
 changes: each micro-batch seeds what its network draws.
@@ -31,7 +33,7 @@ from reelworks.precision.boundary import DtypeBoundary
 from reelworks.recipe.dataset import RecipeData
 from reelworks.schedule.plan import Samples
 from reelworks.train import progress
-from reelworks.train.step.clip_account import TIMES, UNREADABLE, Measured
+from reelworks.train.step.clip_account import TIMES, Measured
 from reelworks.train.step.examples import Predicted, fixed_example
 from reelworks.train.step.state import TrainState
 
@@ -107,8 +109,8 @@ class ClipMeasurer:
         return joined, np.arange(len(joined)) >= len(entries)
 
     @cached_property
-    def _order(self) -> tuple[I64, Callable[[], NDArray[np.int16]]]:
-        """Order of the candidates by a draw of each, and a function that tells how often they were measured."""
+    def _order(self) -> tuple[I64, Callable[[], tuple[NDArray[np.int16], NDArray[np.float32]]]]:
+        """Order of the candidates by a draw of each, and what was measured of them, as `ClipLossAccount.measured` tells."""
         uids = self._candidates[0].uid
         drawn = hash_rng.hash64(self.data.recipe.seed, "clip_losses", self.state.clip_losses.keys(uids))
         return np.argsort(drawn, kind="stable"), self.state.clip_losses.measured(uids)
@@ -117,8 +119,9 @@ class ClipMeasurer:
         """Return indices of candidates and how often each was measured, by micro-batch."""
         (clips, held_out), (order, measured) = self._candidates, self._order
         kind = clips.bucket if clips.layout is None else clips.bucket << 20 | clips.layout
-        times, sizes = measured(), self.data.table.batch_sizes()
-        chosen = choose(times[order], held_out[order], kind[order], sizes[clips.bucket[order]], size)
+        (times, doubt), sizes = measured(), self.data.table.batch_sizes()
+        sizes = sizes[clips.bucket[order]]
+        chosen = choose(times[order], doubt[order], held_out[order], kind[order], sizes, size)
         return [(order[batch], times[order[batch]].astype(np.int64)) for batch in chosen]
 
     def _requests(self, chosen: list[tuple[I64, I64]]) -> Iterator[MicroBatchRequest]:
@@ -161,14 +164,20 @@ class ClipMeasurer:
 
 
 def choose(
-    measured: NDArray[np.int16], held_out: NDArray[np.bool_], kind: I64, batch_size: I64, size: int
+    measured: NDArray[np.int16],
+    doubt: NDArray[np.float32],
+    held_out: NDArray[np.bool_],
+    kind: I64,
+    batch_size: I64,
+    size: int,
 ) -> list[I64]:
     """Return micro-batches of at most `size` clips that are measured next.
 
-    Those that were measured least come first, in the order that they are given in; the clips of a micro-batch are of one
-    kind, and at most `batch_size` of them. Of five measured clips one is held out, where there are any.
+    Those that were never measured come first, in the order that they are given in, and then those with most doubt, less one
+    for each measurement. The clips of a micro-batch are of one kind, and at most `batch_size` of them. Of five measured
+    clips one is held out, where there are any.
     """
-    free = {True: _least(measured, held_out, _AHEAD * size), False: _least(measured, ~held_out, _AHEAD * size)}
+    free = {kept: _first(measured, doubt, held_out == kept, _AHEAD * size) for kept in (True, False)}
     done = np.maximum(measured, 0)
     of_held_out, of_all, chosen = int(done[held_out].sum()), int(done.sum()), []
     while size > 0 and any(map(len, free.values())):
@@ -183,12 +192,11 @@ def choose(
     return chosen
 
 
-def _least(measured: NDArray[np.int16], among: NDArray[np.bool_], count: int) -> I64:
-    """Return the indices of the clips that were measured least, in their order; about so many of millions."""
-    parts, found = [np.zeros(0, np.int64)], 0
-    for times in np.unique(measured[among & (measured != UNREADABLE)]).tolist():
-        if found >= count:
-            break
-        parts.append(np.flatnonzero(among & (measured == times))[:count])
-        found += len(parts[-1])
-    return np.concatenate(parts)
+def _first(measured: NDArray[np.int16], doubt: NDArray[np.float32], among: NDArray[np.bool_], count: int) -> I64:
+    """Return the indices of about so many clips that are to be measured first."""
+    new = np.flatnonzero(among & (measured == 0))[:count]
+    if len(new) == count:  # of millions, most are never measured
+        return new
+    again = np.flatnonzero(among & (measured > 0))
+    order = np.argsort(measured[again] - doubt[again].astype(np.float64), kind="stable")
+    return np.concatenate([new, again[order[: count - len(new)]]])

@@ -122,7 +122,7 @@ def test_all_clips_take_turns_in_micro_batches_of_one_kind(
     measured, batch_size = np.zeros(total, np.int16), np.full(total, 4)
     measured[0] = UNREADABLE
     for _ in range(rounds):
-        chosen = clip_measure.choose(measured, is_held_out, kind, batch_size, size)
+        chosen = clip_measure.choose(measured, np.zeros(total, np.float32), is_held_out, kind, batch_size, size)
         every = np.concatenate([np.zeros(0, np.int64), *chosen])
         assert len(set(every.tolist())) == len(every) == min(size, total - 1)
         assert all(len(batch) <= 4 and len(set(kind[batch])) == 1 for batch in chosen)
@@ -132,6 +132,18 @@ def test_all_clips_take_turns_in_micro_batches_of_one_kind(
     assert np.ptp(trained) <= 1 + 4 * (kinds > 1) if len(trained) else True
     if held_out and clips > 5 and measured.sum() > 20:
         assert 0.1 <= measured[clips:].sum() / (measured.sum() + 1) <= 0.5
+
+
+def test_doubtful_captions_are_measured_again_and_all_others_in_time() -> None:
+    measured, doubt = np.ones(40, np.int16), np.full(40, -3, np.float32)
+    doubt[[7, 30]] = 1
+    held_out, kind, batch_size = np.zeros(40, bool), np.zeros(40, np.int64), np.full(40, 4)
+    assert {7, 30} <= set(clip_measure.choose(measured, doubt, held_out, kind, batch_size, 4)[0].tolist())
+    for _ in range(30):
+        for batch in clip_measure.choose(measured, doubt, held_out, kind, batch_size, 4):
+            measured[batch] += 1
+    assert measured[[7, 30]].min() - np.median(measured) in (3, 4)
+    assert measured.min() >= 3
 
 
 def test_a_loss_far_off_moves_the_usual_one_little() -> None:
