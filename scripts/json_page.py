@@ -68,7 +68,7 @@ class Shape(NamedTuple):
 
 def shapes() -> dict[str, tuple[Shape, ...]]:
     """Return what each verb prints with --json. Imports torch."""
-    from reelworks.analysis import coverage, plan_report, rejections
+    from reelworks.analysis import coverage, learning, plan_report, rejections
     from reelworks.captioning.caption import CaptionResult
     from reelworks.catalog import compact, scan
     from reelworks.checkpoint import listing
@@ -115,6 +115,7 @@ def shapes() -> dict[str, tuple[Shape, ...]]:
         ),
         "publish": (Shape(publish.Published),),
         "coverage": (Shape(coverage.CoverageReport),),
+        "learning": (Shape(learning.LearningReport),),
         "replay": (Shape(replay.ReplayReport),),
         "report": (Shape(html.WrittenReport),),
         "compare": (Shape(compare.Comparison),),

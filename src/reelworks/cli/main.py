@@ -28,6 +28,7 @@ from reelworks.cli import (
     eval,
     generate,
     importing,
+    learning,
     lora,
     measure,
     new,
@@ -110,6 +111,7 @@ app.command("generate", doing="generating")(generate.generate)
 app.command("eval", doing="measuring")(eval.evaluate)
 app.command("publish", doing="publishing")(publish.publish)
 app.command("coverage", doing="accounting for the clips")(coverage.coverage)
+app.command("learning", doing="reading the losses")(learning.learning)
 app.command("replay", doing="replaying")(replay.replay)
 app.command("report", doing="writing the report")(report.report)
 app.command("compare", doing="comparing")(compare.compare)

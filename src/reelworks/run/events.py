@@ -22,6 +22,7 @@ Every event has `v` (schema version), `time` (seconds since 1970), `kind` and, e
                 seconds_by_rank [of forward passes, ...], forward_ms_per_clip {bucket: milliseconds},
                 stragglers [{rank, host, factor}]: ranks that are slow for their micro-batches
     validation  loss, loss_by_time {"100": loss, ...}, loss_by_bucket {name: loss}, clips, seconds
+    clip_losses clips, seconds: a round of measurements with fixed noise
     checkpoint  name, bytes, seconds
     retention   kept [{step, reasons}], deleted [{step, reasons}]
     mirrored    bytes, seconds: the step's checkpoint is in the mirror

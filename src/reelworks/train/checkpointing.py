@@ -26,6 +26,7 @@ from reelworks.export.lora import BASE, lora_file_of
 from reelworks.models.lora.base_model import Base
 from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
+from reelworks.run import clip_losses
 from reelworks.schedule.cursor import Aliases, Cursor, Excluded
 from reelworks.train import progress
 from reelworks.train.logging.run_logger import RunLogger
@@ -64,6 +65,8 @@ def restore(checkpoint: Path, state: TrainState, base: Base | None, adapter: str
         aliases = Aliases.from_bytes(load.read_extra(checkpoint, _ALIASES))
     if load.has_extra(checkpoint, _SPIKES):
         state.spikes.load(load.read_extra(checkpoint, _SPIKES))
+    if load.has_extra(checkpoint, clip_losses.FILE):
+        state.clip_losses.load(load.read_extra(checkpoint, clip_losses.FILE))
     return Cursor(**json.loads(load.read_extra(checkpoint, names.CURSOR))), excluded, aliases
 
 
@@ -263,6 +266,8 @@ class CheckpointManager:
             extra[_ALIASES] = position.aliases.to_bytes()
         if self._state.spikes.recent:
             extra[_SPIKES] = self._state.spikes.to_bytes()
+        if self._state.clip_losses.is_on:
+            extra[clip_losses.FILE] = self._state.clip_losses.to_bytes(self._world, position.global_step)
         if self._base is not None:
             extra[BASE] = self._base.to_json().encode()
         return extra
