@@ -17,6 +17,11 @@ _PREAMBLE = re.compile(
     r"(?:(?:here(?:'s| is| are)|the following|this is)\b[^:\n]{0,80}:\s*)?(?:(?:caption|description|tags)\s*:\s*)?",
     re.IGNORECASE,
 )
+_OPENING = re.compile(
+    r"^(?:in )?(?:the|this) (?:image|picture|photo|photograph|video|clip|footage)(?: clip)? "
+    r"(?:shows|depicts|features|captures|displays|presents|portrays) ",
+    re.IGNORECASE,
+)
 _REFUSAL = re.compile(
     r"^(?:i'?m sorry|i am sorry|sorry,|i can(?:no|')t\b|i'?m (?:unable|not able)|i am (?:unable|not able)|as an ai\b|"
     r"unfortunately, i)",
@@ -61,6 +66,7 @@ def caption_of(answer: str, *, max_words: int | None = None, is_cut: bool = Fals
         raise CaptionFailed(f"the answer has {len(text):,} letters")
     if _loops(text.casefold().split()):
         raise CaptionFailed(f"the answer repeats itself: {_begin(text)}")
+    text = _capital(_OPENING.sub("", text)) if _OPENING.match(text) else text
     if is_cut:
         text = _whole(text)
     return text if max_words is None else _shortened(text, max_words)
@@ -78,7 +84,11 @@ def with_trigger(caption: str, trigger: str | None, *, is_in: bool) -> str:
     without = re.sub(r"(?:^[\s,.;:]+)|(\s*,)(?:\s*,)+", r"\1", without).strip()
     if not any(letter.isalpha() for letter in without):
         raise CaptionFailed("nothing is left of the answer without the trigger word")
-    return without[:1].upper() + without[1:] if caption[:1].isupper() else without
+    return _capital(without) if caption[:1].isupper() else without
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _begin(text: str) -> str:

@@ -294,6 +294,30 @@ def test_a_real_kill_at_random_moments(tmp_path: Path) -> None:
     assert texts(data) == {f"p{i}.txt": f"A picture named p{i}.\n" for i in range(40)} | {"v.txt": EXPECTED["v.txt"]}
 
 
+@pytest.mark.slow
+def test_ctrl_c_ends_soon_and_keeps_what_is_done(tmp_path: Path) -> None:
+    data = clips(tmp_path / "data", 12)
+    words = ["caption", str(data), "--command", "sh -c 'cat >/dev/null; sleep 0.3; echo A cat.'"]
+    child = subprocess.Popen(
+        [sys.executable, "-m", "reelworks", *words],
+        # A shell in the background, such as that of these tests, ignores Ctrl-C, and so would its programs.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    until = time.monotonic() + 120
+    while len(texts(data)) < 3 and time.monotonic() < until:
+        time.sleep(0.01)
+    began = time.monotonic()
+    child.send_signal(signal.SIGINT)
+    _, said = child.communicate()
+    assert (child.returncode, time.monotonic() - began < 5) == (130, True)
+    assert "stopped by Ctrl-C" in said
+    assert "Traceback" not in said
+    assert 3 <= len(texts(data)) < 13
+    assert run(data, command="echo A dog.").kept >= 3
+
+
 def test_wrong_requests_are_refused(data: Path) -> None:
     def request(**options: object) -> CaptionRequest:
         return CaptionRequest(data=(str(data),), **options)
