@@ -7,7 +7,8 @@ import json
 import re
 from collections import Counter
 
-_THOUGHTS = re.compile(r"<think(?:ing)?>.*?</think(?:ing)?>", re.IGNORECASE | re.DOTALL)
+_THOUGHTS = re.compile(r"^.*</think(?:ing)?>", re.IGNORECASE | re.DOTALL)  # whose begin may be part of the prompt
+_NO_TEXT = re.compile("[\x00-\x08\x0b\x0e-\x1b\ud800-\udfff\ufffd]")  # controls, and what UTF-8 cannot hold
 _HTML = re.compile(r"<!doctype|</?(?:html|head|body|title|h1|p|div|script|center)\b[^>]*>", re.IGNORECASE)
 _FENCE = re.compile(r"^```\w*|```$", re.MULTILINE)
 _EMPHASIS = re.compile(r"(\*\*|__)(?=\S)(.+?)(?<=\S)\1", re.DOTALL)
@@ -50,8 +51,8 @@ def caption_of(answer: str, *, max_words: int | None = None, is_cut: bool = Fals
     text = _THOUGHTS.sub("", answer).strip()
     if not text or re.match(r"<think", text, re.IGNORECASE):
         raise CaptionFailed("the answer has thoughts and no caption" if answer.strip() else "the answer is empty")
-    if "\ufffd" in text or any(letter < " " and letter not in "\t\n\r\f" for letter in text):
-        raise CaptionFailed(f"the answer is not text: {_begin(text)}")
+    if _NO_TEXT.search(text):
+        raise CaptionFailed(f"the answer is not text: {_begin(_NO_TEXT.sub('?', text))}")
     if _HTML.search(text):
         raise CaptionFailed(f"the answer is HTML: {_begin(text)}")
     if _is_json(text):
