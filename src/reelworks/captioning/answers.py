@@ -7,7 +7,8 @@ import json
 import re
 from collections import Counter
 
-_THOUGHTS = re.compile(r"<think(?:ing)?>.*?</think(?:ing)?>", re.IGNORECASE | re.DOTALL)
+_THOUGHTS = re.compile(r"^.*</think(?:ing)?>", re.IGNORECASE | re.DOTALL)  # whose begin may be part of the prompt
+_NO_TEXT = re.compile("[\x00-\x08\x0b\x0e-\x1b\ud800-\udfff\ufffd]")  # controls, and what UTF-8 cannot hold
 _HTML = re.compile(r"<!doctype|</?(?:html|head|body|title|h1|p|div|script|center)\b[^>]*>", re.IGNORECASE)
 _FENCE = re.compile(r"^```\w*|```$", re.MULTILINE)
 _EMPHASIS = re.compile(r"(\*\*|__)(?=\S)(.+?)(?<=\S)\1", re.DOTALL)
@@ -15,6 +16,11 @@ _LINE_START = re.compile(r"^\s*(?:#{1,6}\s+|[-*•]\s+|\d{1,2}[.)]\s+)", re.MULT
 _PREAMBLE = re.compile(
     r"^(?:(?:sure|certainly|of course|absolutely|okay|ok)(?: thing)?\s*[,!.:]\s*)?"
     r"(?:(?:here(?:'s| is| are)|the following|this is)\b[^:\n]{0,80}:\s*)?(?:(?:caption|description|tags)\s*:\s*)?",
+    re.IGNORECASE,
+)
+_OPENING = re.compile(
+    r"^(?:in )?(?:the|this) (?:image|picture|photo|photograph|video|clip|footage)(?: clip)? "
+    r"(?:shows|depicts|features|captures|displays|presents|portrays) ",
     re.IGNORECASE,
 )
 _REFUSAL = re.compile(
@@ -45,8 +51,8 @@ def caption_of(answer: str, *, max_words: int | None = None, is_cut: bool = Fals
     text = _THOUGHTS.sub("", answer).strip()
     if not text or re.match(r"<think", text, re.IGNORECASE):
         raise CaptionFailed("the answer has thoughts and no caption" if answer.strip() else "the answer is empty")
-    if "\ufffd" in text or any(letter < " " and letter not in "\t\n\r\f" for letter in text):
-        raise CaptionFailed(f"the answer is not text: {_begin(text)}")
+    if _NO_TEXT.search(text):
+        raise CaptionFailed(f"the answer is not text: {_begin(_NO_TEXT.sub('?', text))}")
     if _HTML.search(text):
         raise CaptionFailed(f"the answer is HTML: {_begin(text)}")
     if _is_json(text):
@@ -61,6 +67,7 @@ def caption_of(answer: str, *, max_words: int | None = None, is_cut: bool = Fals
         raise CaptionFailed(f"the answer has {len(text):,} letters")
     if _loops(text.casefold().split()):
         raise CaptionFailed(f"the answer repeats itself: {_begin(text)}")
+    text = _capital(_OPENING.sub("", text)) if _OPENING.match(text) else text
     if is_cut:
         text = _whole(text)
     return text if max_words is None else _shortened(text, max_words)
@@ -78,7 +85,11 @@ def with_trigger(caption: str, trigger: str | None, *, is_in: bool) -> str:
     without = re.sub(r"(?:^[\s,.;:]+)|(\s*,)(?:\s*,)+", r"\1", without).strip()
     if not any(letter.isalpha() for letter in without):
         raise CaptionFailed("nothing is left of the answer without the trigger word")
-    return without[:1].upper() + without[1:] if caption[:1].isupper() else without
+    return _capital(without) if caption[:1].isupper() else without
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def _begin(text: str) -> str:

@@ -89,6 +89,8 @@ def caption(request: CaptionRequest, on_progress: Progress | None = None) -> Cap
             return _undo(sources, stack)
         if not request.dry_run:
             _lock(request, sources, stack)
+        if request.list is not None:
+            new_list.check(request.list, sources)
         books = _Books.open(request, sources)
         if not request.dry_run and books.settle():
             sources = clips.find(request.data, request.root)

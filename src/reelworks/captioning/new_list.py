@@ -54,6 +54,22 @@ def encode(file: Path, sources: Sequence[CaptionSource], captions: Mapping[int, 
     return out.getvalue()
 
 
+def check(file: Path, sources: Sequence[CaptionSource]) -> None:
+    """Refuse a list that could not be written when all captions are there."""
+    try:
+        encode(file, sources, {})
+    except (TypeError, ValueError, pa.ArrowException) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(
+            f"the columns of the list cannot be written in this format ({str(error).partition(chr(10))[0]})",
+            code="list-suffix",
+            field="list",
+            value=str(file),
+            remedy="give a name that ends in .parquet",
+        ) from error
+
+
 def digest(data: bytes) -> str:
     """Return the digest by which a list that this program wrote is known again."""
     return digests.digest_bytes(data)

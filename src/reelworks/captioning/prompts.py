@@ -9,7 +9,9 @@ from reelworks.core.errors import UserError, nearest
 
 Style = Literal["subject", "style", "motion", "tags"]
 
-_NO_PREAMBLE = "Answer with the {sort} alone, in English, without a preamble, headings or lists."
+_NO_PREAMBLE = (
+    "Answer with the {sort} alone, in English, without a preamble, headings or lists, and without 'the {kind} shows'."
+)
 STYLES: dict[str, str] = {
     # What a caption names stays apart from the trigger word, so the traits of the subject itself are left out.
     "subject": "Write a caption of this {kind} for training an image model on its main subject. Name the subject only by "

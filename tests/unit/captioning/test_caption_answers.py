@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from catalog_rows import rows
 from hypothesis import given
 from hypothesis import strategies as st
 from refused import refused
 
+from reelworks.analysis import caption_advice
 from reelworks.captioning import prompts
 from reelworks.captioning.answers import CaptionFailed, caption_of, with_trigger
 
@@ -21,7 +23,11 @@ KEPT = [
     ("Sure! Here is the caption: A cat.", "A cat."),
     ("Here's a caption for this picture: A cat.", "A cat."),
     ("Caption: A cat.", "A cat."),
+    ("The image shows a cat.", "A cat."),
+    ("This video clip depicts a man who walks.", "A man who walks."),
+    ("The picture frame shows age.", "The picture frame shows age."),
     ("<think>It is a cat, I think.</think>\nA cat.", "A cat."),
+    ("so it is a cat.\n</think>A cat.", "A cat."),
     ("Certainly lit, the room is empty.", "Certainly lit, the room is empty."),
     ("a man, 1girl, 5 < 6 apples", "a man, 1girl, 5 < 6 apples"),
     ("一只猫。", "一只猫。"),
@@ -37,6 +43,7 @@ REFUSED = [
     ('["a", "b"]', "JSON"),
     ("caf\ufffd", "not text"),
     ("a\x00b", "not text"),
+    ("a\ud800b", "not text"),
     ("I'm sorry, but I cannot describe this.", "refused"),
     ("As an AI model, I see nothing", "refused"),
     ("cat " * 9, "repeats itself"),
@@ -49,6 +56,12 @@ REFUSED = [
 def test_what_stands_around_a_caption_is_removed(answer: str, caption: str) -> None:
     assert caption_of(answer) == caption
     assert caption_of(caption) == caption
+
+
+def test_no_caption_has_what_the_advice_on_captions_calls_leftovers() -> None:
+    written = [{"caption": caption_of(answer)} for answer, _ in KEPT]
+    assert "captions_leftovers" in {one.name for one in caption_advice.advise(rows(*({"caption": a} for a, _ in KEPT)))}
+    assert "captions_leftovers" not in {one.name for one in caption_advice.advise(rows(*written))}
 
 
 @pytest.mark.parametrize(("answer", "reason"), REFUSED)

@@ -207,6 +207,47 @@ def test_a_catalog_is_captioned_beside_its_files_or_into_a_list(data: Path, tmp_
     assert texts(data) == EXPECTED
 
 
+def test_clips_of_long_videos_keep_their_ranges(data: Path, tmp_path: Path) -> None:
+    media.write_video(data / "long.mp4", num_frames=48)
+    scan_sources([Source("d", data, cut="1.0s")], tmp_path / "catalog", workers=1)
+    done = run(tmp_path / "catalog", list=data / "new.csv")
+    assert done.captioned == 7
+    scan_sources([Source.from_path(data / "new.csv")], tmp_path / "again", workers=1)
+    rows = Catalog.open(tmp_path / "again").live()
+    of_long = [i for i in range(len(rows)) if rows.path[i].as_py() == "long.mp4"]
+    assert sorted((int(rows.first_frame[i]), int(rows.num_frames[i])) for i in of_long) == [(0, 24), (24, 24)]
+    assert [failed.clip for failed in run(tmp_path / "catalog").failed] != []
+    assert "long.txt" not in texts(data)
+
+
+def test_several_folders_have_records_of_their_own_and_one_list(tmp_path: Path) -> None:
+    for name in "ab":
+        clips(tmp_path / name, 2)
+    run((tmp_path / "a", tmp_path / "b"), list=tmp_path / "new.jsonl")
+    assert {row["path"]: row["text"] for row in lines(tmp_path / "new.jsonl")} == {
+        f"{name}/{clip}": text
+        for name in "ab"
+        for clip, text in (
+            ("p0.png", "A picture named p0."),
+            ("p1.png", "A picture named p1."),
+            ("v.mp4", "A video named v."),
+        )
+    }
+    done = run((tmp_path / "a", tmp_path / "b"))
+    assert sorted(done.records) == [str(tmp_path / name / record.NAME) for name in "ab"]
+    assert len(texts(tmp_path)) == 3  # by name, in each of the two
+    assert len(run((tmp_path / "a",), undo=True).restored) == 3
+    assert texts(tmp_path / "a") == {}
+    assert len(texts(tmp_path / "b")) == 3
+
+
+def test_a_list_that_cannot_be_written_is_told_before_anything_is_asked(data: Path) -> None:
+    (data / "meta.jsonl").write_text('{"path": "p0.png", "marks": [1, 2]}\n')
+    with refused("list-suffix", "list", says="parquet"):
+        run(data / "meta.jsonl", list=data / "new.csv", command="false")
+    assert run(data / "meta.jsonl", list=data / "new.parquet").captioned == 1
+
+
 def test_a_list_of_others_is_not_replaced(data: Path) -> None:
     (data / "new.csv").write_text("mine\n")
     with refused("output-exists", "list"):
@@ -292,6 +333,30 @@ def test_a_real_kill_at_random_moments(tmp_path: Path) -> None:
         assert all(text.endswith(".\n") for text in texts(data).values())
     run(data, workers=3)
     assert texts(data) == {f"p{i}.txt": f"A picture named p{i}.\n" for i in range(40)} | {"v.txt": EXPECTED["v.txt"]}
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_soon_and_keeps_what_is_done(tmp_path: Path) -> None:
+    data = clips(tmp_path / "data", 12)
+    words = ["caption", str(data), "--command", "sh -c 'cat >/dev/null; sleep 0.3; echo A cat.'"]
+    child = subprocess.Popen(
+        [sys.executable, "-m", "reelworks", *words],
+        # A shell in the background, such as that of these tests, ignores Ctrl-C, and so would its programs.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    until = time.monotonic() + 120
+    while len(texts(data)) < 3 and time.monotonic() < until:
+        time.sleep(0.01)
+    began = time.monotonic()
+    child.send_signal(signal.SIGINT)
+    _, said = child.communicate()
+    assert (child.returncode, time.monotonic() - began < 5) == (130, True)
+    assert "stopped by Ctrl-C" in said
+    assert "Traceback" not in said
+    assert 3 <= len(texts(data)) < 13
+    assert run(data, command="echo A dog.").kept >= 3
 
 
 def test_wrong_requests_are_refused(data: Path) -> None:

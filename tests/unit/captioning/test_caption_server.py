@@ -139,9 +139,10 @@ def test_a_wrong_server_is_told_before_anything_is_asked() -> None:
 def test_keys_are_sent_and_kept_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = clips(tmp_path / "data", 2)
     monkeypatch.setenv("MY_KEY", "key-4711")
-    served = Served(said("A cat."))
+    served = Served(body({"error": "Bearer key-4711 is unusual"}, 400), said("A cat."))
     with serving(served) as url:
         done = run(data, server=url, key_env="MY_KEY")
+        assert [failed.reason.count("Bearer ...") for failed in done.failed] == [1]
         with refused("key-missing", "key_env"):
             run(data, server=url, key_env="NO_KEY", overwrite=True)
     assert {headers["Authorization"] for headers in served.headers} == {"Bearer key-4711"}
