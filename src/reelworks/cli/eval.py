@@ -85,7 +85,7 @@ def _print_series(series: CheckpointSeries) -> None:
         table.add_row(str(one.step), *cells)
     show.print_table(table)
     show.line("* the best by that metric; ↑ higher is better, ↓ lower is better")
-    for text in series.notes():
+    for text in series.to_text():
         show.line(text)
 
 

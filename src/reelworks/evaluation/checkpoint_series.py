@@ -69,6 +69,16 @@ class MeasuredCheckpoint:
         loss = {} if self.loss is None else {"loss": self.loss}
         return loss | {m.name: m.value for m in self.metrics if m.value is not None}
 
+    @property
+    def copied(self) -> dict[int, str]:
+        """Return the clips that look like copies of a training clip, by number, with its name and their closeness."""
+        found: dict[int, str] = {}
+        for metric in self.metrics:
+            for clip, source in metric.nearest.items():
+                if (value := metric.by_clip[clip]) > likeness.COPIED:
+                    found.setdefault(int(clip), f"{source} ({metric.name} {value:.3g})")
+        return found
+
 
 @dataclass(frozen=True)
 class SkippedCheckpoint:
@@ -136,24 +146,21 @@ class CheckpointSeries:
         return stop_advice.advise(stop_advice.points_of({one.step: one.values for one in self.checkpoints}))
 
     def notes(self) -> list[str]:
-        """Return in sentences what was skipped, which clips look like copies, and which step to use."""
+        """Return in sentences what was left out, and why."""
         lines = [f"step {each.step} is left out: {each.reason}" for each in self.skipped]
         reasons = dict.fromkeys((m.name, m.skipped) for one in self.checkpoints for m in one.metrics if m.skipped)
-        lines += [f"{name}: skipped: {reason}" for name, reason in reasons]
-        lines += [
-            f"step {one.step}: {text}" for one in self.checkpoints for m in one.metrics if (text := self._copies(m))
-        ]
-        advice = self.advice
-        return [*lines, advice.to_text()] if advice is not None else lines
+        return [*lines, *(f"{name}: skipped: {reason}" for name, reason in reasons)]
 
-    def _copies(self, metric: MetricResult) -> str:
-        """Return how many clips look copied, and which one most; empty if none does."""
-        copied = {clip: metric.by_clip[clip] for clip in metric.nearest if metric.by_clip[clip] > likeness.COPIED}
-        if not copied:
-            return ""
-        most = max(copied, key=lambda clip: copied[clip])
-        what = f"{self.prompts[int(most)]!r} is nearest to {metric.nearest[most]}, {copied[most]:.3g}"
-        return f"{len(copied)} of {units.plural(len(metric.by_clip), 'clip')} look copied by {metric.name}: {what}"
+    def to_text(self) -> list[str]:
+        """Return in sentences what was left out, which clips look like copies, and which step to use."""
+        copies = [f"step {one.step}: {text}" for one in self.checkpoints if (text := self._copies(one))]
+        advice = self.advice
+        return [*self.notes(), *copies, *([] if advice is None else [advice.to_text()])]
+
+    def _copies(self, one: MeasuredCheckpoint) -> str:
+        copied = one.copied
+        more = f", and {len(copied) - 1} more" if len(copied) > 1 else ""
+        return f"{self.prompts[min(copied)]!r} looks copied: {copied[min(copied)]}{more}" if copied else ""
 
     def file(self) -> Path:
         """Return the file in the run folder; the same settings have the same file."""

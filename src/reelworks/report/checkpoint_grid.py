@@ -21,6 +21,7 @@ class GridRow:
     step: int
     numbers: list[tuple[str, str, bool]]  # name, value, and whether it is the best
     clips: list[Preview | None]
+    copied: dict[int, str]  # training clips that clips look copied from, by the number of the clip
 
 
 def rows(series: CheckpointSeries) -> list[GridRow]:
@@ -35,6 +36,7 @@ def rows(series: CheckpointSeries) -> list[GridRow]:
             one.step,
             [(name, f"{value:.4g}", series.best[name] == one.step) for name, value in one.values.items()],
             shown[one.step],
+            one.copied,
         )
         for one in series.checkpoints
     ]

@@ -78,9 +78,10 @@ def test_a_series_tells_the_best_the_copies_and_the_step_to_use() -> None:
     assert series.higher_is_better == {"likeness-pixels": True, "closeness-pixels": False}
     assert series.advice is not None
     assert series.advice.step == 300
-    left_out, no_weights, fifth, sixth, advice = series.notes()
+    left_out, no_weights, fifth, sixth, advice = series.to_text()
     assert left_out == "step 700 is left out: gone"
     assert no_weights == "clip-score: skipped: no weights are named for clip"
-    assert fifth == "step 500: 1 of 2 clips look copied by closeness-pixels: 'a mug' is nearest to mugs/a.png, 1.1"
-    assert sixth.startswith("step 600: 2 of 2 clips look copied")
+    assert fifth == "step 500: 'a mug' looks copied: mugs/a.png (closeness-pixels 1.1)"
+    assert sixth == "step 600: 'a mug' looks copied: mugs/a.png (closeness-pixels 1.9), and 1 more"
     assert advice.startswith("use step 300: likeness has not risen in the 3 measurements since")
+    assert measured[4].copied.keys() == {0}
