@@ -59,15 +59,15 @@ def rates(found: Mask, right: Mask, sought: Mask) -> dict[str, float]:
 
 def detected(folder: Path, name: str, seeds: int) -> dict[str, Any]:
     """Measure the cases of a filter."""
-    detection, drawn_in = cases.DETECTIONS[name], dict[str, bool]()
+    detection, truth = cases.DETECTIONS[name], dict[str, bool]()
     for seed in range(seeds):
         below = folder / str(seed)
         below.mkdir(parents=True)
-        for path, there in detection.make(np.random.default_rng(seed), below):
-            drawn_in[str(path.relative_to(folder))] = there
+        for path, is_there in detection.make(np.random.default_rng(seed), below):
+            truth[str(path.relative_to(folder))] = is_there
     columns = {column: measure for measure, kind in all_measures().items() for column in kind}
     rows = measured(folder, (columns[name],))
-    there = np.array([drawn_in[path] for path in rows.path.to_pylist()])
+    there = np.array([truth[path] for path in rows.path.to_pylist()], dtype=np.bool_)
     return {"filter": detection.filter} | rates(filters.keeps(rows, detection.filter), there, there)
 
 
@@ -94,8 +94,8 @@ def exact(folder: Path, measure: str, make: Make, seeds: int) -> dict[str, dict[
         truth = np.array([[case.values[name] for name in names] for case in ordered])
         values = np.stack([rows.scores[name] for name in names], axis=1)
         tolerance = np.array([case.tolerance for case in ordered])[:, None]
-        right = (np.abs(values - truth) <= tolerance).all(axis=1)
-        found, sought = (values > tolerance).any(axis=1), (truth > 0).any(axis=1)
+        right = np.all(np.abs(values - truth) <= tolerance, axis=1)
+        found, sought = np.any(values > tolerance, axis=1), np.any(truth > 0, axis=1)
         result[names[0] if measure == "cuts" else measure] = rates(found, right, sought)
     return result
 
@@ -106,8 +106,8 @@ def paired(folder: Path, each: int, seeds: int) -> dict[str, Any]:
     for seed in range(seeds):
         below = folder / str(seed)
         below.mkdir(parents=True)
-        for path, number, kind in cases.duplicates(np.random.default_rng(seed), below, each):
-            numbers[str(path.relative_to(folder))] = (10_000 * seed + number, kind)
+        for file, number, kind in cases.duplicates(np.random.default_rng(seed), below, each):
+            numbers[str(file.relative_to(folder))] = (10_000 * seed + number, kind)
     rows = measured(folder, ("duplicates",))
     group = dict(zip(rows.path.to_pylist(), rows.scores["duplicate_group"].tolist(), strict=True))
     members: dict[float, list[int]] = {}
@@ -155,7 +155,7 @@ def speeds(folder: Path, repeats: int) -> dict[str, dict[str, float]]:
     for _ in range(repeats):
         alone.append(seconds(decoded))
         for name, names in sets.items():
-            taken[name].append(seconds(lambda request, names=names: sampling.measure(request._replace(measures=names))))  # type: ignore[misc]
+            taken[name].append(seconds(lambda request, names=names: sampling.measure(request._replace(measures=names))))
     return {
         name: {
             "clips_per_second": len(requests) / statistics.median(values),

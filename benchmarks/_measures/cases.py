@@ -117,7 +117,7 @@ def _silence(rng: Rng, folder: Path) -> Iterator[tuple[Path, bool]]:
 def _overdriven(rng: Rng, folder: Path) -> Iterator[tuple[Path, bool]]:
     for gain in (0.5, 1.0, 2.0, 4.0):
         yield (
-            _sound(rng, folder, lambda music, gain=gain: np.clip(gain * music, -1, 1), f"{gain}"),  # type: ignore[misc]
+            _sound(rng, folder, lambda music, gain=gain: np.clip(gain * music, -1, 1), f"{gain}"),
             gain > 1.5,
         )
 

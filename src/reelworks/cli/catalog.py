@@ -15,7 +15,7 @@ from reelworks.cli.options import EngineOption, Html, Json, load_recipe
 if TYPE_CHECKING:
     from reelworks.catalog.scan import ScanResult
     from reelworks.catalog.summary import Histogram, Summary
-    from reelworks.report.columns import Column
+    from reelworks.report.columns import ColumnLimits
     from reelworks.report.inspect import Inspection
 
 _FILES_SHOWN = 3
@@ -194,7 +194,7 @@ def _print_inspection(inspected: Inspection, html: Path | None) -> None:
         show.line(str(html))
 
 
-def _print_column(column: Column) -> None:
+def _print_column(column: ColumnLimits) -> None:
     lacking = f", {column.missing} without it" if column.missing else ""
     show.line(f"\nlimits on {column.name}" + (f" ({column.unit})" if column.unit else "") + lacking)
     table = show.new_table("percentile", "limit", "clips lost", "hours", "frames", "tokens", "clip there")

@@ -106,7 +106,7 @@ class Percentile:
 
 
 @dataclass(frozen=True)
-class Column:
+class ColumnLimits:
     """A column of numbers of a catalog.
 
     Attributes:
@@ -179,7 +179,7 @@ class Counted:
         )
 
 
-def columns(counted: Counted) -> list[Column]:
+def columns(counted: Counted) -> list[ColumnLimits]:
     """Return the columns of numbers that at least one of the clips has."""
     found = (_column(counted, name, values_of(counted.rows, name)) for name in (*HEADINGS, *counted.rows.scores))
     return [column for column in found if column is not None]
@@ -191,7 +191,7 @@ def values_of(rows: CatalogRows, name: str) -> F64:
     return values
 
 
-def _column(counted: Counted, name: str, values: F64) -> Column | None:
+def _column(counted: Counted, name: str, values: F64) -> ColumnLimits | None:
     label, unit, of_videos = heading(name)
     among = counted.clip & counted.rows.is_video if of_videos else counted.clip
     has = among & ~np.isnan(values)
@@ -203,7 +203,7 @@ def _column(counted: Counted, name: str, values: F64) -> Column | None:
         _percentile(counted, p, value, values, at, has) for p, value in zip(PERCENTILES, limits, strict=True)
     ]
     missing = int(among.sum()) - len(at)
-    return Column(name, label, unit, len(at), missing, histogram(values[among]), percentiles)
+    return ColumnLimits(name, label, unit, len(at), missing, histogram(values[among]), percentiles)
 
 
 def _percentile(counted: Counted, percentile: int, value: float, values: F64, at: I64, has: Mask) -> Percentile:

@@ -21,7 +21,7 @@ from reelworks.catalog.summary import Histogram, Summary, summarise
 from reelworks.core import files, units
 from reelworks.data.dataset import Dataset
 from reelworks.report import columns, page
-from reelworks.report.columns import Column, Counted
+from reelworks.report.columns import ColumnLimits, Counted
 from reelworks.report.plots import Figure
 from reelworks.report.run_facts import Fact
 
@@ -48,7 +48,7 @@ class Inspection:
     sizes: list[tuple[int, int]]  # width and height in pixels of readable clips sampled evenly over the catalog
     advice: list[DataAdvice]
     proposal: Proposal
-    columns: list[Column]  # columns of numbers, with what limits on them would leave out
+    columns: list[ColumnLimits]  # columns of numbers, with what limits on them would leave out
     counted: Counted  # the clips that these are about
 
     @property

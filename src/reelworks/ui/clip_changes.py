@@ -120,7 +120,7 @@ def write_filter(source: DataSource, dataset: str, text: str | None, former: str
         UserError: The file was changed meanwhile, the filter is wrong, or the file cannot be written.
     """
     with _lists:
-        old = _text(source.file)
+        old = exclude_file.read(source.file)
         values = toml.parse(old)
         names = [d.dataset_name for d in recipe_files.parse(values, source.file).dataset]
         entry = values["dataset"][names.index(dataset)] if dataset in names else None

@@ -35,7 +35,7 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Answer:
+class LimitsAnswer:
     """Effect of limits on the clips of a dataset.
 
     Attributes:
@@ -108,7 +108,7 @@ def list_columns(clips: ClipView, dataset: str) -> list[Json]:
     return found
 
 
-def ask(clips: ClipView, dataset: str, ranges: Mapping[str, ColumnRange], moved: str | None) -> Answer:
+def ask(clips: ClipView, dataset: str, ranges: Mapping[str, ColumnRange], moved: str | None) -> LimitsAnswer:
     """Return what limits would do to a dataset's clips, and the clips next to those of the column that was moved."""
     rows, among, former = clips.data.rows, base(clips, dataset), filter_of(clips, dataset)
     values = {name: columns.values_of(rows, name)[among] for name in ranges if _is_column(rows, name)}
@@ -120,7 +120,7 @@ def ask(clips: ClipView, dataset: str, ranges: Mapping[str, ColumnRange], moved:
         rest = np.logical_and.reduce([~np.isnan(values[moved]), *others])
         least = _side(among, values[moved], ranges[moved].least, inside, rest, sign=1)
         most = _side(among, values[moved], ranges[moved].most, inside, rest, sign=-1)
-    return Answer(
+    return LimitsAnswer(
         clips=len(among),
         inside=int(inside.sum()),
         left_out={name: int((~mask).sum()) for name, mask in passes.items()},
