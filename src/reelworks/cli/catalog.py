@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,7 +17,7 @@ from reelworks.cli.options import EngineOption, Html, Json, load_recipe
 if TYPE_CHECKING:
     from reelworks.catalog.scan import ScanResult
     from reelworks.catalog.summary import Histogram, Summary
-    from reelworks.report.columns import ColumnLimits
+    from reelworks.report.columns import ColumnLimits, Loss
     from reelworks.report.inspect import Inspection
 
 _FILES_SHOWN = 3
@@ -178,8 +180,8 @@ def _print_inspection(inspected: Inspection, html: Path | None) -> None:
     _print_reasons(s)
     for title, unit, histogram in inspected.histograms:
         _print_histogram(f"{title} ({unit})", histogram, max(12, *(len(label) for label, _ in histogram)))
-    for column in inspected.columns:
-        _print_column(column)
+    if inspected.columns:
+        _print_columns(inspected.columns)
     if inspected.advice:
         show.line("\nadvice")
     for advice in inspected.advice:
@@ -194,16 +196,23 @@ def _print_inspection(inspected: Inspection, html: Path | None) -> None:
         show.line(str(html))
 
 
-def _print_column(column: ColumnLimits) -> None:
-    lacking = f", {column.missing} without it" if column.missing else ""
-    show.line(f"\nlimits on {column.name}" + (f" ({column.unit})" if column.unit else "") + lacking)
-    table = show.new_table("percentile", "limit", "clips lost", "hours", "frames", "tokens", "clip there")
-    for one in column.percentiles:
-        for sign, loss in ((">=", one.at_least), ("<=", one.at_most)):
-            cells = f"{sign} {one.value:.6g}", str(loss.clips), f"{loss.hours:.2f}", str(loss.frames), str(loss.tokens)
-            at_least = sign == ">="
-            table.add_row(str(one.percentile) if at_least else "", *cells, one.files[0] if at_least else "")
-    show.print_table(table)
+def _print_columns(columns: Sequence[ColumnLimits]) -> None:
+    from reelworks.core import units
+
+    show.line("\nwhat a limit at a percentile would leave out: clips, hours of video, latent tokens of an epoch")
+    for column in columns:
+        lacking = f", {units.plural(column.missing, 'clip')} without it" if column.missing else ""
+        show.line(f"\n{column.name}" + (f" ({column.unit})" if column.unit else "") + lacking)
+        table = show.new_table("percentile", "number", "below it", "above it", "clip there")
+        for value, same in itertools.groupby(column.percentiles, key=lambda one: one.value):
+            first, *others = same
+            label = f"{first.percentile} to {others[-1].percentile}" if others else str(first.percentile)
+            table.add_row(label, f"{value:.6g}", *map(_loss, (first.at_least, first.at_most)), first.files[0])
+        show.print_table(table)
+
+
+def _loss(loss: Loss) -> str:
+    return f"{loss.clips}, {loss.hours:.2f} h, {loss.tokens}" if loss.clips else "–"
 
 
 def _print_reasons(summary: Summary) -> None:

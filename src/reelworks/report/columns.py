@@ -16,6 +16,7 @@ from reelworks.buckets import assign, propose
 from reelworks.buckets.assign import Reason
 from reelworks.buckets.propose import Proposal
 from reelworks.buckets.table import EMPTY, BucketTable
+from reelworks.catalog import measured_columns
 from reelworks.catalog.rows import CatalogRows
 from reelworks.catalog.summary import Histogram, histogram
 from reelworks.core.shape import Shape
@@ -51,7 +52,8 @@ HEADINGS = {
 
 def heading(name: str) -> _Heading:
     """Return how a column of numbers is named for people, and its unit."""
-    return HEADINGS.get(name, _Heading(name.replace("_", " "), ""))
+    measured = measured_columns.find(name)
+    return HEADINGS.get(name, _Heading(name.replace("_", " "), "" if measured is None else measured.unit))
 
 
 @dataclass(frozen=True)

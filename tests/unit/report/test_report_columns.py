@@ -107,7 +107,7 @@ def test_clips_at_the_percentiles_are_named_and_shown(
     (tmp_path / "mine.toml").write_text(recipe_file.dump(recipe(folder)))
     page = tmp_path / "page.html"
     told = inspected("--recipe", str(tmp_path / "mine.toml"), "--html", str(page))
-    assert "limits on aes, 1 without it" in told
+    assert "aes, 1 clip without it" in told
     assert "meta/1.mp4" in told
     text = page.read_text()
     assert text.count("<code>aes &gt;= ") == 5
