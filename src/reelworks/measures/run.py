@@ -28,7 +28,7 @@ from reelworks.core.ray_cluster import Engine, RayPool
 from reelworks.core.worker_pool import WorkerPool
 from reelworks.measures import registry, sampling
 from reelworks.measures.measure import CatalogMeasure, ComparedClips, Comparing
-from reelworks.measures.sampling import Measured, MeasureRequest
+from reelworks.measures.sampling import Measurement, MeasureRequest
 from reelworks.run import lock
 
 _SECONDS_BETWEEN_WRITES, _SECONDS_BETWEEN_REPORTS = 5.0, 0.2
@@ -219,7 +219,7 @@ def _measure_all(
     return _collect(rows, pending, kept, _found(rows, pending, workers, WorkerPool()), on_progress)
 
 
-def _found(rows: CatalogRows, pending: _ToMeasure, threads: int, processes: Any) -> Iterator[Measured]:
+def _found(rows: CatalogRows, pending: _ToMeasure, threads: int, processes: Any) -> Iterator[Measurement]:
     return probe_pool.map_ordered(
         sampling.measure,
         _requests(rows, pending),
@@ -231,7 +231,7 @@ def _found(rows: CatalogRows, pending: _ToMeasure, threads: int, processes: Any)
 
 
 def _collect(
-    rows: CatalogRows, pending: _ToMeasure, kept: KeptMeasures, found: Iterator[Measured], on_progress: OnClips | None
+    rows: CatalogRows, pending: _ToMeasure, kept: KeptMeasures, found: Iterator[Measurement], on_progress: OnClips | None
 ) -> list[tuple[str, str]]:
     failed: list[tuple[str, str]] = []
     waiting: dict[int, Mapping[str, float | bytes]] = {}

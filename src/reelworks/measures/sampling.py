@@ -48,7 +48,7 @@ class MeasureRequest(NamedTuple):
     measures: tuple[str, ...]
 
 
-class Measured(NamedTuple):
+class Measurement(NamedTuple):
     """Values of a clip by the label under which they are kept, and the problems of measures that have none."""
 
     values: dict[str, float | bytes]
@@ -56,7 +56,7 @@ class Measured(NamedTuple):
     missing_on: str = ""  # name of the node of a cluster that does not see the file
 
 
-def measure(request: MeasureRequest) -> Measured:
+def measure(request: MeasureRequest) -> Measurement:
     """Apply measures to a clip; any problem with it, or in a measure, costs that clip the values and no more."""
     measures = [registry.instance(entry) for entry in request.measures]
     values: dict[str, float | bytes] = {}
@@ -76,12 +76,12 @@ def measure(request: MeasureRequest) -> Measured:
             except Exception as error:  # a class of a user may raise anything
                 problems.append(f"{one.name}: {type(error).__name__}: {error}")
     unseen = bool(problems) and not values and location.is_missing(request.path)
-    return Measured(values, tuple(problems), socket.gethostname() if unseen else "")
+    return Measurement(values, tuple(problems), socket.gethostname() if unseen else "")
 
 
-def crashed(request: MeasureRequest) -> Measured:
+def crashed(request: MeasureRequest) -> Measurement:
     """Return the result for a clip whose process died."""
-    return Measured({}, ("the decoder crashed on it",))
+    return Measurement({}, ("the decoder crashed on it",))
 
 
 def _values(measure: Measure, clip: SampledClip) -> dict[str, float | bytes]:
