@@ -30,7 +30,7 @@ _NEIGHBOURS = 6  # following clips of the same band that a clip is paired with
 _PAIRS = 1 << 13  # that are compared at once, in the caches
 _FRAMES = 1 << 16  # that are hashed at once
 _MOST_BITS = 18  # of 63 in which the hashes of a pair may differ
-_ALIKE = 0.82
+_LIKELY, _ALIKE = 0.6, 0.82  # correlations for a part that may be a little off, and for one that fits
 
 Pairs = NDArray[np.int64]  # `[P, 2]`, the smaller index first
 
@@ -131,46 +131,53 @@ def _mirrored_bits() -> np.uint64:
 
 
 def _candidates(frames_N2XX: NDArray[np.uint8]) -> Pairs:
-    """Return the pairs of clips whose hashes agree in a band of bits and differ in few others."""
-    count, found = len(frames_N2XX), np.zeros(0, dtype=np.int64)
+    """Return the pairs of clips that look alike in one of a few parts, by their hashes and then by that part."""
+    found = np.zeros(0, dtype=np.int64)
     for pairs in _all_candidates(frames_N2XX):
-        found = np.union1d(found, pairs[:, 0] * count + pairs[:, 1])
-    return np.stack([found // count, found % count], axis=1)
+        found = np.union1d(found, _coded(np.sort(pairs, axis=1), len(frames_N2XX)))
+    return np.stack(np.divmod(found, len(frames_N2XX)), axis=1)
+
+
+def _coded(pairs: Pairs, count: int) -> NDArray[np.int64]:
+    """Return each pair once, as a number."""
+    return np.unique(pairs[:, 0] * count + pairs[:, 1])
 
 
 def _all_candidates(frames_N2XX: NDArray[np.uint8]) -> Iterator[Pairs]:
-    """Yield the candidates by band and part of the frame; a pair may come repeatedly."""
-    bits = min(max(math.ceil(math.log2(len(frames_N2XX))), 7), 21)
-    bands = 63 // bits
-    whole = _resampled(0, 1)
-    for frame in range(2):
-        plain = _hashes(frames_N2XX[:, frame], whole, whole)
-        for down in _COARSE:
-            for across in _COARSE:
-                cut = (
-                    plain
-                    if down == across == (0.0, 1.0)
-                    else _hashes(frames_N2XX[:, frame], _resampled(*down), _resampled(*across))
-                )
+    """Yield the candidates by part of the frame, each a clip and one whose part it may show."""
+    count = len(frames_N2XX)
+    bits = min(max(math.ceil(math.log2(count)), 7), 21)
+    whole, cosines = _resampled(0, 1), _cosines(_COMPARED)
+    plain = [_hashes(frames_N2XX[:, frame], whole, whole) for frame in range(2)]
+    for down in _COARSE:
+        for across in _COARSE:
+            part = _resampled(*down), _resampled(*across)
+            found = []
+            for frame in range(2):
+                cut = _hashes(frames_N2XX[:, frame], *part)
                 for other in (cut, cut ^ _mirrored_bits()):
-                    of_bands = [_in_band(plain, other, band * bits, (1 << bits) - 1) for band in range(bands)]
-                    yield np.concatenate(of_bands)
+                    found += [_in_band(plain[frame], other, at * bits, (1 << bits) - 1) for at in range(63 // bits)]
+            pairs = np.stack(np.divmod(_coded(np.concatenate(found), count), count), axis=1)
+            for begin in range(0, len(pairs), _PAIRS):
+                some = pairs[begin : begin + _PAIRS]
+                a, b = (frames_N2XX[some[:, side]].astype(np.float32) for side in (0, 1))
+                parts = (cosines @ part[0]) @ b @ (cosines @ part[1]).T
+                yield some[_correlation(_unit(cosines @ a @ cosines.T), _unit(parts)) >= _LIKELY]
 
 
 def _in_band(plain: NDArray[np.uint64], other: NDArray[np.uint64], shift: int, mask: int) -> Pairs:
-    """Return pairs of a clip and another form of a clip that agree in a band."""
-    found = [np.zeros((0, 2), dtype=np.int64)]
+    """Return pairs of a clip and another form of a clip, in this order, that agree in a band."""
+    count, found = len(plain), [np.zeros((0, 2), dtype=np.int64)]
     both = np.concatenate([plain, other])
     key = (both >> np.uint64(shift)) & np.uint64(mask)
     order = np.lexsort((both, key))
-    key, at = key[order], order % len(plain)
-    is_other = order >= len(plain)
+    key, at, is_other = key[order], order % count, order >= count
     for step in range(1, _NEIGHBOURS + 1):
         joined = (key[step:] == key[:-step]) & (is_other[step:] != is_other[:-step]) & (at[step:] != at[:-step])
-        first, second = order[:-step][joined], order[step:][joined]
-        near = np.bitwise_count(both[first] ^ both[second]) <= _MOST_BITS
-        pairs = np.stack([first[near] % len(plain), second[near] % len(plain)], axis=1)
-        found.append(np.sort(pairs, axis=1))
+        pairs = np.stack([order[:-step][joined], order[step:][joined]], axis=1)
+        pairs = np.sort(pairs, axis=1)  # the other form has the larger number
+        near = np.bitwise_count(both[pairs[:, 0]] ^ both[pairs[:, 1]]) <= _MOST_BITS
+        found.append(pairs[near] % count)
     return np.concatenate(found)
 
 
@@ -185,11 +192,17 @@ def _alike(frames_N2XX: NDArray[np.uint8], pairs: Pairs) -> NDArray[np.bool_]:
             whole, rows = _unit(spans[0] @ b @ spans[0].T), down @ a
             best = np.full(len(left), -1.0, dtype=np.float32)
             for across in spans:
-                products = _unit(rows @ across.T) * whole
-                even, odd = products[..., ::2].sum(axis=(1, 2, 3)), products[..., 1::2].sum(axis=(1, 2, 3))
-                best = np.maximum(best, even + np.abs(odd))  # mirrored, the odd coefficients have the other sign
+                best = np.maximum(best, _correlation(_unit(rows @ across.T), whole))
             alike[left] = best >= _ALIKE
     return alike
+
+
+def _correlation(a_P2KK: NDArray[np.float32], b_P2KK: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the correlation of two clips, or of one with the mirror image of the other if that is larger."""
+    products = a_P2KK * b_P2KK
+    odd: NDArray[np.float32] = np.abs(products[..., 1::2].sum(axis=(1, 2, 3)))  # the signs that mirroring turns
+    result: NDArray[np.float32] = products[..., ::2].sum(axis=(1, 2, 3)) + odd
+    return result
 
 
 def _unit(found_P2KK: NDArray[np.float32]) -> NDArray[np.float32]:
