@@ -16,6 +16,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +68,8 @@ def detected(folder: Path, name: str, seeds: int) -> dict[str, Any]:
             drawn_in[str(path.relative_to(folder))] = there
     columns = {column: measure for measure, kind in all_measures().items() for column in kind}
     rows = measured(folder, (columns[name],))
-    there = np.array([drawn_in[path] for path in rows.path.to_pylist()])
-    return {"filter": detection.filter} | rates(filters.keeps(rows, detection.filter), there, there)
+    sought = np.array([drawn_in[path] for path in rows.path.to_pylist()], dtype=np.bool_)
+    return {"filter": detection.filter} | rates(filters.keeps(rows, detection.filter), sought, sought)
 
 
 def all_measures() -> dict[str, list[str]]:
@@ -94,8 +95,8 @@ def exact(folder: Path, measure: str, make: Make, seeds: int) -> dict[str, dict[
         truth = np.array([[case.values[name] for name in names] for case in ordered])
         values = np.stack([rows.scores[name] for name in names], axis=1)
         tolerance = np.array([case.tolerance for case in ordered])[:, None]
-        right = (np.abs(values - truth) <= tolerance).all(axis=1)
-        found, sought = (values > tolerance).any(axis=1), (truth > 0).any(axis=1)
+        right = np.all(np.abs(values - truth) <= tolerance, axis=1)
+        found, sought = np.any(values > tolerance, axis=1), np.any(truth > 0, axis=1)
         result[names[0] if measure == "cuts" else measure] = rates(found, right, sought)
     return result
 
@@ -117,9 +118,9 @@ def paired(folder: Path, each: int, seeds: int) -> dict[str, Any]:
     pairs = [(a, b) for ids in members.values() for i, a in enumerate(ids) for b in ids[:i]]
     hits = {kind: list[bool]() for kind in cases.COPIES}
     original = {numbers[path][0]: path for path in group if not numbers[path][1]}
-    for path, (number, kind) in numbers.items():
+    for copied, (number, kind) in numbers.items():
         if kind:
-            hits[kind].append(group[path] == group[original[number]])
+            hits[kind].append(group[copied] == group[original[number]])
     return {
         "precision": float(np.mean([a == b for a, b in pairs])) if pairs else 1.0,
         "recall": float(np.mean([hit for found in hits.values() for hit in found])),
@@ -155,7 +156,7 @@ def speeds(folder: Path, repeats: int) -> dict[str, dict[str, float]]:
     for _ in range(repeats):
         alone.append(seconds(decoded))
         for name, names in sets.items():
-            taken[name].append(seconds(lambda request, names=names: sampling.measure(request._replace(measures=names))))  # type: ignore[misc]
+            taken[name].append(seconds(partial(_apply, names)))
     return {
         name: {
             "clips_per_second": len(requests) / statistics.median(values),
@@ -163,6 +164,10 @@ def speeds(folder: Path, repeats: int) -> dict[str, dict[str, float]]:
         }
         for name, values in taken.items()
     }
+
+
+def _apply(names: tuple[str, ...], request: MeasureRequest) -> None:
+    sampling.measure(request._replace(measures=names))
 
 
 def run(seeds: int, each: int, repeats: int) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Near-duplicates: clips that show the same after re-encoding, resizing, a small crop, mirroring or with a logo.
 
-Of each clip two frames of 16 × 16 px are kept. Candidates are pairs whose perceptual hashes (signs of the lowest 64
+Of each clip two frames are kept: 16 × 16 px of their luma, and the colours of 4 × 4 parts. Candidates are pairs whose perceptual hashes (signs of the lowest 64
 coefficients of the cosine transform) agree in a band of bits, for the frame as it is, mirrored, and with parts of its margin
-cut away. A pair counts as duplicates if the frames, with equal weight for coarse and fine structure, correlate.
+cut away. A pair counts as duplicates if the frames, with equal weight for coarse and fine structure, correlate, and their colours and contrast are about the same.
 
 Legend: N clips, P pairs, K coefficients along one axis, X pixels along one axis.
 """
@@ -22,13 +22,16 @@ from reelworks.measures.measure import ComparedClips, SampledClip, Still
 from reelworks.measures.picture import Sharpness
 
 _X = 16
-_FRAME_BYTES = _X * _X
+_C = 4  # parts along each side whose colour is kept
+_FRAME_BYTES = _X * _X + 2 * _C * _C
 _SHARPNESS_BYTES = 2
 _LEAST_DEVIATION = 8.0  # levels; a frame that is nearly even has no structure to recognise
 _HASHED, _COMPARED = 8, 12  # coefficients along each axis
 _NEIGHBOURS = 6  # following clips of the same band that a clip is paired with
 _PAIRS = 1 << 13  # that are compared at once, in the caches
 _FRAMES = 1 << 16  # that are hashed at once
+_CHROMA_LEVELS, _CHROMA_SHARE = 2.0, 0.35  # mean levels, and share of all chroma, by which the colours of copies differ
+_MOST_CONTRAST = 1.6  # times by which their contrast does
 _MOST_BITS = 18  # of 63 in which the hashes of a pair may differ
 _LIKELY, _ALIKE = 0.6, 0.82  # correlations for a part that may be a little off, and for one that fits
 
@@ -76,7 +79,7 @@ class Duplicates:
     def features(self, clip: SampledClip) -> bytes:
         """Return two frames of a clip, at about a third and two thirds of it, and its sharpness."""
         stills = (clip.stills[0], clip.stills[-1])
-        frames = [self._small(still) for still in stills]
+        frames = [part for still in stills for part in (self._small(still), _colours(still))]
         sharpness = self._sharpness.of_frame(clip.stills[len(clip.stills) // 2])
         level = 0 if math.isnan(sharpness) else round(sharpness * 65535)
         return b"".join(frame.tobytes() for frame in frames) + level.to_bytes(_SHARPNESS_BYTES, "little")
@@ -87,8 +90,10 @@ class Duplicates:
 
     def compare(self, clips: ComparedClips) -> NDArray[np.float64]:
         """Return the number of each clip's group, NaN for a clip alone, and its rank."""
-        frames = clips.features[:, : 2 * _FRAME_BYTES].reshape(-1, 2, _X, _X)
+        seen = clips.features[:, : 2 * _FRAME_BYTES].reshape(-1, 2, _FRAME_BYTES)
+        frames = seen[..., : _X * _X].reshape(-1, 2, _X, _X)
         pairs = near_duplicates(frames)
+        pairs = pairs[_same_light(frames, seen[..., _X * _X :].reshape(-1, 2, _C, _C, 2), pairs)]
         label = _components(len(frames), pairs)
         sharpness = clips.features[:, 2 * _FRAME_BYTES :].copy().view("<u2")[:, 0]
         order = np.lexsort((clips.uid, -sharpness.astype(np.int64), -clips.num_frames, -clips.pixels, label))
@@ -97,6 +102,25 @@ class Duplicates:
         rank = np.empty(len(order), dtype=np.int64)
         rank[order] = np.arange(len(order)) - first
         return np.stack([_numbers(label, clips.former[:, 0]), rank.astype(np.float64)], axis=1)
+
+
+def _colours(still: Still) -> NDArray[np.uint8]:
+    """Return the mean Cb and Cr of the parts of a frame, `[C, C, 2]`."""
+    pixels = still.rgb[still.active]
+    every = max(min(pixels.shape[:2]) // 64, 1)
+    few = Image.fromarray(np.ascontiguousarray(pixels[::every, ::every])).convert("YCbCr")
+    return np.asarray(few.resize((_C, _C), Image.Resampling.BOX))[..., 1:]
+
+
+def _same_light(frames_N2XX: NDArray[np.uint8], colours_N2CC2: NDArray[np.uint8], pairs: Pairs) -> NDArray[np.bool_]:
+    """Return which pairs have about the same colours and contrast, which their structure does not tell."""
+    a, b = (colours_N2CC2[pairs[:, side]].astype(np.float32) - 128 for side in (0, 1))  # 128 is grey
+    differ = np.minimum(*(np.abs(a - other).mean(axis=(1, 2, 3, 4)) for other in (b, b[..., ::-1, :])))
+    strength = (np.abs(a) + np.abs(b)).mean(axis=(1, 2, 3, 4)) / 2
+    contrast = frames_N2XX.std(axis=(2, 3)).mean(axis=1)
+    ratio = np.maximum(contrast[pairs[:, 0]], 1) / np.maximum(contrast[pairs[:, 1]], 1)
+    close = (ratio < _MOST_CONTRAST) & (ratio > 1 / _MOST_CONTRAST)
+    return np.asarray((differ <= _CHROMA_LEVELS + _CHROMA_SHARE * strength) & close)
 
 
 def near_duplicates(frames_N2XX: NDArray[np.uint8]) -> Pairs:
