@@ -16,6 +16,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -59,16 +60,16 @@ def rates(found: Mask, right: Mask, sought: Mask) -> dict[str, float]:
 
 def detected(folder: Path, name: str, seeds: int) -> dict[str, Any]:
     """Measure the cases of a filter."""
-    detection, truth = cases.DETECTIONS[name], dict[str, bool]()
+    detection, drawn_in = cases.DETECTIONS[name], dict[str, bool]()
     for seed in range(seeds):
         below = folder / str(seed)
         below.mkdir(parents=True)
-        for path, is_there in detection.make(np.random.default_rng(seed), below):
-            truth[str(path.relative_to(folder))] = is_there
+        for path, there in detection.make(np.random.default_rng(seed), below):
+            drawn_in[str(path.relative_to(folder))] = there
     columns = {column: measure for measure, kind in all_measures().items() for column in kind}
     rows = measured(folder, (columns[name],))
-    there = np.array([truth[path] for path in rows.path.to_pylist()], dtype=np.bool_)
-    return {"filter": detection.filter} | rates(filters.keeps(rows, detection.filter), there, there)
+    sought = np.array([drawn_in[path] for path in rows.path.to_pylist()], dtype=np.bool_)
+    return {"filter": detection.filter} | rates(filters.keeps(rows, detection.filter), sought, sought)
 
 
 def all_measures() -> dict[str, list[str]]:
@@ -106,8 +107,8 @@ def paired(folder: Path, each: int, seeds: int) -> dict[str, Any]:
     for seed in range(seeds):
         below = folder / str(seed)
         below.mkdir(parents=True)
-        for file, number, kind in cases.duplicates(np.random.default_rng(seed), below, each):
-            numbers[str(file.relative_to(folder))] = (10_000 * seed + number, kind)
+        for path, number, kind in cases.duplicates(np.random.default_rng(seed), below, each):
+            numbers[str(path.relative_to(folder))] = (10_000 * seed + number, kind)
     rows = measured(folder, ("duplicates",))
     group = dict(zip(rows.path.to_pylist(), rows.scores["duplicate_group"].tolist(), strict=True))
     members: dict[float, list[int]] = {}
@@ -117,9 +118,9 @@ def paired(folder: Path, each: int, seeds: int) -> dict[str, Any]:
     pairs = [(a, b) for ids in members.values() for i, a in enumerate(ids) for b in ids[:i]]
     hits = {kind: list[bool]() for kind in cases.COPIES}
     original = {numbers[path][0]: path for path in group if not numbers[path][1]}
-    for path, (number, kind) in numbers.items():
+    for copied, (number, kind) in numbers.items():
         if kind:
-            hits[kind].append(group[path] == group[original[number]])
+            hits[kind].append(group[copied] == group[original[number]])
     return {
         "precision": float(np.mean([a == b for a, b in pairs])) if pairs else 1.0,
         "recall": float(np.mean([hit for found in hits.values() for hit in found])),
@@ -155,7 +156,7 @@ def speeds(folder: Path, repeats: int) -> dict[str, dict[str, float]]:
     for _ in range(repeats):
         alone.append(seconds(decoded))
         for name, names in sets.items():
-            taken[name].append(seconds(lambda request, names=names: sampling.measure(request._replace(measures=names))))
+            taken[name].append(seconds(partial(_apply, names)))
     return {
         name: {
             "clips_per_second": len(requests) / statistics.median(values),
@@ -163,6 +164,10 @@ def speeds(folder: Path, repeats: int) -> dict[str, dict[str, float]]:
         }
         for name, values in taken.items()
     }
+
+
+def _apply(names: tuple[str, ...], request: MeasureRequest) -> None:
+    sampling.measure(request._replace(measures=names))
 
 
 def run(seeds: int, each: int, repeats: int) -> dict[str, Any]:

@@ -202,7 +202,10 @@ COPIES: dict[str, Callable[[Rng, Frame], Any]] = {
 
 
 def duplicates(rng: Rng, folder: Path, each: int) -> Iterator[tuple[Path, int, str]]:
-    """Write pairs of pictures, each with its number and the kind of the copy; "" for the original, also of those alone."""
+    """Write pairs of pictures, each with its number and the kind of the copy; "" for the original, also of those alone.
+
+    The pictures that have no copy are followed by themselves in other colours, which count as other ones.
+    """
     number = 0
     for kind, copy in [*COPIES.items(), *[("", None)] * 3]:
         for _ in range(each):
@@ -212,4 +215,8 @@ def duplicates(rng: Rng, folder: Path, each: int) -> Iterator[tuple[Path, int, s
                 shown = np.ascontiguousarray(copy(rng, picture))
                 quality = int(rng.integers(35, 85))
                 yield drawn.write_picture(folder / f"{number}-copy.jpg", shown, quality=quality), number, kind
+            else:
+                number += 1
+                colours = np.ascontiguousarray(np.roll(picture, 1, axis=-1))
+                yield drawn.write_picture(folder / f"{number}.png", colours), number, ""
             number += 1

@@ -39,6 +39,7 @@ from reelworks.core.worker_pool import WorkerDied
 from reelworks.encoders.precompute.encode import EncodingForecast
 from reelworks.encoders.precompute.encode_worker import Progress
 from reelworks.encoders.store import EncodedStore
+from reelworks.measures.run import measure_catalog
 from reelworks.recipe import dataset, recipe_file
 from reelworks.recipe.dataset import RecipeData
 from reelworks.train.precompute import encode_on_cluster, encoding
@@ -141,6 +142,18 @@ def test_a_file_that_kills_its_process_is_named(
     assert (again.changed, again.unchanged) == (2, FILES)  # which it tries again, and no other
     scan_sources([Source("d", data)], tmp_path / "here", workers=2)
     assert by_uid(tmp_path / "there") == by_uid(tmp_path / "here")
+
+
+@pytest.mark.slow(reason="starts a cluster")
+def test_measures_are_those_of_this_process(cluster: str, data: Path, tmp_path: Path) -> None:
+    found = {}
+    for engine in ("local", "ray"):
+        scan_sources([Source("d", data)], tmp_path / engine, workers=2)
+        result = measure_catalog(tmp_path / engine, ("exposure", "duplicates"), workers=2, engine=engine)
+        assert (result.failed, result.measured) == ((), result.clips)
+        found[engine] = by_uid(tmp_path / engine)
+    assert found["ray"] == found["local"]
+    assert {row["score:brightness"] for row in found["ray"].values()} > {None}
 
 
 @pytest.mark.slow(reason="starts a cluster")

@@ -370,9 +370,10 @@ class Catalog:
     def list_scores(self, dataset: str) -> frozenset[str]:
         """Return the names of the scores that a dataset's list gave at its last scan; others of its scores were measured."""
         source = self.source(dataset) or {"scores": ""}
-        return frozenset(
-            source["scores"].split() if "scores" in source else self.live().scores
-        )  # written before measures
+        if "scores" in source:
+            return frozenset(source["scores"].split())
+        inside = self.live().of_datasets([dataset])  # written before there were measures
+        return frozenset(name for name, score in self.live().scores.items() if not np.isnan(score[inside]).all())
 
     def digest(self) -> str:
         """Return a digest of the live rows' ordinals, uids, contents, captions and scores."""

@@ -1,8 +1,8 @@
 """Near-duplicates: clips that show the same after re-encoding, resizing, a small crop, mirroring or with a logo.
 
-Of each clip two frames of 16 × 16 px are kept. Candidates are pairs whose perceptual hashes (signs of the lowest 64
+Of each clip two frames are kept: 16 × 16 px of their luma, and the colours of 4 × 4 parts. Candidates are pairs whose perceptual hashes (signs of the lowest 64
 coefficients of the cosine transform) agree in a band of bits, for the frame as it is, mirrored, and with parts of its margin
-cut away. A pair counts as duplicates if the frames, with equal weight for coarse and fine structure, correlate.
+cut away. A pair counts as duplicates if the frames, with equal weight for coarse and fine structure, correlate, and their colours and contrast are about the same.
 
 Legend: N clips, P pairs, K coefficients along one axis, X pixels along one axis.
 """
@@ -22,15 +22,18 @@ from reelworks.measures.measure import ComparedClips, SampledClip, Still
 from reelworks.measures.picture import Sharpness
 
 _X = 16
-_FRAME_BYTES = _X * _X
+_C = 4  # parts along each side whose colour is kept
+_FRAME_BYTES = _X * _X + 2 * _C * _C
 _SHARPNESS_BYTES = 2
 _LEAST_DEVIATION = 8.0  # levels; a frame that is nearly even has no structure to recognise
 _HASHED, _COMPARED = 8, 12  # coefficients along each axis
 _NEIGHBOURS = 6  # following clips of the same band that a clip is paired with
 _PAIRS = 1 << 13  # that are compared at once, in the caches
 _FRAMES = 1 << 16  # that are hashed at once
+_CHROMA_LEVELS, _CHROMA_SHARE = 2.0, 0.35  # mean levels, and share of all chroma, by which the colours of copies differ
+_MOST_CONTRAST = 1.6  # times by which their contrast does
 _MOST_BITS = 18  # of 63 in which the hashes of a pair may differ
-_ALIKE = 0.82
+_LIKELY, _ALIKE = 0.6, 0.82  # correlations for a part that may be a little off, and for one that fits
 
 Pairs = NDArray[np.int64]  # `[P, 2]`, the smaller index first
 
@@ -76,7 +79,7 @@ class Duplicates:
     def features(self, clip: SampledClip) -> bytes:
         """Return two frames of a clip, at about a third and two thirds of it, and its sharpness."""
         stills = (clip.stills[0], clip.stills[-1])
-        frames = [self._small(still) for still in stills]
+        frames = [part for still in stills for part in (self._small(still), _colours(still))]
         sharpness = self._sharpness.of_frame(clip.stills[len(clip.stills) // 2])
         level = 0 if math.isnan(sharpness) else round(sharpness * 65535)
         return b"".join(frame.tobytes() for frame in frames) + level.to_bytes(_SHARPNESS_BYTES, "little")
@@ -87,8 +90,10 @@ class Duplicates:
 
     def compare(self, clips: ComparedClips) -> NDArray[np.float64]:
         """Return the number of each clip's group, NaN for a clip alone, and its rank."""
-        frames = clips.features[:, : 2 * _FRAME_BYTES].reshape(-1, 2, _X, _X)
+        seen = clips.features[:, : 2 * _FRAME_BYTES].reshape(-1, 2, _FRAME_BYTES)
+        frames = seen[..., : _X * _X].reshape(-1, 2, _X, _X)
         pairs = near_duplicates(frames)
+        pairs = pairs[_same_light(frames, seen[..., _X * _X :].reshape(-1, 2, _C, _C, 2), pairs)]
         label = _components(len(frames), pairs)
         sharpness = clips.features[:, 2 * _FRAME_BYTES :].copy().view("<u2")[:, 0]
         order = np.lexsort((clips.uid, -sharpness.astype(np.int64), -clips.num_frames, -clips.pixels, label))
@@ -97,6 +102,25 @@ class Duplicates:
         rank = np.empty(len(order), dtype=np.int64)
         rank[order] = np.arange(len(order)) - first
         return np.stack([_numbers(label, clips.former[:, 0]), rank.astype(np.float64)], axis=1)
+
+
+def _colours(still: Still) -> NDArray[np.uint8]:
+    """Return the mean Cb and Cr of the parts of a frame, `[C, C, 2]`."""
+    pixels = still.rgb[still.active]
+    every = max(min(pixels.shape[:2]) // 64, 1)
+    few = Image.fromarray(np.ascontiguousarray(pixels[::every, ::every])).convert("YCbCr")
+    return np.asarray(few.resize((_C, _C), Image.Resampling.BOX))[..., 1:]
+
+
+def _same_light(frames_N2XX: NDArray[np.uint8], colours_N2CC2: NDArray[np.uint8], pairs: Pairs) -> NDArray[np.bool_]:
+    """Return which pairs have about the same colours and contrast, which their structure does not tell."""
+    a, b = (colours_N2CC2[pairs[:, side]].astype(np.float32) - 128 for side in (0, 1))  # 128 is grey
+    differ = np.minimum(*(np.abs(a - other).mean(axis=(1, 2, 3, 4)) for other in (b, b[..., ::-1, :])))
+    strength = (np.abs(a) + np.abs(b)).mean(axis=(1, 2, 3, 4)) / 2
+    contrast = frames_N2XX.std(axis=(2, 3)).mean(axis=1)
+    ratio = np.maximum(contrast[pairs[:, 0]], 1) / np.maximum(contrast[pairs[:, 1]], 1)
+    close = (ratio < _MOST_CONTRAST) & (ratio > 1 / _MOST_CONTRAST)
+    return np.asarray((differ <= _CHROMA_LEVELS + _CHROMA_SHARE * strength) & close)
 
 
 def near_duplicates(frames_N2XX: NDArray[np.uint8]) -> Pairs:
@@ -131,46 +155,53 @@ def _mirrored_bits() -> np.uint64:
 
 
 def _candidates(frames_N2XX: NDArray[np.uint8]) -> Pairs:
-    """Return the pairs of clips whose hashes agree in a band of bits and differ in few others."""
-    count, found = len(frames_N2XX), np.zeros(0, dtype=np.int64)
+    """Return the pairs of clips that look alike in one of a few parts, by their hashes and then by that part."""
+    found = np.zeros(0, dtype=np.int64)
     for pairs in _all_candidates(frames_N2XX):
-        found = np.union1d(found, pairs[:, 0] * count + pairs[:, 1])
-    return np.stack([found // count, found % count], axis=1)
+        found = np.union1d(found, _coded(np.sort(pairs, axis=1), len(frames_N2XX)))
+    return np.stack(np.divmod(found, len(frames_N2XX)), axis=1)
+
+
+def _coded(pairs: Pairs, count: int) -> NDArray[np.int64]:
+    """Return each pair once, as a number."""
+    return np.unique(pairs[:, 0] * count + pairs[:, 1])
 
 
 def _all_candidates(frames_N2XX: NDArray[np.uint8]) -> Iterator[Pairs]:
-    """Yield the candidates by band and part of the frame; a pair may come repeatedly."""
-    bits = min(max(math.ceil(math.log2(len(frames_N2XX))), 7), 21)
-    bands = 63 // bits
-    whole = _resampled(0, 1)
-    for frame in range(2):
-        plain = _hashes(frames_N2XX[:, frame], whole, whole)
-        for down in _COARSE:
-            for across in _COARSE:
-                cut = (
-                    plain
-                    if down == across == (0.0, 1.0)
-                    else _hashes(frames_N2XX[:, frame], _resampled(*down), _resampled(*across))
-                )
+    """Yield the candidates by part of the frame, each a clip and one whose part it may show."""
+    count = len(frames_N2XX)
+    bits = min(max(math.ceil(math.log2(count)), 7), 21)
+    whole, cosines = _resampled(0, 1), _cosines(_COMPARED)
+    plain = [_hashes(frames_N2XX[:, frame], whole, whole) for frame in range(2)]
+    for down in _COARSE:
+        for across in _COARSE:
+            part = _resampled(*down), _resampled(*across)
+            found = []
+            for frame in range(2):
+                cut = _hashes(frames_N2XX[:, frame], *part)
                 for other in (cut, cut ^ _mirrored_bits()):
-                    of_bands = [_in_band(plain, other, band * bits, (1 << bits) - 1) for band in range(bands)]
-                    yield np.concatenate(of_bands)
+                    found += [_in_band(plain[frame], other, at * bits, (1 << bits) - 1) for at in range(63 // bits)]
+            pairs = np.stack(np.divmod(_coded(np.concatenate(found), count), count), axis=1)
+            for begin in range(0, len(pairs), _PAIRS):
+                some = pairs[begin : begin + _PAIRS]
+                a, b = (frames_N2XX[some[:, side]].astype(np.float32) for side in (0, 1))
+                parts = (cosines @ part[0]) @ b @ (cosines @ part[1]).T
+                yield some[_correlation(_unit(cosines @ a @ cosines.T), _unit(parts)) >= _LIKELY]
 
 
 def _in_band(plain: NDArray[np.uint64], other: NDArray[np.uint64], shift: int, mask: int) -> Pairs:
-    """Return pairs of a clip and another form of a clip that agree in a band."""
-    found = [np.zeros((0, 2), dtype=np.int64)]
+    """Return pairs of a clip and another form of a clip, in this order, that agree in a band."""
+    count, found = len(plain), [np.zeros((0, 2), dtype=np.int64)]
     both = np.concatenate([plain, other])
     key = (both >> np.uint64(shift)) & np.uint64(mask)
     order = np.lexsort((both, key))
-    key, at = key[order], order % len(plain)
-    is_other = order >= len(plain)
+    key, at, is_other = key[order], order % count, order >= count
     for step in range(1, _NEIGHBOURS + 1):
         joined = (key[step:] == key[:-step]) & (is_other[step:] != is_other[:-step]) & (at[step:] != at[:-step])
-        first, second = order[:-step][joined], order[step:][joined]
-        near = np.bitwise_count(both[first] ^ both[second]) <= _MOST_BITS
-        pairs = np.stack([first[near] % len(plain), second[near] % len(plain)], axis=1)
-        found.append(np.sort(pairs, axis=1))
+        pairs = np.stack([order[:-step][joined], order[step:][joined]], axis=1)
+        pairs = np.sort(pairs, axis=1)  # the other form has the larger number
+        near = np.bitwise_count(both[pairs[:, 0]] ^ both[pairs[:, 1]]) <= _MOST_BITS
+        found.append(pairs[near] % count)
     return np.concatenate(found)
 
 
@@ -185,11 +216,17 @@ def _alike(frames_N2XX: NDArray[np.uint8], pairs: Pairs) -> NDArray[np.bool_]:
             whole, rows = _unit(spans[0] @ b @ spans[0].T), down @ a
             best = np.full(len(left), -1.0, dtype=np.float32)
             for across in spans:
-                products = _unit(rows @ across.T) * whole
-                even, odd = products[..., ::2].sum(axis=(1, 2, 3)), products[..., 1::2].sum(axis=(1, 2, 3))
-                best = np.maximum(best, even + np.abs(odd))  # mirrored, the odd coefficients have the other sign
+                best = np.maximum(best, _correlation(_unit(rows @ across.T), whole))
             alike[left] = best >= _ALIKE
     return alike
+
+
+def _correlation(a_P2KK: NDArray[np.float32], b_P2KK: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the correlation of two clips, or of one with the mirror image of the other if that is larger."""
+    products = a_P2KK * b_P2KK
+    odd: NDArray[np.float32] = np.abs(products[..., 1::2].sum(axis=(1, 2, 3)))  # the signs that mirroring turns
+    result: NDArray[np.float32] = products[..., ::2].sum(axis=(1, 2, 3)) + odd
+    return result
 
 
 def _unit(found_P2KK: NDArray[np.float32]) -> NDArray[np.float32]:
