@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from reelworks.buckets.assign import Assignment, Reason
+from reelworks.buckets.assign import Assignment, Clips, Reason
 from reelworks.catalog.config import DatasetConfig
 from reelworks.catalog.rows import CatalogRows
 from reelworks.core.errors import UserError
@@ -127,6 +127,15 @@ def count_once(
     new_reason, nearest = result.reason.copy(), result.nearest.copy()
     new_reason[changed], nearest[changed] = reason[row[changed]], instead[row[changed]]
     return Assignment(result.bucket, new_reason, nearest)
+
+
+def one_of_each(found: Groups, clips: Clips, row: I64) -> Clips:
+    """Return the clips without those for which, whatever the buckets, a better one of their group can stand."""
+    fits = np.zeros(int(row.max(initial=-1)) + 1, dtype=np.bool_)
+    fits[row[clips.excluded == Reason.NONE]] = True
+    part = found.take(fits[found.row])
+    fits[part.row[part.first != np.arange(len(part.row))]] = False
+    return clips.take(np.flatnonzero(fits[row] | (clips.excluded != Reason.NONE)))
 
 
 def _stand(part: Groups, held: Mask, uid: U64, used: Mask, seed: int, epoch: int) -> I64:

@@ -197,6 +197,16 @@ def test_in_turn_the_epochs_train_all(folder: Path) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("how", ["best", "weight"])
+def test_buckets_are_proposed_for_one_clip_of_each_group(folder: Path, how: str) -> None:
+    data = files.opened(
+        recipe(folder, how, bucket=[], buckets={"entries": "auto"}, entry={"filter": "path != 'd.png'"})
+    )
+    assert data.chosen is not None
+    assert data.chosen.proposal is not None
+    assert (data.chosen.proposal.reached, data.chosen.proposal.clips) == (3, 3)
+
+
 def replace_seed(data: RecipeData, seed: int) -> RecipeData:
     return RecipeData.open(data.recipe.model_copy(update={"seed": seed}))
 
