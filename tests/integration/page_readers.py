@@ -616,6 +616,15 @@ def watch_a_run(reader: Reader, _: Shared) -> None:
     assert (reader.folder / "comparison.html").is_file()
 
 
+@of("docs/how-to/know-your-data.md")
+def know_your_data(reader: Reader, _: Shared) -> None:
+    small_clips(reader)
+    reader.writes("RECIPE", recipe(output="RUN"))
+    reader.types("reelworks scan clips -o CATALOG")
+    reader.reads()
+    assert "limits on duration_seconds" in reader.printed
+
+
 @of("docs/how-to/why-not-trained.md")
 def why_not_trained(reader: Reader, shared: Shared) -> None:
     shared.footage(reader)
