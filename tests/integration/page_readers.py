@@ -641,9 +641,13 @@ def watch_a_run(reader: Reader, _: Shared) -> None:
 @of("docs/how-to/know-your-data.md")
 def know_your_data(reader: Reader, _: Shared) -> None:
     small_clips(reader, "footage")
+    small_clips(reader)
     reader.writes("warmth.py", reader.block("class Warmth"))
+    reader.writes("RECIPE", recipe(output="RUN"))
+    reader.types("reelworks scan clips -o CATALOG")
     reader.reads()
     assert "warmth" in reader.printed
+    assert "what a limit at a percentile" in reader.printed
 
 
 @of("docs/how-to/why-not-trained.md")

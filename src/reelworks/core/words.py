@@ -84,6 +84,7 @@ _PHRASES = tuple(
         (r"the recipe names no metric for the best checkpoint", "there is no metric for the best checkpoint"),
         (r"set it in the recipe, e\.g\. keep_best = \{.*\}", "give one: Retention(keep_best=KeepBest(metric=METRIC))"),
         (r"validate more often with validation\.every_steps", "give it more often: save(..., metrics={...})"),
+        (r", or in the recipe data\.measures = .*", ""),
         (r"this key is required", "this argument is required"),
         (r"add \S+ to the recipe", "give it"),
         (r"there is no such key", "there is no such argument"),

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from reelworks.buckets.assign import Assignment, Reason
+from reelworks.buckets.assign import Assignment, Clips, Reason
 from reelworks.catalog.config import DatasetConfig
 from reelworks.catalog.rows import CatalogRows
 from reelworks.core.errors import UserError
@@ -32,7 +32,7 @@ U64 = NDArray[np.uint64]
 Mask = NDArray[np.bool_]
 
 GROUP, RANK = "duplicate_group", "duplicate_rank"
-_FITTING = (Reason.NONE, Reason.NOT_DRAWN, Reason.HELD_OUT)
+_FITTING = np.isin(np.arange(1 << 7), (Reason.NONE, Reason.NOT_DRAWN, Reason.HELD_OUT))  # by reason
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,8 @@ def count_once(
         used: Which rows the epoch has used already, before data or settings changed.
     """
     fits, held = np.zeros(len(uid), dtype=np.bool_), np.zeros(len(uid), dtype=np.bool_)
-    fits[row[np.isin(result.reason, _FITTING)]] = True
+    fitting = _FITTING[result.reason]
+    fits[row[fitting]] = True
     held[row[held_out]] = True
     taking_part = found.take(fits[found.row] | used[found.row])
     stand = _stand(taking_part, held, uid, used, seed, epoch)
@@ -122,10 +123,19 @@ def count_once(
     reason, instead = np.zeros(len(uid), dtype=np.int8), np.full(len(uid), -1, dtype=np.int32)
     waits = left.in_turn & ~held[left.row] & ~held[stand]
     reason[left.row], instead[left.row] = np.where(waits, Reason.DUPLICATE_TURN, Reason.DUPLICATE), stand
-    changed = np.flatnonzero((reason[row] != Reason.NONE) & np.isin(result.reason, _FITTING))
+    changed = np.flatnonzero(fitting & (reason != Reason.NONE)[row])
     new_reason, nearest = result.reason.copy(), result.nearest.copy()
     new_reason[changed], nearest[changed] = reason[row[changed]], instead[row[changed]]
     return Assignment(result.bucket, new_reason, nearest)
+
+
+def one_of_each(found: Groups, clips: Clips, row: I64) -> Clips:
+    """Return the clips without those for which, whatever the buckets, a better one of their group can stand."""
+    fits = np.zeros(int(row.max(initial=-1)) + 1, dtype=np.bool_)
+    fits[row[clips.excluded == Reason.NONE]] = True
+    part = found.take(fits[found.row])
+    fits[part.row[part.first != np.arange(len(part.row))]] = False
+    return clips.take(np.flatnonzero(fits[row] | (clips.excluded != Reason.NONE)))
 
 
 def _stand(part: Groups, held: Mask, uid: U64, used: Mask, seed: int, epoch: int) -> I64:

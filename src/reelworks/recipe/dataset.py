@@ -141,7 +141,9 @@ class RecipeData(Dataset):
         """Return the recipe with the bucket entries of its run, or else with proposed ones."""
         recipe, stored, proposal = self.recipe, _stored_entries(self.recipe), None
         if stored is None:
-            clips, _ = self.clips()
+            clips, row = self.clips()
+            if self.duplicate_groups is not None:
+                clips = duplicates.one_of_each(self.duplicate_groups, clips, row)
             proposal = propose.propose(clips, recipe.buckets, self.geometry)
             if not proposal.reached:
                 raise _no_clips(clips)

@@ -19,6 +19,7 @@ from reelworks.buckets.assign import Assignment, Reason
 from reelworks.catalog.config import DatasetConfig
 from reelworks.data import duplicates, left_out
 from reelworks.data.loader import Loader
+from reelworks.encoders.precompute import reachable
 from reelworks.recipe import dataset
 from reelworks.recipe.dataset import RecipeData
 from reelworks.schedule.cursor import Excluded
@@ -188,10 +189,22 @@ def test_in_turn_the_epochs_train_all(folder: Path) -> None:
     assert each[:2] == each[2:]
     assert each[0] | each[1] == set("abcef")
     assert [names(RecipeData.open(data.recipe), epoch) for epoch in range(4)] == each
+    encoded = np.concatenate([chunk.clips.ordinal for chunk in reachable.chunks(data, data.plan_spec(1, 1), 2)])
+    assert {data.rows.path[int(i)].as_py()[0] for i in data.rows_at(encoded)} == set("abcef")
     other = RecipeData.open(recipe(folder, "weight", seed=3))
     assert {tuple(sorted(names(replace_seed(other, seed)))) for seed in range(20)} == {
         ("a", "c", "e"), ("a", "c", "f"), ("b", "c", "e"), ("b", "c", "f")
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("how", ["best", "weight"])
+def test_buckets_are_proposed_for_one_clip_of_each_group(folder: Path, how: str) -> None:
+    data = files.opened(
+        recipe(folder, how, bucket=[], buckets={"entries": "auto"}, entry={"filter": "path != 'd.png'"})
+    )
+    assert data.chosen is not None
+    assert data.chosen.proposal is not None
+    assert (data.chosen.proposal.reached, data.chosen.proposal.clips) == (3, 3)
 
 
 def replace_seed(data: RecipeData, seed: int) -> RecipeData:

@@ -88,9 +88,12 @@ def test_a_background_is_three_levels(folder: Path) -> None:
         recipe(folder, data={"alpha_color": [0, 0, 256]})
 
 
-def test_a_filtered_clip_is_told_with_what_it_has(folder: Path) -> None:
+def test_a_filtered_clip_is_told_with_what_it_has(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = recipe(folder, {"more": "height <= width and kind == 'image'"})
-    told = results.as_json(plan_report.forecast(made, 1))
+    seen = plan_report.forecast(made, 1)
+    show_plan.epoch(seen)
+    assert "filtered: 1, left out by the recipe\n  height <= width leaves out 1\n" in capsys.readouterr().out
+    told = results.as_json(seen)
     assert told["reasons"]["filtered"] == [
         {
             "path": "more/shot-0/tall.png",

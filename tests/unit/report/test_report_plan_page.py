@@ -12,6 +12,7 @@ from PIL import Image
 from refused import refused
 
 from reelworks.analysis import plan_report
+from reelworks.analysis.rejections import LeftOut, LeftOutClip
 from reelworks.core import units
 from reelworks.recipe import dataset, recipe_file
 from reelworks.report import plan
@@ -134,3 +135,15 @@ def test_a_page_that_cannot_be_written_is_an_error_with_a_remedy(told, tmp_path)
     (tmp_path / "file").write_text("")
     with refused("file-unwritable", "--html"):
         plan.write_plan_page(told, "stage", tmp_path / "file" / "plan.html")
+
+
+def test_the_parts_of_a_filter_stand_above_the_clips_that_fail_them(told, tmp_path):
+    detail = "aes 4 <= 4.5; aes >= 4 would take it"
+    filtered = {
+        "reasons": {"filtered": [LeftOutClip("a.png", detail)]},
+        "left_out": {"filtered": LeftOut(1, {}, {"aes > 4.5": 1})},
+    }
+    plan.write_plan_page(replace(told, **filtered), "stage", tmp_path / "plan.html")
+    text = html.unescape((tmp_path / "plan.html").read_text())
+    assert "<code>aes > 4.5</code> leaves out 1" in text
+    assert f'<code>a.png</code> <span class="quiet">{detail}</span>' in text

@@ -100,5 +100,5 @@ def _of_epoch(data: Dataset, spec: PlanSpec, epoch: int) -> Samples:
 def varies(data: Dataset) -> bool:
     """Whether clips or their buckets differ between epochs."""
     chance = any(entry.keep_prob < 1 for entry in data.table.entries) or data.table.dialect is not None
-    fractional = any(dataset.repeats != int(dataset.repeats) for dataset in data.spec.datasets)
-    return chance or fractional or data.table.config.incomplete_batch == "merge"
+    of_datasets = any(d.repeats != int(d.repeats) or d.duplicates == "weight" for d in data.spec.datasets)
+    return chance or of_datasets or data.table.config.incomplete_batch == "merge"

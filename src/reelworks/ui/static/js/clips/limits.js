@@ -22,7 +22,7 @@ const NAMES = {
 /** The sliders of a dataset's columns, and the filter that they make, which a recipe takes over at a button. */
 export class Limits {
   constructor({ key, about, pictures, signal, onWrite }) {
-    Object.assign(this, { key, about, pictures, signal, onWrite, asked: 0, former: undefined });
+    Object.assign(this, { key, about, pictures, signal, onWrite, asked: 0, former: undefined, drawn: [] });
     this.box = h("div.limits");
     this.told = h("section.card.limits-told", { "aria-live": "polite" });
     this.cards = h("div.limits-cards");
@@ -32,7 +32,7 @@ export class Limits {
     this.dataset = names[0];
     const choose = h(
       "select",
-      { "aria-label": t`dataset`, onchange: event => this.choose(event.target.value) },
+      { "aria-label": t`dataset`, onchange: event => this.choose(event.target.value).catch(explain) },
       names.map(name => h("option", { value: name }, name)),
     );
     fill(this.box, names.length > 1 ? choose : null, this.told, this.cards);
@@ -44,11 +44,14 @@ export class Limits {
     return this.load();
   }
 
-  /** Read the columns, with the limits that the recipe's filter has now. */
-  async load() {
+  /** Read the columns, with the limits that the recipe's filter has now, or with `keep` those that the sliders have. */
+  async load({ keep = false } = {}) {
+    const kept = new Map(keep ? this.drawn.map(one => [one.column.name, one.limits]) : []);
     const query = new URLSearchParams({ dataset: this.dataset });
-    this.columns = await get(`/data/${this.key}/columns?${query}`, this.signal);
-    this.drawn = this.columns.map(column => new ColumnCard(column, name => this.move(name)));
+    const columns = await get(`/data/${this.key}/columns?${query}`, this.signal);
+    this.drawn = columns.map(column => {
+      return new ColumnCard({ ...column, ...kept.get(column.name) }, name => this.move(name));
+    });
     const none = emptySection(t`No columns`, t`The catalog has no column of numbers.`);
     fill(this.cards, this.drawn.length ? this.drawn.map(one => one.box) : none);
     await this.ask(null);

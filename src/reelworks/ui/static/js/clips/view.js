@@ -129,7 +129,7 @@ export class ClipView {
   renew() {
     this.version = this.about().version;
     this.pictures.forgetProblems();
-    if (this.part === "limits") this.limits.load();
+    if (this.part === "limits") this.limits.load({ keep: true });
     if (!document.querySelector("dialog[open]")) this.load({ stay: true });
   }
 
