@@ -13,7 +13,7 @@ from reelworks.cli.options import Json
 from reelworks.core.units import plural
 
 if TYPE_CHECKING:
-    from reelworks.captioning.caption import CaptionResult
+    from reelworks.captioning.result import CaptionResult
 
 _FAILED_SHOWN = 20
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from refused import refused
 
 from reelworks.analysis import caption_advice, caption_needs, data_advice
-from reelworks.analysis.caption_advice import frequent_phrases, is_near
 from reelworks.analysis.caption_needs import CaptionNeeds, ReadingEncoder
+from reelworks.analysis.caption_words import frequent_phrases, is_near
 from reelworks.recipe import recipe_file
 
 MUG = CaptionNeeds(trigger="rwmug")
