@@ -24,6 +24,10 @@ from reelworks.core import units
 
 BOUND_SHARE = 0.8  # of captions with one phrase, which a model then learns as one with the trigger word
 MOST_EQUAL_SHARE = 0.9  # from here on `captions_equal` of `data_advice` speaks
+MANY_CLIPS, MANY_SHARE = (
+    5,
+    0.1,
+)  # clips with one text, and the share of all clips that are such, for `captions_repeated`
 _SAMPLE = 20_000  # captions in which phrases are looked for
 _TOKENIZED = 50_000  # captions that are given to a tokenizer
 _PHRASES_NAMED = 3
@@ -82,12 +86,12 @@ def _long(texts: Texts, needs: CaptionNeeds) -> Finding:
 
 
 def _repeated(texts: Texts, _: CaptionNeeds) -> Finding:
-    where = texts.counts > 1
+    where = texts.counts >= MANY_CLIPS
     number, most = texts.number(where), int(texts.counts.max())
-    if texts.total < ENOUGH or number < texts.total * 0.1 or most >= MOST_EQUAL_SHARE * texts.total:
+    if number < MANY_SHARE * texts.total or not number or most >= MOST_EQUAL_SHARE * texts.total:
         return None
     first = _shown(texts.unique[int(texts.counts.argmax())].as_py())
-    text = f"{_captions(number, 'is')} shared by several clips; {most} clips have {first}"
+    text = f"{number} clips share their caption with at least {MANY_CLIPS - 1} others; {most} have {first}"
     return text, "describe what distinguishes the clips, or the prompt will not tell them apart", texts.files(where)
 
 
