@@ -164,8 +164,8 @@ def _trigger_misspelt(texts: Texts, needs: CaptionNeeds) -> Finding:
 
 
 def _either(words: str) -> str:
-    """Return a pattern of whole words or phrases, separated by bars."""
-    return rf"(?i)(^|[^\pL\pN])({words})([^\pL\pN]|$)"
+    """Return a pattern of whole words or phrases, separated by bars; words of a tag may be joined by underscores."""
+    return rf"(?i)(^|[^\pL\pN])({words.replace(' ', '[ _-]')})([^\pL\pN]|$)"
 
 
 _PEOPLE = "1girl|1boy|[2-9]girls|[2-9]boys|man|men|woman|women|girl|boy|girls|boys|child|children|person|people|crowd"
@@ -190,7 +190,7 @@ CONTRADICTIONS: tuple[tuple[str, str, str], ...] = (
     ("from above and from below", "from above|high angle|high-angle|bird's-eye view", "from below|low angle|low-angle|worm's-eye view"),
     ("black and white and coloured", "monochrome|greyscale|grayscale|black and white photo", "colorful|colourful|vibrant colors|vibrant colours"),
     ("empty and crowded", "empty street|empty room|deserted|uninhabited", "crowded|crowd|bustling|packed with people"),
-    ("no text and text", "no text|without text", "subtitles|watermark|caption text|text reads|text that reads"),
+    ("no text and text", "no text|without text", "text reads|text that reads|text saying|text says"),
 )  # fmt: skip
 _CHANGE = (
     r"(?i)\bday (and|to|into|turns (in)?to) night\b|\bnight (and|to|into|turns (in)?to) day\b|\bthen\b|\bafter that\b|"

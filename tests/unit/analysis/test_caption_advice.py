@@ -35,6 +35,7 @@ CASES = [
     ("captions_trigger_misspelt", MUG, ["rwmgu, blue", "Rwmug here", "a mug"], '"Rwmug", "rwmgu"', [0, 1], ["a mug", "rwmug"]),
     ("captions_contradict", NONE, ["a street at night in daylight", "b"], "day and night (1)", [0], ["a street at night"]),
     ("captions_contradict", NONE, ["no humans, 1girl"], "no people and people (1)", [0], ["no humans, tree", "no people"]),
+    ("captions_contradict", NONE, ["no_humans, 2girls"], "no people and people (1)", [0], ["no text, no watermark"]),
     ("captions_contradict", NONE, ["an indoor pool, outdoors"], "indoors and outdoors", [0], ["an indoor pool"]),
     ("captions_contradict", NONE, ["static camera, camera pans"], "moving camera", [0], ["static camera, then the camera pans"]),
     ("captions_script", NONE, ["一只猫在桌子上", "a cat", "кот"], "2 captions are in another script", [0, 2], ["un café très noir"]),
