@@ -13,6 +13,7 @@ from reelworks.captioning.answers import CaptionFailed
 from reelworks.captioning.captioner import Answer, Captioner, CaptionQuestion
 from reelworks.captioning.clips import CaptionClip
 from reelworks.captioning.request import CaptionRequest
+from reelworks.core import log, optional_imports
 
 
 def captioner_of(request: CaptionRequest) -> Captioner:
@@ -25,8 +26,8 @@ def captioner_of(request: CaptionRequest) -> Captioner:
         from reelworks.captioning.command import CommandCaptioner
 
         return CommandCaptioner(request)
-    from reelworks.captioning.vision_language import ModelCaptioner
-
+    with log.stage("loading the libraries", at_once=True), optional_imports.importing():
+        from reelworks.captioning.vision_language import ModelCaptioner
     return ModelCaptioner(request)
 
 
