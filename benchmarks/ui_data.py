@@ -1,4 +1,4 @@
-"""The data page on a catalog of a million clips: seconds until it is read, to its first paint, and for each filter.
+"""The data page on a catalog of a million clips: seconds until it is read, to its first paint, for each filter and limit.
 
 `python -m benchmarks.ui_data --clips 1000000 --json` prints as its last line what was seen. A catalog of synthetic clips
 (`_catalogs.py`) and a recipe are written, `reelworks ui` is started in a process of its own, and everything is asked through
@@ -96,6 +96,8 @@ def _asked(page: Page, process: int, clips: int) -> Json:
         page.timed(f"/api/data/{key}/clips?sort=name&offset={at}&limit=120")[0] for at in range(0, clips, clips // 20)
     ]
     distributions_s, _ = page.timed(f"/api/data/{key}/distributions?sort=name")
+    columns_s, columns = page.timed(f"/api/data/{key}/columns?dataset=web")
+    limits = [seconds for column in columns for seconds in _moved(page, key, column)]
     return {
         "clips": clips,
         "machine": machine(),
@@ -109,6 +111,9 @@ def _asked(page: Page, process: int, clips: int) -> Json:
         "worst_filter_s": max(filters.values()),
         "page_of_clips_s": statistics.median(pages),
         "distributions_s": distributions_s,
+        "columns_s": columns_s,
+        "limit_s": statistics.median(limits),
+        "worst_limit_s": max(limits),
         "server_peak_gb": _status(process, "VmHWM") / 1e9,
         "server_gb": _status(process, "VmRSS") / 1e9,
     }
@@ -125,6 +130,17 @@ def _first_paint(page: Page, key: str) -> float:
 
 def _filtered(page: Page, key: str, query: list[tuple[str, str]]) -> float:
     seconds, _ = page.timed(f"/api/data/{key}/clips?{urlencode([*query, ('offset', '0'), ('limit', '120')])}")
+    return seconds
+
+
+def _moved(page: Page, key: str, column: Json) -> list[float]:
+    """Return the seconds of the answers while both limits of a column move, beside a limit on another one."""
+    seconds = []
+    for i in range(1, 11):
+        step = (column["high"] - column["low"]) * i / 40
+        limit = f"{column['name']}:{column['low'] + step}:{column['high'] - step}"
+        query = urlencode([("dataset", "web"), ("limit", limit), ("limit", "width:300:"), ("moved", column["name"])])
+        seconds.append(page.timed(f"/api/data/{key}/limits?{query}")[0])
     return seconds
 
 
@@ -145,6 +161,10 @@ def show(result: Json) -> None:
     print(f"read in {result['read_s']:.1f} s; first paint then {result['first_paint_s']:.2f} s")
     print("filters: " + ", ".join(f"{name} {1000 * seconds:.0f} ms" for name, seconds in result["filter_s"].items()))
     print(f"a page of clips {1000 * result['page_of_clips_s']:.0f} ms, distributions {result['distributions_s']:.2f} s")
+    print(
+        f"columns {result['columns_s']:.2f} s, a moved limit {1000 * result['limit_s']:.0f} ms, "
+        f"{1000 * result['worst_limit_s']:.0f} ms at most"
+    )
     print(f"memory of the server {result['server_gb']:.2f} GB, {result['server_peak_gb']:.2f} GB at most")
 
 

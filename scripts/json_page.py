@@ -68,7 +68,7 @@ class Shape(NamedTuple):
 
 def shapes() -> dict[str, tuple[Shape, ...]]:
     """Return what each verb prints with --json. Imports torch."""
-    from reelworks.analysis import coverage, plan_report, rejections
+    from reelworks.analysis import coverage, learning, plan_report, rejections
     from reelworks.captioning.result import CaptionResult
     from reelworks.catalog import compact, scan
     from reelworks.checkpoint import listing
@@ -76,11 +76,12 @@ def shapes() -> dict[str, tuple[Shape, ...]]:
     from reelworks.demo import autoencoder, make, walkthrough
     from reelworks.encoders import upkeep
     from reelworks.encoders.precompute import encode
-    from reelworks.evaluation import held_out
+    from reelworks.evaluation import checkpoint_series, held_out
     from reelworks.evaluation import report as evaluation
     from reelworks.generate import clip_files, export_run
     from reelworks.lora_tools import average, extract, info
     from reelworks.lora_tools.results import LoraResult
+    from reelworks.measures import run as measures
     from reelworks.publish import publish
     from reelworks.quickstart import quickstart
     from reelworks.report import compare, html, inspect, sheet
@@ -94,6 +95,7 @@ def shapes() -> dict[str, tuple[Shape, ...]]:
         "demo-data": (Shape(make.DemoSummary),),
         "demo-autoencoder": (Shape(autoencoder.FittedAutoencoder),),
         "scan": (Shape(scan.ScanReport),),
+        "measure": (Shape(measures.MeasureResult),),
         "caption": (Shape(CaptionResult),),
         "inspect": (Shape(inspect.Inspection),),
         "contact-sheet": (Shape(sheet.ContactSheets),),
@@ -106,9 +108,14 @@ def shapes() -> dict[str, tuple[Shape, ...]]:
         "tune": (Shape(tune.Tuned), Shape(refit.Refit, "--from-run")),
         "train": (Shape(trainer.TrainResult),),
         "generate": (Shape(list[clip_files.WrittenClip]),),
-        "eval": (Shape(held_out.Evaluation), Shape(evaluation.Report, "--generated or --vbench")),
+        "eval": (
+            Shape(held_out.Evaluation),
+            Shape(evaluation.Report, "--generated or --vbench"),
+            Shape(checkpoint_series.CheckpointSeries, "--checkpoints"),
+        ),
         "publish": (Shape(publish.Published),),
         "coverage": (Shape(coverage.CoverageReport),),
+        "learning": (Shape(learning.LearningReport),),
         "replay": (Shape(replay.ReplayReport),),
         "report": (Shape(html.WrittenReport),),
         "compare": (Shape(compare.Comparison),),

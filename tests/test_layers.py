@@ -20,7 +20,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "reelworks"
 LEVELS = (
     ("core",),
     ("catalog", "media", "run"),
-    ("schedule", "buckets", "precision", "distributed"),
+    ("schedule", "buckets", "precision", "distributed", "measures"),
     ("data", "checkpoint", "diffusion"),
     ("models",),
     ("export", "encoders", "lora_tools", "captioning"),
@@ -37,6 +37,7 @@ TORCH_FREE_PACKAGES = (
     "core",
     "run",
     "catalog",
+    "measures",
     "buckets",
     "schedule",
     "recipe",

@@ -174,6 +174,15 @@ def do_filter(world: World, chance: random.Random, text: str | None = None, data
     return f"{chosen.name}: {text}"
 
 
+@change(4)
+def do_duplicates(world: World, chance: random.Random, how: str | None = None) -> str:
+    """Let near-duplicates count once, or all, in the datasets whose lists tell them."""
+    listed = [d for d in world.disk.datasets.values() if d.list_name is not None]
+    for dataset in listed:
+        dataset.settings["duplicates"] = how or chance.choice(["keep", "best", "weight"])
+    return ", ".join(f"{d.name}: {d.settings['duplicates']}" for d in listed) or "none"
+
+
 def _dataset(world: World, chance: random.Random, key: str | None = None) -> Dataset:
     used = [d for d in world.disk.datasets.values() if d.used]
     return chance.choice(used) if key is None else world.disk.datasets[key]

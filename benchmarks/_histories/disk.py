@@ -41,6 +41,12 @@ class File:
     state: str = GOOD
 
     @property
+    def group(self) -> int:
+        """Of near-duplicates, as a list says it: every other two files in their order are some, of the rank of their score."""
+        number = int(self.id[1:])
+        return number // 2 if number % 4 < 2 else 1000 + number
+
+    @property
     def suffix(self) -> str:
         """Of its name, which tells pictures and clips apart."""
         return Path(self.path).suffix
@@ -160,7 +166,16 @@ class Disk:
         for dataset in self.datasets.values():
             if dataset.list_name is not None:
                 rows = [f for f in self.files.values() if f.dataset == dataset.key and f.state != GONE]
-                values = [{"path": f.path, "text": f.caption, "aes": f.score} for f in rows]
+                values = [
+                    {
+                        "path": f.path,
+                        "text": f.caption,
+                        "aes": f.score,
+                        "duplicate_group": f.group,
+                        "duplicate_rank": f.score,
+                    }
+                    for f in rows
+                ]
                 (self.footage / dataset.list_name).write_text(_listed(dataset.list_name, values))
 
     def entries(self) -> list[Json]:
@@ -186,5 +201,6 @@ class Disk:
 def _listed(name: str, rows: list[Json]) -> str:
     if name.endswith(".jsonl"):
         return "".join(json.dumps(row) + "\n" for row in rows)
-    lines = ["path,text,aes", *(f"{r['path']},{r['text'] or ''},{r['aes']}" for r in rows)]
-    return "\n".join(lines) + "\n"
+    columns = ("path", "text", "aes", "duplicate_group", "duplicate_rank")
+    lines = [columns, *(["" if row[name] is None else row[name] for name in columns] for row in rows)]
+    return "".join(",".join(map(str, line)) + "\n" for line in lines)

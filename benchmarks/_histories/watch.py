@@ -99,8 +99,8 @@ class Watch:
     def note_begin(self, position: Any) -> None:
         """Note the live clips with their reasons, and those that the segment plans."""
         data: RecipeData = self.trainer.data
-        assignment, row = data.assignment(position.epoch)
-        copies = data.clips()[0].copy
+        clips, row, assignment = data.assigned(position.epoch, position.excluded)
+        copies = clips.copy
         live = [[_path(data, int(row[i])), int(copies[i]), int(assignment.reason[i])] for i in range(len(row))]
         plan = position.plan
         first = np.flatnonzero(plan.is_first_use)

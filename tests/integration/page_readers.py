@@ -638,6 +638,14 @@ def watch_a_run(reader: Reader, _: Shared) -> None:
     assert (reader.folder / "comparison.html").is_file()
 
 
+@of("docs/how-to/know-your-data.md")
+def know_your_data(reader: Reader, _: Shared) -> None:
+    small_clips(reader, "footage")
+    reader.writes("warmth.py", reader.block("class Warmth"))
+    reader.reads()
+    assert "warmth" in reader.printed
+
+
 @of("docs/how-to/why-not-trained.md")
 def why_not_trained(reader: Reader, shared: Shared) -> None:
     shared.footage(reader)

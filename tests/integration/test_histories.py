@@ -48,6 +48,12 @@ STORIES = {
         {**start(("add", {"number": 3})), "end": {"by": "kill", "scope": "save", "call": 29, "half": 50}},
         start(("catalog_deleted", {}), ("part_below", {}), scratch=True),
     ],
+    "near-duplicates count once, then in turn, with others added and other ranks": [
+        start(("duplicates", {"how": "best"}), steps=3),
+        start(("add", {"number": 3}), ("scores", {}), ("duplicates", {"how": "weight"}), steps=2),
+        start(("remove", {"files": ["f002", "f005"]}), ("scores", {}), steps=6),
+        start(("duplicates", {"how": "keep"}), ("seed", {})),
+    ],
     "killed inside saves": [
         {"changes": [], "end": {"by": "kill", "scope": "save", "call": 60, "half": 50}},
         {**start(("captions", {}), ("keep_prob", {})), "end": {"by": "kill", "scope": "any", "call": 70, "half": 1}},
@@ -75,6 +81,7 @@ SLOW = (
     "plans deleted, repeats changed",
     "renamed, split, swapped",
     "went back behind the end of an epoch",
+    "near-duplicates count once, then in turn, with others added and other ranks",
 )
 
 

@@ -95,6 +95,7 @@ class Call(NamedTuple):
 # In this order, in one folder: `clips` is footage, `r.toml` trains on it, and `run` is what it trained.
 CALLS = [
     Call("scan", "clips -o catalog"),
+    Call("measure", "catalog --only exposure"),
     Call("caption", "clips --command pwd --list captioned.jsonl --overwrite"),
     Call("inspect", "catalog"),
     Call("catalog compact", "catalog"),
@@ -111,12 +112,14 @@ CALLS = [
     Call("plan", "run --rejected left.csv", 2),
     Call("tune", "r.toml --from-run run -o costs.json", 1),
     Call("coverage", "run"),
+    Call("learning", "run --sort path"),
     Call("replay", "run 1"),
     Call("report", "run --costs measured.json"),
     Call("compare", "run again"),
     Call("eval", "run --timesteps 2 --max-clips 2"),
     Call("generate", "run --prompt waves -o a.png --num-inference-steps 1"),
     Call("eval", "--generated clips --metric motion", 1),
+    Call("eval", "run --checkpoints all --timesteps 1 --metric closeness-pixels", 2),
     Call("publish", "run --to anna/waves --dry-run --license apache-2.0"),
     Call("checkpoints ls", "run"),
     Call("checkpoints show", "run"),
@@ -151,7 +154,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "clips").symlink_to(testing.sample_folder())
     (place / "again").symlink_to("run")
     own = {
-        "train": {"max_steps": 4, "threads": 1},
+        "train": {"max_steps": 4, "threads": 1, "clip_losses": 4, "clip_losses_every": 2},
         "validation": {"split": 0.3, "every_steps": 2, "timesteps": [500.0], "max_clips": 2},
         "checkpoints": {"every_steps": 2, "keep_best": {"metric": "validation/loss"}},
         "samples": {"prompts": ["waves"], "num_frames": 1, "height": 32, "width": 48, "num_inference_steps": 1},

@@ -50,3 +50,32 @@ def test_clips_are_reached_by_keys_and_everything_is_readable_by_all(opened, add
         shown.click("button:text-is('Distributions')")
         shown.wait_for_selector(".sizes")
         assert findings(shown) == []
+
+
+@pytest.mark.slow
+def test_a_limit_is_moved_written_into_the_recipe_and_taken_back(opened, address, root):
+    """What it leaves out is seen before it is written, the recipe changes only then, and as it was after Undo."""
+    file = root / "mine.toml"
+    before = file.read_text()
+    with window(opened, 1280) as shown:
+        went_to(shown, address, f"#/data/{key_of(file)}", ".tile img")
+        shown.click("button:text-is('Limits')")
+        shown.wait_for_selector("[data-limit='height:least']")
+        slider = shown.locator("[data-limit='duration_seconds:least']")
+        slider.focus()
+        for _ in range(3):
+            shown.keyboard.press("ArrowRight")
+        shown.wait_for_selector(".limit-clips figure .frame img")
+        assert f"1 of {CLIPS - 1} clips, {CLIPS - 2} left out" in shown.inner_text(
+            ".limits-told"
+        )  # pictures have no duration
+        assert shown.locator(".limit-clips figure").first.locator(".tile").count() == 6
+        assert findings(shown) == []
+        assert file.read_text() == before
+        shown.click("button:text-is('Write into the recipe')")
+        shown.click("dialog button.main")
+        shown.wait_for_selector("button:text-is('Undo'):enabled")
+        assert "duration_seconds >= " in recipe_file.load(file).dataset[0].filter
+        shown.click("button:text-is('Undo')")
+        shown.wait_for_selector(".limits-told code:text-is('no filter')")
+        assert file.read_text() == before

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from reelworks.catalog.probe import Probe
-from reelworks.catalog.rows import SCHEMA, CatalogRows
+from reelworks.catalog.rows import SCORE, CatalogRows, schema
 
 PLAIN: dict[str, Any] = asdict(Probe("video", pixel_aspect_ratio=1.0))  # measures of a file without peculiarities
 VIDEO = {"kind": "video", "num_frames": 100, "height": 720, "width": 1280, "fps": 24.0, "duration_seconds": 100 / 24}
@@ -19,7 +19,8 @@ BAD = {"error": "truncated: no frame", "num_frames": 0, "height": 0, "width": 0,
 def rows(*values: dict[str, Any]) -> CatalogRows:
     """One row for each dict of what differs from a plain video."""
     full = [row(i, value) for i, value in enumerate(values)]
-    return CatalogRows.from_table(pa.Table.from_pylist(full, schema=SCHEMA))
+    scores = dict.fromkeys(name.removeprefix(SCORE) for value in values for name in value if name.startswith(SCORE))
+    return CatalogRows.from_table(pa.Table.from_pylist(full, schema=schema(scores)))
 
 
 def row(i: int, value: dict[str, Any]) -> dict[str, Any]:

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
-from reelworks.analysis.coverage import LABELS, Coverage, EpochCoverage, Lost, NamedCatalog, State
+from reelworks.analysis.coverage import LABELS, Coverage, EpochCoverage, Lost, NamedCatalog, Notes, State
 from reelworks.buckets.assign import Reason
 from reelworks.core import results
 from reelworks.data import segment_record
@@ -200,6 +201,7 @@ class _Account:
         self.state = np.full(len(clips), State.ABSENT, dtype=np.int8)
         self.step = np.zeros(len(clips), dtype=np.int32)
         self.failures: dict[int, str] = {}
+        self.notes: list[Notes] = []
         self.problems: list[str] = []
         self.planned = 0
         # Catalog and row of each clip in the latest segment so far.
@@ -238,6 +240,7 @@ class _Account:
             self.state,
             self.step,
             self.failures,
+            self.notes,
         )
 
     def _compare_end(self, segment: int, counts: dict[str, int], ended: dict[str, Any]) -> None:
@@ -265,7 +268,9 @@ class _Account:
             self.catalog[clips], self.ordinal[clips] = segment.catalog, ordinal
         codes = np.array([_STATES.get(label, State.NOT_AVAILABLE) for label in record.labels], dtype=np.int8)
         free = open_[others]
-        self.state[others[free]] = codes[record.other_reason[free]]
+        reason = codes[record.other_reason]
+        self.state[others[free]] = reason[free]
+        self._note(segment, others, reason)
         if none_lost and (unknown := int((record.consumed & free).sum())):
             what = f"{unknown} clips are marked as consumed earlier in the epoch, but no record has them"
             self._problem(number, what)
@@ -276,6 +281,16 @@ class _Account:
             self._problem(number, f"{again} clips are planned twice")
         self.state[at] = np.where(open_[at], State.NOT_YET, self.state[at])
         self._take(number, segment, at, record.step_of_place()[first])
+
+    def _note(self, segment: _Segment, others: I64, reason: NDArray[np.int8]) -> None:
+        """Keep what a record notes about the reasons of clips, as long as they are not consumed."""
+        of_duplicates = np.isin(reason, [kind for kind in Reason if kind.is_duplicate])
+        noted = np.flatnonzero(segment.record.other_note.is_valid().to_numpy() | of_duplicates)
+        noted = noted[np.argsort(others[noted], kind="stable")]
+        if len(noted):
+            note = segment.record.other_note.combine_chunks().take(pa.array(noted))
+            ordinal, stand = segment.record.other_ordinal[noted], segment.record.other_nearest[noted]
+            self.notes.append(Notes(others[noted], reason[noted], segment.catalog, ordinal, stand, note))
 
     def _leave(self, gone: I64, segment: _Segment, alive: NDArray[np.bool_]) -> None:
         """Set why clips that were not consumed have left the epoch."""

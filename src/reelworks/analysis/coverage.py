@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from reelworks.buckets.assign import Reason
-from reelworks.catalog import rows
+from reelworks.catalog import filter_failures, rows
 from reelworks.catalog.store import Catalog
 from reelworks.core import results
 from reelworks.core.errors import UserError
@@ -64,7 +64,7 @@ class Lost:
 
 @dataclass(frozen=True)
 class ClipEpoch:
-    """State of a clip in an epoch, with the step that consumed it and why it failed, if there are such."""
+    """State of a clip in an epoch, with the step that consumed it and details of why it was not trained, if there are such."""
 
     data_restarts: int
     epoch: int
@@ -85,6 +85,7 @@ class EpochCoverage:
         state: `State` or `Reason` of each clip.
         step: Step that consumed each clip, 0 if none did.
         failures: Why a clip failed, by its index.
+        notes: What the segments recorded about the reasons of clips.
         pruned: When the records were removed to free disk space, in seconds since 1970, or None.
     """
 
@@ -103,6 +104,7 @@ class EpochCoverage:
     state: NDArray[np.int8]
     step: NDArray[np.int32]
     failures: dict[int, str] = field(default_factory=dict)
+    notes: list[Notes] = field(default_factory=list)
     pruned: float | None = None
 
     def number(self, state: State) -> int:
@@ -120,10 +122,51 @@ class EpochCoverage:
         parts = sum(self.number(state) for state in (*_CONSUMED, State.NOT_YET))
         return self.available and not self.problems and self.planned == parts
 
-    def clip(self, place: int) -> ClipEpoch:
-        """Return the state of one clip."""
+    def clip(self, place: int, detail: str | None = None) -> ClipEpoch:
+        """Return the state of one clip; `detail` is of `details`."""
         label, step = LABELS[int(self.state[place])], int(self.step[place])
-        return ClipEpoch(self.data_restarts, self.epoch, label, step or None, self.failures.get(place))
+        return ClipEpoch(self.data_restarts, self.epoch, label, step or None, self.failures.get(place, detail))
+
+    def details(self, places: list[int], named: list[NamedCatalog]) -> dict[int, str]:
+        """Return details of the reasons of those of some clips that have any."""
+        found: dict[int, str] = {}
+        for notes in self.notes:
+            found |= notes.details(np.array(places, dtype=np.int64), self.state, named)
+        return found
+
+
+@dataclass(frozen=True)
+class Notes:
+    """Notes of a segment's record about clips, by ascending places.
+
+    Attributes:
+        catalog: Index of the catalog of the rows.
+        ordinal: Row of each clip.
+        stand: Of duplicates, the row of the clip that stands for each.
+    """
+
+    place: I64
+    reason: NDArray[np.int8]
+    catalog: int
+    ordinal: I64
+    stand: NDArray[np.int32]
+    note: Any
+
+    def details(self, places: I64, state: NDArray[np.int8], named: list[NamedCatalog]) -> dict[int, str]:
+        """Return what the notes say, for people, of those of some clips that still have the same reason."""
+        at = np.flatnonzero(np.isin(self.place, places))
+        at = at[state[self.place[at]] == self.reason[at]]
+        note = self.note.take(pa.array(at))
+        texts = np.array(note.to_pylist(), dtype=object)
+        filtered = np.flatnonzero(self.reason[at] == Reason.FILTERED)
+        if len(filtered):
+            rows_of = named[self.catalog].catalog.rows_at(self.ordinal[at[filtered]])
+            parts = note.take(pa.array(filtered)).cast(pa.string()).dictionary_encode()
+            texts[filtered] = filter_failures.details_by_part(rows_of, parts)
+        for kind in (kind for kind in Reason if kind.is_duplicate):
+            same = np.flatnonzero(self.reason[at] == kind)
+            texts[same] = [f"{path} stands for it" for path in named[self.catalog].paths(self.stand[at[same]])]
+        return dict(zip(self.place[at].tolist(), texts.tolist(), strict=True))
 
 
 @dataclass(frozen=True)
@@ -243,7 +286,15 @@ class Coverage:
 
     def report(self, places: list[int]) -> CoverageReport:
         """Return the counts of all clips by epoch, and the states of the clips at `places`."""
-        states = ([e.clip(i) for e in self.epochs if e.state[i] != State.ABSENT] for i in places)
+        details = [e.details(places, self.named) for e in self.epochs]
+        states = (
+            [
+                e.clip(i, of_epoch.get(i))
+                for e, of_epoch in zip(self.epochs, details, strict=True)
+                if e.state[i] != State.ABSENT
+            ]
+            for i in places
+        )
         keys = (column[places].tolist() for column in (self.uid, self.copy))
         return CoverageReport(self.epochs, list(map(ClipCoverage, self.paths(places), *keys, states)))
 

@@ -27,6 +27,7 @@ from reelworks.core.hash_rng import hash64
 FEW_PICTURES = 15  # LoRA guides agree on 15 to 20 pictures of a subject
 SMALL_SIDE_PX = 256
 SHORT_FRAMES = 17
+ALL_DARK = 0.99  # share of pixels without any light, as `clipped_dark` measures it
 LONG_SECONDS = 20.0
 ONE_ASPECT = 0.9
 ENOUGH = 10  # fewest clips for a meaningful share
@@ -131,6 +132,11 @@ def _duplicates(rows: CatalogRows) -> NDArray[np.bool_]:
     return where
 
 
+def _score(rows: CatalogRows, name: str) -> NDArray[np.float64]:
+    """Return a column of numbers, NaN for all rows if the catalog has none of the name."""
+    return rows.scores[name] if name in rows.scores else np.full(len(rows), np.nan)
+
+
 def _color_profile(rows: CatalogRows) -> NDArray[np.bool_]:
     return rows.per_word("icc_profile", lambda name: not pictures.is_srgb(name))
 
@@ -188,6 +194,16 @@ RULES: dict[str, Callable[[CatalogRows], Finding]] = {
         _duplicates,
         "{clips} with the same content as another file",
         "remove them, or use [[dataset]] repeats if they are meant to count twice",
+    ),
+    "near_duplicates": _ClipRule(
+        lambda rows: _score(rows, "duplicate_rank") > 0,
+        "{clips} that look like a better one",
+        'train the best of each group alone, [[dataset]] duplicates = "best", or the model learns them far more than others',
+    ),
+    "black": _ClipRule(
+        lambda rows: _score(rows, "clipped_dark") >= ALL_DARK,
+        "{clips} all black",
+        "remove them; they teach the model darkness under their captions",
     ),
     "small": _ClipRule(
         lambda rows: np.minimum(rows.height, rows.width) < SMALL_SIDE_PX,

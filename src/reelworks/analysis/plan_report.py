@@ -374,7 +374,7 @@ def _reasons(data: RecipeData) -> tuple[NDArray[np.int8], NDArray[np.bool_]]:
     assignment, row = data.assignment(0)
     reason, trainable = np.zeros(len(data.rows), dtype=np.int8), np.zeros(len(data.rows), dtype=np.bool_)
     reason[row] = assignment.reason
-    trainable[row[np.isin(assignment.reason, (Reason.NONE, Reason.NOT_DRAWN))]] = True
+    trainable[row[np.isin(assignment.reason, (Reason.NONE, Reason.NOT_DRAWN, Reason.DUPLICATE_TURN))]] = True
     return reason, trainable
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from pyarrow import csv, parquet
 
 from reelworks.buckets.assign import Reason
-from reelworks.catalog import filters
-from reelworks.catalog.rows import CatalogRows
+from reelworks.catalog import filter_failures
+from reelworks.catalog.rows import LABEL_COLUMNS, CatalogRows, as_numpy
+from reelworks.catalog.rows import labels as labels_of
 from reelworks.catalog.store import Catalog
 from reelworks.core import files, units
 from reelworks.core.errors import UserError
@@ -35,6 +36,7 @@ from reelworks.run.records import RecordError
 
 _NAMED = ("dataset", "path", "first_frame", "num_frames", "height", "width", "error")
 FILES_NAMED = 1000  # most clips listed for each reason
+_PARTS_COUNTED = 20
 
 
 def _write_text(table: Any, target: Any) -> None:
@@ -59,10 +61,16 @@ _WRITERS: dict[str, Callable[[Any, Any], None]] = {
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Clips that an epoch leaves out for one reason; `nearest` counts those that fit no bucket by the nearest entry."""
+    """Clips that an epoch leaves out for one reason.
+
+    Attributes:
+        nearest: For clips that fit no bucket, their number by the nearest entry.
+        failed: For clips that a filter leaves out, their number by the parts of it that they fail, the most frequent first.
+    """
 
     clips: int
     nearest: dict[str, int]
+    failed: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -77,11 +85,21 @@ def counts(data: RecipeData, rejections: list[Rejection]) -> dict[str, LeftOut]:
     """Return the number of clips by reason, and for clips that fit no bucket also by nearest entry."""
     by_reason = {}
     for r in rejections:
-        entry, number = np.unique(r.nearest[r.nearest >= 0], return_counts=True)
+        missed = r.nearest[r.nearest >= 0] if not r.reason.is_duplicate else r.nearest[:0]
+        entry, number = np.unique(missed, return_counts=True)
         names = [str(data.table.entries[i]) for i in entry.tolist()]
         nearest = dict(zip(names, number.tolist(), strict=True))
-        by_reason[r.reason.label] = LeftOut(len(r.row), nearest)
+        failed = _failed(data, r.row) if r.reason == Reason.FILTERED else {}
+        by_reason[r.reason.label] = LeftOut(len(r.row), nearest, failed)
     return by_reason
+
+
+def _failed(data: RecipeData, row: NDArray[np.int64]) -> dict[str, int]:
+    """Return the numbers of rows by the parts of their filters that they fail, at most `_PARTS_COUNTED`."""
+    parts = data.failed_filters.take(pa.array(row))
+    number = np.bincount(as_numpy(parts.indices), minlength=len(parts.dictionary))
+    order = np.argsort(-number, kind="stable")[:_PARTS_COUNTED]
+    return dict(zip(parts.dictionary.take(pa.array(order)).to_pylist(), number[order].tolist(), strict=True))
 
 
 def named(data: RecipeData, rejections: list[Rejection]) -> dict[str, list[LeftOutClip]]:
@@ -90,28 +108,27 @@ def named(data: RecipeData, rejections: list[Rejection]) -> dict[str, list[LeftO
         return {}
     rows = np.unique(np.concatenate([r.row[:FILES_NAMED] for r in rejections]))
     few = data.rows.take(rows)  # only their texts are read
+    filtered = any(r.reason == Reason.FILTERED for r in rejections)
+    failed = filter_failures.details_by_part(few, data.failed_filters.take(pa.array(rows))) if filtered else []
     by_reason = {}
     for r in rejections:
         first = zip(r.row[:FILES_NAMED].tolist(), r.nearest.tolist(), strict=False)
-        explained = [_explain(data, few, r.reason, int(np.searchsorted(rows, row)), row, near) for row, near in first]
+        explained = []
+        for row, near in first:
+            place = int(np.searchsorted(rows, row))
+            detail = failed[place] if r.reason == Reason.FILTERED else _explain(data, few, r.reason, place, row, near)
+            explained.append(LeftOutClip(few.label(place), detail))
         by_reason[r.reason.label] = sorted(explained, key=lambda clip: clip.path)
     return by_reason
 
 
-def _explain(
-    data: RecipeData, rows: CatalogRows, reason: Reason, row: int, row_of_data: int, nearest: int
-) -> LeftOutClip:
-    """Return path and details of a row of `rows`, which is `row_of_data` among all rows."""
+def _explain(data: RecipeData, rows: CatalogRows, reason: Reason, row: int, row_of_data: int, nearest: int) -> str:
+    """Return details of the reason of a row of `rows`, which is `row_of_data` among all rows."""
     detail = ""
     if reason == Reason.UNREADABLE:
         detail = str(rows.error[row].as_py())
     elif reason == Reason.IN_EXCLUDE_FILE:
         detail = f"listed in {data.recipe.exclude_file}"
-    elif reason == Reason.FILTERED:
-        dataset = rows.dataset_name(row)
-        text = next(d.filter for d in data.recipe.dataset if d.filter and d.dataset_name == dataset)
-        values = filters.values(rows, row, text)
-        detail = f"{text}; the clip has " + ", ".join(_value_text(name, v) for name, v in values.items())
     elif reason == Reason.NO_CAPTION and not rows.no_caption[row]:
         detail = "the caption is empty"
     elif reason == Reason.NO_CAPTION:
@@ -122,13 +139,16 @@ def _explain(
         detail = "; ".join(
             f.explain(data.rows, row_of_data) for f in data.companions.values() if f.problem[row_of_data]
         )
+    elif reason.is_duplicate:
+        label = data.rows.labels(np.array([nearest]))[0]
+        detail = f"{label} stands for it" + (" in this epoch" if reason == Reason.DUPLICATE_TURN else "")
     elif reason in (Reason.TOO_SHORT, Reason.TOO_SMALL, Reason.NO_BUCKET):
         detail = f"{_frames_text(data, row_of_data)} of {rows.width[row]} × {rows.height[row]}"
         if nearest >= 0 and reason == Reason.TOO_SHORT:
             detail += f"; needs {data.table.entries[nearest].needed_frames}"
         if nearest >= 0:
             detail += f"; nearest entry: {data.table.entries[nearest]}"
-    return LeftOutClip(rows.label(row), detail)
+    return detail
 
 
 def _frames_text(data: RecipeData, row: int) -> str:
@@ -143,18 +163,12 @@ def _frames_text(data: RecipeData, row: int) -> str:
     return f"{text}, {read} {how},"
 
 
-def _value_text(name: str, value: Any) -> str:
-    if value is None:
-        return f"no {name}"
-    return f"{name} {value:.6g}" if isinstance(value, float) else f"{name} {value!r}"
-
-
 def write(path: Path, data: RecipeData, epoch: int, *, field: str = "--rejected") -> None:
     """Write a table of all clips that an epoch leaves out, by reason: path, size, nearest entry, error."""
     clips, row, assignment = data.assigned(epoch)
     out = assignment.reason != Reason.NONE
     ordinal = data.rows.ordinal[row]
-    others = Unplanned(ordinal[out], clips.copy[out], assignment.reason[out], assignment.nearest[out])
+    others = data.unplanned(clips, row, assignment, np.flatnonzero(out))
     notes = segment_record.notes(data, others)
     entries = [str(entry) for entry in data.table.entries]
     _write(field, path, _table(others, notes, ordinal[~out], data.catalog, LABELS, entries))
@@ -190,7 +204,7 @@ def write_recorded(path: Path, run: RunFolder) -> str:
     others = Unplanned(record.other_ordinal, record.other_copy, reason, record.other_nearest)
     left = np.flatnonzero(~consumed)
     trained = np.concatenate([record.ordinal, record.other_ordinal[consumed]])
-    notes = record.other_note.take(pa.array(left))
+    notes = record.other_note.combine_chunks().take(pa.array(left))
     _write("--rejected", path, _table(others.take(left), notes, trained, catalog, record.labels, record.about.entries))
     return f"epoch {record.about.epoch}, segment {record.about.segment}"
 
@@ -217,8 +231,12 @@ def _table(
     first = np.flatnonzero(np.diff(others.ordinal, prepend=-1) != 0)
     first = first[~np.isin(others.ordinal[first], trained)]
     first = first[np.argsort(others.reason[first], kind="stable")]
-    out = others.take(first)
+    out, notes = others.take(first), notes.take(pa.array(first)).cast(pa.string())
     rows = catalog.columns(*_NAMED).take(pa.array(out.ordinal))
+    label = np.array(labels)[out.reason]
+    filtered = label == Reason.FILTERED.label
+    duplicate = np.isin(label, [reason.label for reason in Reason if reason.is_duplicate])
+    failed = pc.if_else(pa.array(filtered), notes, None)
     return pa.table(
         {
             "dataset": _words(rows.column("dataset")),
@@ -228,10 +246,34 @@ def _table(
             "num_frames": rows.column("num_frames"),
             "height": rows.column("height"),
             "width": rows.column("width"),
-            "nearest_entry": pa.array(entries, type=pa.string()).take(pa.array(out.nearest, mask=out.nearest < 0)),
-            "error": pc.coalesce(rows.column("error"), notes.take(pa.array(first)).cast(pa.large_string())),
+            "nearest_entry": pa.array(entries, type=pa.string()).take(
+                pa.array(out.nearest, mask=(out.nearest < 0) | duplicate)
+            ),
+            "failed_filter": failed,
+            "stands_for_it": _paths(catalog, out.nearest, duplicate),
+            "limits_that_take": _limits_that_take(catalog, out.ordinal, failed),
+            "error": pc.coalesce(
+                rows.column("error"), pc.if_else(pa.array(filtered), None, notes).cast(pa.large_string())
+            ),
         }
     )
+
+
+def _limits_that_take(catalog: Catalog, ordinal: NDArray[np.int64], failed: Any) -> Any:
+    """Return the nearest limits that would take each row, of which `failed` has the failed parts of a filter."""
+    texts = pa.nulls(len(ordinal), pa.large_string())
+    for part in pc.unique(failed.drop_null()).to_pylist():
+        mine = pc.equal(failed, part).fill_null(False)
+        limits = filter_failures.limits_that_take(catalog.rows_at(ordinal[as_numpy(mine)]), part)
+        texts = pc.replace_with_mask(texts, mine, limits)
+    return texts
+
+
+def _paths(catalog: Catalog, ordinal: NDArray[np.int32], wanted: NDArray[np.bool_]) -> Any:
+    """Return "dataset/path" of the wanted rows, null for others."""
+    texts = pa.nulls(len(ordinal), pa.large_string())
+    named = labels_of(catalog.columns(*LABEL_COLUMNS).take(pa.array(ordinal[wanted])))
+    return pc.replace_with_mask(texts, pa.array(wanted), pa.array(named, type=pa.large_string()))
 
 
 def _words(column: Any) -> Any:

@@ -50,6 +50,8 @@ class Reason(IntEnum):
     INTERLACED = 12
     NO_SOUND = 13
     SOUND_TIMING = 14
+    DUPLICATE = 15
+    DUPLICATE_TURN = 16
 
     @property
     def label(self) -> str:
@@ -59,12 +61,17 @@ class Reason(IntEnum):
     @property
     def is_planned(self) -> bool:
         """Whether a clip without fault waits for validation or for another epoch."""
-        return self in (Reason.HELD_OUT, Reason.NOT_DRAWN)
+        return self in (Reason.HELD_OUT, Reason.NOT_DRAWN, Reason.DUPLICATE_TURN)
 
     @property
     def is_chosen(self) -> bool:
         """Whether the recipe leaves such clips out on purpose: nothing about them has to be repaired."""
-        return self in (Reason.IN_EXCLUDE_FILE, Reason.FILTERED, Reason.HDR, Reason.INTERLACED)
+        return self in (Reason.IN_EXCLUDE_FILE, Reason.FILTERED, Reason.HDR, Reason.INTERLACED, Reason.DUPLICATE)
+
+    @property
+    def is_duplicate(self) -> bool:
+        """Whether another clip of a group of near-duplicates stands for such clips."""
+        return self in (Reason.DUPLICATE, Reason.DUPLICATE_TURN)
 
 
 @dataclass(frozen=True)
@@ -110,7 +117,9 @@ class Assignment:
 
     bucket: I32  # index into the table's buckets, or -1; held-out clips have a bucket too
     reason: NDArray[np.int8]  # `Reason` why the epoch does not train the clip, or `Reason.NONE`
-    nearest: I32  # for clips that fit no entry, the entry that they miss by the least; else -1
+    # For clips that fit no entry, the entry that they miss by the least; for duplicates, the row of the clip that stands for
+    # them; else -1.
+    nearest: I32
 
 
 def held_out(seed: int, group: U64, share: float) -> Mask:

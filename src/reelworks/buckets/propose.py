@@ -170,11 +170,19 @@ class Proposal:
 
 def of_rows(rows: CatalogRows) -> Proposal:
     """Propose buckets for the readable rows of a catalog, with default settings and the most common geometry."""
-    good = rows.take(rows.readable)
-    num_frames = np.where(good.is_video, good.num_frames, 1).astype(np.int64)
-    size = good.height.astype(np.int64), good.width.astype(np.int64)
-    clips = Clips.unrestricted(good.uid, num_frames, *size, is_image=~good.is_video)
-    return propose(clips, BucketsConfig(), _COMMON)
+    return propose(clips_of(rows.take(rows.readable)), BucketsConfig(), _COMMON)
+
+
+def clips_of(rows: CatalogRows) -> Clips:
+    """Return readable rows as clips of which none is excluded."""
+    num_frames = np.where(rows.is_video, rows.num_frames, 1).astype(np.int64)
+    size = rows.height.astype(np.int64), rows.width.astype(np.int64)
+    return Clips.unrestricted(rows.uid, num_frames, *size, is_image=~rows.is_video)
+
+
+def table_of(proposal: Proposal) -> BucketTable:
+    """Return the table of what `of_rows` proposes, whose entries take every clip that fits."""
+    return _build([replace(entry, keep_prob=1.0) for entry in proposal.entries], BucketsConfig(), _COMMON)
 
 
 def propose(clips: Clips, config: BucketsConfig, geometry: Geometry) -> Proposal:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from reelworks.catalog import filter_expression, location, template
+from reelworks.catalog import filter_expression, location, measured_columns, template
 from reelworks.catalog.filter_expression import NUMBERS, TEXTS
 from reelworks.catalog.location import Location, MediaPath
 from reelworks.core import sources
@@ -111,14 +111,20 @@ class DatasetConfig(PublicConfig):
         default=None,
         description="Condition that a clip must meet to be trained, as in "
         "\"height >= 480 and fps > 20 and kind == 'video'\"; columns: "
-        f"{', '.join((*NUMBERS, *TEXTS))}, and the scores of a list (a clip that lacks a score does not meet "
+        f"{', '.join((*NUMBERS, *TEXTS))}, the scores of a list, and the columns of `reelworks measure` (a clip that lacks one does not meet "
         "conditions on it); also startswith(path, 'a/'), contains(caption, 'cat') and in [...].",
+    )
+    duplicates: Literal["keep", "best", "weight"] = Field(
+        default="keep",
+        description='Near-duplicates, by the catalog\'s columns duplicate_group and duplicate_rank: "keep" trains all '
+        'of them, "best" the one of the least rank of each group, and "weight" another one of each group in every '
+        "epoch, so that together they count as one clip.",
     )
     caption: _Text = Field(
         default="{text}",
         description="Template of the captions that the model is given: {text} is the clip's own caption, and numbers "
         'of the catalog can be added, as in "{text} frame rate: {fps:.0f}."; columns: '
-        f"{', '.join(NUMBERS)}, and the scores of a list. Where a clip lacks a number, the part of the template "
+        f"{', '.join(NUMBERS)}, the scores of a list, and the columns of `reelworks measure`. Where a clip lacks a number, the part of the template "
         "with it, up to a comma or full stop, is left out.",
     )
     missing_caption: str | None = Field(
@@ -275,7 +281,7 @@ class DatasetConfig(PublicConfig):
     @field_validator("caption")
     @classmethod
     def _caption(cls, value: str, info: ValidationInfo) -> str:
-        template.parse(value, None if _is_list(info) else frozenset())
+        template.parse(value, _known_scores(info))
         return value
 
     @field_validator("source")
@@ -309,7 +315,7 @@ class DatasetConfig(PublicConfig):
     @classmethod
     def _filter(cls, value: str | None, info: ValidationInfo) -> str | None:
         if value is not None:
-            filter_expression.parse(value, scores=None if _is_list(info) else frozenset())
+            filter_expression.parse(value, scores=_known_scores(info))
         return value
 
     @property
@@ -355,5 +361,9 @@ SHOWING = DRAWN | {"caption", "keep_tags", "tag_separator"}
 
 
 def _is_list(info: ValidationInfo) -> bool:
-    """Return whether unknown names may be scores: the scores of a list are known only once it is read."""
     return is_list(info.data.get("path", ""))
+
+
+def _known_scores(info: ValidationInfo) -> frozenset[str] | None:
+    """Return the names that may be scores; None for any: the scores of a list are known only once it is read."""
+    return None if _is_list(info) else measured_columns.names_in_filters()

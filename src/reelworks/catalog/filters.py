@@ -7,8 +7,6 @@ A missing number (a score that a row lacks, 0 / 0) is null, and a comparison wit
 from __future__ import annotations
 
 import ast
-import math
-from collections.abc import Mapping
 from functools import reduce
 from typing import Any
 
@@ -29,26 +27,19 @@ def keeps(rows: CatalogRows, text: str) -> NDArray[np.bool_]:
 
     A name that is not a column counts as a score that all rows lack; `scores_named` lists such names.
     """
-    expression = parse(text, scores=None)
-    mask = _value(expression.tree, {name: _column(rows, name) for name in expression.names})
-    if isinstance(mask, pa.Scalar):  # the filter uses no column
-        return np.full(len(rows), bool(mask.as_py()))
-    return as_numpy(mask.fill_null(False))
+    return holds(parse(text, scores=None).tree, Columns(rows))
 
 
-def values(rows: CatalogRows, row: int, text: str) -> dict[str, Any]:
-    """Return one row's values in the columns of a filter; None for a score or caption that it lacks."""
-    row_values: dict[str, Any] = {}
-    for name in parse(text, scores=None).names:
-        if name == "caption_length":
-            row_values[name] = len(rows.caption[row].as_py() or "")
-        elif name in (*NUMBERS, *TEXTS):
-            value = getattr(rows, name)[row]
-            row_values[name] = value.item() if name in NUMBERS else value.as_py()
-        else:
-            score = float(_score(rows, name)[row])
-            row_values[name] = None if math.isnan(score) else score
-    return row_values
+class Columns(dict[str, Any]):
+    """Columns of some rows by name, as Arrow arrays, each read when it is first used."""
+
+    def __init__(self, rows: CatalogRows) -> None:
+        super().__init__()
+        self.rows = rows
+
+    def __missing__(self, name: str) -> Any:
+        self[name] = _column(self.rows, name)
+        return self[name]
 
 
 def scores_named(text: str) -> set[str]:
@@ -83,7 +74,7 @@ _COMPARISONS: dict[type[ast.cmpop], Any] = {
 _SEARCHES = {"startswith": pc.starts_with, "contains": pc.match_substring}
 
 
-def _value(node: ast.expr, columns: Mapping[str, Any]) -> Any:
+def value(node: ast.expr, columns: Columns) -> Any:
     """Evaluate a part of a checked syntax tree: an Arrow array with a value for each row, or a scalar."""
     if (literal := constant(node)) is not None:
         return pa.scalar(literal)
@@ -92,34 +83,42 @@ def _value(node: ast.expr, columns: Mapping[str, Any]) -> Any:
             return columns[name]
         case ast.BoolOp(op=op, values=parts):
             joined = pc.and_kleene if isinstance(op, ast.And) else pc.or_kleene
-            return reduce(joined, (_value(part, columns) for part in parts))
+            return reduce(joined, (value(part, columns) for part in parts))
         case ast.UnaryOp(op=op, operand=operand):
-            inner = _value(operand, columns)
+            inner = value(operand, columns)
             if isinstance(op, ast.UAdd):
                 return inner
             return pc.invert(inner) if isinstance(op, ast.Not) else pc.negate(inner)
         case ast.BinOp(left=left, op=op, right=right):
-            result = _ARITHMETIC[type(op)](_value(left, columns), _value(right, columns))
+            result = _ARITHMETIC[type(op)](value(left, columns), value(right, columns))
             return pc.if_else(pc.is_nan(result), pa.scalar(None, _NUMBER), result)
         case ast.Compare(left=left, ops=ops, comparators=comparators):
             links = zip([left, *comparators], ops, comparators, strict=False)
             return reduce(pc.and_kleene, (_link(*link, columns) for link in links))
         case ast.Call(func=ast.Name(id=name), args=[column, word]):
-            return _SEARCHES[name](_value(column, columns), pattern=constant(word))
+            return _SEARCHES[name](value(column, columns), pattern=constant(word))
     raise AssertionError(ast.dump(node))
 
 
-def _link(left: ast.expr, op: ast.cmpop, right: ast.expr, columns: Mapping[str, Any]) -> Any:
+def _link(left: ast.expr, op: ast.cmpop, right: ast.expr, columns: Columns) -> Any:
     """Return for which rows one comparison of a chain is true."""
-    value = _value(left, columns)
+    operand = value(left, columns)
     if not isinstance(op, ast.In | ast.NotIn):
-        return _COMPARISONS[type(op)](value, _value(right, columns))
+        return _COMPARISONS[type(op)](operand, value(right, columns))
     assert isinstance(right, ast.List | ast.Tuple)
     values = [constant(item) for item in right.elts]
     if isinstance(values[0], str):
-        inside = pc.is_in(value, value_set=pa.array(values, type=_TEXT))
+        inside = pc.is_in(operand, value_set=pa.array(values, type=_TEXT))
     else:
         # For numbers, is_in distinguishes -0.0 from 0.0 and returns false for null.
-        inside = pc.is_in(pc.add(value, 0.0), value_set=pc.add(pa.array(values, type=_NUMBER), 0.0))
-        inside = pc.if_else(pc.is_null(value), pa.scalar(None, pa.bool_()), inside)
+        inside = pc.is_in(pc.add(operand, 0.0), value_set=pc.add(pa.array(values, type=_NUMBER), 0.0))
+        inside = pc.if_else(pc.is_null(operand), pa.scalar(None, pa.bool_()), inside)
     return pc.invert(inside) if isinstance(op, ast.NotIn) else inside
+
+
+def holds(node: ast.expr, columns: Columns) -> NDArray[np.bool_]:
+    """Return for which rows a condition is true."""
+    mask = value(node, columns)
+    if isinstance(mask, pa.Scalar):  # it uses no column
+        return np.full(len(columns.rows), bool(mask.as_py()))
+    return as_numpy(mask.fill_null(False))

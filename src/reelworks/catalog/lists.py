@@ -18,7 +18,7 @@ import keyword
 import math
 import os
 import stat
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -401,10 +401,15 @@ Scores = Mapping[str, NDArray[np.float64]]
 Indices = NDArray[np.int64]
 
 
-def same_scores(live: CatalogRows, row: Indices, scores: Scores, number: Indices) -> NDArray[np.bool_]:
-    """Return a mask of the `row`s of `live` that have exactly the scores of the rows `number` of a list."""
+def same_scores(
+    live: CatalogRows, row: Indices, scores: Scores, number: Indices, names: Collection[str]
+) -> NDArray[np.bool_]:
+    """Return a mask of the `row`s of `live` that have exactly the scores of the rows `number` of a list.
+
+    `names` are those that the list gives or gave; others were measured.
+    """
     same = np.ones(len(row), dtype=np.bool_)
-    for name in {**live.scores, **scores}:
+    for name in names:
         was, now = (
             column[name][at] if name in column else np.full(len(at), np.nan)
             for column, at in ((live.scores, row), (scores, number))

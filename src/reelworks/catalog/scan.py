@@ -26,7 +26,7 @@ from reelworks.catalog.summary import Summary
 from reelworks.catalog.update import Listed, Task, Update
 from reelworks.core import files, ray_cluster
 from reelworks.core.errors import UserError
-from reelworks.core.ray_cluster import Engine, RayPool
+from reelworks.core.ray_cluster import Cluster, Engine, RayPool
 from reelworks.core.worker_pool import WorkerPool
 from reelworks.run import lock
 
@@ -42,6 +42,20 @@ class ScanProgress(NamedTuple):
 
     done: int
     total: int
+
+    @property
+    def doing(self) -> tuple[str, str]:
+        """Verb of the work, and the name of what is counted."""
+        return "scanning", "files"
+
+
+class MeasureProgress(ScanProgress):
+    """Number of clips measured so far and in total."""
+
+    @property
+    def doing(self) -> tuple[str, str]:
+        """Verb of the work, and the name of what is counted."""
+        return "measuring", "clips"
 
 
 @dataclass(frozen=True)
@@ -93,8 +107,7 @@ def scan_sources(
     """
     if engine == "ray":
         with ray_cluster.connect() as cluster:
-            examiners = Examiners(_CALLS_PER_CPU * cluster.cpus, is_cluster=True)
-            return _scan(sources, catalog_path, examiners, on_progress)
+            return _scan(sources, catalog_path, Examiners.of_cluster(cluster), on_progress)
     return _scan(sources, catalog_path, Examiners(workers), on_progress)
 
 
@@ -103,6 +116,11 @@ class Examiners(NamedTuple):
 
     threads: int
     is_cluster: bool = False
+
+    @classmethod
+    def of_cluster(cls, cluster: Cluster) -> Examiners:
+        """Return the examiners of a connected cluster."""
+        return cls(_CALLS_PER_CPU * cluster.cpus, is_cluster=True)
 
 
 def _scan(
@@ -126,8 +144,9 @@ def _scan(
         frame_index.write(catalog_path, update.frame_times)
         retired = update.retired([source.name for source in sources])
         if update.new or update.changed or len(retired):
-            named = [{"name": source.name, "root": source.address} for source in sources]
-            catalog = catalog.append(update.table(), retired, named)
+            pairs = zip(sources, listings, strict=True)
+            named = [{"name": s.name, "root": s.address, "scores": " ".join(files.scores)} for s, files in pairs]
+            catalog = catalog.append(update.table([source.name for source in sources]), retired, named)
     return ScanResult(
         found=update.new + update.changed + update.unchanged,
         new=update.new,
@@ -188,7 +207,7 @@ def _apply_all(
     total, reported = sum(int(files.look.sum()) for files in listed), time.monotonic()
     for done, ((task, known), finding) in enumerate(zip(to_apply, findings, strict=True), start=1):
         if finding.missing_on and not location.is_missing(task.request.file):
-            raise _unseen(task.request.file, finding.missing_on)
+            raise unseen(task.request.file, finding.missing_on)
         if known is not None and finding.error is None:
             finding = finding._replace(**known)
         elif finding.fingerprint and task.request.stated is None:  # a file that could not be read is tried again
@@ -213,7 +232,8 @@ def _find_all(
     return each(examine, requests, processes=WorkerPool(), chunk_size=1 if cuts_scenes else _FILES_PER_CALL)
 
 
-def _unseen(file: MediaPath, node: str) -> UserError:
+def unseen(file: MediaPath, node: str) -> UserError:
+    """Return the error for a file that a node of a cluster does not see."""
     return UserError(
         f"node {node} of the Ray cluster does not see {file}, which is there on this machine",
         code="node-lacks-files",

@@ -59,7 +59,8 @@ class Part:
     rows: int
     retired: int  # rows of earlier parts
     time: float  # of the scan, in seconds since 1970
-    sources: list[dict[str, str]]  # the folders scanned, each with "name" and "root"
+    # The folders scanned, each with "name", "root" and "scores", the names of the scores of its list.
+    sources: list[dict[str, str]]
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Part:
@@ -361,6 +362,18 @@ class Catalog:
         positions = live.find(uids)
         return np.where(positions < 0, -1, live.ordinal[positions])
 
+    def source(self, dataset: str) -> dict[str, str] | None:
+        """Return the newest entry of a dataset among the sources of the parts."""
+        found = (source for part in reversed(self.parts) for source in part.sources if source["name"] == dataset)
+        return next(found, None)
+
+    def list_scores(self, dataset: str) -> frozenset[str]:
+        """Return the names of the scores that a dataset's list gave at its last scan; others of its scores were measured."""
+        source = self.source(dataset) or {"scores": ""}
+        return frozenset(
+            source["scores"].split() if "scores" in source else self.live().scores
+        )  # written before measures
+
     def digest(self) -> str:
         """Return a digest of the live rows' ordinals, uids, contents, captions and scores."""
         return self.digest_of(self.live())
@@ -391,7 +404,7 @@ class Catalog:
         Args:
             rows: Table of `SCHEMA` and scores; ordinals are assigned here.
             retired: Ordinals of live rows that are no longer valid.
-            sources: The folders scanned, each with "name" and "root".
+            sources: The folders scanned, as `Part` has them.
         """
         newest = Catalog.open_or_new(self.path)
         assert self.parts == newest.parts, "only the newest version can grow"

@@ -69,7 +69,7 @@ def summarise(rows: CatalogRows) -> Summary:
         num_frames=_classes(good.num_frames, _FRAME_EDGES, _FRAME_LABELS),
         fps=_classes(good.fps[good.is_video], _FPS_EDGES, _FPS_LABELS),
         aspect_ratio=_classes(np.log(good.width / good.height), (-np.inf, *middles), aspect_labels),
-        scores={n: _score(s) for n, s in good.scores.items() if not np.isnan(s).all()},
+        scores={n: histogram(s) for n, s in good.scores.items() if not np.isnan(s).all()},
     )
 
 
@@ -84,8 +84,8 @@ def _size_bytes(rows: CatalogRows) -> int:
     return int(size + sum(size_of.values()))
 
 
-def _score(score: NDArray[np.float64]) -> Histogram:
-    """Return a histogram of about ten classes at most, 1, 2 or 5 times a power of ten wide."""
+def histogram(score: NDArray[np.float64]) -> Histogram:
+    """Return a histogram of about ten classes at most, 1, 2 or 5 times a power of ten wide; NaN counts as "none"."""
     present = score[~np.isnan(score)]
     edges = _edges(float(present.min()), float(present.max()))
     labels = [f"{a:.6g}–{b:.6g}" for a, b in pairwise(edges)] or [f"{edges[0]:.6g}"]

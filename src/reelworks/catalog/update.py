@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from reelworks.catalog import (
     clip_ranges,
     integrity,
+    kept_measures,
     lists,
     location,
     probe,
@@ -76,6 +77,7 @@ class Update:
         self.frame_times: dict[str, PackedTimes] = {}
         self._live = catalog.live()
         self._scores: dict[str, None] = dict.fromkeys(self._live.scores)  # an ordered set of names
+        self._of_lists: dict[str, frozenset[str]] = {}  # names of scores that a dataset's list gave, or gives now
         self._listed = np.zeros(len(self._live), dtype=np.bool_)
         self._replaced = np.zeros(len(self._live), dtype=np.bool_)
         self._waiting: list[tuple[int, dict[str, Any]]] = []  # index of the live row with the measures (or -1), values
@@ -106,8 +108,9 @@ class Update:
             is_current &= np.array([a == b for a, b in zip(was, now, strict=True)], dtype=np.bool_)
         open_ = np.ones(len(entries), dtype=np.bool_)
         open_[known] = ~is_current
+        self._of_lists[dataset] = self.catalog.list_scores(dataset) | files.scores.keys()
         same_scores = np.zeros(len(entries), dtype=np.bool_)
-        same_scores[known] = lists.same_scores(self._live, row, files.scores, known)
+        same_scores[known] = lists.same_scores(self._live, row, files.scores, known, self._of_lists[dataset])
         look = open_ if files.captions is not None else np.ones(len(entries), dtype=np.bool_)
         listed = Listed(dataset, root, files, uid, position, open_, look, same_scores)
         if files.captions is not None:
@@ -237,15 +240,21 @@ class Update:
         self._batches.append(table)
         self._waiting = []
 
-    def table(self) -> Any:
-        """Return the rows to append, as a table of `SCHEMA` and scores."""
+    def table(self, datasets: Sequence[str]) -> Any:
+        """Return the rows to append, as a table of `SCHEMA` and scores, with what was measured in the same content."""
         self._flush()
-        return pa.concat_tables(self._batches, promote_options="default").unify_dictionaries()
+        rows = pa.concat_tables(self._batches, promote_options="default").unify_dictionaries()
+        of_lists = {name: self.catalog.list_scores(name) for name in self._live.dataset.dictionary.to_pylist()}
+        retired = np.flatnonzero(self._replaced | self._vanished(datasets))
+        return kept_measures.carried(rows, self._live, retired, of_lists | self._of_lists, self.catalog.path)
 
     def retired(self, datasets: Sequence[str]) -> NDArray[np.int64]:
         """Return the ordinals of rows to retire: changed files, and vanished files of these datasets."""
+        return self._live.ordinal[self._replaced | self._vanished(datasets)]
+
+    def _vanished(self, datasets: Sequence[str]) -> NDArray[np.bool_]:
         scanned = pc.is_in(self._live.dataset.dictionary_decode(), value_set=pa.array(datasets, pa.string()))
-        return self._live.ordinal[self._replaced | (as_numpy(scanned) & ~self._listed)]
+        return as_numpy(scanned) & ~self._listed
 
 
 def _as_utf8(value: Any) -> Any:

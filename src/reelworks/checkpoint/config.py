@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from reelworks.checkpoint import mixture
 from reelworks.core import units
 from reelworks.core.config import Config, PublicConfig, open_set
 from reelworks.core.errors import UserError
@@ -21,11 +22,12 @@ _SECRET = re.compile("key|secret|token|passw|credential|connection_string", re.I
 
 
 class KeepBest(PublicConfig):
-    """Keep the checkpoints with the best values of one metric; `mode` is never guessed from its name.
+    """Keep the checkpoints with the best values of one metric, or of a mixture; `mode` is never guessed from a name.
 
     Attributes:
         metric: Name of the metric: "validation/loss", "samples/NAME" for one of samples.metrics, or "eval/NAME" for one
-            that `reelworks eval --record` adds.
+            that `reelworks eval` adds; or a mixture such as "0.7 * samples/likeness-dinov2 - 0.3 * samples/closeness-dinov2",
+            the sum of the raw values times these numbers, which a checkpoint has that has all of them.
         mode: Whether the lowest or the highest value is the best.
         n: Number of checkpoints to keep.
 
@@ -38,6 +40,12 @@ class KeepBest(PublicConfig):
     metric: str = Field(default="validation/loss", min_length=1)
     mode: Literal["min", "max"] = "min"
     n: int = Field(default=1, ge=1)
+
+    @field_validator("metric")
+    @classmethod
+    def _is_understood(cls, value: str) -> str:
+        mixture.terms(value)
+        return value
 
 
 class MirrorConfig(Config):

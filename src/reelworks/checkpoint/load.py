@@ -16,13 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from reelworks.checkpoint import manifest, read_lock, restored_optimizer, shards, state_file, tree, verify
+from reelworks.checkpoint import read_lock, restored_optimizer, shards, state_file, tree, verify
 from reelworks.checkpoint.folder import CheckpointFolder, CheckpointInfo
 from reelworks.checkpoint.manifest import BadCheckpoint
 from reelworks.checkpoint.shards import StoredTensor
 from reelworks.checkpoint.state_file import StoredState
 from reelworks.checkpoint.tree import Node, ObjectState, TreeDecoder
-from reelworks.checkpoint.verify import check_file
+from reelworks.checkpoint.verify import has_extra as has_extra
+from reelworks.checkpoint.verify import read_extra as read_extra
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
 from reelworks.distributed import collectives
@@ -126,26 +127,6 @@ def read_tensors(path: Path, stored: StoredState, wanted: set[str]) -> dict[str,
     tensors = {n: torch.empty(stored.tensors[n].shape, dtype=stored.tensors[n].dtype) for n in sorted(wanted)}
     shards.read(path, stored.tensors, tensors)
     return tensors
-
-
-def read_extra(path: Path, name: str) -> bytes:
-    """Read a checkpoint's extra file, such as `cursor.json`; raises `BadCheckpoint` if it has changed."""
-    entries = {entry.path: entry for entry in manifest.read(path).files}
-    if name not in entries:
-        raise UserError(
-            f"the checkpoint has no {name}",
-            code="checkpoint-part-missing",
-            field="checkpoint",
-            value=str(path),
-            remedy="its files are " + ", ".join(sorted(entries)),
-        )
-    check_file(path, entries[name], full=True)
-    return (path / name).read_bytes()
-
-
-def has_extra(path: Path, name: str) -> bool:
-    """Whether a checkpoint has an extra file."""
-    return any(entry.path == name for entry in manifest.read(path).files)
 
 
 def _decoded(nodes: Mapping[str, Node], tensors: Mapping[str, Tensor]) -> dict[str, Any]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from reelworks.checkpoint import mixture
 from reelworks.checkpoint.config import KeepBest, Retention
 from reelworks.core.units import format_bytes
 
@@ -76,9 +76,14 @@ def rank_best(checkpoints: Iterable[CheckpointFacts], best: KeepBest | None) -> 
 
 
 def score(checkpoint: CheckpointFacts, metric: str) -> float | None:
-    """Return a checkpoint's value of a metric; None if it is missing or not finite."""
-    value = checkpoint.metrics.get(metric, math.nan)
-    return value if math.isfinite(value) else None
+    """Return a checkpoint's value of a metric or mixture; None if it is missing or not finite."""
+    return mixture.value(checkpoint.metrics, metric)
+
+
+def scored(checkpoint: CheckpointFacts, metric: str) -> str:
+    """Return a checkpoint's value of a metric as text, with the parts of a mixture."""
+    value, parts = score(checkpoint, metric), mixture.parts(checkpoint.metrics, metric)
+    return f"{value:.6g}" + (f": {parts}" if parts else "")
 
 
 @dataclass(frozen=True)
@@ -105,7 +110,7 @@ def _reasons_to_keep(case: _Case, age_rank: int, c: CheckpointFacts) -> Reasons:
         reasons.append(f"among the last {policy.keep_last}")
     if (best := policy.keep_best) and c.step in case.ranked[: best.n]:
         which = "the best" if c.step == case.ranked[0] else f"among the best {best.n}"
-        reasons.append(f"{which} by {best.metric} ({score(c, best.metric):.6g})")
+        reasons.append(f"{which} by {best.metric} ({scored(c, best.metric)})")
     if policy.keep_every and c.step % policy.keep_every == 0:
         reasons.append(f"a multiple of {policy.keep_every} steps")
     if policy.keep_within_seconds and case.moment.now - c.created < policy.keep_within_seconds:
@@ -159,8 +164,8 @@ def _reasons_to_delete(policy: Retention, c: CheckpointFacts) -> Reasons:
         return (f"over save_total_limit = {policy.save_total_limit}",)
     reasons = [f"not among the last {policy.keep_last}"]
     if best := policy.keep_best:
-        value, rank = score(c, best.metric), f"not among the best {best.n} by {best.metric}"
-        reasons.append(f"no finite {best.metric}" if value is None else f"{rank} ({value:.6g})")
+        lacks, rank = mixture.missing(c.metrics, best.metric), f"not among the best {best.n} by {best.metric}"
+        reasons.append(f"no finite {', '.join(lacks)}" if lacks else f"{rank} ({scored(c, best.metric)})")
     if policy.keep_every:
         reasons.append(f"not a multiple of {policy.keep_every} steps")
     if policy.keep_within:

@@ -45,6 +45,26 @@ def check_file(path: Path, entry: FileEntry, full: bool) -> None:
         raise BadCheckpoint(f"{entry.path} is missing") from error
 
 
+def read_extra(path: Path, name: str) -> bytes:
+    """Read a checkpoint's extra file, such as `cursor.json`; raises `BadCheckpoint` if it has changed."""
+    entries = {entry.path: entry for entry in manifest.read(path).files}
+    if name not in entries:
+        raise UserError(
+            f"the checkpoint has no {name}",
+            code="checkpoint-part-missing",
+            field="checkpoint",
+            value=str(path),
+            remedy="its files are " + ", ".join(sorted(entries)),
+        )
+    check_file(path, entries[name], full=True)
+    return (path / name).read_bytes()
+
+
+def has_extra(path: Path, name: str) -> bool:
+    """Whether a checkpoint has an extra file."""
+    return any(entry.path == name for entry in manifest.read(path).files)
+
+
 def damage(path: Path, full: bool = False) -> str:
     """Return what `verify` finds wrong with a checkpoint, or why it cannot be read now; empty if it is good."""
     try:

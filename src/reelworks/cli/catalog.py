@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +17,7 @@ from reelworks.cli.options import EngineOption, Html, Json, load_recipe
 if TYPE_CHECKING:
     from reelworks.catalog.scan import ScanResult
     from reelworks.catalog.summary import Histogram, Summary
+    from reelworks.report.columns import ColumnLimits, Loss
     from reelworks.report.inspect import Inspection
 
 _FILES_SHOWN = 3
@@ -102,7 +105,11 @@ def inspect(
         ),
     ] = None,
     recipe: Annotated[
-        Path | None, Option(metavar="RECIPE", help="Recipe that has the text encoder, and what stands around captions.")
+        Path | None,
+        Option(
+            metavar="RECIPE",
+            help="Recipe whose first epoch limits are measured on, by its buckets, and whose text encoder reads the captions.",
+        ),
     ] = None,
     html: Html = None,
     json: Annotated[
@@ -115,6 +122,10 @@ def inspect(
     folder and every score; advice, for instance on empty or overlong captions, few pictures, mixed frame rates
     and duplicate files; and bucket entries to copy into a recipe, each with its reason.
 
+    For height, width, duration, frame rate and every score it names clips at the 1st, 10th, 50th, 90th and 99th
+    percentile, and tells which clips, hours, frames and tokens a limit there would leave out, of the recipe or else of
+    all readable clips in the proposed buckets. The page that --html writes shows the clips.
+
     Captions are looked through for the same words in nearly all, for contradictions, leftovers of captioners and scripts that
     the text encoder does not know, and with --trigger, for that word. Caption length is counted in words and punctuation
     marks, of which a tokenizer makes at least as many tokens, or by the tokenizer of --text-encoder or --recipe.
@@ -124,8 +135,14 @@ def inspect(
     from reelworks.catalog.store import Catalog
     from reelworks.report.inspect import inspect_rows, write_inspection
 
-    needs = caption_needs.find(trigger, text_encoder, None if recipe is None else load_recipe(recipe, None))
-    inspection = inspect_rows(companions.without(Catalog.open(catalog).live()), needs)
+    config = None if recipe is None else load_recipe(recipe, None)
+    data = None
+    if config is not None:
+        from reelworks.recipe.dataset import RecipeData
+
+        data = RecipeData.open(config.model_copy(update={"catalog": str(catalog)}))
+    needs = caption_needs.find(trigger, text_encoder, config)
+    inspection = inspect_rows(companions.without(Catalog.open(catalog).live()), data, needs)
     if html is not None:
         write_inspection(inspection, catalog, html)
     show.json(inspection) if json else _print_inspection(inspection, html)
@@ -163,6 +180,8 @@ def _print_inspection(inspected: Inspection, html: Path | None) -> None:
     _print_reasons(s)
     for title, unit, histogram in inspected.histograms:
         _print_histogram(f"{title} ({unit})", histogram, max(12, *(len(label) for label, _ in histogram)))
+    if inspected.columns:
+        _print_columns(inspected.columns)
     if inspected.advice:
         show.line("\nadvice")
     for advice in inspected.advice:
@@ -175,6 +194,25 @@ def _print_inspection(inspected: Inspection, html: Path | None) -> None:
     show.line(inspected.proposal.toml)
     if html is not None:
         show.line(str(html))
+
+
+def _print_columns(columns: Sequence[ColumnLimits]) -> None:
+    from reelworks.core import units
+
+    show.line("\nwhat a limit at a percentile would leave out: clips, hours of video, latent tokens of an epoch")
+    for column in columns:
+        lacking = f", {units.plural(column.missing, 'clip')} without it" if column.missing else ""
+        show.line(f"\n{column.name}" + (f" ({column.unit})" if column.unit else "") + lacking)
+        table = show.new_table("percentile", "number", "below it", "above it", "clip there")
+        for value, same in itertools.groupby(column.percentiles, key=lambda one: one.value):
+            first, *others = same
+            label = f"{first.percentile} to {others[-1].percentile}" if others else str(first.percentile)
+            table.add_row(label, f"{value:.6g}", *map(_loss, (first.at_least, first.at_most)), first.files[0])
+        show.print_table(table)
+
+
+def _loss(loss: Loss) -> str:
+    return f"{loss.clips}, {loss.hours:.2f} h, {loss.tokens}" if loss.clips else "–"
 
 
 def _print_reasons(summary: Summary) -> None:

@@ -5,35 +5,62 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from reelworks.cli import show
-from reelworks.cli.options import Json
+from reelworks.cli.options import Html, Json
+from reelworks.core.errors import UserError
 from reelworks.evaluation.request import EvalRequest
 
 if TYPE_CHECKING:
+    from reelworks.evaluation.checkpoint_series import CheckpointSeries
     from reelworks.evaluation.held_out import Evaluation
     from reelworks.evaluation.report import Report
 
 
-def evaluate(request: EvalRequest, json: Json = False) -> None:
-    """Measure the loss of a model on held-out clips, or measure clips that it generated.
+def evaluate(request: EvalRequest, html: Html = None, json: Json = False) -> None:
+    """Measure the loss of a model on held-out clips, its checkpoints, or clips that it generated.
 
     With a run, a checkpoint or a recipe: prints the loss by bucket and timestep. The clips are those that training holds
     out for validation, at ten timesteps as Open-Sora 1.2 evaluates, with noise that is the same for every model. The same
     command prints the same numbers again. A run's catalog is read as it is; --data-path and recipes scan their data first.
     The result is written to evaluations/ in the run folder.
 
+    With --checkpoints: measures several checkpoints of a run alike. Each generates clips from the same prompts with the same
+    noise, which are compared with the training clips, and is measured on the held-out clips. What is measured is added to
+    the metrics of the checkpoint as eval/NAME, for keep_best, and is not measured again by the same command. The page of
+    --html shows the clips, a line for each checkpoint, with the numbers beside. By default the metrics are those of
+    samples.metrics, or else likeness and closeness.
+
     With --generated: prints one value for each metric. psnr and ssim compare clips with references of the same name; motion
     and flicker need none; clip-score needs prompts, in .txt files beside the clips; fid-*, kid-* and fvd-videomae compare
     the two folders as sets. A metric that cannot be measured is listed with the reason.
     """
     from reelworks.evaluation import evaluate
+    from reelworks.evaluation.checkpoint_series import CheckpointSeries
     from reelworks.evaluation.report import Report
 
+    if html is not None and request.checkpoints is None:
+        raise UserError(
+            "the page shows checkpoints side by side",
+            code="key-without-effect",
+            field="--html",
+            value=str(html),
+            remedy="leave it out, or choose checkpoints of a run with --checkpoints",
+        )
     with show.scan_progress(quiet=json) as on_scan, show.clip_progress(quiet=json) as on_clip:
         result, files, recorded = evaluate.evaluate(request, on_scan, on_clip)
+    if html is not None and isinstance(result, CheckpointSeries):
+        from reelworks.report import checkpoint_grid
+
+        checkpoint_grid.write(result, html)
+        files.append(html)
     if json:
         show.json(result)
         return
-    _print_clips(result) if isinstance(result, Report) else _print_model(result)
+    if isinstance(result, CheckpointSeries):
+        _print_series(result)
+    elif isinstance(result, Report):
+        _print_clips(result)
+    else:
+        _print_model(result)
     for text in [*map(str, files), *([recorded] if recorded else [])]:
         show.line(text)
 
@@ -47,6 +74,19 @@ def _print_model(result: Evaluation) -> None:
     show.line("Loss by bucket and timestep:")
     show.print_table(table)
     show.line(result.headline())
+
+
+def _print_series(series: CheckpointSeries) -> None:
+    higher = series.higher_is_better
+    table = show.new_table("step", *(f"{name} {'↑' if higher[name] else '↓'}" for name in series.names))
+    for one in series.checkpoints:
+        marks = {name: "*" if series.best[name] == one.step else " " for name in series.names}
+        cells = [f"{one.values[name]:.4g}{marks[name]}" if name in one.values else "– " for name in series.names]
+        table.add_row(str(one.step), *cells)
+    show.print_table(table)
+    show.line("* the best by that metric; ↑ higher is better, ↓ lower is better")
+    for text in series.to_text():
+        show.line(text)
 
 
 def _print_clips(report: Report) -> None:

@@ -28,7 +28,9 @@ from reelworks.cli import (
     eval,
     generate,
     importing,
+    learning,
     lora,
+    measure,
     new,
     plan,
     publish,
@@ -97,6 +99,7 @@ app.command("demo", doing=None, answers=False)(demo.demo)
 app.command("demo-data", doing="making footage")(demo.demo_data)
 app.command("demo-autoencoder", doing="training the autoencoder")(demo.demo_autoencoder)
 app.command("scan", doing="scanning")(catalog.scan)
+app.command("measure", doing="measuring")(measure.measure)
 app.command("caption", doing="captioning")(caption.caption)
 app.command("inspect", doing="summarising the catalog")(catalog.inspect)
 app.command("contact-sheet", doing="planning")(contact_sheet.contact_sheet)
@@ -108,6 +111,7 @@ app.command("generate", doing="generating")(generate.generate)
 app.command("eval", doing="measuring")(eval.evaluate)
 app.command("publish", doing="publishing")(publish.publish)
 app.command("coverage", doing="accounting for the clips")(coverage.coverage)
+app.command("learning", doing="reading the losses")(learning.learning)
 app.command("replay", doing="replaying")(replay.replay)
 app.command("report", doing="writing the report")(report.report)
 app.command("compare", doing="comparing")(compare.compare)

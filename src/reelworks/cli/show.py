@@ -101,13 +101,13 @@ def scan_progress(quiet: bool = False) -> Iterator[Callable[[ScanProgress], None
     if not console.is_terminal:
         yield (lambda _: None) if quiet else _progress_lines()
         return
-    columns = (TextColumn("scanning"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     bar = Progress(*columns, console=console, transient=True, disable=quiet)
     task = bar.add_task("scanning", total=None)
 
     def show(progress: ScanProgress) -> None:
         bar.start()
-        bar.update(task, total=progress.total, completed=progress.done)
+        bar.update(task, description=progress.doing[0], total=progress.total, completed=progress.done)
         if progress.done >= progress.total:
             bar.stop()
 
@@ -120,15 +120,19 @@ def scan_progress(quiet: bool = False) -> Iterator[Callable[[ScanProgress], None
 def _progress_lines() -> Callable[[ScanProgress], None]:
     """Return a function that prints files, rate and remaining time to stderr, unless it printed so just before."""
     began = latest = time.monotonic()
+    doing = ("scanning", "files")
 
     def show(progress: ScanProgress) -> None:
-        nonlocal latest
+        nonlocal began, latest, doing
         now = time.monotonic()
+        if doing != progress.doing:
+            began, doing = now, progress.doing
         if now - latest < _SECONDS_BETWEEN_LINES:
             return
-        latest, rate = now, progress.done / (now - began)
-        left = datetime.timedelta(seconds=round((progress.total - progress.done) / rate))
-        text = f"scanning: {progress.done} of {progress.total} files, {rate:.0f} files/s, {left} left"
+        latest, rate = now, progress.done / max(now - began, 0.001)
+        left = datetime.timedelta(seconds=round((progress.total - progress.done) / max(rate, 0.001)))
+        (verb, things), done = doing, f"{progress.done} of {progress.total}"
+        text = f"{verb}: {done} {things}, {rate:.0f} {things}/s, {left} left"
         terminal.say(text, error=True)
 
     return show

@@ -84,6 +84,8 @@ def _reasons(plan: PlanSummary) -> None:
         show.line(f"{reason}: {clips}" + (", left out by the recipe" if Reason[reason.upper()].is_chosen else ""))
         if reason == "held_out":
             continue
+        for part, number in plan.left_out[reason].failed.items():
+            show.line(f"  {part} leaves out {number}")
         for clip in listed[:_FILES_SHOWN]:
             show.line(f"  {clip.path}" + (f": {clip.detail}" if clip.detail else ""))
         if clips > _FILES_SHOWN:

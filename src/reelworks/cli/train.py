@@ -70,6 +70,7 @@ def _train(
     # Load before any process starts, so that a mistake is reported once.
     loaded = request.load_recipe()
     trust.require(loaded.samples.metrics, "samples.metrics")
+    trust.require(loaded.data.measures, "data.measures")
     if os.environ.get("RANK", "0") == "0" and LAUNCHED not in os.environ:
         show.line(
             f"training {request.recipe} in {loaded.output}"

@@ -49,6 +49,7 @@ class Purpose(IntEnum):
     TAG_DROPOUT = 21
     TAG_ORDER = 22
     SOUND = 23
+    DUPLICATE = 24
 
 
 def _mix(x: U64) -> U64:

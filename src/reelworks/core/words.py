@@ -32,7 +32,7 @@ _TABLES = {
     "data": ("DataConfig", "alpha_color fps frame_interval hdr interlaced max_decode_failures prefetch_bytes"),
     "dataset": (
         "DatasetConfig",
-        "caption control filter loss_mask mask min_sources missing_caption name path rejected repeats root scene_cuts "
+        "caption control duplicates filter loss_mask mask min_sources missing_caption name path rejected repeats root scene_cuts "
         "source trust_list",
     ),
     "sound": ("SoundSpec", "missing"),

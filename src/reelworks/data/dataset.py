@@ -19,13 +19,13 @@ from reelworks.catalog import companions
 from reelworks.catalog.companions import CompanionMatches
 from reelworks.catalog.config import SHOWING, DatasetConfig, Source
 from reelworks.catalog.frame_index import FrameIndex
-from reelworks.catalog.rows import SCORE, CatalogRows
+from reelworks.catalog.rows import SCORE, CatalogRows, as_numpy
 from reelworks.catalog.store import Catalog
 from reelworks.core import arguments, blocks, digests
 from reelworks.core.hash_rng import Purpose, bernoulli, hash64, text_words
 from reelworks.core.sources import ALIGNED, SOURCES
 from reelworks.core.words import tells_arguments
-from reelworks.data import clip_uses, eligibility
+from reelworks.data import clip_uses, duplicates, eligibility
 from reelworks.data.clip_uses import ClipUses
 from reelworks.data.eligibility import ExcludeList
 from reelworks.data.plan_cache import PlanCache, Planned, Unplanned
@@ -39,6 +39,7 @@ from reelworks.schedule.cursor import Excluded
 from reelworks.schedule.plan import EpochPlan, PlanSpec, Samples, plan_epoch
 
 I64 = NDArray[np.int64]
+Mask = NDArray[np.bool_]
 _RATIOS = 1 << 9  # more than there are ratios of a source
 # Only the buckets that result from these are digested.
 _BUCKET_SEARCH = {"entries", "max_tokens", "max_batch_size", "tuned"}
@@ -55,7 +56,7 @@ _NOT_OF_A_PLAN = {
     "loss_mask",
 }
 # Left out where they are not set, so that plans that know nothing of them keep their digests.
-_USES = ("resolutions", "lengths")
+_LATER = {"resolutions": None, "lengths": None, "duplicates": "keep"}
 # What is computed of the rows alone, whatever the bucket table.
 _OF_ROWS = (
     "digest",
@@ -65,7 +66,9 @@ _OF_ROWS = (
     "in_exclude_file",
     "companions",
     "source_layouts",
+    "failed_filters",
     "excluded",
+    "duplicate_groups",
     "_uses",
     "frames",
 )
@@ -307,16 +310,27 @@ class Dataset:
         return None if (layout == layout[:1]).all() else np.unique(layout, return_inverse=True)[1]
 
     @cached_property
+    def failed_filters(self) -> Any:
+        """Parts of its dataset's filter that each row fails, as a dictionary array; null where it fails none."""
+        return eligibility.failed_filters(self.rows, self.spec.datasets)
+
+    @cached_property
     def excluded(self) -> NDArray[np.int8]:
         """Reason why each row is excluded whatever its shape, or `Reason.NONE`."""
         return eligibility.exclusion_reasons(
             self.rows,
             self.spec.datasets,
             self.spec.data,
+            filtered=as_numpy(self.failed_filters.is_valid()) if any(d.filter for d in self.spec.datasets) else None,
             companions=self.companions.values(),
             in_exclude_file=self.in_exclude_file,
             sound=self.spec.sound,
         )
+
+    @cached_property
+    def duplicate_groups(self) -> duplicates.Groups | None:
+        """Groups of near-duplicates of which an epoch uses one clip each; None if there are none."""
+        return duplicates.groups(self.rows, self.spec.datasets)
 
     @cached_property
     def _uses(self) -> ClipUses:
@@ -352,22 +366,58 @@ class Dataset:
             clips = replace(clips, choice=choice, allowed=clip_uses.allowed(self.spec.datasets, self.table))
         return clips, row
 
-    def assigned(self, epoch: int) -> tuple[Clips, I64, Assignment]:
+    def assigned(self, epoch: int, consumed: Excluded | None = None) -> tuple[Clips, I64, Assignment]:
         """Return every clip and repeat of an epoch, the row of each, and their assignment.
 
-        Where `repeats` is fractional, chance decides whether the last repeat is trained.
+        Where `repeats` is fractional, chance decides whether the last repeat is trained. Of near-duplicates that count
+        once, a clip that earlier segments of the epoch `consumed` stands for the others.
         """
         clips, row = self.clips()
-        return clips, row, self._latest(epoch) or self._assign(epoch, clips, row)
+        result = self._latest(epoch) or self._assign(epoch, clips, row)
+        if self.duplicate_groups is not None and consumed is not None and consumed.bits.any():
+            ordinal = np.flatnonzero(consumed.bits.any(axis=1))
+            used = np.isin(self.rows.uid, self.catalog.uids()[ordinal])
+            result = self._once(
+                self.duplicate_groups, self._with_duplicates(epoch, clips, row), clips, row, epoch, used
+            )
+        return clips, row, result
+
+    def _once(
+        self,
+        groups: duplicates.Groups,
+        result: Assignment,
+        clips: Clips,
+        row: I64,
+        epoch: int,
+        used: Mask | None = None,
+    ) -> Assignment:
+        used = np.zeros(len(self.rows), dtype=np.bool_) if used is None else used
+        return duplicates.count_once(
+            groups,
+            result,
+            row,
+            held_out=clips.held_out,
+            uid=self.rows.uid,
+            used=used,
+            seed=self.spec.seed,
+            epoch=epoch,
+        )
 
     def _assign(self, epoch: int, clips: Clips, row: I64) -> Assignment:
+        result = self._with_duplicates(epoch, clips, row)
+        if self.duplicate_groups is not None:
+            result = self._once(self.duplicate_groups, result, clips, row, epoch)
+        self._last = (epoch, self.table, self.spec, result)
+        return result
+
+    def _with_duplicates(self, epoch: int, clips: Clips, row: I64) -> Assignment:
+        """Return the assignment of an epoch as if near-duplicates did not count once."""
         result = assign.assign(clips, self.table, seed=self.spec.seed, epoch=epoch)
         if any(d.repeats % 1 for d in self.spec.datasets):
             chance = clip_uses.showings(self.rows, self.spec.datasets)[row] - self._uses.repeat
             at = np.flatnonzero((chance < 1) & (result.reason == Reason.NONE))
             drawn = bernoulli(hash64(self.spec.seed, epoch, clips.uid[at], clips.copy[at], Purpose.SHARE), chance[at])
             result.reason[at[~drawn]] = Reason.NOT_DRAWN
-        self._last = (epoch, self.table, self.spec, result)
         return result
 
     def _latest(self, epoch: int) -> Assignment | None:
@@ -399,6 +449,8 @@ class Dataset:
         """Return the clips that validation uses, each once, in an order drawn from the seed."""
         clips, row = self.clips()
         result = assign.assign(clips, self.table, seed=self.spec.seed, epoch=0)
+        if self.duplicate_groups is not None:
+            result = self._once(self.duplicate_groups, result, clips, row, epoch=0)
         where = np.flatnonzero((result.reason == Reason.HELD_OUT) & (clips.copy == 0))
         where = where[np.argsort(hash64(self.spec.seed, clips.uid[where]), kind="stable")]
         return self._entries(clips, row, result, where[: self.spec.max_held_out])
@@ -487,21 +539,27 @@ class Dataset:
         return self._plans.get(self.run, place, key, lambda: self._make(spec, epoch, excluded))
 
     def _make(self, spec: PlanSpec, epoch: int, excluded: Excluded) -> Planned:
-        clips, row, result = self.assigned(epoch)
+        clips, row, result = self.assigned(epoch, excluded)
         out = result.reason != Reason.NONE
         entries = self._entries_without_reason(clips, row, result)
         if excluded.bits.any():
             entries = cursor.remaining_after(entries, excluded, self.catalog.uids())
             out |= excluded.holds(self.rows.ordinal[row], clips.copy)
-        at = np.flatnonzero(out)
-        others = Unplanned(self.rows.ordinal[row[at]], clips.copy[at], result.reason[at], result.nearest[at])
+        others = self.unplanned(clips, row, result, np.flatnonzero(out))
         del clips, row, result, out  # free the memory of millions of clips before planning
         return Planned(plan_epoch(entries, spec, epoch), others)
+
+    def unplanned(self, clips: Clips, row: I64, result: Assignment, at: I64) -> Unplanned:
+        """Return those uses of an assignment as clips that a plan leaves out."""
+        nearest = result.nearest[at]
+        instead = np.flatnonzero(np.isin(result.reason[at], (Reason.DUPLICATE, Reason.DUPLICATE_TURN)))
+        nearest[instead] = self.rows.ordinal[nearest[instead]]
+        return Unplanned(self.rows.ordinal[row[at]], clips.copy[at], result.reason[at], nearest)
 
 
 def _settings_of_a_plan(dataset: DatasetConfig) -> dict[str, Any]:
     values = dataset.model_dump(exclude=_NOT_OF_A_PLAN)
-    return {key: value for key, value in values.items() if key not in _USES or value is not None}
+    return {key: value for key, value in values.items() if key not in _LATER or value != _LATER[key]}
 
 
 def _assigns_alike(a: BucketTable, b: BucketTable) -> bool:

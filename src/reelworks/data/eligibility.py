@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -12,11 +13,11 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from reelworks.buckets.assign import Reason
-from reelworks.catalog import filter_expression, filters, template
+from reelworks.catalog import filter_expression, filter_failures, filters, measured_columns, template
 from reelworks.catalog.companions import CompanionMatches, Problem
 from reelworks.catalog.config import DatasetConfig
 from reelworks.catalog.filter_expression import NUMBERS
-from reelworks.catalog.rows import CatalogRows, without_range
+from reelworks.catalog.rows import CatalogRows, as_numpy, without_range
 from reelworks.core import digests, user_files
 from reelworks.core.errors import UserError
 from reelworks.media import decode
@@ -31,15 +32,15 @@ def exclusion_reasons(
     datasets: Sequence[DatasetConfig],
     data: DataConfig,
     *,
+    filtered: Mask | None = None,
     companions: Iterable[CompanionMatches],
     in_exclude_file: Mask,
     sound: SoundSpec | None = None,
 ) -> NDArray[np.int8]:
     """Return why each row is excluded, or `Reason.NONE`; of several reasons the one assigned last below."""
     excluded = np.full(len(rows), Reason.NONE, dtype=np.int8)
-    for text in {d.filter for d in datasets if d.filter is not None}:
-        filtered = rows.of_datasets([d.dataset_name for d in datasets if d.filter == text])
-        excluded[filtered & ~filters.keeps(rows, text)] = Reason.FILTERED
+    if filtered is not None:
+        excluded[filtered] = Reason.FILTERED
     if data.hdr == "reject":
         excluded[rows.is_hdr] = Reason.HDR
     if data.interlaced == "reject":
@@ -58,6 +59,18 @@ def exclusion_reasons(
     return excluded
 
 
+def failed_filters(rows: CatalogRows, datasets: Sequence[DatasetConfig]) -> Any:
+    """Return the parts of its dataset's filter that each row fails, as a dictionary array; null where it fails none."""
+    code = np.full(len(rows), -1, dtype=np.int32)
+    words: list[str] = []
+    for text in dict.fromkeys(d.filter for d in datasets if d.filter is not None):
+        mine = np.flatnonzero(rows.of_datasets([d.dataset_name for d in datasets if d.filter == text]))
+        failed = filter_failures.failed_parts(rows if len(mine) == len(rows) else rows.take(mine), text)
+        code[mine] = as_numpy(failed.indices.fill_null(-1 - len(words))) + len(words)
+        words += failed.dictionary.to_pylist()
+    return pa.DictionaryArray.from_arrays(pa.array(code, mask=code < 0), pa.array(words, type=pa.string()))
+
+
 _SAME_RATE = 0.005  # 23.976 counts as 24 frames per second
 
 
@@ -72,13 +85,33 @@ def require_scores(datasets: list[DatasetConfig], rows: CatalogRows) -> None:
     """Refuse filters and caption templates with a name that is no column and no score of any clip of their dataset."""
     for dataset in datasets:
         named = filters.scores_named(dataset.filter) if dataset.filter else set()
-        if not named | (template.names(dataset.caption) - set(NUMBERS)):
+        names = named | (template.names(dataset.caption) - set(NUMBERS))
+        if not names:
             continue
         clips = rows.of_datasets([dataset.dataset_name])
         known = frozenset(name for name, score in rows.scores.items() if np.isfinite(score[clips]).any())
+        known |= rows.scores.keys() & measured_columns.names()  # which no clip may have, as pictures have no motion
+        _require_measured(dataset, names - known)
         if dataset.filter:
             filter_expression.parse(dataset.filter, scores=known)
         template.parse(dataset.caption, known)
+
+
+def _require_measured(dataset: DatasetConfig, missing: set[str]) -> None:
+    """Refuse names of columns that `reelworks measure` gives, in a catalog that was not measured yet."""
+    measures = {name: measure for name in sorted(missing) if (measure := measured_columns.measure_of(name)) is not None}
+    if not measures:
+        return
+    listed, names = ", ".join(measures), sorted(set(measures.values()))
+    in_filter = dataset.filter is not None and not filters.scores_named(dataset.filter).isdisjoint(measures)
+    raise UserError(
+        f"the catalog has no {listed} yet: its clips were not measured",
+        code="not-measured",
+        field="dataset.filter" if in_filter else "dataset.caption",
+        value=dataset.filter if in_filter else dataset.caption,
+        remedy=f"run: reelworks measure CATALOG {' '.join(f'--only {name}' for name in names)}; or write data.measures = "
+        f"[{', '.join(map(repr, names))}], which measures after each scan",
+    )
 
 
 @dataclass(frozen=True)

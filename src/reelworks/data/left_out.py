@@ -23,7 +23,8 @@ class Rejection:
 
     Attributes:
         row: Rows of the clips, ascending.
-        nearest: Index of the bucket entry that each clip misses by least, -1 if there is none.
+        nearest: Index of the bucket entry that each clip misses by least; of duplicates the row of the clip that stands for
+            each; -1 if there is none.
     """
 
     reason: Reason

@@ -115,7 +115,8 @@ class Unplanned:
 
     Attributes:
         reason: `Reason` of each clip; `NONE` if an earlier segment of the epoch consumed it.
-        nearest: Index of the bucket entry that each clip misses by least, -1 if there is none.
+        nearest: Index of the bucket entry that each clip misses by least; of duplicates the ordinal of the clip that stands
+            for each; -1 if there is none.
     """
 
     ordinal: NDArray[np.int64]

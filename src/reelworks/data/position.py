@@ -188,5 +188,11 @@ def _settings(spec: DataSpec) -> dict[Reason, tuple[str, str, Any, str]]:
             spec.exclude_file,
             "remove lines from that file",
         ),
+        Reason.DUPLICATE: (
+            "are near-duplicates of others",
+            "dataset.duplicates",
+            [dataset.duplicates for dataset in spec.datasets],
+            'set dataset.duplicates = "keep", or lower validation.split if it holds out the best of them',
+        ),
         Reason.HELD_OUT: ("are held out for validation", "validation.split", spec.split, lower),
     }

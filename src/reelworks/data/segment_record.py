@@ -102,16 +102,22 @@ def _in_order_of_steps(plan: EpochPlan) -> tuple[I64, I64, I64, I64]:
 
 
 def notes(data: Dataset, others: Unplanned) -> Any:
-    """Return which companion is wrong and how, for clips left out because of one; null for the others."""
+    """Return details of the reasons for which clips are left out, null where the reason has none.
+
+    Those of a companion say which is wrong and how, and those of a filter are the parts that the clip fails: a filter again.
+    """
     texts = pa.nulls(len(others.ordinal), pa.string())
-    if not data.companions:
-        return texts
-    row = data.rows_at(others.ordinal)
+    lacks = others.reason == Reason.NO_COMPANION
+    row = data.rows_at(others.ordinal[lacks])
+    found = pa.nulls(len(row), pa.string())
     for kind, companions in data.companions.items():
         problems = [f"{kind} {problem.name.lower().replace('_', ' ')}" for problem in list(Problem)[1:]]
         named = pa.array([None, *problems], type=pa.string()).take(pa.array(companions.problem[row]))
-        texts = pc.coalesce(texts, named)
-    return pc.if_else(pa.array(others.reason == Reason.NO_COMPANION), texts, None)
+        found = pc.coalesce(found, named)
+    texts = pc.replace_with_mask(texts, pa.array(lacks), found)
+    filtered = others.reason == Reason.FILTERED
+    failed = data.failed_filters.take(pa.array(data.rows_at(others.ordinal[filtered])))
+    return pc.replace_with_mask(texts, pa.array(filtered), failed.cast(pa.string()))
 
 
 def recorded_catalog(run: RunFolder, about: About) -> Catalog:

@@ -34,7 +34,7 @@ RUN = RunFolder(DEMO / "run")
 SUMMARY = DEMO / "summary.json"  # of ten prompts, how many are right in each word; and seconds
 SHAPE = Shape(num_frames=8, height=64, width=96)
 KILL_AT_SHARE = 0.47
-LEAST_RIGHT = {"colour": 9, "direction": 8}  # clips of ten
+LEAST_RIGHT = {"colour": 9, "shape": 4, "direction": 8}  # clips of ten
 QUICK_STEPS = 240  # of a quick demo
 
 REELWORKS = [sys.executable, "-m", "reelworks"]

@@ -6,7 +6,7 @@ Frames are uint8 RGB arrays `[T, H, W, 3]`, as a player shows them.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -42,6 +42,10 @@ class MeasuredClip:
         """Return at most `count` frames in equal distances, the first and the last among them."""
         where = np.linspace(0, len(self.frames) - 1, min(count, len(self.frames))).round().astype(np.int64)
         return self.frames[where]
+
+    def mirrored(self) -> MeasuredClip:
+        """Return the clip with its frames mirrored left to right."""
+        return replace(self, frames=np.ascontiguousarray(self.frames[:, :, ::-1]))
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from reelworks.catalog.scan import ScanProgress
 from reelworks.core import files, requests
-from reelworks.evaluation import held_out, report
+from reelworks.evaluation import checkpoint_series, held_out, report
+from reelworks.evaluation.checkpoint_series import CheckpointSeries
 from reelworks.evaluation.held_out import Evaluation
 from reelworks.evaluation.report import Report
 from reelworks.evaluation.request import EvalRequest
@@ -17,7 +18,7 @@ from reelworks.evaluation.request import EvalRequest
 class Evaluated(NamedTuple):
     """A result, the files that it was written to, and a sentence on the checkpoint whose metrics it was added to."""
 
-    result: Evaluation | Report
+    result: Evaluation | Report | CheckpointSeries
     files: list[Path]
     recorded: str | None
 
@@ -28,7 +29,7 @@ def evaluate(
     on_scan: Callable[[ScanProgress], None] | None = None,
     on_clip: Callable[[int, int], None] = lambda done, total: None,
 ) -> Evaluated:
-    """Measure a model on held-out clips, or clips that were generated, and write and record the result as asked for.
+    """Measure a model on held-out clips, checkpoints of a run, or generated clips; write and record as asked for.
 
     Raises:
         UserError: There is nothing to measure, a metric is unknown, or a file cannot be written.
@@ -38,13 +39,22 @@ def evaluate(
         >>> EvalRequest(source="runs/demo", timesteps=5).of_clips
         False
     """
-    measured = report.of_folders(request, on_clip) if request.of_clips else held_out.evaluate(request, on_scan, on_clip)
+    measured: Evaluation | Report | CheckpointSeries
+    if request.of_clips:
+        measured = report.of_folders(request, on_clip)
+    elif request.checkpoints is not None:
+        measured = checkpoint_series.measure(request, on_clip)
+    else:
+        measured = held_out.evaluate(request, on_scan, on_clip)
     written = write(measured, request.out)
-    recorded = None if request.record is None else report.record(request.record, measured.values)
+    recorded = None
+    if request.record is not None:
+        assert not isinstance(measured, CheckpointSeries), "whose values are recorded anyway"
+        recorded = report.record(request.record, measured.values)
     return Evaluated(measured, written, recorded)
 
 
-def write(result: Evaluation | Report, out: Path | None) -> list[Path]:
+def write(result: Evaluation | Report | CheckpointSeries, out: Path | None) -> list[Path]:
     """Write a result into its run folder and to a file, where there are any, and return what was written."""
     targets = [path for path in (result.file(), out) if path is not None]
     for path in targets:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -25,6 +25,7 @@ from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
 from reelworks.run import history
 from reelworks.run.folder import RunFolder
+from reelworks.schedule.plan import Samples
 from reelworks.train.precompute import encoding
 from reelworks.train.startup import resume
 from reelworks.train.validation import Validation, Validator
@@ -62,7 +63,7 @@ class EvaluatedModel:
             file, weights = history.recipe_of(run, step), "model" if request.raw_weights else "ema"
         recipe = _on(recipe_file.load(file, request.overrides), request.data_path, run)
         return cls(
-            _measuring(recipe, request), None if run is None else run.path, step, weights, request.data_path is None
+            measuring(recipe, request), None if run is None else run.path, step, weights, request.data_path is None
         )
 
     @property
@@ -94,7 +95,7 @@ def _on(recipe: Recipe, data_path: Path | None, run: RunFolder | None) -> Recipe
     return recipe_file.on_footage(recipe, data_path).model_copy(update=update)
 
 
-def _measuring(recipe: Recipe, request: EvalRequest) -> Recipe:
+def measuring(recipe: Recipe, request: EvalRequest) -> Recipe:
     """Return the recipe with the timesteps and the number of clips that are asked for."""
     update: dict[str, Any] = {"timesteps": spread(recipe, request.timesteps)} if request.timesteps else {}
     if request.max_clips is not None:
@@ -175,22 +176,11 @@ def evaluate(
     source = EvaluatedModel.locate(request)
     with mesh.join() as world:
         data = source.data(on_scan)
-        recipe = data.recipe
-        resume.set_threads(recipe)
-        clips = data.held_out()
+        recipe, clips = data.recipe, data.held_out()
         if not len(clips):
             raise _nothing_held_out(source)
-        with attention.prefer(recipe.model.attention), closing(_pool(recipe)) as pool:
-            model = source.load(recipe, world)
-            attention.use(model.denoiser, recipe.model.attention, world.device)
-            stored = encoding.open_store(data) if recipe.encode.store else None
-            steps = StepSource(data, rank=world.rank, world=world.size)
-            encoder = stored_batches.choose(model.encoder, world, stored)
-            parts = (model.boundary, encoder, world, steps, clips, recipe)
-            validator = Validator(*parts, times_at_once=request.batch_size, on_clip=on_clip)
-            result = validator.run(pool)
-            if stored is not None:
-                stored.close()
+        with opened(source, data, world, request, on_clip) as (_, measure):
+            result = measure()
     if result is None:
         raise UserError(
             f"none of the {len(clips)} clips could be decoded",
@@ -199,8 +189,37 @@ def evaluate(
             value=recipe.dataset[0].path,
             remedy="check that the files are there; `reelworks scan` says why they cannot be read",
         )
-    digest = digests.digest_json([int(uid) for uid in clips.uid])
-    return Evaluation(source, recipe.validation.timesteps, len(clips), digest, result)
+    return Evaluation(source, recipe.validation.timesteps, len(clips), digest_of(clips), result)
+
+
+def digest_of(clips: Samples) -> str:
+    """Return the digest of the clips that a loss is measured on."""
+    return digests.digest_json([int(uid) for uid in clips.uid])
+
+
+@contextmanager
+def opened(
+    source: EvaluatedModel,
+    data: RecipeData,
+    world: World,
+    request: EvalRequest,
+    on_clip: Callable[[int, int], None],
+) -> Iterator[tuple[LoadedModel, Callable[[], Validation | None]]]:
+    """Load a model, and yield it with a function that measures the loss of the weights that it holds when it is called."""
+    recipe, clips = data.recipe, data.held_out()
+    resume.set_threads(recipe)
+    with attention.prefer(recipe.model.attention), ExitStack() as stack:
+        pool = stack.enter_context(closing(_pool(recipe)))
+        model = source.load(recipe, world)
+        attention.use(model.denoiser, recipe.model.attention, world.device)
+        stored = encoding.open_store(data) if recipe.encode.store else None
+        if stored is not None:
+            stack.callback(stored.close)
+        steps = StepSource(data, rank=world.rank, world=world.size)
+        encoder = stored_batches.choose(model.encoder, world, stored)
+        parts = (model.boundary, encoder, world, steps, clips, recipe)
+        validator = Validator(*parts, times_at_once=request.batch_size, on_clip=on_clip)
+        yield model, lambda: validator.run(pool)
 
 
 def _pool(recipe: Recipe) -> DecodePool:

@@ -16,7 +16,8 @@ from reelworks.core.errors import UserError
 from reelworks.core.log import logger
 from reelworks.evaluation import registry
 from reelworks.evaluation.clips import Frames, MeasuredClip, Unreadable
-from reelworks.evaluation.metric import Array, ClipMetric, Metric, SetMetric, Settings, Skip
+from reelworks.evaluation.metric import Array, ClipMetric, Metric, NearestMetric, SetMetric, Settings, Skip
+from reelworks.evaluation.training_clips import TrainingClips
 
 
 @dataclass(frozen=True)
@@ -31,29 +32,44 @@ class PreviewMetrics:
     settings: Settings
 
     @classmethod
-    def named(cls, names: Sequence[str], weights: Mapping[str, str], device: torch.device) -> PreviewMetrics:
-        """Find metrics by their names; raises `UserError` for one that is unknown or needs references."""
-        trust.require(names, "samples.metrics")
-        kinds = registry.all_named(names, "samples.metrics")
+    def named(
+        cls,
+        names: Sequence[str],
+        weights: Mapping[str, str],
+        device: torch.device,
+        training: TrainingClips | None = None,
+        field: str = "samples.metrics",
+    ) -> PreviewMetrics:
+        """Find metrics by their names; raises `UserError` for one that is unknown or needs references.
+
+        Code that a recipe names runs only after the user has agreed; what is typed on the command line is not asked about.
+        """
+        if not field.startswith("--"):
+            trust.require(names, field)
+        kinds = registry.all_named(names, field)
         for kind in kinds:
             if kind.requires_reference:
                 raise UserError(
                     "it compares clips with references, and previews have none",
                     code="metric-needs-references",
-                    field="samples.metrics",
+                    field=field,
                     value=kind.name,
                     remedy="leave it out; `reelworks eval --generated FOLDER --reference FOLDER` measures it",
                 )
-        return cls(tuple(kinds), Settings(weights, device))
+        return cls(tuple(kinds), Settings(weights, device, training=training))
 
     def values(self, generated: Sequence[Frames], prompts: Sequence[str]) -> list[MetricResult]:
         """Measure the previews of a step; a metric that fails costs its value and not the training."""
-        shown = [MeasuredClip(f"{i:02d}", *pair) for i, pair in enumerate(zip(generated, prompts, strict=True))]
         try:
-            return measure(self.kinds, shown, None, self.settings)[0]
+            return self.measured(generated, prompts)
         except Exception as error:  # metrics of users may raise anything
             logger.warning("metrics of the previews failed (%s: %s)", type(error).__name__, error)
             return []
+
+    def measured(self, generated: Sequence[Frames], prompts: Sequence[str]) -> list[MetricResult]:
+        """Measure generated clips, named by their numbers; raises whatever a metric raises."""
+        shown = [MeasuredClip(f"{i:02d}", *pair) for i, pair in enumerate(zip(generated, prompts, strict=True))]
+        return measure(self.kinds, shown, None, self.settings)[0]
 
 
 @dataclass(frozen=True)
@@ -65,6 +81,7 @@ class MetricResult:
         clips: Number of clips that it was measured on.
         skipped: Reason why it was not measured; also of clips that were left out of a value, with their number.
         by_clip: Value of each clip by name, for metrics of single clips.
+        nearest: Training clip that each clip resembles most, for metrics that find it.
     """
 
     name: str
@@ -73,6 +90,7 @@ class MetricResult:
     clips: int = 0
     skipped: str | None = None
     by_clip: dict[str, float] = field(default_factory=dict)
+    nearest: dict[str, str] = field(default_factory=dict)
 
 
 class _MetricRun:
@@ -129,7 +147,8 @@ class _MetricRun:
         left_out = [f"{count} × {text}" for text, count in self._reasons.most_common(3)]
         skipped = "; ".join([*([reason] if reason else []), *left_out]) or None
         name, higher = self.kind.name, self.kind.higher_is_better
-        return MetricResult(name, higher, value, 0 if value is None else self._clips, skipped, self.values)
+        nearest = dict(self._metric.nearest) if isinstance(self._metric, NearestMetric) else {}
+        return MetricResult(name, higher, value, 0 if value is None else self._clips, skipped, self.values, nearest)
 
     def _value(self) -> tuple[float | None, str | None]:
         """Return the value over all clips, or None and the reason."""

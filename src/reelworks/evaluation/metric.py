@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from reelworks.evaluation.clips import MeasuredClip
+from reelworks.evaluation.training_clips import TrainingClips
 
 Array: TypeAlias = NDArray[np.float64]
 
@@ -32,12 +33,14 @@ class Settings:
         device: Device to run networks on.
         min_samples: Fewest features of each set that a distance between sets is computed from.
         networks: Loaded networks by name, which several metrics share.
+        training: Training clips to compare with; None if they are not known.
     """
 
     weights: Mapping[str, str] = field(default_factory=dict)
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     min_samples: int = 100
     networks: dict[str, Any] = field(default_factory=dict, compare=False)
+    training: TrainingClips | None = None
 
 
 class MetricClass(Protocol):
@@ -61,6 +64,17 @@ class ClipMetric(MetricClass, Protocol):
     def value(self, clip: MeasuredClip) -> float:
         """Return the value of a clip; one with `requires_reference` gets only clips with a reference of their size."""
         ...
+
+
+@runtime_checkable
+class NearestMetric(ClipMetric, Protocol):
+    """A metric of single clips that finds the training clip that each resembles most.
+
+    Attributes:
+        nearest: Name of that training clip, by the name of each clip that was measured.
+    """
+
+    nearest: Mapping[str, str]
 
 
 @runtime_checkable

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
+from reelworks.core import named_code
 from reelworks.core.errors import UserError, nearest
-from reelworks.evaluation import features, pixels
+from reelworks.evaluation import features, likeness, pixels
 
 _METRICS: dict[str, type[Any]] = {}
 _METHODS = ("value", "features")
@@ -44,8 +41,7 @@ def named(name: str, field: str) -> type[Any]:
     """
     if name in _METRICS:
         return _METRICS[name]
-    place, colon, attribute = name.rpartition(":")
-    if not colon:
+    if ":" not in name:
         raise UserError(
             "there is no such metric",
             code="unknown-metric",
@@ -54,8 +50,7 @@ def named(name: str, field: str) -> type[Any]:
             remedy=f"{nearest(name, _METRICS)}; or name a class of yours, as in my_metrics.py:Sharpness",
         )
     try:
-        module = _module_of_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
-        metric = getattr(module, attribute)
+        metric = named_code.load(name)
     except Exception as error:  # the user's code may raise anything
         raise UserError(
             f"it cannot be imported ({type(error).__name__}: {error})",
@@ -71,19 +66,6 @@ def named(name: str, field: str) -> type[Any]:
 def all_named(given: Sequence[str], field: str) -> list[type[Any]]:
     """Return the classes of several metrics, each once."""
     return list(dict.fromkeys(named(name, field) for name in given))
-
-
-def _module_of_file(path: Path) -> Any:
-    known = f"reelworks_metric_{path.resolve().as_posix()}"
-    if known in sys.modules:  # the same file has the same classes
-        return sys.modules[known]
-    spec = importlib.util.spec_from_file_location(known, path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise FileNotFoundError(path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    sys.modules[known] = module
-    return module
 
 
 def _require_complete(metric: Any, name: str) -> None:
@@ -107,6 +89,12 @@ for _metric in (
     pixels.Motion,
     pixels.Flicker,
     features.ClipScore,
+    likeness.LikenessDinov2,
+    likeness.LikenessClip,
+    likeness.LikenessPixels,
+    likeness.ClosenessDinov2,
+    likeness.ClosenessClip,
+    likeness.ClosenessPixels,
     features.FidInception,
     features.KidInception,
     features.FidClip,

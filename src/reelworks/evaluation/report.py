@@ -17,6 +17,7 @@ from reelworks.evaluation.clips import MeasuredClip, Unreadable
 from reelworks.evaluation.measure import MetricResult, measure
 from reelworks.evaluation.metric import Settings
 from reelworks.evaluation.request import EvalRequest
+from reelworks.evaluation.training_clips import TrainingClips
 
 WEIGHTS = ("clip", "dinov2", "inception", "videomae")
 
@@ -51,9 +52,10 @@ def of_folders(request: EvalRequest, on_clip: Callable[[int, int], None] = lambd
         return Report(None, None, foreign)
     kinds = registry.all_named(request.metrics or registry.names(), "--metric")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    settings = Settings(weights_of(request.weights), device, request.min_samples)
     files = clips.files_of(generated, "--generated")
     references = None if reference is None else clips.files_of(reference, "--reference")
+    training = None if references is None else TrainingClips.of_files(references)
+    settings = Settings(weights_of(request.weights), device, request.min_samples, training=training)
     if references is not None and not files.keys() & references.keys():
         names_there = first_few(sorted(references))
         logger.info("no reference has the name of a clip (%s, ...), so sets can be compared, but no pairs", names_there)

@@ -26,6 +26,22 @@ class EvalRequest:
     step: int | None = arg(None, "Checkpoint of the run; default: the newest good one.", least=0)
     best: bool = arg(False, "Use the best checkpoint by the recipe's keep_best.")
     raw_weights: bool = arg(False, "Use the trained weights instead of their average.")
+    checkpoints: str | None = arg(
+        None,
+        "Measure these checkpoints of the run alike: all, steps such as 500,1000, or every=500.",
+        metavar="all|STEPS|every=N",
+    )
+    prompts: Path | None = arg(
+        None,
+        "With --checkpoints: generate from the lines of this file; default: samples.prompts of the recipe.",
+        metavar="FILE",
+    )
+    seed: int | None = arg(
+        None,
+        "With --checkpoints: seed of the noise of generated clips; default: that of the recipe.",
+        least=0,
+        most=2**63 - 1,
+    )
     timesteps: int = arg(
         10,
         "Measure at N timesteps in equal distances; 0 for those of validation.timesteps.",
@@ -71,6 +87,7 @@ class EvalRequest:
     def __post_init__(self) -> None:
         with requests.checked(self):
             self._check_subject()
+            self._check_checkpoints()
             if self.is_recipe:
                 self._refuse_choice_of_checkpoint()
             elif self.source is not None:
@@ -103,6 +120,27 @@ class EvalRequest:
                 value=str(self.reference),
                 remedy="leave it out, or name the clips to compare with it by --generated",
             )
+
+    def _check_checkpoints(self) -> None:
+        of_one = {"step": self.step, "best": self.best or None, "data_path": self.data_path, "record": self.record}
+        of_several = {"prompts": self.prompts, "seed": self.seed}
+        if self.checkpoints is None:
+            others, remedy = of_several, "leave it out, or choose checkpoints of a run with --checkpoints"
+        else:
+            others, remedy = of_one, "leave it out, or leave --checkpoints out"
+            if self.is_recipe or self.of_clips:
+                raise UserError(
+                    "checkpoints are those of a run",
+                    code="what-to-evaluate",
+                    field="checkpoints",
+                    value=self.checkpoints,
+                    remedy="name a run folder",
+                )
+        for name, value in others.items():
+            if value is not None:
+                raise UserError(
+                    "it has no effect here", code="key-without-effect", field=name, value=str(value), remedy=remedy
+                )
 
     def _refuse_choice_of_checkpoint(self) -> None:
         if self.step is not None or self.best or self.raw_weights:

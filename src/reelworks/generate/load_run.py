@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Self
 
@@ -61,6 +62,7 @@ class LoadedModel:
         recipe: The resolved recipe that the step was trained with.
         boundary: The denoiser behind its dtype boundary.
         encoder: Autoencoder and text encoder.
+        trained: Names of the parameters that are trained, and averaged.
     """
 
     recipe: Recipe
@@ -68,6 +70,7 @@ class LoadedModel:
     denoiser: Denoiser
     boundary: DtypeBoundary[DenoiserInputs]
     encoder: FrozenEncoders
+    trained: tuple[str, ...] = ()
 
     @classmethod
     def begin(cls, recipe: Recipe, encoders: FrozenEncoders) -> Self:
@@ -117,18 +120,37 @@ class LoadedModel:
             denoiser = build.denoiser(recipe, device, resumed=True, trains=False)
             if not on_another:
                 init_from.require_base(path, denoiser.base)
-            trained = {name: p.detach() for name, p in denoiser.module.named_parameters() if p.requires_grad}
-            module = denoiser.module.requires_grad_(False).eval()
-            state = {"model": inject.weights(module)}
-            if averaged:
-                state["ema"] = {name: torch.empty_like(p) for name, p in trained.items()}
-            with verify.bad_told(path):
-                load.load(path, state, fixed=True)
-        for name, value in state.get("ema", {}).items():
-            trained[name].copy_(value)
+            trained = [name for name, parameter in denoiser.module.named_parameters() if parameter.requires_grad]
+            denoiser.module.requires_grad_(False).eval()
+            model = cls(
+                recipe,
+                step,
+                denoiser,
+                DtypeBoundary(denoiser),
+                encoders or build.encoder(recipe, device),
+                tuple(trained),
+            )
+            model.read(path, averaged=averaged)
         if lora_scale != 1.0:
-            inject.scale(module, lora_scale)
-        return cls(recipe, step, denoiser, DtypeBoundary(denoiser), encoders or build.encoder(recipe, device))
+            inject.scale(denoiser.module, lora_scale)
+        return model
+
+    def read(self, checkpoint: Path, *, averaged: bool = True) -> None:
+        """Read the weights of a checkpoint of the same run into the network, in place of those that it has.
+
+        Raises:
+            UserError: The checkpoint is damaged, does not exist any more, or is of another network.
+        """
+        module = self.denoiser.module
+        parameters = dict(module.named_parameters())
+        state = {"model": inject.weights(module)}
+        if averaged:
+            state["ema"] = {name: torch.empty_like(parameters[name]) for name in self.trained}
+        # Locked until it is read: a running training may delete it meanwhile.
+        with read_lock.reading(checkpoint), verify.bad_told(checkpoint):
+            load.load(checkpoint, state, fixed=True)
+        for name, value in state.get("ema", {}).items():
+            parameters[name].copy_(value)
 
     def merge(self) -> dict[str, Tensor]:
         """Return all weights with the LoRA added to its base; this object cannot be used afterwards."""
@@ -144,11 +166,15 @@ class LoadedModel:
             if (unseen := encoder.unseen(prompt))
         ]
 
+    @cached_property
+    def whole(self) -> Denoiser:
+        """The network, and for a run of one expert the other one too, which is loaded once."""
+        return build.with_other_expert(self.recipe, self.denoiser, self.encoder.device)
+
     def generate(self, prompts: Sequence[str], options: GenerateOptions) -> PipelineOutput:
-        """Generate a clip for each prompt. For a run of one expert, the other one is loaded too."""
+        """Generate a clip for each prompt."""
         require(self.recipe, options)
-        both = build.with_other_expert(self.recipe, self.denoiser, self.encoder.device)
-        return diffusers_pipeline.generate(self.recipe, DtypeBoundary(both), self.encoder, prompts, options)
+        return diffusers_pipeline.generate(self.recipe, DtypeBoundary(self.whole), self.encoder, prompts, options)
 
 
 def _require_lora_scale(recipe: Recipe, scale: float) -> None:

@@ -85,6 +85,12 @@ class DataConfig(PublicConfig):
         description="when a dataset is renamed, split or swapped with another in mid-epoch, its files are recognised "
         'by content and path: "same" continues each as the clip it was, "new" trains it again in this epoch',
     )
+    measures: list[Annotated[str, Field(min_length=1)]] = Field(
+        default=[],
+        description="measures that are applied to clips after the scan, as `reelworks measure` does, so that filters and "
+        "captions can use their columns, such as "
+        '["sharpness", "motion", "duplicates"]; or classes of yours, as in "faces.py:Faces" (docs/how-to/know-your-data.md)',
+    )
     num_workers: int = Field(
         default=2,
         ge=0,

@@ -276,6 +276,61 @@ def _load_video(request: Request) -> Frames:
     return np.stack([converted[tick] for tick in found.ticks])
 
 
+def visit(path: MediaPath, runs: Sequence[range], use: Callable[[int, Any, tuple[int, int]], None]) -> None:
+    """Call `use(number, frame, shown)` for frames of a local video, in ascending runs of consecutive ones that are sought.
+
+    `shown` is the height and width of the video before it is turned; a frame is valid during the call.
+
+    Raises:
+        MediaError: The file has fewer frames, or some of these cannot be decoded.
+    """
+    with probe.video(path) as container:
+        stream = probe.stream(container)
+        times, shown = frame_times.of_stream(container, stream), display.size(stream)
+        if max(run.stop for run in runs) > len(times.ticks):
+            raise MediaError(f"the file has {len(times.ticks)} frames, {max(run.stop for run in runs)} are needed")
+        number_of = {tick: number for number, tick in enumerate(times.ticks.tolist())}
+        wanted = {number for run in runs for number in run}
+
+        def decode(container: Any, stream: Any, last: int) -> None:
+            frames = ((f.pts if times.timed else at, f) for at, f in enumerate(container.decode(stream)))
+            for key, frame in progressive(frames):
+                number = number_of.get(key, -1)
+                if number in wanted:
+                    wanted.remove(number)
+                    use(number, frame, shown)
+                if number >= last:
+                    break
+
+        for key, last in _sought(runs, times, interlaced=display.may_be_interlaced(stream)) if times.timed else ():
+            container.seek(int(times.ticks[key]), stream=stream, backward=True)
+            decode(container, stream, last)
+    if wanted:  # a file without times, and one that is sought past the needed key frame
+        with probe.video(path) as container:
+            decode(container, probe.stream(container), max(wanted))
+    if wanted:
+        raise MediaError(f"{len(wanted)} of {sum(map(len, runs))} frames could not be decoded")
+
+
+def _sought(runs: Sequence[range], times: FrameTimes, *, interlaced: bool) -> list[tuple[int, int]]:
+    """Return the key frames to begin with and the last frame that is needed from each, for ascending runs."""
+    found: list[tuple[int, int]] = []
+    for run in runs:
+        first = max(run.start - 1, 0) if interlaced else run.start
+        before = times.keys[times.keys <= first]
+        key, last = int(before[-1]) if len(before) else 0, run.stop - 1
+        if found and key <= found[-1][1]:  # the decoder comes by
+            found[-1] = found[-1][0], max(found[-1][1], last)
+        else:
+            found.append((key, last))
+    return found
+
+
+def to_rgb(request: Request) -> Callable[[Any, tuple[int, int]], Frames]:
+    """Return a function that makes an RGB frame of a request's shape of a frame that `visit` gives."""
+    return _ToRgb(request)
+
+
 def _seek(container: Any, place: Spot, convert: _ToRgb) -> dict[int, Frames]:
     """Convert the frames from the key frame before them on, as far as the container finds that."""
     container.seek(place.key_tick, stream=probe.stream(container), backward=True)

@@ -88,11 +88,11 @@ def load(request: SoundRequest) -> Samples:
 
 def _read(clip: Request, request: SoundRequest) -> Samples:
     silent = np.zeros((request.num_samples, request.channels), dtype=np.int16)
-    if kind_of(clip.path.name) == "image" or not _has_sound(clip):
+    start = None if kind_of(clip.path.name) == "image" else _start_seconds(clip)
+    if start is None:
         if request.silence:
             return silent
         raise MediaError("the file has no sound")
-    start = _start_seconds(clip)
     seeks = start > _PREROLL_SECONDS
     with probe.video(clip.path) as container:
         read = _segments(container, request, start, seeks=seeks)
@@ -129,14 +129,11 @@ def _placed(read: list[tuple[int, Samples]] | None, silent: Samples) -> Samples:
     return silent
 
 
-def _has_sound(clip: Request) -> bool:
+def _start_seconds(clip: Request) -> float | None:
+    """Return the time of the clip's first frame in its container; None if that has no sound."""
     with probe.video(clip.path) as container:
-        return bool(container.streams.audio)
-
-
-def _start_seconds(clip: Request) -> float:
-    """Return the time of the clip's first frame in its container."""
-    with probe.video(clip.path) as container:
+        if not container.streams.audio:
+            return None
         stream = probe.stream(container)
         spot, tick = clip.spot, stream.time_base
         if spot is None:

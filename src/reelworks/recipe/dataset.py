@@ -13,21 +13,24 @@ from reelworks.buckets import propose, table, tuned
 from reelworks.buckets.assign import Clips, Reason
 from reelworks.buckets.propose import Proposal, Suggestion
 from reelworks.buckets.table import BucketTable
-from reelworks.catalog.scan import ScanProgress, ScanResult, scan_sources
+from reelworks.catalog.scan import MeasureProgress, ScanProgress, ScanResult, scan_sources
 from reelworks.catalog.store import Catalog
-from reelworks.core import cores
+from reelworks.core import cores, trust
 from reelworks.core.errors import UserError
 from reelworks.core.ray_cluster import Engine
 from reelworks.core.shape import Geometry
 from reelworks.core.words import of_recipe
-from reelworks.data import eligibility
+from reelworks.data import duplicates, eligibility
 from reelworks.data.dataset import Dataset, DataSpec, companion_sources, rows_of
+from reelworks.measures.run import measure_catalog
 from reelworks.media.sound import SoundSpec
 from reelworks.models import components
 from reelworks.recipe import recipe_file
 from reelworks.recipe.recipe import Recipe
 from reelworks.run.folder import RunFolder
 
+MEASURES = "data.measures"
+_FAILURES_TOLD = 20
 _AGAIN = "--set buckets.entries=refresh proposes new ones from the present catalog"
 
 
@@ -99,6 +102,7 @@ class RecipeData(Dataset):
         opened = cls(catalog, table.EMPTY, _spec(recipe), recipe=recipe)
         if version is None:  # scores that an earlier version lacks are not a mistake in the recipe
             eligibility.require_scores(recipe.dataset, opened.rows)
+            duplicates.require_columns(recipe.dataset, opened.rows)
         if recipe.buckets.proposes:
             recipe, chosen = opened._choose_entries()
             opened = replace(opened, recipe=recipe, chosen=chosen)
@@ -235,7 +239,20 @@ def _no_clips(clips: Clips) -> UserError:
 def scan_recipe(
     recipe: Recipe, on_progress: Callable[[ScanProgress], None] | None = None, engine: Engine = "local"
 ) -> ScanResult:
-    """Bring the recipe's catalog up to date; unchanged files are not opened."""
+    """Bring the recipe's catalog up to date, and apply the recipe's measures; unchanged files are not opened."""
+    trust.require(recipe.data.measures, MEASURES)
     sources = [d.place for d in recipe.dataset] + companion_sources(recipe.dataset)
     folder = Path(recipe.catalog_folder)
-    return scan_sources(sources, folder, workers=cores.count(), on_progress=on_progress, engine=engine)
+    scanned = scan_sources(sources, folder, workers=cores.count(), on_progress=on_progress, engine=engine)
+    if not recipe.data.measures:
+        return scanned
+    measured = measure_catalog(
+        folder,
+        recipe.data.measures,
+        workers=cores.count(),
+        field=MEASURES,
+        on_progress=None if on_progress is None else lambda *n: on_progress(MeasureProgress(*n)),
+        engine=engine,
+    )
+    failed = tuple(f"not measured: {clip}: {reason}" for clip, reason in measured.failed[:_FAILURES_TOLD])
+    return replace(scanned, version=measured.version, notes=(*scanned.notes, *measured.notes, *failed))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ModelWrapValidatorHandler, model_validator
 
 from reelworks.buckets.config import BucketEntryConfig, BucketsConfig, BucketsField
+from reelworks.catalog import measured_columns
 from reelworks.catalog.config import DatasetConfig
 from reelworks.checkpoint.config import CheckpointsConfig, ExportsConfig
 from reelworks.core.config import Config
@@ -77,6 +79,15 @@ class Recipe(Config):
     exports: ExportsConfig = ExportsConfig()
     coverage: CoverageConfig = CoverageConfig()
     logging: LoggingConfig = LoggingConfig()
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _with_measures(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        """Let filters name any column if classes outside give some, which are read when their code may run."""
+        data = values.get("data") if isinstance(values, Mapping) else None
+        measures = data.get("measures") if isinstance(data, Mapping) else getattr(data, "measures", None)
+        with measured_columns.any_name(any(":" in str(name) for name in measures or ())):
+            return handler(values)
 
     @model_validator(mode="after")
     def _files_can_hold_the_lora(self) -> Self:

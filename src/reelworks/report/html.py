@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from reelworks.core import files
-from reelworks.report import page, plots, previews, run_data, run_facts, status
+from reelworks.report import learning_wall, page, plots, previews, run_data, run_facts, status
 from reelworks.run.folder import RunFolder
 
 
@@ -38,10 +38,12 @@ def write(run: RunFolder) -> Path:
         reasons=[*run_facts.reasons(data.summary), *filter(None, [run_facts.failures(data)])],
         coverage=run_facts.coverage(data),
         spikes=run_facts.spikes(data),
+        learning=learning_wall.of_run(run),
         ranks=run_facts.balance_of_ranks(data),
         all_spikes=len(data.events_of("spike")),
         kept=[row for row in checkpoints if row.kept],
         deleted=[row for row in checkpoints if not row.kept],
+        measured=run_facts.measured(data),
         history=status.history(data),
         environment=_flat(data.environment),
     )

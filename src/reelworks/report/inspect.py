@@ -19,7 +19,9 @@ from reelworks.buckets.propose import Proposal
 from reelworks.catalog.rows import CatalogRows
 from reelworks.catalog.summary import Histogram, Summary, summarise
 from reelworks.core import files, units
-from reelworks.report import page
+from reelworks.data.dataset import Dataset
+from reelworks.report import columns, page
+from reelworks.report.columns import ColumnLimits, Counted
 from reelworks.report.plots import Figure
 from reelworks.report.run_facts import Fact
 
@@ -35,7 +37,7 @@ class Inspection:
 
     JSON_KEYS: ClassVar = (
         *("summary", "duration", "caption_tokens", "pictures_by_folder", "folders"),
-        *("advice", "proposal"),
+        *("advice", "proposal", "columns"),
     )
 
     summary: Summary
@@ -46,6 +48,8 @@ class Inspection:
     sizes: list[tuple[int, int]]  # width and height in pixels of readable clips sampled evenly over the catalog
     advice: list[DataAdvice]
     proposal: Proposal
+    columns: list[ColumnLimits]  # columns of numbers, with what limits on them would leave out
+    counted: Counted  # the clips that these are about
 
     @property
     def histograms(self) -> list[tuple[str, str, Histogram]]:
@@ -63,12 +67,21 @@ class Inspection:
         return [(title, unit, histogram) for title, unit, histogram in every if histogram]
 
 
-def inspect_rows(rows: CatalogRows, needs: CaptionNeeds | None = None) -> Inspection:
-    """Inspect catalog rows, usually `Catalog.live()`, without reading any clip; `needs` is what captions are for."""
+def inspect_rows(rows: CatalogRows, data: Dataset | None = None, needs: CaptionNeeds | None = None) -> Inspection:
+    """Inspect catalog rows, usually `Catalog.live()`, without reading any clip.
+
+    Args:
+        rows: The rows.
+        data: A recipe's clips and buckets, which limits are measured on; by default, all readable clips in the proposed
+            buckets.
+        needs: What captions are for.
+    """
     good = rows.take(rows.readable)
     video = good.is_video
     by_folder = data_advice.clips_by_folder(good.take(~video)).most_common()
     chosen = np.unique(np.linspace(0, len(good) - 1, min(_POINTS, len(good))).astype(np.int64))
+    proposal = propose.of_rows(rows)
+    counted = Counted.of_rows(rows, proposal) if data is None else Counted.of_recipe(data)
     return Inspection(
         summary=summarise(rows),
         duration=_classes(good.duration_seconds[video], _SECONDS, "{:g}"),
@@ -77,7 +90,9 @@ def inspect_rows(rows: CatalogRows, needs: CaptionNeeds | None = None) -> Inspec
         folders=len(by_folder),
         sizes=list(zip(good.width[chosen].tolist(), good.height[chosen].tolist(), strict=True)),
         advice=[*data_advice.advise(rows), *caption_advice.advise(rows, needs)],
-        proposal=propose.of_rows(rows),
+        proposal=proposal,
+        columns=columns.columns(counted),
+        counted=counted,
     )
 
 
@@ -100,7 +115,8 @@ def _caption_tokens(rows: CatalogRows) -> NDArray[np.int64]:
 
 
 def write_inspection(inspection: Inspection, catalog: Path, file: Path) -> None:
-    """Write an inspection as one HTML file."""
+    """Write an inspection as one HTML file, with a picture of a clip at each percentile."""
+    shown = [one.row for column in inspection.columns for one in column.percentiles]
     text = page.render(
         "inspect.html",
         figures=figures(inspection),
@@ -111,6 +127,8 @@ def write_inspection(inspection: Inspection, catalog: Path, file: Path) -> None:
         histograms=inspection.histograms,
         folders=inspection.folders,
         proposal=inspection.proposal,
+        columns=inspection.columns,
+        pictures=columns.thumbnails(inspection.counted.rows, shown),
     )
     files.write_for("--html", file, text.encode())
 

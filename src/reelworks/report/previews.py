@@ -54,7 +54,7 @@ def of_event(data: RunData, event: Event) -> PreviewStep:
     """Return the previews of one event."""
     paths = _paths(data, event)
     prompts = [*event.get("prompts", []), *[""] * len(paths)]
-    return PreviewStep(event["step"], list(map(_embed, paths, prompts)))
+    return PreviewStep(event["step"], list(map(embed, paths, prompts)))
 
 
 def _paths(data: RunData, event: Event) -> list[Path | None]:
@@ -76,8 +76,9 @@ def _inside(folder: Path, name: str) -> Path | None:
     return path if known and path.is_file() else None
 
 
-def _embed(path: Path | None, prompt: str) -> Preview:
-    if path is None:
+def embed(path: Path | None, prompt: str) -> Preview:
+    """Return a generated clip or picture with its content."""
+    if path is None or not path.is_file():
         return Preview(prompt, "", False)
     media = MEDIA[path.suffix.lower()]
     content = base64.b64encode(path.read_bytes()).decode()

@@ -6,13 +6,16 @@ import statistics
 from dataclasses import dataclass, field
 from itertools import cycle
 
+from reelworks.analysis import stop_advice
 from reelworks.analysis.coverage import EpochCoverage, State
 from reelworks.analysis.plan_report import PlannedBucket, PlanSummary
 from reelworks.analysis.rejections import LeftOutClip
+from reelworks.analysis.stop_advice import StopAdvice
 from reelworks.buckets.assign import Reason as Rule
-from reelworks.core import results, toml, units
+from reelworks.core import results, toml, units, user_files
 from reelworks.report import status
 from reelworks.report.run_data import Event, RunData
+from reelworks.run.folder import RunFolder
 from reelworks.train.step import spikes as advice
 
 MAX_NAMES = 500  # file names listed per reason, so that browsers can open the page
@@ -45,6 +48,14 @@ REASONS: dict[str, tuple[str, str]] = {
     "too_small": ("too small", "Every bucket would need upscaling; add a smaller resolution."),
     "no_bucket": ("no bucket", "It is too large, too long or of another aspect ratio for every bucket."),
     "not_drawn": ("not drawn", "No bucket's keep_prob selected it in this epoch."),
+    "duplicate": (
+        "near-duplicate",
+        'Left out by you: dataset.duplicates = "best" trains the best of its group. To train it too, set "keep".',
+    ),
+    "duplicate_turn": (
+        "its turn in another epoch",
+        "Near-duplicates are trained in turn, one of a group in each epoch.",
+    ),
     "held_out": ("held out", "Reserved for validation, never trained."),
 }
 PLANNED = frozenset(reason.label for reason in Rule if reason.is_planned)
@@ -71,6 +82,7 @@ class ReasonFact:
     files: list[LeftOutClip]  # the first clips
     total: int
     nearest: dict[str, int]  # for clips that fit no bucket, their number by the entry that is closest to fitting
+    failed: dict[str, int]  # for clips that a filter leaves out, their number by the parts of it that they fail
     all_in: str = ""  # file that lists all clips, if it is not the one that the page names
 
 
@@ -91,7 +103,9 @@ def reasons(summary: PlanSummary | None) -> list[ReasonFact]:
         label, remedy = REASONS.get(name, (name.replace("_", " "), ""))
         if clips and summary:
             counts = summary.left_out[name]
-            listed.append(ReasonFact(name, label, remedy, clips[:MAX_NAMES], counts.clips, counts.nearest))
+            listed.append(
+                ReasonFact(name, label, remedy, clips[:MAX_NAMES], counts.clips, counts.nearest, counts.failed)
+            )
     return sorted(listed, key=lambda one: (one.name in PLANNED, one.name in CHOSEN, -one.total))
 
 
@@ -102,7 +116,7 @@ def failures(data: RunData) -> ReasonFact | None:
         return None
     remedy = "Counted under coverage; check the file."
     listed = entries[:MAX_NAMES]
-    return ReasonFact("failed", "failed while training", remedy, listed, len(entries), {}, "events.jsonl")
+    return ReasonFact("failed", "failed while training", remedy, listed, len(entries), {}, {}, "events.jsonl")
 
 
 def rejected(summary: PlanSummary) -> int:
@@ -185,6 +199,42 @@ def _state(epoch: EpochCoverage) -> str:
     if not (epoch.adds_up or epoch.pruned):
         return "contradiction"
     return "adds up" if epoch.done else "under way"
+
+
+@dataclass(frozen=True)
+class MeasuredSteps:
+    """The newest measurements of several checkpoints by `eval --checkpoints`.
+
+    Attributes:
+        names: Names of what was measured.
+        rows: Step, and the value of each name as text with whether it is the best.
+        advice: The step to use, and why; empty if there is none.
+    """
+
+    names: list[str]
+    rows: list[tuple[int, list[tuple[str, bool]]]]
+    advice: str
+
+
+def measured(data: RunData) -> MeasuredSteps | None:
+    """Return the newest measurements of several checkpoints; None if there are none that can be read."""
+    files = list(RunFolder(data.path).evaluations_folder.glob("checkpoints-*.json"))
+    if not files:
+        return None
+    try:
+        value = user_files.read_json(max(files, key=lambda path: path.stat().st_mtime))
+        by_step = {
+            one["step"]: {"loss": one["loss"], **{m["name"]: m["value"] for m in one["metrics"]}}
+            for one in value["checkpoints"]
+        }
+        best, use = value["best"], value["advice"]
+        rows = [
+            (step, [("–" if of.get(n) is None else f"{of[n]:.4g}", step == best[n]) for n in best])
+            for step, of in by_step.items()
+        ]
+        return MeasuredSteps(list(best), rows, "" if use is None else StopAdvice(**use).to_text())
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
 
 
 @dataclass(frozen=True)
@@ -350,4 +400,7 @@ def _quality_facts(data: RunData) -> list[Fact]:
         by = [reason for reason in best.reasons if reason.startswith(status.BEST)]
         note = by[0] if by else f"validation loss {units.loss(best.loss)}"
         facts.append(Fact("Best checkpoint", f"step {units.count(best.step)}", note))
+    use = stop_advice.of_events(data.events)
+    if use is not None:
+        facts.append(Fact("Advice", f"use step {units.count(use.step)}", "; ".join(use.reasons)))
     return facts

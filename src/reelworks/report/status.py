@@ -133,6 +133,8 @@ def _moment(event: Event) -> Moment | None:
     if kind == "early_stop":
         detail = f"no lower validation loss in {units.plural(event['patience'], 'validation')}"
         return Moment(time, step, "Ended early", f"{detail}; best {units.loss(event['best'])}", "warn")
+    if kind == "stop_advice":
+        return Moment(time, step, "Advice", f"use step {event['use']}: {'; '.join(event['reasons'])}", "warn")
     if kind == "error":
         return Moment(time, step, "Failed", str(event.get("reason", "")), "bad")
     if kind == "stop":

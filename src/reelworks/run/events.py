@@ -22,6 +22,7 @@ Every event has `v` (schema version), `time` (seconds since 1970), `kind` and, e
                 seconds_by_rank [of forward passes, ...], forward_ms_per_clip {bucket: milliseconds},
                 stragglers [{rank, host, factor}]: ranks that are slow for their micro-batches
     validation  loss, loss_by_time {"100": loss, ...}, loss_by_bucket {name: loss}, clips, seconds
+    clip_losses clips, seconds: a round of measurements with fixed noise
     checkpoint  name, bytes, seconds
     retention   kept [{step, reasons}], deleted [{step, reasons}]
     mirrored    bytes, seconds: the step's checkpoint is in the mirror
@@ -30,6 +31,7 @@ Every event has `v` (schema version), `time` (seconds since 1970), `kind` and, e
     mirror_retention  kept, deleted: as in retention
     samples     files [path below samples/], prompts [text, ...], by (what made them), num_inference_steps, guidance_scale
     metrics     values {name: value}, skipped {name: reason}: metrics of the previews
+    stop_advice use (step), reasons [text, ...]: likeness rises no more since that step, but closeness or the loss does
     failure     uid, copy, repeat_index, path, reason: a clip could not be decoded and was trained with weight 0
     epoch_end   epoch, planned, trained, failed, skipped
     unsaved     reason: a checkpoint could not be written; training continued

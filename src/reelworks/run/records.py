@@ -139,7 +139,8 @@ class Record:
         plan_step, column, bucket, size: The micro-batches in the same order; `size` counts clips, padding included.
         other_ordinal, other_copy: Live clips that are not planned.
         other_reason: Why each is not planned, as an index into `labels`.
-        other_nearest: Index of the bucket entry that each misses by least, -1 if there is none.
+        other_nearest: Index of the bucket entry that each misses by least; of duplicates the ordinal of the clip that
+            stands for each; -1 if there is none.
         other_note: Details of the reason, or null.
         alias_ordinal, alias_key: Ordinals and keys of the clips whose key is not their uid.
     """

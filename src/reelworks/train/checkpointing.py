@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from reelworks.checkpoint import disk_space, load, names, retention, save, shards
+from reelworks.checkpoint import disk_space, load, mixture, names, retention, save, shards
 from reelworks.checkpoint.async_save import Background, held_bytes
 from reelworks.checkpoint.config import KeepBest
 from reelworks.checkpoint.manifest import BadCheckpoint
 from reelworks.checkpoint.mirror.mirror import Mirror
-from reelworks.checkpoint.policy import rank_best
+from reelworks.checkpoint.policy import rank_best, score
 from reelworks.checkpoint.save import DiskFull, Saved, SaveFailed
 from reelworks.core import files, launcher, log, storage, units
 from reelworks.core.errors import UserError, first_few
@@ -27,6 +26,7 @@ from reelworks.export.lora import BASE, lora_file_of
 from reelworks.models.lora.base_model import Base
 from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
+from reelworks.run import clip_losses
 from reelworks.schedule.cursor import Aliases, Cursor, Excluded
 from reelworks.train import progress
 from reelworks.train.logging.run_logger import RunLogger
@@ -65,6 +65,8 @@ def restore(checkpoint: Path, state: TrainState, base: Base | None, adapter: str
         aliases = Aliases.from_bytes(load.read_extra(checkpoint, _ALIASES))
     if load.has_extra(checkpoint, _SPIKES):
         state.spikes.load(load.read_extra(checkpoint, _SPIKES))
+    if load.has_extra(checkpoint, clip_losses.FILE):
+        state.clip_losses.load(load.read_extra(checkpoint, clip_losses.FILE))
     return Cursor(**json.loads(load.read_extra(checkpoint, names.CURSOR))), excluded, aliases
 
 
@@ -201,16 +203,17 @@ class CheckpointManager:
     def _is_best(self, metrics: dict[str, float]) -> bool:
         """Whether the metric is better than that of all checkpoints; equal on all ranks."""
         best = self._config.keep_best
-        if best is None or best.metric not in metrics:
+        value = None if best is None else mixture.value(metrics, best.metric)
+        if best is None or value is None:
             return False
-        return bool(self._world.broadcast(self._world.is_main and self._beats_all(best, metrics[best.metric])))
+        return bool(self._world.broadcast(self._world.is_main and self._beats_all(best, value)))
 
     def _beats_all(self, best: KeepBest, value: float) -> bool:
         sign = 1 if best.mode == "min" else -1
         infos = self._store.list()
         ranked = rank_best(infos, best)
-        known = [info.metrics[best.metric] for info in infos if info.step == ranked[0]] if ranked else []
-        return math.isfinite(value) and all(sign * value < sign * other for other in known)
+        known = [score(info, best.metric) for info in infos if info.step == ranked[0]] if ranked else []
+        return all(other is None or sign * value < sign * other for other in known)
 
     def _save(self, position: DataPosition, metrics: dict[str, float]) -> None:
         """Save during training, asynchronously if possible; training continues if it fails."""
@@ -263,6 +266,8 @@ class CheckpointManager:
             extra[_ALIASES] = position.aliases.to_bytes()
         if self._state.spikes.recent:
             extra[_SPIKES] = self._state.spikes.to_bytes()
+        if self._state.clip_losses.is_on:
+            extra[clip_losses.FILE] = self._state.clip_losses.to_bytes(self._world, position.global_step)
         if self._base is not None:
             extra[BASE] = self._base.to_json().encode()
         return extra

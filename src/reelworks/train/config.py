@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -86,6 +86,17 @@ class TrainConfig(Config):
         description="distance from the median of the recent values, in robust standard deviations, from which on a value "
         "is such a spike",
     )
+    clip_losses: Literal["off", "auto"] | Annotated[int, Field(ge=1)] = Field(
+        default="off",
+        description="what each clip has been learnt, for `reelworks learning`: its losses in training, and measurements "
+        'with fixed noise, with its caption and without, of so many clips at a time; "auto" spreads these so that their '
+        "forward passes are 2 % of those of training. Losses and weights are the same with and without",
+    )
+    clip_losses_every: int | None = Field(
+        default=None,
+        ge=1,
+        description="with a number of clips in clip_losses: steps between two times that so many are measured; default: 100",
+    )
     log_block_grad_norms_every: int | None = Field(
         default=None,
         ge=1,
@@ -168,6 +179,18 @@ class TrainConfig(Config):
                 field="train.final_learning_rate",
                 value=self.final_learning_rate,
                 remedy="lower it",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_clip_losses(self) -> TrainConfig:
+        if self.clip_losses_every is not None and not isinstance(self.clip_losses, int):
+            raise UserError(
+                f'it has no effect with clip_losses = "{self.clip_losses}"',
+                code="key-without-effect",
+                field="train.clip_losses_every",
+                value=self.clip_losses_every,
+                remedy="leave it out, or set train.clip_losses to a number of clips",
             )
         return self
 

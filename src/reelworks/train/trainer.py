@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from reelworks.analysis import compiled_graphs
 from reelworks.catalog.scan import ScanProgress
 from reelworks.checkpoint import listing
@@ -43,6 +45,7 @@ from reelworks.recipe.recipe import Recipe
 from reelworks.run.folder import RunFolder
 from reelworks.train import checkpointing, progress
 from reelworks.train.checkpointing import CheckpointManager
+from reelworks.train.clip_measure import ClipMeasurer
 from reelworks.train.early_stop import EarlyStop
 from reelworks.train.logging import balance, previews
 from reelworks.train.logging.balance import ForwardTimes
@@ -140,6 +143,7 @@ def run(
         start.scan(recipe, world, on_scan)
         this_run, data, spec = start.plan(recipe, folder_lock, world)
         recipe, preview_options = data.recipe, previews.options(data)
+        previews.require_measured(recipe)
         step = resume.pick(this_run, recipe, request.resume)
         sources = start.require_weights(recipe, resumed=step is not None)
         stored, encoders = stack.enter_context(start.stored_latents(data, spec, world, on_encode))
@@ -216,7 +220,8 @@ class Trainer:
         self._train_step = TrainStep(boundary, self._examples, state, world, model.compiled, self._times)
         self._state = state
         self._validator = Validator(boundary, encoder, world, self._source, data.held_out(), recipe)
-        metrics = previews.metrics(recipe, world.device)
+        self._clip_measurer = ClipMeasurer(boundary, encoder, world, self._source, data, state)
+        metrics = previews.metrics(data, world.device)
         self._previewer = Previewer(
             recipe,
             boundary,
@@ -239,6 +244,8 @@ class Trainer:
             pool = DecodePool(config.num_workers if self._encoder.decodes else 0, config.decode_timeout)
             stack.callback(pool.close)
             stop_signals = stack.enter_context(_stop_signals())
+            if self._recipe.train.clip_losses != "off":
+                self._state.clip_losses.begin(self.data, position, is_main=self._world.is_main)
             if resumed:
                 self._measure_if_lacking(position, pool)
             if self._is_done(position):
@@ -249,6 +256,7 @@ class Trainer:
                 self._validate(position, pool)  # of the untrained weights, for comparison
             elif progress.is_due(self._recipe.samples.every_steps, position.global_step):
                 self._make_lacking_previews(position.global_step)
+            self._measure_clips(position, pool)  # a signal may have come before it
             batches = self._encoded_batches(position, pool)
             self._begin_segment(position)
             while not self._is_done(position):
@@ -300,6 +308,11 @@ class Trainer:
             self._profiler.after(step + 1)
         self._step_seconds = time.monotonic() - began
         self._log.step(position, result, self._failed_clips(result), self._step_seconds, batches.waited_seconds())
+        if self._state.clip_losses.is_on:
+            batches_of_rank = result.batches if result.applied and self._world.is_data_leader else ()
+            of_clips = np.array(result.clip_losses), np.array(result.clip_times)
+            trained = result.clips + result.repeats
+            self._state.clip_losses.add(step + 1, batches_of_rank, *of_clips, trained=trained)
         if (news := self._compiled.news()) is not None:
             self._log.event("compiled", step=step + 1, **news)
         position = _advance(position, result)
@@ -371,6 +384,7 @@ class Trainer:
         if done or progress.is_due(self._recipe.validation.every_steps, step):
             metrics = self._validate(position, pool)
             done = self._is_done(position)  # the validation loss may have ended training
+        self._measure_clips(position, pool)
         previews_due = done or progress.is_due(self._recipe.samples.every_steps, step)
         # Only if they are measured, previews are made before saving; otherwise their failure could cost a checkpoint.
         if previews_due and self._previewer.metrics is not None:
@@ -398,6 +412,11 @@ class Trainer:
             self._log.event("early_stop", step=position.global_step, patience=self._early.config.patience, **best)
             logger.info("training ends: %s", self._early)
         return {"validation/loss": result.loss}
+
+    def _measure_clips(self, position: DataPosition, pool: DecodePool) -> None:
+        """Measure a round of clips with fixed noise, if one is due."""
+        if (measured := self._clip_measurer.run_if_due(position, pool)) is not None:
+            self._log.event("clip_losses", step=position.global_step, clips=measured.clips, seconds=measured.seconds)
 
     def _begin_segment(self, position: DataPosition) -> None:
         """Record and log the plan of an epoch, or of the rest of one."""

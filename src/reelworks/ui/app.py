@@ -16,7 +16,17 @@ from fastapi.staticfiles import StaticFiles
 import reelworks
 from reelworks import report
 from reelworks.core.errors import UserError
-from reelworks.ui import checkpoints_api, data_api, import_api, jobs_api, new_api, plan_api, runs_api, understood
+from reelworks.ui import (
+    checkpoints_api,
+    data_api,
+    import_api,
+    jobs_api,
+    limits_api,
+    new_api,
+    plan_api,
+    runs_api,
+    understood,
+)
 from reelworks.ui.context import Context, PageContext
 from reelworks.ui.guard import Guard
 from reelworks.ui.workspace import Workspace
@@ -48,7 +58,7 @@ def build(folders: list[Path], token: str) -> FastAPI:
     app.add_exception_handler(RequestValidationError, _explain_request)
     for fault in understood.FAULTS:
         app.add_exception_handler(fault, _explain_fault)
-    for api in (runs_api, checkpoints_api, data_api, jobs_api, plan_api, new_api, import_api):
+    for api in (runs_api, checkpoints_api, data_api, limits_api, jobs_api, plan_api, new_api, import_api):
         app.include_router(api.routes, prefix="/api")
 
     app.include_router(_routes)

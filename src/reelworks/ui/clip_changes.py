@@ -10,9 +10,10 @@ from reelworks.catalog import listing
 from reelworks.catalog.rows import CatalogRows, without_range
 from reelworks.core import files, toml
 from reelworks.core.errors import UserError
-from reelworks.data import decode_requests, eligibility
+from reelworks.data import decode_requests, exclude_file
 from reelworks.recipe import toml_text
 from reelworks.recipe.dataset import RecipeData
+from reelworks.ui import recipe_files
 from reelworks.ui.clips import ClipView
 from reelworks.ui.library import DataSource
 from reelworks.ui.workspace import Workspace
@@ -87,24 +88,12 @@ def leave_out(workspace: Workspace, source: DataSource, clips: ClipView, row: in
     Raises:
         UserError: A line of a text file cannot name the clip, or a file cannot be written.
     """
-    label = clips.data.rows.label(row)
-    if label != label.strip() or label.startswith("#") or "\n" in label or "\r" in label:
-        raise UserError(
-            "a line of a list cannot name this clip",
-            code="clip-not-listable",
-            field="exclude_file",
-            value=label,
-            remedy="rename the file without line breaks, and without spaces or # at its ends",
-        )
     named = source.recipe.exclude_file if source.recipe else None
     file = workspace.require(Path(named) if named else _list_beside(source.file))
     with _lists:
-        text = _text(file)
-        if label not in eligibility.read_exclude_list(str(file) if file.exists() else None).lines:
-            text += "\n" * bool(text and not text.endswith("\n")) + f"{label}\n"
-            _write(file, text.encode(), "exclude_file")
+        exclude_file.append(file, [clips.data.rows.label(row)])
         if named is None:  # only now, so that no recipe names a list that is not there
-            old = _text(source.file)
+            old = exclude_file.read(source.file)
             new = toml_text.rewrite(old, toml.parse(old) | {"exclude_file": _recipe_path(workspace, file)})
             _write(source.file, new.encode(), "RECIPE")
 
@@ -116,8 +105,38 @@ def take_back(workspace: Workspace, source: DataSource, clips: ClipView, row: in
         return
     file = workspace.require(Path(named))
     with _lists:
-        kept = [line for line in _text(file).split("\n") if not _names_clip(line, clips.data.rows, row)]
+        kept = [line for line in exclude_file.read(file).split("\n") if not _names_clip(line, clips.data.rows, row)]
         _write(file, "\n".join(kept).encode(), "exclude_file")
+
+
+def write_filter(source: DataSource, dataset: str, text: str | None, former: str | None) -> None:
+    """Set the filter of a dataset of a recipe, or take it out if it is None.
+
+    Args:
+        source: The recipe.
+        former: The filter that the page showed; another one in the file is not overwritten.
+
+    Raises:
+        UserError: The file was changed meanwhile, the filter is wrong, or the file cannot be written.
+    """
+    with _lists:
+        old = exclude_file.read(source.file)
+        values = toml.parse(old)
+        names = [d.dataset_name for d in recipe_files.parse(values, source.file).dataset]
+        entry = values["dataset"][names.index(dataset)] if dataset in names else None
+        if entry is None or entry.get("filter") != former:
+            raise UserError(
+                "the dataset has another filter by now, which would be lost",
+                code="file-changed",
+                field="dataset.filter",
+                value=None if entry is None else entry.get("filter"),
+                remedy="load the page again",
+            )
+        entry.pop("filter", None)
+        if text is not None:
+            entry["filter"] = text
+        recipe_files.parse(values, source.file)
+        _write(source.file, toml_text.rewrite(old, values).encode(), "RECIPE")
 
 
 def _names_clip(line: str, rows: CatalogRows, row: int) -> bool:
@@ -134,22 +153,6 @@ def _recipe_path(workspace: Workspace, file: Path) -> str:
     """Return a path as a recipe names it: below the folder in which commands run, if it is there."""
     root = workspace.roots[0]
     return file.relative_to(root).as_posix() if file.is_relative_to(root) and Path.cwd() == root else str(file)
-
-
-def _text(file: Path) -> str:
-    if not file.exists():
-        return ""
-    try:
-        with file.open(encoding="utf-8-sig", newline="") as opened:  # line ends as they are
-            return opened.read()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"the file cannot be read ({error})",
-            code="file-unreadable",
-            field="exclude_file",
-            value=str(file),
-            remedy="check its permissions, and that it is UTF-8",
-        ) from error
 
 
 def _write(file: Path, data: bytes, field: str) -> None:

@@ -107,6 +107,7 @@ class ClipView:
     lost: NDArray[np.float32]
     coverage: NDArray[np.int8] | None = None
     shared: _OfCatalog = None  # type: ignore[assignment]  # `read` sets it
+    limited: dict[str, I32] = field(default_factory=dict)  # by dataset, the clips on which limits may be set
     _selections: LRUCache[Query, Selection] = field(default_factory=lambda: LRUCache(_KEPT_SELECTIONS))
     _lock: threading.Lock = field(default_factory=threading.Lock)
 

@@ -29,7 +29,7 @@ from reelworks.ui.thumbnails import Kind
 
 Json = dict[str, Any]
 _MOST_CLIPS = 400  # of a page
-_SCANNED_AT_ONCE = 20_000  # clips of a recipe that is scanned while the page waits
+READ_AT_ONCE = 20_000  # clips of a recipe that is scanned or read again while the page waits
 
 
 class NewCaption(BaseModel):
@@ -93,7 +93,7 @@ def list_clips(
     selection = clips.select(_query(request, clips))
     rows = selection.rows[max(offset, 0) : max(offset, 0) + min(max(limit, 0), _MOST_CLIPS)]
     version = context.library.state(key)["version"]
-    found = {"total": len(selection.rows), "version": version, "clips": _lines(clips, rows)}
+    found = {"total": len(selection.rows), "version": version, "clips": lines(clips, rows)}
     return found | ({} if offset else {"counts": selection.counts})
 
 
@@ -157,7 +157,7 @@ def scan(context: PageContext, source: Source) -> Json:
 def _reread(context: Context, key: str, clips: ClipView, row: int, reason: Reason) -> Json:
     """Return a clip after a change; a large recipe shows it before it is read again as a whole."""
     ordinal = int(clips.data.rows.ordinal[row])
-    if len(clips) <= _SCANNED_AT_ONCE:
+    if len(clips) <= READ_AT_ONCE:
         clips = context.library.clips(key, fresh=True)
     else:
         clips = clips.with_reason(row, reason)
@@ -208,16 +208,16 @@ def _query(request: Request, clips: ClipView) -> Any:
     return query_of(parameters, clips)
 
 
-def _lines(clips: ClipView, rows: Any) -> list[Json]:
+def lines(clips: ClipView, rows: Any) -> list[Json]:
     """Return what the list shows of some clips."""
     chosen, buckets = clips.data.rows.take(rows.astype(np.int64)), clips.data.table.buckets
-    lines = []
+    found = []
     for place, row in enumerate(rows.tolist()):
         reason = Reason(int(clips.reason[row]))
         bucket = buckets[int(clips.bucket[row])] if clips.bucket[row] >= 0 else None
         height, width = int(clips.data.rows.height[row]), int(clips.data.rows.width[row])
         shape = (bucket.shape.width, bucket.shape.height) if bucket else (width, height)
-        lines.append(
+        found.append(
             {
                 "id": int(clips.data.rows.ordinal[row]),
                 "path": chosen.label(place),
@@ -232,7 +232,7 @@ def _lines(clips: ClipView, rows: Any) -> list[Json]:
                 "caption": (chosen.caption[place].as_py() or "")[:300],
             }
         )
-    return lines
+    return found
 
 
 _FACTS = ("codec", "pixel_format", "bit_depth", "rotation", "pixel_aspect_ratio", "hdr", "sound", "color_matrix")
@@ -242,7 +242,7 @@ _FLAGS = ("variable_fps", "has_alpha", "mirrored", "interlaced", "full_range")
 def _details(context: Context, source: DataSource, clips: ClipView, row: int) -> Json:
     data = clips.data
     few = data.rows.take(np.array([row]))
-    line = _lines(clips, np.array([row]))[0]
+    line = lines(clips, np.array([row]))[0]
     place = clip_changes.caption_place(context.workspace, clips, row)
     facts = {name: getattr(few, name)[0] for name in _FACTS}
     facts = {name: value.as_py() if hasattr(value, "as_py") else value.item() for name, value in facts.items()}
@@ -332,7 +332,7 @@ def _scan(context: Context, source: DataSource, clips: int) -> tuple[Json | None
     """Bring a recipe's catalog up to date; return the job that does it for a large one, and what went wrong."""
     assert source.recipe is not None
     try:
-        if clips > _SCANNED_AT_ONCE:
+        if clips > READ_AT_ONCE:
             return _scan_job(context, source), None
         dataset.scan_recipe(source.recipe)
     except UserError as error:

@@ -50,11 +50,12 @@ def distributions(clips: ClipView, chosen: I32) -> Json:
         among = readable[rows.is_video[readable]] if measure.of_videos else readable
         values = np.asarray(measure.values(rows)[among], dtype=np.float64)
         if len(values):
-            bars.append({"name": measure.name, "label": measure.label, "unit": measure.unit, **_bars(values, measure)})
+            drawn = bars_of(values, whole=measure.is_whole)
+            bars.append({"name": measure.name, "label": measure.label, "unit": measure.unit, **drawn})
     return {"bars": bars, "sizes": _sizes(clips, readable), "clips": len(readable)}
 
 
-def _bars(values: F64, measure: _Measure) -> Json:
+def bars_of(values: F64, *, whole: bool = False) -> Json:
     """Return edges and counts of bars; a few different values have a bar each, and the longest tail shares one."""
     middle = float(np.median(values))
     distinct = np.unique(np.round(values, 3)) if len(values) < 50_000 else np.unique(np.round(values[::50], 3))
@@ -65,7 +66,7 @@ def _bars(values: F64, measure: _Measure) -> Json:
             return {"median": middle, "values": names.tolist(), "counts": counts.tolist()}
     low, high = float(values.min()), float(np.percentile(values, 99.5))
     step = _round_step((high - low) / _BARS)
-    step = max(step, 1.0) if measure.is_whole else step
+    step = max(step, 1.0) if whole else step
     first = np.floor(low / step) * step
     number = int(max(np.ceil((high - first) / step), 1))
     place = np.minimum((values - first) // step, number).astype(np.int64)  # the last bar has all that is larger

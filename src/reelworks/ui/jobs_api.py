@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +31,19 @@ def add_job(context: Context, kind: str, title: str, arguments: Sequence[str], s
 
 def require_trust(recipe: Path) -> None:
     """Raise `UserError` for code that a recipe names and that was not agreed to yet: a job cannot ask."""
-    for path in trust.untrusted(_code_of(recipe)):
-        raise trust.refusal(path, "samples.metrics")
+    for key, entries in _code_of(recipe).items():
+        for path in trust.untrusted(entries):
+            raise trust.refusal(path, key)
 
 
-def _code_of(recipe: Path) -> list[str]:
-    """Return the entries of a recipe that may name code; nothing of one that is wrong, which training tells."""
-    try:
-        metrics = user_files.read_toml(recipe)["samples"]["metrics"]
-        return [entry for entry in metrics if isinstance(entry, str)]
-    except (OSError, ValueError, LookupError, TypeError):
-        return []
+def _code_of(recipe: Path) -> dict[str, list[str]]:
+    """Return the entries of a recipe that may name code, by key; nothing of one that is wrong, which training tells."""
+    found: dict[str, list[str]] = {}
+    for table, name in (("samples", "metrics"), ("data", "measures")):
+        with suppress(OSError, ValueError, LookupError, TypeError):
+            entries = user_files.read_toml(recipe)[table][name]
+            found[f"{table}.{name}"] = [entry for entry in entries if isinstance(entry, str)]
+    return found
 
 
 routes = APIRouter()
@@ -69,7 +73,8 @@ def list_recipes(context: PageContext) -> list[Json]:
 @routes.post("/recipes/{key}/trust")
 def trust_code(context: PageContext, key: str) -> None:
     """Trust the code that a recipe or a run's recipe names; no path comes from the browser."""
-    trust.add(trust.untrusted(_code_of(context.workspace.recipe(key))))
+    entries = _code_of(context.workspace.recipe(key)).values()
+    trust.add(trust.untrusted(chain.from_iterable(entries)))
 
 
 @routes.post("/recipes/{key}/train")

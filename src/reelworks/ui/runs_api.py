@@ -7,7 +7,7 @@ import json
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.responses import FileResponse, StreamingResponse
@@ -18,11 +18,12 @@ from reelworks.core.errors import UserError
 from reelworks.report import plots
 from reelworks.report.previews import MEDIA
 from reelworks.run import lock
-from reelworks.ui import comparing, runs
+from reelworks.ui import comparing, learning, runs
 from reelworks.ui.context import Context, PageContext, PageRun
 from reelworks.ui.jobs_api import add_job, require_trust
 
 Json = dict[str, Any]
+Sort = Literal["worst", "loss", "trend", "gain", "path"]
 _FOLLOW_SECONDS = 0.5
 _PING_SECONDS = 15.0
 
@@ -50,6 +51,13 @@ def get_figures(context: PageContext, run: PageRun) -> list[Json]:
 @routes.get("/runs/{key}/coverage")
 def get_coverage(run: PageRun) -> list[Json]:
     return runs.coverage(run)
+
+
+@routes.get("/runs/{key}/learning")
+def get_learning(
+    context: PageContext, key: str, run: PageRun, word: str = "", sort: Sort = "worst", offset: int = 0, limit: int = 60
+) -> Json:
+    return learning.wall(context, key, run, word=word, sort=sort, offset=offset, limit=limit)
 
 
 @routes.get("/runs/{key}/previews")

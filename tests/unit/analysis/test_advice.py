@@ -6,6 +6,7 @@ import pytest
 from catalog_rows import BAD, PICTURE, VIDEO, rows
 
 from reelworks.analysis import data_advice
+from reelworks.catalog.rows import SCORE
 
 SIXTEEN_BY_NINE = {"height": 720, "width": 1280}
 CASES = [
@@ -44,6 +45,13 @@ CASES = [
         "2 clips with the same content as another file",
         [VIDEO, VIDEO, {**BAD, "fingerprint": ""}, {**BAD, "fingerprint": ""}],
     ),
+    (
+        "near_duplicates",
+        [{SCORE + "duplicate_rank": 0.0}, {SCORE + "duplicate_rank": 1.0}, {SCORE + "duplicate_rank": 2.0}, VIDEO],
+        "2 clips that look like a better one",
+        [{SCORE + "duplicate_rank": 0.0}, VIDEO],
+    ),
+    ("black", [{SCORE + "clipped_dark": 1.0}, VIDEO], "1 clip all black", [{SCORE + "clipped_dark": 0.9}]),
     (
         "small",
         [{"height": 255}, {"width": 100}, VIDEO],

@@ -260,6 +260,49 @@ def _clips(told):
     return _told(told.run)["clips"]
 
 
+def test_coverage_tells_how_a_clip_failed_its_filter_when_it_was_planned(told, tmp_path):
+    """By the values and the filter of that time: both are other ones now, and the recipes of the run are gone."""
+    told.epoch(0)
+    made.picture(tmp_path / "data" / "3.png", (8, 8), grey=3)
+    told.go_on(dataset=[{"path": str(tmp_path / "data"), "filter": "height > 9"}])
+    shutil.rmtree(told.run.recipes_folder)
+    why = {clip["path"]: clip["epochs"][0] for clip in _clips(told)}
+    assert why.pop("data/3.png") == {
+        "data_restarts": 0,
+        "epoch": 0,
+        "became": "filtered",
+        "reason": "height 8 <= 9; height >= 8 would take it",
+    }
+    assert {one["became"] for one in why.values()} == {"not_yet"}
+
+
+def test_coverage_names_the_clip_that_stands_for_a_near_duplicate(tmp_path):
+    """In each epoch another one of a group is trained; by name, after the list has other groups."""
+    listed = tmp_path / "data" / "meta.csv"
+
+    def write(groups):
+        lines = [f"{i}.png,a cat,{group},{i}" for i, group in enumerate(groups)]
+        listed.write_text("\n".join(["path,text,duplicate_group,duplicate_rank", *lines]) + "\n")
+
+    told = Told(tmp_path)
+    write([1, 1, "", "", "", "", 2])
+    told.start(dataset=[{"path": str(listed), "duplicates": "weight"}])
+    for epoch in range(2):
+        told.epoch(epoch)
+        for plan_step in range(told.plan.num_steps):
+            told.step(plan_step)
+    write([3, 4, "", "", "", "", 3])
+    told.start(dataset=[{"path": str(listed), "duplicates": "best"}])
+    told.epoch(2)
+    clips = {clip["path"].removeprefix("meta/"): clip["epochs"] for clip in _clips(told)}
+    pair = [[one["became"] for one in clips[name]][:2] for name in ("0.png", "1.png")]
+    assert sorted(pair) == [["duplicate_turn", "trained"], ["trained", "duplicate_turn"]]
+    reasons = {one.get("reason") for name in ("0.png", "1.png") for one in clips[name][:2]}
+    assert reasons == {None, "meta/0.png stands for it", "meta/1.png stands for it"}
+    assert [clips["6.png"][2][key] for key in ("became", "reason")] == ["duplicate", "meta/0.png stands for it"]
+    assert all(epoch.adds_up for epoch in clip_history.cover(told.run).epochs)
+
+
 def test_other_reasons_for_clips_that_are_not_done_than_removal(tmp_path):
     """Fewer repeats; a dataset that is no part of the recipe any more, or went with its folder."""
     made_of = tmp_path / "other"

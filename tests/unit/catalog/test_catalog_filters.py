@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from reelworks.catalog import filter_expression, filters
+from reelworks.catalog import filter_expression, filter_failures, filters
 from reelworks.catalog.config import DatasetConfig
 from reelworks.catalog.filter_expression import NUMBERS, TEXTS
 from reelworks.catalog.rows import SCHEMA, CatalogRows
@@ -227,10 +227,82 @@ def test_a_filter_may_be_asked_of_no_rows() -> None:
     assert filters.keeps(none, "1 < 2").tolist() == []
 
 
-def test_a_row_tells_what_the_filter_looked_at() -> None:
-    text = "height > width / 2 and codec == 'vp9' and height * caption_length < 9"
-    found = filters.values(rows(), 3, text)
-    assert found == {"height": 2160, "width": 3840, "codec": "hevc", "caption_length": 0}
+def scored(scores: list[float]) -> CatalogRows:
+    return rows().replaced(scores={"aes": np.array(scores)})
+
+
+def failing(among: CatalogRows, text: str) -> list[tuple[int, str]]:
+    """Each row that a filter leaves out, and the parts that it fails."""
+    return [
+        (i, part) for i, part in enumerate(filter_failures.failed_parts(among, text).to_pylist()) if part is not None
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "row", "detail"),
+    [
+        ("height >= 480", 1, "height 360 < 480; height >= 360 would take it"),
+        ("480 <= height < 1080", 1, "height 360 < 480; height >= 360 would take it"),
+        ("480 <= height < 1080", 3, "height 2160 >= 1080; height <= 2160 would take it"),
+        ("aes > 0.5", 1, "aes 0.41 <= 0.5; aes >= 0.41 would take it"),
+        ("aes >= 0.5 and height >= 480", 1,
+         "aes 0.41 < 0.5; height 360 < 480; aes >= 0.41 and height >= 360 would take it"),
+        ("aes >= 0.5", 2, "aes 0.499999 < 0.5; aes >= 0.499999 would take it"),
+        ("aes < 0.5", 3, "aes 0.500001 >= 0.5; aes <= 0.500001 would take it"),
+        ("aes > 4.5", 4, "aes > 4.5: the clip has no aes"),
+        ("not (height > 400 or codec == 'vp9')", 0, "height 720 > 400; height <= 720 would take it"),
+        ("not (height > 400 or codec == 'vp9')", 1, "codec != 'vp9': the clip has codec 'vp9'"),
+        ("not contains(caption, 'cat')", 0, "not contains(caption, 'cat'): the clip has caption 'a cat'"),
+        ("height in [480, 1080]", 1, "height in [480, 1080]: the clip has height 360"),
+        ("height > width", 1, "height > width: the clip has height 360, width 640"),
+        ("width * height >= 500 * 2000", 1,
+         "width * height is 230400 < 500 * 2000 (width 640, height 360); width * height >= 230400 would take it"),
+        ("fps / fps > 2", 2, "fps / fps > 2: the clip has fps 0"),
+        ("kind == 'image' or height > 1000", 1,
+         "kind == 'image' or height > 1000: the clip has kind 'video', height 360; height >= 360 would take it"),
+        ("fps > 30 and (aes > 5 or height > 1000)", 0,
+         "fps 24 <= 30; aes > 5 or height > 1000: the clip has aes 4, height 720; "
+         "fps >= 24 and (aes >= 4 or height >= 720) would take it"),
+        ("1 > 2", 0, "1 > 2: the clip has no value that it asks for"),
+    ],
+)  # fmt: skip
+def test_a_clip_that_a_filter_leaves_out_tells_its_values_and_the_limits_that_would_take_it(
+    text: str, row: int, detail: str
+) -> None:
+    among = scored([4, 0.41, 0.4999999, 0.5000001, np.nan])
+    failed = dict(failing(among, text))
+    assert filter_failures.details(among.take(np.array([row])), failed[row]) == [detail]
+
+
+_ANY_SCORES = st.lists(st.just(np.nan) | st.floats(-1e6, 1e6), min_size=len(_CLIPS), max_size=len(_CLIPS))
+
+
+@given(_SCORED, _ANY_SCORES)
+def test_a_row_fails_every_part_that_is_told_and_passes_with_the_limits_that_would_take_it(
+    text: str, scores: list[float]
+) -> None:
+    """The parts are exactly what is missing: with their limits moved to the row's values, the whole filter takes it."""
+    among = scored(scores)
+    failed = failing(among, text)
+    assert [row for row, _ in failed] == np.flatnonzero(~filters.keeps(among, text)).tolist()
+    for row, part in failed:
+        one = among.take(np.array([row]))
+        assert filter_failures.failed_parts(one, part).to_pylist() == [part]
+        (limits,) = filter_failures.limits_that_take(one, part).to_pylist()
+        (detail,) = filter_failures.details(one, part)
+        assert (limits is not None) == detail.endswith("would take it")
+        if limits is not None:
+            assert filters.keeps(one, limits).all(), (text, limits)
+            assert limits in detail
+
+
+def test_rows_are_told_by_the_parts_that_they_fail() -> None:
+    parts = filter_failures.failed_parts(rows(), "height >= 480 and width >= 400 and fps < 50")
+    assert parts.to_pylist() == [None, "height >= 480 and fps < 50", None, None, "width >= 400"]
+    many = " and ".join(f"height > {limit}" for limit in range(400, 500))
+    (row, failed), *more = failing(rows(), many)
+    assert (row, failed) == (1, many)
+    assert [row for row, _ in more] == [4]
 
 
 @pytest.mark.parametrize(

@@ -330,8 +330,6 @@ def test_a_filter_leaves_out_clips_without_the_score(folder: Path) -> None:
     assert kept("aes > 4.5 or kind == 'image'") == everything
     assert kept("not (aes > 4.5 and kind == 'video')") == everything
     assert kept("eas > 0 or not eas > 0") == set()
-    row = rows.path.to_pylist().index("sub/b.png")
-    assert filters.values(rows, row, "aes > 4 and height > 1") == {"aes": None, "height": int(rows.height[row])}
 
 
 def test_an_infinite_score_is_damage(folder: Path) -> None:

@@ -94,9 +94,10 @@ def test_a_filtered_clip_is_told_with_what_it_has(folder: Path) -> None:
     assert told["reasons"]["filtered"] == [
         {
             "path": "more/shot-0/tall.png",
-            "detail": "height <= width and kind == 'image'; the clip has height 96, width 48, kind 'image'",
+            "detail": "height <= width: the clip has height 96, width 48",
         }
     ]
+    assert told["left_out"]["filtered"] == {"clips": 1, "nearest": {}, "failed": {"height <= width": 1}}
 
 
 def test_an_exclude_list_leaves_out_what_it_names_and_tells_what_it_does_not_find(

@@ -3,7 +3,9 @@
 import csv
 
 import prepare_files as files
+import pyarrow.compute as pc
 import pytest
+from pyarrow import parquet
 from refused import refused
 
 from reelworks.analysis import rejections
@@ -48,10 +50,35 @@ def test_clips_are_filtered_by_scores_and_told_why(listed):
     assert excluded == {"a": Reason.NONE, "b": Reason.FILTERED, "c": Reason.FILTERED, "d": Reason.NO_CAPTION}
     told = rejections.named(data, left_out.by_reason(*data.assignment(0)))
     assert [one.detail for one in told["filtered"]] == [
-        "aes > 4.5; the clip has aes 4",
-        "aes > 4.5; the clip has no aes",
+        "aes 4 <= 4.5; aes >= 4 would take it",
+        "aes > 4.5: the clip has no aes",
     ]
     assert "no caption in the list" in told["no_caption"][0].detail
+
+
+def test_the_table_of_clips_left_out_has_the_failed_parts_and_the_limits_that_would_take_them(listed, tmp_path):
+    """The whole filter with these limits takes the clip; the record of a run says the same when all else is gone."""
+    made = listed(filter="2 < aes <= 5 and flow < 5 and path != 'a.png'")
+    data = files.opened(made)
+    rejections.write(tmp_path / "left-out.parquet", data, 0)
+    expected = {
+        "a.png": ("aes <= 5 and path != 'a.png'", None),
+        "c.png": ("2 < aes and aes <= 5 and flow < 5", None),
+    }
+    columns = ("path", "failed_filter", "limits_that_take")
+
+    def told(file):
+        table = parquet.read_table(file).filter(pc.field("reason") == "filtered").select(columns).to_pylist()
+        return {row["path"]: (row["failed_filter"], row["limits_that_take"]) for row in table}
+
+    assert told(tmp_path / "left-out.parquet") == expected
+    loose = listed(filter="aes > 4.5 and flow > 2")
+    rejections.write(tmp_path / "left-out.parquet", files.opened(loose), 0)
+    assert told(tmp_path / "left-out.parquet") == {
+        "a.png": ("flow > 2", "flow >= 0"),
+        "b.png": ("aes > 4.5", "aes >= 4"),
+        "c.png": ("aes > 4.5", None),
+    }
 
 
 def test_captions_tell_the_scores_that_a_clip_has(listed):

@@ -52,6 +52,20 @@ def test_coverage_adds_up_or_says_that_it_does_not():
     assert rows[2].note == "epoch 1, segment 0: a clip is missing"
 
 
+def test_the_step_to_use_is_a_card_and_a_moment():
+    """Only once likeness has stopped, and copying has not."""
+    measured = [
+        {"kind": "metrics", "step": i, "values": {"likeness-clip": min(i, 2), "closeness-clip": max(i - 2, 0)}}
+        for i in range(8)
+    ]
+    facts = {fact.label: fact for fact in run_facts.headline(told(*measured))}
+    assert facts["Advice"].value == "use step 2"
+    assert "closeness rose from 0 to 5" in facts["Advice"].note
+    assert "Advice" not in {fact.label for fact in run_facts.headline(told(*measured[:4]))}
+    (moment,) = status.history(told({"kind": "stop_advice", "step": 7, "use": 2, "reasons": ["closeness rose"]}))
+    assert (moment.step, moment.title, moment.detail) == (7, "Advice", "use step 2: closeness rose")
+
+
 def test_shares_of_buckets_sum_to_one():
     rows = [bucket(clips, 1, 8, 8, tokens=tokens) for clips, tokens in ((3, 100), (1, 700))]
     a, b = run_facts.buckets(summary(*rows))

@@ -82,3 +82,19 @@ def test_a_misspelt_key_of_precision_is_still_one() -> None:
     with refused("unknown-key", "precision.compte", says='did you mean "compute"') as caught:
         recipe_file.parse(recipe(precision={"compte": "float16"}))
     assert caught.value.problem == "there is no such key"
+
+
+@pytest.mark.parametrize(
+    ("keys", "field"),
+    [
+        ({"clip_losses": "auto", "clip_losses_every": 50}, "train.clip_losses_every"),
+        ({"clip_losses_every": 50}, "train.clip_losses_every"),
+        ({"clip_losses": 0}, "train.clip_losses"),
+        ({"clip_losses": "sometimes"}, "train.clip_losses"),
+    ],
+)
+def test_measurements_of_clips_are_a_number_or_chosen(keys: dict[str, object], field: str) -> None:
+    with pytest.raises(UserError) as caught:
+        recipe_file.parse(recipe(train={"max_steps": 9, **keys}))
+    assert str(caught.value.field).startswith(field)
+    assert recipe_file.parse(recipe(train={"max_steps": 9, "clip_losses": 4, "clip_losses_every": 50}))

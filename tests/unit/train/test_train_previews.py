@@ -20,12 +20,14 @@ from reelworks.core.log import event_logger, to_terminal
 from reelworks.core.shape import Shape
 from reelworks.data.position import DataPosition, next_epoch
 from reelworks.distributed.mesh import World
+from reelworks.evaluation.measure import MetricResult
 from reelworks.generate import defaults, writers
 from reelworks.models import factory, registry
 from reelworks.models.family import SamplingDefaults
 from reelworks.precision.boundary import DtypeBoundary
 from reelworks.recipe import dataset, recipe_file
 from reelworks.recipe.dataset import RecipeData
+from reelworks.recipe.recipe import Recipe
 from reelworks.run import events
 from reelworks.run.folder import RunFolder
 from reelworks.train.logging import previews
@@ -180,6 +182,55 @@ def test_events_are_written_whatever_is_configured_and_read_along_by_who_asks(da
         event_logger.setLevel(logging.NOTSET)
     assert heard == [("stop", {"step": 0, "reason": "10"})]
     assert [event["reason"] for event in events.read(run.events_file)] == ["30", "10"]
+
+
+@pytest.mark.parametrize(
+    ("metric", "remedy"),
+    [
+        ("1 * samples/motion - 2 * samples/likenes-pixels", 'did you mean "samples/likeness-pixels"?'),
+        ("samples/flicker", 'add "flicker" to samples.metrics'),
+        ("validaton/loss", 'did you mean "validation/loss"?'),
+        ("samples/psnr", 'did you mean "samples/'),  # it needs references, which previews have none of
+    ],
+)
+def test_a_metric_that_training_does_not_measure_is_refused_with_the_nearest(
+    data_of: Any, caplog: pytest.LogCaptureFixture, metric: str, remedy: str
+) -> None:
+    """One of `eval` that nobody knows may be a class of the user's own: it is a warning."""
+
+    def best(text: str) -> Recipe:
+        recipe = data_of(metrics=["likeness-pixels", "motion"]).recipe
+        return recipe_file.parse(recipe.model_dump() | {"checkpoints": {"keep_best": {"metric": text}}})
+
+    with refused("metric-not-measured", "checkpoints.keep_best.metric", says=remedy):
+        previews.require_measured(best(metric))
+    for known in ("validation/loss", "1 * samples/motion + 2 * eval/loss", "vbench/dynamic_degree", "eval/fid-clip"):
+        previews.require_measured(best(known))
+    assert not caplog.records
+    previews.require_measured(best("eval/likenes-pixels"))
+    assert 'did you mean "eval/likeness-pixels"?' in caplog.text
+
+
+def test_the_step_to_use_is_told_once_when_only_copying_rises(
+    data_of: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As a line and as an event, and again only for another step; also by what an earlier start measured."""
+    data, run = data_of(), RunFolder(tmp_path / "run")
+    run.create({})
+
+    def measured(log: RunLogger, step: int) -> None:
+        rising = {"likeness-pixels": min(step, 3) / 4, "closeness-pixels": 0.5 + max(step - 3, 0) / 4}
+        log.preview_metrics(step, [MetricResult(name, True, value) for name, value in rising.items()])
+
+    for steps in (range(1, 5), range(5, 9)):
+        with to_terminal(), RunLogger(run, data, World(0, 1, CPU), begins(data), recipe_name="") as log:
+            for step in steps:
+                measured(log, step)
+    (told,) = events.read(run.events_file, "stop_advice")
+    assert (told["step"], told["use"]) == (6, 3)
+    said = capsys.readouterr().out
+    assert said.count("advice: use step 3: likeness has not risen in the 3 measurements since (0.75, then at most") == 1
+    assert "It has no checkpoint; training goes on" in said
 
 
 def test_weights_that_are_not_there_are_told_before_a_network_is_built(

@@ -9,14 +9,17 @@ from pathlib import Path
 
 import torch
 
+from reelworks.checkpoint import mixture
 from reelworks.core import units
-from reelworks.core.errors import UserError
+from reelworks.core.errors import UserError, nearest
 from reelworks.core.log import logger
 from reelworks.core.shape import Shape
 from reelworks.distributed.layout import Layout
 from reelworks.distributed.mesh import World
 from reelworks.encoders.encoders import FrozenEncoders
+from reelworks.evaluation import registry
 from reelworks.evaluation.measure import PreviewMetrics
+from reelworks.evaluation.training_clips import TrainingClips
 from reelworks.generate import conditions, defaults, diffusers_pipeline, writers
 from reelworks.generate.conditions import Conditions
 from reelworks.generate.diffusers_pipeline import PipelineOutput
@@ -38,7 +41,7 @@ from reelworks.train.step.state import TrainState
 def options(data: RecipeData) -> GenerateOptions | None:
     """Return the settings of the recipe's previews, with all their files read; None if it has no prompts."""
     recipe, c = data.recipe, data.recipe.samples
-    metrics(recipe, torch.device("cpu"))  # refuses those that cannot be measured
+    metrics(data, torch.device("cpu"))  # refuses those that cannot be measured
     if not c.prompts:
         return None
     num_frames, height, width = c.num_frames, c.height, c.width
@@ -64,10 +67,42 @@ def options(data: RecipeData) -> GenerateOptions | None:
     )
 
 
-def metrics(recipe: Recipe, device: torch.device) -> PreviewMetrics | None:
-    """Return the metrics of the recipe's previews; None if it has none."""
-    c = recipe.samples
-    return PreviewMetrics.named(c.metrics, c.metric_weights, device) if c.metrics else None
+def metrics(data: RecipeData, device: torch.device) -> PreviewMetrics | None:
+    """Return the metrics of the recipe's previews, which may compare them with its clips; None if it has none."""
+    c = data.recipe.samples
+    if not c.metrics:
+        return None
+    return PreviewMetrics.named(c.metrics, c.metric_weights, device, TrainingClips.of_data(data))
+
+
+def require_measured(recipe: Recipe) -> None:
+    """Refuse a metric of keep_best that this training does not measure; warn of one of `eval` whose name is not known.
+
+    Raises:
+        UserError: The metric is neither the validation loss nor one of samples.metrics, nor one that is recorded afterwards.
+    """
+    mirror = recipe.checkpoints.mirror
+    best = [recipe.checkpoints.keep_best, None if mirror is None else mirror.keep_best]
+    kinds = registry.all_named(recipe.samples.metrics, "samples.metrics")
+    known = ["validation/loss", *(f"samples/{kind.name}" for kind in kinds)]
+    recorded = ["eval/loss", *(f"eval/{name}" for name in registry.names())]
+    for name in mixture.names(each.metric for each in best if each is not None):
+        if name in known or name in recorded or name.startswith("vbench/"):
+            continue
+        if name.startswith("eval/"):
+            guess = nearest(name, recorded)
+            logger.warning("checkpoints.keep_best names %s, and no metric of eval is called so; %s", name, guess)
+            continue
+        add = name.removeprefix("samples/")
+        could = name.startswith("samples/") and add in registry.names()
+        lacking = could and not registry.named(add, "").requires_reference
+        raise UserError(
+            f"{name} is not measured in this training",
+            code="metric-not-measured",
+            field="checkpoints.keep_best.metric",
+            value=name,
+            remedy=f'add "{add}" to samples.metrics' if lacking else nearest(name, [*known, *recorded]),
+        )
 
 
 def _told(prompts: Sequence[str]) -> Iterator[str]:

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from reelworks.analysis import speed
+from reelworks.analysis import speed, stop_advice
 from reelworks.analysis.speed import Speed
 from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.core import cores, files, launcher, log, openmp_wait_policy, units
@@ -33,6 +33,7 @@ from reelworks.diffusion.config import NUM_TIMESTEPS
 from reelworks.distributed.mesh import World
 from reelworks.evaluation.measure import MetricResult
 from reelworks.recipe.dataset import RecipeData
+from reelworks.run import events
 from reelworks.run.events import EventLog
 from reelworks.run.folder import RunFolder
 from reelworks.run.records import RecordedFailure
@@ -82,6 +83,7 @@ class RunLogger:
         self._named_stragglers: set[int] = set()
         self._last_spike_message: int | None = None
         self._last_counts: Counts | None = None
+        self._advised_step: int | None = None
         self._has_warned_of_spinning = self._has_warned_of_waiting = False
         self._speeds: deque[Speed] = deque(maxlen=_SPEED_WINDOW)
 
@@ -251,6 +253,23 @@ class RunLogger:
         logger.info(
             f"step {step}  previews: {', '.join([*told, *(f'{n} skipped: {why}' for n, why in skipped.items())])}"
         )
+        if any(name.startswith("likeness-") for name in values):
+            self._advise(step)
+
+    def _advise(self, step: int) -> None:
+        """Log the advice to use an earlier step, if there is any and it has not been told."""
+        found = stop_advice.of_events(events.timeline(self._run.events_file, "metrics", "validation"))
+        if found is None or found.step == self._advised_step:
+            return
+        self._advised_step = found.step
+        self.event("stop_advice", step=step, use=found.step, reasons=found.reasons)
+        kept = found.step in CheckpointFolder(self._run.checkpoints_folder).steps()
+        state = (
+            "its checkpoint is on the disk, and `reelworks checkpoints pin` keeps it"
+            if kept
+            else "it has no checkpoint"
+        )
+        logger.info(f"step {step}  advice: {found.to_text()}. {state[0].upper()}{state[1:]}; training goes on")
 
     def previews(self, step: int, files: Sequence[Path], prompts: Sequence[str]) -> None:
         """Show the files of previews in the trackers."""

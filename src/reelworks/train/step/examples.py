@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -194,13 +195,29 @@ def validation_example(
     batch: MicroBatch, encoder: BatchEncoder[Any], config: ObjectiveConfig, *, seed: int, times: list[float]
 ) -> Example:
     """Encode one held-out clip, repeated for each timestep, with noise that is the same in all validations and runs."""
+    words_B = hash_rng.hash64(seed, "validation", batch.request.uids, np.arange(len(times)))
+    return fixed_example(batch, encoder, config, words_B, np.array(times))
+
+
+def fixed_example(
+    batch: MicroBatch,
+    encoder: BatchEncoder[Any],
+    config: ObjectiveConfig,
+    words_B: U64,
+    times: NDArray[np.float64],
+    *,
+    guided: bool = False,
+) -> Example:
+    """Encode clips with their captions at given timesteps, all of whose frames are generated, with noise by `words_B`.
+
+    A single clip is repeated for each of the timesteps. `guided` also gives the inputs with the empty caption.
+    """
     n = len(times)
     time = torch.tensor(times, dtype=torch.float32)
-    encoded = encoder.encode(batch, [False] * len(batch.request.captions))
+    encoded = encoder.encode(batch, [False] * len(batch.request.captions), guided=guided)
     frames = encoded.latent.shape[2]
     sound = None if encoder.encoders.sound is None else sound_inputs.both(n)
     fixed = RandomDraws(time, time, np.ones((n, frames), dtype=np.bool_), np.zeros(n, dtype=np.bool_), sound)
-    words_B = hash_rng.hash64(seed, "validation", batch.request.uids, np.arange(n))
     seeds = hash_rng.extend(words_B, Purpose.NOISE), sound_inputs.noise_seeds(words_B)
     return _example(encoded, encoder.encoders, config, fixed, *seeds)
 
@@ -300,7 +317,8 @@ def _uncaptioned(inputs: DenoiserInputs, encoded: EncodedBatch) -> DenoiserInput
     """Return the inputs with the empty caption, if that was embedded."""
     if encoded.empty is None:
         return None
-    tokens, mask, pooled = encoded.empty
+    n = len(inputs.time)
+    tokens, mask, pooled = (part.expand(n, *part.shape[1:]) for part in encoded.empty)
     return replace(inputs, text=tokens, text_mask=mask, pooled=pooled, drop_text=torch.ones_like(inputs.drop_text))
 
 

@@ -63,6 +63,7 @@ class KeptBatch(NamedTuple):
     objective: ObjectiveConfig
     losses: Tensor
     valid_mask: Tensor
+    times: Tensor
 
 
 def first_bad(kept: list[KeptBatch]) -> tuple[KeptBatch, list[dict[str, Any]]]:

@@ -14,6 +14,7 @@ from reelworks.distributed.mesh import local, local_parts
 from reelworks.models.api import Denoiser
 from reelworks.models.lora import inject
 from reelworks.train.config import TrainConfig
+from reelworks.train.step.clip_account import ClipLossAccount
 from reelworks.train.step.nonfinite import not_finite
 from reelworks.train.step.optimizers import ShardedOptimizer, matrices
 from reelworks.train.step.spikes import SpikeDetector
@@ -21,12 +22,13 @@ from reelworks.train.step.spikes import SpikeDetector
 
 @dataclass
 class TrainState:
-    """Weights in training, their float32 average by name, sharded as the weights are, the optimizer, recent losses."""
+    """Weights in training, their float32 average by name, sharded as the weights are, the optimizer, losses so far."""
 
     module: nn.Module
     ema: dict[str, Tensor]
     optimizer: ShardedOptimizer
     spikes: SpikeDetector = field(default_factory=SpikeDetector)
+    clip_losses: ClipLossAccount = field(default_factory=ClipLossAccount)
     blocks: tuple[nn.Module, ...] = ()  # of the module
 
     @classmethod
@@ -48,6 +50,7 @@ class TrainState:
             local(average).copy_(local(self.optimizer.trained[name].detach()))
         self.optimizer.begin()
         self.spikes = SpikeDetector()
+        self.clip_losses = ClipLossAccount()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of a checkpoint; its tensors are loaded in place, the rest by `optimizer.load_state_dict`."""

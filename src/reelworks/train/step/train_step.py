@@ -188,7 +188,9 @@ class StepResult:
         clips, repeats, failed: Numbers of clips, as in `StepTotals`.
         skipped_by_recipe: True if train.skip_steps names the step.
         spike: What was far above the usual, if anything was.
-        batches: This rank's micro-batches, without their frames; the only part that is not equal on all ranks.
+        batches: This rank's micro-batches, without their frames; with `clip_losses` and `clip_times` the only parts that
+            are not equal on all ranks.
+        clip_losses, clip_times: Loss and timestep of each clip of `batches`, one after another; empty if they are not noted.
     """
 
     applied: bool
@@ -207,6 +209,8 @@ class StepResult:
     blame: NonFiniteCause | None = None
     spike: Spike | None = None
     batches: tuple[MicroBatch, ...] = ()
+    clip_losses: list[float] = field(default_factory=list)
+    clip_times: list[float] = field(default_factory=list)
 
     @property
     def why_not(self) -> str:
@@ -307,7 +311,7 @@ class TrainStep:
         if by_block:
             squares = block_norms.squares(state.module, state.blocks, self.world) * scale.square()
         # The host waits for the device here, and nowhere else in the step.
-        totals, ((grad_norm,), block_squares) = sums.read(norm, squares)
+        totals, ((grad_norm,), block_squares, losses, times) = sums.read(norm, squares, *self._of_clips(kept))
 
         weight = totals.weight
         finite = math.isfinite(totals.loss) and (weight == 0 or math.isfinite(grad_norm))
@@ -340,6 +344,8 @@ class TrainStep:
             blame=blame,
             spike=spike,
             batches=tuple(each.batch.without_frames() for each in kept),
+            clip_losses=losses,
+            clip_times=times,
         )
 
     def _accumulate(
@@ -362,8 +368,14 @@ class TrainStep:
                 torch.autograd.backward(weighted_B.sum() * (self.world.size / planned_weight))
             times_B = sound_inputs.trained_times(example.inputs)
             sums.add(request.bucket, weighted_B.detach(), weights_B, times_B)
-            kept.append(KeptBatch(example.batch, example.objective, losses_B.detach(), example.valid_mask))
+            kept.append(KeptBatch(example.batch, example.objective, losses_B.detach(), example.valid_mask, times_B))
         return sums, kept
+
+    def _of_clips(self, kept: list[KeptBatch]) -> tuple[Tensor, Tensor]:
+        """Return the loss and the timestep of each clip of this rank, if they are to be noted."""
+        if self.recipe.train.clip_losses == "off" or not kept:
+            return torch.zeros(0), torch.zeros(0)
+        return torch.cat([each.losses for each in kept]), torch.cat([each.times for each in kept])
 
     def _gradient_norm(self, scale: Tensor) -> Tensor:
         """Return the norm of the gradients times `scale`."""

@@ -15,24 +15,34 @@ export function drawDistributions(box, found) {
 function barCard(one) {
   const name = translated(one.label);
   const number = one.counts.length;
-  const total = one.counts.reduce((sum, value) => sum + value, 0);
   const unit = one.unit ? ` ${one.unit}` : "";
-  const label = t`${name}: ${plural(total, "clip")}, median ${shortNumber(one.median)} ${one.unit}`;
-  const drawing = h(
-    "svg.bars-of",
-    { viewBox: "0 0 100 40", preserveAspectRatio: "none", role: "img", "aria-label": label },
-    one.counts.map((value, i) =>
-      bar(i, number, value / Math.max(...one.counts), `${rangeName(one, i)}${unit}: ${plural(value, "clip")}`),
-    ),
-  );
   const ends = one.values ? [one.values[0], one.values[number - 1]] : [one.edges[0], one.max];
   const isShort = one.values && number <= 8;
   const ticks = (isShort ? one.values : ends).map(value => h("span", shortNumber(value)));
   return card(
     h("h3", name),
     h("p.quiet", t`median ${shortNumber(one.median)}${unit}`),
-    drawing,
+    barDrawing(one),
     h(isShort ? "div.ticks" : "div.ends.quiet", { "aria-hidden": "true" }, ticks),
+  );
+}
+
+/** The bars of a measure; those whose range `isOut` says to be outside of limits are paler. */
+export function barDrawing(one, isOut = () => false) {
+  const name = translated(one.label);
+  const unit = one.unit ? ` ${one.unit}` : "";
+  const total = one.counts.reduce((sum, value) => sum + value, 0);
+  const label = t`${name}: ${plural(total, "clip")}, median ${shortNumber(one.median)} ${one.unit}`;
+  return h(
+    "svg.bars-of",
+    { viewBox: "0 0 100 40", preserveAspectRatio: "none", role: "img", "aria-label": label },
+    one.counts.map((value, i) => {
+      const title = `${rangeName(one, i)}${unit}: ${plural(value, "clip")}`;
+      const drawn = bar(i, one.counts.length, value / Math.max(...one.counts), title);
+      const [from, to] = one.values ? [one.values[i], one.values[i]] : [one.edges[i], one.edges[i + 1] ?? one.max];
+      drawn.classList.toggle("out", isOut(from, to));
+      return drawn;
+    }),
   );
 }
 

@@ -10,6 +10,7 @@ import { showClip } from "./details.js";
 import { drawDistributions } from "./distributions.js";
 import { filterBox } from "./filters.js";
 import { Grid, PAGE } from "./grid.js";
+import { Limits } from "./limits.js";
 import { Pictures } from "./pictures.js";
 import { showPicture, tileContent, tileLabel } from "./tiles.js";
 
@@ -24,6 +25,7 @@ export class ClipView {
     this.parts = h("div.parts", { role: "group", "aria-label": t`view` });
     this.shown = h("div");
     this.bars = h("div.bars");
+    this.limits = this.makeLimits();
     this.content = h("div", this.shown);
     this.search = this.makeSearch();
     this.order = h(
@@ -59,6 +61,11 @@ export class ClipView {
       },
       signal,
     );
+  }
+
+  makeLimits() {
+    const { key, about, pictures, signal } = this;
+    return new Limits({ key, about, pictures, signal, onWrite: () => this.load({ stay: true }) });
   }
 
   makeSearch() {
@@ -122,6 +129,7 @@ export class ClipView {
   renew() {
     this.version = this.about().version;
     this.pictures.forgetProblems();
+    if (this.part === "limits") this.limits.load();
     if (!document.querySelector("dialog[open]")) this.load({ stay: true });
   }
 
@@ -161,18 +169,18 @@ export class ClipView {
         { type: "button", "aria-pressed": String(this.part === name), onclick: () => this.choosePart(name) },
         label,
       );
-    fill(this.parts, part("clips", t`Clips`), part("bars", t`Distributions`));
+    fill(this.parts, part("clips", t`Clips`), part("bars", t`Distributions`), part("limits", t`Limits`));
   }
 
   async choosePart(name) {
     this.part = name;
     this.drawParts();
-    fill(this.content, name === "clips" ? this.shown : this.bars);
+    fill(this.content, { clips: this.shown, bars: this.bars, limits: this.limits.box }[name]);
     this.order.hidden = name !== "clips";
     if (name === "clips") return this.grid.measure();
     if (!this.bars.children.length) fill(this.bars, h("p.quiet.loading", t`loading …`));
     try {
-      await this.loadBars();
+      await (name === "bars" ? this.loadBars() : this.limits.load());
     } catch (error) {
       explain(error);
     }

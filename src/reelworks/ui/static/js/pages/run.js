@@ -5,6 +5,7 @@ import { badge, card, fill, h, progressBar } from "../elements.js";
 import { loadPlotly } from "../plots.js";
 import { renderCheckpoints } from "../run/checkpoints.js";
 import { renderClips } from "../run/clips.js";
+import { renderLearning } from "../run/learning.js";
 import { renderOverview } from "../run/overview.js";
 import { renderPreviews } from "../run/previews.js";
 import { follow, get, post } from "../server.js";
@@ -19,6 +20,7 @@ const TABS = {
   previews: [t`Previews`, renderPreviews],
   checkpoints: [t`Checkpoints`, renderCheckpoints],
   clips: [t`Clips`, renderClips],
+  learning: [t`Learning`, renderLearning],
   recipe: [t`Recipe`, renderRecipe],
 };
 

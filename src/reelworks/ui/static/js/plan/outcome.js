@@ -94,6 +94,7 @@ export function drawUntrained(place, about, plan, before, ask) {
     clips: now[reason]?.clips || 0,
     former: then[reason]?.clips || 0,
     nearest: now[reason]?.nearest || {},
+    failed: now[reason]?.failed || {},
   }));
   const names = h("div");
   const show = button(t`Show some of them`, async () => fill(names, fileLists(about, await ask())), { kind: "small" });
@@ -103,7 +104,10 @@ export function drawUntrained(place, about, plan, before, ask) {
     table(
       t`Clips that are not trained`,
       [
-        [t`Reason`, row => [about.reasons[row.reason], nearestEntries(row.nearest)]],
+        [
+          t`Reason`,
+          row => [about.reasons[row.reason], mostFrequent(t`nearest: `, row.nearest), mostFrequent("", row.failed)],
+        ],
         [
           t`Clips`,
           row => [count(row.clips), row.clips !== row.former ? h("div.former", t`was ${count(row.former)}`) : null],
@@ -117,12 +121,12 @@ export function drawUntrained(place, about, plan, before, ask) {
   );
 }
 
-function nearestEntries(nearest) {
-  const first = Object.entries(nearest)
+function mostFrequent(label, numbers) {
+  const first = Object.entries(numbers)
     .sort((a, b) => b[1] - a[1])
     .slice(0, 3);
   return first.length
-    ? h("div.quiet", t`nearest: `, first.map(([entry, clips]) => `${entry} (${count(clips)})`).join(", "))
+    ? h("div.quiet", label, first.map(([what, clips]) => `${what} (${count(clips)})`).join(", "))
     : null;
 }
 

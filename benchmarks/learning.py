@@ -1,0 +1,249 @@
+"""Whether planted faults are named: `python -m benchmarks.learning [--json] [--save] [--only clips|lora] [--seeds N...]`.
+
+Pictures are drawn with faults (`_planted.py`): wrong and swapped captions, another subject, black frames, one picture in ten
+near-duplicates, and one that is trained sixty times as often as the others. For each seed a small network is trained on 400
+of them from random weights, and a LoRA on 40 of a subject that its base, trained on 400 good ones, has never seen. A fault is
+named if `reelworks learning` gives it a word to look at, or if `reelworks inspect` lists it in an advice about content, after
+`reelworks measure` where that verb is there. Per set:
+
+`named`: share of the planted faults that were trained and are named, least of the seeds; `named_by_kind` is their mean.
+`false`: share of the good clips that are named, largest of the seeds.
+`cost`: share of the run's time for noting losses and measuring clips, largest of the seeds.
+`equal_after_kill`: the account of a run that is killed at random equals that of the same run without a kill, to the bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from benchmarks import _planted
+from benchmarks._results import keep
+from reelworks.checkpoint import verify
+from reelworks.checkpoint.folder import CheckpointFolder
+from reelworks.run import clip_losses, events
+
+RESULTS = Path(__file__).parent / "results" / "learning.json"
+SETS = ("clips", "lora")
+TO_LOOK_AT = ("not_learnt", "caption_without_effect", "memorised")
+CONTENT = ("duplicates", "near_duplicates", "black")  # advice about what a clip shows
+Recipe = dict[str, Any]
+
+
+def recipe(folder: Path, steps: int, *, batch_size: int, clip_losses: str | int, **changes: Any) -> Recipe:
+    """Return the recipe of a small network on the pictures of a folder."""
+    often = {"path": str(folder / "often"), "name": "often", "repeats": _planted.MEMORISED}
+    values: Recipe = {
+        "version": 1,
+        "output": str(folder / "run"),
+        "seed": 7,
+        "dataset": [
+            {"path": str(folder / "usual"), "name": "usual"},
+            *([often] if (folder / "often").exists() else []),
+        ],
+        "bucket": [{"resolution": f"{_planted.SIDE}x{_planted.SIDE}", "num_frames": 1, "batch_size": batch_size}],
+        "buckets": {"upscale": True},
+        "data": {"num_workers": 0},
+        "model": {"name": "stdit3-tiny-1", "hidden_size": 128, "depth": 3, "num_heads": 4},
+        "autoencoder": {"stride": 8},
+        "text_encoder": {"dim": 64, "max_length": 12},
+        "encode": {"store": True},
+        "precision": {"compute": "float32"},
+        "train": {
+            "max_steps": steps,
+            "learning_rate": 2e-3,
+            "warmup_steps": 20,
+            "threads": 1,
+            "clip_losses": clip_losses,
+        },
+        "validation": {"split": 0.05, "every_steps": "none"},
+        "checkpoints": {"every_steps": 200, "keep_last": 1},
+    }
+    return {**values, **{key: {**values.get(key, {}), **table} for key, table in changes.items()}}
+
+
+def reelworks(*words: object) -> str:
+    """Run a command, and return what it printed."""
+    done = subprocess.run(
+        [sys.executable, "-m", "reelworks", *map(str, words)], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        raise SystemExit(f"{' '.join(map(str, words))} ended with code {done.returncode}:\n{done.stderr[-3000:]}")
+    return done.stdout
+
+
+def train(folder: Path, values: Recipe) -> None:
+    """Train a recipe to its end."""
+    (folder / "recipe.toml").write_text(tomli_w.dumps(values))
+    reelworks("train", folder / "recipe.toml")
+
+
+def base_of(folder: Path, steps: int) -> Path:
+    """Train a base on good pictures, and return its weights."""
+    _planted.write(folder, _planted.draw(400, {}, seed=1000), seed=1000)
+    train(folder, recipe(folder, steps, batch_size=32, clip_losses="off"))
+    reelworks("checkpoints", "export", folder / "run", "-o", folder / "base.safetensors", "--dtype", "float32")
+    return folder / "base.safetensors"
+
+
+def of_clips(folder: Path, seed: int, steps: int, number: int = 400) -> tuple[dict[str, str], Recipe]:
+    """Write clips with faults; return the fault of each and the recipe that trains on them."""
+    faults = _planted.write(folder, _planted.draw(number, _planted.CLIPS, seed=seed), seed=seed)
+    return faults, recipe(folder, steps, batch_size=32, clip_losses="auto")
+
+
+def of_lora(folder: Path, seed: int, steps: int, base: Path) -> tuple[dict[str, str], Recipe]:
+    """Write pictures of a subject with faults; return the fault of each and the recipe of a LoRA on them."""
+    drawn = _planted.draw(40, _planted.PICTURES, seed=seed, subject=True)
+    faults = _planted.write(folder, drawn, seed=seed)
+    values = recipe(
+        folder,
+        steps,
+        batch_size=4,
+        clip_losses="auto",
+        model={"weights": str(base)},
+        lora={"rank": 16, "targets": "blocks"},
+        train={"learning_rate": 1e-3},
+        validation={"split": 0.0},
+    )
+    return faults, values
+
+
+def named(folder: Path) -> dict[str, str]:
+    """Return why each clip of a trained run is named, by "dataset/path"."""
+    told = json.loads(reelworks("learning", folder / "run", "--json"))
+    found = {clip["path"]: clip["word"] for clip in told["clips"] if clip["word"] in TO_LOOK_AT}
+    catalog = folder / "run" / "catalog"
+    if " measure " in reelworks("--help"):
+        reelworks("measure", catalog, "--json")
+    for advice in json.loads(reelworks("inspect", catalog, "--json"))["advice"]:
+        if advice["name"] in CONTENT:
+            found |= {path: advice["name"] for path in advice["files"] if path not in found}
+    return found
+
+
+def trained_in(folder: Path) -> set[str]:
+    """Return the clips that a run trained."""
+    return {clip["path"] for clip in json.loads(reelworks("learning", folder / "run", "--json"))["clips"]}
+
+
+def judge(folder: Path, faults: dict[str, str]) -> dict[str, Any]:
+    """Return the shares of faults and of good clips that are named, and the cost."""
+    why, trained = named(folder), trained_in(folder)
+    by_kind: dict[str, list[bool]] = defaultdict(list)
+    for path, fault in faults.items():
+        if path in trained:
+            by_kind[fault].append(path in why)
+    good = by_kind.pop("")
+    of_faults = [seen for each in by_kind.values() for seen in each]
+    return {
+        "named": sum(of_faults) / len(of_faults),
+        "false": sum(good) / len(good),
+        "cost": cost(folder),
+        "named_by_kind": {kind: sum(each) / len(each) for kind, each in by_kind.items()},
+    }
+
+
+def cost(folder: Path) -> float:
+    """Return the share of a run's time that measurements took; noting losses is part of steps, and timed by itself."""
+    seconds = {"step": 0.0, "clip_losses": 0.0}
+    for event in events.read(folder / "run" / "events.jsonl", *seconds):
+        seconds[event["kind"]] += event["seconds"]
+    return seconds["clip_losses"] / sum(seconds.values())
+
+
+def equal_after_kill(folder: Path, steps: int, kills: int) -> bool:
+    """Return whether a run that is killed at random ends with the account of one that is not."""
+    _planted.write(folder, _planted.draw(30, {}, seed=5), seed=5)
+    found = []
+    for name in ("calm", "killed"):
+        values = recipe(folder, steps, batch_size=4, clip_losses=8, checkpoints={"every_steps": 10, "keep_last": 2})
+        values |= {"output": str(folder / name), "train": values["train"] | {"clip_losses_every": 7}}
+        file = folder / f"{name}.toml"
+        file.write_text(tomli_w.dumps(values))
+        chance = random.Random(3)
+        for _ in range(kills if name == "killed" else 0):
+            _kill_behind(chance.randint(11, steps - 2), folder / name, file)
+        reelworks("train", file)
+        newest = CheckpointFolder(folder / name / "checkpoints").list()[-1]
+        found.append(verify.read_extra(newest.path, clip_losses.FILE))
+    return found[0] == found[1]
+
+
+def _kill_behind(step: int, run: Path, file: Path) -> None:
+    """Train until a step is told, and kill the process."""
+    process = subprocess.Popen([sys.executable, "-m", "reelworks", "train", str(file)], stderr=subprocess.DEVNULL)
+    while process.poll() is None:
+        told = [e["step"] for e in events.timeline(run / "events.jsonl", "step")] if run.exists() else []
+        if told and told[-1] >= step:
+            process.kill()
+        time.sleep(0.02)
+    process.wait()
+
+
+def run(
+    only: str | None, seeds: list[int], *, steps: int, lora_steps: int, base_steps: int, quiet: bool
+) -> dict[str, Any]:
+    """Train and judge all sets, and return the figures."""
+    figures: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as place:
+        root = Path(place)
+        base = base_of(root / "base", base_steps) if only in (None, "lora") else None
+        for name in SETS if only is None else (only,):
+            runs = {}
+            for seed in seeds:
+                folder = root / f"{name}-{seed}"
+                if name == "clips":
+                    faults, values = of_clips(folder, seed, steps)
+                else:
+                    assert base is not None
+                    faults, values = of_lora(folder, seed, lora_steps, base)
+                train(folder, values)
+                runs[seed] = judge(folder, faults)
+                if not quiet:
+                    print(f"{name}, seed {seed}: {runs[seed]}", flush=True)
+                shutil.rmtree(folder)
+            figures[name] = {
+                "named": min(each["named"] for each in runs.values()),
+                "false": max(each["false"] for each in runs.values()),
+                "cost": max(each["cost"] for each in runs.values()),
+                "named_by_kind": {
+                    kind: sum(each["named_by_kind"].get(kind, 1.0) for each in runs.values()) / len(runs)
+                    for kind in _planted.CLIPS
+                },
+            }
+        figures["equal_after_kill"] = equal_after_kill(root / "kills", 40, 3)
+    return figures
+
+
+def main() -> None:
+    """Measure, and print one object or some lines."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print one object")
+    parser.add_argument("--save", action="store_true", help=f"keep the figures in {RESULTS.name}")
+    parser.add_argument("--only", choices=SETS)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, default=1200, help="of the training on clips")
+    parser.add_argument("--lora-steps", type=int, default=600)
+    parser.add_argument("--base-steps", type=int, default=500)
+    options = parser.parse_args()
+    steps = {"steps": options.steps, "lora_steps": options.lora_steps, "base_steps": options.base_steps}
+    figures = run(options.only, options.seeds, **steps, quiet=options.json)
+    if options.save:
+        keep(RESULTS, figures)
+    print(json.dumps(figures) if options.json else json.dumps(figures, indent=1))
+
+
+if __name__ == "__main__":
+    main()

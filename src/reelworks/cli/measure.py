@@ -1,0 +1,62 @@
+"""`reelworks measure`: measure the clips of a catalog, and make columns of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Argument, Option
+
+from reelworks.cli import show
+from reelworks.cli.options import EngineOption, Json
+
+if TYPE_CHECKING:
+    from reelworks.measures.run import MeasureResult
+
+_FAILED_SHOWN = 20
+
+
+def measure(
+    catalog: Annotated[Path, Argument(metavar="CATALOG", help="A catalog's folder.")],
+    only: Annotated[
+        list[str] | None,
+        Option(
+            metavar="NAME",
+            help="A measure, or a class of yours, as in faces.py:Faces; several: repeat it. Default: all.",
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None, Option(min=1, help="Number of processes that decode; default: one for each core.")
+    ] = None,
+    engine: EngineOption = "local",
+    json: Json = False,
+) -> None:
+    """Measure clips: sharpness, exposure, noise, blockiness, colourfulness, borders, motion, cuts, duplicates and sound.
+
+    The values become columns of the catalog, which filters and captions of recipes can use, and scan and inspect show. Only
+    what is missing is measured, and a clip never twice: values are kept by content. May be killed at any time; the same command
+    goes on. docs/how-to/know-your-data.md lists the columns.
+    """
+    from reelworks.core import cores
+    from reelworks.measures.run import measure_catalog
+
+    with show.stdout_for_json(json), show.clip_progress(quiet=json) as on_progress:
+        result = measure_catalog(
+            catalog, only or (), workers=workers or cores.count(), on_progress=on_progress, engine=engine
+        )
+    show.json(result) if json else _print(result)
+
+
+def _print(result: MeasureResult) -> None:
+    show.line(f"{result.clips} clips: {result.measured} measured now, {result.changed} rows changed")
+    for note in result.notes:
+        show.line(note)
+    for clip, reason in result.failed[:_FAILED_SHOWN]:
+        show.line(f"  not measured: {clip}: {reason}")
+    if len(result.failed) > _FAILED_SHOWN:
+        show.line(f"  and {len(result.failed) - _FAILED_SHOWN} more; --json lists them")
+    table = show.new_table("column", "clips", "10 % below", "median", "10 % above", "unit")
+    for column in result.columns:
+        values = ("–" if value is None else f"{value:.4g}" for value in (column.low, column.median, column.high))
+        table.add_row(column.name, str(column.present), *values, column.unit)
+    show.print_table(table)

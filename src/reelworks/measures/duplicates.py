@@ -1,0 +1,239 @@
+"""Near-duplicates: clips that show the same after re-encoding, resizing, a small crop, mirroring or with a logo.
+
+Of each clip two frames of 16 × 16 px are kept. Candidates are pairs whose perceptual hashes (signs of the lowest 64
+coefficients of the cosine transform) agree in a band of bits, for the frame as it is, mirrored, and with parts of its margin
+cut away. A pair counts as duplicates if the frames, with equal weight for coarse and fine structure, correlate.
+
+Legend: N clips, P pairs, K coefficients along one axis, X pixels along one axis.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from reelworks.catalog import measured_columns
+from reelworks.measures.measure import ComparedClips, SampledClip, Still
+from reelworks.measures.picture import Sharpness
+
+_X = 16
+_FRAME_BYTES = _X * _X
+_SHARPNESS_BYTES = 2
+_LEAST_DEVIATION = 8.0  # levels; a frame that is nearly even has no structure to recognise
+_HASHED, _COMPARED = 8, 12  # coefficients along each axis
+_NEIGHBOURS = 6  # following clips of the same band that a clip is paired with
+_PAIRS = 1 << 13  # that are compared at once, in the caches
+_FRAMES = 1 << 16  # that are hashed at once
+_MOST_BITS = 18  # of 63 in which the hashes of a pair may differ
+_ALIKE = 0.82
+
+Pairs = NDArray[np.int64]  # `[P, 2]`, the smaller index first
+
+
+def _cosines(count: int) -> NDArray[np.float32]:
+    """Return the cosine transform (DCT-II) of `_X` values as a matrix `[K, X]`."""
+    k, x = np.arange(count)[:, None], np.arange(_X)[None]
+    matrix: NDArray[np.float32] = (np.cos(math.pi * k * (2 * x + 1) / (2 * _X))).astype(np.float32)
+    return matrix
+
+
+def _resampled(start: float, end: float) -> NDArray[np.float32]:
+    """Return the matrix `[X, X]` that cuts a part of `_X` values out and stretches it to all of them."""
+    at = np.clip((start + (np.arange(_X) + 0.5) / _X * (end - start)) * _X - 0.5, 0, _X - 1)
+    low = np.minimum(at.astype(np.int64), _X - 2)
+    share = (at - low).astype(np.float32)
+    matrix = np.zeros((_X, _X), dtype=np.float32)
+    matrix[np.arange(_X), low] = 1 - share
+    matrix[np.arange(_X), low + 1] = share
+    return matrix
+
+
+# Parts of the height or width that a copy may show: all, or without 3 % or 6 % at the beginning, the end or both.
+_SPANS = [(0.0, 1.0)] + [
+    (a, 1 - b) for cut in (0.03, 0.06) for a, b in ((cut, 0), (0, cut), (cut, cut), (cut / 2, cut / 2))
+]
+_COARSE = [(0.0, 1.0), (0.04, 1.0), (0.0, 0.96), (0.03, 0.97)]
+
+
+@final
+class Duplicates:
+    """Groups of near-duplicates over the whole catalog, and the rank of each clip in its group: the largest, then the sharpest.
+
+    A group keeps its number while clips come and go. With more than 100,000 clips, some pairs of strongly changed copies are no
+    candidates any more, since bands of more bits are compared.
+    """
+
+    name, version, columns, reads = "duplicates", 1, measured_columns.BUILT_IN["duplicates"], ("stills",)
+
+    def __init__(self) -> None:
+        self._sharpness = Sharpness()
+
+    def features(self, clip: SampledClip) -> bytes:
+        """Return two frames of a clip, at about a third and two thirds of it, and its sharpness."""
+        stills = (clip.stills[0], clip.stills[-1])
+        frames = [self._small(still) for still in stills]
+        sharpness = self._sharpness.of_frame(clip.stills[len(clip.stills) // 2])
+        level = 0 if math.isnan(sharpness) else round(sharpness * 65535)
+        return b"".join(frame.tobytes() for frame in frames) + level.to_bytes(_SHARPNESS_BYTES, "little")
+
+    @staticmethod
+    def _small(still: Still) -> NDArray[np.uint8]:
+        return np.asarray(still.luma_picture.resize((_X, _X), Image.Resampling.BOX, box=still.box))
+
+    def compare(self, clips: ComparedClips) -> NDArray[np.float64]:
+        """Return the number of each clip's group, NaN for a clip alone, and its rank."""
+        frames = clips.features[:, : 2 * _FRAME_BYTES].reshape(-1, 2, _X, _X)
+        pairs = near_duplicates(frames)
+        label = _components(len(frames), pairs)
+        sharpness = clips.features[:, 2 * _FRAME_BYTES :].copy().view("<u2")[:, 0]
+        order = np.lexsort((clips.uid, -sharpness.astype(np.int64), -clips.num_frames, -clips.pixels, label))
+        starts = np.r_[True, label[order][1:] != label[order][:-1]] if len(order) else np.zeros(0, dtype=np.bool_)
+        first = np.maximum.accumulate(np.where(starts, np.arange(len(order)), 0))
+        rank = np.empty(len(order), dtype=np.int64)
+        rank[order] = np.arange(len(order)) - first
+        return np.stack([_numbers(label, clips.former[:, 0]), rank.astype(np.float64)], axis=1)
+
+
+def near_duplicates(frames_N2XX: NDArray[np.uint8]) -> Pairs:
+    """Return the pairs of clips that show nearly the same."""
+    usable = np.flatnonzero((frames_N2XX.std(axis=(2, 3)) >= _LEAST_DEVIATION).any(axis=1))
+    frames = frames_N2XX[usable]
+    if len(frames) < 2:
+        return np.zeros((0, 2), dtype=np.int64)
+    pairs = _candidates(frames)
+    chunks = (pairs[at : at + _PAIRS] for at in range(0, len(pairs), _PAIRS))
+    alike = [_alike(frames, chunk) for chunk in chunks]
+    return usable[pairs[np.concatenate(alike)]] if alike else pairs
+
+
+def _hashes(
+    frames_NXX: NDArray[np.uint8], rows: NDArray[np.float32], columns: NDArray[np.float32]
+) -> NDArray[np.uint64]:
+    """Return the hash of a part of each frame, cut out by matrices of `_resampled`."""
+    down, across = _cosines(_HASHED) @ rows, _cosines(_HASHED) @ columns
+    hashes = np.empty(len(frames_NXX), dtype=np.uint64)
+    for at in range(0, len(hashes), _FRAMES):
+        found = down @ frames_NXX[at : at + _FRAMES].astype(np.float32) @ across.T
+        bits = found.reshape(-1, _HASHED * _HASHED) > 0
+        bits[:, 0] = False  # the mean
+        hashes[at : at + _FRAMES] = np.packbits(bits, axis=1).view(">u8")[:, 0]
+    return hashes
+
+
+def _mirrored_bits() -> np.uint64:
+    odd = np.tile(np.arange(_HASHED) % 2 == 1, _HASHED)
+    return np.uint64(int.from_bytes(np.packbits(odd).tobytes(), "big"))
+
+
+def _candidates(frames_N2XX: NDArray[np.uint8]) -> Pairs:
+    """Return the pairs of clips whose hashes agree in a band of bits and differ in few others."""
+    count, found = len(frames_N2XX), np.zeros(0, dtype=np.int64)
+    for pairs in _all_candidates(frames_N2XX):
+        found = np.union1d(found, pairs[:, 0] * count + pairs[:, 1])
+    return np.stack([found // count, found % count], axis=1)
+
+
+def _all_candidates(frames_N2XX: NDArray[np.uint8]) -> Iterator[Pairs]:
+    """Yield the candidates by band and part of the frame; a pair may come repeatedly."""
+    bits = min(max(math.ceil(math.log2(len(frames_N2XX))), 7), 21)
+    bands = 63 // bits
+    whole = _resampled(0, 1)
+    for frame in range(2):
+        plain = _hashes(frames_N2XX[:, frame], whole, whole)
+        for down in _COARSE:
+            for across in _COARSE:
+                cut = (
+                    plain
+                    if down == across == (0.0, 1.0)
+                    else _hashes(frames_N2XX[:, frame], _resampled(*down), _resampled(*across))
+                )
+                for other in (cut, cut ^ _mirrored_bits()):
+                    of_bands = [_in_band(plain, other, band * bits, (1 << bits) - 1) for band in range(bands)]
+                    yield np.concatenate(of_bands)
+
+
+def _in_band(plain: NDArray[np.uint64], other: NDArray[np.uint64], shift: int, mask: int) -> Pairs:
+    """Return pairs of a clip and another form of a clip that agree in a band."""
+    found = [np.zeros((0, 2), dtype=np.int64)]
+    both = np.concatenate([plain, other])
+    key = (both >> np.uint64(shift)) & np.uint64(mask)
+    order = np.lexsort((both, key))
+    key, at = key[order], order % len(plain)
+    is_other = order >= len(plain)
+    for step in range(1, _NEIGHBOURS + 1):
+        joined = (key[step:] == key[:-step]) & (is_other[step:] != is_other[:-step]) & (at[step:] != at[:-step])
+        first, second = order[:-step][joined], order[step:][joined]
+        near = np.bitwise_count(both[first] ^ both[second]) <= _MOST_BITS
+        pairs = np.stack([first[near] % len(plain), second[near] % len(plain)], axis=1)
+        found.append(np.sort(pairs, axis=1))
+    return np.concatenate(found)
+
+
+def _alike(frames_N2XX: NDArray[np.uint8], pairs: Pairs) -> NDArray[np.bool_]:
+    """Return which pairs show the same: one of them may show a part of the other, or be its mirror image."""
+    alike = np.zeros(len(pairs), dtype=np.bool_)
+    spans = [_cosines(_COMPARED) @ _resampled(*span) for span in _SPANS]
+    for down in spans:
+        for first, second in ((0, 1), (1, 0)):
+            left = np.flatnonzero(~alike)  # most are found at once, without a crop
+            a, b = (frames_N2XX[pairs[left, side]].astype(np.float32) for side in (first, second))
+            whole, rows = _unit(spans[0] @ b @ spans[0].T), down @ a
+            best = np.full(len(left), -1.0, dtype=np.float32)
+            for across in spans:
+                products = _unit(rows @ across.T) * whole
+                even, odd = products[..., ::2].sum(axis=(1, 2, 3)), products[..., 1::2].sum(axis=(1, 2, 3))
+                best = np.maximum(best, even + np.abs(odd))  # mirrored, the odd coefficients have the other sign
+            alike[left] = best >= _ALIKE
+    return alike
+
+
+def _unit(found_P2KK: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the coefficients of both frames as one vector of length 1, without the mean.
+
+    They weigh more the finer they are, as those of natural pictures fall off.
+    """
+    weighted = found_P2KK * _WEIGHTS
+    length = np.sqrt(np.square(weighted).sum(axis=(1, 2, 3), keepdims=True))
+    unit: NDArray[np.float32] = weighted / np.maximum(length, 1e-6)
+    return unit
+
+
+_WEIGHTS = np.sqrt(np.hypot(np.arange(_COMPARED)[:, None], np.arange(_COMPARED)[None])).astype(np.float32)
+
+
+def _components(count: int, pairs: Pairs) -> NDArray[np.int64]:
+    """Return for each clip the smallest index among those that pairs connect it with."""
+    label = np.arange(count)
+    while len(pairs):
+        lower = np.minimum(label[pairs[:, 0]], label[pairs[:, 1]])
+        before = label.copy()
+        np.minimum.at(label, label[pairs[:, 0]], lower)
+        np.minimum.at(label, label[pairs[:, 1]], lower)
+        label = label[label]
+        if (label == before).all():
+            break
+    return label
+
+
+def _numbers(label: NDArray[np.int64], former: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the numbers of groups, NaN for a clip alone; a group takes the least of its members that no other has."""
+    number = np.full(len(label), np.nan)
+    members = np.bincount(label, minlength=len(label))
+    grouped = np.flatnonzero(members[label] > 1)
+    heads, group = np.unique(label[grouped], return_inverse=True)
+    least = np.full(len(heads), np.inf)
+    known = ~np.isnan(former[grouped])
+    np.minimum.at(least, group[known], former[grouped][known])
+    _, first = np.unique(least, return_index=True)  # of several groups that were one, the first keeps the number
+    keeps = np.zeros(len(heads), dtype=np.bool_)
+    keeps[first] = True
+    keeps &= np.isfinite(least)
+    next_free = int(max(former[~np.isnan(former)].max(initial=0), 0)) + 1
+    least[~keeps] = next_free + np.arange(int((~keeps).sum()))
+    number[grouped] = least[group]
+    return number

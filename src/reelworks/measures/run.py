@@ -1,0 +1,326 @@
+"""Measure the clips of a catalog, and make columns of it.
+
+What is measured is kept at once by the content of the clips (`catalog.kept_measures`), so that a run that is killed goes on
+where it was. At the end the values become scores: one new version of the catalog, with a new row for each clip whose values
+changed. If nothing is missing, nothing is written.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reelworks.catalog import companions, kept_measures, location, measured_columns, probe_pool, scan
+from reelworks.catalog.kept_measures import KeptMeasures, label
+from reelworks.catalog.rows import CatalogRows
+from reelworks.catalog.scan import Examiners
+from reelworks.catalog.store import Catalog
+from reelworks.core import digests, files, ray_cluster, user_files
+from reelworks.core.hash_rng import U64
+from reelworks.core.ray_cluster import Engine, RayPool
+from reelworks.core.worker_pool import WorkerPool
+from reelworks.measures import registry, sampling
+from reelworks.measures.measure import CatalogMeasure, ComparedClips, Comparing
+from reelworks.measures.sampling import Measurement, MeasureRequest
+from reelworks.run import lock
+
+_SECONDS_BETWEEN_WRITES, _SECONDS_BETWEEN_REPORTS = 5.0, 0.2
+_CLIPS_PER_CALL = 4
+_REMEDY = "wait until it has ended"
+OnClips = Callable[[int, int], None]  # is given the number of clips measured so far and in total
+
+
+@dataclass(frozen=True)
+class ColumnSummary:
+    """Distribution of a measured column over the clips of a catalog.
+
+    Attributes:
+        unit: Unit of its values.
+        meaning: What they say.
+        present: Number of clips that have a value.
+        low, median, high: Values at the 10th, 50th and 90th percentile; None without any value.
+    """
+
+    name: str
+    unit: str
+    meaning: str
+    present: int
+    low: float | None
+    median: float | None
+    high: float | None
+
+
+@dataclass(frozen=True)
+class MeasureResult:
+    """Result of measuring the clips of a catalog."""
+
+    clips: int  # clips that can be read
+    measured: int  # clips that were decoded now; one of several with the same content
+    changed: int  # rows whose values changed
+    failed: tuple[tuple[str, str], ...]  # clip and reason of each that could not be measured completely
+    columns: tuple[ColumnSummary, ...]
+    version: int  # of the catalog now
+    notes: tuple[str, ...] = ()  # about scores of lists that were left as they are
+
+
+def measure_catalog(
+    path: Path,
+    names: Sequence[str] = (),
+    *,
+    workers: int,
+    field: str = "--only",
+    on_progress: OnClips | None = None,
+    engine: Engine = "local",
+) -> MeasureResult:
+    """Measure what is missing in a catalog, and write the values as its scores.
+
+    Args:
+        names: Names of measures, or entries that name classes; none stands for all that are registered.
+        workers: Number of processes that decode.
+        field: Option or key that the names come from.
+        on_progress: Called a few times a second while clips are measured.
+        engine: "ray" decodes on all nodes of a Ray cluster, whatever `workers` is.
+
+    Raises:
+        UserError: There is no catalog, a name is unknown, or another process measures or scans this catalog.
+    """
+    measures = registry.all_named(names or registry.names(), field)
+    Catalog.open(path)
+    folder = path / kept_measures.NAME
+    with (
+        files.writing("catalog", path),
+        lock.hold(folder / ".lock", doing="measuring", field="catalog", remedy=_REMEDY),
+    ):
+        if _is_done(catalog := Catalog.open(path), measures):
+            measured, changed, failed, notes = 0, 0, [], _notes(catalog, measures)
+        else:
+            rows, kept = _readable(catalog.live()), KeptMeasures(path)
+            pending = _pending(rows, measures, kept)
+            measured = len(pending.rows)
+            failed = _measure_all(rows, pending, kept, workers, on_progress, engine) if measured else []
+            with lock.hold(path / ".lock", doing="scan", field="catalog", remedy=_REMEDY):
+                catalog, changed = _write_scores(Catalog.open(path), measures, kept)
+            notes = _notes(catalog, measures)
+            if not failed:
+                _set_done(catalog, measures)
+    live = _readable(catalog.live())
+    return MeasureResult(
+        clips=len(live),
+        measured=measured,
+        changed=changed,
+        failed=tuple(failed),
+        columns=tuple(_summary(live, column) for kind in measures.values() for column in kind.columns),
+        version=catalog.version,
+        notes=tuple(notes),
+    )
+
+
+_DONE = "done.json"
+
+
+def _state(catalog: Catalog) -> str:
+    return digests.digest_json([asdict(part) for part in catalog.parts])
+
+
+def _done(catalog: Catalog) -> list[str]:
+    """Return the measures that this version of the catalog has for all clips."""
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        found = user_files.read_json(catalog.path / kept_measures.NAME / _DONE)
+        if found["catalog"] == _state(catalog):
+            return [str(stamp) for stamp in found["measures"]]
+    return []
+
+
+def _is_done(catalog: Catalog, measures: Mapping[str, type[Any]]) -> bool:
+    """Return whether nothing is missing: for millions of clips, looking at each takes a minute."""
+    return {f"{kind.name}@{kind.version}" for kind in measures.values()} <= {*_done(catalog)}
+
+
+def _set_done(catalog: Catalog, measures: Mapping[str, type[Any]]) -> None:
+    before = _done(catalog)
+    stamps = sorted({*before, *(f"{kind.name}@{kind.version}" for kind in measures.values())})
+    if stamps != before:
+        files.write_json(catalog.path / kept_measures.NAME / _DONE, {"catalog": _state(catalog), "measures": stamps})
+
+
+def _readable(rows: CatalogRows) -> CatalogRows:
+    rows = companions.without(rows)
+    return rows if rows.readable.all() else rows.take(rows.readable)
+
+
+def _labels(kind: type[Any]) -> list[str]:
+    if _compares(kind):
+        return [label(kind.name, kind.version, "")]
+    return [label(kind.name, kind.version, column.name) for column in kind.columns]
+
+
+def _compares(kind: type[Any]) -> bool:
+    return issubclass(kind, Comparing)
+
+
+class _ToMeasure(NamedTuple):
+    """Clips to measure: one row for each content that lacks a measure, those of a file beside each other.
+
+    Attributes:
+        missing: Mask `[N, measures]` of the measures that each lacks.
+    """
+
+    rows: NDArray[np.int64]
+    keys: U64
+    missing: NDArray[np.bool_]
+    entries: tuple[str, ...]
+
+
+def _pending(rows: CatalogRows, measures: Mapping[str, type[Any]], kept: KeptMeasures) -> _ToMeasure:
+    keys, index = np.unique(kept_measures.keys_of(rows), return_index=True)
+    missing = np.stack([~kept.has(_labels(kind)[0], keys) for kind in measures.values()], axis=1)
+    needed = missing.any(axis=1)
+    keys, index, missing = keys[needed], index[needed], missing[needed]
+    paths = rows.path.take(index).to_pylist()
+    order = np.array(sorted(range(len(index)), key=lambda i: (paths[i], rows.first_frame[index[i]])), dtype=np.int64)
+    return _ToMeasure(index[order], keys[order], missing[order], tuple(measures))
+
+
+def _requests(rows: CatalogRows, pending: _ToMeasure) -> Iterator[MeasureRequest]:
+    for row, missing in zip(pending.rows.tolist(), pending.missing.tolist(), strict=True):
+        yield MeasureRequest(
+            rows.file(row),
+            bool(rows.is_image[row]),
+            int(rows.height[row]),
+            int(rows.width[row]),
+            int(rows.first_frame[row]),
+            int(rows.num_frames[row]),
+            float(rows.fps[row]),
+            bool(rows.has_sound[row]),
+            tuple(entry for entry, lacks in zip(pending.entries, missing, strict=True) if lacks),
+        )
+
+
+def _measure_all(
+    rows: CatalogRows,
+    pending: _ToMeasure,
+    kept: KeptMeasures,
+    workers: int,
+    on_progress: OnClips | None,
+    engine: Engine,
+) -> list[tuple[str, str]]:
+    """Measure the pending clips and keep what is found; return the clips that failed, with the reasons."""
+    if engine == "ray":
+        with ray_cluster.connect() as cluster:
+            threads = Examiners.of_cluster(cluster).threads
+            return _collect(rows, pending, kept, _found(rows, pending, threads, RayPool()), on_progress)
+    return _collect(rows, pending, kept, _found(rows, pending, workers, WorkerPool()), on_progress)
+
+
+def _found(rows: CatalogRows, pending: _ToMeasure, threads: int, processes: Any) -> Iterator[Measurement]:
+    return probe_pool.map_ordered(
+        sampling.measure,
+        _requests(rows, pending),
+        workers=threads,
+        processes=processes,
+        crashed=sampling.crashed,
+        chunk_size=_CLIPS_PER_CALL,
+    )
+
+
+def _collect(
+    rows: CatalogRows, pending: _ToMeasure, kept: KeptMeasures, found: Iterator[Measurement], on_progress: OnClips | None
+) -> list[tuple[str, str]]:
+    failed: list[tuple[str, str]] = []
+    waiting: dict[int, Mapping[str, float | bytes]] = {}
+    written = reported = time.monotonic()
+    try:
+        for done, (row, key, one) in enumerate(
+            zip(pending.rows.tolist(), pending.keys.tolist(), found, strict=True), 1
+        ):
+            if one.missing_on and not location.is_missing(rows.file(row)):
+                raise scan.unseen(rows.file(row), one.missing_on)
+            failed += [(rows.label(row), problem) for problem in one.problems]
+            if one.values:
+                waiting[key] = one.values
+            now = time.monotonic()
+            if now - written >= _SECONDS_BETWEEN_WRITES:
+                kept.add(list(waiting), list(waiting.values()))
+                waiting, written = {}, now
+            if on_progress is not None and (done == len(pending.rows) or now - reported >= _SECONDS_BETWEEN_REPORTS):
+                on_progress(done, len(pending.rows))
+                reported = now
+    finally:  # Ctrl-C loses nothing
+        kept.add(list(waiting), list(waiting.values()))
+    return failed
+
+
+def _of_lists(catalog: Catalog, rows: CatalogRows) -> dict[str, frozenset[str]]:
+    """Return the names of the scores that lists give, by dataset."""
+    present = (name for name in rows.dataset.dictionary.to_pylist() if rows.of_datasets([name]).any())
+    return {name: catalog.list_scores(name) for name in present}
+
+
+def _notes(catalog: Catalog, measures: Mapping[str, type[Any]]) -> list[str]:
+    """Tell which scores of lists stand in place of measured ones."""
+    names = {column.name for kind in measures.values() for column in kind.columns}
+    return [
+        f"dataset {dataset}: its list's own {', '.join(sorted(taken))} stay as they are"
+        for dataset, own in _of_lists(catalog, _readable(catalog.live())).items()
+        if (taken := own & names)
+    ]
+
+
+def _write_scores(catalog: Catalog, measures: Mapping[str, type[Any]], kept: KeptMeasures) -> tuple[Catalog, int]:
+    """Write the kept values as scores of the live rows; return the catalog and the number of changed rows."""
+    rows = _readable(catalog.live())
+    of_lists = _of_lists(catalog, rows)
+    keys = kept_measures.keys_of(rows)
+    scores: dict[str, NDArray[np.float64]] = {}
+    changed = np.zeros(len(rows), dtype=np.bool_)
+    for entry, kind in measures.items():
+        for column, values in zip(kind.columns, _columns(entry, kind, rows, keys, kept).T, strict=True):
+            former = _former(rows, column.name)
+            of_list = rows.of_datasets([name for name, own in of_lists.items() if column.name in own])
+            scores[column.name] = np.where(of_list, former, values)
+            changed |= ~((scores[column.name] == former) | (np.isnan(scores[column.name]) & np.isnan(former)))
+    at = np.flatnonzero(changed)
+    if len(at):
+        new = {name: score[at] for name, score in {**rows.scores, **scores}.items()}
+        sources = [_source(catalog, rows, name, own) for name, own in of_lists.items()]
+        catalog = catalog.append(rows.take(at).replaced(new).to_table(), rows.ordinal[at], sources)
+    return catalog, len(at)
+
+
+def _columns(entry: str, kind: type[Any], rows: CatalogRows, keys: U64, kept: KeptMeasures) -> NDArray[np.float64]:
+    """Return the values of one measure for all rows, `[N, columns]`; NaN where they are missing."""
+    if not _compares(kind):
+        return kept.values(_labels(kind), keys)[0]
+    features, has = kept.features(_labels(kind)[0], keys)
+    values = np.full((len(rows), len(kind.columns)), np.nan)
+    former = np.stack([_former(rows, column.name)[has] for column in kind.columns], axis=1)
+    clips = ComparedClips(features[has], (rows.height * rows.width)[has], rows.num_frames[has], rows.uid[has], former)
+    measure = registry.instance(entry)
+    assert isinstance(measure, CatalogMeasure)
+    values[has] = measure.compare(clips)
+    return values
+
+
+def _former(rows: CatalogRows, name: str) -> NDArray[np.float64]:
+    return rows.scores[name] if name in rows.scores else np.full(len(rows), np.nan)
+
+
+def _source(catalog: Catalog, rows: CatalogRows, name: str, of_list: frozenset[str]) -> dict[str, str]:
+    """Return a dataset's entry among the sources of the new part, from which a later scan learns what is of its list."""
+    known = catalog.source(name)
+    root = known["root"] if known else rows.root[int(np.flatnonzero(rows.of_datasets([name]))[0])].as_py()
+    return {"name": name, "root": root, "scores": " ".join(sorted(of_list))}
+
+
+def _summary(rows: CatalogRows, column: measured_columns.Column) -> ColumnSummary:
+    values = _former(rows, column.name)
+    present = values[~np.isnan(values)]
+    low, median, high = np.quantile(present, (0.1, 0.5, 0.9)).tolist() if len(present) else (None, None, None)
+    return ColumnSummary(column.name, column.unit, column.meaning, len(present), low, median, high)

@@ -1,0 +1,202 @@
+"""Measure clips with fixed noise at chosen timesteps during training, each with its caption and with the empty one.
+
+The clips of a round are those that were never measured, and then those whose captions are most in doubt, each measurement
+counting against a clip: so few measurements find the captions that tell nothing, and all clips are measured again in time.
+One in five is a held-out one, as a yardstick. With
+`train.clip_losses = "auto"`, rounds are spread so that their forward passes are 2 % of those that training makes: that is
+counted and not timed, so that a run makes the same rounds wherever and however often it is resumed. Nothing of training
+changes: each micro-batch seeds what its network draws.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from reelworks.core import hash_rng
+from reelworks.data.loader import StepSource
+from reelworks.data.micro_batch import MicroBatch, MicroBatchRequest
+from reelworks.data.position import DataPosition
+from reelworks.distributed.mesh import World
+from reelworks.encoders.batch_encoder import BatchEncoder
+from reelworks.media.decode_pool import DecodePool
+from reelworks.models import components
+from reelworks.models.api import DenoiserInputs
+from reelworks.precision.boundary import DtypeBoundary
+from reelworks.recipe.dataset import RecipeData
+from reelworks.schedule.plan import Samples
+from reelworks.train import progress
+from reelworks.train.step.clip_account import TIMES, Measured
+from reelworks.train.step.examples import Predicted, fixed_example
+from reelworks.train.step.state import TrainState
+
+I64 = NDArray[np.int64]
+
+SHARE = 0.02  # of the forward passes of training
+_PASSES = (
+    2  # of a measured clip: with its caption and without; and of a trained one, whose backward pass is one at least
+)
+_EVERY = 100  # steps between rounds of a number of clips
+_HELD_OUT = 5  # of so many measured clips one is held out
+_AHEAD = 16  # times as many clips as a round has, among which those of one bucket are found
+
+
+@dataclass(frozen=True)
+class Round:
+    """A round of measurements: number of clips, and seconds that it took."""
+
+    clips: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class ClipMeasurer:
+    """Measure clips when a round is due, with the weights in training, and add the losses to the account."""
+
+    boundary: DtypeBoundary[DenoiserInputs]
+    encoder: BatchEncoder[Any]
+    world: World
+    source: StepSource
+    data: RecipeData
+    state: TrainState
+
+    def run_if_due(self, position: DataPosition, pool: DecodePool) -> Round | None:
+        """Measure a round of clips if one is due at a position. Collective."""
+        size = self._size_if_due(position)
+        if not size:
+            return None
+        began, account, step = time.monotonic(), self.state.clip_losses, position.global_step
+        account.bring_together(self.world, step)
+        chosen: Any = self.world.broadcast(self._choose(size) if self.world.is_main else None)
+        clips = sum(len(batch) for batch, _ in chosen)
+        self.state.module.eval()
+        parts: list[Any] = self.world.gather_data(self._measure(chosen, pool))
+        self.state.module.train()
+        if self.world.is_main and clips:
+            account.note_measured([found for part in parts for found in part])
+        account.visits += clips
+        account.last = step
+        return Round(clips, time.monotonic() - began)
+
+    def _size_if_due(self, position: DataPosition) -> int:
+        """Return the clips of the round that is due, or 0; equal on all ranks."""
+        wanted, account, step = self.data.recipe.train.clip_losses, self.state.clip_losses, position.global_step
+        if wanted == "off" or step == account.last or not step:
+            return 0
+        if wanted != "auto":
+            return wanted if progress.is_due(self.data.recipe.train.clip_losses_every or _EVERY, step) else 0
+        # Each rank a micro-batch: fewer clips would leave ranks idle, and take as long.
+        size = position.spec.micro_batches_per_step * max(position.spec.batch_sizes)
+        return size if SHARE * account.trained >= account.visits + size else 0
+
+    @cached_property
+    def _candidates(self) -> tuple[Samples, NDArray[np.bool_]]:
+        """The clips of the first epoch and those that are held out, each once, and which those are."""
+        entries, held_out = self.data.entries(0), self.data.held_out()
+        entries = entries.take(entries.copy == 0)
+        columns: list[Any] = [
+            None if a is None or b is None else np.concatenate([a, b])
+            for a, b in zip(vars(entries).values(), vars(held_out).values(), strict=True)
+        ]
+        joined = Samples(*columns)
+        return joined, np.arange(len(joined)) >= len(entries)
+
+    @cached_property
+    def _order(self) -> tuple[I64, Callable[[], tuple[NDArray[np.int16], NDArray[np.float32]]]]:
+        """Order of the candidates by a draw of each, and what was measured of them, as `ClipLossAccount.measured` tells."""
+        uids = self._candidates[0].uid
+        drawn = hash_rng.hash64(self.data.recipe.seed, "clip_losses", self.state.clip_losses.keys(uids))
+        return np.argsort(drawn, kind="stable"), self.state.clip_losses.measured(uids)
+
+    def _choose(self, size: int) -> list[tuple[I64, I64]]:
+        """Return indices of candidates and how often each was measured, by micro-batch."""
+        (clips, held_out), (order, measured) = self._candidates, self._order
+        kind = clips.bucket if clips.layout is None else clips.bucket << 20 | clips.layout
+        (times, doubt), sizes = measured(), self.data.table.batch_sizes()
+        sizes = sizes[clips.bucket[order]]
+        chosen = choose(times[order], doubt[order], held_out[order], kind[order], sizes, size)
+        return [(order[batch], times[order[batch]].astype(np.int64)) for batch in chosen]
+
+    def _requests(self, chosen: list[tuple[I64, I64]]) -> Iterator[MicroBatchRequest]:
+        """Yield this rank's micro-batches; all ranks get the same number, filled up with fillers."""
+        for first in range(0, len(chosen), self.world.data_size):
+            own = first + self.world.data_rank
+            batch, _ = chosen[min(own, len(chosen) - 1)]
+            clips = self._candidates[0].take(batch)
+            yield self.source.build_request(clips, epoch=0, is_idle=own >= len(chosen), augments=False)
+
+    @torch.no_grad()
+    def _measure(self, chosen: list[tuple[I64, I64]], pool: DecodePool) -> list[Measured]:
+        """Return the losses of this rank's clips."""
+        budget_bytes, found = self.data.recipe.data.prefetch_budget_bytes, []
+        own = range(self.world.data_rank, len(chosen) + self.world.data_size, self.world.data_size)
+        for place, batch in zip(own, self.encoder.read(self._requests(chosen), pool, budget_bytes), strict=False):
+            picked, times = chosen[min(place, len(chosen) - 1)]
+            measured = self._losses(batch, picked, times, max(len(each) for each, _ in chosen))
+            if not batch.is_idle:
+                found.append(measured)
+        return found
+
+    def _losses(self, batch: MicroBatch, picked: I64, times: I64, most: int) -> Measured:
+        recipe, request = self.data.recipe, batch.request
+        # Guidance in the target would be that of another network.
+        objective = recipe.objective.model_copy(update={"target_guidance_scale": None})
+        turn = times % len(TIMES)
+        words_B, time_B = hash_rng.hash64(recipe.seed, "clip_losses", request.uids, turn), np.array(TIMES)[turn]
+        example = fixed_example(batch, self.encoder, objective, words_B, time_B, guided=True)
+        assert example.uncaptioned is not None
+        at_least = most if components.family_config(recipe.model).network.clip_by_clip else 0
+        both = [
+            example.losses(Predicted.from_inputs(self.boundary, inputs, at_least=at_least))
+            for inputs in (example.inputs, example.uncaptioned)
+        ]
+        losses = torch.stack([torch.where(example.valid_mask, each.float(), torch.nan) for each in both]).cpu().double()
+        held_out = self._candidates[1][picked]
+        bucket = np.full(len(picked), request.bucket)
+        return Measured(request.uids, bucket, held_out, time_B, *losses.numpy())
+
+
+def choose(
+    measured: NDArray[np.int16],
+    doubt: NDArray[np.float32],
+    held_out: NDArray[np.bool_],
+    kind: I64,
+    batch_size: I64,
+    size: int,
+) -> list[I64]:
+    """Return micro-batches of at most `size` clips that are measured next.
+
+    Those that were never measured come first, in the order that they are given in, and then those with most doubt, less one
+    for each measurement. The clips of a micro-batch are of one kind, and at most `batch_size` of them. Of five measured
+    clips one is held out, where there are any.
+    """
+    free = {kept: _first(measured, doubt, held_out == kept, _AHEAD * size) for kept in (True, False)}
+    done = np.maximum(measured, 0)
+    of_held_out, of_all, chosen = int(done[held_out].sum()), int(done.sum()), []
+    while size > 0 and any(map(len, free.values())):
+        turn = _HELD_OUT * of_held_out < of_all
+        turn = turn if len(free[turn]) else not turn
+        left = free[turn]
+        alike = np.flatnonzero(kind[left] == kind[left[0]])[: min(size, int(batch_size[left[0]]))]
+        chosen.append(left[alike])
+        free[turn] = np.delete(left, alike)
+        size, of_all = size - len(alike), of_all + len(alike)
+        of_held_out += turn * len(alike)
+    return chosen
+
+
+def _first(measured: NDArray[np.int16], doubt: NDArray[np.float32], among: NDArray[np.bool_], count: int) -> I64:
+    """Return the indices of about so many clips that are to be measured first."""
+    new = np.flatnonzero(among & (measured == 0))[:count]
+    if len(new) == count:  # of millions, most are never measured
+        return new
+    again = np.flatnonzero(among & (measured > 0))
+    order = np.argsort(measured[again] - doubt[again].astype(np.float64), kind="stable")
+    return np.concatenate([new, again[order[: count - len(new)]]])

@@ -1,0 +1,80 @@
+"""What a run has learnt of its clips, with what the page needs to show them and to leave them out."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from reelworks.analysis.learning import Learning
+from reelworks.buckets.assign import Reason
+from reelworks.checkpoint.folder import CheckpointFolder
+from reelworks.core import results
+from reelworks.core.errors import UserError
+from reelworks.run.folder import RunFolder
+from reelworks.ui.clips import ClipView
+from reelworks.ui.context import Context
+
+Json = dict[str, Any]
+_MOST_CLIPS = 1000  # of an answer
+
+
+def wall(context: Context, key: str, run: RunFolder, *, word: str, sort: str, offset: int, limit: int) -> Json:
+    """Return clips of a run in an order, all of them or those with a word, and the counts of all; empty without losses."""
+    try:
+        known = _learning(str(run.path), tuple(CheckpointFolder(run.checkpoints_folder).steps()))
+    except UserError as error:
+        if error.code != "no-clip-losses":
+            raise
+        return {"counts": {}, "total": 0, "clips": [], "step": 0, "data": key, "can_leave_out": False}
+    places = known.places(sort, [word] if word else [])
+    report = known.report(places[max(offset, 0) :][: min(max(limit, 0), _MOST_CLIPS)])
+    data, can_leave_out = _data_of(context, key, run)
+    shown = [results.as_json(clip) | {"id": None, "is_left_out": False} for clip in report.clips]
+    if (view := _view(context, data)) is not None:
+        _add_rows(view, shown)
+    counts = {"counts": report.counts, "total": len(places), "step": report.step}
+    return counts | {"clips": shown, "data": data, "can_leave_out": can_leave_out}
+
+
+@lru_cache(maxsize=4)
+def _learning(path: str, _: tuple[int, ...]) -> Learning:
+    return Learning.of_run(RunFolder(Path(path)))
+
+
+def _data_of(context: Context, key: str, run: RunFolder) -> tuple[str, bool]:
+    """Return the key of a recipe of the run's data, by which clips are left out, or that of the run without one."""
+    for recipe in context.workspace.index().recipes:
+        if recipe == key:
+            continue
+        try:
+            source = context.library.source(recipe)
+        except UserError:
+            continue
+        if source.kind == "recipe" and run.path.resolve() in [path.resolve() for path in source.runs]:
+            return recipe, True
+    return key, False
+
+
+def _view(context: Context, key: str) -> ClipView | None:
+    try:
+        return context.library.clips(key)
+    except UserError:  # they cannot be shown now, and what was learnt of them can
+        return None
+
+
+def _add_rows(view: ClipView, clips: list[Json]) -> None:
+    """Add the number by which a clip's pictures are asked for, and whether it is left out."""
+    rows = view.data.rows
+    names = {rows.label(row): row for row in _rows_named(view, {clip["path"] for clip in clips})}
+    for clip in clips:
+        if (row := names.get(clip["path"])) is not None:
+            clip["id"] = int(rows.ordinal[row])
+            clip["is_left_out"] = bool(view.reason[row] == Reason.IN_EXCLUDE_FILE)
+
+
+def _rows_named(view: ClipView, labels: set[str]) -> list[int]:
+    """Return the rows whose labels may be among some, by the ends of their paths."""
+    ends = {label.rpartition("/")[2].partition("[")[0] for label in labels}
+    paths = view.data.rows.path.to_pylist()
+    return [row for row, path in enumerate(paths) if path.rpartition("/")[2] in ends]

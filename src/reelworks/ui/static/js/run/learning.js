@@ -1,0 +1,109 @@
+// What the run has learnt of each clip: a wall of them, those to look at first, each of which can be left out.
+
+import { button, toast } from "../dialogs.js";
+import { emptySection, fill, h } from "../elements.js";
+import { get, post } from "../server.js";
+import { t } from "../texts.js";
+import { count } from "../units.js";
+
+const AT_ONCE = 60;
+const SORTS = {
+  worst: t`to look at first`,
+  loss: t`highest loss`,
+  trend: t`least fall of the loss`,
+  gain: t`least gain by the caption`,
+  path: t`name`,
+};
+const WORDS = {
+  not_learnt: t`not learnt`,
+  caption_without_effect: t`caption without effect`,
+  memorised: t`memorised`,
+  still_learning: t`still learning`,
+  learnt: t`learnt`,
+  too_early: t`too early`,
+};
+const HINTS = {
+  not_learnt: t`Its loss is far above that of its peers: look at it.`,
+  caption_without_effect: t`Its caption lowers its loss less than those of others do: read it.`,
+  memorised: t`Its loss is far below that of its peers, or fell far more: look for duplicates.`,
+};
+
+export async function renderLearning(body, { key, signal }) {
+  const chosen = { word: "", sort: "worst", shown: AT_ONCE };
+  const draw = async () => {
+    const query = new URLSearchParams({ word: chosen.word, sort: chosen.sort, limit: chosen.shown });
+    const found = await get(`/runs/${key}/learning?${query}`, signal);
+    if (!Object.keys(found.counts).length)
+      return fill(
+        body,
+        emptySection(
+          t`No losses of clips yet`,
+          t`Set train.clip_losses = "auto" in the recipe: each save then tells what was learnt of each clip.`,
+        ),
+      );
+    const tiles = found.clips.map(clip => tile(clip, found, draw));
+    fill(body, panel(found, chosen, draw), h("div.clips", tiles), moreButton(found, chosen, draw));
+  };
+  await draw();
+  return draw;
+}
+
+function panel({ counts, step }, chosen, draw) {
+  const choose = (name, options) =>
+    h(
+      "select",
+      {
+        "aria-label": name === "word" ? t`word` : t`order`,
+        onchange: event => {
+          Object.assign(chosen, { [name]: event.target.value, shown: AT_ONCE });
+          draw();
+        },
+      },
+      options.map(([value, text]) => h("option", { value, selected: value === chosen[name] }, text)),
+    );
+  const words = Object.entries(counts).map(([word, clips]) => [word, `${WORDS[word]} (${count(clips)})`]);
+  return h(
+    "div.card.panel",
+    choose("word", [["", t`all clips`], ...words]),
+    choose("sort", Object.entries(SORTS)),
+    h("span.quiet", t`step ${count(step)}`),
+  );
+}
+
+function tile(clip, { data, can_leave_out: canLeaveOut }, draw) {
+  const base = `/data/${data}/clips/${clip.id}`;
+  const picture =
+    clip.id === null
+      ? h("div.gone", t`no picture`)
+      : h("img", { src: `/api${base}/thumbnail.webp`, alt: clip.path, loading: "lazy" });
+  const gain = clip.gain === null ? null : t`caption ${`${(100 * clip.gain).toFixed(0)} %`}`;
+  const numbers = [t`${clip.loss.toFixed(2)} × the usual loss`, gain, t`shown ${count(clip.shown)} times`];
+  const word = h("b", { title: HINTS[clip.word] || null }, WORDS[clip.word]);
+  const name = h("div.name", { title: clip.path }, clip.path);
+  const about = h("div.quiet", numbers.filter(Boolean).join(" · "));
+  const act = canLeaveOut && clip.id !== null ? leaveOutButton(base, clip, draw) : null;
+  return h("figure", picture, h("figcaption", name, word, about, act));
+}
+
+function leaveOutButton(base, clip, draw) {
+  const verb = clip.is_left_out ? "take-back" : "leave-out";
+  const act = async () => {
+    await post(`${base}/${verb}`);
+    toast(
+      clip.is_left_out
+        ? t`It is trained again, if nothing else leaves it out.`
+        : t`A line in the recipe's exclude_file leaves it out; the file is not touched.`,
+    );
+    await draw();
+  };
+  return button(clip.is_left_out ? t`Take back` : t`Leave out`, act);
+}
+
+function moreButton({ total, clips }, chosen, draw) {
+  if (clips.length >= total) return null;
+  const more = () => {
+    chosen.shown += AT_ONCE;
+    return draw();
+  };
+  return button(t`${count(total - clips.length)} more`, more);
+}

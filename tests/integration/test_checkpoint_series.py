@@ -1,0 +1,281 @@
+"""`eval --checkpoints`: every checkpoint once and alike, also after a kill; and what comes of it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import children
+import numpy as np
+import pytest
+from PIL import Image
+from test_lora import lora, on_file, pictures
+
+from reelworks.checkpoint import listing
+from reelworks.checkpoint.config import CheckpointsConfig
+from reelworks.checkpoint.folder import CheckpointFolder
+from reelworks.core.errors import UserError
+from reelworks.core.shape import Shape
+from reelworks.core.words import of_recipe
+from reelworks.evaluation import checkpoint_series, evaluate, held_out
+from reelworks.evaluation.checkpoint_series import CheckpointSeries
+from reelworks.evaluation.request import EvalRequest
+from reelworks.generate.pipeline import GenerateOptions
+from reelworks.report import checkpoint_grid, html
+from reelworks.run import events
+from reelworks.run.folder import RunFolder
+
+__all__ = ["lora", "pictures"]
+SHOWN = {"prompts": ["a clip", "another clip"], "num_inference_steps": 1, "num_frames": 5, "height": 32, "width": 32}
+COUNTED = """
+import os, pathlib, signal
+
+HERE = pathlib.Path(__file__).parent
+
+class Counted:
+    name, higher_is_better, requires_reference = "counted", True, False
+
+    def __init__(self, settings):
+        with (HERE / "calls").open("a") as file:
+            file.write("x")
+        if (HERE / "calls").stat().st_size == 3 and not (HERE / "killed").exists():
+            (HERE / "killed").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def value(self, clip):
+        return float(clip.frames.mean())
+"""
+
+
+@pytest.fixture(scope="module")
+def trained(tiny_in: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[RunFolder, dict[str, Any]]:
+    """A run of four steps that has kept all its checkpoints, and measured its previews."""
+    folder = tmp_path_factory.mktemp("series")
+    samples = SHOWN | {"every_steps": 1, "metrics": ["likeness-pixels", "closeness-pixels", "motion"]}
+    recipe = tiny_in(
+        folder,
+        train={"max_steps": 4, "learning_rate": 0.05, "ema_decay": 0.0},
+        samples=samples,
+        validation={"split": 0.3, "every_steps": 2},
+        checkpoints={
+            "every_steps": 1,
+            "keep_last": 9,
+            "keep_best": {"metric": "samples/likeness-pixels", "mode": "max"},
+        },
+    )
+    assert children.train(recipe) == [0], children.output(recipe)
+    return RunFolder(folder / "run"), recipe
+
+
+def measured(run: RunFolder, checkpoints: str = "all", **more: Any) -> CheckpointSeries:
+    request = EvalRequest(source=run.path, checkpoints=checkpoints, timesteps=0, **more)
+    with of_recipe():
+        result = evaluate.evaluate(request).result
+    assert isinstance(result, CheckpointSeries)
+    return result
+
+
+def measure_in_child(recipe: dict[str, Any], metric: str) -> None:
+    measured(RunFolder(Path(recipe["output"])), metrics=(metric,))
+    os._exit(0)
+
+
+def test_a_killed_measurement_goes_on_and_measures_nothing_twice(trained: Any, tmp_path: Path) -> None:
+    run, recipe = trained
+    (tmp_path / "own.py").write_text(COUNTED)
+    metric = f"{tmp_path}/own.py:Counted"
+    assert children.in_child(measure_in_child, recipe, metric) == -signal.SIGKILL
+    written = sorted(path.parent.name for path in run.evaluations_folder.rglob("measured.json"))
+    assert written == ["step-000000001", "step-000000002"]
+    series = measured(run, metrics=(metric,))
+    assert (tmp_path / "calls").stat().st_size == 3 + 2  # the third was killed, and is measured again
+    assert [one.step for one in series.checkpoints] == [1, 2, 3, 4]
+    assert len({one.values["counted"] for one in series.checkpoints}) == 4
+    again = measured(run, metrics=(metric,))
+    assert (tmp_path / "calls").stat().st_size == 5
+    assert again == series
+    assert measured(run, "2,4", metrics=(metric,)).checkpoints == [series.checkpoints[1], series.checkpoints[3]]
+    store = CheckpointFolder(run.checkpoints_folder)
+    for one in series.checkpoints:
+        found = store.info(one.step).metrics
+        assert (found["eval/counted"], found["eval/loss"]) == (one.values["counted"], one.loss)
+    # Other settings are another measurement.
+    other = measured(run, "every=4", metrics=(metric,), seed=3)
+    assert (tmp_path / "calls").stat().st_size == 6
+    assert other.key != series.key
+    assert other.checkpoints[0].loss == series.checkpoints[3].loss
+    assert other.checkpoints[0].values["counted"] != series.checkpoints[3].values["counted"]
+    # What is shown last is what checkpoints have.
+    assert store.info(4).metrics["eval/counted"] == other.checkpoints[0].values["counted"]
+    measured(run, metrics=(metric,))
+    assert store.info(4).metrics["eval/counted"] == series.checkpoints[3].values["counted"]
+
+
+def test_values_are_those_of_training_and_of_each_checkpoint_alone(trained: Any, tmp_path: Path) -> None:
+    """Previews were made of the same prompts and noise, and validated at the same timesteps."""
+    run, _ = trained
+    series = measured(run)
+    told = {event["step"]: event["values"] for event in events.timeline(run.events_file, "metrics")}
+    losses = {event["step"]: event["loss"] for event in events.timeline(run.events_file, "validation")}
+    assert series.names == ["loss", "likeness-pixels", "closeness-pixels", "motion"]
+    for one in series.checkpoints:
+        assert {name: one.values[name] for name in told[one.step]} == pytest.approx(told[one.step])
+        assert one.loss == pytest.approx(losses.get(one.step, one.loss))
+        nearest = one.metrics[1].nearest
+        assert set(nearest) == {"00", "01"}
+        assert all(name.startswith("footage") for name in nearest.values())
+        assert all(path.is_file() for path in one.clips)
+    values = {one.step: one.values["likeness-pixels"] for one in series.checkpoints}
+    assert series.best["likeness-pixels"] == max(values, key=lambda step: values[step])
+    assert series.best["loss"] == min(series.checkpoints, key=lambda one: one.loss).step
+
+    page = tmp_path / "grid.html"
+    checkpoint_grid.write(series, page)
+    text = page.read_text()
+    assert text.count("<video") == 8
+    assert "another clip" in text
+    assert all(f"{value:.4g}" in text for value in values.values())
+    report = html.write(run).read_text()
+    assert "Measured alike" in report
+    assert all(f"{value:.4g}" in report for value in values.values())
+
+
+def test_the_best_by_a_mixture_of_what_was_measured_survives_pruning(tiny: Any, tmp_path: Path) -> None:
+    like, close = "samples/likeness-pixels", "samples/closeness-pixels"
+    text = f"0.7 * {like} - 0.3 * {close}"
+    samples = SHOWN | {"every_steps": 1, "metrics": ["likeness-pixels", "closeness-pixels"]}
+    best = {"metric": text, "mode": "max"}
+    recipe = tiny(
+        train={"max_steps": 4, "learning_rate": 0.05, "ema_decay": 0.0},
+        samples=samples,
+        validation={"split": 0.0},
+        checkpoints={"every_steps": 1, "keep_last": 1, "keep_best": best},
+    )
+    assert children.train(recipe) == [0], children.output(recipe)
+    run = RunFolder(tmp_path / "run")
+    values = {event["step"]: event["values"] for event in events.timeline(run.events_file, "metrics")}
+    mixed = {step: 0.7 * v["likeness-pixels"] - 0.3 * v["closeness-pixels"] for step, v in values.items()}
+    assert len(set(mixed.values())) == 4
+    store, step = CheckpointFolder(run.checkpoints_folder), max(mixed, key=lambda each: mixed[each])
+    policy = CheckpointsConfig(keep_last=1, keep_best=best)  # type: ignore[arg-type]
+    assert store.steps() == sorted({step, 4})
+    assert listing.best(store, policy).step == step
+    (reason,) = [r for r in listing.explain(store, policy, step).now.reasons if r.startswith("the best by")]
+    assert reason.startswith(f"the best by {text} ({mixed[step]:.6g}: {like} ")
+    deleted = next(each for each in mixed if each not in store.steps())
+    assert any(f"not among the best 1 by {text}" in r for r in listing.explain(store, policy, deleted).now.reasons)
+
+
+def test_a_checkpoint_that_vanishes_is_left_out_with_a_line(
+    trained: Any, monkeypatch: Any, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    run, _ = trained
+    store = CheckpointFolder(run.checkpoints_folder)
+    aside, read = tmp_path / "aside", checkpoint_series.LoadedModel.read
+
+    def vanishing(self: Any, checkpoint: Path, **options: Any) -> None:
+        if checkpoint == store.path(2) and checkpoint.exists():
+            checkpoint.rename(aside)
+        read(self, checkpoint, **options)
+
+    monkeypatch.setattr(checkpoint_series.LoadedModel, "read", vanishing)
+    try:
+        with caplog.at_level(logging.INFO, "reelworks"):
+            series = measured(run, "1,2,3", seed=11)
+    finally:
+        aside.rename(store.path(2))
+    assert [one.step for one in series.checkpoints] == [1, 3]
+    assert [each.step for each in series.skipped] == [2]
+    assert any(note.startswith("step 2 is left out: the checkpoint does not exist") for note in series.notes())
+
+
+def test_the_model_is_loaded_once_for_all_checkpoints(trained: Any, monkeypatch: Any) -> None:
+    """And every checkpoint has its own weights in it: the loss is that of the checkpoint alone."""
+    run, _ = trained
+    built, original = [], held_out.LoadedModel.load.__func__  # type: ignore[attr-defined]
+    monkeypatch.setattr(
+        held_out.LoadedModel,
+        "load",
+        classmethod(lambda cls, *args, **options: (built.append(1), original(cls, *args, **options))[1]),
+    )
+    series = measured(run, "1,2,4", metrics=("motion",))
+    assert len(built) == 1
+    for one in series.checkpoints[:2]:
+        alone = held_out.evaluate(EvalRequest(source=run.path, step=one.step, timesteps=0))
+        assert one.loss == pytest.approx(alone.validation.loss, rel=1e-6)
+    assert len({one.loss for one in series.checkpoints}) == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"checkpoints": "some"}, "checkpoints-not-understood"),
+        ({"checkpoints": "1,9"}, "no-such-checkpoint"),
+        ({"checkpoints": "every=7"}, "no-such-checkpoint"),
+        ({"step": 1}, "key-without-effect"),
+        ({"metrics": ("psnr",)}, "metric-needs-references"),
+        ({"metrics": ("likenes",)}, "unknown-metric"),
+        ({"prompts": Path("nowhere.txt")}, "prompts-unreadable"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(trained: Any, changes: dict[str, Any], code: str) -> None:
+    run, _ = trained
+    with pytest.raises(UserError) as refused:
+        measured(run, **{"checkpoints": "all"} | changes)
+    assert refused.value.code == code
+    with pytest.raises(UserError, match="no effect"):
+        EvalRequest(source=run.path, seed=1)
+
+
+def test_the_command_prints_the_table_and_the_page(trained: Any, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    from reelworks.cli import main
+
+    run, _ = trained
+    page, prompts = tmp_path / "grid.html", tmp_path / "prompts.txt"
+    prompts.write_text("a kite\n")
+    words = ["eval", run.path, "--checkpoints", "2,4", "--prompts", prompts, "--metric", "motion", "--timesteps", 2]
+
+    def typed(*more: Any) -> str:
+        monkeypatch.setattr(sys, "argv", ["reelworks", *map(str, [*words, *more])])
+        with pytest.raises(SystemExit) as left:
+            main.main()
+        assert not left.value.code
+        return str(capsys.readouterr().out)
+
+    told = typed("--html", page)
+    assert "motion ↑" in told
+    assert "loss ↓" in told
+    assert str(page) in told
+    assert "a kite" in page.read_text()
+    value = json.loads(typed("--json"))
+    assert [one["step"] for one in value["checkpoints"]] == [2, 4]
+    assert value["best"].keys() == {"loss", "motion"}
+    assert value["prompts"] == ["a kite"]
+
+
+@pytest.mark.slow
+def test_a_lora_is_shown_on_the_model_of_previews_and_measured_on_its_own(lora: Any, tmp_path: Path) -> None:
+    """Each checkpoint's LoRA is put into both, which are loaded once."""
+    values, other = (on_file(lora, tmp_path, number) for number in (1, 2))
+    values["train"] |= {"max_steps": 2, "learning_rate": 0.05, "ema_decay": 0.0}
+    values["checkpoints"] = {"every_steps": 1}
+    values["validation"] = {"split": 0.4, "every_steps": 1, "timesteps": [500.0]}
+    shown_on = {"weights": other["model"]["weights"], "num_frames": 1, "num_inference_steps": 2, "guidance_scale": 3.0}
+    values["samples"] = {"prompts": ["a kite"], "height": 32, "width": 32} | shown_on
+    assert children.train(values) == [0], children.output(values)
+    run = RunFolder(tmp_path / "run")
+    losses = {event["step"]: event["loss"] for event in events.timeline(run.events_file, "validation")}
+    series = measured(run, metrics=("likeness-pixels",))
+    for one in series.checkpoints:
+        path = run.checkpoints_folder / f"step-{one.step:09d}"
+        options = GenerateOptions(Shape(1, 32, 32), 24.0, 2, 3.0, series.seed)
+        alone = held_out.LoadedModel.load(path, shown=True).generate(["a kite"], options).clips[0][0]
+        assert np.array_equal(np.asarray(Image.open(one.clips[0])), alone)
+        assert one.loss == pytest.approx(losses[one.step], rel=1e-5)
+    first, second = (one.clips[0].read_bytes() for one in series.checkpoints)
+    assert first != second

@@ -1,0 +1,196 @@
+"""Each clip's losses are noted without changing a number of training, equal to the bit however a run was killed, and told."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import children
+import numpy as np
+import page_client
+import pytest
+import tomli_w
+from typer.testing import CliRunner
+
+from reelworks.checkpoint import verify
+from reelworks.checkpoint.folder import CheckpointFolder
+from reelworks.cli.main import app
+from reelworks.core import digests
+from reelworks.report import html
+from reelworks.run import clip_losses, events
+from reelworks.run.clip_losses import ClipLosses
+from reelworks.run.folder import RunFolder
+
+STEPS = 12
+# Of the tiny set, all clips are measured in turn; "auto" would measure too few in so few steps to be seen.
+NOTED = {"max_steps": STEPS, "threads": 1, "clip_losses": 4, "clip_losses_every": 3}
+OFF = {"clip_losses": "off", "clip_losses_every": "none"}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory, tiny_in: Callable[..., Any]) -> Path:
+    """A folder with a run that notes losses, and its recipe."""
+    root = tmp_path_factory.mktemp("learning")
+    recipe = tiny_in(root, "on", train=NOTED)
+    (root / "on.toml").write_text(tomli_w.dumps(recipe))
+    assert children.train(recipe) == [0], children.output(recipe)
+    return root
+
+
+@pytest.fixture(scope="module")
+def made(tiny_in: Callable[..., Any], root: Path) -> Callable[..., Any]:
+    """Make a recipe like that of the run, in another folder beside it."""
+    return lambda name, **train: tiny_in(root, name, train=NOTED | train)
+
+
+def stored(run: Path) -> bytes:
+    """The account in the newest checkpoint."""
+    return verify.read_extra(CheckpointFolder(run / "checkpoints").list()[-1].path, clip_losses.FILE)
+
+
+def losses(run: Path) -> dict[int, str]:
+    told = events.timeline(RunFolder(run).events_file, "step")
+    return {event["step"]: float(event["loss"]).hex() for event in told}
+
+
+def weights(run: Path) -> list[tuple[str, str]]:
+    """Digests of all files of the newest checkpoint that hold weights, averages and the optimizer's state."""
+    newest = CheckpointFolder(run / "checkpoints").list()[-1].path
+    return [(file.name, digests.of_file(file)) for file in sorted((newest / "tensors").iterdir())]
+
+
+def test_noting_changes_no_number(root: Path, made: Any) -> None:
+    assert children.train(made("off", **OFF)) == [0]
+    assert (losses(root / "on"), weights(root / "on")) == (losses(root / "off"), weights(root / "off"))
+    assert not any(path.name == clip_losses.FILE for path in (root / "off").rglob("*"))
+
+
+def test_all_clips_are_noted_and_measured_in_turn(root: Path) -> None:
+    table, run = ClipLosses.from_bytes(stored(root / "on")), RunFolder(root / "on")
+    told = events.timeline(run.events_file, "step")
+    assert table.about.step == STEPS
+    assert table.about.trained == sum(event["clips"] + event["repeated"] for event in told)
+    rounds = events.timeline(run.events_file, "clip_losses")
+    assert [event["step"] for event in rounds] == [3, 6, 9, 12]
+    assert table.about.visits == sum(event["clips"] for event in rounds) == np.maximum(table.measured, 0).sum()
+    assert (table.measured[table.held_out] > 0).any()
+    assert np.ptp(table.measured[~table.held_out & (table.measured >= 0)]) <= 1
+    assert not table.shown[table.held_out].any()
+    assert np.abs(table.gain).max() > 0
+
+
+# A step, the measurement behind step 9, and a save; each kill costs a start.
+@pytest.mark.parametrize(
+    "kills",
+    [
+        [("after a forward pass", 13)],
+        pytest.param(
+            [("after a forward pass", 14), ("after shards are written", 1), ("before a step is told", 9)],
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=len,
+)
+def test_a_killed_run_notes_the_same_to_the_bit(root: Path, made: Any, kills: list[tuple[str, int]]) -> None:
+    shutil.rmtree(root / "killed", ignore_errors=True)
+    for point, call in kills:
+        code = children.train(made("killed"), fault=(point, call))
+        assert code == [-signal.SIGKILL], f"{point} was not passed: {children.output(made('killed'))}"
+    assert children.train(made("killed")) == [0]
+    assert losses(root / "killed") == losses(root / "on")
+    assert stored(root / "killed") == stored(root / "on")
+
+
+@pytest.mark.slow
+def test_two_ranks_note_what_one_does_and_a_changed_set_goes_on(tiny: Any, tmp_path: Path, footage: Path) -> None:
+    shape = {"micro_batches_per_step": 2, "same_bucket_run": 1}
+    for name, world in (("one", 1), ("two", 2)):
+        assert children.train(tiny(name, train=NOTED | shape), world=world) == [0] * world
+    one, two = (ClipLosses.from_bytes(stored(tmp_path / name)) for name in ("one", "two"))
+    for name, values in one.columns().items():
+        np.testing.assert_allclose(two.columns()[name], values, rtol=0, atol=1e-5, err_msg=name)
+
+    # Without two of its clips, which keep what is known of them, the run goes on.
+    (listed := tmp_path / "exclude.txt").write_text(f"{footage.name}/picture-0.png\n{footage.name}/clip-1.mp4\n")
+    longer = tiny("one", exclude_file=str(listed), train=NOTED | shape | {"max_steps": STEPS + 4})
+    assert children.train(longer) == [0], children.output(longer)
+    later = ClipLosses.from_bytes(stored(tmp_path / "one"))
+    before = dict(zip(one.key.tolist(), one.shown.tolist(), strict=True))
+    after = dict(zip(later.key.tolist(), later.shown.tolist(), strict=True))
+    assert before.keys() <= after.keys()
+    assert all(after[key] >= shown for key, shown in before.items())
+    assert sum(after.values()) > sum(before.values())
+    assert sum(after[key] == shown for key, shown in before.items()) >= 2
+
+
+def test_a_torn_account_is_told_and_an_older_one_is_read(root: Path) -> None:
+    torn = root / "torn"
+    shutil.copytree(root / "on", torn)
+    infos = CheckpointFolder(torn / "checkpoints").list()
+    file = infos[-1].path / clip_losses.FILE
+    file.write_bytes(file.read_bytes()[:-7])
+    told = json.loads(CliRunner().invoke(app, ["learning", str(torn), "--json"]).stdout)
+    assert told["step"] == infos[-2].step < STEPS
+    for info in infos[:-1]:
+        (info.path / clip_losses.FILE).unlink()
+    refused = CliRunner().invoke(app, ["learning", str(torn), "--json"])
+    assert json.loads(refused.stdout)["error"]["code"] == "no-clip-losses"
+
+
+def test_the_verb_lists_clips_and_leaves_them_out(root: Path, footage: Path, tmp_path: Path) -> None:
+    run, listed = str(root / "on"), tmp_path / "exclude.txt"
+    told = json.loads(CliRunner().invoke(app, ["learning", run, "--json", "--sort", "loss"]).stdout)
+    table = ClipLosses.from_bytes(stored(root / "on"))
+    assert {clip["uid"] for clip in told["clips"]} == set(table.key[table.shown > 0].tolist())
+    assert sum(told["counts"].values()) == len(told["clips"])
+    assert all(clip["path"].startswith(f"{footage.name}/") for clip in told["clips"])
+    found = [clip["loss"] for clip in told["clips"]]
+    assert found == sorted(found, reverse=True)
+    listed.write_text("mine/kept.png")
+    word = told["clips"][0]["word"]
+    wanted = [clip["path"] for clip in told["clips"] if clip["word"] == word][:2]
+    choice = ["--word", word, "--sort", "loss", "--limit", "2", "--exclude-file", str(listed)]
+    for _ in range(2):  # what it lists already is not added again
+        done = CliRunner().invoke(app, ["learning", run, *choice])
+        assert done.exit_code == 0, done.stderr
+    assert listed.read_text() == "".join(f"{line}\n" for line in ["mine/kept.png", *wanted])
+    refused = CliRunner().invoke(app, ["learning", run, "--exclude-file", str(listed), "--json"])
+    assert json.loads(refused.stdout)["error"]["code"] == "selection-missing"
+
+
+def test_the_report_and_the_page_show_the_clips_and_leave_them_out(
+    root: Path, footage: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = json.loads(CliRunner().invoke(app, ["learning", str(root / "on"), "--json"]).stdout)
+    text = html.write(RunFolder(root / "on")).read_text()
+    assert 'id="learning"' in text
+    for word, clips in told["counts"].items():
+        assert f"<b>{clips}</b> {word.replace('_', ' ')}" in text
+    monkeypatch.chdir(root)
+    with page_client.page(root, footage) as client:
+        key = next(run["key"] for run in _runs(client) if run["name"] == "on")
+        found = client.get(f"/api/runs/{key}/learning?sort=loss&limit=3").json()
+        assert (found["counts"], found["step"], len(found["clips"])) == (told["counts"], STEPS, 3)
+        assert found["total"] == len(told["clips"])
+        clip = next(clip for clip in found["clips"] if clip["id"] is not None)
+        of_clip = f"/api/data/{found['data']}/clips/{clip['id']}"
+        assert client.get(f"{of_clip}/thumbnail.webp").content[8:12] == b"WEBP"
+        assert found["can_leave_out"]
+        for verb, is_left_out in (("leave-out", True), ("take-back", False)):
+            assert client.post(f"{of_clip}/{verb}").status_code == 200
+            again = client.get(f"/api/runs/{key}/learning?sort=loss&limit=3").json()["clips"]
+            assert next(c for c in again if c["path"] == clip["path"])["is_left_out"] is is_left_out
+
+
+def _runs(client: Any) -> list[dict[str, Any]]:
+    """Runs, which are seen after a second or two."""
+    for _ in range(100):
+        if runs := client.get("/api/runs").json():
+            return list(runs)
+        time.sleep(0.1)
+    raise AssertionError("no run is seen")

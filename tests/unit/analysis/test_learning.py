@@ -1,0 +1,89 @@
+"""The word for a clip follows from its losses beside those of its peers, and nothing stands out where nothing differs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from reelworks.analysis import learning
+from reelworks.analysis.learning import FAR, FEWEST_PEERS, FEWEST_SHOWN, Word
+from reelworks.core.errors import UserError
+from reelworks.run.clip_losses import ClipLosses, LossesAbout
+
+ABOUT = LossesAbout(step=100, buckets=("a", "b"), course=((1, 2.0), (50, 1.0), (100, 1.0)))
+
+
+def table(clips: int = 200, *, spread: float = 0.2, about: LossesAbout = ABOUT) -> ClipLosses:
+    """Clips of which nothing stands out."""
+    chance = np.random.default_rng(0)
+    made = ClipLosses.empty(about, clips)
+    made.key[:] = np.arange(clips)
+    made.shown[:] = 20
+    made.first[:] = chance.uniform(-spread, spread, clips)
+    made.recent[:] = made.longer[:] = chance.uniform(-spread, spread, clips)
+    made.measured[:] = 2
+    made.gain[:], made.doubt[:] = chance.normal(0.1, 0.02, clips), -3
+    return made
+
+
+def word_of(made: ClipLosses, place: int = 0) -> Word:
+    return Word(int(learning.words_of(made).word[place]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"recent": 2.0}, Word.NOT_LEARNT),
+        ({"recent": -2.0}, Word.MEMORISED),
+        ({"doubt": 4.0}, Word.WITHOUT_EFFECT),
+        ({"doubt": 4.0, "measured": 0}, Word.LEARNT),
+        ({"recent": -0.3, "longer": 0.0}, Word.STILL_LEARNING),
+        ({"recent": 2.0, "shown": FEWEST_SHOWN - 1}, Word.TOO_EARLY),
+        ({}, Word.LEARNT),
+    ],
+)
+def test_a_clip_gets_its_word_and_its_peers_keep_theirs(changes: dict[str, float], word: Word) -> None:
+    made = table()
+    before = learning.words_of(made).word[1:].tolist()
+    for name, value in changes.items():
+        getattr(made, name)[0] = value
+    assert word_of(made) == word
+    assert learning.words_of(made).word[1:].tolist() == before
+    assert set(before) == {Word.LEARNT}
+
+
+def test_all_are_still_learning_while_the_usual_loss_falls() -> None:
+    about = LossesAbout(step=100, buckets=("a", "b"), course=((1, 2.0), (50, 1.0), (100, 0.9)))
+    assert set(learning.words_of(table(about=about)).word.tolist()) == {Word.STILL_LEARNING}
+
+
+def test_few_of_many_equal_clips_are_outliers_whatever_their_spread() -> None:
+    for seed in range(5):
+        made = table(1000)
+        made.recent[:] = made.longer[:] = np.random.default_rng(seed).normal(0, 10.0 ** (seed - 4), 1000)
+        found = learning.words_of(made)
+        assert (found.word < Word.STILL_LEARNING).mean() < 0.005
+        assert (found.rank.min(), found.rank.max()) == (0, 1)
+
+
+def test_peers_are_those_of_the_bucket_where_there_are_enough() -> None:
+    made = table(200)
+    made.bucket[:FEWEST_PEERS] = 1
+    made.recent[:FEWEST_PEERS] += 2.0  # a bucket of its own level: none of it stands out
+    assert set(learning.words_of(made).word.tolist()) == {Word.LEARNT}
+    made.bucket[FEWEST_PEERS - 1] = 0
+    assert (learning.words_of(made).word[:FEWEST_PEERS] == Word.NOT_LEARNT).all()
+
+
+def test_deviations_are_of_each_side() -> None:
+    skewed = np.exp(np.random.default_rng(0).normal(0, 1, 2000))
+    apart = learning.deviations(skewed, skewed)
+    assert (apart > FAR).mean() < 0.1
+    assert (apart < -FAR).sum() == 0
+    assert learning.deviations(np.full(5, 0.7), np.full(5, 0.7)).tolist() == [0] * 5
+
+
+def test_an_unknown_word_is_refused() -> None:
+    assert Word.named("not-learnt") == Word.NOT_LEARNT
+    with pytest.raises(UserError, match="choose among not_learnt"):
+        Word.named("forgotten")

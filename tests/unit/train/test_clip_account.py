@@ -1,0 +1,155 @@
+"""The account of clips' losses finds what is a clip's own, whichever ranks noted it and whenever it is asked for."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from reelworks.run.clip_losses import ClipLosses
+from reelworks.schedule.cursor import Aliases
+from reelworks.train import clip_measure
+from reelworks.train.step.clip_account import TIMES, UNREADABLE, Measured, _AccountRows, _Shows
+
+CLIPS, STEPS, BATCH = 60, 400, 12
+UIDS = np.random.default_rng(1).integers(1, 1 << 62, CLIPS, dtype=np.uint64)
+
+
+def laid_out(stored: ClipLosses | None = None, uids: Any = UIDS, buckets: tuple[str, ...] = ("a", "b")) -> _AccountRows:
+    rows = SimpleNamespace(uid=uids, ordinal=np.arange(len(uids)))
+    table = SimpleNamespace(buckets=[SimpleNamespace(name=name) for name in buckets])
+    data: Any = SimpleNamespace(rows=rows, table=table)
+    position: Any = SimpleNamespace(aliases=Aliases())
+    return _AccountRows.lay_out(data, position, stored)
+
+
+def shown(seed: int = 0) -> tuple[_Shows, np.ndarray]:
+    """Losses of a training that falls, of two buckets and all timesteps, and each clip's own factor as a logarithm."""
+    chance = np.random.default_rng(seed)
+    own = np.round(chance.normal(0, 0.4, CLIPS), 2)
+    step = np.repeat(np.arange(1, STEPS + 1), BATCH)
+    clip, time = chance.integers(0, CLIPS, len(step)), chance.uniform(0, 1000, len(step))
+    bucket = clip % 2
+    usual = (0.3 + (time / 1000 - 0.5) ** 2 * 3) * np.exp(-step / 300) * np.where(bucket, 2.0, 0.7)
+    loss = usual * np.exp(own[clip] + chance.normal(0, 0.05, len(step)))
+    place = np.tile(np.arange(BATCH), STEPS)
+    return _Shows(step, place // 4, place % 4, UIDS[clip], bucket, time, loss), own
+
+
+def test_what_is_left_of_losses_is_a_clips_own_factor() -> None:
+    rows, (shows, own) = laid_out(), shown()
+    rows.add(shows)
+    for bucket in (0, 1):  # each beside the others of its bucket
+        mine = np.arange(CLIPS) % 2 == bucket
+        found, real = rows.table.recent[mine], own[mine]
+        np.testing.assert_allclose(found - np.median(found), real - np.median(real), atol=0.15)
+    told = rows.about.course
+    assert told[-1][1] < 0.5 * told[0][1]
+    assert len(told) <= 128
+
+
+def test_the_account_is_the_same_in_parts_of_ranks_and_over_a_file() -> None:
+    whole, (shows, _) = laid_out(), shown()
+    whole.add(shows)
+    order = np.random.default_rng(4).permutation(len(shows.step))  # as ranks tell them
+    parts = laid_out()
+    for first, last in ((1, 57), (58, 58), (59, 250), (251, STEPS)):
+        some = order[(shows.step[order] >= first) & (shows.step[order] <= last)]
+        parts.add(shows.take(some))
+        # A kill in between: the account goes on from its file.
+        parts = laid_out(ClipLosses.from_bytes(parts.to_losses().to_bytes()))
+    assert parts.to_losses().to_bytes() == whole.to_losses().to_bytes()
+
+
+def test_clips_that_leave_the_set_keep_what_is_known_and_may_come_back() -> None:
+    rows, (shows, _) = laid_out(), shown()
+    rows.add(shows)
+    kept = rows.to_losses()
+    fewer = laid_out(ClipLosses.from_bytes(kept.to_bytes()), UIDS[20:][::-1], ("c", "b"))
+    assert fewer.to_losses().to_bytes() != kept.to_bytes()  # it names one bucket more
+    again = laid_out(ClipLosses.from_bytes(fewer.to_losses().to_bytes()))
+    for name, values in kept.columns().items():
+        np.testing.assert_array_equal(again.to_losses().columns()[name][:CLIPS], values, err_msg=name)
+
+
+def test_a_caption_that_tells_nothing_is_doubted_and_one_that_none_learnt_is_not() -> None:
+    rows, (shows, _) = laid_out(), shown()
+    rows.add(shows)
+    chance = np.random.default_rng(0)
+    for turn in range(3):
+        time = np.full(CLIPS, TIMES[turn])
+        gain = chance.normal(0.1, 0.03, CLIPS)
+        gain[:3] = chance.normal(0, 0.03, 3)
+        nobody = chance.normal(0, 0.03, CLIPS)
+        usual = rows.usual.at(time, np.arange(CLIPS) % 2)
+        parts = (UIDS, np.arange(CLIPS) % 2, np.zeros(CLIPS, bool), time, usual, usual * np.exp(gain))
+        rows.note_measured(Measured.joined([Measured(*parts)]))
+        assert turn or rows.table.measured.max() == 1
+    assert (rows.table.doubt[:3] > np.log(10)).all()
+    assert (rows.table.doubt[3:] < np.log(10)).all()
+    np.testing.assert_allclose(rows.table.gain[3:], 0.1, atol=0.08)
+    other = laid_out()
+    other.add(shows)
+    other.note_measured(Measured.joined([Measured(*parts[:5], usual * np.exp(nobody))]))
+    assert np.abs(other.table.doubt).max() < np.log(10)
+
+
+def test_a_clip_that_could_not_be_read_is_not_measured_again() -> None:
+    rows, (shows, _) = laid_out(), shown()
+    rows.add(shows)
+    losses = np.where(np.arange(CLIPS) == 5, np.nan, 1.0)
+    bucket, time = np.arange(CLIPS) % 2, np.full(CLIPS, TIMES[0])
+    rows.note_measured(Measured.joined([Measured(UIDS, bucket, np.zeros(CLIPS, bool), time, losses, losses)]))
+    assert rows.table.measured[5] == UNREADABLE
+    assert set(rows.table.measured[np.arange(CLIPS) != 5]) == {1}
+
+
+@given(
+    clips=st.integers(1, 40),
+    held_out=st.integers(0, 6),
+    kinds=st.integers(1, 3),
+    size=st.integers(1, 9),
+    rounds=st.integers(1, 30),
+)
+def test_all_clips_take_turns_in_micro_batches_of_one_kind(
+    clips: int, held_out: int, kinds: int, size: int, rounds: int
+) -> None:
+    total = clips + held_out
+    is_held_out, kind = np.arange(total) >= clips, np.arange(total) % kinds
+    measured, batch_size = np.zeros(total, np.int16), np.full(total, 4)
+    measured[0] = UNREADABLE
+    for _ in range(rounds):
+        chosen = clip_measure.choose(measured, np.zeros(total, np.float32), is_held_out, kind, batch_size, size)
+        every = np.concatenate([np.zeros(0, np.int64), *chosen])
+        assert len(set(every.tolist())) == len(every) == min(size, total - 1)
+        assert all(len(batch) <= 4 and len(set(kind[batch])) == 1 for batch in chosen)
+        measured[every] += 1
+    trained = measured[1:clips]
+    # A kind whose turn it is fills its micro-batch, also with clips that had theirs.
+    assert np.ptp(trained) <= 1 + 4 * (kinds > 1) if len(trained) else True
+    if held_out and clips > 5 and measured.sum() > 20:
+        assert 0.1 <= measured[clips:].sum() / (measured.sum() + 1) <= 0.5
+
+
+def test_doubtful_captions_are_measured_again_and_all_others_in_time() -> None:
+    measured, doubt = np.ones(40, np.int16), np.full(40, -3, np.float32)
+    doubt[[7, 30]] = 1
+    held_out, kind, batch_size = np.zeros(40, bool), np.zeros(40, np.int64), np.full(40, 4)
+    assert {7, 30} <= set(clip_measure.choose(measured, doubt, held_out, kind, batch_size, 4)[0].tolist())
+    for _ in range(30):
+        for batch in clip_measure.choose(measured, doubt, held_out, kind, batch_size, 4):
+            measured[batch] += 1
+    assert measured[[7, 30]].min() - np.median(measured) in (3, 4)
+    assert measured.min() >= 3
+
+
+def test_a_loss_far_off_moves_the_usual_one_little() -> None:
+    rows, (shows, _) = laid_out(), shown()
+    rows.add(shows)
+    before = rows.usual.at(np.array([500.0]), np.array([0]))[0]
+    one = shows.take(slice(-1, None))._replace(step=np.array([STEPS + 1]), time=np.array([500.0]), bucket=np.array([0]))
+    rows.add(one._replace(loss=np.array([1e6])))
+    assert rows.usual.at(np.array([500.0]), np.array([0]))[0] < 1.2 * before
