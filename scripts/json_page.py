@@ -69,7 +69,7 @@ class Shape(NamedTuple):
 def shapes() -> dict[str, tuple[Shape, ...]]:
     """Return what each verb prints with --json. Imports torch."""
     from reelworks.analysis import coverage, learning, plan_report, rejections
-    from reelworks.captioning.caption import CaptionResult
+    from reelworks.captioning.result import CaptionResult
     from reelworks.catalog import compact, scan
     from reelworks.checkpoint import listing
     from reelworks.compat import importer

@@ -51,8 +51,8 @@ TORCH_FREE_PACKAGES = (
 TORCH_FREE_MODULES = (
     "media.decode",
     "media.decode_pool",
-    *(f"captioning.{name}" for name in ("answers", "caption", "captioner", "clips", "command", "frames")),
-    *(f"captioning.{name}" for name in ("new_list", "prompts", "record", "request", "server")),
+    *(f"captioning.{name}" for name in ("answers", "asking", "caption", "captioner", "clips", "command", "frames")),
+    *(f"captioning.{name}" for name in ("new_list", "prompts", "record", "request", "result", "server")),
     "data.dataset",
     "data.position",
     "data.resume",

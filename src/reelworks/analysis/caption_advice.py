@@ -9,133 +9,32 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from reelworks.analysis.caption_needs import CLIP_TOKENS, CaptionNeeds
-from reelworks.analysis.data_advice import ENOUGH, FILES_NAMED, DataAdvice, Finding
+from reelworks.analysis.caption_texts import Texts
+from reelworks.analysis.caption_words import frequent_phrases, is_near, words_of
+from reelworks.analysis.data_advice import ENOUGH, DataAdvice, Finding
 from reelworks.catalog.rows import CatalogRows
 from reelworks.core import units
 
 BOUND_SHARE = 0.8  # of captions with one phrase, which a model then learns as one with the trigger word
 MOST_EQUAL_SHARE = 0.9  # from here on `captions_equal` of `data_advice` speaks
+MANY_CLIPS, MANY_SHARE = (
+    5,
+    0.1,
+)  # clips with one text, and the share of all clips that are such, for `captions_repeated`
 _SAMPLE = 20_000  # captions in which phrases are looked for
 _TOKENIZED = 50_000  # captions that are given to a tokenizer
-_LONGEST_PHRASE = 6
 _PHRASES_NAMED = 3
 _FOREIGN_SHARE = 0.3  # of a caption's letters that are outside of Latin
 _UNKNOWN_SHARE = 0.05  # of a caption's tokens
 _SHORT_TRIGGER = 5  # letters up to which one wrong letter makes a misspelling, and two above
 _TOKEN = r"[\pL\pN_]+|[^\pL\pN_\s]"
-_WORDS = re.compile(r"[^\W_]+(?:['’-][^\W_]+)*|[^\w\s]")
-# Words that are in most captions of English and say nothing alone.
-_STOP = frozenset(
-    [
-        "a",
-        "an",
-        "and",
-        "are",
-        "as",
-        "at",
-        "be",
-        "being",
-        "by",
-        "for",
-        "from",
-        "has",
-        "have",
-        "her",
-        "his",
-        "in",
-        "into",
-        "is",
-        "it",
-        "its",
-        "of",
-        "on",
-        "or",
-        "that",
-        "the",
-        "their",
-        "them",
-        "there",
-        "they",
-        "this",
-        "to",
-        "was",
-        "which",
-        "while",
-        "who",
-        "with",
-        "he",
-        "she",
-        "no",
-        "not",
-        "one",
-        "two",
-        "up",
-        "down",
-        "over",
-        "out",
-    ]
-)
-
-
-class Texts:
-    """The captions of readable clips: different texts in a column, and the rows that have each.
-
-    Attributes:
-        unique: Different captions, none of them empty.
-        total: Number of captions.
-    """
-
-    def __init__(self, rows: CatalogRows, needs: CaptionNeeds) -> None:
-        self.rows = rows
-        captions = rows.caption.fill_null("")
-        at = np.flatnonzero(rows.readable & np.asarray(pc.not_equal(pc.utf8_trim_whitespace(captions), "")))
-        texts = captions.take(pa.array(at))
-        if needs.line_datasets and rows.of_datasets(needs.line_datasets)[at].any():
-            texts, at = _by_lines(texts, at, rows.of_datasets(needs.line_datasets)[at])
-        encoded = texts.dictionary_encode()
-        self.unique, self._code, self._row = encoded.dictionary, np.asarray(encoded.indices), at
-        self.total = len(at)
-
-    @cached_property
-    def counts(self) -> NDArray[np.int64]:
-        """Number of captions with each text."""
-        return np.bincount(self._code, minlength=len(self.unique))
-
-    def matching(self, pattern: str, among: NDArray[np.int64] | None = None) -> NDArray[np.bool_]:
-        """Return a mask of the texts that a regular expression of RE2 finds; of those `among` some indices only, if given."""
-        if among is None:
-            return np.asarray(pc.match_substring_regex(self.unique, pattern))
-        where = np.zeros(len(self.unique), dtype=np.bool_)
-        where[among] = np.asarray(pc.match_substring_regex(self.unique.take(pa.array(among)), pattern))
-        return where
-
-    def number(self, where: NDArray[np.bool_]) -> int:
-        """Return the number of captions with the texts of a mask."""
-        return int(self.counts[where].sum())
-
-    def files(self, where: NDArray[np.bool_]) -> tuple[str, ...]:
-        """Return the labels of some of the clips with these texts."""
-        found = np.flatnonzero(where[self._code])[:FILES_NAMED]
-        return tuple(self.rows.label(i) for i in dict.fromkeys(self._row[found].tolist()))
-
-    def some(self, where: NDArray[np.bool_] | None, most: int) -> tuple[NDArray[np.int64], list[str]]:
-        """Return the indices of at most so many texts of a mask, evenly spaced, and the texts."""
-        at = np.arange(len(self.unique)) if where is None else np.flatnonzero(where)
-        if len(at) > most:
-            at = at[np.linspace(0, len(at) - 1, most).astype(np.int64)]
-        return at, self.unique.take(pa.array(at)).to_pylist()
-
-
 Rule = Callable[[Texts, CaptionNeeds], Finding]
 
 
@@ -147,15 +46,6 @@ def advise(rows: CatalogRows, needs: CaptionNeeds | None = None) -> list[DataAdv
         return []
     found = ((name, rule(texts, needs)) for name, rule in RULES.items())
     return [DataAdvice(name, *finding) for name, finding in found if finding is not None]
-
-
-def _by_lines(texts: Any, at: NDArray[np.int64], split: NDArray[np.bool_]) -> tuple[Any, NDArray[np.int64]]:
-    """Return each line of some texts as a text of its own, with the rows of all."""
-    marked = pc.if_else(pa.array(split), texts, pc.replace_substring(texts, "\n", " "))
-    lines = pc.split_pattern_regex(marked, r"[\r\n]+")
-    flat, parent = pc.utf8_trim_whitespace(pc.list_flatten(lines)), np.asarray(pc.list_parent_indices(lines))
-    some = np.asarray(pc.not_equal(flat, ""))
-    return flat.filter(pa.array(some)), at[parent[some]]
 
 
 def _captions(number: int, verb: str = "") -> str:
@@ -196,12 +86,12 @@ def _long(texts: Texts, needs: CaptionNeeds) -> Finding:
 
 
 def _repeated(texts: Texts, _: CaptionNeeds) -> Finding:
-    where = texts.counts > 1
+    where = texts.counts >= MANY_CLIPS
     number, most = texts.number(where), int(texts.counts.max())
-    if texts.total < ENOUGH or number < texts.total * 0.1 or most >= MOST_EQUAL_SHARE * texts.total:
+    if number < MANY_SHARE * texts.total or not number or most >= MOST_EQUAL_SHARE * texts.total:
         return None
     first = _shown(texts.unique[int(texts.counts.argmax())].as_py())
-    text = f"{_captions(number, 'is')} shared by several clips; {most} clips have {first}"
+    text = f"{number} clips share their caption with at least {MANY_CLIPS - 1} others; {most} have {first}"
     return text, "describe what distinguishes the clips, or the prompt will not tell them apart", texts.files(where)
 
 
@@ -223,54 +113,6 @@ def _bound_phrase(texts: Texts, needs: CaptionNeeds) -> Finding:
     to = "the trigger word" if needs.trigger else "the trigger word, unless it is that itself (--trigger)"
     text = f"more than {BOUND_SHARE:.0%} of the captions have the same words: {named}{more}"
     return text, f"the model binds them to {to}; say it in other words, or leave it out where it need not be said", ()
-
-
-def frequent_phrases(captions: Sequence[str], share: float, trigger: str | None = None) -> list[str]:
-    """Return the longest phrases that more than a share of captions have, the most frequent first.
-
-    A phrase has up to six words of one part of a sentence, at least one of them more than a stop word. Those with the trigger
-    word are left out.
-    """
-    least = share * len(captions)
-    out = {word.casefold() for word in _WORDS.findall(trigger or "")}
-    parts = [_parts(caption) for caption in captions]
-    common = {word for word, n in Counter(_all({w for p in of for w in p} for of in parts)).items() if n > least} - out
-    known: dict[tuple[str, ...], int] = {}
-    grown: set[tuple[str, ...]] = {(word,) for word in common}
-    for length in range(1, _LONGEST_PHRASE + 1):
-        counted: Counter[tuple[str, ...]] = Counter()
-        for of in parts:
-            counted.update(grown & {p[i : i + length] for p in of for i in range(len(p) - length + 1)})
-        found = {phrase: n for phrase, n in counted.items() if n > least}
-        known |= found
-        grown = {(*phrase, word) for phrase in found for word in common}
-        if not grown:
-            break
-    longest = [
-        (n, phrase)
-        for phrase, n in known.items()
-        if not set(phrase) <= _STOP and not any(len(other) > len(phrase) and _within(phrase, other) for other in known)
-    ]
-    return [" ".join(phrase) for _, phrase in sorted(longest, key=lambda one: (-one[0], -len(one[1]), one[1]))]
-
-
-def _all(sets: Iterable[set[str]]) -> Iterable[str]:
-    return (one for each in sets for one in each)
-
-
-def _parts(caption: str) -> list[tuple[str, ...]]:
-    """Return the words of each part of a caption between punctuation marks, folded."""
-    parts: list[list[str]] = [[]]
-    for word in _WORDS.findall(caption.casefold()):
-        if word[0].isalnum():
-            parts[-1].append(word)
-        else:
-            parts.append([])
-    return [tuple(part) for part in parts if part]
-
-
-def _within(short: tuple[str, ...], long: tuple[str, ...]) -> bool:
-    return any(long[i : i + len(short)] == short for i in range(len(long) - len(short) + 1))
 
 
 def _trigger_pattern(trigger: str) -> str:
@@ -309,7 +151,7 @@ def _trigger_misspelt(texts: Texts, needs: CaptionNeeds) -> Finding:
         return None
     lacking = ~texts.matching(_trigger_pattern(trigger))
     _, some = texts.some(lacking, _SAMPLE)
-    words = {word for caption in some for word in _WORDS.findall(caption)}
+    words = {word for caption in some for word in words_of(caption)}
     most = 1 if len(trigger) <= _SHORT_TRIGGER else 2
     near = sorted(word for word in words if is_near(word.casefold(), trigger.casefold(), most))
     if not near:
@@ -321,26 +163,9 @@ def _trigger_misspelt(texts: Texts, needs: CaptionNeeds) -> Finding:
     return text, f'write "{trigger}" if it is meant; most text encoders tell capitals apart too', texts.files(where)
 
 
-def is_near(word: str, other: str, most: int) -> bool:
-    """Return whether at most so many letters are changed, added, left out or swapped with the next one."""
-    if abs(len(word) - len(other)) > most:
-        return False
-    before, row = list[int](), list(range(len(other) + 1))
-    for i, letter in enumerate(word, start=1):
-        before, above, row = row, before, [i]
-        for j, wanted in enumerate(other, start=1):
-            cost = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (letter != wanted))
-            if i > 1 and j > 1 and letter == other[j - 2] and word[i - 2] == wanted:
-                cost = min(cost, above[j - 2] + 1)
-            row.append(cost)
-        if min(row) > most:
-            return False
-    return row[-1] <= most
-
-
 def _either(words: str) -> str:
-    """Return a pattern of whole words or phrases, separated by bars."""
-    return rf"(?i)(^|[^\pL\pN])({words})([^\pL\pN]|$)"
+    """Return a pattern of whole words or phrases, separated by bars; words of a tag may be joined by underscores."""
+    return rf"(?i)(^|[^\pL\pN])({words.replace(' ', '[ _-]')})([^\pL\pN]|$)"
 
 
 _PEOPLE = "1girl|1boy|[2-9]girls|[2-9]boys|man|men|woman|women|girl|boy|girls|boys|child|children|person|people|crowd"
@@ -365,7 +190,7 @@ CONTRADICTIONS: tuple[tuple[str, str, str], ...] = (
     ("from above and from below", "from above|high angle|high-angle|bird's-eye view", "from below|low angle|low-angle|worm's-eye view"),
     ("black and white and coloured", "monochrome|greyscale|grayscale|black and white photo", "colorful|colourful|vibrant colors|vibrant colours"),
     ("empty and crowded", "empty street|empty room|deserted|uninhabited", "crowded|crowd|bustling|packed with people"),
-    ("no text and text", "no text|without text", "subtitles|watermark|caption text|text reads|text that reads"),
+    ("no text and text", "no text|without text", "text reads|text that reads|text saying|text says"),
 )  # fmt: skip
 _CHANGE = (
     r"(?i)\bday (and|to|into|turns (in)?to) night\b|\bnight (and|to|into|turns (in)?to) day\b|\bthen\b|\bafter that\b|"

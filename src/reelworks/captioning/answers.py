@@ -15,7 +15,8 @@ _EMPHASIS = re.compile(r"(\*\*|__)(?=\S)(.+?)(?<=\S)\1", re.DOTALL)
 _LINE_START = re.compile(r"^\s*(?:#{1,6}\s+|[-*•]\s+|\d{1,2}[.)]\s+)", re.MULTILINE)
 _PREAMBLE = re.compile(
     r"^(?:(?:sure|certainly|of course|absolutely|okay|ok)(?: thing)?\s*[,!.:]\s*)?"
-    r"(?:(?:here(?:'s| is| are)|the following|this is)\b[^:\n]{0,80}:\s*)?(?:(?:caption|description|tags)\s*:\s*)?",
+    r"(?:(?:here(?:'s| is| are)|the following|below is)\b[^:\n]{0,40}\b(?:caption|description|tags)\b[^:\n]{0,40}:\s*)?"
+    r"(?:(?:caption|description|tags)\s*:\s*)?",
     re.IGNORECASE,
 )
 _OPENING = re.compile(

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Generator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from reelworks.captioning import answers, clips, frames, new_list, prompts, record
-from reelworks.captioning.answers import CaptionFailed
-from reelworks.captioning.captioner import Answer, Captioner, CaptionQuestion
+from reelworks.captioning import asking, clips, new_list, prompts, record
+from reelworks.captioning.asking import NoCaption
 from reelworks.captioning.clips import CaptionClip, CaptionSource
 from reelworks.captioning.record import CaptionRecord, ClipKey
 from reelworks.captioning.request import CaptionRequest
+from reelworks.captioning.result import CaptionedClip, CaptionResult, FailedCaption
 from reelworks.core import files
 from reelworks.core.errors import UserError
 from reelworks.run import lock
@@ -24,54 +22,6 @@ _SHOWN = 3  # captions of a dry run, and examples of any other
 _FAILURES_IN_A_ROW = 20  # after which the captioner is to blame, and not the clips
 _LOCK = ".reelworks-captions.lock"
 Progress = Callable[[int, int], None]
-
-
-@dataclass(frozen=True)
-class CaptionedClip:
-    """A clip with its new captions, and the file that has them; None for a list."""
-
-    clip: str
-    captions: tuple[str, ...]
-    file: str | None
-
-
-@dataclass(frozen=True)
-class FailedCaption:
-    """A clip that has got no caption, and the reason."""
-
-    clip: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class CaptionResult:
-    """Result of captioning.
-
-    Attributes:
-        clips: Number of clips in the data.
-        captioned: Number of clips with a new caption, or that would get one with `dry_run`.
-        kept: Number of clips that had a caption, or whose caption was there from a run before.
-        failed: Clips that got none, with the reason.
-        examples: The first few clips with a new caption.
-        list_file: The list that was written.
-        records: Records that tell of the new captions.
-        dry_run: Nothing was written.
-        restored: Files that have their former text again, or are gone as before, after `undo`.
-        changed_since: Files that `undo` left alone, since they were changed.
-        notes: What to know before training.
-    """
-
-    clips: int
-    captioned: int
-    kept: int
-    failed: tuple[FailedCaption, ...] = ()
-    examples: tuple[CaptionedClip, ...] = ()
-    list_file: str | None = None
-    records: tuple[str, ...] = ()
-    dry_run: bool = False
-    restored: tuple[str, ...] = ()
-    changed_since: tuple[str, ...] = ()
-    notes: tuple[str, ...] = field(default=())
 
 
 def caption(request: CaptionRequest, on_progress: Progress | None = None) -> CaptionResult:
@@ -98,21 +48,6 @@ def caption(request: CaptionRequest, on_progress: Progress | None = None) -> Cap
         if request.dry_run:
             return _try(request, sources, choice)
         return _run(request, sources, choice, books, on_progress or (lambda done, total: None))
-
-
-def captioner_of(request: CaptionRequest) -> Captioner:
-    """Return the captioner that a request names, ready to answer."""
-    if request.server is not None:
-        from reelworks.captioning.server import ServerCaptioner
-
-        return ServerCaptioner(request)
-    if request.command is not None:
-        from reelworks.captioning.command import CommandCaptioner
-
-        return CommandCaptioner(request)
-    from reelworks.captioning.vision_language import ModelCaptioner
-
-    return ModelCaptioner(request)
 
 
 def _lock(request: CaptionRequest, sources: Sequence[CaptionSource], stack: ExitStack) -> None:
@@ -223,9 +158,9 @@ def _try(request: CaptionRequest, sources: Sequence[CaptionSource], choice: _Cho
     failed, examples = list(choice.failed.values()), []
     todo = choice.todo[:_SHOWN]
     if todo:
-        for i, found in _answers(request, captioner_of(request), todo):
+        for i, found in asking.ask(request, asking.captioner_of(request), todo):
             clip = dict(todo)[i]
-            if isinstance(found, _Failure):
+            if isinstance(found, NoCaption):
                 failed.append(FailedCaption(clip.label, found.reason))
             else:
                 examples.append(CaptionedClip(clip.label, tuple(found), _file_of(request, clip)))
@@ -277,20 +212,20 @@ def _ask_all(
     request: CaptionRequest, choice: _Choice, books: _Books, on_progress: Progress
 ) -> tuple[dict[int, list[str]], dict[int, FailedCaption]]:
     """Caption all clips, writing each caption as it comes; returns captions and failures by the numbers of clips."""
-    captioner, of_number = captioner_of(request), dict(choice.todo)
+    captioner, of_number = asking.captioner_of(request), dict(choice.todo)
     for book in books.records.values():
         book.captioner = captioner.about
     captions: dict[int, list[str]] = {}
     failed: dict[int, FailedCaption] = {}
     in_a_row = 0
     on_progress(0, len(choice.todo))
-    with closing(_answers(request, captioner, choice.todo)) as answered:
+    with closing(asking.ask(request, captioner, choice.todo)) as answered:
         for i, found in answered:
             clip = of_number[i]
-            if not isinstance(found, _Failure):
+            if not isinstance(found, NoCaption):
                 reason = _keep(request, books, clip, found)
-                found = found if reason is None else _Failure(reason, of_file=True)
-            if isinstance(found, _Failure):
+                found = found if reason is None else NoCaption(reason, of_file=True)
+            if isinstance(found, NoCaption):
                 failed[i] = FailedCaption(clip.label, found.reason)
                 in_a_row = in_a_row if found.of_file else in_a_row + 1
             else:
@@ -316,81 +251,6 @@ def _keep(request: CaptionRequest, books: _Books, clip: CaptionClip, captions: S
                 raise
             return f"its caption cannot be written: {error.strerror or error}"
     return None
-
-
-class _Failure(NamedTuple):
-    """A reason for no caption, and whether the clip's file is to blame rather than the captioner."""
-
-    reason: str
-    of_file: bool = False
-
-
-def _answers(
-    request: CaptionRequest, captioner: Captioner, todo: Sequence[tuple[int, CaptionClip]]
-) -> Generator[tuple[int, list[str] | _Failure], None, None]:
-    """Yield the captions of clips by number as they come; the order depends on how long each takes."""
-    batches = iter([todo[k : k + captioner.batch_size] for k in range(0, len(todo), captioner.batch_size)])
-    threads = ThreadPoolExecutor(request.workers, thread_name_prefix="caption")
-    waiting: set[Future[list[tuple[int, list[str] | _Failure]]]] = set()
-    try:
-        while True:
-            for batch in itertools.islice(batches, request.workers + 1 - len(waiting)):
-                waiting.add(threads.submit(_answer_batch, request, captioner, batch))
-            if not waiting:
-                return
-            done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-            for future in sorted(done, key=lambda one: one.exception() is not None):
-                yield from future.result()
-    finally:
-        captioner.stop()
-        threads.shutdown(cancel_futures=True)
-
-
-def _answer_batch(
-    request: CaptionRequest, captioner: Captioner, batch: Sequence[tuple[int, CaptionClip]]
-) -> list[tuple[int, list[str] | _Failure]]:
-    results: dict[int, list[str] | _Failure] = {}
-    questions: list[tuple[int, CaptionQuestion]] = []
-    for i, clip in batch:
-        try:
-            kind, shown = frames.read(clip, request.frames, request.frame_size)
-            questions += [(i, CaptionQuestion(str(clip.file), kind, p, shown)) for p in _prompts(request, clip, kind)]
-            results[i] = []
-        except CaptionFailed as error:
-            results[i] = _Failure(str(error), of_file=True)
-    for start in range(0, len(questions), captioner.batch_size):
-        asked = questions[start : start + captioner.batch_size]
-        for (i, _), answer in zip(asked, captioner.answer([question for _, question in asked]), strict=True):
-            found = results[i]
-            if isinstance(found, _Failure):
-                continue
-            try:
-                found.append(_caption_of(request, answer))
-            except CaptionFailed as error:
-                results[i] = _Failure(str(error))
-    return [(i, r if isinstance(r, _Failure) else list(dict.fromkeys(r))) for i, r in results.items()]
-
-
-def _prompts(request: CaptionRequest, clip: CaptionClip, kind: str) -> list[str]:
-    name = PurePosixPath(clip.path).stem
-    caption_now, words = clip.caption or "", request.max_words
-    filled = prompts.fill(
-        request.prompt,
-        request.style,
-        kind=kind,
-        name=name,
-        caption=caption_now,
-        trigger=request.trigger,
-        max_words=words,
-    )
-    return prompts.variants(filled, request.captions)
-
-
-def _caption_of(request: CaptionRequest, answer: Answer | CaptionFailed) -> str:
-    if isinstance(answer, CaptionFailed):
-        raise answer
-    text = answers.caption_of(answer.text, max_words=request.max_words, is_cut=answer.is_cut)
-    return answers.with_trigger(text, request.trigger, is_in=request.trigger_in)
 
 
 def _gave_up(request: CaptionRequest, reason: str) -> UserError:

@@ -13,7 +13,7 @@ from reelworks.cli.options import Json
 from reelworks.core.units import plural
 
 if TYPE_CHECKING:
-    from reelworks.captioning.caption import CaptionResult
+    from reelworks.captioning.result import CaptionResult
 
 _FAILED_SHOWN = 20
 
@@ -30,9 +30,6 @@ def caption(request: CaptionRequest, json: Json = False) -> None:
     A clip that cannot be read, or whose answer is empty, HTML, a refusal or a loop of words, is named with the reason, and
     the others go on; the exit code is then 1.
     """
-    if request.model is not None and request.server is None:
-        with show.loading():
-            from reelworks.captioning import vision_language as vision_language
     from reelworks.captioning import caption as captioning
 
     with show.stdout_for_json(json), show.clip_progress(quiet=json, doing="captioning") as on_progress:

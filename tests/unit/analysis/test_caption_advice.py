@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from refused import refused
 
 from reelworks.analysis import caption_advice, caption_needs, data_advice
-from reelworks.analysis.caption_advice import frequent_phrases, is_near
 from reelworks.analysis.caption_needs import CaptionNeeds, ReadingEncoder
+from reelworks.analysis.caption_words import frequent_phrases, is_near
 from reelworks.recipe import recipe_file
 
 MUG = CaptionNeeds(trigger="rwmug")
@@ -23,16 +23,19 @@ T5 = CaptionNeeds(encoder=ReadingEncoder("t5", 10, english_only=True))
 QWEN = CaptionNeeds(encoder=ReadingEncoder("qwen-image", 512, english_only=False))
 NONE = CaptionNeeds()
 
+CATS = [f"cat {i}" for i in range(60)]
+
 # name, needs, captions that need it, what it says, the clips that it names, captions that do not
 CASES = [
     ("captions_long", NONE, ["word " * 78, "a, " * 40, "b"], "2 captions are longer than 77", [0, 1], ["word " * 77, "w" * 500]),
     ("captions_long", T5, ["a b c d e f g h i j k", "b"], "1 caption is longer than 10 tokens", [0], ["a b c d e f g h i j"]),
-    ("captions_repeated", NONE, ["a cat"] * 4 + [f"cat {i}" for i in range(8)], "4 captions are shared", [0, 1, 2, 3], ["a"]),
+    ("captions_repeated", NONE, [*CATS[:9], *["a cat"] * 5], "5 clips share", [9, 10, 11, 12, 13], [*CATS, *["a cat"] * 4]),
     ("captions_trigger_missing", MUG, ["rwmug, blue", "a mug"], "1 of 2 captions lacks the trigger", [1], ["a rwmug."]),
     ("captions_trigger_twice", PUT_BEFORE, ["rwmug, blue", "a mug"], "1 caption has the trigger word", [0], ["a mug"]),
     ("captions_trigger_misspelt", MUG, ["rwmgu, blue", "Rwmug here", "a mug"], '"Rwmug", "rwmgu"', [0, 1], ["a mug", "rwmug"]),
     ("captions_contradict", NONE, ["a street at night in daylight", "b"], "day and night (1)", [0], ["a street at night"]),
     ("captions_contradict", NONE, ["no humans, 1girl"], "no people and people (1)", [0], ["no humans, tree", "no people"]),
+    ("captions_contradict", NONE, ["no_humans, 2girls"], "no people and people (1)", [0], ["no text, no watermark"]),
     ("captions_contradict", NONE, ["an indoor pool, outdoors"], "indoors and outdoors", [0], ["an indoor pool"]),
     ("captions_contradict", NONE, ["static camera, camera pans"], "moving camera", [0], ["static camera, then the camera pans"]),
     ("captions_script", NONE, ["一只猫在桌子上", "a cat", "кот"], "2 captions are in another script", [0, 2], ["un café très noir"]),

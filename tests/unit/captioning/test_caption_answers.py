@@ -28,6 +28,8 @@ KEPT = [
     ("The picture frame shows age.", "The picture frame shows age."),
     ("<think>It is a cat, I think.</think>\nA cat.", "A cat."),
     ("so it is a cat.\n</think>A cat.", "A cat."),
+    ("Two dogs are here: one brown, one white.", "Two dogs are here: one brown, one white."),
+    ("This is a red car: a Ferrari.", "This is a red car: a Ferrari."),
     ("Certainly lit, the room is empty.", "Certainly lit, the room is empty."),
     ("a man, 1girl, 5 < 6 apples", "a man, 1girl, 5 < 6 apples"),
     ("一只猫。", "一只猫。"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import itertools
 import json
 import signal
@@ -26,6 +27,7 @@ from reelworks.catalog.config import Source
 from reelworks.catalog.scan import scan_sources
 from reelworks.catalog.store import Catalog
 from reelworks.core import storage
+from reelworks.run import lock
 
 
 @pytest.fixture
@@ -306,6 +308,33 @@ def test_a_list_of_a_killed_run_is_that_of_an_uninterrupted_one(data: Path, tmp_
     assert kill_everywhere(data, list=tmp_path / "a" / "new.jsonl") >= 5
     run(data, list=tmp_path / "b" / "new.jsonl")
     assert (tmp_path / "a" / "new.jsonl").read_bytes() == (tmp_path / "b" / "new.jsonl").read_bytes()
+
+
+def test_a_full_disk_ends_the_run_and_a_folder_that_is_not_writable_costs_its_clips(data: Path) -> None:
+    def full(call: str, path: Path) -> None:
+        if call == "write" and path.name.startswith(".p2.txt"):
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    with storage.guarded(full), refused("file-unwritable", says="No space left"):
+        run(data)
+    assert texts(data) == {name: text for name, text in EXPECTED.items() if name < "p2"}
+
+    def denied(call: str, path: Path) -> None:
+        if call == "open" and path.name.startswith(".p3.txt"):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    with storage.guarded(denied):
+        done = run(data)
+    assert [(failed.clip, failed.reason) for failed in done.failed] == [
+        ("data/p3.png", "its caption cannot be written: Permission denied")
+    ]
+    assert run(data).failed == ()
+    assert texts(data) == EXPECTED
+
+
+def test_two_runs_at_once_are_refused(data: Path) -> None:
+    with lock.hold(data / ".reelworks-captions.lock", doing="captioning"), refused("run-locked", "DATA"):
+        run(data)
 
 
 CHILD = """

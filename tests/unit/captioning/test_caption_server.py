@@ -161,6 +161,18 @@ def test_the_usual_key_travels_only_encrypted_or_within_this_machine(monkeypatch
     assert key("http://example.org/v1", key_env="OPENAI_API_KEY") == "key-4711"
 
 
+def test_several_questions_are_asked_at_once(tmp_path: Path) -> None:
+    data = clips(tmp_path / "data", 2)
+    all_there = threading.Barrier(3, timeout=20)
+
+    def when_all_are_there(handler: Any, asked: dict[str, Any]) -> None:
+        all_there.wait()
+        said("A cat.")(handler, asked)
+
+    with serving(Served(when_all_are_there)) as url:
+        assert run(data, server=url, workers=3).captioned == 3
+
+
 def test_a_refused_key_ends_the_run(tmp_path: Path) -> None:
     data = clips(tmp_path / "data", 3)
     with serving(Served(said("A cat."), body({}, 401))) as url, refused("server-refuses-key", "server"):

@@ -1,0 +1,106 @@
+"""Ask a captioner about many clips: frames of the next ones are read while it answers."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Generator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from pathlib import PurePosixPath
+from typing import NamedTuple
+
+from reelworks.captioning import answers, frames, prompts
+from reelworks.captioning.answers import CaptionFailed
+from reelworks.captioning.captioner import Answer, Captioner, CaptionQuestion
+from reelworks.captioning.clips import CaptionClip
+from reelworks.captioning.request import CaptionRequest
+from reelworks.core import log, optional_imports
+
+
+def captioner_of(request: CaptionRequest) -> Captioner:
+    """Return the captioner that a request names, ready to answer."""
+    if request.server is not None:
+        from reelworks.captioning.server import ServerCaptioner
+
+        return ServerCaptioner(request)
+    if request.command is not None:
+        from reelworks.captioning.command import CommandCaptioner
+
+        return CommandCaptioner(request)
+    with log.stage("loading the libraries", at_once=True), optional_imports.importing():
+        from reelworks.captioning.vision_language import ModelCaptioner
+    return ModelCaptioner(request)
+
+
+class NoCaption(NamedTuple):
+    """A reason for no caption, and whether the clip's file is to blame rather than the captioner."""
+
+    reason: str
+    of_file: bool = False
+
+
+def ask(
+    request: CaptionRequest, captioner: Captioner, todo: Sequence[tuple[int, CaptionClip]]
+) -> Generator[tuple[int, list[str] | NoCaption], None, None]:
+    """Yield the captions of clips by number as they come; the order depends on how long each takes."""
+    batches = iter([todo[k : k + captioner.batch_size] for k in range(0, len(todo), captioner.batch_size)])
+    threads = ThreadPoolExecutor(request.workers, thread_name_prefix="caption")
+    waiting: set[Future[list[tuple[int, list[str] | NoCaption]]]] = set()
+    try:
+        while True:
+            for batch in itertools.islice(batches, request.workers + 1 - len(waiting)):
+                waiting.add(threads.submit(_answer_batch, request, captioner, batch))
+            if not waiting:
+                return
+            done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
+            for future in sorted(done, key=lambda one: one.exception() is not None):
+                yield from future.result()
+    finally:
+        captioner.stop()
+        threads.shutdown(cancel_futures=True)
+
+
+def _answer_batch(
+    request: CaptionRequest, captioner: Captioner, batch: Sequence[tuple[int, CaptionClip]]
+) -> list[tuple[int, list[str] | NoCaption]]:
+    results: dict[int, list[str] | NoCaption] = {}
+    questions: list[tuple[int, CaptionQuestion]] = []
+    for i, clip in batch:
+        try:
+            kind, shown = frames.read(clip, request.frames, request.frame_size)
+            questions += [(i, CaptionQuestion(str(clip.file), kind, p, shown)) for p in _prompts(request, clip, kind)]
+            results[i] = []
+        except CaptionFailed as error:
+            results[i] = NoCaption(str(error), of_file=True)
+    for start in range(0, len(questions), captioner.batch_size):
+        asked = questions[start : start + captioner.batch_size]
+        for (i, _), answer in zip(asked, captioner.answer([question for _, question in asked]), strict=True):
+            found = results[i]
+            if isinstance(found, NoCaption):
+                continue
+            try:
+                found.append(_caption_of(request, answer))
+            except CaptionFailed as error:
+                results[i] = NoCaption(str(error))
+    return [(i, r if isinstance(r, NoCaption) else list(dict.fromkeys(r))) for i, r in results.items()]
+
+
+def _prompts(request: CaptionRequest, clip: CaptionClip, kind: str) -> list[str]:
+    name = PurePosixPath(clip.path).stem
+    caption_now, words = clip.caption or "", request.max_words
+    filled = prompts.fill(
+        request.prompt,
+        request.style,
+        kind=kind,
+        name=name,
+        caption=caption_now,
+        trigger=request.trigger,
+        max_words=words,
+    )
+    return prompts.variants(filled, request.captions)
+
+
+def _caption_of(request: CaptionRequest, answer: Answer | CaptionFailed) -> str:
+    if isinstance(answer, CaptionFailed):
+        raise answer
+    text = answers.caption_of(answer.text, max_words=request.max_words, is_cut=answer.is_cut)
+    return answers.with_trigger(text, request.trigger, is_in=request.trigger_in)
