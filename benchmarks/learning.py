@@ -59,6 +59,7 @@ def recipe(folder: Path, steps: int, *, batch_size: int, clip_losses: str | int,
         "autoencoder": {"stride": 4},
         "text_encoder": {"dim": 64, "max_length": 12},
         "encode": {"store": True},
+        "objective": {"timestep_shift": "none"},
         "precision": {"compute": "float32"},
         "train": {
             "max_steps": steps,
