@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-SIDE = 48
+SIDE = 24
 COLOURS = {
     "red": (220, 40, 40),
     "green": (40, 180, 60),
@@ -123,7 +123,7 @@ def frame_of(one: Drawn, chance: Any) -> NDArray[np.uint8]:
 def _pattern(chance: Any) -> NDArray[np.uint8]:
     """Draw stripes of random colours and direction, which no other picture has."""
     y, x = np.mgrid[0:SIDE, 0:SIDE] / SIDE
-    angle, rate = chance.uniform(0, np.pi), chance.uniform(5, 9)
+    angle, rate = chance.uniform(0, np.pi), chance.uniform(3, 5)
     wave = np.sin(2 * np.pi * rate * (x * np.cos(angle) + y * np.sin(angle)))[..., None]
     a, b = chance.uniform(0, 255, (2, 3))
     return (a + (b - a) * (wave > 0)).astype(np.uint8)

@@ -15,6 +15,10 @@ REPOSITORY = Path(__file__).parents[2]
     [
         (["lora_memory", "--steps", "1", "--latent", "3", "8", "8"], ["float32", "float8", "int8", "nf4", "CPU memory"]),
         (["checkpoint", "--gb", "0.01", "--json"], ["{"]),
+        (
+            ["learning", "--only", "clips", "--seeds", "0", "--steps", "30", "--json"],
+            ['"named": ', '"false": ', '"cost": ', '"equal_after_kill": true'],
+        ),
         (["histories", "--histories", "1", "--seed", "1,2", "--json"], ['"seeds": {"1": {', '"2": {', '"commit": "']),
     ],
 )  # fmt: skip

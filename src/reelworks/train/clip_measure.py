@@ -24,6 +24,7 @@ from reelworks.core import hash_rng
 from reelworks.data.loader import StepSource
 from reelworks.data.micro_batch import MicroBatch, MicroBatchRequest
 from reelworks.data.position import DataPosition
+from reelworks.diffusion import objectives
 from reelworks.distributed.mesh import World
 from reelworks.encoders.batch_encoder import BatchEncoder
 from reelworks.media.decode_pool import DecodePool
@@ -33,7 +34,8 @@ from reelworks.precision.boundary import DtypeBoundary
 from reelworks.recipe.dataset import RecipeData
 from reelworks.schedule.plan import Samples
 from reelworks.train import progress
-from reelworks.train.step.clip_account import TIMES, Measured
+from reelworks.train.step import draws
+from reelworks.train.step.clip_account import TURNS, Measured
 from reelworks.train.step.examples import Predicted, fixed_example
 from reelworks.train.step.state import TrainState
 
@@ -148,8 +150,8 @@ class ClipMeasurer:
         recipe, request = self.data.recipe, batch.request
         # Guidance in the target would be that of another network.
         objective = recipe.objective.model_copy(update={"target_guidance_scale": None})
-        turn = times % len(TIMES)
-        words_B, time_B = hash_rng.hash64(recipe.seed, "clip_losses", request.uids, turn), np.array(TIMES)[turn]
+        turn = times % len(TURNS)
+        words_B, time_B = hash_rng.hash64(recipe.seed, "clip_losses", request.uids, turn), self._times(request)[turn]
         example = fixed_example(batch, self.encoder, objective, words_B, time_B, guided=True)
         assert example.uncaptioned is not None
         at_least = most if components.family_config(recipe.model).network.clip_by_clip else 0
@@ -160,7 +162,14 @@ class ClipMeasurer:
         losses = torch.stack([torch.where(example.valid_mask, each.float(), torch.nan) for each in both]).cpu().double()
         held_out = self._candidates[1][picked]
         bucket = np.full(len(picked), request.bucket)
-        return Measured(request.uids, bucket, held_out, time_B, *losses.numpy())
+        return Measured(request.uids, bucket, held_out, turn, time_B, *losses.numpy())
+
+    def _times(self, request: MicroBatchRequest) -> NDArray[np.float64]:
+        """Return the timestep of each turn, which those of training follow in the bucket of a request."""
+        objective, shape = self.data.recipe.objective, request.shape
+        ratio = draws.shift_ratio(objective, shape, self.encoder.encoders.autoencoder.geometry.latent(shape))
+        _, times = objectives.from_config(objective).times(torch.tensor(TURNS, dtype=torch.float64), ratio)
+        return np.asarray(times.double().numpy())
 
 
 def choose(

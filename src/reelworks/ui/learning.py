@@ -1,4 +1,4 @@
-"""What a run has learnt of its clips, with what the page needs to show them and to leave them out."""
+"""Words for the clips of a run, with what the page needs to show them and to leave them out."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from reelworks.run.clip_losses import ClipLosses
 from reelworks.schedule.cursor import Aliases
 from reelworks.train import clip_measure
-from reelworks.train.step.clip_account import TIMES, UNREADABLE, Measured, _AccountRows, _Shows
+from reelworks.train.step.clip_account import TURNS, UNREADABLE, Measured, _AccountRows, _Shows
 
 CLIPS, STEPS, BATCH = 60, 400, 12
 UIDS = np.random.default_rng(1).integers(1, 1 << 62, CLIPS, dtype=np.uint64)
@@ -80,12 +80,20 @@ def test_a_caption_that_tells_nothing_is_doubted_and_one_that_none_learnt_is_not
     rows.add(shows)
     chance = np.random.default_rng(0)
     for turn in range(3):
-        time = np.full(CLIPS, TIMES[turn])
+        time = np.full(CLIPS, 1000 * TURNS[turn])
         gain = chance.normal(0.1, 0.03, CLIPS)
         gain[:3] = chance.normal(0, 0.03, 3)
         nobody = chance.normal(0, 0.03, CLIPS)
         usual = rows.usual.at(time, np.arange(CLIPS) % 2)
-        parts = (UIDS, np.arange(CLIPS) % 2, np.zeros(CLIPS, bool), time, usual, usual * np.exp(gain))
+        parts = (
+            UIDS,
+            np.arange(CLIPS) % 2,
+            np.zeros(CLIPS, bool),
+            np.full(CLIPS, turn),
+            time,
+            usual,
+            usual * np.exp(gain),
+        )
         rows.note_measured(Measured.joined([Measured(*parts)]))
         assert turn or rows.table.measured.max() == 1
     assert (rows.table.doubt[:3] > np.log(10)).all()
@@ -93,7 +101,7 @@ def test_a_caption_that_tells_nothing_is_doubted_and_one_that_none_learnt_is_not
     np.testing.assert_allclose(rows.table.gain[3:], 0.1, atol=0.08)
     other = laid_out()
     other.add(shows)
-    other.note_measured(Measured.joined([Measured(*parts[:5], usual * np.exp(nobody))]))
+    other.note_measured(Measured.joined([Measured(*parts[:6], usual * np.exp(nobody))]))
     assert np.abs(other.table.doubt).max() < np.log(10)
 
 
@@ -101,8 +109,10 @@ def test_a_clip_that_could_not_be_read_is_not_measured_again() -> None:
     rows, (shows, _) = laid_out(), shown()
     rows.add(shows)
     losses = np.where(np.arange(CLIPS) == 5, np.nan, 1.0)
-    bucket, time = np.arange(CLIPS) % 2, np.full(CLIPS, TIMES[0])
-    rows.note_measured(Measured.joined([Measured(UIDS, bucket, np.zeros(CLIPS, bool), time, losses, losses)]))
+    bucket, time = np.arange(CLIPS) % 2, np.full(CLIPS, 900.0)
+    rows.note_measured(
+        Measured.joined([Measured(UIDS, bucket, np.zeros(CLIPS, bool), 0 * bucket, time, losses, losses)])
+    )
     assert rows.table.measured[5] == UNREADABLE
     assert set(rows.table.measured[np.arange(CLIPS) != 5]) == {1}
 

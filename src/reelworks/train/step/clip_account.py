@@ -33,8 +33,9 @@ _FAR = 2.0  # logarithm of a ratio beyond which a loss counts as if it were ther
 _FIRST = 4  # times that are a clip's first
 _LONGER, _RECENT, _MEASURED = 32, 8, 4  # times over which means of a clip reach back
 _MOST_POINTS = 128  # of the course; when there are more, every other one is dropped
-# Timesteps of measurements, in which a clip's take turns: where captions matter, and clips differ least by their detail.
-TIMES = (900.0, 700.0, 800.0)
+# Timesteps of measurements, in which a clip's take turns, as shares of those of training that have less noise: where
+# captions matter, and clips differ least by their detail.
+TURNS = (0.9, 0.7, 0.8)
 _FEW = 8  # clips after which a spread of gains is known
 _FAR_GAIN = 3.0  # mean deviations beyond which a gain counts as if it were there
 _NORMAL = np.sqrt(np.pi / 2)  # of a normal distribution, a standard deviation by its mean absolute deviation
@@ -68,6 +69,7 @@ class Measured(NamedTuple):
     uid: NDArray[np.uint64]
     bucket: I64
     held_out: NDArray[np.bool_]
+    turn: I64  # index into `TURNS`
     time: F64
     captioned: F64  # loss with the caption
     uncaptioned: F64  # loss with the empty caption
@@ -92,7 +94,7 @@ class _UsualLoss:
         self.factor = np.array([usual.factor.get(name, 1.0) for name in buckets])
         self.factor_weight = np.array([usual.factor_weight.get(name, 0.0) for name in buckets])
         gains = (
-            np.array(values or np.zeros(len(TIMES))) for values in (usual.gain, usual.gain_spread, usual.gain_weight)
+            np.array(values or np.zeros(len(TURNS))) for values in (usual.gain, usual.gain_spread, usual.gain_weight)
         )
         self.gain, self.gain_spread, self.gain_weight = gains
 
@@ -345,8 +347,8 @@ class _AccountRows:
         table.bucket[row] = bucket[good]
         table.measured[row] += 1
         share = np.maximum(1 / table.measured[row], 1 / _MEASURED)
-        turn = np.searchsorted(np.sort(TIMES), time[good])
-        table.doubt[row] = (table.doubt[row] * _KEPT + self.usual.doubts(gain, turn)).astype(np.float32)
+        doubt = self.usual.doubts(gain, found.turn[good])
+        table.doubt[row] = (table.doubt[row] * _KEPT + doubt).astype(np.float32)
         _approach(table.level, row, np.clip(level, -_FAR, _FAR), share)
         _approach(table.gain, row, np.clip(gain, -_FAR, _FAR), share)
 
