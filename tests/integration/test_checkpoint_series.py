@@ -194,6 +194,34 @@ def test_a_checkpoint_that_vanishes_is_left_out_with_a_line(
     assert any(note.startswith("step 2 is left out: the checkpoint does not exist") for note in series.notes())
 
 
+BROKEN = """
+class Broken:
+    name, higher_is_better, requires_reference = "broken", True, False
+
+    def __init__(self, settings):
+        pass
+
+    def value(self, clip):
+        raise RuntimeError("no luck")
+"""
+
+
+def test_a_damaged_checkpoint_or_metric_costs_nothing_else(trained: Any, tmp_path: Path) -> None:
+    run, _ = trained
+    lost = next((CheckpointFolder(run.checkpoints_folder).path(4) / "tensors").iterdir())
+    lost.rename(tmp_path / "lost")
+    try:
+        series = measured(run, seed=12, metrics=("motion",))
+    finally:
+        (tmp_path / "lost").rename(lost)
+    assert [one.step for one in series.checkpoints] == [1, 2, 3]
+    assert [each.step for each in series.skipped] == [4]
+    assert lost.name in series.skipped[0].reason
+    (tmp_path / "own.py").write_text(BROKEN)
+    with pytest.raises(UserError, match=r"a metric failed \(RuntimeError: no luck\)"):
+        measured(run, "1", metrics=(f"{tmp_path}/own.py:Broken",))
+
+
 def test_the_model_is_loaded_once_for_all_checkpoints(trained: Any, monkeypatch: Any) -> None:
     """And every checkpoint has its own weights in it: the loss is that of the checkpoint alone."""
     run, _ = trained
