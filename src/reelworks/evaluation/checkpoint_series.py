@@ -431,5 +431,5 @@ def _key(
 def _fingerprint(path: Path) -> list[Any]:
     """Return names, sizes and times of a network's files, so that other weights in its place are noticed."""
     found = sorted(path.rglob("*")) if path.is_dir() else [path]
-    stats = [(str(file), file.stat()) for file in found if file.is_file()]
+    stats = [(str(file.relative_to(path.parent)), file.stat()) for file in found if file.is_file()]
     return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
