@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -17,7 +18,7 @@ from PIL import Image
 from test_lora import lora, on_file, pictures
 
 from reelworks.checkpoint import listing
-from reelworks.checkpoint.config import CheckpointsConfig
+from reelworks.checkpoint.config import CheckpointsConfig, KeepBest
 from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
@@ -32,6 +33,8 @@ from reelworks.run.folder import RunFolder
 
 __all__ = ["lora", "pictures"]
 SHOWN = {"prompts": ["a clip", "another clip"], "num_inference_steps": 1, "num_frames": 5, "height": 32, "width": 32}
+LIKE, CLOSE = "samples/likeness-pixels", "samples/closeness-pixels"
+MIXTURE = f"0.7 * {LIKE} - 0.3 * {CLOSE}"
 COUNTED = """
 import os, pathlib, signal
 
@@ -65,7 +68,7 @@ def trained(tiny_in: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Run
         checkpoints={
             "every_steps": 1,
             "keep_last": 9,
-            "keep_best": {"metric": "samples/likeness-pixels", "mode": "max"},
+            "keep_best": {"metric": MIXTURE, "mode": "max"},
         },
     )
     assert children.train(recipe) == [0], children.output(recipe)
@@ -145,30 +148,28 @@ def test_values_are_those_of_training_and_of_each_checkpoint_alone(trained: Any,
     assert all(f"{value:.4g}" in report for value in values.values())
 
 
-def test_the_best_by_a_mixture_of_what_was_measured_survives_pruning(tiny: Any, tmp_path: Path) -> None:
-    like, close = "samples/likeness-pixels", "samples/closeness-pixels"
-    text = f"0.7 * {like} - 0.3 * {close}"
-    samples = SHOWN | {"every_steps": 1, "metrics": ["likeness-pixels", "closeness-pixels"]}
-    best = {"metric": text, "mode": "max"}
-    recipe = tiny(
-        train={"max_steps": 4, "learning_rate": 0.05, "ema_decay": 0.0},
-        samples=samples,
-        validation={"split": 0.0},
-        checkpoints={"every_steps": 1, "keep_last": 1, "keep_best": best},
-    )
-    assert children.train(recipe) == [0], children.output(recipe)
-    run = RunFolder(tmp_path / "run")
+def test_the_best_by_a_mixture_survives_pruning_and_each_reason_has_its_parts(trained: Any, tmp_path: Path) -> None:
+    """In training all were kept, the best among them for its mixture."""
+    run, _ = trained
     values = {event["step"]: event["values"] for event in events.timeline(run.events_file, "metrics")}
     mixed = {step: 0.7 * v["likeness-pixels"] - 0.3 * v["closeness-pixels"] for step, v in values.items()}
     assert len(set(mixed.values())) == 4
-    store, step = CheckpointFolder(run.checkpoints_folder), max(mixed, key=lambda each: mixed[each])
-    policy = CheckpointsConfig(keep_last=1, keep_best=best)  # type: ignore[arg-type]
-    assert store.steps() == sorted({step, 4})
-    assert listing.best(store, policy).step == step
-    (reason,) = [r for r in listing.explain(store, policy, step).now.reasons if r.startswith("the best by")]
-    assert reason.startswith(f"the best by {text} ({mixed[step]:.6g}: {like} ")
-    deleted = next(each for each in mixed if each not in store.steps())
-    assert any(f"not among the best 1 by {text}" in r for r in listing.explain(store, policy, deleted).now.reasons)
+    best, deleted = max(mixed, key=lambda each: mixed[each]), min(mixed, key=lambda each: mixed[each] + (each == 4))
+    why = f"the best by {MIXTURE} ({mixed[best]:.6g}: {LIKE} {values[best]['likeness-pixels']:.6g}, {CLOSE} "
+    told = events.timeline(run.events_file, "retention")[-1]["kept"]
+    assert any(reason.startswith(why) for one in told if one["step"] == best for reason in one["reasons"])
+
+    shutil.copytree(run.checkpoints_folder, tmp_path / "checkpoints")
+    store = CheckpointFolder(tmp_path / "checkpoints")
+    policy = CheckpointsConfig(keep_last=1, keep_best=KeepBest(metric=MIXTURE, mode="max"))
+    pruned = listing.prune(store, policy)
+    assert store.steps() == sorted({best, 4}) == [one.step for one in pruned.kept]
+    assert listing.best(store, policy).step == best
+    assert any(reason.startswith(why) for reason in listing.explain(store, policy, best).now.reasons)
+    gone = listing.explain(store, policy, deleted).now.reasons
+    assert any(
+        reason.startswith(f"not among the best 1 by {MIXTURE} ({mixed[deleted]:.6g}: {LIKE} ") for reason in gone
+    )
 
 
 def test_a_checkpoint_that_vanishes_is_left_out_with_a_line(
@@ -192,6 +193,34 @@ def test_a_checkpoint_that_vanishes_is_left_out_with_a_line(
     assert [one.step for one in series.checkpoints] == [1, 3]
     assert [each.step for each in series.skipped] == [2]
     assert any(note.startswith("step 2 is left out: the checkpoint does not exist") for note in series.notes())
+
+
+BROKEN = """
+class Broken:
+    name, higher_is_better, requires_reference = "broken", True, False
+
+    def __init__(self, settings):
+        pass
+
+    def value(self, clip):
+        raise RuntimeError("no luck")
+"""
+
+
+def test_a_damaged_checkpoint_or_metric_costs_nothing_else(trained: Any, tmp_path: Path) -> None:
+    run, _ = trained
+    lost = next((CheckpointFolder(run.checkpoints_folder).path(4) / "tensors").iterdir())
+    lost.rename(tmp_path / "lost")
+    try:
+        series = measured(run, seed=12, metrics=("motion",))
+    finally:
+        (tmp_path / "lost").rename(lost)
+    assert [one.step for one in series.checkpoints] == [1, 2, 3]
+    assert [each.step for each in series.skipped] == [4]
+    assert lost.name in series.skipped[0].reason
+    (tmp_path / "own.py").write_text(BROKEN)
+    with pytest.raises(UserError, match=r"a metric failed \(RuntimeError: no luck\)"):
+        measured(run, "1", metrics=(f"{tmp_path}/own.py:Broken",))
 
 
 def test_the_model_is_loaded_once_for_all_checkpoints(trained: Any, monkeypatch: Any) -> None:

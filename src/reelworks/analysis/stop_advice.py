@@ -10,7 +10,6 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from typing import Any
 
 LEAST_AFTER = 3  # measurements after the step, in which likeness did not rise
@@ -84,10 +83,9 @@ def advise(points: Iterable[Point]) -> StopAdvice | None:
 
 def _plateau(values: Sequence[float]) -> int | None:
     """Return the index from which values rise no more, with enough values after it; None if they do."""
-    tolerance = _NOISES * _noise(values)
+    tolerance, rising = _NOISES * _noise(values), _rising_from(values)
     for first in range(len(values) - LEAST_AFTER):
-        after = values[first + 1 :]
-        if max(after) <= values[first] + tolerance and not rises(values[first:]):
+        if max(values[first + 1 :]) <= values[first] + tolerance and not rising[first]:
             return first
     return None
 
@@ -98,10 +96,18 @@ def _rose(name: str, values: Sequence[float]) -> str:
 
 def rises(values: Sequence[float]) -> bool:
     """Whether values have a rising trend, by the one-sided test of Mann (1945) and Kendall; of fewer than 4 never."""
-    n = len(values)
-    score = sum((later > earlier) - (later < earlier) for earlier, later in combinations(values, 2))
-    deviation = math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
-    return n > LEAST_AFTER and (score - 1) / deviation > _SIGNIFICANT
+    return bool(values) and _rising_from(values)[0]
+
+
+def _rising_from(values: Sequence[float]) -> list[bool]:
+    """Return whether the values rise from each of them on."""
+    found, score = [], 0  # pairs in rising order, less those in falling order
+    for first, value in reversed(list(enumerate(values))):
+        score += sum((later > value) - (later < value) for later in values[first + 1 :])
+        n = len(values) - first
+        deviation = math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
+        found.append(n > LEAST_AFTER and (score - 1) / deviation > _SIGNIFICANT)
+    return found[::-1]
 
 
 def _noise(values: Sequence[float]) -> float:

@@ -18,6 +18,7 @@ from reelworks.analysis.stop_advice import StopAdvice
 from reelworks.checkpoint import locate
 from reelworks.checkpoint.folder import CheckpointFolder, CheckpointInfo
 from reelworks.checkpoint.manifest import BadCheckpoint
+from reelworks.checkpoint.verify import damage
 from reelworks.core import digests, files, results, trust, units, user_files
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
@@ -25,6 +26,7 @@ from reelworks.core.shape import Shape
 from reelworks.distributed import mesh
 from reelworks.distributed.mesh import World
 from reelworks.evaluation import held_out, likeness, report, vbench
+from reelworks.evaluation.clips import Frames
 from reelworks.evaluation.held_out import EvaluatedModel
 from reelworks.evaluation.measure import MetricResult, PreviewMetrics
 from reelworks.evaluation.request import EvalRequest
@@ -308,13 +310,18 @@ class _Series:
         on_clip: Callable[[int, int], None],
     ) -> tuple[list[MeasuredCheckpoint], list[SkippedCheckpoint]]:
         """Measure what is not measured yet, and return all measurements, and the checkpoints without any."""
-        found = {info.step: self._known(info) for info in infos}
-        left, skipped = [info for info in infos if found[info.step] is None], list[SkippedCheckpoint]()
-        if len(left) < len(infos):
-            logger.info("%d of %s are measured already", len(infos) - len(left), units.plural(len(infos), "checkpoint"))
+        found = {info.step: known for info in infos if (known := self._known(info)) is not None}
+        for one in found.values():
+            _record(store, one)
+        if found:
+            logger.info("%d of %s are measured already", len(found), units.plural(len(infos), "checkpoint"))
+        left = [info for info in infos if info.step not in found]
+        skipped = [SkippedCheckpoint(info.step, why) for info in left if (why := damage(info.path))]
+        left = [info for info in left if info.step not in {each.step for each in skipped}]
         if left:
-            with held_out.opened(self.source, self.data, world, self.request, on_clip) as (model, loss):
-                shown = self._shown(model)
+            source = replace(self.source, step=left[-1].step)
+            with held_out.opened(source, self.data, world, self.request, on_clip) as (model, loss):
+                shown = self._shown(model, left[-1])
                 for number, info in enumerate(left, 1):
                     try:
                         found[info.step] = one = self._measure(info, model, shown, loss)
@@ -322,24 +329,20 @@ class _Series:
                         if error.code not in _GONE:
                             raise
                         skipped.append(SkippedCheckpoint(info.step, error.problem))
-                        logger.info("step %d is left out: %s", info.step, error.problem)
                         continue
+                    _record(store, one)
                     told = ", ".join(f"{name} {value:.4g}" for name, value in one.values.items())
                     logger.info("step %d (%d of %d): %s", info.step, number, len(left), told)
-        measured = [one for one in found.values() if one is not None]
-        for one in measured:
-            _record(store, one)
-        return measured, skipped
+        return [found[step] for step in sorted(found)], skipped
 
-    def _shown(self, model: LoadedModel) -> LoadedModel:
+    def _shown(self, model: LoadedModel, first: CheckpointInfo) -> LoadedModel:
         """Return the model that clips are generated with: that of the recipe's previews."""
         encoder = model.encoder.loaded()
         if not self.data.recipe.samples.has_model:
             return replace(model, encoder=encoder)
         conditioning = components.conditioning(preview_model.recipe_of(self.data.recipe).model)
         encoder = replace(encoder, conditioning=conditioning)
-        path = CheckpointFolder(self.folder.parent.parent / "checkpoints").path(self.source.step)
-        return LoadedModel.load(path, averaged=not self.request.raw_weights, shown=True, encoders=encoder)
+        return LoadedModel.load(first.path, averaged=not self.request.raw_weights, shown=True, encoders=encoder)
 
     def _measure(
         self, info: CheckpointInfo, model: LoadedModel, shown: LoadedModel, loss: Callable[[], Validation | None]
@@ -350,7 +353,7 @@ class _Series:
             each.read(info.path, averaged=averaged)
         validation = loss()
         generated = shown.generate(prompts, self.options)
-        metrics = self.metrics.measured(generated.clips, prompts)
+        metrics = self._metrics(generated.clips, prompts)
         folder = self._folder_of(info.step)
         clips = [folder / f"{i:02d}.{'png' if len(c) == 1 else 'mp4'}" for i, c in enumerate(generated.clips)]
         for path, (frames, sound) in zip(clips, generated.written(), strict=True):
@@ -360,6 +363,19 @@ class _Series:
         names = {"clips": [path.name for path in clips]}
         files.write_for("RUN", folder / _RESULT, files.to_json(results.as_json(one) | names, indent=2).encode())
         return one
+
+    def _metrics(self, clips: Sequence[Frames], prompts: Sequence[str]) -> list[MetricResult]:
+        try:
+            return self.metrics.measured(clips, prompts)
+        except UserError:
+            raise
+        except Exception as error:  # metrics of users may raise anything
+            raise UserError(
+                f"a metric failed ({type(error).__name__}: {error})",
+                code="metric-failed",
+                field="--metric",
+                remedy="correct it, or leave it out; what was measured before is kept",
+            ) from error
 
     def _folder_of(self, step: int) -> Path:
         return self.folder / f"step-{step:09d}"
@@ -415,5 +431,5 @@ def _key(
 def _fingerprint(path: Path) -> list[Any]:
     """Return names, sizes and times of a network's files, so that other weights in its place are noticed."""
     found = sorted(path.rglob("*")) if path.is_dir() else [path]
-    stats = [(str(file), file.stat()) for file in found if file.is_file()]
+    stats = [(str(file.relative_to(path.parent)), file.stat()) for file in found if file.is_file()]
     return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]

@@ -77,6 +77,11 @@ def test_a_rise_is_that_of_kendalls_test(values: list[int]) -> None:
     assert not rises(values[:3])
 
 
+def test_a_trend_is_that_of_what_follows_wherever_it_begins() -> None:
+    values = [float(v) for v in np.random.default_rng(0).normal(size=60).cumsum()]
+    assert stop_advice._rising_from(values) == [rises(values[i:]) for i in range(len(values))]
+
+
 def test_points_are_those_of_the_most_telling_network_and_of_finite_values() -> None:
     measured: dict[int, dict[str, float | None]] = {
         100: {"likeness-pixels": 0.1, "closeness-pixels": 0.2, "loss": 3.0},
