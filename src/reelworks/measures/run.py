@@ -231,7 +231,11 @@ def _found(rows: CatalogRows, pending: _ToMeasure, threads: int, processes: Any)
 
 
 def _collect(
-    rows: CatalogRows, pending: _ToMeasure, kept: KeptMeasures, found: Iterator[Measurement], on_progress: OnClips | None
+    rows: CatalogRows,
+    pending: _ToMeasure,
+    kept: KeptMeasures,
+    found: Iterator[Measurement],
+    on_progress: OnClips | None,
 ) -> list[tuple[str, str]]:
     failed: list[tuple[str, str]] = []
     waiting: dict[int, Mapping[str, float | bytes]] = {}
