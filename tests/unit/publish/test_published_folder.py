@@ -211,7 +211,13 @@ def test_of_each_text_in_a_recipe_it_is_decided_whether_it_may_be_told():
             "cost.measured",
             "encode.folder",
         ),
-        *("samples.metrics", "samples.metric_weights", "checkpoints.mirror.url", "checkpoints.mirror.options"),
+        *(
+            "data.measures",
+            "samples.metrics",
+            "samples.metric_weights",
+            "checkpoints.mirror.url",
+            "checkpoints.mirror.options",
+        ),
         *("checkpoints.mirror.keep_best.metric",),
         *("logging.project", "logging.name", "logging.entity", "logging.tags"),
     }
