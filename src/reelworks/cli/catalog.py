@@ -180,10 +180,9 @@ def _print_column(column: Column) -> None:
     show.line(f"\nlimits on {column.name}" + (f" ({column.unit})" if column.unit else "") + lacking)
     table = show.new_table("percentile", "limit", "clips lost", "hours", "frames", "tokens", "clip there")
     for one in column.percentiles:
-        for sign, loss in ((">=", one.at_least), ("<=", one.at_most)):
-            cells = f"{sign} {one.value:.6g}", str(loss.clips), f"{loss.hours:.2f}", str(loss.frames), str(loss.tokens)
-            at_least = sign == ">="
-            table.add_row(str(one.percentile) if at_least else "", *cells, one.files[0] if at_least else "")
+        for i, (limit, loss) in enumerate(one.limits):
+            cells = limit, str(loss.clips), f"{loss.hours:.2f}", str(loss.frames), str(loss.tokens)
+            table.add_row("" if i else str(one.percentile), *cells, "" if i else one.files[0])
     show.print_table(table)
 
 
