@@ -261,12 +261,14 @@ def _table(
 
 def _limits_that_take(catalog: Catalog, ordinal: NDArray[np.int64], failed: Any) -> Any:
     """Return the nearest limits that would take each row, of which `failed` has the failed parts of a filter."""
-    texts = pa.nulls(len(ordinal), pa.large_string())
-    for part in pc.unique(failed.drop_null()).to_pylist():
-        mine = pc.equal(failed, part).fill_null(False)
-        limits = filter_failures.limits_that_take(catalog.rows_at(ordinal[as_numpy(mine)]), part)
-        texts = pc.replace_with_mask(texts, mine, limits)
-    return texts
+    parts = failed.dictionary_encode()
+    code = as_numpy(parts.indices.fill_null(-1))
+    order = np.argsort(code, kind="stable")
+    begin = np.searchsorted(code[order], np.arange(len(parts.dictionary) + 1))
+    texts = [pa.nulls(int(begin[0]), pa.large_string())]
+    for part, of_part in zip(parts.dictionary.to_pylist(), np.split(order, begin)[1:-1], strict=True):
+        texts.append(filter_failures.limits_that_take(catalog.rows_at(ordinal[of_part]), part))
+    return pa.concat_arrays(texts).take(pa.array(np.argsort(order, kind="stable")))
 
 
 def _paths(catalog: Catalog, ordinal: NDArray[np.int32], wanted: NDArray[np.bool_]) -> Any:

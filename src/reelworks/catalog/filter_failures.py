@@ -160,11 +160,11 @@ class Limit(NamedTuple):
         Null for one that is missing or not finite.
         """
         values = as_numpy(filters.value(self.measured, columns).cast(pa.float64())).astype(np.float64)
-        short = _rounded(values, np.ceil if self.op in (ast.Lt, ast.LtE) else np.floor)
+        short = rounded(values, np.ceil if self.op in (ast.Lt, ast.LtE) else np.floor)
         return pa.array(short, mask=~np.isfinite(values)).cast(_TEXT)
 
 
-def _rounded(values: NDArray[np.float64], towards: Callable[[Any], Any]) -> NDArray[np.float64]:
+def rounded(values: NDArray[np.float64], towards: Callable[[Any], Any]) -> NDArray[np.float64]:
     """Round to six significant digits, up with `np.ceil` or down with `np.floor`, but keep what is short already."""
     with np.errstate(all="ignore"):
         scale = 10.0 ** (_DIGITS - 1 - np.floor(np.log10(np.abs(values))))
@@ -248,6 +248,6 @@ def _shown(name: str, column: Any) -> Any:
 
 
 def _few_digits(numbers: Any) -> Any:
-    return pa.array(_rounded(as_numpy(numbers).astype(np.float64), np.floor), mask=as_numpy(numbers.is_null())).cast(
+    return pa.array(rounded(as_numpy(numbers).astype(np.float64), np.floor), mask=as_numpy(numbers.is_null())).cast(
         _TEXT
     )

@@ -203,11 +203,12 @@ def _print_columns(columns: Sequence[ColumnLimits]) -> None:
     for column in columns:
         lacking = f", {units.plural(column.missing, 'clip')} without it" if column.missing else ""
         show.line(f"\n{column.name}" + (f" ({column.unit})" if column.unit else "") + lacking)
-        table = show.new_table("percentile", "number", "below it", "above it", "clip there")
-        for value, same in itertools.groupby(column.percentiles, key=lambda one: one.value):
+        table = show.new_table("percentile", "limit", "loses", "limit", "loses", "clip there")
+        for _, same in itertools.groupby(column.percentiles, key=lambda one: one.value):
             first, *others = same
             label = f"{first.percentile} to {others[-1].percentile}" if others else str(first.percentile)
-            table.add_row(label, f"{value:.6g}", *map(_loss, (first.at_least, first.at_most)), first.files[0])
+            cells = [text for limit, loss in first.limits for text in (limit, _loss(loss))]
+            table.add_row(label, *cells, first.files[0])
         show.print_table(table)
 
 

@@ -17,6 +17,7 @@ from reelworks.buckets.assign import Reason
 from reelworks.buckets.propose import Proposal
 from reelworks.buckets.table import EMPTY, BucketTable
 from reelworks.catalog import measured_columns
+from reelworks.catalog.filter_failures import rounded
 from reelworks.catalog.rows import CatalogRows
 from reelworks.catalog.summary import Histogram, histogram
 from reelworks.core.shape import Shape
@@ -105,6 +106,12 @@ class Percentile:
     at_least: Loss
     at_most: Loss
     row: int
+
+    @property
+    def limits(self) -> list[tuple[str, Loss]]:
+        """Limits with few digits, such as ">= 0.41", rounded to the side that takes the clip there, and what each loses."""
+        down, up = (f"{rounded(np.array([self.value]), towards)[0]:.6g}" for towards in (np.floor, np.ceil))
+        return [(f">= {down}", self.at_least), (f"<= {up}", self.at_most)]
 
 
 @dataclass(frozen=True)

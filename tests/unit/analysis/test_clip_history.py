@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from dataclasses import replace
@@ -11,7 +12,7 @@ import prepare_files as made
 import pytest
 from refused import refused
 
-from reelworks.analysis import clip_history
+from reelworks.analysis import clip_history, rejections
 from reelworks.analysis.coverage import ClipEpoch
 from reelworks.core import results
 from reelworks.data import plan_cache, resume, segment_record
@@ -274,6 +275,13 @@ def test_coverage_tells_how_a_clip_failed_its_filter_when_it_was_planned(told, t
         "reason": "height 8 <= 9; height >= 8 would take it",
     }
     assert {one["became"] for one in why.values()} == {"not_yet"}
+    rejections.write_recorded(tmp_path / "left-out.jsonl", told.run)
+    (clip,) = map(json.loads, (tmp_path / "left-out.jsonl").read_text().splitlines())
+    assert [clip[key] for key in ("path", "failed_filter", "limits_that_take")] == [
+        "3.png",
+        "height > 9",
+        "height >= 8",
+    ]
 
 
 def test_coverage_names_the_clip_that_stands_for_a_near_duplicate(tmp_path):
@@ -301,6 +309,9 @@ def test_coverage_names_the_clip_that_stands_for_a_near_duplicate(tmp_path):
     assert reasons == {None, "meta/0.png stands for it", "meta/1.png stands for it"}
     assert [clips["6.png"][2][key] for key in ("became", "reason")] == ["duplicate", "meta/0.png stands for it"]
     assert all(epoch.adds_up for epoch in clip_history.cover(told.run).epochs)
+    rejections.write_recorded(tmp_path / "left-out.jsonl", told.run)
+    (clip,) = map(json.loads, (tmp_path / "left-out.jsonl").read_text().splitlines())
+    assert [clip[key] for key in ("path", "reason", "stands_for_it")] == ["6.png", "duplicate", "meta/0.png"]
 
 
 def test_other_reasons_for_clips_that_are_not_done_than_removal(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,9 @@ def test_without_a_recipe_readable_clips_in_the_proposed_buckets_count() -> None
     assert (median.value, median.at_least.clips, median.at_most.clips) == (724, 4, 4)
     assert sum(bucket.clips for bucket in median.at_least.buckets) == 4
     assert found["duration_seconds"].clips == 8
+    assert [limit for limit, _ in median.limits] == [">= 724", "<= 724"]
+    third = replace(median, value=1 / 3)
+    assert [limit for limit, _ in third.limits] == [">= 0.333333", "<= 0.333334"]
     assert columns.heading("unheard_of") == ("unheard of", "", False)
     assert inspect.inspect_rows(among.take(np.zeros(0, np.int64))).columns == []
 
