@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 import time
@@ -15,6 +16,7 @@ import numpy as np
 import page_client
 import pytest
 import tomli_w
+from headless import wait_until, went_to, window
 from typer.testing import CliRunner
 
 from reelworks.checkpoint import verify
@@ -185,6 +187,30 @@ def test_the_report_and_the_page_show_the_clips_and_leave_them_out(
             assert client.post(f"{of_clip}/{verb}").status_code == 200
             again = client.get(f"/api/runs/{key}/learning?sort=loss&limit=3").json()["clips"]
             assert next(c for c in again if c["path"] == clip["path"])["is_left_out"] is is_left_out
+
+
+@pytest.mark.slow
+def test_the_wall_shows_pictures_and_undoes_what_it_leaves_out(
+    root: Path, footage: Path, opened: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(root)
+    with page_client.client(root, footage) as client:
+        key = next(run["key"] for run in _runs(client) if run["name"] == "on")
+    with page_client.served(root, footage) as address, window(opened) as shown:
+        went_to(shown, address, f"#/run/{key}/learning", ".clips figure img")
+        tiles = shown.locator(".clips figure")
+        table = ClipLosses.from_bytes(stored(root / "on"))
+        assert tiles.count() == (table.shown > 0).sum()
+        wait_until(shown, "document.querySelector('.clips img').naturalWidth > 0")
+        for now, then in (("Leave out", "Take back"), ("Take back", "Leave out")):
+            tiles.first.get_by_role("button", name=now, exact=True).click()
+            tiles.first.get_by_role("button", name=then, exact=True).wait_for()
+        shown.get_by_label("word").select_option(index=1)
+        wait_until(
+            shown, "new Set([...document.querySelectorAll('.clips b')].map(word => word.textContent)).size === 1"
+        )
+        if folder := os.environ.get("SCREENSHOTS"):
+            shown.screenshot(path=f"{folder}/learning.png")
 
 
 def _runs(client: Any) -> list[dict[str, Any]]:
