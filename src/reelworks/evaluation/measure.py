@@ -22,7 +22,7 @@ from reelworks.evaluation.training_clips import TrainingClips
 
 @dataclass(frozen=True)
 class PreviewMetrics:
-    """Metrics of previews during training; those that need references are refused.
+    """Metrics of clips that are generated from prompts, in training and of its checkpoints; none may need references.
 
     Attributes:
         kinds: Classes of the metrics.

@@ -140,3 +140,27 @@ def test_of_many_files_the_same_are_compared(tmp_path: Path) -> None:
     assert len(names) == 256 == len(set(names))
     assert names == [clip.name for clip in again.read()]
     assert some.digest() == again.digest() != TrainingClips.of_files(dict(list(files.items())[:3])).digest()
+
+
+class Brighter:
+    """A metric from elsewhere: by how much a clip is brighter than the training clip of the nearest brightness."""
+
+    name, higher_is_better, requires_reference = "brighter", True, False
+
+    def __init__(self, settings: Settings) -> None:
+        assert settings.training is not None
+        known = [clip for clip in settings.training.read() if isinstance(clip, MeasuredClip)]
+        self._levels = {clip.name: float(clip.frames.mean()) for clip in known}
+        self.nearest: dict[str, str] = {}
+
+    def value(self, clip: MeasuredClip) -> float:
+        level = float(clip.frames.mean())
+        self.nearest[clip.name] = min(self._levels, key=lambda name: abs(self._levels[name] - level))
+        return level - self._levels[self.nearest[clip.name]]
+
+
+def test_a_metric_from_elsewhere_reads_the_training_clips_and_names_one() -> None:
+    grey = [np.full((1, 8, 8, 3), level, np.uint8) for level in (10, 100, 200)]
+    using = Settings(training=training_of(grey))
+    (found,), _ = measure([Brighter], [MeasuredClip("a", grey[1] + 7)], None, using)
+    assert (found.value, found.nearest) == (7.0, {"a": "t1"})

@@ -83,6 +83,8 @@ LOSSES = [0.5, 0.5, math.nan, 0.4, 0.45, 0.4]
         ({"every_steps": 2}, [2, 4, 6]),
         ({"every_steps": 4, "at_best": True}, [1, 4]),
         ({"every_steps": 100, "at_best": True, "keep_best": {"metric": "loss", "mode": "max"}}, [1]),
+        ({"every_steps": 100, "at_best": True, "keep_best": {"metric": "-2 * loss", "mode": "max"}}, [1, 4]),
+        ({"every_steps": 100, "at_best": True, "keep_best": {"metric": "1 * loss + 1 * none"}}, []),
         ({"every_steps": 100, "every_minutes": 1e-9}, [1, 2, 3, 4, 5, 6]),
         ({"every_steps": 100, "at_epoch_end": True}, [3, 4, 5, 6]),
     ],
