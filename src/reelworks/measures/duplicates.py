@@ -73,6 +73,8 @@ class Duplicates:
 
     name, version, columns, reads = "duplicates", 1, measured_columns.BUILT_IN["duplicates"], ("stills",)
 
+    feature_bytes = 2 * _FRAME_BYTES + _SHARPNESS_BYTES
+
     def __init__(self) -> None:
         self._sharpness = Sharpness()
 

@@ -134,7 +134,7 @@ class Comparing(Protocol):
     """Methods of a measure that compares all clips of a catalog by features that are kept of each."""
 
     def features(self, clip: SampledClip) -> bytes:
-        """Return the features of a clip, always of the same length."""
+        """Return the features of a clip, `feature_bytes` of them."""
         ...
 
     def compare(self, clips: ComparedClips) -> NDArray[np.float64]:
@@ -144,7 +144,13 @@ class Comparing(Protocol):
 
 @runtime_checkable
 class CatalogMeasure(MeasureClass, Comparing, Protocol):
-    """A measure that compares all clips of a catalog."""
+    """A measure that compares all clips of a catalog.
+
+    Attributes:
+        feature_bytes: Length of the features of each clip.
+    """
+
+    feature_bytes: int
 
 
 Measure: TypeAlias = ClipMeasure | CatalogMeasure

@@ -105,6 +105,8 @@ def _require_complete(measure: Any, name: str) -> None:
     missing = [attribute for attribute in ("name", "version", "columns", "reads") if not hasattr(measure, attribute)]
     if not isinstance(measure, type) or not any(hasattr(measure, method) for method in _METHODS):
         missing.append("a method `values`, or `features` and `compare`")
+    if isinstance(measure, type) and hasattr(measure, "features"):
+        missing += [name for name in ("feature_bytes", "compare") if not hasattr(measure, name)]
     if missing:
         raise UserError(
             f"it lacks {', '.join(missing)}",

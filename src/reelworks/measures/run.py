@@ -106,9 +106,11 @@ def measure_catalog(
             measured = len(pending.rows)
             failed = _measure_all(rows, pending, kept, workers, on_progress, engine) if measured else []
             with lock.hold(path / ".lock", doing="scan", field="catalog", remedy=_REMEDY):
-                catalog, changed = _write_scores(Catalog.open(path), measures, kept)
-            notes = _notes(catalog, measures)
-            if not failed:
+                newest = Catalog.open(path)
+                is_same = newest.parts == catalog.parts  # or a scan found other clips meanwhile
+                catalog, changed, not_compared = _write_scores(newest, measures, kept)
+            notes, failed = _notes(catalog, measures), [*failed, *not_compared]
+            if is_same and not failed:
                 _set_done(catalog, measures)
     live = _readable(catalog.live())
     return MeasureResult(
@@ -157,7 +159,7 @@ def _readable(rows: CatalogRows) -> CatalogRows:
 
 def _labels(kind: type[Any]) -> list[str]:
     if _compares(kind):
-        return [label(kind.name, kind.version, "")]
+        return [label(kind.name, kind.version, str(kind.feature_bytes))]
     return [label(kind.name, kind.version, column.name) for column in kind.columns]
 
 
@@ -277,15 +279,26 @@ def _notes(catalog: Catalog, measures: Mapping[str, type[Any]]) -> list[str]:
     ]
 
 
-def _write_scores(catalog: Catalog, measures: Mapping[str, type[Any]], kept: KeptMeasures) -> tuple[Catalog, int]:
-    """Write the kept values as scores of the live rows; return the catalog and the number of changed rows."""
+def _write_scores(
+    catalog: Catalog, measures: Mapping[str, type[Any]], kept: KeptMeasures
+) -> tuple[Catalog, int, list[tuple[str, str]]]:
+    """Write the kept values as scores of the live rows.
+
+    Returns the catalog, the number of changed rows, and the problems of measures that compare clips, whose columns stay.
+    """
+    problems: list[tuple[str, str]] = []
     rows = _readable(catalog.live())
     of_lists = _of_lists(catalog, rows)
     keys = kept_measures.keys_of(rows)
     scores: dict[str, NDArray[np.float64]] = {}
     changed = np.zeros(len(rows), dtype=np.bool_)
     for entry, kind in measures.items():
-        for column, values in zip(kind.columns, _columns(entry, kind, rows, keys, kept).T, strict=True):
+        try:
+            found = _columns(entry, kind, rows, keys, kept)
+        except _NotComparedError as error:
+            problems.append(("all clips", f"{kind.name}: {error}"))
+            continue
+        for column, values in zip(kind.columns, found.T, strict=True):
             former = _former(rows, column.name)
             of_list = rows.of_datasets([name for name, own in of_lists.items() if column.name in own])
             scores[column.name] = np.where(of_list, former, values)
@@ -295,7 +308,11 @@ def _write_scores(catalog: Catalog, measures: Mapping[str, type[Any]], kept: Kep
         new = {name: score[at] for name, score in {**rows.scores, **scores}.items()}
         sources = [_source(catalog, rows, name, own) for name, own in of_lists.items()]
         catalog = catalog.append(rows.take(at).replaced(new).to_table(), rows.ordinal[at], sources)
-    return catalog, len(at)
+    return catalog, len(at), problems
+
+
+class _NotComparedError(Exception):
+    """The class of a measure failed to compare clips; the message says how."""
 
 
 def _columns(entry: str, kind: type[Any], rows: CatalogRows, keys: U64, kept: KeptMeasures) -> NDArray[np.float64]:
@@ -306,10 +323,13 @@ def _columns(entry: str, kind: type[Any], rows: CatalogRows, keys: U64, kept: Ke
     values = np.full((len(rows), len(kind.columns)), np.nan)
     former = np.stack([_former(rows, column.name)[has] for column in kind.columns], axis=1)
     clips = ComparedClips(features[has], (rows.height * rows.width)[has], rows.num_frames[has], rows.uid[has], former)
-    measure = registry.instance(entry)
-    assert isinstance(measure, CatalogMeasure)
-    values[has] = measure.compare(clips)
-    return values
+    try:
+        measure = registry.instance(entry)
+        assert isinstance(measure, CatalogMeasure)
+        values[has] = measure.compare(clips)
+    except Exception as error:  # a class of a user may raise anything, and return anything
+        raise _NotComparedError(f"{type(error).__name__}: {error}") from error
+    return np.where(np.isfinite(values), values, np.nan)
 
 
 def _former(rows: CatalogRows, name: str) -> NDArray[np.float64]:

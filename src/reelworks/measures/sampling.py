@@ -19,6 +19,7 @@ from reelworks.catalog import display, location
 from reelworks.catalog.formats import kind_of
 from reelworks.catalog.kept_measures import label
 from reelworks.catalog.location import MediaPath
+from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
 from reelworks.measures import picture, registry
 from reelworks.measures.measure import CatalogMeasure, Measure, SampledClip, Still
@@ -58,9 +59,16 @@ class Measurement(NamedTuple):
 
 def measure(request: MeasureRequest) -> Measurement:
     """Apply measures to a clip; any problem with it, or in a measure, costs that clip the values and no more."""
-    measures = [registry.instance(entry) for entry in request.measures]
+    measures: list[Measure] = []
     values: dict[str, float | bytes] = {}
     problems: list[str] = []
+    for entry in request.measures:
+        try:
+            measures.append(registry.instance(entry))
+        except UserError:
+            raise
+        except Exception as error:  # as that of weights which are not there
+            problems.append(f"{entry}: {type(error).__name__}: {error}")
     for of_sound in (False, True):  # sound that cannot be read costs no value of frames
         group = [one for one in measures if ("sound" in one.reads) == of_sound]
         if not group:
@@ -86,7 +94,10 @@ def crashed(request: MeasureRequest) -> Measurement:
 
 def _values(measure: Measure, clip: SampledClip) -> dict[str, float | bytes]:
     if isinstance(measure, CatalogMeasure):
-        return {label(measure.name, measure.version, ""): measure.features(clip)}
+        features = bytes(measure.features(clip))
+        if len(features) != measure.feature_bytes:
+            raise ValueError(f"it returned {len(features)} bytes, and not {measure.feature_bytes}")
+        return {label(measure.name, measure.version, str(measure.feature_bytes)): features}
     found = tuple(float(value) for value in measure.values(clip))
     if len(found) != len(measure.columns):
         raise ValueError(f"it returned {len(found)} values for {len(measure.columns)} columns")

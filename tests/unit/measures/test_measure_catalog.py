@@ -344,3 +344,71 @@ def test_code_that_a_recipe_names_runs_once_it_is_trusted(
     assert RecipeData.open(made).excluded.tolist() == [Reason.NONE]
     with refused("filter-invalid"):
         prepare_files.recipe(tmp_path, dataset=[named[0] | {"filter": "radness > 0.01"}])
+
+
+COMPARING = '''
+from reelworks.catalog.measured_columns import Column
+
+
+class Rarity:
+    """A measure that compares, and does so wrongly."""
+
+    name, version, reads, feature_bytes = "rarity", 1, ("stills",), 2
+    columns = (Column("rarity", "rank", "nothing"),)
+
+    def features(self, clip):
+        return b"ab" if clip.path.name != "odd.png" else b"abc"
+
+    def compare(self, clips):
+        assert clips.features.tolist() == [[97, 98]] * 2
+        raise ZeroDivisionError("nothing to divide")
+
+
+class Weighty:
+    """A measure whose weights are not there."""
+
+    name, version, reads = "weighty", 1, ("stills",)
+    columns = (Column("weighty", "kg", "nothing"),)
+
+    def __init__(self):
+        raise FileNotFoundError("weights.safetensors")
+
+    def values(self, clip):
+        return (0.0,)
+'''
+
+
+def test_a_measure_that_fails_costs_no_value_of_others(tmp_path: Path, decoded: list[str]) -> None:
+    for name in ("a", "b", "odd"):
+        write(tmp_path / "d" / f"{name}.png", ord(name[0]))
+    scan(tmp_path)
+    code = tmp_path / "comparing.py"
+    code.write_text(COMPARING)
+    result = measure(tmp_path, f"{code}:Rarity", f"{code}:Weighty", "exposure")
+    assert not np.isnan(list(column(tmp_path, "brightness").values())).any()
+    told = {reason for _, reason in result.failed}
+    assert told == {
+        f"{code}:Weighty: FileNotFoundError: weights.safetensors",
+        "rarity: ValueError: it returned 3 bytes, and not 2",
+        "rarity: ZeroDivisionError: nothing to divide",
+    }
+
+
+def test_clips_that_a_scan_finds_meanwhile_are_measured_next_time(
+    tmp_path: Path, decoded: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path / "d" / "a.png", 1)
+    scan(tmp_path)
+    real = run._measure_all
+
+    def with_a_scan(*arguments: Any) -> Any:
+        write(tmp_path / "d" / "b.png", 2)
+        scan(tmp_path)
+        return real(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "_measure_all", with_a_scan)
+        measure(tmp_path, "sharpness")
+    assert np.isnan(column(tmp_path, "sharpness")["b.png"])
+    assert measure(tmp_path, "sharpness").measured == 1
+    assert not np.isnan(column(tmp_path, "sharpness")["b.png"])
