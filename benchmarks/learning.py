@@ -235,8 +235,8 @@ def main() -> None:
     parser.add_argument("--save", action="store_true", help=f"keep the figures in {RESULTS.name}")
     parser.add_argument("--only", choices=SETS)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=1200, help="of the training on clips")
-    parser.add_argument("--lora-steps", type=int, default=600)
+    parser.add_argument("--steps", type=int, default=800, help="of the training on clips")
+    parser.add_argument("--lora-steps", type=int, default=1000, help="of 4 pictures: 100 showings of each")
     parser.add_argument("--base-steps", type=int, default=500)
     options = parser.parse_args()
     steps = {"steps": options.steps, "lora_steps": options.lora_steps, "base_steps": options.base_steps}
