@@ -59,17 +59,14 @@ class Usual:
     Attributes:
         mean, weight: Loss at each knot of timesteps, and the clips that it is a mean of.
         factor, factor_weight: The same of each bucket's loss as a multiple of that.
-        gain, gain_spread, gain_weight: Gain by captions in measurements at each of their timesteps, its mean absolute
-            deviation, and the clips that both are means of.
+        gains: The last gains by captions in measurements, for each of the timesteps at which they take turns.
     """
 
     mean: list[float] = field(default_factory=list)
     weight: list[float] = field(default_factory=list)
     factor: dict[str, float] = field(default_factory=dict)
     factor_weight: dict[str, float] = field(default_factory=dict)
-    gain: list[float] = field(default_factory=list)
-    gain_spread: list[float] = field(default_factory=list)
-    gain_weight: list[float] = field(default_factory=list)
+    gains: list[list[float]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)

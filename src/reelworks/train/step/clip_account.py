@@ -36,9 +36,9 @@ _MOST_POINTS = 128  # of the course; when there are more, every other one is dro
 # Timesteps of measurements, in which a clip's take turns, as shares of those of training that have less noise: where
 # captions matter, and clips differ least by their detail.
 TURNS = (0.9, 0.7, 0.8)
-_FEW = 8  # clips after which a spread of gains is known
-_FAR_GAIN = 3.0  # mean deviations beyond which a gain counts as if it were there
-_NORMAL = np.sqrt(np.pi / 2)  # of a normal distribution, a standard deviation by its mean absolute deviation
+_WINDOW_OF_GAINS = 64  # gains of which the usual one is the median, at each timestep
+_FEW = 8  # gains from which on their median and deviation are known
+_NORMAL = 1.4826  # of a normal distribution, a standard deviation by its median absolute deviation
 _LEAST_DEVIATION = 0.005  # of gains, in the logarithm of a loss
 _MOST_DOUBT, _KEPT = 5.0, 0.8  # of a measurement, and the share of the former doubt that is kept at a new one
 UNREADABLE = -1  # measurements of a clip that could not be decoded for one
@@ -93,10 +93,7 @@ class _UsualLoss:
         self.weight = np.array(usual.weight or np.zeros(len(_KNOTS)))
         self.factor = np.array([usual.factor.get(name, 1.0) for name in buckets])
         self.factor_weight = np.array([usual.factor_weight.get(name, 0.0) for name in buckets])
-        gains = (
-            np.array(values or np.zeros(len(TURNS))) for values in (usual.gain, usual.gain_spread, usual.gain_weight)
-        )
-        self.gain, self.gain_spread, self.gain_weight = gains
+        self.gains = usual.gains or [[] for _ in TURNS]
 
     def to_usual(self, buckets: list[str]) -> Usual:
         return Usual(
@@ -104,25 +101,26 @@ class _UsualLoss:
             weight=self.weight.tolist(),
             factor=dict(zip(buckets, self.factor.tolist(), strict=True)),
             factor_weight=dict(zip(buckets, self.factor_weight.tolist(), strict=True)),
-            gain=self.gain.tolist(),
-            gain_spread=self.gain_spread.tolist(),
-            gain_weight=self.gain_weight.tolist(),
+            gains=[list(gains) for gains in self.gains],
         )
 
-    def doubts(self, gain: F64, turn: I64) -> F64:
+    def doubts(self, gain: F64, turn: I64, is_usual: NDArray[np.bool_]) -> F64:
         """Return how much likelier gains are for captions that tell nothing than for usual ones, as logarithms.
 
-        The gains of both are taken as normal, with the deviation of the usual ones and around 0 or around their mean as
-        they are now, to which these gains belong from now on. While captions are not learnt yet, all are as likely.
+        Both are taken as normal, around 0 and around the median of the last gains, with their robust deviation. Those that
+        are `is_usual`, of clips that were not doubted before, belong to these from now on. While captions are not learnt
+        yet, both are as likely.
         """
-        # What is far from the others, as the gain by a wrong caption, hardly moves them.
-        most = np.where(self.gain_weight[turn] >= _FEW, _FAR_GAIN * self.gain_spread[turn], np.inf)
-        near, every = self.gain[turn] + np.clip(gain - self.gain[turn], -most, most), np.ones(len(gain))
-        _move(self.gain, self.gain_weight.copy(), turn, every, near)
-        _move(self.gain_spread, self.gain_weight, turn, every, np.minimum(np.abs(gain - self.gain[turn]), most))
-        usual = np.maximum(self.gain[turn], 0)
-        variance = np.square(np.maximum(_NORMAL * self.gain_spread[turn], _LEAST_DEVIATION))
-        return np.asarray(np.clip(usual * (usual / 2 - gain) / variance, -_MOST_DOUBT, _MOST_DOUBT))
+        doubt = np.zeros(len(gain))
+        for place, recent in enumerate(self.gains):
+            here = turn == place
+            recent[:] = [*recent, *gain[here & is_usual].tolist()][-_WINDOW_OF_GAINS:]
+            if len(recent) < _FEW:
+                continue
+            usual = max(float(np.median(recent)), 0.0)
+            deviation = max(_NORMAL * float(np.median(np.abs(np.array(recent) - usual))), _LEAST_DEVIATION)
+            doubt[here] = usual * (usual / 2 - gain[here]) / deviation**2
+        return np.clip(doubt, -_MOST_DOUBT, _MOST_DOUBT)
 
     def at(self, time: F64, bucket: I64) -> F64:
         """Return the usual loss at timesteps in buckets; NaN before the first clip."""
@@ -347,7 +345,7 @@ class _AccountRows:
         table.bucket[row] = bucket[good]
         table.measured[row] += 1
         share = np.maximum(1 / table.measured[row], 1 / _MEASURED)
-        doubt = self.usual.doubts(gain, found.turn[good])
+        doubt = self.usual.doubts(gain, found.turn[good], table.doubt[row] <= 0)
         table.doubt[row] = (table.doubt[row] * _KEPT + doubt).astype(np.float32)
         _approach(table.level, row, np.clip(level, -_FAR, _FAR), share)
         _approach(table.gain, row, np.clip(gain, -_FAR, _FAR), share)

@@ -82,7 +82,7 @@ function tile(clip, { data, can_leave_out: canLeaveOut }, draw) {
   const name = h("div.name", { title: clip.path }, clip.path);
   const about = h("div.quiet", numbers.filter(Boolean).join(" · "));
   const act = canLeaveOut && clip.id !== null ? leaveOutButton(base, clip, draw) : null;
-  return h("figure", picture, h("figcaption", name, word, about, act));
+  return h("figure", picture, h("figcaption", name, word), about, act);
 }
 
 function leaveOutButton(base, clip, draw) {
