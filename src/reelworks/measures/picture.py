@@ -198,7 +198,7 @@ class Borders:
         return float(rows.start), float(height - rows.stop), float(columns.start), float(width - columns.stop)
 
 
-_DARK = 28  # levels of luma that black may have where its coding or its range is not exact
+_DARK = 18  # levels of luma that black may have where its coding or its range is not exact
 _STRAY = 0.01  # share of brighter pixels in a line of a border, which coding leaves at its edge
 _LIT = 0.15  # share of brighter pixels in a line where the picture begins; a night sky has fewer
 _NEAR = 0.01  # share of the height or width within which it begins

@@ -71,7 +71,7 @@ class MeasureResult:
 
 
 def measure_catalog(
-    path: Path,
+    path: str | Path,
     names: Sequence[str] = (),
     *,
     workers: int,
@@ -82,6 +82,7 @@ def measure_catalog(
     """Measure what is missing in a catalog, and write the values as its scores.
 
     Args:
+        path: Folder of the catalog.
         names: Names of measures, or entries that name classes; none stands for all that are registered.
         workers: Number of processes that decode.
         field: Option or key that the names come from.
@@ -91,8 +92,8 @@ def measure_catalog(
     Raises:
         UserError: There is no catalog, a name is unknown, or another process measures or scans this catalog.
     """
-    measures = registry.all_named(names or registry.names(), field)
-    Catalog.open(path)
+    path, measures = Path(path), registry.all_named(names or registry.names(), field)
+    Catalog.open(path)  # otherwise the lock would make the folder
     folder = path / kept_measures.NAME
     with (
         files.writing("catalog", path),
