@@ -659,3 +659,26 @@ def why_not_trained(reader: Reader, shared: Shared) -> None:
     reader.types("reelworks train cats.toml")
     reader.reads()
     assert "mute.mp4" in (reader.folder / "left-out.csv").read_text()
+
+
+@of("docs/how-to/choose-a-checkpoint.md")
+def choose_a_checkpoint(reader: Reader, _: Shared) -> None:
+    small_clips(reader)
+    shown = {"prompts": ["waves"], "num_frames": 5, "height": 32, "width": 32, "num_inference_steps": 1}
+    kept = {"every_steps": 1, "keep_last": 9}
+    reader.writes("mug.toml", recipe(output="runs/mug", samples=shown, checkpoints=kept, train={"max_steps": 4}))
+    reader.types("reelworks train mug.toml")
+    (reader.folder / "RUN").symlink_to("runs/mug")
+    reader.reads()
+    assert "the best by that metric" in reader.printed
+    assert "waves" in (reader.folder / "mug.html").read_text()
+
+
+@of("docs/how-to/what-was-learnt.md")
+def what_was_learnt(reader: Reader, _: Shared) -> None:
+    small_clips(reader)
+    reader.writes("mug.toml", recipe(output="runs/mug", train={"max_steps": 8, "clip_losses": "auto"}))
+    reader.types("reelworks train mug.toml")
+    (reader.folder / "RUN").symlink_to("runs/mug")
+    reader.reads()
+    assert "too early" in reader.printed

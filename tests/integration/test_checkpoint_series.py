@@ -23,7 +23,7 @@ from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
 from reelworks.core.words import of_recipe
-from reelworks.evaluation import checkpoint_series, evaluate, held_out
+from reelworks.evaluation import checkpoint_series, evaluate, held_out, registry
 from reelworks.evaluation.checkpoint_series import CheckpointSeries
 from reelworks.evaluation.request import EvalRequest
 from reelworks.generate.pipeline import GenerateOptions
@@ -53,6 +53,11 @@ class Counted:
     def value(self, clip):
         return float(clip.frames.mean())
 """
+
+
+@pytest.fixture(autouse=True)
+def _metrics_of_a_test_are_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_METRICS", dict(registry._METRICS))
 
 
 @pytest.fixture(scope="module")
@@ -219,7 +224,7 @@ def test_a_damaged_checkpoint_or_metric_costs_nothing_else(trained: Any, tmp_pat
     assert [each.step for each in series.skipped] == [4]
     assert lost.name in series.skipped[0].reason
     (tmp_path / "own.py").write_text(BROKEN)
-    with pytest.raises(UserError, match=r"a metric failed \(RuntimeError: no luck\)"):
+    with pytest.raises(UserError, match=r"the metric broken failed \(RuntimeError: no luck\)"):
         measured(run, "1", metrics=(f"{tmp_path}/own.py:Broken",))
 
 

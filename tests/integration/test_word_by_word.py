@@ -69,6 +69,9 @@ NOT_TYPED: dict[str, dict[str, str]] = {
 }
 # Blocks that are not compared, by their first line, and why.
 NOT_COMPARED: dict[str, dict[str, str]] = {
+    "docs/how-to/choose-a-checkpoint.md": {
+        "step   loss ↓  likeness-pixels ↑  closeness-pixels ↓": "twelve checkpoints of benchmarks.best_checkpoint"
+    },
     "docs/how-to/companions.md": {
         "shots/photos/a.jpg     shots/photos/a.txt      shots/photos/night/b.png": "a layout of files, which the reader has"
     },

@@ -109,8 +109,8 @@ def _require_measured(dataset: DatasetConfig, missing: set[str]) -> None:
         code="not-measured",
         field="dataset.filter" if in_filter else "dataset.caption",
         value=dataset.filter if in_filter else dataset.caption,
-        remedy=f"run: reelworks measure CATALOG {' '.join(f'--only {name}' for name in names)}; or write data.measures = "
-        f"[{', '.join(map(repr, names))}], which measures after each scan",
+        remedy=f"run `reelworks measure CATALOG {' '.join(f'--only {name}' for name in names)}`, or in the recipe data.measures = "
+        f"[{', '.join(map(repr, names))}] to measure after each scan",
     )
 
 

@@ -353,7 +353,7 @@ class _Series:
             each.read(info.path, averaged=averaged)
         validation = loss()
         generated = shown.generate(prompts, self.options)
-        metrics = self._metrics(generated.clips, prompts)
+        metrics = self.metrics.measured(generated.clips, prompts)
         folder = self._folder_of(info.step)
         clips = [folder / f"{i:02d}.{'png' if len(c) == 1 else 'mp4'}" for i, c in enumerate(generated.clips)]
         for path, (frames, sound) in zip(clips, generated.written(), strict=True):
@@ -363,19 +363,6 @@ class _Series:
         names = {"clips": [path.name for path in clips]}
         files.write_for("RUN", folder / _RESULT, files.to_json(results.as_json(one) | names, indent=2).encode())
         return one
-
-    def _metrics(self, clips: Sequence[Frames], prompts: Sequence[str]) -> list[MetricResult]:
-        try:
-            return self.metrics.measured(clips, prompts)
-        except UserError:
-            raise
-        except Exception as error:  # metrics of users may raise anything
-            raise UserError(
-                f"a metric failed ({type(error).__name__}: {error})",
-                code="metric-failed",
-                field="--metric",
-                remedy="correct it, or leave it out; what was measured before is kept",
-            ) from error
 
     def _folder_of(self, step: int) -> Path:
         return self.folder / f"step-{step:09d}"

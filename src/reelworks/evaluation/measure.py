@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,12 +62,16 @@ class PreviewMetrics:
         """Measure the previews of a step; a metric that fails costs its value and not the training."""
         try:
             return self.measured(generated, prompts)
-        except Exception as error:  # metrics of users may raise anything
-            logger.warning("metrics of the previews failed (%s: %s)", type(error).__name__, error)
+        except UserError as error:
+            logger.warning("metrics of the previews: %s", error.problem)
             return []
 
     def measured(self, generated: Sequence[Frames], prompts: Sequence[str]) -> list[MetricResult]:
-        """Measure generated clips, named by their numbers; raises whatever a metric raises."""
+        """Measure generated clips, named by their numbers.
+
+        Raises:
+            UserError: A metric failed.
+        """
         shown = [MeasuredClip(f"{i:02d}", *pair) for i, pair in enumerate(zip(generated, prompts, strict=True))]
         return measure(self.kinds, shown, None, self.settings)[0]
 
@@ -109,26 +113,41 @@ class _MetricRun:
             self._reason = "it needs references; name their folder with --reference"
             return
         try:
-            self._metric = kind(settings)
+            self._metric = self._own(kind, settings)
         except Skip as reason:
             self._reason = str(reason)
-        except ModuleNotFoundError as error:
-            self._reason = f"the package {error.name} is not installed"
 
     @property
     def needs_references(self) -> bool:
         return isinstance(self._metric, SetMetric)
+
+    def _own(self, function: Callable[..., Any], *given: Any) -> Any:
+        """Return what a metric's own code returns for something."""
+        try:
+            return function(*given)
+        except (Skip, UserError):
+            raise
+        except ModuleNotFoundError as error:
+            raise Skip(f"the package {error.name} is not installed") from error
+        except Exception as error:  # metrics of users may raise anything
+            raise UserError(
+                f"the metric {self.kind.name} failed ({type(error).__name__}: {error})",
+                code="metric-failed",
+                field="--metric",
+                value=self.kind.name,
+                remedy="correct it, or leave it out",
+            ) from error
 
     def add(self, clip: MeasuredClip) -> None:
         if self._metric is None:
             return
         try:
             if isinstance(self._metric, SetMetric):
-                self._generated.append(self._metric.features(clip))
+                self._generated.append(self._own(self._metric.features, clip))
             elif self.kind.requires_reference and clip.reference is None:
                 raise Skip("there is no reference of the same name")
             else:
-                self.values[clip.name] = _finite(self._metric.value(clip))
+                self.values[clip.name] = _finite(self._own(self._metric.value, clip))
             self._clips += 1
         except Skip as reason:
             self._reasons[str(reason)] += 1
@@ -136,7 +155,7 @@ class _MetricRun:
     def add_reference(self, clip: MeasuredClip) -> None:
         if isinstance(self._metric, SetMetric):
             try:
-                self._references.append(self._metric.features(clip))
+                self._references.append(self._own(self._metric.features, clip))
             except Skip as reason:
                 self._reasons[f"a reference: {reason}"] += 1
 
@@ -162,7 +181,7 @@ class _MetricRun:
             return None, f"too few samples, {counts[0]} and {counts[1]} of references (--min-samples {least})"
         try:
             both = np.concatenate(self._generated), np.concatenate(self._references)
-            return _finite(self._metric.distance(*both)), None
+            return _finite(self._own(self._metric.distance, *both)), None
         except Skip as skip:
             return None, str(skip)
 
