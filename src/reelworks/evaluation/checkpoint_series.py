@@ -26,7 +26,6 @@ from reelworks.core.shape import Shape
 from reelworks.distributed import mesh
 from reelworks.distributed.mesh import World
 from reelworks.evaluation import held_out, likeness, report, vbench
-from reelworks.evaluation.clips import Frames
 from reelworks.evaluation.held_out import EvaluatedModel
 from reelworks.evaluation.measure import MetricResult, PreviewMetrics
 from reelworks.evaluation.request import EvalRequest
