@@ -185,7 +185,8 @@ def equal_after_kill(folder: Path, steps: int, kills: int) -> bool:
 
 def _kill_behind(step: int, run: Path, file: Path) -> None:
     """Train until a step is told, and kill the process."""
-    process = subprocess.Popen([sys.executable, "-m", "reelworks", "train", str(file)], stderr=subprocess.DEVNULL)
+    quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen([sys.executable, "-m", "reelworks", "train", str(file)], **quiet)
     while process.poll() is None:
         told = [e["step"] for e in events.timeline(run / "events.jsonl", "step")] if run.exists() else []
         if told and told[-1] >= step:
