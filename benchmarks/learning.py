@@ -2,7 +2,8 @@
 
 Pictures are drawn with faults (`_planted.py`): wrong and swapped captions, another subject, black frames, one picture in ten
 near-duplicates, and one that is trained sixty times as often as the others. For each seed a small network is trained on 400
-of them from random weights, and a LoRA on 40 of a subject that its base, trained on 400 good ones, has never seen. A fault is
+of them from random weights, and a LoRA on 40 of a subject that its base, trained on 400 good ones, has never seen; that once
+with `clip_losses = "auto"`, and once with five to ten measurements of each picture, which take more time. A fault is
 named if `reelworks learning` gives it a word to look at, or if `reelworks inspect` lists it as a copy of another file. Per set:
 
 `named`: share of the planted faults that were trained and are named, least of the seeds; `named_by_kind` is the mean of each.
@@ -36,7 +37,8 @@ from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.run import clip_losses, events
 
 RESULTS = Path(__file__).parent / "results" / "learning.json"
-SETS = ("clips", "lora")
+SETS = ("clips", "lora", "lora_measured_more")
+MORE = {"clip_losses": 20, "clip_losses_every": 50}  # some eight measurements of each picture, in place of one or two
 TO_LOOK_AT = ("not_learnt", "caption_without_effect", "memorised")
 CONTENT = ("duplicates", "black")  # advice about what a clip shows
 Recipe = dict[str, Any]
@@ -105,7 +107,9 @@ def of_clips(folder: Path, seed: int, steps: int, number: int = 400) -> tuple[di
     return faults, recipe(folder, steps, batch_size=32, clip_losses="auto")
 
 
-def of_lora(folder: Path, seed: int, steps: int, base: Path) -> tuple[dict[str, str], Recipe]:
+def of_lora(
+    folder: Path, seed: int, steps: int, base: Path, measured: dict[str, Any] | None = None
+) -> tuple[dict[str, str], Recipe]:
     """Write pictures of a subject with faults; return the fault of each and the recipe of a LoRA on them."""
     drawn = _planted.draw(40, _planted.PICTURES, seed=seed, subject=True)
     faults = _planted.write(folder, drawn, seed=seed)
@@ -116,7 +120,7 @@ def of_lora(folder: Path, seed: int, steps: int, base: Path) -> tuple[dict[str, 
         clip_losses="auto",
         model={"weights": str(base)},
         lora={"rank": 16, "targets": "blocks"},
-        train={"learning_rate": 1e-3},
+        train={"learning_rate": 1e-3, **(measured or {})},
         validation={"split": 0.0},
     )
     return faults, values
@@ -185,7 +189,8 @@ def equal_after_kill(folder: Path, steps: int, kills: int) -> bool:
 
 def _kill_behind(step: int, run: Path, file: Path) -> None:
     """Train until a step is told, and kill the process."""
-    process = subprocess.Popen([sys.executable, "-m", "reelworks", "train", str(file)], stderr=subprocess.DEVNULL)
+    quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen([sys.executable, "-m", "reelworks", "train", str(file)], **quiet)
     while process.poll() is None:
         told = [e["step"] for e in events.timeline(run / "events.jsonl", "step")] if run.exists() else []
         if told and told[-1] >= step:
@@ -201,7 +206,7 @@ def run(
     figures: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as place:
         root = Path(place)
-        base = base_of(root / "base", base_steps) if only in (None, "lora") else None
+        base = base_of(root / "base", base_steps) if only != "clips" else None
         for name in SETS if only is None else (only,):
             runs = {}
             for seed in seeds:
@@ -210,7 +215,8 @@ def run(
                     faults, values = of_clips(folder, seed, steps)
                 else:
                     assert base is not None
-                    faults, values = of_lora(folder, seed, lora_steps, base)
+                    measured = MORE if name == "lora_measured_more" else None
+                    faults, values = of_lora(folder, seed, lora_steps, base, measured)
                 train(folder, values)
                 runs[seed] = judge(folder, faults)
                 if not quiet:

@@ -35,6 +35,7 @@ FAR = 3.5  # deviations beyond which a value is an outlier (Iglewicz and Hoaglin
 LEAST_RATIO = 0.1  # and the least difference of the logarithm of a loss, so that a set without spread has no outliers
 BELOW = 1.0  # deviations below its peers from which on a clip that fell far more than they did is memorised
 DOUBT = float(np.log(3))  # from which on a caption is without effect: that is three times as likely as a usual one
+LITTLE = 0.25  # of the median gain, below which a caption may be without effect: many measurements make also small lacks sure
 STILL_FALLING = 0.03  # by which the loss fell lately where it is still falling
 _NORMAL = 1.4826  # of a normal distribution, a standard deviation by its median absolute deviation
 
@@ -106,7 +107,9 @@ def words_of(table: ClipLosses) -> ClipWords:
     # Much of a loss is that of noise, which no model foretells: a memorised clip may lie little below the others.
     word[(outlier < -FAR) | ((fall < -FAR) & (outlier < -BELOW))] = Word.MEMORISED
     word[outlier > FAR] = Word.NOT_LEARNT
-    word[(table.measured > 0) & (table.doubt > DOUBT)] = Word.WITHOUT_EFFECT
+    measured = table.measured > 0
+    usual = float(np.median(table.gain[measured & ~table.held_out])) if (measured & ~table.held_out).any() else 0.0
+    word[measured & (table.doubt > DOUBT) & (table.gain < LITTLE * usual)] = Word.WITHOUT_EFFECT
     word[~known] = Word.TOO_EARLY
     return ClipWords(word, outlier, drop + _course(table), rank)
 

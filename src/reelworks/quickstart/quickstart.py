@@ -348,7 +348,9 @@ def _training(found: FolderSurvey) -> list[Line]:
         Line("[train]", "learning_rate", 1e-4, "usual for a LoRA with AdamW"),
         Line("[train]", "warmup_steps", 10),
         Line("[train]", "ema_decay", 0.99, "an average of some hundred steps, which is what is exported"),
-        Line("[train]", "clip_losses", "auto", "`reelworks learning` tells what each clip has taught; 2 % of the time"),
+        Line(
+            "[train]", "clip_losses", "auto", "`reelworks learning` tells what was learnt of each; some 2 % of the time"
+        ),
     ]
 
 

@@ -35,8 +35,9 @@ def word_of(made: ClipLosses, place: int = 0) -> Word:
     [
         ({"recent": 2.0}, Word.NOT_LEARNT),
         ({"recent": -2.0}, Word.MEMORISED),
-        ({"doubt": 4.0}, Word.WITHOUT_EFFECT),
-        ({"doubt": 4.0, "measured": 0}, Word.LEARNT),
+        ({"doubt": 4.0, "gain": 0.0}, Word.WITHOUT_EFFECT),
+        ({"doubt": 4.0, "gain": 0.05}, Word.LEARNT),
+        ({"doubt": 4.0, "gain": 0.0, "measured": 0}, Word.LEARNT),
         ({"recent": -0.3, "longer": 0.0}, Word.STILL_LEARNING),
         ({"recent": 2.0, "shown": FEWEST_SHOWN - 1}, Word.TOO_EARLY),
         ({}, Word.LEARNT),
