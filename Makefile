@@ -1,8 +1,9 @@
 # Every target works on a bare machine: it first makes .venv, as far as that is missing or outdated.
 
 PYTHON ?= python3
-# Two test processes by default; more where there are more cores: make test WORKERS=8
-WORKERS ?= 2
+# Three test processes by default, since some wait for browsers and for each other; more where there are more cores:
+# make test WORKERS=8
+WORKERS ?= 3
 VENV := .venv
 STAMP := $(VENV)/.installed
 # The program without the tools of development, which is all that a demo needs.
