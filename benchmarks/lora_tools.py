@@ -63,8 +63,7 @@ def measured(*arguments: object) -> tuple[dict[str, Any], float, float]:
     """Run a verb and return its answer, its peak of memory in GB and its seconds."""
     began = time.perf_counter()
     command = [sys.executable, *map(str, arguments)]
-    with tempfile.TemporaryFile() as out:
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.PIPE)
+    with tempfile.TemporaryFile() as out, subprocess.Popen(command, stdout=out, stderr=subprocess.PIPE) as process:
         assert process.stderr is not None
         errors = process.stderr.read()
         _, status, usage = os.wait4(process.pid, 0)
