@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 
 from reelworks import testing
 from reelworks.analysis import clip_history
+from reelworks.catalog.store import Catalog
 from reelworks.checkpoint import listing
 from reelworks.cli import show
 from reelworks.cli.main import app
@@ -141,7 +142,6 @@ CALLS = [
     Call("lora apply", "base.safetensors mine.safetensors -o applied"),
     Call("new lora", "--model wan-tiny --data clips -o lora.toml", slow=True),
     Call("demo-data", "footage", slow=True),
-    Call("scan", "clips -o seen", slow=True),
     Call("demo-autoencoder", "seen pca.safetensors --seed 1", slow=True),
     Call("demo", "--quick", slow=True),
 ]
@@ -153,6 +153,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("json")
     (place / "clips").symlink_to(testing.sample_folder())
     (place / "again").symlink_to("run")
+    Catalog.scan(place / "clips", to=place / "seen")
     own = {
         "train": {"max_steps": 4, "threads": 1, "clip_losses": 4, "clip_losses_every": 2},
         "validation": {"split": 0.3, "every_steps": 2, "timesteps": [500.0], "max_clips": 2},

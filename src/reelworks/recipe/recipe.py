@@ -86,7 +86,8 @@ class Recipe(Config):
         """Let filters name any column if classes outside give some, which are read when their code may run."""
         data = values.get("data") if isinstance(values, Mapping) else None
         measures = data.get("measures") if isinstance(data, Mapping) else getattr(data, "measures", None)
-        with measured_columns.any_name(any(":" in str(name) for name in measures or ())):
+        names = measures if isinstance(measures, list | tuple) else ()
+        with measured_columns.any_name(any(":" in str(name) for name in names)):
             return handler(values)
 
     @model_validator(mode="after")
