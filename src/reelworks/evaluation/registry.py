@@ -5,32 +5,28 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from reelworks.core import named_code
-from reelworks.core.errors import UserError, nearest
+from reelworks.core.named_code import NamedClasses
 from reelworks.evaluation import features, likeness, pixels
 
-_METRICS: dict[str, type[Any]] = {}
-_METHODS = ("value", "features")
+
+def _missing(metric: type[Any]) -> list[str]:
+    missing = [name for name in ("name", "higher_is_better", "requires_reference") if not hasattr(metric, name)]
+    if not hasattr(metric, "value") and not hasattr(metric, "features"):
+        missing.append("a method `value`, or `features` and `distance`")
+    return missing
+
+
+_METRICS = NamedClasses("metric", "my_metrics.py:Sharpness", _missing, "docs/how-to/evaluate.md")
 
 
 def register(metric: type[Any]) -> type[Any]:
     """Make a metric's class known by its name, which must be free; returns it, so it can be used as a decorator."""
-    _require_complete(metric, metric.__name__)
-    if _METRICS.get(metric.name, metric) is not metric:
-        raise UserError(
-            f"two metrics have the name {metric.name!r}",
-            code="duplicate-metric-name",
-            field="metric",
-            value=metric.__name__,
-            remedy="choose another name",
-        )
-    _METRICS[metric.name] = metric
-    return metric
+    return _METRICS.register(metric)
 
 
 def names() -> list[str]:
     """Return the names of all registered metrics."""
-    return list(_METRICS)
+    return list(_METRICS.by_name)
 
 
 def named(name: str, field: str) -> type[Any]:
@@ -39,48 +35,12 @@ def named(name: str, field: str) -> type[Any]:
     Raises:
         UserError: The name is unknown, or the entry does not lead to a metric.
     """
-    if name in _METRICS:
-        return _METRICS[name]
-    if ":" not in name:
-        raise UserError(
-            "there is no such metric",
-            code="unknown-metric",
-            field=field,
-            value=name,
-            remedy=f"{nearest(name, _METRICS)}; or name a class of yours, as in my_metrics.py:Sharpness",
-        )
-    try:
-        metric = named_code.load(name)
-    except Exception as error:  # the user's code may raise anything
-        raise UserError(
-            f"it cannot be imported ({type(error).__name__}: {error})",
-            code="metric-not-importable",
-            field=field,
-            value=name,
-            remedy="name a file or an installed module, a colon, and a class in it",
-        ) from error
-    _require_complete(metric, name)
-    return register(metric)
+    return register(_METRICS.load(name, field))
 
 
 def all_named(given: Sequence[str], field: str) -> list[type[Any]]:
     """Return the classes of several metrics, each once."""
     return list(dict.fromkeys(named(name, field) for name in given))
-
-
-def _require_complete(metric: Any, name: str) -> None:
-    attributes = ("name", "higher_is_better", "requires_reference")
-    missing = [attribute for attribute in attributes if not hasattr(metric, attribute)]
-    if not isinstance(metric, type) or not any(hasattr(metric, method) for method in _METHODS):
-        missing.append("a method `value`, or `features` and `distance`")
-    if missing:
-        raise UserError(
-            f"it lacks {', '.join(missing)}",
-            code="metric-incomplete",
-            field="metric",
-            value=name,
-            remedy="see docs/how-to/evaluate.md for what a metric's class has",
-        )
 
 
 for _metric in (

@@ -10,12 +10,22 @@ from typing import Any
 from reelworks.catalog import measured_columns
 from reelworks.catalog.lists import MEASURED
 from reelworks.core import named_code
-from reelworks.core.errors import UserError, nearest
+from reelworks.core.errors import UserError
+from reelworks.core.named_code import NamedClasses
 from reelworks.measures import duplicates, motion, picture, sound
 from reelworks.measures.measure import Measure
 
-_MEASURES: dict[str, type[Any]] = {}
-_METHODS = ("values", "features")
+
+def _missing(measure: type[Any]) -> list[str]:
+    missing = [name for name in ("name", "version", "columns", "reads") if not hasattr(measure, name)]
+    if hasattr(measure, "features"):
+        missing += [name for name in ("feature_bytes", "compare") if not hasattr(measure, name)]
+    elif not hasattr(measure, "values"):
+        missing.append("a method `values`, or `features` and `compare`")
+    return missing
+
+
+_MEASURES = NamedClasses("measure", "my_measures.py:Faces", _missing, "docs/how-to/know-your-data.md")
 
 
 def register(measure: type[Any]) -> type[Any]:
@@ -23,15 +33,7 @@ def register(measure: type[Any]) -> type[Any]:
 
     Clips are measured in other processes, which import the class from its module.
     """
-    _require_complete(measure, measure.__name__)
-    if _MEASURES.get(measure.name, measure) is not measure:
-        raise UserError(
-            f"two measures have the name {measure.name!r}",
-            code="duplicate-measure-name",
-            field="measure",
-            value=measure.__name__,
-            remedy="choose another name",
-        )
+    _MEASURES.require(measure)
     for column in measure.columns:
         taken = measured_columns.measure_of(column.name) not in (None, measure.name)
         if taken or column.name in MEASURED or not column.name.isidentifier() or keyword.iskeyword(column.name):
@@ -43,13 +45,12 @@ def register(measure: type[Any]) -> type[Any]:
                 remedy="choose a name of letters, digits and underscores that no other column has",
             )
     measured_columns.add(measure.name, measure.columns)
-    _MEASURES[measure.name] = measure
-    return measure
+    return _MEASURES.register(measure)
 
 
 def names() -> list[str]:
     """Return the names of all registered measures."""
-    return list(_MEASURES)
+    return list(_MEASURES.by_name)
 
 
 def named(name: str, field: str) -> type[Any]:
@@ -58,28 +59,7 @@ def named(name: str, field: str) -> type[Any]:
     Raises:
         UserError: The name is unknown, or the entry does not lead to a measure.
     """
-    if name in _MEASURES:
-        return _MEASURES[name]
-    if ":" not in name:
-        raise UserError(
-            "there is no such measure",
-            code="unknown-measure",
-            field=field,
-            value=name,
-            remedy=f"{nearest(name, _MEASURES)}; or name a class of yours, as in my_measures.py:Faces",
-        )
-    try:
-        measure = named_code.load(name)
-    except Exception as error:  # the user's code may raise anything
-        raise UserError(
-            f"it cannot be imported ({type(error).__name__}: {error})",
-            code="measure-not-importable",
-            field=field,
-            value=name,
-            remedy="name a file or an installed module, a colon, and a class in it",
-        ) from error
-    _require_complete(measure, name)
-    return register(measure)
+    return register(_MEASURES.load(name, field))
 
 
 def all_named(given: Sequence[str], field: str) -> dict[str, type[Any]]:
@@ -99,22 +79,6 @@ def _entry(name: str, measure: type[Any]) -> str:
     if ":" in name:
         return named_code.absolute(name)
     return name if measure.__module__.startswith("reelworks.") else f"{measure.__module__}:{measure.__qualname__}"
-
-
-def _require_complete(measure: Any, name: str) -> None:
-    missing = [attribute for attribute in ("name", "version", "columns", "reads") if not hasattr(measure, attribute)]
-    if not isinstance(measure, type) or not any(hasattr(measure, method) for method in _METHODS):
-        missing.append("a method `values`, or `features` and `compare`")
-    if isinstance(measure, type) and hasattr(measure, "features"):
-        missing += [name for name in ("feature_bytes", "compare") if not hasattr(measure, name)]
-    if missing:
-        raise UserError(
-            f"it lacks {', '.join(missing)}",
-            code="measure-incomplete",
-            field="measure",
-            value=name,
-            remedy="see docs/how-to/know-your-data.md for what a measure's class has",
-        )
 
 
 for _measure in (

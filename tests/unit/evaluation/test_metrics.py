@@ -192,7 +192,7 @@ def test_folders_a_metric_of_a_file_and_every_reason(tmp_path: Path) -> None:
     (alone,), _ = measure(kinds[1:2], clips.read(made), None, Settings())
     assert "--reference" in (alone.skipped or "")
 
-    wrong = {f"{file}:Nothing": "metric-incomplete", "motoin": "unknown-metric", "no.py:X": "metric-not-importable"}
+    wrong = {f"{file}:Nothing": "class-incomplete", "motoin": "class-unknown", "no.py:X": "class-not-importable"}
     for name, code in wrong.items():
         with pytest.raises(UserError) as refused:
             registry.named(name, "--metric")

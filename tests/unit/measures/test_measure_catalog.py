@@ -6,6 +6,7 @@ import itertools
 import json
 import random
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ class Redness:
 
 @pytest.fixture(autouse=True)
 def _forgets_classes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_MEASURES", dict(registry._MEASURES))
+    monkeypatch.setattr(registry, "_MEASURES", replace(registry._MEASURES, by_name=dict(registry._MEASURES.by_name)))
     monkeypatch.setattr(measured_columns, "_COLUMNS", dict(measured_columns._COLUMNS))
 
 
@@ -266,9 +267,9 @@ def test_a_class_from_outside_and_a_crash_in_it(tmp_path: Path) -> None:
 
 
 def test_wrong_measures_are_refused(tmp_path: Path) -> None:
-    with refused("unknown-measure", "--only", says="sharpness"):
+    with refused("class-unknown", "--only", says="sharpness"):
         registry.named("sharpnes", "--only")
-    with refused("measure-not-importable"):
+    with refused("class-not-importable"):
         registry.named(f"{tmp_path}/nothing.py:Missing", "--only")
 
     class Taken:
@@ -280,7 +281,7 @@ def test_wrong_measures_are_refused(tmp_path: Path) -> None:
 
     with refused("measure-column-invalid", says="motion"):
         registry.register(Taken)
-    with refused("measure-incomplete", says="columns"):
+    with refused("class-incomplete", says="columns"):
         registry.register(type("Empty", (), {"name": "empty"}))
     with refused("no-catalog"):
         measure_catalog(tmp_path, workers=1)
