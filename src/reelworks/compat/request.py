@@ -52,14 +52,7 @@ class ImportRequest:
                     field="files",
                     remedy="give a config, or --command with the command line",
                 )
-            if not self.force and self.path.exists():
-                raise UserError(
-                    "the recipe exists already",
-                    code="file-exists",
-                    field="output",
-                    value=str(self.path),
-                    remedy="give --force to overwrite it, or another name with -o",
-                )
+            requests.require_new_file(self.path, force=self.force)
 
     @property
     def path(self) -> Path:

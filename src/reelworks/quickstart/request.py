@@ -78,14 +78,7 @@ class NewLoraRequest(FootageRequest):
             assert self.preset  # an unknown model is refused
             for folder in self.data:
                 _require_folder(folder)
-            if not self.force and self.path.exists():
-                raise UserError(
-                    "the recipe exists already",
-                    code="file-exists",
-                    field="output",
-                    value=str(self.path),
-                    remedy="give --force to overwrite it, or another name with -o",
-                )
+            requests.require_new_file(self.path, force=self.force)
 
     @property
     def preset(self) -> str:

@@ -38,6 +38,16 @@ def names(values: Mapping[str, Any]) -> set[str]:
     return {*map(str, values), *(str(name) for value in inner for name in value)}
 
 
+def starts_training(file: ConfigFile, is_training: Callable[[str], bool]) -> bool:
+    """Whether a script starts a training, by the names of the programs in its commands."""
+    programs = (
+        [word for words in file.commands for word in words if word.endswith(".py")]
+        if file.path.suffix.lower() in SCRIPTS
+        else []
+    )
+    return any(is_training(Path(word.replace("\\", "/")).stem) for word in programs)
+
+
 def read(
     given: Sequence[ConfigFile],
     is_training: Callable[[str], bool],

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import final
 
 from reelworks.compat.draft import FormerSettings, ImportDraft
 from reelworks.compat.files import ConfigFile
 from reelworks.compat.former import Clip, FormerEpoch
-from reelworks.compat.kohya import adapters, levels, reading, sizes, training
+from reelworks.compat.kohya import adapters, levels, reading, sizes
 from reelworks.compat.kohya import datasets as dataset_rules
+from reelworks.compat.kohya.convert import convert
 from reelworks.compat.kohya.levels import FormerDataset, Told
 from reelworks.compat.kohya.sizes import Sizing
 from reelworks.compat.kohya.values import is_on
@@ -18,7 +18,7 @@ from reelworks.compat.musubi import clips as former_clips
 from reelworks.compat.musubi import keys, models
 from reelworks.compat.musubi.musubi_datasets import FOLDERS, datasets_of, is_video, lengths_of
 from reelworks.compat.rules import Fate, ImportedKey
-from reelworks.compat.trainer import choose_model, convert_by_rules
+from reelworks.compat.trainer import choose_model
 from reelworks.core.errors import UserError
 from reelworks.models import components, registry
 from reelworks.models.config import ModelConfig
@@ -44,9 +44,7 @@ class _Musubi:
                 return any(key in each for each in tables for key in FOLDERS)
             known = reading.names(values)
             return "dit" in known and ("dataset_config" in known or "network_module" in known)
-        if file.path.suffix.lower() not in reading.SCRIPTS:
-            return False
-        return any(models.is_training(_name(word)) for words in file.commands for word in words if word.endswith(".py"))
+        return reading.starts_training(file, models.is_training)
 
     def read(self, files: Sequence[ConfigFile]) -> FormerSettings:
         return reading.read(files, models.is_training)
@@ -83,22 +81,13 @@ class _Musubi:
         names = {*keys.DATASETS, *keys.SIZES, *keys.LENGTHS}
         rules = {**keys.RULES, **told.rules(_LEVELS, names, draft.settings)}
         defaults = {**keys.DEFAULTS, **(keys.OF_ADAPTERS if draft.get("lora.type") else {})}
-        if not reading.has_arguments(draft.settings):
-            defaults = {}
-            yield training.WITHOUT_ARGUMENTS
-        yield from convert_by_rules(draft, rules, defaults, training.FIRST)
-        training.finish(draft)
-        adapters.finish(draft)
+        yield from convert(draft, rules, defaults)
 
     def former_epoch(self, settings: FormerSettings, clips: Sequence[Clip]) -> FormerEpoch | None:
         return former_clips.epoch(settings, clips)
 
 
 MUSUBI = _Musubi()
-
-
-def _name(word: str) -> str:
-    return Path(word.replace("\\", "/")).name.removesuffix(".py")
 
 
 def _choose(draft: ImportDraft, preset: str, key: str, told: Told) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, final
 
 from reelworks.compat.draft import FormerSettings, ImportDraft
 from reelworks.compat.files import ConfigFile
 from reelworks.compat.former import Clip, FormerEpoch
-from reelworks.compat.kohya import adapters, levels, reading, sizes, training
+from reelworks.compat.kohya import adapters, levels, reading, sizes
 from reelworks.compat.kohya import datasets as dataset_rules
+from reelworks.compat.kohya.convert import convert
 from reelworks.compat.kohya.levels import FormerDataset, Told
 from reelworks.compat.kohya.sizes import Sizing
 from reelworks.compat.kohya.values import is_on
@@ -19,7 +19,7 @@ from reelworks.compat.rules import Fate, ImportedKey
 from reelworks.compat.sd_scripts import clips as former_clips
 from reelworks.compat.sd_scripts import gui, keys, models
 from reelworks.compat.sd_scripts.folders import repeated_folders, usable
-from reelworks.compat.trainer import choose_model, convert_by_rules
+from reelworks.compat.trainer import choose_model
 from reelworks.core.errors import UserError
 from reelworks.models import registry
 
@@ -45,9 +45,7 @@ class _SdScripts:
             return "pretrained_model_name_or_path" in known and (
                 "dataset_config" in known or "train_data_dir" in known or "output_name" in known
             )
-        if file.path.suffix.lower() not in reading.SCRIPTS:
-            return False
-        return any(models.is_training(_name(word)) for words in file.commands for word in words if word.endswith(".py"))
+        return reading.starts_training(file, models.is_training)
 
     def read(self, files: Sequence[ConfigFile]) -> FormerSettings:
         return reading.read(files, models.is_training, gui.translate)
@@ -78,22 +76,13 @@ class _SdScripts:
         names = {*keys.DATASETS, *keys.SIZES, *keys.ALSO.values()}
         rules = {**keys.RULES, **told.rules(_LEVELS, names, draft.settings)}
         defaults = _defaults(draft, is_adapter=is_adapter)
-        if not reading.has_arguments(draft.settings):
-            defaults = {}
-            yield training.WITHOUT_ARGUMENTS
-        yield from convert_by_rules(draft, rules, defaults, training.FIRST)
-        training.finish(draft)
-        adapters.finish(draft)
+        yield from convert(draft, rules, defaults)
 
     def former_epoch(self, settings: FormerSettings, clips: Sequence[Clip]) -> FormerEpoch | None:
         return former_clips.epoch(settings, clips)
 
 
 SD_SCRIPTS = _SdScripts()
-
-
-def _name(word: str) -> str:
-    return Path(word.replace("\\", "/")).name.removesuffix(".py")
 
 
 def _choose(draft: ImportDraft, preset: str, key: str, told: Told) -> None:
