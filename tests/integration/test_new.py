@@ -93,7 +93,7 @@ def test_a_recipe_follows_from_its_folders_and_is_never_written_over():
     pictures("mug")
     made, told = make("--data", "mug")
     text = Path(told["path"]).read_text()
-    assert "there is such a file already" in reelworks("new", "lora", "--model", "wan-tiny", "--data", "mug")
+    assert "the recipe exists already" in reelworks("new", "lora", "--model", "wan-tiny", "--data", "mug")
     assert make("--data", "mug", "--force")[0] == made
     assert Path(told["path"]).read_text() == text
     assert made.dataset == [DatasetConfig(path="mug")]

@@ -8,6 +8,7 @@ from pathlib import Path
 from reelworks.core import requests
 from reelworks.core.errors import UserError
 from reelworks.core.requests import arg
+from reelworks.quickstart.request import require_new_recipe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +53,7 @@ class ImportRequest:
                     field="files",
                     remedy="give a config, or --command with the command line",
                 )
-            requests.require_new_file(self.path, force=self.force)
+            require_new_recipe(self.path, force=self.force)
 
     @property
     def path(self) -> Path:

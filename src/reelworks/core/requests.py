@@ -113,18 +113,6 @@ def checked(request: Any) -> Iterator[None]:
         yield
 
 
-def require_new_file(path: Path, *, force: bool) -> None:
-    """Refuse to overwrite a file without `force`, a field of the request."""
-    if not force and path.exists():
-        raise UserError(
-            "there is such a file already",
-            code="file-exists",
-            field="output",
-            value=str(path),
-            remedy="give --force to overwrite it, or another name with -o",
-        )
-
-
 @contextmanager
 def telling(request: type) -> Iterator[None]:
     """Let errors name options while a command is running, and else the fields of a request; also as a decorator."""

@@ -78,7 +78,7 @@ class NewLoraRequest(FootageRequest):
             assert self.preset  # an unknown model is refused
             for folder in self.data:
                 _require_folder(folder)
-            requests.require_new_file(self.path, force=self.force)
+            require_new_recipe(self.path, force=self.force)
 
     @property
     def preset(self) -> str:
@@ -102,6 +102,18 @@ class NewLoraRequest(FootageRequest):
         if self.source:
             found["source"] = [str(folder) for folder in self.source] if len(self.source) > 1 else str(self.source[0])
         return found
+
+
+def require_new_recipe(path: Path, *, force: bool) -> None:
+    """Refuse to overwrite a recipe without `force`."""
+    if not force and path.exists():
+        raise UserError(
+            "the recipe exists already",
+            code="file-exists",
+            field="output",
+            value=str(path),
+            remedy="give --force to overwrite it, or another name with -o",
+        )
 
 
 def _require_folder(path: Path) -> None:
