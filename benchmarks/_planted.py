@@ -14,17 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from reelworks.demo.scenes import BACKGROUNDS, COLOURS, SHAPES
+
 SIDE = 24
-COLOURS = {
-    "red": (220, 40, 40),
-    "green": (40, 180, 60),
-    "blue": (50, 80, 230),
-    "yellow": (235, 215, 50),
-    "cyan": (50, 205, 215),
-    "magenta": (215, 55, 200),
-}
-GROUNDS = {"dark": (20, 20, 24), "grey": (110, 110, 110), "white": (230, 230, 225), "brown": (110, 70, 40)}
-SHAPES = ("circle", "square", "triangle")
+GROUNDS = {**BACKGROUNDS, "white": (230, 230, 225), "brown": (110, 70, 40)}
 SUBJECT = "rwmug"
 # Faults by kind, of 400 clips and of 40 pictures of a subject.
 CLIPS = {"wrong": 8, "swapped": 8, "other": 4, "black": 4, "duplicate": 10, "memorised": 1}

@@ -1,4 +1,4 @@
-"""Check the format, rules and sizes of all JavaScript, or mend what biome can: check_javascript.py [--write]"""
+"""Check the format and rules of JavaScript and style sheets, and sizes of JavaScript, or mend what biome can: [--write]"""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from reelworks.compat import files
-from reelworks.compat.draft import FormerSettings
+from reelworks.compat.draft import FormerSettings, ImportDraft
 from reelworks.compat.files import ConfigFile
 from reelworks.core.errors import UserError
 
@@ -161,3 +161,14 @@ def existing(path: str) -> Path | None:
         return folder if folder.is_dir() else None
     except (OSError, ValueError, RuntimeError):
         return None
+
+
+def not_told(draft: ImportDraft, example: str) -> UserError:
+    """Return the error for files that do not say which model is trained; `example` is one that the trainer has."""
+    return UserError(
+        "the config does not tell which model it trains: the started script does",
+        code="model-not-told",
+        field="FILE",
+        value=str(draft.request.files[0]) if draft.request.files else None,
+        remedy=f"give --command with the command line, or --model, such as --model {example}",
+    )

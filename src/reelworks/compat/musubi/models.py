@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from reelworks.compat.draft import FormerSettings, ImportDraft
+from reelworks.compat.kohya.reading import not_told
 from reelworks.compat.trainer import find_model
 from reelworks.core.errors import UserError
 
@@ -177,13 +178,7 @@ def find(draft: ImportDraft) -> tuple[str, str, Model]:
     if model is None and start:
         raise _not_here(_NOT_HERE[start], key, str(draft.settings.get(key)))
     if model is None:
-        raise UserError(
-            "the config does not tell which model it trains: the started script does",
-            code="model-not-told",
-            field="FILE",
-            value=str(draft.request.files[0]) if draft.request.files else None,
-            remedy="give --command with the command line, or --model, such as --model wan-2.1-14b",
-        )
+        raise not_told(draft, "wan-2.1-14b")
     preset = model.preset(draft.settings)
     if preset is None:
         told = "task" if start == "wan_train" or start == "hv_1_5_train" else "model_version"

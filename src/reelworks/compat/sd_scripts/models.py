@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from reelworks.compat.draft import ImportDraft
+from reelworks.compat.kohya.reading import not_told
 from reelworks.compat.trainer import find_model
 from reelworks.core.errors import UserError
 
@@ -85,13 +86,7 @@ def find(draft: ImportDraft) -> tuple[str, str]:
         raise _not_here(_NOT_HERE[name], key, script)
     family = next((family for start, family in _FAMILIES.items() if script.startswith(start)), None)
     if family is None:
-        raise UserError(
-            "the config does not tell which model it trains: the started script does",
-            code="model-not-told",
-            field="FILE",
-            value=str(draft.request.files[0]) if draft.request.files else None,
-            remedy="give --command with the command line, or --model, such as --model sdxl or flux",
-        )
+        raise not_told(draft, "sdxl or flux")
     return _preset(draft, family), key
 
 
