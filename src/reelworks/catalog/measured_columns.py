@@ -14,11 +14,15 @@ from typing import NamedTuple
 
 
 class Column(NamedTuple):
-    """A column of numbers that a measure gives: its name in filters, its unit, and its meaning in half a sentence."""
+    """A column of numbers that a measure gives: its name in filters, its unit, and its meaning in half a sentence.
+
+    `is_label` tells that numbers only say which clips belong together, so that limits on them mean nothing.
+    """
 
     name: str
     unit: str
     meaning: str
+    is_label: bool = False
 
 
 _SHARE = "0 to 1"
@@ -60,7 +64,10 @@ BUILT_IN: dict[str, tuple[Column, ...]] = {
     ),
     "duplicates": (
         Column(
-            "duplicate_group", "number", "the same number for clips that show nearly the same; missing for a clip alone"
+            "duplicate_group",
+            "number",
+            "the same number for clips that show nearly the same; missing for a clip alone",
+            is_label=True,
         ),
         Column("duplicate_rank", "rank", "0 for the best of a group and for a clip alone; then 1, 2, …"),
     ),

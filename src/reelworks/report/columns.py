@@ -188,9 +188,15 @@ class Counted:
         )
 
 
+def limitable(rows: CatalogRows) -> list[str]:
+    """Return the names of the columns of numbers on which limits have a meaning."""
+    found = {name: measured_columns.find(name) for name in rows.scores}
+    return [*(name for name, column in found.items() if column is None or not column.is_label), *HEADINGS]
+
+
 def columns(counted: Counted) -> list[ColumnLimits]:
     """Return the columns of numbers that at least one of the clips has."""
-    found = (_column(counted, name, values_of(counted.rows, name)) for name in (*HEADINGS, *counted.rows.scores))
+    found = (_column(counted, name, values_of(counted.rows, name)) for name in limitable(counted.rows))
     return [column for column in found if column is not None]
 
 

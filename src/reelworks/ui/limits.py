@@ -96,7 +96,7 @@ def list_columns(clips: ClipView, dataset: str) -> list[Json]:
     rows, among = clips.data.rows, base(clips, dataset)
     ranges, _ = divide(filter_of(clips, dataset))
     found = []
-    for name in (*rows.scores, *columns.HEADINGS):
+    for name in columns.limitable(rows):
         values = columns.values_of(rows, name)[among]
         there = values[np.isfinite(values)]
         if len(there):
@@ -132,7 +132,7 @@ def ask(clips: ClipView, dataset: str, ranges: Mapping[str, ColumnRange], moved:
 
 
 def _is_column(rows: CatalogRows, name: str) -> bool:
-    return name in rows.scores or name in columns.HEADINGS
+    return name in columns.limitable(rows)
 
 
 def _within(values: F64, limits: ColumnRange) -> Mask:

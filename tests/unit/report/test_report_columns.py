@@ -131,3 +131,10 @@ def test_a_clip_that_cannot_be_decoded_leaves_its_place_empty(folder: Path) -> N
     names = pa.array([*live.path.to_pylist()[:-1], "gone.png"], type=live.path.type)
     shown = columns.thumbnails(live.replaced(path=names), [0, len(live) - 1])
     assert shown.keys() == {0}
+
+
+def test_numbers_of_groups_have_no_limits(folder: Path) -> None:
+    live = Catalog.open(folder / "run" / "catalog").live()
+    numbers = np.ones(len(live))
+    grouped = live.replaced({"duplicate_group": numbers, "duplicate_rank": numbers, "own": numbers})
+    assert columns.limitable(grouped) == ["duplicate_rank", "own", *columns.HEADINGS]

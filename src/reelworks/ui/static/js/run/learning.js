@@ -42,7 +42,7 @@ export async function renderLearning(body, { key, signal }) {
         ),
       );
     const tiles = found.clips.map(clip => tile(clip, found, draw));
-    fill(body, panel(found, chosen, draw), h("div.clips", tiles), moreButton(found, chosen, draw));
+    fill(body, panel(found, chosen, draw), h("div.clips.wall", tiles), moreButton(found, chosen, draw));
   };
   await draw();
   return draw;
