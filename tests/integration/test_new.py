@@ -18,7 +18,7 @@ from reelworks.catalog.config import DatasetConfig
 from reelworks.cli.main import app
 from reelworks.core.errors import UserError
 from reelworks.models import registry
-from reelworks.quickstart import memory_presets, quickstart
+from reelworks.quickstart import memory_presets, recipe_lines
 from reelworks.quickstart.survey import PLACEHOLDER, PLACEHOLDER_CLIPS, FolderSurvey
 from reelworks.recipe import recipe_file, toml_writer
 from reelworks.recipe.toml_writer import Line
@@ -63,11 +63,11 @@ def test_clips_are_read_at_the_rate_of_a_model_that_has_one() -> None:
     found = FolderSurvey(np.zeros((0, 2), np.int64), np.array([[20, 64, 64], [40, 64, 64]]), showings=2)
     dataset = DatasetConfig(path="clips")
     rates = {
-        model: [line.value for line in quickstart.lora_table(model, [dataset], found) if line.key == "fps"]
+        model: [line.value for line in recipe_lines.lora_table(model, [dataset], found) if line.key == "fps"]
         for model in ("wan-tiny", "ltx-tiny", "stdit3-tiny")
     }
     assert rates == {"wan-tiny": ["model"], "ltx-tiny": ["model"], "stdit3-tiny": []}
-    text = toml_writer.write("", quickstart.lora_table("wan-tiny", [dataset], found))
+    text = toml_writer.write("", recipe_lines.lora_table("wan-tiny", [dataset], found))
     assert recipe_file.parse({"output": "runs/a"} | tomllib.loads(text)).data.fps == 16.0
 
 
@@ -159,7 +159,7 @@ def test_codes_of_a_file_are_kept_as_they_are(tmp_path):
     Path("damaged.safetensors").write_bytes(b"no header")
     found = {}
     for file in sorted(tmp_path.iterdir()):
-        lines = quickstart.lora_table("wan-2.1-1.3b", [DatasetConfig(path="p")], PLACEHOLDER, weights=file.name)
+        lines = recipe_lines.lora_table("wan-2.1-1.3b", [DatasetConfig(path="p")], PLACEHOLDER, weights=file.name)
         values = {(line.table, line.key): line.value for line in lines}
         assert values["[model]", "weights"] == file.name
         assert values["[autoencoder]", "weights"] == "Wan-AI/Wan2.1-T2V-1.3B-Diffusers"
@@ -220,7 +220,7 @@ def test_the_recipe_of_every_published_model_is_sound(preset):
     if clips and not sound:
         found = FolderSurvey(found.pictures, np.array([[130, 720, 1280], [40, 480, 854]]), showings=22)
     companions = dict.fromkeys(registry.PRESETS[preset].config.conditioning.needs, "c")
-    lines = quickstart.lora_table(preset, [DatasetConfig(path="p", **companions)], found)
+    lines = recipe_lines.lora_table(preset, [DatasetConfig(path="p", **companions)], found)
     made = recipe_file.parse({"output": "r", **tomllib.loads(toml_writer.write("", lines))})
     assert made.model.weights == registry.release_of(preset).weights
     assert made.autoencoder.name == registry.PRESETS[preset].parts.autoencoder
@@ -238,16 +238,16 @@ def test_the_recipe_of_every_published_model_is_sound(preset):
 )
 def test_every_companion_that_is_given_is_written(preset, given):
     dataset = DatasetConfig(path="p", **given)
-    lines = quickstart.lora_table(preset, [dataset], PLACEHOLDER)
+    lines = recipe_lines.lora_table(preset, [dataset], PLACEHOLDER)
     made = recipe_file.parse({"output": "r", **tomllib.loads(toml_writer.write("", lines))})
     assert made.dataset[0].companions == dataset.companions
 
 
 def test_the_recipe_that_comes_with_the_project_is_what_the_verb_writes():
     """A change of the verb shows in it, or it is made again: `reelworks new lora --model wan -o ...`."""
-    lines = quickstart.lora_table("wan-2.1-1.3b", [DatasetConfig(path=quickstart.PLACEHOLDER)], PLACEHOLDER)
+    lines = recipe_lines.lora_table("wan-2.1-1.3b", [DatasetConfig(path=recipe_lines.PLACEHOLDER)], PLACEHOLDER)
     first = memory_presets.TIERS[0]
-    lines = quickstart.with_setting(lines, Line(f"[{first.table}]", first.key, first.value, first.why))
+    lines = recipe_lines.with_setting(lines, Line(f"[{first.table}]", first.key, first.value, first.why))
     text = toml_writer.write(f"A LoRA of {PLACEHOLDER.to_text()} on wan-2.1-1.3b.", lines)
     assert (RECIPES / "lora-20-pictures.toml").read_text() == text
 
@@ -266,15 +266,15 @@ def test_a_few_thumbnails_do_not_make_all_small_and_are_named() -> None:
     sizes = [
         [
             line.value
-            for line in quickstart.lora_table(preset, [DatasetConfig(path="p")], found, "word")
+            for line in recipe_lines.lora_table(preset, [DatasetConfig(path="p")], found, "word")
             if line.key == "resolution"
         ]
         for found in (few, all_)
     ]
     assert sizes[0] == sizes[1]
-    known = quickstart.registry.release_of(preset)
-    assert quickstart._small_ones(preset, known, few) == []
-    of_pictures, of_clips = quickstart._small_ones(preset, known, all_)
+    known = recipe_lines.registry.release_of(preset)
+    assert recipe_lines.small_ones(preset, known, few) == []
+    of_pictures, of_clips = recipe_lines.small_ones(preset, known, all_)
     assert of_pictures.startswith("3 of 23 pictures are smaller than")
     assert of_pictures.endswith("p20 (128 × 96), p21 (128 × 96), p22 (128 × 96)")
     assert of_clips.startswith("2 of 10 clips are smaller than")

@@ -12,7 +12,7 @@ from reelworks.compat.former import Clip, FormerEpoch
 from reelworks.compat.rules import Fate, ImportedKey, Outcome, Rule
 from reelworks.core.errors import UserError
 from reelworks.models import registry
-from reelworks.quickstart import quickstart
+from reelworks.quickstart import recipe_lines
 
 
 class FormerTrainer(Protocol):
@@ -101,8 +101,8 @@ def choose_model(draft: ImportDraft, preset: str, weights: str | None = None) ->
     `weights` are a pipeline's folder or hub id, or the denoiser's file, instead of the published ones. Where each comes
     from is the setting that is being converted.
     """
-    draft.add(quickstart.model_lines(preset, registry.release_of(preset), weights))
-    draft.add(quickstart.objective_lines(preset, registry.release_of(preset)))
+    draft.add(recipe_lines.model_lines(preset, registry.release_of(preset), weights))
+    draft.add(recipe_lines.objective_lines(preset, registry.release_of(preset)))
     draft.set("model.name", preset)
     return f'model.name = "{preset}"' + (f", {draft.set('model.weights', weights)}" if weights else "")
 

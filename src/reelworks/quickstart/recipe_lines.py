@@ -1,0 +1,393 @@
+"""Settings of a new recipe, line by line, each with its reason: what is chosen for a model and the clips of folders."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reelworks.buckets import propose
+from reelworks.buckets.config import BucketsConfig
+from reelworks.buckets.propose import FILLS, Ladder
+from reelworks.catalog.config import DatasetConfig
+from reelworks.core import units
+from reelworks.core.errors import UserError, first_few
+from reelworks.core.shape import Geometry
+from reelworks.models import components, registry, stored_codes
+from reelworks.models.config import AutoencoderConfig, ModelConfig
+from reelworks.models.expert_pair.config import switch_timestep
+from reelworks.models.family import Release
+from reelworks.quickstart.survey import FolderSurvey
+from reelworks.recipe.toml_writer import Line
+
+PLACEHOLDER = "pictures"  # a folder to be filled in
+_SIDES = (64, 128, 256, 384, 512, 640, 768, 1024)
+_LINES = (64, 144, 240, 360, 480, 720)
+_BULK = 2 / 3  # share of clips that must fill the chosen size; the rest is enlarged
+_SMALL_NAMED = 5
+_MOST_LENGTHS = 3
+_SHOWINGS = 2000  # for 20 pictures, 100 each
+_SMALL_CLIPS = 4  # largest micro-batch of pictures
+_HELD_OUT_FROM = 200  # fewest clips with a validation split
+
+
+def lora_table(
+    preset: str,
+    datasets: Sequence[DatasetConfig],
+    found: FolderSurvey,
+    trigger: str | None = None,
+    weights: str | None = None,
+) -> list[Line]:
+    """Return the lines of a LoRA's recipe.
+
+    `weights` are a pipeline's folder or hub id, or the denoiser's file, instead of the published ones.
+    """
+    known = registry.release_of(preset)
+    parts = model_lines(preset, known, weights)
+    if registry.PRESETS[preset].sound is not None and found.silent:
+        why = f"{found.silent} of {units.plural(found.clips, 'clip')} have no sound and are trained as silent"
+        parts = with_setting(parts, Line("[sound]", "missing", "silent", why))
+    lines = [Line("", "version", 1), Line("", "seed", 42)]
+    lines += _datasets(datasets, found, trigger) + _buckets(preset, known, found)
+    rate, has_sound = registry.PRESETS[preset].fps, registry.PRESETS[preset].sound is not None
+    if not len(found.videos):
+        lines += [Line("[data]", "num_workers", 0, "decode in threads: enough for pictures")]
+    if rate is not None and (len(found.videos) or has_sound):
+        why = f"the rate that the model was trained with, {rate:g}; clips with a lower rate keep theirs"
+        lines += [Line("[data]", "fps", "model", why)]
+    lora = [Line("[lora]", "rank", 16, "usual for a subject or a style; a larger one learns, and forgets, more")]
+    if weights is not None and (base := stored_codes.base_of(weights)) is not None:
+        lora.append(Line("[lora]", "base", base, "the codes of the file stay as they are"))
+    store = Line(
+        "[encode]", "store", True, "clips and captions are encoded once, and training needs no encoder in memory"
+    )
+    previews = _previews(preset, datasets, found, trigger)
+    lines = [*lines, *parts, store, *lora, *objective_lines(preset, known), *_training(found)]
+    return [*lines, *_files(known, found), *previews]
+
+
+def _datasets(datasets: Sequence[DatasetConfig], found: FolderSurvey, trigger: str | None) -> list[Line]:
+    lines = []
+    for number, dataset in enumerate(datasets):
+        settings: list[tuple[str, Any, str]] = [("path", dataset.path, "")]
+        if len(datasets) > 1:
+            settings.append(("name", dataset.name, "identifies its clips"))
+        folders = [(key, getattr(dataset, key)) for key in ("control", "source", "mask", "loss_mask", "rejected")]
+        settings += [(key, folder, "") for key, folder in folders if folder is not None]
+        if dataset.repeats > 1:
+            settings.append(("repeats", dataset.repeats, "repeats per epoch, from the folder's name"))
+        settings += _captions(dataset, found, trigger)
+        lines += [Line("[[dataset]]", key, value, why, number) for key, value, why in settings]
+    return lines
+
+
+def _captions(dataset: DatasetConfig, found: FolderSurvey, trigger: str | None) -> list[tuple[str, Any, str]]:
+    missing = dataset.missing_caption
+    if trigger is None and missing is None and found.uncaptioned == found.clips:
+        raise UserError(
+            f"none of {found.to_text()} has a caption",
+            code="no-caption",
+            field="--data",
+            value=dataset.path,
+            remedy="give --trigger WORD, which becomes the caption of all, or describe each in a text file of the same name",
+        )
+    everywhere = 0 < found.triggered == found.clips - found.uncaptioned
+    lines = []
+    if trigger is not None and not everywhere:
+        form = trigger.replace("{", "{{").replace("}", "}}")
+        lines.append(("caption", f"{form}, {{text}}", "the trigger word of what is learnt"))
+    if missing is not None:
+        if trigger is not None and everywhere and trigger not in missing:
+            missing = f"{trigger}, {missing}"
+        lines.append(("missing_caption", missing, "for files without a text file, from the folder's name"))
+    elif trigger is not None and found.uncaptioned:
+        text = trigger if everywhere else ""
+        lines.append(("missing_caption", text, "files without a text file are trained with the trigger word alone"))
+    return lines
+
+
+def _buckets(preset: str, known: Release, found: FolderSurvey) -> list[Line]:
+    batch_size = min(_SMALL_CLIPS, found.clips)
+    lines = [
+        Line("[buckets]", "batch_size", batch_size, "buckets of fewer are trained as smaller batches"),
+        Line("[buckets]", "upscale", True, "few pictures: take small ones too"),
+    ]
+    geometry = _geometry(preset)
+    if len(found.pictures):
+        _require_pictures(preset, found)
+        size = _picture_size(preset, known, found)
+        lines += [Line("[[bucket]]", "resolution", size.resolution, size.why), Line("[[bucket]]", "num_frames", 1)]
+    if len(found.videos):
+        _require_clips(preset, found)
+        size = _video_size(preset, known, found)
+        frames = found.videos[:, 0]
+        least, most = int(frames.min()), int(frames.max())
+        length_why = "the clips have " + (f"{least} to {most} frames" if least < most else f"{least} frames")
+        if (rate := registry.PRESETS[preset].fps) is not None:
+            length_why += f" at {rate:g} fps"
+        lines += [
+            Line("[[bucket]]", "resolution", size.resolution, size.why, 1),
+            Line("[[bucket]]", "num_frames", _lengths(frames, geometry, known.num_frames), length_why, 1),
+            Line("[[bucket]]", "batch_size", 1, "clips take much more memory than pictures", 1),
+        ]
+    return lines
+
+
+def makes_clips(preset: str) -> bool:
+    """Whether a model generates clips and not only pictures."""
+    return not registry.PRESETS[preset].config.pictures_only and registry.release_of(preset).lines > 0
+
+
+def takes_pictures(preset: str) -> bool:
+    """Whether a model is trained on pictures too."""
+    return registry.PRESETS[preset].sound is None  # pictures have no sound, also not a silent one
+
+
+def _require_pictures(preset: str, found: FolderSurvey) -> None:
+    if not takes_pictures(preset):
+        raise UserError(
+            f"this model is trained with sound, and the folders have pictures alone: {first_few(sorted(found.picture_names))}",
+            code="model-takes-clips-only",
+            field="--model",
+            value=preset,
+            remedy=f'choose "{preset.replace("-sound", "")}", which is trained without sound, or add clips with sound',
+        )
+
+
+def _require_clips(preset: str, found: FolderSurvey) -> None:
+    if not makes_clips(preset):
+        for_clips = ", ".join(short for short, name in registry.SHORT_NAMES.items() if registry.release_of(name).lines)
+        raise UserError(
+            f"this model makes only pictures, and the folders have clips alone: {first_few(sorted(found.video_names))}",
+            code="model-takes-images-only",
+            field="--model",
+            value=preset,
+            remedy=f"choose a model for clips ({for_clips}), or give a folder of pictures",
+        )
+
+
+def _geometry(preset: str) -> Geometry:
+    autoencoder = AutoencoderConfig()
+    if registry.PRESETS[preset].release:
+        autoencoder = AutoencoderConfig(name=registry.PRESETS[preset].parts.autoencoder, weights=preset)
+    return components.geometry(ModelConfig(name=preset), autoencoder)
+
+
+class _Size(NamedTuple):
+    """A size for clips or pictures, the reason for it, and the mask of those that are smaller."""
+
+    resolution: str
+    why: str
+    small: NDArray[np.bool_]
+
+    @classmethod
+    def of_bulk(cls, steps: Ladder, sizes: NDArray[np.int64], noun: str) -> _Size:
+        """Choose the largest size that the bulk of heights and widths fills: few thumbnails must not make all small.
+
+        A clip of nearly the area of a size fills it, since it is enlarged by a few percent.
+        """
+        highest = steps.nearly(sizes[:, 0], sizes[:, 1])
+        reach = [float((highest >= rung).mean()) for rung in range(len(steps.names))]
+        chosen = max((rung for rung, share in enumerate(reach) if share >= _BULK), default=0)
+        who = "all" if reach[chosen] == 1 else f"{reach[chosen]:.0%} of the"
+        last = ", and the model was released for it" if chosen == len(reach) - 1 else "; the next larger fewer do"
+        native = float((steps.highest(sizes[:, 0], sizes[:, 1]) >= chosen).mean())
+        nearly = f" or nearly do, and are enlarged by up to {1 / FILLS - 1:.0%} in area" * (native < reach[chosen])
+        return cls(steps.names[chosen], f"{who} {noun} fill it{nearly}{last}", highest < chosen)
+
+    def remark(self, names: Sequence[str], sizes: NDArray[np.int64], noun: str) -> list[str]:
+        """Name the smaller ones, with their heights and widths, for people; nothing if there are none."""
+        small = sorted(np.flatnonzero(self.small).tolist(), key=names.__getitem__)
+        if not small:
+            return []
+        named = [f"{names[i]} ({sizes[i, 1]} × {sizes[i, 0]})" for i in small[:_SMALL_NAMED]]
+        named += [f"{len(small) - len(named)} more"] * (len(small) > len(named))
+        verb = "is" if len(small) == 1 else "are"
+        return [
+            f"{len(small)} of {len(sizes)} {noun} {verb} smaller than {self.resolution} or of another shape and will be "
+            f"enlarged or cropped, and the model learns their blur; replace or remove them if it should not: "
+            + ", ".join(named)
+        ]
+
+
+def _picture_size(preset: str, known: Release, found: FolderSurvey) -> _Size:
+    sides = sorted({*(side for side in _SIDES if side < known.side), known.side})
+    return _Size.of_bulk(Ladder.from_steps(sides, BucketsConfig(), _geometry(preset)), found.pictures, "pictures")
+
+
+def _video_size(preset: str, known: Release, found: FolderSurvey) -> _Size:
+    lines = [f"{n}p" for n in sorted({*(n for n in _LINES if n < known.lines), known.lines})]
+    return _Size.of_bulk(Ladder.from_steps(lines, BucketsConfig(), _geometry(preset)), found.videos[:, 1:], "clips")
+
+
+def small_ones(preset: str, known: Release, found: FolderSurvey) -> list[str]:
+    """Return remarks on pictures and clips that are smaller than the size of the others."""
+    remarks = []
+    if len(found.pictures):
+        remarks += _picture_size(preset, known, found).remark(found.picture_names, found.pictures, "pictures")
+    if len(found.videos):
+        remarks += _video_size(preset, known, found).remark(found.video_names, found.videos[:, 1:], "clips")
+    return remarks
+
+
+def _lengths(frames: NDArray[np.int64], geometry: Geometry, most: int) -> list[int]:
+    """Return a few lengths that keep most frames of the clips, including one for the shortest clips."""
+    counts = propose.frame_counts(geometry)
+    counts = counts[counts <= max(most, counts[0])]
+    longest = np.searchsorted(counts, frames, side="right") - 1
+    chosen = propose.rungs(longest, np.log(counts), _MOST_LENGTHS)
+    if not chosen:
+        raise UserError(
+            f"the longest clip has {frames.max()} frames, but this model needs at least {counts[0]}",
+            code="clips-too-short",
+            field="--data",
+            remedy="add longer clips, or train on pictures",
+        )
+    return sorted({int(counts[i]) for i in (*chosen, longest[longest >= 0].min())})
+
+
+def model_lines(preset: str, known: Release, weights: str | None) -> list[Line]:
+    """Return the lines of the model, its autoencoder and its text encoder."""
+    lines = [Line("[model]", "name", preset)]
+    checkpointing = Line("[model]", "gradient_checkpointing", False)
+    if switch_timestep(ModelConfig(name=preset)) is not None:
+        why = 'the network for high noise; "low" trains the other one, and "both" trains them in turn'
+        lines += [Line("[model]", "experts", "high", why)]
+    if not registry.PRESETS[preset].release:
+        return [*lines, *_parts_of_fresh(preset, weights), checkpointing, *_fresh_sound(preset)]
+    source = weights or known.weights
+    # A single file holds the denoiser alone; the other parts are those of the release.
+    pipeline = known.weights if weights is None or weights.endswith((".safetensors", ".gguf")) else weights
+    if source is None or None in (known.autoencoder or pipeline, known.text or pipeline):
+        raise UserError(
+            f"{preset} has no published weights",
+            code="no-published-weights",
+            field="--model",
+            value=preset,
+            remedy="give --weights PATH|HUB: a folder in the layout of diffusers, or a hub id",
+        )
+    parts = registry.PRESETS[preset].parts
+    lines += [Line("[model]", "weights", source), checkpointing]
+    if components.conditioning(ModelConfig(name=preset)).image_encoder is not None:
+        lines += [Line("[model]", "image_encoder", pipeline, "encodes a clip's first frame for the network")]
+    if (sound := registry.PRESETS[preset].sound) is not None:
+        lines += [Line("[sound]", "name", sound, "the one that the model was trained with")]
+        lines += [Line("[sound]", "weights", pipeline)]
+        if (shift := registry.release_of(preset).sound_timestep_shift) is not None:
+            lines += [Line("[sound]", "timestep_shift", shift, "that of the release")]
+    return [
+        *lines,
+        Line("[autoencoder]", "name", parts.autoencoder, "the one that the model was trained with"),
+        Line("[autoencoder]", "weights", known.autoencoder or pipeline),
+        Line("[text_encoder]", "name", parts.text),
+        Line("[text_encoder]", "weights", known.text or pipeline),
+    ]
+
+
+def _parts_of_fresh(preset: str, weights: str | None) -> list[Line]:
+    """Return the lines of a model that was never published: its own weights, if any, and the encoder of its family."""
+    lines = [Line("[model]", "weights", weights)] if weights else []
+    kind = components.conditioning(ModelConfig(name=preset)).image_encoder
+    if kind is not None:
+        relatives = registry.family_of(preset).presets.items()
+        of_release = next(p.release.weights for _, p in relatives if p.release and p.config.conditioning.image_encoder)
+        lines.append(Line("[model]", "image_encoder", of_release, "encodes a clip's first frame for the network"))
+    return lines
+
+
+def _fresh_sound(preset: str) -> list[Line]:
+    has_sound = registry.PRESETS[preset].sound is not None
+    return [Line("[sound]", "name", "pcm", "samples as they are, without weights")] if has_sound else []
+
+
+def objective_lines(preset: str, known: Release) -> list[Line]:
+    """Return the lines of the objective that the model was trained with."""
+    if known.objective != "rectified-flow":
+        return [Line("[objective]", "name", known.objective, "what the weights were trained with")]
+    shift = known.timestep_shift
+    why = "above 1: more training at much noise, where large pictures are decided" if shift != 1.0 else "none"
+    lines = [Line("[objective]", "timestep_shift", shift, why)]
+    if components.conditioning(ModelConfig(name=preset)).guidance == "embedded":
+        why = "guidance is an input of this network, which needs no dropped captions"
+        lines += [Line("[objective]", "caption_dropout", 0.0, why)]
+    elif registry.PRESETS[preset].sampling.guidance_scale == 1.0:
+        why = "this model draws without guidance, which needs no dropped captions"
+        lines += [Line("[objective]", "caption_dropout", 0.0, why)]
+    return lines
+
+
+def epochs_line(clips: int, showings: int) -> Line:
+    """Return the line of epochs for 100 showings of each of 20 pictures; more get fewer each, but more in total.
+
+    An epoch has some showings of the clips: more than there are clips if some are repeated.
+    """
+    epochs = max(round(_SHOWINGS * math.sqrt(clips / 20) / showings), 1)
+    total = epochs * showings
+    each = (
+        f"{total / clips:.0f} of each of {units.plural(clips, 'clip')}; as a rule 100 of 20, and of more fewer of each"
+    )
+    return Line("[train]", "max_epochs", epochs, f"{total:,} showings, {each}")
+
+
+def _training(found: FolderSurvey) -> list[Line]:
+    return [
+        epochs_line(found.clips, found.showings),
+        Line("[train]", "learning_rate", 1e-4, "usual for a LoRA with AdamW"),
+        Line("[train]", "warmup_steps", 10),
+        Line("[train]", "ema_decay", 0.99, "an average of some hundred steps, which is what is exported"),
+        Line(
+            "[train]", "clip_losses", "auto", "`reelworks learning` tells what was learnt of each; some 2 % of the time"
+        ),
+    ]
+
+
+def _files(known: Release, found: FolderSurvey) -> list[Line]:
+    few = found.clips < _HELD_OUT_FROM
+    return [
+        *([Line("[validation]", "split", 0.0, "too few to keep any back")] if few else []),
+        Line("[checkpoints]", "every_steps", save_interval(_steps(found)), "some ten, of which the last three stay"),
+        Line("[exports]", "weights", "ema"),
+        Line(
+            "[exports]", "formats", list(known.formats), "a small file of each with every checkpoint; all of them stay"
+        ),
+    ]
+
+
+def _previews(preset: str, datasets: Sequence[DatasetConfig], found: FolderSurvey, trigger: str | None) -> list[Line]:
+    """Return the lines of previews, unless the model needs more than a prompt for each."""
+    wants = components.conditioning(ModelConfig(name=preset))
+    if wants.needs or wants.needs_first_frame:
+        return []
+    added = trigger if trigger is not None and not 0 < found.triggered == found.clips - found.uncaptioned else None
+    subject = trigger or next((d.missing_caption for d in datasets if d.missing_caption), None)
+    prompts = [subject] if subject else []
+    prompts += [f"{added}, {caption}" if added else caption for caption in found.captions]
+    if not prompts:
+        return []
+    why = "of the size that is trained most; add what the captions lack, to see what is learnt"
+    return [
+        Line("[samples]", "prompts", list(dict.fromkeys(prompts)), why),
+        Line("[samples]", "every_steps", save_interval(_steps(found)), "with every checkpoint, and at the end"),
+    ]
+
+
+def _steps(found: FolderSurvey) -> int:
+    epochs: int = epochs_line(found.clips, found.showings).value
+    return epochs * math.ceil(found.showings / _SMALL_CLIPS)
+
+
+def save_interval(steps: int) -> int:
+    """Return the number of steps between two saves of a training."""
+    return max(steps // 10, 10)
+
+
+def with_setting(lines: Sequence[Line], setting: Line) -> list[Line]:
+    """Replace the line of a setting, or add it at the end of its table."""
+    place = (setting.table, setting.number)
+    if any((line.table, line.number, line.key) == (*place, setting.key) for line in lines):
+        return [setting if (line.table, line.number, line.key) == (*place, setting.key) else line for line in lines]
+    last = max((i for i, line in enumerate(lines) if (line.table, line.number) == place), default=len(lines) - 1)
+    return [*lines[: last + 1], setting, *lines[last + 1 :]]
