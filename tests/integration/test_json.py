@@ -18,7 +18,7 @@ import tomli_w
 import torch
 import typer
 from safetensors.torch import save_file
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from reelworks import testing
 from reelworks.analysis import clip_history
@@ -91,6 +91,10 @@ class Call(NamedTuple):
     arguments: str
     shape: int = 0
     slow: bool = False
+
+    @property
+    def words(self) -> list[str]:
+        return [*self.verb.split(), *self.arguments.split(), "--json"]
 
 
 # In this order, in one folder: `clips` is footage, `r.toml` trains on it, and `run` is what it trained.
@@ -193,15 +197,23 @@ def write_lora_files(place: Path) -> None:
     save_file(base | {layer: base[layer] + B @ A}, place / "tuned.safetensors")
 
 
-def called(call: Call, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Run a verb, and return its value as JSON is meant to be read."""
-    words = [*call.verb.split(), *call.arguments.split(), "--json"]
-    if call.slow:
-        return strictly(typed(words, folder).stdout)
+@pytest.fixture(scope="module")
+def answers() -> list[Result]:
+    """Results of the quick calls so far, in their order."""
+    return []
+
+
+def called(call: Call, folder: Path, answers: list[Result], monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Run a verb behind those that it builds upon, and return its value as JSON is meant to be read."""
+    quick = [each for each in CALLS[: CALLS.index(call) + 1] if not each.slow]
     monkeypatch.chdir(folder)
-    done = CliRunner().invoke(app, words)
-    assert done.exit_code == 0, (done.stdout, done.stderr, done.exception)
-    return strictly(done.stdout)
+    for each in quick[len(answers) :]:  # those before may have been left to another process
+        answers.append(CliRunner().invoke(app, each.words))
+    if call.slow:
+        return strictly(typed(call.words, folder).stdout)
+    result = answers[len(quick) - 1]
+    assert result.exit_code == 0, (result.stdout, result.stderr, result.exception)
+    return strictly(result.stdout)
 
 
 def typed(words: list[str], folder: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
@@ -225,8 +237,10 @@ def strictly(text: str) -> Any:
     "call",
     [pytest.param(c, id=f"{c.verb} {c.arguments}", marks=[pytest.mark.slow] if c.slow else []) for c in CALLS],
 )
-def test_a_verb_prints_its_shape(call: Call, folder: Path, schema: dict[str, Any], monkeypatch: Any) -> None:
-    value = called(call, folder, monkeypatch)
+def test_a_verb_prints_its_shape(
+    call: Call, folder: Path, answers: list[Result], schema: dict[str, Any], monkeypatch: Any
+) -> None:
+    value = called(call, folder, answers, monkeypatch)
     of_verb = schema["$defs"][call.verb]
     shape = of_verb["anyOf"][call.shape] if len(json_page.shapes()[call.verb]) > 1 else of_verb
     jsonschema.Draft202012Validator(shape | {"$defs": schema["$defs"]}).validate(value)
@@ -298,8 +312,10 @@ def test_of_several_processes_the_first_prints(monkeypatch: pytest.MonkeyPatch, 
     assert CliRunner().invoke(app, ["checkpoints", "ls", str(tmp_path), "--json"]).stdout == ""
 
 
-def test_coverage_that_contradicts_itself_prints_one_value(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(folder)
+def test_coverage_that_contradicts_itself_prints_one_value(
+    folder: Path, answers: list[Result], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called(next(call for call in CALLS if call.verb == "coverage"), folder, answers, monkeypatch)
     cover = clip_history.cover
     wrong = ["segment 1: of the wrong plan"]
     monkeypatch.setattr(
