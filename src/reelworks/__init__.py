@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from reelworks.checkpoint.config import Retention as Retention
     from reelworks.checkpoint.store import CheckpointStore as CheckpointStore
     from reelworks.core.shape import Geometry as Geometry
+    from reelworks.data.data_spec import DataSpec as DataSpec
     from reelworks.data.dataset import Dataset as Dataset
-    from reelworks.data.dataset import DataSpec as DataSpec
     from reelworks.data.loader import Loader as Loader
     from reelworks.data.micro_batch import MicroBatch as MicroBatch
     from reelworks.data.step import Step as Step
@@ -59,7 +59,7 @@ _PLACES = {
     "Catalog": "reelworks.catalog.store",
     "CheckpointStore": "reelworks.checkpoint.store",
     "DataConfig": "reelworks.media.config",
-    "DataSpec": "reelworks.data.dataset",
+    "DataSpec": "reelworks.data.data_spec",
     "Dataset": "reelworks.data.dataset",
     "DatasetConfig": "reelworks.catalog.config",
     "Geometry": "reelworks.core.shape",

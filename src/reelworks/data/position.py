@@ -9,7 +9,8 @@ import numpy as np
 
 from reelworks.buckets.assign import Reason
 from reelworks.core.errors import UserError
-from reelworks.data.dataset import Dataset, DataSpec
+from reelworks.data.data_spec import DataSpec
+from reelworks.data.dataset import Dataset
 from reelworks.schedule.cursor import Aliases, Cursor, Excluded
 from reelworks.schedule.plan import EpochPlan, PlanSpec
 

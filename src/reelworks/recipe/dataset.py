@@ -21,7 +21,8 @@ from reelworks.core.ray_cluster import Engine
 from reelworks.core.shape import Geometry
 from reelworks.core.words import of_recipe
 from reelworks.data import duplicates, eligibility
-from reelworks.data.dataset import Dataset, DataSpec, companion_sources, rows_of
+from reelworks.data.data_spec import DataSpec
+from reelworks.data.dataset import Dataset, companion_sources, rows_of
 from reelworks.measures.run import measure_catalog
 from reelworks.media.sound import SoundSpec
 from reelworks.models import components

@@ -27,7 +27,8 @@ from reelworks.catalog.store import Catalog
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Geometry, Shape
 from reelworks.data import decode_requests
-from reelworks.data.dataset import Dataset, DataSpec, companion_sources
+from reelworks.data.data_spec import DataSpec
+from reelworks.data.dataset import Dataset, companion_sources
 from reelworks.media import decode
 from reelworks.media.config import DataConfig
 from reelworks.media.decode import MediaError, Request, load

@@ -20,7 +20,7 @@ from reelworks.buckets.config import BucketEntryConfig, BucketsConfig
 from reelworks.catalog.config import DatasetConfig
 from reelworks.core import words
 from reelworks.core.errors import UserError
-from reelworks.data.dataset import DataSpec
+from reelworks.data.data_spec import DataSpec
 from reelworks.generate.export_run import export
 from reelworks.media.config import DataConfig
 from reelworks.schedule.cost import CostConfig

@@ -43,6 +43,7 @@ from reelworks.train.logging import trackers
 from reelworks.train.logging.balance import Balance
 from reelworks.train.logging.segment_records import RecordKeeper
 from reelworks.train.step import spikes
+from reelworks.train.step.nonfinite import NonFiniteCause
 from reelworks.train.step.spikes import Spike
 from reelworks.train.step.train_step import TIMESTEP_RANGES, StepResult
 from reelworks.train.validation import Validation
@@ -183,17 +184,7 @@ class RunLogger:
         )
         self.event("step", **event)
         now = speed.of_step(event)
-        self._scalars(
-            step,
-            {
-                "train/loss": result.loss,
-                "train/grad_norm": result.grad_norm,
-                "train/learning_rate": result.learning_rate,
-                "train/clips_per_second": now.clips_per_second or 0.0,
-                "train/data_wait_share": now.waited_share or 0.0,
-                **{f"grad_norm/{block}": norm for block, norm in result.grad_norm_by_block.items()},
-            },
-        )
+        self._scalars(step, _scalars_of(result, now))
         self._write_parts(step, {"loss_by_bucket": by_bucket, "loss_by_timestep": by_range})
         label = names[0] + (f" +{len(names) - 1}" if len(names) > 1 else "") if names else "no clip"
         self._progress.step(step, result, label, now)
@@ -206,9 +197,7 @@ class RunLogger:
         if result.spike is not None:
             self._log_spike(step, result.spike, skipped=not result.applied)
         if result.blame is not None:
-            origin = result.blame.origin
-            what, module = (origin.what, origin.path) if origin else (None, None)
-            self.event("non_finite", step=step, what=what, module=module, clips=list(result.blame.clips))
+            self._log_non_finite(step, result.blame)
         self.records.step(position.plan_step, result.applied, recorded)
         if self._debug and self._world.is_data_leader:
             self._log_clips(position, step, result, batches)
@@ -307,6 +296,10 @@ class RunLogger:
         if step % _MEAN_STEPS == 0:
             self._scalars(step, {name: sum(values) / len(values) for name, values in self._parts.items()})
             self._parts.clear()
+
+    def _log_non_finite(self, step: int, blame: NonFiniteCause) -> None:
+        what, module = (blame.origin.what, blame.origin.path) if blame.origin else (None, None)
+        self.event("non_finite", step=step, what=what, module=module, clips=list(blame.clips))
 
     def _log_skipped(self, step: int, result: StepResult) -> None:
         """Tell of a step that is skipped; those that the recipe skips after it are told with it."""
@@ -445,6 +438,17 @@ class _StepProgress:
         total = f"/{self._total}" if self._total else ""
         eta = f"  ETA {_clock(seconds / steps * max(self._total - step, 0))}" if self._total and steps else ""
         logger.info(f"step {step}{total}  {text}{eta}")
+
+
+def _scalars_of(result: StepResult, now: Speed) -> dict[str, float]:
+    return {
+        "train/loss": result.loss,
+        "train/grad_norm": result.grad_norm,
+        "train/learning_rate": result.learning_rate,
+        "train/clips_per_second": now.clips_per_second or 0.0,
+        "train/data_wait_share": now.waited_share or 0.0,
+        **{f"grad_norm/{block}": norm for block, norm in result.grad_norm_by_block.items()},
+    }
 
 
 def _mean(values: Collection[float]) -> float:
