@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from reelworks.buckets import table, tuned
 from reelworks.buckets.config import as_table
 from reelworks.core import toml, toml_none, user_files
-from reelworks.core.errors import UserError
+from reelworks.core.errors import UserError, nearest
 from reelworks.core.shape import Geometry, Shape
 from reelworks.data import clip_uses
 from reelworks.models import components, sequence_limits
@@ -28,7 +28,8 @@ from reelworks.schedule.cursor import StageStart
 def load(path: Path, overrides: Sequence[str] = (), data_path: Path | None = None) -> Recipe:
     """Read a recipe with overrides `a.b=value`, in which a value that is not valid TOML is used as plain text.
 
-    With `data_path`, its only dataset is that folder or list, with the options of the first one.
+    `stage=NAME` among them chooses one of its stages. With `data_path`, its only dataset is that folder or list, with the
+    options of the first one.
     """
     try:
         values = user_files.read_toml(path)
@@ -53,8 +54,10 @@ def load(path: Path, overrides: Sequence[str] = (), data_path: Path | None = Non
             remedy="save it as UTF-8",
         ) from error
     values.setdefault("output", f"runs/{path.stem}")
-    recipe = parse(with_overrides(values, overrides))
-    return recipe if data_path is None else on_footage(recipe, data_path)
+    chosen = [text for text in overrides if text.partition("=")[0].strip() == "stage"]
+    recipe = parse(with_overrides(values, [text for text in overrides if text not in chosen]))
+    recipe = recipe if data_path is None else on_footage(recipe, data_path)
+    return of_stage(recipe, _index_of(recipe, chosen[-1].partition("=")[2].strip())) if chosen else recipe
 
 
 def on_footage(recipe: Recipe, data_path: Path) -> Recipe:
@@ -101,6 +104,25 @@ def of_stage(recipe: Recipe, index: int, start: StageStart | None = None) -> Rec
     if total is not None:
         ends["max_steps"] = min(total, ends.get("max_steps", total))
     return one.model_copy(update={"train": one.train.model_copy(update=ends)})
+
+
+def each_stage(recipe: Recipe) -> list[Recipe]:
+    """Return the recipe of each stage; the recipe itself if it has none."""
+    return [of_stage(recipe, index) for index in range(len(recipe.stage))] or [recipe]
+
+
+def _index_of(recipe: Recipe, name: str) -> int:
+    """Return the index of a stage by its name, which may be in quotes."""
+    names = [stage.name for stage in recipe.stage]
+    if (bare := name.strip("\"'")) not in names:
+        raise UserError(
+            "the recipe has no stage of that name" if names else "the recipe has no stages",
+            code="stage-unknown",
+            field="stage",
+            value=bare,
+            remedy=nearest(bare, names) if names else "leave it out",
+        )
+    return names.index(bare)
 
 
 def _stages(values: dict[str, Any]) -> list[StageConfig]:

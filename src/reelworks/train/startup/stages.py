@@ -69,6 +69,8 @@ def require_unrestarted(recipe: Recipe, request: TrainRequest) -> None:
 def find(recipe: Recipe, step: int | None, world: World) -> Stage:
     """Return the stage to train from the checkpoint of a step on, or from the start of the run. Collective."""
     if not recipe.stage:
+        if step is not None and (name := _cursor(recipe, step).stage.name):
+            raise _unknown([], name, step)
         return Stage(recipe, recipe, StageStart(), step)
     if step is None:
         return _stage(recipe, 0, StageStart(recipe.stage[0].name), None)
@@ -95,17 +97,21 @@ def _cursor(recipe: Recipe, step: int) -> Cursor:
 
 def _index(recipe: Recipe, name: str, step: int) -> int:
     known = [stage.name for stage in recipe.stage]
-    if name in known:
-        return known.index(name)
-    where = f"in stage {name}" if name else "of a training without stages"
-    raise UserError(
-        f"the checkpoint of step {step} is {where}, which the recipe does not have",
+    if name not in known:
+        raise _unknown(known, name, step)
+    return known.index(name)
+
+
+def _unknown(known: list[str], name: str, step: int) -> UserError:
+    where = f"in stage {name}, which the recipe does not have" if name else "of a training without stages"
+    return UserError(
+        f"the checkpoint of step {step} is {where}",
         code="stage-unknown",
-        field="stage.name",
+        field="stage",
         value=known,
-        remedy="give its stage that name again; a finished stage stays in the recipe"
+        remedy="write [[stage]] with that name; finished stages stay in the recipe, and --set stage=NAME is for other commands"
         if name
-        else f"train the stages in a run of their own, with --load {recipe.output}",
+        else "train the stages in a run of their own, with --output and --load",
     )
 
 
