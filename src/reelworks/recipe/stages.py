@@ -16,7 +16,7 @@ Values = dict[str, Any]
 _LISTS = ("dataset", "bucket")
 _TABLES = ("buckets", "cost", "data", "encode", "objective", "samples", "train")
 KEYS = (*_LISTS, *_TABLES)  # that a stage may change
-_ENDS = {"steps": "max_steps", "epochs": "max_epochs", "clips": "max_clips"}
+ENDS = {"steps": "max_steps", "epochs": "max_epochs", "clips": "max_clips"}
 
 
 class StageConfig(Config):
@@ -46,7 +46,7 @@ class StageConfig(Config):
 
     @model_validator(mode="after")
     def _check_end(self) -> StageConfig:
-        for key, of_train in _ENDS.items():
+        for key, of_train in ENDS.items():
             if self.train and of_train in self.train:
                 raise UserError(
                     "a stage says its end itself",
@@ -60,13 +60,13 @@ class StageConfig(Config):
     @property
     def ends(self) -> dict[str, int]:
         """When it ends, by the keys of `[train]` that say so."""
-        named = {of_train: getattr(self, key) for key, of_train in _ENDS.items()}
+        named = {of_train: getattr(self, key) for key, of_train in ENDS.items()}
         return {key: end for key, end in named.items() if end is not None}
 
     @property
     def end_text(self) -> str:
         """When it ends, for people."""
-        ends = [f"{getattr(self, key)} {key}" for key in _ENDS if getattr(self, key) is not None]
+        ends = [f"{getattr(self, key)} {key}" for key in ENDS if getattr(self, key) is not None]
         return " or ".join(ends) or "train.max_steps of the run"
 
 
@@ -125,7 +125,7 @@ def merged(values: Values, stage: StageConfig) -> Values:
         if own is not None and isinstance(table, dict):
             result[key] = {**table, **own}
     if stage.ends and isinstance(train := result.get("train", {}), dict):
-        kept = {key: value for key, value in train.items() if key not in _ENDS.values()}
+        kept = {key: value for key, value in train.items() if key not in ENDS.values()}
         result["train"] = {**kept, **stage.ends}
     return result
 
@@ -134,7 +134,7 @@ def difference(first: Values, other: Values, stage: StageConfig) -> StageConfig:
     """Return a stage with the keys in which its resolved recipe differs from that of the first stage, both as values."""
     update: dict[str, Any] = {key: other[key] if other[key] != first[key] else None for key in _LISTS}
     for key in _TABLES:
-        before, after = ({k: v for k, v in values[key].items() if k not in _ENDS.values()} for values in (first, other))
+        before, after = ({k: v for k, v in values[key].items() if k not in ENDS.values()} for values in (first, other))
         unset = dict.fromkeys(before.keys() - after.keys(), toml_none.WORD)
         update[key] = unset | {k: v for k, v in after.items() if k not in before or before[k] != v} or None
     return stage.model_copy(update=update)
