@@ -59,13 +59,13 @@ class StageConfig(Config):
 
     @property
     def ends(self) -> dict[str, int]:
-        """When it ends, by the keys of `[train]` that say so."""
+        """The keys of `[train]` that say when it ends, and their values."""
         named = {of_train: getattr(self, key) for key, of_train in ENDS.items()}
         return {key: end for key, end in named.items() if end is not None}
 
     @property
     def end_text(self) -> str:
-        """When it ends, for people."""
+        """The end, for people."""
         ends = [f"{getattr(self, key)} {key}" for key in ENDS if getattr(self, key) is not None]
         return " or ".join(ends) or "train.max_steps of the run"
 

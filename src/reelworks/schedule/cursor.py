@@ -26,7 +26,7 @@ _PREFIX_SHIFT = np.uint64(64 - _PREFIX_BITS)
 
 @dataclass(frozen=True)
 class StageStart:
-    """Where a stage of training began; the start of the run without stages.
+    """Start of a stage of training; without stages, of the run.
 
     Attributes:
         name: Name of the stage; empty without stages.
@@ -76,7 +76,7 @@ class Cursor:
 
     @property
     def stage(self) -> StageStart:
-        """Where the stage began."""
+        """Start of the stage."""
         return StageStart(*(getattr(self, f"stage_{each.name}") for each in fields(StageStart)))
 
     @property

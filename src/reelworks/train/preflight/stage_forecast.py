@@ -21,7 +21,7 @@ from reelworks.train.preflight.memory import Estimate
 
 @dataclass(frozen=True)
 class StageForecast:
-    """What one stage of a run would do.
+    """Forecast of one stage of a run.
 
     Attributes:
         ends: When it ends, in words.
@@ -49,7 +49,7 @@ class StageForecast:
 
 @dataclass(frozen=True)
 class RunForecast:
-    """What all stages of a run would do.
+    """Forecast of a run with all its stages.
 
     Attributes:
         memory_bytes: Memory of a GPU in the stage that takes most.

@@ -26,7 +26,7 @@ from reelworks.train.request import TrainRequest
 
 @dataclass(frozen=True)
 class Stage:
-    """What a start trains: a stage of the recipe, or all of a recipe without stages.
+    """The part of a recipe that a start trains: one of its stages, or all of a recipe without stages.
 
     Attributes:
         recipe: The recipe of the stage, whose ends count from the start of the run.
