@@ -105,6 +105,17 @@ def test_later_stages_may_be_edited_and_finished_ones_stay_as_they_were(staged: 
     assert "is in stage third, which the recipe does not have" in children.output(renamed)
 
 
+def test_steps_of_the_whole_run_end_it_in_any_stage(staged: Any, tmp_path: Path) -> None:
+    for most in (3, 5, 5, 6):
+        recipe = staged("run", FIRST, SECOND, {"name": "rest"})
+        recipe["train"]["max_steps"] = most
+        assert children.train(recipe) == [0]
+        assert steps(tmp_path / "run")[-1]["step"] == most
+    assert {name for name, _ in starts(tmp_path / "run")} == {"first", "second"}
+    *_, last = events.read(RunFolder(tmp_path / "run").events_file, "stop")
+    assert last["reason"] == "finished"
+
+
 @pytest.mark.slow(reason="four gloo processes")
 def test_stages_train_alike_on_other_numbers_of_ranks(staged: Any, tmp_path: Path) -> None:
     recipe = staged(train={"micro_batches_per_step": 4, "same_bucket_run": 2})

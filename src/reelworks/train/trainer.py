@@ -286,7 +286,6 @@ class Trainer:
     def train(self, position: DataPosition, stage: Stage) -> tuple[DataPosition, EndReason]:
         """Train from a position to the end of the stage, and return where and why training stopped."""
         config, resumed = self._recipe.data, stage.step is not None
-        ended: EndReason = "finished" if stage.is_last else "stage"
         with ExitStack() as stack:
             pool = DecodePool(config.num_workers if self._encoder.decodes else 0, config.decode_timeout)
             stack.callback(pool.close)
@@ -297,7 +296,7 @@ class Trainer:
                 self._measure_if_lacking(position, pool)
             if self._is_done(position):
                 self._complete(position, pool, resumed=resumed)
-                return self._stop(position, ended)
+                return self._stop(position, "finished" if stage.ends_run(position.global_step) else "stage")
 
             if not resumed:
                 self._validate(position, pool)  # of the untrained weights, for comparison
@@ -324,8 +323,10 @@ class Trainer:
                     return self._stop(position, "signal")
                 self._after_step(position, pool, flags)
             self._end_record(position)
-            # The signal may have come during the last step of a stage.
-            return self._stop(position, "signal" if ended == "stage" and flags.stop else ended)
+            if stage.ends_run(position.global_step):
+                return self._stop(position, "finished")
+            # The signal may have come during the last step of the stage.
+            return self._stop(position, "signal" if flags.stop else "stage")
 
     def _encoded_batches(self, position: DataPosition, pool: DecodePool) -> EncodePrefetcher:
         """Return the encoded micro-batches from a position to the end of training, across epochs."""

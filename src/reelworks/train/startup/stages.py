@@ -34,7 +34,7 @@ class Stage:
         start: Where the stage began, or begins.
         step: Step of the checkpoint to resume from; None for a fresh start.
         begins: Whether that checkpoint is the end of the stage before.
-        is_last: Whether training ends with it.
+        is_last: Whether no stage follows.
     """
 
     recipe: Recipe
@@ -43,6 +43,11 @@ class Stage:
     step: int | None
     begins: bool = False
     is_last: bool = True
+
+    def ends_run(self, step: int) -> bool:
+        """Whether training ends with it, if it ends after this step of the run."""
+        total = self.whole.train.max_steps
+        return self.is_last or (total is not None and step >= total)
 
     @property
     def resets_optimizer(self) -> bool:
@@ -77,7 +82,7 @@ def find(recipe: Recipe, step: int | None, world: World) -> Stage:
     cursor = _cursor(recipe, step)
     index = _index(recipe, cursor.stage.name, step)
     stage = _stage(recipe, index, cursor.stage, step)
-    if stage.is_last or not _is_over(stage.recipe, cursor, world):
+    if stage.ends_run(step) or not _is_over(stage.recipe, cursor, world):
         return stage
     following = recipe.stage[index + 1]
     average_step = cursor.global_step if following.ema == "reset" else cursor.stage.average_step
