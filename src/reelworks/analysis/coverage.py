@@ -71,7 +71,7 @@ class ClipEpoch:
     became: str
     step: int | None = field(metadata=results.OPTIONAL)
     reason: str | None = field(metadata=results.OPTIONAL)
-    stage: str = ""
+    stage: str | None = field(default=None, metadata=results.OPTIONAL)
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class EpochCoverage:
         """Return the state of one clip; `detail` is of `details`."""
         label, step = LABELS[int(self.state[place])], int(self.step[place])
         reason = self.failures.get(place, detail)
-        return ClipEpoch(self.data_restarts, self.epoch, label, step or None, reason, self.stage)
+        return ClipEpoch(self.data_restarts, self.epoch, label, step or None, reason, self.stage or None)
 
     def details(self, places: list[int], named: list[NamedCatalog]) -> dict[int, str]:
         """Return details of the reasons of those of some clips that have any."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tomli_w
 from pydantic import ValidationError
@@ -22,7 +22,9 @@ from reelworks.recipe import preview_model, stages, validation
 from reelworks.recipe.errors import explain
 from reelworks.recipe.recipe import Recipe
 from reelworks.recipe.stages import StageConfig, StageList
-from reelworks.schedule.cursor import StageStart
+
+if TYPE_CHECKING:
+    from reelworks.schedule.cursor import StageStart
 
 
 def load(path: Path, overrides: Sequence[str] = (), data_path: Path | None = None) -> Recipe:

@@ -161,7 +161,7 @@ def _is_left(run: RunFolder, epoch: Epoch) -> bool:
     return bool(epoch.plans)
 
 
-def epoch_name(epoch: int, data_restarts: int, stage: str) -> str:
+def epoch_name(epoch: int, data_restarts: int, stage: str | None) -> str:
     """Return the name of an epoch; after a restart of the data they count from 0 again."""
     if stage:
         return f"{epoch} of stage {stage}"
