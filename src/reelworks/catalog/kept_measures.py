@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from reelworks.catalog import measured_columns
 from reelworks.catalog.rows import SCORE, CatalogRows, as_numpy
 from reelworks.core import files, hash_rng
 from reelworks.core.hash_rng import U64
@@ -38,6 +39,12 @@ def label(measure: str, version: int, column: str) -> str:
 def keys_of(rows: CatalogRows) -> U64:
     """Return the keys of clips."""
     return _keys(rows.fingerprint, rows.first_frame, rows.num_frames, rows.uid)
+
+
+def keys_of_captions(rows: CatalogRows) -> U64:
+    """Return the keys of clips with their captions."""
+    captions = rows.caption.fill_null("").to_pylist()
+    return hash_rng.hash64(keys_of(rows), hash_rng.text_words(captions))
 
 
 def _keys(fingerprint: Any, first_frame: NDArray[Any], num_frames: NDArray[Any], uid: U64) -> U64:
@@ -62,14 +69,14 @@ class KeptMeasures:
         self._segments = [s for path in sorted(self._folder.glob("[0-9]*.parquet")) if (s := _opened(path)) is not None]
 
     def newest(self, columns: Sequence[str]) -> dict[str, str]:
-        """Return the label of the newest version of each of these columns that is kept."""
-        found: dict[str, tuple[int, str]] = {}
-        for name in {name for segment in self._segments for name in segment.columns}:
+        """Return the label of the version of each of these columns that was kept last."""
+        found: dict[str, tuple[int, int, str]] = {}
+        for number, name in {(i, name) for i, segment in enumerate(self._segments) for name in segment.columns}:
             measure, _, column = name.partition(":")
             version = measure.rpartition("@")[2]
             if column in columns and version.isdecimal():
-                found[column] = max(found.get(column, (0, "")), (int(version), name))
-        return {column: name for column, (_, name) in found.items()}
+                found[column] = max(found.get(column, (-1, 0, "")), (number, int(version), name))
+        return {column: name for column, (*_, name) in found.items()}
 
     def values(self, labels: Sequence[str], keys: U64) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         """Return the values of one measure by key, `[N, labels]`, and a mask of the keys that have them."""
@@ -178,10 +185,13 @@ def carried(
         return rows
     new = CatalogRows.from_table(rows)
     readable = new.readable
-    keys, source = _sources(new, live, retired)
+    of_content = _sources(new, live, retired)
+    of_captions = _with_captions(new, live, of_content[1])
     kept = KeptMeasures(catalog)
     newest = kept.newest(names)
     for name in names:
+        column_of = measured_columns.find(name)
+        keys, source = of_captions if column_of is not None and column_of.of_caption else of_content
         column = np.array(new.scores[name]) if name in new.scores else np.full(len(new), np.nan)
         free = readable & np.isnan(column) & ~_in(new, own, name)
         former = free & (source >= 0)
@@ -208,6 +218,14 @@ def _sources(new: CatalogRows, live: CatalogRows, retired: NDArray[np.int64]) ->
         at = np.minimum(np.searchsorted(of_retired[order], keys), len(order) - 1)
         moved = (source < 0) & (of_retired[order][at] == keys)
         source[moved] = retired[order[at[moved]]]
+    return keys, source
+
+
+def _with_captions(new: CatalogRows, live: CatalogRows, source: NDArray[np.int64]) -> tuple[U64, NDArray[np.int64]]:
+    """Return the keys of rows with their captions, and of `source` what has the same caption."""
+    keys, found = keys_of_captions(new), np.flatnonzero(source >= 0)
+    source = source.copy()
+    source[found[keys_of_captions(live.take(source[found])) != keys[found]]] = -1
     return keys, source
 
 

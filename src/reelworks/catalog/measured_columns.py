@@ -16,13 +16,15 @@ from typing import NamedTuple
 class Column(NamedTuple):
     """A column of numbers that a measure gives: its name in filters, its unit, and its meaning in half a sentence.
 
-    `is_label` tells that numbers only say which clips belong together, so that limits on them mean nothing.
+    `is_label` tells that numbers only say which clips belong together, so that limits on them mean nothing; `of_caption`
+    that another caption has another value.
     """
 
     name: str
     unit: str
     meaning: str
     is_label: bool = False
+    of_caption: bool = False
 
 
 _SHARE = "0 to 1"
@@ -81,7 +83,19 @@ BUILT_IN: dict[str, tuple[Column, ...]] = {
         ),
     ),
 }
-_COLUMNS = {column.name: (measure, column) for measure, columns in BUILT_IN.items() for column in columns}
+# By the name of the measure, which runs a network; those of classifiers are named by their labels.
+OF_NETWORKS: dict[str, tuple[Column, ...]] = {
+    "agreement": (
+        Column("agreement", "-1 to 1", "cosine of the caption and the frames in CLIP or SigLIP", of_caption=True),
+    ),
+    "aesthetic": (Column("aesthetic", "about 1 to 10", "rating that people would give, by a head upon CLIP"),),
+}
+_COLUMNS = {
+    column.name: (measure, column)
+    for measures in (BUILT_IN, OF_NETWORKS)
+    for measure, columns in measures.items()
+    for column in columns
+}
 _any_name: ContextVar[bool] = ContextVar("any_name", default=False)
 
 

@@ -22,7 +22,8 @@ def measure(
         list[str] | None,
         Option(
             metavar="NAME",
-            help="A measure, or a class of yours, as in faces.py:Faces; several: repeat it. Default: all.",
+            help="A measure, one with a network, as in agreement=models/clip, or a class of yours, as in faces.py:Faces; "
+            "several: repeat it. Default: all without networks.",
         ),
     ] = None,
     workers: Annotated[

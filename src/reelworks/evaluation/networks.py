@@ -39,13 +39,14 @@ def shared(settings: Settings, name: str, load: Callable[[str, torch.device], N]
     return network
 
 
-def _pretrained(kind: str, source: str, **options: Any) -> Any:
+def pretrained(kind: str, source: str, **options: Any) -> Any:
     """Load a part by transformers from a local folder."""
     return getattr(optional_imports.transformers(), kind).from_pretrained(source, local_files_only=True, **options)
 
 
-def _model(kind: str, source: str, device: torch.device) -> Any:
-    return _pretrained(kind, source, dtype=torch.float32).requires_grad_(False).eval().to(device)
+def frozen(kind: str, source: str, device: torch.device) -> Any:
+    """Load a network in float32 that is not trained."""
+    return pretrained(kind, source, dtype=torch.float32).requires_grad_(False).eval().to(device)
 
 
 def _pixels(processor: Any, frames_NHW3: Frames, device: torch.device) -> Tensor:
@@ -61,26 +62,35 @@ def _array(features_ND: Tensor) -> Array:
 
 @final
 class ClipNetwork:
-    """CLIP: embeddings of pictures and texts in one space."""
+    """CLIP or SigLIP: embeddings of pictures and texts in one space."""
 
     def __init__(self, source: str, device: torch.device) -> None:
-        self._model, self._device = _model("CLIPModel", source, device), device
-        self._processor = _pretrained("CLIPImageProcessor", source)
-        self._tokenizer = _pretrained("AutoTokenizer", source)
+        self._model, self._device = frozen("AutoModel", source, device), device
+        self._processor = pretrained("AutoImageProcessor", source)
+        self._is_siglip = self._model.config.model_type.startswith("siglip")
+        self._tokenizer = pretrained("AutoTokenizer", source)
 
-    @torch.no_grad()
     def pictures(self, clip: MeasuredClip) -> Array:
         """Embed some frames of a clip, `[N, D]`."""
-        pixels = _pixels(self._processor, clip.some_frames(_FRAMES), self._device)
-        return _array(self._model.visual_projection(self._model.vision_model(pixels).pooler_output))
+        return self.frames(clip.some_frames(_FRAMES))
+
+    @torch.no_grad()
+    def frames(self, frames_NHW3: Frames) -> Array:
+        """Embed frames, `[N, D]`."""
+        pooled = self._model.vision_model(_pixels(self._processor, frames_NHW3, self._device)).pooler_output
+        return _array(pooled if self._is_siglip else self._model.visual_projection(pooled))
 
     @torch.no_grad()
     def text(self, caption: str) -> Array:
         """Embed a caption, `[1, D]`; tokens beyond those that the model reads are left out."""
         most = self._model.config.text_config.max_position_embeddings
-        tokens = self._tokenizer([caption], truncation=True, max_length=most, return_tensors="pt").to(self._device)
-        pooled = self._model.text_model(tokens["input_ids"], attention_mask=tokens["attention_mask"]).pooler_output
-        return _array(self._model.text_projection(pooled))
+        padding = "max_length" if self._is_siglip else False  # SigLIP was trained with texts of one length
+        tokens = self._tokenizer([caption], padding=padding, truncation=True, max_length=most, return_tensors="pt")
+        ids, mask = tokens["input_ids"].to(self._device), None if self._is_siglip else tokens["attention_mask"]
+        pooled = self._model.text_model(
+            ids, attention_mask=None if mask is None else mask.to(self._device)
+        ).pooler_output
+        return _array(pooled if self._is_siglip else self._model.text_projection(pooled))
 
 
 @final
@@ -88,8 +98,8 @@ class Dinov2Network:
     """DINOv2: the embedding of the class token."""
 
     def __init__(self, source: str, device: torch.device) -> None:
-        self._model, self._device = _model("AutoModel", source, device), device
-        self._processor = _pretrained("AutoImageProcessor", source)
+        self._model, self._device = frozen("AutoModel", source, device), device
+        self._processor = pretrained("AutoImageProcessor", source)
 
     @torch.no_grad()
     def pictures(self, clip: MeasuredClip) -> Array:
@@ -120,8 +130,8 @@ class VideoMaeNetwork:
     """VideoMAE: the mean of the last hidden states of a whole clip."""
 
     def __init__(self, source: str, device: torch.device) -> None:
-        self._model, self._device = _model("VideoMAEModel", source, device), device
-        self._processor = _pretrained("VideoMAEImageProcessor", source)
+        self._model, self._device = frozen("VideoMAEModel", source, device), device
+        self._processor = pretrained("VideoMAEImageProcessor", source)
         self._num_frames: int = self._model.config.num_frames
 
     @torch.no_grad()

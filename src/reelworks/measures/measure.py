@@ -1,4 +1,4 @@
-"""The contract of measures: values of single clips, and values that compare all clips of a catalog.
+"""The contract of measures: values of single clips, of networks, and values that compare all clips of a catalog.
 
 A measure is one class without a base class, constructed without arguments once in each process. The values of a clip are
 kept by its content and by the measure's name and version: raise `version` when they change.
@@ -21,8 +21,8 @@ from reelworks.catalog.location import MediaPath
 from reelworks.catalog.measured_columns import Column
 
 Luma = NDArray[np.uint8]
-# What of a clip is decoded: single frames at full size, all frames of runs at a small size, the sound.
-Reads = Literal["stills", "runs", "sound"]
+# What of a clip is decoded: single frames at full size, all frames of runs at a small size, the sound; and its caption.
+Reads = Literal["stills", "runs", "sound", "caption"]
 MISSING = float("nan")  # the value of a clip that has none, such as the motion of a picture
 
 
@@ -154,3 +154,34 @@ class CatalogMeasure(MeasureClass, Comparing, Protocol):
 
 
 Measure: TypeAlias = ClipMeasure | CatalogMeasure
+
+
+@dataclass(frozen=True)
+class ClipPictures:
+    """A clip as a network sees it.
+
+    Attributes:
+        frames: A few evenly spaced frames `[T, H, W, 3]`, uint8 RGB, of at most `pictures_px` at the shorter side.
+        caption: Its caption; empty without one.
+    """
+
+    frames: NDArray[np.uint8]
+    caption: str
+
+
+@runtime_checkable
+class NetworkMeasure(MeasureClass, Protocol):
+    """A measure by a network, which the main process runs on frames that the pool decodes.
+
+    It is made with the folder of its weights and a device of torch. Its class attribute `version` is made of the one that
+    its author raises and of the weights.
+
+    Attributes:
+        pictures_px: Size of the shorter side that the frames are made smaller to, if they are larger.
+    """
+
+    pictures_px: int
+
+    def of_clips(self, clips: Sequence[ClipPictures]) -> NDArray[np.float64]:
+        """Return the values of clips, `[N, columns]`; NaN for one that a clip does not have."""
+        ...

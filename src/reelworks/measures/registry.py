@@ -5,23 +5,34 @@ from __future__ import annotations
 import keyword
 from collections.abc import Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from reelworks.catalog import measured_columns
 from reelworks.catalog.lists import MEASURED
-from reelworks.core import named_code
+from reelworks.core import digests, named_code
 from reelworks.core.errors import UserError
 from reelworks.core.named_code import NamedClasses
 from reelworks.measures import duplicates, motion, picture, sound
 from reelworks.measures.measure import Measure
+
+# Measures that run a network, which is imported when one is asked for.
+_NETWORKS = {
+    "agreement": "reelworks.evaluation.clip_measures:Agreement",
+    "aesthetic": "reelworks.evaluation.clip_measures:Aesthetic",
+    "classes": "reelworks.evaluation.clip_measures:Classes",
+}
+WITH_WEIGHTS = "="
 
 
 def _missing(measure: type[Any]) -> list[str]:
     missing = [name for name in ("name", "version", "columns", "reads") if not hasattr(measure, name)]
     if hasattr(measure, "features"):
         missing += [name for name in ("feature_bytes", "compare") if not hasattr(measure, name)]
+    elif hasattr(measure, "of_clips"):
+        missing += ["pictures_px"] if not hasattr(measure, "pictures_px") else []
     elif not hasattr(measure, "values"):
-        missing.append("a method `values`, or `features` and `compare`")
+        missing.append("a method `values`, or `of_clips`, or `features` and `compare`")
     return missing
 
 
@@ -34,8 +45,14 @@ def register(measure: type[Any]) -> type[Any]:
     Clips are measured in other processes, which import the class from its module.
     """
     _MEASURES.require(measure)
+    _add_columns(measure)
+    return _MEASURES.register(measure)
+
+
+def _add_columns(measure: type[Any]) -> None:
+    names = [column.name for column in measure.columns]
     for column in measure.columns:
-        taken = measured_columns.measure_of(column.name) not in (None, measure.name)
+        taken = measured_columns.measure_of(column.name) not in (None, measure.name) or names.count(column.name) > 1
         if taken or column.name in MEASURED or not column.name.isidentifier() or keyword.iskeyword(column.name):
             raise UserError(
                 f"the column {column.name!r} " + ("is taken" if taken or column.name in MEASURED else "is no name"),
@@ -45,21 +62,64 @@ def register(measure: type[Any]) -> type[Any]:
                 remedy="choose a name of letters, digits and underscores that no other column has",
             )
     measured_columns.add(measure.name, measure.columns)
-    return _MEASURES.register(measure)
 
 
 def names() -> list[str]:
-    """Return the names of all registered measures."""
+    """Return the names of all registered measures, those that run networks left out."""
     return list(_MEASURES.by_name)
 
 
 def named(name: str, field: str) -> type[Any]:
     """Return the class of a measure by its name, or by an entry such as `my_measures:Faces` or `faces.py:Faces`.
 
+    One that runs a network is named with the folder of its weights, as in `agreement=models/clip`; its class has their
+    digest in its version, and `weights`.
+
     Raises:
-        UserError: The name is unknown, or the entry does not lead to a measure.
+        UserError: The name is unknown, the entry does not lead to a measure, or weights are missing or not wanted.
     """
-    return register(_MEASURES.load(name, field))
+    name, _, weights = name.partition(WITH_WEIGHTS)
+    kind = (
+        _MEASURES.load(_NETWORKS.get(name, name), field) if name not in _MEASURES.by_name else _MEASURES.by_name[name]
+    )
+    if runs_network(kind) != bool(weights):
+        example = f"{name}=models/clip"
+        raise UserError(
+            "it runs a network, whose weights are not named" if not weights else "it runs no network that has weights",
+            code="measure-weights-invalid",
+            field=field,
+            value=name,
+            remedy=f"name their folder, as in {example}" if not weights else f"write {name} alone",
+        )
+    if not weights:
+        return register(kind)
+    given = _with_weights(kind, Path(weights), field)
+    _add_columns(given)
+    return given
+
+
+def runs_network(kind: type[Any]) -> bool:
+    """Whether a class of measures runs a network."""
+    return hasattr(kind, "of_clips")
+
+
+def _with_weights(kind: type[Any], weights: Path, field: str) -> type[Any]:
+    """Return the class of a measure with some weights, whose digest is part of its version."""
+    if not weights.is_dir():
+        raise UserError(
+            "there is no such folder", code="folder-missing", field=field, value=str(weights), remedy="check the path"
+        )
+    key = str(weights.resolve())
+    if key not in _digests:
+        parts = [
+            f"{path.relative_to(weights)} {digests.of_file(path)}"
+            for path in sorted(weights.rglob("*"))
+            if path.is_file()
+        ]
+        _digests[key] = int(digests.digest_bytes("\n".join(parts).encode())[:12], 16)
+    version = (kind.version << 48) + _digests[key]
+    given = kind.columns_of(weights) if hasattr(kind, "columns_of") else kind.columns
+    return type(kind.__name__, (kind,), {"version": version, "weights": weights, "columns": given})
 
 
 def all_named(given: Sequence[str], field: str) -> dict[str, type[Any]]:
@@ -75,7 +135,12 @@ def instance(entry: str) -> Measure:
     return measure
 
 
+_digests: dict[str, int] = {}  # of folders of weights, which are read once in a process
+
+
 def _entry(name: str, measure: type[Any]) -> str:
+    if runs_network(measure):
+        return f"{name.partition(WITH_WEIGHTS)[0]}{WITH_WEIGHTS}{measure.weights}"
     if ":" in name:
         return named_code.absolute(name)
     return name if measure.__module__.startswith("reelworks.") else f"{measure.__module__}:{measure.__qualname__}"

@@ -27,7 +27,8 @@ from reelworks.core.hash_rng import U64
 from reelworks.core.ray_cluster import Engine, RayPool
 from reelworks.core.worker_pool import WorkerPool
 from reelworks.measures import registry, sampling
-from reelworks.measures.measure import CatalogMeasure, ComparedClips, Comparing
+from reelworks.measures.measure import CatalogMeasure, ClipPictures, ComparedClips, Comparing
+from reelworks.measures.networks import Networks, WaitingClip
 from reelworks.measures.sampling import Measurement, MeasureRequest
 from reelworks.run import lock
 
@@ -172,27 +173,46 @@ class _ToMeasure(NamedTuple):
     """Clips to measure: one row for each content that lacks a measure, those of a file beside each other.
 
     Attributes:
+        keys: Of the contents.
+        caption_keys: Of the contents with their captions, under which what depends on these is kept.
         missing: Mask `[N, measures]` of the measures that each lacks.
+        kinds: The measures by their entries.
     """
 
     rows: NDArray[np.int64]
     keys: U64
+    caption_keys: U64
     missing: NDArray[np.bool_]
-    entries: tuple[str, ...]
+    kinds: Mapping[str, type[Any]]
+
+    def entries(self, index: int, *, of_networks: bool) -> tuple[str, ...]:
+        """Return the entries of measures that a clip lacks, of those that run networks or of the others."""
+        lacking = zip(self.kinds.items(), self.missing[index].tolist(), strict=True)
+        return tuple(e for (e, kind), lacks in lacking if lacks and registry.runs_network(kind) == of_networks)
 
 
 def _pending(rows: CatalogRows, measures: Mapping[str, type[Any]], kept: KeptMeasures) -> _ToMeasure:
-    keys, index = np.unique(kept_measures.keys_of(rows), return_index=True)
-    missing = np.stack([~kept.has(_labels(kind)[0], keys) for kind in measures.values()], axis=1)
-    needed = missing.any(axis=1)
-    keys, index, missing = keys[needed], index[needed], missing[needed]
-    paths = rows.path.take(index).to_pylist()
-    order = np.array(sorted(range(len(index)), key=lambda i: (paths[i], rows.first_frame[index[i]])), dtype=np.int64)
-    return _ToMeasure(index[order], keys[order], missing[order], tuple(measures))
+    by_content = kept_measures.keys_of(rows)
+    by_caption = kept_measures.keys_of_captions(rows) if any(map(_of_caption, measures.values())) else by_content
+    _, index = np.unique(by_caption, return_index=True)
+    keys, caption_keys = by_content[index], by_caption[index]
+    missing = np.stack(
+        [~kept.has(_labels(kind)[0], caption_keys if _of_caption(kind) else keys) for kind in measures.values()], axis=1
+    )
+    needed = np.flatnonzero(missing.any(axis=1))
+    paths = rows.path.take(index[needed]).to_pylist()
+    first = rows.first_frame[index[needed]]
+    order = needed[np.array(sorted(range(len(needed)), key=lambda i: (paths[i], first[i])), dtype=np.int64)]
+    return _ToMeasure(index[order], keys[order], caption_keys[order], missing[order], measures)
+
+
+def _of_caption(kind: type[Any]) -> bool:
+    return "caption" in kind.reads
 
 
 def _requests(rows: CatalogRows, pending: _ToMeasure) -> Iterator[MeasureRequest]:
-    for row, missing in zip(pending.rows.tolist(), pending.missing.tolist(), strict=True):
+    for index, row in enumerate(pending.rows.tolist()):
+        of_networks = pending.entries(index, of_networks=True)
         yield MeasureRequest(
             rows.file(row),
             bool(rows.is_image[row]),
@@ -202,7 +222,8 @@ def _requests(rows: CatalogRows, pending: _ToMeasure) -> Iterator[MeasureRequest
             int(rows.num_frames[row]),
             float(rows.fps[row]),
             bool(rows.has_sound[row]),
-            tuple(entry for entry, lacks in zip(pending.entries, missing, strict=True) if lacks),
+            pending.entries(index, of_networks=False),
+            max((pending.kinds[entry].pictures_px for entry in of_networks), default=0),
         )
 
 
@@ -241,24 +262,37 @@ def _collect(
     on_progress: OnClips | None,
 ) -> list[tuple[str, str]]:
     failed: list[tuple[str, str]] = []
-    waiting: dict[int, Mapping[str, float | bytes]] = {}
+    waiting: dict[int, dict[str, float | bytes]] = {}
+    networks = Networks({entry: kind for entry, kind in pending.kinds.items() if registry.runs_network(kind)})
+    of_caption = {name for kind in pending.kinds.values() if _of_caption(kind) for name in _labels(kind)}
     written = reported = time.monotonic()
+
+    def take(index: int, values: Mapping[str, float | bytes], problems: Sequence[str]) -> None:
+        failed.extend((rows.label(pending.rows[index]), problem) for problem in problems)
+        for name, value in values.items():
+            keys = pending.caption_keys if name in of_caption else pending.keys
+            waiting.setdefault(int(keys[index]), {})[name] = value
+
     try:
-        for done, (row, key, one) in enumerate(
-            zip(pending.rows.tolist(), pending.keys.tolist(), found, strict=True), 1
-        ):
+        for index, one in enumerate(found):
+            row = int(pending.rows[index])
             if one.missing_on and not location.is_missing(rows.file(row)):
                 raise scan.unseen(rows.file(row), one.missing_on)
-            failed += [(rows.label(row), problem) for problem in one.problems]
-            if one.values:
-                waiting[key] = one.values
-            now = time.monotonic()
+            take(index, one.values, one.problems)
+            if one.pictures is not None:
+                pictures = ClipPictures(one.pictures, rows.caption[row].as_py() or "")
+                for each in networks.add(WaitingClip(index, pictures, pending.entries(index, of_networks=True))):
+                    take(*each)
+            now, done = time.monotonic(), index + 1
             if now - written >= _SECONDS_BETWEEN_WRITES:
                 kept.add(list(waiting), list(waiting.values()))
-                waiting, written = {}, now
+                waiting.clear()
+                written = now
             if on_progress is not None and (done == len(pending.rows) or now - reported >= _SECONDS_BETWEEN_REPORTS):
                 on_progress(done, len(pending.rows))
                 reported = now
+        for each in networks.rest():
+            take(*each)
     finally:  # Ctrl-C loses nothing
         kept.add(list(waiting), list(waiting.values()))
     return failed
@@ -291,11 +325,12 @@ def _write_scores(
     rows = _readable(catalog.live())
     of_lists = _of_lists(catalog, rows)
     keys = kept_measures.keys_of(rows)
+    caption_keys = kept_measures.keys_of_captions(rows) if any(map(_of_caption, measures.values())) else keys
     scores: dict[str, NDArray[np.float64]] = {}
     changed = np.zeros(len(rows), dtype=np.bool_)
     for entry, kind in measures.items():
         try:
-            found = _columns(entry, kind, rows, keys, kept)
+            found = _columns(entry, kind, rows, caption_keys if _of_caption(kind) else keys, kept)
         except _NotComparedError as error:
             problems.append(("all clips", f"{kind.name}: {error}"))
             continue

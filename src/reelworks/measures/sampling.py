@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from av.video.reformatter import Interpolation, VideoReformatter
 from numpy.typing import NDArray
+from PIL import Image
 
 from reelworks.catalog import display, location
 from reelworks.catalog.formats import kind_of
@@ -47,6 +48,7 @@ class MeasureRequest(NamedTuple):
     fps: float
     has_sound: bool
     measures: tuple[str, ...]
+    pictures_px: int = 0  # the shorter side of the frames that networks see; 0 for none
 
 
 class Measurement(NamedTuple):
@@ -55,6 +57,7 @@ class Measurement(NamedTuple):
     values: dict[str, float | bytes]
     problems: tuple[str, ...] = ()
     missing_on: str = ""  # name of the node of a cluster that does not see the file
+    pictures: NDArray[np.uint8] | None = None  # frames that networks see, `[T, H, W, 3]`
 
 
 def measure(request: MeasureRequest) -> Measurement:
@@ -69,12 +72,14 @@ def measure(request: MeasureRequest) -> Measurement:
             raise
         except Exception as error:  # as that of weights which are not there
             problems.append(f"{entry}: {type(error).__name__}: {error}")
+    pictures = None
     for of_sound in (False, True):  # sound that cannot be read costs no value of frames
         group = [one for one in measures if ("sound" in one.reads) == of_sound]
-        if not group:
+        for_network = frozenset(["stills"] if request.pictures_px and not of_sound else [])
+        if not group and not for_network:
             continue
         try:
-            clip = sample(request, frozenset(what for measure in group for what in measure.reads))
+            clip = sample(request, for_network | {what for measure in group for what in measure.reads})
         except MediaError as error:
             problems.append(f"sound: {error}" if of_sound else str(error))
             continue
@@ -83,13 +88,24 @@ def measure(request: MeasureRequest) -> Measurement:
                 values |= _values(one, clip)
             except Exception as error:  # a class of a user may raise anything
                 problems.append(f"{one.name}: {type(error).__name__}: {error}")
-    unseen = bool(problems) and not values and location.is_missing(request.path)
-    return Measurement(values, tuple(problems), socket.gethostname() if unseen else "")
+        if for_network:
+            pictures = np.stack([_shrunk(still.rgb, request.pictures_px) for still in clip.stills])
+    unseen = bool(problems) and not values and pictures is None and location.is_missing(request.path)
+    return Measurement(values, tuple(problems), socket.gethostname() if unseen else "", pictures)
 
 
 def crashed(request: MeasureRequest) -> Measurement:
     """Return the result for a clip whose process died."""
     return Measurement({}, ("the decoder crashed on it",))
+
+
+def _shrunk(rgb: NDArray[np.uint8], shorter_px: int) -> NDArray[np.uint8]:
+    """Return a frame whose shorter side is at most so long, so that little is sent between processes."""
+    scale = shorter_px / min(rgb.shape[:2])
+    if scale >= 1:
+        return rgb
+    size = max(round(rgb.shape[1] * scale), 1), max(round(rgb.shape[0] * scale), 1)
+    return np.asarray(Image.fromarray(rgb).resize(size, Image.Resampling.BICUBIC))
 
 
 def _values(measure: Measure, clip: SampledClip) -> dict[str, float | bytes]:

@@ -92,7 +92,7 @@ class Recipe(Config):
         data = values.get("data") if isinstance(values, Mapping) else None
         measures = data.get("measures") if isinstance(data, Mapping) else getattr(data, "measures", None)
         names = measures if isinstance(measures, list | tuple) else ()
-        with measured_columns.any_name(any(":" in str(name) for name in names)):
+        with measured_columns.any_name(any(":" in str(name) or "=" in str(name) for name in names)):
             return handler(values)
 
     @model_validator(mode="after")

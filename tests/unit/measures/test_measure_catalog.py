@@ -310,6 +310,8 @@ def test_the_page_lists_every_column() -> None:
         assert columns == registry.named(measure, "x").columns
         for column in columns:
             assert f"| `{column.name}` | {column.unit} | {column.meaning} |" in page
+    for columns in measured_columns.OF_NETWORKS.values():
+        assert f"| `{columns[0].name}` | {columns[0].unit} | {columns[0].meaning} |" in page
 
 
 def test_a_recipe_measures_before_its_filter(tmp_path: Path, decoded: list[str]) -> None:

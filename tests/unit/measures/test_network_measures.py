@@ -1,0 +1,204 @@
+"""Measures by networks have the values of the networks, are kept by content, weights and caption, and cost no other measure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from metric_networks import TINY
+from PIL import Image
+from refused import refused
+from safetensors.torch import load_file, save_file
+
+from reelworks.catalog import measured_columns
+from reelworks.catalog.config import Source
+from reelworks.catalog.scan import scan_sources
+from reelworks.catalog.store import Catalog
+from reelworks.measures import registry, run, sampling
+from reelworks.measures.run import MeasureResult, measure_catalog
+from reelworks.recipe import dataset as recipe_dataset
+from reelworks.recipe import recipe_file
+from reelworks.recipe.dataset import RecipeData
+
+CAPTIONS = ("a red", "red", "", "a")
+
+
+@pytest.fixture(autouse=True)
+def _forgets_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_MEASURES", replace(registry._MEASURES, by_name=dict(registry._MEASURES.by_name)))
+    monkeypatch.setattr(measured_columns, "_COLUMNS", dict(measured_columns._COLUMNS))
+
+
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Decode in threads of this process, and return the names of the files."""
+    names: list[str] = []
+    real = sampling.measure
+
+    def counted(request: sampling.MeasureRequest) -> sampling.Measurement:
+        names.append(request.path.name)
+        return real(request)
+
+    monkeypatch.setattr(run, "WorkerPool", lambda: None)
+    monkeypatch.setattr(run.sampling, "measure", counted)
+    return names
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tiny networks with random weights, in the layouts of the published ones."""
+    folder = tmp_path_factory.mktemp("weights")
+    torch.manual_seed(0)
+    TINY["clip"](folder / "clip")
+    TINY["clip"](folder / "other")
+    size = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision = transformers.CLIPVisionConfig(**size, image_size=16, patch_size=8, projection_dim=8)
+    transformers.CLIPVisionModelWithProjection(vision).save_pretrained(folder / "aesthetic")
+    head = {"layers.0.weight": torch.randn(4, 8), "layers.0.bias": torch.randn(4)}
+    head |= {"layers.2.weight": torch.randn(1, 4), "layers.2.bias": torch.randn(1)}
+    file = folder / "aesthetic" / "model.safetensors"
+    save_file(load_file(file) | head, file, metadata={"format": "pt"})
+    sizes = {"size": {"shortest_edge": 16}, "crop_size": {"height": 16, "width": 16}}
+    transformers.CLIPImageProcessor(**sizes).save_pretrained(folder / "aesthetic")
+    labels = {0: "Watermark", 1: "no watermark"}
+    vit = transformers.ViTConfig(**size, image_size=16, patch_size=8, id2label=labels)
+    transformers.ViTForImageClassification(vit).save_pretrained(folder / "marks")
+    transformers.ViTImageProcessor(size={"height": 16, "width": 16}).save_pretrained(folder / "marks")
+    text = {**size, "vocab_size": 99, "max_position_embeddings": 16}
+    of_siglip = transformers.SiglipConfig(text_config=text, vision_config={**size, "image_size": 16, "patch_size": 8})
+    TINY["clip"](folder / "siglip")
+    (folder / "siglip" / "model.safetensors").unlink()
+    transformers.SiglipModel(of_siglip).save_pretrained(folder / "siglip")
+    return folder
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Path:
+    (tmp_path / "data").mkdir()
+    for number, caption in enumerate(CAPTIONS):
+        pixels = np.random.default_rng(number).integers(0, 256, (24, 32, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "data" / f"{number}.png")
+        (tmp_path / "data" / f"{number}.txt").write_text(caption)
+    scan(tmp_path)
+    return tmp_path / "catalog"
+
+
+def scan(folder: Path) -> None:
+    scan_sources([Source("data", folder / "data")], folder / "catalog", workers=1)
+
+
+def measured(catalog: Path, *entries: str) -> MeasureResult:
+    return measure_catalog(catalog, entries, workers=1)
+
+
+def column(catalog: Path, name: str) -> list[float]:
+    """The values of a column, by the names of the files."""
+    rows = Catalog.open(catalog).live()
+    order = np.argsort(rows.path.to_pylist())
+    return [float(value) for value in rows.scores[name][order]]
+
+
+def frames(catalog: Path, number: int) -> list[Any]:
+    return [np.asarray(Image.open(catalog.parent / "data" / f"{number}.png"))]
+
+
+def test_agreement_is_the_cosine_of_caption_and_picture(catalog: Path, weights: Path, decoded: list[str]) -> None:
+    result = measured(catalog, f"agreement={weights / 'clip'}", "sharpness")
+    assert (result.measured, result.failed) == (4, ())
+    model = transformers.CLIPModel.from_pretrained(weights / "clip")
+    processor = transformers.CLIPImageProcessor.from_pretrained(weights / "clip")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(weights / "clip")
+    for number, (caption, value) in enumerate(zip(CAPTIONS, column(catalog, "agreement"), strict=True)):
+        if not caption:
+            assert np.isnan(value)
+            continue
+        inputs = processor(images=frames(catalog, number), return_tensors="pt")
+        found = model(**inputs, **tokenizer([caption], return_tensors="pt"))
+        assert value == pytest.approx(float(found.image_embeds[0].detach() @ found.text_embeds[0].detach()), abs=1e-5)
+    assert np.isfinite(column(catalog, "sharpness")).all()
+
+
+def test_siglip_is_taken_where_clip_is(catalog: Path, weights: Path, decoded: list[str]) -> None:
+    measured(catalog, f"agreement={weights / 'siglip'}")
+    model = transformers.SiglipModel.from_pretrained(weights / "siglip")
+    processor = transformers.CLIPImageProcessor.from_pretrained(weights / "siglip")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(weights / "siglip")
+    ids = tokenizer([CAPTIONS[0]], padding="max_length", max_length=16, return_tensors="pt")["input_ids"]
+    found = model(**processor(images=frames(catalog, 0), return_tensors="pt"), input_ids=ids)
+    expected = found.image_embeds[0].detach() @ found.text_embeds[0].detach()
+    assert column(catalog, "agreement")[0] == pytest.approx(float(expected), abs=1e-5)
+
+
+def test_it_is_measured_again_for_another_caption_or_other_weights_and_not_else(
+    catalog: Path, weights: Path, decoded: list[str]
+) -> None:
+    entry = f"agreement={weights / 'clip'}"
+    measured(catalog, entry)
+    before = column(catalog, "agreement")
+    decoded.clear()
+    assert measured(catalog, entry).measured == 0
+    (catalog.parent / "data" / "0.txt").write_text("a")
+    (catalog.parent / "data" / "1.png").rename(catalog.parent / "data" / "9.png")
+    (catalog.parent / "data" / "1.txt").rename(catalog.parent / "data" / "9.txt")
+    scan(catalog.parent)
+    told = column(catalog, "agreement")
+    assert np.isnan(told[0]), "the former value is that of another caption"
+    assert told[3] == before[1], "a moved clip keeps its value"
+    assert measured(catalog, entry).measured == 1
+    assert decoded == ["0.png"]
+    assert np.isfinite(column(catalog, "agreement")[0])
+    assert measured(catalog, f"agreement={weights / 'other'}").measured == 4
+    assert column(catalog, "agreement")[3] != told[3]
+
+
+def test_aesthetic_is_the_published_head_upon_the_embedding(catalog: Path, weights: Path, decoded: list[str]) -> None:
+    measured(catalog, f"aesthetic={weights / 'aesthetic'}")
+    vision = transformers.CLIPVisionModelWithProjection.from_pretrained(weights / "aesthetic")
+    processor = transformers.CLIPImageProcessor.from_pretrained(weights / "aesthetic")
+    head = load_file(weights / "aesthetic" / "model.safetensors")
+    for number, value in enumerate(column(catalog, "aesthetic")):
+        hidden = vision(**processor(images=frames(catalog, number), return_tensors="pt")).image_embeds
+        hidden = hidden / hidden.norm()
+        for layer in (0, 2):
+            hidden = hidden @ head[f"layers.{layer}.weight"].T + head[f"layers.{layer}.bias"]
+        assert value == pytest.approx(hidden.item(), abs=1e-5)
+
+
+def test_a_classifier_gives_a_column_for_each_of_its_labels_and_a_recipe_filters_by_it(
+    catalog: Path, weights: Path, decoded: list[str]
+) -> None:
+    recipe = recipe_file.parse(
+        {
+            "version": 1,
+            "output": str(catalog.parent / "run"),
+            "dataset": [{"path": str(catalog.parent / "data"), "filter": "watermark >= 0.0", "missing_caption": "a"}],
+            "bucket": [{"resolution": "16px", "num_frames": 1, "batch_size": 2}],
+            "data": {"measures": [f"classes={weights / 'marks'}"]},
+            "model": {"name": "stdit3-tiny"},
+            "train": {"max_steps": 1},
+        }
+    )
+    recipe_dataset.scan_recipe(recipe)
+    data = RecipeData.open(recipe)
+    marks, none = (data.rows.scores[name] for name in ("watermark", "no_watermark"))
+    assert marks + none == pytest.approx(1.0)
+    assert not data.failed_filters.is_valid().to_pylist().count(True)
+
+
+def test_weights_that_are_missing_damaged_or_not_wanted_are_told(
+    catalog: Path, weights: Path, decoded: list[str]
+) -> None:
+    with refused("measure-weights-invalid", says="agreement=models/clip"):
+        measured(catalog, "agreement")
+    with refused("measure-weights-invalid", says="write sharpness alone"):
+        measured(catalog, f"sharpness={weights / 'clip'}")
+    with refused("folder-missing"):
+        measured(catalog, "agreement=nowhere")
+    with refused("measure-weights-invalid", says="cannot be loaded"):
+        measured(catalog, f"aesthetic={weights / 'clip'}")
+    assert measured(catalog).columns, "without names all that need no weights are measured"
