@@ -314,6 +314,13 @@ def do_skip_steps(world: World, chance: random.Random) -> str:
     return _put(world, "train", "skip_steps", [[first, first + chance.randint(0, 1)]])
 
 
+@change(4)
+def do_resolutions(world: World, chance: random.Random) -> str:
+    """Use each clip at both resolutions of the table that has two, or at the largest that it fills."""
+    world.each_resolution, world.table = not world.each_resolution, "two"
+    return str(world.each_resolution)
+
+
 @change(6)
 def do_stage(world: World, chance: random.Random) -> str:
     """Edit a stage, finished or not; or write one before the last."""

@@ -39,6 +39,7 @@ class World:
         costs: Milliseconds that the measured table has, or None where the recipe names none.
         catalog: Folder of the catalog, or None for the run's own.
         stages: Stages of the recipe, each with the name of its bucket entries as `table` or none; the last has no end.
+        each_resolution: Whether clips are used at each of the resolutions, where the table has two.
         step: Newest step that holds.
         epoch: The epoch under way.
     """
@@ -55,6 +56,7 @@ class World:
     costs: float | None = None
     catalog: Path | None = None
     stages: list[Json] = field(default_factory=list)
+    each_resolution: bool = False
     step: int = 0
     epoch: int = 0
 
@@ -108,6 +110,9 @@ class World:
             own = {key: value for key, value in stage.items() if key != "table"}
             entries = {"bucket": self._buckets(stage["table"])} if "table" in stage else {}
             recipe.setdefault("stage", []).append(own | entries)
+        if self.each_resolution and self.table == "two" and not self.stages:
+            for dataset in recipe["dataset"]:
+                dataset["resolutions"] = [entry["resolution"] for entry in TABLES["two"]]
         recipe["exclude_file"] = str(self._write_exclude_list())
         if self.catalog is not None:
             recipe["catalog"] = str(self.catalog)
