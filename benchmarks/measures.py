@@ -10,6 +10,7 @@ time that decoding alone takes, divided by the time with the measure.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import platform
 import statistics
@@ -31,13 +32,15 @@ from reelworks.catalog.rows import CatalogRows
 from reelworks.catalog.scan import scan_sources
 from reelworks.catalog.store import Catalog
 from reelworks.core import cores
-from reelworks.measures import registry, sampling
+from reelworks.measures import registry, sampling, text
 from reelworks.measures.run import measure_catalog
 from reelworks.measures.sampling import MeasureRequest
 from reelworks.media import decode
 
 RESULTS = Path(__file__).parent / "results" / "measures.json"
 Mask = NDArray[np.bool_]
+_HAS_TEXT = importlib.util.find_spec(text.PACKAGE) is not None
+DETECTIONS = cases.DETECTIONS | ({"text_area": cases.TEXT} if _HAS_TEXT else {})
 
 
 def measured(folder: Path, names: tuple[str, ...]) -> CatalogRows:
@@ -60,13 +63,13 @@ def rates(found: Mask, right: Mask, sought: Mask) -> dict[str, float]:
 
 def detected(folder: Path, name: str, seeds: int) -> dict[str, Any]:
     """Measure the cases of a filter."""
-    detection, drawn_in = cases.DETECTIONS[name], dict[str, bool]()
+    detection, drawn_in = DETECTIONS[name], dict[str, bool]()
     for seed in range(seeds):
         below = folder / str(seed)
         below.mkdir(parents=True)
         for path, there in detection.make(np.random.default_rng(seed), below):
             drawn_in[str(path.relative_to(folder))] = there
-    columns = {column: measure for measure, kind in all_measures().items() for column in kind}
+    columns = {column: measure for measure, kind in all_measures().items() for column in kind} | {"text_area": "text"}
     rows = measured(folder, (columns[name],))
     sought = np.array([drawn_in[path] for path in rows.path.to_pylist()], dtype=np.bool_)
     return {"filter": detection.filter} | rates(filters.keeps(rows, detection.filter), sought, sought)
@@ -151,6 +154,7 @@ def speeds(folder: Path, repeats: int) -> dict[str, dict[str, float]]:
         decode.visit(request.path, [range(request.num_frames)], lambda *_: None)
 
     sets = {name: (name,) for name in registry.names()} | {"all": tuple(registry.names())}
+    sets |= {"text_area": ("text",)} if _HAS_TEXT else {}
     taken: dict[str, list[float]] = {name: [] for name in sets}
     alone: list[float] = []
     for _ in range(repeats):
@@ -174,7 +178,7 @@ def run(seeds: int, each: int, repeats: int) -> dict[str, Any]:
     """Return the figures of every measure, and the speed of all together."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        found: dict[str, Any] = {name: detected(folder / name, name, seeds) for name in cases.DETECTIONS}
+        found: dict[str, Any] = {name: detected(folder / name, name, seeds) for name in DETECTIONS}
         found |= exact(folder / "borders", "borders", cases.borders, seeds)
         found |= exact(folder / "cuts", "cuts", cases.cuts, seeds)
         found["duplicates"] = paired(folder / "duplicates", each, seeds)

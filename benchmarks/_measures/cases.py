@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 
 from benchmarks._measures import drawn
 from benchmarks._measures.drawn import Frame
@@ -123,6 +123,16 @@ def _overdriven(rng: Rng, folder: Path) -> Iterator[tuple[Path, bool]]:
 
 
 # By the name of the measure, or of a column where it has several.
+def _text(rng: Rng, folder: Path) -> Iterator[tuple[Path, bool]]:
+    """Write pictures with and without a line of text of a tenth of the height."""
+    font = ImageFont.load_default(HEIGHT // 10)
+    for number, words in enumerate(("a subtitle of a film", "BREAKING NEWS", "www.example.org", "", "", "")):
+        picture = Image.fromarray(drawn.scene(rng, HEIGHT, WIDTH))
+        where = int(rng.integers(10, WIDTH // 3)), int(rng.integers(10, HEIGHT - 40))
+        ImageDraw.Draw(picture).text(where, words, font=font, fill="white", stroke_width=2, stroke_fill="black")
+        yield drawn.write_picture(folder / f"{number}.jpg", np.asarray(picture), quality=90), bool(words)
+
+
 DETECTIONS = {
     "sharpness": Detection("sharpness < 0.5", _blur),
     "clipped_dark": Detection("clipped_dark > 0.1", _exposed(-1)),
@@ -135,6 +145,8 @@ DETECTIONS = {
     "silent": Detection("silent > 0.5", _silence),
     "clipped_sound": Detection("clipped_sound > 0.01", _overdriven),
 }
+# Measured where its package is installed.
+TEXT = Detection("text_area > 0.01", _text)
 
 
 def borders(rng: Rng, folder: Path) -> Iterator[Case]:

@@ -90,9 +90,13 @@ OF_NETWORKS: dict[str, tuple[Column, ...]] = {
     ),
     "aesthetic": (Column("aesthetic", "about 1 to 10", "rating that people would give, by a head upon CLIP"),),
 }
+# By the name of the measure, which needs a package that is not installed by default.
+WITH_EXTRAS: dict[str, tuple[Column, ...]] = {
+    "text": (Column("text_area", _SHARE, "share of the picture that lines of text cover"),),
+}
 _COLUMNS = {
     column.name: (measure, column)
-    for measures in (BUILT_IN, OF_NETWORKS)
+    for measures in (BUILT_IN, OF_NETWORKS, WITH_EXTRAS)
     for measure, columns in measures.items()
     for column in columns
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import keyword
 from collections.abc import Sequence
 from functools import lru_cache
@@ -13,7 +14,7 @@ from reelworks.catalog.lists import MEASURED
 from reelworks.core import digests, named_code
 from reelworks.core.errors import UserError
 from reelworks.core.named_code import NamedClasses
-from reelworks.measures import duplicates, motion, picture, sound
+from reelworks.measures import duplicates, motion, picture, sound, text
 from reelworks.measures.measure import Measure
 
 # Measures that run a network, which is imported when one is asked for.
@@ -65,7 +66,7 @@ def _add_columns(measure: type[Any]) -> None:
 
 
 def names() -> list[str]:
-    """Return the names of all registered measures, those that run networks left out."""
+    """Return the names of all registered measures, without those that need weights or a package."""
     return list(_MEASURES.by_name)
 
 
@@ -78,6 +79,9 @@ def named(name: str, field: str) -> type[Any]:
     Raises:
         UserError: The name is unknown, the entry does not lead to a measure, or weights are missing or not wanted.
     """
+    if name == text.TextArea.name:
+        _require_package(field)
+        return text.TextArea
     name, _, weights = name.partition(WITH_WEIGHTS)
     kind = (
         _MEASURES.load(_NETWORKS.get(name, name), field) if name not in _MEASURES.by_name else _MEASURES.by_name[name]
@@ -96,6 +100,17 @@ def named(name: str, field: str) -> type[Any]:
     given = _with_weights(kind, Path(weights), field)
     _add_columns(given)
     return given
+
+
+def _require_package(field: str) -> None:
+    if importlib.util.find_spec(text.PACKAGE) is None:
+        raise UserError(
+            f"the package {text.PACKAGE} is not installed",
+            code="package-missing",
+            field=field,
+            value=text.TextArea.name,
+            remedy="run: pip install 'reelworks[text]'",
+        )
 
 
 def runs_network(kind: type[Any]) -> bool:

@@ -310,7 +310,7 @@ def test_the_page_lists_every_column() -> None:
         assert columns == registry.named(measure, "x").columns
         for column in columns:
             assert f"| `{column.name}` | {column.unit} | {column.meaning} |" in page
-    for columns in measured_columns.OF_NETWORKS.values():
+    for columns in (*measured_columns.OF_NETWORKS.values(), *measured_columns.WITH_EXTRAS.values()):
         assert f"| `{columns[0].name}` | {columns[0].unit} | {columns[0].meaning} |" in page
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import torch
 import transformers
 from metric_networks import TINY
-from PIL import Image
+from PIL import Image, ImageDraw, ImageFont
 from refused import refused
 from safetensors.torch import load_file, save_file
 
@@ -19,7 +20,7 @@ from reelworks.catalog import measured_columns
 from reelworks.catalog.config import Source
 from reelworks.catalog.scan import scan_sources
 from reelworks.catalog.store import Catalog
-from reelworks.measures import registry, run, sampling
+from reelworks.measures import registry, run, sampling, text
 from reelworks.measures.run import MeasureResult, measure_catalog
 from reelworks.recipe import dataset as recipe_dataset
 from reelworks.recipe import recipe_file
@@ -202,3 +203,21 @@ def test_weights_that_are_missing_damaged_or_not_wanted_are_told(
     with refused("measure-weights-invalid", says="cannot be loaded"):
         measured(catalog, f"aesthetic={weights / 'clip'}")
     assert measured(catalog).columns, "without names all that need no weights are measured"
+
+
+def test_text_is_found_where_it_is_and_nowhere_else(catalog: Path, decoded: list[str]) -> None:
+    if importlib.util.find_spec(text.PACKAGE) is None:
+        with refused("package-missing", says="reelworks.text."):
+            measured(catalog, "text")
+        pytest.skip("its package is not installed")
+    for number, words in enumerate(("a line of text", "")):
+        picture = Image.new("RGB", (480, 270), (40, 90, 60))
+        font = ImageFont.load_default(40)
+        ImageDraw.Draw(picture).text((60, 120), words, font=font, fill="white")
+        picture.save(catalog.parent / "data" / f"{number}.png")
+    left, upper, right, lower = ImageDraw.Draw(picture).textbbox((60, 120), "a line of text", font=font)
+    scan(catalog.parent)
+    measured(catalog, "text")
+    shares = column(catalog, "text_area")
+    assert shares[0] == pytest.approx((right - left) * (lower - upper) / (480 * 270), rel=0.35)
+    assert shares[1] == 0
