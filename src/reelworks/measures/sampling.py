@@ -87,9 +87,9 @@ def measure(request: MeasureRequest) -> Measurement:
     return Measurement(values, tuple(problems), socket.gethostname() if unseen else "")
 
 
-def crashed(request: MeasureRequest) -> Measurement:
-    """Return the result for a clip whose process died."""
-    return Measurement({}, ("the decoder crashed on it",))
+def failed(request: MeasureRequest, reason: str) -> Measurement:
+    """Return the result for a clip on which the decoder crashed or hung."""
+    return Measurement({}, (reason,))
 
 
 def _values(measure: Measure, clip: SampledClip) -> dict[str, float | bytes]:
