@@ -3,7 +3,7 @@
 `python -m benchmarks.ui_data --clips 1000000 --json` prints as its last line what was seen. A catalog of synthetic clips
 (`_catalogs.py`) and a recipe are written, `reelworks ui` is started in a process of its own, and everything is asked through
 HTTP, as the page does. The first paint is what the page asks for before it draws: its files, the facts of the recipe, and
-the first clips. Every other request is made for the first time, so that no answer is a kept one. The clips' files do not
+the first clips. A run of one epoch with made-up losses of every clip shows *Learning*. Every other request is made for the first time, so that no answer is a kept one. The clips' files do not
 exist. Seconds depend on what else the machine does (see `load_average`).
 """
 
@@ -15,15 +15,27 @@ import os
 import statistics
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
+
+import numpy as np
 
 from benchmarks import _catalogs
 from benchmarks._page import Page, serving
 from benchmarks._results import AT_START, keep
 from benchmarks.schedule import machine
 from reelworks import ui
+from reelworks.checkpoint import save
+from reelworks.checkpoint.folder import CheckpointFolder
+from reelworks.data import position as positions
+from reelworks.data import segment_record
+from reelworks.recipe import recipe_file
+from reelworks.recipe.dataset import RecipeData
+from reelworks.run import clip_losses
+from reelworks.run.clip_losses import ClipLosses, LossesAbout
+from reelworks.run.folder import RunFolder
 
 Json = dict[str, Any]
 RESULTS = Path(__file__).parent / "results" / "ui_data.json"
@@ -60,6 +72,16 @@ _FILTERS: dict[str, list[tuple[str, str]]] = {
     "text and filter": [("q", "river"), ("reason", "planned"), ("sort", "largest")],
 }
 
+_LEARNING = {
+    "first": "sort=worst",
+    "again": "sort=worst",
+    "more": "sort=worst&limit=120",
+    "a word": "sort=worst&word=learnt",
+    "by loss": "sort=loss",
+    "by name": "sort=path",
+    "by name again": "sort=path&limit=120",
+}
+
 
 def measure(clips: int) -> Json:
     """Everything for so many clips."""
@@ -67,9 +89,28 @@ def measure(clips: int) -> Json:
         folder = Path(name).resolve()
         catalog = folder / "web.catalog"
         _catalogs.make(catalog, clips)
-        (folder / "web.toml").write_text(f'output = "{folder}/run"\ncatalog = "{catalog}"\n{_RECIPE}')
+        recipe = folder / "web.toml"
+        recipe.write_text(f'output = "{folder}/run"\ncatalog = "{catalog}"\n{_RECIPE}')
+        _learn(recipe)
         with serving(folder) as (port, process):
             return _asked(Page(port), process, clips)
+
+
+def _learn(recipe_path: Path) -> None:
+    """Leave a run of the recipe that has trained an epoch, in whose checkpoint each clip has a loss."""
+    recipe = recipe_file.load(recipe_path)
+    run = RunFolder(Path(recipe.output))
+    run.create({"micro_batches_per_step": 1, "same_bucket_run": 1})
+    name = run.keep_recipe(recipe_file.dump(recipe))
+    data = RecipeData.open(recipe)
+    position = positions.begin_epoch(data, data.plan_spec(1, 1), epoch=0)
+    segment_record.begin(run, data, position, name)
+    uid = np.sort(data.rows.uid)
+    rng = np.random.default_rng(0)
+    first, longer, recent = rng.normal(0, 0.2, (3, len(uid))).astype(np.float32)
+    table = ClipLosses.empty(LossesAbout(step=100, buckets=("240p",)), len(uid))
+    table = replace(table, key=uid, shown=np.full(len(uid), 5, np.int32), first=first, longer=longer, recent=recent)
+    save.save(CheckpointFolder(run.checkpoints_folder), 100, {"model": {}}, extra={clip_losses.FILE: table.to_bytes()})
 
 
 def _asked(page: Page, process: int, clips: int) -> Json:
@@ -98,6 +139,8 @@ def _asked(page: Page, process: int, clips: int) -> Json:
     distributions_s, _ = page.timed(f"/api/data/{key}/distributions?sort=name")
     columns_s, columns = page.timed(f"/api/data/{key}/columns?dataset=web")
     limits = [seconds for column in columns for seconds in _moved(page, key, column)]
+    run = next(row["key"] for row in page.get("/api/runs"))
+    learning = {name: page.timed(f"/api/runs/{run}/learning?{query}")[0] for name, query in _LEARNING.items()}
     return {
         "clips": clips,
         "machine": machine(),
@@ -114,6 +157,7 @@ def _asked(page: Page, process: int, clips: int) -> Json:
         "columns_s": columns_s,
         "limit_s": statistics.median(limits),
         "worst_limit_s": max(limits),
+        "learning_s": learning,
         "server_peak_gb": _status(process, "VmHWM") / 1e9,
         "server_gb": _status(process, "VmRSS") / 1e9,
     }
@@ -165,6 +209,7 @@ def show(result: Json) -> None:
         f"columns {result['columns_s']:.2f} s, a moved limit {1000 * result['limit_s']:.0f} ms, "
         f"{1000 * result['worst_limit_s']:.0f} ms at most"
     )
+    print("learning: " + ", ".join(f"{name} {1000 * seconds:.0f} ms" for name, seconds in result["learning_s"].items()))
     print(f"memory of the server {result['server_gb']:.2f} GB, {result['server_peak_gb']:.2f} GB at most")
 
 

@@ -211,6 +211,10 @@ def test_the_wall_shows_pictures_and_undoes_what_it_leaves_out(
         )
         if folder := os.environ.get("SCREENSHOTS"):
             shown.screenshot(path=f"{folder}/learning.png")
+    with page_client.served(root, footage) as address, window(opened, tolerates="Failed to load resource") as shown:
+        shown.route("**/thumbnail.webp", lambda route: route.fulfill(status=404))
+        went_to(shown, address, f"#/run/{key}/learning", ".clips figure .gone")
+        wait_until(shown, "!document.querySelector('.clips img')")
 
 
 def _runs(client: Any) -> list[dict[str, Any]]:

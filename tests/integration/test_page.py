@@ -22,7 +22,7 @@ DRAWN = "Math.max(...[...document.querySelectorAll('.plot')].flatMap(p => (p.dat
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
     root = tmp_path_factory.mktemp("page")
-    fabricate.make(root / "runs" / "first", steps=60, every=20, crash_at=30)
+    fabricate.measure_alike(fabricate.make(root / "runs" / "first", steps=60, every=20, crash_at=30))
     fabricate.make(root / "runs" / "second", steps=40, every=20, crash_at=30)
     return root
 
@@ -43,6 +43,8 @@ def test_every_part_of_a_run_is_readable_by_all(opened, address, width, dark):
             ("#/runs", "table"),
             (f"#/run/{run['first']}", ".plot .main-svg"),
             (f"#/run/{run['first']}/previews", "figure"),
+            (f"#/run/{run['first']}/measured", "figcaption"),
+            (f"#/run/{run['second']}/measured", ".empty"),
             (f"#/run/{run['first']}/clips", ".bar"),
             (f"#/run/{run['first']}/recipe", "pre"),
             (f"#/compare/{run['first']},{run['second']}", ".plot .main-svg"),

@@ -35,7 +35,7 @@ from reelworks.cli.main import app
 from reelworks.core import ray_cluster
 from reelworks.core.errors import UserError
 from reelworks.core.ray_cluster import Cluster, RayPool
-from reelworks.core.worker_pool import WorkerDied
+from reelworks.core.worker_pool import WorkerDied, WorkerHung
 from reelworks.encoders.precompute.encode import EncodingForecast
 from reelworks.encoders.precompute.encode_worker import Progress
 from reelworks.encoders.store import EncodedStore
@@ -170,6 +170,13 @@ def test_an_error_of_a_call_is_raised_as_itself(cluster: str) -> None:
     with pytest.raises(UserError, match="value = 3: is too small") as raised:
         RayPool().call(ray_child.refuse, 3)
     assert (type(raised.value), raised.value.code, raised.value.remedy) == (UserError, "too-small", "give more")
+
+
+@pytest.mark.slow(reason="starts a cluster")
+def test_a_call_that_takes_too_long_ends_its_process(cluster: str) -> None:
+    with pytest.raises(WorkerHung, match="more than 1 s"):
+        RayPool().call(ray_child.sleep, 600.0, 1.0)
+    assert RayPool().call(ray_child.sleep, 0.1, 60.0) == 0.1
 
 
 @pytest.mark.slow(reason="starts a cluster")

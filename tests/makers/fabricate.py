@@ -5,11 +5,13 @@ import math
 import random
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import plan_summaries
 
 from reelworks.analysis.plan_report import CatalogCounts, PlanSummary
+from reelworks.checkpoint import names
 from reelworks.core import files
 from reelworks.generate import writers
 from reelworks.run.folder import RunFolder
@@ -111,6 +113,31 @@ def make(path: Path, steps: int = 300, every: int = 60, crash_at: int = 170) -> 
     train(clock, rng, saved, leave + 1, steps, steps, every)
     clock.tell("stop", step=steps, reason="max_steps")
     return run
+
+
+def measure_alike(run: RunFolder, prompts: list[str] = PROMPTS) -> Any:
+    """Leave what `eval --checkpoints` does: six steps, of which the third is the one to use."""
+    from reelworks.core.shape import Shape  # which need torch
+    from reelworks.evaluation.checkpoint_series import CheckpointSeries, MeasuredCheckpoint
+    from reelworks.evaluation.measure import MetricResult
+
+    likeness, closeness = (0.2, 0.6, 0.7, 0.7, 0.7, 0.69), (0.3, 0.4, 0.5, 0.7, 1.1, 1.9)
+    measured = []
+    for i, (like, close) in enumerate(zip(likeness, closeness, strict=True), 1):
+        folder = run.evaluations_folder / "checkpoints-k" / names.of_step(100 * i)
+        folder.mkdir(parents=True)
+        clips = [folder / f"{n:02}.{'png' if n == 3 else 'mp4'}" for n in range(len(prompts))]
+        for n, clip in enumerate(clips):
+            clip.write_bytes(preview(min(n, 3), i / 6))
+        metrics = [
+            MetricResult("likeness-pixels", True, like, 2),
+            MetricResult("closeness-pixels", False, close, 2, None, {"00": close}, {"00": f"{HOSTILE}.mp4"}),
+            MetricResult("clip-score", True, None, 0, "no weights"),
+        ]
+        measured.append(MeasuredCheckpoint(100 * i, "id", 0.5 / i, metrics, clips))
+    series = CheckpointSeries(run.path, "ema", "k", prompts, 7, Shape(17, 64, 96), measured)
+    files.write_json(series.file(), series)
+    return series
 
 
 def train(clock, rng, saved, first, last, total, every):

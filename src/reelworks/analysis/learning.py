@@ -7,11 +7,14 @@ median, and deviations from it on its own side, since losses are skewed. Limits 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from reelworks.analysis.coverage import NamedCatalog
@@ -19,6 +22,7 @@ from reelworks.checkpoint import verify
 from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.checkpoint.manifest import BadCheckpoint
 from reelworks.core.errors import UserError
+from reelworks.core.hash_rng import U64
 from reelworks.data import segment_record
 from reelworks.run import clip_losses, events, records
 from reelworks.run.clip_losses import ClipLossError, ClipLosses
@@ -212,6 +216,7 @@ class Learning:
     run: RunFolder
     table: ClipLosses
     found: ClipWords
+    _orders: dict[str, I64] = field(default_factory=dict)  # places of the trained clips by order
 
     @classmethod
     def of_run(cls, run: RunFolder) -> Learning:
@@ -238,13 +243,30 @@ class Learning:
             remedy='train with train.clip_losses = "auto"; a run that resumes with it notes them from then on',
         )
 
+    @cached_property
+    def counts(self) -> dict[str, int]:
+        """Trained clips by word."""
+        number = np.bincount(self.found.word[self._is_trained], minlength=len(Word))
+        return {word.label: int(number[word]) for word in Word if number[word]}
+
+    @property
+    def _is_trained(self) -> NDArray[np.bool_]:
+        return ~self.table.held_out & (self.table.shown > 0)
+
     def places(self, sort: str = "worst", wanted: Iterable[str] = ()) -> I64:
         """Return the indices of the trained clips with one of the words `wanted`, or of all without any, in an order."""
-        table, labels = self.table, [Word.named(word) for word in wanted]
-        chosen = ~table.held_out & (table.shown > 0)
-        if labels:
-            chosen &= np.isin(self.found.word, labels)
-        where = np.flatnonzero(chosen)
+        labels = [Word.named(word) for word in wanted]
+        if sort not in self._orders:
+            self._orders[sort] = self._ordered(sort)
+        order = self._orders[sort]
+        return order[np.isin(self.found.word[order], labels)] if labels else order
+
+    def _ordered(self, sort: str) -> I64:
+        table, where = self.table, np.flatnonzero(self._is_trained)
+        if sort == "path":
+            names = self.names(where)
+            order: I64 = pc.sort_indices(pa.array(names, pa.large_string())).to_numpy().astype(np.int64)
+            return where[order]
         gain = np.where(table.measured > 0, table.gain, np.inf)
         keys = {
             "worst": (-np.abs(self.found.outlier), self.found.word),
@@ -252,33 +274,38 @@ class Learning:
             "trend": (-self.found.trend,),
             "gain": (gain,),
         }
-        if sort == "path":
-            names = self.names(where)
-            return where[sorted(range(len(where)), key=names.__getitem__)]
-        # By key where all else is equal, so that the order is the same everywhere.
-        return where[np.lexsort([table.key[where], *(key[where] for key in keys[sort])])]
+        # The table is by key, and so are equal clips: the order is the same everywhere.
+        return where[np.lexsort([key[where] for key in keys[sort]])]
 
     def names(self, places: I64) -> list[str]:
         """Return the "dataset/path" of clips, by the run's newest copy of a catalog that has them."""
-        names = [f"{uid:016x}" for uid in self.table.key[places].tolist()]
+        names = [""] * len(places)
         for found, named, ordinal in self.located(places):
             for i, path in zip(found.tolist(), named.paths(ordinal), strict=True):
                 names[i] = path
-        return names
+        return [name or f"{uid:016x}" for name, uid in zip(names, self.table.key[places].tolist(), strict=True)]
 
     def located(self, places: I64) -> Iterator[tuple[I64, NamedCatalog, I64]]:
         """Yield which of some clips a copy of a catalog has, the catalog, and their rows in it; each clip once."""
         key, left = self.table.key[places], np.arange(len(places))
-        for named in _catalogs(self.run):
-            known = named.aliases.keys(np.arange(len(named.uids)), named.uids)
-            # Rows are only appended: the last one of a clip is the newest.
-            order = np.argsort(known, kind="stable")
-            at = np.searchsorted(known[order], key[left], side="right") - 1
-            there = (at >= 0) & (known[order[at]] == key[left])
+        for named, known, order in self._catalogs:
+            at = np.searchsorted(known, key[left], side="right") - 1
+            there = (at >= 0) & (known[at] == key[left])
             yield left[there], named, order[at[there]]
             left = left[~there]
             if not len(left):
                 return
+
+    @cached_property
+    def _catalogs(self) -> list[tuple[NamedCatalog, U64, I64]]:
+        """The run's copies of catalogs, the newest first, with the keys of their rows in order, and the rows."""
+        found = []
+        for named in _catalogs(self.run):
+            known = named.aliases.keys(np.arange(len(named.uids)), named.uids)
+            # Rows are only appended: the last one of a clip is the newest.
+            order = np.argsort(known, kind="stable")
+            found.append((named, known[order], order))
+        return found
 
     def clips(self, places: I64) -> list[ClipLearning]:
         """Return what was learnt of clips."""
@@ -302,13 +329,10 @@ class Learning:
     def report(self, places: I64) -> LearningReport:
         """Return the counts of all clips, and what was learnt of those at `places`."""
         table = self.table
-        every = self.places()
-        number = np.bincount(self.found.word[every], minlength=len(Word))
-        counts = {word.label: int(number[word]) for word in Word if number[word]}
         measured = int((table.measured > 0).sum())
         share = share_of_time(self.run)
         return LearningReport(
-            self.run.path, table.about.step, counts, measured, share, self._below_held_out(), self.clips(places)
+            self.run.path, table.about.step, self.counts, measured, share, self._below_held_out(), self.clips(places)
         )
 
     def _below_held_out(self) -> float | None:

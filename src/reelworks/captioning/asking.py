@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Generator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from functools import partial
 from pathlib import PurePosixPath
 from typing import NamedTuple
 
@@ -14,6 +15,10 @@ from reelworks.captioning.captioner import Answer, Captioner, CaptionQuestion
 from reelworks.captioning.clips import CaptionClip
 from reelworks.captioning.request import CaptionRequest
 from reelworks.core import log, optional_imports
+from reelworks.core.thread_calls import ThreadCalls
+from reelworks.core.worker_pool import WorkerHung
+
+_MOST_SECONDS = 600.0  # for the frames of one clip
 
 
 def captioner_of(request: CaptionRequest) -> Captioner:
@@ -66,7 +71,7 @@ def _answer_batch(
     questions: list[tuple[int, CaptionQuestion]] = []
     for i, clip in batch:
         try:
-            kind, shown = frames.read(clip, request.frames, request.frame_size)
+            kind, shown = _read(request, clip)
             questions += [(i, CaptionQuestion(str(clip.file), kind, p, shown)) for p in _prompts(request, clip, kind)]
             results[i] = []
         except CaptionFailed as error:
@@ -82,6 +87,15 @@ def _answer_batch(
             except CaptionFailed as error:
                 results[i] = NoCaption(str(error))
     return [(i, r if isinstance(r, NoCaption) else list(dict.fromkeys(r))) for i, r in results.items()]
+
+
+def _read(request: CaptionRequest, clip: CaptionClip) -> tuple[str, frames.Frames]:
+    """Read the frames of a clip in a thread of its own, since a decoder may never return."""
+    try:
+        read = partial(frames.read, count=request.frames, most_px=request.frame_size)
+        return ThreadCalls().call(read, clip, _MOST_SECONDS)
+    except WorkerHung:
+        raise CaptionFailed(f"reading it took more than {_MOST_SECONDS:g} s and was stopped") from None
 
 
 def _prompts(request: CaptionRequest, clip: CaptionClip, kind: str) -> list[str]:

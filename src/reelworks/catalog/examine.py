@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
@@ -21,6 +21,8 @@ from reelworks.catalog.frame_index import PackedTimes
 from reelworks.catalog.location import MediaPath
 
 T = TypeVar("T")
+# Far above what healthy files take on a slow disk that many processes share; scenes are found by a network.
+_SECONDS, _SECONDS_PER_BYTE, _TIMES_FOR_SCENES = 120.0, 4e-6, 10
 
 
 class FileRequest(NamedTuple):
@@ -36,6 +38,7 @@ class FileRequest(NamedTuple):
     fingerprint: str = ""  # in place of that of the content, if measures are `stated`
     cut: str = ""  # how to cut the file into clips
     clip: str = ""  # text of the only clip that is wanted of it; "" for all
+    size_bytes: int = 0
 
 
 class Finding(NamedTuple):
@@ -94,6 +97,15 @@ def examine_on_node(request: FileRequest) -> Finding:
     return finding._replace(missing_on=socket.gethostname()) if unseen else finding
 
 
-def crashed(request: FileRequest) -> Finding:
-    """Return the result for a file whose process died; the next scan examines it again."""
-    return Finding(None, "", error="the decoder crashed on it")
+def failed(request: FileRequest, reason: str) -> Finding:
+    """Return the result for a file on which the decoder crashed or hung; the next scan examines it again."""
+    return Finding(None, "", error=reason)
+
+
+def most_seconds(requests: Sequence[FileRequest]) -> float:
+    """Return how long the examination of these files may take before it counts as hung."""
+    return _SECONDS + _SECONDS_PER_BYTE * sum(
+        request.size_bytes * (_TIMES_FOR_SCENES if request.cut.startswith(clip_ranges.SCENES) else 1)
+        for request in requests
+        if request.open
+    )

@@ -89,7 +89,7 @@ class KeptMeasures:
 
     def has(self, name: str, keys: U64) -> NDArray[np.bool_]:
         """Return a mask of the keys that have a value under this label."""
-        return self._find([name], keys)[2]
+        return self._find([name], keys, read=())[2]
 
     def features(self, name: str, keys: U64) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
         """Return features of one measure by key, `[N, bytes]`, those of missing ones 0, and a mask of the keys."""
@@ -116,10 +116,20 @@ class KeptMeasures:
         if len(small) > _MOST_SMALL:
             self._join(small)
 
-    def _find(self, labels: Sequence[str], keys: U64) -> tuple[Any, NDArray[np.int64], NDArray[np.bool_]]:
-        """Return a table of these labels, the index in it of each key, and a mask of the keys that it has."""
-        tables = [t for s in list(self._segments) if labels[0] in s.columns for t in self._read(s, [_KEY, *labels])]
-        tables = [table.filter(table.column(labels[0]).is_valid()) for table in tables]
+    def _find(
+        self, labels: Sequence[str], keys: U64, read: Sequence[str] | None = None
+    ) -> tuple[Any, NDArray[np.int64], NDArray[np.bool_]]:
+        """Return a table of these labels, the index in it of each key, and a mask of the keys that it has.
+
+        The table has only the columns `read`, if they are given: features of millions of clips are gigabytes.
+        """
+        columns = [_KEY, *(labels if read is None else read)]
+        tables = [
+            table.filter(table.column(labels[0]).is_valid()).select(columns)
+            for segment in list(self._segments)
+            if labels[0] in segment.columns
+            for table in self._read(segment, [_KEY, *labels])
+        ]
         if not sum(map(len, tables)):
             return None, np.zeros(len(keys), dtype=np.int64), np.zeros(len(keys), dtype=np.bool_)
         table = pa.concat_tables(tables)

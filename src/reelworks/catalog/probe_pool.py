@@ -1,19 +1,21 @@
-"""Apply a function to many files in threads or processes, here or on a cluster, in order, and survive crashes of processes.
+"""Apply a function to many files in threads or processes, here or on a cluster, in order, and survive crashes and hangs.
 
-Decoders are native code, which a damaged file can crash. In threads, a crash ends the program; in processes, the
-files of the chunk are tried again one at a time, and only the file at fault is lost.
+Decoders are native code, which a damaged file can crash, or from which it never returns. The files of a chunk that took too
+long, or whose process died, are tried again one at a time, and only the file at fault is lost. In threads, a crash ends the
+program.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import islice
 from typing import Protocol, TypeVar
 
-from reelworks.core.worker_pool import WorkerDied
+from reelworks.core.thread_calls import ThreadCalls
+from reelworks.core.worker_pool import WorkerDied, WorkerHung
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -21,14 +23,14 @@ R = TypeVar("R")
 _CHUNKS_PER_WORKER = 4  # chunks in flight; bounds the results waiting in memory
 
 
-class Processes(Protocol):
-    """A pool of processes; see `WorkerPool` and `RayPool`."""
+class CallPool(Protocol):
+    """Threads or processes that calls are made in; see `ThreadCalls`, `WorkerPool` and `RayPool`."""
 
-    def call(self, function: Callable[[T], R], value: T, /) -> R:
-        """Return `function(value)`; raises `WorkerDied` if the process ends during the call."""
+    def call(self, function: Callable[[T], R], value: T, timeout_seconds: float | None, /) -> R:
+        """Return `function(value)`; raises `WorkerDied` if its process ends, and `WorkerHung` if it takes too long."""
 
     def close(self) -> None:
-        """End the processes."""
+        """End the calls that are running."""
 
 
 def map_ordered(
@@ -36,24 +38,27 @@ def map_ordered(
     items: Iterable[T],
     *,
     workers: int,
-    processes: Processes | None,
-    crashed: Callable[[T], R],
+    processes: CallPool | None,
+    failed: Callable[[T, str], R],
+    most_seconds: Callable[[Sequence[T]], float],
     chunk_size: int = 8,
 ) -> Iterator[R]:
     """Yield `function(item)` for each item, in the items' order; they are consumed lazily.
 
     Args:
         function: With `processes`, it, its argument and its result must pickle. Its exceptions are raised here.
-        workers: Number of threads, which apply the function or each make a call in `processes`.
-        processes: Pool to use instead of this process; it is closed at the end.
-        crashed: Returns the result for an item whose process died.
+        workers: Number of calls at once.
+        processes: Pool to use instead of threads of this process; it is closed at the end.
+        failed: Returns the result for an item whose call took too long, or whose process died, given the reason.
+        most_seconds: Returns how long a call with these items may take.
         chunk_size: Number of items sent to a worker at once.
     """
     source = iter(items)
     chunks = iter(lambda: list(islice(source, chunk_size)), [])
     waiting: deque[Future[list[R]]] = deque()
     threads = ThreadPoolExecutor(workers, thread_name_prefix="scan")
-    apply = partial(_each, function) if processes is None else partial(_in_process, processes, function, crashed)
+    calls = ThreadCalls() if processes is None else processes
+    apply = partial(_of_chunk, calls, function, failed, most_seconds)
     try:
         while True:
             for chunk in islice(chunks, workers * _CHUNKS_PER_WORKER - len(waiting)):
@@ -63,23 +68,32 @@ def map_ordered(
             yield from waiting.popleft().result()
     finally:
         threads.shutdown(wait=False, cancel_futures=True)
-        if processes is not None:
-            processes.close()
+        calls.close()
         threads.shutdown()
 
 
-def _in_process(processes: Processes, function: Callable[[T], R], crashed: Callable[[T], R], chunk: list[T]) -> list[R]:
+def _of_chunk(
+    calls: CallPool,
+    function: Callable[[T], R],
+    failed: Callable[[T, str], R],
+    most_seconds: Callable[[Sequence[T]], float],
+    chunk: list[T],
+) -> list[R]:
     try:
-        return processes.call(partial(_each, function), chunk)
-    except WorkerDied:
-        return [_alone(processes, function, crashed, item) for item in chunk]
+        return calls.call(partial(_each, function), chunk, most_seconds(chunk))
+    except (WorkerDied, WorkerHung):
+        return [_alone(calls, function, failed, most_seconds([item]), item) for item in chunk]
 
 
-def _alone(processes: Processes, function: Callable[[T], R], crashed: Callable[[T], R], item: T) -> R:
+def _alone(
+    calls: CallPool, function: Callable[[T], R], failed: Callable[[T, str], R], most_seconds: float, item: T
+) -> R:
     try:
-        return processes.call(function, item)
+        return calls.call(function, item, most_seconds)
     except WorkerDied:
-        return crashed(item)
+        return failed(item, "the decoder crashed on it")
+    except WorkerHung:
+        return failed(item, f"it took more than {most_seconds:.3g} s and was stopped")
 
 
 def _each(function: Callable[[T], R], chunk: list[T]) -> list[R]:

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from reelworks.catalog import clip_ranges, frame_index, lists, location, probe_pool, remote, scenes
 from reelworks.catalog.config import Source
-from reelworks.catalog.examine import FileRequest, Finding, crashed, examine, examine_on_node
+from reelworks.catalog.examine import FileRequest, Finding, examine, examine_on_node, failed, most_seconds
 from reelworks.catalog.journal import ScanJournal
 from reelworks.catalog.listing import Listing, list_folder
 from reelworks.catalog.location import MediaPath
@@ -223,7 +223,7 @@ def _find_all(
     requests: Iterator[FileRequest], to_open: int, *, examiners: Examiners, cuts_scenes: bool
 ) -> Iterator[Finding]:
     """Yield the findings of all requests, in order; `to_open` is about the number of files that must be opened."""
-    each = partial(probe_pool.map_ordered, workers=examiners.threads, crashed=crashed)
+    each = partial(probe_pool.map_ordered, workers=examiners.threads, failed=failed, most_seconds=most_seconds)
     if examiners.is_cluster:
         return each(examine_on_node, requests, processes=RayPool(), chunk_size=_FILES_PER_CALL)
     if not cuts_scenes and to_open < PROCESSES_FROM:

@@ -29,6 +29,9 @@ def measure(
     workers: Annotated[
         int | None, Option(min=1, help="Number of processes that decode; default: one for each core.")
     ] = None,
+    timeout: Annotated[
+        float, Option(min=1, help="Seconds for one clip, after which it is left without values.")
+    ] = 600.0,
     engine: EngineOption = "local",
     json: Json = False,
 ) -> None:
@@ -43,7 +46,12 @@ def measure(
 
     with show.stdout_for_json(json), show.clip_progress(quiet=json) as on_progress:
         result = measure_catalog(
-            catalog, only or (), workers=workers or cores.count(), on_progress=on_progress, engine=engine
+            catalog,
+            only or (),
+            workers=workers or cores.count(),
+            on_progress=on_progress,
+            engine=engine,
+            timeout_seconds=timeout,
         )
     show.json(result) if json else _print(result)
 

@@ -10,6 +10,7 @@ import logging
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -17,7 +18,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from reelworks.core import units
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
-from reelworks.core.worker_pool import WorkerDied
+from reelworks.core.worker_pool import WorkerDied, WorkerHung
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -83,17 +84,19 @@ class RayPool:
         self._running = set[Any]()
         self._is_closed = False
 
-    def call(self, function: Callable[[T], R], value: T) -> R:
+    def call(self, function: Callable[[T], R], value: T, timeout_seconds: float | None = None) -> R:
         """Return `function(value)`, computed in the cluster; its exceptions are raised in the calling thread.
 
         Raises:
             WorkerDied: The process or its node ended during the call, or the pool is closed.
+            WorkerHung: The call took longer than `timeout_seconds` after it had begun; its process was ended.
         """
+        began = time.monotonic()
         failures = self._ray.exceptions
         with self._lock:
             if self._is_closed:
                 raise WorkerDied("the pool is closed")
-            running = self._remote.remote(function, value)
+            running = self._remote.remote(function, value, timeout_seconds)
             self._running.add(running)
         try:
             result: R = self._ray.get(running)
@@ -108,6 +111,8 @@ class RayPool:
             failures.ObjectLostError,
             failures.TaskCancelledError,
         ) as error:
+            if timeout_seconds is not None and time.monotonic() - began >= timeout_seconds:
+                raise WorkerHung(f"a call took more than {timeout_seconds:g} s") from error
             raise WorkerDied("a process of the cluster ended during its call") from error
         finally:
             with self._lock:
@@ -126,8 +131,15 @@ class RayPool:
             self._ray.cancel(each, force=True)
 
 
-def _apply(function: Callable[[T], R], value: T) -> R:
-    return function(value)
+def _apply(function: Callable[[T], R], value: T, timeout_seconds: float | None) -> R:
+    # Ray has no limit for a call, and a call waits for a CPU first, so its process ends itself.
+    watch = threading.Timer(timeout_seconds or threading.TIMEOUT_MAX, os._exit, (1,))
+    watch.daemon = True
+    watch.start()
+    try:
+        return function(value)
+    finally:
+        watch.cancel()
 
 
 def _ray() -> Any:

@@ -56,7 +56,10 @@ class MeasuredCheckpoint:
         loss: Held-out loss; None if no clip is held out.
         metrics: Those of the generated clips.
         clips: Files of these, one for each prompt.
+        copied: Clips that look like copies of a training clip, by number, with its name and their closeness.
     """
+
+    JSON_KEYS: ClassVar = ("step", "save_id", "loss", "metrics", "clips", "copied")
 
     step: int
     save_id: str
@@ -72,7 +75,7 @@ class MeasuredCheckpoint:
 
     @property
     def copied(self) -> dict[int, str]:
-        """Return the clips that look like copies of a training clip, by number, with its name and their closeness."""
+        """Clips that look like copies of a training clip, by number, with its name and their closeness."""
         found: dict[int, str] = {}
         for metric in self.metrics:
             for clip, source in metric.nearest.items():

@@ -10,7 +10,7 @@ Legend: N clips, P pairs, K coefficients along one axis, X pixels along one axis
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import final
 
 import numpy as np
@@ -94,8 +94,9 @@ class Duplicates:
         """Return the number of each clip's group, NaN for a clip alone, and its rank."""
         seen = clips.features[:, : 2 * _FRAME_BYTES].reshape(-1, 2, _FRAME_BYTES)
         frames = seen[..., : _X * _X].reshape(-1, 2, _X, _X)
-        pairs = near_duplicates(frames)
-        pairs = pairs[_same_light(frames, seen[..., _X * _X :].reshape(-1, 2, _C, _C, 2), pairs)]
+        colours, contrast = seen[..., _X * _X :].reshape(-1, 2, _C, _C, 2), _deviations(frames)
+        pairs = near_duplicates(frames, contrast)
+        pairs = pairs[_in_parts(pairs, lambda some: _same_light(colours, contrast.mean(axis=1), some))]
         label = _components(len(frames), pairs)
         sharpness = clips.features[:, 2 * _FRAME_BYTES :].copy().view("<u2")[:, 0]
         order = np.lexsort((clips.uid, -sharpness.astype(np.int64), -clips.num_frames, -clips.pixels, label))
@@ -114,27 +115,38 @@ def _colours(still: Still) -> NDArray[np.uint8]:
     return np.asarray(few.resize((_C, _C), Image.Resampling.BOX))[..., 1:]
 
 
-def _same_light(frames_N2XX: NDArray[np.uint8], colours_N2CC2: NDArray[np.uint8], pairs: Pairs) -> NDArray[np.bool_]:
+def _deviations(frames_N2XX: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """Return the deviation of the luma of each frame, `[N, 2]`, with memory for a part of them at a time."""
+    found = np.empty(frames_N2XX.shape[:2], dtype=np.float32)
+    for at in range(0, len(found), _FRAMES):
+        frames_N2XX[at : at + _FRAMES].std(axis=(2, 3), dtype=np.float32, out=found[at : at + _FRAMES])
+    return found
+
+
+def _in_parts(pairs: Pairs, test: Callable[[Pairs], NDArray[np.bool_]]) -> NDArray[np.bool_]:
+    """Return which pairs pass a test that looks at a few thousand at a time."""
+    parts = [test(pairs[at : at + _PAIRS]) for at in range(0, len(pairs), _PAIRS)]
+    return np.concatenate([np.zeros(0, dtype=np.bool_), *parts])
+
+
+def _same_light(colours_N2CC2: NDArray[np.uint8], contrast_N: NDArray[np.float32], pairs: Pairs) -> NDArray[np.bool_]:
     """Return which pairs have about the same colours and contrast, which their structure does not tell."""
     a, b = (colours_N2CC2[pairs[:, side]].astype(np.float32) - 128 for side in (0, 1))  # 128 is grey
     differ = np.minimum(*(np.abs(a - other).mean(axis=(1, 2, 3, 4)) for other in (b, b[..., ::-1, :])))
     strength = (np.abs(a) + np.abs(b)).mean(axis=(1, 2, 3, 4)) / 2
-    contrast = frames_N2XX.std(axis=(2, 3)).mean(axis=1)
-    ratio = np.maximum(contrast[pairs[:, 0]], 1) / np.maximum(contrast[pairs[:, 1]], 1)
+    ratio = np.maximum(contrast_N[pairs[:, 0]], 1) / np.maximum(contrast_N[pairs[:, 1]], 1)
     close = (ratio < _MOST_CONTRAST) & (ratio > 1 / _MOST_CONTRAST)
     return np.asarray((differ <= _CHROMA_LEVELS + _CHROMA_SHARE * strength) & close)
 
 
-def near_duplicates(frames_N2XX: NDArray[np.uint8]) -> Pairs:
+def near_duplicates(frames_N2XX: NDArray[np.uint8], contrast_N2: NDArray[np.float32]) -> Pairs:
     """Return the pairs of clips that show nearly the same."""
-    usable = np.flatnonzero((frames_N2XX.std(axis=(2, 3)) >= _LEAST_DEVIATION).any(axis=1))
+    usable = np.flatnonzero((contrast_N2 >= _LEAST_DEVIATION).any(axis=1))
     frames = frames_N2XX[usable]
     if len(frames) < 2:
         return np.zeros((0, 2), dtype=np.int64)
     pairs = _candidates(frames)
-    chunks = (pairs[at : at + _PAIRS] for at in range(0, len(pairs), _PAIRS))
-    alike = [_alike(frames, chunk) for chunk in chunks]
-    return usable[pairs[np.concatenate(alike)]] if alike else pairs
+    return usable[pairs[_in_parts(pairs, lambda some: _alike(frames, some))]]
 
 
 def _hashes(

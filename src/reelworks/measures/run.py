@@ -34,6 +34,7 @@ from reelworks.run import lock
 
 _SECONDS_BETWEEN_WRITES, _SECONDS_BETWEEN_REPORTS = 5.0, 0.2
 _CLIPS_PER_CALL = 4
+TIMEOUT_SECONDS = 600.0  # a class may load a network first
 _REMEDY = "wait until it has ended"
 OnClips = Callable[[int, int], None]  # is given the number of clips measured so far and in total
 
@@ -79,6 +80,7 @@ def measure_catalog(
     field: str = "--only",
     on_progress: OnClips | None = None,
     engine: Engine = "local",
+    timeout_seconds: float = TIMEOUT_SECONDS,
 ) -> MeasureResult:
     """Measure what is missing in a catalog, and write the values as its scores.
 
@@ -89,6 +91,7 @@ def measure_catalog(
         field: Option or key that the names come from.
         on_progress: Called a few times a second while clips are measured.
         engine: "ray" decodes on all nodes of a Ray cluster, whatever `workers` is.
+        timeout_seconds: Time for one clip, after which its process is ended and its measures stay missing.
 
     Raises:
         UserError: There is no catalog, a name is unknown, or another process measures or scans this catalog.
@@ -106,7 +109,9 @@ def measure_catalog(
             rows, kept = _readable(catalog.live()), KeptMeasures(path)
             pending = _pending(rows, measures, kept)
             measured = len(pending.rows)
-            failed = _measure_all(rows, pending, kept, workers, on_progress, engine) if measured else []
+            failed = (
+                _measure_all(rows, pending, kept, workers, on_progress, engine, timeout_seconds) if measured else []
+            )
             with lock.hold(path / ".lock", doing="scan", field="catalog", remedy=_REMEDY):
                 newest = Catalog.open(path)
                 is_same = newest.parts == catalog.parts  # or a scan found other clips meanwhile
@@ -234,22 +239,28 @@ def _measure_all(
     workers: int,
     on_progress: OnClips | None,
     engine: Engine,
+    timeout_seconds: float,
 ) -> list[tuple[str, str]]:
     """Measure the pending clips and keep what is found; return the clips that failed, with the reasons."""
     if engine == "ray":
         with ray_cluster.connect() as cluster:
             threads = Examiners.of_cluster(cluster).threads
-            return _collect(rows, pending, kept, _found(rows, pending, threads, RayPool()), on_progress)
-    return _collect(rows, pending, kept, _found(rows, pending, workers, WorkerPool()), on_progress)
+            return _collect(
+                rows, pending, kept, _found(rows, pending, threads, RayPool(), timeout_seconds), on_progress
+            )
+    return _collect(rows, pending, kept, _found(rows, pending, workers, WorkerPool(), timeout_seconds), on_progress)
 
 
-def _found(rows: CatalogRows, pending: _ToMeasure, threads: int, processes: Any) -> Iterator[Measurement]:
+def _found(
+    rows: CatalogRows, pending: _ToMeasure, threads: int, processes: Any, timeout_seconds: float
+) -> Iterator[Measurement]:
     return probe_pool.map_ordered(
         sampling.measure,
         _requests(rows, pending),
         workers=threads,
         processes=processes,
-        crashed=sampling.crashed,
+        failed=sampling.failed,
+        most_seconds=lambda chunk: timeout_seconds,
         chunk_size=_CLIPS_PER_CALL,
     )
 

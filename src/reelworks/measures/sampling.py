@@ -94,9 +94,9 @@ def measure(request: MeasureRequest) -> Measurement:
     return Measurement(values, tuple(problems), socket.gethostname() if unseen else "", pictures)
 
 
-def crashed(request: MeasureRequest) -> Measurement:
-    """Return the result for a clip whose process died."""
-    return Measurement({}, ("the decoder crashed on it",))
+def failed(request: MeasureRequest, reason: str) -> Measurement:
+    """Return the result for a clip on which the decoder crashed or hung."""
+    return Measurement({}, (reason,))
 
 
 def _shrunk(rgb: NDArray[np.uint8], shorter_px: int) -> NDArray[np.uint8]:

@@ -43,7 +43,7 @@ def write(run: RunFolder) -> Path:
         all_spikes=len(data.events_of("spike")),
         kept=[row for row in checkpoints if row.kept],
         deleted=[row for row in checkpoints if not row.kept],
-        measured=run_facts.measured(data),
+        measured=run_facts.measured(run),
         history=status.history(data),
         environment=_flat(data.environment),
     )

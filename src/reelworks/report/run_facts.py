@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 from dataclasses import dataclass, field
 from itertools import cycle
+from pathlib import Path
 
 from reelworks.analysis import stop_advice
 from reelworks.analysis.coverage import EpochCoverage, State
@@ -12,6 +13,7 @@ from reelworks.analysis.plan_report import PlannedBucket, PlanSummary
 from reelworks.analysis.rejections import LeftOutClip
 from reelworks.analysis.stop_advice import StopAdvice
 from reelworks.buckets.assign import Reason as Rule
+from reelworks.checkpoint import names as checkpoint_names
 from reelworks.core import results, toml, units, user_files
 from reelworks.report import status
 from reelworks.report.run_data import Event, RunData
@@ -203,39 +205,68 @@ def _state(epoch: EpochCoverage) -> str:
 
 
 @dataclass(frozen=True)
+class MeasuredStep:
+    """Measurements of a checkpoint.
+
+    Attributes:
+        values: Value of each name as text, with whether it is the best.
+        clips: Generated clips, one for each prompt; files that may be gone.
+        copied: Training clips that clips look copied from, by the number of the clip.
+    """
+
+    step: int
+    values: list[tuple[str, bool]]
+    clips: list[Path]
+    copied: dict[str, str]
+
+
+@dataclass(frozen=True)
 class MeasuredSteps:
     """The newest measurements of several checkpoints by `eval --checkpoints`.
 
     Attributes:
-        names: Names of what was measured.
-        rows: Step, and the value of each name as text with whether it is the best.
+        names: Names of what was measured, and whether higher values are better.
         advice: The step to use, and why; empty if there is none.
+        about: Shape and seed of the generated clips.
     """
 
-    names: list[str]
-    rows: list[tuple[int, list[tuple[str, bool]]]]
+    names: dict[str, bool]
+    prompts: list[str]
+    rows: list[MeasuredStep]
     advice: str
+    about: tuple[str, int]
 
 
-def measured(data: RunData) -> MeasuredSteps | None:
+def measured(run: RunFolder) -> MeasuredSteps | None:
     """Return the newest measurements of several checkpoints; None if there are none that can be read."""
-    files = list(RunFolder(data.path).evaluations_folder.glob("checkpoints-*.json"))
-    if not files:
-        return None
     try:
-        value = user_files.read_json(max(files, key=lambda path: path.stat().st_mtime))
-        by_step = {
-            one["step"]: {"loss": one["loss"], **{m["name"]: m["value"] for m in one["metrics"]}}
-            for one in value["checkpoints"]
-        }
+        files = list(run.evaluations_folder.glob("checkpoints-*.json"))
+        if not files:
+            return None
+        newest = max(files, key=lambda path: path.stat().st_mtime)
+        value = user_files.read_json(newest)
         best, use = value["best"], value["advice"]
-        rows = [
-            (step, [("–" if of.get(n) is None else f"{of[n]:.4g}", step == best[n]) for n in best])
-            for step, of in by_step.items()
-        ]
-        return MeasuredSteps(list(best), rows, "" if use is None else StopAdvice(**use).to_text())
-    except (OSError, ValueError, TypeError, KeyError):
+        higher = {m["name"]: m["higher_is_better"] for one in value["checkpoints"] for m in one["metrics"]}
+        return MeasuredSteps(
+            {name: bool(higher.get(name)) for name in best},
+            [str(prompt) for prompt in value["prompts"]],
+            [_measured_step(one, best, newest.with_suffix("")) for one in value["checkpoints"]],
+            "" if use is None else StopAdvice(**use).to_text(),
+            (str(value["shape"]), int(value["seed"])),
+        )
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
+
+
+def _measured_step(one: Event, best: dict[str, int], folder: Path) -> MeasuredStep:
+    step, of = one["step"], {"loss": one["loss"], **{m["name"]: m["value"] for m in one["metrics"]}}
+    return MeasuredStep(
+        step,
+        [("–" if of.get(name) is None else f"{of[name]:.4g}", step == best[name]) for name in best],
+        # The run's folder may have been moved since.
+        [folder / checkpoint_names.of_step(step) / Path(clip).name for clip in one["clips"]],
+        dict(one.get("copied", {})),
+    )
 
 
 @dataclass(frozen=True)

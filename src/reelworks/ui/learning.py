@@ -11,6 +11,7 @@ from reelworks.buckets.assign import Reason
 from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.core import results
 from reelworks.core.errors import UserError
+from reelworks.core.hash_rng import U64
 from reelworks.run.folder import RunFolder
 from reelworks.ui.clips import ClipView
 from reelworks.ui.context import Context
@@ -28,12 +29,13 @@ def wall(context: Context, key: str, run: RunFolder, *, word: str, sort: str, of
             raise
         return {"counts": {}, "total": 0, "clips": [], "step": 0, "data": key, "can_leave_out": False}
     places = known.places(sort, [word] if word else [])
-    report = known.report(places[max(offset, 0) :][: min(max(limit, 0), _MOST_CLIPS)])
+    page = places[max(offset, 0) :][: min(max(limit, 0), _MOST_CLIPS)]
     data, can_leave_out = _data_of(context, key, run)
-    shown = [results.as_json(clip) | {"id": None, "is_left_out": False} for clip in report.clips]
+    shown = [results.as_json(clip) | {"id": None, "is_left_out": False} for clip in known.clips(page)]
     if (view := _view(context, data)) is not None:
-        _add_rows(view, shown)
-    counts = {"counts": report.counts, "total": len(places), "step": report.step}
+        for found, named, ordinal in known.located(page):
+            _add_rows(view, [shown[i] for i in found.tolist()], named.uids[ordinal])
+    counts = {"counts": known.counts, "total": len(places), "step": known.table.about.step}
     return counts | {"clips": shown, "data": data, "can_leave_out": can_leave_out}
 
 
@@ -63,18 +65,9 @@ def _view(context: Context, key: str) -> ClipView | None:
         return None
 
 
-def _add_rows(view: ClipView, clips: list[Json]) -> None:
+def _add_rows(view: ClipView, clips: list[Json], uids: U64) -> None:
     """Add the number by which a clip's pictures are asked for, and whether it is left out."""
-    rows = view.data.rows
-    names = {rows.label(row): row for row in _rows_named(view, {clip["path"] for clip in clips})}
-    for clip in clips:
-        if (row := names.get(clip["path"])) is not None:
-            clip["id"] = int(rows.ordinal[row])
+    for clip, row in zip(clips, view.data.rows.find(uids).tolist(), strict=True):
+        if row >= 0:
+            clip["id"] = int(view.data.rows.ordinal[row])
             clip["is_left_out"] = bool(view.reason[row] == Reason.IN_EXCLUDE_FILE)
-
-
-def _rows_named(view: ClipView, labels: set[str]) -> list[int]:
-    """Return the rows whose labels may be among some, by the ends of their paths."""
-    ends = {label.rpartition("/")[2].partition("[")[0] for label in labels}
-    paths = view.data.rows.path.to_pylist()
-    return [row for row, path in enumerate(paths) if path.rpartition("/")[2] in ends]

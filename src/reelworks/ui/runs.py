@@ -146,6 +146,23 @@ def previews(context: Context, key: str, run: RunFolder) -> list[Json]:
     return [{"step": step, "by": event.get("by"), "files": files(event)} for step, event in sorted(by_step.items())]
 
 
+def measured(key: str, run: RunFolder) -> Json | None:
+    """Return the newest measurements of several checkpoints, with the addresses of their clips; None without any."""
+    found = run_facts.measured(run)
+    if found is None:
+        return None
+
+    def clip(file: Path) -> Json:
+        place = quote(file.relative_to(run.evaluations_folder).as_posix())
+        return {
+            "url": f"/api/runs/{key}/evaluations/{place}" if file.is_file() else None,
+            "video": MEDIA.get(file.suffix.lower(), "").startswith("video/"),
+        }
+
+    rows = [results.as_json(row) | {"clips": [clip(file) for file in row.clips]} for row in found.rows]
+    return dict(results.as_json(found)) | {"rows": rows}
+
+
 def _state(context: Context, key: str, run: RunFolder, others: list[Event], last: Event | None) -> Json:
     """Return whether a run trains, waits, has ended or broke off, and why."""
     job = _job(context, key, run)

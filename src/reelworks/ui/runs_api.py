@@ -67,7 +67,20 @@ def get_previews(context: PageContext, key: str, run: PageRun) -> list[Json]:
 
 @routes.get("/runs/{key}/samples/{name:path}")
 def get_sample(run: PageRun, name: str) -> FileResponse:
-    folder = run.samples_folder
+    return _generated(run.samples_folder, name)
+
+
+@routes.get("/runs/{key}/measured")
+def get_measured(key: str, run: PageRun) -> Json | None:
+    return runs.measured(key, run)
+
+
+@routes.get("/runs/{key}/evaluations/{name:path}")
+def get_measured_clip(run: PageRun, name: str) -> FileResponse:
+    return _generated(run.evaluations_folder, name)
+
+
+def _generated(folder: Path, name: str) -> FileResponse:
     path = (folder / name).resolve()
     if not (path.is_relative_to(folder.resolve()) and path.suffix.lower() in MEDIA and path.is_file()):
         raise UserError(

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from reelworks.analysis import learning
-from reelworks.analysis.learning import FAR, FEWEST_PEERS, FEWEST_SHOWN, Word
+from reelworks.analysis.learning import FAR, FEWEST_PEERS, FEWEST_SHOWN, Learning, Word
 from reelworks.core.errors import UserError
 from reelworks.run.clip_losses import ClipLosses, LossesAbout
+from reelworks.run.folder import RunFolder
 
 ABOUT = LossesAbout(step=100, buckets=("a", "b"), course=((1, 2.0), (50, 1.0), (100, 1.0)))
 
@@ -88,3 +92,31 @@ def test_an_unknown_word_is_refused() -> None:
     assert Word.named("not-learnt") == Word.NOT_LEARNT
     with pytest.raises(UserError, match="choose among not_learnt"):
         Word.named("forgotten")
+
+
+def test_orders_are_by_their_value_then_by_key_and_a_word_chooses_among_them(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    made = replace(
+        table(300),
+        recent=rng.integers(0, 9, 300).astype(np.float32),
+        gain=rng.integers(0, 3, 300).astype(np.float32),
+        measured=rng.integers(0, 2, 300).astype(np.int16),
+        held_out=rng.random(300) < 0.1,
+    )
+    known = Learning(RunFolder(tmp_path), made, learning.words_of(made))
+    trained = np.flatnonzero(~made.held_out & (made.shown > 0)).tolist()
+    values = {
+        "worst": lambda i: (known.found.word[i], -abs(known.found.outlier[i])),
+        "loss": lambda i: -made.recent[i],
+        "trend": lambda i: -known.found.trend[i],
+        "gain": lambda i: made.gain[i] if made.measured[i] else np.inf,
+        "path": lambda i: f"{made.key[i]:016x}",  # without a record of the run
+    }
+    for sort, value in values.items():
+        order = sorted(trained, key=lambda i: (value(i), made.key[i]))
+        for _ in range(2):
+            assert known.places(sort).tolist() == order
+        for word in Word:
+            assert known.places(sort, [word.label]).tolist() == [i for i in order if known.found.word[i] == word]
+    words = [Word(known.found.word[i]).label for i in trained]
+    assert known.counts == {word.label: words.count(word.label) for word in Word if word.label in words}

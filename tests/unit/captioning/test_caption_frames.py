@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tarfile
 from pathlib import Path
 
@@ -10,9 +11,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from reelworks.captioning import clips, frames
+from reelworks.captioning import asking, clips, frames
 from reelworks.captioning.answers import CaptionFailed
+from reelworks.captioning.caption import caption
 from reelworks.captioning.clips import CaptionClip
+from reelworks.captioning.request import CaptionRequest
 
 
 def found(folder: Path) -> CaptionClip:
@@ -76,3 +79,22 @@ def test_a_file_that_vanished_is_a_reason(tmp_path: Path) -> None:
     (tmp_path / "v.mp4").unlink()
     with pytest.raises(CaptionFailed, match="No such file"):
         frames.read(clip, 3, 768)
+
+
+def test_a_decoder_that_never_returns_costs_its_clip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("a.png", "b.png"):
+        media.write_picture(tmp_path / name)
+    real, pipe = frames.read, tmp_path / "pipe"
+    os.mkfifo(pipe)
+    monkeypatch.setattr(asking, "_MOST_SECONDS", 1.0)
+    monkeypatch.setattr(
+        frames,
+        "read",
+        lambda clip, *how, **more: real(clip, *how, **more) if clip.path == "b.png" else pipe.read_bytes(),
+    )
+    request = CaptionRequest(data=(str(tmp_path),), command="echo A test picture.")
+    result = caption(request)
+    assert [(failed.clip, failed.reason) for failed in result.failed] == [
+        (f"{tmp_path.name}/a.png", "reading it took more than 1 s and was stopped")
+    ]
+    assert (tmp_path / "b.txt").read_text() == "A test picture.\n"

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import catalog_crash
 import pytest
 
 from reelworks.catalog import probe_pool
+from reelworks.core import thread_calls
 from reelworks.core.worker_pool import WorkerPool
 
 
-def run(items, function, **how) -> list[int]:
-    return list(probe_pool.map_ordered(function, items, crashed=catalog_crash.minus_one, **how))
+def run(items, function, *, most_seconds=60.0, failed=catalog_crash.minus_one, **how) -> list:
+    return list(probe_pool.map_ordered(function, items, failed=failed, most_seconds=lambda chunk: most_seconds, **how))
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 100])
@@ -28,3 +32,49 @@ def test_a_crash_costs_only_its_item() -> None:
     expected = [-1 if i == 13 else 2 * i for i in range(20)]
     found = run(range(20), catalog_crash.double_unless_deadly, workers=1, processes=WorkerPool(), chunk_size=3)
     assert found == expected
+
+
+@pytest.mark.parametrize("pool", [None, WorkerPool])
+def test_a_hang_costs_only_its_item(pool: type[WorkerPool] | None) -> None:
+    """It is tried alone once more; what hangs in a thread does not keep the program from ending."""
+    found = run(
+        range(12, 20),
+        catalog_crash.double_unless_endless,
+        failed=lambda item, reason: (item, reason),
+        most_seconds=2.0,
+        workers=2,
+        processes=pool and pool(),
+        chunk_size=3,
+    )
+    stopped = (13, "it took more than 2 s and was stopped")
+    assert found == [stopped if i == 13 else 2 * i for i in range(12, 20)]
+
+
+def test_a_program_ends_while_a_thread_hangs() -> None:
+    code = """
+import time
+from reelworks.core.thread_calls import ThreadCalls
+try:
+    ThreadCalls().call(time.sleep, 1000, 0.1)
+except Exception as error:
+    print(type(error).__name__)
+"""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stdout == "WorkerHung\n"
+
+
+def test_leaving_early_does_not_wait_for_what_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thread_calls, "_PATIENCE_SECONDS", 0.1)
+    function, how = catalog_crash.double_unless_endless, {"failed": catalog_crash.minus_one, "processes": None}
+    items = probe_pool.map_ordered(function, [1, 13], workers=2, most_seconds=lambda chunk: 1e6, chunk_size=1, **how)
+    assert next(items) == 2
+    items.close()
+
+
+def test_an_error_of_time_is_not_a_hang() -> None:
+    with pytest.raises(TimeoutError, match="of the function"):
+        thread_calls.ThreadCalls().call(_out_of_time, 0, 60.0)
+
+
+def _out_of_time(value: int) -> int:
+    raise TimeoutError("of the function")

@@ -9,7 +9,7 @@ import media_makers as media
 import numpy as np
 import pytest
 
-from reelworks.catalog import probe, scan
+from reelworks.catalog import examine, probe, scan
 from reelworks.catalog.config import Source
 from reelworks.catalog.scan import ScanProgress, ScanResult, scan_sources
 from reelworks.catalog.store import Catalog
@@ -200,6 +200,32 @@ def test_odd_entries_are_rows_not_stops(data: Path, target: Path) -> None:
     assert bad["caf\\xe9.png"] == "file name is not UTF-8"
     assert bad["a.png"] == "cannot be read: its caption a.txt: not a regular file, but a folder"
     assert counts(run(data, target)) == (0, 0, 6, 0)
+
+
+def test_a_decoder_that_never_returns_costs_its_file(
+    data: Path, target: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next scan examines it again."""
+    real, pipe = probe.probe, tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with monkeypatch.context() as patched:
+        patched.setattr(examine, "_SECONDS", 1.0)
+        patched.setattr(probe, "probe", lambda path: real(path) if path.name != "a.png" else pipe.read_bytes())
+        result = run(data, target)
+    stopped = (str(data / "a.png"), "it took more than 1 s and was stopped")
+    assert stopped in result.bad_files
+    assert counts(result) == (4, 0, 0, 0)
+    again = run(data, target)
+    assert len(again.bad_files) == len(result.bad_files) - 1
+    assert counts(again) == (0, 1, 3, 0)
+
+
+def test_a_large_file_has_more_time() -> None:
+    film = examine.FileRequest(Path("x.mp4"), 0, True, "", size_bytes=10**9)
+    assert examine.most_seconds([]) == 120.0
+    assert examine.most_seconds([film]) == 4120.0
+    assert examine.most_seconds([film, film._replace(open=False)]) == 4120.0
+    assert examine.most_seconds([film, film._replace(cut="scenes")]) == 44120.0
 
 
 def test_processes_find_what_threads_find(

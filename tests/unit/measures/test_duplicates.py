@@ -76,6 +76,18 @@ def test_groups_keep_their_numbers() -> None:
     assert parted[2, 0] == parted[3, 0] == 6  # of a group that fell apart, one part keeps the number
 
 
+def test_parts_of_the_work_find_what_all_at_once_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(5)
+    shown = [feature(drawn.scene(rng, *SIZE)) for _ in range(5)]
+    grey = feature(np.full((90, 160, 3), 128, dtype=np.uint8))
+    features = [*shown, grey, *shown[:3], grey, shown[0]]
+    at_once = compared(features, [1] * len(features))
+    monkeypatch.setattr(duplicates, "_FRAMES", 3)
+    monkeypatch.setattr(duplicates, "_PAIRS", 2)
+    np.testing.assert_array_equal(compared(features, [1] * len(features)), at_once)
+    assert np.isfinite(at_once[:, 0]).sum() == 7
+
+
 def test_candidates_of_thousands_are_found_by_bands() -> None:
     """Pairs of noise with the spectrum of pictures; each band has 12 bits."""
     rng, count, pairs = np.random.default_rng(4), 2500, 100
@@ -86,7 +98,7 @@ def test_candidates_of_thousands_are_found_by_bands() -> None:
     noise = rng.integers(-4, 5, (pairs, 2, 16, 16))
     frames[-pairs:] = np.clip(frames[:pairs].astype(np.int64) + noise, 0, 255).astype(np.uint8)
     frames[-pairs::2] = frames[-pairs::2, :, :, ::-1]
-    found = {tuple(pair) for pair in duplicates.near_duplicates(frames).tolist()}
+    found = {tuple(pair) for pair in duplicates.near_duplicates(frames, duplicates._deviations(frames)).tolist()}
     there = {(i, count - pairs + i) for i in range(pairs)}
     assert len(found & there) >= 0.97 * pairs
     assert len(found - there) <= 2

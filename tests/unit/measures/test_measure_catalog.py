@@ -30,6 +30,7 @@ from reelworks.recipe.dataset import RecipeData
 
 OUTSIDE = '''
 import os
+import time
 from reelworks.catalog.measured_columns import Column
 
 
@@ -42,6 +43,8 @@ class Redness:
     def values(self, clip):
         if clip.path.name == "deadly.png":
             os._exit(1)
+        while clip.path.name == "endless.png":
+            time.sleep(0.1)
         if clip.path.name == "odd.png":
             raise ValueError("an odd picture")
         return (clip.stills[0].rgb[..., 0].mean() / 255,)
@@ -247,20 +250,22 @@ def test_a_list_keeps_its_own_score(tmp_path: Path, decoded: list[str]) -> None:
     assert scan(tmp_path, *both).changed == 0
 
 
-def test_a_class_from_outside_and_a_crash_in_it(tmp_path: Path) -> None:
-    for name in ("a", "deadly", "odd", "z"):
+def test_a_class_from_outside_with_a_crash_and_a_hang_in_it(tmp_path: Path) -> None:
+    for name in ("a", "deadly", "endless", "odd", "z"):
         write(tmp_path / "d" / f"{name}.png", ord(name[0]))
     scan(tmp_path)
     code = tmp_path / "outside.py"
     code.write_text(OUTSIDE)
-    result = measure(tmp_path, f"{code}:Redness", "exposure")
+    names = f"{code}:Redness", "exposure"
+    result = measure_catalog(tmp_path / "catalog", names, workers=1, timeout_seconds=4.0)
     found = column(tmp_path, "redness")
     assert found["a.png"] > 0.05
     assert found["z.png"] > 0.05
-    assert np.isnan([found["deadly.png"], found["odd.png"]]).all()
+    assert np.isnan([found[f"{name}.png"] for name in ("deadly", "endless", "odd")]).all()
     assert column(tmp_path, "brightness")["odd.png"] > 0.05
     assert dict(result.failed) == {
         "d/deadly.png": "the decoder crashed on it",
+        "d/endless.png": "it took more than 4 s and was stopped",
         "d/odd.png": "redness: ValueError: an odd picture",
     }
     DatasetConfig(path=str(tmp_path / "d"), filter="redness > 0.1")  # the class is known now

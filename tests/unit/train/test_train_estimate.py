@@ -48,6 +48,12 @@ def recipe(name: str, resolution: str = "256px", **changes) -> tuple[Recipe, Buc
     return made, table.build(made.bucket, made.buckets, geometry(made.model, made.autoencoder))
 
 
+@pytest.fixture
+def without_scratch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute without oneDNN, whose convolutions take memory by the number of threads, as no GPU does."""
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
+
+
 def allocated(run) -> int:
     """Most bytes that torch's allocator gave out at a time while something ran."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
@@ -60,10 +66,11 @@ def allocated(run) -> int:
     return most
 
 
+@pytest.mark.usefixtures("without_scratch")
 @pytest.mark.parametrize("name", ["wan-tiny", "flux-tiny"])
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_estimates_are_what_a_real_pass_takes(name: str, checkpointing: bool) -> None:
-    """Parameters to the last one; activations as the allocator gives them, to 10 %, and no less than what is kept."""
+    """Parameters to the last one; activations as the allocator gives them, to 5 %, and no less than what is kept."""
     made, buckets = recipe(name, model={"name": name, "gradient_checkpointing": checkpointing})
     found = estimate.estimate(made, buckets)
     cpu = torch.device("cpu")
@@ -81,16 +88,17 @@ def test_estimates_are_what_a_real_pass_takes(name: str, checkpointing: bool) ->
 
     run()  # whatever is only made once
     denoiser.module.zero_grad(set_to_none=True)
-    assert found.memory.activations == pytest.approx(allocated(run), rel=0.1)
+    assert found.memory.activations == pytest.approx(allocated(run), rel=0.05)
     with contract.counted() as activations:
         DtypeBoundary(denoiser)(dry_run.blank(encoder, buckets.buckets[0], 2, cpu))
     assert found.memory.activations >= activations.bytes
 
 
+@pytest.mark.usefixtures("without_scratch")
 @pytest.mark.parametrize("name", ["wan-tiny", "hunyuan-video-1.5-tiny"])
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_figures_of_check_are_what_a_real_pass_takes(name: str, checkpointing: bool) -> None:
-    """Where all weights are trained, under bfloat16: activations and gradients as the allocator gives them, to 10 %."""
+    """Where all weights are trained, under bfloat16: activations and gradients as the allocator gives them, to 2 %."""
     made, buckets = recipe(
         name,
         resolution="128px",
@@ -108,7 +116,7 @@ def test_figures_of_check_are_what_a_real_pass_takes(name: str, checkpointing: b
         torch.autograd.backward(output, torch.zeros_like(output))
 
     run()  # after which gradients are there, as from the second micro-batch on
-    assert told["activations"] == pytest.approx(allocated(run), rel=0.1)
+    assert told["activations"] == pytest.approx(allocated(run), rel=0.02)
     assert told["gradients"] == sum(p.grad.nbytes for p in denoiser.module.parameters() if p.requires_grad)
 
 

@@ -72,6 +72,30 @@ def test_nothing_else_is_served_as_a_preview(client, root, name):
     assert client.get(f"/api/runs/{of(client, 'first')['key']}/samples/{name}").status_code == 404
 
 
+def test_measured_checkpoints_are_shown_with_clips_and_advice(client, root):
+    run = run_data.RunFolder(root / "runs" / "second")
+    address = f"/api/runs/{of(client, 'second')['key']}/measured"
+    assert client.get(address).json() is None
+    series = fabricate.measure_alike(run)
+    found = client.get(address).json()
+    assert found["names"] == series.higher_is_better
+    assert (found["advice"], found["about"]) == (series.advice.to_text(), [series.shape, 7])
+    for row, one in zip(found["rows"], series.checkpoints, strict=True):
+        best = [name for name, (_, is_best) in zip(found["names"], row["values"], strict=True) if is_best]
+        assert best == [name for name, step in series.best.items() if step == row["step"]]
+        assert [value for value, _ in row["values"]] == [f"{one.values[name]:.4g}" for name in found["names"]]
+        assert row["copied"] == {str(n): told for n, told in one.copied.items()}
+        for clip, file in zip(row["clips"], one.clips, strict=True):
+            assert client.get(clip["url"]).content == file.read_bytes()
+    assert [row["step"] for row in found["rows"] if row["copied"]] == [500, 600]
+    series.checkpoints[0].clips[1].unlink()
+    assert client.get(address).json()["rows"][0]["clips"][1]["url"] is None
+    assert client.get(address.removesuffix("measured") + "evaluations/checkpoints-k.json").status_code == 404
+    for broken in ("{", "[]", "{}", '{"best": 1, "advice": 2, "checkpoints": [3]}'):
+        series.file().write_text(broken)
+        assert client.get(address).json() is None
+
+
 def test_weights_and_clips_that_were_made_are_served_and_no_link_out_of_the_run(client, root, tmp_path):
     run, outside = root / "runs" / "first", tmp_path / "secret.safetensors"
     outside.write_bytes(b"secret")

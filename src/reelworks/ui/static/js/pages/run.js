@@ -6,6 +6,7 @@ import { loadPlotly } from "../plots.js";
 import { renderCheckpoints } from "../run/checkpoints.js";
 import { renderClips } from "../run/clips.js";
 import { renderLearning } from "../run/learning.js";
+import { renderMeasured } from "../run/measured.js";
 import { renderOverview } from "../run/overview.js";
 import { renderPreviews } from "../run/previews.js";
 import { follow, get, post } from "../server.js";
@@ -19,6 +20,7 @@ const TABS = {
   overview: [t`Overview`, renderOverview],
   previews: [t`Previews`, renderPreviews],
   checkpoints: [t`Checkpoints`, renderCheckpoints],
+  measured: [t`Measured`, renderMeasured],
   clips: [t`Clips`, renderClips],
   learning: [t`Learning`, renderLearning],
   recipe: [t`Recipe`, renderRecipe],

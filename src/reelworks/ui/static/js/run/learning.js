@@ -72,14 +72,14 @@ function panel({ counts, step }, chosen, draw) {
 
 function tile(clip, { data, can_leave_out: canLeaveOut }, draw) {
   const base = `/data/${data}/clips/${clip.id}`;
+  const none = h("div.gone", t`no picture`);
+  const onerror = event => event.target.replaceWith(none); // as of a file that was deleted since
   const picture =
-    clip.id === null
-      ? h("div.gone", t`no picture`)
-      : h("img", { src: `/api${base}/thumbnail.webp`, alt: clip.path, loading: "lazy" });
+    clip.id === null ? none : h("img", { src: `/api${base}/thumbnail.webp`, alt: clip.path, loading: "lazy", onerror });
   const gain = clip.gain === null ? null : t`caption ${`${(100 * clip.gain).toFixed(0)} %`}`;
   const numbers = [t`${clip.loss.toFixed(2)} × the usual loss`, gain, t`shown ${count(clip.shown)} times`];
   const word = h("b", { title: HINTS[clip.word] || null }, WORDS[clip.word]);
-  const name = h("div.name", { title: clip.path }, clip.path);
+  const name = h("div.name", { title: clip.path, dir: "auto" }, clip.path);
   const about = h("div.quiet", numbers.filter(Boolean).join(" · "));
   const act = canLeaveOut && clip.id !== null ? leaveOutButton(base, clip, draw) : null;
   return h("figure", picture, h("figcaption", name, word), about, act);
