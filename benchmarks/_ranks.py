@@ -20,9 +20,11 @@ _EVERY_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class Begun:
-    """Seconds until the ranks had their plan and until they had their first micro-batch, and bytes.
+    """Seconds and bytes until the last rank was there.
 
     Attributes:
+        plan_s, first_s: From the first rank with its libraries imported to the last with the plan, and with a micro-batch.
+        start_s: From the start of the processes, which import libraries, on.
         node_peak_bytes: The most of all ranks together, mapped files included.
         node_own_bytes: The same without mapped files, which the system drops and reads again as it needs memory.
         per_rank_bytes: The most that a rank other than the one that planned has of its own, without mapped files.
@@ -32,6 +34,7 @@ class Begun:
 
     plan_s: float
     first_s: float
+    start_s: float
     node_peak_bytes: int
     node_own_bytes: int
     per_rank_bytes: int
@@ -58,13 +61,23 @@ def begin(recipe: Path, keys: list[str], cursor: Path, *, resume: bool) -> Begun
         node = max(node, sum(shared for _, shared in seen))
         node_own = max(node_own, sum(anonymous for anonymous, _ in seen))
         time.sleep(_EVERY_SECONDS)
-    first_s = time.perf_counter() - began
+    start_s = time.perf_counter() - began
     told = [json.loads(rank.communicate("")[0]) for rank in ranks]
     for file in files:
         file.unlink()
-    plan_s = max(rank["planned_at"] for rank in told) - min(rank["began_at"] for rank in told)
+    imported = min(rank["began_at"] for rank in told)
+    plan_s, first_s = (max(rank[name] for rank in told) - imported for name in ("planned_at", "first_at"))
     own.sort()
-    return Begun(round(plan_s, 2), round(first_s, 2), node, node_own, own[-2], own[-1], [rank["uids"] for rank in told])
+    return Begun(
+        round(plan_s, 2),
+        round(first_s, 2),
+        round(start_s, 2),
+        node,
+        node_own,
+        own[-2],
+        own[-1],
+        [rank["uids"] for rank in told],
+    )
 
 
 def _memory(pid: int) -> tuple[int, int]:
@@ -78,7 +91,9 @@ def _memory(pid: int) -> tuple[int, int]:
 
 
 def _rank(recipe: Path, cursor: Path, how: str, rank: int, keys: list[str]) -> None:
-    began = time.time()
+    from reelworks.core import optional_imports
+
+    optional_imports.leave_out_unused()  # as commands do
     from reelworks.data import position, resume
     from reelworks.data.loader import StepSource
     from reelworks.recipe import recipe_file
@@ -86,6 +101,7 @@ def _rank(recipe: Path, cursor: Path, how: str, rank: int, keys: list[str]) -> N
     from reelworks.run.folder import RunFolder
     from reelworks.schedule.cursor import Aliases, Cursor, Excluded
 
+    began = time.time()
     loaded = recipe_file.load(recipe, keys)
     run = RunFolder(Path(loaded.output))
     data = replace(RecipeData.open(loaded), run=run)
@@ -100,12 +116,13 @@ def _rank(recipe: Path, cursor: Path, how: str, rank: int, keys: list[str]) -> N
     if rank:
         data.forget_planning()
     request = next(StepSource(data, rank, WORLD).requests_from(at))
+    first = time.time()
     if how == "begin" and rank == 0:
         later = replace(at, plan_step=at.plan.num_steps // 2)
         cursor.write_text(json.dumps(asdict(later.to_cursor(data))))
     Path(f"{cursor}.rank-{rank}").touch()
     sys.stdin.read()
-    print(json.dumps({"began_at": began, "planned_at": planned, "uids": request.uids.tolist()}))
+    print(json.dumps({"began_at": began, "planned_at": planned, "first_at": first, "uids": request.uids.tolist()}))
 
 
 if __name__ == "__main__":

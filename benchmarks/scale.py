@@ -51,6 +51,7 @@ finally:
     sys.stderr.flush()
 """
 _OPEN = "from reelworks.catalog.store import Catalog; Catalog.open(sys.argv[1]).live()"
+_DIGEST = "from reelworks.catalog.store import Catalog; Catalog.open(sys.argv[1]).digest()"  # once for each version
 _SCAN = "from reelworks.catalog.store import Catalog; Catalog.scan(sys.argv[1], to=sys.argv[2])"
 _CLI = "from reelworks.cli.main import app; app(sys.argv[1:], standalone_mode=False)"
 
@@ -69,7 +70,8 @@ def of_rows(rows: int, folder: Path, catalog: Path) -> Json:
         _catalogs.make(catalog, rows)
     keys = ['dataset=[{path="/data/web", name="web"}]', f'catalog="{catalog}"', f'output="{folder}/run"']
     plan = ["plan", str(RECIPE), "--world", "8", "--json", "--no-scan", *(a for key in keys for a in ("--set", key))]
-    result = {"rows": rows, "open": alone(_OPEN, str(catalog)), "plan": alone(_CLI, *plan), **of_ranks(folder, keys)}
+    result = {"rows": rows, "open": alone(_OPEN, str(catalog)), "plan": alone(_CLI, *plan)}
+    result |= {"digest": alone(_DIGEST, str(catalog)), **of_ranks(folder, keys)}
     if rows > _COMPACTED_ROWS:
         return result
     return result | {
@@ -84,11 +86,13 @@ def of_ranks(folder: Path, keys: list[str]) -> Json:
     return {
         "plan_s": begun.plan_s,
         "first_micro_batch_s": begun.first_s,
+        "start_s": begun.start_s,
         "node_peak_bytes": begun.node_peak_bytes,
         "node_own_bytes": begun.node_own_bytes,
         "planner_bytes": begun.planner_bytes,
         "per_rank_bytes": begun.per_rank_bytes,
         "seek_s": again.first_s,
+        "seek_start_s": again.start_s,
         "seek_node_own_bytes": again.node_own_bytes,
     }
 

@@ -253,6 +253,8 @@ class CatalogRows:
         in_order = bool((selected[1:] > selected[:-1]).all())
 
         def chunks(name: str, wanted: Wanted = None) -> Iterator[Any]:
+            if not len(selected):
+                return
             if not in_order:
                 yield _taken(name, self.column(name), selected)
                 return

@@ -501,8 +501,7 @@ def _require_decoder(decoder: FrameReader | None, num_workers: int) -> None:
 def batches_of_step(plan: EpochPlan, plan_step: int) -> list[tuple[int, int]]:
     """Return the bucket of each micro-batch of a plan's step, over all ranks, and the number of its clips that count."""
     buckets = plan.bucket[plan.offsets[plan.micro_batches(plan_step)]].tolist()
-    real = [int((repeats >= 0).sum()) for repeats in plan.repeat_indices(plan_step)]
-    return list(zip(buckets, real, strict=True))
+    return list(zip(buckets, plan.real_in(plan_step), strict=True))
 
 
 def _clips_of_step(plan: EpochPlan, plan_step: int) -> int:

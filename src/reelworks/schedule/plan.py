@@ -149,13 +149,13 @@ class EpochPlan:
         before = np.concatenate([[0], np.cumsum(places)])
         return np.diff(before[self.offsets])
 
-    def repeat_indices(self, plan_step: int) -> list[NDArray[np.int32]]:
-        """Return `repeat_index` of the places of each micro-batch of a step."""
-        return [self.repeat_index[self.places(m)] for m in self.micro_batches(plan_step).tolist()]
-
     def planned_in(self, plan_step: int) -> int:
         """Return the number of clips that a step trains, each counted once."""
-        return sum(int((repeats == 0).sum()) for repeats in self.repeat_indices(plan_step))
+        return sum(int((self.repeat_index[self.places(int(m))] == 0).sum()) for m in self.micro_batches(plan_step))
+
+    def real_in(self, plan_step: int) -> list[int]:
+        """Return the number of clips that count in the loss, of each micro-batch of a step."""
+        return [int((self.repeat_index[self.places(int(m))] >= 0).sum()) for m in self.micro_batches(plan_step)]
 
     @cached_property
     def micro_bucket(self) -> Integers:
