@@ -1,7 +1,7 @@
 """Catalogs of millions of rows: seconds and memory to open and to plan; and the speed of scans of real small files.
 
 `python -m benchmarks.scale --json` prints as its last line what was seen; `--rows` sets the size of the synthetic
-catalog (`_catalogs.py`), `--files` the number of real pictures, which are scanned and scanned again, and `--videos` that of
+catalog (`_catalogs.py`), of which `--catalog` keeps the folder for the next time, `--files` the number of real pictures, which are scanned and scanned again, and `--videos` that of
 short videos. Each measurement has a process of its own. `scan_ratio` compares the videos that a scan examines in a second
 with a bare loop that reads and probes the same files in as many processes, `picture_ratio` tiny pictures, which are probed
 in a fifth of a millisecond, so that listing them and writing their rows takes as long. Seconds depend on what else the machine does (see
@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from benchmarks import _catalogs
+from benchmarks import _catalogs, _ranks
 from benchmarks._results import AT_START, keep
 from benchmarks.schedule import machine
 from reelworks.catalog import probe, probe_pool
@@ -36,6 +36,7 @@ from reelworks.generate import writers
 Json = dict[str, Any]
 RESULTS = Path(__file__).parent / "results" / "scale.json"
 RECIPE = Path(__file__).parents[1] / "recipes" / "opensora-1.2-stage1.toml"
+_COMPACTED_ROWS = 10_000_000  # more are compacted in proportion
 _COMMAND = """
 import json, sys, time
 began = time.perf_counter()
@@ -50,6 +51,7 @@ finally:
     sys.stderr.flush()
 """
 _OPEN = "from reelworks.catalog.store import Catalog; Catalog.open(sys.argv[1]).live()"
+_DIGEST = "from reelworks.catalog.store import Catalog; Catalog.open(sys.argv[1]).digest()"  # once for each version
 _SCAN = "from reelworks.catalog.store import Catalog; Catalog.scan(sys.argv[1], to=sys.argv[2])"
 _CLI = "from reelworks.cli.main import app; app(sys.argv[1:], standalone_mode=False)"
 
@@ -62,18 +64,36 @@ def alone(body: str, *arguments: str) -> Json:
     return {name: round(value, 3) for name, value in seen.items()}
 
 
-def of_rows(rows: int, folder: Path) -> Json:
-    """Open, plan and compact a synthetic catalog."""
-    catalog = folder / "catalog"
-    _catalogs.make(catalog, rows)
+def of_rows(rows: int, folder: Path, catalog: Path) -> Json:
+    """Open, plan and compact a synthetic catalog, and begin and resume a run on it with eight ranks."""
+    if not (catalog / "catalog.json").exists():
+        _catalogs.make(catalog, rows)
     keys = ['dataset=[{path="/data/web", name="web"}]', f'catalog="{catalog}"', f'output="{folder}/run"']
     plan = ["plan", str(RECIPE), "--world", "8", "--json", "--no-scan", *(a for key in keys for a in ("--set", key))]
-    return {
-        "rows": rows,
-        "open": alone(_OPEN, str(catalog)),
-        "plan": alone(_CLI, *plan),
+    result = {"rows": rows, "open": alone(_OPEN, str(catalog)), "plan": alone(_CLI, *plan)}
+    result |= {"digest": alone(_DIGEST, str(catalog)), **of_ranks(folder, keys)}
+    if rows > _COMPACTED_ROWS:
+        return result
+    return result | {
         "compact": alone(_CLI, "catalog", "compact", str(catalog)),
         "open_compacted": alone(_OPEN, str(catalog)),
+    }
+
+
+def of_ranks(folder: Path, keys: list[str]) -> Json:
+    """Begin and resume a run with eight ranks, as far as the first micro-batch of each."""
+    (begun, again) = (_ranks.begin(RECIPE, keys, folder / "cursor.json", resume=resume) for resume in (False, True))
+    return {
+        "plan_s": begun.plan_s,
+        "first_micro_batch_s": begun.first_s,
+        "start_s": begun.start_s,
+        "node_peak_bytes": begun.node_peak_bytes,
+        "node_own_bytes": begun.node_own_bytes,
+        "planner_bytes": begun.planner_bytes,
+        "per_rank_bytes": begun.per_rank_bytes,
+        "seek_s": again.first_s,
+        "seek_start_s": again.start_s,
+        "seek_node_own_bytes": again.node_own_bytes,
     }
 
 
@@ -157,13 +177,15 @@ def main() -> None:
     """Parse, measure, print; keep the figures where asked."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rows", type=int, default=10_000_000)
+    parser.add_argument("--catalog", type=Path, help="folder of the synthetic catalog; it is made if there is none")
     parser.add_argument("--files", type=int, default=100_000)
     parser.add_argument("--videos", type=int, default=10_000)
     parser.add_argument("--json", action="store_true", help="print the JSON line alone")
     parser.add_argument("--save", action="store_true", help=f"keep the figures in {RESULTS.name}")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        result: Json = of_rows(arguments.rows, Path(folder)) if arguments.rows else {}
+        catalog = arguments.catalog or Path(folder, "catalog")
+        result: Json = of_rows(arguments.rows, Path(folder), catalog) if arguments.rows else {}
         result |= of_files(arguments.files, Path(folder)) if arguments.files else {}
         result |= of_videos(arguments.videos, Path(folder)) if arguments.videos else {}
     result |= {"machine": machine(), **AT_START}

@@ -102,8 +102,7 @@ def planned(plan: EpochPlan) -> Samples:
     """Return the clips of a plan with their buckets, each clip and repeat once."""
     first = plan.is_first_use
     own = slice(None) if first.all() else first  # else a copy of millions of clips is saved
-    bucket, copy = (column[own].astype(np.int64, copy=False) for column in (plan.bucket, plan.copy))
-    return Samples(plan.uid[own], copy, plan.ordinal[own], bucket)
+    return Samples(plan.uid[own], plan.copy[own], plan.ordinal[own], plan.bucket[own]).wide()
 
 
 def losses(data: RecipeData, plan: EpochPlan) -> Losses:

@@ -94,7 +94,7 @@ def figures(plan: EpochPlan, spec: PlanSpec, tokens: I64, world: int) -> Figures
 
 def micro_batches(plan: EpochPlan) -> tuple[I64, I64]:
     """Return the bucket of every micro-batch, and the number of its clips that count."""
-    return plan.bucket[plan.offsets[:-1]].astype(np.int64), plan.real_clips
+    return plan.micro_bucket.astype(np.int64), plan.real_clips
 
 
 def gradient_weight(plan: EpochPlan, tokens: I64, loss_reduction: LossReduction) -> F64:

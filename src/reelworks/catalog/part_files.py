@@ -21,6 +21,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from reelworks.catalog import integrity
+from reelworks.catalog.column_files import ColumnFiles
 from reelworks.catalog.rows import DERIVED, SCHEMA, SCORE, CatalogRows, Wanted, as_column, as_numpy, derive
 from reelworks.core.errors import UserError
 
@@ -163,11 +164,11 @@ class Stored:
     files: tuple[PartFile, ...]
     alive: NDArray[np.bool_] | None = None
 
-    def rows(self) -> CatalogRows:
-        """Return the rows, whose columns are read when they are used."""
+    def rows(self, kept: ColumnFiles | None = None) -> CatalogRows:
+        """Return the rows, whose columns are read when they are used, or mapped if there are files for them."""
         count = sum(file.num_rows for file in self.files) if self.alive is None else int(self.alive.sum())
         scores = dict.fromkeys(name.removeprefix(SCORE) for file in self.files for name in file.scores)
-        return CatalogRows(count, self._chunks, scores)
+        return CatalogRows(count, self._chunks, scores, kept)
 
     def tables(self) -> Iterator[Any]:
         """Yield the rows as tables of all columns, those of `DERIVED` included, a row group of a file at a time."""

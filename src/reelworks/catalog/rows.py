@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from reelworks.catalog import location
+from reelworks.catalog.column_files import ColumnFiles
 from reelworks.catalog.location import MediaPath
 from reelworks.core import digests, optional_imports
 from reelworks.core.digests import ArrayParts
@@ -76,6 +77,7 @@ SCHEMA = pa.schema(
         pa.field("error", _TEXT),
     ]
 )
+_CHUNK = 1 << 17
 _READERS = 2  # further ones would take memory, and are not faster
 SCORE = "score:"  # prefix of score columns, so that a score cannot replace a measure
 
@@ -176,15 +178,16 @@ class CatalogRows:
     # Scores of lists by name; NaN for rows without that score.
     scores: Mapping[str, NDArray[np.float64]]
 
-    def __init__(self, count: int, chunks: Chunks, scores: Iterable[str] = ()) -> None:
+    def __init__(self, count: int, chunks: Chunks, scores: Iterable[str] = (), kept: ColumnFiles | None = None) -> None:
         """Make rows whose columns are read on demand.
 
         Args:
             count: Number of rows.
             chunks: Yields a column in consecutive parts, as `chunks` does.
             scores: Names of the scores, whose columns have the prefix `SCORE`.
+            kept: Files of whole columns, which are mapped in place of being read; None reads each into memory.
         """
-        self._count, self._chunks = count, chunks
+        self._count, self._chunks, self._kept = count, chunks, kept
         self.scores = _Scores(self, tuple(scores))
 
     @classmethod
@@ -227,6 +230,10 @@ class CatalogRows:
         return iter([self.__dict__[name]]) if name in self.__dict__ else self._chunks(name, wanted)
 
     def _whole(self, name: str) -> Any:
+        if self._kept is not None:
+            dtype = None if _is_text(name) else _dtype(name)
+            if (mapped := self._kept.get(name, lambda: self._chunks(name, None), dtype)) is not None:
+                return mapped
         chunks = self._chunks(name, None)
         if _is_text(name):
             return _joined([c for c in chunks if len(c)] or [pa.array([], type=SCHEMA.field(name).type)])
@@ -246,6 +253,8 @@ class CatalogRows:
         in_order = bool((selected[1:] > selected[:-1]).all())
 
         def chunks(name: str, wanted: Wanted = None) -> Iterator[Any]:
+            if not len(selected):
+                return
             if not in_order:
                 yield _taken(name, self.column(name), selected)
                 return
@@ -293,7 +302,7 @@ class CatalogRows:
     @cached_property
     def is_image(self) -> NDArray[np.bool_]:
         """Mask of the rows of pictures."""
-        return self.per_word("kind", "image".__eq__)
+        return self._mask("is_image", lambda: self.per_word("kind", "image".__eq__))
 
     @cached_property
     def is_hdr(self) -> NDArray[np.bool_]:
@@ -315,8 +324,12 @@ class CatalogRows:
     @cached_property
     def is_range(self) -> NDArray[np.bool_]:
         """Mask of the rows of clips that are a range of frames of their file."""
-        is_cut = np.array([bool(word) for word in self.cut.dictionary.to_pylist()], dtype=np.bool_)
-        return is_cut[as_numpy(self.cut.indices)] if len(self) else np.zeros(0, dtype=np.bool_)
+        return self._mask("is_range", lambda: self.per_word("cut", bool))
+
+    def _mask(self, name: str, compute: Callable[[], NDArray[np.bool_]]) -> NDArray[np.bool_]:
+        """Return a mask that each clip of a step is looked up in, mapped if there are files for it."""
+        mapped = None if self._kept is None else self._kept.get(name, lambda: [compute()], np.bool_)
+        return compute() if mapped is None else mapped
 
     @cached_property
     def _datasets(self) -> tuple[list[str], NDArray[np.int32]]:
@@ -368,9 +381,9 @@ class CatalogRows:
         arrays = {"ordinal": ArrayParts.from_array(self.ordinal), "uid": ArrayParts.from_array(self.uid)}
         for name in ("fingerprint", "caption"):
             lengths, missing = self._lengths(name)
-            text_bytes = ArrayParts(np.dtype(np.uint8), int(lengths.sum()), partial(self._bytes, name))
+            text_bytes = ArrayParts(np.dtype(np.uint8), (int(lengths.sum()),), partial(self._bytes, name))
             of_text = {
-                "lengths": ArrayParts.from_array(lengths),
+                "lengths": ArrayParts.from_array(lengths, np.int64),
                 "bytes": text_bytes,
                 "missing": ArrayParts.from_array(missing),
             }
@@ -380,11 +393,18 @@ class CatalogRows:
                 arrays[SCORE + name] = ArrayParts.from_array(score)
         return digests.digest_parts(arrays)
 
-    def _lengths(self, name: str) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Return the bytes of each text, 0 for a missing one, and whether it is missing."""
-        lengths, missing = np.zeros(len(self), dtype=np.int64), np.zeros(len(self), dtype=np.bool_)
-        first = 0
+    def _text_chunks(self, name: str) -> Iterator[Any]:
+        if self._kept is not None:
+            self.column(name)  # which is read twice, and by steps later
         for chunk in self.chunks(name):
+            for first in range(0, len(chunk), _CHUNK):
+                yield chunk.slice(first, _CHUNK)
+
+    def _lengths(self, name: str) -> tuple[NDArray[np.int32], NDArray[np.bool_]]:
+        """Return the bytes of each text, 0 for a missing one, and whether it is missing."""
+        lengths, missing = np.zeros(len(self), dtype=np.int32), np.zeros(len(self), dtype=np.bool_)
+        first = 0
+        for chunk in self._text_chunks(name):
             where = slice(first, first + len(chunk))
             lengths[where] = as_numpy(pc.binary_length(chunk).fill_null(0))
             missing[where] = as_numpy(chunk.is_null())
@@ -393,7 +413,7 @@ class CatalogRows:
 
     def _bytes(self, name: str) -> Iterator[NDArray[np.uint8]]:
         """Yield the bytes of all texts, which are equal for equal texts in any memory layout."""
-        for chunk in self.chunks(name):
+        for chunk in self._text_chunks(name):
             filled = chunk.fill_null("")
             _, offset_buffer, data_buffer = filled.buffers()
             if len(filled) and data_buffer is not None:

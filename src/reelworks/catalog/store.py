@@ -18,7 +18,7 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -30,7 +30,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from reelworks.catalog import integrity, part_files
+from reelworks.catalog import column_files, integrity, part_files
+from reelworks.catalog.column_files import ColumnFiles
 from reelworks.catalog.part_files import PartFile, Stored
 from reelworks.catalog.rows import DERIVED, SCHEMA, CatalogRows, derive
 from reelworks.core import arguments, cores, digests, files, user_files
@@ -266,7 +267,16 @@ class Catalog:
 
     @cached_property
     def _live(self) -> CatalogRows:
-        live = self.all_rows()
+        count = sum(part.rows - part.retired for part in self.parts)
+        if count < column_files.FROM_ROWS:
+            return self._checked_live(self.all_rows())
+        kept = self._column_files
+        alive = None if kept is None else kept.get("alive", self._alive, np.bool_)
+        if alive is None:
+            return self._checked_live(self.all_rows())
+        return Stored(self._stored.files, alive).rows(kept)
+
+    def _checked_live(self, live: CatalogRows) -> CatalogRows:
         live.load("ordinal", "uid")
         ordinal, uid = live.ordinal, live.uid
         self._check_ordinals(ordinal)
@@ -275,9 +285,30 @@ class Catalog:
         if not alive.all():
             live = Stored(self._stored.files, alive).rows()
             vars(live).update(ordinal=ordinal[alive], uid=uid[alive])  # not read again
-            del vars(self.all_rows())["uid"]
+            vars(self.all_rows()).pop("uid", None)
         integrity.check_one_row_per_uid(live, self.path)
         return live
+
+    def _alive(self) -> Iterator[NDArray[np.bool_]]:
+        """Yield which rows are live, after all checks, which processes that map the columns do not repeat."""
+        every = self._stored.rows()
+        live, alive = self._checked_live(every), np.zeros(len(every), dtype=np.bool_)
+        alive[np.searchsorted(every.ordinal, live.ordinal)] = True
+        yield alive
+
+    @cached_property
+    def _column_files(self) -> ColumnFiles | None:
+        return ColumnFiles.open(self.path / f"columns-{self.version:06d}-{self._identity[:8]}")
+
+    @cached_property
+    def _identity(self) -> str:
+        return digests.digest_json([asdict(part) for part in self.parts])
+
+    def identity_of(self, rows: CatalogRows) -> str:
+        """Return a digest that tells some of the live rows from those of another version, without reading them."""
+        # Of all live rows, the ordinals follow from the parts.
+        is_all = len(rows) == sum(part.rows - part.retired for part in self.parts)
+        return digests.digest_json([self._identity, "live" if is_all else digests.digest_arrays(ordinal=rows.ordinal)])
 
     @cached_property
     def _stored(self) -> Stored:
@@ -387,9 +418,12 @@ class Catalog:
             stats = [(self.path / name).stat() for name, _ in self._files()]
         except OSError:  # merged or removed since they were opened
             return rows.digest()
-        files_now = [[stat.st_size, stat.st_mtime_ns] for stat in stats]
-        parts = [asdict(part) for part in self.parts]
-        key = digests.digest_json([parts, files_now, digests.digest_arrays(ordinal=rows.ordinal)])
+        key = digests.digest_json([self.identity_of(rows), [[stat.st_size, stat.st_mtime_ns] for stat in stats]])
+        kept = self._column_files if len(rows) >= column_files.FROM_ROWS else None
+        with nullcontext() if kept is None else kept.lock("digest"):  # one of many processes computes it
+            return self._kept_digest(key, rows)
+
+    def _kept_digest(self, key: str, rows: CatalogRows) -> str:
         kept = self.path / _DIGEST.format(self.version)
         with suppress(OSError, ValueError, AttributeError):
             if (known := json.loads(kept.read_text(encoding="utf-8")).get(key)) is not None:

@@ -40,3 +40,13 @@ def elementwise(compute: Callable[..., NDArray[Any]], *columns: NDArray[Any], dt
 def taken(column: NDArray[Any], where: NDArray[np.int64]) -> NDArray[Any]:
     """Return `column[where]`."""
     return elementwise(column.__getitem__, where, dtype=column.dtype)
+
+
+def narrow(numbers: NDArray[np.integer[Any]], most: int | None = None) -> NDArray[Any]:
+    """Return integers from -1 on in the narrowest signed type that holds them and `most`, by default the largest of them.
+
+    Arrays of millions of zeros or of indices so take a fraction of their memory.
+    """
+    largest = int(numbers.max(initial=0)) if most is None else most
+    kinds = (np.int8, np.int16, np.int32, np.int64)
+    return numbers.astype(next(kind for kind in kinds if largest <= np.iinfo(kind).max), copy=False)

@@ -15,6 +15,7 @@ from typing_extensions import Buffer
 
 _BLOCK_BYTES = 1 << 20
 _FULL_READ_LIMIT_BYTES = 64 << 20
+_PART = 1 << 18
 
 
 def digest_bytes(data: bytes) -> str:
@@ -32,16 +33,18 @@ def digest_json(value: Any) -> str:
 
 
 class ArrayParts(NamedTuple):
-    """A one-dimensional array in consecutive parts, which need not be in memory at the same time."""
+    """An array in consecutive parts along its first dimension, which need not be in memory at the same time."""
 
     dtype: np.dtype[Any]
-    length: int
+    shape: tuple[int, ...]
     parts: Callable[[], Iterable[np.ndarray[Any, Any]]]
 
     @classmethod
-    def from_array(cls, array: np.ndarray[Any, Any]) -> ArrayParts:
-        """Return an array as one part."""
-        return cls(array.dtype, len(array), lambda: [array])
+    def from_array(cls, array: np.ndarray[Any, Any], dtype: Any = None) -> ArrayParts:
+        """Return an array in parts that are small enough to be copied, as if it had another type if one is given."""
+        dtype = np.dtype(array.dtype if dtype is None else dtype)
+        parts = range(0, len(array), _PART)
+        return cls(dtype, array.shape, lambda: (array[at : at + _PART].astype(dtype, copy=False) for at in parts))
 
 
 def digest_arrays(**arrays: np.ndarray[Any, Any]) -> str:
@@ -52,7 +55,7 @@ def digest_arrays(**arrays: np.ndarray[Any, Any]) -> str:
 
 def digest_parts(arrays: Mapping[str, ArrayParts]) -> str:
     """Return the digest that `digest_arrays` gives for the joined arrays."""
-    return _digest((name, a.dtype, (a.length,), a.parts()) for name, a in sorted(arrays.items()))
+    return _digest((name, a.dtype, a.shape, a.parts()) for name, a in sorted(arrays.items()))
 
 
 def _digest(

@@ -18,6 +18,13 @@ FULL = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 OF_DISKS = FULL | {errno.EROFS, errno.EIO}  # what a disk says of a write that no program can help
 
 
+def state(path: Path) -> list[int]:
+    """Return size and time of change of a file, by which a torn or changed one is recognised without reading it."""
+    with path.open("rb") as f:  # on NFS, an open file has no former times
+        stat = os.fstat(f.fileno())
+    return [stat.st_size, stat.st_mtime_ns]
+
+
 def write_bytes(path: Path, data: bytes) -> None:
     """Replace `path` atomically and durably."""
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")

@@ -38,6 +38,7 @@ from reelworks.schedule.plan import EpochPlan, PlanSpec, Samples, plan_epoch
 
 I64 = NDArray[np.int64]
 Mask = NDArray[np.bool_]
+_FEW = 1 << 16  # clips that are looked up one by one
 _RATIOS = 1 << 9  # more than there are ratios of a source
 # Only the buckets that result from these are digested.
 _BUCKET_SEARCH = {"entries", "max_tokens", "max_batch_size", "tuned"}
@@ -176,8 +177,13 @@ class Dataset:
         both = [self.catalog.digest_of(rows) for rows in (self.rows, self.companion_rows)]
         return digests.digest_json(both) if len(self.companion_rows) else both[0]
 
+    def _identities(self) -> list[str]:
+        return [self.catalog.identity_of(rows) for rows in (self.rows, self.companion_rows)]
+
     def rows_at(self, ordinals: I64) -> I64:
         """Return the indices into `rows` of live clips by ordinal; for millions much faster than by uid."""
+        if len(ordinals) < _FEW:  # those of a step: no table of all clips
+            return np.searchsorted(self.rows.ordinal, ordinals)
         return blocks.taken(self._row_of_ordinal, ordinals)
 
     @cached_property
@@ -194,6 +200,12 @@ class Dataset:
             epoch, _, spec, result = self._last
             other._last = (epoch, table, spec, result)
         return other
+
+    def forget_planning(self) -> None:
+        """Free what only the making of plans needs, for ranks that map a plan; it is computed again when it is needed."""
+        self._last = None
+        for name in ("_uses", "frames", "excluded", "in_exclude_file"):
+            vars(self).pop(name, None)
 
     @cached_property
     def dataset_by_name(self) -> dict[str, DatasetConfig]:
@@ -268,7 +280,7 @@ class Dataset:
         return clip_uses.uses(self.rows, self.spec.datasets)
 
     @cached_property
-    def frames(self) -> I64:
+    def frames(self) -> NDArray[Any]:
         """Frames of each row at the frame rate of reading; 1 for a picture."""
         config, r = self.spec.data, self.rows
         return blocks.elementwise(
@@ -276,7 +288,7 @@ class Dataset:
                 is_image, 1, decode.frames_available(count, np.maximum(fps, 1e-6), config)
             ),
             *(r.num_frames, r.fps, r.is_image),
-            dtype=np.int64,
+            dtype=np.int32,
         )
 
     @tells_arguments
@@ -368,7 +380,7 @@ class Dataset:
     @tells_arguments
     def entries(self, epoch: int) -> Samples:
         """Return the clips that an epoch trains."""
-        return self._entries_without_reason(*self.assigned(epoch))
+        return self._entries_without_reason(*self.assigned(epoch)).wide()
 
     def _entries_without_reason(self, clips: Clips, row: I64, result: Assignment) -> Samples:
         where = np.flatnonzero(result.reason == Reason.NONE)
@@ -384,13 +396,22 @@ class Dataset:
             result = self._once(self.duplicate_groups, result, clips, row, epoch=0)
         where = np.flatnonzero((result.reason == Reason.HELD_OUT) & (clips.copy == 0))
         where = where[np.argsort(hash64(self.spec.seed, clips.uid[where]), kind="stable")]
-        return self._entries(clips, row, result, where[: self.spec.max_held_out])
+        return self._entries(clips, row, result, where[: self.spec.max_held_out]).wide()
 
     def _entries(self, clips: Clips, row: I64, result: Assignment, where: I64) -> Samples:
-        ordinal, bucket = blocks.taken(self.rows.ordinal, row[where]), result.bucket[where].astype(np.int64)
+        ordinal, bucket = self._ordinals(row, where), result.bucket[where]
         layouts = self.source_layouts
         layout = None if layouts is None else layouts[row[where]]
-        return Samples(blocks.taken(clips.uid, where), clips.copy[where], ordinal, bucket, layout=layout)
+        return Samples(blocks.taken(clips.uid, where), self._copies(clips, where), ordinal, bucket, layout=layout)
+
+    def _ordinals(self, row: I64, where: I64) -> NDArray[Any]:
+        """Return the ordinals of some uses, in the narrowest type that holds those of the catalog."""
+        ordinal, kind = self.rows.ordinal, blocks.narrow(self.rows.ordinal[-1:]).dtype
+        return blocks.elementwise(lambda at: ordinal[row[at]], where, dtype=kind)
+
+    def _copies(self, clips: Clips, where: I64) -> NDArray[Any]:
+        kind = blocks.narrow(clips.copy).dtype
+        return blocks.elementwise(clips.copy.__getitem__, where, dtype=kind)
 
     @cached_property
     def measured_ms(self) -> dict[str, float]:
@@ -465,8 +486,8 @@ class Dataset:
     def planned(self, spec: PlanSpec, place: tuple[int, int, int], excluded: Excluded) -> Planned:
         """Return the plan at (data_restarts, epoch, segment), as `plan` does, and the clips that it leaves out."""
         epoch = place[1]
-        catalog = "" if self.run is None else self.digest  # plans that are kept in memory alone are of these rows
-        key = digests.digest_json([catalog, spec.digest(), epoch, excluded.digest()])
+        rows = [] if self.run is None else self._identities()  # plans that are kept in memory alone are of these rows
+        key = digests.digest_json([rows, spec.digest(), epoch, excluded.digest()])
         return self._plans.get(self.run, place, key, lambda: self._make(spec, epoch, excluded))
 
     def _make(self, spec: PlanSpec, epoch: int, excluded: Excluded) -> Planned:
@@ -485,7 +506,7 @@ class Dataset:
         nearest = result.nearest[at]
         instead = np.flatnonzero(np.isin(result.reason[at], (Reason.DUPLICATE, Reason.DUPLICATE_TURN)))
         nearest[instead] = self.rows.ordinal[nearest[instead]]
-        return Unplanned(self.rows.ordinal[row[at]], clips.copy[at], result.reason[at], nearest)
+        return Unplanned(self._ordinals(row, at), self._copies(clips, at), result.reason[at], nearest)
 
 
 def _settings_of_a_plan(dataset: DatasetConfig) -> dict[str, Any]:
@@ -540,8 +561,14 @@ def _with_ordinals(catalog: Catalog, ordinals: I64) -> CatalogRows:
 
 def rows_of(rows: CatalogRows, wanted: list[Source]) -> CatalogRows:
     """Return the rows of some datasets."""
-    mine = rows.of_datasets([source.name for source in wanted])
-    return rows if mine.all() else rows.take(mine)  # a copy of millions of rows takes gigabytes
+    names = {source.name for source in wanted}
+    known = rows.dataset.dictionary.to_pylist()
+    if names.issuperset(known):
+        return rows  # a copy of millions of rows takes gigabytes
+    if names.isdisjoint(known):
+        return rows.take(np.zeros(0, dtype=np.int64))
+    mine = rows.of_datasets(names)
+    return rows if mine.all() else rows.take(mine)
 
 
 def merge_targets(table: BucketTable, incomplete_batch: str) -> tuple[int, ...]:

@@ -83,7 +83,7 @@ class StepSource:
         for index, (micro_batch, is_idle) in enumerate(columns):
             where = plan.places(micro_batch)
             yield self.build_request(
-                Samples(plan.uid[where], plan.copy[where], plan.ordinal[where], plan.bucket[where]),
+                Samples(plan.uid[where], plan.copy[where], plan.ordinal[where], plan.bucket[where]).wide(),
                 epoch=epoch,
                 plan_step=plan_step,
                 index=index * self.world + self.rank,
@@ -500,9 +500,8 @@ def _require_decoder(decoder: FrameReader | None, num_workers: int) -> None:
 
 def batches_of_step(plan: EpochPlan, plan_step: int) -> list[tuple[int, int]]:
     """Return the bucket of each micro-batch of a plan's step, over all ranks, and the number of its clips that count."""
-    columns = plan.micro_batches(plan_step)
-    buckets = plan.bucket[plan.offsets[columns]]
-    return list(zip(buckets.tolist(), plan.real_clips[columns].tolist(), strict=True))
+    buckets = plan.bucket[plan.offsets[plan.micro_batches(plan_step)]].tolist()
+    return list(zip(buckets, plan.real_in(plan_step), strict=True))
 
 
 def _clips_of_step(plan: EpochPlan, plan_step: int) -> int:

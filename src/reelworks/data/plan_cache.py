@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from reelworks.core import digests, files, storage
+from reelworks.core import files, storage
 from reelworks.run.folder import RunFolder
 from reelworks.schedule.plan import EpochPlan
 
@@ -69,14 +69,17 @@ def drop(run: RunFolder, now: tuple[int, int]) -> None:
 
 
 def _read(folder: Path) -> tuple[str, Arrays] | None:
-    """Read a stored plan and the digest of its inputs; None if it is missing or damaged."""
+    """Read a stored plan and the digest of its inputs; None if it is missing, or not the one that was written.
+
+    Sizes and times of its files tell that: each of many processes would take seconds to read all of it.
+    """
     try:
         about = json.loads((folder / _ABOUT).read_bytes())
         # Plain arrays of the mapped memory: each slice of a memmap would cost ten times as much.
         arrays = {
             file.stem: np.asarray(np.load(file, mmap_mode="r", allow_pickle=False)) for file in folder.glob("*.npy")
         }
-        intact = digests.digest_arrays(**arrays) == about["digest"]
+        intact = about["files"] == {name: files.state(folder / f"{name}.npy") for name in arrays}
         return (str(about["made_of"]), arrays) if intact else None
     except (OSError, ValueError, EOFError, KeyError, TypeError):
         return None
@@ -91,7 +94,8 @@ def _write(folder: Path, made_of: str, arrays: Arrays) -> None:
                 np.save(f, array, allow_pickle=False)
                 f.flush()
                 storage.fsync(f.fileno(), unfinished)
-        files.write_json(unfinished / _ABOUT, {"made_of": made_of, "digest": digests.digest_arrays(**arrays)})
+        states = {name: files.state(unfinished / f"{name}.npy") for name in arrays}
+        files.write_json(unfinished / _ABOUT, {"made_of": made_of, "files": states})
         # A process that has mapped the former plan can still read it after this.
         shutil.rmtree(folder, ignore_errors=True)
         unfinished.rename(folder)
@@ -119,8 +123,8 @@ class Unplanned:
             for each; -1 if there is none.
     """
 
-    ordinal: NDArray[np.int64]
-    copy: NDArray[np.int64]
+    ordinal: NDArray[Any]
+    copy: NDArray[Any]
     reason: NDArray[np.int8]
     nearest: NDArray[np.int32]
 
@@ -137,13 +141,14 @@ class Planned:
     others: Unplanned
 
     def arrays(self) -> Arrays:
-        """Return all arrays by name, as they are stored."""
-        return self.plan.arrays() | {f"other_{name}": array for name, array in vars(self.others).items()}
+        """Return all arrays by name, as they are stored, and the plan's digest, which takes long to compute."""
+        others = {f"other_{name}": array for name, array in vars(self.others).items()}
+        return self.plan.arrays() | others | {"digest": np.array([self.plan.digest()])}
 
     @classmethod
     def of_arrays(cls, arrays: Arrays) -> Planned:
         """Restore from the result of `arrays`."""
-        plan = EpochPlan(**{f.name: arrays[f.name] for f in fields(EpochPlan)})
+        plan = EpochPlan(**{f.name: arrays[f.name] for f in fields(EpochPlan)}).with_digest(str(arrays["digest"][0]))
         return cls(plan, Unplanned(**{f.name: arrays[f"other_{f.name}"] for f in fields(Unplanned)}))
 
 

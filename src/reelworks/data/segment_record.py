@@ -72,7 +72,7 @@ def begin(run: RunFolder, data: Dataset, position: DataPosition, recipe_file: st
         plan.repeat_index[where],
         plan_step,
         column,
-        plan.bucket[plan.offsets[:-1]][plan.steps[plan_step, column]],
+        plan.micro_bucket[plan.steps[plan_step, column]],
         size,
         others.ordinal,
         others.copy,

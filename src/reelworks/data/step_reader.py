@@ -50,9 +50,7 @@ class StepReader:
         failed = torch.tensor([len(failures), sum(clip.repeat_index == 0 for clip in failures)])
         if self._all_reduce is not None:
             self._all_reduce(failed)
-        micro_batches = plan.micro_batches(plan_step)
-        planned, first_uses = int(plan.real_clips[micro_batches].sum()), int(plan.own_clips[micro_batches].sum())
-        clips = StepClips(planned, first_uses, *failed.tolist())
+        clips = StepClips(sum(plan.real_in(plan_step)), plan.planned_in(plan_step), *failed.tolist())
         if clips.failed and self.knows_all:  # weights are shares of the clips that are left
             batches = [replace(each, request=replace(each.request, clips_in_step=clips.valid)) for each in batches]
         return WholeStep(deque(batches), clips, failures)

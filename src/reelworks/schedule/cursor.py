@@ -213,7 +213,7 @@ def remaining_after(entries: Samples, excluded: Excluded, uid: NDArray[np.uint64
     """
     rows, copies = excluded.bits.shape
     known = np.flatnonzero((entries.ordinal < rows) & (entries.copy < copies))
-    place = entries.ordinal[known] * copies + entries.copy[known]
+    place = entries.ordinal[known].astype(np.int64) * copies + entries.copy[known]
     done = excluded.bits.reshape(-1)
     keep = np.ones(len(entries), dtype=np.bool_)
     keep[known[done[place]]] = False

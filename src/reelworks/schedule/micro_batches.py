@@ -26,30 +26,33 @@ class Cut:
         """First place of each micro-batch, with the total number of places at the end."""
         return np.concatenate([[0], np.cumsum(self.length)]).astype(np.int64)
 
-    def fill(self, *, repeat: bool) -> tuple[I64, NDArray[np.int32]]:
-        """Return the index of the clip in each place, and its `repeat_index` as in `EpochPlan`.
+    def fill(self, *, repeat: bool) -> tuple[I64 | None, NDArray[np.int32]]:
+        """Return the index of the clip in each place, None if it is the place's own, and `repeat_index` as in `EpochPlan`.
 
         Places beyond a micro-batch's own clips have weight-0 copies or, with `repeat`, repeats. Copies are
         the micro-batch's own clips in turn: they have the same bucket and are decoded anyway. Repeats are clips of
         the bucket from its first one on, so that the micro-batch's own clips come last.
         """
-        places = np.arange(int(self.clips.sum()))
         repeat_index = np.zeros(int(self.length.sum()), dtype=np.int32)
         short = np.flatnonzero(self.length > self.clips)  # at most one for each bucket
         if not len(short):
-            return places, repeat_index
+            return None, repeat_index
         ends = np.cumsum(self.clips)
         starts, offsets = ends - self.clips, self.offsets
         run_starts, _ = runs(self.bucket)
-        fills = []
+        places = np.empty(len(repeat_index), dtype=np.int64)
+        done = 0
         for m in short.tolist():
+            own, end = int(offsets[m] + self.clips[m]), int(offsets[m + 1])
             first = run_starts[np.searchsorted(run_starts, m, side="right") - 1] if repeat else m
             among = int(ends[m] - starts[first])
-            turn = np.arange(int(self.length[m] - self.clips[m]))
-            fills.append(starts[first] + turn % among)
-            repeat_index[offsets[m] + self.clips[m] : offsets[m + 1]] = 1 + turn // among if repeat else -1
-        after = np.repeat(ends[short], (self.length - self.clips)[short])
-        return np.insert(places, after, np.concatenate(fills)), repeat_index
+            turn = np.arange(end - own)
+            places[done:own] = np.arange(int(ends[m]) - (own - done), int(ends[m]))
+            places[own:end] = starts[first] + turn % among
+            repeat_index[own:end] = 1 + turn // among if repeat else -1
+            done = end
+        places[done:] = np.arange(int(ends[-1]) - (len(places) - done), int(ends[-1]))
+        return places, repeat_index
 
 
 def runs(bucket: I64) -> tuple[I64, I64]:

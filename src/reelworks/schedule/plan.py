@@ -21,12 +21,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reelworks.core import blocks, digests, hash_rng
+from reelworks.core.digests import ArrayParts
 from reelworks.core.hash_rng import Purpose
 from reelworks.schedule.micro_batches import cut_micro_batches, group_into_steps, merge_into_larger
 
 PLANNER_VERSION = 1
 I64 = NDArray[np.int64]
 U64 = NDArray[np.uint64]
+Integers = NDArray[Any]  # of any width
 
 # Number of clips hashed at a time; small enough that intermediate results stay in the processor's cache.
 _BLOCK = 1 << 15
@@ -37,9 +39,9 @@ class Samples:
     """Clips that an epoch trains: one element for each clip and repeat."""
 
     uid: U64
-    copy: I64  # index of the repeat, from 0
-    ordinal: I64  # row of the clip in the catalog
-    bucket: I64  # index into the bucket table
+    copy: Integers  # index of the repeat, from 0
+    ordinal: Integers  # row of the clip in the catalog
+    bucket: Integers  # index into the bucket table
     # group: with locality, a hash of the storage unit of the clip; clips of a group are read together
     group: U64 | None = None
     # layout: a small number for the number and sizes of the clip's sources, which are the same in a micro-batch
@@ -50,6 +52,13 @@ class Samples:
         group = None if self.group is None else self.group[where]
         layout = None if self.layout is None else self.layout[where]
         return Samples(self.uid[where], self.copy[where], self.ordinal[where], self.bucket[where], group, layout)
+
+    def wide(self) -> Samples:
+        """Return the entries with integers of 64 bits, which do not overflow when they are calculated with."""
+        copy, ordinal, bucket = (
+            column.astype(np.int64, copy=False) for column in (self.copy, self.ordinal, self.bucket)
+        )
+        return replace(self, copy=copy, ordinal=ordinal, bucket=bucket)
 
     def __len__(self) -> int:
         return len(self.uid)
@@ -80,11 +89,12 @@ class PlanSpec:
 class EpochPlan:
     """Plan of an epoch, or of the rest of one, as arrays."""
 
-    # One element for each place; micro-batch `m` owns the places `offsets[m]:offsets[m + 1]`.
+    # One element for each place; micro-batch `m` owns the places `offsets[m]:offsets[m + 1]`. Integers other than the uid
+    # may be of narrower types, of which the digest does not depend.
     uid: U64
-    copy: I64
-    ordinal: I64
-    bucket: I64
+    copy: Integers
+    ordinal: Integers
+    bucket: Integers
     # repeat_index: 0 for the first use of a clip, n for its nth repeat that fills a micro-batch, -1 for a weight-0 padding copy
     repeat_index: NDArray[np.int32]
     offsets: I64  # first place of each micro-batch, with the total number of places at the end
@@ -143,15 +153,33 @@ class EpochPlan:
         """Return the number of clips that a step trains, each counted once."""
         return sum(int((self.repeat_index[self.places(int(m))] == 0).sum()) for m in self.micro_batches(plan_step))
 
+    def real_in(self, plan_step: int) -> list[int]:
+        """Return the number of clips that count in the loss, of each micro-batch of a step."""
+        return [int((self.repeat_index[self.places(int(m))] >= 0).sum()) for m in self.micro_batches(plan_step)]
+
+    @cached_property
+    def micro_bucket(self) -> Integers:
+        """Bucket of each micro-batch."""
+        return self.bucket[self.offsets[:-1]]
+
     def digest(self) -> str:
         """Return the digest of all arrays except the ordinals, which depend on the catalog."""
         return self._digest
 
+    def with_digest(self, digest: str) -> EpochPlan:
+        """Return the plan, whose digest is known to be this one, so that it is not computed again."""
+        vars(self)["_digest"] = digest
+        return self
+
     @cached_property
     def _digest(self) -> str:
         arrays = {name: array for name, array in self.arrays().items() if name != "ordinal"}
-        # Their former names keep digests valid.
-        return digests.digest_arrays(showing=arrays.pop("repeat_index"), rows=arrays.pop("steps"), **arrays)
+        # Their former names and types keep digests valid.
+        arrays |= {"showing": arrays.pop("repeat_index"), "rows": arrays.pop("steps")}
+        types = {"uid": np.uint64, "showing": np.int32}
+        return digests.digest_parts(
+            {name: ArrayParts.from_array(array, types.get(name, np.int64)) for name, array in arrays.items()}
+        )
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Return all arrays by name, as they are saved to files."""
@@ -161,7 +189,8 @@ class EpochPlan:
         """Return the digest of a step's uids, copies and repeats in order; of empty arrays past the last step."""
         micro_batches = self.micro_batches(plan_step).tolist() if plan_step < self.num_steps else []
         places = np.concatenate([np.zeros(0, np.int64), *(np.r_[self.places(m)] for m in micro_batches)])
-        return digests.digest_arrays(uid=self.uid[places], copy=self.copy[places], showing=self.repeat_index[places])
+        copy = self.copy[places].astype(np.int64)
+        return digests.digest_arrays(uid=self.uid[places], copy=copy, showing=self.repeat_index[places])
 
     def places_before(self, plan_step: int) -> NDArray[np.bool_]:
         """Return the mask of the places in the steps before `plan_step` that consume their clip."""
@@ -173,7 +202,7 @@ class EpochPlan:
     def costs_us(self, spec: PlanSpec) -> I64:
         """Return the cost of every micro-batch, in which copies and repeats count like clips."""
         costs = np.array(spec.costs_us, dtype=np.int64)
-        return np.diff(self.offsets) * costs[self.bucket[self.offsets[:-1]]]
+        return np.diff(self.offsets) * costs[self.micro_bucket]
 
     def waste(self, spec: PlanSpec, world: int) -> float:
         """Return the planned share of the time of `world` ranks in which they wait for the slowest one.
@@ -217,14 +246,14 @@ def plan_epoch(entries: Samples, spec: PlanSpec, epoch: int) -> EpochPlan:
         epoch=epoch,
     )
     counts = np.bincount(entries.bucket, minlength=len(spec.batch_sizes))
-    bucket = np.repeat(np.arange(len(counts)), counts)
+    bucket = np.repeat(blocks.narrow(np.arange(len(counts))), counts)
     if spec.incomplete_batch == "merge":
         moved, bucket = merge_into_larger(bucket, spec.batch_sizes, spec.merge_to)
         order = order[moved]
     cuts = cut_micro_batches(bucket, spec.batch_sizes, whole=spec.incomplete_batch in ("pad", "repeat"))
     source, repeat_index = cuts.fill(repeat=spec.incomplete_batch == "repeat")
-    if len(source) > len(order):
-        order, bucket = order[source], bucket[source]
+    if source is not None:
+        order, bucket = blocks.taken(order, source), blocks.taken(bucket, source)
     costs = cuts.length * np.array(spec.costs_us, dtype=np.int64)[cuts.bucket]
     steps = group_into_steps(
         cuts.bucket,
@@ -237,10 +266,9 @@ def plan_epoch(entries: Samples, spec: PlanSpec, epoch: int) -> EpochPlan:
     )
     return EpochPlan(
         uid=blocks.taken(entries.uid, order),
-        # Of millions of clips, most catalogs show each once.
-        copy=blocks.taken(entries.copy, order) if entries.copy.any() else np.zeros(len(order), dtype=np.int64),
-        ordinal=blocks.taken(entries.ordinal, order),
-        bucket=bucket,
+        copy=blocks.taken(blocks.narrow(entries.copy), order),
+        ordinal=blocks.taken(blocks.narrow(entries.ordinal), order),
+        bucket=blocks.narrow(bucket),
         repeat_index=repeat_index,
         offsets=cuts.offsets,
         steps=steps,

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from reelworks.core import hash_rng
+from reelworks.core import blocks, digests, hash_rng
 from reelworks.schedule import plan
 from reelworks.schedule.plan import EpochPlan, PlanSpec, Samples, plan_epoch
 
@@ -263,6 +263,21 @@ def test_an_empty_epoch_has_no_steps() -> None:
         assert made.waste(spec, 2) == 0
         assert made.step_digest(0) == made.step_digest(7)
         assert not made.places_before(0).any()
+
+
+@given(cases())
+@settings(max_examples=settings().max_examples // 3)
+def test_a_plan_of_narrow_numbers_is_that_of_wide_ones(case: tuple[Samples, PlanSpec]) -> None:
+    """Integers may be of any width, and the digest is that of 64 bits, computed as a whole."""
+    entries, spec = case
+    narrow = {name: blocks.narrow(getattr(entries, name)) for name in ("copy", "ordinal", "bucket")}
+    made, wide = plan_epoch(replace(entries, **narrow), spec, 0), plan_epoch(entries, spec, 0)
+    arrays = {name: array.astype(np.int64) for name, array in wide.arrays().items() if name not in ("uid", "ordinal")}
+    arrays |= {"showing": arrays.pop("repeat_index").astype(np.int32), "rows": arrays.pop("steps")}
+    assert made.digest() == wide.digest() == digests.digest_arrays(uid=wide.uid, **arrays)
+    assert np.array_equal(made.ordinal, wide.ordinal)
+    assert [made.step_digest(s) for s in range(made.num_steps)] == [wide.step_digest(s) for s in range(made.num_steps)]
+    assert replace(entries, **narrow).wide().copy.dtype == np.int64
 
 
 @given(cases())

@@ -1,7 +1,5 @@
 """A step trains one expert: which one is a function of the seed and the step, and over many steps each gets its share."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
@@ -13,6 +11,7 @@ from reelworks.diffusion import objectives, timesteps
 from reelworks.diffusion.config import ObjectiveConfig
 from reelworks.models import components
 from reelworks.recipe import recipe_file
+from reelworks.schedule.plan import EpochPlan
 from reelworks.train.step import draws
 
 RECIPE = recipe_file.parse(
@@ -30,14 +29,16 @@ TABLE = table.build(RECIPE.bucket, RECIPE.buckets, GEOMETRY)
 
 
 def plan_of(*buckets):
-    """One step of micro-batches of three clips; what the draw asks of a plan."""
-    return SimpleNamespace(
-        micro_batches=lambda plan_step: np.arange(len(buckets)),
-        places=lambda i: slice(3 * i, 3 * i + 3),
-        offsets=3 * np.arange(len(buckets) + 1),
-        real_clips=np.full(len(buckets), 3),
-        repeat_index=np.zeros(3 * len(buckets), np.int32),
+    """One step of micro-batches of three clips."""
+    clips, index = np.arange(3 * len(buckets)), np.arange(len(buckets) + 1)
+    return EpochPlan(
+        uid=clips.astype(np.uint64),
+        copy=0 * clips,
+        ordinal=clips,
         bucket=np.repeat(buckets, 3),
+        repeat_index=np.zeros(len(clips), np.int32),
+        offsets=3 * index,
+        steps=index[None, :-1],
     )
 
 

@@ -94,7 +94,7 @@ def _of_epoch(data: Dataset, spec: PlanSpec, epoch: int) -> Samples:
     if data.table.config.incomplete_batch != "merge":
         return data.entries(epoch)
     plan = data.plan(spec, epoch)  # which moves clips to other buckets
-    return Samples(plan.uid, plan.copy, plan.ordinal, plan.bucket)
+    return Samples(plan.uid, plan.copy, plan.ordinal, plan.bucket).wide()
 
 
 def varies(data: Dataset) -> bool:

@@ -66,6 +66,8 @@ def restore(
         else:
             position, resumed_from = _resume(run, data, spec, request, model, stage)
         _require_same_plan(run.world, position)
+        if not run.world.is_main:  # which reports what the plan leaves out
+            data.forget_planning()
     return position, resumed_from
 
 

@@ -100,7 +100,7 @@ def build_model(
 
 def rehearse(run: OpenRun, data: RecipeData, model: TrainedModel, position: DataPosition, *, debug: bool) -> None:
     """Run the largest planned bucket once: a lack of memory shows before the first step, or not at all."""
-    planned = set(position.plan.bucket.tolist()) or {0}  # the plan is empty if nothing is left of the epoch
+    planned = set(position.plan.micro_bucket.tolist()) or {0}  # the plan is empty if nothing is left of the epoch
     bucket = dry_run.largest(data.table, planned)
     if debug:
         out_of_memory.record_history(run.world.device)
