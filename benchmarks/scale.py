@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +139,8 @@ def _bare(paths: list[Path], workers: int) -> float:
                 pass
     else:
         pool = WorkerPool()
-        for _ in probe_pool.map_ordered(_probe, paths, workers=workers, processes=pool, crashed=str, chunk_size=64):
+        pooled = partial(probe_pool.map_ordered, processes=pool, chunk_size=64, most_seconds=lambda chunk: 600.0)
+        for _ in pooled(_probe, paths, workers=workers, failed=lambda path, why: why):
             pass
     return time.perf_counter() - began
 
