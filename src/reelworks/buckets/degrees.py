@@ -54,7 +54,7 @@ class Exchange:
 
 @dataclass(frozen=True)
 class RankLimits:
-    """RankLimits of a micro-batch on a rank; a single clip may take longer than `step_seconds` if no degree prevents it."""
+    """Limits of a micro-batch on a rank; a single clip may take longer than `step_seconds` if no degree prevents it."""
 
     activation_bytes: float
     bytes_per_token: float  # activations of a token in training
