@@ -86,7 +86,7 @@ def shapes() -> dict[str, tuple[Shape, ...]]:
     from reelworks.quickstart import quickstart
     from reelworks.report import compare, html, inspect, sheet
     from reelworks.train import replay, trainer
-    from reelworks.train.preflight import check
+    from reelworks.train.preflight import check, stage_forecast
     from reelworks.train.tuning import refit, tune
 
     row = (Shape(listing.ListedCheckpoint),)
@@ -101,6 +101,7 @@ def shapes() -> dict[str, tuple[Shape, ...]]:
         "contact-sheet": (Shape(sheet.ContactSheets),),
         "plan": (
             Shape(plan_report.PlanForecast),
+            Shape(stage_forecast.RunForecast, "[[stage]]"),
             Shape(plan_report.PlanComparison, "--diff"),
             Shape(rejections.RecordedRejections, "RUN --rejected"),
         ),

@@ -314,6 +314,25 @@ def do_skip_steps(world: World, chance: random.Random) -> str:
     return _put(world, "train", "skip_steps", [[first, first + chance.randint(0, 1)]])
 
 
+@change(6)
+def do_stage(world: World, chance: random.Random) -> str:
+    """Edit a stage, finished or not; or write one before the last."""
+    if not world.stages:
+        return "there are none"
+    if chance.random() < 0.3:
+        new = {"name": f"s{len(world.stages) + 10}", "steps": chance.randint(1, 4)}
+        world.stages.insert(len(world.stages) - 1, new)
+        return f"{new['name']} is new"
+    chosen = chance.choice(world.stages)
+    if chance.random() < 0.5:
+        chosen["table"] = chance.choice(["one", "two", "small", "long"])
+    elif chosen is not world.stages[-1]:
+        for key in ("steps", "epochs", "clips"):
+            chosen.pop(key, None)
+        chosen |= chance.choice([{"steps": chance.randint(1, 6)}, {"epochs": chance.randint(1, 2)}])
+    return str(chosen)
+
+
 # Folders and names.
 
 

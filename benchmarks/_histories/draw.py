@@ -26,11 +26,33 @@ def draw(chance: random.Random, *, typed: bool = False, worlds: bool = True, wit
     for part in [*starts, history]:
         name = "after" if "after" in part else "changes"
         part[name] = [one for one in part[name] if one["do"] not in without]
+    if chance.random() < 0.25:
+        history["stages"] = _stages(chance)
     if typed:
         history["typed"] = True
     if (most := max(start.get("world", 1) for start in starts)) > 1:
         history["accumulation"] = most  # or some ranks would have nothing to do
     return history
+
+
+def _stages(chance: random.Random) -> list[Json]:
+    """Draw one to three stages that end, and one that goes on to the end of the run."""
+    stages = [{"name": f"s{i}", **_stage_end(chance), **_of_stage(chance)} for i in range(chance.randint(1, 3))]
+    return [*stages, {"name": "rest", **_of_stage(chance)}]
+
+
+def _stage_end(chance: random.Random) -> Json:
+    return chance.choice([{"steps": chance.randint(1, 6)}, {"epochs": 1}, {"clips": chance.randint(3, 20)}])
+
+
+def _of_stage(chance: random.Random) -> Json:
+    """Draw keys of a stage's own."""
+    own: Json = {"table": chance.choice(["one", "two", "small", "long"])} if chance.random() < 0.7 else {}
+    if chance.random() < 0.3:
+        own["train"] = {"gradient_accumulation_steps": chance.randint(1, 4)}
+    if chance.random() < 0.3:
+        own["data"] = {"frame_interval": chance.choice([1, 2])}
+    return own | {key: "reset" for key in ("optimizer", "ema") if chance.random() < 0.3}
 
 
 def _changes(chance: random.Random) -> list[Json]:

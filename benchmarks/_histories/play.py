@@ -158,13 +158,13 @@ class _Life:
         """What the start is told, by what is there now."""
         world, end = self.world, orders["end"]
         options: Json = {}
-        if orders.get("scratch") or self.begin_again:
+        if (orders.get("scratch") or self.begin_again) and not world.stages:
             options["restart_data"] = True
         if "resume" in orders and (steps := world.checkpoints()):
             options["resume"] = str(steps[orders["resume"] % len(steps)])
         recipe = world.whole_recipe()
         train = recipe["train"]
-        if end["by"] == "epochs":
+        if end["by"] == "epochs" and not world.stages:
             train["max_epochs"] = (0 if options.get("restart_data") else world.epoch) + 1 + end["epochs"]
         else:
             train["max_steps"] = world.step + end.get("steps", _SPARE_STEPS)

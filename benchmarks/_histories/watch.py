@@ -165,7 +165,7 @@ def _before(owner: Any, name: str, first: Callable[..., None]) -> None:
 def _wrap_beginnings(watch: Watch) -> None:
     """Note what a start went on from, and where segments begin and epochs end."""
 
-    def restored(_: Any, checkpoint: Path, *_parts: Any) -> None:
+    def restored(_: Any, checkpoint: Path, *_parts: Any, **_options: Any) -> None:
         watch.resumed = names.parse_step(checkpoint.name)
 
     def told(_: Any, log: Any, kind: str, **fields: Any) -> None:

@@ -38,6 +38,7 @@ class World:
         foreign: Lines of the exclude list that name no clip.
         costs: Milliseconds that the measured table has, or None where the recipe names none.
         catalog: Folder of the catalog, or None for the run's own.
+        stages: Stages of the recipe, each with the name of its bucket entries as `table` or none; the last has no end.
         step: Newest step that holds.
         epoch: The epoch under way.
     """
@@ -53,6 +54,7 @@ class World:
     foreign: list[str] = field(default_factory=list)
     costs: float | None = None
     catalog: Path | None = None
+    stages: list[Json] = field(default_factory=list)
     step: int = 0
     epoch: int = 0
 
@@ -77,6 +79,7 @@ class World:
         if chance.random() < 0.3:
             world.costs = 5.0
         world.table = chance.choice(["one", "one", "two", "small", "long"])
+        world.stages = history.get("stages", [])
         return world
 
     @property
@@ -100,7 +103,11 @@ class World:
         """The recipe as it is today; writes the files that it names."""
         self.disk.write_lists()
         recipe: Json = {**self.recipe, "output": str(self.run), "dataset": self.disk.entries()}
-        recipe["bucket"] = self._buckets()
+        recipe["bucket"] = self._buckets(self.table)
+        for stage in self.stages:
+            own = {key: value for key, value in stage.items() if key != "table"}
+            entries = {"bucket": self._buckets(stage["table"])} if "table" in stage else {}
+            recipe.setdefault("stage", []).append(own | entries)
         recipe["exclude_file"] = str(self._write_exclude_list())
         if self.catalog is not None:
             recipe["catalog"] = str(self.catalog)
@@ -108,9 +115,9 @@ class World:
             recipe["cost"] = {**recipe.get("cost", {}), "measured": str(self._write_costs())}
         return json.loads(json.dumps(recipe))
 
-    def _buckets(self) -> list[Json]:
+    def _buckets(self, table: str) -> list[Json]:
         entries = []
-        for entry in TABLES[self.table]:
+        for entry in TABLES[table]:
             many = range(len(entry["num_frames"]))
             sizes = [self.batch_sizes[i % len(self.batch_sizes)] for i in many]
             chances = [self.keep_probs[i % len(self.keep_probs)] for i in many]

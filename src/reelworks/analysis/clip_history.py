@@ -61,7 +61,8 @@ def _pruned(epoch: Epoch, clips: _Clips, totals: dict[str, Any]) -> EpochCoverag
     unknown = np.full(len(clips), State.NOT_AVAILABLE, dtype=np.int8)
     no_step = np.zeros(len(clips), dtype=np.int32)
     planned, counts, done, time = (totals[key] for key in ("planned", "counts", "done", "time"))
-    return EpochCoverage(epoch.data_restarts, epoch.epoch, planned, counts, done, [], [], unknown, no_step, pruned=time)
+    key = epoch.data_restarts, epoch.epoch
+    return EpochCoverage(*key, planned, counts, done, [], [], unknown, no_step, pruned=time, stage=epoch.stage)
 
 
 @dataclass(frozen=True)
@@ -241,6 +242,7 @@ class _Account:
             self.step,
             self.failures,
             self.notes,
+            stage=now.stage,
         )
 
     def _compare_end(self, segment: int, counts: dict[str, int], ended: dict[str, Any]) -> None:
@@ -252,8 +254,9 @@ class _Account:
                 self._problem(segment, f"{by_events}, {by_record} according to the records")
 
     def _problem(self, segment: int, what: str) -> None:
-        data_restarts = f" of data restart {self.epoch.data_restarts}" if self.epoch.data_restarts else ""
-        self.problems.append(f"epoch {self.epoch.epoch}{data_restarts}, segment {segment}: {what}")
+        now = self.epoch
+        name = history.epoch_name(now.epoch, now.data_restarts, now.stage)
+        self.problems.append(f"epoch {name}, segment {segment}: {what}")
 
     def _add(self, number: int, segment: _Segment, *, none_lost: bool) -> None:
         """Add a segment: clips that left, clips that it leaves out and why, and clips that its steps consumed."""

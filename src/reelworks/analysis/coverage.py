@@ -71,6 +71,7 @@ class ClipEpoch:
     became: str
     step: int | None = field(metadata=results.OPTIONAL)
     reason: str | None = field(metadata=results.OPTIONAL)
+    stage: str | None = field(default=None, metadata=results.OPTIONAL)
 
 
 @dataclass(frozen=True)
@@ -87,11 +88,12 @@ class EpochCoverage:
         failures: Why a clip failed, by its index.
         notes: What the segments recorded about the reasons of clips.
         pruned: When the records were removed to free disk space, in seconds since 1970, or None.
+        stage: Name of the recipe's stage; empty without stages.
     """
 
     JSON_KEYS: ClassVar = (
         *("data_restarts", "epoch", "planned", "counts", "done", "available", "adds_up"),
-        *("lost", "problems", "pruned"),
+        *("lost", "problems", "pruned", "stage"),
     )
 
     data_restarts: int
@@ -106,6 +108,7 @@ class EpochCoverage:
     failures: dict[int, str] = field(default_factory=dict)
     notes: list[Notes] = field(default_factory=list)
     pruned: float | None = None
+    stage: str = ""
 
     def number(self, state: State) -> int:
         """Return the number of clips in a state."""
@@ -125,7 +128,8 @@ class EpochCoverage:
     def clip(self, place: int, detail: str | None = None) -> ClipEpoch:
         """Return the state of one clip; `detail` is of `details`."""
         label, step = LABELS[int(self.state[place])], int(self.step[place])
-        return ClipEpoch(self.data_restarts, self.epoch, label, step or None, self.failures.get(place, detail))
+        reason = self.failures.get(place, detail)
+        return ClipEpoch(self.data_restarts, self.epoch, label, step or None, reason, self.stage or None)
 
     def details(self, places: list[int], named: list[NamedCatalog]) -> dict[int, str]:
         """Return details of the reasons of those of some clips that have any."""

@@ -63,6 +63,27 @@ class PlanRequest:
         return self.recipes[0] if self.rejected is not None and self.recipes[0].is_dir() else None
 
 
+def load(request: PlanRequest, path: Path) -> Recipe:
+    """Read one of the recipes."""
+    from reelworks.recipe import recipe_file
+
+    return recipe_file.load(path, request.overrides, request.data_path)
+
+
+def scan(
+    request: PlanRequest,
+    recipe: Recipe,
+    on_scan: Callable[[ScanProgress], None] | None,
+    on_note: Callable[[str], None],
+) -> None:
+    """Bring the catalog of a recipe up to date, unless the request says otherwise."""
+    from reelworks.recipe import dataset
+
+    if not request.no_scan:
+        for note in dataset.scan_recipe(recipe, on_scan).notes:
+            on_note(note)
+
+
 @requests.telling(PlanRequest)
 def forecast(
     request: PlanRequest,
@@ -75,12 +96,10 @@ def forecast(
     `on_note` gets sentences on what the scan found.
     """
     from reelworks.analysis import plan_report, rejections
-    from reelworks.recipe import dataset, recipe_file
+    from reelworks.recipe import dataset
 
-    recipe = recipe_file.load(path, request.overrides, request.data_path)
-    if not request.no_scan:
-        for note in dataset.scan_recipe(recipe, on_scan).notes:
-            on_note(note)
+    recipe = load(request, path)
+    scan(request, recipe, on_scan, on_note)
     # A recipe whose clips are shared by several GPUs is planned for that many at least.
     world = max(request.world, recipe.parallel.sequence_degree)
     found = plan_report.forecast(recipe, world, request.epochs)

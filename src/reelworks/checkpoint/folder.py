@@ -65,7 +65,9 @@ class CheckpointFolder:
         """Return the facts of one checkpoint; raises as `manifest.read` does."""
         saved = manifest.read(self.path(step))
         pinned, metrics = self.is_pinned(step), self.metrics_of(saved)
-        return CheckpointInfo(step, saved.created, saved.total_bytes, pinned, metrics, self.path(step), saved)
+        return CheckpointInfo(
+            step, saved.created, saved.total_bytes, pinned, metrics, self.path(step), saved, stage=saved.stage
+        )
 
     def scan(self) -> tuple[CheckpointInfos, dict[int, str]]:
         """Return the checkpoints with a valid manifest, and the steps of those without, with the reasons; ascending."""

@@ -33,12 +33,14 @@ class SavedFacts:
 
     Attributes:
         epoch: Epoch in its cursor, from 0; None if it has no readable cursor.
+        stage: Name of the recipe's stage; empty without stages.
         bytes: Size of its files.
         created: Seconds since 1970.
         metrics: Those that are finite.
     """
 
     epoch: int | None
+    stage: str
     bytes: int
     created: float
     metrics: dict[str, float]
@@ -165,7 +167,7 @@ def rows(store: CheckpointFolder, policy: Retention) -> list[ListedCheckpoint]:
 
 
 def _listed(info: CheckpointInfo, decision: Decision | None) -> ListedCheckpoint:
-    saved = SavedFacts(epoch(info), info.num_bytes, info.created, finite(info.metrics), info.pinned)
+    saved = SavedFacts(epoch(info), info.stage, info.num_bytes, info.created, finite(info.metrics), info.pinned)
     if decision is None:
         return _damaged(info.step, info.path, saved, damage(info.path) or "damaged a moment ago")
     state: Literal["kept", "goes"] = "kept" if decision.keep else "goes"

@@ -49,6 +49,7 @@ class Manifest(Config):
     created: float  # seconds since 1970
     world_size: int = Field(ge=1)  # number of ranks that wrote it; any number may load it
     run_id: str  # the run's id in `run.json`; empty outside runs
+    stage: str = ""  # name of the recipe's stage that it is of; empty without stages
     cursor_digest: str | None  # digest of `cursor.json`, if there is one
     files: tuple[FileEntry, ...]  # all files except the manifest itself
     total_bytes: int = Field(ge=0)

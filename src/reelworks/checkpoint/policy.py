@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from reelworks.checkpoint import mixture
@@ -22,6 +22,7 @@ class CheckpointFacts:
     num_bytes: int  # size of the files, without the manifest
     pinned: bool  # which protects it from deletion
     metrics: dict[str, float]  # those of the manifest and those recorded since; NaN for values that were not finite
+    stage: str = field(default="", kw_only=True)  # name of the recipe's stage; empty without stages
 
 
 @dataclass(frozen=True)
@@ -67,11 +68,16 @@ def plan_retention(checkpoints: Iterable[CheckpointFacts], policy: Retention, mo
 
 
 def rank_best(checkpoints: Iterable[CheckpointFacts], best: KeepBest | None) -> list[int]:
-    """Return the steps of all checkpoints that have the metric, best first; equal values newest first."""
-    if best is None:
+    """Return the steps of all checkpoints that have the metric, best first; equal values newest first.
+
+    Only those of the newest one's stage are ranked: on other clips or sizes, the same metric is another one.
+    """
+    checkpoints = list(checkpoints)
+    if best is None or not checkpoints:
         return []
-    sign = 1 if best.mode == "min" else -1
-    scored = [(sign * value, -c.step) for c in checkpoints if (value := score(c, best.metric)) is not None]
+    stage, sign = max(checkpoints, key=lambda c: c.step).stage, 1 if best.mode == "min" else -1
+    of_stage = [c for c in checkpoints if c.stage == stage]
+    scored = [(sign * value, -c.step) for c in of_stage if (value := score(c, best.metric)) is not None]
     return [-step for _, step in sorted(scored)]
 
 
@@ -108,6 +114,8 @@ def _reasons_to_keep(case: _Case, age_rank: int, c: CheckpointFacts) -> Reasons:
         reasons.append("the newest")
     elif age_rank < policy.keep_last:
         reasons.append(f"among the last {policy.keep_last}")
+    if age_rank and case.newest_first[age_rank - 1].stage != c.stage:
+        reasons.append(f"the last of stage {c.stage}")
     if (best := policy.keep_best) and c.step in case.ranked[: best.n]:
         which = "the best" if c.step == case.ranked[0] else f"among the best {best.n}"
         reasons.append(f"{which} by {best.metric} ({scored(c, best.metric)})")

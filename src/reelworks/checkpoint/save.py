@@ -61,6 +61,7 @@ class SaveDetails(TypedDict, total=False):
     extra: Mapping[str, bytes]  # small files by name, such as `cursor.json`; only those of rank 0 are written
     metrics: Mapping[str, float]  # those known by now
     run_id: str  # the run's id in `run.json`
+    stage_name: str  # of the recipe; empty without stages
 
 
 def save(store: CheckpointFolder, step: int, state: Mapping[str, Any], **details: Unpack[SaveDetails]) -> Saved:
@@ -120,6 +121,7 @@ class Saving:
     extra: Mapping[str, bytes] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     run_id: str = ""
+    stage_name: str = ""
     began: float = field(default_factory=time.perf_counter)
     temporary: Path | None = None
     shards: Shards | None = None
@@ -207,6 +209,7 @@ class Saving:
             created=time.time(),
             world_size=collectives.world_size(),
             run_id=self.run_id,
+            stage=self.stage_name,
             cursor_digest=None if cursor is None else digests.digest_bytes(cursor),
             files=tuple(entries),
             total_bytes=sum(entry.size for entry in entries),

@@ -8,7 +8,7 @@ from typer import Exit, Option
 
 from reelworks.cli import show
 from reelworks.cli.exit_codes import ExitCode
-from reelworks.cli.options import DataPath, Json, Overrides, RecipeArgument, load_recipe
+from reelworks.cli.options import DataPath, Json, Overrides, RecipeArgument, load_stages
 from reelworks.core import units
 
 if TYPE_CHECKING:
@@ -36,13 +36,18 @@ def check(
     """
     from reelworks.recipe import dataset
 
-    with show.scan_progress(quiet=json) as on_scan:
-        loaded, table = dataset.bucket_table(load_recipe(recipe, overrides, data_path), on_scan)
-    with show.loading():
-        from reelworks.train.preflight.check import check_recipe
-    report = check_recipe(loaded, table, max(world, loaded.parallel.sequence_degree))
-    show.json(report) if json else _print_report(report)
-    if report.violations:
+    violations = 0
+    for stage, name in load_stages(recipe, overrides, data_path, json=json):
+        with show.scan_progress(quiet=json) as on_scan:
+            loaded, table = dataset.bucket_table(stage, on_scan)
+        with show.loading():
+            from reelworks.train.preflight.check import check_recipe
+        report = check_recipe(loaded, table, max(world, loaded.parallel.sequence_degree))
+        if name:
+            show.line(f"\nstage {name}")
+        show.json(report) if json else _print_report(report)
+        violations += len(report.violations)
+    if violations:
         raise Exit(ExitCode.FAILED)
 
 

@@ -87,7 +87,7 @@ def _changing(store: CheckpointFolder) -> Iterator[None]:
 
 @app.command("ls", doing="reading the checkpoints")
 def ls(run: RunArgument, json: Json = False) -> None:
-    """List checkpoints: step, epoch, size, age and metrics of each.
+    """List checkpoints: step, epoch, size, age, stage and metrics of each.
 
     Tells for each why it is kept, that the next save would delete it, or what is damaged.
     """
@@ -235,8 +235,9 @@ def _print_all(rows: Sequence[ListedCheckpoint], free_bytes: int) -> None:
     drawn = Table()
     for name in ("step", "epoch", "size", "age"):
         drawn.add_column(name, justify="right", no_wrap=True)
-    drawn.add_column("metrics")
-    drawn.add_column("kept because")
+    has_stages = any(row.saved and row.saved.stage for row in rows)
+    for name in (*["stage"] * has_stages, "metrics", "kept because"):
+        drawn.add_column(name)
     for row in rows:
         saved = row.saved
         drawn.add_row(
@@ -244,6 +245,7 @@ def _print_all(rows: Sequence[ListedCheckpoint], free_bytes: int) -> None:
             _or_unknown(saved and saved.epoch),
             format_bytes(saved.bytes) if saved else "?",
             format_seconds(time.time() - saved.created) if saved else "?",
+            *[saved.stage if saved else "?"] * has_stages,
             _metrics(saved.metrics) if saved else "",
             _why(row),
         )

@@ -11,6 +11,7 @@ from reelworks.cli import show
 from reelworks.cli.exit_codes import ExitCode
 from reelworks.cli.options import RunArgument
 from reelworks.core.errors import UserError
+from reelworks.run import history
 
 if TYPE_CHECKING:
     from reelworks.analysis.coverage import ClipEpoch, CoverageReport, EpochCoverage
@@ -64,7 +65,7 @@ def _print_coverage(report: CoverageReport, *, has_copies: bool) -> None:
     if not report.epochs:
         show.line("no epoch has begun")
     for epoch in report.epochs:
-        show.line(f"{_epoch(epoch.data_restarts, epoch.epoch)}: {_account(epoch)}")
+        show.line(f"epoch {history.epoch_name(epoch.epoch, epoch.data_restarts, epoch.stage)}: {_account(epoch)}")
         others = {label: n for label, n in epoch.counts.items() if label not in _ACCOUNT}
         if others:
             show.line("  not planned: " + ", ".join(f"{n} {label}" for label, n in others.items()))
@@ -75,12 +76,7 @@ def _print_coverage(report: CoverageReport, *, has_copies: bool) -> None:
     for clip in report.clips:
         show.line(f"\n{clip.path}" + (f" (copy {clip.copy})" if has_copies else ""))
         for one in clip.epochs:
-            show.line(f"  {_epoch(one.data_restarts, one.epoch)}: {_became(one)}")
-
-
-def _epoch(data_restarts: int, epoch: int) -> str:
-    """Return an epoch's name; epochs count from 0 again after a restart of the data."""
-    return f"epoch {epoch}" + (f" of data restart {data_restarts}" if data_restarts else "")
+            show.line(f"  epoch {history.epoch_name(one.epoch, one.data_restarts, one.stage)}: {_became(one)}")
 
 
 def _account(epoch: EpochCoverage) -> str:

@@ -15,10 +15,11 @@ from typer.core import TyperGroup
 from reelworks.cli import show
 from reelworks.cli.app import App
 from reelworks.cli.exit_codes import ExitCode
-from reelworks.cli.options import DataPath, EngineOption, Json, Overrides, RecipeArgument, load_recipe
+from reelworks.cli.options import DataPath, EngineOption, Json, Overrides, RecipeArgument, load_recipe, load_stages
 from reelworks.core import terminal, units
 
 if TYPE_CHECKING:
+    from reelworks.core.ray_cluster import Engine
     from reelworks.encoders.precompute.encode import EncodingForecast
     from reelworks.encoders.precompute.encode_worker import Progress
     from reelworks.encoders.precompute.reachable import Chunk
@@ -67,7 +68,14 @@ def run(
     With --engine ray, the data is scanned and encoded by all nodes of a cluster, which must see the folders of data, catalog,
     store and recipe at the same place: an encoder on each GPU, or on each CPU if there are no GPUs.
     """
-    loaded, stores = _storing(load_recipe(recipe, overrides, data_path))
+    for stage, name in load_stages(recipe, overrides, data_path, json=json):
+        if name:
+            show.line(f"stage {name}")
+        _encode_one(stage, limit, engine, json)
+
+
+def _encode_one(recipe: Recipe, limit: int | None, engine: Engine, json: bool) -> None:
+    loaded, stores = _storing(recipe)
     main = os.environ.get("RANK", "0") == "0"
     with show.stdout_for_json(json):
         work = _on_cluster if engine == "ray" else _here
@@ -191,11 +199,13 @@ def prune(
     named too.
     """
     from reelworks.encoders import upkeep
+    from reelworks.recipe import recipe_file
 
     reached, source = set[str](), None
     for path in recipes:
-        source, chunks = _source_of(_storing(load_recipe(path, overrides))[0], source)
-        reached |= upkeep.reachable_keys(source, chunks)
+        for stage in recipe_file.each_stage(load_recipe(path, overrides)):
+            source, chunks = _source_of(_storing(stage)[0], source)
+            reached |= upkeep.reachable_keys(source, chunks)
     assert source is not None, "at least one recipe is given"
     lost = upkeep.orphans(source.store, reached)
     freed = source.store.remove({row["key"] for row in lost}) if delete else 0

@@ -40,3 +40,21 @@ def load_recipe(path: Path, overrides: list[str] | None, data_path: Path | None 
     from reelworks.recipe import recipe_file
 
     return recipe_file.load(path, overrides or [], data_path)
+
+
+def load_stages(
+    path: Path, overrides: list[str] | None, data_path: Path | None, *, json: bool
+) -> list[tuple[Recipe, str]]:
+    """Load a recipe as each of its stages has it, with their names; with `json`, one has to be chosen."""
+    from reelworks.core.errors import UserError
+    from reelworks.recipe import recipe_file
+
+    recipe = load_recipe(path, overrides, data_path)
+    if json and recipe.stage:
+        raise UserError(
+            "the recipe has stages, and the result is of one",
+            code="stage-not-chosen",
+            field="--json",
+            remedy=f"choose it: --set stage={recipe.stage[0].name}",
+        )
+    return list(zip(recipe_file.each_stage(recipe), [stage.name for stage in recipe.stage] or [""], strict=True))

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from reelworks.analysis import plan_request
 from reelworks.analysis.plan_request import PlanRequest
 from reelworks.cli import show
 from reelworks.cli.options import Json
+from reelworks.core.errors import UserError
+
+if TYPE_CHECKING:
+    from reelworks.recipe.recipe import Recipe
 
 
 def plan(request: PlanRequest, json: Json = False) -> None:
@@ -16,10 +22,13 @@ def plan(request: PlanRequest, json: Json = False) -> None:
     that none of them trains. If imbalance or padding is above 10 %, it proposes values for --set that reduce them, and
     prints the plan with each.
 
+    A recipe with stages is planned stage by stage, with the time and memory of each and the disk of all, for which its
+    network is built without weights.
+
     With --diff it prints the keys that differ, and for both recipes steps, imbalance, padding, and clips by bucket and
     by reason. With a run in place of the recipe, --rejected lists the clips that its latest segment left out.
 
-    Scans the data unless --no-scan is given; loads no model.
+    Scans the data unless --no-scan is given; loads no weights.
     """
     from reelworks.analysis import plan_report, rejections
     from reelworks.cli import show_plan
@@ -30,6 +39,9 @@ def plan(request: PlanRequest, json: Json = False) -> None:
         segment = rejections.write_recorded(request.rejected, RunFolder(request.run))
         recorded = rejections.RecordedRejections(request.rejected, segment)
         show.json(recorded) if json else show.line(f"{request.rejected}: clips that {segment} left out")
+        return
+    if not request.diff and (staged := plan_request.load(request, request.recipes[0])).stage:
+        _stages(request, staged, json)
         return
     forecasts = []
     for path in request.recipes:
@@ -46,3 +58,28 @@ def plan(request: PlanRequest, json: Json = False) -> None:
 
         write_plan_page(forecast, request.recipes[0].stem, request.html)
     show.json(forecast) if json else show_plan.forecast(forecast, request.html)
+
+
+def _stages(request: PlanRequest, recipe: Recipe, json: bool) -> None:
+    from reelworks.cli import show_plan
+
+    for field in ("html", "rejected"):
+        if getattr(request, field) is not None:
+            raise UserError(
+                "the file describes one stage",
+                code="stage-not-chosen",
+                field=f"--{field}",
+                value=str(getattr(request, field)),
+                remedy=f"choose it: --set stage={recipe.stage[0].name}",
+            )
+    with show.loading():
+        from reelworks.train.preflight import stage_forecast
+
+    with show.scan_progress(quiet=json) as on_scan:
+        found = stage_forecast.forecast(
+            recipe,
+            lambda one: plan_request.scan(request, one, on_scan, (lambda note: None) if json else show.line),
+            max(request.world, recipe.parallel.sequence_degree),
+            request.epochs,
+        )
+    show.json(found) if json else show_plan.stages(found)

@@ -11,6 +11,7 @@ from reelworks.cli import show
 from reelworks.cli.options import RunArgument
 from reelworks.core import units
 from reelworks.core.errors import UserError
+from reelworks.run import history
 
 if TYPE_CHECKING:
     from reelworks.train.replay import ReplayedClip, ReplayedStep
@@ -61,9 +62,8 @@ def replay(
 
 
 def _print(step: ReplayedStep) -> None:
-    data_restarts = f" of data restart {step.data_restarts}" if step.data_restarts else ""
     show.line(
-        f"step {step.step}: epoch {step.epoch}{data_restarts}, segment {step.segment}, "
+        f"step {step.step}: epoch {history.epoch_name(step.epoch, step.data_restarts, step.stage)}, segment {step.segment}, "
         f"plan step {step.plan_step}, on {units.plural(step.world_size, 'rank')}; "
         f"{units.plural(step.clips, 'clip')} counted" + ("" if step.applied else "; skipped")
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from reelworks.analysis import compiled_graphs, plan_report
 from reelworks.analysis.discarded import BucketFrames, VideoFrames
@@ -11,6 +12,9 @@ from reelworks.analysis.plan_report import Advice, LookAhead, PlanComparison, Pl
 from reelworks.buckets.assign import Reason
 from reelworks.cli import show
 from reelworks.core import units
+
+if TYPE_CHECKING:
+    from reelworks.train.preflight.stage_forecast import RunForecast
 
 _FILES_SHOWN = 5
 
@@ -42,6 +46,30 @@ def forecast(values: PlanForecast, html: Path | None) -> None:
     _warning(values.advice, ahead.sum)
     if html is not None:
         show.line(f"\n{html}")
+
+
+def stages(values: RunForecast) -> None:
+    """Print the plan of each stage, and all of them side by side."""
+    for one in values.stages:
+        show.line(f"\nstage {one.name}, for {one.ends}")
+        forecast(one.plan, None)
+    table = show.new_table("stage", "ends after", "steps", "epochs", "clips", "tokens", "time", "memory")
+    for one in values.stages:
+        time = ("" if one.is_measured else "≈ ") + units.format_seconds(one.seconds)
+        memory = units.format_bytes(one.memory_bytes)
+        counts = (str(one.steps), f"{one.epochs:.2g}", str(one.clips), str(one.tokens))
+        table.add_row(one.name, one.ends, *counts, time, memory)
+    totals = (str(values.steps), "", str(values.clips), str(values.tokens), units.format_seconds(values.seconds))
+    table.add_row("sum", "", *totals, units.format_bytes(values.memory_bytes))
+    show.print_table(table)
+    show.line(
+        f"checkpoints of {units.format_bytes(values.checkpoint_bytes)} at most take up to "
+        f"{units.format_bytes(values.disk_bytes)} of disk"
+    )
+    if not all(one.is_measured for one in values.stages):
+        show.line(
+            "≈ computed from arithmetic on an RTX 4090; cost.measured, by `reelworks tune`, tells the time of a GPU"
+        )
 
 
 def epoch(plan: PlanSummary) -> None:

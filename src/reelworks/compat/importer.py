@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from reelworks.catalog.scan import ScanProgress
-from reelworks.compat import former
+from reelworks.compat import former, stages
 from reelworks.compat.ai_toolkit.ai_toolkit import AI_TOOLKIT
 from reelworks.compat.diffusion_pipe.diffusion_pipe import DIFFUSION_PIPE
 from reelworks.compat.draft import ImportDraft
@@ -21,11 +21,12 @@ from reelworks.compat.rules import ImportedKey
 from reelworks.compat.sd_scripts.sd_scripts import SD_SCRIPTS
 from reelworks.compat.simpletuner.simpletuner import SIMPLETUNER
 from reelworks.compat.trainer import FormerTrainer
-from reelworks.core import files, requests
+from reelworks.core import files, requests, toml
 from reelworks.core.errors import UserError, nearest
 from reelworks.recipe import recipe_file
 from reelworks.recipe.recipe import Recipe
 
+WHOLE_FILES = {OPEN_SORA.name}  # trainers each of whose files is a training, so that several are its stages
 TRAINERS: dict[str, FormerTrainer] = {}
 
 
@@ -71,16 +72,32 @@ def convert(request: ImportRequest, on_scan: Callable[[ScanProgress], None] | No
     if request.command is not None:
         given.append(ConfigFile(Path("command.sh"), request.command))
     trainer = _trainer_of(given, request.trainer)
-    draft = ImportDraft(trainer.read(given), request)
+    is_staged = len(given) > 1 and trainer.name in WHOLE_FILES and all(map(trainer.recognises, given))
+    parts = [[file] for file in given] if is_staged else [given]
+    drafts = [ImportDraft(trainer.read(part), request) for part in parts]
+    keys_of = [_fill(trainer, draft) for draft in drafts]
+    recipes = [_parse(draft) for draft in drafts]
+    title, keys = f"Imported from {', '.join(file.path.name for file in given)} of {trainer.name}.", keys_of[0]
+    if is_staged:
+        names = stages.names_of([file.path.stem for file in given])
+        text = stages.text(title, names, drafts, recipes)
+        recipe_file.parse({"output": f"runs/{request.path.stem}", **toml.parse(text)})
+        for name, more in zip(names[1:], keys_of[1:], strict=True):
+            keys += tuple(replace(key, key=f"{name}: {key.key}") for key in more if key not in keys_of[0])
+    else:
+        text = drafts[0].text(title)
+    files.write_for("--output", request.path, text.encode())
+    clips, why = _account(trainer, drafts[0], recipes[0], on_scan) if request.clips else (None, "not asked for")
+    return Imported(trainer.name, str(request.path), text, keys, clips, why)
+
+
+def _fill(trainer: FormerTrainer, draft: ImportDraft) -> tuple[ImportedKey, ...]:
+    """Fill the draft of a recipe; returns what became of each setting."""
     keys = tuple(trainer.convert(draft))
     draft.begin("")
-    for number, path in enumerate(() if draft.took_data else request.data[: draft.count("dataset")]):
+    for number, path in enumerate(() if draft.took_data else draft.request.data[: draft.count("dataset")]):
         draft.set(f"dataset.{number}.path", str(path), "as given with --data")
-    recipe = _parse(draft)
-    text = draft.text(f"Imported from {', '.join(file.path.name for file in given)} of {trainer.name}.")
-    files.write_for("--output", request.path, text.encode())
-    clips, why = _account(trainer, draft, recipe, on_scan) if request.clips else (None, "not asked for")
-    return Imported(trainer.name, str(request.path), text, keys, clips, why)
+    return keys
 
 
 def _trainer_of(given: list[ConfigFile], name: str | None) -> FormerTrainer:

@@ -31,7 +31,7 @@ from reelworks.core import arguments, words
 from reelworks.core.arguments import Kind
 from reelworks.core.errors import UserError
 
-OVERRIDES = "Override a recipe key; may be given several times. The value is TOML, or else plain text."
+OVERRIDES = "Override a recipe key; may be given several times. The value is TOML, or else plain text. stage=NAME chooses a stage."
 DATA_PATH = "Train on this folder or list only, with the options of the first dataset; wins over datasets of --set."
 HTML = "Also write it as one self-contained HTML file."
 _OPTION = re.compile(r"--[a-z][a-z-]*")

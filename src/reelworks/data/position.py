@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ from reelworks.buckets.assign import Reason
 from reelworks.core.errors import UserError
 from reelworks.data.data_spec import DataSpec
 from reelworks.data.dataset import Dataset
-from reelworks.schedule.cursor import Aliases, Cursor, Excluded
+from reelworks.schedule.cursor import RUN_START, Aliases, Cursor, Excluded, StageStart
 from reelworks.schedule.plan import EpochPlan, PlanSpec
 
 _EMPTY_EPOCHS = 1000  # so many consecutive empty epochs are not due to chance
@@ -48,6 +48,13 @@ class DataPosition:
     plan_step: int = 0
     global_step: int = 0
     aliases: Aliases = field(default_factory=Aliases)
+    stage: StageStart = RUN_START
+    clips_before: int = 0  # clips trained in the run before the epoch
+
+    @property
+    def clips(self) -> int:
+        """Clips that the run has trained, each use as one."""
+        return self.clips_before + self.counts.trained
 
     @property
     def key(self) -> tuple[int, int, int]:
@@ -73,6 +80,8 @@ class DataPosition:
             plan_step=self.plan_step,
             global_step=self.global_step,
             **asdict(self.counts),
+            clips_before=self.clips_before,
+            **{f"stage_{name}": value for name, value in asdict(self.stage).items()},
         )
 
 
@@ -83,35 +92,38 @@ def begin_epoch(
     epoch: int,
     global_step: int = 0,
     data_restarts: int = 0,
-    aliases: Aliases | None = None,
 ) -> DataPosition:
     """Return the position at the first step of an epoch, which must have one."""
     plan = data.plan(spec, epoch, data_restarts=data_restarts)
     if plan.num_steps == 0:
         raise no_steps(data, epoch)
-    counts, aliases = Counts(planned=plan.planned), aliases or Aliases()
-    return DataPosition(
-        spec, plan, Excluded.none(), counts, data_restarts, epoch, global_step=global_step, aliases=aliases
-    )
+    counts = Counts(planned=plan.planned)
+    return DataPosition(spec, plan, Excluded.none(), counts, data_restarts, epoch, global_step=global_step)
 
 
 def next_epoch(
-    data: Dataset, spec: PlanSpec, position: DataPosition | None, *, data_restarts: int = 0
+    data: Dataset, spec: PlanSpec, position: DataPosition | None, *, data_restarts: int = 0, first: int = 0
 ) -> tuple[DataPosition, list[int]]:
-    """Return the position at the first step of the next epoch, or of the first epoch if `position` is None.
+    """Return the position at the first step of the next epoch, or of the epoch `first` if `position` is None.
 
     With `keep_prob` below 1 a small dataset may draw no clip at all in an epoch; such epochs are skipped, and listed
     beside the position.
     """
-    first, global_step, aliases = 0, 0, None
     if position is not None:
         first, data_restarts = position.epoch + 1, position.data_restarts
-        global_step, aliases = position.global_step, position.aliases
     for epoch in range(first, first + _EMPTY_EPOCHS):
         has_steps = data.plan(spec, epoch, data_restarts=data_restarts).num_steps > 0
         if has_steps or Reason.NOT_DRAWN not in data.assignment(epoch)[0].reason:
             break
-    begun = begin_epoch(data, spec, epoch=epoch, global_step=global_step, data_restarts=data_restarts, aliases=aliases)
+    begun = begin_epoch(data, spec, epoch=epoch, data_restarts=data_restarts)
+    if position is not None:
+        begun = replace(
+            begun,
+            global_step=position.global_step,
+            aliases=position.aliases,
+            stage=position.stage,
+            clips_before=position.clips,
+        )
     return begun, list(range(first, epoch))
 
 

@@ -17,7 +17,7 @@ from reelworks.data.position import Counts, DataPosition
 from reelworks.run import records
 from reelworks.run.folder import RunFolder
 from reelworks.run.records import Key, Record, RecordError
-from reelworks.schedule.cursor import Aliases, Cursor, Excluded, check_same
+from reelworks.schedule.cursor import Aliases, Cursor, Excluded, StageStart, check_same
 from reelworks.schedule.plan import EpochPlan, PlanSpec
 
 
@@ -62,7 +62,18 @@ def resume(
         counts = replace(counts, planned=done + plan.planned)
     plan_step = cursor.plan_step if same else 0
     key = cursor.data_restarts, cursor.epoch, segment
-    resumed = DataPosition(spec, plan, excluded, counts, *key, plan_step, cursor.global_step, aliases)
+    resumed = DataPosition(
+        spec,
+        plan,
+        excluded,
+        counts,
+        *key,
+        plan_step,
+        cursor.global_step,
+        aliases,
+        stage=cursor.stage,
+        clips_before=cursor.clips_before,
+    )
     changes = [] if identity is None else _difference(data, spec, cursor, done, plan, identity)
     return Resumed(resumed, changes)
 
@@ -94,16 +105,20 @@ def _begun(data: Dataset, spec: PlanSpec, cursor: Cursor, epoch: int) -> Resumed
         cursor.data_restarts,
         epoch,
         global_step=cursor.global_step,
+        stage=cursor.stage,
+        clips_before=cursor.clips,
     )
     return Resumed(begun, [f"the data or the settings changed before the first step of epoch {epoch}, which has them"])
 
 
-def start_again(data: Dataset, spec: PlanSpec, run: RunFolder, cursor: Cursor, aliases: Aliases) -> Resumed:
-    """Return the first position of epoch 0 after a restart of the data; the step count continues.
+def start_again(
+    data: Dataset, spec: PlanSpec, run: RunFolder, cursor: Cursor, aliases: Aliases, stage: StageStart
+) -> Resumed:
+    """Return the first position of a stage, which a restart of the data begins again; the step count continues.
 
     Only renamed datasets are listed as changes.
     """
-    first, _ = position.next_epoch(data, spec, None, data_restarts=cursor.data_restarts + 1)
+    first, _ = position.next_epoch(data, spec, None, data_restarts=cursor.data_restarts + 1, first=stage.epoch)
     changes: list[str] = []
     if cursor.catalog != data.digest:
         try:
@@ -112,7 +127,8 @@ def start_again(data: Dataset, spec: PlanSpec, run: RunFolder, cursor: Cursor, a
             aliases = Aliases()
         else:
             aliases, changes = identity.aliases, identity.lines(data.spec.data.renamed_clips)
-    return Resumed(replace(first, global_step=cursor.global_step, aliases=aliases), changes)
+    begun = replace(first, global_step=cursor.global_step, aliases=aliases, stage=stage, clips_before=cursor.clips)
+    return Resumed(begun, changes)
 
 
 def _identify(data: Dataset, run: RunFolder, cursor: Cursor, aliases: Aliases) -> tuple[Record, Identity]:

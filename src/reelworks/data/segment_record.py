@@ -43,6 +43,7 @@ def begin(run: RunFolder, data: Dataset, position: DataPosition, recipe_file: st
         data_restarts=position.data_restarts,
         epoch=position.epoch,
         segment=position.segment,
+        stage=position.stage.name,
         time=time.time(),
         first_step=position.global_step - position.plan_step,
         steps=position.plan.num_steps,

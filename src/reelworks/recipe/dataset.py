@@ -29,6 +29,7 @@ from reelworks.models import components
 from reelworks.recipe import recipe_file
 from reelworks.recipe.recipe import Recipe
 from reelworks.run.folder import RunFolder
+from reelworks.schedule.cursor import RUN_START, StageStart
 
 MEASURES = "data.measures"
 _FAILURES_TOLD = 20
@@ -91,6 +92,7 @@ class RecipeData(Dataset):
     # With its bucket entries chosen; `open` and `of_rows` set it.
     recipe: Recipe = None  # type: ignore[assignment]
     chosen: Chosen | None = None  # how the bucket entries were chosen; None if the recipe has its own
+    stage: StageStart = RUN_START  # where the stage began whose recipe it is
 
     @classmethod
     @of_recipe()

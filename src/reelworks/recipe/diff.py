@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from reelworks.core import toml_none, user_files
@@ -45,8 +46,13 @@ _SHOWN = 12  # changed keys listed one by one
 
 def of_recipes(folder: RunFolder, step: int, now: Recipe) -> list[str]:
     """Describe how the recipe with which a step was trained differs from the present one, a line for each key."""
+    return of_file(history.recipe_of(folder, step), now)
+
+
+def of_file(file: Path, now: Recipe) -> list[str]:
+    """Describe how a recipe that a run kept differs from the present one."""
     try:
-        before = user_files.read_toml(history.recipe_of(folder, step))
+        before = user_files.read_toml(file)
     except (OSError, ValueError):
         return []
     lines = [

@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from reelworks.core import config_errors
 from reelworks.core.errors import UserError
+from reelworks.recipe import stages
 from reelworks.recipe.recipe import Recipe
 
 # Keys of earlier versions, and what to write instead.
@@ -99,6 +100,14 @@ def _known_elsewhere(path: list[int | str], value: object) -> UserError | None:
     new = _RENAMED.get(".".join(part for part in path if isinstance(part, str)))
     if new is not None:
         return UserError("this key was renamed", code="renamed-key", field=field, value=value, remedy=f"write {new}")
+    if path[0] == "stage" and len(path) == 3 and path[2] in Recipe.model_fields:
+        return UserError(
+            "it is the same in all stages",
+            code="not-of-a-stage",
+            field=field,
+            value=value,
+            remedy="set it for the whole recipe; a stage may change " + ", ".join(stages.KEYS),
+        )
     elsewhere = _ELSEWHERE.get(re.sub("[_-]", "", str(path[-1]).casefold()))
     if elsewhere is None:
         return None

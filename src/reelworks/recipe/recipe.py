@@ -13,6 +13,7 @@ from reelworks.catalog import measured_columns
 from reelworks.catalog.config import DatasetConfig
 from reelworks.checkpoint.config import CheckpointsConfig, ExportsConfig
 from reelworks.core.config import Config
+from reelworks.core.errors import UserError
 from reelworks.core.sources import SOURCES
 from reelworks.diffusion.config import ObjectiveConfig
 from reelworks.distributed.config import ParallelConfig
@@ -23,6 +24,7 @@ from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderC
 from reelworks.models.lora.config import LoraConfig
 from reelworks.models.sound.config import SoundConfig
 from reelworks.precision.config import PrecisionConfig
+from reelworks.recipe.stages import StageConfig
 from reelworks.run.config import CoverageConfig, LoggingConfig
 from reelworks.schedule.cost import CostConfig
 from reelworks.train.config import SamplesConfig, TrainConfig, ValidationConfig
@@ -79,6 +81,9 @@ class Recipe(Config):
     exports: ExportsConfig = ExportsConfig()
     coverage: CoverageConfig = CoverageConfig()
     logging: LoggingConfig = LoggingConfig()
+    stage: list[StageConfig] = Field(
+        default=[], description="parts of the run that follow each other; the keys of the recipe are those of the first"
+    )
 
     @model_validator(mode="wrap")
     @classmethod
@@ -89,6 +94,17 @@ class Recipe(Config):
         names = measures if isinstance(measures, list | tuple) else ()
         with measured_columns.any_name(any(":" in str(name) for name in names)):
             return handler(values)
+
+    @model_validator(mode="after")
+    def _has_end(self) -> Self:
+        if not self.stage and not self.train.has_end:
+            raise UserError(
+                "it does not say when training ends",
+                code="no-end",
+                field="train.max_steps",
+                remedy="set train.max_steps, max_epochs or max_clips",
+            )
+        return self
 
     @model_validator(mode="after")
     def _files_can_hold_the_lora(self) -> Self:

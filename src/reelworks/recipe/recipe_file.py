@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tomli_w
 from pydantic import ValidationError
@@ -12,21 +12,26 @@ from pydantic import ValidationError
 from reelworks.buckets import table, tuned
 from reelworks.buckets.config import as_table
 from reelworks.core import toml, toml_none, user_files
-from reelworks.core.errors import UserError
+from reelworks.core.errors import UserError, nearest
 from reelworks.core.shape import Geometry, Shape
 from reelworks.data import clip_uses
 from reelworks.models import components, sequence_limits
 from reelworks.models.config import require_known, text_encoder_names
 from reelworks.models.expert_pair.config import timestep_range
-from reelworks.recipe import preview_model, validation
+from reelworks.recipe import preview_model, stages, validation
 from reelworks.recipe.errors import explain
 from reelworks.recipe.recipe import Recipe
+from reelworks.recipe.stages import StageConfig, StageList
+
+if TYPE_CHECKING:
+    from reelworks.schedule.cursor import StageStart
 
 
 def load(path: Path, overrides: Sequence[str] = (), data_path: Path | None = None) -> Recipe:
     """Read a recipe with overrides `a.b=value`, in which a value that is not valid TOML is used as plain text.
 
-    With `data_path`, its only dataset is that folder or list, with the options of the first one.
+    `stage=NAME` among them chooses one of its stages. With `data_path`, its only dataset is that folder or list, with the
+    options of the first one.
     """
     try:
         values = user_files.read_toml(path)
@@ -51,14 +56,17 @@ def load(path: Path, overrides: Sequence[str] = (), data_path: Path | None = Non
             remedy="save it as UTF-8",
         ) from error
     values.setdefault("output", f"runs/{path.stem}")
-    recipe = parse(with_overrides(values, overrides))
-    return recipe if data_path is None else on_footage(recipe, data_path)
+    chosen = [text for text in overrides if text.partition("=")[0].strip() == "stage"]
+    recipe = parse(with_overrides(values, [text for text in overrides if text not in chosen]))
+    recipe = recipe if data_path is None else on_footage(recipe, data_path)
+    return of_stage(recipe, _index_of(recipe, chosen[-1].partition("=")[2].strip())) if chosen else recipe
 
 
 def on_footage(recipe: Recipe, data_path: Path) -> Recipe:
     """Return a recipe on one folder or list, with the options of its first dataset."""
     dataset = recipe.dataset[0].model_copy(update={"path": str(data_path), "root": None})
-    return recipe.model_copy(update={"dataset": [dataset]})
+    listed = [stage.model_copy(update={"dataset": None}) for stage in recipe.stage]
+    return recipe.model_copy(update={"dataset": [dataset], "stage": listed})
 
 
 def with_overrides(values: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
@@ -69,10 +77,94 @@ def with_overrides(values: dict[str, Any], overrides: Sequence[str]) -> dict[str
 
 
 def parse(values: dict[str, Any]) -> Recipe:
-    """Make a recipe of plain values, and check it against the schema and the model.
+    """Make a recipe of plain values, and check it against the schema and the model, as each of its stages has it.
 
     The error for invalid values has the field of the first problem and lists the others.
     """
+    if not values.get("stage"):
+        return _parse_one(values)
+    listed, train = _stages(values), values.get("train")
+    train = train if isinstance(train, dict) else {}
+    stages.require(listed, train)
+    recipes = [_parse_stage(values, stage) for stage in listed]
+    for before, after, stage in zip(recipes, recipes[1:], listed[1:], strict=False):
+        _require_successor(before, after, stage)
+    first, *others = (toml_none.to_toml(recipe) for recipe in recipes)
+    kept = [stages.difference(first, other, stage) for other, stage in zip([first, *others], listed, strict=True)]
+    ends = {"max_steps": train.get("max_steps"), "max_epochs": None, "max_clips": None}
+    return recipes[0].model_copy(update={"stage": kept, "train": recipes[0].train.model_copy(update=ends)})
+
+
+def of_stage(recipe: Recipe, index: int, start: StageStart | None = None) -> Recipe:
+    """Return the recipe of one stage; with its start, its ends count from the start of the run, as positions do."""
+    stage, total = recipe.stage[index], recipe.train.max_steps
+    one = _parse_one(stages.merged(toml_none.to_toml(recipe), stage))
+    if start is None:
+        return one
+    before = {"max_steps": start.step, "max_epochs": start.epoch, "max_clips": start.clips}
+    ends = {key: before[key] + end for key, end in stage.ends.items()}
+    if total is not None:
+        ends["max_steps"] = min(total, ends.get("max_steps", total))
+    return one.model_copy(update={"train": one.train.model_copy(update=ends)})
+
+
+def each_stage(recipe: Recipe) -> list[Recipe]:
+    """Return the recipe of each stage; the recipe itself if it has none."""
+    return [of_stage(recipe, index) for index in range(len(recipe.stage))] or [recipe]
+
+
+def _index_of(recipe: Recipe, name: str) -> int:
+    """Return the index of a stage by its name, which may be in quotes."""
+    names = [stage.name for stage in recipe.stage]
+    if (bare := name.strip("\"'")) not in names:
+        raise UserError(
+            "the recipe has no stage of that name" if names else "the recipe has no stages",
+            code="stage-unknown",
+            field="stage",
+            value=bare,
+            remedy=nearest(bare, names) if names else "leave it out",
+        )
+    return names.index(bare)
+
+
+def _stages(values: dict[str, Any]) -> list[StageConfig]:
+    try:
+        return StageList.model_validate(toml_none.from_toml({"stage": values["stage"]}, StageList)).stage
+    except ValidationError as error:
+        raise explain(error) from None
+
+
+def _parse_stage(values: dict[str, Any], stage: StageConfig) -> Recipe:
+    try:
+        recipe = _parse_one(stages.merged(values, stage))
+    except UserError as error:
+        table = (error.field or "").split(".")[0]
+        field = f"stage.{error.field}" if getattr(stage, table, None) is not None else error.field
+        error.reword(field=field, problem=f"in stage {stage.name}: {error.problem}", remedy=error.remedy)
+        raise
+    if recipe.buckets.proposes:
+        raise UserError(
+            "with stages each has entries of its own",
+            code="stages-with-proposed-entries",
+            field="buckets.entries",
+            value=recipe.buckets.entries,
+            remedy="write [[stage.bucket]]; `reelworks plan` proposes entries for a recipe without stages",
+        )
+    return recipe
+
+
+def _require_successor(before: Recipe, after: Recipe, stage: StageConfig) -> None:
+    if after.train.optimizer != before.train.optimizer and stage.optimizer == "keep":
+        raise UserError(
+            f"in stage {stage.name}: the state of {before.train.optimizer} is not one of {after.train.optimizer}",
+            code="optimizer-state-differs",
+            field="stage.train.optimizer",
+            value=after.train.optimizer,
+            remedy='leave it out, or write optimizer = "reset" in the stage',
+        )
+
+
+def _parse_one(values: dict[str, Any]) -> Recipe:
     try:
         recipe = Recipe.model_validate(toml_none.from_toml(values, Recipe))
     except ValidationError as error:

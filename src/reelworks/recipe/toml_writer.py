@@ -29,10 +29,15 @@ class Line:
 
 def write(title: str, lines: Iterable[Line]) -> str:
     """Return a recipe as TOML; lines of one table must be adjacent."""
+    return f"# {title}\n{tables(lines)}\n"
+
+
+def tables(lines: Iterable[Line]) -> str:
+    """Return the tables of some lines as TOML."""
     parts = []
     for (table, _), keys in groupby(lines, key=lambda line: (line.table, line.number)):
         parts.append("\n".join([table] * bool(table) + [str(key) for key in keys]))
-    return f"# {title}\n" + "\n\n".join(parts) + "\n"
+    return "\n\n".join(parts)
 
 
 def lines_of(values: Mapping[str, Any], known: Sequence[Line], why: str) -> list[Line]:

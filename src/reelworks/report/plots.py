@@ -121,11 +121,15 @@ def _series(events: list[Event], key: str) -> tuple[list[float], list[float | No
 
 
 def _resume_lines(data: RunData) -> list[dict[str, Any]]:
-    """Return a dotted line at each step that a resume began from."""
-    steps = [e["resumed_from"] for e in data.events_of("start") if e.get("resumed_from") is not None]
+    """Return a dotted line at each step that a resume or a stage began from, with the name of the stage."""
+    starts = {
+        e["resumed_from"]: e.get("stage", {}) for e in data.events_of("start") if e.get("resumed_from") is not None
+    }
     line = {"color": "@muted", "width": 1, "dash": "dot"}
-    axes = {"type": "line", "xref": "x", "yref": "paper", "y0": 0, "y1": 1}
-    return [{**axes, "x0": step, "x1": step, "line": line} for step in steps]
+    axes = {"type": "line", "xref": "x", "yref": "paper", "y0": 0, "y1": 1, "line": line}
+    names = {step: stage["name"] for step, stage in starts.items() if stage.get("step") == step}
+    labels = {step: {"label": {"text": name, "textposition": "end"}} for step, name in names.items()}
+    return [{**axes, "x0": step, "x1": step, **labels.get(step, {})} for step in starts]
 
 
 def loss_curve(data: RunData) -> Figure | None:

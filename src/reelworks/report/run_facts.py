@@ -15,6 +15,7 @@ from reelworks.buckets.assign import Reason as Rule
 from reelworks.core import results, toml, units, user_files
 from reelworks.report import status
 from reelworks.report.run_data import Event, RunData
+from reelworks.run import history
 from reelworks.run.folder import RunFolder
 from reelworks.train.step import spikes as advice
 
@@ -165,7 +166,7 @@ def buckets(summary: PlanSummary | None) -> list[BucketFact]:
 class CoverageRow:
     """Numbers of an epoch's planned clips by state."""
 
-    name: str  # number of the epoch, with the number of data restarts, if any
+    name: str  # number of the epoch, with its stage or the number of data restarts, if any
     planned: int
     trained: int
     failed: int
@@ -184,7 +185,7 @@ def coverage_row(epoch: EpochCoverage) -> CoverageRow:
     """Return an epoch's numbers."""
     lost = epoch.lost
     return CoverageRow(
-        f"{epoch.epoch}" + (f" (data restart {epoch.data_restarts})" if epoch.data_restarts else ""),
+        history.epoch_name(epoch.epoch, epoch.data_restarts, epoch.stage),
         epoch.planned,
         epoch.number(State.TRAINED) + sum(one.trained for one in lost),
         epoch.number(State.FAILED) + sum(one.failed for one in lost),

@@ -106,6 +106,7 @@ def state(data: RunData) -> tuple[str, str]:
     if events[-1]["kind"] == "error":
         return "ended with an error", "plain"
     finished = {"finished": "finished", "max_steps": "reached max_steps", "signal": "stopped by a signal"}
+    finished["stage"] = "finished a stage"
     return finished.get(reason, f"stopped: {reason}"), "plain" if reason == "signal" else "good"
 
 
@@ -127,6 +128,9 @@ def _moment(event: Event) -> Moment | None:
         resumed_from = event.get("resumed_from")
         detail = ", ".join(f"{label} {event[key]}" for key, label in _SETTINGS.items() if key in event)
         title = "Started" if resumed_from is None else f"Resumed from step {units.count(resumed_from)}"
+        if (stage := event.get("stage")) is not None:
+            title += f", stage {stage['name']}"
+            title = f"Stage {stage['name']} began" if resumed_from == stage["step"] else title
         return Moment(time, resumed_from or 0, title, detail, "start")
     if kind == "signal":
         return Moment(time, step, str(event.get("name", "signal")), "asked to save and exit", "warn")

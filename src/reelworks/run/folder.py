@@ -31,7 +31,7 @@ class RunFolder:
     path: Path
 
     info_file = _Below("run.json")  # format, identity and the values frozen at the run's start
-    recipe_file = _Below("recipe.toml")  # the resolved recipe of the latest start
+    recipe_file = _Below("recipe.toml")  # the resolved recipe of the latest start, with all stages
     recipes_folder = _Below("recipes")  # those of all starts, with copies of exclude lists and costs, by digest
     environment_file = _Below("environment.json")  # versions, machine and thread count of the latest start
     plan_folder = _Below("plan")  # plans as arrays, and the summary that reports show
@@ -65,10 +65,13 @@ class RunFolder:
         """Return the file to which a rank writes a snapshot of GPU memory."""
         return self.profiles_folder / f"out-of-memory-rank-{rank}.pickle"
 
-    def keep_recipe(self, text: str) -> str:
-        """Store a start's resolved recipe beside those of former starts; return its file's name, as `keep_input` does."""
+    def keep_recipe(self, text: str, whole: str | None = None) -> str:
+        """Store a start's resolved recipe beside those of former starts; return its file's name, as `keep_input` does.
+
+        `whole` is the recipe with all stages, if `text` is that of one of them.
+        """
         name = self.keep_input("recipe.toml", text)
-        files.write_bytes(self.recipe_file, text.encode())
+        files.write_bytes(self.recipe_file, (whole or text).encode())
         return name
 
     def keep_input(self, name: str, text: str) -> str:

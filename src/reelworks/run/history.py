@@ -49,6 +49,7 @@ class Epoch:
         ends: The event with the clip counts at the end of each segment's plan, for the plans that were trained to it.
         steps: Valid steps, by segment.
         failures: Events of failed clips, by step.
+        stage: Name of the recipe's stage; empty without stages.
     """
 
     data_restarts: int
@@ -59,6 +60,7 @@ class Epoch:
     ends: dict[int, Event] = field(default_factory=dict)
     steps: dict[int, list[RunStep]] = field(default_factory=dict)
     failures: dict[int, list[Event]] = field(default_factory=dict)
+    stage: str = ""
 
     @property
     def ended(self) -> Event | None:
@@ -101,7 +103,7 @@ def epochs(run: RunFolder) -> list[Epoch]:
     """
     valid: dict[tuple[int, int], Epoch] = {}
     now: Epoch | None = None
-    recipe, world_size, goes_back = "", 1, False
+    recipe, stage, world_size, goes_back = "", "", 1, False
     doubtful: set[tuple[int, int]] = set()  # by a start that may have gone back, and was killed before it told where to
     for event in events.timeline(run.events_file, "start", "epoch", "step", "failure", "epoch_end"):
         if event["kind"] == "start":
@@ -109,6 +111,7 @@ def epochs(run: RunFolder) -> list[Epoch]:
             if goes_back:
                 doubtful |= valid.keys()
             recipe, goes_back = event["recipe"], True
+            stage = event.get("stage", {}).get("name", "")
         elif event["kind"] == "epoch":
             goes_back = False
             key = (event["data_restarts"], event["epoch"])
@@ -117,6 +120,7 @@ def epochs(run: RunFolder) -> list[Epoch]:
             doubtful.discard(key)
             now = valid.setdefault(key, Epoch(*key))
             now.begin(event["segment"], event["plan"])
+            now.stage = stage
             now.planned = event["planned"]
         elif now is None:
             continue
@@ -155,6 +159,13 @@ def _is_left(run: RunFolder, epoch: Epoch) -> bool:
             epoch.planned = None
     epoch.segment = max(epoch.plans, default=0)
     return bool(epoch.plans)
+
+
+def epoch_name(epoch: int, data_restarts: int, stage: str | None) -> str:
+    """Return the name of an epoch; after a restart of the data they count from 0 again."""
+    if stage:
+        return f"{epoch} of stage {stage}"
+    return f"{epoch}" + (f" of data restart {data_restarts}" if data_restarts else "")
 
 
 def recipe_of(run: RunFolder, step: int) -> Path:

@@ -67,6 +67,7 @@ class About(Config):
 
     Attributes:
         time: When the record was written, in seconds since 1970.
+        stage: Name of the recipe's stage; empty without stages.
         first_step: Optimizer steps of the run before the segment's first.
         steps: Optimizer steps of the plan.
         catalog_digest, spec_digest: Digests of the plan's inputs.
@@ -83,6 +84,7 @@ class About(Config):
     data_restarts: int
     epoch: int
     segment: int
+    stage: str = ""
     time: float
     first_step: int
     steps: int

@@ -7,7 +7,7 @@ the steps before it and those that `excluded` lists from earlier segments of the
 from __future__ import annotations
 
 import io
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,27 @@ _BLOCK = 1 << 18
 # A uid is a hash: for most clips that are not consumed, the first bits suffice to see that.
 _PREFIX_BITS = 24
 _PREFIX_SHIFT = np.uint64(64 - _PREFIX_BITS)
+
+
+@dataclass(frozen=True)
+class StageStart:
+    """Start of a stage of training; without stages, of the run.
+
+    Attributes:
+        name: Name of the stage; empty without stages.
+        step, epoch: Its first, from 0.
+        clips: Clips that the run had trained before, each use as one.
+        average_step: Step since which the weights are averaged.
+    """
+
+    name: str = ""
+    step: int = 0
+    epoch: int = 0
+    clips: int = 0
+    average_step: int = 0
+
+
+RUN_START = StageStart()
 
 
 @dataclass(frozen=True)
@@ -45,6 +66,28 @@ class Cursor:
     failed: int
     skipped: int
     repeated: int  # repeats in the epoch that filled micro-batches; they consume nothing
+    clips_before: int = 0  # clips trained in the run before the epoch
+    # stage_*: the fields of `StageStart`
+    stage_name: str = ""
+    stage_step: int = 0
+    stage_epoch: int = 0
+    stage_clips: int = 0
+    stage_average_step: int = 0
+
+    @property
+    def stage(self) -> StageStart:
+        """Start of the stage."""
+        return StageStart(*(getattr(self, f"stage_{each.name}") for each in fields(StageStart)))
+
+    @property
+    def clips(self) -> int:
+        """Clips that the run has trained, each use as one."""
+        return self.clips_before + self.trained
+
+    @property
+    def at_end(self) -> bool:
+        """Whether all clips of the epoch's plans are consumed."""
+        return self.trained + self.failed + self.skipped == self.planned
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as plain values."""

@@ -15,7 +15,7 @@ from reelworks.checkpoint.config import KeepBest
 from reelworks.checkpoint.manifest import BadCheckpoint
 from reelworks.checkpoint.mirror.mirror import Mirror
 from reelworks.checkpoint.policy import rank_best, score
-from reelworks.checkpoint.save import DiskFull, Saved, SaveFailed
+from reelworks.checkpoint.save import DiskFull, Saved, SaveDetails, SaveFailed
 from reelworks.core import files, launcher, log, storage, units
 from reelworks.core.errors import UserError, first_few
 from reelworks.core.log import logger
@@ -48,16 +48,19 @@ _RETRY_SECONDS = 30.0
 Restored = tuple[Cursor, Excluded, Aliases]
 
 
-def restore(checkpoint: Path, state: TrainState, base: Base | None, adapter: str | None = None) -> Restored:
-    """Load weights, average and optimizer in place, and return the position in the data. Collective.
+def restore(
+    checkpoint: Path, state: TrainState, base: Base | None, adapter: str | None = None, *, optimizer: bool = True
+) -> Restored:
+    """Load weights, average and, unless that begins anew, optimizer in place; return the position in the data. Collective.
 
     `adapter` is the source of the training adapter, of which `base` has the digest. Raises as `load.load` does.
     """
     init_from.require_base(checkpoint, base)
     init_from.require_adapter(checkpoint, base, adapter)
-    tensors = state.state_dict()
+    tensors = {key: value for key, value in state.state_dict().items() if optimizer or key != "optimizer"}
     load.load(checkpoint, tensors, fixed=True)
-    state.optimizer.load_state_dict(tensors["optimizer"])
+    if optimizer:
+        state.optimizer.load_state_dict(tensors["optimizer"])
     excluded, aliases = Excluded.none(), Aliases()
     if load.has_extra(checkpoint, _EXCLUDED):
         excluded = Excluded.from_bytes(load.read_extra(checkpoint, _EXCLUDED))
@@ -201,7 +204,7 @@ class CheckpointManager:
         return self._config.at_best and self._is_best(metrics)
 
     def _is_best(self, metrics: dict[str, float]) -> bool:
-        """Whether the metric is better than that of all checkpoints; equal on all ranks."""
+        """Whether the metric is better than that of all checkpoints of the stage; equal on all ranks."""
         best = self._config.keep_best
         value = None if best is None else mixture.value(metrics, best.metric)
         if best is None or value is None:
@@ -210,7 +213,7 @@ class CheckpointManager:
 
     def _beats_all(self, best: KeepBest, value: float) -> bool:
         sign = 1 if best.mode == "min" else -1
-        infos = self._store.list()
+        infos = [info for info in self._store.list() if info.stage == self._data.stage.name]
         ranked = rank_best(infos, best)
         known = [score(info, best.metric) for info in infos if info.step == ranked[0]] if ranked else []
         return all(other is None or sign * value < sign * other for other in known)
@@ -228,8 +231,7 @@ class CheckpointManager:
         try:
             self._require_finite()
             if self._can_save_asynchronously(step):
-                state, extra = self._state.state_dict(), self._extra(position)
-                self._background.start(self._store, step, state, extra=extra, metrics=metrics, run_id=self._run.id)
+                self._background.start(self._store, step, self._state.state_dict(), **self._details(position, metrics))
                 self._saved_step = step
                 self._end_request()
             else:
@@ -250,12 +252,16 @@ class CheckpointManager:
         return not lack
 
     def _save_now(self, position: DataPosition, metrics: dict[str, float]) -> None:
-        step, state, extra = position.global_step, self._state.state_dict(), self._extra(position)
+        step, state, details = position.global_step, self._state.state_dict(), self._details(position, metrics)
         with log.stage(f"saving step {step}"):
-            saved = save.save(self._store, step, state, extra=extra, metrics=metrics, run_id=self._run.id)
+            saved = save.save(self._store, step, state, **details)
         self._saved_step = step
         self._end_request()
         self._after_publishing(saved)
+
+    def _details(self, position: DataPosition, metrics: dict[str, float]) -> SaveDetails:
+        stage = self._data.stage.name
+        return {"extra": self._extra(position), "metrics": metrics, "run_id": self._run.id, "stage_name": stage}
 
     def _extra(self, position: DataPosition) -> dict[str, bytes]:
         """Return the files of a checkpoint other than tensors: the position in the data, recent losses, the LoRA's base."""

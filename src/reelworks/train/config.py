@@ -20,6 +20,9 @@ class TrainConfig(Config):
 
     max_steps: int | None = Field(default=None, ge=1, description="optimizer steps at which training ends")
     max_epochs: int | None = Field(default=None, ge=1, description="passes over the data")
+    max_clips: int | None = Field(
+        default=None, ge=1, description="clips trained, each use as one, after which training ends; a step is not cut"
+    )
     gradient_accumulation_steps: int = Field(default=1, ge=1, description="micro-batches per rank and step")
     micro_batches_per_step: int | None = Field(
         default=None, ge=1, description="G; default: ranks at the run's start x gradient_accumulation_steps"
@@ -135,8 +138,6 @@ class TrainConfig(Config):
 
     @model_validator(mode="after")
     def _check(self) -> TrainConfig:
-        if self.max_steps is None and self.max_epochs is None:
-            raise ValueError("say when to stop: set max_steps or max_epochs")
         if self.betas is not None and (len(self.betas) != 2 or not all(0 <= b < 1 for b in self.betas)):
             raise ValueError("betas are two numbers in [0, 1)")
         if self.optimizer == "schedulefree" and self.betas is not None and not self.betas[0]:
@@ -207,6 +208,11 @@ class TrainConfig(Config):
                     remedy="give pairs such as [[12001, 12300]]; one step is [[7, 7]]",
                 )
         return value
+
+    @property
+    def has_end(self) -> bool:
+        """Whether it says when training ends."""
+        return any(end is not None for end in (self.max_steps, self.max_epochs, self.max_clips))
 
     @property
     def lacks_end(self) -> bool:

@@ -30,12 +30,13 @@ class EarlyStop:
     without_progress: int = 0
 
     @classmethod
-    def resume(cls, config: ValidationConfig, events_file: Path, step: int, world: World) -> Self:
-        """Return the state after a step, by the run's validations up to it. Collective."""
+    def resume(cls, config: ValidationConfig, events_file: Path, step: int, world: World, *, first: int = 0) -> Self:
+        """Return the state after a step, by the validations of its stage, which began after the step `first`. Collective."""
         early = cls(config)
         if config.patience is not None:
             past = events.timeline(events_file, "validation") if world.is_main else []
-            losses = world.broadcast({event["step"]: event["loss"] for event in past if event["step"] <= step})
+            first += first > 0  # that of the untrained weights counts
+            losses = world.broadcast({event["step"]: event["loss"] for event in past if first <= event["step"] <= step})
             assert isinstance(losses, dict)
             for validated, loss in losses.items():
                 early.add(validated, math.nan if loss is None else loss)

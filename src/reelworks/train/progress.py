@@ -1,8 +1,11 @@
-"""The end of training, by max_steps, by max_epochs, or by the one that comes first."""
+"""The end of training: by max_steps, max_epochs or max_clips, whichever comes first."""
 
 from __future__ import annotations
 
+import math
+
 from reelworks.data.position import DataPosition
+from reelworks.schedule.cursor import Cursor
 from reelworks.train.config import TrainConfig
 
 
@@ -11,21 +14,27 @@ def is_due(every_steps: int | None, step: int) -> bool:
     return every_steps is not None and step % every_steps == 0
 
 
-def is_done(train: TrainConfig, position: DataPosition) -> bool:
+def is_done(train: TrainConfig, position: DataPosition | Cursor) -> bool:
     """Whether training ends at a position."""
-    if train.max_steps is not None and position.global_step >= train.max_steps:
-        return True
-    return train.max_epochs is not None and position.epoch + position.at_end >= train.max_epochs
+    ends = (
+        (train.max_steps, position.global_step),
+        (train.max_epochs, position.epoch + position.at_end),
+        (train.max_clips, position.clips),
+    )
+    return any(end is not None and done >= end for end, done in ends)
 
 
 def last_step(train: TrainConfig, position: DataPosition) -> int:
     """Return the step at which training ends; later epochs are assumed to be as long as the plan at the position."""
-    if train.max_epochs is None:
-        assert train.max_steps is not None
-        return train.max_steps
-    left = (train.max_epochs - position.epoch) * position.plan.num_steps - position.plan_step
-    last = position.global_step + max(left, 0)
-    return last if train.max_steps is None else min(last, train.max_steps)
+    plan, left = position.plan, []
+    if train.max_epochs is not None:
+        left.append((train.max_epochs - position.epoch) * plan.num_steps - position.plan_step)
+    if train.max_clips is not None:
+        left.append(math.ceil((train.max_clips - position.clips) * plan.num_steps / max(plan.planned, 1)))
+    last = position.global_step + max(min(left, default=0), 0)
+    if train.max_steps is None:
+        return last
+    return min(last, train.max_steps) if left else train.max_steps
 
 
 def total_steps(train: TrainConfig, position: DataPosition) -> int | None:

@@ -101,6 +101,7 @@ class ReplayedStep:
         clips: Clips that counted in the loss.
         applied: False if the step was skipped.
         fillers: Rank of each micro-batch without a clip.
+        stage: Name of the recipe's stage; empty without stages.
     """
 
     step: int
@@ -113,6 +114,7 @@ class ReplayedStep:
     applied: bool
     clips: int
     fillers: list[int]
+    stage: str
     micro_batches: list[ReplayedMicroBatch]
 
 
@@ -165,6 +167,7 @@ class Replay:
         return ReplayedStep(
             step=self.step.step,
             data_restarts=self.epoch.data_restarts,
+            stage=self.epoch.stage,
             epoch=self.epoch.epoch,
             segment=self.segment,
             plan_step=self.step.plan_step,

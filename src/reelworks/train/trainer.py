@@ -6,6 +6,7 @@ the rest of it is planned again, as the next segment. A position is the step of 
 
 from __future__ import annotations
 
+import gc
 import itertools
 import signal
 import time
@@ -31,6 +32,7 @@ from reelworks.data.failures import FailedClip
 from reelworks.data.loader import StepSource
 from reelworks.data.position import DataPosition, next_epoch, no_steps
 from reelworks.distributed import mesh
+from reelworks.distributed.mesh import World
 from reelworks.encoders import stored_batches
 from reelworks.encoders.encode_prefetcher import EncodePrefetcher
 from reelworks.encoders.precompute.encode_worker import Progress
@@ -53,13 +55,17 @@ from reelworks.train.logging.previews import Previewer
 from reelworks.train.logging.profile import StepProfiler
 from reelworks.train.logging.run_logger import RunLogger
 from reelworks.train.request import TrainRequest
-from reelworks.train.startup import open_run, rendezvous, resume, start
+from reelworks.train.startup import open_run, rendezvous, resume, stages, start
 from reelworks.train.startup.build import TrainedModel
-from reelworks.train.startup.open_run import OpenRun
+from reelworks.train.startup.open_run import FolderLock, OpenRun
+from reelworks.train.startup.stages import Stage
 from reelworks.train.step import out_of_memory
 from reelworks.train.step.examples import ExampleBuilder
 from reelworks.train.step.train_step import StepFlags, StepResult, TrainStep
 from reelworks.train.validation import Validator
+
+# "stage": finished, and another stage follows; "signal": the same command goes on
+EndReason = Literal["finished", "stage", "signal"]
 
 # EX_TEMPFAIL: saved on a signal; a scheduler may requeue the same command.
 EXIT_REQUEUE = 75
@@ -135,29 +141,72 @@ def run(
     joined = mesh.join(
         offload=recipe.parallel.offload, parallel=recipe.parallel, facts=lambda: rendezvous.facts(recipe)
     )
+    stages.require_unrestarted(recipe, request)
     with joined as world, ExitStack() as stack:
         stack.enter_context(log.to_terminal(speaks=world.is_main))
         start.require_possible(recipe, world)
         threads = resume.set_threads(recipe)
         folder_lock = stack.enter_context(open_run.lock_folder(recipe, request.resume, world))
-        start.scan(recipe, world, on_scan)
-        this_run, data, spec = start.plan(recipe, folder_lock, world)
-        recipe, preview_options = data.recipe, previews.options(data)
+        exported: list[Path] = []
+        while True:
+            stage = resume.pick(RunFolder(Path(recipe.output)), recipe, request.resume, world)
+            try:
+                end = _train_stage(stage, request, folder_lock, world, on_scan, on_encode, threads=threads)
+            except resume.OtherStageError:
+                continue
+            exported = end.exported or exported
+            if end.reason != "stage":
+                break
+            request = replace(request, resume="auto", load=None, weights_only=False)
+    if world.is_main and on_end is not None:
+        on_end(_result(RunFolder(Path(recipe.output)), end, exported))
+    return EXIT_REQUEUE if end.reason == "signal" else 0
+
+
+@dataclass(frozen=True)
+class StageEnd:
+    """The end of a stage, or of all training.
+
+    Attributes:
+        position: Where it ended.
+        exported: Files of weights that it wrote.
+    """
+
+    position: DataPosition
+    reason: EndReason
+    exported: list[Path]
+
+
+def _train_stage(
+    stage: Stage,
+    request: TrainRequest,
+    folder_lock: FolderLock,
+    world: World,
+    on_scan: Callable[[ScanProgress], None] | None,
+    on_encode: Callable[[Progress], None],
+    *,
+    threads: int,
+) -> StageEnd:
+    """Train a stage from its start or a checkpoint in it; nothing of it stays in memory."""
+    gc.collect()
+    with ExitStack() as stack:
+        start.require_possible(stage.recipe, world)
+        start.scan(stage.recipe, world, on_scan)
+        this_run, data, spec = start.plan(stage, folder_lock, world)
+        recipe, preview_options, resumed = data.recipe, previews.options(data), stage.step is not None
         previews.require_measured(recipe)
-        step = resume.pick(this_run, recipe, request.resume)
-        sources = start.require_weights(recipe, resumed=step is not None)
+        sources = start.require_weights(recipe, resumed=resumed)
         stored, encoders = stack.enter_context(start.stored_latents(data, spec, world, on_encode))
 
         stack.enter_context(attention.prefer(recipe.model.attention))
-        model = start.build_model(this_run, data, sources, encoders, resumed=step is not None)
-        position, resumed_from = resume.restore(this_run, data, spec, request, model, step=step)
+        model = start.build_model(this_run, data, sources, encoders, resumed=resumed)
+        position, resumed_from = resume.restore(this_run, data, spec, request, model, stage)
         start.rehearse(this_run, data, model, position, debug=request.debug)
         checkpointing.try_disk(this_run, recipe, model.state, position)
-        early = EarlyStop.resume(recipe.validation, this_run.folder.events_file, position.global_step, world)
+        events_file, first = this_run.folder.events_file, data.stage.step
+        early = EarlyStop.resume(recipe.validation, events_file, position.global_step, world, first=first)
         done = early.is_over or progress.is_done(recipe.train, position)
-        recipe_name = resume.prepare_folder(
-            this_run, data, position, threads=threads, resumed=step is not None, done=done
-        )
+        recipe_name = resume.prepare_folder(this_run, data, position, stage=stage, threads=threads, done=done)
 
         run_log = stack.enter_context(
             RunLogger(this_run.folder, data, world, position, recipe_name=recipe_name, debug=request.debug)
@@ -167,19 +216,16 @@ def run(
         checkpoints = CheckpointManager(this_run, data, model, run_log, mirror, resumed_from)
         profiler = StepProfiler(request.profiled_steps, this_run.folder, run_log, world)
         trainer = Trainer(this_run, data, model, preview_options, checkpoints, run_log, early, profiler, stored)
-        end, reason = trainer.train(position, resumed=step is not None)
-    if world.is_main and on_end is not None:
-        on_end(_result(this_run.folder, reason, end, checkpoints.exported))
-    return EXIT_REQUEUE if reason == "signal" else 0
+        end, reason = trainer.train(position, stage)
+    return StageEnd(end, reason, checkpoints.exported)
 
 
-def _result(
-    run: RunFolder, reason: Literal["finished", "signal"], end: DataPosition, exports: Sequence[Path]
-) -> TrainResult:
+def _result(run: RunFolder, end: StageEnd, exports: Sequence[Path]) -> TrainResult:
     good, _ = CheckpointFolder(run.checkpoints_folder).scan()
     newest = max(good, key=lambda checkpoint: checkpoint.step, default=None)
     path, metrics = (None, {}) if newest is None else (newest.path, listing.finite(newest.metrics))
-    return TrainResult(run.path, reason, end.global_step, end.epoch, path, metrics, list(exports))
+    reason: Literal["finished", "signal"] = "signal" if end.reason == "signal" else "finished"
+    return TrainResult(run.path, reason, end.position.global_step, end.position.epoch, path, metrics, list(exports))
 
 
 class Trainer:
@@ -217,7 +263,7 @@ class Trainer:
         times_forward = world.size > 1 and world.sequence is None and self._balance_every is not None
         self._times = ForwardTimes(world.device, times_forward and balance.can_time_forward(state.module))
         self._examples = ExampleBuilder(recipe, data.table, encoder)
-        self._train_step = TrainStep(boundary, self._examples, state, world, model.compiled, self._times)
+        self._train_step = TrainStep(boundary, self._examples, state, world, model.compiled, self._times, data.stage)
         self._state = state
         self._validator = Validator(boundary, encoder, world, self._source, data.held_out(), recipe)
         self._clip_measurer = ClipMeasurer(boundary, encoder, world, self._source, data, state)
@@ -237,27 +283,28 @@ class Trainer:
         self._consecutive_non_finite = 0
         self._step_seconds = 0.0
 
-    def train(self, position: DataPosition, *, resumed: bool) -> tuple[DataPosition, Literal["finished", "signal"]]:
-        """Train from a position to the end, and return where and why training stopped."""
-        config = self._recipe.data
+    def train(self, position: DataPosition, stage: Stage) -> tuple[DataPosition, EndReason]:
+        """Train from a position to the end of the stage, and return where and why training stopped."""
+        config, resumed = self._recipe.data, stage.step is not None
         with ExitStack() as stack:
             pool = DecodePool(config.num_workers if self._encoder.decodes else 0, config.decode_timeout)
             stack.callback(pool.close)
             stop_signals = stack.enter_context(_stop_signals())
             if self._recipe.train.clip_losses != "off":
                 self._state.clip_losses.begin(self.data, position, is_main=self._world.is_main)
-            if resumed:
+            if resumed and not stage.begins:
                 self._measure_if_lacking(position, pool)
             if self._is_done(position):
                 self._complete(position, pool, resumed=resumed)
-                return self._stop(position, "finished")
+                return self._stop(position, "finished" if stage.ends_run(position.global_step) else "stage")
 
             if not resumed:
                 self._validate(position, pool)  # of the untrained weights, for comparison
-            elif progress.is_due(self._recipe.samples.every_steps, position.global_step):
+            elif not stage.begins and progress.is_due(self._recipe.samples.every_steps, position.global_step):
                 self._make_lacking_previews(position.global_step)
             self._measure_clips(position, pool)  # a signal may have come before it
             batches = self._encoded_batches(position, pool)
+            flags = StepFlags(stop=False, save=False, writing=False)
             self._begin_segment(position)
             while not self._is_done(position):
                 if position.at_end:
@@ -276,7 +323,10 @@ class Trainer:
                     return self._stop(position, "signal")
                 self._after_step(position, pool, flags)
             self._end_record(position)
-            return self._stop(position, "finished")
+            if stage.ends_run(position.global_step):
+                return self._stop(position, "finished")
+            # The signal may have come during the last step of the stage.
+            return self._stop(position, "signal" if flags.stop else "stage")
 
     def _encoded_batches(self, position: DataPosition, pool: DecodePool) -> EncodePrefetcher:
         """Return the encoded micro-batches from a position to the end of training, across epochs."""
@@ -461,9 +511,7 @@ class Trainer:
         if self._world.is_main and ranks[0].notes:
             self._log.balance(position.global_step, balance.compare(ranks))
 
-    def _stop(
-        self, position: DataPosition, reason: Literal["finished", "signal"]
-    ) -> tuple[DataPosition, Literal["finished", "signal"]]:
+    def _stop(self, position: DataPosition, reason: EndReason) -> tuple[DataPosition, EndReason]:
         self._log_balance(position)
         self._profiler.close(position.global_step)
         self._log.event("stop", step=position.global_step, reason=reason)

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import tomli_w
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, ValidationError
 
 from reelworks.analysis import plan_report, rejections
@@ -56,8 +56,8 @@ def list_plans(context: PageContext) -> list[Json]:
 
 
 @routes.get("/{key}")
-def get_plan(context: PageContext, key: str) -> Json:
-    return _about(context, key)
+def get_plan(context: PageContext, key: str, stage: Annotated[int, Query(ge=0)] = 0) -> Json:
+    return _about(context, key, stage)
 
 
 @routes.get("/{key}/outline")
@@ -77,7 +77,7 @@ async def get_reasons(context: PageContext, key: str, controls: str, request: Re
 
 @routes.post("/{key}/save")
 def save(context: PageContext, key: str, wish: Save) -> Json:
-    session = context.plans.open(key)
+    session = context.plans.open(key, wish.controls.stage)
     values = session.values(wish.controls)
     session.parse(values)
     if wish.name is not None:
@@ -95,9 +95,11 @@ def scan(context: PageContext, key: str) -> Json:
 
 @routes.post("/{key}/check")
 def check(context: PageContext, key: str, wish: Check) -> Json:
-    session = context.plans.open(key)
+    session = context.plans.open(key, wish.controls.stage)
     path = _write_checked(context, session, session.values(wish.controls))
-    arguments = ("check", str(path), "--world", str(wish.controls.world), "--json")
+    stages = session.text.recipe.stage
+    chosen = ("--set", f"stage={stages[session.saved.stage].name}") if stages else ()
+    arguments = ("check", str(path), "--world", str(wish.controls.world), *chosen, "--json")
     return add_job(context, "check", context.workspace.label(session.text.path), arguments, key)
 
 
@@ -105,7 +107,7 @@ async def _answer(
     context: Context, key: str, controls: str, request: Request, compute: Callable[[RecipeData, int], Any]
 ) -> Response:
     asked, plans = _read(controls), context.plans
-    return await plans.answer(request, lambda: compute(plans.open(key).move(asked), asked.world))
+    return await plans.answer(request, lambda: compute(plans.open(key, asked.stage).move(asked), asked.world))
 
 
 def _read(controls: str) -> Controls:
@@ -130,7 +132,7 @@ def _row(context: Context, key: str, path: Path) -> Json:
     return row | {"model": recipe.model.name, "entries": entries}
 
 
-def _about(context: Context, key: str) -> Json:
+def _about(context: Context, key: str, stage: int) -> Json:
     """Return what the page shows before the first plan: entries, buckets and the positions of the controls."""
     text = recipe_files.read(context.workspace, key)
     recipe = text.recipe
@@ -145,11 +147,12 @@ def _about(context: Context, key: str) -> Json:
         "catalog": recipe.catalog_folder,
         "scanned": context.plans.is_scanned(recipe),
         "most_clips": MOST_CLIPS,
+        "stages": [each.name for each in recipe.stage],
         "reasons": {name: label for name, (label, _) in run_facts.REASONS.items()},
     }
     if not about["scanned"]:
         return about
-    session = context.plans.open(key)
+    session = context.plans.open(key, stage)
     data = session.data
     given = [(entry.resolution, frames) for entry in data.recipe.bucket for frames in entry.frames()]
     return about | {

@@ -18,6 +18,7 @@ from starlette.concurrency import run_in_threadpool
 from reelworks.buckets.config import as_table
 from reelworks.core import results, toml_none
 from reelworks.core.errors import UserError
+from reelworks.recipe import recipe_file
 from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
 from reelworks.ui import datasets, recipe_files
@@ -36,6 +37,7 @@ class Controls(BaseModel):
     Attributes:
         batch_sizes: Clips per micro-batch of each frame count of each `[[bucket]]`, in the recipe's order.
         keep_probs: Probabilities in the same order.
+        stage: Index of the recipe's stage that they belong to; 0 without stages.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -46,24 +48,26 @@ class Controls(BaseModel):
     micro_batches_per_step: int | None = Field(default=None, ge=1, le=1_000_000)
     batch_sizes: tuple[int, ...] = ()
     keep_probs: tuple[float, ...] = ()
+    stage: int = Field(default=0, ge=0)
 
 
 class PlanSession:
     """A recipe whose catalog is open, with the positions that its file stands for.
 
     Attributes:
-        recipe: The recipe as it is written.
+        recipe: The recipe as it is written, or one of its stages.
         latest: The dataset of the last positions, most of which the next ones have, too.
     """
 
-    def __init__(self, text: RecipeText, recipe: Recipe, data: RecipeData) -> None:
+    def __init__(self, text: RecipeText, recipe: Recipe, data: RecipeData, stage: int) -> None:
         self.text, self.recipe, self.data = text, recipe, data
-        self.saved = controls_of(data.recipe)
+        self.saved = controls_of(data.recipe, stage)
         self.latest = data
 
     def values(self, controls: Controls) -> Json:
         """Return the file's values with the controls at other positions; what did not move stays as it is written."""
-        values, saved = copy.deepcopy(self.text.values), self.saved
+        whole, saved = copy.deepcopy(self.text.values), self.saved
+        values = whole["stage"][saved.stage] if whole.get("stage") else whole  # a stage's own keys come before all
         if controls.incomplete_batch != saved.incomplete_batch:
             values["buckets"] = {**as_table(values.get("buckets", {})), "incomplete_batch": controls.incomplete_batch}
         for key in ("gradient_accumulation_steps", "micro_batches_per_step"):
@@ -76,8 +80,9 @@ class PlanSession:
             if self.data.chosen is not None:
                 _write_chosen(values, self.data.recipe, sizes, chances)
             else:
+                values.setdefault("bucket", copy.deepcopy(whole.get("bucket")))
                 _write_entries(values, self.data.recipe, controls, saved)
-        return values
+        return whole
 
     def move(self, controls: Controls) -> RecipeData:
         """Return the dataset with the controls at other positions."""
@@ -89,10 +94,15 @@ class PlanSession:
 
     def parse(self, values: Json) -> Recipe:
         """Make a recipe of the file's values with changes."""
-        return recipe_files.parse(values, self.text.path)
+        return stage_of(recipe_files.parse(values, self.text.path), self.saved.stage)
 
 
-def controls_of(recipe: Recipe) -> Controls:
+def stage_of(recipe: Recipe, stage: int) -> Recipe:
+    """Return the recipe of a stage by its index; the recipe itself if it has none."""
+    return recipe_file.of_stage(recipe, stage) if recipe.stage else recipe
+
+
+def controls_of(recipe: Recipe, stage: int) -> Controls:
     """Return the positions that a recipe stands for, with numbers for all batch sizes."""
     sizes = [size or recipe.buckets.batch_size for entry in recipe.bucket for size in entry.batch_sizes()]
     return Controls(
@@ -102,6 +112,7 @@ def controls_of(recipe: Recipe) -> Controls:
         micro_batches_per_step=recipe.train.micro_batches_per_step,
         batch_sizes=tuple(int(size) for size in sizes),
         keep_probs=tuple(chance for entry in recipe.bucket for chance in entry.keep_probs()),
+        stage=stage,
     )
 
 
@@ -135,18 +146,19 @@ class PlanSessions:
 
     def __init__(self, workspace: Workspace, opened: Datasets) -> None:
         self._workspace, self._datasets = workspace, opened
-        self._sessions: LRUCache[str, PlanSession] = LRUCache(_MOST_OPEN)
+        self._sessions: LRUCache[tuple[str, int], PlanSession] = LRUCache(_MOST_OPEN)
         self._lock = threading.Lock()
         self._turn = asyncio.Lock()
 
-    def open(self, key: str) -> PlanSession:
-        """Return a recipe with its catalog, read again if either has changed."""
+    def open(self, key: str, stage: int = 0) -> PlanSession:
+        """Return a recipe or one of its stages with its catalog, read again if either has changed."""
         text = recipe_files.read(self._workspace, key)
+        stage = min(stage, max(len(text.values.get("stage", ())) - 1, 0))
         with self._lock:
-            known = self._sessions.get(key)
+            known = self._sessions.get((key, stage))
             if known is not None and known.text.text != text.text:
                 known = None
-            recipe = text.recipe if known is None else known.recipe
+            recipe = stage_of(text.recipe, stage) if known is None else known.recipe
             if not self.is_scanned(recipe):
                 raise UserError(
                     "the footage was not scanned yet",
@@ -157,7 +169,7 @@ class PlanSessions:
                 )
             data = self._datasets.open(recipe, Path(recipe.catalog_folder))
             if known is None or known.data is not data:
-                known = self._sessions[key] = PlanSession(text, recipe, data)
+                known = self._sessions[key, stage] = PlanSession(text, recipe, data, stage)
             return known
 
     def is_scanned(self, recipe: Recipe) -> bool:

@@ -210,8 +210,11 @@ def _toml(path: str, _: int) -> Json:
 
 def total_steps(run: RunFolder) -> int | None:
     """Return the step at which a run ends; None if that is not known."""
-    train = _recipe(run).get("train", {})
+    recipe = _recipe(run)
+    train, stages = recipe.get("train", {}), recipe.get("stage", [])
     ends: list[int | None] = [train.get("max_steps")]
+    if stages and all("steps" in stage for stage in stages):
+        ends.append(sum(stage["steps"] for stage in stages))
     if "max_epochs" in train and (summary := plan_report.read_summary(run)) is not None:
         ends.append(summary.steps_per_epoch * train["max_epochs"])
     return min((end for end in ends if end is not None), default=None)

@@ -31,6 +31,7 @@ class Record:
     pinned: bool = False
     created: float = 0.0
     num_bytes: int = 10
+    stage: str = ""
 
 
 def config(**keys: object) -> CheckpointsConfig:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -24,6 +24,7 @@ class Record:
     metrics: dict[str, float] = field(default_factory=dict)
     created: float = 0.0
     num_bytes: int = 100
+    stage: str = ""
 
 
 def run(*losses: float | None, pinned: tuple[int, ...] = ()) -> list[Record]:
@@ -298,3 +299,11 @@ def test_config_refuses(values: dict[str, object], message: str) -> None:
 )
 def test_sizes_are_read_as_people_write_them(text: str, size: int) -> None:
     assert CheckpointsConfig(max_disk=text).max_disk_bytes == size
+
+
+def test_the_best_is_of_the_newest_stage_and_the_last_of_each_stage_stays() -> None:
+    """A loss on other clips or sizes is another one."""
+    names = ("low", "low", "low", "high", "high", "high")
+    of_stages = [replace(one, stage=name) for one, name in zip(run(1, 2, 3, 9, 7, 8), names, strict=True)]
+    assert kept(of_stages, keep_last=1) == [300, 500, 600]
+    assert "the last of stage low" in plan(of_stages, CheckpointsConfig(keep_last=1))[2].reasons

@@ -74,6 +74,7 @@ class Record:
     pinned: bool = False
     created: float = 0.0
     num_bytes: int = 100
+    stage: str = ""
 
 
 def test_the_best_by_a_mixture_stays_and_each_reason_has_the_parts() -> None:

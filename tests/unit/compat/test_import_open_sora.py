@@ -498,3 +498,33 @@ def test_the_command(tmp_path: Path) -> None:
     keys = {line["key"]: line["fate"] for line in json.loads(told.stdout)["keys"]}
     assert (keys["mystery"], keys["lr"]) == ("not possible here", "taken")
     assert recipe_file.load(tmp_path / "b.toml").buckets.probability == "downgrade"
+
+
+def test_the_three_configs_of_a_release_become_the_stages_of_one_run(tmp_path: Path) -> None:
+    """Their buckets are those of the release, by the golden tables."""
+    files = tuple(CONFIGS / f"opensora-1.2-stage{stage}.py" for stage in (1, 2, 3))
+    request = ImportRequest(files=files, output=tmp_path / "all.toml", data=(tmp_path,), clips=False)
+    found = importer.convert(request)
+    recipe = recipe_file.load(tmp_path / "all.toml")
+    golden = json.loads((CONFIGS.parent / "golden" / "buckets" / "bucket_random_counts.json").read_text())
+    for index, stage in enumerate(recipe_file.each_stage(recipe)):
+        lengths = {
+            name: {frames: [chance, size or "none"] for frames, (chance, size) in entries.items()}
+            for name, entries in golden["bucket_configs"][f"stage{index + 1}"].items()
+        }
+        released = stage.buckets.model_copy(update={"opensora": lengths})
+        geometry = components.geometry(stage.model, stage.autoencoder)
+        ours, theirs = (table.build([], buckets, geometry) for buckets in (stage.buckets, released))
+        assert [(b.name, b.batch_size, b.shape) for b in ours.buckets] == [
+            (b.name, b.batch_size, b.shape) for b in theirs.buckets
+        ]
+        assert ours.entries == theirs.entries
+    assert [stage.train.warmup_steps for stage in recipe_file.each_stage(recipe)] == [1000, 0, 1000]
+    assert any(key.key == "opensora-1-2-stage3: mask_ratios" for key in found.keys)
+
+
+def test_configs_of_other_models_are_not_stages_of_one_run(tmp_path: Path) -> None:
+    files = tuple(CONFIGS / f"opensora-{release}-stage1.py" for release in ("1.1", "1.2"))
+    with refused("stages-differ", says="opensora-1.1"):
+        importer.convert(ImportRequest(files=files, output=tmp_path / "all.toml", clips=False))
+    assert not (tmp_path / "all.toml").exists()

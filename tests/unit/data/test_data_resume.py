@@ -20,7 +20,7 @@ from reelworks.data import position, resume, segment_record
 from reelworks.recipe.dataset import RecipeData
 from reelworks.run import records
 from reelworks.run.folder import RunFolder
-from reelworks.schedule.cursor import Aliases, Cursor, Excluded
+from reelworks.schedule.cursor import Aliases, Cursor, Excluded, StageStart
 
 Place = tuple[str, int]
 Saved = tuple[dict[str, Any], bytes, bytes, list[Place]]
@@ -423,7 +423,7 @@ def test_data_that_begin_again_need_no_record(training: Training) -> None:
             shutil.rmtree(training.run.coverage_folder)
         training.open()
         begun, changes = resume.start_again(
-            training.data, training.spec(), training.run, Cursor(**cursor), Aliases.from_bytes(aliases)
+            training.data, training.spec(), training.run, Cursor(**cursor), Aliases.from_bytes(aliases), StageStart()
         )
         assert (begun.data_restarts, begun.epoch, begun.segment, begun.plan_step) == (1, 0, 0, 0)
         assert (begun.plan.planned, begun.global_step) == (9, 1)

@@ -192,7 +192,7 @@ def test_a_folder_given_as_an_option_is_a_text_whatever_it_looks_like(tmp_path: 
 
 @pytest.mark.parametrize(
     ("removed", "field"),
-    [("version = 1", "version"), ("max_steps = 10", "train"), ('path = "footage"', "dataset.0.path")],
+    [("version = 1", "version"), ("max_steps = 10", "train.max_steps"), ('path = "footage"', "dataset.0.path")],
 )
 def test_what_is_missing_is_named(tmp_path: Path, removed: str, field: str) -> None:
     assert mistake(tmp_path, text=SMALL.replace(removed, "")).field == field

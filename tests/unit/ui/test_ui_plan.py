@@ -137,6 +137,39 @@ def test_buckets_of_the_map_are_those_of_the_plan(page: TestClient) -> None:
     }
 
 
+STAGES = """
+[[stage]]
+name = "first"
+steps = 4
+
+[[stage]]
+name = "second"   # larger
+epochs = 1
+[[stage.bucket]]
+resolution = "48px"
+num_frames = [1, 5]
+batch_size = 2
+"""
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_each_stage_is_planned_and_saved_by_itself(page: TestClient, scanned: Path, stage: int) -> None:
+    file = scanned / "cats.toml"
+    file.write_text(RECIPE.replace("max_epochs = 1", "warmup_steps = 1") + STAGES)
+    others = recipe_file.each_stage(recipe_file.load(file))
+    about = page.get(f"/api/plan/{key(page)}", params={"stage": stage}).json()
+    assert (about["stages"], about["controls"]["stage"]) == (["first", "second"], stage)
+    moved = {"batch_sizes": [1] * len(about["controls"]["batch_sizes"]), "gradient_accumulation_steps": 2}
+    controls = about["controls"] | moved
+    shown = outline(page, key(page), controls).json()
+    saved = page.post(f"/api/plan/{key(page)}/save", json={"controls": controls, "digest": about["digest"]})
+    assert saved.status_code == 200
+    after = recipe_file.each_stage(recipe_file.load(file))
+    assert after[1 - stage] == others[1 - stage]
+    assert shown["steps_per_epoch"] == plan_report.forecast(after[stage], 1).steps_per_epoch
+    assert "# larger" in file.read_text()
+
+
 def test_saving_keeps_comments_and_changes_only_what_moved(page: TestClient, scanned: Path) -> None:
     about = page.get(f"/api/plan/{key(page)}").json()
     controls = about["controls"] | {"batch_sizes": [3, 1, 4], "keep_probs": [1.0, 1.0, 0.75]}

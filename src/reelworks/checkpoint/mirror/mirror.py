@@ -168,7 +168,9 @@ class Mirror:
             with suppress(BadCheckpoint):  # neither counts nor is deleted
                 remote = self._place.complete(step)
                 pinned, metrics = self._store.is_pinned(step), self._store.metrics_of(remote)
-                mirrored.append(CheckpointFacts(step, remote.created, remote.total_bytes, pinned, metrics))
+                mirrored.append(
+                    CheckpointFacts(step, remote.created, remote.total_bytes, pinned, metrics, stage=remote.stage)
+                )
         return policy.plan_retention(mirrored, self._policy, PolicyTime(time.time()))
 
     def _with_retries(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

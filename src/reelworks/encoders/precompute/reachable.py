@@ -56,7 +56,7 @@ def request(data: Dataset, clips: Samples, epoch: int, *, augments: bool = True)
     return StepSource(data, rank=0, world=1).build_request(clips, epoch=epoch, augments=augments)
 
 
-def chunks(data: Dataset, spec: PlanSpec, epochs: int, limit: int | None = None) -> list[Chunk]:
+def chunks(data: Dataset, spec: PlanSpec, epochs: range, limit: int | None = None) -> list[Chunk]:
     """Return all clips that epochs can reach in chunks, each clip, bucket and variant once; held-out clips come last."""
     trained, held_out = _trained(data, spec, epochs), data.held_out()
     if limit is not None:
@@ -81,9 +81,9 @@ def _cut(data: Dataset, clips: Samples, epoch: int, size: int) -> Iterator[Chunk
             yield Chunk(clips.take(where[first : first + whole]), epoch)
 
 
-def _trained(data: Dataset, spec: PlanSpec, epochs: int) -> Samples:
+def _trained(data: Dataset, spec: PlanSpec, epochs: range) -> Samples:
     """Return clips once for each bucket that they have in an epoch, in the order of the catalog."""
-    seen = [_of_epoch(data, spec, epoch) for epoch in range(epochs if varies(data) else 1)]
+    seen = [_of_epoch(data, spec, epoch) for epoch in (epochs if varies(data) else epochs[:1])]
     names = ("uid", "ordinal", "bucket")
     uid, ordinal, bucket = (np.concatenate([getattr(clips, name) for clips in seen]) for name in names)
     _, first = np.unique(ordinal * len(data.table.buckets) + bucket, return_index=True)

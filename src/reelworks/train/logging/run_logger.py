@@ -123,6 +123,7 @@ class RunLogger:
             device=str(self._world.device),
             recipe=self._recipe_name,
             resumed_from=resumed_from,
+            **({"stage": asdict(self._data.stage)} if self._data.stage.name else {}),
             **({"sources": dict(sources)} if sources else {}),
         )
 

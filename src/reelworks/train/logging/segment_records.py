@@ -84,9 +84,9 @@ class RecordKeeper:
         for data_restarts, epoch in records.prune(
             self.run, limit, in_use, lambda key: clip_history.totals(self.run, *key)
         ):
-            name = f"epoch {epoch}" + (f" of data restart {data_restarts}" if data_restarts else "")
+            name = history.epoch_name(epoch, data_restarts, "")
             logger.info(
-                f"the record of {name} is removed to stay within coverage.max_disk = {units.format_bytes(limit)}; "
+                f"the record of epoch {name} is removed to stay within coverage.max_disk = {units.format_bytes(limit)}; "
                 "its totals are kept, the outcome of each of its clips is lost"
             )
 

@@ -104,13 +104,17 @@ def drawn_settings(recipe: Recipe) -> list[str]:
     return [*crop, *masks, *(f"dataset.{key}" for key in sorted(drawn))]
 
 
-def epochs(data: RecipeData, spec: PlanSpec) -> int:
-    """Return how many epochs a recipe trains; later ones are taken to be as long as the first."""
-    train = data.recipe.train
-    if train.max_steps is None:
-        return train.max_epochs or 1
-    needed = math.ceil(train.max_steps / max(data.plan(spec, 0).num_steps, 1))
-    return max(min(needed, train.max_epochs or needed), 1)
+def epochs(data: RecipeData, spec: PlanSpec) -> range:
+    """Return the epochs that a recipe trains, if their clips differ; later ones are taken to be as long as the first."""
+    start, train = data.stage, data.recipe.train
+    if not reachable.varies(data):
+        return range(start.epoch, start.epoch + 1)
+    plan, ends = data.plan(spec, start.epoch), [train.max_epochs]
+    if train.max_steps is not None:
+        ends.append(start.epoch + math.ceil((train.max_steps - start.step) / max(plan.num_steps, 1)))
+    if train.max_clips is not None:
+        ends.append(start.epoch + math.ceil((train.max_clips - start.clips) / max(plan.planned, 1)))
+    return range(start.epoch, max(min(end for end in ends if end is not None), start.epoch + 1))
 
 
 def plan_spec(data: RecipeData, world: int = 1) -> PlanSpec:
@@ -136,11 +140,10 @@ def build_encoding_job(
             f"encode.variants is 1, so each clip is shown alike in all epochs in spite of {', '.join(fixed)}; raise it to "
             "store several variants of each clip"
         )
-    epoch_count = epochs(data, spec) if reachable.varies(data) else 1
     return Encoding(
         source,
         lazy_encoder(recipe, device) if encoder is None else encoder,
-        reachable.chunks(data, spec, epoch_count, limit),
+        reachable.chunks(data, spec, epochs(data, spec), limit),
         num_workers=recipe.data.num_workers,
         timeout=recipe.data.decode_timeout,
         prefetch_bytes=recipe.data.prefetch_budget_bytes,

@@ -28,13 +28,15 @@ from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
 from reelworks.run import events, history, records
 from reelworks.run.folder import RunFolder
-from reelworks.schedule.cursor import Cursor
+from reelworks.schedule.cursor import Aliases, Cursor
 from reelworks.schedule.plan import PlanSpec
 from reelworks.train import checkpointing
 from reelworks.train.request import TrainRequest
-from reelworks.train.startup import init_from
+from reelworks.train.startup import init_from, stages
 from reelworks.train.startup.build import TrainedModel
 from reelworks.train.startup.open_run import OpenRun
+from reelworks.train.startup.stages import Stage
+from reelworks.train.step.spikes import SpikeDetector
 
 _MOST_NAMED = 10  # clips left out that a start names
 
@@ -48,26 +50,37 @@ def set_threads(recipe: Recipe) -> int:
 
 
 def restore(
-    run: OpenRun, data: RecipeData, spec: PlanSpec, request: TrainRequest, model: TrainedModel, *, step: int | None
+    run: OpenRun, data: RecipeData, spec: PlanSpec, request: TrainRequest, model: TrainedModel, stage: Stage
 ) -> tuple[DataPosition, int | None]:
-    """Load the checkpoint of a step, and return the position in the data that belongs to it, and its step. Collective.
+    """Load the stage's checkpoint, and return the position in the data that belongs to it, and its step. Collective.
 
-    Without a step the run starts fresh, from the weights that `request.load` names, if any. A checkpoint that proves bad
+    Without one the run starts fresh, from the weights that `request.load` names, if any. A checkpoint that proves bad
     while it is read is skipped for an older one, unless its step was asked for.
+
+    Raises:
+        OtherStageError: The older one may be of another stage.
     """
     with log.stage("loading the weights that training begins with, and planning"):
-        if step is None:
+        if stage.step is None:
             position, resumed_from = _start_fresh(run, data, spec, request, model), None
         else:
-            position, resumed_from = _resume(run, data, spec, request, model, step)
+            position, resumed_from = _resume(run, data, spec, request, model, stage)
         _require_same_plan(run.world, position)
     return position, resumed_from
 
 
+class OtherStageError(Exception):
+    """The checkpoint that training goes on from proved bad, and an older one may be of another stage."""
+
+
 def _resume(
-    run: OpenRun, data: RecipeData, spec: PlanSpec, request: TrainRequest, model: TrainedModel, step: int
+    run: OpenRun, data: RecipeData, spec: PlanSpec, request: TrainRequest, model: TrainedModel, stage: Stage
 ) -> tuple[DataPosition, int]:
-    step, (cursor, excluded, aliases) = _load(run, data.recipe, request, model, step)
+    step, (cursor, excluded, aliases) = _load(run, request, model, stage)
+    if stage.config is not None and step != stage.step:
+        raise OtherStageError
+    if stage.begins:
+        return _begin_stage(run, data, spec, model, stage, cursor, aliases), step
     changes = diff.of_recipes(run.folder, step, data.recipe) if run.world.is_main else []
     if request.load is not None:
         changes.append("--load has no effect: the run resumes from its own checkpoint")
@@ -80,7 +93,7 @@ def _resume(
             changes.append(f"--restart-data has no effect: {reason}")
             restart_data = False
     if restart_data:
-        position, data_changes = resume.start_again(data, spec, run.folder, cursor, aliases)
+        position, data_changes = resume.start_again(data, spec, run.folder, cursor, aliases, cursor.stage)
         logger.info("resumed the weights of step %d; the data restart at epoch 0", step)
     else:
         position, data_changes = resume.resume(data, spec, run.folder, cursor, excluded, aliases)
@@ -90,29 +103,50 @@ def _resume(
     return position, step
 
 
-def _load(
-    run: OpenRun, recipe: Recipe, request: TrainRequest, model: TrainedModel, step: int
-) -> tuple[int, checkpointing.Restored]:
-    """Load the checkpoint of a step, or the newest one that is not bad if none was asked for; returns its step."""
+def _begin_stage(
+    run: OpenRun, data: RecipeData, spec: PlanSpec, model: TrainedModel, stage: Stage, cursor: Cursor, aliases: Aliases
+) -> DataPosition:
+    """Return the first position of a stage, and begin anew what its entry in the recipe says."""
+    assert stage.config is not None
+    position, changes = resume.start_again(data, spec, run.folder, cursor, aliases, stage.start)
+    model.state.spikes = SpikeDetector()
+    if stage.config.optimizer == "reset":
+        model.state.optimizer.begin()
+    if stage.config.ema == "reset":
+        model.state.begin_average()
+    logger.info("stage %s begins after step %d, for %s", stage.start.name, stage.start.step, stage.config.end_text)
+    for line in (
+        *changes,
+        *(diff.of_recipes(run.folder, cursor.global_step, data.recipe) if run.world.is_main else ()),
+    ):
+        logger.info(line)
+    return position
+
+
+def _load(run: OpenRun, request: TrainRequest, model: TrainedModel, stage: Stage) -> tuple[int, checkpointing.Restored]:
+    """Load the stage's checkpoint, or the newest one that is not bad if none was asked for; returns its step."""
+    recipe, step = stage.recipe, stage.step
+    assert step is not None
     adapter = None if recipe.lora is None else recipe.lora.training_adapter
 
     def attempt(info: CheckpointInfo) -> checkpointing.Restored:
-        require_settings(run, info.step, recipe)
-        return checkpointing.restore(info.path, model.state, model.base, adapter)
+        require_settings(run.folder, info.step, stage)
+        return checkpointing.restore(info.path, model.state, model.base, adapter, optimizer=not stage.resets_optimizer)
 
     if request.resume == "auto":
         found = load.load_newest(run.store, attempt, quarantine=True)
         assert found is not None  # `pick` found one
         return found[0].step, found[1]
-    path = run.store.path(step)
-    with verify.bad_told(path):
-        return step, checkpointing.restore(path, model.state, model.base, adapter)
+    info = run.store.info(step)
+    with verify.bad_told(info.path):
+        return step, attempt(info)
 
 
 def _start_fresh(
     run: OpenRun, data: RecipeData, spec: PlanSpec, request: TrainRequest, model: TrainedModel
 ) -> DataPosition:
     position, empty = next_epoch(data, spec, None)
+    position = replace(position, stage=data.stage)
     logger.info("starting fresh")
     log_empty(empty)
     recipe, base = data.recipe, model.base
@@ -176,7 +210,7 @@ def _require_same_plan(world: World, position: DataPosition) -> None:
 
 
 def prepare_folder(
-    run: OpenRun, data: RecipeData, position: DataPosition, *, threads: int, resumed: bool, done: bool
+    run: OpenRun, data: RecipeData, position: DataPosition, *, stage: Stage, threads: int, done: bool
 ) -> str:
     """Update the run folder for a start, on the main rank: set later checkpoints aside, write recipe and plan.
 
@@ -188,20 +222,22 @@ def prepare_folder(
     if not run.world.is_main:
         return ""
     with files.writing("output", run.folder.path):
-        return _prepare_folder(run, data, position, threads=threads, resumed=resumed, done=done)
+        return _prepare_folder(run, data, position, stage=stage, threads=threads, done=done)
 
 
 def _prepare_folder(
-    run: OpenRun, data: RecipeData, position: DataPosition, *, threads: int, resumed: bool, done: bool
+    run: OpenRun, data: RecipeData, position: DataPosition, *, stage: Stage, threads: int, done: bool
 ) -> str:
-    if resumed:
+    if stage.step is not None:
         # A later checkpoint is of an abandoned branch, and would pass for the newest, or for a save of its step.
         for later in [step for step in run.store.steps() if step > position.global_step]:
             aside = run.store.set_aside(later, f"abandoned: the run went back to step {position.global_step}")
             logger.info("checkpoint of step %d is set aside as %s", later, aside.name)
     # A fresh start has former records too, if a start was killed before its first save.
     records.reopen(run.folder, position.global_step, None if done else position.key)
-    recipe_name = run.folder.keep_recipe(recipe_file.dump(data.recipe))
+    whole = recipe_file.dump(stage.whole) if stage.config is not None else None
+    recipe_name = run.folder.keep_recipe(recipe_file.dump(data.recipe), whole)
+    stages.log_edited(stage, run.folder)
     starts = list(events.read(run.folder.events_file, "start"))
     if starts and (former := starts[-1]["threads"]) != threads:
         logger.warning(f"threads: {former} then, {threads} now; losses will differ in their last bits")
@@ -253,19 +289,23 @@ def _write_plan(run: OpenRun, data: RecipeData, position: DataPosition) -> None:
         logger.warning(warning)
 
 
-def pick(run: OpenRun, recipe: Recipe, resume: str) -> int | None:
-    """Return the step to resume from, by the option `resume`; None for a fresh start. Collective."""
-    chosen = _choose_step(run.store, resume) if run.world.is_main else None
-    step: int | None = run.world.broadcast(chosen)  # type: ignore[assignment]
-    if step is not None:
-        require_settings(run, step, recipe)  # before the model is built
-    return step
+def pick(folder: RunFolder, recipe: Recipe, resume: str, world: World) -> Stage:
+    """Return the stage to train, with the step to resume from by the option `resume`, or without for a fresh start.
+
+    Collective.
+    """
+    store = CheckpointFolder(folder.checkpoints_folder)
+    step = world.broadcast(_choose_step(store, resume) if world.is_main else None)
+    stage = stages.find(recipe, step, world)  # type: ignore[arg-type]
+    if stage.step is not None:
+        require_settings(folder, stage.step, stage)  # before the model is built
+    return stage
 
 
-def require_settings(run: OpenRun, step: int, recipe: Recipe) -> None:
-    """Check that a checkpoint of the run can be continued with the recipe's settings."""
-    remedy = f"start another run with --output DIR --load {run.folder.path} --weights-only"
-    init_from.require_same_settings(run.folder, step, recipe, remedy)
+def require_settings(folder: RunFolder, step: int, stage: Stage) -> None:
+    """Check that a checkpoint of the run can be continued with the settings of a stage."""
+    remedy = f"start another run with --output DIR --load {folder.path} --weights-only"
+    init_from.require_same_settings(folder, step, stage.recipe, None if stage.resets_optimizer else remedy)
 
 
 def _choose_step(store: CheckpointFolder, resume: str) -> int | None:

@@ -28,6 +28,7 @@ from reelworks.train.preflight import dry_run
 from reelworks.train.startup import build, open_run, rendezvous, resume
 from reelworks.train.startup.build import TrainedModel
 from reelworks.train.startup.open_run import FolderLock, OpenRun
+from reelworks.train.startup.stages import Stage
 from reelworks.train.step import optimizer_names, out_of_memory
 from reelworks.train.step.lr_schedule import no_end
 
@@ -46,16 +47,17 @@ def scan(recipe: Recipe, world: World, on_scan: Callable[[ScanProgress], None] |
     world.wait()
 
 
-def plan(recipe: Recipe, folder_lock: FolderLock, world: World) -> tuple[OpenRun, RecipeData, PlanSpec]:
+def plan(stage: Stage, folder_lock: FolderLock, world: World) -> tuple[OpenRun, RecipeData, PlanSpec]:
     """Open the run, and its catalog with the buckets that were proposed if the recipe names none."""
+    recipe = stage.recipe
     with log.stage("planning"):
-        data = replace(RecipeData.open(recipe), run=RunFolder(Path(recipe.output)))
+        data = replace(RecipeData.open(recipe), run=RunFolder(Path(recipe.output)), stage=stage.start)
         recipe = data.recipe
         sequence_limits.require_buckets(recipe.model, data.table, recipe.parallel.sequence_degree)
         run = open_run.open_run(recipe, folder_lock, world)
         spec = open_run.plan_spec(data, run)
         if recipe.train.lacks_end:
-            raise no_end(recipe.train, data.plan(spec, 0).num_steps)
+            raise no_end(recipe.train, data.plan(spec, stage.start.epoch).num_steps)
     return run, data, spec
 
 

@@ -8,14 +8,19 @@ from reelworks.core.errors import UserError
 from reelworks.train.config import TrainConfig
 
 
-def learning_rate(config: TrainConfig, step: int) -> float:
-    """Return the learning rate of the step that follows `step` done ones: linear warm-up, then the schedule."""
+def learning_rate(config: TrainConfig, step: int, first_step: int = 0) -> float:
+    """Return the learning rate of the step that follows `step` done ones: linear warm-up, then the schedule.
+
+    Both count from `first_step`, with which the stage began.
+    """
+    step -= first_step
     if step < config.warmup_steps:
         return config.learning_rate * (step + 1) / config.warmup_steps
     if config.learning_rate_schedule == "constant":
         return config.learning_rate
     assert config.max_steps is not None
-    done = min((step - config.warmup_steps) / max(config.max_steps - config.warmup_steps, 1), 1.0)
+    falls = config.max_steps - first_step - config.warmup_steps
+    done = min((step - config.warmup_steps) / max(falls, 1), 1.0)
     left = 1 - done if config.learning_rate_schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
     return config.final_learning_rate + (config.learning_rate - config.final_learning_rate) * left
 

@@ -44,10 +44,14 @@ class TrainState:
             ema = {name: average.cpu() for name, average in ema.items()}
         return cls(module, ema, optimizer, blocks=blocks)
 
-    def begin_again(self) -> None:
-        """Copy the average from the weights again, and reset the optimizer's state and the recent losses."""
+    def begin_average(self) -> None:
+        """Copy the average from the weights again."""
         for name, average in self.ema.items():
             local(average).copy_(local(self.optimizer.trained[name].detach()))
+
+    def begin_again(self) -> None:
+        """Copy the average from the weights again, and reset the optimizer's state and the recent losses."""
+        self.begin_average()
         self.optimizer.begin()
         self.spikes = SpikeDetector()
         self.clip_losses = ClipLossAccount()

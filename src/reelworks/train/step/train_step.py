@@ -37,6 +37,7 @@ from reelworks.precision.boundary import DtypeBoundary
 from reelworks.recipe.recipe import Recipe
 from reelworks.schedule import cost
 from reelworks.schedule import plan as planning
+from reelworks.schedule.cursor import RUN_START, StageStart
 from reelworks.schedule.plan import EpochPlan
 from reelworks.train import progress
 from reelworks.train.logging.balance import ForwardTimes
@@ -274,6 +275,7 @@ class TrainStep:
     world: World
     compiled: CompiledBlocks = field(default_factory=CompiledBlocks.none)
     times: ForwardTimes = field(default_factory=lambda: ForwardTimes(torch.device("cpu"), False))
+    stage: StageStart = RUN_START
 
     @property
     def recipe(self) -> Recipe:
@@ -325,7 +327,7 @@ class TrainStep:
             if train.max_grad_norm is not None:
                 scale = scale * (train.max_grad_norm / (norm + _EPSILON)).clamp(max=1.0)
             state.optimizer.step(scale)
-            state.update_ema(step, train.ema_decay)
+            state.update_ema(step - self.stage.average_step, train.ema_decay)
         blame = None if finite else self._find_cause(kept, step, forwards.most)
         state.optimizer.zero_grad()
         return StepResult(
@@ -402,7 +404,7 @@ class TrainStep:
 
     def set_rate(self, step: int) -> float:
         """Set the learning rate of the step that follows `step` done ones, and return it."""
-        return self.state.optimizer.set_rate(learning_rate(self.recipe.train, step))
+        return self.state.optimizer.set_rate(learning_rate(self.recipe.train, step, self.stage.step))
 
     def _clip_weight(self, bucket: int, clips: int) -> float:
         """Return the loss weight of one clip: its tokens, 1, or 1 / clips of the micro-batch, by `train.loss_reduction`."""

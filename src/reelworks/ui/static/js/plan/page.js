@@ -22,7 +22,7 @@ const FIELDS = {
 
 export class PlanPage {
   constructor(main, key, signal) {
-    Object.assign(this, { main, key, signal, asked: null, advised: null, before: null, plan: null });
+    Object.assign(this, { main, key, signal, stage: 0, asked: null, advised: null, before: null, plan: null });
     this.move = throttle(60, () => this.compute());
     this.kept = new Draft(() => this.load());
     signal.addEventListener("abort", () => this.rest());
@@ -42,7 +42,7 @@ export class PlanPage {
   }
 
   async load() {
-    this.about = await get(`/plan/${this.key}`, this.signal);
+    this.about = await get(`/plan/${this.key}?stage=${this.stage}`, this.signal);
     this.known = this.about.digest;
     if (!this.about.scanned) return offerScan(this.main, this.about, this.signal, () => this.load());
     this.saved = this.about.controls;
@@ -50,7 +50,8 @@ export class PlanPage {
     this.before = null;
     const former = this.kept.found;
     // Controls of an older file fit if it has as many; its digest keeps them from being saved over the newer one.
-    if (former?.now.batch_sizes.length === this.now.batch_sizes.length) {
+    const fits = former?.now.stage === this.now.stage && former.now.batch_sizes.length === this.now.batch_sizes.length;
+    if (fits) {
       this.now = former.now;
       former.digest === this.known ? this.kept.tellRestored() : this.kept.tellOutdated();
       this.about.digest = former.digest;
@@ -100,11 +101,24 @@ export class PlanPage {
     return h(
       "div.page-head.plan-head",
       h("div", h("h1", about.name), h("div.quiet", `${about.path} · ${about.model}`)),
+      about.stages.length ? this.stageChoice() : null,
       h("span.gap"),
       this.resetButton,
       button(t`Save as recipe …`, () => this.saveAs()),
       this.saveButton,
     );
+  }
+
+  /** Choose the stage whose plan is shown; what was moved in another one is dropped, as by a reset. */
+  stageChoice() {
+    const { stage } = this.saved;
+    const options = this.about.stages.map((name, i) => h("option", { value: i, selected: i === stage }, name));
+    const onchange = event => {
+      this.kept.drop();
+      this.stage = event.target.selectedIndex;
+      this.load();
+    };
+    return h("label", t`Stage`, " ", h("select", { onchange }, options));
   }
 
   update() {

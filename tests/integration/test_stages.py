@@ -1,0 +1,126 @@
+"""Stages: one run whose parts differ, and that a kill at any place leaves as it would have been."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import children
+import pytest
+
+from reelworks.checkpoint.folder import CheckpointFolder
+from reelworks.run import events, history
+from reelworks.run.folder import RunFolder
+
+BARE = {"buckets": {"aspect_ratios": ["1:1"], "upscale": True, "max_crop": 0.7}}
+FIRST = {"name": "first", "steps": 3}
+SECOND = {
+    "name": "second",
+    "epochs": 1,
+    "ema": "reset",
+    "bucket": [{"resolution": "48px", "num_frames": [1, 5], "batch_size": [4, 3]}],
+    "train": {"learning_rate": 5e-4},
+}
+THIRD = {
+    "name": "third",
+    "clips": 7,
+    "optimizer": "reset",
+    "bucket": [{"resolution": "64px", "num_frames": 1, "batch_size": 2}],
+    "train": {"optimizer": "muon", "learning_rate": 1e-4, "warmup_steps": 0},
+}
+
+
+@pytest.fixture
+def staged(tiny: Any) -> Any:
+    def make(output: str = "run", *stages: dict[str, Any], **changes: Any) -> dict[str, Any]:
+        recipe = tiny(output, **{"train": {"warmup_steps": 2}, "validation": {"every_steps": 3}, **BARE, **changes})
+        del recipe["train"]["max_steps"]
+        return recipe | {"stage": list(stages or (FIRST, SECOND, THIRD))}
+
+    return make
+
+
+def saved(run: Path) -> tuple[int, dict[str, str]]:
+    """The last checkpoint's step, and the digests of its files: weights, average, optimizer, position in the data."""
+    info = CheckpointFolder(run / "checkpoints").list()[-1]
+    return info.step, {file.path: file.digest for file in info.manifest.files}
+
+
+def steps(run: Path) -> list[dict[str, Any]]:
+    return events.timeline(RunFolder(run).events_file, "step")
+
+
+def ends(run: Path, stage: int) -> list[dict[str, Any]]:
+    """The accounts of the epochs of a stage, by its index."""
+    return [e.ended for e in history.epochs(RunFolder(run)) if e.data_restarts == stage and e.ended is not None]
+
+
+def starts(run: Path) -> list[tuple[str, int]]:
+    return [(e["stage"]["name"], e["stage"]["step"]) for e in events.read(RunFolder(run).events_file, "start")]
+
+
+def test_stages_follow_each_other_and_a_kill_changes_nothing(staged: Any, tmp_path: Path) -> None:
+    calm = staged("calm")
+    assert children.train(calm) == [0]
+    run = tmp_path / "calm"
+    (first, second, third), done = starts(run), steps(run)
+    assert (first, second) == (("first", 0), ("second", 3))
+    rates = {step["step"]: step["learning_rate"] for step in done}
+    assert [rates[1], rates[2], rates[3]] == pytest.approx([5e-4, 1e-3, 1e-3])
+    assert [rates[4], rates[5]] == pytest.approx([2.5e-4, 5e-4]), "the warm-up begins anew"
+    assert rates[third[1] + 1] == pytest.approx(1e-4)
+    assert 7 <= sum(step["clips"] for step in done if step["step"] > third[1]) < 9
+
+    # The epoch of the second stage trains each of its clips once.
+    (epoch,) = ends(run, 1)
+    assert epoch["trained"] == epoch["planned"] == sum(s["clips"] for s in done if 3 < s["step"] <= third[1])
+    assert {info.stage for info in CheckpointFolder(run / "checkpoints").list()} == {"first", "second", "third"}
+
+    hurt = staged("hurt")
+    for place, count in (
+        ("after the optimizer stepped", 2),
+        ("before the commit's rename", 2),
+        ("after the commit's rename", 2),
+        ("after the optimizer stepped", 3),
+    ):
+        assert children.train(hurt, fault=(place, count)) != [0]
+    assert children.train(hurt) == [0]
+    assert saved(tmp_path / "hurt") == saved(run)
+    assert len(starts(tmp_path / "hurt")) > 3
+
+
+def test_later_stages_may_be_edited_and_finished_ones_stay_as_they_were(staged: Any, tmp_path: Path) -> None:
+    assert children.train(staged("run", FIRST, SECOND), fault=("after the optimizer stepped", 5)) != [0]
+    edited = {**FIRST, "train": {"weight_decay": 0.1}}, {**SECOND, "epochs": 2}, THIRD
+    recipe = staged("run", *edited)
+    assert children.train(recipe) == [0]
+    told = children.output(recipe)
+    assert "stage first is finished, and stays as it was: train.weight_decay: 0.0 then, 0.1 now" in told
+    run = tmp_path / "run"
+    assert [name for name, _ in starts(run)] == ["first", "second", "second", "third"]
+    assert len(ends(run, 1)) == 2
+
+    renamed = staged("run", *[{**stage, "name": stage["name"].upper()} for stage in edited])
+    assert children.in_child(children.train_and_exit, renamed) == 2
+    assert "is in stage third, which the recipe does not have" in children.output(renamed)
+
+
+def test_steps_of_the_whole_run_end_it_in_any_stage(staged: Any, tmp_path: Path) -> None:
+    for most in (3, 5, 5, 6):
+        recipe = staged("run", FIRST, SECOND, {"name": "rest"})
+        recipe["train"]["max_steps"] = most
+        assert children.train(recipe) == [0]
+        assert steps(tmp_path / "run")[-1]["step"] == most
+    assert {name for name, _ in starts(tmp_path / "run")} == {"first", "second"}
+    *_, last = events.read(RunFolder(tmp_path / "run").events_file, "stop")
+    assert last["reason"] == "finished"
+
+
+@pytest.mark.slow(reason="four gloo processes")
+def test_stages_train_alike_on_other_numbers_of_ranks(staged: Any, tmp_path: Path) -> None:
+    recipe = staged(train={"micro_batches_per_step": 4, "same_bucket_run": 2})
+    assert children.train(recipe, world=2, fault=("after the optimizer stepped", 2)) != [0, 0]
+    assert children.train(recipe, world=4, fault=("after the optimizer stepped", 2)) != [0] * 4
+    assert children.train(recipe, debug=True) == [0]
+    (epoch,) = ends(tmp_path / "run", 1)
+    assert epoch["trained"] == epoch["planned"]

@@ -1,0 +1,145 @@
+"""Stages of a recipe: what each has, that they are read again as they were written, and mistakes with their cures."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from refused import refused
+
+from reelworks.core.errors import UserError
+from reelworks.recipe import recipe_file
+from reelworks.recipe.recipe import Recipe
+from reelworks.schedule.cursor import StageStart
+
+ENTRY = {"resolution": "64x64", "num_frames": 1, "batch_size": 4}
+
+
+def values(*stages: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    return {
+        "version": 1,
+        "output": "run",
+        "dataset": [{"path": "footage"}],
+        "bucket": [ENTRY],
+        "model": {"name": "stdit3-tiny"},
+        "train": {"learning_rate": 1e-4, "warmup_steps": 3},
+        "stage": list(stages),
+        **changes,
+    }
+
+
+LOW: dict[str, Any] = {"name": "low", "steps": 10}
+HIGH: dict[str, Any] = {
+    "name": "high",
+    "epochs": 2,
+    "bucket": [{**ENTRY, "resolution": "96x96"}],
+    "data": {"fps": 8.0},
+    "train": {"learning_rate": 1e-5},
+}
+
+
+def written(recipe: Recipe) -> Recipe:
+    return recipe_file.parse(tomllib.loads(recipe_file.dump(recipe)))
+
+
+def test_a_stage_has_the_recipes_keys_but_for_its_own() -> None:
+    recipe = recipe_file.parse(values(LOW, HIGH))
+    low, high = recipe_file.each_stage(recipe)
+    assert (low.train.learning_rate, high.train.learning_rate) == (1e-4, 1e-5)
+    assert (low.train.warmup_steps, high.train.warmup_steps) == (3, 3)
+    assert (low.bucket[0].resolution, high.bucket[0].resolution) == ("64x64", "96x96")
+    assert (low.data.fps, high.data.fps) == (None, 8.0)
+    assert (low.train.max_steps, low.train.max_epochs) == (10, None)
+    assert (high.train.max_steps, high.train.max_epochs) == (None, 2)
+    later = recipe_file.of_stage(recipe, 1, StageStart("high", step=10, epoch=3, clips=40))
+    assert (later.train.max_steps, later.train.max_epochs, later.train.max_clips) == (None, 5, None)
+    assert not high.stage
+
+
+def test_steps_of_the_whole_run_limit_every_stage_and_end_the_last() -> None:
+    recipe = recipe_file.parse(values(LOW, {"name": "rest"}, train={"max_steps": 50}))
+    assert [s.train.max_steps for s in recipe_file.each_stage(recipe)] == [10, 50]
+    assert recipe_file.of_stage(recipe, 1, StageStart("rest", step=10)).train.max_steps == 50
+    short = recipe_file.parse(values(LOW, HIGH, train={"max_steps": 5}))
+    assert recipe_file.of_stage(short, 0, StageStart("low")).train.max_steps == 5
+
+
+TABLES = st.fixed_dictionaries(
+    {},
+    optional={
+        "train": st.fixed_dictionaries({}, optional={
+            "learning_rate": st.sampled_from([1e-4, 2e-4]),
+            "max_grad_norm": st.sampled_from(["none", 0.9]),
+            "compile": st.booleans(),
+        }),
+        "data": st.fixed_dictionaries({}, optional={"fps": st.sampled_from(["none", 8.0, 16.0])}),
+        "buckets": st.fixed_dictionaries({}, optional={"upscale": st.booleans()}),
+        "bucket": st.lists(st.sampled_from([ENTRY, {**ENTRY, "resolution": "96x96"}]), min_size=1, max_size=2,
+                           unique_by=lambda entry: entry["resolution"]),
+        "dataset": st.just([{"path": "other", "repeats": 2}]),
+        "ema": st.sampled_from(["keep", "reset"]),
+    },
+)  # fmt: skip
+
+
+@given(st.lists(TABLES, min_size=1, max_size=3), TABLES)
+def test_stages_are_read_again_as_they_were_written(tables: list[dict[str, Any]], base: dict[str, Any]) -> None:
+    """What a stage resolves to depends on no other stage, wherever it is written."""
+    base.pop("ema", None)
+    alone = [{"name": f"s{i}", "steps": 5, **table} for i, table in enumerate(tables)]
+    recipe = recipe_file.parse(values(*alone, **base))
+    again = written(recipe)
+    assert again == recipe
+    assert recipe_file.each_stage(again) == recipe_file.each_stage(recipe)
+    for index, stage in enumerate(alone):
+        only = recipe_file.parse(values(stage, **base))
+        assert recipe_file.of_stage(recipe, index) == recipe_file.of_stage(only, 0)
+
+
+def load(tmp_path: Path, *overrides: str) -> Recipe:
+    path = tmp_path / "staged.toml"
+    path.write_text(recipe_file.dump(recipe_file.parse(values(LOW, HIGH))))
+    return recipe_file.load(path, overrides)
+
+
+def test_a_stage_is_chosen_by_its_name_whatever_else_is_set(tmp_path: Path) -> None:
+    high = load(tmp_path, "stage=high", "stage.1.train.learning_rate=3e-5")
+    assert (high.train.learning_rate, high.bucket[0].resolution, high.stage) == (3e-5, "96x96", [])
+    with refused("stage-unknown", "stage", says='did you mean "high"'):
+        load(tmp_path, "stage=hihg")
+
+
+def test_other_footage_is_that_of_all_stages() -> None:
+    staged = recipe_file.parse(values(LOW, {**HIGH, "dataset": [{"path": "elsewhere"}]}))
+    stages = recipe_file.each_stage(recipe_file.on_footage(staged, Path("mine")))
+    assert [stage.dataset[0].path for stage in stages] == ["mine", "mine"]
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "field"),
+    [
+        ({"stage": [{"name": "low"}, HIGH]}, "stage-end-missing", "stage.steps"),
+        ({"stage": [LOW, {"name": "high"}]}, "stage-end-missing", "stage.steps"),
+        ({"stage": [LOW, {**HIGH, "name": "low"}]}, "stage-name-taken", "stage.name"),
+        ({"stage": [LOW, {**HIGH, "name": "a b"}]}, None, "stage.1.name"),
+        ({"stage": [LOW, {**HIGH, "model": {"name": "wan"}}]}, "not-of-a-stage", "stage.1.model"),
+        ({"stage": [LOW, {**HIGH, "lora": {}}]}, "not-of-a-stage", "stage.1.lora"),
+        ({"stage": [LOW, {**HIGH, "buckit": []}]}, "unknown-key", "stage.1.buckit"),
+        ({"stage": [LOW, {**HIGH, "train": {"max_steps": 9}}]}, "stage-end-invalid", "stage.train.max_steps"),
+        ({"stage": [LOW, {**HIGH, "train": {"learning_rat": 9}}]}, "unknown-key", "stage.train.learning_rat"),
+        ({"stage": [LOW, {**HIGH, "train": {"optimizer": "muon"}}]}, "optimizer-state-differs", "stage.train.optimizer"),
+        ({"stage": [LOW, {**HIGH, "bucket": [], "buckets": {"entries": "auto"}}]}, "stages-with-proposed-entries", "buckets.entries"),
+        ({"stage": [LOW, {**HIGH, "steps": 0}]}, None, "stage.1.steps"),
+        ({"train": {"max_epochs": 3}}, "stage-end-invalid", "train.max_epochs"),
+        ({"model": {"name": "nothing"}}, None, "model.name"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_told_with_their_place(change: dict[str, Any], code: str | None, field: str) -> None:
+    with pytest.raises(UserError) as caught:
+        recipe_file.parse(values(LOW, HIGH) | change)
+    assert caught.value.field == field
+    assert code in (None, caught.value.code)
