@@ -232,14 +232,19 @@ def warnings(summary: PlanSummary) -> list[str]:
 
 
 def without_effect(recipe: Recipe) -> list[str]:
-    """Return a line for each limit of proposed buckets that a recipe with buckets of its own sets."""
+    """Return a line for each limit of buckets that a recipe sets although they have numbers of their own."""
+    lines = []
+    if recipe.train.step_seconds is not None:  # with numbers that were measured, it is left out
+        lines.append(
+            'train.step_seconds has no effect without batch_size = "auto"; leave it out, or run `reelworks tune`'
+        )
     usual = BucketsConfig()
     limits = [
         name for name in ("max_tokens", "max_batch_size") if getattr(recipe.buckets, name) != getattr(usual, name)
     ]
     if recipe.buckets.entries != "recipe":
-        return []
-    return [
+        return lines
+    return lines + [
         f"buckets.{name} has no effect beside [[bucket]] entries, which say their sizes and batch sizes; leave it out, or "
         'set buckets.entries = "auto"'
         for name in limits
