@@ -12,13 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
-from reelworks.analysis import compiled_graphs, data_advice, discarded, epoch_stats, plan_fixes, rejections
+from reelworks.analysis import compiled_graphs, data_advice, discarded, epoch_stats, plan_fixes, rejections, strategies
 from reelworks.analysis.compiled_graphs import PlannedGraphs
 from reelworks.analysis.data_advice import MirroredSides, SharedFiles
 from reelworks.analysis.discarded import Losses
 from reelworks.analysis.epoch_stats import BucketShare, Course, DatasetShare, Figures, figures
 from reelworks.analysis.plan_fixes import ProposedChange, RanksFigures
 from reelworks.analysis.rejections import LeftOut, LeftOutClip
+from reelworks.analysis.strategies import StrategyFigures
 from reelworks.buckets.assign import Reason
 from reelworks.buckets.config import BucketsConfig
 from reelworks.core import results, toml_none, units, user_files
@@ -310,11 +311,13 @@ class PlanForecast(PlanSummary):
 
     Attributes:
         smaller_worlds: Figures of the first epoch on fewer GPUs.
+        strategies: The first epoch beside those of simpler strategies; empty for a single rank.
         max_steps_to_set: Steps of all epochs, if the learning rate decays without an end; else None.
     """
 
     ahead: LookAhead = field(metadata=results.INLINED)
     smaller_worlds: list[RanksFigures]
+    strategies: list[StrategyFigures]
     loss_reduction: str
     max_steps_to_set: int | None
     advice: Advice = field(metadata=results.INLINED)
@@ -456,6 +459,7 @@ def forecast(recipe: Recipe, world: int, epochs: int = 1) -> PlanForecast:
         **vars(summary) | {"world": world},
         ahead=ahead,
         smaller_worlds=smaller_worlds(data, partial(_spec, data), ranks),
+        strategies=strategies.compare(data, spec, plan, ranks) if ranks > 1 else [],
         loss_reduction=train.loss_reduction,
         max_steps_to_set=(train.max_epochs or 0) * plan.num_steps if train.lacks_end else None,
         advice=_advice(data, spec, ahead.sum, ranks, epochs),
