@@ -12,13 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
-from reelworks.analysis import compiled_graphs, data_advice, discarded, epoch_stats, plan_fixes, rejections
+from reelworks.analysis import compiled_graphs, data_advice, discarded, epoch_stats, plan_fixes, rejections, strategies
 from reelworks.analysis.compiled_graphs import PlannedGraphs
 from reelworks.analysis.data_advice import MirroredSides, SharedFiles
 from reelworks.analysis.discarded import Losses
 from reelworks.analysis.epoch_stats import BucketShare, Course, DatasetShare, Figures, figures
 from reelworks.analysis.plan_fixes import ProposedChange, RanksFigures
 from reelworks.analysis.rejections import LeftOut, LeftOutClip
+from reelworks.analysis.strategies import StrategyFigures
 from reelworks.buckets.assign import Reason
 from reelworks.buckets.config import BucketsConfig
 from reelworks.core import results, toml_none, units, user_files
@@ -232,14 +233,19 @@ def warnings(summary: PlanSummary) -> list[str]:
 
 
 def without_effect(recipe: Recipe) -> list[str]:
-    """Return a line for each limit of proposed buckets that a recipe with buckets of its own sets."""
+    """Return a line for each limit of buckets that a recipe sets although they have numbers of their own."""
+    lines = []
+    if recipe.train.step_seconds is not None:  # with numbers that were measured, it is left out
+        lines.append(
+            'train.step_seconds has no effect without batch_size = "auto"; leave it out, or run `reelworks tune`'
+        )
     usual = BucketsConfig()
     limits = [
         name for name in ("max_tokens", "max_batch_size") if getattr(recipe.buckets, name) != getattr(usual, name)
     ]
     if recipe.buckets.entries != "recipe":
-        return []
-    return [
+        return lines
+    return lines + [
         f"buckets.{name} has no effect beside [[bucket]] entries, which say their sizes and batch sizes; leave it out, or "
         'set buckets.entries = "auto"'
         for name in limits
@@ -305,11 +311,13 @@ class PlanForecast(PlanSummary):
 
     Attributes:
         smaller_worlds: Figures of the first epoch on fewer GPUs.
+        strategies: The first epoch beside those of simpler strategies; empty for a single rank.
         max_steps_to_set: Steps of all epochs, if the learning rate decays without an end; else None.
     """
 
     ahead: LookAhead = field(metadata=results.INLINED)
     smaller_worlds: list[RanksFigures]
+    strategies: list[StrategyFigures]
     loss_reduction: str
     max_steps_to_set: int | None
     advice: Advice = field(metadata=results.INLINED)
@@ -451,6 +459,7 @@ def forecast(recipe: Recipe, world: int, epochs: int = 1) -> PlanForecast:
         **vars(summary) | {"world": world},
         ahead=ahead,
         smaller_worlds=smaller_worlds(data, partial(_spec, data), ranks),
+        strategies=strategies.compare(data, spec, plan, ranks) if ranks > 1 else [],
         loss_reduction=train.loss_reduction,
         max_steps_to_set=(train.max_epochs or 0) * plan.num_steps if train.lacks_end else None,
         advice=_advice(data, spec, ahead.sum, ranks, epochs),

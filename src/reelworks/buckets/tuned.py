@@ -1,4 +1,4 @@
-"""The file that `reelworks tune` writes: batch sizes by entry, and milliseconds per clip by bucket."""
+"""The file that `reelworks tune` writes: batch sizes by entry, milliseconds per clip by bucket, and the fitted time."""
 
 from __future__ import annotations
 
@@ -10,14 +10,25 @@ from reelworks.buckets.config import BucketEntryConfig, BucketsConfig
 from reelworks.buckets.opensora import parse
 from reelworks.core import user_files
 from reelworks.core.errors import UserError
+from reelworks.schedule.cost_fit import CostModel
 
 
-def read(path: str) -> dict[str, int]:
-    """Return the measured batch sizes by entry, such as "480p ×17"."""
+def read(path: str, step_seconds: float | None = None) -> dict[str, int]:
+    """Return the measured batch sizes by entry, such as "480p ×17".
+
+    With `step_seconds`, they are lowered to those whose fitted time is not longer, but not below one clip.
+    """
     try:
         value: Any = user_files.read_json(Path(path))
         sizes = value["batch_sizes"]
         bad = [n for n in sizes.values() if type(n) is not int or not 0 <= n <= parse.MOST_CLIPS]
+        if step_seconds is not None and not bad:
+            model = CostModel(**value["model_ms"])
+            tokens = {_entry_of(trial["bucket"]): int(trial["tokens"]) for trial in value["trials"]}
+            sizes = {
+                entry: min(size, max(model.most_clips(tokens[entry], 1000 * step_seconds), 1)) if size else 0
+                for entry, size in sizes.items()
+            }
     except OSError as error:
         raise _bad(path, f"it cannot be read ({error.strerror})") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -25,6 +36,12 @@ def read(path: str) -> dict[str, int]:
     if bad:
         raise _bad(path, f"{bad[0]!r} is not a number of clips")
     return dict(sizes)
+
+
+def _entry_of(bucket: str) -> str:
+    """Return the entry of a bucket, whose name has an aspect ratio too."""
+    resolution, _, frames = bucket.split(" ")
+    return f"{resolution} {frames}"
 
 
 def with_numbers(
@@ -44,10 +61,10 @@ def with_numbers(
 
 
 def measured(
-    entries: Sequence[BucketEntryConfig], config: BucketsConfig
+    entries: Sequence[BucketEntryConfig], config: BucketsConfig, step_seconds: float | None = None
 ) -> tuple[list[BucketEntryConfig], BucketsConfig]:
-    """Return entries and settings with the numbers of the file `config.tuned`."""
-    return with_numbers(entries, config, lambda entry: _batch_size(entry, config.tuned))
+    """Return entries and settings with the numbers of the file `config.tuned`, within `step_seconds` if given."""
+    return with_numbers(entries, config, lambda entry: _batch_size(entry, config.tuned, step_seconds))
 
 
 def unmeasured(
@@ -57,10 +74,10 @@ def unmeasured(
     return with_numbers(entries, config, lambda entry: 1)
 
 
-def _batch_size(entry: str, path: str | None) -> int:
+def _batch_size(entry: str, path: str | None, step_seconds: float | None) -> int:
     if path is None:
         raise _not_measured(f'{entry} has batch_size = "auto", and the recipe names no file of measured ones', path)
-    size = read(path).get(entry)
+    size = read(path, step_seconds).get(entry)
     if size is None:
         raise _not_measured(f'the file does not have {entry}, whose batch_size is "auto"', path)
     if not size:

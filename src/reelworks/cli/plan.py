@@ -20,7 +20,7 @@ def plan(request: PlanRequest, json: Json = False) -> None:
     Prints buckets, counts, reasons, steps per epoch, global batches and imbalance of the first epoch; the share of
     each bucket and each dataset in clips, tokens, time and gradients; the totals of all planned epochs, and the clips
     that none of them trains. If imbalance or padding is above 10 %, it proposes values for --set that reduce them, and
-    prints the plan with each.
+    prints the plan with each. With several GPUs the plan stands beside those of a fixed batch size and of equal tokens.
 
     A recipe with stages is planned stage by stage, with the time and memory of each and the disk of all, for which its
     network is built without weights.

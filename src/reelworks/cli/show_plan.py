@@ -37,6 +37,8 @@ def forecast(values: PlanForecast, html: Path | None) -> None:
             epochs.add_row(str(each.epoch), *_cells(each.figures))
         epochs.add_row("sum", *_cells(ahead.sum))
         show.print_table(epochs)
+    if values.strategies:
+        _strategies(values)
     _never_seen(ahead)
     if (steps := values.max_steps_to_set) is not None:
         show.line(
@@ -157,6 +159,16 @@ def _datasets(shares: list[DatasetShare]) -> None:
     for one in shares:
         parts = (f"{share:.1%}" for share in (one.share_of_clips, one.share_of_tokens, one.share_of_time))
         table.add_row(one.name, *parts, f"{one.showings_per_clip:.2f}")
+    show.print_table(table)
+
+
+def _strategies(values: PlanForecast) -> None:
+    names = {"fixed": "fixed batch size", "equal_tokens": "equal tokens", "planned": "this plan"}
+    table = show.new_table("strategy", "steps", "imbalance", "most tokens", "mean memory", "tokens/s", "speed")
+    for one in values.strategies:
+        rate = "" if one.tokens_per_second is None else f"{one.tokens_per_second:,.0f}"
+        shares = f"{one.imbalance:.1%}", str(one.peak_tokens), f"{one.memory_share:.1%}"
+        table.add_row(names[one.strategy], str(one.steps), *shares, rate, f"{one.speedup:.2f}×")
     show.print_table(table)
 
 

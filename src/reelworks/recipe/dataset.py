@@ -160,8 +160,10 @@ class RecipeData(Dataset):
 
 def with_batch_sizes(recipe: Recipe) -> Recipe:
     """Return the recipe with numbers for the batch sizes that were measured, as its run keeps it."""
-    entries, settings = tuned.measured(recipe.bucket, recipe.buckets)
-    return recipe.model_copy(update={"bucket": entries, "buckets": settings})
+    entries, settings = tuned.measured(recipe.bucket, recipe.buckets, recipe.train.step_seconds)
+    # The bound is in the numbers now.
+    train = recipe.train if entries == recipe.bucket else recipe.train.model_copy(update={"step_seconds": None})
+    return recipe.model_copy(update={"bucket": entries, "buckets": settings, "train": train})
 
 
 def bucket_table(recipe: Recipe, on_scan: Callable[[ScanProgress], None] | None = None) -> tuple[Recipe, BucketTable]:

@@ -38,6 +38,13 @@ class CostModel:
         per_clip = self.per_clip + self.per_token * tokens + self.per_token_squared * tokens * tokens
         return self.per_batch + batch_size * per_clip
 
+    def most_clips(self, tokens: int, milliseconds: float) -> int:
+        """Return the largest batch size whose predicted time is not longer, 0 or less if none is."""
+        per_clip = self.milliseconds(tokens, 1) - self.per_batch
+        return int(
+            min((milliseconds - self.per_batch) / max(per_clip, 1e-12) * (1 + 1e-12), 2**62)
+        )  # not below a whole number by rounding
+
     def residuals(self, timings: Sequence[Timing]) -> list[float]:
         """Return predicted / measured - 1 for each timing."""
         return [self.milliseconds(t.tokens, t.batch_size) / t.milliseconds - 1 for t in timings]

@@ -30,6 +30,14 @@ class TrainConfig(Config):
     same_bucket_run: int | None = Field(
         default=None, ge=1, description="L, consecutive micro-batches of one bucket; default: ranks at the start"
     )
+    step_seconds: float | None = Field(
+        default=None,
+        gt=0,
+        allow_inf_nan=False,
+        description='longest planned time of a micro-batch whose batch_size is "auto": of the clips that fit into memory, as '
+        "many as take no longer, by the times in buckets.tuned, so that all buckets take about the same time. A single clip "
+        "may take longer",
+    )
     optimizer: Literal["adamw", "adamw8bit", "muon", "prodigy", "adafactor", "came", "schedulefree"] = Field(
         default="adamw",
         description="Prodigy and Adafactor need whole weights; the others work on shards, too. Muon updates "

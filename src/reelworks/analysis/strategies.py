@@ -1,0 +1,89 @@
+"""Compare a plan with two that know less: one batch size for all buckets, and equal tokens in each micro-batch.
+
+Both keep within the memory of the plan's largest micro-batch, and give a rank's micro-batches of a step no common bucket, as
+trainers do whose ranks draw buckets by themselves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from reelworks.analysis import epoch_stats
+from reelworks.recipe.dataset import RecipeData
+from reelworks.schedule.plan import EpochPlan, PlanSpec, Samples, plan_epoch
+
+I64 = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class StrategyFigures:
+    """An epoch of one strategy.
+
+    Attributes:
+        strategy: "fixed" batch size, "equal_tokens" or "planned".
+        imbalance: Share of time in which ranks wait for the slowest, from 0 to 1.
+        peak_tokens: Latent tokens of the largest micro-batch, which decide its memory.
+        memory_share: Mean of the micro-batches' tokens over the largest number of all strategies.
+        tokens_per_second: Tokens that all ranks train in a second of planned time; None without `cost.measured`.
+        speedup: Tokens in the same time, as a multiple of those of the fixed batch size.
+    """
+
+    strategy: str
+    steps: int
+    imbalance: float
+    peak_tokens: int
+    memory_share: float
+    tokens_per_second: float | None
+    speedup: float
+
+
+def compare(data: RecipeData, spec: PlanSpec, plan: EpochPlan, world: int) -> list[StrategyFigures]:
+    """Compare the plan of the first epoch on `world` ranks with the two that know less."""
+    tokens, entries = data.table.tokens(), data.entries(0)
+    plans = {name: (one, plan_epoch(entries, one, 0)) for name, one in simple(spec, entries, tokens).items()}
+    plans["planned"] = spec, plan
+    found = {name: epoch_stats.figures(made, one, tokens, world) for name, (one, made) in plans.items()}
+    sizes = {name: np.diff(made.offsets) * tokens[made.bucket[made.offsets[:-1]]] for name, (_, made) in plans.items()}
+    largest = max(int(each.max()) for each in sizes.values())
+    slowest = found["fixed"].tokens / found["fixed"].spent_us
+    unit = _seconds_per_unit(data, spec)
+    return [
+        StrategyFigures(
+            name,
+            one.steps,
+            one.imbalance,
+            int(sizes[name].max()),
+            float(sizes[name].mean() / largest),
+            None if unit is None else one.tokens / (one.spent_us * unit),
+            one.tokens / one.spent_us / slowest,
+        )
+        for name, one in found.items()
+    ]
+
+
+def simple(spec: PlanSpec, entries: Samples, tokens: I64, budget: int | None = None) -> dict[str, PlanSpec]:
+    """Return the specs of the two strategies that know less.
+
+    Args:
+        spec: The plan to compare with.
+        entries: Clips of an epoch, at least one.
+        tokens: Latent tokens of one clip of each bucket.
+        budget: The most tokens of a micro-batch; None for those of the largest of `spec`.
+    """
+    used = np.unique(entries.bucket)
+    if budget is None:
+        budget = int((np.array(spec.batch_sizes, dtype=np.int64) * tokens)[used].max())
+    one_size = max(budget // int(tokens[used].max()), 1)
+    sizes = {"fixed": [one_size] * len(tokens), "equal_tokens": np.maximum(budget // tokens, 1).tolist()}
+    return {name: replace(spec, batch_sizes=tuple(each), same_bucket_run=1) for name, each in sizes.items()}
+
+
+def _seconds_per_unit(data: RecipeData, spec: PlanSpec) -> float | None:
+    """Return the seconds of a unit of the costs, which may be finer than microseconds; None if they are not measured."""
+    for bucket, cost in zip(data.table.buckets, spec.costs_us, strict=True):
+        if bucket.name in data.measured_ms:
+            return data.measured_ms[bucket.name] / 1000 / cost
+    return None
