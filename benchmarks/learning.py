@@ -26,6 +26,7 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -194,36 +195,45 @@ def _kill_behind(step: int, run: Path, file: Path) -> None:
 
 
 def run(
-    only: str | None, seeds: list[int], *, steps: int, lora_steps: int, base_steps: int, quiet: bool
+    only: str | None, seeds: list[int], *, steps: int, lora_steps: int, base_steps: int, jobs: int, quiet: bool
 ) -> dict[str, Any]:
-    """Train and judge all sets, and return the figures."""
-    figures: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as place:
+    """Train and judge all sets, so many at once, and return the figures."""
+    with tempfile.TemporaryDirectory() as place, ThreadPoolExecutor(jobs) as pool:
         root = Path(place)
-        base = base_of(root / "base", base_steps) if only != "clips" else None
-        for name in SETS if only is None else (only,):
-            runs = {}
-            for seed in seeds:
-                folder = root / f"{name}-{seed}"
-                if name == "clips":
-                    faults, values = of_clips(folder, seed, steps)
-                else:
-                    assert base is not None
-                    faults, values = of_lora(folder, seed, lora_steps, base)
-                train(folder, values)
-                runs[seed] = judge(folder, faults)
-                if not quiet:
-                    print(f"{name}, seed {seed}: {runs[seed]}", flush=True)
-                shutil.rmtree(folder)
-            figures[name] = {
-                "named": min(each["named"] for each in runs.values()),
-                "false": max(each["false"] for each in runs.values()),
-                "cost": max(each["cost"] for each in runs.values()),
-                "named_by_kind": _means([each["named_by_kind"] for each in runs.values()]),
-                "seeds": runs,
-            }
+        base = pool.submit(base_of, root / "base", base_steps) if only != "clips" else None
+
+        def judged(name: str, seed: int) -> dict[str, Any]:
+            folder = root / f"{name}-{seed}"
+            if base is not None and name == "lora":
+                faults, values = of_lora(folder, seed, lora_steps, base.result())
+            else:
+                faults, values = of_clips(folder, seed, steps)
+            train(folder, values)
+            found = judge(folder, faults)
+            if not quiet:
+                print(f"{name}, seed {seed}: {found}", flush=True)
+            shutil.rmtree(folder)
+            return found
+
+        names = SETS if only is None else (only,)
+        runs = {name: {seed: pool.submit(judged, name, seed) for seed in seeds} for name in names}
+        figures: dict[str, Any] = {
+            name: _of_seeds({seed: found.result() for seed, found in each.items()}) for name, each in runs.items()
+        }
         figures["equal_after_kill"] = equal_after_kill(root / "kills", 40, 3)
     return figures
+
+
+def _of_seeds(runs: dict[int, dict[str, Any]]) -> dict[str, Any]:
+    """Return the figures of a set: the worst of its seeds, and the mean of each kind of fault."""
+    every = list(runs.values())
+    return {
+        "named": min(each["named"] for each in every),
+        "false": max(each["false"] for each in every),
+        "cost": max(each["cost"] for each in every),
+        "named_by_kind": _means([each["named_by_kind"] for each in every]),
+        "seeds": runs,
+    }
 
 
 def _means(shares: list[dict[str, float]]) -> dict[str, float]:
@@ -242,9 +252,10 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=800, help="of the training on clips")
     parser.add_argument("--lora-steps", type=int, default=1000, help="of 4 pictures: 100 showings of each")
     parser.add_argument("--base-steps", type=int, default=500)
+    parser.add_argument("--jobs", type=int, default=2, help="trainings at once, of one thread each")
     options = parser.parse_args()
     steps = {"steps": options.steps, "lora_steps": options.lora_steps, "base_steps": options.base_steps}
-    figures = run(options.only, options.seeds, **steps, quiet=options.json)
+    figures = run(options.only, options.seeds, **steps, jobs=options.jobs, quiet=options.json)
     if options.save:
         keep(RESULTS, figures)
     print(json.dumps(figures) if options.json else json.dumps(figures, indent=1))

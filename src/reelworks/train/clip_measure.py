@@ -41,11 +41,10 @@ from reelworks.train.step.state import TrainState
 
 I64 = NDArray[np.int64]
 
-SHARE = 0.02  # of the forward passes of training
-_PASSES = (
-    2  # of a measured clip: with its caption and without; and of a trained one, whose backward pass is one at least
-)
-_BEGIN = 0.2  # share of the steps before which "auto" measures nothing, and which it makes up for: gains are small then
+# Clips measured of those trained: both take two forward passes, with and without the caption, or with a backward pass that
+# is one at least.
+SHARE = 0.02
+_BEGIN = 0.2  # share of the steps in which "auto" measures nothing, as gains are small; it makes up for them
 _EVERY = 100  # steps between rounds of a number of clips
 # Timestep of measurements, as the share of those of training that have less noise: there captions matter.
 _TIME = 0.97
@@ -96,11 +95,10 @@ class ClipMeasurer:
             return 0
         if wanted != "auto":
             return wanted if progress.is_due(self.data.recipe.train.clip_losses_every or _EVERY, step) else 0
-        if step < _BEGIN * (progress.total_steps(self.data.recipe.train, position) or 0):
-            return 0
+        end = progress.total_steps(self.data.recipe.train, position)
         # Each rank a micro-batch: fewer clips would leave ranks idle, and take as long.
         size = position.spec.micro_batches_per_step * max(position.spec.batch_sizes)
-        return size if SHARE * account.trained >= account.visits + size else 0
+        return size if is_affordable(size, step=step, end=end, trained=account.trained, visits=account.visits) else 0
 
     @cached_property
     def _candidates(self) -> tuple[Samples, NDArray[np.bool_]]:
@@ -155,7 +153,7 @@ class ClipMeasurer:
         recipe, request = self.data.recipe, batch.request
         # Guidance in the target would be that of another network.
         objective = recipe.objective.model_copy(update={"target_guidance_scale": None})
-        # With new noise each time, that their mean says more.
+        # With new noise each time, so that their mean says more.
         words_B = hash_rng.hash64(recipe.seed, "clip_losses", request.uids, times)
         time_B = np.full(len(picked), self._time(request))
         example = fixed_example(batch, self.encoder, objective, words_B, time_B, guided=True)
@@ -171,11 +169,16 @@ class ClipMeasurer:
         return Measured(request.uids, bucket, held_out, time_B, *losses.numpy())
 
     def _time(self, request: MicroBatchRequest) -> float:
-        """Return the timestep of measurements, which those of training follow in the bucket of a request."""
+        """Return the timestep of measurements in the bucket of a request."""
         objective, shape = self.data.recipe.objective, request.shape
         ratio = draws.shift_ratio(objective, shape, self.encoder.encoders.autoencoder.geometry.latent(shape))
         _, times = objectives.from_config(objective).times(torch.tensor([_TIME], dtype=torch.float64), ratio)
         return float(times)
+
+
+def is_affordable(size: int, *, step: int, end: int | None, trained: int, visits: int) -> bool:
+    """Return whether so many clips may be measured after a step with "auto"; `end` is the last step, if it is known."""
+    return step >= _BEGIN * (end or 0) and SHARE * trained >= visits + size
 
 
 def choose(measured: NDArray[np.int16], late: NDArray[np.float64], kind: I64, batch_size: I64, size: int) -> list[I64]:

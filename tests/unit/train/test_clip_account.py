@@ -122,6 +122,20 @@ def test_all_clips_take_turns_in_micro_batches_of_one_kind(clips: int, kinds: in
     assert np.ptp(trained) <= 1 + 4 * (kinds > 1) if len(trained) else True
 
 
+@given(steps=st.integers(1, 400), batch=st.integers(1, 64), is_known=st.booleans())
+def test_two_percent_of_the_clips_are_measured_from_a_fifth_of_the_steps_on(
+    steps: int, batch: int, is_known: bool
+) -> None:
+    visits = 0
+    for step in range(1, steps + 1):
+        end = steps if is_known else None
+        if clip_measure.is_affordable(batch, step=step, end=end, trained=step * batch, visits=visits):
+            assert step >= steps / 5 or not is_known
+            visits += batch
+        assert visits <= clip_measure.SHARE * step * batch
+    assert visits > clip_measure.SHARE * steps * batch - batch
+
+
 def test_clips_of_whose_captions_least_is_sure_are_measured_after_all_others() -> None:
     measured, late = np.ones(40, np.int16), np.full(40, 3.0)
     measured[[3, 5]], late[[7, 30]], late[9] = 0, (0.1, 0.5), np.inf
