@@ -34,9 +34,8 @@ FEWEST_PEERS = 20  # of a bucket; with fewer, all clips are compared, whose loss
 FAR = 3.5  # deviations beyond which a value is an outlier (Iglewicz and Hoaglin, 1993)
 LEAST_RATIO = 0.1  # and the least difference of the logarithm of a loss, so that a set without spread has no outliers
 BELOW = 1.0  # deviations below its peers from which on a clip that fell far more than they did is memorised
-LITTLE = (
-    0.3  # of the usual gain, below which a caption may be without effect: many measurements make also small lacks sure
-)
+# Share of the usual gain, below which a caption may be without effect: many measurements make also small lacks sure.
+LITTLE = 0.4
 STILL_FALLING = 0.03  # by which the loss fell lately where it is still falling
 
 
