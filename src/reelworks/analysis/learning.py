@@ -25,7 +25,7 @@ from reelworks.core.errors import UserError
 from reelworks.core.hash_rng import U64
 from reelworks.data import segment_record
 from reelworks.run import clip_losses, events, records
-from reelworks.run.clip_losses import ClipLossError, ClipLosses
+from reelworks.run.clip_losses import DOUBT, NORMAL, ClipLossError, ClipLosses
 from reelworks.run.folder import RunFolder
 from reelworks.run.records import RecordError
 from reelworks.schedule.cursor import Aliases
@@ -38,10 +38,9 @@ FEWEST_PEERS = 20  # of a bucket; with fewer, all clips are compared, whose loss
 FAR = 3.5  # deviations beyond which a value is an outlier (Iglewicz and Hoaglin, 1993)
 LEAST_RATIO = 0.1  # and the least difference of the logarithm of a loss, so that a set without spread has no outliers
 BELOW = 1.0  # deviations below its peers from which on a clip that fell far more than they did is memorised
-DOUBT = float(np.log(3))  # from which on a caption is without effect: that is three times as likely as a usual one
-LITTLE = 0.25  # of the median gain, below which a caption may be without effect: many measurements make also small lacks sure
+# Share of the usual gain, below which a caption may be without effect: many measurements make also small lacks sure.
+LITTLE = 0.4
 STILL_FALLING = 0.03  # by which the loss fell lately where it is still falling
-_NORMAL = 1.4826  # of a normal distribution, a standard deviation by its median absolute deviation
 
 
 class Word(IntEnum):
@@ -111,9 +110,7 @@ def words_of(table: ClipLosses) -> ClipWords:
     # Much of a loss is that of noise, which no model foretells: a memorised clip may lie little below the others.
     word[(outlier < -FAR) | ((fall < -FAR) & (outlier < -BELOW))] = Word.MEMORISED
     word[outlier > FAR] = Word.NOT_LEARNT
-    measured = table.measured > 0
-    usual = float(np.median(table.gain[measured & ~table.held_out])) if (measured & ~table.held_out).any() else 0.0
-    word[measured & (table.doubt > DOUBT) & (table.gain < LITTLE * usual)] = Word.WITHOUT_EFFECT
+    word[(table.doubt() > DOUBT) & (table.gain < LITTLE * table.usual_gain())] = Word.WITHOUT_EFFECT
     word[~known] = Word.TOO_EARLY
     return ClipWords(word, outlier, drop + _course(table), rank)
 
@@ -136,7 +133,7 @@ def deviations(values: NDArray[np.floating], among: NDArray[np.floating]) -> F64
     apart = np.asarray(values, np.float64) - np.median(among)
     sides = [np.median(np.abs(others[side])) for side in (others >= 0, others <= 0)]
     scale = np.where(apart > 0, *sides)
-    return np.asarray(apart / np.maximum(_NORMAL * scale, LEAST_RATIO / FAR), np.float64)
+    return np.asarray(apart / np.maximum(NORMAL * scale, LEAST_RATIO / FAR), np.float64)
 
 
 def _ranks(values: NDArray[np.floating], among: NDArray[np.floating]) -> F64:
@@ -268,8 +265,9 @@ class Learning:
             order: I64 = pc.sort_indices(pa.array(names, pa.large_string())).to_numpy().astype(np.int64)
             return where[order]
         gain = np.where(table.measured > 0, table.gain, np.inf)
+        word, doubtful = self.found.word, self.found.word == Word.WITHOUT_EFFECT
         keys = {
-            "worst": (-np.abs(self.found.outlier), self.found.word),
+            "worst": (-np.where(doubtful, table.doubt(), np.abs(self.found.outlier)), word),
             "loss": (-table.recent,),
             "trend": (-self.found.trend,),
             "gain": (gain,),

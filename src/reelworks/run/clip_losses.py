@@ -24,7 +24,9 @@ from reelworks.core import files, user_files
 
 FILE = "clip_losses.parquet"
 FORMAT_VERSION = 1
+MEASURED = 8  # measurements over which means of a clip reach back
 F32 = NDArray[np.float32]
+F64 = NDArray[np.float64]
 U64 = NDArray[np.uint64]
 
 _ABOUT = b"reelworks"
@@ -41,8 +43,13 @@ _TYPES: Mapping[str, Any] = {
     "measured": np.int16,
     "level": np.float32,
     "gain": np.float32,
-    "doubt": np.float32,
 }
+# From which on a caption is without effect: that is four times as likely as a usual one. A usual one exceeds it with a
+# probability of 5 % at most, however much captions help: of z < -sqrt(2 log 4).
+DOUBT = float(np.log(4))
+_FEW = 8  # measured clips from which on the usual gain is known
+_LEAST_DEVIATION = 0.005  # of gains, in the logarithm of a loss
+NORMAL = 1.4826  # of a normal distribution, a standard deviation by its median absolute deviation
 
 
 class ClipLossError(Exception):
@@ -59,14 +66,12 @@ class Usual:
     Attributes:
         mean, weight: Loss at each knot of timesteps, and the clips that it is a mean of.
         factor, factor_weight: The same of each bucket's loss as a multiple of that.
-        gains: The last gains by captions in measurements, for each of the timesteps at which they take turns.
     """
 
     mean: list[float] = field(default_factory=list)
     weight: list[float] = field(default_factory=list)
     factor: dict[str, float] = field(default_factory=dict)
     factor_weight: dict[str, float] = field(default_factory=dict)
-    gains: list[list[float]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -104,7 +109,6 @@ class ClipLosses:
         measured: Times that it was measured with fixed noise.
         level: Mean normalised loss of its last measurements, with its caption.
         gain: By how much its caption lowers the loss: mean logarithm of the loss without it over that with it.
-        doubt: Logarithm of how much likelier these gains are for a caption that tells nothing than for a usual one.
     """
 
     about: LossesAbout
@@ -118,7 +122,6 @@ class ClipLosses:
     measured: NDArray[np.int16]
     level: F32
     gain: F32
-    doubt: F32
 
     @classmethod
     def empty(cls, about: LossesAbout | None = None, rows: int = 0) -> ClipLosses:
@@ -135,6 +138,25 @@ class ClipLosses:
     def take(self, where: Any) -> ClipLosses:
         """Return some clips, by a mask or by indices."""
         return ClipLosses(self.about, **{name: values[where] for name, values in self.columns().items()})
+
+    def usual_gain(self) -> float:
+        """Return the median gain of the measured clips without the held-out ones, at least 0."""
+        known = (self.measured > 0) & ~self.held_out
+        return max(float(np.median(self.gain[known])), 0.0) if known.sum() >= _FEW else 0.0
+
+    def doubt(self) -> F64:
+        """Return by clip how much likelier its gains are for a caption that tells nothing than for a usual one, as logarithms.
+
+        Both are taken as normal, around 0 and around the usual gain, with the deviation of those above it, among which few
+        captions are wrong. Before captions are learnt, and for clips that were not measured, both are as likely.
+        """
+        usual, known = self.usual_gain(), (self.measured > 0) & ~self.held_out
+        if not usual:
+            return np.zeros(len(self))
+        count = np.clip(self.measured, 0, MEASURED)
+        above = ((self.gain - usual) * np.sqrt(count))[known & (self.gain >= usual)]
+        deviation = max(NORMAL * float(np.median(above)), _LEAST_DEVIATION)
+        return np.where(known, count * usual * (usual / 2 - self.gain.astype(np.float64)) / deviation**2, 0.0)
 
     def to_bytes(self) -> bytes:
         """Return the clips that were trained or measured as a Parquet file; equal tables give equal bytes."""

@@ -1,11 +1,10 @@
-"""Measure clips with fixed noise at chosen timesteps during training, each with its caption and with the empty one.
+"""Measure clips with fixed noise at one timestep during training, each with its caption and with the empty one.
 
-The clips of a round are those that were never measured, and then those whose captions are most in doubt, each measurement
-counting against a clip: so few measurements find the captions that tell nothing, and all clips are measured again in time.
-One in five is a held-out one, as a yardstick. With
-`train.clip_losses = "auto"`, rounds are spread so that their forward passes are 2 % of those that training makes: that is
-counted and not timed, so that a run makes the same rounds wherever and however often it is resumed. Nothing of training
-changes: each micro-batch seeds what its network draws.
+The clips of a round are those that were never measured, held-out ones among them as a yardstick, and then those that are
+least sure to be named or not to be named for their caption: so few measurements find the captions that tell nothing. With
+`train.clip_losses = "auto"`, the forward passes of rounds are 2 % of those that training has made, from a fifth of its
+steps on: that is counted and not timed, so that a run makes the same rounds wherever and however often it is resumed.
+Nothing of training changes: each micro-batch seeds what its network draws.
 """
 
 from __future__ import annotations
@@ -32,21 +31,23 @@ from reelworks.models import components
 from reelworks.models.api import DenoiserInputs
 from reelworks.precision.boundary import DtypeBoundary
 from reelworks.recipe.dataset import RecipeData
+from reelworks.run.clip_losses import DOUBT
 from reelworks.schedule.plan import Samples
 from reelworks.train import progress
 from reelworks.train.step import draws
-from reelworks.train.step.clip_account import TURNS, Measured
+from reelworks.train.step.clip_account import Measured
 from reelworks.train.step.examples import Predicted, fixed_example
 from reelworks.train.step.state import TrainState
 
 I64 = NDArray[np.int64]
 
-SHARE = 0.02  # of the forward passes of training
-_PASSES = (
-    2  # of a measured clip: with its caption and without; and of a trained one, whose backward pass is one at least
-)
+# Clips measured of those trained: both take two forward passes, with and without the caption, or with a backward pass that
+# is one at least.
+SHARE = 0.02
+_BEGIN = 0.2  # share of the steps in which "auto" measures nothing, as gains are small; it makes up for them
 _EVERY = 100  # steps between rounds of a number of clips
-_HELD_OUT = 5  # of so many measured clips one is held out
+# Timestep of measurements, as the share of those of training that have less noise: there captions matter.
+_TIME = 0.97
 _AHEAD = 16  # times as many clips as a round has, among which those of one bucket are found
 
 
@@ -94,9 +95,10 @@ class ClipMeasurer:
             return 0
         if wanted != "auto":
             return wanted if progress.is_due(self.data.recipe.train.clip_losses_every or _EVERY, step) else 0
+        end = progress.total_steps(self.data.recipe.train, position)
         # Each rank a micro-batch: fewer clips would leave ranks idle, and take as long.
         size = position.spec.micro_batches_per_step * max(position.spec.batch_sizes)
-        return size if SHARE * account.trained >= account.visits + size else 0
+        return size if is_affordable(size, step=step, end=end, trained=account.trained, visits=account.visits) else 0
 
     @cached_property
     def _candidates(self) -> tuple[Samples, NDArray[np.bool_]]:
@@ -111,7 +113,7 @@ class ClipMeasurer:
         return joined, np.arange(len(joined)) >= len(entries)
 
     @cached_property
-    def _order(self) -> tuple[I64, Callable[[], tuple[NDArray[np.int16], NDArray[np.float32]]]]:
+    def _order(self) -> tuple[I64, Callable[[], tuple[NDArray[np.int16], NDArray[np.float64]]]]:
         """Order of the candidates by a draw of each, and what was measured of them, as `ClipLossAccount.measured` tells."""
         uids = self._candidates[0].uid
         drawn = hash_rng.hash64(self.data.recipe.seed, "clip_losses", self.state.clip_losses.keys(uids))
@@ -122,8 +124,9 @@ class ClipMeasurer:
         (clips, held_out), (order, measured) = self._candidates, self._order
         kind = clips.bucket if clips.layout is None else clips.bucket << 20 | clips.layout
         (times, doubt), sizes = measured(), self.data.table.batch_sizes()
-        sizes = sizes[clips.bucket[order]]
-        chosen = choose(times[order], doubt[order], held_out[order], kind[order], sizes, size)
+        # Those that are nearly sure come last, and many measurements count against a clip; held-out ones have one.
+        late = np.where(held_out, np.inf, np.abs(doubt - DOUBT) + times / 2)
+        chosen = choose(times[order], late[order], kind[order], sizes[clips.bucket[order]], size)
         return [(order[batch], times[order[batch]].astype(np.int64)) for batch in chosen]
 
     def _requests(self, chosen: list[tuple[I64, I64]]) -> Iterator[MicroBatchRequest]:
@@ -150,8 +153,9 @@ class ClipMeasurer:
         recipe, request = self.data.recipe, batch.request
         # Guidance in the target would be that of another network.
         objective = recipe.objective.model_copy(update={"target_guidance_scale": None})
-        turn = times % len(TURNS)
-        words_B, time_B = hash_rng.hash64(recipe.seed, "clip_losses", request.uids, turn), self._times(request)[turn]
+        # With new noise each time, so that their mean says more.
+        words_B = hash_rng.hash64(recipe.seed, "clip_losses", request.uids, times)
+        time_B = np.full(len(picked), self._time(request))
         example = fixed_example(batch, self.encoder, objective, words_B, time_B, guided=True)
         assert example.uncaptioned is not None
         at_least = most if components.family_config(recipe.model).network.clip_by_clip else 0
@@ -162,50 +166,40 @@ class ClipMeasurer:
         losses = torch.stack([torch.where(example.valid_mask, each.float(), torch.nan) for each in both]).cpu().double()
         held_out = self._candidates[1][picked]
         bucket = np.full(len(picked), request.bucket)
-        return Measured(request.uids, bucket, held_out, turn, time_B, *losses.numpy())
+        return Measured(request.uids, bucket, held_out, time_B, *losses.numpy())
 
-    def _times(self, request: MicroBatchRequest) -> NDArray[np.float64]:
-        """Return the timestep of each turn, which those of training follow in the bucket of a request."""
+    def _time(self, request: MicroBatchRequest) -> float:
+        """Return the timestep of measurements in the bucket of a request."""
         objective, shape = self.data.recipe.objective, request.shape
         ratio = draws.shift_ratio(objective, shape, self.encoder.encoders.autoencoder.geometry.latent(shape))
-        _, times = objectives.from_config(objective).times(torch.tensor(TURNS, dtype=torch.float64), ratio)
-        return np.asarray(times.double().numpy())
+        _, times = objectives.from_config(objective).times(torch.tensor([_TIME], dtype=torch.float64), ratio)
+        return float(times)
 
 
-def choose(
-    measured: NDArray[np.int16],
-    doubt: NDArray[np.float32],
-    held_out: NDArray[np.bool_],
-    kind: I64,
-    batch_size: I64,
-    size: int,
-) -> list[I64]:
+def is_affordable(size: int, *, step: int, end: int | None, trained: int, visits: int) -> bool:
+    """Return whether so many clips may be measured after a step with "auto"; `end` is the last step, if it is known."""
+    return step >= _BEGIN * (end or 0) and SHARE * trained >= visits + size
+
+
+def choose(measured: NDArray[np.int16], late: NDArray[np.float64], kind: I64, batch_size: I64, size: int) -> list[I64]:
     """Return micro-batches of at most `size` clips that are measured next.
 
-    Those that were never measured come first, in the order that they are given in, and then those with most doubt, less one
-    for each measurement. The clips of a micro-batch are of one kind, and at most `batch_size` of them. Of five measured
-    clips one is held out, where there are any.
+    Those that were never measured come first, in the order that they are given in, and then those that are
+    least `late`. The clips of a micro-batch are of one kind, and at most `batch_size` of them.
     """
-    free = {kept: _first(measured, doubt, held_out == kept, _AHEAD * size) for kept in (True, False)}
-    done = np.maximum(measured, 0)
-    of_held_out, of_all, chosen = int(done[held_out].sum()), int(done.sum()), []
-    while size > 0 and any(map(len, free.values())):
-        turn = _HELD_OUT * of_held_out < of_all
-        turn = turn if len(free[turn]) else not turn
-        left = free[turn]
+    left, chosen = _first(measured, late, _AHEAD * size), []
+    while size > 0 and len(left):
         alike = np.flatnonzero(kind[left] == kind[left[0]])[: min(size, int(batch_size[left[0]]))]
         chosen.append(left[alike])
-        free[turn] = np.delete(left, alike)
-        size, of_all = size - len(alike), of_all + len(alike)
-        of_held_out += turn * len(alike)
+        left, size = np.delete(left, alike), size - len(alike)
     return chosen
 
 
-def _first(measured: NDArray[np.int16], doubt: NDArray[np.float32], among: NDArray[np.bool_], count: int) -> I64:
+def _first(measured: NDArray[np.int16], late: NDArray[np.float64], count: int) -> I64:
     """Return the indices of about so many clips that are to be measured first."""
-    new = np.flatnonzero(among & (measured == 0))[:count]
+    new = np.flatnonzero(measured == 0)[:count]
     if len(new) == count:  # of millions, most are never measured
         return new
-    again = np.flatnonzero(among & (measured > 0))
-    order = np.argsort(measured[again] - doubt[again].astype(np.float64), kind="stable")
+    again = np.flatnonzero(measured > 0)
+    order = np.argsort(late[again], kind="stable")
     return np.concatenate([new, again[order[: count - len(new)]]])

@@ -26,7 +26,7 @@ def table(clips: int = 200, *, spread: float = 0.2, about: LossesAbout = ABOUT) 
     made.first[:] = chance.uniform(-spread, spread, clips)
     made.recent[:] = made.longer[:] = chance.uniform(-spread, spread, clips)
     made.measured[:] = 2
-    made.gain[:], made.doubt[:] = chance.normal(0.1, 0.02, clips), -3
+    made.gain[:] = chance.uniform(0.06, 0.14, clips)
     return made
 
 
@@ -39,9 +39,9 @@ def word_of(made: ClipLosses, place: int = 0) -> Word:
     [
         ({"recent": 2.0}, Word.NOT_LEARNT),
         ({"recent": -2.0}, Word.MEMORISED),
-        ({"doubt": 4.0, "gain": 0.0}, Word.WITHOUT_EFFECT),
-        ({"doubt": 4.0, "gain": 0.05}, Word.LEARNT),
-        ({"doubt": 4.0, "gain": 0.0, "measured": 0}, Word.LEARNT),
+        ({"gain": 0.0}, Word.WITHOUT_EFFECT),
+        ({"gain": 0.05}, Word.LEARNT),
+        ({"gain": 0.0, "measured": 0}, Word.LEARNT),
         ({"recent": -0.3, "longer": 0.0}, Word.STILL_LEARNING),
         ({"recent": 2.0, "shown": FEWEST_SHOWN - 1}, Word.TOO_EARLY),
         ({}, Word.LEARNT),
@@ -60,6 +60,24 @@ def test_a_clip_gets_its_word_and_its_peers_keep_theirs(changes: dict[str, float
 def test_all_are_still_learning_while_the_usual_loss_falls() -> None:
     about = LossesAbout(step=100, buckets=("a", "b"), course=((1, 2.0), (50, 1.0), (100, 0.9)))
     assert set(learning.words_of(table(about=about)).word.tolist()) == {Word.STILL_LEARNING}
+
+
+@pytest.mark.parametrize(("usual", "most"), [(0.0, 0.0), (0.02, 0.02), (0.1, 0.07), (0.2, 0.07), (1.0, 0.01)])
+def test_few_good_captions_are_doubted_however_much_is_learnt_of_them(usual: float, most: float) -> None:
+    for seed in range(5):
+        made = table(1000)
+        made.measured[:] = 1
+        made.gain[:] = np.random.default_rng(seed).normal(usual, 0.07, 1000)
+        assert (learning.words_of(made).word == Word.WITHOUT_EFFECT).mean() <= most
+
+
+def test_a_doubtful_caption_is_named_once_measurements_make_it_sure() -> None:
+    made = table(1000)
+    made.gain[:], made.measured[:] = np.random.default_rng(0).normal(0.1, 0.07, 1000), 1
+    made.gain[0] = 0.02
+    assert word_of(made) == Word.LEARNT
+    made.measured[0] = 8
+    assert word_of(made) == Word.WITHOUT_EFFECT
 
 
 def test_few_of_many_equal_clips_are_outliers_whatever_their_spread() -> None:

@@ -29,7 +29,7 @@ def table(clips: int, *, measured: float) -> ClipLosses:
         column[:] = chance.normal(0, 0.3, clips)
     some = chance.random(clips) < measured
     known.measured[some] = 1
-    for column in (known.level, known.gain, known.doubt):
+    for column in (known.level, known.gain):
         column[some] = chance.normal(0, 0.3, int(some.sum()))
     return known
 

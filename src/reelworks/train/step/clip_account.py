@@ -20,7 +20,7 @@ from reelworks.data.position import DataPosition
 from reelworks.diffusion.config import NUM_TIMESTEPS
 from reelworks.distributed.mesh import World
 from reelworks.recipe.dataset import RecipeData
-from reelworks.run.clip_losses import ClipLossError, ClipLosses, LossesAbout, Usual
+from reelworks.run.clip_losses import MEASURED, ClipLossError, ClipLosses, LossesAbout, Usual
 from reelworks.train.step import draws
 
 F64 = NDArray[np.float64]
@@ -31,16 +31,8 @@ _KNOTS = np.linspace(0, NUM_TIMESTEPS, _PARTS + 1)
 _WINDOW = 128.0  # clips over which the usual loss is a mean, at each knot and of each bucket
 _FAR = 2.0  # logarithm of a ratio beyond which a loss counts as if it were there
 _FIRST = 4  # times that are a clip's first
-_LONGER, _RECENT, _MEASURED = 32, 8, 4  # times over which means of a clip reach back
+_LONGER, _RECENT = 32, 8  # times over which means of a clip reach back
 _MOST_POINTS = 128  # of the course; when there are more, every other one is dropped
-# Timesteps of measurements, in which a clip's take turns, as shares of those of training that have less noise: where
-# captions matter, and clips differ least by their detail.
-TURNS = (0.9, 0.7, 0.8)
-_WINDOW_OF_GAINS = 64  # gains of which the usual one is the median, at each timestep
-_FEW = 8  # gains from which on their median and deviation are known
-_NORMAL = 1.4826  # of a normal distribution, a standard deviation by its median absolute deviation
-_LEAST_DEVIATION = 0.005  # of gains, in the logarithm of a loss
-_MOST_DOUBT, _KEPT = 5.0, 0.8  # of a measurement, and the share of the former doubt that is kept at a new one
 UNREADABLE = -1  # measurements of a clip that could not be decoded for one
 
 
@@ -69,7 +61,6 @@ class Measured(NamedTuple):
     uid: NDArray[np.uint64]
     bucket: I64
     held_out: NDArray[np.bool_]
-    turn: I64  # index into `TURNS`
     time: F64
     captioned: F64  # loss with the caption
     uncaptioned: F64  # loss with the empty caption
@@ -93,7 +84,6 @@ class _UsualLoss:
         self.weight = np.array(usual.weight or np.zeros(len(_KNOTS)))
         self.factor = np.array([usual.factor.get(name, 1.0) for name in buckets])
         self.factor_weight = np.array([usual.factor_weight.get(name, 0.0) for name in buckets])
-        self.gains = usual.gains or [[] for _ in TURNS]
 
     def to_usual(self, buckets: list[str]) -> Usual:
         return Usual(
@@ -101,26 +91,7 @@ class _UsualLoss:
             weight=self.weight.tolist(),
             factor=dict(zip(buckets, self.factor.tolist(), strict=True)),
             factor_weight=dict(zip(buckets, self.factor_weight.tolist(), strict=True)),
-            gains=[list(gains) for gains in self.gains],
         )
-
-    def doubts(self, gain: F64, turn: I64, is_usual: NDArray[np.bool_]) -> F64:
-        """Return how much likelier gains are for captions that tell nothing than for usual ones, as logarithms.
-
-        Both are taken as normal, around 0 and around the median of the last gains, with their robust deviation. Those that
-        are `is_usual`, of clips that were not doubted before, belong to these from now on. While captions are not learnt
-        yet, both are as likely.
-        """
-        doubt = np.zeros(len(gain))
-        for place, recent in enumerate(self.gains):
-            here = turn == place
-            recent[:] = [*recent, *gain[here & is_usual].tolist()][-_WINDOW_OF_GAINS:]
-            if len(recent) < _FEW:
-                continue
-            usual = max(float(np.median(recent)), 0.0)
-            deviation = max(_NORMAL * float(np.median(np.abs(np.array(recent) - usual))), _LEAST_DEVIATION)
-            doubt[here] = usual * (usual / 2 - gain[here]) / deviation**2
-        return np.clip(doubt, -_MOST_DOUBT, _MOST_DOUBT)
 
     def at(self, time: F64, bucket: I64) -> F64:
         """Return the usual loss at timesteps in buckets; NaN before the first clip."""
@@ -242,14 +213,14 @@ class ClipLossAccount:
         assert self._rows is not None
         self._rows.note_measured(Measured.joined(parts))
 
-    def measured(self, uids: NDArray[np.uint64]) -> Callable[[], tuple[NDArray[np.int16], NDArray[np.float32]]]:
+    def measured(self, uids: NDArray[np.uint64]) -> Callable[[], tuple[NDArray[np.int16], F64]]:
         """Return a function that tells how often clips were measured, and the doubt of each; only on the main rank.
 
         The number is `UNREADABLE` for clips that could not be.
         """
         assert self._rows is not None
         rows, row = self._rows, self._rows.of_uids(uids)
-        return lambda: (rows.table.measured[row], rows.table.doubt[row])
+        return lambda: (rows.table.measured[row], rows.table.doubt()[row])
 
     def keys(self, uids: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """Return the keys of clips; only on the main rank."""
@@ -344,9 +315,7 @@ class _AccountRows:
         row = row[good]
         table.bucket[row] = bucket[good]
         table.measured[row] += 1
-        share = np.maximum(1 / table.measured[row], 1 / _MEASURED)
-        doubt = self.usual.doubts(gain, found.turn[good], table.doubt[row] <= 0)
-        table.doubt[row] = (table.doubt[row] * _KEPT + doubt).astype(np.float32)
+        share = 1 / np.minimum(table.measured[row], MEASURED)
         _approach(table.level, row, np.clip(level, -_FAR, _FAR), share)
         _approach(table.gain, row, np.clip(gain, -_FAR, _FAR), share)
 
