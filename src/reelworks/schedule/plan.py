@@ -90,7 +90,7 @@ class EpochPlan:
     """Plan of an epoch, or of the rest of one, as arrays."""
 
     # One element for each place; micro-batch `m` owns the places `offsets[m]:offsets[m + 1]`. Integers other than the uid
-    # may be of narrower types, of which the digest does not depend.
+    # may be of narrower types, on which the digest does not depend.
     uid: U64
     copy: Integers
     ordinal: Integers
