@@ -164,7 +164,7 @@ def _datasets(shares: list[DatasetShare]) -> None:
 
 def _strategies(values: PlanForecast) -> None:
     names = {"fixed": "fixed batch size", "equal_tokens": "equal tokens", "planned": "this plan"}
-    table = show.new_table("strategy", "steps", "imbalance", "most tokens", "mean memory", "tokens/s", "speed")
+    table = show.new_table("strategy", "steps", "imbalance", "most tokens", "memory", "tokens/s", "speed")
     for one in values.strategies:
         rate = "" if one.tokens_per_second is None else f"{one.tokens_per_second:,.0f}"
         shares = f"{one.imbalance:.1%}", str(one.peak_tokens), f"{one.memory_share:.1%}"
