@@ -37,9 +37,9 @@ def forecast(values: PlanForecast, html: Path | None) -> None:
             epochs.add_row(str(each.epoch), *_cells(each.figures))
         epochs.add_row("sum", *_cells(ahead.sum))
         show.print_table(epochs)
+    _never_seen(ahead)
     if values.strategies:
         _strategies(values)
-    _never_seen(ahead)
     if (steps := values.max_steps_to_set) is not None:
         show.line(
             "\nwarning: the learning rate schedule needs train.max_steps, which is not set, so this recipe cannot be "
