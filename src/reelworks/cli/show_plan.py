@@ -37,9 +37,9 @@ def forecast(values: PlanForecast, html: Path | None) -> None:
             epochs.add_row(str(each.epoch), *_cells(each.figures))
         epochs.add_row("sum", *_cells(ahead.sum))
         show.print_table(epochs)
+    _never_seen(ahead)
     if values.strategies:
         _strategies(values)
-    _never_seen(ahead)
     if (steps := values.max_steps_to_set) is not None:
         show.line(
             "\nwarning: the learning rate schedule needs train.max_steps, which is not set, so this recipe cannot be "
@@ -164,7 +164,7 @@ def _datasets(shares: list[DatasetShare]) -> None:
 
 def _strategies(values: PlanForecast) -> None:
     names = {"fixed": "fixed batch size", "equal_tokens": "equal tokens", "planned": "this plan"}
-    table = show.new_table("strategy", "steps", "imbalance", "most tokens", "mean memory", "tokens/s", "speed")
+    table = show.new_table("strategy", "steps", "imbalance", "most tokens", "memory", "tokens/s", "speed")
     for one in values.strategies:
         rate = "" if one.tokens_per_second is None else f"{one.tokens_per_second:,.0f}"
         shares = f"{one.imbalance:.1%}", str(one.peak_tokens), f"{one.memory_share:.1%}"
