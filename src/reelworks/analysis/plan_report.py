@@ -198,7 +198,7 @@ def _buckets(data: RecipeData, plan: EpochPlan, spec: PlanSpec) -> list[PlannedB
             height=b.shape.height,
             width=b.shape.width,
             batch_size=b.batch_size,
-            global_batch=b.batch_size * spec.micro_batches_per_step,
+            global_batch=b.column_size * spec.micro_batches_per_step,
             keep_prob=table.entries[b.entry].keep_prob,
             clips=clips[i],
             micro_batches=batches[i],
