@@ -43,7 +43,7 @@ def loss_and_gradients(
     with torch.no_grad():
         for parameter in denoiser.module.parameters():
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=draw))
-    SequenceParallel(denoiser, config.network, world)
+    SequenceParallel.of_denoiser(denoiser, config.network, world)
     inputs = example(config, denoiser.latent_channels, text, draw)
     out = DtypeBoundary(denoiser)(inputs)
     target = torch.randn(out.shape, generator=draw)

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 
 import children
+import numpy as np
 import pytest
 import sequence_child
 import torch
@@ -13,6 +14,7 @@ import torch
 from reelworks.analysis import plan_report
 from reelworks.core import results
 from reelworks.core.errors import UserError
+from reelworks.data import loader
 from reelworks.distributed.mesh import World
 from reelworks.models import registry
 from reelworks.recipe import dataset, recipe_file
@@ -75,6 +77,9 @@ SAMPLES = {"prompts": ["a clip"], "num_frames": 5, "every_steps": 3, "num_infere
 WAN = {"name": "wan-tiny", "hidden_size": "none", "depth": "none", "num_heads": "none"}
 
 
+FOUR_HEADS = {"num_heads": 4, "hidden_size": 64}
+
+
 def told(run, kind, field):
     return [event[field] for event in events.timeline(RunFolder(run).events_file, kind)]
 
@@ -129,6 +134,94 @@ def test_a_plan_counts_groups_and_names_buckets_that_they_cannot_share(tiny):
         forecast(
             2, 2, model={**WAN, "name": "ltx-tiny"}, bucket=[{"resolution": "24x40", "num_frames": 1, "batch_size": 1}]
         )
+
+
+def by_bucket(tiny, batch_sizes, degrees=None, **changes):
+    """Pictures, of which groups of few ranks train several side by side, and videos."""
+    degree = {} if degrees is None else {"sequence_degree": degrees}
+    entries = [{"resolution": "32px", "num_frames": [1, 5], "batch_size": batch_sizes, **degree}]
+    return partial(tiny, bucket=entries, validation={"every_steps": 3}, **changes)
+
+
+def test_a_part_of_a_column_is_as_large_as_the_others(tiny):
+    """Parts of four ranks have all clips of the plan's columns, each once, and differ by a clip at most."""
+    changes = {"train": {"max_steps": 2}, "parallel": {"sequence_degree": 4}, "model": FOUR_HEADS}
+    recipe = recipe_file.parse(by_bucket(tiny, [1, 2], [1, 2], **changes)("parts"))
+    dataset.scan_recipe(recipe)
+    data = dataset.RecipeData.open(recipe)
+    spec = data.plan_spec(2, 1)
+    assert set(spec.batch_sizes) == {4}  # videos, two times two; pictures, four times one
+    plan = data.plan(spec, 0)
+    of_ranks = [loader.StepSource(data, 0, 1, sequence_rank=rank) for rank in range(4)]
+    sizes = set()
+    for plan_step in range(plan.num_steps):
+        works = [list(source.requests_of_step(plan, 0, plan_step)) for source in of_ranks]
+        parts = loader.parts_of_step(plan, plan_step, data.table)
+        counted = []
+        for column, micro_batch in zip(zip(*works, strict=True), plan.micro_batches(plan_step).tolist(), strict=True):
+            degree = column[0].sequence_degree
+            own = [work for work in column[::degree] if not work.is_idle]
+            uids = sorted(np.concatenate([work.uids for work in own]).tolist())
+            assert uids == sorted(plan.uid[plan.places(micro_batch)].tolist())
+            assert all(column[i].uids.tolist() == column[i - i % degree].uids.tolist() for i in range(4))
+            counted += [len(work.uids) for work in own]
+            sizes |= {(degree, len(work.uids)) for work in own}
+            assert max(len(work.uids) for work in own) - min(len(work.uids) for work in own) <= 1
+        assert [clips for _, clips in parts] == counted
+    assert {degree for degree, _ in sizes} == {1, 2}
+    assert len(sizes) > 2  # one column is incomplete
+
+
+def test_a_degree_must_divide_that_of_the_groups(tiny):
+    with pytest.raises(UserError, match=r"groups of 4 ranks .* cannot be divided into groups of 3") as found:
+        recipe_file.parse(by_bucket(tiny, [1, 1], [3, 4], parallel={"sequence_degree": 4})("bad"))
+    assert found.value.field == "bucket.sequence_degree"
+    with pytest.raises(UserError, match="1 values for 2 frame counts"):
+        recipe_file.parse(by_bucket(tiny, [1, 1], [4], parallel={"sequence_degree": 4})("bad"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "world", "degree", "degrees", "whole", "steps"),
+    [
+        ("stdit3-tiny", 4, 4, [1, 4], [4, 1], 20),
+        ("wan-tiny", 4, 2, [1, 2], [2, 1], 6),
+        ("stdit3-tiny", 4, 4, [2, 4], [2, 1], 6),
+        ("ltx-tiny", 2, 2, [1, 2], [2, 1], 6),
+    ],
+)
+def test_degrees_of_buckets_train_as_one_rank(tiny, tmp_path, model, world, degree, degrees, whole, steps):
+    """One rank trains the whole columns; 4 ranks train parts of the same, with as many passes on each."""
+    sizes = {"model": FOUR_HEADS if model == "stdit3-tiny" else {**WAN, "name": model}}
+    if model == "ltx-tiny":
+        sizes["buckets"] = {"aspect_ratios": ["1:1"]}
+    train = {**TRAIN, "max_steps": steps, "clip_losses": "auto"}
+    one = by_bucket(tiny, whole, samples=SAMPLES, train=train, **sizes)("one")
+    assert children.train(one, debug=True) == [0], children.output(one)
+    made = by_bucket(tiny, [1, 1], degrees, samples=SAMPLES, train=train, parallel={"sequence_degree": degree}, **sizes)
+    assert children.train(made("parts"), world=world, debug=True) == [0] * world, children.output(made("parts"))
+    assert_same_training(tmp_path / "parts", tmp_path / "one")
+    assert_same_clips(tmp_path / "parts", tmp_path / "one")
+
+
+@pytest.mark.slow
+def test_a_run_with_degrees_goes_on_with_other_ranks(tiny, tmp_path):
+    """Its columns do not depend on the ranks; latents are stored, and read by each rank for its parts."""
+    made = by_bucket(tiny, [1, 1], [1, 2], parallel={"sequence_degree": 2}, encode={"store": True})
+    assert children.train(made("straight", train={**TRAIN, "max_steps": 8}), world=2, debug=True) == [0] * 2
+    fault = "after the optimizer stepped", 2
+    for steps, world, killed in ((3, 2, None), (8, 4, fault), (6, 4, None), (8, 8, None)):
+        recipe = made("wandering", train={**TRAIN, "max_steps": steps})
+        codes = children.train(recipe, world=world, debug=True, fault=killed)
+        assert all(codes) if killed else not any(codes), children.output(recipe)
+    straight, wandering = (told(tmp_path / name, "step", "loss") for name in ("straight", "wandering"))
+    assert wandering == pytest.approx(straight, rel=1e-4)
+    clips = [
+        {(line["step"], clip["uid"], clip["copy"]) for line in children.debug_lines(run) for clip in line["trained"]}
+        for run in (tmp_path / "wandering", tmp_path / "straight")
+    ]
+    assert clips[0] == clips[1]  # those of step 4 were logged twice
+    assert told(tmp_path / "wandering", "step", "clips") == told(tmp_path / "straight", "step", "clips")
 
 
 @pytest.mark.slow

@@ -83,7 +83,7 @@ def of_plan(data: RecipeData, plan: EpochPlan) -> PlannedGraphs:
 def _full_micro_batches(data: RecipeData, plan: EpochPlan) -> Any:
     """Return the bucket of each micro-batch that has as many places as its batch size."""
     bucket, _ = epoch_stats.micro_batches(plan)
-    return bucket[np.diff(plan.offsets) >= data.table.batch_sizes()[bucket]]
+    return bucket[np.diff(plan.offsets) >= data.table.column_sizes()[bucket]]
 
 
 def _families(data: RecipeData) -> TokenFamilies:

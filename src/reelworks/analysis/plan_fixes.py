@@ -145,7 +145,8 @@ def _batch_sizes(data: RecipeData, spec: PlanSpec) -> Iterator[dict[int, int]]:
             mine = [b for b in data.table.of_entry(index) if inside[b]]
             if not mine:
                 continue
-            size = max(1, int(even * scale / np.average(costs[mine], weights=inside[mine])))
+            parts = data.table.buckets[mine[0]].parts
+            size = max(1, int(even * scale / np.average(costs[mine], weights=inside[mine]) / parts))
             if size != entry.batch_size:
                 changed[index] = size
         if changed and changed not in tried:
@@ -154,8 +155,8 @@ def _batch_sizes(data: RecipeData, spec: PlanSpec) -> Iterator[dict[int, int]]:
 
 
 def _spec(data: RecipeData, spec: PlanSpec, fix: PlanFix) -> PlanSpec:
-    now = zip(data.table.buckets, spec.batch_sizes, strict=True)
-    sizes = tuple(fix.batch_sizes.get(bucket.entry, size) for bucket, size in now)
+    buckets = data.table.buckets
+    sizes = tuple(fix.batch_sizes.get(bucket.entry, bucket.batch_size) * bucket.parts for bucket in buckets)
     merge_to = merge_targets(data.table, fix.incomplete_batch)
     return replace(spec, incomplete_batch=fix.incomplete_batch, batch_sizes=sizes, merge_to=merge_to)
 

@@ -190,7 +190,7 @@ def _buckets(data: RecipeData, plan: EpochPlan, spec: PlanSpec) -> list[PlannedB
     table, n = data.table, len(data.table.buckets)
     bucket, _ = epoch_stats.micro_batches(plan)
     clips = np.bincount(plan.bucket[plan.is_first_use], minlength=n).tolist()
-    incomplete = np.bincount(bucket[plan.own_clips < table.batch_sizes()[bucket]], minlength=n).tolist()
+    incomplete = np.bincount(bucket[plan.own_clips < table.column_sizes()[bucket]], minlength=n).tolist()
     batches = np.bincount(bucket, minlength=n).tolist()
     return [
         PlannedBucket(
@@ -199,7 +199,7 @@ def _buckets(data: RecipeData, plan: EpochPlan, spec: PlanSpec) -> list[PlannedB
             height=b.shape.height,
             width=b.shape.width,
             batch_size=b.batch_size,
-            global_batch=b.batch_size * spec.micro_batches_per_step,
+            global_batch=b.column_size * spec.micro_batches_per_step,
             keep_prob=table.entries[b.entry].keep_prob,
             clips=clips[i],
             micro_batches=batches[i],
@@ -447,7 +447,7 @@ def forecast(recipe: Recipe, world: int, epochs: int = 1) -> PlanForecast:
     """
     ranks = recipe.parallel.data_ranks(world)
     data = RecipeData.open(recipe)
-    sequence_limits.require_buckets(recipe.model, data.table, recipe.parallel.sequence_degree)
+    sequence_limits.require_buckets(recipe.model, data.table)
     spec = _spec(data, ranks)
     plan = begin_epoch(data, spec, epoch=0).plan
     with ThreadPoolExecutor(1) as thread:  # numpy computes without Python's lock
@@ -469,7 +469,7 @@ def forecast(recipe: Recipe, world: int, epochs: int = 1) -> PlanForecast:
 def outline(data: RecipeData, world: int) -> PlanOutline:
     """Return the part of `forecast` that takes a moment: the first epoch's numbers, without names of clips."""
     ranks = data.recipe.parallel.data_ranks(world)
-    sequence_limits.require_buckets(data.recipe.model, data.table, data.recipe.parallel.sequence_degree)
+    sequence_limits.require_buckets(data.recipe.model, data.table)
     spec = _spec(data, ranks)
     plan = begin_epoch(data, spec, epoch=0).plan
     left_out = by_reason(*data.assignment(0))

@@ -31,6 +31,11 @@ class BucketEntryConfig(Config):
         "`train.step_seconds`",
     )
     keep_prob: float | list[float] = Field(default=1.0, description="chance that a fitting clip is assigned here")
+    sequence_degree: int | list[int] | None = Field(
+        default=None,
+        description="ranks that share the tokens of a clip; default: `parallel.sequence_degree`, of which it is a divisor. "
+        "Groups of fewer ranks train micro-batches of the bucket side by side",
+    )
 
     @field_validator("resolution", mode="before")
     @classmethod
@@ -42,7 +47,8 @@ class BucketEntryConfig(Config):
     @model_validator(mode="after")
     def _check(self) -> BucketEntryConfig:
         frames = self.frames()
-        for name, values in (("batch_size", self.batch_size), ("keep_prob", self.keep_prob)):
+        for name in ("batch_size", "keep_prob", "sequence_degree"):
+            values = getattr(self, name)
             if isinstance(values, list) and len(values) != len(frames):
                 remedy = f"list {len(frames)} values, one for each of num_frames, or give one number for all"
                 raise _bad_entry(name, values, f"{len(values)} values for {len(frames)} frame counts", remedy)
@@ -52,6 +58,8 @@ class BucketEntryConfig(Config):
         sizes = [b for b in self.batch_sizes() if isinstance(b, int)]
         _check_each("batch_size", sizes, 1, parse.MOST_CLIPS, f"give a whole number from 1 to {parse.MOST_CLIPS}")
         _check_each("keep_prob", self.keep_probs(), 0, 1, "give a probability from 0 to 1")
+        degrees = [degree for degree in self.sequence_degrees() if degree is not None]
+        _check_each("sequence_degree", degrees, 1, math.inf, "give a whole number of at least 1")
         return self
 
     def frames(self) -> list[int]:
@@ -65,6 +73,11 @@ class BucketEntryConfig(Config):
     def keep_probs(self) -> list[float]:
         """Return the keep probability for each frame count."""
         return self.keep_prob if isinstance(self.keep_prob, list) else [self.keep_prob] * len(self.frames())
+
+    def sequence_degrees(self) -> list[int | None]:
+        """Return the sequence degree for each frame count."""
+        degree = self.sequence_degree
+        return list(degree) if isinstance(degree, list) else [degree] * len(self.frames())
 
 
 def _check_each(name: str, values: Sequence[float], low: float, high: float, remedy: str) -> None:

@@ -35,6 +35,7 @@ class Entry:
     keep_length: float = 1.0  # probability to stay at this length, in a table of Open-Sora
     spare_frames: int = 0  # frames that a video must have in addition to `num_frames`
     pixel_share: float = 1.0  # share of `pixels` that a clip must have
+    sequence_degree: int | None = None  # ranks that share a clip; None for all of a sequence group
 
     @property
     def is_used(self) -> bool:
@@ -95,7 +96,13 @@ _ENTRY = {
 
 @dataclass(frozen=True)
 class Bucket:
-    """An entry at one aspect ratio, with its exact shape."""
+    """An entry at one aspect ratio, with its exact shape.
+
+    Attributes:
+        batch_size: Clips of a micro-batch.
+        sequence_degree: Ranks that share its clips.
+        parts: Micro-batches that the ranks of a sequence group train side by side.
+    """
 
     entry: int
     ratio: str
@@ -103,6 +110,13 @@ class Bucket:
     name: str
     batch_size: int
     tokens: int
+    sequence_degree: int = 1
+    parts: int = 1
+
+    @property
+    def column_size(self) -> int:
+        """Clips of a column of a plan, which a sequence group trains at once."""
+        return self.batch_size * self.parts
 
 
 @dataclass(frozen=True)
@@ -177,6 +191,20 @@ class BucketTable:
     def batch_sizes(self) -> NDArray[np.int64]:
         """Return the batch size of every bucket."""
         return np.array([b.batch_size for b in self.buckets], dtype=np.int64)
+
+    def column_sizes(self) -> NDArray[np.int64]:
+        """Return the clips of a column of a plan of every bucket, which a sequence group trains at once."""
+        return np.array([b.column_size for b in self.buckets], dtype=np.int64)
+
+    def parts(self) -> NDArray[np.int64]:
+        """Return how many micro-batches of every bucket a sequence group trains at once."""
+        return np.array([b.parts for b in self.buckets], dtype=np.int64)
+
+    def shared_by(self, ranks: int) -> BucketTable:
+        """Return the table for sequence groups of so many ranks, which share all clips of buckets without a degree."""
+        degrees = [entry.sequence_degree or ranks for entry in self.entries]
+        buckets = [replace(b, sequence_degree=degrees[b.entry], parts=ranks // degrees[b.entry]) for b in self.buckets]
+        return replace(self, buckets=tuple(buckets))
 
     def tokens(self) -> NDArray[np.int64]:
         """Return the number of latent tokens of one clip of every bucket."""
@@ -302,11 +330,12 @@ def _check_strides(resolution: Resolution, geometry: Geometry) -> None:
 def _expand(entry: BucketEntryConfig, config: BucketsConfig, geometry: Geometry) -> list[Entry]:
     pixels, size = sizes.pixel_budget(entry.resolution)
     result = []
-    for frames, batch, keep in zip(entry.frames(), entry.batch_sizes(), entry.keep_probs(), strict=True):
+    values = entry.batch_sizes(), entry.keep_probs(), entry.sequence_degrees()
+    for frames, batch, keep, degree in zip(entry.frames(), *values, strict=True):
         _check_frames(frames, geometry, "bucket.num_frames")
         size_of_batch = batch or config.batch_size
         assert size_of_batch != "auto", "tuned.measured or tuned.unmeasured was called"
-        result.append(Entry(entry.resolution, pixels, frames, size_of_batch, keep, size))
+        result.append(Entry(entry.resolution, pixels, frames, size_of_batch, keep, size, sequence_degree=degree))
     return result
 
 

@@ -433,7 +433,7 @@ class Dataset:
             micro_batches_per_step=micro_batches_per_step,
             same_bucket_run=same_bucket_run,
             incomplete_batch=incomplete_batch,
-            batch_sizes=tuple(int(n) for n in self.table.batch_sizes()),
+            batch_sizes=tuple(int(n) for n in self.table.column_sizes()),
             costs_us=cost.costs_us(names, self.table.tokens(), self.spec.cost, self.measured_ms),
             buckets_digest=self._buckets_digest(),
             merge_to=merge_targets(self.table, incomplete_batch),
@@ -446,7 +446,8 @@ class Dataset:
             [
                 [[b.name, *b.shape.__dict__.values(), b.batch_size] for b in buckets.buckets],
                 buckets.config.model_dump(exclude=_BUCKET_SEARCH),
-                [entry.model_dump() for entry in buckets.given],
+                # What a degree changes in a plan is in the batch sizes of its specification.
+                [entry.model_dump(exclude={"sequence_degree"}) for entry in buckets.given],
                 spec.data.frame_interval,
                 spec.data.frame_rate,
                 [_settings_of_a_plan(dataset) for dataset in spec.datasets],

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import IterableDataset, get_worker_info
 
+from reelworks.buckets.table import BucketTable
 from reelworks.core import arguments
 from reelworks.core.arguments import checked, whole
 from reelworks.core.errors import UserError
@@ -50,6 +51,8 @@ class StepSource:
         max_epochs: Epochs after which it ends, or None.
         skips: Whether a step, by its number from 1, is skipped without reading its clips.
         decoder: Decoder of videos in place of PyAV, or None.
+        sequence_rank: Place of the process in its sequence group, which decides what it takes of a column whose bucket
+            has several parts; None reads whole columns.
     """
 
     data: Dataset
@@ -59,6 +62,7 @@ class StepSource:
     max_epochs: int | None = None
     skips: Callable[[int], bool] = lambda step: False
     decoder: FrameReader | None = None
+    sequence_rank: int | None = None
 
     def requests_from(self, position: DataPosition) -> Iterator[MicroBatchRequest]:
         """Yield the micro-batches from a position on, across epochs, to the end of training."""
@@ -82,6 +86,12 @@ class StepSource:
         clips = _clips_of_step(plan, plan_step)
         for index, (micro_batch, is_idle) in enumerate(columns):
             where = plan.places(micro_batch)
+            part, parts = self._part(int(plan.bucket[where.start]))
+            # Dealt out, since the clips of an incomplete column come first.
+            own = slice(where.start + part, where.stop, parts)
+            if own.start >= own.stop:
+                own, is_idle = slice(where.start, where.start + 1), True
+            where = own
             yield self.build_request(
                 Samples(plan.uid[where], plan.copy[where], plan.ordinal[where], plan.bucket[where]).wide(),
                 epoch=epoch,
@@ -91,11 +101,18 @@ class StepSource:
                 is_idle=is_idle,
                 repeat_index=plan.repeat_index[where],
                 clips_in_step=clips,
+                part=part,
+                parts=parts,
             )
 
-    def paths(self, position: DataPosition, rank: int) -> list[str]:
+    def _part(self, bucket: int) -> tuple[int, int]:
+        """Return which part of a bucket's columns this process takes, and of how many."""
+        of = self.data.table.buckets[bucket]
+        return (0, 1) if self.sequence_rank is None else (self.sequence_rank // of.sequence_degree, of.parts)
+
+    def paths(self, position: DataPosition, rank: int, sequence_rank: int | None) -> list[str]:
         """Return the files that a rank reads for the step at a position, with those of fillers."""
-        other = replace(self, rank=rank)
+        other = replace(self, rank=rank, sequence_rank=sequence_rank)
         work = other.requests_of_step(position.plan, position.epoch, position.plan_step)
         return list(dict.fromkeys(str(request.path) for each in work for request in each.requests))
 
@@ -111,6 +128,8 @@ class StepSource:
         repeat_index: NDArray[np.int32] | None = None,
         clips_in_step: int | None = None,
         augments: bool = True,
+        part: int = 0,
+        parts: int = 1,
     ) -> MicroBatchRequest:
         """Return the complete request of one micro-batch, whose clips have one bucket.
 
@@ -142,6 +161,9 @@ class StepSource:
             masks=decode_requests.part_masks_of(self.data, words, bucket) if augments else (),
             crops=decode_requests.crop_boxes(self.data, rows, read),
             clips_in_step=len(clips) if clips_in_step is None else clips_in_step,
+            sequence_degree=self.data.table.buckets[bucket].sequence_degree,
+            part=part,
+            parts=parts,
         )
 
 
@@ -499,9 +521,19 @@ def _require_decoder(decoder: FrameReader | None, num_workers: int) -> None:
 
 
 def batches_of_step(plan: EpochPlan, plan_step: int) -> list[tuple[int, int]]:
-    """Return the bucket of each micro-batch of a plan's step, over all ranks, and the number of its clips that count."""
+    """Return the bucket of each column of a plan's step, over all ranks, and the number of its clips that count."""
     buckets = plan.bucket[plan.offsets[plan.micro_batches(plan_step)]].tolist()
     return list(zip(buckets, plan.real_in(plan_step), strict=True))
+
+
+def parts_of_step(plan: EpochPlan, plan_step: int, table: BucketTable) -> list[tuple[int, int]]:
+    """Return what `batches_of_step` does, of the parts of each column that have a clip."""
+    return [
+        (bucket, -(-(clips - part) // parts))
+        for bucket, clips in batches_of_step(plan, plan_step)
+        for parts in (table.buckets[bucket].parts,)
+        for part in range(min(parts, clips))
+    ]
 
 
 def _clips_of_step(plan: EpochPlan, plan_step: int) -> int:

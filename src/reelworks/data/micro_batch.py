@@ -38,6 +38,8 @@ class MicroBatchRequest:
         masks: Parts of each clip that are given to a model that is told them, None where a strategy draws none; empty if
             none are drawn.
         crops: Size of each clip's file and place of its crop; empty if they are not known.
+        sequence_degree: Ranks that share the clips.
+        part, parts: Which of the micro-batches that a sequence group trains side by side this is, and their number.
         clips_in_step: Clips that count in the loss of the optimizer step, over all ranks: the planned ones, or in a step of
             the loader those of them that were decoded.
     """
@@ -61,6 +63,9 @@ class MicroBatchRequest:
     masks: tuple[PartMask | None, ...] = ()
     crops: tuple[CropBox, ...] = ()
     clips_in_step: int = 1
+    sequence_degree: int = 1
+    part: int = 0
+    parts: int = 1
 
     def __repr__(self) -> str:
         at = f"epoch={self.epoch}, plan_step={self.plan_step}, index={self.index}"

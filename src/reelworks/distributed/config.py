@@ -30,7 +30,8 @@ class ParallelConfig(Config):
         default=1,
         ge=1,
         description="ranks that share the tokens of each clip, for clips whose activations do not fit into one GPU; they "
-        "exchange tokens for heads around attention (Ulysses); a divisor of the number of attention heads",
+        "exchange tokens for heads around attention (Ulysses); a divisor of the number of attention heads. The clips of "
+        "a `[[bucket]]` with a `sequence_degree` of its own are shared by fewer",
     )
     offload: bool = Field(
         default=False,
@@ -51,6 +52,10 @@ class ParallelConfig(Config):
         gt=0,
         description="time without a sign of life of a rank after which it counts as lost, and all ranks end",
     )
+
+    def degrees(self) -> list[int]:
+        """Return the numbers of ranks that can share the clips of a bucket, ascending: the divisors of the degree."""
+        return [n for n in range(1, self.sequence_degree + 1) if self.sequence_degree % n == 0]
 
     def data_ranks(self, ranks: int) -> int:
         """Return how many micro-batches so many ranks work on at once: those of a sequence group share theirs.

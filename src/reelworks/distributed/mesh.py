@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 import torch
@@ -46,12 +46,18 @@ class World:
     offload: bool = False  # whether the trained weights lie in CPU memory
     local_size: int = 1  # ranks on this machine
     watch: Watch | None = None  # None for one process
-    sequence: SequenceGroup | None = None  # ranks that share this one's clips; None if each has its own
+    # By degree, the ranks that share a clip of a bucket of that degree with this one; empty if none shares any.
+    sequences: Mapping[int, SequenceGroup] = field(default_factory=dict)
+
+    @property
+    def sequence(self) -> SequenceGroup | None:
+        """The ranks of the largest degree, which train a column of a plan together; None if each has its own."""
+        return self.sequences.get(self.sequence_degree)
 
     @property
     def sequence_degree(self) -> int:
-        """Ranks that share the tokens of a clip."""
-        return 1 if self.sequence is None else self.sequence.size
+        """Ranks of a sequence group, the most that share the tokens of a clip."""
+        return max(self.sequences, default=1)
 
     @property
     def data_rank(self) -> int:
@@ -65,8 +71,13 @@ class World:
 
     @property
     def is_data_leader(self) -> bool:
-        """Whether this rank's clips and losses count: those of the others of its sequence group are the same."""
-        return self.sequence is None or self.sequence.rank == 0
+        """Whether clips and losses of this rank count that are the same on all ranks of its sequence group."""
+        return self.leads(self.sequence_degree)
+
+    def leads(self, degree: int) -> bool:
+        """Whether this rank is the first of those that share a clip of that degree."""
+        group = self.sequences.get(degree)
+        return group is None or group.rank == 0
 
     @property
     def is_main(self) -> bool:
@@ -182,17 +193,17 @@ def join(
         )
         with _formed():
             patient = dist.new_group(backend="gloo", timeout=timedelta(days=7))
-            sequence = _sequence_group(rank, size, limits, timeout)
-            yield World(rank, size, device, patient, offload, local_size, watch, sequence)
+            sequences = _sequence_groups(rank, size, limits, timeout)
+            yield World(rank, size, device, patient, offload, local_size, watch, sequences)
 
 
-def _sequence_group(rank: int, size: int, config: ParallelConfig, timeout: timedelta) -> SequenceGroup | None:
-    degree = config.sequence_degree
-    if degree == 1:
-        return None
-    # Every rank takes part in the making of every group.
-    groups = [dist.new_group(range(first, first + degree), timeout=timeout) for first in range(0, size, degree)]
-    return SequenceGroup(groups[rank // degree], rank % degree, degree)
+def _sequence_groups(rank: int, size: int, config: ParallelConfig, timeout: timedelta) -> dict[int, SequenceGroup]:
+    """Return this rank's group of each degree that a bucket may have. Every rank takes part in the making of all."""
+    found = {}
+    for degree in config.degrees()[1:]:
+        groups = [dist.new_group(range(first, first + degree), timeout=timeout) for first in range(0, size, degree)]
+        found[degree] = SequenceGroup(groups[rank // degree], rank % degree, degree)
+    return found
 
 
 @contextmanager

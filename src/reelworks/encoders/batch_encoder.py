@@ -13,6 +13,7 @@ from typing import Generic, TypeVar
 
 from torch import Tensor
 
+from reelworks.buckets.table import BucketTable
 from reelworks.catalog.companions import REJECTED
 from reelworks.data import prefetch, shared_batches
 from reelworks.data.micro_batch import MicroBatch, MicroBatchRequest
@@ -60,10 +61,9 @@ class BatchEncoder(ABC, Generic[BatchT]):
 
     encoders: FrozenEncoders
 
-    @property
     @abstractmethod
-    def decodes(self) -> bool:
-        """Whether this rank decodes clips."""
+    def decodes(self, table: BucketTable) -> bool:
+        """Return whether this rank decodes clips of any bucket."""
 
     @abstractmethod
     def read(self, requests: Iterable[MicroBatchRequest], pool: DecodePool, budget_bytes: int) -> Iterator[BatchT]:
@@ -94,18 +94,17 @@ class BatchEncoder(ABC, Generic[BatchT]):
 
 @dataclass(frozen=True)
 class LiveBatchEncoder(BatchEncoder[MicroBatch]):
-    """Decode and encode each clip when it is trained. Of a sequence group, one rank decodes for all."""
+    """Decode and encode each clip when it is trained. Of the ranks that share it, one decodes for all."""
 
     world: World
 
-    @property
-    def decodes(self) -> bool:
-        """Whether this rank decodes clips."""
-        return self.world.is_data_leader
+    def decodes(self, table: BucketTable) -> bool:
+        """Return whether this rank decodes clips of any bucket."""
+        return any(self.world.leads(bucket.sequence_degree) for bucket in table.buckets)
 
     def read(self, requests: Iterable[MicroBatchRequest], pool: DecodePool, budget_bytes: int) -> Iterator[MicroBatch]:
         """Yield the micro-batches of `requests` in their order, which are decoded ahead. Collective in a group."""
-        return shared_batches.over_group(prefetch.read_ahead(requests, pool, budget_bytes), self.world)
+        return shared_batches.over_group(requests, lambda own: prefetch.read_ahead(own, pool, budget_bytes), self.world)
 
     def _values(self, batch: MicroBatch) -> dict[str, Tensor]:
         encoders, shape = self.encoders, batch.request.shape

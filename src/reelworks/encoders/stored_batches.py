@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from reelworks.buckets.table import BucketTable
 from reelworks.core.errors import UserError
 from reelworks.core.log import logger
 from reelworks.data import prefetch
@@ -123,9 +124,8 @@ class StoredBatchEncoder(BatchEncoder[StoredBatch]):
 
     source: StoredLatents
 
-    @property
-    def decodes(self) -> bool:
-        """Whether this rank decodes clips, which each does whose values are missing."""
+    def decodes(self, table: BucketTable) -> bool:
+        """Return whether this rank decodes clips, which each does whose values are missing."""
         return True
 
     def read(self, requests: Iterable[MicroBatchRequest], pool: DecodePool, budget_bytes: int) -> Iterator[StoredBatch]:

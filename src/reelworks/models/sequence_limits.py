@@ -37,19 +37,22 @@ def require_network(model: ModelConfig, autoencoder: AutoencoderConfig, text: Te
         )
 
 
-def require_buckets(model: ModelConfig, table: BucketTable, degree: int) -> None:
-    """Refuse buckets whose clips have a number of tokens that the ranks cannot share equally."""
+def require_buckets(model: ModelConfig, table: BucketTable) -> None:
+    """Refuse buckets whose clips have a number of tokens that their ranks cannot share equally."""
+    degree = max((b.sequence_degree for b in table.buckets), default=1)
     if degree == 1 or _split(model, degree).pads:
         return
     used = [b for b in table.buckets if b.batch_size and table.entries[b.entry].is_used]
-    uneven = [f"{bucket.name} ({bucket.shape}, {bucket.tokens} tokens)" for bucket in used if bucket.tokens % degree]
+    bad = [b for b in used if b.tokens % b.sequence_degree]
+    uneven = [f"{bucket.name} ({bucket.shape}, {bucket.tokens} tokens)" for bucket in bad]
     if uneven:
+        degree = bad[0].sequence_degree
         raise UserError(
             f"{degree} ranks cannot share the tokens of {len(uneven)} of {len(used)} buckets equally: {first_few(uneven)}",
             code="tokens-not-divisible",
             field=_FIELD,
             value=degree,
-            remedy="lower it, name sizes with a number of tokens that it divides, or set buckets.aspect_ratios to those "
+            remedy="lower it, or bucket.sequence_degree, name sizes with a number of tokens that it divides, or set buckets.aspect_ratios to those "
             "that have one",
         )
 

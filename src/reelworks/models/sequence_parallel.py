@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
 
@@ -30,33 +30,48 @@ class SequenceParallel:
     the group. Without a group, nothing is shared.
     """
 
-    def __init__(self, denoiser: Denoiser, network: Network, world: World) -> None:
-        """Begin to share the tokens of a denoiser, which is not yet sharded. Collective."""
-        self._networks: list[_Own | _Divided | _OfDiffusers] = []
-        if world.sequence is None:
-            return
-        assert network.sequence is not None, "the recipe was checked"
+    def __init__(self, by_degree: Mapping[int, Networks] | None = None) -> None:
+        self._by_degree, self._degree = by_degree or {}, 1
+
+    @classmethod
+    def of_denoiser(cls, denoiser: Denoiser, network: Network, world: World) -> Self:
+        """Share the tokens of a denoiser, which is not yet sharded, by all ranks of a group. Collective."""
         modules: list[Any] = [m for m in denoiser.module.modules() if type(m).__name__ == network.name]
-        if all(hasattr(m, "sequence") for m in modules):
-            self._networks += [_Own(m, world.sequence) for m in modules]
-        elif network.sequence.divided:
-            self._networks += [_Divided(m, network.sequence, world.sequence) for m in modules]
-        else:
-            config = _diffusers_config(world)
-            self._networks += [_OfDiffusers(m, network.sequence, config) for m in modules]
-        for each in self._networks:
+        shared = cls({degree: _networks(modules, network, world, degree) for degree in world.sequences})
+        shared.use(world.sequence_degree)
+        return shared
+
+    def use(self, degree: int) -> None:
+        """Let so many ranks share the tokens of a clip from now on: as many as those of a group, or a divisor of that."""
+        if degree == self._degree:
+            return
+        for each in self._by_degree.get(self._degree, ()):
+            each.stop()
+        for each in self._by_degree.get(degree, ()):
             each.start()
+        self._degree = degree
 
     @contextmanager
     def paused(self) -> Iterator[Self]:
         """While open, each rank computes all tokens, as many as they may be."""
-        for each in self._networks:
-            each.stop()
+        former = self._degree
+        self.use(1)
         try:
             yield self
         finally:
-            for each in self._networks:
-                each.start()
+            self.use(former)
+
+
+def _networks(modules: list[Any], network: Network, world: World, degree: int) -> Networks:
+    """Return the networks that so many ranks are to share. Collective."""
+    split, group = network.sequence, world.sequences[degree]
+    assert split is not None, "the recipe was checked"
+    if all(hasattr(m, "sequence") for m in modules):
+        return [_Own(m, group) for m in modules]
+    if split.divided:
+        return [_Divided(m, split, group) for m in modules]
+    config = _diffusers_config(world, degree)
+    return [_OfDiffusers(m, split, config) for m in modules]
 
 
 class _Own:
@@ -113,15 +128,18 @@ class _OfDiffusers:
         self._hooks.remove_context_parallel(self._module, self._plan)
 
 
-def _diffusers_config(world: World) -> Any:
-    """Return the ranks of this one's group, as diffusers wants them."""
+Networks = Sequence[_Own | _Divided | _OfDiffusers]
+
+
+def _diffusers_config(world: World, degree: int) -> Any:
+    """Return the ranks that share clips of this degree with this one, as diffusers wants them."""
     parallel: Any = importlib.import_module("diffusers.models._modeling_parallel")
     mesh = init_device_mesh(
         world.device.type,
-        (world.data_size, 1, world.sequence_degree),
+        (world.size // degree, 1, degree),
         mesh_dim_names=("data", "ring", "ulysses"),
     )
-    ulysses = parallel.ContextParallelConfig(ulysses_degree=world.sequence_degree, mesh=mesh)
+    ulysses = parallel.ContextParallelConfig(ulysses_degree=degree, mesh=mesh)
     config = parallel.ParallelConfig(context_parallel_config=ulysses)
     config.setup(world.rank, world.size, world.device, mesh=mesh)
     return config

@@ -173,12 +173,13 @@ def bucket_table(recipe: Recipe, on_scan: Callable[[ScanProgress], None] | None 
         data = RecipeData.open(recipe)
         return data.recipe, data.table
     recipe = with_batch_sizes(recipe)
-    return recipe, table.build(recipe.bucket, recipe.buckets, components.geometry(recipe.model, recipe.autoencoder))
+    return recipe, _table(recipe)
 
 
 def _table(recipe: Recipe) -> BucketTable:
-    geometry = components.geometry(recipe.model, recipe.autoencoder)
-    return table.build(recipe.bucket, recipe.buckets, geometry, extends_short=recipe.data.short_clips != "reject")
+    geometry, extends_short = components.geometry(recipe.model, recipe.autoencoder), recipe.data.short_clips != "reject"
+    built = table.build(recipe.bucket, recipe.buckets, geometry, extends_short=extends_short)
+    return built.shared_by(recipe.parallel.sequence_degree)
 
 
 def _spec(recipe: Recipe) -> DataSpec:

@@ -220,6 +220,16 @@ def _require_samples(recipe: Recipe, geometry: Geometry) -> None:
 
 def _require_shared_tokens(recipe: Recipe) -> None:
     degree = recipe.parallel.sequence_degree
+    for own in (own for entry in recipe.bucket for own in entry.sequence_degrees() if own is not None):
+        if degree % own:
+            raise UserError(
+                f"groups of {degree} ranks (parallel.sequence_degree) cannot be divided into groups of {own}",
+                code="degree-not-divisor",
+                field="bucket.sequence_degree",
+                value=own,
+                remedy=f"set it to a divisor of {degree} ({', '.join(map(str, recipe.parallel.degrees()))}), or set "
+                "parallel.sequence_degree, which is that of the largest bucket, to a multiple of it",
+            )
     sequence_limits.require_network(recipe.model, recipe.autoencoder, recipe.text_encoder, degree)
     if degree > 1 and recipe.train.compile:
         raise UserError(

@@ -29,6 +29,7 @@ from reelworks.encoders.batch_encoder import BatchEncoder
 from reelworks.media.decode_pool import DecodePool
 from reelworks.models import components
 from reelworks.models.api import DenoiserInputs
+from reelworks.models.sequence_parallel import SequenceParallel
 from reelworks.precision.boundary import DtypeBoundary
 from reelworks.recipe.dataset import RecipeData
 from reelworks.run.clip_losses import DOUBT
@@ -69,6 +70,7 @@ class ClipMeasurer:
     source: StepSource
     data: RecipeData
     state: TrainState
+    sequence: SequenceParallel
 
     def run_if_due(self, position: DataPosition, pool: DecodePool) -> Round | None:
         """Measure a round of clips if one is due at a position. Collective."""
@@ -144,6 +146,7 @@ class ClipMeasurer:
         own = range(self.world.data_rank, len(chosen) + self.world.data_size, self.world.data_size)
         for place, batch in zip(own, self.encoder.read(self._requests(chosen), pool, budget_bytes), strict=False):
             picked, times = chosen[min(place, len(chosen) - 1)]
+            self.sequence.use(batch.request.sequence_degree)
             measured = self._losses(batch, picked, times, max(len(each) for each, _ in chosen))
             if not batch.is_idle:
                 found.append(measured)

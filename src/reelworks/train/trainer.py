@@ -257,16 +257,21 @@ class Trainer:
             max_steps=recipe.train.max_steps,
             max_epochs=recipe.train.max_epochs,
             skips=recipe.train.skips,
+            sequence_rank=None if world.sequence is None else world.sequence.rank,
         )
         self._compiled = model.compiled
         self._balance_every = recipe.train.log_balance_every
         times_forward = world.size > 1 and world.sequence is None and self._balance_every is not None
         self._times = ForwardTimes(world.device, times_forward and balance.can_time_forward(state.module))
         self._examples = ExampleBuilder(recipe, data.table, encoder)
-        self._train_step = TrainStep(boundary, self._examples, state, world, model.compiled, self._times, data.stage)
+        self._train_step = TrainStep(
+            boundary, self._examples, state, world, model.compiled, self._times, data.stage, sequence=model.sequence
+        )
         self._state = state
-        self._validator = Validator(boundary, encoder, world, self._source, data.held_out(), recipe)
-        self._clip_measurer = ClipMeasurer(boundary, encoder, world, self._source, data, state)
+        self._validator = Validator(
+            boundary, encoder, world, self._source, data.held_out(), recipe, sequence=model.sequence
+        )
+        self._clip_measurer = ClipMeasurer(boundary, encoder, world, self._source, data, state, model.sequence)
         metrics = previews.metrics(data, world.device)
         self._previewer = Previewer(
             recipe,
@@ -287,7 +292,9 @@ class Trainer:
         """Train from a position to the end of the stage, and return where and why training stopped."""
         config, resumed = self._recipe.data, stage.step is not None
         with ExitStack() as stack:
-            pool = DecodePool(config.num_workers if self._encoder.decodes else 0, config.decode_timeout)
+            pool = DecodePool(
+                config.num_workers if self._encoder.decodes(self.data.table) else 0, config.decode_timeout
+            )
             stack.callback(pool.close)
             stop_signals = stack.enter_context(_stop_signals())
             if self._recipe.train.clip_losses != "off":
@@ -359,7 +366,7 @@ class Trainer:
         self._step_seconds = time.monotonic() - began
         self._log.step(position, result, self._failed_clips(result), self._step_seconds, batches.waited_seconds())
         if self._state.clip_losses.is_on:
-            batches_of_rank = result.batches if result.applied and self._world.is_data_leader else ()
+            batches_of_rank = result.batches if result.applied else ()
             of_clips = np.array(result.clip_losses), np.array(result.clip_times)
             trained = result.clips + result.repeats
             self._state.clip_losses.add(step + 1, batches_of_rank, *of_clips, trained=trained)
@@ -376,13 +383,13 @@ class Trainer:
         """Return the clips of all ranks that could not be decoded in a step. Collective if there are any."""
         if not result.failed:
             return []
-        of_ranks: list[Any] = self._world.gather_data(failures.failed_clips(result.batches))
+        of_ranks: list[Any] = self._world.gather(failures.failed_clips(result.batches))
         return list(itertools.chain(*of_ranks))
 
     def _paths_at(self, position: DataPosition) -> Callable[[int], list[str]]:
         """Return the paths of a rank's clips in the step at a position."""
         degree = self._world.sequence_degree
-        return lambda rank: self._source.paths(position, rank // degree)
+        return lambda rank: self._source.paths(position, *divmod(rank, degree))
 
     def _run_step(self, position: DataPosition, batches: EncodePrefetcher, flags: StepFlags) -> StepResult:
         """Train the step at a position, and tell which micro-batch memory was too small for."""

@@ -6,7 +6,7 @@ It does not depend on the step, so two checkpoints, or two runs, can be compared
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from reelworks.distributed.mesh import World
 from reelworks.encoders.batch_encoder import BatchEncoder
 from reelworks.media.decode_pool import DecodePool
 from reelworks.models.api import DenoiserInputs
+from reelworks.models.sequence_parallel import SequenceParallel
 from reelworks.precision.boundary import DtypeBoundary
 from reelworks.recipe.recipe import Recipe
 from reelworks.schedule.plan import Samples
@@ -73,6 +74,7 @@ class Validator:
     recipe: Recipe
     times_at_once: int | None = None
     on_clip: Callable[[int, int], None] = lambda done, total: None
+    sequence: SequenceParallel = field(default_factory=SequenceParallel)
 
     @torch.no_grad()
     def run(self, pool: DecodePool) -> Validation | None:
@@ -84,6 +86,8 @@ class Validator:
         sums = torch.zeros(1 + len(buckets), len(times) + 1, dtype=torch.float64)
         budget_bytes = self.recipe.data.prefetch_budget_bytes
         for done, batch in enumerate(self.encoder.read(self._requests(), pool, budget_bytes), 1):
+            # Groups of fewer ranks than a sequence group has measure the same clip, and one of them counts.
+            self.sequence.use(batch.request.sequence_degree)
             losses = self._losses(batch)
             if self.world.is_data_leader and bool(batch.is_valid.all()):
                 for row in (0, 1 + batch.request.bucket):

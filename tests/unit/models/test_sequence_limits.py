@@ -25,7 +25,7 @@ def buckets(name, degree, sizes, num_frames, unused=()):
         for size in sizes
     ]
     made = table.build(entries, BucketsConfig(), components.geometry(model, autoencoder))
-    sequence_limits.require_buckets(model, made, degree)
+    sequence_limits.require_buckets(model, made.shared_by(degree))
 
 
 def test_degrees_that_divide_the_heads_are_taken():

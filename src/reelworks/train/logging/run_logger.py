@@ -200,7 +200,7 @@ class RunLogger:
         if result.blame is not None:
             self._log_non_finite(step, result.blame)
         self.records.step(position.plan_step, result.applied, recorded)
-        if self._debug and self._world.is_data_leader:
+        if self._debug:
             self._log_clips(position, step, result, batches)
 
     def epoch_ends(self, position: DataPosition) -> None:

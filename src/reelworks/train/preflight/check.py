@@ -137,7 +137,7 @@ def check_recipe(recipe: Recipe, table: BucketTable, world: int = 1) -> CheckRep
         UserError: Weights cannot be loaded, a contract or the optimizer cannot train, or memory does not suffice.
     """
     recipe.parallel.data_ranks(world)
-    sequence_limits.require_buckets(recipe.model, table, recipe.parallel.sequence_degree)
+    sequence_limits.require_buckets(recipe.model, table)
     optimizer_names.require(recipe.train.optimizer, layout.fixed(recipe.parallel, world, _local_ranks(world)))
     if recipe.train.lacks_end:
         raise no_end(recipe.train)
@@ -169,8 +169,9 @@ def _check(recipe: Recipe, table: BucketTable, this_process: World, world: int) 
         except DtypeError as fault:
             violations.append(fault)
     note = None if (told := validation.licence_note(recipe)) is None else f"licence of {told}"
-    # This process has run whole clips, of which each rank of a sequence group has its share.
-    activations = max((b.activations_bytes for b in rehearsed), default=0) // recipe.parallel.sequence_degree
+    # This process has run whole clips, of which each rank that shares them has a part.
+    degrees = {bucket.name: bucket.sequence_degree for bucket in table.buckets}
+    activations = max((one.activations_bytes // degrees[one.bucket] for one in rehearsed), default=0)
     return CheckReport(
         device=str(this_process.device),
         world=world,
@@ -190,9 +191,9 @@ def _local_ranks(world: int) -> int:
 
 
 def largest_of_each(table: BucketTable) -> list[Bucket]:
-    """Return the bucket of each resolution whose micro-batch has the most tokens."""
+    """Return the bucket of each resolution whose micro-batch gives each rank the most tokens."""
     best: dict[str, Bucket] = {}
-    for bucket in sorted(table.buckets, key=lambda b: b.tokens * b.batch_size):
+    for bucket in sorted(table.buckets, key=lambda b: b.tokens * b.batch_size / b.sequence_degree):
         if bucket.batch_size:
             best[table.entries[bucket.entry].resolution] = bucket
     return list(best.values())

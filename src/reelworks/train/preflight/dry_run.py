@@ -74,8 +74,8 @@ def examples(denoiser: Denoiser, encoder: FrozenEncoders, table: BucketTable) ->
 
 
 def largest(table: BucketTable, used: set[int]) -> Bucket:
-    """Return the bucket whose micro-batch has the most tokens, among the buckets of some indices."""
-    return max((table.buckets[i] for i in sorted(used)), key=lambda b: b.tokens * b.batch_size)
+    """Return the bucket whose micro-batch gives each rank the most tokens, among the buckets of some indices."""
+    return max((table.buckets[i] for i in sorted(used)), key=lambda b: b.tokens * b.batch_size / b.sequence_degree)
 
 
 def rehearse(

@@ -72,7 +72,7 @@ class TrainedModel:
         )
         if world.size > 1 and world.is_main:
             logger.info(f"{layout} ({layout.strategy}): {reason}")
-        sequence = SequenceParallel(network, components.family_config(recipe.model).network, world)
+        sequence = SequenceParallel.of_denoiser(network, components.family_config(recipe.model).network, world)
         mesh.shard(network.module, network.sharding().blocks, network.contract, world, layout)
         compiled = CompiledBlocks.of_recipe(network, data)
         return cls(

@@ -53,7 +53,7 @@ def plan(stage: Stage, folder_lock: FolderLock, world: World) -> tuple[OpenRun, 
     with log.stage("planning"):
         data = replace(RecipeData.open(recipe), run=RunFolder(Path(recipe.output)), stage=stage.start)
         recipe = data.recipe
-        sequence_limits.require_buckets(recipe.model, data.table, recipe.parallel.sequence_degree)
+        sequence_limits.require_buckets(recipe.model, data.table)
         run = open_run.open_run(recipe, folder_lock, world)
         spec = open_run.plan_spec(data, run)
         if recipe.train.lacks_end:
@@ -106,6 +106,7 @@ def rehearse(run: OpenRun, data: RecipeData, model: TrainedModel, position: Data
         out_of_memory.record_history(run.world.device)
     snapshot = run.folder.snapshot_file(run.world.rank)
     clips = bucket.batch_size * data.recipe.clips_per_place
+    model.sequence.use(bucket.sequence_degree)
     with log.stage("running the largest bucket once"):
         dry_run.rehearse(model.boundary.denoiser, model.encoder, model.state, bucket, snapshot, clips=clips)
     for line in data.chosen.lines() if data.chosen else []:

@@ -187,14 +187,15 @@ class ClipLossAccount:
             where = np.flatnonzero(counts)
             if len(where):
                 same = [np.full(len(where), number) for number in (step, request.index, request.bucket)]
-                shows = same[0], same[1], where, request.uids[where], same[2], time[where], loss[where]
+                place = request.part + where * request.parts  # among the clips of its column
+                shows = same[0], same[1], place, request.uids[where], same[2], time[where], loss[where]
                 self._pending.append(_Shows(*shows))
 
     def bring_together(self, world: World, step: int) -> None:
         """Add what all ranks have noted up to a step. Collective."""
         own = _Shows.joined(self._pending) if self._pending else None
         self._pending = []
-        parts: list[Any] = world.gather_data(own)
+        parts: list[Any] = world.gather(own)
         if self._rows is None:
             return
         if shows := [part for part in parts if part is not None]:

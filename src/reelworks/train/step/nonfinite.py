@@ -66,17 +66,24 @@ class KeptBatch(NamedTuple):
     times: Tensor
 
 
-def first_bad(kept: list[KeptBatch]) -> tuple[KeptBatch, list[dict[str, Any]]]:
-    """Return the first micro-batch with a loss that is not finite, else the last, and `NonFiniteCause.clips`."""
+def first_bad(kept: list[KeptBatch]) -> KeptBatch:
+    """Return the first micro-batch with a loss that is not finite, else the last."""
     assert kept, "a step has a micro-batch on every rank"
-    first, clips = None, []
+    return next((each for each in kept if _bad(each)), kept[-1])
+
+
+def bad_clips(kept: list[KeptBatch]) -> list[dict[str, Any]]:
+    """Return `NonFiniteCause.clips` of micro-batches."""
+    clips = []
     for each in kept:
-        bad = (each.valid_mask & ~torch.isfinite(each.losses)).nonzero().flatten().tolist()
-        if bad and first is None:
-            first = each
         work = each.batch.request
-        clips += [{"uid": int(work.uids[i]), "path": str(work.requests[i].path)} for i in bad]
-    return first or kept[-1], clips
+        clips += [{"uid": int(work.uids[i]), "path": str(work.requests[i].path)} for i in _bad(each)]
+    return clips
+
+
+def _bad(each: KeptBatch) -> list[int]:
+    found: list[int] = (each.valid_mask & ~torch.isfinite(each.losses)).nonzero().flatten().tolist()
+    return found
 
 
 @torch.no_grad()

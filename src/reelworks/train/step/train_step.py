@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from reelworks.buckets.table import BucketTable
@@ -33,6 +34,7 @@ from reelworks.distributed.mesh import World
 from reelworks.models import components
 from reelworks.models.api import DenoiserInputs
 from reelworks.models.lora import inject
+from reelworks.models.sequence_parallel import SequenceParallel
 from reelworks.precision.boundary import DtypeBoundary
 from reelworks.recipe.recipe import Recipe
 from reelworks.schedule import cost
@@ -151,17 +153,14 @@ class StepSums:
         self.by_range.index_add_(1, range_B.to(device), both)
 
     def over_ranks(self, world: World, batches: Sequence[MicroBatch], flags: StepFlags) -> StepSums:
-        """Return the sums over all ranks, with one all-reduce; `batches` are this rank's, and `flags` its requests."""
+        """Return the sums over all ranks, with one all-reduce; `batches` count on this rank, and `flags` its requests."""
         first = repeats = failed = 0
-        if world.is_data_leader:
-            for batch in batches:
-                valid = batch.is_valid.numpy()
-                of_batch = int(np.count_nonzero(valid & batch.request.is_first_use))
-                first += of_batch
-                repeats += int(np.count_nonzero(valid)) - of_batch
-                failed += batch.failed
-        else:  # zeros instead of products, since 0 · NaN is NaN
-            self.packed.zero_()
+        for batch in batches:
+            valid = batch.is_valid.numpy()
+            of_batch = int(np.count_nonzero(valid & batch.request.is_first_use))
+            first += of_batch
+            repeats += int(np.count_nonzero(valid)) - of_batch
+            failed += batch.failed
         numbers = torch.tensor([first, repeats, failed, *flags], dtype=torch.float64)
         self.counts.copy_(transfer.to_device(numbers, self.packed.device))
         return StepSums(world.sum(self.packed))
@@ -189,7 +188,7 @@ class StepResult:
         clips, repeats, failed: Numbers of clips, as in `StepTotals`.
         skipped_by_recipe: True if train.skip_steps names the step.
         spike: What was far above the usual, if anything was.
-        batches: This rank's micro-batches, without their frames; with `clip_losses` and `clip_times` the only parts that
+        batches: Micro-batches that count on this rank, without their frames; with `clip_losses` and `clip_times` the only parts that
             are not equal on all ranks.
         clip_losses, clip_times: Loss and timestep of each clip of `batches`, one after another; empty if they are not noted.
     """
@@ -247,9 +246,9 @@ class ForwardCounts:
     ranks: int
 
     @classmethod
-    def from_step(cls, plan: EpochPlan, plan_step: int, ranks: int) -> ForwardCounts:
-        """Return those of a step of the plan."""
-        sizes = np.diff(plan.offsets)
+    def from_step(cls, plan: EpochPlan, plan_step: int, ranks: int, parts: NDArray[np.int64]) -> ForwardCounts:
+        """Return those of a step of the plan; `parts` are those of a column of each bucket."""
+        sizes = -(-np.diff(plan.offsets) // parts[plan.bucket[plan.offsets[:-1]]])
         by_rank = [
             [int(sizes[i]) for i, _ in planning.columns(plan.steps[plan_step], rank, ranks)] for rank in range(ranks)
         ]
@@ -276,6 +275,7 @@ class TrainStep:
     compiled: CompiledBlocks = field(default_factory=CompiledBlocks.none)
     times: ForwardTimes = field(default_factory=lambda: ForwardTimes(torch.device("cpu"), False))
     stage: StageStart = RUN_START
+    sequence: SequenceParallel = field(default_factory=SequenceParallel)
 
     @property
     def recipe(self) -> Recipe:
@@ -299,11 +299,12 @@ class TrainStep:
         rate = self.set_rate(step)
         # The loss is a weighted mean over the clips of all ranks. Its denominator is not known before all micro-batches
         # are decoded, so backward passes divide by the planned weight, and gradients are rescaled before the update.
-        planned = loader.batches_of_step(plan, plan_step)
+        planned = loader.parts_of_step(plan, plan_step, self.table)
         planned_weight = sum(self._clip_weight(bucket, clips) * clips for bucket, clips in planned)
         forwards = self._forward_counts(plan, plan_step)
         sums, kept = self._accumulate(examples, planned_weight, forwards, step)
-        sums = sums.over_ranks(self.world, [each.batch for each in kept], flags)
+        own = [each for each in kept if self._counts(each.batch)]
+        sums = sums.over_ranks(self.world, [each.batch for each in own], flags)
         # Failed clips and conditioning frames were planned, and have no weight.
         scale = planned_weight / sums.weight
         norm = self._gradient_norm(scale)
@@ -313,14 +314,12 @@ class TrainStep:
         if by_block:
             squares = block_norms.squares(state.module, state.blocks, self.world) * scale.square()
         # The host waits for the device here, and nowhere else in the step.
-        totals, ((grad_norm,), block_squares, losses, times) = sums.read(norm, squares, *self._of_clips(kept))
+        totals, ((grad_norm,), block_squares, losses, times) = sums.read(norm, squares, *self._of_clips(own))
 
         weight = totals.weight
         finite = math.isfinite(totals.loss) and (weight == 0 or math.isfinite(grad_norm))
         spike = (
-            self._compare_with_recent(totals.loss_by_bucket, grad_norm, planned, kept)
-            if finite and weight > 0
-            else None
+            self._compare_with_recent(totals.loss_by_bucket, grad_norm, planned, own) if finite and weight > 0 else None
         )
         applied = finite and weight > 0 and (spike is None or train.spikes != "skip")
         if applied:
@@ -345,7 +344,7 @@ class TrainStep:
             failed=totals.failed,
             blame=blame,
             spike=spike,
-            batches=tuple(each.batch.without_frames() for each in kept),
+            batches=tuple(each.batch.without_frames() for each in own),
             clip_losses=losses,
             clip_times=times,
         )
@@ -360,6 +359,7 @@ class TrainStep:
             self.world.mark("in a forward and backward pass", step + 1)
             mesh.set_gradient_sync(self.state.module, request.ends_step)
             self._seed_model(request, step)
+            self.sequence.use(request.sequence_degree)
             with self.compiled.running(request, example.inputs.text_mask):
                 with self.times.noting(request):
                     losses_B = self._losses(example, forwards.min_batch_size(request))
@@ -369,9 +369,14 @@ class TrainStep:
                 # sequence group has the gradient of its own tokens, so that the same sum holds for these.
                 torch.autograd.backward(weighted_B.sum() * (self.world.size / planned_weight))
             times_B = sound_inputs.trained_times(example.inputs)
-            sums.add(request.bucket, weighted_B.detach(), weights_B, times_B)
+            if self._counts(example.batch):
+                sums.add(request.bucket, weighted_B.detach(), weights_B, times_B)
             kept.append(KeptBatch(example.batch, example.objective, losses_B.detach(), example.valid_mask, times_B))
         return sums, kept
+
+    def _counts(self, batch: MicroBatch) -> bool:
+        """Return whether a micro-batch counts on this rank: it is the same on all that share its clips."""
+        return self.world.leads(batch.request.sequence_degree)
 
     def _of_clips(self, kept: list[KeptBatch]) -> tuple[Tensor, Tensor]:
         """Return the loss and the timestep of each clip of this rank, if they are to be noted."""
@@ -400,7 +405,7 @@ class TrainStep:
         largest, _ = max(planned, key=lambda each: buckets[each[0]].tokens * each[1])
         losses = {buckets[i].name: loss for i, loss in loss_by_bucket.items()}
         spike = self.state.spikes.add(losses, grad_norm, buckets[largest].name, threshold=train.spike_threshold)
-        return spike and spike.with_clips(self.world.gather_data(_clips(kept)))
+        return spike and spike.with_clips(self.world.gather(_clips(kept)))
 
     def set_rate(self, step: int) -> float:
         """Set the learning rate of the step that follows `step` done ones, and return it."""
@@ -421,13 +426,14 @@ class TrainStep:
 
     def _seed_model(self, request: MicroBatchRequest, step: int) -> None:
         """Seed the network's own draws by the step and the micro-batch, so that a resumed run draws the same."""
-        _seed(self.world.device, hash_rng.hash_int(self.recipe.seed, step, request.index, Purpose.MODEL) >> 1)
+        where = (request.index, request.part) if request.part else (request.index,)
+        _seed(self.world.device, hash_rng.hash_int(self.recipe.seed, step, *where, Purpose.MODEL) >> 1)
 
     def _forward_counts(self, plan: EpochPlan, plan_step: int) -> ForwardCounts:
         """Return how many clips the ranks compute at the same time, if their network takes a pass for each."""
         if self.world.size == 1 or not components.family_config(self.recipe.model).network.clip_by_clip:
             return ForwardCounts((), 1)
-        return ForwardCounts.from_step(plan, plan_step, self.world.data_size)
+        return ForwardCounts.from_step(plan, plan_step, self.world.data_size, self.table.parts())
 
     def _losses(self, example: Example, at_least: int) -> Tensor:
         """Return the loss of each clip, `[B]`; with prior_prediction the target is the base model's output.
@@ -465,11 +471,13 @@ class TrainStep:
 
         A rank whose losses are all finite runs its last micro-batch. The step's gradients are still in place.
         """
-        bad, clips = nonfinite.first_bad(kept)
+        bad = nonfinite.first_bad(kept)
+        clips = nonfinite.bad_clips([each for each in kept if self._counts(each.batch)])
         example = self.examples.build(self.examples.encode(bad.batch), bad.objective)
         self._seed_model(bad.batch.request, step)
+        self.sequence.use(bad.batch.request.sequence_degree)
         origin = nonfinite.origin(self.state.module, example.inputs, lambda: self._losses(example, at_least))
-        return NonFiniteCause.from_parts(self.world.gather((origin, clips if self.world.is_data_leader else [])))
+        return NonFiniteCause.from_parts(self.world.gather((origin, clips)))
 
 
 def _means(losses: list[float], weights: list[float]) -> dict[int, float]:
