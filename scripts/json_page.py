@@ -101,9 +101,9 @@ def shapes() -> dict[str, tuple[Shape, ...]]:
         "contact-sheet": (Shape(sheet.ContactSheets),),
         "plan": (
             Shape(plan_report.PlanForecast),
-            Shape(stage_forecast.RunForecast, "[[stage]]"),
             Shape(plan_report.PlanComparison, "--diff"),
             Shape(rejections.RecordedRejections, "RUN --rejected"),
+            Shape(stage_forecast.RunForecast, "[[stage]]"),
         ),
         "check": (Shape(check.CheckReport),),
         "tune": (Shape(tune.Tuned), Shape(refit.Refit, "--from-run")),

@@ -106,6 +106,7 @@ CALLS = [
     Call("catalog compact", "catalog"),
     Call("plan", "r.toml --epochs 2"),
     Call("plan", "r.toml other.toml --diff", 1),
+    Call("plan", "staged.toml", 3),
     Call("contact-sheet", "r.toml -o sheets --clips 1"),
     Call("check", "r.toml"),
     Call("tune", "r.toml --estimate --memory 8 --max-batch 1 -o tuned.json"),
@@ -174,6 +175,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     values = tiny_recipe.changed(tiny_recipe.values("clips", "run"), own)
     (place / "r.toml").write_text(tomli_w.dumps(values))
     (place / "other.toml").write_text(tomli_w.dumps(values | {"output": "other", "seed": 8}))
+    staged = [{"name": "one", "steps": 2}, {"name": "two", "clips": 5, "train": {"learning_rate": 1e-5}}]
+    without_end = {key: value for key, value in values["train"].items() if key != "max_steps"}
+    staged_values = values | {"output": "staged", "train": without_end, "stage": staged}
+    (place / "staged.toml").write_text(tomli_w.dumps(staged_values))
     stored = values | {"output": "stored", "encode": {"store": True, "folder": "encoded"}}
     (place / "stored.toml").write_text(tomli_w.dumps(stored))
     (place / "config.py").write_text(
