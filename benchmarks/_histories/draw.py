@@ -28,6 +28,11 @@ def draw(chance: random.Random, *, typed: bool = False, worlds: bool = True, wit
         part[name] = [one for one in part[name] if one["do"] not in without]
     if chance.random() < 0.25:
         history["stages"] = _stages(chance)
+    if worlds and chance.random() < 0.08:
+        history["degrees"] = [chance.choice([1, 2]) for _ in range(3)]
+        for start in starts:
+            start["world"] = chance.choice([2, 2, 4])
+            start["end"]["rank"] = chance.randrange(start["world"])
     if typed:
         history["typed"] = True
     if (most := max(start.get("world", 1) for start in starts)) > 1:

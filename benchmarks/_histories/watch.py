@@ -87,6 +87,9 @@ class Watch:
         """Pass examples on and note their clips: path, copy, showing, and whether each counts."""
         for example in source:
             batch, work = example.batch, example.batch.request
+            if not self.trainer._world.leads(work.sequence_degree):  # another rank of its group notes it
+                yield example
+                continue
             failed = {place for place, _ in batch.failures}
             for place, request in enumerate(work.requests):
                 if not work.is_idle and work.repeat_index[place] >= 0:

@@ -40,6 +40,7 @@ class World:
         catalog: Folder of the catalog, or None for the run's own.
         stages: Stages of the recipe, each with the name of its bucket entries as `table` or none; the last has no end.
         each_resolution: Whether clips are used at each of the resolutions, where the table has two.
+        degrees: Ranks that share a clip, as `batch_sizes`, in groups of two; None where each rank has its own.
         step: Newest step that holds.
         epoch: The epoch under way.
     """
@@ -57,6 +58,7 @@ class World:
     catalog: Path | None = None
     stages: list[Json] = field(default_factory=list)
     each_resolution: bool = False
+    degrees: list[int] | None = None
     step: int = 0
     epoch: int = 0
 
@@ -82,6 +84,7 @@ class World:
             world.costs = 5.0
         world.table = chance.choice(["one", "one", "two", "small", "long"])
         world.stages = history.get("stages", [])
+        world.degrees = history.get("degrees")
         return world
 
     @property
@@ -105,6 +108,8 @@ class World:
         """The recipe as it is today; writes the files that it names."""
         self.disk.write_lists()
         recipe: Json = {**self.recipe, "output": str(self.run), "dataset": self.disk.entries()}
+        if self.degrees is not None:
+            recipe["parallel"] = {**recipe.get("parallel", {}), "sequence_degree": 2}
         recipe["bucket"] = self._buckets(self.table)
         for stage in self.stages:
             own = {key: value for key, value in stage.items() if key != "table"}
@@ -127,6 +132,8 @@ class World:
             sizes = [self.batch_sizes[i % len(self.batch_sizes)] for i in many]
             chances = [self.keep_probs[i % len(self.keep_probs)] for i in many]
             entries.append({**entry, "batch_size": sizes, "keep_prob": chances})
+            if self.degrees is not None:
+                entries[-1]["sequence_degree"] = [self.degrees[i % len(self.degrees)] for i in many]
         return entries
 
     def _write_exclude_list(self) -> Path:
