@@ -163,10 +163,29 @@ def captions(reader: Reader, _: Shared) -> None:
     assert "several lines" in reader.printed
 
 
+def name_opensora_configs(reader: Reader) -> None:
+    """Lay out the configs of version 1.2 as `stage1.py` to `stage3.py`."""
+    shutil.copytree(Path(__file__).parents[1] / "opensora_configs", reader.folder, dirs_exist_ok=True)
+    for stage in (1, 2, 3):
+        (reader.folder / f"opensora-1.2-stage{stage}.py").rename(reader.folder / f"stage{stage}.py")
+
+
+@of("docs/how-to/train-in-stages.md")
+def train_in_stages(reader: Reader, _: Shared) -> None:
+    name_opensora_configs(reader)
+    small_clips(reader, "footage")
+    first, second = {"name": "pictures", "steps": 3}, {"name": "clips", "epochs": 1, "train": {"learning_rate": 5e-4}}
+    reader.writes("stages.toml", recipe("footage", "RUN", train={"max_steps": None}, stage=[first, second]))
+    reader.reads(until="Editing a finished stage")
+    edited = [{**first, "train": {"weight_decay": 0.1}}, {**second, "epochs": 2}]
+    reader.writes("stages.toml", recipe("footage", "RUN", train={"max_steps": None}, stage=edited))
+    reader.types("reelworks train stages.toml")
+    reader.reads()
+
+
 @of("docs/how-to/come-from-open-sora.md")
 def open_sora(reader: Reader, _: Shared) -> None:
-    shutil.copytree(Path(__file__).parents[1] / "opensora_configs", reader.folder, dirs_exist_ok=True)
-    (reader.folder / "opensora-1.2-stage1.py").rename(reader.folder / "stage1.py")
+    name_opensora_configs(reader)
     pictures(reader.folder / "clips", [f"{i}.png" for i in range(12)], (640, 360), "a kite")
     reader.reads(until="That\nis enough to plan")
     imported = reader.folder / "stage1.toml"

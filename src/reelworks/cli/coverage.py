@@ -11,7 +11,6 @@ from reelworks.cli import show
 from reelworks.cli.exit_codes import ExitCode
 from reelworks.cli.options import RunArgument
 from reelworks.core.errors import UserError
-from reelworks.run import history
 
 if TYPE_CHECKING:
     from reelworks.analysis.coverage import ClipEpoch, CoverageReport, EpochCoverage
@@ -62,6 +61,8 @@ def coverage(
 
 
 def _print_coverage(report: CoverageReport, *, has_copies: bool) -> None:
+    from reelworks.run import history
+
     if not report.epochs:
         show.line("no epoch has begun")
     for epoch in report.epochs:

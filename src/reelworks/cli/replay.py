@@ -11,7 +11,6 @@ from reelworks.cli import show
 from reelworks.cli.options import RunArgument
 from reelworks.core import units
 from reelworks.core.errors import UserError
-from reelworks.run import history
 
 if TYPE_CHECKING:
     from reelworks.train.replay import ReplayedClip, ReplayedStep
@@ -62,6 +61,8 @@ def replay(
 
 
 def _print(step: ReplayedStep) -> None:
+    from reelworks.run import history
+
     show.line(
         f"step {step.step}: epoch {history.epoch_name(step.epoch, step.data_restarts, step.stage)}, segment {step.segment}, "
         f"plan step {step.plan_step}, on {units.plural(step.world_size, 'rank')}; "

@@ -27,7 +27,7 @@ from reelworks.core import toml, toml_none
 from reelworks.publish import card, neutral, publish
 from reelworks.publish.card import Licence
 from reelworks.publish.request import PublishRequest
-from reelworks.recipe import recipe_file
+from reelworks.recipe import recipe_file, stages
 from reelworks.recipe.recipe import Recipe
 
 # The client asks its own library in a way that this one has given up.
@@ -219,6 +219,7 @@ def test_of_each_text_in_a_recipe_it_is_decided_whether_it_may_be_told():
             "checkpoints.mirror.options",
         ),
         *("checkpoints.mirror.keep_best.metric",),
+        *(f"stage.{key}" for key in ("name", *stages.KEYS)),
         *("logging.project", "logging.name", "logging.entity", "logging.tags"),
     }
     texts = {key for key, annotation in keys(Recipe) if neutral.holds_text(annotation)}
