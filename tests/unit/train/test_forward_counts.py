@@ -21,16 +21,17 @@ def plan(sizes):
 
 
 @pytest.mark.parametrize(
-    ("sizes", "ranks", "columns"),
+    ("sizes", "ranks", "parts", "columns"),
     [
-        ([3, 1, 2, 2], 2, (3, 2)),
-        ([3, 1, 2], 2, (3, 2)),  # a filler repeats the last one
-        ([1, 4], 4, (4,)),
-        ([2, 1], 1, (2, 1)),
+        ([3, 1, 2, 2], 2, 1, (3, 2)),
+        ([3, 1, 2], 2, 1, (3, 2)),  # a filler repeats the last one
+        ([1, 4], 4, 1, (4,)),
+        ([2, 1], 1, 1, (2, 1)),
+        ([7, 4], 1, 2, (4, 2)),  # two micro-batches of each column side by side
     ],
 )
-def test_a_column_counts_as_many_passes_as_its_largest_rank_has_clips(sizes, ranks, columns):
-    passes = ForwardCounts.from_step(plan(sizes), 0, ranks)
+def test_a_column_counts_as_many_passes_as_its_largest_rank_has_clips(sizes, ranks, parts, columns):
+    passes = ForwardCounts.from_step(plan(sizes), 0, ranks, np.array([parts]))
     assert passes.columns == columns
     assert passes.most == max(columns)
 
