@@ -146,7 +146,7 @@ def reading_a_plan(reader: Reader, shared: Shared) -> None:
     reader.reads(until="Further epochs")
     demo = "reelworks plan recipes/first-run.toml --data-path footage --set output=runs/x"
     reader.types(f"{demo} --world 2 --set 'bucket.0.batch_size=[16,4,2,2]' --epochs 3")
-    reader.types(f"{demo} --world 8 --epochs 3")
+    reader.types(f"{demo} --world 8 --epochs 3 --set 'bucket.0.batch_size=[32,8,4,4]'")
     reader.reads()
     assert "<svg" in (reader.folder / "plan.html").read_text(encoding="utf-8")
 
