@@ -13,7 +13,7 @@ of several sizes of sequence groups, degree 1 for all among them: where that fit
 ranks waits for nobody.
 
 Nothing here is measured on GPUs. Times are those of `MODELS`: arithmetic at a published speed, exchanges as in
-`buckets.degrees`, the part of weights' exchange that arithmetic does not hide. `sleeps` compares planned imbalance with that
+`_degrees`, the part of weights' exchange that arithmetic does not hide. `sleeps` compares planned imbalance with that
 of eight real processes that sleep in place of training, and meet after every micro-batch.
 """
 
@@ -32,12 +32,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks import _seek, _weblike
+from benchmarks._degrees import Degree, Exchange, RankLimits, at_degree, choose_degrees
 from benchmarks._results import keep
 from reelworks.analysis import epoch_stats, strategies
 from reelworks.analysis.epoch_stats import Figures
 from reelworks.buckets import assign
 from reelworks.buckets.assign import Reason
-from reelworks.buckets.degrees import Degree, Exchange, RankLimits, at_degree, choose_degrees
 from reelworks.buckets.table import Bucket, BucketTable
 from reelworks.schedule import cost_fit
 from reelworks.schedule.cost_fit import CostModel, Timing

@@ -40,9 +40,10 @@ def plan(request: PlanRequest, json: Json = False) -> None:
         recorded = rejections.RecordedRejections(request.rejected, segment)
         show.json(recorded) if json else show.line(f"{request.rejected}: clips that {segment} left out")
         return
-    if not request.diff and (staged := plan_request.load(request, request.recipes[0])).stage:
-        _stages(request, staged, json)
-        return
+    for path in request.recipes:
+        if (staged := plan_request.load(request, path)).stage:
+            _stages(request, staged, json)
+            return
     forecasts = []
     for path in request.recipes:
         with show.scan_progress(quiet=json) as on_scan:
@@ -63,13 +64,13 @@ def plan(request: PlanRequest, json: Json = False) -> None:
 def _stages(request: PlanRequest, recipe: Recipe, json: bool) -> None:
     from reelworks.cli import show_plan
 
-    for field in ("html", "rejected"):
-        if getattr(request, field) is not None:
+    for field in ("html", "rejected", "diff"):
+        if value := getattr(request, field):
             raise UserError(
-                "the file describes one stage",
+                "it is about one stage, and a recipe has several",
                 code="stage-not-chosen",
                 field=f"--{field}",
-                value=str(getattr(request, field)),
+                value=str(value),
                 remedy=f"choose it: --set stage={recipe.stage[0].name}",
             )
     with show.loading():

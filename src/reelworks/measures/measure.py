@@ -173,7 +173,7 @@ class ClipPictures:
 class NetworkMeasure(MeasureClass, Protocol):
     """A measure by a network, which the main process runs on frames that the pool decodes.
 
-    It is made with the folder of its weights and a device of torch. Its class attribute `version` is made of the one that
+    It is made with the folder of its weights. Its class attribute `version` is made of the one that
     its author raises and of the weights.
 
     Attributes:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from reelworks.buckets.config import as_table
-from reelworks.core import toml_none
+from reelworks.core import toml_none, units
 from reelworks.core.config import Config
 from reelworks.core.errors import UserError
 
@@ -66,7 +66,7 @@ class StageConfig(Config):
     @property
     def end_text(self) -> str:
         """The end, for people."""
-        ends = [f"{getattr(self, key)} {key}" for key in ENDS if getattr(self, key) is not None]
+        ends = [units.plural(end, key[:-1]) for key in ENDS if (end := getattr(self, key)) is not None]
         return " or ".join(ends) or "train.max_steps of the run"
 
 

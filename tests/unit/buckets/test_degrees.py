@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 
 import pytest
+from benchmarks._degrees import Exchange, RankLimits, at_degree, choose_degrees
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reelworks.buckets.degrees import Exchange, RankLimits, at_degree, choose_degrees
 from reelworks.schedule.cost_fit import CostModel
 
 # A step of 100 tokens takes 2 ms, and exchanges are nearly free.

@@ -6,7 +6,6 @@ import itertools
 import json
 import random
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from reelworks.catalog.scan import ScanProgress, ScanResult, scan_sources
 from reelworks.catalog.store import Catalog
 from reelworks.core import trust
 from reelworks.data import eligibility
-from reelworks.measures import registry, run, sampling
+from reelworks.measures import registry, run
 from reelworks.measures.run import MeasureResult, measure_catalog
 from reelworks.recipe import dataset as recipe_dataset
 from reelworks.recipe.dataset import RecipeData
@@ -49,27 +48,6 @@ class Redness:
             raise ValueError("an odd picture")
         return (clip.stills[0].rgb[..., 0].mean() / 255,)
 '''
-
-
-@pytest.fixture(autouse=True)
-def _forgets_classes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_MEASURES", replace(registry._MEASURES, by_name=dict(registry._MEASURES.by_name)))
-    monkeypatch.setattr(measured_columns, "_COLUMNS", dict(measured_columns._COLUMNS))
-
-
-@pytest.fixture
-def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Measure in threads of this process, and return the names of the files that are decoded."""
-    names: list[str] = []
-    real = sampling.measure
-
-    def counted(request: sampling.MeasureRequest) -> sampling.Measured:
-        names.append(request.path.name)
-        return real(request)
-
-    monkeypatch.setattr(run, "WorkerPool", lambda: None)
-    monkeypatch.setattr(run.sampling, "measure", counted)
-    return names
 
 
 def write(path: Path, seed: int) -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,38 +15,16 @@ from PIL import Image, ImageDraw, ImageFont
 from refused import refused
 from safetensors.torch import load_file, save_file
 
-from reelworks.catalog import measured_columns
 from reelworks.catalog.config import Source
 from reelworks.catalog.scan import scan_sources
 from reelworks.catalog.store import Catalog
-from reelworks.measures import registry, run, sampling, text
+from reelworks.measures import text
 from reelworks.measures.run import MeasureResult, measure_catalog
 from reelworks.recipe import dataset as recipe_dataset
 from reelworks.recipe import recipe_file
 from reelworks.recipe.dataset import RecipeData
 
 CAPTIONS = ("a red", "red", "", "a")
-
-
-@pytest.fixture(autouse=True)
-def _forgets_classes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(registry, "_MEASURES", replace(registry._MEASURES, by_name=dict(registry._MEASURES.by_name)))
-    monkeypatch.setattr(measured_columns, "_COLUMNS", dict(measured_columns._COLUMNS))
-
-
-@pytest.fixture
-def decoded(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Decode in threads of this process, and return the names of the files."""
-    names: list[str] = []
-    real = sampling.measure
-
-    def counted(request: sampling.MeasureRequest) -> sampling.Measurement:
-        names.append(request.path.name)
-        return real(request)
-
-    monkeypatch.setattr(run, "WorkerPool", lambda: None)
-    monkeypatch.setattr(run.sampling, "measure", counted)
-    return names
 
 
 @pytest.fixture(scope="module")
