@@ -70,7 +70,7 @@ def _stages(request: PlanRequest, recipe: Recipe, json: bool) -> None:
                 "it is about one stage, and a recipe has several",
                 code="stage-not-chosen",
                 field=f"--{field}",
-                value=str(value),
+                value=None if value is True else str(value),
                 remedy=f"choose it: --set stage={recipe.stage[0].name}",
             )
     with show.loading():
