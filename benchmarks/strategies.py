@@ -13,7 +13,7 @@ of several sizes of sequence groups, degree 1 for all among them: where that fit
 ranks waits for nobody.
 
 Nothing here is measured on GPUs. Times are those of `MODELS`: arithmetic at a published speed, exchanges as in
-`_degrees`, the part of weights' exchange that arithmetic does not hide. `sleeps` compares planned imbalance with that
+`reelworks.buckets.degrees`, the part of weights' exchange that arithmetic does not hide. `sleeps` compares planned imbalance with that
 of eight real processes that sleep in place of training, and meet after every micro-batch.
 """
 
@@ -32,12 +32,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks import _seek, _weblike
-from benchmarks._degrees import Degree, Exchange, RankLimits, at_degree, choose_degrees
 from benchmarks._results import keep
 from reelworks.analysis import epoch_stats, strategies
 from reelworks.analysis.epoch_stats import Figures
-from reelworks.buckets import assign
+from reelworks.buckets import assign, degrees
 from reelworks.buckets.assign import Reason
+from reelworks.buckets.degrees import Degree, Exchange, RankLimits, at_degree
 from reelworks.buckets.table import Bucket, BucketTable
 from reelworks.schedule import cost_fit
 from reelworks.schedule.cost_fit import CostModel, Timing
@@ -85,6 +85,7 @@ class Network:
     flops_per_second: float
     source: str
     exchange: Exchange
+    heads: int
 
     def model(self, table: BucketTable) -> CostModel:
         """Return the time of a micro-batch on one GPU."""
@@ -112,7 +113,8 @@ def networks(table: BucketTable) -> dict[str, Network]:
             mean / 12,
             "published: 12 s for a micro-batch of each entry of Open-Sora v1.2's stage 1 (a comment there, GPU not said, "
             "encoding included)",
-            Exchange(heads=16, width=1152, attentions=28, forwards=2),
+            Exchange(width=1152, attentions=28, forwards=2),
+            heads=16,
         ),
         "wan-14b": Network(
             14.3e9,
@@ -120,7 +122,8 @@ def networks(table: BucketTable) -> dict[str, Network]:
             wan_flops,
             325.77e12,
             "published: 325.77 TFLOP/s on each of 128 H100 at 37,440 tokens (Megatron-Bridge); by FLOPs elsewhere",
-            Exchange(heads=40, width=5120, attentions=40, forwards=2),
+            Exchange(width=5120, attentions=40, forwards=2),
+            heads=40,
         ),
     }
 
@@ -187,7 +190,8 @@ class Case:
             within = replace(limits, step_seconds=bound * longest)
             for group in groups:
                 if degree is None:
-                    choices = choose_degrees(tokens.tolist(), model, exchange, within, largest=group)
+                    able = [d for d in GROUPS if group % d == 0 and self.network.heads % d == 0]
+                    choices = [degrees.choose(n, able, model, exchange, within) for n in tokens.tolist()]
                 else:
                     choices = [at_degree(int(n), degree, model, exchange, within) for n in tokens]
                 plans.append(self.planned(choices, group))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import sequence_child
 import torch
 
 from reelworks.analysis import plan_report
-from reelworks.core import results
+from reelworks.core import results, toml_none
 from reelworks.core.errors import UserError
 from reelworks.data import loader
 from reelworks.distributed.mesh import World
@@ -222,6 +223,32 @@ def test_a_run_with_degrees_goes_on_with_other_ranks(tiny, tmp_path):
     ]
     assert clips[0] == clips[1]  # those of step 4 were logged twice
     assert told(tmp_path / "wandering", "step", "clips") == told(tmp_path / "straight", "step", "clips")
+
+
+@pytest.mark.slow
+def test_chosen_degrees_train_as_given_ones_and_stay(tiny, tmp_path):
+    """A run keeps the numbers, and goes on without the file that they came from."""
+    file = tmp_path / "recipe.tuned.json"
+    trials = [{"bucket": "32px 1:1 ×1", "tokens": 4, "batch_size": 1, "milliseconds": 1.0, "peak_bytes": 4000}]
+    model = {"per_batch": 0.0, "per_clip": 0.0, "per_token": 1.0, "per_token_squared": 0.0}
+    limits = {"memory_bytes": 5000, "milliseconds": None, "clips": 8}
+    sizes = {"32px ×1": 1, "32px ×5": 0}
+    file.write_text(json.dumps({"batch_sizes": sizes, "trials": trials, "model_ms": model, "limits": limits}))
+    train = {**TRAIN, "max_steps": 4}
+    given = by_bucket(tiny, [1, 1], [1, 2], parallel={"sequence_degree": 2}, train=train)("given")
+    assert children.train(given, world=2, debug=True) == [0] * 2, children.output(given)
+    keys = {"buckets": {"tuned": str(file)}, "parallel": {"sequence_degree": "auto", "max_sequence_degree": 2}}
+    recipe = by_bucket(tiny, "auto", train={**train, "max_steps": 2}, **keys)("chosen")
+    assert children.train(recipe, world=4, debug=True) == [0] * 4, children.output(recipe)
+    file.unlink()
+    kept = recipe_file.load(tmp_path / "chosen" / "recipe.toml", ["train.max_steps=4"])
+    assert kept.bucket[0].sequence_degree == [1, 2]
+    assert kept.parallel.sequence_degree == 2
+    assert children.train(toml_none.to_toml(kept), world=2, debug=True) == [0] * 2
+    assert told(tmp_path / "chosen", "step", "clips") == told(tmp_path / "given", "step", "clips")
+    assert told(tmp_path / "chosen", "step", "loss") == pytest.approx(
+        told(tmp_path / "given", "step", "loss"), rel=1e-4
+    )
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from reelworks.buckets import tuned
 from reelworks.buckets.config import BucketEntryConfig, BucketsConfig
 from reelworks.cli.main import app
-from reelworks.recipe import dataset, recipe_file
+from reelworks.recipe import measured, recipe_file
 
 RECIPE = {
     "version": 1,
@@ -51,15 +51,15 @@ def test_what_does_not_fit_is_survived_and_the_rest_is_used(recipe: Path) -> Non
     by_size = {(t["bucket"], t["batch_size"]): t for t in found["trials"]}
     assert {size for bucket, size in by_size if bucket == "32px 1:1 ×5"} == {1, 2, 3}
     assert all(t["milliseconds"] > 0 and t["peak_bytes"] > 1e8 for t in found["trials"])
-    assert set(found["ms_per_clip"]) == {"32px 1:1 ×1", "32px 1:1 ×5"}
+    assert set(found["ms_per_clip"]) == {"32px 1:1 ×1", "32px 1:1 ×5", "2048px 1:1 ×17"}
     written = recipe.with_suffix(".tuned.json")
     assert json.loads(written.read_text()) == found
 
     keys = {"tuned": str(written), "aspect_ratios": ["1:1"]}
     with refused("batch-size-not-measured", "buckets.tuned", says="not even one clip of 2048px ×17"):
-        dataset.with_batch_sizes(recipe_file.parse(RECIPE | {"buckets": keys}))
+        measured.with_numbers(recipe_file.parse(RECIPE | {"buckets": keys}))
     fixed = recipe_file.parse(RECIPE | {"buckets": keys, "bucket": RECIPE["bucket"][:1]})  # type: ignore[index]
-    assert dataset.with_batch_sizes(fixed).bucket[0].batch_size == [3, 3]
+    assert measured.with_numbers(fixed).bucket[0].batch_size == [3, 3]
 
 
 def test_limits_on_an_estimate_hold(recipe: Path) -> None:
@@ -92,3 +92,30 @@ def test_a_bad_file_is_named(tmp_path: Path, text: str | None, says: str) -> Non
         tuned.measured([entry], BucketsConfig(tuned=str(file)))
     with refused("batch-size-not-measured", "buckets.tuned", says="names no file"):
         tuned.measured([entry], BucketsConfig())
+
+
+def test_ranks_share_what_one_has_no_room_for(tmp_path: Path) -> None:
+    """From an estimate for a small GPU to numbers in the recipe; the same file gives a larger GPU no reason to share."""
+    file = tmp_path / "recipe.toml"
+    entries = [
+        {"resolution": "64px", "num_frames": [1, 5], "batch_size": "auto"},
+        {"resolution": "512px", "num_frames": 33, "batch_size": "auto"},
+    ]
+    heads = {"name": "stdit3-tiny", "hidden_size": 64, "depth": 2, "num_heads": 4}
+    keys = {"tuned": str(file.with_suffix(".tuned.json")), "aspect_ratios": ["1:1"]}
+    values = RECIPE | {"bucket": entries, "buckets": keys, "model": heads, "parallel": {"sequence_degree": "auto"}}
+    recipe = recipe_file.parse(values)
+    assert recipe.parallel.max_sequence_degree == 4  # as many as divide the heads
+    file.write_text(recipe_file.dump(recipe))
+    found = run("tune", str(file), "--estimate", "--memory", "1.4", "--max-batch", "16")
+    assert found["batch_sizes"]["512px ×33"] == 0
+    shared = measured.with_numbers(recipe)
+    assert [entry.sequence_degree for entry in shared.bucket] == [[1, 1], 4]
+    assert shared.bucket[0].batch_size == [found["batch_sizes"]["64px ×1"], found["batch_sizes"]["64px ×5"]]
+    assert shared.parallel.sequence_degree == 4
+    assert measured.with_numbers(shared) == shared
+    small = recipe_file.parse(values | {"parallel": {"sequence_degree": "auto", "max_sequence_degree": 1}})
+    with refused("no-degree-fits", "parallel.max_sequence_degree", says="not even one clip of 512px ×33"):
+        measured.with_numbers(small)
+    run("tune", str(file), "--estimate", "--memory", "80", "--max-batch", "16")
+    assert [entry.sequence_degree for entry in measured.with_numbers(recipe).bucket] == [[1, 1], 1]

@@ -51,6 +51,7 @@ class PlannedBucket:
     """A bucket in an epoch.
 
     Attributes:
+        sequence_degree: GPUs that share each clip.
         global_batch: Clips of a full optimizer step.
         clips: Clips that are trained, each repeat of a dataset once.
         incomplete: Micro-batches with fewer clips than the batch size.
@@ -61,6 +62,7 @@ class PlannedBucket:
     height: int
     width: int
     batch_size: int
+    sequence_degree: int
     global_batch: int
     keep_prob: float
     clips: int
@@ -199,6 +201,7 @@ def _buckets(data: RecipeData, plan: EpochPlan, spec: PlanSpec) -> list[PlannedB
             height=b.shape.height,
             width=b.shape.width,
             batch_size=b.batch_size,
+            sequence_degree=b.sequence_degree,
             global_batch=b.column_size * spec.micro_batches_per_step,
             keep_prob=table.entries[b.entry].keep_prob,
             clips=clips[i],
@@ -372,7 +375,7 @@ def smaller_worlds(data: RecipeData, spec_for: Callable[[int], PlanSpec], world:
         except UserError:  # the recipe's same_bucket_run does not allow this number
             continue
         plan = plan_epoch(entries, spec, 0)
-        sequence_ranks = size * data.recipe.parallel.sequence_degree
+        sequence_ranks = size * data.recipe.parallel.group_size
         values.append(RanksFigures(sequence_ranks, figures(plan, spec, data.table.tokens(), size)))
     return values
 

@@ -101,7 +101,7 @@ def forecast(
     recipe = load(request, path)
     scan(request, recipe, on_scan, on_note)
     # A recipe whose clips are shared by several GPUs is planned for that many at least.
-    world = max(request.world, recipe.parallel.sequence_degree)
+    world = max(request.world, recipe.parallel.group_size)
     found = plan_report.forecast(recipe, world, request.epochs)
     if request.rejected is not None:
         rejections.write(request.rejected, dataset.RecipeData.open(recipe), 0)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from reelworks.buckets.config import BucketEntryConfig, BucketsConfig
+from reelworks.buckets.degrees import RankLimits
 from reelworks.buckets.opensora import parse
 from reelworks.core import user_files
 from reelworks.core.errors import UserError
+from reelworks.schedule import cost_fit
 from reelworks.schedule.cost_fit import CostModel
 
 
@@ -18,24 +24,52 @@ def read(path: str, step_seconds: float | None = None) -> dict[str, int]:
 
     With `step_seconds`, they are lowered to those whose fitted time is not longer, but not below one clip.
     """
-    try:
-        value: Any = user_files.read_json(Path(path))
+    with _reading(path) as value:
         sizes = value["batch_sizes"]
-        bad = [n for n in sizes.values() if type(n) is not int or not 0 <= n <= parse.MOST_CLIPS]
-        if step_seconds is not None and not bad:
+        for n in sizes.values():
+            if type(n) is not int or not 0 <= n <= parse.MOST_CLIPS:
+                raise _bad(path, f"{n!r} is not a number of clips")
+        if step_seconds is not None:
             model = CostModel(**value["model_ms"])
             tokens = {_entry_of(trial["bucket"]): int(trial["tokens"]) for trial in value["trials"]}
             sizes = {
                 entry: min(size, max(model.most_clips(tokens[entry], 1000 * step_seconds), 1)) if size else 0
                 for entry, size in sizes.items()
             }
+        return dict(sizes)
+
+
+def read_limits(path: str, step_seconds: float | None = None) -> tuple[CostModel, RankLimits]:
+    """Return the fitted time of a micro-batch on one rank, and the limits of a rank that trains a share of clips.
+
+    Memory grows with the tokens, from what a rank needs without any, such that no measurement took more.
+    """
+    with _reading(path) as value:
+        measured = [(t["batch_size"] * t["tokens"], t["peak_bytes"]) for t in value["trials"]]
+        tokens, peak = np.array(measured, np.float64).T
+        # A single measurement tells nothing of what tokens do not need: then all of it is theirs.
+        columns = np.stack([tokens, np.ones_like(tokens)], axis=1)
+        scale = columns.max(axis=0)
+        per_token, fixed = cost_fit.nonnegative(columns / scale / peak[:, None]) / scale
+        least = float((peak / (columns @ [per_token, fixed])).max())
+        limits, seconds = value["limits"], math.inf if step_seconds is None else step_seconds
+        activations, each = limits["memory_bytes"] - least * fixed, least * per_token
+        if not (math.isfinite(activations) and 0 < each < math.inf and 0 < limits["clips"] <= parse.MOST_CLIPS):
+            raise _bad(path, "its measurements of memory tell nothing of clips")
+        return CostModel(**value["model_ms"]), RankLimits(activations, each, seconds, limits["clips"])
+
+
+@contextmanager
+def _reading(path: str) -> Iterator[Any]:
+    """Give the values of a file; a value that is missing in it or wrong is an error of the file."""
+    try:
+        yield user_files.read_json(Path(path))
     except OSError as error:
         raise _bad(path, f"it cannot be read ({error.strerror})") from error
+    except UserError:
+        raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _bad(path, "it is not a file of measured batch sizes") from error
-    if bad:
-        raise _bad(path, f"{bad[0]!r} is not a number of clips")
-    return dict(sizes)
 
 
 def _entry_of(bucket: str) -> str:

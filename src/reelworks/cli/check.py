@@ -42,7 +42,7 @@ def check(
             loaded, table = dataset.bucket_table(stage, on_scan)
         with show.loading():
             from reelworks.train.preflight.check import check_recipe
-        report = check_recipe(loaded, table, max(world, loaded.parallel.sequence_degree))
+        report = check_recipe(loaded, table, max(world, loaded.parallel.group_size))
         if name:
             show.line(f"\nstage {name}")
         show.json(report) if json else _print_report(report)

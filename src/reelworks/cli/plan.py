@@ -80,7 +80,7 @@ def _stages(request: PlanRequest, recipe: Recipe, json: bool) -> None:
         found = stage_forecast.forecast(
             recipe,
             lambda one: plan_request.scan(request, one, on_scan, (lambda note: None) if json else show.line),
-            max(request.world, recipe.parallel.sequence_degree),
+            max(request.world, recipe.parallel.group_size),
             request.epochs,
         )
     show.json(found) if json else show_plan.stages(found)

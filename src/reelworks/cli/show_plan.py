@@ -76,10 +76,23 @@ def stages(values: RunForecast) -> None:
 
 def epoch(plan: PlanSummary) -> None:
     """Print buckets, reasons and totals of an epoch."""
-    buckets = show.new_table("bucket", "size", "batch", "global", "clips", "batches", "not full", "tokens")
+    shares = any(one.sequence_degree > 1 for one in plan.buckets)
+    names = [
+        "bucket",
+        "size",
+        "batch",
+        *(["GPUs"] if shares else []),
+        "global",
+        "clips",
+        "batches",
+        "not full",
+        "tokens",
+    ]
+    buckets = show.new_table(*names)
     for one in plan.buckets:
-        counts = one.batch_size, one.global_batch, one.clips, one.micro_batches, one.incomplete, one.tokens_per_clip
-        buckets.add_row(one.name, f"{one.width}×{one.height}", *map(str, counts))
+        ranks = (one.sequence_degree,) if shares else ()
+        counts = one.global_batch, one.clips, one.micro_batches, one.incomplete, one.tokens_per_clip
+        buckets.add_row(one.name, f"{one.width}×{one.height}", *map(str, (one.batch_size, *ranks, *counts)))
     show.print_table(buckets)
     _reasons(plan)
     for warning in plan_report.warnings(plan):

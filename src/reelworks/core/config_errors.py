@@ -100,7 +100,7 @@ def _path(error: Any) -> list[int | str]:
     return [
         part
         for part in error["loc"]
-        if "[" not in str(part) and part not in ("int", "float", "constrained-float", "str")
+        if "[" not in str(part) and str(part).removeprefix("constrained-") not in ("int", "float", "str")
     ]
 
 

@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from reelworks.buckets.degrees import Exchange
 from reelworks.catalog.config import DatasetConfig
 from reelworks.core import arguments
 from reelworks.media.config import DataConfig
@@ -31,6 +32,7 @@ class DataSpec:
             None if they have those of their clips.
         whole_sources: Whether sources are pictures that are shown whole, on white, in the size of their clips.
         sound: How the sound of clips is read; None if it is not.
+        exchange: Exchanges of a network whose clips ranks share; None if they share none.
         mask_ratios: Shares of strategies by which parts of clips are given to a model that is told them in pixels.
 
     Examples:
@@ -54,6 +56,7 @@ class DataSpec:
     source_multiple: tuple[int, int] | None = None
     whole_sources: bool = False
     sound: SoundSpec | None = None
+    exchange: Exchange | None = None
     mask_ratios: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -83,5 +86,6 @@ _SPEC = {
     "source_multiple": arguments.optional(arguments.exactly(2, arguments.whole(1))),
     "whole_sources": arguments.FLAG,
     "sound": arguments.optional(arguments.a(SoundSpec)),
+    "exchange": arguments.optional(arguments.a(Exchange)),
     "mask_ratios": arguments.a(Mapping),
 }

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from reelworks.buckets import assign
+from reelworks.buckets import assign, degrees
 from reelworks.buckets.assign import Assignment, Clips, Reason
 from reelworks.buckets.table import EMPTY, BucketTable
 from reelworks.catalog import companions
@@ -415,8 +415,12 @@ class Dataset:
 
     @cached_property
     def measured_ms(self) -> dict[str, float]:
-        """Milliseconds per clip by bucket, as `cost.measured` lists them."""
-        return cost.read_measured(self.spec.cost.measured, [b.name for b in self.table.buckets])
+        """Milliseconds per clip by bucket, as `cost.measured` lists them, of all ranks that share it together."""
+        path, exchange = self.spec.cost.measured, self.spec.exchange
+        measured = cost.read_measured(path, [b.name for b in self.table.buckets])
+        if exchange is None or not cost.is_of_one_rank(path):
+            return measured
+        return degrees.with_exchanges(measured, self.table, exchange)
 
     @tells_arguments
     def plan_spec(self, micro_batches_per_step: int, same_bucket_run: int) -> PlanSpec:

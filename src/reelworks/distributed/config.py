@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -26,12 +26,18 @@ class ParallelConfig(Config):
         ge=1,
         description='ranks that share one copy of the weights with "hsdp"; default: the ranks of a node',
     )
-    sequence_degree: int = Field(
+    sequence_degree: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         default=1,
-        ge=1,
         description="ranks that share the tokens of each clip, for clips whose activations do not fit into one GPU; they "
         "exchange tokens for heads around attention (Ulysses); a divisor of the number of attention heads. The clips of "
-        "a `[[bucket]]` with a `sequence_degree` of its own are shared by fewer",
+        'a `[[bucket]]` with a `sequence_degree` of its own are shared by fewer. "auto": as many for each bucket as its '
+        "memory and time, measured in `buckets.tuned`, ask for",
+    )
+    max_sequence_degree: int | None = Field(
+        default=None,
+        ge=1,
+        description='with "auto", ranks of a group, which share the longest clips; the number of ranks is a multiple of it. '
+        "Default: 8, or as many of them as the attention heads allow",
     )
     offload: bool = Field(
         default=False,
@@ -53,26 +59,48 @@ class ParallelConfig(Config):
         description="time without a sign of life of a rank after which it counts as lost, and all ranks end",
     )
 
+    @property
+    def group_size(self) -> int:
+        """Ranks of a sequence group, which share all clips or those of the longest buckets."""
+        return (self.max_sequence_degree or 1) if self.sequence_degree == "auto" else self.sequence_degree
+
+    @property
+    def group_field(self) -> str:
+        """The key that says the ranks of a group."""
+        return "parallel.max_sequence_degree" if self.sequence_degree == "auto" else "parallel.sequence_degree"
+
     def degrees(self) -> list[int]:
-        """Return the numbers of ranks that can share the clips of a bucket, ascending: the divisors of the degree."""
-        return [n for n in range(1, self.sequence_degree + 1) if self.sequence_degree % n == 0]
+        """Return the numbers of ranks that can share the clips of a bucket, ascending: the divisors of the group's."""
+        return [n for n in range(1, self.group_size + 1) if self.group_size % n == 0]
 
     def data_ranks(self, ranks: int) -> int:
         """Return how many micro-batches so many ranks work on at once: those of a sequence group share theirs.
 
         Raises:
-            UserError: The number of ranks is not a multiple of `sequence_degree`.
+            UserError: The number of ranks is not a multiple of those of a group.
         """
-        degree = self.sequence_degree
+        degree = self.group_size
         if ranks % degree:
             raise UserError(
                 f"{units.plural(ranks, 'rank')} cannot be divided into groups of {degree} that share clips",
                 code="ranks-not-divisible",
-                field="parallel.sequence_degree",
+                field=self.group_field,
                 value=degree,
                 remedy=f"start (or plan with --world) a multiple of {degree} ranks, or set it to a divisor of {ranks}",
             )
         return ranks // degree
+
+    @model_validator(mode="after")
+    def _largest_degree_has_use(self) -> Self:
+        if self.max_sequence_degree is not None and self.sequence_degree != "auto":
+            raise UserError(
+                "it bounds degrees that are chosen, and the recipe gives one",
+                code="largest-degree-without-use",
+                field="parallel.max_sequence_degree",
+                value=self.max_sequence_degree,
+                remedy='set parallel.sequence_degree = "auto", or leave it out',
+            )
+        return self
 
     @model_validator(mode="after")
     def _shard_size_has_use(self) -> Self:

@@ -88,6 +88,7 @@ class SequenceSplit:
     """Describes how ranks share the tokens of a network, and exchange heads around attention."""
 
     heads: str = "num_attention_heads"  # field of the config with the number of heads
+    attentions: tuple[str, ...] = ("num_layers",)  # fields whose sum is the number of attentions among shared tokens
     pads: bool = False  # whether any number of tokens can be shared; if not, it must be a multiple of the ranks
     captions: bool = False  # whether tokens of captions are shared too, as they attend to all others
     plan: str = ""  # module with `plan` and `ATTENTIONS` in place of diffusers' plan

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from reelworks.buckets import propose, table, tuned
+from reelworks.buckets import propose, table
 from reelworks.buckets.assign import Clips, Reason
 from reelworks.buckets.propose import Proposal, Suggestion
 from reelworks.buckets.table import BucketTable
@@ -26,7 +26,7 @@ from reelworks.data.dataset import Dataset, companion_sources, rows_of
 from reelworks.measures.run import measure_catalog
 from reelworks.media.sound import SoundSpec
 from reelworks.models import components
-from reelworks.recipe import recipe_file
+from reelworks.recipe import measured, recipe_file
 from reelworks.recipe.recipe import Recipe
 from reelworks.run.folder import RunFolder
 from reelworks.schedule.cursor import RUN_START, StageStart
@@ -109,7 +109,7 @@ class RecipeData(Dataset):
         if recipe.buckets.proposes:
             recipe, chosen = opened._choose_entries()
             opened = replace(opened, recipe=recipe, chosen=chosen)
-        recipe = with_batch_sizes(recipe)
+        recipe = measured.with_numbers(recipe)
         opened = replace(opened, recipe=recipe)
         return replace(opened, table=_table(recipe))
 
@@ -130,7 +130,7 @@ class RecipeData(Dataset):
         if recipe.buckets.proposes:
             kept = recipe.buckets.model_copy(update={"entries": "keep"})
             recipe = recipe.model_copy(update={"bucket": self.recipe.bucket, "buckets": kept})
-        recipe = with_batch_sizes(recipe)
+        recipe = measured.with_numbers(recipe)
         other = self.with_table(_table(recipe))
         other.recipe = recipe
         return other
@@ -158,28 +158,20 @@ class RecipeData(Dataset):
         return recipe.model_copy(update=update), Chosen(stored, proposal, recipe.output)
 
 
-def with_batch_sizes(recipe: Recipe) -> Recipe:
-    """Return the recipe with numbers for the batch sizes that were measured, as its run keeps it."""
-    entries, settings = tuned.measured(recipe.bucket, recipe.buckets, recipe.train.step_seconds)
-    # The bound is in the numbers now.
-    train = recipe.train if entries == recipe.bucket else recipe.train.model_copy(update={"step_seconds": None})
-    return recipe.model_copy(update={"bucket": entries, "buckets": settings, "train": train})
-
-
 def bucket_table(recipe: Recipe, on_scan: Callable[[ScanProgress], None] | None = None) -> tuple[Recipe, BucketTable]:
     """Return a recipe with its entries, and their table; scan the data only if entries have to be proposed from them."""
     if recipe.buckets.proposes:
         scan_recipe(recipe, on_scan)
         data = RecipeData.open(recipe)
         return data.recipe, data.table
-    recipe = with_batch_sizes(recipe)
+    recipe = measured.with_numbers(recipe)
     return recipe, _table(recipe)
 
 
 def _table(recipe: Recipe) -> BucketTable:
     geometry, extends_short = components.geometry(recipe.model, recipe.autoencoder), recipe.data.short_clips != "reject"
     built = table.build(recipe.bucket, recipe.buckets, geometry, extends_short=extends_short)
-    return built.shared_by(recipe.parallel.sequence_degree)
+    return built.shared_by(recipe.parallel.group_size)
 
 
 def _spec(recipe: Recipe) -> DataSpec:
@@ -196,6 +188,7 @@ def _spec(recipe: Recipe) -> DataSpec:
         *limits,
         whole_sources=wants.sources_as_frames,
         sound=sound_spec(recipe),
+        exchange=measured.exchange(recipe),
         mask_ratios=recipe.objective.mask_ratios if wants.control_parts else {},
     )
 
@@ -254,7 +247,7 @@ def scan_recipe(
     scanned = scan_sources(sources, folder, workers=cores.count(), on_progress=on_progress, engine=engine)
     if not recipe.data.measures:
         return scanned
-    measured = measure_catalog(
+    columns = measure_catalog(
         folder,
         recipe.data.measures,
         workers=cores.count(),
@@ -262,5 +255,5 @@ def scan_recipe(
         on_progress=None if on_progress is None else lambda *n: on_progress(MeasureProgress(*n)),
         engine=engine,
     )
-    failed = tuple(f"not measured: {clip}: {reason}" for clip, reason in measured.failed[:_FAILURES_TOLD])
-    return replace(scanned, version=measured.version, notes=(*scanned.notes, *measured.notes, *failed))
+    failed = tuple(f"not measured: {clip}: {reason}" for clip, reason in columns.failed[:_FAILURES_TOLD])
+    return replace(scanned, version=columns.version, notes=(*scanned.notes, *columns.notes, *failed))

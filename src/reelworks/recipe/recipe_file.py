@@ -181,6 +181,7 @@ def _parse_one(values: dict[str, Any]) -> Recipe:
     validation.require_sound(recipe)
     validation.require_companions(recipe.model, [d.companions for d in recipe.dataset], "dataset.")
     validation.require_least_sources(recipe.model, recipe.dataset)
+    recipe = _with_sequence_group(recipe)
     _require_shared_tokens(recipe)
     recipe = _with_timestep_range(recipe)
     if recipe.buckets.proposes:
@@ -218,19 +219,39 @@ def _require_samples(recipe: Recipe, geometry: Geometry) -> None:
         validation.require_given_frames(recipe.model, samples.reference, samples.last_frame, samples.num_frames)
 
 
+def _with_sequence_group(recipe: Recipe) -> Recipe:
+    """Set the ranks of a sequence group whose degrees are chosen; refuse entries that the choice cannot be written to."""
+    parallel = recipe.parallel
+    if parallel.sequence_degree != "auto":
+        return recipe
+    if not recipe.bucket or recipe.buckets.proposes:
+        raise UserError(
+            "a number of ranks is chosen for each [[bucket]] entry, and the recipe has none",
+            code="degrees-without-entries",
+            field="parallel.sequence_degree",
+            value="auto",
+            remedy="give a number, or write the entries that `reelworks plan` proposes as [[bucket]]",
+        )
+    if parallel.max_sequence_degree is not None:
+        return recipe
+    size = sequence_limits.largest_group(recipe.model, recipe.autoencoder, recipe.text_encoder)
+    return recipe.model_copy(update={"parallel": parallel.model_copy(update={"max_sequence_degree": size})})
+
+
 def _require_shared_tokens(recipe: Recipe) -> None:
-    degree = recipe.parallel.sequence_degree
+    parallel = recipe.parallel
+    degree, field = parallel.group_size, parallel.group_field
     for own in (own for entry in recipe.bucket for own in entry.sequence_degrees() if own is not None):
         if degree % own:
             raise UserError(
-                f"groups of {degree} ranks (parallel.sequence_degree) cannot be divided into groups of {own}",
+                f"groups of {degree} ranks ({field}) cannot be divided into groups of {own}",
                 code="degree-not-divisor",
                 field="bucket.sequence_degree",
                 value=own,
-                remedy=f"set it to a divisor of {degree} ({', '.join(map(str, recipe.parallel.degrees()))}), or set "
-                "parallel.sequence_degree, which is that of the largest bucket, to a multiple of it",
+                remedy=f"set it to a divisor of {degree} ({', '.join(map(str, parallel.degrees()))}), or set "
+                f"{field}, which is that of the largest bucket, to a multiple of it",
             )
-    sequence_limits.require_network(recipe.model, recipe.autoencoder, recipe.text_encoder, degree)
+    sequence_limits.require_network(recipe.model, recipe.autoencoder, recipe.text_encoder, degree, field)
     if degree > 1 and recipe.train.compile:
         raise UserError(
             f"blocks whose tokens {degree} ranks share are not compiled",

@@ -118,6 +118,14 @@ def read_measured(path: str | None, names: Sequence[str]) -> dict[str, float]:
     return {name: float(value) for name, value in values.items()}
 
 
+def is_of_one_rank(path: str | None) -> bool:
+    """Whether a file that `read_measured` reads has times of clips that one rank trains, as `reelworks tune` measures them."""
+    if path is None:
+        return False
+    values = user_files.read_json(Path(path))
+    return "trials" in values
+
+
 def _bad(path: str, problem: str) -> UserError:
     return UserError(
         problem,

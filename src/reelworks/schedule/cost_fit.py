@@ -55,17 +55,20 @@ def fit(timings: Sequence[Timing]) -> CostModel:
     terms = np.array([[1.0, t.batch_size, t.batch_size * t.tokens, t.batch_size * t.tokens**2] for t in timings])
     measured = np.array([t.milliseconds for t in timings])
     scale = terms.max(axis=0)
-    return CostModel(*(float(c) for c in _nonnegative(terms / scale / measured[:, None]) / scale))
+    return CostModel(*(float(c) for c in nonnegative(terms / scale / measured[:, None]) / scale))
 
 
-def _nonnegative(relative: F64) -> F64:
-    """Solve relative · x = 1 by least squares with x ≥ 0, which some subset of the columns solves without a bound."""
+def nonnegative(relative: F64) -> F64:
+    """Solve relative · x = 1 by least squares with x ≥ 0, which some subset of the columns solves without a bound.
+
+    Of solutions that are equally good, that with the fewest and the first columns is returned.
+    """
     ones, best = np.ones(len(relative)), (float("inf"), np.zeros(relative.shape[1]))
     for count in range(1, relative.shape[1] + 1):
         for columns in map(list, itertools.combinations(range(relative.shape[1]), count)):
             values, *_ = np.linalg.lstsq(relative[:, columns], ones, rcond=None)
             error = float(np.square(relative[:, columns] @ values - ones).sum())
-            if (values >= 0).all() and error < best[0] * (1 - 1e-9):  # of equal ones, that with fewer terms
+            if (values >= 0).all() and error < best[0] * (1 - 1e-9):
                 x = np.zeros(relative.shape[1])
                 x[columns] = values
                 best = (error, x)

@@ -106,7 +106,7 @@ def controls_of(recipe: Recipe, stage: int) -> Controls:
     """Return the positions that a recipe stands for, with numbers for all batch sizes."""
     sizes = [size or recipe.buckets.batch_size for entry in recipe.bucket for size in entry.batch_sizes()]
     return Controls(
-        world=recipe.parallel.sequence_degree,
+        world=recipe.parallel.group_size,
         incomplete_batch=recipe.buckets.incomplete_batch,
         gradient_accumulation_steps=recipe.train.gradient_accumulation_steps,
         micro_batches_per_step=recipe.train.micro_batches_per_step,

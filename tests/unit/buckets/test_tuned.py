@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,21 +14,34 @@ from refused import refused
 
 from reelworks.analysis import plan_report
 from reelworks.buckets import tuned
-from reelworks.recipe import dataset, recipe_file
+from reelworks.core.errors import UserError
+from reelworks.recipe import dataset, measured, recipe_file
+from reelworks.recipe.recipe import Recipe
 from reelworks.schedule.cost_fit import CostModel
+from reelworks.testing import sample_catalog
 
 TOKENS = {"480p ×81": 32_000, "480p ×1": 1600, "240p ×17": 2000}
 MODEL = CostModel(per_batch=20, per_clip=1, per_token=0.05, per_token_squared=1e-6)
+
+FIXED, PER_TOKEN = 8_000_000_000, 240_000
 
 
 def written(folder: Path, sizes: dict[str, int], model: CostModel = MODEL) -> Path:
     """Write a file as `reelworks tune` does, as far as sizes and times go."""
     trials = [
-        {"bucket": entry.replace(" ", " 16:9 "), "tokens": n, "batch_size": 1, "milliseconds": model.milliseconds(n, 1)}
+        {
+            "bucket": entry.replace(" ", " 16:9 "),
+            "tokens": n,
+            "batch_size": 1,
+            "milliseconds": model.milliseconds(n, 1),
+            "peak_bytes": FIXED + PER_TOKEN * n,
+        }
         for entry, n in TOKENS.items()
     ]
+    limits = {"memory_bytes": 24_000_000_000, "milliseconds": None, "clips": 100}
+    value = {"batch_sizes": sizes, "trials": trials, "model_ms": dataclasses.asdict(model), "limits": limits}
     file = folder / "tuned.json"
-    file.write_text(json.dumps({"batch_sizes": sizes, "trials": trials, "model_ms": dataclasses.asdict(model)}))
+    file.write_text(json.dumps(value))
     return file
 
 
@@ -55,11 +69,11 @@ def test_a_run_keeps_the_numbers_in_place_of_the_bound(tmp_path: Path) -> None:
             "train": {"max_steps": 1, "step_seconds": 3.0},
         }
     )
-    made = dataset.with_batch_sizes(recipe)
+    made = measured.with_numbers(recipe)
     # 20 + b · 83.56 ms, and one clip of 2645 ms.
     assert made.bucket[0].batch_size == [35, 1]
     assert made.train.step_seconds is None
-    assert dataset.with_batch_sizes(made) == made
+    assert measured.with_numbers(made) == made
     assert plan_report.without_effect(made) == []
     given_numbers = made.model_copy(update={"train": recipe.train})
     assert any("train.step_seconds" in line for line in plan_report.without_effect(given_numbers))
@@ -73,3 +87,98 @@ def test_a_file_without_times_is_named(tmp_path: Path, lost: str) -> None:
     file.write_text(json.dumps(value))
     with refused("tuned-file-invalid", "buckets.tuned", says="not a file of measured"):
         tuned.read(str(file), 1.0)
+
+
+def shared(file: Path, **changes: Any) -> Recipe:
+    values = {
+        "version": 1,
+        "output": "unused",
+        "dataset": [{"path": "not-there"}],
+        "bucket": [{"resolution": "480p", "num_frames": [1, 81], "batch_size": "auto"}],
+        "buckets": {"tuned": str(file)},
+        "model": {"name": "stdit3-xl"},
+        "parallel": {"sequence_degree": "auto"},
+        "train": {"max_steps": 1},
+    }
+    return recipe_file.parse(values | changes)
+
+
+def test_memory_and_time_decide_how_many_ranks_share_a_clip(tmp_path: Path) -> None:
+    """16 GB are left for activations, of the 31.4 that a clip of 480p × 81 takes; as 24 seconds are too long, more ranks share it."""
+    file = written(tmp_path, {"480p ×81": 0, "480p ×1": 8})
+    model, limits = tuned.read_limits(str(file))
+    assert model == MODEL
+    assert limits.bytes_per_token == pytest.approx(PER_TOKEN, rel=1e-6)
+    assert limits.activation_bytes == pytest.approx(16e9, rel=1e-6)
+    recipe = measured.with_numbers(shared(file))
+    assert (recipe.bucket[0].sequence_degree, recipe.parallel.sequence_degree) == ([1, 2], 8)
+    assert recipe.bucket[0].batch_size == [8, 1]
+    quick = measured.with_numbers(shared(file, train={"max_steps": 1, "step_seconds": 7.0}))
+    assert quick.bucket[0].sequence_degree == [1, 4]
+    assert quick.train.step_seconds is None
+    chosen = [{"resolution": "480p", "num_frames": [1, 81], "batch_size": 1, "sequence_degree": [2, 8]}]
+    assert measured.with_numbers(shared(file, bucket=chosen)).bucket[0].sequence_degree == [2, 8]
+
+
+def test_costs_of_shared_clips_have_the_exchanges(tmp_path: Path) -> None:
+    """What one rank takes for a clip, and the exchanges on each of those that share it; a run's times have them already."""
+    file = written(tmp_path, {"480p ×81": 0, "480p ×1": 8})
+    value = json.loads(file.read_text())
+    names = [bucket.name for bucket in opened(shared(file)).table.buckets]
+    file.write_text(json.dumps(value | {"ms_per_clip": dict.fromkeys(names, 100.0)}))
+    data = opened(shared(file, cost={"measured": str(file)}))
+    exchange = data.spec.exchange
+    assert exchange is not None
+    assert (exchange.width, exchange.attentions) == (1152, 28)
+    for bucket in data.table.buckets:
+        seconds = exchange.seconds(bucket.tokens * bucket.batch_size, bucket.sequence_degree)
+        expected = 100 + 1000 * bucket.sequence_degree * seconds / bucket.batch_size
+        assert data.measured_ms[bucket.name] == pytest.approx(expected)
+        assert (data.measured_ms[bucket.name] > 100) == (bucket.sequence_degree > 1)
+    of_run = tmp_path / "costs.json"
+    of_run.write_text(json.dumps(dict.fromkeys(names, 100.0)))
+    assert set(opened(shared(file, cost={"measured": str(of_run)})).measured_ms.values()) == {100.0}
+
+
+def opened(recipe: Recipe) -> dataset.RecipeData:
+    """Return the data of a recipe without clips."""
+    made = measured.with_numbers(recipe)
+    return dataset.RecipeData(sample_catalog(), dataset._table(made), dataset._spec(made), recipe=made)
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "field"),
+    [
+        ({"buckets": {}}, "degrees-not-measured", "buckets.tuned"),
+        ({"buckets": "auto", "bucket": []}, "degrees-without-entries", "parallel.sequence_degree"),
+        ({"parallel": {"sequence_degree": 2, "max_sequence_degree": 4}}, "largest-degree-without-use", "parallel.max_sequence_degree"),
+        ({"parallel": {"sequence_degree": "auto", "max_sequence_degree": 3}}, "heads-not-divisible", "parallel.max_sequence_degree"),
+        ({"model": {"name": "sdxl"}}, "sequence-not-shared", "parallel.sequence_degree"),
+        ({"parallel": {"sequence_degree": "many"}}, None, "parallel.sequence_degree"),
+        ({"parallel": {"sequence_degree": 0}}, None, "parallel.sequence_degree"),
+        ({"parallel": {"sequence_degree": "auto", "max_sequence_degree": 1}}, "no-degree-fits", "parallel.max_sequence_degree"),
+        ({"train": {"max_steps": 1, "compile": True}}, "compiled-with-shared-tokens", "train.compile"),
+    ],
+)  # fmt: skip
+def test_degrees_that_cannot_be_chosen_are_refused(
+    tmp_path: Path, changes: dict[str, Any], code: str | None, field: str
+) -> None:
+    file = written(tmp_path, {"480p ×81": 0, "480p ×1": 8})
+    with pytest.raises(UserError) as found:
+        measured.with_numbers(shared(file, **changes))
+    assert found.value.field == field
+    assert code is None or found.value.code == code
+
+
+def test_measurements_that_tell_nothing_of_memory_are_refused(tmp_path: Path) -> None:
+    file = written(tmp_path, {"480p ×81": 0, "480p ×1": 8})
+    value = json.loads(file.read_text())
+    for changes in ({"trials": []}, {"limits": {}}, {"limits": value["limits"] | {"memory_bytes": "many"}}):
+        file.write_text(json.dumps(value | changes))
+        with refused("tuned-file-invalid", "buckets.tuned", says="measure"):
+            tuned.read_limits(str(file))
+    for trial in value["trials"]:
+        trial["peak_bytes"] = FIXED
+    file.write_text(json.dumps(value))
+    with refused("tuned-file-invalid", "buckets.tuned", says="tell nothing of clips"):
+        tuned.read_limits(str(file))

@@ -125,7 +125,7 @@ def _epoch_seconds(data: RecipeData, plan: PlanForecast, of_network: Estimate) -
     for bucket in plan.buckets:
         measured = data.measured_ms.get(bucket.name)
         each = of_network.seconds(bucket.name) if measured is None else measured * bucket.batch_size / 1000
-        seconds += bucket.micro_batches * each
+        seconds += bucket.micro_batches * each / bucket.sequence_degree
     ranks = data.recipe.parallel.data_ranks(plan.world)
     return seconds / ranks / max(1 - plan.imbalance, 1e-9)
 

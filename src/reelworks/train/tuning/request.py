@@ -59,7 +59,9 @@ class TuneRequest:
         recipe = recipe_file.load(self.recipe, self.overrides, self.data_path)
         entries, settings = tuned.unmeasured(recipe.bucket, recipe.buckets)
         cost = recipe.cost.model_copy(update={"measured": None})
-        update = {"bucket": entries, "buckets": settings, "cost": cost}
+        group = {"sequence_degree": recipe.parallel.group_size, "max_sequence_degree": None}
+        parallel = recipe.parallel.model_copy(update=group)
+        update = {"bucket": entries, "buckets": settings, "cost": cost, "parallel": parallel}
         return dataset.bucket_table(recipe.model_copy(update=update), on_scan)
 
     @property

@@ -143,9 +143,9 @@ def _tuned(
     ms_per_clip = {}
     for bucket in table.buckets:
         size = batch_sizes[str(table.entries[bucket.entry])]
-        if size:
-            known = measured.get((bucket.name, size), model.milliseconds(bucket.tokens, size))
-            ms_per_clip[bucket.name] = known / size
+        clips = max(size, 1)  # one rank may have no room for a clip that several can share
+        known = measured.get((bucket.name, clips), model.milliseconds(bucket.tokens, clips))
+        ms_per_clip[bucket.name] = known / clips
     fitted = [replace(t, residual=r) for t, r in zip(trials, model.residuals(timings), strict=True)]
     errors = cost_fit.held_out_errors(timings)
     return Tuned(device, limits, batch_sizes, ms_per_clip, fitted, model, errors)

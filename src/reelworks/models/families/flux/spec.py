@@ -34,7 +34,7 @@ class FluxConfig(Config):
         widened="x_embedder.weight",
         release_layers=_RELEASE_LAYERS,
         comfyui_maps_parts=True,
-        sequence=family.SequenceSplit(captions=True),
+        sequence=family.SequenceSplit(attentions=("num_layers", "num_single_layers"), captions=True),
     )
 
     in_channels: int = 64

@@ -29,7 +29,7 @@ class Flux2Config(Config):
         ("transformer_blocks", "single_transformer_blocks"),
         release_layers=_RELEASE_LAYERS,
         comfyui_maps_parts=True,
-        sequence=family.SequenceSplit(captions=True),
+        sequence=family.SequenceSplit(attentions=("num_layers", "num_single_layers"), captions=True),
     )
 
     in_channels: int = 128

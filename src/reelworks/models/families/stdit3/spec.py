@@ -21,7 +21,7 @@ class STDiT3Config(Config):
         ("spatial_blocks", "temporal_blocks"),
         alternates=True,
         pads_patches=True,
-        sequence=family.SequenceSplit("num_heads", pads=True),
+        sequence=family.SequenceSplit("num_heads", ("depth",), pads=True),
     )
 
     in_channels: int = Field(default=4, gt=0)  # latent channels

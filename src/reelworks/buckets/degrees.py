@@ -9,9 +9,10 @@ micro-batch, divided by the degree, plus the exchanges of tokens for heads aroun
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
+from reelworks.buckets.table import BucketTable
 from reelworks.schedule.cost_fit import CostModel
 
 # All-to-all over the NVLink of an H100, which is 450 GB/s in each direction by its data sheet: an assumption.
@@ -25,7 +26,6 @@ class Exchange:
     """The exchanges of a network whose clips are shared.
 
     Attributes:
-        heads: Number of attention heads, which the degree divides.
         width: Elements of a token in attention.
         attentions: Attentions among shared tokens in a forward pass.
         forwards: Forward passes for each backward pass, 2 with gradient checkpointing.
@@ -33,7 +33,6 @@ class Exchange:
         latency_seconds: Time of an exchange of nothing.
     """
 
-    heads: int
     width: int
     attentions: int
     forwards: int = 1
@@ -86,31 +85,32 @@ class Degree:
         return self.degree * self.seconds / self.batch_size
 
 
-def choose_degrees(
-    tokens: Sequence[int],
+def choose(
+    tokens: int,
+    degrees: Sequence[int],
     model: CostModel,
     exchange: Exchange,
     limits: RankLimits,
-    *,
-    largest: int,
-    batch_sizes: Sequence[int] | None = None,
-) -> list[Degree]:
-    """Return the degree of each bucket, a divisor of `largest` and of the heads, with its batch size.
+    batch_size: int | None = None,
+    measured: int | None = None,
+) -> Degree:
+    """Return the best way to train a bucket at one of some degrees.
 
     Args:
-        tokens: Latent tokens of one clip of each bucket.
+        tokens: Latent tokens of one clip.
+        degrees: Numbers of ranks that can share it, 1 among them.
         model: Time of a micro-batch on one rank.
         exchange: The exchanges of the network.
         limits: Memory, time and clips of a micro-batch.
-        largest: Ranks of a sequence group.
-        batch_sizes: Clips of a micro-batch of each bucket; None chooses the most that the limits allow.
+        batch_size: Clips of a micro-batch; None chooses the most that the limits allow.
+        measured: The most clips that one rank was seen to train, 0 if not even one; None if it was not tried.
     """
-    degrees = [d for d in range(1, largest + 1) if largest % d == 0 and exchange.heads % d == 0]
-    given = batch_sizes if batch_sizes is not None else [None] * len(tokens)
-    return [
-        min((at_degree(n, degree, model, exchange, limits, size) for degree in degrees), key=lambda d: _rank(d, limits))
-        for n, size in zip(tokens, given, strict=True)
-    ]
+    if batch_size is None and measured is not None:  # which says more than what was fitted to it
+        too_much = (measured + 1) * tokens * limits.bytes_per_token
+        room = too_much if measured else min(too_much, limits.activation_bytes)
+        limits = replace(limits, activation_bytes=math.nextafter(room, 0))
+    ways = (at_degree(tokens, degree, model, exchange, limits, batch_size) for degree in degrees)
+    return min(ways, key=lambda way: _rank(way, limits))
 
 
 def at_degree(
@@ -134,6 +134,16 @@ def at_degree(
         keeps = found.fits and found.seconds <= limits.step_seconds
         low, high = (middle, high) if keeps else (low, middle)
     return with_clips(low)
+
+
+def with_exchanges(ms_per_clip: Mapping[str, float], table: BucketTable, exchange: Exchange) -> dict[str, float]:
+    """Return the milliseconds that a clip of each bucket takes of all ranks that share it, given those on one rank."""
+    found = dict(ms_per_clip)
+    for bucket in table.buckets:
+        if bucket.name in found and bucket.batch_size:
+            seconds = exchange.seconds(bucket.batch_size * bucket.tokens, bucket.sequence_degree)
+            found[bucket.name] += 1000 * bucket.sequence_degree * seconds / bucket.batch_size
+    return found
 
 
 def _rank(one: Degree, limits: RankLimits) -> tuple[bool, bool, float, int]:
