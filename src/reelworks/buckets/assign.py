@@ -15,6 +15,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,7 @@ from reelworks.core.hash_rng import Purpose
 U64 = NDArray[np.uint64]
 I64 = NDArray[np.int64]
 I32 = NDArray[np.int32]
+Integers = NDArray[Any]  # of any width
 Mask = NDArray[np.bool_]
 
 _RESOLUTION, _LENGTH = 1, 2  # decisions about a clip in a table of Open-Sora
@@ -79,8 +81,8 @@ class Clips:
     """Clips to be assigned, as arrays of equal length."""
 
     uid: U64
-    copy: I64  # index of the repeat, from 0
-    num_frames: I64  # frames after applying the frame interval; 1 for a picture
+    copy: Integers  # index of the repeat, from 0
+    num_frames: Integers  # frames after applying the frame interval; 1 for a picture
     # height, width: size in pixels, as displayed
     height: I64
     width: I64
@@ -113,13 +115,13 @@ class Clips:
 
 @dataclass(frozen=True)
 class Assignment:
-    """Result of the assignment, with one element for each clip."""
+    """Result of the assignment, with one element for each clip, in integers as narrow as they can be."""
 
-    bucket: I32  # index into the table's buckets, or -1; held-out clips have a bucket too
+    bucket: Integers  # index into the table's buckets, or -1; held-out clips have a bucket too
     reason: NDArray[np.int8]  # `Reason` why the epoch does not train the clip, or `Reason.NONE`
     # For clips that fit no entry, the entry that they miss by the least; for duplicates, the row of the clip that stands for
     # them; else -1.
-    nearest: I32
+    nearest: Integers
 
 
 def held_out(seed: int, group: U64, share: float) -> Mask:
@@ -137,7 +139,8 @@ def assign(clips: Clips, table: BucketTable, *, seed: int, epoch: int) -> Assign
     n = len(clips.uid)
     of_entry = _NativeSizes.of_entry if table.dialect is None else _DialectSizes.of_entry
     sizes: Sequence[_Sizes] = [of_entry(table, i) for i in range(len(table.entries))]
-    result = Assignment(np.full(n, -1, np.int32), clips.excluded.astype(np.int8), np.full(n, -1, np.int32))
+    bucket, nearest = (np.full(n, -1, blocks.kind_of(len(each))) for each in (table.buckets, table.entries))
+    result = Assignment(bucket, clips.excluded.astype(np.int8), nearest)
 
     def assign_block(where: slice) -> None:
         block = clips.take(where)

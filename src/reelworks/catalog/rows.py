@@ -211,9 +211,14 @@ class CatalogRows:
 
     def column(self, name: str) -> Any:
         """Return a column, which stays in memory from now on; a score by its name with the prefix `SCORE`."""
-        if name not in self.__dict__:
-            self.__dict__[name] = self._whole(name)
-        return self.__dict__[name]
+        if (known := self.__dict__.get(name)) is None:
+            known = self.__dict__[name] = self._whole(name)
+        return known
+
+    def release(self, *names: str) -> None:
+        """Unmap columns that are mapped, until they are used again; others stay in memory."""
+        for name in names if self._kept is not None else ():
+            self.__dict__.pop(name, None)
 
     def load(self, *names: str) -> None:
         """Read columns into memory, several at a time."""
@@ -345,9 +350,10 @@ class CatalogRows:
         """Return a mask of the rows of these datasets."""
         return self.per_dataset(dict.fromkeys(names, True), default=False)
 
-    def per_dataset(self, values: Mapping[str, Any], default: Any) -> NDArray[Any]:
-        """Return a value for each row, by the name of its dataset; the default gives the type."""
-        by_code = np.array([default, *(values.get(name, default) for name in self.dataset.dictionary.to_pylist())])
+    def per_dataset(self, values: Mapping[str, Any], default: Any, dtype: Any = None) -> NDArray[Any]:
+        """Return a value for each row, by the name of its dataset; the values give the type if it is None."""
+        words = self.dataset.dictionary.to_pylist()
+        by_code = np.array([default, *(values.get(name, default) for name in words)], dtype)
         if len(by_code) == 2:  # one dataset, the same value for millions of rows
             return np.full(len(self), by_code[1])
         of_row: NDArray[Any] = by_code[1:][as_numpy(self.dataset.indices)]

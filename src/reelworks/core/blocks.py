@@ -37,9 +37,28 @@ def elementwise(compute: Callable[..., NDArray[Any]], *columns: NDArray[Any], dt
     return result
 
 
-def taken(column: NDArray[Any], where: NDArray[np.int64]) -> NDArray[Any]:
-    """Return `column[where]`."""
+def taken(column: NDArray[Any], where: NDArray[Any]) -> NDArray[Any]:
+    """Return `column[where]`, of indices of any type, which numpy would widen all at once."""
     return elementwise(column.__getitem__, where, dtype=column.dtype)
+
+
+def indices(mask: NDArray[np.bool_]) -> NDArray[Any]:
+    """Return the indices at which a mask is true, in the narrowest type that holds them."""
+    found = np.empty(np.count_nonzero(mask), dtype=kind_of(len(mask)))
+    done = 0
+    for first in range(0, len(mask), _BLOCK):
+        inside = np.flatnonzero(mask[first : first + _BLOCK])
+        found[done : done + len(inside)] = inside + first
+        done += len(inside)
+    return found
+
+
+def counts(numbers: NDArray[np.integer[Any]], length: int) -> NDArray[np.int64]:
+    """Return how often each of 0 to `length - 1` occurs."""
+    total = np.zeros(length, dtype=np.int64)
+    for first in range(0, len(numbers), _BLOCK):
+        total += np.bincount(numbers[first : first + _BLOCK], minlength=length)
+    return total
 
 
 def narrow(numbers: NDArray[np.integer[Any]], most: int | None = None) -> NDArray[Any]:
@@ -47,6 +66,9 @@ def narrow(numbers: NDArray[np.integer[Any]], most: int | None = None) -> NDArra
 
     Arrays of millions of zeros or of indices so take a fraction of their memory.
     """
-    largest = int(numbers.max(initial=0)) if most is None else most
-    kinds = (np.int8, np.int16, np.int32, np.int64)
-    return numbers.astype(next(kind for kind in kinds if largest <= np.iinfo(kind).max), copy=False)
+    return numbers.astype(kind_of(int(numbers.max(initial=0)) if most is None else most), copy=False)
+
+
+def kind_of(largest: int) -> Any:
+    """Return the narrowest signed type that holds integers from -1 to `largest`."""
+    return next(kind for kind in (np.int8, np.int16, np.int32, np.int64) if largest <= np.iinfo(kind).max)

@@ -6,9 +6,10 @@ resolution. The number of a use is the `copy` of plans and records, so that each
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,12 +17,14 @@ from numpy.typing import NDArray
 from reelworks.buckets import sizes
 from reelworks.buckets.table import BucketTable, Entry
 from reelworks.catalog.config import DatasetConfig
+from reelworks.core import blocks
 from reelworks.core.errors import UserError
 
 if TYPE_CHECKING:
     from reelworks.catalog.rows import CatalogRows
 
 I64 = NDArray[np.int64]
+Integers = NDArray[Any]  # of any width
 F64 = NDArray[np.float64]
 _MOST = 1 << 30  # more clips and repeats would not fit into memory
 
@@ -41,7 +44,7 @@ class Choice(NamedTuple):
 
 @dataclass(frozen=True)
 class ClipUses:
-    """Uses that an epoch may have, those of a clip next to one another.
+    """Uses that an epoch may have, those of a clip next to one another, in integers as narrow as they can be.
 
     Attributes:
         row: Row of each use.
@@ -50,10 +53,10 @@ class ClipUses:
         choice: Index into the choices of all datasets; None if no dataset names resolutions or lengths.
     """
 
-    row: I64
-    copy: I64
-    repeat: I64
-    choice: I64 | None
+    row: Integers
+    copy: Integers
+    repeat: Integers
+    choice: Integers | None
 
 
 def choices(datasets: Sequence[DatasetConfig]) -> list[list[Choice]]:
@@ -66,12 +69,14 @@ def choices(datasets: Sequence[DatasetConfig]) -> list[list[Choice]]:
 
 def uses(rows: CatalogRows, datasets: Sequence[DatasetConfig]) -> ClipUses:
     """Return the uses of all rows; rows of other datasets have none."""
-    repeats = np.ceil(showings(rows, datasets)).astype(np.int64)
+    most = {d.dataset_name: math.ceil(d.repeats) for d in datasets}
+    repeats = rows.per_dataset(most, default=0, dtype=blocks.kind_of(max(most.values(), default=0)))
     named = any(d.resolutions or d.lengths for d in datasets)
     times = repeats * _numbers(rows, datasets) if named else repeats
+    row = np.arange(len(times), dtype=blocks.kind_of(len(times)))
     if not named and times.min(initial=1) == times.max(initial=1) == 1:
-        zeros = np.zeros(len(times), dtype=np.int64)
-        return ClipUses(np.arange(len(times)), zeros, zeros, None)
+        zeros = np.zeros(len(times), dtype=np.int8)
+        return ClipUses(row, zeros, zeros, None)
     if (total := int(times.sum())) > _MOST:
         raise UserError(
             f"an epoch would use {len(times)} clips {total} times in total, the maximum is {_MOST}",
@@ -80,8 +85,8 @@ def uses(rows: CatalogRows, datasets: Sequence[DatasetConfig]) -> ClipUses:
             value=[d.repeats for d in datasets],
             remedy="lower dataset.repeats",
         )
-    row = np.repeat(np.arange(len(times)), times)
-    copy = np.arange(len(row)) - np.repeat(np.cumsum(times) - times, times)
+    row = np.repeat(row, times)
+    copy = blocks.narrow(np.arange(len(row)) - np.repeat(np.cumsum(times) - times, times))
     if not named:
         return ClipUses(row, copy, copy, None)
     first = np.cumsum([0, *(len(of_one) for of_one in choices(datasets))])

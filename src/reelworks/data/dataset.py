@@ -37,8 +37,10 @@ from reelworks.schedule.cursor import Excluded
 from reelworks.schedule.plan import EpochPlan, PlanSpec, Samples, plan_epoch
 
 I64 = NDArray[np.int64]
+Integers = NDArray[Any]  # of any width
 Mask = NDArray[np.bool_]
 _FEW = 1 << 16  # clips that are looked up one by one
+_SHAPES = ("num_frames", "fps", "height", "width", "kind")  # columns that only assignments read as a whole
 _RATIOS = 1 << 9  # more than there are ratios of a source
 # Only the buckets that result from these are digested.
 _BUCKET_SEARCH = {"entries", "max_tokens", "max_batch_size", "tuned"}
@@ -204,8 +206,13 @@ class Dataset:
     def forget_planning(self) -> None:
         """Free what only the making of plans needs, for ranks that map a plan; it is computed again when it is needed."""
         self._last = None
+        self._forget_uses()
+
+    def _forget_uses(self) -> None:
+        """Free what an assignment is made of: gigabytes for a hundred million clips, but computed in a few seconds."""
         for name in ("_uses", "frames", "excluded", "in_exclude_file"):
             vars(self).pop(name, None)
+        self.rows.release(*_SHAPES)
 
     @cached_property
     def dataset_by_name(self) -> dict[str, DatasetConfig]:
@@ -245,11 +252,13 @@ class Dataset:
     @cached_property
     def source_layouts(self) -> I64 | None:
         """Number of the layout of each row's sources: which it has, and their ratios; None if all rows have the same."""
+        kinds = [kind for kind in SOURCES if kind in self.companions]
+        if not kinds:
+            return None
         layout = np.zeros(len(self.rows), dtype=np.int64)
-        for kind in SOURCES:
-            if kind in self.companions:
-                found = self.companions[kind]
-                layout = layout * _RATIOS + np.where(found.row < 0, 0, found.ratio - ALIGNED + 1)
+        for kind in kinds:
+            found = self.companions[kind]
+            layout = layout * _RATIOS + np.where(found.row < 0, 0, found.ratio - ALIGNED + 1)
         return None if (layout == layout[:1]).all() else np.unique(layout, return_inverse=True)[1]
 
     @cached_property
@@ -283,20 +292,22 @@ class Dataset:
     def frames(self) -> NDArray[Any]:
         """Frames of each row at the frame rate of reading; 1 for a picture."""
         config, r = self.spec.data, self.rows
-        return blocks.elementwise(
+        frames = blocks.elementwise(
             lambda count, fps, is_image: np.where(
                 is_image, 1, decode.frames_available(count, np.maximum(fps, 1e-6), config)
             ),
             *(r.num_frames, r.fps, r.is_image),
             dtype=np.int32,
         )
+        r.release("num_frames", "fps")
+        return frames
 
     @tells_arguments
-    def clips(self) -> tuple[Clips, I64]:
+    def clips(self) -> tuple[Clips, Integers]:
         """Return the clips to assign, a repeat as one element each, and the row of every element."""
         r, (row, copy) = self.rows, (self._uses.row, self._uses.copy)
         of_groups = ("cut", "own_group") if self.spec.split else ()
-        r.load("num_frames", "fps", "height", "width", "kind", "captioned", "readable", *of_groups)
+        r.load(*_SHAPES, "captioned", "readable", *of_groups)
         held = np.zeros(len(r), dtype=np.bool_)
         if self.spec.split:  # the groups take all paths to compute
             held = assign.held_out(self.spec.seed, group_keys(r, self.spec.group), self.spec.split)
@@ -309,7 +320,7 @@ class Dataset:
             clips = replace(clips, choice=choice, allowed=clip_uses.allowed(self.spec.datasets, self.table))
         return clips, row
 
-    def assigned(self, epoch: int, consumed: Excluded | None = None) -> tuple[Clips, I64, Assignment]:
+    def assigned(self, epoch: int, consumed: Excluded | None = None) -> tuple[Clips, Integers, Assignment]:
         """Return every clip and repeat of an epoch, the row of each, and their assignment.
 
         Where `repeats` is fractional, chance decides whether the last repeat is trained. Of near-duplicates that count
@@ -330,7 +341,7 @@ class Dataset:
         groups: duplicates.Groups,
         result: Assignment,
         clips: Clips,
-        row: I64,
+        row: Integers,
         epoch: int,
         used: Mask | None = None,
     ) -> Assignment:
@@ -346,14 +357,14 @@ class Dataset:
             epoch=epoch,
         )
 
-    def _assign(self, epoch: int, clips: Clips, row: I64) -> Assignment:
+    def _assign(self, epoch: int, clips: Clips, row: Integers) -> Assignment:
         result = self._with_duplicates(epoch, clips, row)
         if self.duplicate_groups is not None:
             result = self._once(self.duplicate_groups, result, clips, row, epoch)
         self._last = (epoch, self.table, self.spec, result)
         return result
 
-    def _with_duplicates(self, epoch: int, clips: Clips, row: I64) -> Assignment:
+    def _with_duplicates(self, epoch: int, clips: Clips, row: Integers) -> Assignment:
         """Return the assignment of an epoch as if near-duplicates did not count once."""
         result = assign.assign(clips, self.table, seed=self.spec.seed, epoch=epoch)
         if any(d.repeats % 1 for d in self.spec.datasets):
@@ -368,7 +379,7 @@ class Dataset:
         of_epoch, table, spec, result = self._last or (None, None, None, None)
         return result if of_epoch == epoch and table is self.table and spec is self.spec else None
 
-    def assignment(self, epoch: int) -> tuple[Assignment, I64]:
+    def assignment(self, epoch: int) -> tuple[Assignment, Integers]:
         """Return the assignment of every clip and repeat of an epoch, and the row of each."""
         latest = self._latest(epoch)
         if latest is None:
@@ -382,11 +393,11 @@ class Dataset:
         """Return the clips that an epoch trains."""
         return self._entries_without_reason(*self.assigned(epoch)).wide()
 
-    def _entries_without_reason(self, clips: Clips, row: I64, result: Assignment) -> Samples:
-        where = np.flatnonzero(result.reason == Reason.NONE)
+    def _entries_without_reason(self, clips: Clips, row: Integers, result: Assignment) -> Samples:
+        where = blocks.indices(result.reason == Reason.NONE)
         entries = self._entries(clips, row, result, where)
         by = self.spec.data.locality
-        return entries if by is None else replace(entries, group=group_keys(self.rows, by)[row][where])
+        return entries if by is None else replace(entries, group=blocks.taken(group_keys(self.rows, by), row[where]))
 
     def held_out(self) -> Samples:
         """Return the clips that validation uses, each once, in an order drawn from the seed."""
@@ -398,20 +409,16 @@ class Dataset:
         where = where[np.argsort(hash64(self.spec.seed, clips.uid[where]), kind="stable")]
         return self._entries(clips, row, result, where[: self.spec.max_held_out]).wide()
 
-    def _entries(self, clips: Clips, row: I64, result: Assignment, where: I64) -> Samples:
-        ordinal, bucket = self._ordinals(row, where), result.bucket[where]
+    def _entries(self, clips: Clips, row: Integers, result: Assignment, where: Integers) -> Samples:
+        ordinal, bucket = self._ordinals(row, where), blocks.taken(result.bucket, where)
         layouts = self.source_layouts
         layout = None if layouts is None else layouts[row[where]]
-        return Samples(blocks.taken(clips.uid, where), self._copies(clips, where), ordinal, bucket, layout=layout)
+        return Samples(blocks.taken(clips.uid, where), blocks.taken(clips.copy, where), ordinal, bucket, layout=layout)
 
-    def _ordinals(self, row: I64, where: I64) -> NDArray[Any]:
+    def _ordinals(self, row: Integers, where: Integers) -> Integers:
         """Return the ordinals of some uses, in the narrowest type that holds those of the catalog."""
         ordinal, kind = self.rows.ordinal, blocks.narrow(self.rows.ordinal[-1:]).dtype
         return blocks.elementwise(lambda at: ordinal[row[at]], where, dtype=kind)
-
-    def _copies(self, clips: Clips, where: I64) -> NDArray[Any]:
-        kind = blocks.narrow(clips.copy).dtype
-        return blocks.elementwise(clips.copy.__getitem__, where, dtype=kind)
 
     @cached_property
     def measured_ms(self) -> dict[str, float]:
@@ -497,21 +504,22 @@ class Dataset:
 
     def _make(self, spec: PlanSpec, epoch: int, excluded: Excluded) -> Planned:
         clips, row, result = self.assigned(epoch, excluded)
+        self._forget_uses()
         out = result.reason != Reason.NONE
         entries = self._entries_without_reason(clips, row, result)
         if excluded.bits.any():
             entries = cursor.remaining_after(entries, excluded, self.catalog.uids())
             out |= excluded.holds(self.rows.ordinal[row], clips.copy)
-        others = self.unplanned(clips, row, result, np.flatnonzero(out))
+        others = self.unplanned(clips, row, result, blocks.indices(out))
         del clips, row, result, out  # free the memory of millions of clips before planning
         return Planned(plan_epoch(entries, spec, epoch), others)
 
-    def unplanned(self, clips: Clips, row: I64, result: Assignment, at: I64) -> Unplanned:
+    def unplanned(self, clips: Clips, row: Integers, result: Assignment, at: Integers) -> Unplanned:
         """Return those uses of an assignment as clips that a plan leaves out."""
-        nearest = result.nearest[at]
+        nearest = result.nearest[at].astype(np.int32)
         instead = np.flatnonzero(np.isin(result.reason[at], (Reason.DUPLICATE, Reason.DUPLICATE_TURN)))
         nearest[instead] = self.rows.ordinal[nearest[instead]]
-        return Unplanned(self._ordinals(row, at), self._copies(clips, at), result.reason[at], nearest)
+        return Unplanned(self._ordinals(row, at), clips.copy[at], result.reason[at], nearest)
 
 
 def _settings_of_a_plan(dataset: DatasetConfig) -> dict[str, Any]:

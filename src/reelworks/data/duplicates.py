@@ -124,7 +124,7 @@ def count_once(
     waits = left.in_turn & ~held[left.row] & ~held[stand]
     reason[left.row], instead[left.row] = np.where(waits, Reason.DUPLICATE_TURN, Reason.DUPLICATE), stand
     changed = np.flatnonzero(fitting & (reason != Reason.NONE)[row])
-    new_reason, nearest = result.reason.copy(), result.nearest.copy()
+    new_reason, nearest = result.reason.copy(), result.nearest.astype(np.int32)
     new_reason[changed], nearest[changed] = reason[row[changed]], instead[row[changed]]
     return Assignment(result.bucket, new_reason, nearest)
 

@@ -99,7 +99,7 @@ class StepSource:
                 index=index * self.world + self.rank,
                 ends_step=index == len(columns) - 1,
                 is_idle=is_idle,
-                repeat_index=plan.repeat_index[where],
+                repeat_index=plan.repeat_index[where].astype(np.int32),
                 clips_in_step=clips,
                 part=part,
                 parts=parts,

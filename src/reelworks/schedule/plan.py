@@ -96,7 +96,7 @@ class EpochPlan:
     ordinal: Integers
     bucket: Integers
     # repeat_index: 0 for the first use of a clip, n for its nth repeat that fills a micro-batch, -1 for a weight-0 padding copy
-    repeat_index: NDArray[np.int32]
+    repeat_index: Integers
     offsets: I64  # first place of each micro-batch, with the total number of places at the end
     steps: I64  # `[num_steps, G]` micro-batch indices; empty columns are -1 and come last
 
@@ -146,8 +146,8 @@ class EpochPlan:
         return self._counted(self.is_first_use)
 
     def _counted(self, places: NDArray[np.bool_]) -> I64:
-        before = np.concatenate([[0], np.cumsum(places)])
-        return np.diff(before[self.offsets])
+        # No micro-batch is empty, so each has a sum of its own.
+        return np.add.reduceat(places, self.offsets[:-1], dtype=np.int64)
 
     def planned_in(self, plan_step: int) -> int:
         """Return the number of clips that a step trains, each counted once."""
@@ -190,7 +190,8 @@ class EpochPlan:
         micro_batches = self.micro_batches(plan_step).tolist() if plan_step < self.num_steps else []
         places = np.concatenate([np.zeros(0, np.int64), *(np.r_[self.places(m)] for m in micro_batches)])
         copy = self.copy[places].astype(np.int64)
-        return digests.digest_arrays(uid=self.uid[places], copy=copy, showing=self.repeat_index[places])
+        showing = self.repeat_index[places].astype(np.int32)
+        return digests.digest_arrays(uid=self.uid[places], copy=copy, showing=showing)
 
     def places_before(self, plan_step: int) -> NDArray[np.bool_]:
         """Return the mask of the places in the steps before `plan_step` that consume their clip."""
@@ -241,11 +242,11 @@ def plan_epoch(entries: Samples, spec: PlanSpec, epoch: int) -> EpochPlan:
         entries.uid,
         entries.copy,
         # Within a bucket, clips are sorted by window.
-        entries.bucket if windows is None else entries.bucket * (windows.max(initial=0) + 1) + windows,
+        entries.bucket if windows is None else _by_window(entries.bucket, windows),
         seed=spec.seed,
         epoch=epoch,
     )
-    counts = np.bincount(entries.bucket, minlength=len(spec.batch_sizes))
+    counts = blocks.counts(entries.bucket, len(spec.batch_sizes))
     bucket = np.repeat(blocks.narrow(np.arange(len(counts))), counts)
     if spec.incomplete_batch == "merge":
         moved, bucket = merge_into_larger(bucket, spec.batch_sizes, spec.merge_to)
@@ -269,7 +270,7 @@ def plan_epoch(entries: Samples, spec: PlanSpec, epoch: int) -> EpochPlan:
         copy=blocks.taken(blocks.narrow(entries.copy), order),
         ordinal=blocks.taken(blocks.narrow(entries.ordinal), order),
         bucket=blocks.narrow(bucket),
-        repeat_index=repeat_index,
+        repeat_index=blocks.narrow(repeat_index),
         offsets=cuts.offsets,
         steps=steps,
     )
@@ -278,14 +279,14 @@ def plan_epoch(entries: Samples, spec: PlanSpec, epoch: int) -> EpochPlan:
 def _plan_layouts(entries: Samples, spec: PlanSpec, epoch: int) -> EpochPlan:
     assert entries.layout is not None
     count = int(entries.layout.max(initial=0)) + 1
-    of_layouts = replace(entries, bucket=entries.bucket * count + entries.layout, layout=None)
+    of_layouts = replace(entries, bucket=entries.bucket.astype(np.int64) * count + entries.layout, layout=None)
     merge_to = tuple(to * count + n if to >= 0 else -1 for to in spec.merge_to for n in range(count))
     sizes, costs = (tuple(v for v in values for _ in range(count)) for values in (spec.batch_sizes, spec.costs_us))
     plan = plan_epoch(of_layouts, replace(spec, batch_sizes=sizes, costs_us=costs, merge_to=merge_to), epoch)
     return replace(plan, bucket=plan.bucket // count)
 
 
-def by_bucket_and_hash(uid: U64, copy: I64, bucket: I64, *, seed: int, epoch: int) -> I64:
+def by_bucket_and_hash(uid: U64, copy: Integers, bucket: Integers, *, seed: int, epoch: int) -> I64:
     """Return the indices of the clips in the order of `(bucket, upper 48 bits of the hash, uid, copy)`.
 
     One 64-bit word holds the bucket, as many bits of the hash as fit, and the index; sorting these words as
@@ -327,25 +328,37 @@ def _tied(words: U64, place_bits: np.uint64) -> I64:
     return np.flatnonzero(tied)
 
 
-def _settle(order: I64, tied: I64, uid: U64, copy: I64, bucket: I64, seed: int, epoch: int) -> None:
+def _settle(order: I64, tied: I64, uid: U64, copy: Integers, bucket: Integers, seed: int, epoch: int) -> None:
     """Sort tied words by the complete key; each group keeps its positions, since bucket and hash begin alike."""
     at = order[tied]
     hashed = hash_rng.hash64(seed, epoch, uid[at], copy[at], Purpose.SHUFFLE) >> np.uint64(16)
     order[tied] = at[np.lexsort((copy[at], uid[at], hashed, bucket[at]))]
 
 
-def _windows(entries: Samples, spec: PlanSpec, epoch: int) -> I64 | None:
+def _windows(entries: Samples, spec: PlanSpec, epoch: int) -> Integers | None:
     """Return the window of each clip, chosen by a hash of its group alone."""
     if not spec.window_clips:
         return None
     assert entries.group is not None
     count = max(round(len(entries) / spec.window_clips), 1)
-    return hash_rng.below(hash_rng.hash64(spec.seed, epoch, entries.group, Purpose.WINDOW), count)
+
+    def drawn(group: U64) -> I64:
+        return hash_rng.below(hash_rng.hash64(spec.seed, epoch, group, Purpose.WINDOW), count)
+
+    return blocks.elementwise(drawn, entries.group, dtype=blocks.kind_of(count))
 
 
-def draw_copies(copy: I64, repeat_index: NDArray[np.int32]) -> I64:
+def _by_window(bucket: Integers, window: Integers) -> Integers:
+    """Return numbers that are ordered by bucket and then by window."""
+    count = int(window.max(initial=0)) + 1
+    kind = blocks.kind_of((int(bucket.max(initial=0)) + 1) * count)
+    return blocks.elementwise(lambda b, w: b.astype(np.int64) * count + w, bucket, window, dtype=kind)
+
+
+def draw_copies(copy: Integers, repeat_index: Integers) -> I64:
     """Return the copy number for random draws, distinct for each copy and each repeat of a clip.
 
     A padding copy has the number of the clip that it copies.
     """
-    return copy | (np.maximum(repeat_index, 0).astype(np.int64) << 32)
+    copies: I64 = copy | (np.maximum(repeat_index, 0).astype(np.int64) << 32)
+    return copies
