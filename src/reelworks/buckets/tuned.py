@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ def read(path: str, step_seconds: float | None = None) -> dict[str, int]:
 
     With `step_seconds`, they are lowered to those whose fitted time is not longer, but not below one clip.
     """
-    try:
+    with _telling(path):
         value: Any = user_files.read_json(Path(path))
         sizes = value["batch_sizes"]
         bad = [n for n in sizes.values() if type(n) is not int or not 0 <= n <= parse.MOST_CLIPS]
@@ -29,13 +30,30 @@ def read(path: str, step_seconds: float | None = None) -> dict[str, int]:
                 entry: min(size, max(model.most_clips(tokens[entry], 1000 * step_seconds), 1)) if size else 0
                 for entry, size in sizes.items()
             }
+    if bad:
+        raise _bad(path, f"{bad[0]!r} is not a number of clips")
+    return dict(sizes)
+
+
+def read_peak_bytes(path: str) -> dict[int, int]:
+    """Return the measured peak memory by latent tokens of a micro-batch, fewest first."""
+    with _telling(path):
+        value: Any = user_files.read_json(Path(path))
+        measured: dict[int, int] = {}
+        for trial in value["trials"]:
+            tokens = int(trial["tokens"]) * int(trial["batch_size"])
+            measured[tokens] = max(int(trial["peak_bytes"]), measured.get(tokens, 0))
+    return dict(sorted(measured.items()))
+
+
+@contextmanager
+def _telling(path: str) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise _bad(path, f"it cannot be read ({error.strerror})") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _bad(path, "it is not a file of measured batch sizes") from error
-    if bad:
-        raise _bad(path, f"{bad[0]!r} is not a number of clips")
-    return dict(sizes)
 
 
 def _entry_of(bucket: str) -> str:
