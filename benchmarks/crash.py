@@ -4,7 +4,7 @@
 makes, before it, and in the middle of writes; after each, the folder is resumed from twice and the work done
 again (`testing.one_save` says what must hold). Its last line is one JSON object: points and survived by number of ranks.
 More parts on demand: `--strace` compares the calls that are seen with the kernel's, `--ways` kills plain ways to
-save for comparison, `--kills N` kills a training N times at random. A SIGKILL loses nothing that a call has
+save for comparison, `--kills N` kills a training N times at random, `--stages N` a run of three stages of the demo's model. A SIGKILL loses nothing that a call has
 done, so all but the training works in memory where the machine has /dev/shm.
 """
 
@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import _crash_save, _crash_training, _crash_ways, _strace
+from benchmarks import _crash_save, _crash_stages, _crash_training, _crash_ways, _strace
 from benchmarks._faults import crash, one_save
 from benchmarks._results import keep
 from benchmarks.schedule import machine
@@ -75,6 +75,8 @@ def measure(arguments: argparse.Namespace) -> Json:
             result["ways"] = _crash_ways.table(Path(folder))
     if arguments.kills:
         result["training"] = _crash_training.survive(arguments.kills, arguments.seed)
+    if arguments.stages:
+        result["stages"] = _crash_stages.survive(arguments.stages, arguments.seed)
     return {**result, "machine": machine()}
 
 
@@ -92,6 +94,8 @@ def show(result: Json) -> None:
         print(f"{name:<48} {told}")
     if training := result.get("training"):
         print(f"training: {training}")
+    if stages := result.get("stages"):
+        print(f"stages: {stages}")
 
 
 def main() -> None:
@@ -107,6 +111,7 @@ def main() -> None:
     parser.add_argument("--strace", action="store_true", help="compare with what the kernel sees")
     parser.add_argument("--ways", action="store_true", help="kill plain ways to save, too")
     parser.add_argument("--kills", type=int, default=0, help="kill a training so many times at random")
+    parser.add_argument("--stages", type=int, default=0, help="kill a run of three stages so many times at random")
     parser.add_argument("--seed", type=int, default=0, help="of the random kills")
     parser.add_argument("--json", action="store_true", help="print the JSON line alone")
     parser.add_argument("--save", action="store_true", help=f"keep the parts that ran in {RESULTS.name}")

@@ -107,7 +107,8 @@ def problems(case: Case) -> list[str]:
         forecast = plan_report.forecast(recipe, 1, 1)
     except UserError as error:
         return [f"plan: {error}"]
-    count = 6 * ("pictures" in taken) + 3 * ("clips" in taken)
+    uses = len(recipe.dataset[0].resolutions or (1,))
+    count = uses * (6 * ("pictures" in taken) + 3 * ("clips" in taken))
     wrong = [] if forecast.planned == count else [f"{forecast.planned} of {count} are planned"]
     if recipe != made.recipe:
         wrong.append("the file says something else than the result")
@@ -124,9 +125,14 @@ def _taken(case: Case) -> set[str]:
 def _wrong_size(case: Case, resolution: str, num_frames: object) -> str | None:
     """Return what is wrong with a size: all the footage fills every release's size to more than 85 %."""
     release = registry.release_of(case.preset)
-    limit = release.side**2 if num_frames == 1 else sizes.pixel_budget(f"{release.lines}p")[0]
+    if num_frames == 1:
+        limits = [side**2 for side in (release.side, *release.more_sides)]
+    else:
+        limits = [sizes.pixel_budget(f"{lines}p")[0] for lines in (release.lines, *release.more_lines)]
     pixels = sizes.pixel_budget(resolution)[0]
-    return None if math.isclose(pixels, limit, rel_tol=0.02) else f"{resolution} for a model of {math.isqrt(limit)}²"
+    if any(math.isclose(pixels, limit, rel_tol=0.02) for limit in limits):
+        return None
+    return f"{resolution} for a model of {math.isqrt(limits[0])}²"
 
 
 def first_recipes(quick: list[Case], chance: random.Random, folder: Path) -> list[str]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -258,8 +259,12 @@ def _arm(watch: Watch) -> None:
         _after(ShardedOptimizer, "step", lambda *_: _signal_after(watch, end["after"]))
     elif end["by"] == "kill" and "point" in end:
         faults.kill_at(end["point"], end["call"])
+    elif end["by"] == "kill" and "seconds" in end:
+        timer = threading.Timer(end["seconds"], os.kill, (os.getpid(), signal.SIGKILL))
+        timer.daemon = True
+        timer.start()
     elif end["by"] == "kill":
-        _FOR_GOOD.enter_context(storage.guarded(_deadly(end)))
+        _FOR_GOOD.enter_context(storage.guarded(_deadly(watch, end)))
 
 
 def _signal_after(watch: Watch, steps: int) -> None:
@@ -278,12 +283,18 @@ def _spoil(watch: Watch, step: int) -> None:
     TrainStep._losses = losses  # type: ignore[assignment, method-assign]
 
 
-def _deadly(end: Json) -> storage.Guard:
-    """Kill this process at the so many-th storage call of a kind, or in the middle of its write."""
+def _deadly(watch: Watch, end: Json) -> storage.Guard:
+    """Kill this process at the so many-th storage call of a kind, or in the middle of its write.
+
+    With `since_step`, calls count from the time that this step of the run is under way.
+    """
     made = 0
 
     def guard(kind: str, path: Path) -> int | None:
         nonlocal made
+        step = (watch.resumed or 0) if watch.position is None else watch.position.global_step + 1
+        if step < end.get("since_step", 0):
+            return None
         in_a_save = "checkpoints" in path.parts
         if end["scope"] == ("save" if in_a_save else "other") or end["scope"] == "any":
             made += 1

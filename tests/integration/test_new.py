@@ -20,6 +20,7 @@ from reelworks.core.errors import UserError
 from reelworks.models import registry
 from reelworks.quickstart import memory_presets, recipe_lines
 from reelworks.quickstart.survey import PLACEHOLDER, PLACEHOLDER_CLIPS, FolderSurvey
+from reelworks.quickstart.trained_sizes import TrainedSizes
 from reelworks.recipe import recipe_file, toml_writer
 from reelworks.recipe.toml_writer import Line
 from reelworks.run import events
@@ -272,9 +273,8 @@ def test_a_few_thumbnails_do_not_make_all_small_and_are_named() -> None:
         for found in (few, all_)
     ]
     assert sizes[0] == sizes[1]
-    known = recipe_lines.registry.release_of(preset)
-    assert recipe_lines.small_ones(preset, known, few) == []
-    of_pictures, of_clips = recipe_lines.small_ones(preset, known, all_)
+    assert TrainedSizes.choose(preset, few).remarks == ()
+    of_pictures, of_clips = TrainedSizes.choose(preset, all_).remarks
     assert of_pictures.startswith("3 of 23 pictures are smaller than")
     assert of_pictures.endswith("p20 (128 × 96), p21 (128 × 96), p22 (128 × 96)")
     assert of_clips.startswith("2 of 10 clips are smaller than")

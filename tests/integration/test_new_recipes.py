@@ -6,16 +6,20 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from benchmarks._borders import recipes as drills
 from PIL import Image
 from typer.testing import CliRunner
 
+from reelworks.catalog.config import DatasetConfig
 from reelworks.cli.main import app
 from reelworks.core.errors import UserError
 from reelworks.models import registry
 from reelworks.quickstart import memory_presets, quickstart
 from reelworks.quickstart.request import NewLoraRequest
+from reelworks.quickstart.survey import FolderSurvey
+from reelworks.quickstart.trained_sizes import TrainedSizes
 from reelworks.recipe import recipe_file
 
 CASES = drills.cases()
@@ -77,10 +81,69 @@ def test_data_cut_for_a_size_is_trained_at_it(sizes: list[tuple[int, int]], reso
         pictures(name, *sizes)
     result = made(name, model)
     assert result.recipe.bucket[0].resolution == resolution
-    line = next(line for line in result.text.splitlines() if line.startswith("resolution"))
+    line = next(line for line in result.text.splitlines() if line.startswith("resolution ="))
     assert ("nearly do, and are enlarged by up to 18% in area" in line) == (
         sizes[0][0] ** 2 < int(resolution[:-2]) ** 2
     )
+
+
+@pytest.mark.parametrize(
+    ("model", "side", "resolutions"),
+    [
+        ("flux-dev", 1024, ["512px", "1024px"]),
+        ("flux-dev", 800, None),  # they fill 768px, for which it was not released by itself
+        ("flux-dev", 600, None),
+        ("sdxl", 1024, None),
+        ("sd3.5-medium", 1024, ["512px", "1024px"]),
+        ("sd3.5-medium", 1440, ["512px", "1024px", "1440px"]),
+    ],
+)
+def test_pictures_are_trained_at_several_sizes_where_the_model_was_released_for_them(
+    model: str, side: int, resolutions: list[str] | None
+) -> None:
+    name = f"squares-{side}"
+    if not Path(name).exists():
+        pictures(name, *[(side, side)] * 20)
+    result = made(name, model)
+    assert result.recipe.dataset[0].resolutions == resolutions
+    sizes = [entry.resolution for entry in result.recipe.bucket]
+    assert len(sizes) == 1 if resolutions is None else sizes == resolutions[::-1]
+    assert any("each picture is trained at" in remark for remark in result.remarks) == (resolutions is not None)
+    if resolutions:
+        assert f"{model} was released for" in next(x for x in result.text.splitlines() if x.startswith("resolutions"))
+    # Showings at each size count, so that the training does not become longer.
+    epoch = len(sizes) * 20
+    assert result.recipe.train.max_epochs == round(2000 / epoch)
+    assert sum(result.micro_batches.values()) == -(-20 // result.recipe.buckets.batch_size) * len(sizes)
+
+
+def test_a_larger_size_is_proposed_only_if_it_needs_no_further_settings() -> None:
+    """Weights of Wan 14B are for 480p and 720p: a GPU that would need more for 720p trains at 480p."""
+    footage = FolderSurvey(
+        np.zeros((0, 2), np.int64), np.array([[81, 720, 1280]] * 4), 4, 0, 0, (), tuple(f"{i}.mp4" for i in range(4))
+    )
+    alone = TrainedSizes.choose("wan-2.1-14b", footage)
+    proposed = alone.proposed("wan-2.1-14b", footage)
+    assert [name for name, _ in alone.of_clips] == ["480p"]
+    assert [name for name, _ in proposed.of_clips] == ["720p", "480p"]
+    assert proposed.several == ("480p", "720p")
+    datasets = [DatasetConfig(path="clips")]
+    drafts = {}
+    for vram in (40, 200):
+        request = NewLoraRequest(model="wan-2.1-14b", data=(Path("both"),), trigger="word", vram_gb=vram, force=True)
+        drafts[vram] = quickstart._choose(request, quickstart._Footage(datasets, footage, []))
+    assert drafts[200].sizes == proposed
+    assert drafts[40].sizes.several == ()
+    assert "480p and 720p would need more memory" in drafts[40].sizes.remarks[-1]
+
+
+def test_sizes_that_are_asked_for_are_taken_alone() -> None:
+    pictures("asked", *[(1024, 1024)] * 4)
+    one = made("asked", "flux-dev", resolution="768")
+    assert ([entry.resolution for entry in one.recipe.bucket], one.recipe.dataset[0].resolutions) == (["768px"], None)
+    both = made("asked", "sdxl", resolution=("512", "1024"))
+    assert [entry.resolution for entry in both.recipe.bucket] == ["512px", "1024px"]
+    assert both.recipe.dataset[0].resolutions == ["512px", "1024px"]
 
 
 def test_clips_that_a_model_of_pictures_leaves_out_are_named() -> None:
@@ -111,7 +174,7 @@ def test_counts_add_up_to_what_is_trained() -> None:
 
 
 def test_what_is_asked_for_is_written_and_counted() -> None:
-    result = made("pictures", rank=4, steps=300, resolution="512", overrides=("train.learning_rate=5e-5", "seed=7"))
+    result = made("pictures", rank=4, steps=300, resolution=("512",), overrides=("train.learning_rate=5e-5", "seed=7"))
     recipe = recipe_file.load(Path("pictures-made.toml"), [])
     assert recipe == result.recipe
     assert (recipe.lora.rank, recipe.train.max_steps, recipe.train.max_epochs) == (4, 300, None)

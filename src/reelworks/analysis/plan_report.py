@@ -462,7 +462,7 @@ def forecast(recipe: Recipe, world: int, epochs: int = 1) -> PlanForecast:
         **vars(summary) | {"world": world},
         ahead=ahead,
         smaller_worlds=smaller_worlds(data, partial(_spec, data), ranks),
-        strategies=strategies.compare(data, spec, plan, ranks) if ranks > 1 else [],
+        strategies=strategies.compare(data, spec, plan, ranks, recipe.buckets.tuned) if ranks > 1 else [],
         loss_reduction=train.loss_reduction,
         max_steps_to_set=(train.max_epochs or 0) * plan.num_steps if train.lacks_end else None,
         advice=_advice(data, spec, ahead.sum, ranks, epochs),

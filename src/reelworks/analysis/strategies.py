@@ -6,12 +6,14 @@ trainers do whose ranks draw buckets by themselves.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from reelworks.analysis import epoch_stats
+from reelworks.buckets import tuned
 from reelworks.recipe.dataset import RecipeData
 from reelworks.schedule.plan import EpochPlan, PlanSpec, Samples, plan_epoch
 
@@ -25,7 +27,9 @@ class StrategyFigures:
     Attributes:
         strategy: "fixed" batch size, "equal_tokens" or "planned".
         imbalance: Share of time in which ranks wait for the slowest, from 0 to 1.
-        peak_tokens: Latent tokens of the largest micro-batch, which decide its memory.
+        peak_tokens: Latent tokens of a GPU in the largest micro-batch, which decide its memory.
+        peak_bytes: Memory of a GPU with it, between the measured ones of `buckets.tuned`; None without that file, or if it
+            has none as large.
         memory_share: Mean of the micro-batches' tokens over the largest number of all strategies.
         tokens_per_second: Tokens that all ranks train in a second of planned time; None without `cost.measured`.
         speedup: Tokens in the same time, as a multiple of those of the fixed batch size.
@@ -35,18 +39,30 @@ class StrategyFigures:
     steps: int
     imbalance: float
     peak_tokens: int
+    peak_bytes: int | None
     memory_share: float
     tokens_per_second: float | None
     speedup: float
 
 
-def compare(data: RecipeData, spec: PlanSpec, plan: EpochPlan, world: int) -> list[StrategyFigures]:
-    """Compare the plan of the first epoch on `world` ranks with the two that know less."""
+def compare(
+    data: RecipeData, spec: PlanSpec, plan: EpochPlan, world: int, tuned_file: str | None = None
+) -> list[StrategyFigures]:
+    """Compare the plan of the first epoch on `world` sequence groups, or ranks without them, with the two that know less.
+
+    `tuned_file` is that of `reelworks tune`, which has measured memory.
+    """
+    measured = {} if tuned_file is None else tuned.read_peak_bytes(tuned_file)
     tokens, entries = data.table.tokens(), data.entries(0)
     plans = {name: (one, plan_epoch(entries, one, 0)) for name, one in simple(spec, entries, tokens).items()}
     plans["planned"] = spec, plan
     found = {name: epoch_stats.figures(made, one, tokens, world) for name, (one, made) in plans.items()}
-    sizes = {name: np.diff(made.offsets) * tokens[made.bucket[made.offsets[:-1]]] for name, (_, made) in plans.items()}
+    # A sequence group shares the clips of a column, and so their tokens and the time that they take.
+    group = data.recipe.parallel.group_size
+    sizes = {
+        name: -(-np.diff(made.offsets) * tokens[made.bucket[made.offsets[:-1]]] // group)
+        for name, (_, made) in plans.items()
+    }
     largest = max(int(each.max()) for each in sizes.values())
     slowest = found["fixed"].tokens / found["fixed"].spent_us
     unit = _seconds_per_unit(data, spec)
@@ -56,8 +72,9 @@ def compare(data: RecipeData, spec: PlanSpec, plan: EpochPlan, world: int) -> li
             one.steps,
             one.imbalance,
             int(sizes[name].max()),
+            _peak_bytes(measured, int(sizes[name].max())),
             float(sizes[name].mean() / largest),
-            None if unit is None else one.tokens / (one.spent_us * unit),
+            None if unit is None else group * one.tokens / (one.spent_us * unit),
             one.tokens / one.spent_us / slowest,
         )
         for name, one in found.items()
@@ -79,6 +96,13 @@ def simple(spec: PlanSpec, entries: Samples, tokens: I64, budget: int | None = N
     one_size = max(budget // int(tokens[used].max()), 1)
     sizes = {"fixed": [one_size] * len(tokens), "equal_tokens": np.maximum(budget // tokens, 1).tolist()}
     return {name: replace(spec, batch_sizes=tuple(each), same_bucket_run=1) for name, each in sizes.items()}
+
+
+def _peak_bytes(measured: Mapping[int, int], tokens: int) -> int | None:
+    """Return the memory of a micro-batch between those that were measured; it grows in proportion to tokens."""
+    if not measured or tokens > max(measured):
+        return None
+    return round(float(np.interp(tokens, list(measured), list(measured.values()))))
 
 
 def _seconds_per_unit(data: RecipeData, spec: PlanSpec) -> float | None:

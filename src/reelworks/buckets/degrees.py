@@ -98,7 +98,7 @@ def choose(
 
     Args:
         tokens: Latent tokens of one clip.
-        degrees: Numbers of ranks that can share it, 1 among them.
+        degrees: Numbers of ranks that can share it.
         model: Time of a micro-batch on one rank.
         exchange: The exchanges of the network.
         limits: Memory, time and clips of a micro-batch.

@@ -59,6 +59,16 @@ def read_limits(path: str, step_seconds: float | None = None) -> tuple[CostModel
         return CostModel(**value["model_ms"]), RankLimits(activations, each, seconds, limits["clips"])
 
 
+def read_peak_bytes(path: str) -> dict[int, int]:
+    """Return the measured peak memory by latent tokens of a micro-batch, fewest first."""
+    with _reading(path) as value:
+        measured: dict[int, int] = {}
+        for trial in value["trials"]:
+            tokens = int(trial["tokens"]) * int(trial["batch_size"])
+            measured[tokens] = max(int(trial["peak_bytes"]), measured.get(tokens, 0))
+        return dict(sorted(measured.items()))
+
+
 @contextmanager
 def _reading(path: str) -> Iterator[Any]:
     """Give the values of a file; a value that is missing in it or wrong is an error of the file."""

@@ -77,18 +77,8 @@ def stages(values: RunForecast) -> None:
 def epoch(plan: PlanSummary) -> None:
     """Print buckets, reasons and totals of an epoch."""
     shares = any(one.sequence_degree > 1 for one in plan.buckets)
-    names = [
-        "bucket",
-        "size",
-        "batch",
-        *(["GPUs"] if shares else []),
-        "global",
-        "clips",
-        "batches",
-        "not full",
-        "tokens",
-    ]
-    buckets = show.new_table(*names)
+    numbers = ("global", "clips", "batches", "not full", "tokens")
+    buckets = show.new_table("bucket", "size", "batch", *(("GPUs",) if shares else ()), *numbers)
     for one in plan.buckets:
         ranks = (one.sequence_degree,) if shares else ()
         counts = one.global_batch, one.clips, one.micro_batches, one.incomplete, one.tokens_per_clip
@@ -177,12 +167,17 @@ def _datasets(shares: list[DatasetShare]) -> None:
 
 def _strategies(values: PlanForecast) -> None:
     names = {"fixed": "fixed batch size", "equal_tokens": "equal tokens", "planned": "this plan"}
-    table = show.new_table("strategy", "steps", "imbalance", "most tokens", "memory", "tokens/s", "speed")
+    table = show.new_table(
+        "strategy", "steps", "imbalance", "most tokens", "most memory", "in use", "tokens/s", "speed"
+    )
     for one in values.strategies:
         rate = "" if one.tokens_per_second is None else f"{one.tokens_per_second:,.0f}"
-        shares = f"{one.imbalance:.1%}", str(one.peak_tokens), f"{one.memory_share:.1%}"
-        table.add_row(names[one.strategy], str(one.steps), *shares, rate, f"{one.speedup:.2f}×")
+        most = "" if one.peak_bytes is None else units.format_bytes(one.peak_bytes)
+        figures = f"{one.imbalance:.1%}", str(one.peak_tokens), most, f"{one.memory_share:.1%}"
+        table.add_row(names[one.strategy], str(one.steps), *figures, rate, f"{one.speedup:.2f}×")
     show.print_table(table)
+    if any(one.peak_bytes is None for one in values.strategies):
+        show.line("memory follows the tokens; buckets.tuned, a file of `reelworks tune` on your GPU, tells it in bytes")
 
 
 def _never_seen(ahead: LookAhead) -> None:

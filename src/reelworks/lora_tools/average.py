@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from reelworks.checkpoint import listing, load, read_lock, state_file, verify
+from reelworks.checkpoint import listing, load, names, read_lock, state_file, verify
 from reelworks.checkpoint.config import Weights
 from reelworks.checkpoint.folder import CheckpointFolder, CheckpointInfo
 from reelworks.checkpoint.state_file import StoredState
@@ -29,6 +30,7 @@ from reelworks.models.lora.adapter_types.adapter_type import AdapterType
 from reelworks.models.lora.adapter_types.registry import TYPES
 from reelworks.run import history
 from reelworks.run.folder import RunFolder
+from reelworks.schedule.cursor import Cursor
 
 _FAR, _MANY = 0.2, 10.0
 
@@ -97,12 +99,15 @@ def average(request: AverageRunRequest) -> RunAverage:
             stack.enter_context(read_lock.reading(info.path))
         states = [_state_of(info.path) for info in good]
         kind = _what(request.of, states, decays)
+        began = [_average_step(info) if kind == "ema" else 0 for info in good]
+        notes += _begun_anew(good, began, request)
         checkpoints = [
             _Checkpoint(info.step, info.path, state, export.stored_weights(info.path, state, kind))
-            for info, state in zip(good, states, strict=True)
+            for info, state, step in zip(good, states, began, strict=True)
+            if step == began[-1]
         ]
         _require_alike(checkpoints)
-        combined = _combine(checkpoints, request, kind, decays)
+        combined = _combine(checkpoints, request, kind, decays[-len(checkpoints) :], began[-1])
         about = export.describe_run(
             run_id=run.info()["id"], recipe=recipe, step=newest.step, epoch=listing.epoch(newest)
         )
@@ -127,6 +132,31 @@ def _good_checkpoints(run: RunFolder, request: AverageRunRequest) -> tuple[list[
             remedy="keep more of them, with checkpoints.keep_every; `reelworks checkpoints export` writes one",
         )
     return good, [f"left out: step {step}, which is damaged: {damage}" for step, damage in damaged.items()]
+
+
+def _average_step(info: CheckpointInfo) -> int:
+    """Return the step since which a checkpoint's average is kept: the start of a stage that began it anew, or 0."""
+    with verify.bad_told(info.path):
+        if not load.has_extra(info.path, names.CURSOR):
+            return 0
+        return Cursor(**json.loads(load.read_extra(info.path, names.CURSOR))).stage.average_step
+
+
+def _begun_anew(good: Sequence[CheckpointInfo], began: Sequence[int], request: AverageRunRequest) -> list[str]:
+    """Return a note on the checkpoints whose averages ended before that of the newest began, and have no part in it."""
+    earlier = [str(info.step) for info, step in zip(good, began, strict=True) if step != began[-1]]
+    if not earlier:
+        return []
+    if len(good) - len(earlier) < 2:
+        raise UserError(
+            f"a stage began a new average after step {began[-1]}, and has one good checkpoint since",
+            code="checkpoints-too-few",
+            field="run",
+            value=str(request.run),
+            remedy=f"give --of model, which averages the weights of all stages, or --until {began[-1]} for the stages before",
+        )
+    steps = f"step {earlier[0]}" if len(earlier) == 1 else f"steps {', '.join(earlier)}"
+    return [f"left out: {steps}, since a stage began a new average after step {began[-1]}"]
 
 
 def _lora_file(recipe: Path, request: AverageRunRequest) -> LoraFile | None:
@@ -181,9 +211,13 @@ def _require_alike(checkpoints: Sequence[_Checkpoint]) -> None:
 
 
 def _combine(
-    checkpoints: Sequence[_Checkpoint], request: AverageRunRequest, kind: Weights, decays: Sequence[float | None]
+    checkpoints: Sequence[_Checkpoint],
+    request: AverageRunRequest,
+    kind: Weights,
+    decays: Sequence[float | None],
+    began: int,
 ) -> Combination:
-    steps = [each.step for each in checkpoints]
+    steps = [each.step - began for each in checkpoints]
     if kind == "model":
         return power_average.of_snapshots(steps, request.sigma_rel)
     # Steps up to a checkpoint were trained with the recipe of that checkpoint.

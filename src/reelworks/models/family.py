@@ -191,6 +191,9 @@ class Release:
     text: str | None = None  # hub id of the text encoders, if it is a different one
     side: int = 1024  # side in pixels of the square pictures that it was released for
     lines: int = 0  # height in pixels of the 16:9 clips that it was released for, 0 if it generates pictures only
+    # Further sizes that it was released for, likewise: those of square pictures, and of 16:9 clips.
+    more_sides: tuple[int, ...] = ()
+    more_lines: tuple[int, ...] = ()
     num_frames: int = 1  # number of frames of the clips that it was released for
     objective: str = "rectified-flow"  # name of the objective that it was trained with
     timestep_shift: float | str = 3.0  # shift of rectified flow's timesteps

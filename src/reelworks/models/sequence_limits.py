@@ -13,12 +13,8 @@ from reelworks.models.config import AutoencoderConfig, ModelConfig, TextEncoderC
 from reelworks.models.family import SequenceSplit
 
 _FIELD = "parallel.sequence_degree"
-_GROUPS = (
-    8,
-    4,
-    2,
-    1,
-)  # ranks that are chosen for a group: those of a usual machine, whose link is fast, or a part of them
+# Ranks that are chosen for a group: those of a usual machine, whose link is fast, or a part of them.
+_GROUPS = (8, 4, 2, 1)
 
 
 def require_network(

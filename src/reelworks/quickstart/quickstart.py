@@ -19,10 +19,11 @@ from reelworks.core.errors import UserError, first_few
 from reelworks.data.dataset import companion_sources
 from reelworks.models import registry
 from reelworks.models.config import ModelConfig
-from reelworks.quickstart import memory_presets, recipe_lines, survey
+from reelworks.quickstart import memory_presets, recipe_lines, survey, trained_sizes
 from reelworks.quickstart.memory_presets import MemoryPlan
 from reelworks.quickstart.request import NewLoraRequest
 from reelworks.quickstart.survey import FolderSurvey
+from reelworks.quickstart.trained_sizes import TrainedSizes
 from reelworks.recipe import recipe_file, toml_writer, validation
 from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
@@ -126,69 +127,120 @@ def lora(request: NewLoraRequest, on_progress: Callable[[ScanProgress], None] | 
         >>> NewLoraRequest(model="flux-dev", vram_gb=24).path
         PosixPath('lora-flux-dev.toml')
     """
-    preset, path = request.preset, request.path
-    datasets, remarks = survey.datasets(request.data or (Path(recipe_lines.PLACEHOLDER),))
-    datasets = _with_companions(preset, datasets, request.companions)
-    # Before the folders are read, which may take long.
-    validation.require_companions(ModelConfig(name=preset), [d.companions for d in datasets], "dataset.")
-    recipe_lines.model_lines(preset, registry.release_of(preset), request.weights)
-    found = survey.PLACEHOLDER if recipe_lines.takes_pictures(preset) else survey.PLACEHOLDER_CLIPS
-    if request.data:
-        catalog = Path("runs", path.stem, "catalog")  # which the new recipe points to
-        sources = [dataset.place for dataset in datasets] + companion_sources(datasets)
-        scan.scan_sources(sources, catalog, workers=cores.count(), on_progress=on_progress)
-        rows, rate = Catalog.open(catalog).live(), registry.PRESETS[preset].fps
-        found = survey.survey(
-            rows,
-            datasets,
-            request.trigger,
-            rate,
-            takes_clips=recipe_lines.makes_clips(preset),
-            takes_pictures=recipe_lines.takes_pictures(preset),
-        )
-    lines = _as_wished(recipe_lines.lora_table(preset, datasets, found, request.trigger, request.weights), request)
-    if request.data:
-        remarks += _left_out(preset, found)
-        if request.resolution is None:
-            remarks += recipe_lines.small_ones(preset, registry.release_of(preset), found)
-    drafted = _read(lines, path, request.overrides)
-    given = {override.partition("=")[0].strip() for override in request.overrides}
-    choice = memory_presets.choose(drafted, _vram_bytes(request.vram_gb), given)
-    if choice.fits is False:
-        raise _too_small(preset, request, choice)
-    for tier in choice.tiers:
-        lines = recipe_lines.with_setting(lines, Line(f"[{tier.table}]", tier.key, tier.value, tier.why))
-    if choice.recipe.lora is not None and choice.recipe.lora.base is None:  # codes do not go with all settings
-        lines = [line for line in lines if (line.table, line.key) != ("[lora]", "base")]
-    recipe = _read(lines, path, request.overrides)
-    planned = _Epoch.first_of(recipe, bool(request.data))
-    if planned.clips and request.steps is None:  # clips that no epoch trains are not counted
-        lines = [
-            recipe_lines.epochs_line(planned.clips, planned.showings) if line.key == "max_epochs" else line
-            for line in lines
-        ]
-    # Settings that save memory change the number of steps.
-    steps = _training_steps(_read(lines, path, request.overrides), planned.micro_batches)
-    lines = [
-        replace(line, value=recipe_lines.save_interval(steps)) if line.key == "every_steps" else line for line in lines
-    ]
-    text = _with_overrides(lines, found, preset, request.overrides)
-    recipe = _read(lines, path, request.overrides)
-    if not registry.PRESETS[preset].release:
-        remarks.append(f"{preset} starts from fresh weights and is meant for experiments")
+    footage = _Footage.survey(request, on_progress)
+    drafted = _choose(request, footage)
+    lines, planned = _with_length(request, drafted)
+    text = _with_overrides(lines, footage.found, request.preset, request.overrides)
+    remarks = [*footage.remarks, *drafted.sizes.remarks]
+    if not registry.PRESETS[request.preset].release:
+        remarks.append(f"{request.preset} starts from fresh weights and is meant for experiments")
     result = QuickstartResult(
-        path,
+        request.path,
         text,
-        recipe,
-        found,
-        choice,
+        _read(lines, request.path, request.overrides),
+        footage.found,
+        drafted.choice,
         tuple(remarks),
         planned.micro_batches,
         request.tflops or ASSUMED_TFLOPS,
         machine_memory.total_bytes(),
     )
-    files.write_for("--output", path, text.encode())
+    files.write_for("--output", request.path, text.encode())
     return result
+
+
+class _Footage(NamedTuple):
+    """The datasets of a recipe, the contents of their folders, and remarks on these."""
+
+    datasets: list[DatasetConfig]
+    found: FolderSurvey
+    remarks: list[str]
+
+    @classmethod
+    def survey(cls, request: NewLoraRequest, on_progress: Callable[[ScanProgress], None] | None) -> _Footage:
+        """Scan the folders; without any, there is a placeholder."""
+        preset = request.preset
+        datasets, remarks = survey.datasets(request.data or (Path(recipe_lines.PLACEHOLDER),))
+        datasets = _with_companions(preset, datasets, request.companions)
+        # Before the folders are read, which may take long.
+        validation.require_companions(ModelConfig(name=preset), [d.companions for d in datasets], "dataset.")
+        recipe_lines.model_lines(preset, registry.release_of(preset), request.weights)
+        takes_pictures = trained_sizes.takes_pictures(preset)
+        if not request.data:
+            return cls(datasets, survey.PLACEHOLDER if takes_pictures else survey.PLACEHOLDER_CLIPS, remarks)
+        catalog = Path("runs", request.path.stem, "catalog")  # which the new recipe points to
+        sources = [dataset.place for dataset in datasets] + companion_sources(datasets)
+        scan.scan_sources(sources, catalog, workers=cores.count(), on_progress=on_progress)
+        found = survey.survey(
+            Catalog.open(catalog).live(),
+            datasets,
+            request.trigger,
+            registry.PRESETS[preset].fps,
+            takes_clips=trained_sizes.makes_clips(preset),
+            takes_pictures=takes_pictures,
+        )
+        return cls(datasets, found, remarks + _left_out(preset, found))
+
+
+class _Draft(NamedTuple):
+    """Lines of a recipe with settings that fit its memory, and the sizes that it trains."""
+
+    lines: list[Line]
+    choice: MemoryPlan
+    sizes: TrainedSizes
+
+    @classmethod
+    def from_sizes(cls, request: NewLoraRequest, footage: _Footage, sizes: TrainedSizes) -> _Draft:
+        """Draft the recipe of some sizes, and choose its settings that save memory."""
+        lines = recipe_lines.lora_table(
+            request.preset, footage.datasets, footage.found, request.trigger, request.weights, sizes
+        )
+        lines = _as_wished(lines, request)
+        given = {override.partition("=")[0].strip() for override in request.overrides}
+        drafted = _read(lines, request.path, request.overrides)
+        return cls(lines, memory_presets.choose(drafted, _vram_bytes(request.vram_gb), given), sizes)
+
+
+def _choose(request: NewLoraRequest, footage: _Footage) -> _Draft:
+    """Choose sizes and the settings that fit the GPU; raises `UserError` if none do.
+
+    Several sizes are taken if they fit with the settings that one needs: others would cost time or precision.
+    """
+    preset, found = request.preset, footage.found
+    alone = TrainedSizes.choose(preset, found)
+    if request.resolution:
+        alone = TrainedSizes.given(found, request.resolution)
+    draft = _Draft.from_sizes(request, footage, alone)
+    if request.data and not request.resolution and (proposed := alone.proposed(preset, found)) != alone:
+        with_several = _Draft.from_sizes(request, footage, proposed)
+        if with_several.choice.fits is not False and with_several.choice.tiers == draft.choice.tiers:
+            draft = with_several
+        else:
+            remark = (
+                f"{' and '.join(proposed.several)} would need more memory; --resolution, given for each, takes them"
+            )
+            draft = draft._replace(sizes=alone._replace(remarks=(*alone.remarks, remark)))
+    if draft.choice.fits is False:
+        raise _too_small(preset, request, draft.choice)
+    return draft
+
+
+def _with_length(request: NewLoraRequest, draft: _Draft) -> tuple[list[Line], _Epoch]:
+    """Return the lines with the settings that save memory, and the length that follows from the first epoch."""
+    lines = draft.lines
+    for tier in draft.choice.tiers:
+        lines = recipe_lines.with_setting(lines, Line(f"[{tier.table}]", tier.key, tier.value, tier.why))
+    lora = draft.choice.recipe.lora
+    if lora is not None and lora.base is None:  # codes do not go with all settings
+        lines = [line for line in lines if (line.table, line.key) != ("[lora]", "base")]
+    planned = _Epoch.first_of(_read(lines, request.path, request.overrides), bool(request.data))
+    if planned.clips and request.steps is None:  # clips that no epoch trains are not counted
+        epochs = recipe_lines.epochs_line(planned.clips, planned.showings)
+        lines = [epochs if line.key == "max_epochs" else line for line in lines]
+    # Settings that save memory change the number of steps.
+    steps = _training_steps(_read(lines, request.path, request.overrides), planned.micro_batches)
+    interval = recipe_lines.save_interval(steps)
+    return [replace(line, value=interval) if line.key == "every_steps" else line for line in lines], planned
 
 
 def _read(lines: Sequence[Line], path: Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -211,9 +263,6 @@ def _as_wished(lines: Sequence[Line], request: NewLoraRequest) -> list[Line]:
     for line in lines:
         if line.key == "rank" and request.rank is not None:
             line = replace(line, value=request.rank, why="as given with --rank")
-        elif line.key == "resolution" and request.resolution is not None:
-            side = f"{request.resolution}px" if request.resolution.isdecimal() else request.resolution
-            line = replace(line, value=side, why="as given with --resolution")
         elif line.key == "max_epochs" and request.steps is not None:
             line = Line("[train]", "max_steps", request.steps, "as given with --steps")
         result.append(line)

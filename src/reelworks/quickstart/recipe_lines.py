@@ -4,30 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from reelworks.buckets import propose
-from reelworks.buckets.config import BucketsConfig
-from reelworks.buckets.propose import FILLS, Ladder
 from reelworks.catalog.config import DatasetConfig
 from reelworks.core import units
-from reelworks.core.errors import UserError, first_few
+from reelworks.core.errors import UserError
 from reelworks.core.shape import Geometry
 from reelworks.models import components, registry, stored_codes
-from reelworks.models.config import AutoencoderConfig, ModelConfig
+from reelworks.models.config import ModelConfig
 from reelworks.models.expert_pair.config import switch_timestep
 from reelworks.models.family import Release
 from reelworks.quickstart.survey import FolderSurvey
+from reelworks.quickstart.trained_sizes import TrainedSizes, geometry_of
 from reelworks.recipe.toml_writer import Line
 
 PLACEHOLDER = "pictures"  # a folder to be filled in
-_SIDES = (64, 128, 256, 384, 512, 640, 768, 1024)
-_LINES = (64, 144, 240, 360, 480, 720)
-_BULK = 2 / 3  # share of clips that must fill the chosen size; the rest is enlarged
-_SMALL_NAMED = 5
 _MOST_LENGTHS = 3
 _SHOWINGS = 2000  # for 20 pictures, 100 each
 _SMALL_CLIPS = 4  # largest micro-batch of pictures
@@ -40,18 +35,21 @@ def lora_table(
     found: FolderSurvey,
     trigger: str | None = None,
     weights: str | None = None,
+    sizes: TrainedSizes | None = None,
 ) -> list[Line]:
     """Return the lines of a LoRA's recipe.
 
-    `weights` are a pipeline's folder or hub id, or the denoiser's file, instead of the published ones.
+    `weights` are a pipeline's folder or hub id, or the denoiser's file, instead of the published ones. `sizes` are those of
+    the buckets; by default one of pictures and one of clips.
     """
     known = registry.release_of(preset)
+    sizes = sizes or TrainedSizes.choose(preset, found)
     parts = model_lines(preset, known, weights)
     if registry.PRESETS[preset].sound is not None and found.silent:
         why = f"{found.silent} of {units.plural(found.clips, 'clip')} have no sound and are trained as silent"
         parts = with_setting(parts, Line("[sound]", "missing", "silent", why))
     lines = [Line("", "version", 1), Line("", "seed", 42)]
-    lines += _datasets(datasets, found, trigger) + _buckets(preset, known, found)
+    lines += _datasets(datasets, found, trigger, sizes) + _buckets(preset, known, found, sizes)
     rate, has_sound = registry.PRESETS[preset].fps, registry.PRESETS[preset].sound is not None
     if not len(found.videos):
         lines += [Line("[data]", "num_workers", 0, "decode in threads: enough for pictures")]
@@ -69,7 +67,9 @@ def lora_table(
     return [*lines, *_files(known, found), *previews]
 
 
-def _datasets(datasets: Sequence[DatasetConfig], found: FolderSurvey, trigger: str | None) -> list[Line]:
+def _datasets(
+    datasets: Sequence[DatasetConfig], found: FolderSurvey, trigger: str | None, sizes: TrainedSizes
+) -> list[Line]:
     lines = []
     for number, dataset in enumerate(datasets):
         settings: list[tuple[str, Any, str]] = [("path", dataset.path, "")]
@@ -79,6 +79,8 @@ def _datasets(datasets: Sequence[DatasetConfig], found: FolderSurvey, trigger: s
         settings += [(key, folder, "") for key, folder in folders if folder is not None]
         if dataset.repeats > 1:
             settings.append(("repeats", dataset.repeats, "repeats per epoch, from the folder's name"))
+        if sizes.several:
+            settings.append(("resolutions", list(sizes.several), sizes.why_several))
         settings += _captions(dataset, found, trigger)
         lines += [Line("[[dataset]]", key, value, why, number) for key, value, why in settings]
     return lines
@@ -109,128 +111,32 @@ def _captions(dataset: DatasetConfig, found: FolderSurvey, trigger: str | None) 
     return lines
 
 
-def _buckets(preset: str, known: Release, found: FolderSurvey) -> list[Line]:
+def _buckets(preset: str, known: Release, found: FolderSurvey, sizes: TrainedSizes) -> list[Line]:
     batch_size = min(_SMALL_CLIPS, found.clips)
     lines = [
         Line("[buckets]", "batch_size", batch_size, "buckets of fewer are trained as smaller batches"),
         Line("[buckets]", "upscale", True, "few pictures: take small ones too"),
     ]
-    geometry = _geometry(preset)
-    if len(found.pictures):
-        _require_pictures(preset, found)
-        size = _picture_size(preset, known, found)
-        lines += [Line("[[bucket]]", "resolution", size.resolution, size.why), Line("[[bucket]]", "num_frames", 1)]
-    if len(found.videos):
-        _require_clips(preset, found)
-        size = _video_size(preset, known, found)
-        frames = found.videos[:, 0]
-        least, most = int(frames.min()), int(frames.max())
-        length_why = "the clips have " + (f"{least} to {most} frames" if least < most else f"{least} frames")
-        if (rate := registry.PRESETS[preset].fps) is not None:
-            length_why += f" at {rate:g} fps"
+    for number, (resolution, why) in enumerate(sizes.of_pictures):
         lines += [
-            Line("[[bucket]]", "resolution", size.resolution, size.why, 1),
-            Line("[[bucket]]", "num_frames", _lengths(frames, geometry, known.num_frames), length_why, 1),
-            Line("[[bucket]]", "batch_size", 1, "clips take much more memory than pictures", 1),
+            Line("[[bucket]]", "resolution", resolution, why, number),
+            Line("[[bucket]]", "num_frames", 1, number=number),
+        ]
+    if not len(found.videos):
+        return lines
+    frames = found.videos[:, 0]
+    least, most = int(frames.min()), int(frames.max())
+    length_why = "the clips have " + (f"{least} to {most} frames" if least < most else f"{least} frames")
+    if (rate := registry.PRESETS[preset].fps) is not None:
+        length_why += f" at {rate:g} fps"
+    lengths = _lengths(frames, geometry_of(preset), known.num_frames)
+    for number, (resolution, why) in enumerate(sizes.of_clips, len(sizes.of_pictures)):
+        lines += [
+            Line("[[bucket]]", "resolution", resolution, why, number),
+            Line("[[bucket]]", "num_frames", lengths, length_why, number),
+            Line("[[bucket]]", "batch_size", 1, "clips take much more memory than pictures", number),
         ]
     return lines
-
-
-def makes_clips(preset: str) -> bool:
-    """Whether a model generates clips and not only pictures."""
-    return not registry.PRESETS[preset].config.pictures_only and registry.release_of(preset).lines > 0
-
-
-def takes_pictures(preset: str) -> bool:
-    """Whether a model is trained on pictures too."""
-    return registry.PRESETS[preset].sound is None  # pictures have no sound, also not a silent one
-
-
-def _require_pictures(preset: str, found: FolderSurvey) -> None:
-    if not takes_pictures(preset):
-        raise UserError(
-            f"this model is trained with sound, and the folders have pictures alone: {first_few(sorted(found.picture_names))}",
-            code="model-takes-clips-only",
-            field="--model",
-            value=preset,
-            remedy=f'choose "{preset.replace("-sound", "")}", which is trained without sound, or add clips with sound',
-        )
-
-
-def _require_clips(preset: str, found: FolderSurvey) -> None:
-    if not makes_clips(preset):
-        for_clips = ", ".join(short for short, name in registry.SHORT_NAMES.items() if registry.release_of(name).lines)
-        raise UserError(
-            f"this model makes only pictures, and the folders have clips alone: {first_few(sorted(found.video_names))}",
-            code="model-takes-images-only",
-            field="--model",
-            value=preset,
-            remedy=f"choose a model for clips ({for_clips}), or give a folder of pictures",
-        )
-
-
-def _geometry(preset: str) -> Geometry:
-    autoencoder = AutoencoderConfig()
-    if registry.PRESETS[preset].release:
-        autoencoder = AutoencoderConfig(name=registry.PRESETS[preset].parts.autoencoder, weights=preset)
-    return components.geometry(ModelConfig(name=preset), autoencoder)
-
-
-class _Size(NamedTuple):
-    """A size for clips or pictures, the reason for it, and the mask of those that are smaller."""
-
-    resolution: str
-    why: str
-    small: NDArray[np.bool_]
-
-    @classmethod
-    def of_bulk(cls, steps: Ladder, sizes: NDArray[np.int64], noun: str) -> _Size:
-        """Choose the largest size that the bulk of heights and widths fills: few thumbnails must not make all small.
-
-        A clip of nearly the area of a size fills it, since it is enlarged by a few percent.
-        """
-        highest = steps.nearly(sizes[:, 0], sizes[:, 1])
-        reach = [float((highest >= rung).mean()) for rung in range(len(steps.names))]
-        chosen = max((rung for rung, share in enumerate(reach) if share >= _BULK), default=0)
-        who = "all" if reach[chosen] == 1 else f"{reach[chosen]:.0%} of the"
-        last = ", and the model was released for it" if chosen == len(reach) - 1 else "; the next larger fewer do"
-        native = float((steps.highest(sizes[:, 0], sizes[:, 1]) >= chosen).mean())
-        nearly = f" or nearly do, and are enlarged by up to {1 / FILLS - 1:.0%} in area" * (native < reach[chosen])
-        return cls(steps.names[chosen], f"{who} {noun} fill it{nearly}{last}", highest < chosen)
-
-    def remark(self, names: Sequence[str], sizes: NDArray[np.int64], noun: str) -> list[str]:
-        """Name the smaller ones, with their heights and widths, for people; nothing if there are none."""
-        small = sorted(np.flatnonzero(self.small).tolist(), key=names.__getitem__)
-        if not small:
-            return []
-        named = [f"{names[i]} ({sizes[i, 1]} × {sizes[i, 0]})" for i in small[:_SMALL_NAMED]]
-        named += [f"{len(small) - len(named)} more"] * (len(small) > len(named))
-        verb = "is" if len(small) == 1 else "are"
-        return [
-            f"{len(small)} of {len(sizes)} {noun} {verb} smaller than {self.resolution} or of another shape and will be "
-            f"enlarged or cropped, and the model learns their blur; replace or remove them if it should not: "
-            + ", ".join(named)
-        ]
-
-
-def _picture_size(preset: str, known: Release, found: FolderSurvey) -> _Size:
-    sides = sorted({*(side for side in _SIDES if side < known.side), known.side})
-    return _Size.of_bulk(Ladder.from_steps(sides, BucketsConfig(), _geometry(preset)), found.pictures, "pictures")
-
-
-def _video_size(preset: str, known: Release, found: FolderSurvey) -> _Size:
-    lines = [f"{n}p" for n in sorted({*(n for n in _LINES if n < known.lines), known.lines})]
-    return _Size.of_bulk(Ladder.from_steps(lines, BucketsConfig(), _geometry(preset)), found.videos[:, 1:], "clips")
-
-
-def small_ones(preset: str, known: Release, found: FolderSurvey) -> list[str]:
-    """Return remarks on pictures and clips that are smaller than the size of the others."""
-    remarks = []
-    if len(found.pictures):
-        remarks += _picture_size(preset, known, found).remark(found.picture_names, found.pictures, "pictures")
-    if len(found.videos):
-        remarks += _video_size(preset, known, found).remark(found.video_names, found.videos[:, 1:], "clips")
-    return remarks
 
 
 def _lengths(frames: NDArray[np.int64], geometry: Geometry, most: int) -> list[int]:

@@ -54,8 +54,11 @@ class NewLoraRequest(FootageRequest):
     mask: Path | None = arg(None, "Masks of what is generated in --data, by name.", metavar="DIR")
     rank: int | None = arg(None, "Rank of the LoRA; default: 16.", least=1)
     steps: int | None = arg(None, "Optimizer steps; default: epochs that follow from the number of clips.", least=1)
-    resolution: str | None = arg(
-        None, "Side of a square, or a size such as 480p; default: what most clips fill.", metavar="SIDE|SIZE"
+    resolution: tuple[str, ...] = arg(
+        (),
+        "Side of a square, or a size such as 480p; given several times, each clip is trained at all in every epoch. Default: "
+        "what most clips fill, of several the model was released for all.",
+        metavar="SIDE|SIZE",
     )
     overrides: tuple[str, ...] = arg((), requests.OVERRIDES, names=("--set",), metavar="A.B=V")
     tflops: float | None = arg(

@@ -120,10 +120,7 @@ def read_measured(path: str | None, names: Sequence[str]) -> dict[str, float]:
 
 def is_of_one_rank(path: str | None) -> bool:
     """Whether a file that `read_measured` reads has times of clips that one rank trains, as `reelworks tune` measures them."""
-    if path is None:
-        return False
-    values = user_files.read_json(Path(path))
-    return "trials" in values
+    return path is not None and "trials" in user_files.read_json(Path(path))
 
 
 def _bad(path: str, problem: str) -> UserError:

@@ -95,6 +95,33 @@ def test_tokens_per_second_are_those_of_measured_times(folder: Path) -> None:
         assert one.tokens_per_second == pytest.approx(4 * 2000 * (1 - one.imbalance), rel=0.02)
 
 
+def test_memory_is_that_of_measured_micro_batches(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plain = plan_report.forecast(recipe(folder), 4)
+    assert {one.peak_bytes for one in plain.strategies} == {None}
+    show_plan.forecast(plain, None)
+    assert "memory follows the tokens" in capsys.readouterr().out
+    most = max(one.peak_tokens for one in plain.strategies)
+
+    def told(most_tokens: int) -> list[strategies.StrategyFigures]:
+        trials = [{"tokens": most_tokens // n, "batch_size": n, "peak_bytes": 10**9 * n} for n in (1, 2)]
+        trials.append({"tokens": 0, "batch_size": 1, "peak_bytes": 10**9})
+        (folder / "tuned.json").write_text(json.dumps({"batch_sizes": {}, "trials": trials}))
+        made = recipe(folder)
+        buckets = made.buckets.model_copy(update={"tuned": str(folder / "tuned.json")})
+        return plan_report.forecast(made.model_copy(update={"buckets": buckets}), 4).strategies
+
+    # From 1 GB without tokens to 2 GB with the most.
+    for one in told(2 * (most // 2 + 1)):
+        assert one.peak_bytes == pytest.approx(10**9 * (1 + one.peak_tokens / (2 * (most // 2 + 1))), rel=1e-6)
+    assert [one.peak_bytes is None for one in told(most // 2)] == [
+        one.peak_tokens > most // 2 for one in plain.strategies
+    ]
+    show_plan.forecast(plain.__class__(**vars(plain) | {"strategies": told(2 * most)}), None)
+    out = capsys.readouterr().out
+    assert "GB" in out
+    assert "memory follows the tokens" not in out
+
+
 def test_they_are_printed_for_several_gpus(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     show_plan.forecast(plan_report.forecast(recipe(folder), 2), None)
     assert "equal tokens" in capsys.readouterr().out

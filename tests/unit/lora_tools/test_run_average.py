@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,17 @@ from refused import refused
 from safetensors.torch import load_file
 from torch import Tensor
 
+from reelworks.checkpoint import names
 from reelworks.checkpoint import save as commit
 from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.lora_tools import average, power_average
 from reelworks.lora_tools.request import AverageRunRequest
 from reelworks.models.lora.key_mapping import METADATA
 from reelworks.run.folder import RunFolder
+from reelworks.schedule.cursor import Cursor
 
 STEPS, DECAY = 300, 0.97
+CURSOR = [each.name for each in fields(Cursor)]
 FULL = f'[model]\nname = "wan-tiny"\n[train]\nema_decay = {DECAY}\n'
 LORA = FULL + "[lora]\nrank = 2\nalpha = 3.0\n"
 
@@ -80,7 +84,7 @@ def run_of(
     for step in steps:
         state = {"model": {name: way[step] for name, way in ways.items()}}
         if has_ema:
-            state["ema"] = {name: mixed(way, stored_shares(step)).float() for name, way in ways.items()}
+            state["ema"] = {name: mixed(way, stored_shares(step, len(way) - 1)).float() for name, way in ways.items()}
         commit.save(store, step, state)
     return run
 
@@ -177,6 +181,45 @@ def test_a_lora_is_averaged_as_training_averages_it(tmp_path: Path) -> None:
     assert json.loads(header_of(target)[METADATA])["transformer.r"] == 2
     average.average(AverageRunRequest(**asked, format="kohya", overwrite=True))
     assert {key.rpartition(".")[0] for key in load_file(target)} >= {"lora_unet_blocks_0_self_attn_q"}
+
+
+def test_averages_that_a_stage_began_anew_are_combined_since_then(tmp_path: Path) -> None:
+    """As in a run that begins where the stage does; the trained weights are those of one way, whatever averages do."""
+    border, name = 100, "a.weight"
+    way = trajectory(4, 3, seed=0)
+    run = RunFolder(tmp_path / "run")
+    run.create({})
+    run.keep_recipe(FULL)
+    store = CheckpointFolder(run.checkpoints_folder)
+
+    def save(step: int, began: int) -> None:
+        since = way[began : step + 1]
+        stored = mixed(since, stored_shares(step - began, step - began)).float()
+        cursor = {**dict.fromkeys(CURSOR, 0), **dict.fromkeys(("catalog", "spec", "plan", "next_step"), "")}
+        cursor |= {"stage_name": "late" if began else "early", "stage_average_step": began}
+        details: Any = {"extra": {names.CURSOR: json.dumps(cursor).encode()}}
+        commit.save(store, step, {"model": {name: way[step]}, "ema": {name: stored}}, **details)
+
+    for step in (50, border):
+        save(step, 0)
+    save(120, border)
+    asked: dict[str, Any] = {"run": run.path, "output": tmp_path / "a.safetensors", "dtype": "float32"}
+    with refused("checkpoints-too-few", "run", says="a stage began a new average after step 100"):
+        average.average(AverageRunRequest(**asked))
+    for step in (200, 300):
+        save(step, border)
+    found = average.average(AverageRunRequest(**asked))
+    assert [each.step for each in found.checkpoints] == [120, 200, 300]
+    assert found.result.notes[0] == "left out: steps 50, 100, since a stage began a new average after step 100"
+    alone = run_of(tmp_path / "alone", {name: way[border:]}, [20, 100, 200], FULL)
+    expected = average.average(AverageRunRequest(**asked | {"run": alone.path, "output": tmp_path / "b.safetensors"}))
+    assert [each.weight for each in found.checkpoints] == [each.weight for each in expected.checkpoints]
+    for one, other in zip(*(load_file(tmp_path / f"{file}.safetensors").values() for file in "ab"), strict=True):
+        torch.testing.assert_close(one, other)
+    of_all = average.average(AverageRunRequest(**asked, of="model", overwrite=True))
+    assert [each.step for each in of_all.checkpoints] == [50, 100, 120, 200, 300]
+    until = average.average(AverageRunRequest(**asked, until=border, overwrite=True))
+    assert [each.step for each in until.checkpoints] == [50, 100]
 
 
 def test_what_a_run_lacks_is_told(tmp_path: Path) -> None:
