@@ -12,6 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reelworks.analysis import epoch_stats
+from reelworks.analysis.epoch_stats import Figures
+from reelworks.core import blocks
 from reelworks.recipe.dataset import RecipeData
 from reelworks.schedule.plan import EpochPlan, PlanSpec, Samples, plan_epoch
 
@@ -42,12 +44,16 @@ class StrategyFigures:
 
 def compare(data: RecipeData, spec: PlanSpec, plan: EpochPlan, world: int) -> list[StrategyFigures]:
     """Compare the plan of the first epoch on `world` ranks with the two that know less."""
-    tokens, entries = data.table.tokens(), data.entries(0)
-    plans = {name: (one, plan_epoch(entries, one, 0)) for name, one in simple(spec, entries, tokens).items()}
-    plans["planned"] = spec, plan
-    found = {name: epoch_stats.figures(made, one, tokens, world) for name, (one, made) in plans.items()}
-    sizes = {name: np.diff(made.offsets) * tokens[made.bucket[made.offsets[:-1]]] for name, (_, made) in plans.items()}
-    largest = max(int(each.max()) for each in sizes.values())
+    tokens, entries = data.table.tokens(), data.narrow_entries(0)
+    found: dict[str, Figures] = {}
+    held: dict[str, tuple[int, float]] = {}
+    for name, one in {**simple(spec, entries, tokens), "planned": spec}.items():
+        made = plan if name == "planned" else plan_epoch(entries, one, 0)
+        found[name] = epoch_stats.figures(made, one, tokens, world)
+        sizes = np.diff(made.offsets) * tokens[made.micro_bucket]
+        held[name] = int(sizes.max()), float(sizes.mean())
+        del made, sizes  # as large as the plan, or larger
+    largest = max(most for most, _ in held.values())
     slowest = found["fixed"].tokens / found["fixed"].spent_us
     unit = _seconds_per_unit(data, spec)
     return [
@@ -55,8 +61,8 @@ def compare(data: RecipeData, spec: PlanSpec, plan: EpochPlan, world: int) -> li
             name,
             one.steps,
             one.imbalance,
-            int(sizes[name].max()),
-            float(sizes[name].mean() / largest),
+            held[name][0],
+            held[name][1] / largest,
             None if unit is None else one.tokens / (one.spent_us * unit),
             one.tokens / one.spent_us / slowest,
         )
@@ -73,7 +79,7 @@ def simple(spec: PlanSpec, entries: Samples, tokens: I64, budget: int | None = N
         tokens: Latent tokens of one clip of each bucket.
         budget: The most tokens of a micro-batch; None for those of the largest of `spec`.
     """
-    used = np.unique(entries.bucket)
+    used = np.flatnonzero(blocks.counts(entries.bucket, len(tokens)))
     if budget is None:
         budget = int((np.array(spec.batch_sizes, dtype=np.int64) * tokens)[used].max())
     one_size = max(budget // int(tokens[used].max()), 1)
