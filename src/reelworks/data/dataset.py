@@ -25,7 +25,7 @@ from reelworks.core import arguments, blocks, digests
 from reelworks.core.hash_rng import Purpose, bernoulli, hash64
 from reelworks.core.sources import ALIGNED, SOURCES
 from reelworks.core.words import tells_arguments
-from reelworks.data import clip_groups, clip_uses, duplicates, eligibility
+from reelworks.data import clip_uses, duplicates, eligibility
 from reelworks.data.clip_uses import ClipUses
 from reelworks.data.data_spec import SEED, DataSpec
 from reelworks.data.eligibility import ExcludeList
@@ -310,7 +310,7 @@ class Dataset:
         r.load(*_SHAPES, "captioned", "readable", *of_groups)
         held = np.zeros(len(r), dtype=np.bool_)
         if self.spec.split:  # the groups take all paths to compute
-            held = assign.held_out(self.spec.seed, clip_groups.keys(r, self.spec.group), self.spec.split)
+            held = assign.held_out(self.spec.seed, r.group_keys(self.spec.group), self.spec.split)
         clips = Clips(r.uid, copy, self.frames, r.height, r.width, r.is_image, self.excluded, held)
         if len(row) != len(r) or (row[1:] == row[:-1]).any():  # else a copy of millions of clips is saved
             clips = replace(clips.take(row), copy=copy)
@@ -403,9 +403,7 @@ class Dataset:
         where = blocks.indices(result.reason == Reason.NONE)
         entries = self._entries(clips, row, result, where)
         by = self.spec.data.locality
-        return (
-            entries if by is None else replace(entries, group=blocks.taken(clip_groups.keys(self.rows, by), row[where]))
-        )
+        return entries if by is None else replace(entries, group=blocks.taken(self.rows.group_keys(by), row[where]))
 
     def held_out(self) -> Samples:
         """Return the clips that validation uses, each once, in an order drawn from the seed."""

@@ -22,7 +22,7 @@ from reelworks.buckets.assign import Assignment, Reason
 from reelworks.cli import main, show_plan
 from reelworks.core import results
 from reelworks.core.hash_rng import hash_int
-from reelworks.data import clip_groups, left_out
+from reelworks.data import left_out
 from reelworks.recipe import recipe_file
 from reelworks.recipe.dataset import RecipeData
 from reelworks.train.startup import resume
@@ -221,7 +221,7 @@ def test_lines_of_the_exclude_list_without_a_clip_are_told_and_many_are_counted(
 def test_clips_of_one_film_are_held_out_by_the_films_hash_and_others_by_their_own(folder):
     """A group's number is the hash of its text, however many clips share it: it decides what is held out."""
     clips = rows({"group": "films/b.mp4"}, {}, {"group": "films/a.mp4"}, {"group": "films/b.mp4"}, {"group": ""}, BAD)
-    own_or_shared = clip_groups.keys(clips, "file").tolist()
+    own_or_shared = clips.group_keys("file").tolist()
     texts = clips.group.to_pylist()
     own = [texts[i] == clips.path[i].as_py() for i in range(len(clips))]
     assert own_or_shared == [int(clips.uid[i]) if own[i] else hash_int(texts[i]) for i in range(len(clips))]
