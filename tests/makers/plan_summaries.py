@@ -21,6 +21,7 @@ def bucket(
         height=height,
         width=width,
         batch_size=batch_size,
+        sequence_degree=1,
         global_batch=batch_size,
         keep_prob=1.0,
         clips=clips,

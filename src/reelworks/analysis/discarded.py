@@ -16,6 +16,7 @@ from reelworks.schedule.plan import EpochPlan, Samples
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
+Integers = NDArray[Any]  # of any width
 FILES_NAMED = 10
 _ROUNDING = 1e-6  # smaller shares are rounding errors
 
@@ -100,9 +101,13 @@ class Losses:
 
 def planned(plan: EpochPlan) -> Samples:
     """Return the clips of a plan with their buckets, each clip and repeat once."""
+    return _own(plan).wide()
+
+
+def _own(plan: EpochPlan) -> Samples:
     first = plan.is_first_use
     own = slice(None) if first.all() else first  # else a copy of millions of clips is saved
-    return Samples(plan.uid[own], plan.copy[own], plan.ordinal[own], plan.bucket[own]).wide()
+    return Samples(plan.uid[own], plan.copy[own], plan.ordinal[own], plan.bucket[own])
 
 
 def losses(data: RecipeData, plan: EpochPlan) -> Losses:
@@ -114,34 +119,39 @@ def losses(data: RecipeData, plan: EpochPlan) -> Losses:
         by_bucket = [BucketCrop(name, total / clips) for name, clips, (total,) in _by_bucket(data, bucket, lost)]
         mean = float(lost.mean()) if len(lost) else 0.0
         crop = Crop(mean, by_bucket, worst(data, row, bucket, lost, FILES_NAMED))
+        data.rows.release("height", "width")
         return Losses(crop, *of_frames.result(), below_rate(data, row))
 
 
-def _in_row_order(data: RecipeData, plan: EpochPlan) -> tuple[I64, I64]:
+def _in_row_order(data: RecipeData, plan: EpochPlan) -> tuple[Integers, Integers]:
     """Return row and bucket of each clip and repeat by row: columns of millions are read several times as fast in order."""
-    entries = planned(plan)
-    bits = len(data.table.buckets).bit_length()
-    words = (entries.ordinal << bits) | entries.bucket
+    entries, bits = _own(plan), len(data.table.buckets).bit_length()
+    words = blocks.elementwise(
+        lambda ordinal, bucket: (ordinal.astype(np.int64) << bits) | bucket,
+        *(entries.ordinal, entries.bucket),
+        dtype=np.int64,
+    )
     words.sort()
-    return data.rows_at(words >> bits), words & ((1 << bits) - 1)
+    bucket = blocks.elementwise(lambda word: word & ((1 << bits) - 1), words, dtype=entries.bucket.dtype)
+    words >>= bits
+    return data.rows_at(words), bucket
 
 
-def below_rate(data: RecipeData, row: I64) -> int:
+def below_rate(data: RecipeData, row: Integers) -> int:
     """Return the number of videos with a frame rate lower than `data.fps`, each counted once."""
     rate, rows = data.spec.data.frame_rate, data.rows
     if rate is None:
         return 0
-    row = np.unique(row)
     # 1 % is the difference between 24 and 23.976 frames per second, and more.
-    return int(np.count_nonzero(rows.is_video[row] & (rows.fps[row] < 0.99 * rate)))
+    return int(np.count_nonzero(blocks.mask(row, len(rows)) & rows.is_video & (rows.fps < 0.99 * rate)))
 
 
-def lost_shares(data: RecipeData, row: I64, bucket: I64) -> F64:
+def lost_shares(data: RecipeData, row: Integers, bucket: Integers) -> F64:
     """Return the share of the frame's area that the crop to a bucket cuts away, for each pair of row and bucket."""
     shapes = [bucket.shape for bucket in data.table.buckets]
     heights, widths = (np.array([getattr(s, side) for s in shapes], dtype=np.float64) for side in ("height", "width"))
 
-    def lost(row: I64, bucket: I64) -> F64:
+    def lost(row: Integers, bucket: Integers) -> F64:
         height, width = data.rows.height[row].astype(np.float64), data.rows.width[row].astype(np.float64)
         to_height, to_width = heights[bucket], widths[bucket]
         scale = np.maximum(to_height / height, to_width / width)
@@ -150,7 +160,7 @@ def lost_shares(data: RecipeData, row: I64, bucket: I64) -> F64:
     return blocks.elementwise(lost, row, bucket, dtype=np.float64)
 
 
-def worst(data: RecipeData, row: I64, bucket: I64, lost: F64, count: int) -> list[CroppedClip]:
+def worst(data: RecipeData, row: Integers, bucket: Integers, lost: F64, count: int) -> list[CroppedClip]:
     """Return the clips that lose most to cropping, each once, without those that lose nothing."""
     first = _largest(row, lost, count)
     sizes = data.rows.width[row[first]].tolist(), data.rows.height[row[first]].tolist()
@@ -158,14 +168,14 @@ def worst(data: RecipeData, row: I64, bucket: I64, lost: F64, count: int) -> lis
     return list(map(CroppedClip, data.rows.labels(row[first]), *sizes, names, lost[first].tolist()))
 
 
-def frames(data: RecipeData, row: I64, bucket: I64) -> tuple[VideoFrames, int]:
+def frames(data: RecipeData, row: Integers, bucket: Integers) -> tuple[VideoFrames, int]:
     """Return the frames of videos that are trained, and the number of videos shorter than their bucket."""
-    is_video = np.flatnonzero(~data.rows.is_image[row])
-    row, bucket = row[is_video], bucket[is_video]
-    of_bucket = np.array([bucket.shape.num_frames for bucket in data.table.buckets], dtype=np.int64)
-    available, wanted = blocks.taken(data.frames, row), of_bucket[bucket]
+    is_video = blocks.indices(~blocks.taken(data.rows.is_image, row))
+    row, bucket = blocks.taken(row, is_video), blocks.taken(bucket, is_video)
+    of_bucket = np.array([bucket.shape.num_frames for bucket in data.table.buckets], dtype=np.int32)
+    available, wanted = blocks.taken(data.frames, row), blocks.taken(of_bucket, bucket)
     trained = np.minimum(wanted, available)
-    half = np.flatnonzero(2 * trained < available)
+    half = blocks.indices(trained < available / 2)
     longest = half[_largest(row[half], available[half], FILES_NAMED)]
     names = [data.table.buckets[i].name for i in bucket[longest].tolist()]
     counts = trained[longest].tolist(), available[longest].tolist()
@@ -179,24 +189,22 @@ def frames(data: RecipeData, row: I64, bucket: I64) -> tuple[VideoFrames, int]:
     return of_videos, _distinct(data, row[available < wanted])
 
 
-def _distinct(data: RecipeData, row: I64) -> int:
+def _distinct(data: RecipeData, row: Integers) -> int:
     """Return the number of different rows."""
-    found = np.zeros(len(data.rows), dtype=np.bool_)
-    found[row] = True
-    return int(np.count_nonzero(found))
+    return int(np.count_nonzero(blocks.mask(row, len(data.rows))))
 
 
-def _by_bucket(data: RecipeData, bucket: I64, *columns: F64 | I64) -> Iterator[tuple[str, int, list[float]]]:
+def _by_bucket(data: RecipeData, bucket: Integers, *columns: F64 | Integers) -> Iterator[tuple[str, int, list[float]]]:
     """Yield the name, the clips and the sums of columns of the buckets that have clips."""
     n = len(data.table.buckets)
-    clips = np.bincount(bucket, minlength=n).tolist()
-    sums = [np.bincount(bucket, values, minlength=n).tolist() for values in columns]
+    clips = blocks.counts(bucket, n).tolist()
+    sums = [blocks.sums(bucket, values, n).tolist() for values in columns]
     yield from (
         (data.table.buckets[i].name, count, [total[i] for total in sums]) for i, count in enumerate(clips) if count
     )
 
 
-def _largest(clip: NDArray[Any], value: F64 | I64, count: int) -> I64:
+def _largest(clip: Integers, value: F64 | Integers, count: int) -> I64:
     """Return the indices of the largest values, descending, one for each clip, without values of about 0."""
     end = count
     while True:  # look further only if repeats of the same clips make it necessary
@@ -207,13 +215,18 @@ def _largest(clip: NDArray[Any], value: F64 | I64, count: int) -> I64:
         end *= 4
 
 
-def _descending(value: F64 | I64, count: int) -> I64:
+def _descending(value: F64 | Integers, count: int) -> I64:
     """Return the indices of the `count` largest values, descending and then by index, without values of about 0."""
     if count < len(value):
-        least = np.partition(value, len(value) - count)[len(value) - count]
+        largest = [np.partition(part, -count)[-count:] if count < len(part) else part for part in _parts(value)]
+        least = np.partition(np.concatenate(largest), -count)[-count]
         candidates = np.flatnonzero(value >= least)
     else:
         candidates = np.arange(len(value))
     candidates = candidates[value[candidates] > _ROUNDING]
     order: I64 = candidates[np.argsort(-value[candidates], kind="stable")][:count]
     return order
+
+
+def _parts(value: F64 | Integers) -> Iterator[NDArray[Any]]:
+    yield from (value[where] for where in blocks.slices(len(value)))

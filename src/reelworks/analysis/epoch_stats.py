@@ -6,12 +6,12 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass
 from pathlib import Path
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from reelworks.core import files
+from reelworks.core import blocks, files
 from reelworks.core.errors import UserError
 from reelworks.recipe.dataset import RecipeData
 from reelworks.run import events
@@ -22,6 +22,7 @@ from reelworks.schedule.plan import EpochPlan, PlanSpec
 
 I64 = NDArray[np.int64]
 F64 = NDArray[np.float64]
+Integers = NDArray[Any]  # of any width
 
 
 @dataclass(frozen=True)
@@ -76,25 +77,28 @@ class Figures:
 def figures(plan: EpochPlan, spec: PlanSpec, tokens: I64, world: int) -> Figures:
     """Return the figures of one epoch on `world` ranks; `tokens` are those of a clip, by bucket."""
     bucket, clips = micro_batches(plan)
-    costs = np.array(spec.costs_us, dtype=np.int64)
-    busy = float(plan.costs_us(spec).sum()) / world
+    costs, sizes = (np.array(of_bucket, dtype=np.int64) for of_bucket in (spec.costs_us, spec.batch_sizes))
+    clips_of, places_of = (
+        blocks.sums(bucket, each, len(tokens)).astype(np.int64) for each in (clips, np.diff(plan.offsets))
+    )
+    busy = float(places_of @ costs) / world
     return Figures(
         steps=plan.num_steps,
         clips=int(clips.sum()),
         repeated=plan.repeated,
-        tokens=int((clips * tokens[bucket]).sum()),
+        tokens=int(clips_of @ tokens),
         micro_batches=len(bucket),
-        incomplete=int((plan.own_clips < np.array(spec.batch_sizes, dtype=np.int64)[bucket]).sum()),
+        incomplete=int((plan.own_clips < blocks.taken(sizes, bucket)).sum()),
         places=len(plan.uid),
-        useful_us=float((clips * costs[bucket]).sum()) / world,
+        useful_us=float(clips_of @ costs) / world,
         busy_us=busy,
         spent_us=busy / (1 - plan.waste(spec, world)),
     )
 
 
-def micro_batches(plan: EpochPlan) -> tuple[I64, I64]:
+def micro_batches(plan: EpochPlan) -> tuple[Integers, Integers]:
     """Return the bucket of every micro-batch, and the number of its clips that count."""
-    return plan.micro_bucket.astype(np.int64), plan.real_clips
+    return plan.micro_bucket, plan.real_clips
 
 
 def gradient_weight(plan: EpochPlan, tokens: I64, loss_reduction: LossReduction) -> F64:
@@ -128,19 +132,22 @@ def of_buckets(data: RecipeData, plan: EpochPlan, spec: PlanSpec) -> F64:
     return np.stack([count, count * tokens, time, gradient_weight(plan, tokens, data.recipe.train.loss_reduction)])
 
 
-def of_datasets(data: RecipeData, plan: EpochPlan, spec: PlanSpec, dataset: I64) -> F64:
+def of_datasets(data: RecipeData, plan: EpochPlan, spec: PlanSpec, dataset: Integers) -> F64:
     """Return clips, tokens and time by dataset, `[3, datasets]`; `dataset[i]` is the dataset of place `i` in the plan."""
-    n = len(data.recipe.dataset)
+    shape = len(data.recipe.dataset), len(data.table.buckets)
+    pair = blocks.elementwise(
+        lambda d, b: d.astype(np.int64) * shape[1] + b, dataset, plan.bucket, dtype=blocks.kind_of(shape[0] * shape[1])
+    )
+    places = blocks.counts(pair, shape[0] * shape[1]).reshape(shape)
+    clips = blocks.sums(pair, plan.real, shape[0] * shape[1]).reshape(shape)
     costs = np.array(spec.costs_us, dtype=np.int64)
-    tokens = data.table.tokens()[plan.bucket] * plan.real
-    per_place = (plan.real, tokens, costs[plan.bucket])
-    return np.stack([np.bincount(dataset, each, minlength=n) for each in per_place])
+    return np.stack([clips.sum(axis=1), clips @ data.table.tokens(), places @ costs])
 
 
-def dataset_of_rows(data: RecipeData) -> I64:
+def dataset_of_rows(data: RecipeData) -> Integers:
     """Return the index of each row's dataset in the recipe."""
     index = {dataset.dataset_name: i for i, dataset in enumerate(data.recipe.dataset)}
-    return data.rows.per_dataset(index, default=-1)
+    return data.rows.per_dataset(index, default=-1, dtype=blocks.kind_of(len(index)))
 
 
 def groups(data: RecipeData, sums: F64) -> list[str]:

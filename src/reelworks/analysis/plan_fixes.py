@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from reelworks.analysis.epoch_stats import Figures, figures
-from reelworks.core import results
+from reelworks.core import blocks, results
 from reelworks.core.errors import UserError
 from reelworks.data.dataset import merge_targets
 from reelworks.recipe.dataset import RecipeData
@@ -83,7 +83,7 @@ def proposals(data: RecipeData, spec: PlanSpec, total: Figures, *, world: int, e
     specs = [_spec(data, spec, fix) for fix in fixes]
     totals = [Figures()] * len(fixes)
     for epoch in range(epochs):
-        entries = data.entries(epoch)
+        entries = data.narrow_entries(epoch)
         for i, changed in enumerate(specs):
             totals[i] += figures(plan_epoch(entries, changed, epoch), changed, data.table.tokens(), world)
     chosen: dict[str, int] = {}
@@ -134,7 +134,7 @@ def _fixes(data: RecipeData, spec: PlanSpec) -> Iterator[PlanFix]:
 
 def _batch_sizes(data: RecipeData, spec: PlanSpec) -> Iterator[dict[int, int]]:
     """Yield batch sizes at which a full micro-batch of every entry costs about the same, the largest first."""
-    inside = np.bincount(data.entries(0).bucket, minlength=len(data.table.buckets))
+    inside = blocks.counts(data.narrow_entries(0).bucket, len(data.table.buckets))
     costs = np.array(spec.costs_us, dtype=np.float64)
     sizes = np.array(spec.batch_sizes, dtype=np.float64)
     even = float((inside * costs).sum() / (inside / np.maximum(sizes, 1)).sum())  # mean cost at present

@@ -22,7 +22,7 @@ from reelworks.analysis.rejections import LeftOut, LeftOutClip
 from reelworks.analysis.strategies import StrategyFigures
 from reelworks.buckets.assign import Reason
 from reelworks.buckets.config import BucketsConfig
-from reelworks.core import results, toml_none, units, user_files
+from reelworks.core import blocks, results, toml_none, units, user_files
 from reelworks.core.errors import UserError
 from reelworks.data.left_out import Rejection, by_reason
 from reelworks.data.position import begin_epoch
@@ -158,9 +158,7 @@ def read_summary(run: RunFolder) -> PlanSummary | None:
 
 
 def _numbers(data: RecipeData, spec: PlanSpec, plan: EpochPlan, left_out: list[Rejection], world: int) -> PlanNumbers:
-    buckets = _buckets(data, plan, spec)
-    places = len(plan.uid)
-    rows = data.rows
+    buckets, places, rows = _buckets(data, plan, spec), len(plan.uid), data.rows
     return PlanNumbers(
         catalog=CatalogCounts(
             clips=len(rows),
@@ -191,7 +189,7 @@ def _buckets(data: RecipeData, plan: EpochPlan, spec: PlanSpec) -> list[PlannedB
     """Return statistics of every bucket, empty ones included."""
     table, n = data.table, len(data.table.buckets)
     bucket, _ = epoch_stats.micro_batches(plan)
-    clips = np.bincount(plan.bucket[plan.is_first_use], minlength=n).tolist()
+    clips = blocks.sums(bucket, plan.own_clips, n).astype(np.int64).tolist()
     incomplete = np.bincount(bucket[plan.own_clips < table.column_sizes()[bucket]], minlength=n).tolist()
     batches = np.bincount(bucket, minlength=n).tolist()
     return [
@@ -346,13 +344,13 @@ def look_ahead(data: RecipeData, spec: PlanSpec, *, world: int, epochs: int) -> 
         row = data.rows_at(plan.ordinal)
         each.append(figures(plan, spec, data.table.tokens(), world))
         by_bucket += epoch_stats.of_buckets(data, plan, spec)
-        by_dataset += epoch_stats.of_datasets(data, plan, spec, dataset[row])
-        seen[row] = True
+        by_dataset += epoch_stats.of_datasets(data, plan, spec, blocks.taken(dataset, row))
+        seen |= blocks.mask(row, len(seen))
         if epoch == 0:
             groups = epoch_stats.groups(data, by_bucket)
             course = epoch_stats.course(plan, groups)
     reason, trainable = _reasons(data)
-    trainable_clips = np.bincount(dataset[trainable], minlength=by_dataset.shape[1])
+    trainable_clips = blocks.counts(dataset[trainable], by_dataset.shape[1])
     return LookAhead(
         epochs=list(map(EpochFigures, range(epochs), each)),
         sum=sum(each, Figures()),
@@ -368,7 +366,7 @@ def smaller_worlds(data: RecipeData, spec_for: Callable[[int], PlanSpec], world:
     worlds = [size for size in _WORLDS if size < world]
     if not worlds:
         return []
-    values, entries = [], data.entries(0)
+    values, entries = [], data.narrow_entries(0)
     for size in worlds:
         try:
             spec = spec_for(size)
@@ -383,10 +381,11 @@ def smaller_worlds(data: RecipeData, spec_for: Callable[[int], PlanSpec], world:
 def _reasons(data: RecipeData) -> tuple[NDArray[np.int8], NDArray[np.bool_]]:
     """Return why the first epoch leaves out each row, and which rows any epoch can draw."""
     assignment, row = data.assignment(0)
-    reason, trainable = np.zeros(len(data.rows), dtype=np.int8), np.zeros(len(data.rows), dtype=np.bool_)
-    reason[row] = assignment.reason
-    trainable[row[np.isin(assignment.reason, (Reason.NONE, Reason.NOT_DRAWN, Reason.DUPLICATE_TURN))]] = True
-    return reason, trainable
+    reason = np.zeros(len(data.rows), dtype=np.int8)
+    for where in blocks.slices(len(row)):
+        reason[row[where]] = assignment.reason[where]
+    drawn = np.isin(np.arange(len(Reason)), (Reason.NONE, Reason.NOT_DRAWN, Reason.DUPLICATE_TURN))
+    return reason, blocks.mask(row[blocks.taken(drawn, assignment.reason)], len(data.rows))
 
 
 def _never_seen(data: RecipeData, seen: NDArray[np.bool_], reason: NDArray[np.int8]) -> NeverSeen:

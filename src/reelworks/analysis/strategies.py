@@ -13,7 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reelworks.analysis import epoch_stats
+from reelworks.analysis.epoch_stats import Figures
 from reelworks.buckets import tuned
+from reelworks.core import blocks
 from reelworks.recipe.dataset import RecipeData
 from reelworks.schedule.plan import EpochPlan, PlanSpec, Samples, plan_epoch
 
@@ -53,17 +55,18 @@ def compare(
     `tuned_file` is that of `reelworks tune`, which has measured memory.
     """
     measured = {} if tuned_file is None else tuned.read_peak_bytes(tuned_file)
-    tokens, entries = data.table.tokens(), data.entries(0)
-    plans = {name: (one, plan_epoch(entries, one, 0)) for name, one in simple(spec, entries, tokens).items()}
-    plans["planned"] = spec, plan
-    found = {name: epoch_stats.figures(made, one, tokens, world) for name, (one, made) in plans.items()}
+    tokens, entries = data.table.tokens(), data.narrow_entries(0)
     # A sequence group shares the clips of a column, and so their tokens and the time that they take.
     group = data.recipe.parallel.group_size
-    sizes = {
-        name: -(-np.diff(made.offsets) * tokens[made.bucket[made.offsets[:-1]]] // group)
-        for name, (_, made) in plans.items()
-    }
-    largest = max(int(each.max()) for each in sizes.values())
+    found: dict[str, Figures] = {}
+    held: dict[str, tuple[int, float]] = {}
+    for name, one in {**simple(spec, entries, tokens), "planned": spec}.items():
+        made = plan if name == "planned" else plan_epoch(entries, one, 0)
+        found[name] = epoch_stats.figures(made, one, tokens, world)
+        sizes = -(-np.diff(made.offsets) * tokens[made.micro_bucket] // group)
+        held[name] = int(sizes.max()), float(sizes.mean())
+        del made, sizes  # as large as the plan, or larger
+    largest = max(most for most, _ in held.values())
     slowest = found["fixed"].tokens / found["fixed"].spent_us
     unit = _seconds_per_unit(data, spec)
     return [
@@ -71,9 +74,9 @@ def compare(
             name,
             one.steps,
             one.imbalance,
-            int(sizes[name].max()),
-            _peak_bytes(measured, int(sizes[name].max())),
-            float(sizes[name].mean() / largest),
+            held[name][0],
+            _peak_bytes(measured, held[name][0]),
+            held[name][1] / largest,
             None if unit is None else group * one.tokens / (one.spent_us * unit),
             one.tokens / one.spent_us / slowest,
         )
@@ -90,7 +93,7 @@ def simple(spec: PlanSpec, entries: Samples, tokens: I64, budget: int | None = N
         tokens: Latent tokens of one clip of each bucket.
         budget: The most tokens of a micro-batch; None for those of the largest of `spec`.
     """
-    used = np.unique(entries.bucket)
+    used = np.flatnonzero(blocks.counts(entries.bucket, len(tokens)))
     if budget is None:
         budget = int((np.array(spec.batch_sizes, dtype=np.int64) * tokens)[used].max())
     one_size = max(budget // int(tokens[used].max()), 1)

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +25,7 @@ from reelworks.catalog.column_files import ColumnFiles
 from reelworks.catalog.location import MediaPath
 from reelworks.core import digests, optional_imports
 from reelworks.core.digests import ArrayParts
+from reelworks.core.hash_rng import hash64, text_words
 
 _WORD = pa.dictionary(pa.int32(), pa.string())
 _TEXT = pa.large_string()  # captions of millions of clips exceed the 2 GB that `string` can address
@@ -359,6 +360,17 @@ class CatalogRows:
         of_row: NDArray[Any] = by_code[1:][as_numpy(self.dataset.indices)]
         return of_row
 
+    def group_keys(self, by: Literal["file", "folder"]) -> NDArray[np.uint64]:
+        """Return a key for the group of each row; a file that is its own group has its uid as key."""
+        if by == "folder":  # clips directly in a dataset's folder share one
+            folder = pc.replace_substring_regex(self.path, pattern=r"/?[^/]*$", replacement="").dictionary_encode()
+            return hash64(_hashes(self.dataset), _hashes(folder))
+        groups = self.uid.copy()
+        shared = np.flatnonzero(self.is_range | ~self.own_group)
+        if len(shared):
+            groups[shared] = _hashes(self.take(shared).group.dictionary_encode())
+        return groups
+
     def file(self, index: int) -> MediaPath:
         """Return the place of a row's file."""
         numbers = (int(column[index]) for column in (self.start, self.size_bytes, self.mtime_ns))
@@ -467,6 +479,12 @@ def _dtype(name: str) -> Any:
 
 def _taken(name: str, column: Any, selected: NDArray[np.int64]) -> Any:
     return column.take(pa.array(selected, type=pa.int64())) if _is_text(name) else column[selected]
+
+
+def _hashes(words: Any) -> NDArray[np.uint64]:
+    """Hash a dictionary-encoded column, each distinct word once, as `hash_int` does."""
+    word_hashes = hash64(text_words(words.dictionary.to_pylist()))
+    return np.asarray(word_hashes[np.asarray(words.indices)])
 
 
 def _joined(chunks: list[Any]) -> Any:

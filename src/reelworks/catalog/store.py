@@ -269,14 +269,15 @@ class Catalog:
     def _live(self) -> CatalogRows:
         count = sum(part.rows - part.retired for part in self.parts)
         if count < column_files.FROM_ROWS:
-            return self._checked_live(self.all_rows())
+            return self._checked_live(self.all_rows())[0]
         kept = self._column_files
         alive = None if kept is None else kept.get("alive", self._alive, np.bool_)
         if alive is None:
-            return self._checked_live(self.all_rows())
+            return self._checked_live(self.all_rows())[0]
         return Stored(self._stored.files, alive).rows(kept)
 
-    def _checked_live(self, live: CatalogRows) -> CatalogRows:
+    def _checked_live(self, live: CatalogRows) -> tuple[CatalogRows, NDArray[np.bool_]]:
+        """Return the live ones of all rows, and a mask of them."""
         live.load("ordinal", "uid")
         ordinal, uid = live.ordinal, live.uid
         self._check_ordinals(ordinal)
@@ -287,14 +288,11 @@ class Catalog:
             vars(live).update(ordinal=ordinal[alive], uid=uid[alive])  # not read again
             vars(self.all_rows()).pop("uid", None)
         integrity.check_one_row_per_uid(live, self.path)
-        return live
+        return live, alive
 
     def _alive(self) -> Iterator[NDArray[np.bool_]]:
         """Yield which rows are live, after all checks, which processes that map the columns do not repeat."""
-        every = self._stored.rows()
-        live, alive = self._checked_live(every), np.zeros(len(every), dtype=np.bool_)
-        alive[np.searchsorted(every.ordinal, live.ordinal)] = True
-        yield alive
+        yield self._checked_live(self._stored.rows())[1]
 
     @cached_property
     def _column_files(self) -> ColumnFiles | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -20,10 +20,15 @@ def for_each(count: int, compute: Callable[[slice], None]) -> None:
     if count <= _BLOCK:
         compute(slice(0, count))
         return
-    blocks = [slice(first, min(first + _BLOCK, count)) for first in range(0, count, _BLOCK)]
     with ThreadPoolExecutor(min(cores.count(), _MOST_THREADS)) as threads:
-        for _ in threads.map(compute, blocks):
+        for _ in threads.map(compute, slices(count)):
             pass
+
+
+def slices(count: int) -> Iterator[slice]:
+    """Yield the blocks of `count` elements, for what has to be computed in order."""
+    for first in range(0, count, _BLOCK):
+        yield slice(first, min(first + _BLOCK, count))
 
 
 def elementwise(compute: Callable[..., NDArray[Any]], *columns: NDArray[Any], dtype: Any) -> NDArray[Any]:
@@ -46,9 +51,9 @@ def indices(mask: NDArray[np.bool_]) -> NDArray[Any]:
     """Return the indices at which a mask is true, in the narrowest type that holds them."""
     found = np.empty(np.count_nonzero(mask), dtype=kind_of(len(mask)))
     done = 0
-    for first in range(0, len(mask), _BLOCK):
-        inside = np.flatnonzero(mask[first : first + _BLOCK])
-        found[done : done + len(inside)] = inside + first
+    for where in slices(len(mask)):
+        inside = np.flatnonzero(mask[where])
+        found[done : done + len(inside)] = inside + where.start
         done += len(inside)
     return found
 
@@ -56,9 +61,25 @@ def indices(mask: NDArray[np.bool_]) -> NDArray[Any]:
 def counts(numbers: NDArray[np.integer[Any]], length: int) -> NDArray[np.int64]:
     """Return how often each of 0 to `length - 1` occurs."""
     total = np.zeros(length, dtype=np.int64)
-    for first in range(0, len(numbers), _BLOCK):
-        total += np.bincount(numbers[first : first + _BLOCK], minlength=length)
+    for where in slices(len(numbers)):
+        total += np.bincount(numbers[where], minlength=length)
     return total
+
+
+def sums(numbers: NDArray[np.integer[Any]], values: NDArray[Any], length: int) -> NDArray[np.float64]:
+    """Return the sum of the values at each of the numbers 0 to `length - 1`."""
+    total = np.zeros(length)
+    for where in slices(len(numbers)):
+        total += np.bincount(numbers[where], values[where], minlength=length)
+    return total
+
+
+def mask(indices: NDArray[Any], length: int) -> NDArray[np.bool_]:
+    """Return a mask of `length` elements that is true at some indices."""
+    result = np.zeros(length, dtype=np.bool_)
+    for where in slices(len(indices)):
+        result[indices[where]] = True
+    return result
 
 
 def narrow(numbers: NDArray[np.integer[Any]], most: int | None = None) -> NDArray[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import InitVar, dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +22,7 @@ from reelworks.catalog.frame_index import FrameIndex
 from reelworks.catalog.rows import SCORE, CatalogRows, as_numpy
 from reelworks.catalog.store import Catalog
 from reelworks.core import arguments, blocks, digests
-from reelworks.core.hash_rng import Purpose, bernoulli, hash64, text_words
+from reelworks.core.hash_rng import Purpose, bernoulli, hash64
 from reelworks.core.sources import ALIGNED, SOURCES
 from reelworks.core.words import tells_arguments
 from reelworks.data import clip_uses, duplicates, eligibility
@@ -182,16 +182,16 @@ class Dataset:
     def _identities(self) -> list[str]:
         return [self.catalog.identity_of(rows) for rows in (self.rows, self.companion_rows)]
 
-    def rows_at(self, ordinals: I64) -> I64:
+    def rows_at(self, ordinals: Integers) -> Integers:
         """Return the indices into `rows` of live clips by ordinal; for millions much faster than by uid."""
         if len(ordinals) < _FEW:  # those of a step: no table of all clips
             return np.searchsorted(self.rows.ordinal, ordinals)
         return blocks.taken(self._row_of_ordinal, ordinals)
 
     @cached_property
-    def _row_of_ordinal(self) -> I64:
-        rows = np.full(int(self.rows.ordinal.max(initial=-1)) + 1, -1, dtype=np.int64)
-        rows[self.rows.ordinal] = np.arange(len(self.rows))
+    def _row_of_ordinal(self) -> Integers:
+        rows = np.full(int(self.rows.ordinal.max(initial=-1)) + 1, -1, dtype=blocks.kind_of(len(self.rows)))
+        rows[self.rows.ordinal] = np.arange(len(self.rows), dtype=rows.dtype)
         return rows
 
     def with_table(self, table: BucketTable) -> Self:
@@ -310,7 +310,7 @@ class Dataset:
         r.load(*_SHAPES, "captioned", "readable", *of_groups)
         held = np.zeros(len(r), dtype=np.bool_)
         if self.spec.split:  # the groups take all paths to compute
-            held = assign.held_out(self.spec.seed, group_keys(r, self.spec.group), self.spec.split)
+            held = assign.held_out(self.spec.seed, r.group_keys(self.spec.group), self.spec.split)
         clips = Clips(r.uid, copy, self.frames, r.height, r.width, r.is_image, self.excluded, held)
         if len(row) != len(r) or (row[1:] == row[:-1]).any():  # else a copy of millions of clips is saved
             clips = replace(clips.take(row), copy=copy)
@@ -391,13 +391,19 @@ class Dataset:
     @tells_arguments
     def entries(self, epoch: int) -> Samples:
         """Return the clips that an epoch trains."""
-        return self._entries_without_reason(*self.assigned(epoch)).wide()
+        return self.narrow_entries(epoch).wide()
+
+    def narrow_entries(self, epoch: int) -> Samples:
+        """Return what `entries` does in integers of fewer bits, which overflow when they are calculated with."""
+        entries = self._entries_without_reason(*self.assigned(epoch))
+        self._forget_uses()
+        return entries
 
     def _entries_without_reason(self, clips: Clips, row: Integers, result: Assignment) -> Samples:
         where = blocks.indices(result.reason == Reason.NONE)
         entries = self._entries(clips, row, result, where)
         by = self.spec.data.locality
-        return entries if by is None else replace(entries, group=blocks.taken(group_keys(self.rows, by), row[where]))
+        return entries if by is None else replace(entries, group=blocks.taken(self.rows.group_keys(by), row[where]))
 
     def held_out(self) -> Samples:
         """Return the clips that validation uses, each once, in an order drawn from the seed."""
@@ -540,24 +546,6 @@ def _assigns_alike(a: BucketTable, b: BucketTable) -> bool:
         for table in (a, b)
     )
     return a.dialect is None and b.dialect is None and unsized_a == unsized_b
-
-
-def group_keys(rows: CatalogRows, by: Literal["file", "folder"]) -> NDArray[np.uint64]:
-    """Return a key for the group of each row; a file that is its own group has its uid as key."""
-    if by == "folder":  # clips directly in a dataset's folder share one
-        folder = pc.replace_substring_regex(rows.path, pattern=r"/?[^/]*$", replacement="").dictionary_encode()
-        return hash64(_hashes(rows.dataset), _hashes(folder))
-    groups = rows.uid.copy()
-    shared = np.flatnonzero(rows.is_range | ~rows.own_group)
-    if len(shared):
-        groups[shared] = _hashes(rows.take(shared).group.dictionary_encode())
-    return groups
-
-
-def _hashes(words: Any) -> NDArray[np.uint64]:
-    """Hash a dictionary-encoded column, each distinct word once, as `hash_int` does."""
-    word_hashes = hash64(text_words(words.dictionary.to_pylist()))
-    return np.asarray(word_hashes[np.asarray(words.indices)])
 
 
 def _with_scores(row: dict[str, Any]) -> dict[str, Any]:

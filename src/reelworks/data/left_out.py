@@ -6,11 +6,13 @@ Repeats of a clip count once, and not at all if one of them is trained.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from reelworks.buckets.assign import Assignment, Reason
+from reelworks.core import blocks
 from reelworks.core.log import logger
 from reelworks.data.dataset import Dataset
 
@@ -28,19 +30,18 @@ class Rejection:
     """
 
     reason: Reason
-    row: NDArray[np.int64]
-    nearest: NDArray[np.int32]
+    row: NDArray[Any]
+    nearest: NDArray[Any]
 
 
-def by_reason(assignment: Assignment, row: NDArray[np.int64]) -> list[Rejection]:
+def by_reason(assignment: Assignment, row: NDArray[Any]) -> list[Rejection]:
     """Group the clips that an epoch leaves out by reason; a clip is not left out if any repeat is trained.
 
     `row` is the row of each clip and repeat in the assignment; repeats of a clip are adjacent.
     """
-    trained = np.zeros(int(row.max(initial=-1)) + 1, dtype=np.bool_)
-    trained[row[assignment.reason == Reason.NONE]] = True
+    trained = blocks.mask(row[assignment.reason == Reason.NONE], int(row.max(initial=-1)) + 1)
     rejections = []
-    never = np.flatnonzero(assignment.reason != Reason.NONE)
+    never = blocks.indices(assignment.reason != Reason.NONE)
     never = never[~trained[row[never]]]
     for reason in list(Reason)[1:]:  # all but NONE
         where = never[assignment.reason[never] == reason]

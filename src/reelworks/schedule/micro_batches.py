@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from reelworks.core import hash_rng
+from reelworks.core import blocks, hash_rng
 from reelworks.core.hash_rng import Purpose
 
 I64 = NDArray[np.int64]
+Integers = NDArray[Any]  # of any width
 
 
 @dataclass(frozen=True)
 class Cut:
     """Micro-batches over clips that are sorted by bucket."""
 
-    bucket: I64  # bucket of each micro-batch
-    clips: I64  # number of each micro-batch's own clips
-    length: I64  # number of its places, which exceeds `clips` if copies or repeats fill it
+    bucket: Integers  # bucket of each micro-batch
+    clips: Integers  # number of each micro-batch's own clips
+    length: Integers  # number of its places, which exceeds `clips` if copies or repeats fill it
 
     @property
     def offsets(self) -> I64:
         """First place of each micro-batch, with the total number of places at the end."""
-        return np.concatenate([[0], np.cumsum(self.length)]).astype(np.int64)
+        offsets = np.zeros(len(self.length) + 1, dtype=np.int64)
+        np.cumsum(self.length, out=offsets[1:])
+        return offsets
 
     def fill(self, *, repeat: bool) -> tuple[I64 | None, NDArray[np.int32]]:
         """Return the index of the clip in each place, None if it is the place's own, and `repeat_index` as in `EpochPlan`.
@@ -55,13 +59,13 @@ class Cut:
         return places, repeat_index
 
 
-def runs(bucket: I64) -> tuple[I64, I64]:
+def runs(bucket: Integers) -> tuple[I64, I64]:
     """Return the starts and lengths of the runs of equal buckets."""
     starts = np.flatnonzero(np.concatenate([[len(bucket) > 0], bucket[1:] != bucket[:-1]])[: len(bucket)])
     return starts, np.diff(np.append(starts, len(bucket)))
 
 
-def cut_micro_batches(bucket: I64, batch_sizes: tuple[int, ...], *, whole: bool) -> Cut:
+def cut_micro_batches(bucket: Integers, batch_sizes: tuple[int, ...], *, whole: bool) -> Cut:
     """Cut clips, given by their buckets in runs, into micro-batches; only the last of a bucket may have too few clips.
 
     With `whole`, incomplete micro-batches have as many places as the batch size too.
@@ -69,13 +73,13 @@ def cut_micro_batches(bucket: I64, batch_sizes: tuple[int, ...], *, whole: bool)
     starts, counts = runs(bucket)
     size = np.array(batch_sizes, dtype=np.int64)[bucket[starts]]
     micro_batches = -(-counts // size)
-    run = np.repeat(np.arange(len(starts)), micro_batches)
-    within = np.arange(len(run)) - np.repeat(np.cumsum(micro_batches) - micro_batches, micro_batches)
-    clips = np.minimum(size[run], counts[run] - within * size[run])
-    return Cut(bucket[starts][run], clips, size[run] if whole else clips)
+    length = np.repeat(blocks.narrow(size), micro_batches)
+    clips = length.copy()
+    clips[np.cumsum(micro_batches) - 1] = counts - (micro_batches - 1) * size
+    return Cut(np.repeat(bucket[starts], micro_batches), clips, length if whole else clips)
 
 
-def merge_into_larger(bucket: I64, batch_sizes: tuple[int, ...], merge_to: tuple[int, ...]) -> tuple[I64, I64]:
+def merge_into_larger(bucket: Integers, batch_sizes: tuple[int, ...], merge_to: tuple[int, ...]) -> tuple[I64, I64]:
     """Move the clips of incomplete micro-batches to each bucket's merge target if that saves micro-batches.
 
     A target takes the left-over clips of all its source buckets, or none if that would not reduce the number of
@@ -104,15 +108,15 @@ def merge_into_larger(bucket: I64, batch_sizes: tuple[int, ...], merge_to: tuple
 
 
 def group_into_steps(
-    micro_bucket: I64,
+    micro_bucket: Integers,
     costs: I64,
     *,
     micro_batches_per_step: int,
     same_bucket_run: int,
     seed: int,
     epoch: int,
-    window: I64 | None = None,
-) -> I64:
+    window: Integers | None = None,
+) -> Integers:
     """Group micro-batches that are sorted by bucket into steps, `[num_steps, G]`, -1 for empty columns.
 
     A step takes its slots from different buckets if possible. Steps are ordered by a hash of their number, so those
@@ -123,13 +127,13 @@ def group_into_steps(
     slots_per_step = micro_batches_per_step // same_bucket_run
     slots = _slots(micro_bucket, costs, same_bucket_run)
     if not len(slots):
-        return np.zeros((0, micro_batches_per_step), dtype=np.int64)
+        return np.zeros((0, micro_batches_per_step), dtype=slots.dtype)
     num_steps = -(-len(slots) // slots_per_step)
-    grid: I64 = np.full((num_steps * slots_per_step, same_bucket_run), -1, dtype=np.int64)
+    grid = np.full((num_steps * slots_per_step, same_bucket_run), -1, dtype=slots.dtype)
     grid[: len(slots)] = slots
     if window is None:
         # Slots are sorted by bucket; dealt out like cards, a step gets slots that are num_steps apart.
-        dealt: I64 = grid.reshape(slots_per_step, num_steps, same_bucket_run).transpose(1, 0, 2)
+        dealt: Integers = grid.reshape(slots_per_step, num_steps, same_bucket_run).transpose(1, 0, 2)
         order = np.argsort(hash_rng.hash64(seed, epoch, np.arange(num_steps), Purpose.STEP_ORDER), kind="stable")
     else:
         hashed = hash_rng.hash64(seed, epoch, np.arange(len(slots)), Purpose.SLOT_ORDER)
@@ -143,14 +147,15 @@ def group_into_steps(
     return np.ascontiguousarray(result[order])
 
 
-def _slots(micro_bucket: I64, costs: I64, width: int) -> I64:
+def _slots(micro_bucket: Integers, costs: I64, width: int) -> Integers:
     """Return slots of `width` micro-batches: those of one bucket, then the left-over micro-batches by cost."""
-    index = np.arange(len(micro_bucket), dtype=np.int64)
     starts, counts = runs(micro_bucket)
-    within = index - np.repeat(starts, counts)
-    in_full_slot = within < np.repeat(counts // width * width, counts)
-    left = index[~in_full_slot]
+    in_full_slot = np.ones(len(micro_bucket), dtype=np.bool_)
+    for end, rest in zip((starts + counts).tolist(), (counts % width).tolist(), strict=True):
+        in_full_slot[end - rest : end] = False
+    left = np.flatnonzero(~in_full_slot)
     left = left[np.argsort(costs[left], kind="stable")]
-    padded = np.full(-(-len(left) // width) * width, -1, dtype=np.int64)
+    full = blocks.indices(in_full_slot)
+    padded = np.full(-(-len(left) // width) * width, -1, dtype=full.dtype)
     padded[: len(left)] = left
-    return np.concatenate([index[in_full_slot].reshape(-1, width), padded.reshape(-1, width)])
+    return np.concatenate([full.reshape(-1, width), padded.reshape(-1, width)])

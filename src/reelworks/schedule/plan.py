@@ -98,7 +98,7 @@ class EpochPlan:
     # repeat_index: 0 for the first use of a clip, n for its nth repeat that fills a micro-batch, -1 for a weight-0 padding copy
     repeat_index: Integers
     offsets: I64  # first place of each micro-batch, with the total number of places at the end
-    steps: I64  # `[num_steps, G]` micro-batch indices; empty columns are -1 and come last
+    steps: Integers  # `[num_steps, G]` micro-batch indices; empty columns are -1 and come last
 
     @property
     def num_steps(self) -> int:
@@ -130,24 +130,24 @@ class EpochPlan:
         """Return the places of a micro-batch."""
         return slice(int(self.offsets[micro_batch]), int(self.offsets[micro_batch + 1]))
 
-    def micro_batches(self, plan_step: int) -> I64:
+    def micro_batches(self, plan_step: int) -> Integers:
         """Return the micro-batches of a step, without empty columns."""
-        columns: I64 = self.steps[plan_step]
+        columns: Integers = self.steps[plan_step]
         return columns[columns >= 0]
 
     @cached_property
-    def real_clips(self) -> I64:
+    def real_clips(self) -> Integers:
         """Number of clips of each micro-batch that count in the loss."""
         return self._counted(self.real)
 
     @cached_property
-    def own_clips(self) -> I64:
+    def own_clips(self) -> Integers:
         """Number of clips of each micro-batch, without copies and repeats that fill it."""
         return self._counted(self.is_first_use)
 
-    def _counted(self, places: NDArray[np.bool_]) -> I64:
+    def _counted(self, places: NDArray[np.bool_]) -> Integers:
         # No micro-batch is empty, so each has a sum of its own.
-        return np.add.reduceat(places, self.offsets[:-1], dtype=np.int64)
+        return np.add.reduceat(places, self.offsets[:-1], dtype=np.int32)
 
     def planned_in(self, plan_step: int) -> int:
         """Return the number of clips that a step trains, each counted once."""
@@ -202,8 +202,9 @@ class EpochPlan:
 
     def costs_us(self, spec: PlanSpec) -> I64:
         """Return the cost of every micro-batch, in which copies and repeats count like clips."""
-        costs = np.array(spec.costs_us, dtype=np.int64)
-        return np.diff(self.offsets) * costs[self.micro_bucket]
+        result = np.diff(self.offsets)
+        result *= blocks.taken(np.array(spec.costs_us, dtype=np.int64), self.micro_bucket)
+        return result
 
     def waste(self, spec: PlanSpec, world: int) -> float:
         """Return the planned share of the time of `world` ranks in which they wait for the slowest one.
@@ -212,13 +213,14 @@ class EpochPlan:
         """
         if not self.num_steps:
             return 0.0
-        steps = np.pad(self.steps, ((0, 0), (0, -self.steps.shape[1] % world)), constant_values=-1)
-        per_column = np.r_[self.costs_us(spec), 0][steps].reshape(self.num_steps, -1, world)
-        spent = per_column.max(axis=2).sum()
-        return float(1 - per_column.mean(axis=2).sum() / spent) if spent else 0.0
+        costs, spent = np.append(self.costs_us(spec), 0), 0
+        for where in blocks.slices(self.num_steps):
+            steps = np.pad(self.steps[where], ((0, 0), (0, -self.steps.shape[1] % world)), constant_values=-1)
+            spent += int(costs[steps].reshape(len(steps), -1, world).max(axis=2).sum())
+        return 1 - int(costs.sum()) / (world * spent) if spent else 0.0
 
 
-def columns(step: I64, rank: int, world: int) -> Iterator[tuple[int, bool]]:
+def columns(step: Integers, rank: int, world: int) -> Iterator[tuple[int, bool]]:
     """Yield `(micro-batch, is filler)` of a plan's step for one rank, equally many for each rank.
 
     A rank without a column of its own runs the step's last micro-batch with weight 0, so that all ranks take part

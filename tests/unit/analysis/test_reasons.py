@@ -23,7 +23,6 @@ from reelworks.cli import main, show_plan
 from reelworks.core import results
 from reelworks.core.hash_rng import hash_int
 from reelworks.data import left_out
-from reelworks.data.dataset import group_keys
 from reelworks.recipe import recipe_file
 from reelworks.recipe.dataset import RecipeData
 from reelworks.train.startup import resume
@@ -222,7 +221,7 @@ def test_lines_of_the_exclude_list_without_a_clip_are_told_and_many_are_counted(
 def test_clips_of_one_film_are_held_out_by_the_films_hash_and_others_by_their_own(folder):
     """A group's number is the hash of its text, however many clips share it: it decides what is held out."""
     clips = rows({"group": "films/b.mp4"}, {}, {"group": "films/a.mp4"}, {"group": "films/b.mp4"}, {"group": ""}, BAD)
-    own_or_shared = group_keys(clips, "file").tolist()
+    own_or_shared = clips.group_keys("file").tolist()
     texts = clips.group.to_pylist()
     own = [texts[i] == clips.path[i].as_py() for i in range(len(clips))]
     assert own_or_shared == [int(clips.uid[i]) if own[i] else hash_int(texts[i]) for i in range(len(clips))]
