@@ -4,7 +4,8 @@
 pixels, cut at known frames, and so on), encodes them, scans and measures them as a catalog, and compares. `precision` and
 `recall` are those of the filter that is named, or of exact numbers for borders, cuts and flashes, or of pairs for duplicates.
 `clips_per_second` is for one process, of its processor time, on clips of 49 frames in 480p and 720p; `ratio_to_decoding` is the
-time that decoding alone takes, divided by the time with the measure.
+time that decoding alone takes, divided by the time with the measure. `--embeddings models/dinov2` finds duplicates by a network
+too, with copies that are changed more.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import platform
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -104,22 +105,22 @@ def exact(folder: Path, measure: str, make: Make, seeds: int) -> dict[str, dict[
     return result
 
 
-def paired(folder: Path, each: int, seeds: int) -> dict[str, Any]:
-    """Measure pairs of copies; all are in one catalog."""
+def paired(folder: Path, each: int, seeds: int, measure: str, kinds: Mapping[str, Any]) -> dict[str, Any]:
+    """Measure pairs of copies of these kinds; all are in one catalog."""
     numbers: dict[str, tuple[int, str]] = {}
     for seed in range(seeds):
         below = folder / str(seed)
         below.mkdir(parents=True)
-        for path, number, kind in cases.duplicates(np.random.default_rng(seed), below, each):
+        for path, number, kind in cases.duplicates(np.random.default_rng(seed), below, each, kinds):
             numbers[str(path.relative_to(folder))] = (10_000 * seed + number, kind)
-    rows = measured(folder, ("duplicates",))
+    rows = measured(folder, (measure,))
     group = dict(zip(rows.path.to_pylist(), rows.scores["duplicate_group"].tolist(), strict=True))
     members: dict[float, list[int]] = {}
     for path, of in group.items():
         if not np.isnan(of):
             members.setdefault(of, []).append(numbers[path][0])
     pairs = [(a, b) for ids in members.values() for i, a in enumerate(ids) for b in ids[:i]]
-    hits = {kind: list[bool]() for kind in cases.COPIES}
+    hits = {kind: list[bool]() for kind in kinds}
     original = {numbers[path][0]: path for path in group if not numbers[path][1]}
     for copied, (number, kind) in numbers.items():
         if kind:
@@ -174,17 +175,20 @@ def _apply(names: tuple[str, ...], request: MeasureRequest) -> None:
     sampling.measure(request._replace(measures=names))
 
 
-def run(seeds: int, each: int, repeats: int) -> dict[str, Any]:
-    """Return the figures of every measure, and the speed of all together."""
+def run(seeds: int, each: int, repeats: int, weights: str | None) -> dict[str, Any]:
+    """Return the figures of every measure, and the speed of all together; of duplicates by a network if its weights are named."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         found: dict[str, Any] = {name: detected(folder / name, name, seeds) for name in DETECTIONS}
         found |= exact(folder / "borders", "borders", cases.borders, seeds)
         found |= exact(folder / "cuts", "cuts", cases.cuts, seeds)
-        found["duplicates"] = paired(folder / "duplicates", each, seeds)
+        found["duplicates"] = paired(folder / "duplicates", each, seeds, "duplicates", cases.COPIES)
+        if weights is not None:
+            kinds = cases.COPIES | cases.STRONG_COPIES
+            found["embeddings"] = paired(folder / "embeddings", each, seeds, f"duplicates={weights}", kinds)
         fast = speeds(folder / "speed", repeats)
     of = {column: measure for measure, columns in all_measures().items() for column in columns}
-    figures = {name: figure | fast[of.get(name, name)] for name, figure in found.items()}
+    figures = {name: figure | fast.get(of.get(name, name), {}) for name, figure in found.items()}
     return {"machine": platform.machine(), "seeds": seeds, "measures": figures, "all": fast["all"]}
 
 
@@ -194,14 +198,19 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--pairs", type=int, default=8, help="pairs of each kind of copy and seed")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--embeddings", metavar="FOLDER", help="weights of CLIP, SigLIP or DINOv2")
     parser.add_argument("--json", action="store_true", help="print one JSON value as the last line")
     parser.add_argument("--save", action="store_true", help=f"keep the figures in {RESULTS.name}")
     options = parser.parse_args()
-    result = run(options.seeds, options.pairs, options.repeats)
+    result = run(options.seeds, options.pairs, options.repeats, options.embeddings)
     for name, figure in result["measures"].items():
         print(
-            f"{name:15} precision {figure['precision']:.3f}, recall {figure['recall']:.3f} of {figure['cases']}, "
-            f"{figure['clips_per_second']:.1f} clips/s, {figure['ratio_to_decoding']:.2f} of the speed of decoding"
+            f"{name:15} precision {figure['precision']:.3f}, recall {figure['recall']:.3f} of {figure['cases']}"
+            + (
+                f", {figure['clips_per_second']:.1f} clips/s, {figure['ratio_to_decoding']:.2f} of the speed of decoding"
+                if "clips_per_second" in figure
+                else ""
+            )
         )
     together = result["all"]
     print(f"all together    {together['clips_per_second']:.1f} clips/s, {together['ratio_to_decoding']:.2f}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -213,13 +213,37 @@ COPIES: dict[str, Callable[[Rng, Frame], Any]] = {
 }
 
 
-def duplicates(rng: Rng, folder: Path, each: int) -> Iterator[tuple[Path, int, str]]:
+def _recoloured(rng: Rng, picture: Frame) -> Frame:
+    return np.clip(picture * rng.uniform(0.75, 1.25, 3), 0, 255).astype(np.uint8)
+
+
+def _with_subtitle(_: Rng, picture: Frame) -> Frame:
+    shown, (height, width) = Image.fromarray(picture), picture.shape[:2]
+    font = ImageFont.load_default(height // 8)
+    ImageDraw.Draw(shown).text(
+        (width // 2, height - 20), "two lines of\na subtitle", font=font, fill="white", anchor="md"
+    )
+    return np.asarray(shown)
+
+
+# Found by embeddings of a network alone.
+STRONG_COPIES: dict[str, Callable[[Rng, Frame], Any]] = {
+    "crop of 15 %": lambda _, p: _cropped(p, 0.15, 0.15, 0.15, 0.15),
+    "crop of 25 % at a corner": lambda _, p: _cropped(p, 0.0, 0.25, 0.25, 0.0),
+    "other colours": _recoloured,
+    "subtitle": _with_subtitle,
+}
+
+
+def duplicates(
+    rng: Rng, folder: Path, each: int, copies: Mapping[str, Callable[[Rng, Frame], Any]] = COPIES
+) -> Iterator[tuple[Path, int, str]]:
     """Write pairs of pictures, each with its number and the kind of the copy; "" for the original, also of those alone.
 
     The pictures that have no copy are followed by themselves in other colours, which count as other ones.
     """
     number = 0
-    for kind, copy in [*COPIES.items(), *[("", None)] * 3]:
+    for kind, copy in [*copies.items(), *[("", None)] * 3]:
         for _ in range(each):
             picture = drawn.scene(rng, HEIGHT, WIDTH)
             yield drawn.write_picture(folder / f"{number}.png", picture), number, ""

@@ -1,6 +1,6 @@
-"""Measures of clips by networks with local weights: agreement with the caption, aesthetic rating, classes of a classifier.
+"""Measures of clips by networks with local weights: agreement with captions, ratings, classes, objects, and near-duplicates.
 
-Legend: N frames, D features.
+Legend: N clips, D features.
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ from reelworks.catalog import measured_columns
 from reelworks.catalog.measured_columns import Column
 from reelworks.core import user_files
 from reelworks.evaluation import networks
-from reelworks.evaluation.networks import ClipNetwork
-from reelworks.measures.measure import ClipPictures
+from reelworks.evaluation.networks import ClipNetwork, PictureNetwork
+from reelworks.measures import embeddings, picture
+from reelworks.measures.duplicates import LEAST_DEVIATION
+from reelworks.measures.measure import ClipPictures, Still
+from reelworks.measures.picture import Sharpness
 
 Values = NDArray[np.float64]
 
@@ -98,6 +101,16 @@ def _head(weights: Path, on: torch.device) -> list[tuple[Tensor, Tensor]]:
     return [found[number] for number in sorted(found)]
 
 
+def _labels(weights: Path) -> dict[str, str]:
+    """Return the label of each class by its number, by `config.json`."""
+    config = json.loads(user_files.read_text(weights / "config.json", user_files.SETTINGS))
+    return {str(number): str(label) for number, label in config.get("id2label", {}).items()}
+
+
+def _column_name(label: str) -> str:
+    return re.sub(r"\W+", "_", label.strip().lower())
+
+
 @final
 class Classes:
     """Probability of each class of an image classifier, mean over frames: watermarks, faces, or whatever it was trained for."""
@@ -114,9 +127,9 @@ class Classes:
     @staticmethod
     def columns_of(weights: Path) -> tuple[Column, ...]:
         """Return a column for each class, by the labels in `config.json`."""
-        labels = json.loads(user_files.read_text(weights / "config.json", user_files.SETTINGS)).get("id2label", {})
+        labels = _labels(weights)
         return tuple(
-            Column(re.sub(r"\W+", "_", str(labels[key]).strip().lower()), "0 to 1", f"probability of {labels[key]!r}")
+            Column(_column_name(labels[key]), "0 to 1", f"probability of {labels[key]!r}")
             for key in sorted(labels, key=int)
         )
 
@@ -128,3 +141,99 @@ class Classes:
             pixels = self._processor(images=list(clip.frames), return_tensors="pt")["pixel_values"].to(self._device)
             values.append(self._model(pixels).logits.softmax(dim=-1).mean(dim=0).double().cpu().numpy())
         return np.stack(values)
+
+
+@final
+class Objects:
+    """Objects of each label that a detector finds: their share of the frame's area, mean over frames, and the most in a frame."""
+
+    name, version, reads = "objects", 1, ("stills",)
+    columns: tuple[Column, ...] = ()
+    pictures_px = 800  # to which DETR and its kin resize the shorter side
+    least_score = 0.5  # as the detectors' own examples show boxes
+
+    def __init__(self, weights: Path) -> None:
+        self._device = device()
+        self._model = networks.frozen("AutoModelForObjectDetection", str(weights), self._device)
+        self._processor = networks.pretrained("AutoImageProcessor", str(weights))
+        labels = _labels(weights)
+        self._numbers = [[int(n) for n in labels if _column_name(labels[n]) == name] for name in self._names(labels)]
+
+    @staticmethod
+    def _names(labels: dict[str, str]) -> list[str]:
+        """Return each label once, without the unused numbers of COCO's."""
+        return [*dict.fromkeys(_column_name(labels[n]) for n in sorted(labels, key=int) if labels[n] != "N/A")]
+
+    @classmethod
+    def columns_of(cls, weights: Path) -> tuple[Column, ...]:
+        """Return two columns for each label in `config.json`."""
+        return tuple(
+            column
+            for name in cls._names(_labels(weights))
+            for column in (
+                Column(f"{name}_area", "0 to 1", f"share of the picture that boxes of {name!r} cover"),
+                Column(f"{name}_count", "count", f"number of {name!r} in the frame that shows the most"),
+            )
+        )
+
+    @torch.no_grad()
+    def of_clips(self, clips: Sequence[ClipPictures]) -> Values:
+        """Return the areas and counts of clips, `[N, 2 labels]`."""
+        return np.stack([self._of_clip(clip) for clip in clips])
+
+    def _of_clip(self, clip: ClipPictures) -> Values:
+        inputs = self._processor(images=list(clip.frames), return_tensors="pt").to(self._device)
+        frames = self._processor.post_process_object_detection(
+            self._model(**inputs), threshold=self.least_score, target_sizes=[(1, 1)] * len(clip.frames)
+        )
+        found = np.array(
+            [
+                [(covered_area(some), len(some)) for some in (boxes[np.isin(label, one)] for one in self._numbers)]
+                for boxes, label in ((f["boxes"].double().cpu().numpy(), f["labels"].cpu().numpy()) for f in frames)
+            ]
+        )
+        return np.stack([found[..., 0].mean(axis=0), found[..., 1].max(axis=0)], axis=1).ravel()
+
+
+def covered_area(boxes_N4: Values) -> float:
+    """Return the area that boxes (left, upper, right, lower, in parts of the frame) cover together."""
+    boxes = boxes_N4.clip(0, 1)
+    xs, ys = np.unique(boxes[:, [0, 2]]), np.unique(boxes[:, [1, 3]])
+    covered = np.zeros((max(len(xs) - 1, 0), max(len(ys) - 1, 0)), dtype=np.bool_)
+    for left, upper, right, lower in boxes:
+        across, down = (slice(*np.searchsorted(at, ends)) for at, ends in ((xs, (left, right)), (ys, (upper, lower))))
+        covered[across, down] = True
+    return float(np.diff(xs) @ covered @ np.diff(ys))
+
+
+@final
+class DuplicatesByNetwork:
+    """Near-duplicates by the embeddings of CLIP, SigLIP or DINOv2, near the beginning and the end of a clip, mirrored or not."""
+
+    name, version, reads = "duplicates", 1, ("stills",)
+    columns = measured_columns.BUILT_IN["duplicates"]
+    pictures_px = 512  # as sharpness is measured
+    feature_bytes = embeddings.FEATURE_BYTES
+    compare = staticmethod(embeddings.compare)
+
+    def __init__(self, weights: Path) -> None:
+        self._network, self._sharpness = PictureNetwork(str(weights), device()), Sharpness()
+
+    def of_clips(self, clips: Sequence[ClipPictures]) -> NDArray[np.uint8]:
+        """Return the features of clips, `[N, feature_bytes]`."""
+        shown = [self._without_borders(clip) for clip in clips]
+        seen = [still.rgb[still.active] for stills in shown for still in (stills[0], stills[-1])]
+        pictures = [np.ascontiguousarray(side) for frame in seen for side in (frame, frame[:, ::-1])]
+        found = networks.unit(self._network.frames(pictures)).reshape(len(clips), 2, 2, -1)
+        # The sum is the same for a mirrored copy.
+        embeddings_N2D = networks.unit(found.sum(axis=2).reshape(2 * len(clips), -1)).reshape(len(clips), 2, -1)
+        even = [all(still.luma[still.active].std() < LEAST_DEVIATION for still in stills) for stills in shown]
+        embeddings_N2D[even] = 0
+        middle = [self._sharpness.of_frame(stills[len(stills) // 2]) for stills in shown]
+        return embeddings.packed(embeddings_N2D, middle)
+
+    @staticmethod
+    def _without_borders(clip: ClipPictures) -> list[Still]:
+        stills = [Still(frame) for frame in clip.frames]
+        active = picture.find_active(stills)
+        return [Still(still.rgb, active) for still in stills]

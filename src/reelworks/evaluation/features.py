@@ -10,12 +10,12 @@ import torch
 from reelworks.evaluation import distances, networks
 from reelworks.evaluation.clips import MeasuredClip
 from reelworks.evaluation.metric import Array, Settings, Skip
-from reelworks.evaluation.networks import ClipNetwork, Dinov2Network, InceptionNetwork, VideoMaeNetwork
+from reelworks.evaluation.networks import ClipNetwork, InceptionNetwork, PictureNetwork, VideoMaeNetwork
 
 _PICTURE_NETWORKS: dict[str, Callable[[str, torch.device], Any]] = {
     "inception": InceptionNetwork,
     "clip": ClipNetwork,
-    "dinov2": Dinov2Network,
+    "dinov2": PictureNetwork,
 }
 
 

@@ -18,7 +18,7 @@ from PIL import Image
 from reelworks.evaluation import networks
 from reelworks.evaluation.clips import Frames, MeasuredClip
 from reelworks.evaluation.metric import Array, Settings, Skip
-from reelworks.evaluation.networks import ClipNetwork, Dinov2Network
+from reelworks.evaluation.networks import ClipNetwork, PictureNetwork
 from reelworks.evaluation.training_clips import Embed, Embedded
 
 COPIED = 1.0  # closeness above which a clip counts as copied
@@ -177,7 +177,7 @@ class _Closeness:
         return float(2 / (1 + 2 * distances(similar_C.max()) / self._usual))
 
 
-_dinov2, _clip = _of_network("dinov2", Dinov2Network), _of_network("clip", ClipNetwork)
+_dinov2, _clip = _of_network("dinov2", PictureNetwork), _of_network("clip", ClipNetwork)
 
 
 class LikenessDinov2(_Likeness):

@@ -6,7 +6,7 @@ Legend: N frames, T frames of a clip, H height, W width, D features.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar, final
 
@@ -49,9 +49,9 @@ def frozen(kind: str, source: str, device: torch.device) -> Any:
     return pretrained(kind, source, dtype=torch.float32).requires_grad_(False).eval().to(device)
 
 
-def _pixels(processor: Any, frames_NHW3: Frames, device: torch.device) -> Tensor:
-    """Prepare frames as the network expects them, `[N, 3, H, W]` float32."""
-    prepared = processor(images=list(frames_NHW3), return_tensors="pt")
+def _pixels(processor: Any, frames: Iterable[Frames], device: torch.device) -> Tensor:
+    """Prepare frames `[H, W, 3]` as the network expects them, `[N, 3, H, W]` float32."""
+    prepared = processor(images=list(frames), return_tensors="pt")
     pixels: Tensor = prepared["pixel_values"].to(device)
     return pixels
 
@@ -61,24 +61,36 @@ def _array(features_ND: Tensor) -> Array:
 
 
 @final
-class ClipNetwork:
-    """CLIP or SigLIP: embeddings of pictures and texts in one space."""
+class PictureNetwork:
+    """CLIP, SigLIP, or DINOv2, DINOv3 and other vision networks of transformers that give a picture one embedding."""
 
     def __init__(self, source: str, device: torch.device) -> None:
-        self._model, self._device = frozen("AutoModel", source, device), device
+        self.model, self.device = frozen("AutoModel", source, device), device
         self._processor = pretrained("AutoImageProcessor", source)
-        self._is_siglip = self._model.config.model_type.startswith("siglip")
-        self._tokenizer = pretrained("AutoTokenizer", source)
+        self.is_clip = self.model.config.model_type == "clip"
+        self._vision = self.model.vision_model if hasattr(self.model.config, "vision_config") else self.model
 
     def pictures(self, clip: MeasuredClip) -> Array:
         """Embed some frames of a clip, `[N, D]`."""
         return self.frames(clip.some_frames(_FRAMES))
 
     @torch.no_grad()
-    def frames(self, frames_NHW3: Frames) -> Array:
-        """Embed frames, `[N, D]`."""
-        pooled = self._model.vision_model(_pixels(self._processor, frames_NHW3, self._device)).pooler_output
-        return _array(pooled if self._is_siglip else self._model.visual_projection(pooled))
+    def frames(self, frames: Iterable[Frames]) -> Array:
+        """Embed frames `[H, W, 3]`, `[N, D]`."""
+        pooled = self._vision(_pixels(self._processor, frames, self.device)).pooler_output
+        return _array(self.model.visual_projection(pooled) if self.is_clip else pooled)
+
+
+@final
+class ClipNetwork:
+    """CLIP or SigLIP: embeddings of pictures and texts in one space."""
+
+    def __init__(self, source: str, device: torch.device) -> None:
+        self._network = PictureNetwork(source, device)
+        self._model, self._device = self._network.model, device
+        self._is_siglip = not self._network.is_clip
+        self._tokenizer = pretrained("AutoTokenizer", source)
+        self.pictures, self.frames = self._network.pictures, self._network.frames
 
     @torch.no_grad()
     def text(self, caption: str) -> Array:
@@ -91,21 +103,6 @@ class ClipNetwork:
             ids, attention_mask=None if mask is None else mask.to(self._device)
         ).pooler_output
         return _array(pooled if self._is_siglip else self._model.text_projection(pooled))
-
-
-@final
-class Dinov2Network:
-    """DINOv2: the embedding of the class token."""
-
-    def __init__(self, source: str, device: torch.device) -> None:
-        self._model, self._device = frozen("AutoModel", source, device), device
-        self._processor = pretrained("AutoImageProcessor", source)
-
-    @torch.no_grad()
-    def pictures(self, clip: MeasuredClip) -> Array:
-        """Embed some frames of a clip, `[N, D]`."""
-        pixels = _pixels(self._processor, clip.some_frames(_FRAMES), self._device)
-        return _array(self._model(pixels).pooler_output)
 
 
 @final

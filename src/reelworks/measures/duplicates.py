@@ -18,14 +18,15 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from reelworks.catalog import measured_columns
+from reelworks.measures import duplicate_groups
+from reelworks.measures.duplicate_groups import Pairs
 from reelworks.measures.measure import ComparedClips, SampledClip, Still
 from reelworks.measures.picture import Sharpness
 
 _X = 16
 _C = 4  # parts along each side whose colour is kept
 _FRAME_BYTES = _X * _X + 2 * _C * _C
-_SHARPNESS_BYTES = 2
-_LEAST_DEVIATION = 8.0  # levels; a frame that is nearly even has no structure to recognise
+LEAST_DEVIATION = 8.0  # levels; a frame that is nearly even has no structure to recognise
 _HASHED, _COMPARED = 8, 12  # coefficients along each axis
 _NEIGHBOURS = 6  # following clips of the same band that a clip is paired with
 _PAIRS = 1 << 13  # that are compared at once, in the caches
@@ -34,8 +35,6 @@ _CHROMA_LEVELS, _CHROMA_SHARE = 2.0, 0.35  # mean levels, and share of all chrom
 _MOST_CONTRAST = 1.6  # times by which their contrast does
 _MOST_BITS = 18  # of 63 in which the hashes of a pair may differ
 _LIKELY, _ALIKE = 0.6, 0.82  # correlations for a part that may be a little off, and for one that fits
-
-Pairs = NDArray[np.int64]  # `[P, 2]`, the smaller index first
 
 
 def _cosines(count: int) -> NDArray[np.float32]:
@@ -73,7 +72,7 @@ class Duplicates:
 
     name, version, columns, reads = "duplicates", 1, measured_columns.BUILT_IN["duplicates"], ("stills",)
 
-    feature_bytes = 2 * _FRAME_BYTES + _SHARPNESS_BYTES
+    feature_bytes = 2 * _FRAME_BYTES + duplicate_groups.SHARPNESS_BYTES
 
     def __init__(self) -> None:
         self._sharpness = Sharpness()
@@ -83,8 +82,7 @@ class Duplicates:
         stills = (clip.stills[0], clip.stills[-1])
         frames = [part for still in stills for part in (self._small(still), _colours(still))]
         sharpness = self._sharpness.of_frame(clip.stills[len(clip.stills) // 2])
-        level = 0 if math.isnan(sharpness) else round(sharpness * 65535)
-        return b"".join(frame.tobytes() for frame in frames) + level.to_bytes(_SHARPNESS_BYTES, "little")
+        return b"".join(frame.tobytes() for frame in frames) + duplicate_groups.sharpness_bytes(sharpness)
 
     @staticmethod
     def _small(still: Still) -> NDArray[np.uint8]:
@@ -97,14 +95,8 @@ class Duplicates:
         colours, contrast = seen[..., _X * _X :].reshape(-1, 2, _C, _C, 2), _deviations(frames)
         pairs = near_duplicates(frames, contrast)
         pairs = pairs[_in_parts(pairs, lambda some: _same_light(colours, contrast.mean(axis=1), some))]
-        label = _components(len(frames), pairs)
-        sharpness = clips.features[:, 2 * _FRAME_BYTES :].copy().view("<u2")[:, 0]
-        order = np.lexsort((clips.uid, -sharpness.astype(np.int64), -clips.num_frames, -clips.pixels, label))
-        starts = np.r_[True, label[order][1:] != label[order][:-1]] if len(order) else np.zeros(0, dtype=np.bool_)
-        first = np.maximum.accumulate(np.where(starts, np.arange(len(order)), 0))
-        rank = np.empty(len(order), dtype=np.int64)
-        rank[order] = np.arange(len(order)) - first
-        return np.stack([_numbers(label, clips.former[:, 0]), rank.astype(np.float64)], axis=1)
+        label = duplicate_groups.components(len(frames), pairs)
+        return duplicate_groups.values(clips, label, duplicate_groups.best_first(clips))
 
 
 def _colours(still: Still) -> NDArray[np.uint8]:
@@ -141,7 +133,7 @@ def _same_light(colours_N2CC2: NDArray[np.uint8], contrast_N: NDArray[np.float32
 
 def near_duplicates(frames_N2XX: NDArray[np.uint8], contrast_N2: NDArray[np.float32]) -> Pairs:
     """Return the pairs of clips that show nearly the same."""
-    usable = np.flatnonzero((contrast_N2 >= _LEAST_DEVIATION).any(axis=1))
+    usable = np.flatnonzero((contrast_N2 >= LEAST_DEVIATION).any(axis=1))
     frames = frames_N2XX[usable]
     if len(frames) < 2:
         return np.zeros((0, 2), dtype=np.int64)
@@ -255,36 +247,3 @@ def _unit(found_P2KK: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 _WEIGHTS = np.sqrt(np.hypot(np.arange(_COMPARED)[:, None], np.arange(_COMPARED)[None])).astype(np.float32)
-
-
-def _components(count: int, pairs: Pairs) -> NDArray[np.int64]:
-    """Return for each clip the smallest index among those that pairs connect it with."""
-    label = np.arange(count)
-    while len(pairs):
-        lower = np.minimum(label[pairs[:, 0]], label[pairs[:, 1]])
-        before = label.copy()
-        np.minimum.at(label, label[pairs[:, 0]], lower)
-        np.minimum.at(label, label[pairs[:, 1]], lower)
-        label = label[label]
-        if (label == before).all():
-            break
-    return label
-
-
-def _numbers(label: NDArray[np.int64], former: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the numbers of groups, NaN for a clip alone; a group takes the least of its members that no other has."""
-    number = np.full(len(label), np.nan)
-    members = np.bincount(label, minlength=len(label))
-    grouped = np.flatnonzero(members[label] > 1)
-    heads, group = np.unique(label[grouped], return_inverse=True)
-    least = np.full(len(heads), np.inf)
-    known = ~np.isnan(former[grouped])
-    np.minimum.at(least, group[known], former[grouped][known])
-    _, first = np.unique(least, return_index=True)  # of several groups that were one, the first keeps the number
-    keeps = np.zeros(len(heads), dtype=np.bool_)
-    keeps[first] = True
-    keeps &= np.isfinite(least)
-    next_free = int(max(former[~np.isnan(former)].max(initial=0), 0)) + 1
-    least[~keeps] = next_free + np.arange(int((~keeps).sum()))
-    number[grouped] = least[group]
-    return number

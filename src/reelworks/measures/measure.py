@@ -130,8 +130,14 @@ class ClipMeasure(MeasureClass, Protocol):
 
 
 @runtime_checkable
-class Comparing(Protocol):
-    """Methods of a measure that compares all clips of a catalog by features that are kept of each."""
+class CatalogMeasure(MeasureClass, Protocol):
+    """A measure that compares all clips of a catalog by features that are kept of each.
+
+    Attributes:
+        feature_bytes: Length of the features of each clip.
+    """
+
+    feature_bytes: int
 
     def features(self, clip: SampledClip) -> bytes:
         """Return the features of a clip, `feature_bytes` of them."""
@@ -140,17 +146,6 @@ class Comparing(Protocol):
     def compare(self, clips: ComparedClips) -> NDArray[np.float64]:
         """Return the values of all clips, `[N, columns]`."""
         ...
-
-
-@runtime_checkable
-class CatalogMeasure(MeasureClass, Comparing, Protocol):
-    """A measure that compares all clips of a catalog.
-
-    Attributes:
-        feature_bytes: Length of the features of each clip.
-    """
-
-    feature_bytes: int
 
 
 Measure: TypeAlias = ClipMeasure | CatalogMeasure
@@ -174,7 +169,8 @@ class NetworkMeasure(MeasureClass, Protocol):
     """A measure by a network, which the main process runs on frames that the pool decodes.
 
     It is made with the folder of its weights. Its class attribute `version` is made of the one that
-    its author raises and of the weights.
+    its author raises and of the weights. One that compares all clips of a catalog has `feature_bytes` and a static method
+    `compare` as `CatalogMeasure` has them, for which the network is not loaded.
 
     Attributes:
         pictures_px: Size of the shorter side that the frames are made smaller to, if they are larger.
@@ -182,6 +178,6 @@ class NetworkMeasure(MeasureClass, Protocol):
 
     pictures_px: int
 
-    def of_clips(self, clips: Sequence[ClipPictures]) -> NDArray[np.float64]:
-        """Return the values of clips, `[N, columns]`; NaN for one that a clip does not have."""
+    def of_clips(self, clips: Sequence[ClipPictures]) -> NDArray[np.float64] | NDArray[np.uint8]:
+        """Return the values of clips, `[N, columns]`, NaN for one that a clip does not have; or features, `[N, feature_bytes]`."""
         ...

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from reelworks.catalog.kept_measures import label
 from reelworks.core.errors import UserError
+from reelworks.measures import registry
 from reelworks.measures.measure import ClipPictures, NetworkMeasure
 
 _CLIPS_AT_ONCE = 16
@@ -76,16 +77,24 @@ class Networks:
             if not mine:
                 continue
             try:
-                found = np.asarray(self.load(entry).of_clips([clip.pictures for clip in mine]), dtype=np.float64)
-                found = found.reshape(len(mine), len(kind.columns))
+                found = _by_label(kind, self.load(entry).of_clips([clip.pictures for clip in mine]), len(mine))
             except UserError:
                 raise
             except Exception as error:  # a network may raise anything
                 for clip in mine:
                     problems[clip.place].append(f"{kind.name}: {type(error).__name__}: {error}")
                 continue
-            names = [label(kind.name, kind.version, column.name) for column in kind.columns]
-            for clip, row in zip(mine, np.where(np.isfinite(found), found, np.nan).tolist(), strict=True):
-                values[clip.place] |= dict(zip(names, row, strict=True))
+            for clip, named in zip(mine, found, strict=True):
+                values[clip.place] |= named
         for clip in clips:
             yield NetworkValues(clip.place, values[clip.place], tuple(problems[clip.place]))
+
+
+def _by_label(kind: type[Any], found: NDArray[Any], clips: int) -> list[dict[str, float | bytes]]:
+    """Return what a network found in each clip, by the labels under which it is kept."""
+    names = registry.labels(kind)
+    if registry.compares(kind):
+        features = np.asarray(found, dtype=np.uint8).reshape(clips, kind.feature_bytes)
+        return [{names[0]: row.tobytes()} for row in features]
+    values = np.asarray(found, dtype=np.float64).reshape(clips, len(names))
+    return [dict(zip(names, row, strict=True)) for row in np.where(np.isfinite(values), values, np.nan).tolist()]

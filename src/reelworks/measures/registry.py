@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from reelworks.catalog import measured_columns
+from reelworks.catalog.kept_measures import label
 from reelworks.catalog.lists import MEASURED
 from reelworks.core import digests, named_code
 from reelworks.core.errors import UserError
@@ -22,6 +23,8 @@ _NETWORKS = {
     "agreement": "reelworks.evaluation.clip_measures:Agreement",
     "aesthetic": "reelworks.evaluation.clip_measures:Aesthetic",
     "classes": "reelworks.evaluation.clip_measures:Classes",
+    "objects": "reelworks.evaluation.clip_measures:Objects",
+    duplicates.Duplicates.name: "reelworks.evaluation.clip_measures:DuplicatesByNetwork",
 }
 WITH_WEIGHTS = "="
 
@@ -31,7 +34,8 @@ def _missing(measure: type[Any]) -> list[str]:
     if hasattr(measure, "features"):
         missing += [name for name in ("feature_bytes", "compare") if not hasattr(measure, name)]
     elif hasattr(measure, "of_clips"):
-        missing += ["pictures_px"] if not hasattr(measure, "pictures_px") else []
+        wanted = ("pictures_px", *(["feature_bytes"] if compares(measure) else []))
+        missing += [name for name in wanted if not hasattr(measure, name)]
     elif not hasattr(measure, "values"):
         missing.append("a method `values`, or `of_clips`, or `features` and `compare`")
     return missing
@@ -83,9 +87,9 @@ def named(name: str, field: str) -> type[Any]:
         _require_package(field)
         return text.TextArea
     name, _, weights = name.partition(WITH_WEIGHTS)
-    kind = (
-        _MEASURES.load(_NETWORKS.get(name, name), field) if name not in _MEASURES.by_name else _MEASURES.by_name[name]
-    )
+    is_network = name in _NETWORKS and (bool(weights) or name not in _MEASURES.by_name)  # or both have the name
+    kind = _MEASURES.by_name.get(name) if not is_network else None
+    kind = kind or _MEASURES.load(_NETWORKS.get(name, name), field)
     if runs_network(kind) != bool(weights):
         example = f"{name}=models/clip"
         raise UserError(
@@ -118,6 +122,17 @@ def runs_network(kind: type[Any]) -> bool:
     return hasattr(kind, "of_clips")
 
 
+def compares(kind: type[Any]) -> bool:
+    """Whether a class of measures compares all clips of a catalog by features that are kept of each."""
+    return hasattr(kind, "compare")
+
+
+def labels(kind: type[Any]) -> list[str]:
+    """Return the labels under which what a measure finds in a clip is kept: one for each column, or one for its features."""
+    names = [str(kind.feature_bytes)] if compares(kind) else [column.name for column in kind.columns]
+    return [label(kind.name, kind.version, name) for name in names]
+
+
 def _with_weights(kind: type[Any], weights: Path, field: str) -> type[Any]:
     """Return the class of a measure with some weights, whose digest is part of its version."""
     if not weights.is_dir():
@@ -138,9 +153,25 @@ def _with_weights(kind: type[Any], weights: Path, field: str) -> type[Any]:
 
 
 def all_named(given: Sequence[str], field: str) -> dict[str, type[Any]]:
-    """Return the classes of several measures, each once, by an entry that names it in another process."""
+    """Return the classes of several measures, each once, by an entry that names it in another process.
+
+    Raises:
+        UserError: One of them cannot be had, as `named` says, or two have the same column.
+    """
     entries = {named(name, field): name for name in reversed(given)}  # the first of several that name the same
-    return {_entry(name, measure): measure for measure, name in reversed(entries.items())}
+    found = {_entry(name, measure): measure for measure, name in reversed(entries.items())}
+    by_column: dict[str, str] = {}
+    for entry, measure in found.items():
+        for column in measure.columns:
+            if (other := by_column.setdefault(column.name, entry)) != entry:
+                raise UserError(
+                    f"{other} has the same column {column.name!r}",
+                    code="measure-column-invalid",
+                    field=field,
+                    value=entry,
+                    remedy="name one of the two",
+                )
+    return found
 
 
 @lru_cache(maxsize=64)

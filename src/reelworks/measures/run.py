@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reelworks.catalog import companions, kept_measures, location, measured_columns, probe_pool, scan
-from reelworks.catalog.kept_measures import KeptMeasures, label
+from reelworks.catalog.kept_measures import KeptMeasures
 from reelworks.catalog.rows import CatalogRows
 from reelworks.catalog.scan import Examiners
 from reelworks.catalog.store import Catalog
@@ -27,7 +27,7 @@ from reelworks.core.hash_rng import U64
 from reelworks.core.ray_cluster import Engine, RayPool
 from reelworks.core.worker_pool import WorkerPool
 from reelworks.measures import registry, sampling
-from reelworks.measures.measure import CatalogMeasure, ClipPictures, ComparedClips, Comparing
+from reelworks.measures.measure import ClipPictures, ComparedClips
 from reelworks.measures.networks import Networks, WaitingClip
 from reelworks.measures.sampling import Measurement, MeasureRequest
 from reelworks.run import lock
@@ -164,16 +164,6 @@ def _readable(rows: CatalogRows) -> CatalogRows:
     return rows if rows.readable.all() else rows.take(rows.readable)
 
 
-def _labels(kind: type[Any]) -> list[str]:
-    if _compares(kind):
-        return [label(kind.name, kind.version, str(kind.feature_bytes))]
-    return [label(kind.name, kind.version, column.name) for column in kind.columns]
-
-
-def _compares(kind: type[Any]) -> bool:
-    return issubclass(kind, Comparing)
-
-
 class _ToMeasure(NamedTuple):
     """Clips to measure: one row for each content that lacks a measure, those of a file beside each other.
 
@@ -202,7 +192,11 @@ def _pending(rows: CatalogRows, measures: Mapping[str, type[Any]], kept: KeptMea
     _, index = np.unique(by_caption, return_index=True)
     keys, caption_keys = by_content[index], by_caption[index]
     missing = np.stack(
-        [~kept.has(_labels(kind)[0], caption_keys if _of_caption(kind) else keys) for kind in measures.values()], axis=1
+        [
+            ~kept.has(registry.labels(kind)[0], caption_keys if _of_caption(kind) else keys)
+            for kind in measures.values()
+        ],
+        axis=1,
     )
     needed = np.flatnonzero(missing.any(axis=1))
     paths = rows.path.take(index[needed]).to_pylist()
@@ -275,7 +269,7 @@ def _collect(
     failed: list[tuple[str, str]] = []
     waiting: dict[int, dict[str, float | bytes]] = {}
     networks = Networks({entry: kind for entry, kind in pending.kinds.items() if registry.runs_network(kind)})
-    of_caption = {name for kind in pending.kinds.values() if _of_caption(kind) for name in _labels(kind)}
+    of_caption = {name for kind in pending.kinds.values() if _of_caption(kind) for name in registry.labels(kind)}
     written = reported = time.monotonic()
 
     def take(index: int, values: Mapping[str, float | bytes], problems: Sequence[str]) -> None:
@@ -364,15 +358,14 @@ class _NotComparedError(Exception):
 
 def _columns(entry: str, kind: type[Any], rows: CatalogRows, keys: U64, kept: KeptMeasures) -> NDArray[np.float64]:
     """Return the values of one measure for all rows, `[N, columns]`; NaN where they are missing."""
-    if not _compares(kind):
-        return kept.values(_labels(kind), keys)[0]
-    features, has = kept.features(_labels(kind)[0], keys)
+    if not registry.compares(kind):
+        return kept.values(registry.labels(kind), keys)[0]
+    features, has = kept.features(registry.labels(kind)[0], keys)
     values = np.full((len(rows), len(kind.columns)), np.nan)
     former = np.stack([_former(rows, column.name)[has] for column in kind.columns], axis=1)
     clips = ComparedClips(features[has], (rows.height * rows.width)[has], rows.num_frames[has], rows.uid[has], former)
     try:
-        measure = registry.instance(entry)
-        assert isinstance(measure, CatalogMeasure)
+        measure: Any = kind if registry.runs_network(kind) else registry.instance(entry)
         values[has] = measure.compare(clips)
     except Exception as error:  # a class of a user may raise anything, and return anything
         raise _NotComparedError(f"{type(error).__name__}: {error}") from error

@@ -14,11 +14,14 @@ from metric_networks import TINY
 from PIL import Image, ImageDraw, ImageFont
 from refused import refused
 from safetensors.torch import load_file, save_file
+from transformers.models.yolos import modeling_yolos
 
 from reelworks.catalog.config import Source
 from reelworks.catalog.scan import scan_sources
 from reelworks.catalog.store import Catalog
+from reelworks.evaluation import clip_measures, networks
 from reelworks.measures import text
+from reelworks.measures.measure import ClipPictures
 from reelworks.measures.run import MeasureResult, measure_catalog
 from reelworks.recipe import dataset as recipe_dataset
 from reelworks.recipe import recipe_file
@@ -49,6 +52,11 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     transformers.ViTImageProcessor(size={"height": 16, "width": 16}).save_pretrained(folder / "marks")
     text = {**size, "vocab_size": 99, "max_position_embeddings": 16}
     of_siglip = transformers.SiglipConfig(text_config=text, vision_config={**size, "image_size": 16, "patch_size": 8})
+    labels = {0: "Face", 1: "N/A", 2: "Stock mark"}
+    yolos = transformers.YolosConfig(**size, image_size=[32, 32], patch_size=8, num_detection_tokens=3, id2label=labels)
+    transformers.YolosForObjectDetection(yolos).save_pretrained(folder / "boxes")
+    transformers.YolosImageProcessor(size={"shortest_edge": 32, "longest_edge": 64}).save_pretrained(folder / "boxes")
+    TINY["dinov2"](folder / "dinov2")
     TINY["clip"](folder / "siglip")
     (folder / "siglip" / "model.safetensors").unlink()
     transformers.SiglipModel(of_siglip).save_pretrained(folder / "siglip")
@@ -166,6 +174,81 @@ def test_a_classifier_gives_a_column_for_each_of_its_labels_and_a_recipe_filters
     marks, none = (data.rows.scores[name] for name in ("watermark", "no_watermark"))
     assert marks + none == pytest.approx(1.0)
     assert not data.failed_filters.is_valid().to_pylist().count(True)
+
+
+@pytest.mark.parametrize("name", ["clip", "siglip", "dinov2"])
+def test_near_duplicates_are_those_whose_embeddings_are_alike(
+    catalog: Path, weights: Path, decoded: list[str], name: str
+) -> None:
+    data = catalog.parent / "data"
+    picture = np.asarray(Image.open(data / "0.png"))
+    Image.fromarray(picture[:, ::-1]).save(data / "mirrored.png")
+    Image.fromarray(picture).resize((64, 48)).save(data / "large.png")
+    Image.new("RGB", (32, 24), "grey").save(data / "even.png")
+    scan(catalog.parent)
+    entry = f"duplicates={weights / name}"
+    assert measured(catalog, entry).failed == ()
+    rows = Catalog.open(catalog).live()
+    named = {path: i for i, path in enumerate(rows.path.to_pylist())}
+    group, rank = rows.scores["duplicate_group"], rows.scores["duplicate_rank"]
+    assert group[named["0.png"]] == group[named["mirrored.png"]] == group[named["large.png"]]
+    assert rank[named["large.png"]] == 0
+    assert np.isnan(group[named["even.png"]])
+    decoded.clear()
+    assert measured(catalog, entry).measured == 0
+    assert decoded == []
+
+
+def test_kept_embeddings_have_the_cosines_of_the_network(weights: Path) -> None:
+    frames = np.random.default_rng(0).integers(0, 256, (8, 1, 28, 28, 3), dtype=np.uint8)
+    measure = clip_measures.DuplicatesByNetwork(weights / "dinov2")
+    kept = measure.of_clips([ClipPictures(frame, "") for frame in frames])[:, :-2].view(np.int8).astype(np.float64)
+    model = transformers.Dinov2Model.from_pretrained(weights / "dinov2")
+    processor = transformers.BitImageProcessor.from_pretrained(weights / "dinov2")
+    sides = [side for frame in frames for side in (frame[0], np.ascontiguousarray(frame[0, :, ::-1]))]
+    pooled = model(**processor(images=sides, return_tensors="pt")).pooler_output.detach().double().numpy()
+    expected = networks.unit(networks.unit(pooled).reshape(8, 2, -1).sum(axis=1))
+    found = networks.unit(kept)
+    assert found @ found.T == pytest.approx(expected @ expected.T, abs=0.06)
+
+
+def test_other_weights_group_anew_and_one_measure_of_duplicates_is_named(
+    catalog: Path, weights: Path, decoded: list[str]
+) -> None:
+    measured(catalog, f"duplicates={weights / 'clip'}")
+    assert measured(catalog, f"duplicates={weights / 'other'}").measured == 4
+    assert measured(catalog, "duplicates").measured == 4
+    with refused("measure-column-invalid", says="same column 'duplicate_group'"):
+        measured(catalog, f"duplicates={weights / 'clip'}", "duplicates")
+
+
+def test_a_detector_gives_the_area_and_the_number_of_each_label(
+    catalog: Path, weights: Path, decoded: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = measured(catalog, f"objects={weights / 'boxes'}")
+    assert result.failed == ()
+    assert [column.name for column in result.columns] == [
+        "face_area",
+        "face_count",
+        "stock_mark_area",
+        "stock_mark_count",
+    ]
+    assert np.isfinite(column(catalog, "face_area")).all()
+    measure = clip_measures.Objects(weights / "boxes")
+    boxes = torch.tensor([[[0.25, 0.5, 0.5, 1.0], [0.25, 0.25, 0.5, 0.5], [0.5, 0.5, 1.0, 1.0]]] * 2)  # centre, size
+    sure, unsure = [9.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 9.0]  # the last is "nothing there"
+    logits = torch.tensor([[sure, sure, unsure], [sure, unsure, [0.0, 0.0, 9.0, 0.0]]])
+    output = modeling_yolos.YolosObjectDetectionOutput(logits=logits, pred_boxes=boxes)
+    monkeypatch.setattr(measure, "_model", lambda **_: output)
+    clip = ClipPictures(np.zeros((2, 24, 32, 3), dtype=np.uint8), "")
+    # Faces cover the left half of both frames, in the first with another one within it; the mark all of the second.
+    assert measure.of_clips([clip]) == pytest.approx(np.array([[0.5, 2, 0.5, 1]]))
+
+
+def test_the_area_of_boxes_counts_what_several_cover_once() -> None:
+    boxes = np.array([[0.0, 0.0, 0.5, 0.5], [0.25, 0.25, 0.75, 0.75], [0.9, 0.9, 1.2, 1.1]])
+    assert clip_measures.covered_area(boxes) == pytest.approx(0.25 + 0.25 - 0.0625 + 0.01)
+    assert clip_measures.covered_area(boxes[:0]) == 0
 
 
 def test_weights_that_are_missing_damaged_or_not_wanted_are_told(
