@@ -95,7 +95,7 @@ def _rank(recipe: Path, cursor: Path, how: str, rank: int, keys: list[str]) -> N
 
     optional_imports.leave_out_unused()  # as commands do
     from reelworks.data import position, resume
-    from reelworks.data.loader import StepSource
+    from reelworks.data.step_source import StepSource
     from reelworks.recipe import recipe_file
     from reelworks.recipe.dataset import RecipeData
     from reelworks.run.folder import RunFolder

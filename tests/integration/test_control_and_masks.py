@@ -21,7 +21,7 @@ from reelworks.catalog import probe
 from reelworks.cli.main import app
 from reelworks.core.errors import UserError
 from reelworks.data import prefetch
-from reelworks.data.loader import StepSource
+from reelworks.data.step_source import StepSource
 from reelworks.generate import writers
 from reelworks.media.decode_pool import DecodePool
 from reelworks.recipe import dataset, recipe_file

@@ -15,7 +15,7 @@ from PIL import Image
 
 from reelworks.core.shape import Shape
 from reelworks.data import prefetch
-from reelworks.data.loader import StepSource
+from reelworks.data.step_source import StepSource
 from reelworks.generate import writers
 from reelworks.media.decode_pool import DecodePool
 from reelworks.precision.boundary import DtypeBoundary

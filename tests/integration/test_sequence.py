@@ -15,7 +15,7 @@ import torch
 from reelworks.analysis import plan_report
 from reelworks.core import results, toml_none
 from reelworks.core.errors import UserError
-from reelworks.data import loader
+from reelworks.data import step_source
 from reelworks.distributed.mesh import World
 from reelworks.models import registry
 from reelworks.recipe import dataset, recipe_file
@@ -153,11 +153,11 @@ def test_a_part_of_a_column_is_as_large_as_the_others(tiny):
     spec = data.plan_spec(2, 1)
     assert set(spec.batch_sizes) == {4}  # videos, two times two; pictures, four times one
     plan = data.plan(spec, 0)
-    of_ranks = [loader.StepSource(data, 0, 1, sequence_rank=rank) for rank in range(4)]
+    of_ranks = [step_source.StepSource(data, 0, 1, sequence_rank=rank) for rank in range(4)]
     sizes = set()
     for plan_step in range(plan.num_steps):
         works = [list(source.requests_of_step(plan, 0, plan_step)) for source in of_ranks]
-        parts = loader.parts_of_step(plan, plan_step, data.table)
+        parts = step_source.parts_of_step(plan, plan_step, data.table)
         counted = []
         for column, micro_batch in zip(zip(*works, strict=True), plan.micro_batches(plan_step).tolist(), strict=True):
             degree = column[0].sequence_degree

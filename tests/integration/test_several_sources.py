@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from reelworks.catalog.config import DatasetConfig
 from reelworks.cli.main import app
 from reelworks.data import prefetch
-from reelworks.data.loader import StepSource
+from reelworks.data.step_source import StepSource
 from reelworks.encoders.encoders import CaptionCache
 from reelworks.encoders.request_key import Keys
 from reelworks.encoders.stored_batches import StoredLatents

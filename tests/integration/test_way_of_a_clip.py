@@ -16,9 +16,9 @@ import torch
 from examples import batch_encoder
 
 import reelworks
-from reelworks.data.loader import StepSource
 from reelworks.data.micro_batch import MicroBatch, MicroBatchRequest
 from reelworks.data.position import next_epoch
+from reelworks.data.step_source import StepSource
 from reelworks.distributed.mesh import World
 from reelworks.encoders.batch_encoder import EncodedBatch
 from reelworks.encoders.encode_prefetcher import EncodePrefetcher
@@ -30,7 +30,8 @@ from reelworks.train.precompute import encoding
 from reelworks.train.startup import build
 from reelworks.train.step.examples import Example, ExampleBuilder
 from reelworks.train.step.state import TrainState
-from reelworks.train.step.train_step import StepFlags, TrainStep
+from reelworks.train.step.step_sums import StepFlags
+from reelworks.train.step.train_step import TrainStep
 
 PACKAGE = Path(reelworks.__file__).parent
 PAGE = PACKAGE.parents[1] / "docs/concepts/way-of-a-clip.md"

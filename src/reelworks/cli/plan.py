@@ -30,7 +30,7 @@ def plan(request: PlanRequest, json: Json = False) -> None:
 
     Scans the data unless --no-scan is given; loads no weights.
     """
-    from reelworks.analysis import plan_report, rejections
+    from reelworks.analysis import plan_comparison, rejections
     from reelworks.cli import show_plan
     from reelworks.run.folder import RunFolder
 
@@ -49,7 +49,7 @@ def plan(request: PlanRequest, json: Json = False) -> None:
         with show.scan_progress(quiet=json) as on_scan:
             forecasts.append(plan_request.forecast(request, path, on_scan, (lambda note: None) if json else show.line))
     if request.diff:
-        compared = plan_report.compare(*forecasts)
+        compared = plan_comparison.compare(*forecasts)
         before, after = request.recipes
         show.json(compared) if json else show_plan.difference(compared, (str(before), str(after)))
         return

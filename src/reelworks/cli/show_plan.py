@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from reelworks.analysis import compiled_graphs, plan_report
+from reelworks.analysis import compiled_graphs, plan_comparison, plan_report
 from reelworks.analysis.discarded import BucketFrames, VideoFrames
 from reelworks.analysis.epoch_stats import DatasetShare, Figures
-from reelworks.analysis.plan_report import Advice, LookAhead, PlanComparison, PlanForecast, PlanSummary
+from reelworks.analysis.plan_comparison import PlanComparison
+from reelworks.analysis.plan_report import Advice, LookAhead, PlanForecast, PlanSummary
 from reelworks.buckets.assign import Reason
 from reelworks.cli import show
 from reelworks.core import units
@@ -227,7 +228,7 @@ def difference(compared: PlanComparison, names: tuple[str, str]) -> None:
 
 
 def _cells(one: Figures) -> list[str]:
-    return [_number(name, getattr(one, name)) for name in plan_report.COMPARED]
+    return [_number(name, getattr(one, name)) for name in plan_comparison.COMPARED]
 
 
 def _number(key: str, value: float) -> str:

@@ -12,7 +12,7 @@ from reelworks.catalog.scan import ScanProgress
 from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.core import digests, results
 from reelworks.core.errors import UserError
-from reelworks.data.loader import StepSource
+from reelworks.data.step_source import StepSource
 from reelworks.distributed import mesh
 from reelworks.distributed.mesh import World
 from reelworks.encoders import stored_batches

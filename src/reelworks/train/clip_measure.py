@@ -20,9 +20,9 @@ import torch
 from numpy.typing import NDArray
 
 from reelworks.core import hash_rng
-from reelworks.data.loader import StepSource
 from reelworks.data.micro_batch import MicroBatch, MicroBatchRequest
 from reelworks.data.position import DataPosition
+from reelworks.data.step_source import StepSource
 from reelworks.diffusion import objectives
 from reelworks.distributed.mesh import World
 from reelworks.encoders.batch_encoder import BatchEncoder

@@ -17,8 +17,8 @@ from reelworks.core import results
 from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
 from reelworks.data import segment_record
-from reelworks.data.loader import StepSource
 from reelworks.data.micro_batch import MicroBatchRequest
+from reelworks.data.step_source import StepSource
 from reelworks.diffusion.part_masks import PartMask
 from reelworks.media.augment import Augmentation
 from reelworks.recipe import recipe_file

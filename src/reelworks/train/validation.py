@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from reelworks.data.loader import StepSource
 from reelworks.data.micro_batch import MicroBatch, MicroBatchRequest
+from reelworks.data.step_source import StepSource
 from reelworks.distributed.mesh import World
 from reelworks.encoders.batch_encoder import BatchEncoder
 from reelworks.media.decode_pool import DecodePool

@@ -9,7 +9,7 @@ from PIL import Image
 
 from reelworks.analysis import contact_sheet, discarded
 from reelworks.data import decode_requests, prefetch
-from reelworks.data.loader import StepSource
+from reelworks.data.step_source import StepSource
 from reelworks.generate import writers
 from reelworks.media.decode import load
 from reelworks.media.decode_pool import DecodePool

@@ -12,7 +12,7 @@ import pytest
 from refused import refused
 from typer.testing import CliRunner
 
-from reelworks.analysis import plan_report
+from reelworks.analysis import plan_comparison, plan_report
 from reelworks.analysis.epoch_stats import gradient_weight
 from reelworks.cli import show_plan
 from reelworks.cli.main import app
@@ -189,7 +189,7 @@ def test_a_cure_names_the_entries_of_an_open_sora_table(folder: Path) -> None:
 def test_two_recipes_side_by_side(folder: Path) -> None:
     one, other = recipe(folder), recipe(folder, bucket=[{"resolution": "48px", "num_frames": 1}], seed=7)
     a, b = plan_report.forecast(one, 2, 2), plan_report.forecast(other, 2, 2)
-    told = results.as_json(plan_report.compare((one, a), (other, b)))
+    told = results.as_json(plan_comparison.compare((one, a), (other, b)))
     keys = {change["key"]: (change["a"], change["b"]) for change in told["keys"]}
     assert keys["seed"] == (42, 7)
     assert keys["bucket.0.resolution"] == ("80px", "48px")
@@ -203,7 +203,7 @@ def test_two_recipes_side_by_side(folder: Path) -> None:
     by_bucket = {one["name"]: (one["a"], one["b"]) for one in told["buckets"]}
     assert by_bucket["48px 4:3 ×9"] == (6, 0)
     assert tuple(map(sum, zip(*by_bucket.values(), strict=True))) == figures["clips"]
-    same = results.as_json(plan_report.compare((one, a), (one, a)))
+    same = results.as_json(plan_comparison.compare((one, a), (one, a)))
     assert same["keys"] == []
     assert all(x["a"] == x["b"] for part in ("figures", "buckets", "reasons") for x in same[part])
 

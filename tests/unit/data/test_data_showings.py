@@ -17,7 +17,7 @@ from reelworks.catalog import captions
 from reelworks.catalog.config import DatasetConfig
 from reelworks.core import hash_rng
 from reelworks.data import decode_requests
-from reelworks.data.loader import StepSource
+from reelworks.data.step_source import StepSource
 from reelworks.media.augment import NO_AUGMENTATION
 
 AUGMENTED: dict[str, Any] = {

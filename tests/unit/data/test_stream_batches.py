@@ -18,10 +18,10 @@ from PIL import Image
 from stream_works import CLIP_BYTES, LONG_SECONDS, greys, request, work
 
 from reelworks.core.shared_array import Slot
-from reelworks.data.loader import StepSource
 from reelworks.data.micro_batch import MicroBatchRequest
 from reelworks.data.position import next_epoch
 from reelworks.data.prefetch import read_ahead
+from reelworks.data.step_source import StepSource
 from reelworks.media.decode import Request
 from reelworks.media.decode_pool import Decoded, DecodePool, Failure
 from reelworks.testing import sample_dataset

@@ -12,7 +12,7 @@ from examples import training_example, validation_example
 from PIL import Image
 
 from reelworks.data import prefetch
-from reelworks.data.loader import StepSource
+from reelworks.data.step_source import StepSource
 from reelworks.media.decode_pool import DecodePool
 from reelworks.models import registry
 from reelworks.models.families.sdxl import network as sdxl

@@ -9,8 +9,8 @@ import numpy as np
 
 from reelworks.core import digests
 from reelworks.data.dataset import Dataset
-from reelworks.data.loader import StepSource
 from reelworks.data.micro_batch import MicroBatchRequest
+from reelworks.data.step_source import StepSource
 from reelworks.schedule.plan import PlanSpec, Samples
 
 _CHUNK_CLIPS = 1024

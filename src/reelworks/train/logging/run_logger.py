@@ -25,7 +25,7 @@ from reelworks.analysis.speed import Speed
 from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.core import cores, files, launcher, log, openmp_wait_policy, units
 from reelworks.core.log import logger
-from reelworks.data import failures, loader
+from reelworks.data import failures, step_source
 from reelworks.data.failures import FailedClip
 from reelworks.data.micro_batch import MicroBatch, StreamState
 from reelworks.data.position import Counts, DataPosition
@@ -45,7 +45,8 @@ from reelworks.train.logging.segment_records import RecordKeeper
 from reelworks.train.step import spikes
 from reelworks.train.step.nonfinite import NonFiniteCause
 from reelworks.train.step.spikes import Spike
-from reelworks.train.step.train_step import TIMESTEP_RANGES, StepResult
+from reelworks.train.step.step_sums import TIMESTEP_RANGES
+from reelworks.train.step.train_step import StepResult
 from reelworks.train.validation import Validation
 
 _LINE_EVERY_SECONDS = 10.0
@@ -157,7 +158,7 @@ class RunLogger:
         by_bucket = {buckets[i].name: loss for i, loss in result.loss_by_bucket.items()}
         by_range = {_range(i): loss for i, loss in result.loss_by_range.items()}
         names = list(by_bucket)
-        planned = loader.batches_of_step(position.plan, position.plan_step)
+        planned = step_source.batches_of_step(position.plan, position.plan_step)
         # Before the step, which counts them: whoever is killed in between has no step whose clips are not told.
         recorded = self._failures(position, step, failed) if failed else []
         stream = batches[-1].stream if batches else StreamState()

@@ -17,7 +17,7 @@ from reelworks.buckets.table import BucketTable
 from reelworks.core import hash_rng
 from reelworks.core.hash_rng import U64, Purpose
 from reelworks.core.shape import Geometry, Shape
-from reelworks.data import loader
+from reelworks.data import step_source
 from reelworks.data.micro_batch import MicroBatchRequest
 from reelworks.diffusion import frame_masks, objectives, timesteps
 from reelworks.diffusion.config import ObjectiveConfig
@@ -43,7 +43,7 @@ def objective_of_step(
         return recipe.objective
     objective = recipe.objective
     low = clips = 0.0
-    for bucket, count in loader.batches_of_step(plan, plan_step):
+    for bucket, count in step_source.batches_of_step(plan, plan_step):
         shape = table.buckets[bucket].shape
         ratio = shift_ratio(objective, shape, geometry.latent(shape))
         share = timesteps.share_below(switch, objective, ratio)
