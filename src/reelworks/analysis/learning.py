@@ -38,8 +38,7 @@ FEWEST_PEERS = 20  # of a bucket; with fewer, all clips are compared, whose loss
 FAR = 3.5  # deviations beyond which a value is an outlier (Iglewicz and Hoaglin, 1993)
 LEAST_RATIO = 0.1  # and the least difference of the logarithm of a loss, so that a set without spread has no outliers
 BELOW = 1.0  # deviations below its peers from which on a clip that fell far more than they did is memorised
-# Share of the usual gain, below which a caption may be without effect: many measurements make also small lacks sure.
-LITTLE = 0.4
+OFTEN = 8  # times as often trained as the median of its peers, from which on half of FAR shows that a clip is memorised
 STILL_FALLING = 0.03  # by which the loss fell lately where it is still falling
 
 
@@ -99,18 +98,22 @@ def words_of(table: ClipLosses) -> ClipWords:
     """Return the words for the clips of a table; a pure function of it."""
     peers, known = _peers(table), table.shown >= FEWEST_SHOWN
     outlier, fall, rank = (np.zeros(len(table)) for _ in range(3))
+    far = np.full(len(table), FAR)
     drop = (table.recent - table.first).astype(np.float64)
     for group in np.unique(peers[known]).tolist():
         where = np.flatnonzero(known & (peers == group))
-        among = table.recent[known] if group < 0 else table.recent[where]
+        others = np.flatnonzero(known) if group < 0 else where
+        among = table.recent[others]
         outlier[where], rank[where] = deviations(table.recent[where], among), _ranks(table.recent[where], among)
-        fall[where] = deviations(drop[where], drop[known] if group < 0 else drop[where])
+        fall[where] = deviations(drop[where], drop[others])
+        far[where[table.shown[where] >= OFTEN * np.median(table.shown[others])]] = FAR / 2
     word = np.full(len(table), Word.LEARNT, np.int8)
     word[_falls(table)] = Word.STILL_LEARNING
     # Much of a loss is that of noise, which no model foretells: a memorised clip may lie little below the others.
-    word[(outlier < -FAR) | ((fall < -FAR) & (outlier < -BELOW))] = Word.MEMORISED
+    word[(outlier < -far) | ((fall < -far) & (outlier < -BELOW))] = Word.MEMORISED
     word[outlier > FAR] = Word.NOT_LEARNT
-    word[(table.doubt() > DOUBT) & (table.gain < LITTLE * table.usual_gain())] = Word.WITHOUT_EFFECT
+    # Many measurements make also a small gain surely less than the usual one; but a wrong caption raises a loss.
+    word[(table.doubt() > DOUBT) & (table.gain < 0)] = Word.WITHOUT_EFFECT
     word[~known] = Word.TOO_EARLY
     return ClipWords(word, outlier, drop + _course(table), rank)
 
@@ -161,8 +164,8 @@ class ClipLearning:
 
     Attributes:
         path: "dataset/path", with the frames of a range; its uid alone if no record of the run names it.
-        word: "not_learnt" (its loss is far above that of its peers: look at it), "caption_without_effect" (far less than
-            those of its peers), "memorised" (its loss is far below), "still_learning", "learnt", or "too_early".
+        word: "not_learnt" (its loss is far above that of its peers: look at it), "caption_without_effect" (it does not
+            lower its loss, while those of its peers do), "memorised" (its loss is far below), "still_learning", "learnt", or "too_early".
         shown: Times that it was trained with its caption.
         loss: Its loss lately, as a multiple of the usual one of its bucket at the same timesteps.
         trend: Its loss lately, as a multiple of that when it was first trained.

@@ -84,6 +84,17 @@ class DenoiserInputs:
             values[name] = tuple(map(change, value)) if isinstance(value, tuple) else change(value)
         return DenoiserInputs(**values)
 
+    def followed_by(self, other: DenoiserInputs) -> DenoiserInputs:
+        """Return the clips of both; those of the other one have the same sizes, and come last."""
+        values: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+        for name, own in values.items():
+            others = getattr(other, name)
+            is_tuple = isinstance(own, tuple)
+            values[name] = (
+                tuple(map(torch.cat, zip(own, others, strict=True))) if is_tuple else torch.cat([own, others])
+            )
+        return DenoiserInputs(**values)
+
 
 def no_companions(latent_BCTHW: Tensor) -> dict[str, Tensor]:
     """Return empty values of the inputs of a control and a first frame, for clips that have neither; see `given`."""

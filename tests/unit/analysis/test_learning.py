@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from reelworks.analysis import learning
-from reelworks.analysis.learning import FAR, FEWEST_PEERS, FEWEST_SHOWN, Learning, Word
+from reelworks.analysis.learning import FAR, FEWEST_PEERS, FEWEST_SHOWN, OFTEN, Learning, Word
 from reelworks.core.errors import UserError
 from reelworks.run.clip_losses import ClipLosses, LossesAbout
 from reelworks.run.folder import RunFolder
@@ -39,9 +39,12 @@ def word_of(made: ClipLosses, place: int = 0) -> Word:
     [
         ({"recent": 2.0}, Word.NOT_LEARNT),
         ({"recent": -2.0}, Word.MEMORISED),
-        ({"gain": 0.0}, Word.WITHOUT_EFFECT),
-        ({"gain": 0.05}, Word.LEARNT),
-        ({"gain": 0.0, "measured": 0}, Word.LEARNT),
+        ({"recent": -0.5, "longer": -0.5}, Word.LEARNT),
+        ({"recent": -0.5, "shown": 20 * OFTEN}, Word.MEMORISED),
+        ({"recent": 0.0, "shown": 20 * OFTEN}, Word.LEARNT),
+        ({"gain": -0.01}, Word.WITHOUT_EFFECT),
+        ({"gain": 0.01}, Word.LEARNT),
+        ({"gain": -0.01, "measured": 0}, Word.LEARNT),
         ({"recent": -0.3, "longer": 0.0}, Word.STILL_LEARNING),
         ({"recent": 2.0, "shown": FEWEST_SHOWN - 1}, Word.TOO_EARLY),
         ({}, Word.LEARNT),
@@ -74,10 +77,17 @@ def test_few_good_captions_are_doubted_however_much_is_learnt_of_them(usual: flo
 def test_a_doubtful_caption_is_named_once_measurements_make_it_sure() -> None:
     made = table(1000)
     made.gain[:], made.measured[:] = np.random.default_rng(0).normal(0.1, 0.07, 1000), 1
-    made.gain[0] = 0.02
+    made.gain[0] = -0.01
     assert word_of(made) == Word.LEARNT
     made.measured[0] = 8
     assert word_of(made) == Word.WITHOUT_EFFECT
+
+
+def test_a_caption_that_helps_a_little_has_an_effect_however_often_it_is_measured() -> None:
+    made = table(1000)
+    made.gain[:], made.measured[:] = np.random.default_rng(0).normal(0.1, 0.02, 1000), 8
+    made.gain[0] = 0.01
+    assert word_of(made) == Word.LEARNT
 
 
 def test_few_of_many_equal_clips_are_outliers_whatever_their_spread() -> None:

@@ -122,18 +122,23 @@ def test_all_clips_take_turns_in_micro_batches_of_one_kind(clips: int, kinds: in
     assert np.ptp(trained) <= 1 + 4 * (kinds > 1) if len(trained) else True
 
 
-@given(steps=st.integers(1, 400), batch=st.integers(1, 64), is_known=st.booleans())
-def test_two_percent_of_the_clips_are_measured_from_a_fifth_of_the_steps_on(
-    steps: int, batch: int, is_known: bool
+@given(steps=st.integers(1, 400), batch=st.integers(1, 64), is_known=st.booleans(), knows_captions=st.booleans())
+def test_two_percent_of_the_clips_are_measured_when_they_tell_most(
+    steps: int, batch: int, is_known: bool, knows_captions: bool
 ) -> None:
-    visits = 0
+    visits, third = 0, 0
     for step in range(1, steps + 1):
-        end = steps if is_known else None
-        if clip_measure.is_affordable(batch, step=step, end=end, trained=step * batch, visits=visits):
-            assert step >= steps / 5 or not is_known
+        end, trained = steps if is_known else None, step * batch
+        most = clip_measure.affordable(step=step, end=end, trained=trained, knows_captions=knows_captions)
+        if visits + batch <= most:
+            assert step >= steps / 5 or knows_captions or not is_known
             visits += batch
-        assert visits <= clip_measure.SHARE * step * batch
+        assert visits <= clip_measure.SHARE * trained * (3 if knows_captions and is_known else 1)
+        third = visits if step <= steps / 3 else third
+    assert visits <= clip_measure.SHARE * steps * batch
     assert visits > clip_measure.SHARE * steps * batch - batch
+    if knows_captions and is_known:
+        assert visits <= third + batch
 
 
 def test_clips_of_whose_captions_least_is_sure_are_measured_after_all_others() -> None:

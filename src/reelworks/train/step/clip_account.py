@@ -29,6 +29,7 @@ I64 = NDArray[np.int64]
 _PARTS = 10  # of the timesteps, between knots of the usual loss
 _KNOTS = np.linspace(0, NUM_TIMESTEPS, _PARTS + 1)
 _WINDOW = 128.0  # clips over which the usual loss is a mean, at each knot and of each bucket
+_LEAST_WEIGHT = 1e-300  # so that what has none stays as it is
 _FAR = 2.0  # logarithm of a ratio beyond which a loss counts as if it were there
 _FIRST = 4  # times that are a clip's first
 _LONGER, _RECENT = 32, 8  # times over which means of a clip reach back
@@ -100,16 +101,16 @@ class _UsualLoss:
             return np.full(len(time), np.nan)
         return np.asarray(np.interp(time, _KNOTS[known], self.mean[known]) * self.factor[bucket])
 
-    def add(self, loss: F64, time: F64, bucket: I64) -> None:
-        """Add clips that one step trained."""
+    def add(self, loss: F64, time: F64, bucket: I64) -> F64:
+        """Add clips that one step trained, and return the usual loss of each after it."""
         usual = self.at(time, bucket)
         if not np.isnan(usual).any():
-            loss = np.clip(loss, usual * np.exp(-_FAR), usual * np.exp(_FAR))
-        place = np.clip(time / NUM_TIMESTEPS, 0, 1) * _PARTS
+            loss = np.minimum(np.maximum(loss, usual * np.exp(-_FAR)), usual * np.exp(_FAR))
+        place = np.minimum(np.maximum(time / NUM_TIMESTEPS, 0), 1) * _PARTS
         left = np.minimum(place.astype(np.int64), _PARTS - 1)
         knot, share = np.concatenate([left, left + 1]), np.concatenate([left + 1 - place, place - left])
-        whole = np.tile(loss / self.factor[bucket], 2)
-        _move(self.mean, self.weight, knot, share, whole)
+        whole = loss / self.factor[bucket]
+        _move(self.mean, self.weight, knot, share, np.concatenate([whole, whole]))
         if len(self.factor) > 1:
             ratio = loss * self.factor[bucket] / self.at(time, bucket)
             _move(self.factor, self.factor_weight, bucket, np.ones(len(loss)), ratio)
@@ -117,15 +118,15 @@ class _UsualLoss:
             scale = np.average(self.factor, weights=self.factor_weight)
             self.factor /= scale
             self.mean *= scale
+        return self.at(time, bucket)
 
 
 def _move(mean: F64, weight: F64, place: I64, share: F64, values: F64) -> None:
     """Move means towards the mean of new values, each of which counts by its share."""
     new = np.bincount(place, share, minlength=len(mean))
     total = np.bincount(place, share * values, minlength=len(mean))
-    weight[:] = np.where(new > 0, np.minimum(weight + new, _WINDOW + new), weight)
-    at = np.flatnonzero(new > 0)
-    mean[at] += (total[at] - new[at] * mean[at]) / weight[at]
+    weight += new
+    mean += (total - new * mean) / np.maximum(weight, _LEAST_WEIGHT)
     np.minimum(weight, _WINDOW, out=weight)
 
 
@@ -274,26 +275,29 @@ class _AccountRows:
     def add(self, shows: _Shows) -> None:
         """Add clips that were trained, step by step and in the order of the plan."""
         shows = shows.take(np.lexsort((shows.place, shows.micro_batch, shows.step)))
-        ends = np.flatnonzero(np.diff(shows.step, append=shows.step[-1] + 1)) + 1
-        for first, end in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True):
-            self._add_step(shows.take(slice(first, end)))
+        row, bucket = self.of_uids(shows.uid), self._own[shows.bucket]
+        ends = (np.flatnonzero(np.diff(shows.step, append=shows.step[-1] + 1)) + 1).tolist()
+        steps = [slice(first, end) for first, end in zip([0, *ends[:-1]], ends, strict=True)]
+        usual = np.empty(len(row))
+        for part in steps:
+            usual[part] = self.usual.add(shows.loss[part], shows.time[part], bucket[part])
+            self._note_course(int(shows.step[part.start]))
+        ratio = np.clip(np.log(shows.loss / usual), -_FAR, _FAR)
+        self.table.bucket[row], self.table.held_out[row] = bucket, False
+        for part in steps:
+            self._add_ratios(row[part], ratio[part])
 
-    def _add_step(self, shows: _Shows) -> None:
-        bucket = self._own[shows.bucket]
-        self.usual.add(shows.loss, shows.time, bucket)
-        ratio = np.clip(np.log(shows.loss / self.usual.at(shows.time, bucket)), -_FAR, _FAR)
+    def _add_ratios(self, row: I64, ratio: F64) -> None:
         # A clip may be shown several times in a step, which counts as its mean.
-        every = self.of_uids(shows.uid)
-        row, place, times = np.unique(every, return_inverse=True, return_counts=True)
+        row, place, times = np.unique(row, return_inverse=True, return_counts=True)
         value, table = np.bincount(place, ratio) / times, self.table
-        table.bucket[every], table.held_out[row] = bucket, False
-        begins = table.shown[row] < _FIRST
-        table.shown[row] += times.astype(np.int32)
-        shown = table.shown[row]
-        _approach(table.first, row[begins], value[begins], times[begins] / shown[begins])
+        shown = table.shown[row] + times.astype(np.int32)
+        begins = shown - times < _FIRST
+        table.shown[row], share = shown, times / shown
+        if begins.any():
+            _approach(table.first, row[begins], value[begins], share[begins])
         for column, reach in ((table.longer, _LONGER), (table.recent, _RECENT)):
-            _approach(column, row, value, np.maximum(times / shown, 1 / reach))
-        self._note_course(int(shows.step[0]))
+            _approach(column, row, value, np.maximum(share, 1 / reach))
 
     def _note_course(self, step: int) -> None:
         course = self.about.course

@@ -52,6 +52,11 @@ class Predicted(NamedTuple):
         sounds = [part.sound for part in parts if part.sound is not None]
         return cls(torch.cat([part.picture for part in parts]), torch.cat(sounds) if sounds else None)
 
+    def halves(self) -> tuple[Predicted, Predicted]:
+        """Return the outputs of the first half of the clips, and those of the others."""
+        first, others = zip(*(output.chunk(2) for output in self if output is not None), strict=True)
+        return Predicted(*first), Predicted(*others)
+
 
 def filled_up(inputs: DenoiserInputs, count: int) -> DenoiserInputs:
     """Return inputs of at least so many clips, of which further ones are copies of the last."""
