@@ -1,4 +1,4 @@
-"""What a rank reads of a plan: requests for micro-batches, in the order of its steps."""
+"""Request the micro-batches that a rank reads of a plan, in the order of its steps."""
 
 from __future__ import annotations
 
