@@ -231,12 +231,12 @@ def test_chosen_degrees_train_as_given_ones_and_stay(tiny, tmp_path):
     file = tmp_path / "recipe.tuned.json"
     trials = [{"bucket": "32px 1:1 ×1", "tokens": 4, "batch_size": 1, "milliseconds": 1.0, "peak_bytes": 4000}]
     model = {"per_batch": 0.0, "per_clip": 0.0, "per_token": 1.0, "per_token_squared": 0.0}
-    limits = {"memory_bytes": 5000, "milliseconds": None, "clips": 8}
+    limits = {"memory_bytes": 10**6, "milliseconds": None, "clips": 8}
     sizes = {"32px ×1": 1, "32px ×5": 0}
     file.write_text(json.dumps({"batch_sizes": sizes, "trials": trials, "model_ms": model, "limits": limits}))
     train = {**TRAIN, "max_steps": 4}
     given = by_bucket(tiny, [1, 1], [1, 2], parallel={"sequence_degree": 2}, train=train)("given")
-    assert children.train(given, world=2, debug=True) == [0] * 2, children.output(given)
+    assert children.train(given, world=4, debug=True) == [0] * 4, children.output(given)
     keys = {"buckets": {"tuned": str(file)}, "parallel": {"sequence_degree": "auto", "max_sequence_degree": 2}}
     recipe = by_bucket(tiny, "auto", train={**train, "max_steps": 2}, **keys)("chosen")
     assert children.train(recipe, world=4, debug=True) == [0] * 4, children.output(recipe)
