@@ -26,7 +26,10 @@ def state(path: Path) -> list[int]:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
-    """Replace `path` atomically and durably."""
+    """Replace `path` atomically and durably; a device or a pipe, such as /dev/stdout, is written to instead."""
+    if storage.is_special(path):
+        path.write_bytes(data)
+        return
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.tmp")
     try:
         with storage.create(temporary) as f:

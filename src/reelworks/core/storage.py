@@ -5,8 +5,10 @@ Each function makes one system call; only a write that the system cuts short is 
 
 from __future__ import annotations
 
+import errno
 import io
 import os
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -126,9 +128,20 @@ def fsync_folder(path: Path) -> None:
 
 
 def rename(path: Path, target: Path) -> None:
-    """Rename a file or folder; an existing file at the target is replaced."""
+    """Rename a file or folder; an existing file at the target is replaced, but no device or pipe, which others need."""
     _ask("rename", path)
+    if is_special(target):
+        raise OSError(errno.EEXIST, "it is a device or a pipe, and no file", str(target))
     path.rename(target)
+
+
+def is_special(path: Path) -> bool:
+    """Whether a path is a device, a pipe or a socket, such as /dev/null."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return False
+    return not (stat.S_ISREG(mode) or stat.S_ISDIR(mode))
 
 
 def unlink(path: Path) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw
 
-from reelworks.core import files
+from reelworks.core import files, storage
 from reelworks.core.errors import UserError, nearest
 from reelworks.media import lettering
 
@@ -57,7 +57,7 @@ def _atomic(path: Path, *, keep: bool = True) -> Iterator[Path]:
         path.parent.mkdir(parents=True, exist_ok=True)
         yield temporary
         if keep:
-            temporary.replace(path)
+            storage.rename(temporary, path)
     except OSError as error:
         raise files.unwritable("output", path, error) from error
     finally:

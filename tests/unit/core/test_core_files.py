@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import json
+import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from reelworks.core import files
+from reelworks.core import files, storage
 
 
 def test_a_file_is_replaced_whole_and_nothing_is_left_beside(tmp_path: Path) -> None:
@@ -28,6 +30,20 @@ def test_a_write_that_fails_leaves_the_former_file(tmp_path: Path) -> None:
         files.write_bytes(tmp_path / "folder", b"x")  # cannot be renamed onto a folder
     assert sorted(p.name for p in tmp_path.iterdir()) == ["folder", "value.json"]
     assert json.loads(target.read_text()) == [1]
+
+
+def test_a_pipe_is_written_to_and_never_replaced(tmp_path: Path) -> None:
+    pipe, other = tmp_path / "pipe", tmp_path / "other"
+    os.mkfifo(pipe)
+    with ThreadPoolExecutor(1) as thread:
+        read = thread.submit(pipe.read_bytes)
+        files.write_for("--output", pipe, b"written")
+        assert read.result(10) == b"written"
+    other.write_bytes(b"x")
+    with pytest.raises(OSError, match="a device or a pipe"):
+        storage.rename(other, pipe)
+    assert pipe.is_fifo()
+    assert sorted(tmp_path.iterdir()) == [other, pipe]
 
 
 def test_what_json_does_not_know_is_refused() -> None:
