@@ -37,6 +37,8 @@ class ModelCaptioner:
         self.batch_size, self._source = request.batch_size, request.model
         self._device = _device(request.device)
         self._processor, self._model, folder = _load(request, self._device)
+        self._has_template = _has_template(self._processor)
+        self._takes_videos = self._has_template and _takes_videos(self._processor)
         self._commit = hub.commit_of(folder)
         words = request.max_words
         self._tokens = _TOKENS if words is None else min(_TOKENS_PER_WORD * words + _TOKENS_BESIDE, 4 * _TOKENS)
@@ -55,13 +57,25 @@ class ModelCaptioner:
         }
 
     def answer(self, questions: Sequence[CaptionQuestion]) -> list[Answer | CaptionFailed]:
-        """Answer a batch together; if that fails, in halves, so that one clip does not spoil the others."""
+        """Answer what is alike in a batch together; if that fails, in halves, so that one clip does not spoil the others."""
+        alike: dict[
+            int, list[int]
+        ] = {}  # most processors take no batch of pictures and videos, or of videos of other lengths
+        for i, question in enumerate(questions):
+            alike.setdefault(len(question.frames) if self._is_video(question) else 0, []).append(i)
+        found: dict[int, Answer | CaptionFailed] = {}
         with self._one_at_a_time:  # other threads read the frames of the next batch meanwhile
-            return self._halving(questions)
+            for group in alike.values():
+                found.update(zip(group, self._halving([questions[i] for i in group]), strict=True))
+        return [found[i] for i in range(len(questions))]
 
     def stop(self) -> None:
         """End a generation at its next token."""
         self._stopped.set()
+
+    def _is_video(self, question: CaptionQuestion) -> bool:
+        # A lone frame is a picture for processors that join frames in pairs.
+        return self._takes_videos and question.fps > 0 and len(question.frames) > 1
 
     def _halving(self, questions: Sequence[CaptionQuestion]) -> list[Answer | CaptionFailed]:
         if self._stopped.is_set():
@@ -79,7 +93,7 @@ class ModelCaptioner:
     @torch.inference_mode()
     def _generate(self, questions: Sequence[CaptionQuestion]) -> list[Answer | CaptionFailed]:
         inputs = self._inputs(questions)
-        transformers, length = optional_imports.transformers(), inputs["input_ids"].shape[1]
+        transformers, asked_BL = optional_imports.transformers(), inputs["input_ids"]
         made = self._model.generate(
             **inputs,
             max_new_tokens=self._tokens,
@@ -88,7 +102,8 @@ class ModelCaptioner:
         )
         if self._stopped.is_set():
             return [CaptionFailed("stopped")] * len(questions)
-        new_BL = made[:, length:]
+        # Encoder-decoders do not repeat what they were asked.
+        new_BL = made if self._model.config.is_encoder_decoder else made[:, asked_BL.shape[1] :]
         texts = self._processor.batch_decode(new_BL, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         ends = _ends(self._model.generation_config)
         is_cut = [new_BL.shape[1] >= self._tokens and int(line[-1]) not in ends for line in new_BL]
@@ -96,16 +111,22 @@ class ModelCaptioner:
 
     def _inputs(self, questions: Sequence[CaptionQuestion]) -> dict[str, Any]:
         """Return the tensors of a batch, `input_ids` and pictures among them, on the device and in the model's dtype."""
-        pictures = [[Image.fromarray(frame) for frame in question.frames] for question in questions]
-        talks = [
-            [{"role": "user", "content": [*({"type": "image"} for _ in shown), {"type": "text", "text": q.prompt}]}]
-            for shown, q in zip(pictures, questions, strict=True)
-        ]
-        texts = self._processor.apply_chat_template(talks, add_generation_prompt=True, tokenize=False)
+        visuals: dict[str, Any]
+        if not self._has_template:
+            visuals = {"images": [Image.fromarray(q.frames[len(q.frames) // 2]) for q in questions]}
+            texts = [q.prompt for q in questions]
+        else:
+            if self._is_video(questions[0]):
+                visuals, shown = _videos(questions), [["video"]] * len(questions)
+            else:
+                visuals = {"images": [[Image.fromarray(frame) for frame in q.frames] for q in questions]}
+                shown = [["image"] * len(q.frames) for q in questions]
+            talks = [_talk(kinds, q.prompt) for kinds, q in zip(shown, questions, strict=True)]
+            texts = self._processor.apply_chat_template(talks, add_generation_prompt=True, tokenize=False)
         # Templates write the token of the beginning themselves, which must not be there twice.
         begin = getattr(self._processor.tokenizer, "bos_token", None)
         options = {"add_special_tokens": False} if begin and texts[0].startswith(begin) else {}
-        prepared = self._processor(text=texts, images=pictures, padding=True, return_tensors="pt", **options)
+        prepared = self._processor(text=texts, **visuals, padding=True, return_tensors="pt", **options)
         return {
             name: value.to(self._device, self._model.dtype if value.is_floating_point() else None)
             for name, value in prepared.items()
@@ -114,6 +135,37 @@ class ModelCaptioner:
 
     def _is_stopped(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
         return torch.full((len(input_ids),), self._stopped.is_set(), dtype=torch.bool, device=input_ids.device)
+
+
+def _talk(kinds: Sequence[str], prompt: str) -> list[dict[str, Any]]:
+    """Return a conversation of one message, as chat templates take it: what is shown, and the text."""
+    return [{"role": "user", "content": [*({"type": kind} for kind in kinds), {"type": "text", "text": prompt}]}]
+
+
+def _videos(questions: Sequence[CaptionQuestion]) -> dict[str, Any]:
+    """Return videos as processors take them: all frames of each are used, and their times are told."""
+    times = [
+        {
+            "total_num_frames": len(q.frames),
+            "frames_indices": [*range(len(q.frames))],
+            "fps": q.fps,
+            "duration": len(q.frames) / q.fps,
+        }
+        for q in questions
+    ]
+    return {"videos": [q.frames for q in questions], "video_metadata": times, "do_sample_frames": False}
+
+
+def _has_template(processor: Any) -> bool:
+    return any(getattr(one, "chat_template", None) for one in (processor, processor.tokenizer))
+
+
+def _takes_videos(processor: Any) -> bool:
+    """Return whether processor and chat template take videos, rather than several pictures in place of one."""
+    token = getattr(processor, "video_token", None)
+    if token is None or getattr(processor, "video_processor", None) is None:
+        return False
+    return token in processor.apply_chat_template(_talk(["video"], ""), tokenize=False)
 
 
 def _device(name: str) -> torch.device:
@@ -167,16 +219,24 @@ def _load(request: CaptionRequest, device: torch.device) -> tuple[Any, Any, Path
     except torch.OutOfMemoryError as error:
         raise _unusable(request, "it does not fit into the memory of the device", "choose a smaller one") from error
     except Exception as error:  # missing and damaged files, other kinds of models, and no connection
-        first_line = str(error).strip().partition("\n")[0][:300]
-        if "trust_remote_code" in str(error):
+        first_line, said = str(error).strip().partition("\n")[0][:300], _all_said(error)
+        if "trust_remote_code" in said:
             raise _unusable(
                 request,
                 "it needs code of its repository, which is not run",
                 "choose one that transformers has itself, or let a server run it (--server)",
             ) from error
-        if isinstance(error, ImportError) and "torchvision" in str(error).lower():
+        if "torchvision" in said.lower():
             raise _unusable(
-                request, "its processor needs a package that is not installed", "pip install 'reelworks[caption]'"
+                request,
+                f"its processor needs torchvision, which is not installed or does not fit torch {torch.__version__}",
+                "pip install 'reelworks[caption]', with the --index-url that torch was installed from, if any",
+            ) from error
+        if isinstance(error, ImportError):
+            raise _unusable(
+                request,
+                f"it needs a package that is not installed ({first_line})",
+                "pip install 'reelworks[caption]' and what it names",
             ) from error
         raise _unusable(
             request,
@@ -184,14 +244,16 @@ def _load(request: CaptionRequest, device: torch.device) -> tuple[Any, Any, Path
             "name a folder, or a hub id such as Qwen/Qwen2.5-VL-3B-Instruct",
         ) from error
     tokenizer = getattr(processor, "tokenizer", None)
-    template = getattr(processor, "chat_template", None) or getattr(tokenizer, "chat_template", None)
-    if tokenizer is None or template is None or not hasattr(processor, "image_processor"):
+    if tokenizer is None or not hasattr(processor, "image_processor"):
+        raise _unusable(request, "it has no processor of texts and pictures", "choose a vision-language model")
+    if request.prompt is None and not _has_template(processor):
         raise _unusable(
             request,
-            "its processor has no chat template for pictures",
-            "choose a model that was tuned to follow instructions",
+            "it has no chat template, so that it does not follow the prompts of --style",
+            "give --prompt as its model card writes it, such as '<MORE_DETAILED_CAPTION>' for Florence-2, or another model",
         )
-    tokenizer.padding_side = "left"  # new tokens follow the prompt, and not its padding
+    if not model.config.is_encoder_decoder:
+        tokenizer.padding_side = "left"  # new tokens follow the prompt, and not its padding
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     if model.generation_config.pad_token_id is None:
@@ -205,6 +267,15 @@ def _load(request: CaptionRequest, device: torch.device) -> tuple[Any, Any, Path
 
 def _unusable(request: CaptionRequest, problem: str, remedy: str) -> UserError:
     return UserError(problem, code="captioner-unloadable", field="model", value=request.model, remedy=remedy)
+
+
+def _all_said(error: BaseException | None) -> str:
+    """Return the messages of an error and of all that it came from, since libraries hide why an import failed."""
+    messages = []
+    while error is not None:
+        messages.append(str(error))
+        error = error.__cause__ or error.__context__
+    return "\n".join(messages)
 
 
 def _ends(config: Any) -> set[int]:
