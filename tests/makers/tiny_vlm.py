@@ -22,8 +22,8 @@ TEMPLATE = (
 )
 
 
-def tokenizer(image_tokens: tuple[str, ...]) -> Any:
-    """A tokenizer that knows some words, and whatever tokens stand for pictures."""
+def tokenizer(image_tokens: tuple[str, ...], **named: str) -> Any:
+    """A tokenizer that knows some words, and whatever tokens stand for pictures; it has attributes with those that are named."""
     transformers = optional_imports.transformers()
     vocabulary = {word: i for i, word in enumerate([*_SPECIAL, *image_tokens, *WORDS])}
     words = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
@@ -34,8 +34,7 @@ def tokenizer(image_tokens: tuple[str, ...]) -> Any:
         pad_token="<pad>",
         bos_token="<s>",
         eos_token="</s>",
-        additional_special_tokens=["<image>", *image_tokens],
-        extra_special_tokens={"image_token": "<image>"},
+        **({"extra_special_tokens": named} if named else {"additional_special_tokens": ["<image>", *image_tokens]}),
     )
 
 
@@ -109,7 +108,7 @@ def florence2(folder: Path) -> Path:
     """Florence-2: an encoder-decoder without a chat template, which is asked by names of tasks."""
     transformers = optional_imports.transformers()
     torch.manual_seed(5)
-    words = tokenizer(())
+    words = tokenizer((), image_token="<image>")
     vision = {"embed_dim": [8] * 4, "num_heads": [2] * 4, "num_groups": [2] * 4, "depths": [1] * 4, "window_size": 2}
     text = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16}
     heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}

@@ -60,7 +60,7 @@ class ModelCaptioner:
         """Answer what is alike in a batch together; if that fails, in halves, so that one clip does not spoil the others."""
         alike: dict[
             int, list[int]
-        ] = {}  # most processors take no batch of pictures and videos, or of videos of other lengths
+        ] = {}  # many processors take neither pictures with videos nor videos of unlike lengths
         for i, question in enumerate(questions):
             alike.setdefault(len(question.frames) if self._is_video(question) else 0, []).append(i)
         found: dict[int, Answer | CaptionFailed] = {}
@@ -93,7 +93,7 @@ class ModelCaptioner:
     @torch.inference_mode()
     def _generate(self, questions: Sequence[CaptionQuestion]) -> list[Answer | CaptionFailed]:
         inputs = self._inputs(questions)
-        transformers, asked_BL = optional_imports.transformers(), inputs["input_ids"]
+        transformers, length = optional_imports.transformers(), inputs["input_ids"].shape[1]
         made = self._model.generate(
             **inputs,
             max_new_tokens=self._tokens,
@@ -102,8 +102,7 @@ class ModelCaptioner:
         )
         if self._stopped.is_set():
             return [CaptionFailed("stopped")] * len(questions)
-        # Encoder-decoders do not repeat what they were asked.
-        new_BL = made if self._model.config.is_encoder_decoder else made[:, asked_BL.shape[1] :]
+        new_BL = made if _is_encoder_decoder(self._model) else made[:, length:]
         texts = self._processor.batch_decode(new_BL, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         ends = _ends(self._model.generation_config)
         is_cut = [new_BL.shape[1] >= self._tokens and int(line[-1]) not in ends for line in new_BL]
@@ -154,6 +153,11 @@ def _videos(questions: Sequence[CaptionQuestion]) -> dict[str, Any]:
         for q in questions
     ]
     return {"videos": [q.frames for q in questions], "video_metadata": times, "do_sample_frames": False}
+
+
+def _is_encoder_decoder(model: Any) -> bool:
+    """Return whether a model reads prompts with an encoder, and so does not repeat them before its answers."""
+    return bool(model.config.get_text_config().is_encoder_decoder)
 
 
 def _has_template(processor: Any) -> bool:
@@ -214,35 +218,20 @@ def _load(request: CaptionRequest, device: torch.device) -> tuple[Any, Any, Path
     try:
         config = transformers.AutoConfig.from_pretrained(name, **options)  # refuses code of the repository first
         processor = transformers.AutoProcessor.from_pretrained(name, **options)
-        model = transformers.AutoModelForImageTextToText.from_pretrained(name, config=config, dtype=dtype, **options)
+        model, loaded = transformers.AutoModelForImageTextToText.from_pretrained(
+            name, config=config, dtype=dtype, output_loading_info=True, **options
+        )
         model = model.requires_grad_(False).eval().to(device)
     except torch.OutOfMemoryError as error:
         raise _unusable(request, "it does not fit into the memory of the device", "choose a smaller one") from error
     except Exception as error:  # missing and damaged files, other kinds of models, and no connection
-        first_line, said = str(error).strip().partition("\n")[0][:300], _all_said(error)
-        if "trust_remote_code" in said:
-            raise _unusable(
-                request,
-                "it needs code of its repository, which is not run",
-                "choose one that transformers has itself, or let a server run it (--server)",
-            ) from error
-        if "torchvision" in said.lower():
-            raise _unusable(
-                request,
-                f"its processor needs torchvision, which is not installed or does not fit torch {torch.__version__}",
-                "pip install 'reelworks[caption]', with the --index-url that torch was installed from, if any",
-            ) from error
-        if isinstance(error, ImportError):
-            raise _unusable(
-                request,
-                f"it needs a package that is not installed ({first_line})",
-                "pip install 'reelworks[caption]' and what it names",
-            ) from error
+        raise _unusable(request, *_problem_and_remedy(error)) from error
+    if missing := sorted(loaded["missing_keys"]):  # they would be random
         raise _unusable(
             request,
-            f"no vision-language model can be loaded from it ({first_line})",
-            "name a folder, or a hub id such as Qwen/Qwen2.5-VL-3B-Instruct",
-        ) from error
+            f"its weights lack {len(missing)} tensors of {type(model).__name__}, such as {missing[0]}",
+            "download it again, or choose weights in the format of transformers",
+        )
     tokenizer = getattr(processor, "tokenizer", None)
     if tokenizer is None or not hasattr(processor, "image_processor"):
         raise _unusable(request, "it has no processor of texts and pictures", "choose a vision-language model")
@@ -252,7 +241,7 @@ def _load(request: CaptionRequest, device: torch.device) -> tuple[Any, Any, Path
             "it has no chat template, so that it does not follow the prompts of --style",
             "give --prompt as its model card writes it, such as '<MORE_DETAILED_CAPTION>' for Florence-2, or another model",
         )
-    if not model.config.is_encoder_decoder:
+    if not _is_encoder_decoder(model):
         tokenizer.padding_side = "left"  # new tokens follow the prompt, and not its padding
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -267,6 +256,27 @@ def _load(request: CaptionRequest, device: torch.device) -> tuple[Any, Any, Path
 
 def _unusable(request: CaptionRequest, problem: str, remedy: str) -> UserError:
     return UserError(problem, code="captioner-unloadable", field="model", value=request.model, remedy=remedy)
+
+
+def _problem_and_remedy(error: Exception) -> tuple[str, str]:
+    """Return why a model was not loaded, and what to do."""
+    first_line, said = str(error).strip().partition("\n")[0][:300], _all_said(error)
+    if "trust_remote_code" in said:
+        return (
+            "it needs code of its repository, which is not run",
+            "choose one that transformers has itself, or let a server run it (--server)",
+        )
+    if "torchvision" in said.lower():
+        return (
+            f"its processor needs torchvision, which is not installed or does not fit torch {torch.__version__}",
+            "pip install 'reelworks[caption]', or the torchvision of this torch, from the index that torch came from",
+        )
+    if isinstance(error, ImportError):
+        return f"it needs a package that is not installed ({first_line})", "pip install 'reelworks[caption]'"
+    return (
+        f"no vision-language model can be loaded from it ({first_line})",
+        "name a folder, or a hub id such as Qwen/Qwen2.5-VL-3B-Instruct",
+    )
 
 
 def _all_said(error: BaseException | None) -> str:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
 import threading
 from dataclasses import replace
 from pathlib import Path
 
 import media_makers as media
 import pytest
+import safetensors.torch
 import tiny_vlm
 import torch
 from captioned import clips, run, texts
@@ -163,6 +165,15 @@ def test_a_package_that_is_missing_is_named(tmp_path: Path) -> None:
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(kind))
     tiny_vlm.tokenizer(()).save_pretrained(tmp_path)
     with refused("captioner-unloadable", "model", says=r"reelworks\[caption\]"):
+        captioner(tmp_path)
+
+
+def test_weights_that_lack_tensors_are_refused(llava: Path, tmp_path: Path) -> None:
+    shutil.copytree(llava, tmp_path, dirs_exist_ok=True)
+    tensors = safetensors.torch.load_file(tmp_path / "model.safetensors")
+    del tensors["language_model.lm_head.weight"]
+    safetensors.torch.save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with refused("captioner-unloadable", "model", says=r"lack 1 tensors of LlavaFor.*lm_head"):
         captioner(tmp_path)
 
 
