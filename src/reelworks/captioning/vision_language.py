@@ -15,6 +15,7 @@ from reelworks.captioning.captioner import Answer, CaptionQuestion
 from reelworks.captioning.request import CaptionRequest
 from reelworks.core import optional_imports
 from reelworks.core.errors import UserError
+from reelworks.core.units import plural
 from reelworks.models import hub
 
 # Of a repository: weights in other formats could run code.
@@ -58,9 +59,8 @@ class ModelCaptioner:
 
     def answer(self, questions: Sequence[CaptionQuestion]) -> list[Answer | CaptionFailed]:
         """Answer what is alike in a batch together; if that fails, in halves, so that one clip does not spoil the others."""
-        alike: dict[
-            int, list[int]
-        ] = {}  # many processors take neither pictures with videos nor videos of unlike lengths
+        # Many processors take neither pictures with videos nor videos of unlike lengths.
+        alike: dict[int, list[int]] = {}
         for i, question in enumerate(questions):
             alike.setdefault(len(question.frames) if self._is_video(question) else 0, []).append(i)
         found: dict[int, Answer | CaptionFailed] = {}
@@ -229,7 +229,7 @@ def _load(request: CaptionRequest, device: torch.device) -> tuple[Any, Any, Path
     if missing := sorted(loaded["missing_keys"]):  # they would be random
         raise _unusable(
             request,
-            f"its weights lack {len(missing)} tensors of {type(model).__name__}, such as {missing[0]}",
+            f"its weights lack {plural(len(missing), 'tensor')} of {type(model).__name__}, such as {missing[0]}",
             "download it again, or choose weights in the format of transformers",
         )
     tokenizer = getattr(processor, "tokenizer", None)
@@ -272,7 +272,10 @@ def _problem_and_remedy(error: Exception) -> tuple[str, str]:
             "pip install 'reelworks[caption]', or the torchvision of this torch, from the index that torch came from",
         )
     if isinstance(error, ImportError):
-        return f"it needs a package that is not installed ({first_line})", "pip install 'reelworks[caption]'"
+        return (
+            f"it needs a package that is not installed ({first_line})",
+            "install it; pip install 'reelworks[caption]' has those of most models",
+        )
     return (
         f"no vision-language model can be loaded from it ({first_line})",
         "name a folder, or a hub id such as Qwen/Qwen2.5-VL-3B-Instruct",

@@ -83,7 +83,7 @@ def test_a_batch_answers_as_each_clip_alone(llava: Path) -> None:
 
 def test_qwen_vl_is_shown_a_clip_as_a_video_with_its_times(qwen: Path, tmp_path: Path) -> None:
     as_long = [
-        replace(one, prompt=n * one.prompt, frames=one.frames[:1].repeat(4, 0)) for n, one in enumerate(QUESTIONS)
+        replace(one, prompt=n * one.prompt, frames=one.frames[:1].repeat(4, 0)) for n, one in enumerate(QUESTIONS, 1)
     ]
     check_batches(qwen, [*as_long, *QUESTIONS])
     asked = captioner(qwen, dtype="bfloat16")
@@ -173,7 +173,7 @@ def test_weights_that_lack_tensors_are_refused(llava: Path, tmp_path: Path) -> N
     tensors = safetensors.torch.load_file(tmp_path / "model.safetensors")
     del tensors["language_model.lm_head.weight"]
     safetensors.torch.save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    with refused("captioner-unloadable", "model", says=r"lack 1 tensors of LlavaFor.*lm_head"):
+    with refused("captioner-unloadable", "model", says=r"lack 1 tensor of LlavaFor.*lm_head"):
         captioner(tmp_path)
 
 
