@@ -71,8 +71,11 @@ def _answer_batch(
     questions: list[tuple[int, CaptionQuestion]] = []
     for i, clip in batch:
         try:
-            kind, shown = _read(request, clip)
-            questions += [(i, CaptionQuestion(str(clip.file), kind, p, shown)) for p in _prompts(request, clip, kind)]
+            shown = _read(request, clip)
+            questions += [
+                (i, CaptionQuestion(str(clip.file), shown.kind, p, shown.frames, shown.fps))
+                for p in _prompts(request, clip, shown.kind)
+            ]
             results[i] = []
         except CaptionFailed as error:
             results[i] = NoCaption(str(error), of_file=True)
@@ -89,7 +92,7 @@ def _answer_batch(
     return [(i, r if isinstance(r, NoCaption) else list(dict.fromkeys(r))) for i, r in results.items()]
 
 
-def _read(request: CaptionRequest, clip: CaptionClip) -> tuple[str, frames.Frames]:
+def _read(request: CaptionRequest, clip: CaptionClip) -> frames.Shown:
     """Read the frames of a clip in a thread of its own, since a decoder may never return."""
     try:
         read = partial(frames.read, count=request.frames, most_px=request.frame_size)

@@ -23,12 +23,14 @@ class CaptionQuestion:
         kind: "picture" or "video".
         prompt: What is asked.
         frames: `[T, H, W, 3]` uint8 RGB, evenly spaced over the clip; a picture has one.
+        fps: Of `frames` in a second of the video; 0 for a picture, or where it is unknown.
     """
 
     path: str
     kind: str
     prompt: str
     frames: Frames
+    fps: float = 0.0
 
 
 class Answer(NamedTuple):

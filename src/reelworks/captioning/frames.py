@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +22,16 @@ Frames = NDArray[np.uint8]
 _JPEG_QUALITY = 90
 
 
-def read(clip: CaptionClip, count: int, most_px: int) -> tuple[str, Frames]:
-    """Return the kind, "picture" or "video", and frames `[T, H, W, 3]` uint8 RGB of a clip, as a player shows them.
+class Shown(NamedTuple):
+    """The kind, "picture" or "video", of a clip, frames `[T, H, W, 3]` uint8 RGB, and how many of these are in a second."""
+
+    kind: str
+    frames: Frames
+    fps: float
+
+
+def read(clip: CaptionClip, count: int, most_px: int) -> Shown:
+    """Return frames of a clip, as a player shows them.
 
     Args:
         count: Frames of a video: the middle ones of as many equal parts; fewer if it is shorter.
@@ -56,7 +65,9 @@ def read(clip: CaptionClip, count: int, most_px: int) -> tuple[str, Frames]:
         raise CaptionFailed(str(error)) from None
     except OSError as error:
         raise CaptionFailed(f"cannot be read: {error.strerror or error}") from None
-    return ("picture" if facts.kind == "image" else "video"), frames
+    if facts.kind == "image":
+        return Shown("picture", frames, 0.0)
+    return Shown("video", frames, facts.fps * taken / total)
 
 
 def as_jpeg(frame_HWC: Frames) -> bytes:

@@ -15,6 +15,7 @@ from reelworks.captioning.captioner import Answer, CaptionQuestion
 from reelworks.captioning.request import CaptionRequest
 from reelworks.core import optional_imports
 from reelworks.core.errors import UserError
+from reelworks.core.units import plural
 from reelworks.models import hub
 
 # Of a repository: weights in other formats could run code.
@@ -37,6 +38,8 @@ class ModelCaptioner:
         self.batch_size, self._source = request.batch_size, request.model
         self._device = _device(request.device)
         self._processor, self._model, folder = _load(request, self._device)
+        self._has_template = _has_template(self._processor)
+        self._takes_videos = self._has_template and _takes_videos(self._processor)
         self._commit = hub.commit_of(folder)
         words = request.max_words
         self._tokens = _TOKENS if words is None else min(_TOKENS_PER_WORD * words + _TOKENS_BESIDE, 4 * _TOKENS)
@@ -55,13 +58,24 @@ class ModelCaptioner:
         }
 
     def answer(self, questions: Sequence[CaptionQuestion]) -> list[Answer | CaptionFailed]:
-        """Answer a batch together; if that fails, in halves, so that one clip does not spoil the others."""
+        """Answer what is alike in a batch together; if that fails, in halves, so that one clip does not spoil the others."""
+        # Many processors take neither pictures with videos nor videos of unlike lengths.
+        alike: dict[int, list[int]] = {}
+        for i, question in enumerate(questions):
+            alike.setdefault(len(question.frames) if self._is_video(question) else 0, []).append(i)
+        found: dict[int, Answer | CaptionFailed] = {}
         with self._one_at_a_time:  # other threads read the frames of the next batch meanwhile
-            return self._halving(questions)
+            for group in alike.values():
+                found.update(zip(group, self._halving([questions[i] for i in group]), strict=True))
+        return [found[i] for i in range(len(questions))]
 
     def stop(self) -> None:
         """End a generation at its next token."""
         self._stopped.set()
+
+    def _is_video(self, question: CaptionQuestion) -> bool:
+        # A lone frame is a picture for processors that join frames in pairs.
+        return self._takes_videos and question.fps > 0 and len(question.frames) > 1
 
     def _halving(self, questions: Sequence[CaptionQuestion]) -> list[Answer | CaptionFailed]:
         if self._stopped.is_set():
@@ -88,7 +102,7 @@ class ModelCaptioner:
         )
         if self._stopped.is_set():
             return [CaptionFailed("stopped")] * len(questions)
-        new_BL = made[:, length:]
+        new_BL = made if _is_encoder_decoder(self._model) else made[:, length:]
         texts = self._processor.batch_decode(new_BL, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         ends = _ends(self._model.generation_config)
         is_cut = [new_BL.shape[1] >= self._tokens and int(line[-1]) not in ends for line in new_BL]
@@ -96,16 +110,22 @@ class ModelCaptioner:
 
     def _inputs(self, questions: Sequence[CaptionQuestion]) -> dict[str, Any]:
         """Return the tensors of a batch, `input_ids` and pictures among them, on the device and in the model's dtype."""
-        pictures = [[Image.fromarray(frame) for frame in question.frames] for question in questions]
-        talks = [
-            [{"role": "user", "content": [*({"type": "image"} for _ in shown), {"type": "text", "text": q.prompt}]}]
-            for shown, q in zip(pictures, questions, strict=True)
-        ]
-        texts = self._processor.apply_chat_template(talks, add_generation_prompt=True, tokenize=False)
+        visuals: dict[str, Any]
+        if not self._has_template:
+            visuals = {"images": [Image.fromarray(q.frames[len(q.frames) // 2]) for q in questions]}
+            texts = [q.prompt for q in questions]
+        else:
+            if self._is_video(questions[0]):
+                visuals, shown = _videos(questions), [["video"]] * len(questions)
+            else:
+                visuals = {"images": [[Image.fromarray(frame) for frame in q.frames] for q in questions]}
+                shown = [["image"] * len(q.frames) for q in questions]
+            talks = [_talk(kinds, q.prompt) for kinds, q in zip(shown, questions, strict=True)]
+            texts = self._processor.apply_chat_template(talks, add_generation_prompt=True, tokenize=False)
         # Templates write the token of the beginning themselves, which must not be there twice.
         begin = getattr(self._processor.tokenizer, "bos_token", None)
         options = {"add_special_tokens": False} if begin and texts[0].startswith(begin) else {}
-        prepared = self._processor(text=texts, images=pictures, padding=True, return_tensors="pt", **options)
+        prepared = self._processor(text=texts, **visuals, padding=True, return_tensors="pt", **options)
         return {
             name: value.to(self._device, self._model.dtype if value.is_floating_point() else None)
             for name, value in prepared.items()
@@ -114,6 +134,42 @@ class ModelCaptioner:
 
     def _is_stopped(self, input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
         return torch.full((len(input_ids),), self._stopped.is_set(), dtype=torch.bool, device=input_ids.device)
+
+
+def _talk(kinds: Sequence[str], prompt: str) -> list[dict[str, Any]]:
+    """Return a conversation of one message, as chat templates take it: what is shown, and the text."""
+    return [{"role": "user", "content": [*({"type": kind} for kind in kinds), {"type": "text", "text": prompt}]}]
+
+
+def _videos(questions: Sequence[CaptionQuestion]) -> dict[str, Any]:
+    """Return videos as processors take them: all frames of each are used, and their times are told."""
+    times = [
+        {
+            "total_num_frames": len(q.frames),
+            "frames_indices": [*range(len(q.frames))],
+            "fps": q.fps,
+            "duration": len(q.frames) / q.fps,
+        }
+        for q in questions
+    ]
+    return {"videos": [q.frames for q in questions], "video_metadata": times, "do_sample_frames": False}
+
+
+def _is_encoder_decoder(model: Any) -> bool:
+    """Return whether a model reads prompts with an encoder, and so does not repeat them before its answers."""
+    return bool(model.config.get_text_config().is_encoder_decoder)
+
+
+def _has_template(processor: Any) -> bool:
+    return any(getattr(one, "chat_template", None) for one in (processor, processor.tokenizer))
+
+
+def _takes_videos(processor: Any) -> bool:
+    """Return whether processor and chat template take videos, rather than several pictures in place of one."""
+    token = getattr(processor, "video_token", None)
+    if token is None or getattr(processor, "video_processor", None) is None:
+        return False
+    return token in processor.apply_chat_template(_talk(["video"], ""), tokenize=False)
 
 
 def _device(name: str) -> torch.device:
@@ -162,36 +218,31 @@ def _load(request: CaptionRequest, device: torch.device) -> tuple[Any, Any, Path
     try:
         config = transformers.AutoConfig.from_pretrained(name, **options)  # refuses code of the repository first
         processor = transformers.AutoProcessor.from_pretrained(name, **options)
-        model = transformers.AutoModelForImageTextToText.from_pretrained(name, config=config, dtype=dtype, **options)
+        model, loaded = transformers.AutoModelForImageTextToText.from_pretrained(
+            name, config=config, dtype=dtype, output_loading_info=True, **options
+        )
         model = model.requires_grad_(False).eval().to(device)
     except torch.OutOfMemoryError as error:
         raise _unusable(request, "it does not fit into the memory of the device", "choose a smaller one") from error
     except Exception as error:  # missing and damaged files, other kinds of models, and no connection
-        first_line = str(error).strip().partition("\n")[0][:300]
-        if "trust_remote_code" in str(error):
-            raise _unusable(
-                request,
-                "it needs code of its repository, which is not run",
-                "choose one that transformers has itself, or let a server run it (--server)",
-            ) from error
-        if isinstance(error, ImportError) and "torchvision" in str(error).lower():
-            raise _unusable(
-                request, "its processor needs a package that is not installed", "pip install 'reelworks[caption]'"
-            ) from error
+        raise _unusable(request, *_problem_and_remedy(error)) from error
+    if missing := sorted(loaded["missing_keys"]):  # they would be random
         raise _unusable(
             request,
-            f"no vision-language model can be loaded from it ({first_line})",
-            "name a folder, or a hub id such as Qwen/Qwen2.5-VL-3B-Instruct",
-        ) from error
-    tokenizer = getattr(processor, "tokenizer", None)
-    template = getattr(processor, "chat_template", None) or getattr(tokenizer, "chat_template", None)
-    if tokenizer is None or template is None or not hasattr(processor, "image_processor"):
-        raise _unusable(
-            request,
-            "its processor has no chat template for pictures",
-            "choose a model that was tuned to follow instructions",
+            f"its weights lack {plural(len(missing), 'tensor')} of {type(model).__name__}, such as {missing[0]}",
+            "download it again, or choose weights in the format of transformers",
         )
-    tokenizer.padding_side = "left"  # new tokens follow the prompt, and not its padding
+    tokenizer = getattr(processor, "tokenizer", None)
+    if tokenizer is None or not hasattr(processor, "image_processor"):
+        raise _unusable(request, "it has no processor of texts and pictures", "choose a vision-language model")
+    if request.prompt is None and not _has_template(processor):
+        raise _unusable(
+            request,
+            "it has no chat template, so that it does not follow the prompts of --style",
+            "give --prompt as its model card writes it, such as '<MORE_DETAILED_CAPTION>' for Florence-2, or another model",
+        )
+    if not _is_encoder_decoder(model):
+        tokenizer.padding_side = "left"  # new tokens follow the prompt, and not its padding
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     if model.generation_config.pad_token_id is None:
@@ -205,6 +256,39 @@ def _load(request: CaptionRequest, device: torch.device) -> tuple[Any, Any, Path
 
 def _unusable(request: CaptionRequest, problem: str, remedy: str) -> UserError:
     return UserError(problem, code="captioner-unloadable", field="model", value=request.model, remedy=remedy)
+
+
+def _problem_and_remedy(error: Exception) -> tuple[str, str]:
+    """Return why a model was not loaded, and what to do."""
+    first_line, said = str(error).strip().partition("\n")[0][:300], _all_said(error)
+    if "trust_remote_code" in said:
+        return (
+            "it needs code of its repository, which is not run",
+            "choose one that transformers has itself, or let a server run it (--server)",
+        )
+    if "torchvision" in said.lower():
+        return (
+            f"its processor needs torchvision, which is not installed or does not fit torch {torch.__version__}",
+            "pip install 'reelworks[caption]', or the torchvision of this torch, from the index that torch came from",
+        )
+    if isinstance(error, ImportError):
+        return (
+            f"it needs a package that is not installed ({first_line})",
+            "install it; pip install 'reelworks[caption]' has those of most models",
+        )
+    return (
+        f"no vision-language model can be loaded from it ({first_line})",
+        "name a folder, or a hub id such as Qwen/Qwen2.5-VL-3B-Instruct",
+    )
+
+
+def _all_said(error: BaseException | None) -> str:
+    """Return the messages of an error and of all that it came from, since libraries hide why an import failed."""
+    messages = []
+    while error is not None:
+        messages.append(str(error))
+        error = error.__cause__ or error.__context__
+    return "\n".join(messages)
 
 
 def _ends(config: Any) -> set[int]:

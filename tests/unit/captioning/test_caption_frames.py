@@ -29,9 +29,10 @@ def found(folder: Path) -> CaptionClip:
 )
 def test_frames_are_evenly_spaced(tmp_path: Path, total: int, count: int, shown: list[int]) -> None:
     media.write(tmp_path / "v.mp4", media.numbered(total))
-    kind, read = frames.read(found(tmp_path), count, 768)
+    kind, read, fps = frames.read(found(tmp_path), count, 768)
     assert kind == "video"
     assert media.numbers(read) == shown
+    assert fps == pytest.approx(24 * len(shown) / total)
 
 
 def test_a_range_is_read_alone(tmp_path: Path) -> None:
@@ -52,7 +53,7 @@ def test_pictures_are_shown_as_viewers_show_them(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     Image.fromarray(media.quarters(20, 40)).save(tmp_path / "p.png", exif=exif)
-    kind, read = frames.read(found(tmp_path), 8, 768)
+    kind, read, _ = frames.read(found(tmp_path), 8, 768)
     assert (kind, read.shape) == ("picture", (1, 40, 20, 3))
     (tmp_path / "p.png").unlink()
     Image.new("RGBA", (8, 8), (0, 0, 0, 0)).save(tmp_path / "p.png")
@@ -60,7 +61,7 @@ def test_pictures_are_shown_as_viewers_show_them(tmp_path: Path) -> None:
     (tmp_path / "p.png").unlink()
     shots = [Image.new("L", (8, 8), 40 * i) for i in range(4)]
     shots[0].save(tmp_path / "a.gif", save_all=True, append_images=shots[1:], duration=50)
-    kind, read = frames.read(found(tmp_path), 2, 768)
+    kind, read, _ = frames.read(found(tmp_path), 2, 768)
     assert kind == "video"
     assert np.abs(read[:, 0, 0, 0].astype(int) - [40, 120]).max() <= 2
 
