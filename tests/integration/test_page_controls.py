@@ -11,7 +11,11 @@ import pytest
 from headless import wait_until, went_to, window
 from page_client import small_recipe
 
+from reelworks.recipe import dataset, recipe_file
+
 RECIPE = small_recipe("run", "mine", num_frames=(1, 9), aspect_ratios=())
+ALONE = RECIPE.replace('"run"', '"alone"')
+SHARED = ALONE.replace("[1, 9]", "[1, 9]\nsequence_degree = [1, 2]") + "[parallel]\nsequence_degree = 2\n"
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +27,8 @@ def root(tmp_path_factory):
     prepare_files.clip(root / "mine/clip.mp4", num_frames=3, size=(64, 64))
     recipe = RECIPE.replace("version = 1\n", 'version = 1\nexclude_file = "left-out.txt"\n')
     (root / "left-out.txt").touch()
-    (root / "cats.toml").write_text(recipe)
+    for name, text in (("cats", recipe), ("alone", ALONE), ("shared", SHARED)):
+        (root / f"{name}.toml").write_text(text)
     for name in ("first", "second"):
         fabricate.make(root / "runs" / name, steps=40, every=20, crash_at=30)
     with pytest.MonkeyPatch.context() as patch:
@@ -69,6 +74,14 @@ def test_a_recipe_is_scanned_checked_and_saved_under_another_name(opened, addres
             if not overwrites:
                 went_to(shown, address, f"#/plan/{key_of_recipe(address, 'cats')}", ".meter")
                 size.fill("1")
+
+
+def test_gpus_that_share_a_clip_are_told_where_there_are_several(opened, address, root):
+    dataset.scan_recipe(recipe_file.load(root / "alone.toml"))
+    with window(opened) as shown:
+        for name, told in (("shared", ["1 GPU per clip", "2 GPUs per clip"]), ("alone", [])):
+            went_to(shown, address, f"#/plan/{key_of_recipe(address, name)}", ".meter")
+            assert shown.locator(".plan-map small").all_text_contents() == told
 
 
 def test_a_clip_is_left_out_and_taken_back_and_filters_are_cleared(opened, address, root):

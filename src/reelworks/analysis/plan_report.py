@@ -232,8 +232,10 @@ def warnings(summary: PlanSummary) -> list[str]:
 
 
 def without_effect(recipe: Recipe) -> list[str]:
-    """Return a line for each limit of buckets that a recipe sets although they have numbers of their own."""
+    """Return a line for each key of a recipe that has no effect beside the others."""
     lines = []
+    if recipe.parallel.link_gb_per_second is not None and recipe.parallel.group_size == 1:
+        lines.append("parallel.link_gb_per_second has no effect without parallel.sequence_degree; leave it out")
     if recipe.train.step_seconds is not None:  # with numbers that were measured, it is left out
         lines.append(
             'train.step_seconds has no effect without batch_size = "auto"; leave it out, or run `reelworks tune`'

@@ -39,6 +39,12 @@ class ParallelConfig(Config):
         description='with "auto", ranks of a group, which share the longest clips; the number of ranks is a multiple of it. '
         "Default: 8, or as many of them as the attention heads allow",
     )
+    link_gb_per_second: float | None = Field(
+        default=None,
+        gt=0,
+        description="what a rank can send to the others of its sequence group, in 10⁹ bytes per second; planned costs and "
+        '"auto" have the time of exchanges from it. Default: 300, as between H100s with NVLink',
+    )
     offload: bool = Field(
         default=False,
         description="keep weights, optimizer state and average in CPU memory and copy each block's weights to the GPU "

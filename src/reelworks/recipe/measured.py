@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from reelworks.buckets import degrees, table, tuned
@@ -30,7 +30,9 @@ def exchange(recipe: Recipe) -> Exchange | None:
     if recipe.parallel.group_size == 1:
         return None
     bytes_per_element = 4 if recipe.precision.compute == "float32" else 2
-    return sequence_limits.exchange(recipe.model, recipe.autoencoder, recipe.text_encoder, bytes_per_element)
+    found = sequence_limits.exchange(recipe.model, recipe.autoencoder, recipe.text_encoder, bytes_per_element)
+    link = recipe.parallel.link_gb_per_second
+    return found if found is None or link is None else replace(found, link_bytes_per_second=1e9 * link)
 
 
 def _with_degrees(recipe: Recipe) -> Recipe:

@@ -161,7 +161,8 @@ def _about(context: Context, key: str, stage: int) -> Json:
         "chosen": None if data.chosen is None else data.chosen.lines(),
         "entries": [_entry(entry, given) for entry in data.table.entries],
         "buckets": [
-            {"name": b.name, "entry": b.entry, "ratio": b.ratio, "tokens": b.tokens, **asdict(b.shape)}
+            {name: getattr(b, name) for name in ("name", "entry", "ratio", "tokens", "sequence_degree")}
+            | asdict(b.shape)
             for b in data.table.buckets
         ],
     }

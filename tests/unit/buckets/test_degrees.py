@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -86,6 +87,18 @@ def test_exchanges_by_hand() -> None:
     # Of 8 tokens a rank has 2; of each it sends 4 tensors of 10 elements of 2 bytes, a quarter of them to itself.
     assert exchange.seconds(8, 4) == pytest.approx((2 + 1) * 3 * (2 * 4 * 20 * 0.75 / 1000 + 2 * 0.5))
     assert exchange.seconds(8, 1) == 0
+
+
+@given(st.integers(1, 1000), models, exchanges, limits, allowed, st.floats(0.001, 1))
+def test_a_slower_link_lets_no_more_ranks_share_a_clip(
+    n: int, model: CostModel, exchange: Exchange, limit: RankLimits, ranks: list[int], speed: float
+) -> None:
+    """Where all degrees divide the tokens, and no micro-batch is too long."""
+    tokens, limit = 48 * n, replace(limit, step_seconds=math.inf)
+    slow = replace(exchange, link_bytes_per_second=speed * exchange.link_bytes_per_second)
+    before, after = (degrees.choose(tokens, ranks, model, each, limit) for each in (exchange, slow))
+    assert after.degree <= before.degree
+    assert after.rank_seconds_per_clip >= before.rank_seconds_per_clip
 
 
 def test_one_rank_trains_what_it_was_measured_to_train() -> None:

@@ -142,6 +142,15 @@ def test_torn_and_missing_files_do_not_stop_the_report(tmp_path):
     assert "Buckets" not in page.words
 
 
+def test_gpus_that_share_a_clip_are_a_column_where_there_are_several(text, tmp_path):
+    run = fabricate.make(tmp_path / "shared", steps=20, every=10)
+    file = run.plan_folder / "summary.json"
+    summary = json.loads(file.read_text())
+    summary["buckets"][0]["sequence_degree"] = 2
+    file.write_text(json.dumps(summary))
+    assert [">GPUs</th>" in one for one in (text, html.write(run).read_text())] == [False, True]
+
+
 def test_a_preview_outside_its_folder_is_not_embedded(tmp_path):
     run = RunFolder(tmp_path / "run")
     run.create({})

@@ -85,6 +85,19 @@ def test_the_page_says_the_numbers_of_the_forecast(told, page):
     assert "Of the frames of videos" not in page.words
 
 
+def test_gpus_that_share_a_clip_are_a_column_where_there_are_several(told, text, tmp_path):
+    degrees = [2, *(1 for _ in told.buckets[1:])]
+    buckets = [replace(one, sequence_degree=n) for one, n in zip(told.buckets, degrees, strict=True)]
+    plan.write_plan_page(replace(told, buckets=buckets), "stage", tmp_path / "plan.html")
+    shared = (tmp_path / "plan.html").read_text()
+    assert "incomplete</th>" in text
+    assert [">GPUs</th>" in one for one in (text, shared)] == [False, True]
+    said = Page(shared).words
+    for one in buckets:
+        cells = f"{one.name} {one.width} × {one.height} × {one.num_frames} {one.batch_size} {one.sequence_degree}"
+        assert cells in said
+
+
 def widths(drawn):
     return [float(width) for width in re.findall(r'width="([\d.]+)"', drawn)]
 

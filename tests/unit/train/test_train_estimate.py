@@ -8,10 +8,13 @@ import diffusers
 import pytest
 import torch
 import transformers
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.profiler import ProfilerActivity, profile
 
 from reelworks.buckets import table
-from reelworks.buckets.table import BucketTable
+from reelworks.buckets.table import Bucket, BucketTable
+from reelworks.core.shape import Geometry, Shape
 from reelworks.models import registry
 from reelworks.models.components import geometry
 from reelworks.models.family import IMAGE_ENCODERS
@@ -92,6 +95,34 @@ def test_estimates_are_what_a_real_pass_takes(name: str, checkpointing: bool) ->
     with contract.counted() as activations:
         DtypeBoundary(denoiser)(dry_run.blank(encoder, buckets.buckets[0], 2, cpu))
     assert found.memory.activations >= activations.bytes
+
+
+@pytest.mark.parametrize("name", ["wan-tiny", "hunyuan-video-1.5-tiny", "qwen-image-tiny"])
+def test_ranks_that_share_clips_take_the_memory_of_their_share(name: str) -> None:
+    """Memory is that of a clip with the share's tokens, in plans and in `check`; operations are those of whole clips."""
+    made, buckets = recipe(name, parallel={"sequence_degree": 2})
+    whole, network = buckets.buckets[0], estimate.network(made)
+    alone = estimate.estimate(made, buckets)
+    for degree in (1, 2, 4):
+        shared = buckets.shared_by(degree)
+        found = estimate.estimate(made, shared)
+        stripe = replace(whole, shape=replace(whole.shape, height=whole.shape.height // degree))
+        assert found.memory.activations == estimate.one_pass(made, network, stripe).peak_bytes
+        assert found.memory.total >= found.memory.base + found.memory.trained + found.memory.optimizer
+        assert found.flops == alone.flops
+        assert check.check_recipe(made, shared, 4).memory.parts["activations"] == found.memory.activations
+        assert found == alone or degree > 1
+
+
+@given(st.integers(1, 60), st.integers(1, 60), st.integers(1, 9), st.integers(1, 8))
+def test_a_share_has_no_fewer_tokens_than_a_rank(rows: int, columns: int, frames: int, degree: int) -> None:
+    sizes = Geometry(stride=(1, 8, 8), patch=(1, 2, 2))
+    shape = Shape(frames, 16 * rows, 16 * columns)
+    bucket = Bucket(0, "", shape, "", 1, sizes.tokens(shape), degree)
+    tokens = memory.share(bucket, sizes).tokens
+    assert bucket.tokens / degree <= tokens <= bucket.tokens
+    if not rows % degree or not columns % degree:
+        assert tokens == bucket.tokens // degree
 
 
 @pytest.mark.usefixtures("without_scratch")

@@ -137,6 +137,16 @@ def test_buckets_of_the_map_are_those_of_the_plan(page: TestClient) -> None:
     }
 
 
+def test_the_map_has_the_gpus_that_share_a_clip(page: TestClient, scanned: Path) -> None:
+    text = RECIPE.replace("num_frames = [1, 9]", "num_frames = [1, 9]\nsequence_degree = [1, 2]")
+    (scanned / "cats.toml").write_text(text + "[parallel]\nsequence_degree = 2\n")
+    about = page.get(f"/api/plan/{key(page)}").json()
+    told = {bucket["name"]: bucket["sequence_degree"] for bucket in about["buckets"]}
+    assert {name.split()[-1]: degree for name, degree in told.items()} == {"×1": 1, "×9": 2, "×5": 2}
+    for bucket in outline(page, key(page), about["controls"]).json()["buckets"]:
+        assert told[bucket["name"]] == bucket["sequence_degree"]
+
+
 STAGES = """
 [[stage]]
 name = "first"

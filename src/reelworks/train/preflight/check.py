@@ -68,7 +68,7 @@ class ComponentReport:
 
 @dataclass(frozen=True)
 class RehearsedBucket:
-    """A bucket that was run forward and backward, with the peak memory of the pass beside weights and gradients."""
+    """A bucket that was run forward and backward, with the peak memory of a rank in it beside weights and gradients."""
 
     bucket: str
     batch_size: int
@@ -169,9 +169,7 @@ def _check(recipe: Recipe, table: BucketTable, this_process: World, world: int) 
         except DtypeError as fault:
             violations.append(fault)
     note = None if (told := validation.licence_note(recipe)) is None else f"licence of {told}"
-    # This process has run whole clips, of which each rank that shares them has a part.
-    degrees = {bucket.name: bucket.sequence_degree for bucket in table.buckets}
-    activations = max((one.activations_bytes // degrees[one.bucket] for one in rehearsed), default=0)
+    activations = max((one.activations_bytes for one in rehearsed), default=0)
     return CheckReport(
         device=str(this_process.device),
         world=world,
@@ -213,8 +211,7 @@ def _rehearse(
             peak = counted.peak
         else:
             dry_run.rehearse(denoiser, encoder, state, bucket, clips=clips)
-            inputs = dry_run.blank(encoder, bucket, clips, torch.device("meta"))
-            peak = meter.measure_few_blocks(on_meta, inputs).peak_bytes
+            peak = estimate.one_pass(recipe, on_meta, bucket).peak_bytes
         yield RehearsedBucket(bucket.name, bucket.batch_size, peak, time.monotonic() - began)
 
 

@@ -46,14 +46,19 @@ def passes(recipe: Recipe, denoiser: Denoiser, table: BucketTable) -> dict[str, 
 
 
 def one_pass(recipe: Recipe, denoiser: Denoiser, bucket: Bucket) -> Pass:
-    """Run a micro-batch of a bucket on the meta device."""
+    """Run a micro-batch of a bucket on the meta device; its memory is that of a rank's share."""
     clips = bucket.batch_size * recipe.clips_per_place
     if not denoiser.runs_on_meta:
         times = 2 if recipe.lora is not None else 3  # frozen weights get no gradient
         times += recipe.model.gradient_checkpointing is True
         return Pass(0, 2 * times * _count(denoiser) * bucket.tokens * clips)
-    inputs = dry_run.blank(encoder_sizes(recipe), bucket, clips, torch.device("meta"))
-    return meter.measure_few_blocks(denoiser, inputs)
+    encoders, meta = encoder_sizes(recipe), torch.device("meta")
+    whole = meter.measure_few_blocks(denoiser, dry_run.blank(encoders, bucket, clips, meta))
+    if bucket.sequence_degree == 1:
+        return whole
+    share = memory.share(bucket, components.geometry(recipe.model, recipe.autoencoder))
+    of_rank = meter.measure_few_blocks(denoiser, dry_run.blank(encoders, share, clips, meta))
+    return whole._replace(peak_bytes=of_rank.peak_bytes)
 
 
 def _count(denoiser: Denoiser) -> int:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import ClassVar, NamedTuple
 
 from reelworks.buckets.table import Bucket, BucketTable
+from reelworks.core.shape import Geometry
 from reelworks.models import components, registry
 from reelworks.models.family import IMAGE_ENCODERS
 from reelworks.recipe.recipe import Recipe
@@ -30,8 +31,8 @@ class Pass(NamedTuple):
     """Memory and operations of one forward and backward pass.
 
     Attributes:
-        peak_bytes: Peak memory in addition to parameters and their gradients: activations and temporary values.
-        flops: Multiplications and additions in matrix products and convolutions.
+        peak_bytes: Peak memory of a rank in addition to parameters and their gradients: activations and temporary values.
+        flops: Multiplications and additions in matrix products and convolutions, of all ranks that share the clips.
     """
 
     peak_bytes: int
@@ -139,6 +140,18 @@ def largest_of_entries(table: BucketTable) -> list[Bucket]:
     for bucket in sorted(table.buckets, key=lambda b: b.tokens):
         largest[bucket.entry] = bucket
     return list(largest.values())
+
+
+def share(bucket: Bucket, geometry: Geometry) -> Bucket:
+    """Return a bucket whose clips have the tokens of a rank's share, or a few more where whole patches do not divide equally."""
+    if bucket.sequence_degree == 1:
+        return bucket
+    shapes = []
+    for side, multiple in zip(("height", "width"), geometry.multiple, strict=True):
+        size = multiple * -(-getattr(bucket.shape, side) // (multiple * bucket.sequence_degree))
+        shapes.append(replace(bucket.shape, **{side: size}))
+    shape = min(shapes, key=geometry.tokens)
+    return replace(bucket, shape=shape, tokens=geometry.tokens(shape), sequence_degree=1)
 
 
 def from_passes(recipe: Recipe, table: BucketTable, sizes: NetworkSizes, passes: Mapping[str, Pass]) -> Estimate:

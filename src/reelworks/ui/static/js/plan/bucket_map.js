@@ -49,8 +49,10 @@ export class BucketMap {
       { role: "img" },
       glyphs.map(one => one.element),
     );
+    const shares = this.page.about.buckets.some(bucket => bucket.sequence_degree > 1);
+    const gpus = shares ? h("small.quiet", t`${plural(buckets[0].sequence_degree, "GPU")} per clip`) : null;
     const inputs = entry.place === null ? null : h("div.plan-inputs", this.batchSize(entry), this.keepProb(entry));
-    const element = h("td", h("div.plan-count", clips, former, share), shapes, inputs);
+    const element = h("td", h("div.plan-count", clips, former, share), shapes, gpus, inputs);
     this.cells.push({ element, clips, former, share, buckets, glyphs, shapes });
     return element;
   }
@@ -65,7 +67,7 @@ export class BucketMap {
       "aria-label": t`batch size of ${label}`,
       "data-field": `batch_sizes.${place}`,
     });
-    const field = h("label", { title: t`clips per micro-batch on one GPU` }, h("span", t`batch`), size);
+    const field = h("label", { title: t`clips per micro-batch` }, h("span", t`batch`), size);
     size.addEventListener("input", () => {
       if (!Number.isInteger(size.valueAsNumber) || size.valueAsNumber < 1) return;
       page.now.batch_sizes[place] = size.valueAsNumber;

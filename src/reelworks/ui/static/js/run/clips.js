@@ -34,8 +34,9 @@ function accountingCard(accounting, balance) {
   );
 }
 
-const bucketTable = buckets =>
-  table(
+const bucketTable = buckets => {
+  const shares = buckets.some(bucket => bucket.sequence_degree > 1);
+  return table(
     t`Buckets`,
     [
       [t`Bucket`, bucket => bucket.name],
@@ -43,10 +44,12 @@ const bucketTable = buckets =>
       [t`Share`, bucket => percent(bucket.share_of_clips), true],
       [t`Of the tokens`, bucket => percent(bucket.share_of_tokens), true],
       [t`Batch size`, bucket => bucket.batch_size, true],
+      ...(shares ? [[t`GPUs`, bucket => bucket.sequence_degree, true]] : []),
       [t`Micro-batches`, bucket => count(bucket.micro_batches), true],
     ],
     buckets,
   );
+};
 
 function reasonCard({ total, label, remedy, files }) {
   const lines = files
