@@ -98,8 +98,10 @@ def test_estimates_are_what_a_real_pass_takes(name: str, checkpointing: bool) ->
 
 
 @pytest.mark.parametrize("name", ["wan-tiny", "hunyuan-video-1.5-tiny", "qwen-image-tiny"])
-def test_ranks_that_share_clips_take_the_memory_of_their_share(name: str) -> None:
-    """Memory is that of a clip with the share's tokens, in plans and in `check`; operations are those of whole clips."""
+def test_ranks_that_share_clips_take_the_memory_of_their_share(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Memory is that of a clip with the share's tokens, which `check` runs; operations are those of whole clips."""
+    rehearse, run = dry_run.rehearse, list[Bucket]()
+    monkeypatch.setattr(dry_run, "rehearse", lambda *args, **named: run.append(args[3]) or rehearse(*args, **named))
     made, buckets = recipe(name, parallel={"sequence_degree": 2})
     whole, network = buckets.buckets[0], estimate.network(made)
     alone = estimate.estimate(made, buckets)
@@ -110,7 +112,11 @@ def test_ranks_that_share_clips_take_the_memory_of_their_share(name: str) -> Non
         assert found.memory.activations == estimate.one_pass(made, network, stripe).peak_bytes
         assert found.memory.total >= found.memory.base + found.memory.trained + found.memory.optimizer
         assert found.flops == alone.flops
+        run.clear()
         assert check.check_recipe(made, shared, 4).memory.parts["activations"] == found.memory.activations
+        assert run == [
+            memory.share(bucket, geometry(made.model, made.autoencoder)) for bucket in check.largest_of_each(shared)
+        ]
         assert found == alone or degree > 1
 
 

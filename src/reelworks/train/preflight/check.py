@@ -18,7 +18,7 @@ from reelworks.distributed import layout, mesh
 from reelworks.distributed.layout import Layout
 from reelworks.distributed.mesh import World
 from reelworks.encoders.encoders import FrozenEncoders
-from reelworks.models import sequence_limits
+from reelworks.models import components, sequence_limits
 from reelworks.models.api import Denoiser
 from reelworks.models.lora import frozen
 from reelworks.precision import audit
@@ -27,7 +27,7 @@ from reelworks.precision.contract import Contract, Role, name_of
 from reelworks.recipe import validation
 from reelworks.recipe.recipe import Recipe
 from reelworks.train.logging import preview_model
-from reelworks.train.preflight import dry_run, estimate, meter
+from reelworks.train.preflight import dry_run, estimate, memory, meter
 from reelworks.train.preflight.dry_run import Encoder
 from reelworks.train.preflight.estimate import size
 from reelworks.train.startup import build, weights_layout
@@ -68,7 +68,10 @@ class ComponentReport:
 
 @dataclass(frozen=True)
 class RehearsedBucket:
-    """A bucket that was run forward and backward, with the peak memory of a rank in it beside weights and gradients."""
+    """A bucket that was run forward and backward, with the peak memory of a rank in it beside weights and gradients.
+
+    Where ranks share clips, it was run with as many tokens as one of them has.
+    """
 
     bucket: str
     batch_size: int
@@ -204,13 +207,14 @@ def _rehearse(
     on_meta = estimate.network(recipe) if denoiser.runs_on_meta else None
     for bucket in largest_of_each(table):
         began, clips = time.monotonic(), bucket.batch_size * recipe.clips_per_place
+        share = memory.share(bucket, components.geometry(recipe.model, recipe.autoencoder))
         logger.info(f"running {bucket.name} forward and backward with {plural(clips, 'clip')}")
         if on_meta is None:
             with meter.Meter(state.module) as counted:
-                dry_run.rehearse(denoiser, encoder, state, bucket, clips=clips)
+                dry_run.rehearse(denoiser, encoder, state, share, clips=clips)
             peak = counted.peak
         else:
-            dry_run.rehearse(denoiser, encoder, state, bucket, clips=clips)
+            dry_run.rehearse(denoiser, encoder, state, share, clips=clips)
             peak = estimate.one_pass(recipe, on_meta, bucket).peak_bytes
         yield RehearsedBucket(bucket.name, bucket.batch_size, peak, time.monotonic() - began)
 

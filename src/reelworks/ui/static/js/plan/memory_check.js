@@ -69,7 +69,8 @@ export class MemoryCheck {
     const seconds = {}; // of a token, by resolution
     for (const one of found.rehearsed) {
       const bucket = about.buckets.find(each => each.name === one.bucket);
-      if (bucket) seconds[entryOf(one.bucket).resolution] = one.seconds / (one.batch_size * bucket.tokens);
+      if (bucket)
+        seconds[entryOf(one.bucket).resolution] = (one.seconds * bucket.sequence_degree) / (one.batch_size * bucket.tokens);
     }
     const rates = plan.buckets.map(bucket => seconds[entryOf(bucket.name)?.resolution]);
     if (!found.rehearsed.length || rates.includes(undefined) || JSON.stringify(controls) !== JSON.stringify(now))
