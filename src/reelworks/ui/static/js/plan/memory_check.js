@@ -69,8 +69,9 @@ export class MemoryCheck {
     const seconds = {}; // of a token, by resolution
     for (const one of found.rehearsed) {
       const bucket = about.buckets.find(each => each.name === one.bucket);
-      if (bucket)
-        seconds[entryOf(one.bucket).resolution] = (one.seconds * bucket.sequence_degree) / (one.batch_size * bucket.tokens);
+      if (!bucket) continue;
+      const tokens = (one.batch_size * bucket.tokens) / bucket.sequence_degree; // of the pass
+      seconds[entryOf(one.bucket).resolution] = one.seconds / tokens;
     }
     const rates = plan.buckets.map(bucket => seconds[entryOf(bucket.name)?.resolution]);
     if (!found.rehearsed.length || rates.includes(undefined) || JSON.stringify(controls) !== JSON.stringify(now))
