@@ -47,7 +47,7 @@ I64 = NDArray[np.int64]
 SHARE, SHARE_OF_ALL_WEIGHTS = 0.02, 0.028
 # Share of the steps in which "auto" measures nothing while a network learns from random weights what captions mean at all;
 # it makes up for them.
-_BEGIN = 0.4
+_BEGIN = 0.2
 # Other networks know that from the beginning, and later learn each caption by heart, wrong ones too: of few pictures, the gain
 # of a right caption lies 5 deviations above that of a wrong one at first, and 2.5 in the end. So their rounds come three
 # times as often, and are all made in the first third of the steps.
