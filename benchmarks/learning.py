@@ -2,7 +2,7 @@
 
 Pictures are drawn with faults (`_planted.py`): wrong and swapped captions, another subject, black frames, ten near-duplicates
 of one picture, and one that is trained sixty times as often as the others. For each seed a small network is trained on 400
-of them from random weights, and a LoRA on 40 of a subject that its base, trained on 400 good ones, has never seen; both with
+of them from random weights, and a LoRA on 40 of a subject that its base, trained on 2,000 good ones, has never seen; both with
 `clip_losses = "auto"`. A fault is named if `reelworks learning` gives it a word to look at, or if `reelworks inspect`, after
 `reelworks measure`, lists it as black or as a copy of another one. Per set:
 
@@ -97,7 +97,7 @@ def train(folder: Path, values: Recipe) -> None:
 
 def base_of(folder: Path, steps: int) -> Path:
     """Train a base on good pictures, and return its weights."""
-    _planted.write(folder, _planted.draw(400, {}, seed=1000), seed=1000)
+    _planted.write(folder, _planted.draw(2000, {}, seed=1000), seed=1000)
     train(folder, recipe(folder, steps, batch_size=32, clip_losses="off"))
     reelworks("checkpoints", "export", folder / "run", "-o", folder / "base.safetensors", "--dtype", "float32")
     return folder / "base.safetensors"
@@ -251,7 +251,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=800, help="of the training on clips")
     parser.add_argument("--lora-steps", type=int, default=1000, help="of 4 pictures: 100 showings of each")
-    parser.add_argument("--base-steps", type=int, default=500)
+    parser.add_argument("--base-steps", type=int, default=2000)
     parser.add_argument("--jobs", type=int, default=2, help="trainings at once, of one thread each")
     options = parser.parse_args()
     steps = {"steps": options.steps, "lora_steps": options.lora_steps, "base_steps": options.base_steps}

@@ -12,13 +12,14 @@ from importlib.abc import MetaPathFinder
 
 import pytest
 import typer.testing
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from reelworks.core import optional_imports
 
 # A busy machine is no reason to fail.
-settings.register_profile("quick", deadline=None, max_examples=40)
-settings.register_profile("whole", deadline=None)
+_UNHURRIED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("quick", max_examples=40, **_UNHURRIED)
+settings.register_profile("whole", **_UNHURRIED)
 
 
 _NUMBERS = itertools.count()

@@ -44,10 +44,11 @@ _TYPES: Mapping[str, Any] = {
     "level": np.float32,
     "gain": np.float32,
 }
-# From which on a caption is without effect: that is four times as likely as a usual one. A usual one exceeds it with a
-# probability of 5 % at most, however much captions help: of z < -sqrt(2 log 4).
-DOUBT = float(np.log(4))
+DOUBT = (
+    2.75  # deviations below the usual gain from which on a caption is without effect: 3 of 1,000 usual ones lie there
+)
 _FEW = 8  # measured clips from which on the usual gain is known
+_SURE = 2.5  # deviations of the usual gain above 0 from which on it is sure that captions help at all
 _LEAST_DEVIATION = 0.005  # of gains, in the logarithm of a loss
 NORMAL = 1.4826  # of a normal distribution, a standard deviation by its median absolute deviation
 
@@ -139,24 +140,21 @@ class ClipLosses:
         """Return some clips, by a mask or by indices."""
         return ClipLosses(self.about, **{name: values[where] for name, values in self.columns().items()})
 
-    def usual_gain(self) -> float:
-        """Return the median gain of the measured clips without the held-out ones, at least 0."""
-        known = (self.measured > 0) & ~self.held_out
-        return max(float(np.median(self.gain[known])), 0.0) if known.sum() >= _FEW else 0.0
-
     def doubt(self) -> F64:
-        """Return by clip how much likelier its gains are for a caption that tells nothing than for a usual one, as logarithms.
+        """Return by how many deviations the gain of each clip lies below the usual one, the median.
 
-        Both are taken as normal, around 0 and around the usual gain, with the deviation of those above it, among which few
-        captions are wrong. Before captions are learnt, and for clips that were not measured, both are as likely.
+        The deviation is that of one measurement; the gain of a clip that was measured often has a smaller one. Doubt is 0 for
+        clips that were not measured, and for all while it is not sure that captions help at all.
         """
-        usual, known = self.usual_gain(), (self.measured > 0) & ~self.held_out
-        if not usual:
+        known = (self.measured > 0) & ~self.held_out
+        if known.sum() < _FEW:
             return np.zeros(len(self))
-        count = np.clip(self.measured, 0, MEASURED)
-        above = ((self.gain - usual) * np.sqrt(count))[known & (self.gain >= usual)]
-        deviation = max(NORMAL * float(np.median(above)), _LEAST_DEVIATION)
-        return np.where(known, count * usual * (usual / 2 - self.gain.astype(np.float64)) / deviation**2, 0.0)
+        usual = float(np.median(self.gain[known]))
+        below = (usual - self.gain.astype(np.float64)) * np.sqrt(np.clip(self.measured, 1, MEASURED))
+        deviation = max(NORMAL * float(np.median(np.abs(below[known]))), _LEAST_DEVIATION)
+        if usual * np.sqrt(known.sum()) < _SURE * deviation:
+            return np.zeros(len(self))
+        return np.where(known, below / deviation, 0.0)
 
     def to_bytes(self) -> bytes:
         """Return the clips that were trained or measured as a Parquet file; equal tables give equal bytes."""

@@ -2,9 +2,8 @@
 
 The clips of a round are those that were never measured, held-out ones among them as a yardstick, and then those that are
 least sure to be named or not to be named for their caption: so few measurements find the captions that tell nothing. With
-`train.clip_losses = "auto"`, the forward passes of rounds are 2 % of those that training has made by its end, and come when
-they tell most of captions: that is counted and not timed, so that a run makes the same rounds wherever and however often it
-is resumed. Nothing of training changes: each micro-batch seeds what its network draws.
+`train.clip_losses = "auto"`, rounds take 2 % of a training's time at most by its end, and come when they tell most of
+captions: passes are counted and not timed, so that a run makes the same rounds wherever and however often it is resumed. Nothing of training changes: each micro-batch seeds what its network draws.
 """
 
 from __future__ import annotations
@@ -44,8 +43,8 @@ from reelworks.train.step.state import TrainState
 I64 = NDArray[np.int64]
 
 # Clips measured of those trained: both take two forward passes, with and without the caption, or with a backward pass that
-# is one at least.
-SHARE = 0.02
+# is one at least. Where all weights learn, that is two, so that more can be measured in 2 % of the time.
+SHARE, SHARE_OF_ALL_WEIGHTS = 0.02, 0.028
 # Share of the steps in which "auto" measures nothing while a network learns from random weights what captions mean at all;
 # it makes up for them.
 _BEGIN = 0.2
@@ -58,7 +57,7 @@ _EVERY = 100  # steps between rounds of a number of clips
 _FEWEST = 8
 # Timestep of measurements, as the share of those of training that have less noise: there captions matter. Nearer to pure
 # noise they do so for some clips much more than for others.
-_TIME = 0.95
+_TIME = 0.93
 _AHEAD = 16  # times as many clips as a round has, among which those of one bucket are found
 
 
@@ -111,8 +110,10 @@ class ClipMeasurer:
         # Each rank as many micro-batches: fewer clips would leave ranks idle, and take as long.
         size = position.spec.micro_batches_per_step * max(position.spec.batch_sizes)
         size *= math.ceil(_FEWEST / size)
-        knows = self.data.recipe.model.weights is not None
-        most = affordable(step=step, end=end, trained=account.trained, knows_captions=knows)
+        recipe, trained = self.data.recipe, account.trained
+        share = SHARE_OF_ALL_WEIGHTS if recipe.lora is None else SHARE
+        knows = recipe.model.weights is not None
+        most = affordable(step=step, end=end, trained=trained, share=share, knows_captions=knows)
         return size if account.visits + size <= most else 0
 
     @cached_property
@@ -193,17 +194,17 @@ class ClipMeasurer:
         return float(times)
 
 
-def affordable(*, step: int, end: int | None, trained: int, knows_captions: bool) -> float:
-    """Return how many clips "auto" may have measured after a step that makes `trained` clips.
+def affordable(*, step: int, end: int | None, trained: int, share: float, knows_captions: bool) -> float:
+    """Return how many clips "auto" may have measured after a step that makes `trained` clips, of which it measures a share.
 
     `end` is the last step, if it is known, and `knows_captions` False for a network that began with random weights.
     """
-    share = SHARE * trained
+    even = share * trained
     if end is None:
-        return share
+        return even
     if knows_captions:
-        return share * min(_HASTE, max(end / step, 1))
-    return share if step >= _BEGIN * end else 0
+        return even * min(_HASTE, max(end / step, 1))
+    return even if step >= _BEGIN * end else 0
 
 
 def choose(measured: NDArray[np.int16], late: NDArray[np.float64], kind: I64, batch_size: I64, size: int) -> list[I64]:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from reelworks.run.clip_losses import DOUBT, ClipLosses
 from reelworks.schedule.cursor import Aliases
 from reelworks.train import clip_measure
+from reelworks.train.clip_measure import SHARE
 from reelworks.train.step.clip_account import UNREADABLE, Measured, _AccountRows, _Shows
 
 CLIPS, STEPS, BATCH = 60, 400, 12
@@ -90,7 +91,7 @@ def test_a_caption_that_tells_nothing_is_doubted_and_one_that_none_learnt_is_not
             assert (rows.table.measured == times).all()
         doubt = rows.to_losses().doubt()
         if usual_gain:
-            assert (doubt[:3] > np.log(10)).all()
+            assert (doubt[:3] > DOUBT).all()
             assert (doubt[3:] < DOUBT).mean() > 0.95
             np.testing.assert_allclose(rows.table.gain[3:], usual_gain, atol=0.08)
         else:
@@ -123,20 +124,20 @@ def test_all_clips_take_turns_in_micro_batches_of_one_kind(clips: int, kinds: in
 
 
 @given(steps=st.integers(1, 400), batch=st.integers(1, 64), is_known=st.booleans(), knows_captions=st.booleans())
-def test_two_percent_of_the_clips_are_measured_when_they_tell_most(
+def test_a_share_of_the_clips_is_measured_when_they_tell_most(
     steps: int, batch: int, is_known: bool, knows_captions: bool
 ) -> None:
     visits, third = 0, 0
     for step in range(1, steps + 1):
         end, trained = steps if is_known else None, step * batch
-        most = clip_measure.affordable(step=step, end=end, trained=trained, knows_captions=knows_captions)
+        most = clip_measure.affordable(step=step, end=end, trained=trained, share=SHARE, knows_captions=knows_captions)
         if visits + batch <= most:
             assert step >= steps / 5 or knows_captions or not is_known
             visits += batch
-        assert visits <= clip_measure.SHARE * trained * (3 if knows_captions and is_known else 1)
+        assert visits <= SHARE * trained * (3 if knows_captions and is_known else 1)
         third = visits if step <= steps / 3 else third
-    assert visits <= clip_measure.SHARE * steps * batch
-    assert visits > clip_measure.SHARE * steps * batch - batch
+    assert visits <= SHARE * steps * batch
+    assert visits > SHARE * steps * batch - batch
     if knows_captions and is_known:
         assert visits <= third + batch
 
