@@ -149,6 +149,12 @@ class EpochPlan:
         # No micro-batch is empty, so each has a sum of its own.
         return np.add.reduceat(places, self.offsets[:-1], dtype=np.int32)
 
+    @cached_property
+    def planned_before(self) -> I64:
+        """Number of clips, each counted once, that are trained before each step and, as the last element, by the whole plan."""
+        each = np.append(self.own_clips, 0)[self.steps].sum(axis=1, dtype=np.int64)  # -1, an empty column, is the 0
+        return np.concatenate([np.zeros(1, np.int64), np.cumsum(each)])
+
     def planned_in(self, plan_step: int) -> int:
         """Return the number of clips that a step trains, each counted once."""
         return sum(int((self.repeat_index[self.places(int(m))] == 0).sum()) for m in self.micro_batches(plan_step))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
+import numpy as np
 
 from reelworks.data.position import DataPosition
 from reelworks.schedule.cursor import Cursor
+from reelworks.schedule.plan import EpochPlan
 from reelworks.train.config import TrainConfig
 
 
@@ -25,16 +26,23 @@ def is_done(train: TrainConfig, position: DataPosition | Cursor) -> bool:
 
 
 def last_step(train: TrainConfig, position: DataPosition) -> int:
-    """Return the step at which training ends; later epochs are assumed to be as long as the plan at the position."""
+    """Return the step at which training ends; later epochs are assumed to be as the plan at the position."""
     plan, left = position.plan, []
     if train.max_epochs is not None:
         left.append((train.max_epochs - position.epoch) * plan.num_steps - position.plan_step)
     if train.max_clips is not None:
-        left.append(math.ceil((train.max_clips - position.clips) * plan.num_steps / max(plan.planned, 1)))
+        left.append(_steps_of_clips(train.max_clips - position.clips, plan, position.plan_step))
     last = position.global_step + max(min(left, default=0), 0)
     if train.max_steps is None:
         return last
     return min(last, train.max_steps) if left else train.max_steps
+
+
+def _steps_of_clips(clips: int, plan: EpochPlan, plan_step: int) -> int:
+    """Return the steps that train so many clips, from a step of a plan on."""
+    wanted, before = int(plan.planned_before[plan_step]) + clips, plan.planned_before
+    epochs, rest = divmod(wanted, max(int(before[-1]), 1)) if wanted > before[-1] else (0, wanted)
+    return epochs * plan.num_steps + int(np.searchsorted(before, rest)) - plan_step
 
 
 def total_steps(train: TrainConfig, position: DataPosition) -> int | None:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from reelworks.core import blocks, digests, hash_rng
 from reelworks.schedule import plan
 from reelworks.schedule.plan import EpochPlan, PlanSpec, Samples, plan_epoch
+from reelworks.train import progress
+from reelworks.train.config import TrainConfig
 
 # Test processes share the cores with others: what is slow now and then is no failure.
 
@@ -58,6 +61,21 @@ def micro_batches(made: EpochPlan) -> list[slice]:
 
 def micro_buckets(made: EpochPlan) -> NDArray[np.int64]:
     return made.bucket[made.offsets[:-1]]
+
+
+@given(cases(), st.integers(0, 9), st.integers(1, 3000))
+def test_the_end_after_some_clips_is_the_step_that_trains_the_last_of_them(
+    case: tuple[Samples, PlanSpec], step: int, clips: int
+) -> None:
+    """Each epoch is planned as the first one here, so that the step is that of a walk over any number of epochs."""
+    made, trained, walked = plan_epoch(*case, 0), 0, 0
+    assume(made.num_steps)
+    step %= made.num_steps
+    while trained < clips:
+        trained += made.planned_in((step + walked) % made.num_steps)
+        walked += 1
+    here = SimpleNamespace(plan=made, plan_step=step, global_step=40, clips=100)
+    assert progress.last_step(TrainConfig(max_clips=100 + clips), here) == 40 + walked
 
 
 @given(cases(), st.integers(0, 3))

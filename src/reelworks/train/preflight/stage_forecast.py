@@ -115,7 +115,7 @@ def _epochs(train: TrainConfig, first_step: int, of_epoch: Figures) -> float:
     if train.max_steps is not None:
         ends.append(max(train.max_steps - first_step, 0) / of_epoch.steps)
     if train.max_clips is not None:
-        ends.append(math.ceil(train.max_clips * of_epoch.steps / of_epoch.clips) / of_epoch.steps)
+        ends.append(math.ceil(train.max_clips * of_epoch.steps / (of_epoch.clips - of_epoch.repeated)) / of_epoch.steps)
     return min(ends)
 
 
