@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import fcntl
+import os
+import pickle
 from pathlib import Path
 
 import pytest
@@ -9,6 +12,13 @@ from reelworks.demo.make import DemoSummary
 
 
 @pytest.fixture(scope="session")
-def demo(tmp_path_factory: pytest.TempPathFactory) -> DemoSummary:
-    folder: Path = tmp_path_factory.mktemp("demo") / "data"
-    return make.make(folder)
+def demo() -> DemoSummary:
+    """The demo's footage, which takes long to make: all test processes share it, and none writes into it."""
+    shared = Path(os.environ["XDG_CACHE_HOME"])
+    told = shared / "demo.pickle"
+    with (shared / "demo.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not told.exists():
+            told.write_bytes(pickle.dumps(make.make(shared / "demo")))
+    summary: DemoSummary = pickle.loads(told.read_bytes())
+    return summary
