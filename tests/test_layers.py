@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import functools
 import graphlib
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -108,9 +107,18 @@ class Tree(NamedTuple):
     relative: list[str]
 
 
+def read_sources(root: Path) -> dict[str, str]:
+    return {_name(root, file): file.read_text() for file in sorted(root.rglob("*.py"))}
+
+
 def read_tree(root: Path) -> Tree:
-    sources = {_name(root, file): _parse(file.read_text()) for file in sorted(root.rglob("*.py"))}
-    imports, relative = {}, []
+    return tree_of(read_sources(root))
+
+
+def tree_of(texts: dict[str, str]) -> Tree:
+    sources = {name: _parse(text) for name, text in texts.items()}
+    imports: dict[str, list[Import]] = {}
+    relative = []
     for name, source in sources.items():
         imports[name] = []
         for node, at_import in _imports(source):
@@ -245,8 +253,13 @@ def problems_of(tree: Tree) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def tree() -> Tree:
-    return read_tree(SOURCE)
+def sources() -> dict[str, str]:
+    return read_sources(SOURCE)
+
+
+@pytest.fixture(scope="module")
+def tree(sources: dict[str, str]) -> Tree:
+    return tree_of(sources)
 
 
 @pytest.fixture(scope="module")
@@ -324,13 +337,9 @@ PLANTS = [
     ("file", "line", "said"),
     [pytest.param(*plant, id=plant[0], marks=[] if i < 4 else pytest.mark.slow) for i, plant in enumerate(PLANTS)],
 )
-def test_a_planted_import_is_found(tmp_path: Path, known: set[str], file: str, line: str, said: str) -> None:
-    root = tmp_path / "reelworks"
-    shutil.copytree(SOURCE, root, ignore=shutil.ignore_patterns("__pycache__"))
-    planted = root / file
-    planted.parent.mkdir(exist_ok=True)
-    planted.write_text((planted.read_text() if planted.exists() else "") + f"\n\n{line}\n")
-    new = set(all_problems(root)) - known
+def test_a_planted_import_is_found(sources: dict[str, str], known: set[str], file: str, line: str, said: str) -> None:
+    module = _name(SOURCE, SOURCE / file)
+    new = set(problems_of(tree_of({**sources, module: f"{sources.get(module, '')}\n\n{line}\n"}))) - known
     assert any(said in problem for problem in new), new
 
 
