@@ -24,6 +24,15 @@ _ARRAY = re.compile(r"\$(?:\{\w+\[[@*]\]\}|[@*])")
 _ENDS = frozenset({"&&", "||", "|", ";", "&", ">", ">>", "2>&1"})
 
 
+def existing(name: str | Path) -> Path | None:
+    """Return the file or folder that a setting names, if it is there; any text may be such a name, also one of no path."""
+    try:
+        path = Path(name).expanduser()
+        return path if path.exists() else None
+    except (OSError, ValueError, RuntimeError):
+        return None
+
+
 class ConfigFile:
     """A file, or a command line that was given as text, of which nobody knows yet which trainer's it is."""
 
@@ -86,8 +95,8 @@ class ConfigFile:
 
     def beside(self, name: str) -> ConfigFile:
         """Return the file that a path in this one means, or one of that name beside it if that is missing."""
-        for path in (Path(name).expanduser(), self.path.parent / name, self.path.parent / re.split(r"[/\\]", name)[-1]):
-            if path.is_file():
+        for named in (name, self.path.parent / name, self.path.parent / re.split(r"[/\\]", name)[-1]):
+            if (path := existing(named)) is not None and path.is_file():
                 return ConfigFile(path)
         raise UserError(
             "the config names another file, which is not there",

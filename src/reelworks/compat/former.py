@@ -6,7 +6,6 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +13,7 @@ import numpy as np
 from reelworks.analysis import plan as analysis_plan
 from reelworks.catalog.rows import CatalogRows
 from reelworks.catalog.scan import ScanProgress
+from reelworks.compat import files as config_files
 from reelworks.recipe import dataset
 from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
@@ -77,7 +77,7 @@ class ClipAccount:
 def missing_folders(recipe: Recipe) -> list[str]:
     """Return the folders and lists of a recipe's datasets that are not there."""
     paths = [each.path for each in recipe.dataset]
-    return [path for path in paths if "://" not in path and not Path(path).expanduser().exists()]
+    return [path for path in paths if "://" not in path and config_files.existing(path) is None]
 
 
 def account(

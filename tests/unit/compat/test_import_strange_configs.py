@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from refused import refused
 
+from reelworks.compat import files
 from reelworks.core.errors import UserError
 
 TEXTS = ["", "none", "ünï\x00\x07", "a\nb", "1e-4", "C:\\x\\y", "\ud800", "{text} {", "512x512", "x" * 5000]
@@ -60,6 +61,15 @@ def imported(folder: Path, name: str, main: Any, data: Any) -> None:
     assert fates(made)
     assert "hf_secretsecret" not in made.text + str(made.keys)
     assert len(epoch_of(trainer, CLIPS, *files).uses) == len(CLIPS)
+
+
+@pytest.mark.parametrize("name", ["x" * 5000, "x/" * 3000, "~nobody-of-this-name/x", "a\0b", "", "."])
+def test_any_text_may_be_the_name_of_a_file(tmp_path: Path, name: str) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    found = files.existing(name)
+    assert found is None or found.is_dir()
+    with refused("file-unreadable", "FILE"):
+        files.ConfigFile(tmp_path / "config.json").beside(name)
 
 
 def test_anything_in_place_of_a_value(tmp_path: Path) -> None:

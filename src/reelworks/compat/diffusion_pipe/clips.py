@@ -22,6 +22,7 @@ from reelworks.compat.diffusion_pipe import data, models
 from reelworks.compat.diffusion_pipe.data import Directory
 from reelworks.compat.diffusion_pipe.models import DiffusionPipeModel
 from reelworks.compat.draft import FormerSettings
+from reelworks.compat.files import existing
 from reelworks.compat.former import Clip, FormerEpoch, Use
 
 _Item = TypeVar("_Item")
@@ -129,7 +130,7 @@ def _files(
     by_name = {clips[at].path: position for position, at in enumerate(own) if "/" not in clips[at].path}
     folder = Path(directory.path)
     names = sorted(by_name)
-    if folder.is_dir() and by_name:
+    if by_name and existing(folder) is not None:
         found = [path for path in sorted(folder.glob("*")) if path.is_file() and path.suffix not in _NO_MEDIA]
         names = [path.name for path in found] if by_name.keys() <= {path.name for path in found} else names
     if values.flag(data.of_directory(settings, number, "shuffle_metadata", True)):

@@ -9,7 +9,7 @@ from typing import Any, final
 from reelworks.compat import datasets, settle
 from reelworks.compat.diffusion_pipe import buckets, clips, data, keys, models, objective, optimizer
 from reelworks.compat.draft import FormerSettings, ImportDraft
-from reelworks.compat.files import ConfigFile, flatten, parse_arguments, plain
+from reelworks.compat.files import ConfigFile, existing, flatten, parse_arguments, plain
 from reelworks.compat.former import Clip, FormerEpoch
 from reelworks.compat.rules import Fate, ImportedKey
 from reelworks.compat.trainer import convert_by_rules
@@ -139,7 +139,7 @@ def _finish(draft: ImportDraft, number: int) -> Iterator[ImportedKey]:
         yield ImportedKey(f"directory.{number}.path", None, Fate.TO_FILL_IN, "the directory has no path")
     why = "files of subfolders are not read there"
     draft.set(f"dataset.{number}.filter", "not contains(path, '/') or contains(path, '.tar/')", why)
-    if (Path(path) / "captions.json").is_file():
+    if existing(Path(path) / "captions.json") is not None:
         yield ImportedKey(
             f"directory.{number}.path",
             path,

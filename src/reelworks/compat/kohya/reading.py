@@ -156,11 +156,8 @@ def has_arguments(settings: FormerSettings) -> bool:
 
 def existing(path: str) -> Path | None:
     """Return a folder that a setting names, if it is there."""
-    try:
-        folder = Path(path).expanduser()
-        return folder if folder.is_dir() else None
-    except (OSError, ValueError, RuntimeError):
-        return None
+    folder = files.existing(path)
+    return folder if folder is not None and folder.is_dir() else None
 
 
 def not_told(draft: ImportDraft, example: str) -> UserError:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from reelworks.compat import files as config_files
@@ -191,8 +190,8 @@ def _named(given: Sequence[ConfigFile], name: str) -> ConfigFile | None:
     for file in given:
         folder = file.path.resolve().parent
         ends = ["/".join(parts[start:]) for start in range(len(parts))]
-        for path in (Path(name).expanduser(), *(up / end for up in (folder, *folder.parents[:3]) for end in ends)):
-            if path.is_file():
+        for named in [name, *(f"{up}/{end}" for up in (folder, *folder.parents[:3]) for end in ends)]:
+            if (path := config_files.existing(named)) is not None and path.is_file():
                 return ConfigFile(path)
     return None
 
