@@ -68,7 +68,7 @@ class Shape(NamedTuple):
 
 def shapes() -> dict[str, tuple[Shape, ...]]:
     """Return what each verb prints with --json. Imports torch."""
-    from reelworks.analysis import coverage, learning, plan_comparison, plan_report, rejections
+    from reelworks.analysis import coverage, learning, plan_comparison, plan_forecast, rejections
     from reelworks.captioning.result import CaptionResult
     from reelworks.catalog import compact, scan
     from reelworks.checkpoint import listing
@@ -100,7 +100,7 @@ def shapes() -> dict[str, tuple[Shape, ...]]:
         "inspect": (Shape(inspect.Inspection),),
         "contact-sheet": (Shape(sheet.ContactSheets),),
         "plan": (
-            Shape(plan_report.PlanForecast),
+            Shape(plan_forecast.PlanForecast),
             Shape(plan_comparison.PlanComparison, "--diff"),
             Shape(rejections.RecordedRejections, "RUN --rejected"),
             Shape(stage_forecast.RunForecast, "[[stage]]"),

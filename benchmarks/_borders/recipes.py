@@ -16,7 +16,7 @@ import av
 import numpy as np
 from PIL import Image
 
-from reelworks.analysis import plan_report
+from reelworks.analysis import plan_forecast
 from reelworks.buckets import sizes
 from reelworks.core.errors import UserError
 from reelworks.models import registry
@@ -104,7 +104,7 @@ def problems(case: Case) -> list[str]:
     try:
         recipe = recipe_file.load(path)
         dataset.scan_recipe(recipe)
-        forecast = plan_report.forecast(recipe, 1, 1)
+        forecast = plan_forecast.forecast(recipe, 1, 1)
     except UserError as error:
         return [f"plan: {error}"]
     uses = len(recipe.dataset[0].resolutions or (1,))

@@ -10,7 +10,7 @@ import numpy as np
 import real_footage
 from PIL import Image
 
-from reelworks.analysis import plan_report
+from reelworks.analysis import plan_forecast
 from reelworks.core import results
 from reelworks.core.shape import Shape
 from reelworks.media.decode import Request, load
@@ -37,7 +37,7 @@ def test_real_footage_is_scanned_planned_trained_and_generated_from(tmp_path, mo
     recipe = recipe_file.load(RECIPE, changes)
     scanned = dataset.scan_recipe(recipe)
     assert (scanned.found, scanned.bad) == (len(files), 0)
-    told = results.as_json(plan_report.forecast(recipe, world=1))
+    told = results.as_json(plan_forecast.forecast(recipe, world=1))
     named = sum(len(entries) for entries in told["reasons"].values())
     assert told["planned"] + named == len(files) == 20
     assert told["planned"] >= 14

@@ -12,7 +12,7 @@ import pytest
 import sequence_child
 import torch
 
-from reelworks.analysis import plan_report
+from reelworks.analysis import plan_forecast
 from reelworks.core import results, toml_none
 from reelworks.core.errors import UserError
 from reelworks.data import step_source
@@ -122,7 +122,7 @@ def test_a_plan_counts_groups_and_names_buckets_that_they_cannot_share(tiny):
 
     def forecast(world, degree, **changes):
         recipe = recipe_file.parse(tiny(train={"max_steps": 2}, parallel={"sequence_degree": degree}, **changes))
-        return results.as_json(plan_report.forecast(recipe, world))
+        return results.as_json(plan_forecast.forecast(recipe, world))
 
     dataset.scan_recipe(recipe_file.parse(tiny(train={"max_steps": 2})))
     two, groups = forecast(2, 1), forecast(4, 2)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from reelworks.analysis.plan_report import PlanForecast
+from reelworks.analysis.plan_forecast import PlanForecast
 from reelworks.core import toml_none
 from reelworks.recipe import diff
 from reelworks.recipe.recipe import Recipe

@@ -12,7 +12,7 @@ from reelworks.core.errors import UserError
 from reelworks.core.requests import arg
 
 if TYPE_CHECKING:
-    from reelworks.analysis.plan_report import PlanForecast
+    from reelworks.analysis.plan_forecast import PlanForecast
     from reelworks.catalog.scan import ScanProgress
     from reelworks.recipe.recipe import Recipe
 
@@ -95,14 +95,14 @@ def forecast(
 
     `on_note` gets sentences on what the scan found.
     """
-    from reelworks.analysis import plan_report, rejections
+    from reelworks.analysis import plan_forecast, rejections
     from reelworks.recipe import dataset
 
     recipe = load(request, path)
     scan(request, recipe, on_scan, on_note)
     # A recipe whose clips are shared by several GPUs is planned for that many at least.
     world = max(request.world, recipe.parallel.group_size)
-    found = plan_report.forecast(recipe, world, request.epochs)
+    found = plan_forecast.forecast(recipe, world, request.epochs)
     if request.rejected is not None:
         rejections.write(request.rejected, dataset.RecipeData.open(recipe), 0)
     return recipe, found

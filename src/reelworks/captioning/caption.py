@@ -167,7 +167,7 @@ def _try(request: CaptionRequest, sources: Sequence[CaptionSource], choice: _Cho
     examples.sort(key=lambda example: example.clip)
     return CaptionResult(
         clips=choice.total,
-        captioned=len(choice.todo),
+        captioned=len(choice.todo) - len(todo) + len(examples),
         kept=choice.kept,
         failed=tuple(failed),
         examples=tuple(examples),

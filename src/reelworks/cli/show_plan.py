@@ -9,7 +9,8 @@ from reelworks.analysis import compiled_graphs, plan_comparison, plan_report
 from reelworks.analysis.discarded import BucketFrames, VideoFrames
 from reelworks.analysis.epoch_stats import DatasetShare, Figures
 from reelworks.analysis.plan_comparison import PlanComparison
-from reelworks.analysis.plan_report import Advice, LookAhead, PlanForecast, PlanSummary
+from reelworks.analysis.plan_forecast import Advice, LookAhead, PlanForecast
+from reelworks.analysis.plan_report import PlanSummary
 from reelworks.buckets.assign import Reason
 from reelworks.cli import show
 from reelworks.core import units

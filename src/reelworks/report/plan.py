@@ -11,7 +11,7 @@ from markupsafe import Markup
 from reelworks.analysis import compiled_graphs
 from reelworks.analysis.epoch_stats import Figures
 from reelworks.analysis.plan_fixes import RanksFigures
-from reelworks.analysis.plan_report import PlanForecast
+from reelworks.analysis.plan_forecast import PlanForecast
 from reelworks.core import files, units
 from reelworks.report import page, run_facts
 from reelworks.report.plots import COLOURS

@@ -12,7 +12,7 @@ import tomli_w
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, ValidationError
 
-from reelworks.analysis import plan_report, rejections
+from reelworks.analysis import plan_forecast, rejections
 from reelworks.analysis.rejections import LeftOutClip
 from reelworks.buckets.opensora.parse import MOST_CLIPS
 from reelworks.buckets.table import Entry
@@ -62,12 +62,12 @@ def get_plan(context: PageContext, key: str, stage: Annotated[int, Query(ge=0)] 
 
 @routes.get("/{key}/outline")
 async def get_outline(context: PageContext, key: str, controls: str, request: Request) -> Response:
-    return await _answer(context, key, controls, request, plan_report.outline)
+    return await _answer(context, key, controls, request, plan_forecast.outline)
 
 
 @routes.get("/{key}/advice")
 async def get_advice(context: PageContext, key: str, controls: str, request: Request) -> Response:
-    return await _answer(context, key, controls, request, plan_report.advice)
+    return await _answer(context, key, controls, request, plan_forecast.advice)
 
 
 @routes.get("/{key}/reasons")

@@ -8,7 +8,7 @@ from typing import Any
 import prepare_files as files
 import pytest
 
-from reelworks.analysis import compiled_graphs, plan_report
+from reelworks.analysis import compiled_graphs, plan_forecast
 from reelworks.analysis.compiled_graphs import PlannedGraphs
 from reelworks.data.position import begin_epoch
 from reelworks.recipe import dataset
@@ -42,7 +42,7 @@ def recipe(folder: Path, *, train: dict[str, Any] | None = None, **buckets: Any)
 
 
 def told(made: Recipe) -> PlannedGraphs:
-    return plan_report.forecast(made, 1).graphs
+    return plan_forecast.forecast(made, 1).graphs
 
 
 def test_token_families_follow_compilation(folder: Path) -> None:
@@ -73,13 +73,13 @@ def test_the_graphs_are_those_that_training_chooses(folder: Path) -> None:
     value, chosen = told(made), compiled_graphs.choose(data, plan)
     assert value.eager_buckets == [data.table.buckets[i].name for i in chosen.eager]
     assert {data.table.buckets[i].entry for i in chosen.eager} == {1}  # those of 48px train fewer tokens
-    eager = sum(b.micro_batches for b in plan_report.forecast(made, 1).buckets if b.name.startswith("48px"))
+    eager = sum(b.micro_batches for b in plan_forecast.forecast(made, 1).buckets if b.name.startswith("48px"))
     assert value.eager_micro_batches == eager > 0
     assert "leaves no graph for 48px" in compiled_graphs.lines(value)[-1]
 
 
 def test_micro_batches_that_lack_clips_run_eagerly(folder: Path) -> None:
     made = recipe(folder, train={"compile": True}, incomplete_batch="partial")
-    summary = plan_report.forecast(made, 1)
+    summary = plan_forecast.forecast(made, 1)
     assert summary.graphs.eager_micro_batches == summary.incomplete > 0
     assert told(recipe(folder, train={"compile": True})).eager_micro_batches == 0

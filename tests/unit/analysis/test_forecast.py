@@ -12,7 +12,7 @@ import pytest
 from refused import refused
 from typer.testing import CliRunner
 
-from reelworks.analysis import plan_comparison, plan_report
+from reelworks.analysis import plan_comparison, plan_forecast, plan_report
 from reelworks.analysis.epoch_stats import gradient_weight
 from reelworks.cli import show_plan
 from reelworks.cli.main import app
@@ -56,7 +56,7 @@ def padded(folder: Path) -> Recipe:
 
 def test_epochs_and_their_sum_are_those_of_the_plans(folder: Path) -> None:
     made = padded(folder)
-    told = results.as_json(plan_report.forecast(made, 2, epochs=3))
+    told = results.as_json(plan_forecast.forecast(made, 2, epochs=3))
     data = RecipeData.open(made)
     spec = data.plan_spec(2, 2)
     waiting, places = [], 0
@@ -99,7 +99,7 @@ def naive_gradient(plan: EpochPlan, tokens: np.ndarray, loss_reduction: str) -> 
 @pytest.mark.parametrize("loss_reduction", ["token", "sample", "micro_batch"])
 def test_shares_are_those_of_clips_tokens_and_gradients(folder: Path, loss_reduction: str) -> None:
     made = recipe(folder, train={"max_epochs": 1, "loss_reduction": loss_reduction})
-    told = results.as_json(plan_report.forecast(made, 2))
+    told = results.as_json(plan_forecast.forecast(made, 2))
     data = RecipeData.open(made)
     plan, tokens = data.plan(data.plan_spec(2, 2), 0), data.table.tokens()
     naive = naive_gradient(plan, tokens, loss_reduction)
@@ -119,7 +119,7 @@ def test_clips_that_no_epoch_sees_are_named(folder: Path) -> None:
     seen: set[str] = set()
     former = len(data.rows) + 1
     for epochs in (1, 2, 4):
-        never = results.as_json(plan_report.forecast(made, 1, epochs))["never_seen"]
+        never = results.as_json(plan_forecast.forecast(made, 1, epochs))["never_seen"]
         for epoch in range(epochs):
             rows = data.rows.find(data.entries(epoch).uid)
             seen |= {f"data/{data.rows.path[int(i)].as_py()}" for i in rows}
@@ -133,33 +133,33 @@ def test_clips_that_no_epoch_sees_are_named(folder: Path) -> None:
 
 
 def test_a_held_out_clip_is_seen_by_validation(folder: Path) -> None:
-    told = results.as_json(plan_report.forecast(recipe(folder, validation={"split": 0.3}), 1))
+    told = results.as_json(plan_forecast.forecast(recipe(folder, validation={"split": 0.3}), 1))
     assert told["held_out"] > 0
     assert told["never_seen"]["by_reason"].keys() == {"no_caption", "too_small"}
 
 
 def test_an_even_plan_calls_for_no_cure(folder: Path) -> None:
-    assert results.as_json(plan_report.forecast(recipe(folder), 1))["proposals"] is None
+    assert results.as_json(plan_forecast.forecast(recipe(folder), 1))["proposals"] is None
 
 
 def test_too_many_ranks_for_the_clips_are_told_how_many_are_not(folder: Path) -> None:
     made = recipe(folder)
-    told = results.as_json(plan_report.forecast(made, 32, 2))
+    told = results.as_json(plan_forecast.forecast(made, 32, 2))
     assert not any(one["suffices"] for one in told["proposals"])
     fewer = told["fewer_ranks"]
     assert fewer["imbalance"] <= 0.1 < told["sum"]["imbalance"]
-    again = results.as_json(plan_report.forecast(made, fewer["world"], 2))
+    again = results.as_json(plan_forecast.forecast(made, fewer["world"], 2))
     assert {"world": fewer["world"]} | again["sum"] == pytest.approx(fewer)
-    assert results.as_json(plan_report.forecast(made, 2 * fewer["world"], 2))["sum"]["imbalance"] > 0.1
+    assert results.as_json(plan_forecast.forecast(made, 2 * fewer["world"], 2))["sum"]["imbalance"] > 0.1
     fixed = recipe(folder, train={"max_epochs": 1, "micro_batches_per_step": 32, "same_bucket_run": 32})
-    assert results.as_json(plan_report.forecast(fixed, 32))["fewer_ranks"]["world"] >= 1
+    assert results.as_json(plan_forecast.forecast(fixed, 32))["fewer_ranks"]["world"] >= 1
 
 
 @pytest.mark.parametrize(("world", "epochs"), [(1, 2), (2, 1)])
 def test_a_cure_gives_what_it_says(folder: Path, tmp_path: Path, world: int, epochs: int) -> None:
     """Each proposal is typed after --set, and the forecast is then the one that it told."""
     made = padded(folder)
-    told = results.as_json(plan_report.forecast(made, world, epochs))
+    told = results.as_json(plan_forecast.forecast(made, world, epochs))
     assert told["sum"]["padding"] > 0.1
     assert {"merge", "pad", "partial"} == {one["incomplete_batch"] for one in told["proposals"]}
     suffices = [one["suffices"] for one in told["proposals"]]
@@ -169,7 +169,7 @@ def test_a_cure_gives_what_it_says(folder: Path, tmp_path: Path, world: int, epo
     written = tmp_path / "recipe.toml"
     written.write_text(recipe_file.dump(made))
     for one in told["proposals"]:
-        cured = results.as_json(plan_report.forecast(recipe_file.load(written, one["set"]), world, epochs))
+        cured = results.as_json(plan_forecast.forecast(recipe_file.load(written, one["set"]), world, epochs))
         assert cured["sum"] == pytest.approx({key: one[key] for key in cured["sum"]})
         assert one["suffices"] == (max(one["imbalance"], one["padding"]) <= 0.1)
         assert (cured["proposals"] is None) == one["suffices"]
@@ -178,7 +178,7 @@ def test_a_cure_gives_what_it_says(folder: Path, tmp_path: Path, world: int, epo
 def test_a_cure_names_the_entries_of_an_open_sora_table(folder: Path) -> None:
     table = {"48px": {"1": [1.0, 8], "9": [1.0, 4]}}
     buckets = {"opensora": table, "probability": "opensora-1.2", "incomplete_batch": "pad"}
-    told = results.as_json(plan_report.forecast(recipe(folder, bucket=[], buckets=buckets), 2))
+    told = results.as_json(plan_forecast.forecast(recipe(folder, bucket=[], buckets=buckets), 2))
     sizes = [one for one in told["proposals"] if one["incomplete_batch"] == "pad"]
     assert sizes[0]["set"] == []
     named = {one["entry"]: (one["from"], one["to"]) for one in sizes[0]["batch_sizes"]}
@@ -188,7 +188,7 @@ def test_a_cure_names_the_entries_of_an_open_sora_table(folder: Path) -> None:
 
 def test_two_recipes_side_by_side(folder: Path) -> None:
     one, other = recipe(folder), recipe(folder, bucket=[{"resolution": "48px", "num_frames": 1}], seed=7)
-    a, b = plan_report.forecast(one, 2, 2), plan_report.forecast(other, 2, 2)
+    a, b = plan_forecast.forecast(one, 2, 2), plan_forecast.forecast(other, 2, 2)
     told = results.as_json(plan_comparison.compare((one, a), (other, b)))
     keys = {change["key"]: (change["a"], change["b"]) for change in told["keys"]}
     assert keys["seed"] == (42, 7)
@@ -269,7 +269,7 @@ def test_the_end_that_a_falling_rate_lacks_is_told(
 ) -> None:
     """A recipe says epochs, and only its plan knows their steps: so it can be planned before they are set."""
     train = {"max_epochs": 3, "max_steps": max_steps, "learning_rate_schedule": schedule}
-    found = plan_report.forecast(recipe(folder, train=train), 1)
+    found = plan_forecast.forecast(recipe(folder, train=train), 1)
     assert found.max_steps_to_set == (told * found.steps_per_epoch or None)
     show_plan.forecast(found, None)
     warned = f"all its epochs have {3 * found.steps_per_epoch} steps"

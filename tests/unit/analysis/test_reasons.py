@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from plan_summaries import summary
 from pyarrow import csv, parquet
 
-from reelworks.analysis import plan_report, rejections
+from reelworks.analysis import plan_forecast, plan_report, rejections
 from reelworks.analysis.rejections import LeftOut
 from reelworks.buckets.assign import Assignment, Reason
 from reelworks.cli import main, show_plan
@@ -53,12 +53,12 @@ def recipe(folder: Path, **changes: object):
 
 def test_counts_are_exact_and_the_first_files_of_the_catalog_are_named_in_the_order_of_their_paths(folder, monkeypatch):
     """However many are left out for a reason, all count, and few are named."""
-    whole = results.as_json(plan_report.forecast(recipe(folder), 1))
+    whole = results.as_json(plan_forecast.forecast(recipe(folder), 1))
     assert {name: one["clips"] for name, one in whole["left_out"].items()} == LEFT_OUT
     assert whole["left_out"]["too_small"]["nearest"] == {"48px ×1": SMALL}
     assert whole["left_out"]["no_caption"]["nearest"] == {}
     monkeypatch.setattr(rejections, "FILES_NAMED", 3)
-    told = results.as_json(plan_report.forecast(recipe(folder), 1))
+    told = results.as_json(plan_forecast.forecast(recipe(folder), 1))
     assert told["left_out"] == whole["left_out"]
     rows = RecipeData.open(recipe(folder)).rows
     order = rows.labels(np.arange(len(rows)))
@@ -73,7 +73,7 @@ def test_counts_are_exact_and_the_first_files_of_the_catalog_are_named_in_the_or
 def test_held_out_clips_count_once_however_often_others_are_shown(folder):
     """Validation looks at one copy of each, and every figure says so."""
     sources = [{"path": str(folder / name), "repeats": 3} for name in ("more", "data")]
-    told = results.as_json(plan_report.forecast(files.recipe(folder, dataset=sources, validation={"split": 0.5}), 1))
+    told = results.as_json(plan_forecast.forecast(files.recipe(folder, dataset=sources, validation={"split": 0.5}), 1))
     assert 0 < told["held_out"] == told["left_out"]["held_out"]["clips"] < 6
     assert told["planned"] == 3 * (6 - told["held_out"])
 
@@ -81,7 +81,7 @@ def test_held_out_clips_count_once_however_often_others_are_shown(folder):
 def test_what_is_more_than_named_is_told_as_a_number(folder, monkeypatch, capsys):
     monkeypatch.setattr(rejections, "FILES_NAMED", 1)
     monkeypatch.setattr(show_plan, "_FILES_SHOWN", 1)
-    show_plan.epoch(plan_report.forecast(recipe(folder), 1))
+    show_plan.epoch(plan_forecast.forecast(recipe(folder), 1))
     assert f"too_small: {SMALL}\n" in (told := capsys.readouterr().out)
     assert f"and {SMALL - 1} more; --rejected FILE lists all" in told
 
@@ -103,7 +103,7 @@ def test_copies_that_share_a_reason_count_once_and_not_where_one_of_them_is_trai
 def test_a_clip_shown_once_though_it_may_be_shown_twice_is_not_left_out(folder, tmp_path):
     """With a weight of 1.5 each good clip is trained, so none is `not_drawn`."""
     sources = [{"path": str(folder / name), "repeats": 1.5} for name in ("more", "data")]
-    told = results.as_json(plan_report.forecast(files.recipe(folder, dataset=sources), 1))
+    told = results.as_json(plan_forecast.forecast(files.recipe(folder, dataset=sources), 1))
     assert 6 < told["planned"] < 12
     assert {name: one["clips"] for name, one in told["left_out"].items()} == LEFT_OUT
 

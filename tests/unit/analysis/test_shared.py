@@ -5,7 +5,7 @@ from __future__ import annotations
 import prepare_files as made
 import pytest
 
-from reelworks.analysis import data_advice, plan_report
+from reelworks.analysis import data_advice, plan_forecast, plan_report
 from reelworks.recipe import dataset
 
 
@@ -52,4 +52,4 @@ def test_what_is_meant_is_not_told(folder, meant):
 
 def warnings(recipe):
     dataset.scan_recipe(recipe)
-    return plan_report.warnings(plan_report.forecast(recipe, 1))
+    return plan_report.warnings(plan_forecast.forecast(recipe, 1))

@@ -10,7 +10,7 @@ import prepare_files as files
 import pytest
 from benchmarks import _waste
 
-from reelworks.analysis import plan_report, strategies
+from reelworks.analysis import plan_forecast, strategies
 from reelworks.cli import show_plan
 from reelworks.recipe import dataset
 from reelworks.recipe.dataset import RecipeData
@@ -49,7 +49,7 @@ def test_figures_are_those_of_three_plans(folder: Path) -> None:
     made = recipe(folder)
     data = RecipeData.open(made)
     spec, tokens = data.plan_spec(4, 4), data.table.tokens()
-    told = {one.strategy: one for one in plan_report.forecast(made, 4).strategies}
+    told = {one.strategy: one for one in plan_forecast.forecast(made, 4).strategies}
     assert list(told) == ["fixed", "equal_tokens", "planned"]
     assert told["planned"].imbalance == pytest.approx(data.plan(spec, 0).waste(spec, 4))
     largest = max(one.peak_tokens for one in told.values())
@@ -88,15 +88,15 @@ def test_tokens_per_second_are_those_of_measured_times(folder: Path) -> None:
     """With a millisecond for each token on each rank, ranks that never waited would train thousands of tokens a second."""
     tokens = RecipeData.open(recipe(folder)).table
     made = recipe(folder, {bucket.name: float(bucket.tokens) for bucket in tokens.buckets})
-    for one in plan_report.forecast(made, 4).strategies:
+    for one in plan_forecast.forecast(made, 4).strategies:
         assert one.tokens_per_second == pytest.approx(4 * 1000 * (1 - one.imbalance))
     half = recipe(folder, {tokens.buckets[0].name: 0.5 * tokens.buckets[0].tokens})
-    for one in plan_report.forecast(half, 4).strategies:
+    for one in plan_forecast.forecast(half, 4).strategies:
         assert one.tokens_per_second == pytest.approx(4 * 2000 * (1 - one.imbalance), rel=0.02)
 
 
 def test_memory_is_that_of_measured_micro_batches(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plain = plan_report.forecast(recipe(folder), 4)
+    plain = plan_forecast.forecast(recipe(folder), 4)
     assert {one.peak_bytes for one in plain.strategies} == {None}
     show_plan.forecast(plain, None)
     assert "memory follows the tokens" in capsys.readouterr().out
@@ -108,7 +108,7 @@ def test_memory_is_that_of_measured_micro_batches(folder: Path, capsys: pytest.C
         (folder / "tuned.json").write_text(json.dumps({"batch_sizes": {}, "trials": trials}))
         made = recipe(folder)
         buckets = made.buckets.model_copy(update={"tuned": str(folder / "tuned.json")})
-        return plan_report.forecast(made.model_copy(update={"buckets": buckets}), 4).strategies
+        return plan_forecast.forecast(made.model_copy(update={"buckets": buckets}), 4).strategies
 
     # From 1 GB without tokens to 2 GB with the most.
     for one in told(2 * (most // 2 + 1)):
@@ -123,9 +123,9 @@ def test_memory_is_that_of_measured_micro_batches(folder: Path, capsys: pytest.C
 
 
 def test_they_are_printed_for_several_gpus(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    show_plan.forecast(plan_report.forecast(recipe(folder), 2), None)
+    show_plan.forecast(plan_forecast.forecast(recipe(folder), 2), None)
     assert "equal tokens" in capsys.readouterr().out
-    alone = plan_report.forecast(recipe(folder), 1)
+    alone = plan_forecast.forecast(recipe(folder), 1)
     assert alone.strategies == []
     show_plan.forecast(alone, None)
     assert "equal tokens" not in capsys.readouterr().out

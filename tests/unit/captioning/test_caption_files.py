@@ -138,6 +138,10 @@ def test_a_dry_run_shows_captions_and_writes_nothing(data: Path) -> None:
     assert [(one.captions, one.file) for one in done.examples] == [
         ((f"A picture named p{i}.",), str(data / f"p{i}.txt")) for i in range(3)
     ]
+    says_nothing_of_p1 = SED.replace("sed -E '", r"sed -E '/p1\.png/s/.*//;")
+    done = run(data, command=says_nothing_of_p1, dry_run=True)
+    assert [one.clip for one in done.failed] == ["data/p1.png"]
+    assert (done.captioned, len(done.examples)) == (4, 2)
 
 
 def test_a_record_names_no_file_of_others(data: Path, tmp_path: Path) -> None:

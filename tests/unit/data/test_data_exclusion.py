@@ -11,7 +11,7 @@ import pytest
 from catalog_rows import rows
 from refused import refused
 
-from reelworks.analysis import plan_report
+from reelworks.analysis import plan_forecast
 from reelworks.analysis.rejections import LeftOutClip
 from reelworks.buckets.assign import Reason
 from reelworks.cli import show_plan
@@ -90,7 +90,7 @@ def test_a_background_is_three_levels(folder: Path) -> None:
 
 def test_a_filtered_clip_is_told_with_what_it_has(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = recipe(folder, {"more": "height <= width and kind == 'image'"})
-    seen = plan_report.forecast(made, 1)
+    seen = plan_forecast.forecast(made, 1)
     show_plan.epoch(seen)
     assert "filtered: 1, left out by the recipe\n  height <= width leaves out 1\n" in capsys.readouterr().out
     told = results.as_json(seen)
@@ -116,14 +116,14 @@ def test_an_exclude_list_leaves_out_what_it_names_and_tells_what_it_does_not_fin
     told = reasons(data)
     assert {n for n, r in told.items() if r == "in_exclude_file"} == {"data/shot-2/0.png", "data/shot-2/1.png"}
     assert told["more/broken.png"] == "unreadable"
-    seen = plan_report.forecast(recipe(folder, exclude_file=str(bad)), 1)
+    seen = plan_forecast.forecast(recipe(folder, exclude_file=str(bad)), 1)
     assert seen.exclude_list_unmatched == ["data/shot-2/9.png", "more/shot-2/2.png", "shot-2/2.png"]
     assert seen.reasons["in_exclude_file"][0] == LeftOutClip("data/shot-2/0.png", f"listed in {bad}")
     show_plan.epoch(seen)
     told_lines = capsys.readouterr().out
     assert "warning: exclude_file names data/shot-2/9.png, which is no clip" in told_lines
     assert "names data/shot-2/0.png" not in told_lines
-    assert results.as_json(plan_report.forecast(recipe(folder), 1))["exclude_list_unmatched"] == []
+    assert results.as_json(plan_forecast.forecast(recipe(folder), 1))["exclude_list_unmatched"] == []
 
 
 def test_a_name_that_holds_a_hash_is_meant_as_it_stands() -> None:
@@ -203,7 +203,7 @@ def test_an_epoch_that_choices_leave_empty_names_the_choice(folder: Path) -> Non
         (recipe(folder, bucket=no_bucket), "bucket", "no clip fits any bucket"),
     ):
         with pytest.raises(UserError, match=problem) as caught:
-            results.as_json(plan_report.forecast(made, 1))
+            results.as_json(plan_forecast.forecast(made, 1))
         assert caught.value.field == field
 
 
@@ -213,6 +213,6 @@ def test_one_folder_that_is_held_out_whole_says_how_to_divide_it(tmp_path: Path)
         files.picture(tmp_path / "data" / f"{i}.png", grey=i)
     data = files.opened(files.recipe(tmp_path, validation={"split": 0.999, "group": "folder"}))
     with refused("empty-epoch", "validation.split", says="4 of 4 clips are held out") as caught:
-        results.as_json(plan_report.forecast(data.recipe, 1))
+        results.as_json(plan_forecast.forecast(data.recipe, 1))
     assert caught.value.field == "validation.split"
     assert 'validation.group = "file"' in caught.value.remedy

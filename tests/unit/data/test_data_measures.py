@@ -11,7 +11,7 @@ import prepare_files as files
 import pytest
 from benchmarks import _waste
 
-from reelworks.analysis import epoch_stats, plan_report
+from reelworks.analysis import epoch_stats, plan_forecast
 from reelworks.core import results
 from reelworks.recipe import dataset
 from reelworks.recipe.dataset import RecipeData
@@ -60,7 +60,7 @@ def opened(made: Recipe) -> tuple[RecipeData, PlanSpec, list[EpochPlan]]:
 
 
 def test_time_is_that_of_all_places_and_waste_that_of_places_without_a_clip(folder: Path) -> None:
-    told = results.as_json(plan_report.forecast(recipe(folder), WORLD, EPOCHS))
+    told = results.as_json(plan_forecast.forecast(recipe(folder), WORLD, EPOCHS))
     data, spec, plans = opened(recipe(folder))
     time: Counter[str] = Counter()
     for plan in plans:
@@ -81,7 +81,7 @@ def test_time_is_that_of_all_places_and_waste_that_of_places_without_a_clip(fold
 
 def test_datasets_have_what_their_places_have(folder: Path) -> None:
     told = {
-        one["name"]: one for one in results.as_json(plan_report.forecast(recipe(folder), WORLD, EPOCHS))["datasets"]
+        one["name"]: one for one in results.as_json(plan_forecast.forecast(recipe(folder), WORLD, EPOCHS))["datasets"]
     }
     data, spec, plans = opened(recipe(folder))
     sums: dict[str, Counter[str]] = defaultdict(Counter)
@@ -103,7 +103,7 @@ def test_datasets_have_what_their_places_have(folder: Path) -> None:
 
 def test_showings_are_of_clips_that_can_be_drawn_and_not_only_of_those_that_are(folder: Path) -> None:
     rare = {"resolution": "48px", "num_frames": 1, "batch_size": 4, "keep_prob": 0.4}
-    many, few, none = results.as_json(plan_report.forecast(recipe(folder, bucket=[rare]), WORLD, EPOCHS))["datasets"]
+    many, few, none = results.as_json(plan_forecast.forecast(recipe(folder, bucket=[rare]), WORLD, EPOCHS))["datasets"]
     assert [one["trainable_clips"] for one in (many, few, none)] == [17, 5, 0]
     assert 0 < many["showings_per_clip"] < EPOCHS
     assert few["showings_per_clip"] == few["clips"] / 5
@@ -113,7 +113,7 @@ def test_showings_are_of_clips_that_can_be_drawn_and_not_only_of_those_that_are(
 def test_the_course_counts_every_micro_batch_where_its_step_lies(folder: Path, entries: int) -> None:
     """Buckets stand for themselves where eight colours suffice, and else their entries do."""
     made = recipe(folder, entries)
-    told = results.as_json(plan_report.forecast(made, WORLD))
+    told = results.as_json(plan_forecast.forecast(made, WORLD))
     data, _, (plan, _) = opened(made)
     groups = {one["name"]: one["group"] for one in told["shares"]}
     assert len(set(groups.values())) == (len(groups) if entries == 1 else 2)
@@ -139,7 +139,7 @@ def test_a_long_course_is_told_in_few_stretches(folder: Path, monkeypatch: pytes
 def test_groups_beyond_the_colours_are_others(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The group that takes most time keeps its name, and others come last."""
     monkeypatch.setattr(epoch_stats, "NAMED", 1)
-    told = results.as_json(plan_report.forecast(recipe(folder), WORLD))
+    told = results.as_json(plan_forecast.forecast(recipe(folder), WORLD))
     time: Counter[str] = Counter()
     for one in told["shares"]:
         time[one["group"]] += one["share_of_time"]
@@ -148,8 +148,8 @@ def test_groups_beyond_the_colours_are_others(folder: Path, monkeypatch: pytest.
 
 
 def test_smaller_worlds_are_forecasts_of_their_own(folder: Path) -> None:
-    (told,) = results.as_json(plan_report.forecast(recipe(folder), WORLD))["smaller_worlds"]
-    (alone,) = results.as_json(plan_report.forecast(recipe(folder), 8))["epochs"]
+    (told,) = results.as_json(plan_forecast.forecast(recipe(folder), WORLD))["smaller_worlds"]
+    (alone,) = results.as_json(plan_forecast.forecast(recipe(folder), 8))["epochs"]
     assert told | {"epoch": 0} == alone | {"world": 8}
     wide = recipe(folder, train={"max_epochs": 1, "same_bucket_run": 3})
-    assert results.as_json(plan_report.forecast(wide, WORLD))["smaller_worlds"] == []
+    assert results.as_json(plan_forecast.forecast(wide, WORLD))["smaller_worlds"] == []

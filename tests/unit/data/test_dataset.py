@@ -9,7 +9,7 @@ import prepare_files as files
 import pytest
 from refused import refused
 
-from reelworks.analysis import plan_report
+from reelworks.analysis import plan_forecast, plan_report
 from reelworks.buckets.assign import Reason
 from reelworks.catalog.part_files import Stored
 from reelworks.core import results
@@ -217,18 +217,18 @@ def test_the_spec_sees_what_shapes_a_plan_and_nothing_else(folder: Path) -> None
 
 def test_a_forecast_is_for_any_number_of_ranks(folder: Path) -> None:
     made = files.recipe(folder, train={"max_epochs": 1, "gradient_accumulation_steps": 2})
-    told = results.as_json(plan_report.forecast(made, 3))
+    told = results.as_json(plan_forecast.forecast(made, 3))
     assert (told["micro_batches_per_step"], told["same_bucket_run"], told["world"]) == (6, 3, 3)
     fixed = files.recipe(folder, train={"max_epochs": 1, "micro_batches_per_step": 8, "same_bucket_run": 4})
-    assert plan_report.step_shape(fixed, 3) == (8, 4)
+    assert plan_forecast.step_shape(fixed, 3) == (8, 4)
     wrong = files.recipe(folder, train={"max_epochs": 1, "micro_batches_per_step": 8})
     with refused(
         "run-length-must-divide", "train.same_bucket_run", says="must divide micro_batches_per_step, which is 8"
     ) as caught:
-        plan_report.step_shape(wrong, 3)
+        plan_forecast.step_shape(wrong, 3)
     assert (caught.value.field, caught.value.value) == ("train.same_bucket_run", 3)
     with refused("unknown-micro-batch-count", "train.micro_batches_per_step") as caught:
-        plan_report.step_shape(files.recipe(folder, train={"max_epochs": 1}), 10**9)
+        plan_forecast.step_shape(files.recipe(folder, train={"max_epochs": 1}), 10**9)
     assert caught.value.field == "train.micro_batches_per_step"
 
 
@@ -241,7 +241,7 @@ def test_an_epoch_without_steps_lists_every_entry_and_three_cures(folder: Path) 
         ],
     )
     with pytest.raises(UserError) as caught:
-        results.as_json(plan_report.forecast(made, 1))
+        results.as_json(plan_forecast.forecast(made, 1))
     problem = caught.value.problem
     for entry in ("256px ×9: 0 clips", "256px ×1: 0 clips", "48px ×9: 0 clips"):
         assert entry in problem

@@ -15,7 +15,7 @@ from reelworks.demo.make import DemoSummary
 
 @pytest.fixture(scope="module")
 def catalog(demo: DemoSummary, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A catalog of every eighth good file, and of all bad ones."""
+    """A catalog of every second good file, and of all bad ones."""
     footage, folder = tmp_path_factory.mktemp("footage"), tmp_path_factory.mktemp("catalog")
     for name in [*demo.videos[::2], *demo.pictures[::2], *demo.bad]:
         for file in demo.folder.glob(f"{Path(name).stem}.*"):

@@ -197,6 +197,7 @@ def test_its_own_earlier_output_is_written_again(demo: DemoSummary, tmp_path: Pa
     with pytest.raises(RuntimeError, match=f"enough after {first.name}"):
         make.make(folder, on_file=_stop)
     assert first.read_bytes() == before
+    assert (folder / ".hidden").read_text() == "left alone"
 
 
 def test_a_folder_with_other_files_is_refused_and_left_alone(tmp_path: Path) -> None:

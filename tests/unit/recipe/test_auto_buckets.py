@@ -9,7 +9,7 @@ import prepare_files as made
 import pytest
 from refused import refused
 
-from reelworks.analysis import plan_report
+from reelworks.analysis import plan_forecast
 from reelworks.core import results, toml
 from reelworks.recipe import recipe_file
 from reelworks.run.folder import RunFolder
@@ -102,7 +102,7 @@ def test_kept_entries_plan_as_the_same_ones_written_out(folder):
 
 def test_the_forecast_says_what_was_chosen_and_why(folder):
     made.opened(recipe(folder))
-    told = results.as_json(plan_report.forecast(recipe(folder), 1))["chosen_buckets"]
+    told = results.as_json(plan_forecast.forecast(recipe(folder), 1))["chosen_buckets"]
     assert not told["kept"]
     assert all(entry["why"] in line for entry, line in zip(told["entries"], told["lines"][1:], strict=True))
     assert "6 of 6 clips fit" in told["lines"][0]

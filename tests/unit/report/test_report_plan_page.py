@@ -11,7 +11,7 @@ from parsed import Page
 from PIL import Image
 from refused import refused
 
-from reelworks.analysis import plan_report
+from reelworks.analysis import plan_forecast
 from reelworks.analysis.rejections import LeftOut, LeftOutClip
 from reelworks.core import units
 from reelworks.recipe import dataset, recipe_file
@@ -40,7 +40,7 @@ def told(tmp_path_factory):
     }
     recipe = recipe_file.parse(values)
     dataset.scan_recipe(recipe)
-    return plan_report.forecast(recipe, 9, epochs=2)
+    return plan_forecast.forecast(recipe, 9, epochs=2)
 
 
 @pytest.fixture(scope="module")

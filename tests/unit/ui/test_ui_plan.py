@@ -12,7 +12,7 @@ import pytest
 from starlette.testclient import TestClient
 from tests.makers import page_client, prepare_files
 
-from reelworks.analysis import plan_report
+from reelworks.analysis import plan_forecast
 from reelworks.core import results
 from reelworks.recipe import dataset, recipe_file
 from reelworks.ui.workspace import key_of
@@ -109,7 +109,7 @@ def test_plan_is_the_forecast_of_the_recipe_that_saving_writes(
     advised = outline(page, key(page), controls, "advice").json()
     told = page.post(f"/api/plan/{key(page)}/save", json={"controls": controls, "digest": about["digest"]})
     assert told.status_code == 200
-    written = results.as_json(plan_report.forecast(recipe_file.load(scanned / "cats.toml"), controls["world"]))
+    written = results.as_json(plan_forecast.forecast(recipe_file.load(scanned / "cats.toml"), controls["world"]))
     assert shown.keys() <= written.keys()
     assert len(shown) > 15
     assert shown == json.loads(json.dumps({name: written[name] for name in shown}))
@@ -176,7 +176,7 @@ def test_each_stage_is_planned_and_saved_by_itself(page: TestClient, scanned: Pa
     assert saved.status_code == 200
     after = recipe_file.each_stage(recipe_file.load(file))
     assert after[1 - stage] == others[1 - stage]
-    assert shown["steps_per_epoch"] == plan_report.forecast(after[stage], 1).steps_per_epoch
+    assert shown["steps_per_epoch"] == plan_forecast.forecast(after[stage], 1).steps_per_epoch
     assert "# larger" in file.read_text()
 
 
@@ -264,7 +264,7 @@ def test_entries_that_were_chosen_are_written_when_they_move(page: TestClient, s
     page.post(f"/api/plan/{key(page, 'auto')}/save", json={"controls": controls, "digest": about["digest"]})
     made = recipe_file.load(scanned / "auto.toml")
     assert not made.buckets.proposes
-    assert shown["buckets"] == results.as_json(plan_report.forecast(made, 1))["buckets"]
+    assert shown["buckets"] == results.as_json(plan_forecast.forecast(made, 1))["buckets"]
 
 
 def test_a_recipe_without_catalog_and_one_of_another_folder(page: TestClient, scanned: Path) -> None:

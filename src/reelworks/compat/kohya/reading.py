@@ -154,7 +154,7 @@ def has_arguments(settings: FormerSettings) -> bool:
     return any(not key.startswith(("general.", "datasets.", "train_data_dir")) for key in settings.values)
 
 
-def existing(path: str) -> Path | None:
+def existing_folder(path: str) -> Path | None:
     """Return a folder that a setting names, if it is there."""
     folder = files.existing(path)
     return folder if folder is not None and folder.is_dir() else None

@@ -170,7 +170,7 @@ def count_pictures(settings: FormerSettings, datasets: Sequence[FormerDataset]) 
     """Return the number of pictures in each dataset's folder; None if one of the folders is not there."""
     counts = []
     for dataset in datasets:
-        folder = reading.existing(str(dataset.get(settings, "image_dir", "")))
+        folder = reading.existing_folder(str(dataset.get(settings, "image_dir", "")))
         if folder is None:
             return None
         try:

@@ -99,7 +99,7 @@ def _of_folders(settings: FormerSettings) -> list[FormerDataset]:
         value = settings.get(key)
         if not isinstance(value, str) or not value:
             continue
-        folder = reading.existing(value)
+        folder = reading.existing_folder(value)
         inside = repeated_folders(folder) if folder is not None and settings.get("in_json") is None else []
         own = [
             {

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from reelworks.analysis import plan_report
+from reelworks.analysis import plan_forecast
 from reelworks.catalog.companions import REJECTED
 from reelworks.catalog.config import DRAWN, DatasetConfig
 from reelworks.core.log import logger
@@ -119,7 +119,7 @@ def epochs(data: RecipeData, spec: PlanSpec) -> range:
 
 def plan_spec(data: RecipeData, world: int = 1) -> PlanSpec:
     """Return the settings of the plans of a run that begins with so many ranks."""
-    return data.plan_spec(*plan_report.step_shape(data.recipe, world))
+    return data.plan_spec(*plan_forecast.step_shape(data.recipe, world))
 
 
 def build_encoding_job(

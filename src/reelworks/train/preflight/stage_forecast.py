@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from reelworks.analysis import plan_report
+from reelworks.analysis import plan_forecast
 from reelworks.analysis.epoch_stats import Figures
-from reelworks.analysis.plan_report import PlanForecast
+from reelworks.analysis.plan_forecast import PlanForecast
 from reelworks.checkpoint import disk_space
 from reelworks.recipe import recipe_file
 from reelworks.recipe.dataset import RecipeData
@@ -75,7 +75,7 @@ def forecast(recipe: Recipe, scan: Callable[[Recipe], object], world: int, epoch
         first = sum(earlier.steps for earlier in found)
         one = recipe_file.of_stage(recipe, index, StageStart(stage.name, first))
         scan(one)
-        plan = plan_report.forecast(one, world, epochs)
+        plan = plan_forecast.forecast(one, world, epochs)
         data = RecipeData.open(one)
         of_network = estimate.estimate(data.recipe, data.table)
         figures = plan.ahead.epochs[0].figures

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from reelworks.analysis import plan_report
+from reelworks.analysis import plan_forecast
 from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.checkpoint.mirror import fetch
 from reelworks.checkpoint.mirror.remote import RemoteFilesystem
@@ -94,7 +94,7 @@ def _fix_step_shape(recipe: Recipe, folder: RunFolder, store: CheckpointFolder, 
     has_checkpoints = bool(store.steps())
     if has_checkpoints and former.get("asked") == asked:
         return
-    micro_batches, same_bucket_run = plan_report.step_shape(recipe, world.data_size)
+    micro_batches, same_bucket_run = plan_forecast.step_shape(recipe, world.data_size)
     frozen = {"micro_batches_per_step": micro_batches, "same_bucket_run": same_bucket_run, "asked": asked}
     folder.refreeze(frozen) if former else folder.create(frozen)
     if has_checkpoints and former.get("micro_batches_per_step") is not None:
@@ -104,5 +104,5 @@ def _fix_step_shape(recipe: Recipe, folder: RunFolder, store: CheckpointFolder, 
 def plan_spec(data: Dataset, run: OpenRun) -> PlanSpec:
     """Return the settings of the run's plans."""
     if run.world.data_size > run.micro_batches_per_step:
-        raise plan_report.too_many_ranks(run.micro_batches_per_step, run.world.data_size)
+        raise plan_forecast.too_many_ranks(run.micro_batches_per_step, run.world.data_size)
     return data.plan_spec(run.micro_batches_per_step, run.same_bucket_run)
