@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from reelworks.catalog import store
+from reelworks.catalog import part_list, store
 from reelworks.catalog.part_files import Stored
 from reelworks.catalog.store import Catalog
 from reelworks.core import storage
@@ -61,17 +61,17 @@ def _rewrite(catalog: Catalog) -> None:
     tables = Stored(catalog.stored_files(), alive[rows.ordinal]).tables()
     first = next(tables, None)
     if first is not None:
-        with store.new_parquet(path / store.compact_name(version), first.schema) as writer:
+        with store.new_parquet(path / part_list.compact_name(version), first.schema) as writer:
             writer.write_table(first)
             for table in tables:
                 writer.write_table(table)
     gone = np.flatnonzero(~alive)
     if len(gone):
-        with store.new_parquet(path / store.gone_name(version), store.TOMBSTONES_SCHEMA) as writer:
+        with store.new_parquet(path / part_list.gone_name(version), store.TOMBSTONES_SCHEMA) as writer:
             arrays = [pa.array(gone), pa.array(catalog.uids()[gone])]
             writer.write_table(pa.table(arrays, schema=store.TOMBSTONES_SCHEMA))
     storage.fsync_folder(path)
-    store.write_parts(Catalog(path, catalog.parts, version))
+    part_list.write(path, catalog.parts, version)
 
 
 def _remove_others(catalog: Catalog) -> None:

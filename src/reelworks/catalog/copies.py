@@ -5,15 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from reelworks.catalog import part_list
+from reelworks.catalog.part_list import compact_name, gone_name, part_name, retired_name
+from reelworks.catalog.store import Catalog
 from reelworks.core import storage
 from reelworks.core.errors import UserError
-
-if TYPE_CHECKING:
-    pass
-
-from reelworks.catalog.store import Catalog, compact_name, gone_name, part_name, retired_name, write_parts
 
 _NAME = "catalog-{:03d}"
 
@@ -28,14 +25,14 @@ def keep(catalog: Catalog, folder: Path) -> Path:
             grown = Catalog(path, max(copy.parts, catalog.parts, key=len), copy.compacted)
             _complete(path, catalog, copy)
             if copy.version < catalog.version:
-                write_parts(grown)
+                part_list.write(path, grown.parts, grown.compacted)
             return path
         number += 1
     unfinished = path.with_name(f".{path.name}.tmp")
     shutil.rmtree(unfinished, ignore_errors=True)
     storage.mkdir(unfinished)
     _complete(unfinished, catalog, Catalog(unfinished, (), catalog.compacted))
-    write_parts(catalog, unfinished)
+    part_list.write(unfinished, catalog.parts, catalog.compacted)
     storage.rename(unfinished, path)
     storage.fsync_folder(folder)
     return path

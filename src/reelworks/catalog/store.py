@@ -30,11 +30,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from reelworks.catalog import column_files, integrity, part_files
+from reelworks.catalog import column_files, integrity, part_files, part_list
 from reelworks.catalog.column_files import ColumnFiles
 from reelworks.catalog.part_files import PartFile, Stored
+from reelworks.catalog.part_list import Part
 from reelworks.catalog.rows import DERIVED, SCHEMA, CatalogRows, derive
-from reelworks.core import arguments, cores, digests, files, user_files
+from reelworks.core import arguments, cores, digests, files
 from reelworks.core.arguments import checked
 from reelworks.core.config import Config
 from reelworks.core.errors import UserError
@@ -44,32 +45,12 @@ if TYPE_CHECKING:
     from reelworks.catalog.config import DatasetConfig
     from reelworks.core.ray_cluster import Engine
 
-FORMAT_VERSION = 3
 _KEEP_DIGEST_FROM_ROWS = 1 << 18
 _GROUP_ROWS = 1 << 17  # rows that are read at once to show a few of them
 _DIGEST = "digest-{:06d}.json"
 _ORDINAL = pa.field("ordinal", pa.int64(), nullable=False)
 _RETIRED_SCHEMA = pa.schema([_ORDINAL])
 TOMBSTONES_SCHEMA = pa.schema([_ORDINAL, SCHEMA.field("uid")])
-
-
-@dataclass(frozen=True)
-class Part:
-    """Rows that one scan added."""
-
-    rows: int
-    retired: int  # rows of earlier parts
-    time: float  # of the scan, in seconds since 1970
-    # The folders scanned, each with "name", "root" and "scores", the names of the scores of its list.
-    sources: list[dict[str, str]]
-
-    @classmethod
-    def from_json(cls, value: dict[str, Any]) -> Part:
-        """Read an entry of `catalog.json`; an invalid one raises KeyError, TypeError, ValueError or OverflowError."""
-        rows, retired = int(value["rows"]), int(value["retired"])
-        if min(rows, retired) < 0:
-            raise ValueError(f"a part has {rows} rows and retires {retired}")
-        return cls(rows, retired, float(value["time"]), list(value["sources"]))
 
 
 @dataclass(frozen=True)
@@ -159,7 +140,7 @@ class Catalog:
                 value=str(path),
                 remedy=f"create one with: reelworks scan DIR -o {path}",
             )
-        parts, compacted = _read_parts(path)
+        parts, compacted = part_list.read(path)
         if version is not None and version < compacted and version >= 0:
             raise too_old(path, version, compacted)
         if version is not None and not 0 <= version <= len(parts):
@@ -314,7 +295,7 @@ class Catalog:
         try:
             return Stored(self._open_files())
         except FileNotFoundError as error:
-            _, compacted = _read_parts(self.path)
+            _, compacted = part_list.read(self.path)
             if compacted == self.compacted:
                 raise part_files.unreadable(Path(error.filename), error) from error
             if compacted > self.version:
@@ -336,12 +317,12 @@ class Catalog:
 
     def _files(self) -> list[tuple[str, int]]:
         """List the files of rows with their numbers of rows."""
-        parts = [(part_name(i), part.rows) for i, part in enumerate(self.parts)][self.compacted :]
+        parts = [(part_list.part_name(i), part.rows) for i, part in enumerate(self.parts)][self.compacted :]
         if not self.compacted:
             return parts
         before = self.parts[: self.compacted]
         live = sum(part.rows for part in before) - sum(part.retired for part in before)
-        return [(compact_name(self.compacted), live), *parts]
+        return [(part_list.compact_name(self.compacted), live), *parts]
 
     def _check_ordinals(self, ordinal: NDArray[np.int64]) -> None:
         """Refuse ordinals other than 0, 1, 2, …; before the compacted version they are ascending, with gaps."""
@@ -361,7 +342,7 @@ class Catalog:
         gone = sum(part.retired for part in self.parts[: self.compacted])
         if not gone:
             return TOMBSTONES_SCHEMA.empty_table()
-        file = self.path / gone_name(self.compacted)
+        file = self.path / part_list.gone_name(self.compacted)
         if not file.exists() and (newest := Catalog.open(self.path)).compacted > self.compacted:
             later = newest._tombstones()  # has these rows too
             return later.filter(pc.less(later.column("ordinal"), sum(part.rows for part in self.parts)))
@@ -373,7 +354,7 @@ class Catalog:
         indices = [np.zeros(0, dtype=np.int64)]
         for i, part in enumerate(self.parts[self.compacted :], self.compacted):
             if part.retired:
-                table = _read_parquet(self.path / retired_name(i), _RETIRED_SCHEMA, part.retired)
+                table = _read_parquet(self.path / part_list.retired_name(i), _RETIRED_SCHEMA, part.retired)
                 retired = table.column("ordinal").to_numpy()
                 index = np.minimum(np.searchsorted(ordinal, retired), len(ordinal) - 1)
                 if retired.min() < 0 or retired.max() >= first or (ordinal[index] != retired).any():
@@ -451,13 +432,13 @@ class Catalog:
         ordinals = pa.array(np.arange(first, first + len(rows)), type=pa.int64())
         rows = rows.set_column(0, SCHEMA.field("ordinal"), ordinals)
         if len(rows):
-            _write_parquet(self.path / part_name(self.version), with_derived(rows))
+            _write_parquet(self.path / part_list.part_name(self.version), with_derived(rows))
         if len(retired):
             table = pa.table([pa.array(np.sort(retired))], schema=_RETIRED_SCHEMA)
-            _write_parquet(self.path / retired_name(self.version), table)
+            _write_parquet(self.path / part_list.retired_name(self.version), table)
         part = Part(len(rows), len(retired), time.time(), list(sources))
         grown = Catalog(self.path, (*self.parts, part), newest.compacted)
-        write_parts(grown)
+        part_list.write(grown.path, grown.parts, grown.compacted)
         return grown
 
 
@@ -492,65 +473,6 @@ def with_derived(rows: pa.Table) -> pa.Table:
         mask = derive(name, *(rows.column(n).combine_chunks() for n in columns))
         rows = rows.append_column(name, pa.array(mask, pa.bool_()))
     return rows
-
-
-def part_name(index: int) -> str:
-    """Return the name of the file with the rows of a part."""
-    return f"part-{index:06d}.parquet"
-
-
-def retired_name(index: int) -> str:
-    """Return the name of the file with the rows that a part retires."""
-    return f"retired-{index:06d}.parquet"
-
-
-def compact_name(version: int) -> str:
-    """Return the name of the file with the live rows of a compacted version."""
-    return f"compact-{version:06d}.parquet"
-
-
-def gone_name(version: int) -> str:
-    """Return the name of the file with ordinal and uid of the rows that a compaction dropped."""
-    return f"compact-{version:06d}-retired.parquet"
-
-
-def write_parts(catalog: Catalog, path: Path | None = None) -> None:
-    """Write the list of a catalog's parts into its folder, or into another one."""
-    stored = {
-        "format": FORMAT_VERSION,
-        "compacted": catalog.compacted,
-        "parts": [asdict(part) for part in catalog.parts],
-    }
-    files.write_json((path or catalog.path) / "catalog.json", stored)
-
-
-def _read_parts(path: Path) -> tuple[tuple[Part, ...], int]:
-    try:
-        stored = user_files.read_json(path / "catalog.json")
-        newer = stored["format"] > FORMAT_VERSION
-        parts = () if newer else tuple(Part.from_json(part) for part in stored["parts"])
-        compacted = 0 if newer else int(stored.get("compacted", 0))  # format 1 has no compaction
-        if not 0 <= compacted <= len(parts):
-            raise ValueError(f"{compacted} of {len(parts)} parts are compacted")
-    except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
-        raise integrity.damaged(path, f"catalog.json cannot be read: {error}") from error
-    if stored["format"] < FORMAT_VERSION:
-        raise UserError(
-            f"the catalog has format {stored['format']}, which lacks measures that this version reads",
-            code="catalog-too-old",
-            field="catalog",
-            value=str(path),
-            remedy="delete the folder and scan again: reelworks scan DIR -o CATALOG",
-        )
-    if newer:
-        raise UserError(
-            f"the catalog has format {stored['format']}, this version reads up to {FORMAT_VERSION}",
-            code="catalog-too-new",
-            field="catalog",
-            value=str(path),
-            remedy="update Reelworks",
-        )
-    return parts, compacted
 
 
 def _read_parquet(file: Path, schema: Any, num_rows: int) -> pa.Table:

@@ -21,7 +21,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from reelworks.catalog import copies, part_files, store
+from reelworks.catalog import copies, part_files, part_list, store
 from reelworks.catalog.compact import compact
 from reelworks.catalog.rows import SCHEMA, SCORE
 from reelworks.catalog.store import Catalog
@@ -216,7 +216,7 @@ def test_wherever_it_is_killed_the_catalog_is_whole(
 
 def test_the_new_files_are_on_disk_before_the_catalog_names_them(catalog: Path) -> None:
     """With their content and their names, so that a power cut leaves the former catalog or the new one."""
-    new = [catalog / store.compact_name(3), catalog / store.gone_name(3)]
+    new = [catalog / part_list.compact_name(3), catalog / part_list.gone_name(3)]
     renamed = []
 
     def check(synced: durable.Synced, path: Path) -> None:
@@ -231,7 +231,7 @@ def test_the_new_files_are_on_disk_before_the_catalog_names_them(catalog: Path) 
 
 def test_a_damaged_compacted_file_is_named(catalog: Path) -> None:
     compact(catalog)
-    file = catalog / store.compact_name(3)
+    file = catalog / part_list.compact_name(3)
     file.write_bytes(file.read_bytes()[:-4])
     with pytest.raises(UserError, match=r"compact-000003\.parquet cannot be read"):
         Catalog.open(catalog).live()
