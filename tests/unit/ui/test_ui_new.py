@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 import time
 import tomllib
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from anyio.from_thread import start_blocking_portal
 from starlette.testclient import TestClient
 from tests.makers import durable, page_client, prepare_files
 
@@ -166,7 +166,10 @@ def test_a_cut_off_upload_leaves_nothing(folder: Path, ends: dict[str, Any]) -> 
         "query_string": b"",
         "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
     }
-    asyncio.run(app.build([folder], "t")(scope, receive, send))
+    with (
+        start_blocking_portal() as portal
+    ):  # a loop in a thread of its own: a browser of other tests has one in this thread
+        portal.call(app.build([folder], "t"), scope, receive, send)
     assert sent[0]["status"] == 400
     assert b"upload-cut-off" in sent[1]["body"]
     assert everything(folder) == before

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import socket
 
+from anyio.from_thread import start_blocking_portal
+
 from reelworks.ui import serve
 
 
@@ -26,4 +28,7 @@ def test_small_parts_of_an_answer_are_sent_at_once() -> None:
             writer.close()
             return found
 
-    assert asyncio.run(nodelay()) == 1
+    with (
+        start_blocking_portal() as portal
+    ):  # a loop in a thread of its own: a browser of other tests has one in this thread
+        assert portal.call(nodelay) == 1

@@ -35,6 +35,11 @@ export function tileLabel(clip) {
   return [clip.path, kind, told, clip.caption].filter(Boolean).join(", ");
 }
 
+/** Say why there is no picture, as the answer to a request for one tells, and what helps. */
+export function noPicture({ problem, value, remedy }) {
+  return h("span.gone", { title: [value, remedy].filter(Boolean).join("\n") }, problem || t`no picture`);
+}
+
 /** Put the picture of a clip into its tile, or the reason why there is none. */
 export async function showPicture(pictures, key, tile, clip, wanted) {
   const base = `/api/data/${key}/clips/${clip.id}`;
@@ -44,7 +49,7 @@ export async function showPicture(pictures, key, tile, clip, wanted) {
     tile.asked = false;
     return;
   }
-  if (!found.url) return fill(frame, h("span.gone", { title: found.value || "" }, found.problem || t`no picture`));
+  if (!found.url) return fill(frame, noPicture(found));
   const still = h("img", { src: found.url, alt: "", draggable: "false" });
   fill(frame, still);
   if (clip.video) playUnderPointer(tile, frame, still, wanted => pictures.load(`${base}/loop.webp`, wanted));

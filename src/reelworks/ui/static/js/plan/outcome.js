@@ -8,6 +8,7 @@ import { count, percent, plural } from "../units.js";
 const MEASURES = ["clips", "tokens", "time", "gradient"];
 
 export function drawFacts(place, plan, before) {
+  const clips = plan.catalog.clips - untrainedClips(plan) - (plan.held_out || 0);
   const facts = [
     [
       t`Steps per epoch`,
@@ -16,10 +17,10 @@ export function drawFacts(place, plan, before) {
       t`${plural(plan.micro_batches_per_step, "micro-batch")} each`,
     ],
     [
-      t`Clips trained`,
+      plan.planned > clips ? t`Showings of clips` : t`Clips trained`, // each at several resolutions
       one => one.planned,
       count,
-      plan.repeated ? t`and ${count(plan.repeated)} repeats` : t`of ${count(plan.catalog.clips)}`,
+      plan.repeated ? t`and ${count(plan.repeated)} repeats` : t`of ${plural(plan.catalog.clips, "clip")}`,
     ],
     [t`GPUs wait`, one => one.imbalance, percent, t`imbalance`, 0.1],
     [t`Padding`, one => one.padding, percent, t`copies of weight 0`, 0.1],

@@ -1,10 +1,11 @@
 // What the run has learnt of each clip: a wall of them, those to look at first, each of which can be left out.
 
+import { noPicture } from "../clips/tiles.js";
 import { button, toast } from "../dialogs.js";
 import { emptySection, fill, h } from "../elements.js";
 import { get, post } from "../server.js";
 import { t } from "../texts.js";
-import { count } from "../units.js";
+import { count, plural } from "../units.js";
 
 const AT_ONCE = 60;
 const SORTS = {
@@ -72,12 +73,18 @@ function panel({ counts, step }, chosen, draw) {
 
 function tile(clip, { data, can_leave_out: canLeaveOut }, draw) {
   const base = `/data/${data}/clips/${clip.id}`;
-  const none = h("div.gone", t`no picture`);
-  const onerror = event => event.target.replaceWith(none); // as of a file that was deleted since
+  const src = `/api${base}/thumbnail.webp`;
+  // As of a file that was deleted since, or lies where the page may not read.
+  const onerror = async event => {
+    const why = await fetch(src)
+      .then(answer => answer.json())
+      .catch(() => ({}));
+    event.target.replaceWith(h("div.gone", noPicture(why)));
+  };
   const picture =
-    clip.id === null ? none : h("img", { src: `/api${base}/thumbnail.webp`, alt: clip.path, loading: "lazy", onerror });
+    clip.id === null ? h("div.gone", noPicture({})) : h("img", { src, alt: clip.path, loading: "lazy", onerror });
   const gain = clip.gain === null ? null : t`caption ${`${(100 * clip.gain).toFixed(0)} %`}`;
-  const numbers = [t`${clip.loss.toFixed(2)} × the usual loss`, gain, t`shown ${count(clip.shown)} times`];
+  const numbers = [t`${clip.loss.toFixed(2)} × the usual loss`, gain, t`shown ${plural(clip.shown, "time")}`];
   const word = h("b", { title: HINTS[clip.word] || null }, WORDS[clip.word]);
   const name = h("div.name", { title: clip.path, dir: "auto" }, clip.path);
   const about = h("div.quiet", numbers.filter(Boolean).join(" · "));
