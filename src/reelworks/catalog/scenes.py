@@ -79,7 +79,7 @@ def _batches(path: MediaPath) -> Iterator[NDArray[np.uint8]]:
     batch: list[NDArray[np.uint8]] = []
     with probe.video(path) as container:
         for frame in container.decode(probe.stream(container)):
-            small: Any = frame.reformat(width=_SIZE[1], height=_SIZE[0], format="rgb24")
+            small: Any = frame.reformat(width=_SIZE[1], height=_SIZE[0], format="rgb24", threads=1)
             batch.append(small.to_ndarray())
             if len(batch) == _JUDGED:
                 yield np.stack(batch)

@@ -76,8 +76,8 @@ def _converted(frame_HWC: scenes.Frames, pix_fmt: str) -> av.VideoFrame:
     frame = av.VideoFrame.from_ndarray(np.ascontiguousarray(frame_HWC), format="rgb24")
     if pix_fmt == "yuv420p10le":
         # In one step, swscale's edge pixels would differ from call to call.
-        frame = frame.reformat(format="yuv420p")
-    return frame.reformat(format=pix_fmt)
+        frame = frame.reformat(format="yuv420p", threads=1)
+    return frame.reformat(format=pix_fmt, threads=1)
 
 
 def write_picture(path: Path, picture: Picture) -> None:

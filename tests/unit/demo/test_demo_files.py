@@ -28,7 +28,7 @@ def _decoded(path: Path) -> list[av.VideoFrame]:
 def _shown_video(path: Path) -> np.ndarray:
     """frames_THWC as a player shows them; FFmpeg counts rotation counterclockwise."""
     frames = _decoded(path)
-    stored_THWC = np.stack([frame.to_ndarray(format="rgb24") for frame in frames])
+    stored_THWC = np.stack([frame.to_ndarray(format="rgb24", threads=1) for frame in frames])
     return np.rot90(stored_THWC, frames[0].rotation // 90, axes=(1, 2))
 
 

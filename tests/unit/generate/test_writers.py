@@ -17,7 +17,7 @@ def clip(count, height, width):
 def read(path):
     with av.open(str(path)) as container:
         stream = container.streams.video[0]
-        frames = np.stack([f.to_ndarray(format="rgb24") for f in container.decode(stream)])
+        frames = np.stack([f.to_ndarray(format="rgb24", threads=1) for f in container.decode(stream)])
         return frames, stream.average_rate, stream.codec_context.name, stream.pix_fmt
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 def by_pyav(path: str, numbers: Sequence[int]) -> np.ndarray[Any, np.dtype[np.uint8]]:
     with av.open(path) as container:
-        frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+        frames = [frame.to_ndarray(format="rgb24", threads=1) for frame in container.decode(video=0)]
     return np.stack([frames[number] for number in numbers])
 
 
