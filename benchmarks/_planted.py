@@ -27,6 +27,7 @@ GROUNDS = {
 }
 PATTERNS = ("cloudy", "striped", "checked", "dotted")
 SIZES = {"small": (0.14, 0.2), "large": (0.26, 0.34)}  # radii
+MIDDLE = 0.08  # from the middle on, of which no caption tells a side
 SUBJECT = "rwmug"
 # Faults by kind, of 400 clips and of 40 pictures of a subject.
 CLIPS = {"wrong": 8, "swapped": 8, "other": 4, "black": 4, "duplicate": 10, "memorised": 1}
@@ -118,12 +119,19 @@ def _one(chance: Any, subject: bool) -> Drawn:
     shape = SUBJECT if subject else str(chance.choice(SHAPES))
     ground, pattern, size = (str(chance.choice(list(names))) for names in (GROUNDS, PATTERNS, SIZES))
     radius = float(chance.uniform(*SIZES[size]))
-    x, y = (float(v) for v in chance.uniform(radius, 1 - radius, 2))
+    x, y = (_place(chance, radius) for _ in "xy")
     light = float(chance.uniform(-0.4, 0.4))
     place = f"{'upper' if y < 0.5 else 'lower'} {'left' if x < 0.5 else 'right'}"
     what = SUBJECT if subject else f"{colour} {shape}"
     caption = f"a {size} {what} {place} before {pattern} {ground}"
     return Drawn(colour, shape, ground, pattern, x, y, radius, light, int(chance.integers(1 << 32)), caption)
+
+
+def _place(chance: Any, radius: float) -> float:
+    """Draw where a shape lies on one axis: within the picture, and plainly on one side of its middle, as its caption says."""
+    while abs((place := float(chance.uniform(radius, 1 - radius))) - 0.5) < MIDDLE:
+        pass
+    return place
 
 
 def _unlike(chance: Any, other: Drawn, subject: bool) -> Drawn:

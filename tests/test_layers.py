@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import sources
 
 SOURCE = Path(__file__).parents[1] / "src" / "reelworks"
 
@@ -116,24 +117,20 @@ def read_tree(root: Path) -> Tree:
 
 
 def tree_of(texts: dict[str, str]) -> Tree:
-    sources = {name: _parse(text) for name, text in texts.items()}
     imports: dict[str, list[Import]] = {}
     relative = []
-    for name, source in sources.items():
+    for name, text in texts.items():
         imports[name] = []
-        for node, at_import in _imports(source):
+        for node, at_import in _imports(text):
             if isinstance(node, ast.ImportFrom) and node.level:
                 relative.append(name)
-            imports[name] += [Import(t, at_import) for t in _targets(node, sources.keys())]
+            imports[name] += [Import(t, at_import) for t in _targets(node, texts.keys())]
     return Tree(imports, relative)
 
 
-_parse = functools.cache(ast.parse)
-
-
 @functools.cache
-def _imports(source: ast.Module) -> list[tuple[ast.Import | ast.ImportFrom, bool]]:
-    return list(_import_nodes(source, at_import=True))
+def _imports(text: str) -> list[tuple[ast.Import | ast.ImportFrom, bool]]:
+    return list(_import_nodes(sources.parsed(text), at_import=True))
 
 
 def _name(root: Path, file: Path) -> str:
@@ -143,10 +140,12 @@ def _name(root: Path, file: Path) -> str:
 
 def _import_nodes(node: ast.AST, at_import: bool) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool]]:
     for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.expr):
+            continue
         if isinstance(child, ast.Import | ast.ImportFrom):
             yield child, at_import
             continue
-        in_function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        in_function = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
         for_types = isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test)
         yield from _import_nodes(child, at_import and not in_function and not for_types)
 
@@ -212,12 +211,13 @@ def must_be_torch_free(module: str) -> bool:
 def heavy_imports(tree: Tree) -> list[str]:
     """Chains by which a module that must stay light loads a heavy package when it is imported."""
     found = []
+    loads = {module: list(_runs_at_import(tree, module)) for module in tree.imports}
     for module in filter(must_be_torch_free, tree.imports):
         chains = {module: module}
         waiting = [module]
         while waiting:
             here = waiting.pop()
-            for target in _runs_at_import(tree, here):
+            for target in loads[here]:
                 if package(target) in HEAVY:
                     found.append(f"{chains[here]} -> {target}")
                 elif target in tree.imports and target not in chains:
@@ -238,7 +238,7 @@ def class_names(root: Path) -> dict[str, list[str]]:
     """Modules that define a class, by its name; those within functions and other classes count too."""
     found: dict[str, list[str]] = {}
     for file in sorted(root.rglob("*.py")):
-        for node in ast.walk(_parse(file.read_text())):
+        for node in sources.statements(file.read_text()):
             if isinstance(node, ast.ClassDef):
                 found.setdefault(node.name, []).append(_name(root, file))
     return found
@@ -253,13 +253,13 @@ def problems_of(tree: Tree) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def sources() -> dict[str, str]:
+def texts() -> dict[str, str]:
     return read_sources(SOURCE)
 
 
 @pytest.fixture(scope="module")
-def tree(sources: dict[str, str]) -> Tree:
-    return tree_of(sources)
+def tree(texts: dict[str, str]) -> Tree:
+    return tree_of(texts)
 
 
 @pytest.fixture(scope="module")
@@ -337,9 +337,9 @@ PLANTS = [
     ("file", "line", "said"),
     [pytest.param(*plant, id=plant[0], marks=[] if i < 4 else pytest.mark.slow) for i, plant in enumerate(PLANTS)],
 )
-def test_a_planted_import_is_found(sources: dict[str, str], known: set[str], file: str, line: str, said: str) -> None:
+def test_a_planted_import_is_found(texts: dict[str, str], known: set[str], file: str, line: str, said: str) -> None:
     module = _name(SOURCE, SOURCE / file)
-    new = set(problems_of(tree_of({**sources, module: f"{sources.get(module, '')}\n\n{line}\n"}))) - known
+    new = set(problems_of(tree_of({**texts, module: f"{texts.get(module, '')}\n\n{line}\n"}))) - known
     assert any(said in problem for problem in new), new
 
 

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import sources
+
 SOURCE = Path(__file__).parents[1] / "src" / "reelworks"
 FRAGMENT = re.compile(r"(All|As|Both|Every|How|Of|The same|Those|What|When|Where|Which|Why)\b")
 NAMELESS = ("of", "words", "look", "told")
@@ -27,7 +29,8 @@ def nodes(root: Path) -> list[tuple[str, Documented]]:
     return [
         (f"{file.relative_to(root)}:{getattr(node, 'lineno', 1)}", node)
         for file in sorted(root.rglob("*.py"))
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        for text in [file.read_text(encoding="utf-8")]
+        for node in (sources.parsed(text), *sources.statements(text))
         if isinstance(node, Documented)
     ]
 

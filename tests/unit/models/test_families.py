@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import sources
 from refused import refused
 
 from reelworks.models import families, registry
@@ -31,15 +32,15 @@ def names() -> set[str]:
 
 def named_outside(root: Path) -> list[str]:
     """Texts of the code, docstrings apart, that name a family, and imports from a family's folder."""
-    found = []
+    found, known = [], names()
     for file in root.rglob("*.py"):
         where = file.relative_to(root).as_posix()
         # Importers say which model another trainer means by a name.
         if where.startswith(("models/families/", "compat/")):
             continue
         allowed = {name for start, some in ALLOWED.items() if where.startswith(start) for name in some}
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Constant) and node.value in names() - allowed:
+        for node in ast.walk(sources.parsed(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and node.value in known - allowed:
                 found.append(f"{where}:{node.lineno}: {node.value!r}")
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("reelworks.models.families"):
                 found.append(f"{where}:{node.lineno}: from {node.module}")
