@@ -15,9 +15,9 @@ from reelworks.demo.make import DemoSummary
 
 @pytest.fixture(scope="module")
 def catalog(demo: DemoSummary, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A catalog of every second good file, and of all bad ones."""
+    """A catalog of every fourth good file, and of all bad ones."""
     footage, folder = tmp_path_factory.mktemp("footage"), tmp_path_factory.mktemp("catalog")
-    for name in [*demo.videos[::2], *demo.pictures[::2], *demo.bad]:
+    for name in [*demo.videos[::4], *demo.pictures[::4], *demo.bad]:
         for file in demo.folder.glob(f"{Path(name).stem}.*"):
             shutil.copy(file, footage)
     Catalog.scan(footage, to=folder)
@@ -28,7 +28,7 @@ def test_it_decodes_clips_held_out_and_damaged_files_do_not_stop_it(
     catalog: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     of_all = autoencoder.fit(catalog, tmp_path / "of-all.safetensors", seed=3)
-    assert of_all.psnr_db > 25
+    assert of_all.psnr_db > 23
     monkeypatch.setattr(autoencoder, "_MOST_CLIPS", 10)
     of_ten, again = (autoencoder.fit(catalog, tmp_path / f"{i}.safetensors", seed=3) for i in range(2))
     assert of_ten.psnr_db == again.psnr_db
