@@ -118,6 +118,11 @@ def find(name: str) -> Column | None:
     return _COLUMNS[name][1] if name in _COLUMNS else None
 
 
+def is_label(name: str) -> bool:
+    """Tell whether a column's numbers only say which clips belong together, so that neither order nor limits mean anything."""
+    return name in _COLUMNS and _COLUMNS[name][1].is_label
+
+
 def names() -> frozenset[str]:
     """Return the names of the columns of all known measures."""
     return frozenset(_COLUMNS)

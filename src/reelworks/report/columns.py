@@ -190,8 +190,7 @@ class Counted:
 
 def limitable(rows: CatalogRows) -> list[str]:
     """Return the names of the columns of numbers on which limits have a meaning."""
-    found = {name: measured_columns.find(name) for name in rows.scores}
-    return [*(name for name, column in found.items() if column is None or not column.is_label), *HEADINGS]
+    return [*(name for name in rows.scores if not measured_columns.is_label(name)), *HEADINGS]
 
 
 def columns(counted: Counted) -> list[ColumnLimits]:

@@ -16,6 +16,7 @@ from reelworks.analysis.caption_needs import CaptionNeeds
 from reelworks.analysis.data_advice import DataAdvice
 from reelworks.buckets import propose
 from reelworks.buckets.propose import Proposal
+from reelworks.catalog import measured_columns
 from reelworks.catalog.rows import CatalogRows
 from reelworks.catalog.summary import Histogram, Summary, summarise
 from reelworks.core import files, units
@@ -62,7 +63,11 @@ class Inspection:
             ("duration", "seconds", self.duration),
             ("caption length", "words and punctuation marks", self.caption_tokens),
             ("pictures per folder", "folder", self.pictures_by_folder),
-            *((name, "score", histogram) for name, histogram in self.summary.scores.items()),
+            *(
+                (name, columns.heading(name).unit or "score", histogram)
+                for name, histogram in self.summary.scores.items()
+                if not measured_columns.is_label(name)
+            ),
         ]
         return [(title, unit, histogram) for title, unit, histogram in every if histogram]
 

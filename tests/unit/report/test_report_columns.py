@@ -133,8 +133,11 @@ def test_a_clip_that_cannot_be_decoded_leaves_its_place_empty(folder: Path) -> N
     assert shown.keys() == {0}
 
 
-def test_numbers_of_groups_have_no_limits(folder: Path) -> None:
+def test_numbers_of_groups_have_no_distribution_and_no_limits(folder: Path) -> None:
     live = Catalog.open(folder / "run" / "catalog").live()
     numbers = np.ones(len(live))
     grouped = live.replaced({"duplicate_group": numbers, "duplicate_rank": numbers, "own": numbers})
     assert columns.limitable(grouped) == ["duplicate_rank", "own", *columns.HEADINGS]
+    units = {title: unit for title, unit, _ in inspect.inspect_rows(grouped).histograms}
+    assert units.items() >= {"duplicate_rank": "rank", "own": "score"}.items()
+    assert "duplicate_group" not in units
