@@ -9,8 +9,10 @@ import children
 import pytest
 
 from reelworks.checkpoint.folder import CheckpointFolder
+from reelworks.recipe import recipe_file
 from reelworks.run import events, history
 from reelworks.run.folder import RunFolder
+from reelworks.train.preflight import stage_forecast
 
 BARE = {"buckets": {"aspect_ratios": ["1:1"], "upscale": True, "max_crop": 0.7}}
 FIRST = {"name": "first", "steps": 3}
@@ -114,6 +116,25 @@ def test_steps_of_the_whole_run_end_it_in_any_stage(staged: Any, tmp_path: Path)
     assert {name for name, _ in starts(tmp_path / "run")} == {"first", "second"}
     *_, last = events.read(RunFolder(tmp_path / "run").events_file, "stop")
     assert last["reason"] == "finished"
+
+
+def test_they_train_what_their_plan_forecasts(staged: Any, tmp_path: Path) -> None:
+    """Also where epochs have other clips each, and a stage leaves one before its end."""
+    bucket = [{"resolution": "48px", "num_frames": 1, "batch_size": 2, "keep_prob": 0.6}]
+    drawn = [{"name": "clips", "clips": 20}, {"name": "epochs", "epochs": 3}, {"name": "steps", "steps": 7}]
+    recipe = staged("run", *({**stage, "bucket": bucket} for stage in drawn))
+    assert children.train(recipe) == [0]
+    found = stage_forecast.forecast(recipe_file.parse(recipe), lambda one: None, world=1)
+    run, done = tmp_path / "run", steps(tmp_path / "run")
+    firsts = dict(starts(run))
+    assert [(stage.name, stage.first_step) for stage in found.stages] == list(firsts.items())
+    assert found.steps == done[-1]["step"]
+    for stage in found.stages:
+        of_stage = done[stage.first_step : stage.first_step + stage.steps]
+        assert stage.is_exact
+        assert stage.clips == sum(step["clips"] for step in of_stage)
+    assert found.stages[0].clips in (20, 21)
+    assert found.stages[1].epochs == 3
 
 
 @pytest.mark.slow(reason="four gloo processes")

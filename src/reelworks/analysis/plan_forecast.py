@@ -227,7 +227,7 @@ def forecast(recipe: Recipe, world: int, epochs: int = 1) -> PlanForecast:
     ranks = recipe.parallel.data_ranks(world)
     data = RecipeData.open(recipe)
     sequence_limits.require_buckets(recipe.model, data.table)
-    spec = _spec(data, ranks)
+    spec = spec_of(data, ranks)
     plan = begin_epoch(data, spec, epoch=0).plan
     with ThreadPoolExecutor(1) as thread:  # numpy computes without Python's lock
         further = thread.submit(look_ahead, data, spec, world=ranks, epochs=epochs)
@@ -237,7 +237,7 @@ def forecast(recipe: Recipe, world: int, epochs: int = 1) -> PlanForecast:
     return PlanForecast(
         **vars(summary) | {"world": world},
         ahead=ahead,
-        smaller_worlds=smaller_worlds(data, partial(_spec, data), ranks),
+        smaller_worlds=smaller_worlds(data, partial(spec_of, data), ranks),
         strategies=strategies.compare(data, spec, plan, ranks, recipe.buckets.tuned) if ranks > 1 else [],
         loss_reduction=train.loss_reduction,
         max_steps_to_set=(train.max_epochs or 0) * plan.num_steps if train.lacks_end else None,
@@ -249,7 +249,7 @@ def outline(data: RecipeData, world: int) -> PlanOutline:
     """Return the part of `forecast` that takes a moment: the first epoch's numbers, without names of clips."""
     ranks = data.recipe.parallel.data_ranks(world)
     sequence_limits.require_buckets(data.recipe.model, data.table)
-    spec = _spec(data, ranks)
+    spec = spec_of(data, ranks)
     plan = begin_epoch(data, spec, epoch=0).plan
     left_out = by_reason(*data.assignment(0))
     by_bucket = epoch_stats.of_buckets(data, plan, spec)
@@ -263,7 +263,7 @@ def outline(data: RecipeData, world: int) -> PlanOutline:
 def advice(data: RecipeData, world: int) -> Advice:
     """Return the advice of a forecast of one epoch, for a dataset that is open."""
     ranks = data.recipe.parallel.data_ranks(world)
-    spec = _spec(data, ranks)
+    spec = spec_of(data, ranks)
     total = figures(data.plan(spec, 0), spec, data.table.tokens(), ranks)
     return _advice(data, spec, total, ranks, 1)
 
@@ -274,8 +274,9 @@ def _advice(data: RecipeData, spec: PlanSpec, total: Figures, ranks: int, epochs
     proposals = plan_fixes.proposals(data, spec, total, world=ranks, epochs=epochs)
     if any(proposal.suffices for proposal in proposals):
         return Advice(proposals, None)
-    return Advice(proposals, plan_fixes.fewer_ranks(data, partial(_spec, data), world=ranks, epochs=epochs))
+    return Advice(proposals, plan_fixes.fewer_ranks(data, partial(spec_of, data), world=ranks, epochs=epochs))
 
 
-def _spec(data: RecipeData, world: int) -> PlanSpec:
+def spec_of(data: RecipeData, world: int) -> PlanSpec:
+    """Return how a run of the recipe plans its epochs on so many ranks that do not share clips."""
     return data.plan_spec(*step_shape(data.recipe, world))

@@ -61,8 +61,9 @@ def stages(values: RunForecast) -> None:
     for one in values.stages:
         time = ("" if one.is_measured else "≈ ") + units.format_seconds(one.seconds)
         memory = units.format_bytes(one.memory_bytes)
-        counts = (str(one.steps), f"{one.epochs:.2g}", str(one.clips), str(one.tokens))
-        table.add_row(one.name, one.ends, *counts, time, memory)
+        counts = (str(one.steps), f"{one.epochs:.3g}", str(one.clips), str(one.tokens))
+        about = "" if one.is_exact else "≈ "
+        table.add_row(one.name, one.ends, *(about + count for count in counts), time, memory)
     totals = (str(values.steps), "", str(values.clips), str(values.tokens), units.format_seconds(values.seconds))
     table.add_row("sum", "", *totals, units.format_bytes(values.memory_bytes))
     show.print_table(table)
@@ -70,9 +71,11 @@ def stages(values: RunForecast) -> None:
         f"checkpoints of {units.format_bytes(values.checkpoint_bytes)} at most take up to "
         f"{units.format_bytes(values.disk_bytes)} of disk"
     )
+    if not all(one.is_exact for one in values.stages):
+        show.line("≈ of steps and clips: epochs that were not planned count as the last one of the stage that was")
     if not all(one.is_measured for one in values.stages):
         show.line(
-            "≈ computed from arithmetic on an RTX 4090; cost.measured, by `reelworks tune`, tells the time of a GPU"
+            "≈ of times: computed from arithmetic on an RTX 4090; cost.measured, by `reelworks tune`, tells the time of a GPU"
         )
 
 

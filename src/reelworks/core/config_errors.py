@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from reelworks.core import toml_none
+from reelworks.core import toml_none, units
 from reelworks.core.errors import UserError, nearest, shown
 
 Elsewhere = Callable[[list[int | str], object], UserError | None]
@@ -66,11 +66,26 @@ def _problem(error: Any, config: type[BaseModel], known_elsewhere: Elsewhere) ->
         return UserError("there is no such key", code="unknown-key", field=field, value=value, remedy=remedy)
     if kind == "missing":
         return UserError("this key is required", code="key-missing", field=field, remedy=f"add {field} to the recipe")
+    if kind == "list_type" and isinstance(value, dict):
+        remedy = f"write it as [[{'.'.join(part for part in path if isinstance(part, str))}]], with two brackets"
+        return UserError(
+            "it is one table, not a list of them", code="wrong-type", field=field, value=value, remedy=remedy
+        )
     if kind in _TYPE_WORDS:
         return UserError("wrong type", code="wrong-type", field=field, value=value, remedy=f"give {_TYPE_WORDS[kind]}")
     if kind == "string_too_short":
         return UserError(
             "the value is empty", code="empty-value", field=field, value=value, remedy="give a text, or remove the key"
+        )
+    if kind in ("too_short", "too_long"):
+        fewest, most, has = (error["ctx"].get(key) for key in ("min_length", "max_length", "actual_length"))
+        bound = f"at least {fewest}" if most is None else f"at most {most}"
+        return UserError(
+            f"it has {units.plural(has, 'value')}",
+            code="wrong-number-of-values",
+            field=field,
+            value=value,
+            remedy=f"give {bound}",
         )
     if message.startswith("Input should be "):
         allowed = message.removeprefix("Input should be ")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from reelworks.buckets.config import as_table
 from reelworks.core import toml_none, units
@@ -13,6 +14,7 @@ from reelworks.core.config import Config
 from reelworks.core.errors import UserError
 
 Values = dict[str, Any]
+_NAME = r"[A-Za-z0-9][A-Za-z0-9_-]*"
 _LISTS = ("dataset", "bucket")
 _TABLES = ("buckets", "cost", "data", "encode", "objective", "samples", "train")
 KEYS = (*_LISTS, *_TABLES)  # that a stage may change
@@ -22,7 +24,9 @@ ENDS = {"steps": "max_steps", "epochs": "max_epochs", "clips": "max_clips"}
 class StageConfig(Config):
     """`[[stage]]`: a part of the run, with keys that differ from the recipe's: `[stage.train]`, `[[stage.bucket]]`, ..."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$", description="name of the stage, such as low-resolution")
+    name: str = Field(
+        description="name of the stage, such as low-resolution", json_schema_extra={"pattern": f"^{_NAME}$"}
+    )
     steps: int | None = Field(default=None, ge=1, description="optimizer steps after which it ends")
     epochs: int | None = Field(default=None, ge=1, description="passes over its data after which it ends")
     clips: int | None = Field(default=None, ge=1, description="clips trained, each use as one, after which it ends")
@@ -43,6 +47,20 @@ class StageConfig(Config):
     train: Values | None = Field(
         default=None, description="keys of `[train]`, which count steps from the stage's start"
     )
+
+    @field_validator("name")
+    @classmethod
+    def _check_name(cls, name: str) -> str:
+        if not re.fullmatch(_NAME, name):
+            plain = re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-_")
+            raise UserError(
+                "a stage's name has letters, digits, - and _ only, and begins with a letter or digit",
+                code="stage-name-invalid",
+                field="stage.name",
+                value=name,
+                remedy=f'write name = "{plain or "first"}"',
+            )
+        return name
 
     @model_validator(mode="after")
     def _check_end(self) -> StageConfig:

@@ -125,7 +125,7 @@ def test_other_footage_is_that_of_all_stages() -> None:
         ({"stage": [{"name": "low"}, HIGH]}, "stage-end-missing", "stage.steps"),
         ({"stage": [LOW, {"name": "high"}]}, "stage-end-missing", "stage.steps"),
         ({"stage": [LOW, {**HIGH, "name": "low"}]}, "stage-name-taken", "stage.name"),
-        ({"stage": [LOW, {**HIGH, "name": "a b"}]}, None, "stage.1.name"),
+        ({"stage": [LOW, {**HIGH, "name": "a b"}]}, "stage-name-invalid", "stage.name"),
         ({"stage": [LOW, {**HIGH, "model": {"name": "wan"}}]}, "not-of-a-stage", "stage.1.model"),
         ({"stage": [LOW, {**HIGH, "lora": {}}]}, "not-of-a-stage", "stage.1.lora"),
         ({"stage": [LOW, {**HIGH, "buckit": []}]}, "unknown-key", "stage.1.buckit"),

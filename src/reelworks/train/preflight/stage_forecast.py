@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
 
 from reelworks.analysis import plan_forecast
-from reelworks.analysis.epoch_stats import Figures
 from reelworks.analysis.plan_forecast import PlanForecast
 from reelworks.checkpoint import disk_space
+from reelworks.data.position import next_epoch
 from reelworks.recipe import recipe_file
 from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
 from reelworks.schedule.cursor import StageStart
+from reelworks.schedule.plan import EpochPlan, PlanSpec
+from reelworks.train import progress
 from reelworks.train.config import TrainConfig
 from reelworks.train.preflight import estimate
 from reelworks.train.preflight.memory import Estimate
+
+_CLIPS, _EPOCHS = 1_000_000, 100  # planned for a stage, a second or two; later epochs count as the last of these
 
 
 @dataclass(frozen=True)
@@ -27,7 +34,9 @@ class StageForecast:
         ends: When it ends, in words.
         first_step: Steps of the run before it.
         epochs: Passes over its data, the last of which it may leave.
-        clips, tokens: Those that it trains.
+        clips: Clips that it trains, each use as one.
+        tokens: Latent tokens that it trains, those of clips that fill micro-batches again included.
+        is_exact: Whether all its epochs were planned; of a long stage, those that were not count as the last one that was.
         seconds: Time of its steps, by `cost.measured`, else estimated from arithmetic; without reading and encoding.
         is_measured: Whether the time is a measured one.
         memory_bytes: Estimated memory of a GPU.
@@ -41,6 +50,7 @@ class StageForecast:
     epochs: float
     clips: int
     tokens: int
+    is_exact: bool
     seconds: float
     is_measured: bool
     memory_bytes: int
@@ -71,31 +81,34 @@ def forecast(recipe: Recipe, scan: Callable[[Recipe], object], world: int, epoch
     """Forecast all stages of a recipe on `world` GPUs; `scan` brings the catalog up to date for each."""
     found: list[StageForecast] = []
     checkpoint_bytes = []
+    start = StageStart()
     for index, stage in enumerate(recipe.stage):
-        first = sum(earlier.steps for earlier in found)
-        one = recipe_file.of_stage(recipe, index, StageStart(stage.name, first))
+        start = replace(start, name=stage.name)
+        one = recipe_file.of_stage(recipe, index, StageStart(stage.name, start.step))
         scan(one)
         plan = plan_forecast.forecast(one, world, epochs)
         data = RecipeData.open(one)
         of_network = estimate.estimate(data.recipe, data.table)
-        figures = plan.ahead.epochs[0].figures
-        share = _epochs(one.train, first, figures)
+        spec = plan_forecast.spec_of(data, one.parallel.data_ranks(world))
+        extent = _extent(data, spec, recipe_file.of_stage(recipe, index, start).train, start, index)
         found.append(
             StageForecast(
                 stage.name,
                 stage.end_text,
-                first,
-                math.ceil(share * figures.steps),
-                share,
-                round(share * figures.clips),
-                round(share * figures.tokens),
-                share * _epoch_seconds(data, plan, of_network),
+                start.step,
+                extent.end.step - start.step,
+                extent.epochs,
+                extent.end.clips - start.clips,
+                int(extent.clips @ data.table.tokens()),
+                extent.is_exact,
+                _seconds(data, plan, of_network, extent.micro_batches),
                 bool(data.measured_ms),
                 of_network.memory.total,
                 plan,
             )
         )
         checkpoint_bytes.append(_checkpoint_bytes(one, of_network))
+        start = extent.end
     largest = max(checkpoint_bytes)
     return RunForecast(
         found,
@@ -109,23 +122,59 @@ def forecast(recipe: Recipe, scan: Callable[[Recipe], object], world: int, epoch
     )
 
 
-def _epochs(train: TrainConfig, first_step: int, of_epoch: Figures) -> float:
-    """Return the passes over its data after which a stage ends, in whole steps."""
-    ends: list[float] = [] if train.max_epochs is None else [train.max_epochs]
-    if train.max_steps is not None:
-        ends.append(max(train.max_steps - first_step, 0) / of_epoch.steps)
-    if train.max_clips is not None:
-        ends.append(math.ceil(train.max_clips * of_epoch.steps / (of_epoch.clips - of_epoch.repeated)) / of_epoch.steps)
-    return min(ends)
+@dataclass(frozen=True)
+class _Extent:
+    """Clips that a stage trains, repeats included, and its micro-batches, both by bucket, and where it ends."""
+
+    epochs: float
+    clips: NDArray[np.int64]
+    micro_batches: NDArray[np.int64]
+    end: StageStart  # of the next stage
+    is_exact: bool
 
 
-def _epoch_seconds(data: RecipeData, plan: PlanForecast, of_network: Estimate) -> float:
-    """Return the time of an epoch's steps; micro-batches that are not full count as full ones."""
+def _extent(data: RecipeData, spec: PlanSpec, train: TrainConfig, start: StageStart, stage: int) -> _Extent:
+    """Plan a stage epoch by epoch, as training will; the ends of `train` count from the start of the run."""
+    position, _ = next_epoch(data, spec, None, first=start.epoch, data_restarts=stage)
+    position = replace(position, global_step=start.step, clips_before=start.clips)
+    epochs, planned, sums = 0.0, 0, np.zeros((2, len(data.table.buckets)))
+    while True:
+        plan, last = position.plan, progress.last_step(train, position)
+        steps = min(last - position.global_step, plan.num_steps)
+        clips, planned = int(plan.planned_before[steps]), planned + plan.planned
+        of_epoch = _by_bucket(plan, steps, len(data.table.buckets))
+        ended = replace(
+            position,
+            global_step=position.global_step + steps,
+            counts=replace(position.counts, trained=clips),
+        )
+        epochs, sums = epochs + steps / plan.num_steps, sums + of_epoch
+        more = (last - ended.global_step) / plan.num_steps
+        if not more or planned >= _CLIPS or position.epoch - start.epoch >= _EPOCHS:
+            break
+        position, _ = next_epoch(data, spec, ended)
+    end = StageStart("", last, ended.epoch + 1 + math.ceil(more), ended.clips + round(more * clips))
+    all_clips, micro_batches = (sums + more * of_epoch).round().astype(np.int64)
+    return _Extent(epochs + more, all_clips, micro_batches, end, is_exact=not more)
+
+
+def _by_bucket(plan: EpochPlan, steps: int, buckets: int) -> NDArray[np.int64]:
+    """Return the clips and the micro-batches of the first steps of an epoch, `[2, buckets]`."""
+    used = plan.steps[:steps]
+    used = used[used >= 0]
+    bucket = plan.micro_bucket[used]
+    clips = np.bincount(bucket, plan.real_clips[used], buckets).astype(np.int64)
+    return np.stack([clips, np.bincount(bucket, minlength=buckets)])
+
+
+def _seconds(data: RecipeData, plan: PlanForecast, of_network: Estimate, micro_batches: NDArray[np.int64]) -> float:
+    """Return the time of micro-batches by bucket; those that are not full count as full ones."""
     seconds = 0.0
-    for bucket in plan.buckets:
+    for index in np.flatnonzero(micro_batches).tolist():
+        bucket = data.table.buckets[index]
         measured = data.measured_ms.get(bucket.name)
         each = of_network.seconds(bucket.name) if measured is None else measured * bucket.batch_size / 1000
-        seconds += bucket.micro_batches * each / bucket.sequence_degree
+        seconds += int(micro_batches[index]) * each / bucket.sequence_degree
     ranks = data.recipe.parallel.data_ranks(plan.world)
     return seconds / ranks / max(1 - plan.imbalance, 1e-9)
 
