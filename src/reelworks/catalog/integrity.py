@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
@@ -170,3 +171,15 @@ def _first_that_fails(column: Any, kind: Any) -> int:
         except pa.ArrowException:
             bad = middle
     return good
+
+
+def no_catalog(path: Path) -> UserError:
+    """Return the error for a folder without a catalog, which may be one of footage, or of a run."""
+    remedy = f"create one with: reelworks scan DIR -o {shlex.quote(str(path))}"
+    if (path / "catalog" / "catalog.json").is_file():
+        remedy = f"did you mean {path / 'catalog'}?"
+    elif path.is_dir() and any(path.iterdir()):
+        remedy = f"scan the folder, into another one: reelworks scan {shlex.quote(str(path))} -o CATALOG"
+    return UserError(
+        "there is no catalog in this folder", code="no-catalog", field="catalog", value=str(path), remedy=remedy
+    )

@@ -133,13 +133,7 @@ class Catalog:
         """
         path = Path(path)
         if not (path / "catalog.json").is_file():
-            raise UserError(
-                "there is no catalog in this folder",
-                code="no-catalog",
-                field="catalog",
-                value=str(path),
-                remedy=f"create one with: reelworks scan DIR -o {path}",
-            )
+            raise integrity.no_catalog(path)
         parts, compacted = part_list.read(path)
         if version is not None and version < compacted and version >= 0:
             raise too_old(path, version, compacted)

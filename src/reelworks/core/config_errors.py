@@ -35,7 +35,8 @@ def explain(error: ValidationError, config: type[BaseModel], known_elsewhere: El
     """Combine all problems of a config into one error: the first in full, the others below its remedy.
 
     Args:
-        known_elsewhere: Returns the error for an unknown key whose meaning is known, by its path and value.
+        known_elsewhere: Returns the error for an unknown key, or a table in place of a list, whose meaning is known, by its path
+            and value.
     """
     # An unknown key is told first: it is often the cause of the others.
     errors = sorted(error.errors(), key=lambda e: e["type"] != "extra_forbidden")
@@ -59,18 +60,14 @@ def _problem(error: Any, config: type[BaseModel], known_elsewhere: Elsewhere) ->
     cause = error.get("ctx", {}).get("error")
     if isinstance(cause, UserError):
         return cause
+    is_one_of_list = kind == "list_type" and isinstance(value, dict)
+    if (kind == "extra_forbidden" or is_one_of_list) and (known := known_elsewhere(path, value)) is not None:
+        return known
     if kind == "extra_forbidden":
-        if (known := known_elsewhere(path, value)) is not None:
-            return known
         remedy = nearest(str(path[-1]), _keys_beside(config, path))
         return UserError("there is no such key", code="unknown-key", field=field, value=value, remedy=remedy)
     if kind == "missing":
         return UserError("this key is required", code="key-missing", field=field, remedy=f"add {field} to the recipe")
-    if kind == "list_type" and isinstance(value, dict):
-        remedy = f"write it as [[{'.'.join(part for part in path if isinstance(part, str))}]], with two brackets"
-        return UserError(
-            "it is one table, not a list of them", code="wrong-type", field=field, value=value, remedy=remedy
-        )
     if kind in _TYPE_WORDS:
         return UserError("wrong type", code="wrong-type", field=field, value=value, remedy=f"give {_TYPE_WORDS[kind]}")
     if kind == "string_too_short":

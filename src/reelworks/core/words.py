@@ -58,6 +58,7 @@ _PHRASES = tuple(
     (re.compile(phrase), words)
     for phrase, words in (
         (r"create one with: reelworks scan DIR -o (.*)", r'create one: Catalog.scan(FOLDER, to="\1")'),
+        (r"into another one: reelworks scan '?(.*?)'? -o CATALOG", r'into another one: Catalog.scan("\1", to=CATALOG)'),
         (r"scan again: reelworks scan DIR -o CATALOG", "scan again: Catalog.scan(FOLDER, to=CATALOG)"),
         (r"into a new catalog with -o DIR", "into a new catalog: Catalog.scan(FOLDER, to=DIR)"),
         (r"set root \(--root of scan\) to", "set root of DatasetConfig to"),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from functools import cache
+from typing import get_origin
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
-from reelworks.core import config_errors
+from reelworks.core import config_errors, toml_none
 from reelworks.core.errors import UserError
 from reelworks.recipe import stages
 from reelworks.recipe.recipe import Recipe
@@ -31,10 +33,11 @@ _RENAMED = {
     "validation.times": "validation.timesteps",
 }
 
+_LISTS = (["stage"], ["dataset"], ["bucket"], ["stage", "dataset"], ["stage", "bucket"])  # of tables
+_FEW = 4  # places of one key that are told
 
 # Keys of other trainers, without the underscores and hyphens that they are spelt with, and what to write here.
 _ELSEWHERE = {
-    "alpha": "lora.alpha",
     "batchsize": "buckets.batch_size, or batch_size in a [[bucket]]",
     "cachelatents": "encode.store",
     "captionext": "nothing: captions are read from .txt files beside the clips",
@@ -52,7 +55,6 @@ _ELSEWHERE = {
     "gradientaccumulation": "train.gradient_accumulation_steps",
     "instancedatadir": "dataset.path",
     "instanceprompt": "dataset.caption, or dataset.missing_caption for clips without one",
-    "learningrate": "train.learning_rate",
     "linear": "lora.rank",
     "linearalpha": "lora.alpha",
     "lr": "train.learning_rate",
@@ -74,7 +76,6 @@ _ELSEWHERE = {
     "outputdir": "output",
     "outputname": "output",
     "pretrainedmodelnameorpath": "model.weights",
-    "prompts": "samples.prompts",
     "resolution": 'a [[bucket]] with resolution = "512px"',
     "sampleevery": "samples.every_steps",
     "saveevery": "checkpoints.every_steps",
@@ -95,9 +96,14 @@ def explain(error: ValidationError) -> UserError:
 
 
 def _known_elsewhere(path: list[int | str], value: object) -> UserError | None:
-    """Return the error for a key of an earlier version, or of another trainer."""
-    field = ".".join(str(part) for part in path)
-    new = _RENAMED.get(".".join(part for part in path if isinstance(part, str)))
+    """Return the error for a key of an earlier version, another trainer or another table, and for one table of a list."""
+    field, keys = ".".join(map(str, path)), [part for part in path if isinstance(part, str)]
+    if isinstance(value, dict) and keys in _LISTS:
+        remedy = f"write it as [[{'.'.join(keys)}]], with two brackets"
+        return UserError(
+            "it is one table, not a list of them", code="wrong-type", field=field, value=value, remedy=remedy
+        )
+    new = _RENAMED.get(".".join(keys))
     if new is not None:
         return UserError("this key was renamed", code="renamed-key", field=field, value=value, remedy=f"write {new}")
     if path[0] == "stage" and len(path) == 3 and path[2] in Recipe.model_fields:
@@ -108,7 +114,42 @@ def _known_elsewhere(path: list[int | str], value: object) -> UserError | None:
             value=value,
             remedy="set it for the whole recipe; a stage may change " + ", ".join(stages.KEYS),
         )
-    elsewhere = _ELSEWHERE.get(re.sub("[_-]", "", str(path[-1]).casefold()))
+    elsewhere = _ELSEWHERE.get(_bare(path[-1])) or _in_another_table(keys)
     if elsewhere is None:
         return None
     return UserError("there is no such key", code="unknown-key", field=field, value=value, remedy=f"write {elsewhere}")
+
+
+def _bare(key: int | str) -> str:
+    return re.sub("[_-]", "", str(key).casefold())
+
+
+def _in_another_table(keys: list[str]) -> str | None:
+    """Return where a key of the recipe belongs that is written elsewhere; None if there is no such key, or many are."""
+    places = [place for place in _places().get(_bare(keys[-1]), ()) if place != ".".join(keys)]
+    if keys[0] == "stage":
+        places = [f"stage.{place}" for place in places if place.split(".")[0] in stages.KEYS]
+    if not 0 < len(places) < _FEW:
+        return None
+    if places[0] not in Recipe.model_fields:
+        return " or ".join(places)
+    kind = Recipe.model_fields[places[0]].annotation
+    if toml_none.config_in(kind) is None:
+        return f"{places[0]} at the top of the recipe, above the first [table]"
+    return f"it as [[{places[0]}]]" if get_origin(kind) is list else f"it as [{places[0]}]"
+
+
+@cache
+def _places() -> dict[str, list[str]]:
+    """Return the places of all keys of a recipe, those of stages left out, by their names."""
+    found: dict[str, list[str]] = {}
+
+    def walk(config: type[BaseModel], before: str) -> None:
+        for name, field in config.model_fields.items():
+            found.setdefault(_bare(name), []).append(before + name)
+            inner = toml_none.config_in(field.annotation)
+            if inner is not None and inner is not stages.StageConfig:
+                walk(inner, f"{before}{name}.")
+
+    walk(Recipe, "")
+    return found

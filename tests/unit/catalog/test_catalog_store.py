@@ -8,6 +8,7 @@ import media_makers as media
 import numpy as np
 import pyarrow as pa
 import pytest
+from refused import refused
 
 from reelworks.catalog.config import Source
 from reelworks.catalog.part_files import PartFile
@@ -119,7 +120,7 @@ def test_nothing_is_named_before_it_is_written(data: Path, tmp_path: Path, monke
 
 def test_no_catalog_and_no_such_version(catalog: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"Catalog\.scan\(FOLDER"):
-        Catalog.open(tmp_path)
+        Catalog.open(tmp_path / "none")
     with pytest.raises(UserError, match="its newest is 2"):
         Catalog.open(catalog, version=3)
 
@@ -154,3 +155,18 @@ def test_rows_that_are_not_taken_are_not_read(data: Path, catalog: Path, monkeyp
     assert taken.take(np.array([2, 0])).path.to_pylist() == [paths[6], paths[3]]
     assert rows.labels(np.array([5, 3, 5])) == [f"d/{paths[i]}" for i in (5, 3, 5)]
     assert "path" not in vars(rows)
+
+
+def test_a_folder_of_footage_or_of_a_run_is_told_from_a_catalog(tmp_path: Path) -> None:
+    footage, run = tmp_path / "my clips", tmp_path / "run"
+    footage.mkdir()
+    media.write_picture(footage / "a.png")
+    Catalog.scan(footage, to=run / "catalog")
+    for folder, remedy in (
+        (footage, f'Catalog.scan("{footage}", to=CATALOG)'),
+        (run, f"did you mean {run / 'catalog'}?"),
+        (tmp_path / "new", f'Catalog.scan(FOLDER, to="{tmp_path / "new"}")'),
+    ):
+        with refused("no-catalog", "path") as caught:
+            Catalog.open(folder)
+        assert remedy in caught.value.remedy

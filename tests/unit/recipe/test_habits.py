@@ -87,15 +87,27 @@ def test_a_recipe_is_answered_by_the_presets_name():
         ("train", "batch_size", "write buckets.batch_size"),
         ("", "resolution", "write a [[bucket]] with resolution"),
         ("lora", "network_dim", "write lora.rank"),
+        ("", "learningRate", "write train.learning_rate"),
+        ("", "repeats", "write dataset.repeats"),
+        ("train", "seed", "write seed at the top of the recipe, above the first [table]"),
+        ("model", "lora", "write it as [lora]"),
+        ("train", "bucket", "write it as [[bucket]]"),
+        ("train", "sequence_degree", "write bucket.sequence_degree or parallel.sequence_degree"),
     ],
 )
-def test_a_key_of_others_is_told_first_with_ours(where, key, remedy):
+def test_a_key_of_others_or_of_another_table_is_told_first_with_ours(where, key, remedy):
     recipe = {name: value for name, value in RECIPE.items() if name != "dataset"}  # which is wrong too
     recipe |= {where: {**recipe.get(where, {}), key: 1}} if where else {key: 1}
     with refused("unknown-key") as caught:
         recipe_file.parse(recipe)
     assert caught.value.remedy.startswith(remedy)
     assert "also dataset" in caught.value.remedy
+
+
+def test_a_key_of_a_stage_is_told_in_the_stage():
+    stage = {"name": "first", "steps": 3, "learning_rate": 1e-4}
+    with refused("unknown-key", "stage.0.learning_rate", says="write stage.train.learning_rate"):
+        recipe_file.parse({**RECIPE, "stage": [stage]})
 
 
 def test_each_key_that_is_told_instead_exists():
