@@ -23,6 +23,7 @@ from reelworks.checkpoint import verify
 from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.cli.main import app
 from reelworks.core import digests
+from reelworks.data import exclude_file
 from reelworks.report import html
 from reelworks.run import clip_losses, events
 from reelworks.run.clip_losses import ClipLosses
@@ -163,6 +164,20 @@ def test_the_verb_lists_clips_and_leaves_them_out(root: Path, footage: Path, tmp
     assert listed.read_text() == "".join(f"{line}\n" for line in ["mine/kept.png", *wanted])
     refused = CliRunner().invoke(app, ["learning", run, "--exclude-file", str(listed), "--json"])
     assert json.loads(refused.stdout)["error"]["code"] == "selection-missing"
+
+
+def test_a_clip_that_no_line_can_name_does_not_keep_others_from_the_list(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, listed = str(root / "on"), tmp_path / "exclude.txt"
+    told = json.loads(CliRunner().invoke(app, ["learning", run, "--json"]).stdout)["clips"]
+    odd, *others = [clip["path"] for clip in told if clip["word"] == told[0]["word"]]
+    monkeypatch.setattr(exclude_file, "is_listable", lambda label: label != odd)
+    done = CliRunner().invoke(app, ["learning", run, "--word", told[0]["word"], "--exclude-file", str(listed)])
+    assert (done.exit_code, listed.read_text().splitlines()) == (0, others)
+    assert f"cannot name {odd!r}" in done.stdout
+    monkeypatch.undo()
+    assert not any(map(exclude_file.is_listable, ["a\nb", "a\r", " a", "a ", "# a"]))
 
 
 def test_the_report_and_the_page_show_the_clips_and_leave_them_out(

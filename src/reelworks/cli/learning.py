@@ -62,9 +62,13 @@ def learning(
     places = known.places(sort, word or ())
     listed = places[: limit if limit is not None or json else _LISTED]
     if exclude_file is not None:
-        new = excluding.append(exclude_file, known.names(places[:limit]), field="--exclude-file")
+        names = known.names(places[:limit])
+        listable = list(filter(excluding.is_listable, names))
+        new = excluding.append(exclude_file, listable, field="--exclude-file")
         text = f"{units.plural(new, 'clip')} added to {exclude_file}; a recipe names it as exclude_file"
         show.line(text, error=json)
+        for name in sorted(set(names) - set(listable)):
+            show.line(f"warning: a line of a list cannot name {name!r}; {excluding.RENAME}", error=json)
     report = known.report(listed)
     show.json(report) if json else _print(report, len(places))
 

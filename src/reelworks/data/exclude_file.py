@@ -9,17 +9,12 @@ from reelworks.core import files
 from reelworks.core.errors import UserError
 from reelworks.data import eligibility
 
+RENAME = "rename the file without line breaks, and without spaces or # at its ends"
 
-def require_listable(label: str) -> None:
-    """Refuse a clip that a line of a text file cannot name."""
-    if label != label.strip() or label.startswith("#") or "\n" in label or "\r" in label:
-        raise UserError(
-            "a line of a list cannot name this clip",
-            code="clip-not-listable",
-            field="exclude_file",
-            value=label,
-            remedy="rename the file without line breaks, and without spaces or # at its ends",
-        )
+
+def is_listable(label: str) -> bool:
+    """Whether a line of a text file can name a clip."""
+    return label == label.strip() and not label.startswith("#") and "\n" not in label and "\r" not in label
 
 
 def append(file: Path, labels: Sequence[str], *, field: str = "exclude_file") -> int:
@@ -36,7 +31,14 @@ def append(file: Path, labels: Sequence[str], *, field: str = "exclude_file") ->
         UserError: A line cannot name a clip, or the file cannot be read or written.
     """
     for label in labels:
-        require_listable(label)
+        if not is_listable(label):
+            raise UserError(
+                "a line of a list cannot name this clip",
+                code="clip-not-listable",
+                field="exclude_file",
+                value=label,
+                remedy=RENAME,
+            )
     known = set(eligibility.read_exclude_list(str(file)).lines) if file.exists() else set()
     new = [label for label in dict.fromkeys(labels) if label not in known]
     if new:
