@@ -9,6 +9,7 @@ described by its own help texts (`cli_page.py`). A test compares the files with 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import re
 import types
@@ -230,10 +231,10 @@ def _section(title: str, model: type[BaseModel], remark: str = "") -> str:
 def _docstring(model: type[BaseModel]) -> tuple[str, dict[str, str]]:
     """A class's docstring without, and by key, its list of attributes."""
     inherited = [_docstring(base)[1] for base in model.__bases__ if issubclass(base, BaseModel)]
-    document, _, _ = (model.__doc__ or "").partition("Examples:")
+    document, _, _ = inspect.cleandoc(model.__doc__ or "").partition("Examples:")
     text, _, listed = document.partition("Attributes:")
     text = re.sub(r"^`\[.*?\]`(: | of a recipe: |\.$)", "", " ".join(text.split()))
-    entries = re.findall(r"^        (\w+(?:, \w+)*): (.*(?:\n {12,}.*)*)", listed, flags=re.MULTILINE)
+    entries = re.findall(r"^    (\w+(?:, \w+)*): (.*(?:\n {8,}.*)*)", listed, flags=re.MULTILINE)
     own = {name: " ".join(value.split()) for names, value in entries for name in names.split(", ")}
     return text[:1].upper() + text[1:], {k: v for one in inherited for k, v in one.items()} | own
 
