@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -59,20 +58,26 @@ def write(path: Path, shapes: Mapping[str, tuple[int, ...]], *, seed: int, scale
     safetensors_file.write(path, entries, values, {})
 
 
+# A small process between: the peak of a new process begins with that of the one that starts it.
+_STARTER = """
+import os, sys
+pid = os.posix_spawn(sys.executable, [sys.executable, *sys.argv[1:]], os.environ)
+_, status, usage = os.wait4(pid, 0)
+print("\\n" + str(usage.ru_maxrss), file=sys.stderr)
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+
+
 def measured(*arguments: object) -> tuple[dict[str, Any], float, float]:
     """Run a verb and return its answer, its peak of memory in GB and its seconds."""
     began = time.perf_counter()
-    command = [sys.executable, *map(str, arguments)]
-    with tempfile.TemporaryFile() as out, subprocess.Popen(command, stdout=out, stderr=subprocess.PIPE) as process:
-        assert process.stderr is not None
-        errors = process.stderr.read()
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        out.seek(0)
-        text = out.read().decode()
-    if process.returncode:
-        raise SystemExit(errors.decode())
-    return json.loads(text or "{}"), usage.ru_maxrss * 1024 / 1e9, time.perf_counter() - began
+    done = subprocess.run(
+        [sys.executable, "-c", _STARTER, *map(str, arguments)], capture_output=True, text=True, check=False
+    )
+    *errors, peak_kb = done.stderr.splitlines()
+    if done.returncode:
+        raise SystemExit("\n".join(errors))
+    return json.loads(done.stdout or "{}"), int(peak_kb) * 1024 / 1e9, time.perf_counter() - began
 
 
 def verbs(folder: Path, gb: float, rank: int) -> dict[str, list[object]]:

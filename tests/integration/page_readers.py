@@ -34,6 +34,7 @@ import tomli_w
 from benchmarks import _s3_server as s3_server
 from caption_server import Served
 from hub_uploads import Account, Uploads
+from metric_networks import TINY, save_classifier
 from PIL import Image, ImageDraw
 from reader import Reader, when
 from safetensors.torch import load_file, save_file
@@ -156,6 +157,8 @@ def captions(reader: Reader, _: Shared) -> None:
     small_clips(reader)
     (reader.folder / "clips/clip-0.txt").write_text("a kite\na red kite above a beach\n")
     reader.writes("RECIPE", recipe(output="RUN"))
+    TINY["clip"](reader.folder / "models/clip-vit-large-patch14")
+    save_classifier(reader.folder / "models/watermark-detector")
     reader.types("reelworks scan clips -o CATALOG")
     reader.types("reelworks train RECIPE")
     reader.names["N"] = "2"
@@ -530,6 +533,8 @@ def several_gpus(reader: Reader, shared: Shared) -> None:
     reader.reads(until="```text\nerror: train.micro_batches_per_step")
     typed = "reelworks train recipes/first-run.toml --data-path footage --output runs/two"
     reader.types(f"{typed} --nproc-per-node 3", code=2)
+    small_clips(reader)
+    reader.writes("recipe.toml", recipe(output="runs/tuned"))
     before = len(reader.printed)
     reader.reads()
     assert re.search(r'"kind": "stop".*"reason": "signal"', reader.printed[before:])
@@ -663,6 +668,8 @@ def know_your_data(reader: Reader, _: Shared) -> None:
     small_clips(reader)
     reader.writes("warmth.py", reader.block("class Warmth"))
     reader.writes("RECIPE", recipe(output="RUN"))
+    TINY["clip"](reader.folder / "models/clip-vit-large-patch14")
+    save_classifier(reader.folder / "models/watermark-detector")
     reader.types("reelworks scan clips -o CATALOG")
     reader.reads()
     assert "warmth" in reader.printed

@@ -49,6 +49,18 @@ def _save_videomae(folder: Path) -> Path:
     return folder
 
 
+def save_classifier(folder: Path) -> Path:
+    """Save a classifier of pictures with the labels `Watermark` and `no watermark`."""
+    import transformers
+
+    size = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    labels = {0: "Watermark", 1: "no watermark"}
+    vit = transformers.ViTConfig(**size, image_size=16, patch_size=8, id2label=labels)
+    transformers.ViTForImageClassification(vit).save_pretrained(folder)
+    transformers.ViTImageProcessor(size={"height": 16, "width": 16}).save_pretrained(folder)
+    return folder
+
+
 class _Detector(torch.nn.Module):
     """Called as the published file is."""
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from metric_networks import TINY
+from metric_networks import TINY, save_classifier
 from PIL import Image, ImageDraw, ImageFont
 from refused import refused
 from safetensors.torch import load_file, save_file
@@ -46,10 +46,7 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_file(load_file(file) | head, file, metadata={"format": "pt"})
     sizes = {"size": {"shortest_edge": 16}, "crop_size": {"height": 16, "width": 16}}
     transformers.CLIPImageProcessor(**sizes).save_pretrained(folder / "aesthetic")
-    labels = {0: "Watermark", 1: "no watermark"}
-    vit = transformers.ViTConfig(**size, image_size=16, patch_size=8, id2label=labels)
-    transformers.ViTForImageClassification(vit).save_pretrained(folder / "marks")
-    transformers.ViTImageProcessor(size={"height": 16, "width": 16}).save_pretrained(folder / "marks")
+    save_classifier(folder / "marks")
     text = {**size, "vocab_size": 99, "max_position_embeddings": 16}
     of_siglip = transformers.SiglipConfig(text_config=text, vision_config={**size, "image_size": 16, "patch_size": 8})
     labels = {0: "Face", 1: "N/A", 2: "Stock mark"}
