@@ -10,7 +10,7 @@ import tomllib
 import urllib.request
 
 import pytest
-from headless import browser, wait_until, window
+from headless import wait_until, window
 
 pytestmark = pytest.mark.slow(reason="trains for a minute")
 # Of the sample recipe: few steps, and previews soon.
@@ -51,10 +51,10 @@ def ended(address):
     return all(job["ended"] for job in jobs)
 
 
-def test_from_an_empty_folder_to_an_exported_file(tmp_path):
+def test_from_an_empty_folder_to_an_exported_file(tmp_path, opened):
     folder = tmp_path / "first"
     folder.mkdir()
-    with (tmp_path / "log").open("w") as log, browser() as opened:
+    with (tmp_path / "log").open("w") as log:
         server, address = start(folder, log)
         base = address.split("#")[0]
         with window(opened) as shown:
