@@ -152,7 +152,7 @@ def test_the_last_checkpoint_knows_its_loss_and_what_a_kill_left_undone_is_done(
     assert last.metrics.keys() == {"validation/loss"}
     assert not list(run.samples_folder.iterdir())
     assert children.train(recipe) == [0]
-    assert "nothing left to train at step 4" in children.output(recipe)
+    assert "nothing left to train at step 4; raise train.max_steps" in children.output(recipe)
     assert [path.name for path in run.samples_folder.rglob("*.png")] == ["00.png"]
 
 

@@ -113,6 +113,8 @@ def test_steps_of_the_whole_run_end_it_in_any_stage(staged: Any, tmp_path: Path)
         recipe["train"]["max_steps"] = most
         assert children.train(recipe) == [0]
         assert steps(tmp_path / "run")[-1]["step"] == most
+    assert children.train(recipe) == [0]
+    assert "nothing left to train at step 6; stage second is at its end" in children.output(recipe)
     assert {name for name, _ in starts(tmp_path / "run")} == {"first", "second"}
     *_, last = events.read(RunFolder(tmp_path / "run").events_file, "stop")
     assert last["reason"] == "finished"

@@ -17,12 +17,17 @@ def is_due(every_steps: int | None, step: int) -> bool:
 
 def is_done(train: TrainConfig, position: DataPosition | Cursor) -> bool:
     """Whether training ends at a position."""
-    ends = (
-        (train.max_steps, position.global_step),
-        (train.max_epochs, position.epoch + position.at_end),
-        (train.max_clips, position.clips),
-    )
-    return any(end is not None and done >= end for end, done in ends)
+    return bool(reached(train, position))
+
+
+def reached(train: TrainConfig, position: DataPosition | Cursor) -> list[str]:
+    """Return the keys of `[train]` whose ends are reached at a position."""
+    done = {
+        "max_steps": position.global_step,
+        "max_epochs": position.epoch + position.at_end,
+        "max_clips": position.clips,
+    }
+    return [key for key, count in done.items() if (end := getattr(train, key)) is not None and count >= end]
 
 
 def last_step(train: TrainConfig, position: DataPosition) -> int:

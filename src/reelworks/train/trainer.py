@@ -495,7 +495,11 @@ class Trainer:
         if self._early.is_over:
             logger.info("nothing left to train at step %d: %s; raise it to train on", step, self._early)
         else:
-            logger.info("nothing left to train at step %d; raise train.max_steps or max_epochs", step)
+            keys = [f"train.{key}" for key in progress.reached(self._recipe.train, position)]
+            remedy = f"raise {' and '.join(keys)}"
+            if position.stage.name:
+                remedy = f"stage {position.stage.name} is at its end: raise that or train.max_steps, or add a stage"
+            logger.info("nothing left to train at step %d; %s", step, remedy)
         if not self._checkpoints.has_metrics(step) and (metrics := self._validate(position, pool)):
             self._checkpoints.record_metrics(step, metrics)
         self._make_lacking_previews(step)
