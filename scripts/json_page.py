@@ -86,7 +86,7 @@ def shapes() -> dict[str, tuple[Shape, ...]]:
     from reelworks.quickstart import quickstart
     from reelworks.report import compare, html, inspect, sheet
     from reelworks.train import replay, trainer
-    from reelworks.train.preflight import check, stage_forecast
+    from reelworks.train.preflight import check, stage_comparison, stage_forecast
     from reelworks.train.tuning import refit, tune
 
     row = (Shape(listing.ListedCheckpoint),)
@@ -104,6 +104,7 @@ def shapes() -> dict[str, tuple[Shape, ...]]:
             Shape(plan_comparison.PlanComparison, "--diff"),
             Shape(rejections.RecordedRejections, "RUN --rejected"),
             Shape(stage_forecast.RunForecast, "[[stage]]"),
+            Shape(stage_comparison.RunComparison, "[[stage]] and --diff"),
         ),
         "check": (Shape(check.CheckReport),),
         "tune": (Shape(tune.Tuned), Shape(refit.Refit, "--from-run")),

@@ -107,6 +107,7 @@ CALLS = [
     Call("plan", "r.toml --epochs 2"),
     Call("plan", "r.toml other.toml --diff", 1),
     Call("plan", "staged.toml", 3),
+    Call("plan", "staged.toml staged-2.toml --diff", 4),
     Call("contact-sheet", "r.toml -o sheets --clips 1"),
     Call("check", "r.toml"),
     Call("tune", "r.toml --estimate --memory 8 --max-batch 1 -o tuned.json"),
@@ -179,6 +180,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     without_end = {key: value for key, value in values["train"].items() if key != "max_steps"}
     staged_values = values | {"output": "staged", "train": without_end, "stage": staged}
     (place / "staged.toml").write_text(tomli_w.dumps(staged_values))
+    (place / "staged-2.toml").write_text(tomli_w.dumps(staged_values | {"stage": staged[:1]}))
     stored = values | {"output": "stored", "encode": {"store": True, "folder": "encoded"}}
     (place / "stored.toml").write_text(tomli_w.dumps(stored))
     (place / "config.py").write_text(

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import children
 import pytest
+import tomli_w
+from typer.testing import CliRunner
 
 from reelworks.checkpoint.folder import CheckpointFolder
+from reelworks.cli.main import app
 from reelworks.recipe import recipe_file
 from reelworks.run import events, history
 from reelworks.run.folder import RunFolder
-from reelworks.train.preflight import stage_forecast
+from reelworks.train.preflight import stage_comparison, stage_forecast
 
 BARE = {"buckets": {"aspect_ratios": ["1:1"], "upscale": True, "max_crop": 0.7}}
 FIRST = {"name": "first", "steps": 3}
@@ -138,6 +142,19 @@ def test_they_train_what_their_plan_forecasts(staged: Any, tmp_path: Path) -> No
     assert found.stages[0].clips in (20, 21)
     assert found.stages[1].epochs == 3
 
+    # Without its last stage, and with another end of the first.
+    other = recipe | {"stage": [{**recipe["stage"][0], "clips": 12}, recipe["stage"][1]]}
+    before, after = (recipe_file.parse(each) for each in (recipe, other))
+    shorter = stage_forecast.forecast(after, lambda one: None, world=1)
+    compared = stage_comparison.compare((before, found), (after, shorter))
+    assert {"stage.0.clips", "stage.2.name"} <= {change.key for change in compared.keys}
+    steps_of = {stage.name: {one.name: (one.a, one.b) for one in stage.figures}["steps"] for stage in compared.stages}
+    assert steps_of == {
+        stage.name: (stage.steps, of_other.steps if of_other else 0)
+        for stage, of_other in zip(found.stages, [*shorter.stages, None], strict=True)
+    }
+    assert steps_of["clips"][0] > steps_of["clips"][1]
+
 
 @pytest.mark.slow(reason="four gloo processes")
 def test_stages_train_alike_on_other_numbers_of_ranks(staged: Any, tmp_path: Path) -> None:
@@ -147,3 +164,16 @@ def test_stages_train_alike_on_other_numbers_of_ranks(staged: Any, tmp_path: Pat
     assert children.train(recipe, debug=True) == [0]
     (epoch,) = ends(tmp_path / "run", 1)
     assert epoch["trained"] == epoch["planned"]
+
+
+def test_what_is_about_one_stage_asks_for_it_and_stages_are_compared_with_stages(staged: Any, tmp_path: Path) -> None:
+    for name, recipe in (("staged", staged()), ("plain", {**staged(), "stage": []})):
+        recipe["train"]["max_steps"] = 4
+        (tmp_path / f"{name}.toml").write_text(tomli_w.dumps(recipe))
+    both = [str(tmp_path / "staged.toml"), str(tmp_path / "plain.toml")]
+    for typed, code in (
+        ([both[0], "--html", str(tmp_path / "plan.html")], "stage-not-chosen"),
+        ([*both, "--diff"], "stages-of-one-recipe"),
+    ):
+        told = json.loads(CliRunner().invoke(app, ["plan", *typed, "--json"]).stdout)
+        assert told["error"]["code"] == code

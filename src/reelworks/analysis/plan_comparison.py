@@ -54,16 +54,32 @@ class PlanComparison:
 def compare(before: tuple[Recipe, PlanForecast], after: tuple[Recipe, PlanForecast]) -> PlanComparison:
     """Compare two recipes by their forecasts for the same numbers of ranks and epochs."""
     (recipe_a, a), (recipe_b, b) = before, after
-    changed = diff.changes(toml_none.to_toml(recipe_a), toml_none.to_toml(recipe_b))
     return PlanComparison(
         world=a.world,
         epochs=len(a.ahead.epochs),
-        keys=[ChangedKey(change.key, change.before, change.after) for change in changed],
-        figures=_side_by_side(*({name: getattr(f.ahead.sum, name) for name in COMPARED} for f in (a, b))),
-        buckets=_side_by_side(*({share.name: share.clips for share in f.ahead.shares} for f in (a, b))),
-        reasons=_side_by_side(*({name: one.clips for name, one in f.left_out.items()} for f in (a, b))),
+        keys=changed_keys(recipe_a, recipe_b),
+        figures=side_by_side(*({name: getattr(f.ahead.sum, name) for name in COMPARED} for f in (a, b))),
+        buckets=side_by_side(*map(clips_of_buckets, (a, b))),
+        reasons=side_by_side(*map(clips_left_out, (a, b))),
     )
 
 
-def _side_by_side(a: Mapping[str, float], b: Mapping[str, float]) -> list[ComparedNumber]:
+def changed_keys(a: Recipe, b: Recipe) -> list[ChangedKey]:
+    """Return the keys with different values."""
+    changed = diff.changes(toml_none.to_toml(a), toml_none.to_toml(b))
+    return [ChangedKey(change.key, change.before, change.after) for change in changed]
+
+
+def clips_of_buckets(forecast: PlanForecast) -> dict[str, int]:
+    """Return the clips of each bucket over all epochs."""
+    return {share.name: share.clips for share in forecast.ahead.shares}
+
+
+def clips_left_out(forecast: PlanForecast) -> dict[str, int]:
+    """Return the clips that the first epoch leaves out, by reason."""
+    return {name: one.clips for name, one in forecast.left_out.items()}
+
+
+def side_by_side(a: Mapping[str, float], b: Mapping[str, float]) -> list[ComparedNumber]:
+    """Return the numbers of both by name; one that is missing is 0."""
     return [ComparedNumber(name, a.get(name, 0), b.get(name, 0)) for name in {**a, **b}]

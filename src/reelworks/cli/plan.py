@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from reelworks.analysis import plan_request
@@ -25,8 +26,8 @@ def plan(request: PlanRequest, json: Json = False) -> None:
     A recipe with stages is planned stage by stage, with the time and memory of each and the disk of all, for which its
     network is built without weights.
 
-    With --diff it prints the keys that differ, and for both recipes steps, imbalance, padding, and clips by bucket and
-    by reason. With a run in place of the recipe, --rejected lists the clips that its latest segment left out.
+    With --diff it prints the keys that differ, and for both recipes, or each stage of both, steps, imbalance, padding,
+    and clips by bucket and by reason. With a run in place of the recipe, --rejected lists the clips that its latest segment left out.
 
     Scans the data unless --no-scan is given; loads no weights.
     """
@@ -40,10 +41,10 @@ def plan(request: PlanRequest, json: Json = False) -> None:
         recorded = rejections.RecordedRejections(request.rejected, segment)
         show.json(recorded) if json else show.line(f"{request.rejected}: clips that {segment} left out")
         return
-    for path in request.recipes:
-        if (staged := plan_request.load(request, path)).stage:
-            _stages(request, staged, json)
-            return
+    recipes = [plan_request.load(request, path) for path in request.recipes]
+    if any(recipe.stage for recipe in recipes):
+        _stages(request, recipes, json)
+        return
     forecasts = []
     for path in request.recipes:
         with show.scan_progress(quiet=json) as on_scan:
@@ -61,26 +62,41 @@ def plan(request: PlanRequest, json: Json = False) -> None:
     show.json(forecast) if json else show_plan.forecast(forecast, request.html)
 
 
-def _stages(request: PlanRequest, recipe: Recipe, json: bool) -> None:
+def _stages(request: PlanRequest, recipes: list[Recipe], json: bool) -> None:
     from reelworks.cli import show_plan
 
-    for field in ("html", "rejected", "diff"):
+    names = [recipe.stage[0].name if recipe.stage else None for recipe in recipes]
+    for field in ("html", "rejected"):
         if value := getattr(request, field):
             raise UserError(
                 "it is about one stage, and a recipe has several",
                 code="stage-not-chosen",
                 field=f"--{field}",
-                value=None if value is True else str(value),
-                remedy=f"choose it: --set stage={recipe.stage[0].name}",
+                value=str(value),
+                remedy=f"choose it: --set stage={names[0]}",
             )
-    with show.loading():
-        from reelworks.train.preflight import stage_forecast
-
-    with show.scan_progress(quiet=json) as on_scan:
-        found = stage_forecast.forecast(
-            recipe,
-            lambda one: plan_request.scan(request, one, on_scan, (lambda note: None) if json else show.line),
-            max(request.world, recipe.parallel.group_size),
-            request.epochs,
+    if None in names:
+        raise UserError(
+            "only one of the recipes has stages",
+            code="stages-of-one-recipe",
+            field="--diff",
+            value=str(request.recipes[names.index(None)]),
+            remedy="write what this recipe trains as a [[stage]]",
         )
-    show.json(found) if json else show_plan.stages(found)
+    with show.loading():
+        from reelworks.train.preflight import stage_comparison, stage_forecast
+
+    found = []
+    for recipe in recipes:
+        with show.scan_progress(quiet=json) as on_scan:
+            on_note = (lambda note: None) if json else show.line
+            scan = partial(plan_request.scan, request, on_scan=on_scan, on_note=on_note)
+            world = max(request.world, recipe.parallel.group_size)
+            found.append((recipe, stage_forecast.forecast(recipe, scan, world, request.epochs)))
+    if request.diff:
+        compared = stage_comparison.compare(*found)
+        before, after = map(str, request.recipes)
+        show.json(compared) if json else show_plan.difference_of_stages(compared, (before, after))
+        return
+    ((_, forecast),) = found
+    show.json(forecast) if json else show_plan.stages(forecast)

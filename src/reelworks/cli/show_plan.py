@@ -1,4 +1,4 @@
-"""Terminal output of `plan`: forecasts of several epochs, warnings, and comparisons of two plans."""
+"""Terminal output of `plan`: forecasts of epochs and stages, warnings, and comparisons of two plans."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from reelworks.analysis import compiled_graphs, plan_comparison, plan_report
 from reelworks.analysis.discarded import BucketFrames, VideoFrames
 from reelworks.analysis.epoch_stats import DatasetShare, Figures
-from reelworks.analysis.plan_comparison import PlanComparison
+from reelworks.analysis.plan_comparison import ChangedKey, ComparedNumber, PlanComparison
 from reelworks.analysis.plan_forecast import Advice, LookAhead, PlanForecast
 from reelworks.analysis.plan_report import PlanSummary
 from reelworks.buckets.assign import Reason
@@ -16,9 +16,11 @@ from reelworks.cli import show
 from reelworks.core import units
 
 if TYPE_CHECKING:
+    from reelworks.train.preflight.stage_comparison import RunComparison, StageComparison
     from reelworks.train.preflight.stage_forecast import RunForecast
 
 _FILES_SHOWN = 5
+_LABELS = {"seconds": "time", "memory_bytes": "memory", "checkpoint_bytes": "a checkpoint", "disk_bytes": "disk"}
 
 
 def forecast(values: PlanForecast, html: Path | None) -> None:
@@ -216,19 +218,42 @@ def _gives(one: Figures) -> str:
 
 def difference(compared: PlanComparison, names: tuple[str, str]) -> None:
     """Print keys, totals, buckets and reasons of two recipes."""
-    keys = show.new_table("key", *names)
-    for key in compared.keys:
-        keys.add_row(key.key, str(key.a), str(key.b))
-    show.print_table(keys) if compared.keys else show.line("no key differs")
-    figures = show.new_table(units.plural(compared.epochs, "epoch"), *names)
-    for one in compared.figures:
-        figures.add_row(one.name.replace("_", " "), *(_number(one.name, value) for value in (one.a, one.b)))
-    show.print_table(figures)
-    for title, part in (("clips of bucket", compared.buckets), ("rejected", compared.reasons)):
+    _changed_keys(compared.keys, names)
+    _figures(units.plural(compared.epochs, "epoch"), compared.figures, names)
+    _clips(compared, names)
+
+
+def difference_of_stages(compared: RunComparison, names: tuple[str, str]) -> None:
+    """Print keys, each stage, and the totals of two recipes with stages."""
+    _changed_keys(compared.keys, names)
+    for stage in compared.stages:
+        _figures(f"stage {stage.name}", stage.figures, names)
+        _clips(stage, names)
+    _figures("all stages", compared.figures, names)
+
+
+def _changed_keys(keys: list[ChangedKey], names: tuple[str, str]) -> None:
+    table = show.new_table("key", *names)
+    for key in keys:
+        table.add_row(key.key, str(key.a), str(key.b))
+    show.print_table(table) if keys else show.line("no key differs")
+
+
+def _figures(title: str, figures: list[ComparedNumber], names: tuple[str, str]) -> None:
+    table = show.new_table(title, *names)
+    for one in figures:
+        label = _LABELS.get(one.name) or one.name.replace("_", " ")
+        table.add_row(label, *(_number(one.name, value) for value in (one.a, one.b)))
+    show.print_table(table)
+
+
+def _clips(part: PlanComparison | StageComparison, names: tuple[str, str]) -> None:
+    for title, counts in (("clips of bucket", part.buckets), ("rejected", part.reasons)):
         table = show.new_table(title, *names)
-        for one in part:
+        for one in counts:
             table.add_row(one.name, str(one.a), str(one.b))
-        show.print_table(table)
+        if counts:
+            show.print_table(table)
 
 
 def _cells(one: Figures) -> list[str]:
@@ -236,4 +261,8 @@ def _cells(one: Figures) -> list[str]:
 
 
 def _number(key: str, value: float) -> str:
-    return f"{value:.1%}" if key in ("imbalance", "padding") else str(value)
+    if key in ("imbalance", "padding"):
+        return f"{value:.1%}"
+    if key.endswith("_bytes"):
+        return units.format_bytes(int(value))
+    return units.format_seconds(value) if key == "seconds" else f"{value:.3g}" if key == "epochs" else str(value)
