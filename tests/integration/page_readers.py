@@ -157,8 +157,6 @@ def captions(reader: Reader, _: Shared) -> None:
     small_clips(reader)
     (reader.folder / "clips/clip-0.txt").write_text("a kite\na red kite above a beach\n")
     reader.writes("RECIPE", recipe(output="RUN"))
-    TINY["clip"](reader.folder / "models/clip-vit-large-patch14")
-    save_classifier(reader.folder / "models/watermark-detector")
     reader.types("reelworks scan clips -o CATALOG")
     reader.types("reelworks train RECIPE")
     reader.names["N"] = "2"

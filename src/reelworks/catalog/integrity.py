@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -174,12 +175,16 @@ def _first_that_fails(column: Any, kind: Any) -> int:
 
 
 def no_catalog(path: Path) -> UserError:
-    """Return the error for a folder without a catalog, which may be one of footage, or of a run."""
-    remedy = f"create one with: reelworks scan DIR -o {shlex.quote(str(path))}"
-    if (path / "catalog" / "catalog.json").is_file():
+    """Return the error for a folder without a catalog, which may be one of footage, of a run, or closed to this user."""
+    problem, remedy = "there is no catalog in this folder", f"create one with: reelworks scan DIR -o {_quoted(path)}"
+    if path.is_dir() and not os.access(path, os.R_OK | os.X_OK):
+        problem, remedy = "this folder cannot be read", "correct its permissions"
+    elif (path / "catalog" / "catalog.json").is_file():
         remedy = f"did you mean {path / 'catalog'}?"
     elif path.is_dir() and any(path.iterdir()):
-        remedy = f"scan the folder, into another one: reelworks scan {shlex.quote(str(path))} -o CATALOG"
-    return UserError(
-        "there is no catalog in this folder", code="no-catalog", field="catalog", value=str(path), remedy=remedy
-    )
+        remedy = f"scan the folder, into another one: reelworks scan {_quoted(path)} -o CATALOG"
+    return UserError(problem, code="no-catalog", field="catalog", value=str(path), remedy=remedy)
+
+
+def _quoted(path: Path) -> str:
+    return shlex.quote(str(path))

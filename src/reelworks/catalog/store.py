@@ -132,7 +132,7 @@ class Catalog:
             UserError: There is no catalog, it has no such version, is damaged, or was written by a newer Reelworks.
         """
         path = Path(path)
-        if not (path / "catalog.json").is_file():
+        if not os.access(path / "catalog.json", os.F_OK):  # false, too, in a folder that is closed to this user
             raise integrity.no_catalog(path)
         parts, compacted = part_list.read(path)
         if version is not None and version < compacted and version >= 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -63,11 +64,10 @@ def learning(
     listed = places[: limit if limit is not None or json else _LISTED]
     if exclude_file is not None:
         names = known.names(places[:limit])
-        listable = list(filter(excluding.is_listable, names))
-        new = excluding.append(exclude_file, listable, field="--exclude-file")
+        new = excluding.append(exclude_file, list(filter(excluding.is_listable, names)), field="--exclude-file")
         text = f"{units.plural(new, 'clip')} added to {exclude_file}; a recipe names it as exclude_file"
         show.line(text, error=json)
-        for name in sorted(set(names) - set(listable)):
+        for name in itertools.filterfalse(excluding.is_listable, names):
             show.line(f"warning: a line of a list cannot name {name!r}; {excluding.RENAME}", error=json)
     report = known.report(listed)
     show.json(report) if json else _print(report, len(places))

@@ -33,7 +33,6 @@ _RENAMED = {
     "validation.times": "validation.timesteps",
 }
 
-_LISTS = (["stage"], ["dataset"], ["bucket"], ["stage", "dataset"], ["stage", "bucket"])  # of tables
 _FEW = 4  # places of one key that are told
 
 # Keys of other trainers, without the underscores and hyphens that they are spelt with, and what to write here.
@@ -98,7 +97,7 @@ def explain(error: ValidationError) -> UserError:
 def _known_elsewhere(path: list[int | str], value: object) -> UserError | None:
     """Return the error for a key of an earlier version, another trainer or another table, and for one table of a list."""
     field, keys = ".".join(map(str, path)), [part for part in path if isinstance(part, str)]
-    if isinstance(value, dict) and keys in _LISTS:
+    if isinstance(value, dict) and keys[-1] in ("stage", *stages.LISTS) and keys[:-1] in ([], ["stage"]):
         remedy = f"write it as [[{'.'.join(keys)}]], with two brackets"
         return UserError(
             "it is one table, not a list of them", code="wrong-type", field=field, value=value, remedy=remedy

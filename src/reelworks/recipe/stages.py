@@ -15,9 +15,9 @@ from reelworks.core.errors import UserError
 
 Values = dict[str, Any]
 _NAME = r"[A-Za-z0-9][A-Za-z0-9_-]*"
-_LISTS = ("dataset", "bucket")
+LISTS = ("dataset", "bucket")  # of tables
 _TABLES = ("buckets", "cost", "data", "encode", "objective", "samples", "train")
-KEYS = (*_LISTS, *_TABLES)  # that a stage may change
+KEYS = (*LISTS, *_TABLES)  # that a stage may change
 ENDS = {"steps": "max_steps", "epochs": "max_epochs", "clips": "max_clips"}
 
 
@@ -135,7 +135,7 @@ def merged(values: Values, stage: StageConfig) -> Values:
         result["buckets"] = {key: value for key, value in buckets.items() if key not in ("entries", "opensora")}
     if stage.buckets and "opensora" in stage.buckets:
         result.pop("bucket", None)
-    for key in _LISTS:
+    for key in LISTS:
         if getattr(stage, key) is not None:
             result[key] = getattr(stage, key)
     for key in _TABLES:
@@ -150,7 +150,7 @@ def merged(values: Values, stage: StageConfig) -> Values:
 
 def difference(first: Values, other: Values, stage: StageConfig) -> StageConfig:
     """Return a stage with the keys in which its resolved recipe differs from that of the first stage, both as values."""
-    update: dict[str, Any] = {key: other[key] if other[key] != first[key] else None for key in _LISTS}
+    update: dict[str, Any] = {key: other[key] if other[key] != first[key] else None for key in LISTS}
     for key in _TABLES:
         before, after = ({k: v for k, v in values[key].items() if k not in ENDS.values()} for values in (first, other))
         unset = dict.fromkeys(before.keys() - after.keys(), toml_none.WORD)

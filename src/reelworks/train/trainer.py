@@ -494,12 +494,12 @@ class Trainer:
             self._begin_segment(position)
         if self._early.is_over:
             logger.info("nothing left to train at step %d: %s; raise it to train on", step, self._early)
+        elif stage := position.stage.name:
+            remedy = "raise that or train.max_steps, or add a stage"
+            logger.info("nothing left to train at step %d; stage %s is at its end: %s", step, stage, remedy)
         else:
             keys = [f"train.{key}" for key in progress.reached(self._recipe.train, position)]
-            remedy = f"raise {' and '.join(keys)}"
-            if position.stage.name:
-                remedy = f"stage {position.stage.name} is at its end: raise that or train.max_steps, or add a stage"
-            logger.info("nothing left to train at step %d; %s", step, remedy)
+            logger.info("nothing left to train at step %d; raise %s", step, " and ".join(keys))
         if not self._checkpoints.has_metrics(step) and (metrics := self._validate(position, pool)):
             self._checkpoints.record_metrics(step, metrics)
         self._make_lacking_previews(step)

@@ -157,7 +157,9 @@ def test_rows_that_are_not_taken_are_not_read(data: Path, catalog: Path, monkeyp
     assert "path" not in vars(rows)
 
 
-def test_a_folder_of_footage_or_of_a_run_is_told_from_a_catalog(tmp_path: Path) -> None:
+def test_a_folder_of_footage_or_of_a_run_is_told_from_a_catalog(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     footage, run = tmp_path / "my clips", tmp_path / "run"
     footage.mkdir()
     media.write_picture(footage / "a.png")
@@ -170,3 +172,6 @@ def test_a_folder_of_footage_or_of_a_run_is_told_from_a_catalog(tmp_path: Path) 
         with refused("no-catalog", "path") as caught:
             Catalog.open(folder)
         assert remedy in caught.value.remedy
+    monkeypatch.setattr("os.access", lambda *_: False)  # as for a user to whom the folder is closed; root may read all
+    with refused("no-catalog", "path", says="this folder cannot be read\n.*permissions"):
+        Catalog.open(run / "catalog")

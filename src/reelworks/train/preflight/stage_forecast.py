@@ -84,7 +84,7 @@ def forecast(recipe: Recipe, scan: Callable[[Recipe], object], world: int, epoch
     start = StageStart()
     for index, stage in enumerate(recipe.stage):
         start = replace(start, name=stage.name)
-        one = recipe_file.of_stage(recipe, index, StageStart(stage.name, start.step))
+        one = recipe_file.of_stage(recipe, index)
         scan(one)
         plan = plan_forecast.forecast(one, world, epochs)
         data = RecipeData.open(one)
@@ -143,14 +143,11 @@ def _extent(data: RecipeData, spec: PlanSpec, train: TrainConfig, start: StageSt
         steps = min(last - position.global_step, plan.num_steps)
         clips, planned = int(plan.planned_before[steps]), planned + plan.planned
         of_epoch = _by_bucket(plan, steps, len(data.table.buckets))
-        ended = replace(
-            position,
-            global_step=position.global_step + steps,
-            counts=replace(position.counts, trained=clips),
-        )
+        counts = replace(position.counts, trained=clips)
+        ended = replace(position, global_step=position.global_step + steps, counts=counts)
         epochs, sums = epochs + steps / plan.num_steps, sums + of_epoch
         more = (last - ended.global_step) / plan.num_steps
-        if not more or planned >= _CLIPS or position.epoch - start.epoch >= _EPOCHS:
+        if not more or planned >= _CLIPS or ended.epoch + 1 - start.epoch >= _EPOCHS:
             break
         position, _ = next_epoch(data, spec, ended)
     end = StageStart("", last, ended.epoch + 1 + math.ceil(more), ended.clips + round(more * clips))
