@@ -218,14 +218,16 @@ def too_many_ranks(micro_batches_per_step: int, world: int) -> UserError:
     )
 
 
-def forecast(recipe: Recipe, world: int, epochs: int = 1) -> PlanForecast:
+def forecast(recipe: Recipe, world: int, epochs: int = 1, data: RecipeData | None = None) -> PlanForecast:
     """Summarise the first epoch of a run on `world` GPUs, and look so many epochs ahead; the catalog must exist.
+
+    `data` is the recipe's, where it is open already.
 
     Raises:
         UserError: GPUs cannot be divided into sequence groups, or these cannot share the tokens of a bucket.
     """
     ranks = recipe.parallel.data_ranks(world)
-    data = RecipeData.open(recipe)
+    data = RecipeData.open(recipe) if data is None else data
     sequence_limits.require_buckets(recipe.model, data.table)
     spec = spec_of(data, ranks)
     plan = begin_epoch(data, spec, epoch=0).plan

@@ -86,11 +86,11 @@ def forecast(recipe: Recipe, scan: Callable[[Recipe], object], world: int, epoch
         start = replace(start, name=stage.name)
         one = recipe_file.of_stage(recipe, index)
         scan(one)
-        plan = plan_forecast.forecast(one, world, epochs)
         data = RecipeData.open(one)
+        plan = plan_forecast.forecast(one, world, epochs, data)
         of_network = estimate.estimate(data.recipe, data.table)
         spec = plan_forecast.spec_of(data, one.parallel.data_ranks(world))
-        extent = _extent(data, spec, recipe_file.of_stage(recipe, index, start).train, start, index)
+        extent = _extent(data, spec, recipe_file.of_stage(recipe, index, start).train, start)
         found.append(
             StageForecast(
                 stage.name,
@@ -133,9 +133,9 @@ class _Extent:
     is_exact: bool
 
 
-def _extent(data: RecipeData, spec: PlanSpec, train: TrainConfig, start: StageStart, stage: int) -> _Extent:
+def _extent(data: RecipeData, spec: PlanSpec, train: TrainConfig, start: StageStart) -> _Extent:
     """Plan a stage epoch by epoch, as training will; the ends of `train` count from the start of the run."""
-    position, _ = next_epoch(data, spec, None, first=start.epoch, data_restarts=stage)
+    position, _ = next_epoch(data, spec, None, first=start.epoch)
     position = replace(position, global_step=start.step, clips_before=start.clips)
     epochs, planned, sums = 0.0, 0, np.zeros((2, len(data.table.buckets)))
     while True:
