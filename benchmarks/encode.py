@@ -27,6 +27,7 @@ import numpy as np
 import torch
 
 from benchmarks._results import keep
+from reelworks.analysis import plan_forecast
 from reelworks.distributed.mesh import World
 from reelworks.encoders import stored_batches, upkeep
 from reelworks.encoders.encoders import FrozenEncoders
@@ -104,7 +105,7 @@ def encode_seconds(data: RecipeData, encoder: FrozenEncoders) -> tuple[float, Pr
     """Encode all clips into an empty store, and return the seconds of a clip from the first batch to the last commit."""
     shutil.rmtree(data.recipe.encoded_folder, ignore_errors=True)
     source = encoding.open_store(data)
-    job = encoding.build_encoding_job(data, source, encoder.device, encoding.plan_spec(data), encoder=encoder)
+    job = encoding.build_encoding_job(data, source, encoder.device, plan_forecast.plan_spec(data), encoder=encoder)
     _, progress = encoding.encode_missing(job)
     return (time.monotonic() - progress.first_at) / (progress.done - progress.first), progress, source
 

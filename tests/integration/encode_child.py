@@ -9,11 +9,14 @@ def encode(recipe: dict[str, Any]) -> None:
     """Encode what a recipe lacks, from a catalog that exists."""
     import torch
 
+    from reelworks.analysis import plan_forecast
     from reelworks.recipe import recipe_file
     from reelworks.recipe.dataset import RecipeData
     from reelworks.train.precompute import encoding
 
     torch.set_num_threads(1)
     data = RecipeData.open(recipe_file.parse(recipe))
-    job = encoding.build_encoding_job(data, encoding.open_store(data), torch.device("cpu"), encoding.plan_spec(data))
+    job = encoding.build_encoding_job(
+        data, encoding.open_store(data), torch.device("cpu"), plan_forecast.plan_spec(data)
+    )
     encoding.encode_missing(job)

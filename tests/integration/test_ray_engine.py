@@ -27,6 +27,7 @@ from killed_scans import lines, shown, write_pictures
 from test_stored_latents import CAPTIONS, CLIPS, checksums
 from typer.testing import CliRunner
 
+from reelworks.analysis import plan_forecast
 from reelworks.catalog import journal, scan
 from reelworks.catalog.config import Source
 from reelworks.catalog.scan import scan_sources
@@ -91,7 +92,7 @@ def by_cluster(recipe: Recipe, cpus: int = 2) -> tuple[EncodingForecast, Progres
         dataset.scan_recipe(parsed, engine="ray")
         opened = RecipeData.open(parsed)
         job = encoding.build_encoding_job(
-            opened, encoding.open_store(opened), torch.device("cpu"), encoding.plan_spec(opened)
+            opened, encoding.open_store(opened), torch.device("cpu"), plan_forecast.plan_spec(opened)
         )
         return encode_on_cluster.encode_missing(opened, job, Cluster(cpus, 0), limit=None, on_progress=lambda _: None)
 

@@ -229,7 +229,7 @@ def forecast(recipe: Recipe, world: int, epochs: int = 1, data: RecipeData | Non
     ranks = recipe.parallel.data_ranks(world)
     data = RecipeData.open(recipe) if data is None else data
     sequence_limits.require_buckets(recipe.model, data.table)
-    spec = spec_of(data, ranks)
+    spec = plan_spec(data, ranks)
     plan = begin_epoch(data, spec, epoch=0).plan
     with ThreadPoolExecutor(1) as thread:  # numpy computes without Python's lock
         further = thread.submit(look_ahead, data, spec, world=ranks, epochs=epochs)
@@ -239,7 +239,7 @@ def forecast(recipe: Recipe, world: int, epochs: int = 1, data: RecipeData | Non
     return PlanForecast(
         **vars(summary) | {"world": world},
         ahead=ahead,
-        smaller_worlds=smaller_worlds(data, partial(spec_of, data), ranks),
+        smaller_worlds=smaller_worlds(data, partial(plan_spec, data), ranks),
         strategies=strategies.compare(data, spec, plan, ranks, recipe.buckets.tuned) if ranks > 1 else [],
         loss_reduction=train.loss_reduction,
         max_steps_to_set=(train.max_epochs or 0) * plan.num_steps if train.lacks_end else None,
@@ -251,7 +251,7 @@ def outline(data: RecipeData, world: int) -> PlanOutline:
     """Return the part of `forecast` that takes a moment: the first epoch's numbers, without names of clips."""
     ranks = data.recipe.parallel.data_ranks(world)
     sequence_limits.require_buckets(data.recipe.model, data.table)
-    spec = spec_of(data, ranks)
+    spec = plan_spec(data, ranks)
     plan = begin_epoch(data, spec, epoch=0).plan
     left_out = by_reason(*data.assignment(0))
     by_bucket = epoch_stats.of_buckets(data, plan, spec)
@@ -265,7 +265,7 @@ def outline(data: RecipeData, world: int) -> PlanOutline:
 def advice(data: RecipeData, world: int) -> Advice:
     """Return the advice of a forecast of one epoch, for a dataset that is open."""
     ranks = data.recipe.parallel.data_ranks(world)
-    spec = spec_of(data, ranks)
+    spec = plan_spec(data, ranks)
     total = figures(data.plan(spec, 0), spec, data.table.tokens(), ranks)
     return _advice(data, spec, total, ranks, 1)
 
@@ -276,9 +276,9 @@ def _advice(data: RecipeData, spec: PlanSpec, total: Figures, ranks: int, epochs
     proposals = plan_fixes.proposals(data, spec, total, world=ranks, epochs=epochs)
     if any(proposal.suffices for proposal in proposals):
         return Advice(proposals, None)
-    return Advice(proposals, plan_fixes.fewer_ranks(data, partial(spec_of, data), world=ranks, epochs=epochs))
+    return Advice(proposals, plan_fixes.fewer_ranks(data, partial(plan_spec, data), world=ranks, epochs=epochs))
 
 
-def spec_of(data: RecipeData, world: int) -> PlanSpec:
-    """Return how a run of the recipe plans its epochs on so many ranks that do not share clips."""
+def plan_spec(data: RecipeData, world: int = 1) -> PlanSpec:
+    """Return the settings of the plans of a run that begins with so many ranks, those that share a clip counted as one."""
     return data.plan_spec(*step_shape(data.recipe, world))

@@ -98,6 +98,7 @@ def _encode_one(recipe: Recipe, limit: int | None, engine: Engine, json: bool) -
 
 def _here(recipe: Recipe, limit: int | None, quiet: bool) -> tuple[EncodingForecast, Progress]:
     """Scan and encode in this process, and in those that torchrun started beside it."""
+    from reelworks.analysis import plan_forecast
     from reelworks.distributed import mesh
     from reelworks.recipe import dataset
     from reelworks.recipe.dataset import RecipeData
@@ -111,7 +112,7 @@ def _here(recipe: Recipe, limit: int | None, quiet: bool) -> tuple[EncodingForec
         data = RecipeData.open(recipe)
         source = encoding.open_store(data)
         with encode_progress(quiet=quiet or not world.is_main) as on_progress:
-            spec = encoding.plan_spec(data, world.size)
+            spec = plan_forecast.plan_spec(data, world.size)
             job = encoding.build_encoding_job(data, source, world.device, spec, limit=limit, on_progress=on_progress)
             done = encoding.encode_missing(job)
         world.wait()
@@ -122,6 +123,7 @@ def _on_cluster(recipe: Recipe, limit: int | None, quiet: bool) -> tuple[Encodin
     """Scan and encode on the nodes of a Ray cluster."""
     import torch
 
+    from reelworks.analysis import plan_forecast
     from reelworks.core import launcher, ray_cluster
     from reelworks.core.errors import UserError
     from reelworks.recipe import dataset
@@ -141,7 +143,7 @@ def _on_cluster(recipe: Recipe, limit: int | None, quiet: bool) -> tuple[Encodin
             dataset.scan_recipe(recipe, on_scan, engine="ray")
         data = RecipeData.open(recipe)
         source = encoding.open_store(data)
-        job = encoding.build_encoding_job(data, source, torch.device("cpu"), encoding.plan_spec(data), limit=limit)
+        job = encoding.build_encoding_job(data, source, torch.device("cpu"), plan_forecast.plan_spec(data), limit=limit)
         with encode_progress(quiet=quiet) as on_progress:
             return encode_on_cluster.encode_missing(data, job, cluster, limit=limit, on_progress=on_progress)
 
@@ -270,6 +272,7 @@ def _existing(folder: Path) -> Any:
 
 
 def _source_of(recipe: Recipe, other: StoredLatents | None) -> tuple[StoredLatents, list[Chunk]]:
+    from reelworks.analysis import plan_forecast
     from reelworks.core.errors import UserError
     from reelworks.encoders.precompute import reachable
     from reelworks.recipe import dataset
@@ -288,7 +291,7 @@ def _source_of(recipe: Recipe, other: StoredLatents | None) -> tuple[StoredLaten
             value=recipe.encoded_folder,
             remedy="prune each folder by itself, with the recipes that share it",
         )
-    spec = encoding.plan_spec(data)
+    spec = plan_forecast.plan_spec(data)
     return source, reachable.chunks(data, spec, encoding.epochs(data, spec))
 
 

@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from reelworks.analysis import plan_forecast
 from reelworks.core import digests, ray_cluster
 from reelworks.core.errors import UserError, first_few
 from reelworks.core.ray_cluster import Cluster
@@ -215,7 +216,7 @@ def _open(job: ClusterJob) -> tuple[Encoding, EncodeWorker]:
     data = RecipeData.open(recipe, job.version)
     source = encoding.open_store(data)
     device = torch.device("cuda" if job.uses_gpu else "cpu")
-    prepared = encoding.build_encoding_job(data, source, device, encoding.plan_spec(data), limit=job.limit)
+    prepared = encoding.build_encoding_job(data, source, device, plan_forecast.plan_spec(data), limit=job.limit)
     return prepared, prepared.worker()
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from reelworks.analysis import plan_forecast
 from reelworks.catalog.companions import REJECTED
 from reelworks.catalog.config import DRAWN, DatasetConfig
 from reelworks.core.log import logger
@@ -115,11 +114,6 @@ def epochs(data: RecipeData, spec: PlanSpec) -> range:
     if train.max_clips is not None:
         ends.append(start.epoch + math.ceil((train.max_clips - start.clips) / max(plan.planned, 1)))
     return range(start.epoch, max(min(end for end in ends if end is not None), start.epoch + 1))
-
-
-def plan_spec(data: RecipeData, world: int = 1) -> PlanSpec:
-    """Return the settings of the plans of a run that begins with so many ranks."""
-    return data.plan_spec(*plan_forecast.step_shape(data.recipe, world))
 
 
 def build_encoding_job(

@@ -89,7 +89,7 @@ def forecast(recipe: Recipe, scan: Callable[[Recipe], object], world: int, epoch
         data = RecipeData.open(one)
         plan = plan_forecast.forecast(one, world, epochs, data)
         of_network = estimate.estimate(data.recipe, data.table)
-        spec = plan_forecast.spec_of(data, one.parallel.data_ranks(world))
+        spec = plan_forecast.plan_spec(data, one.parallel.data_ranks(world))
         extent = _extent(data, spec, recipe_file.of_stage(recipe, index, start).train, start)
         found.append(
             StageForecast(
