@@ -128,7 +128,12 @@ def _resume_lines(data: RunData) -> list[dict[str, Any]]:
     line = {"color": "@muted", "width": 1, "dash": "dot"}
     axes = {"type": "line", "xref": "x", "yref": "paper", "y0": 0, "y1": 1, "line": line}
     names = {step: stage["name"] for step, stage in starts.items() if stage.get("step") == step}
-    labels = {step: {"label": {"text": name, "textposition": "end"}} for step, name in names.items()}
+    middle = max((e["step"] for e in data.events_of("step")), default=0) / 2
+    lying = {"textposition": "end", "textangle": 0, "yanchor": "top"}  # within the plot, which would cut it off above
+    labels = {
+        step: {"label": {**lying, "text": name, "xanchor": "left" if step < middle else "right"}}
+        for step, name in names.items()
+    }
     return [{**axes, "x0": step, "x1": step, **labels.get(step, {})} for step in starts]
 
 
@@ -147,7 +152,7 @@ def loss_curve(data: RunData) -> Figure | None:
         marks = {"type": "scatter", "mode": "markers", "name": "skipped", "marker": {"color": "@warn", "symbol": "x"}}
         traces.append({**marks, "x": skipped, "y": [losses.get(step) for step in skipped]})
     saves = _save_ticks(data)
-    note = "Faint: each step. Strong: smoothed." + (" Dotted: a resume." if resumes else "")
+    note = "Faint: each step. Strong: smoothed." + (" Dotted: a resume or a stage." if resumes else "")
     note += " Circle: a spike." if spikes else ""
     note += " Cross: a skipped step." if skipped else ""
     note += " Tick: a save." if saves else ""
