@@ -27,7 +27,8 @@ from reelworks.train import checkpointing
 from reelworks.train.logging.run_logger import RunLogger
 from reelworks.train.preflight import dry_run
 from reelworks.train.step.optimizers import ShardedOptimizer
-from reelworks.train.step.train_step import StepResult, StepSums, TrainStep
+from reelworks.train.step.step_sums import StepSums
+from reelworks.train.step.train_step import StepResult, TrainStep
 from reelworks.train.trainer import Trainer
 
 Json = dict[str, Any]

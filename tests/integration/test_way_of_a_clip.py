@@ -30,7 +30,8 @@ from reelworks.train.precompute import encoding
 from reelworks.train.startup import build
 from reelworks.train.step.examples import Example, ExampleBuilder
 from reelworks.train.step.state import TrainState
-from reelworks.train.step.train_step import StepFlags, TrainStep
+from reelworks.train.step.step_sums import StepFlags
+from reelworks.train.step.train_step import TrainStep
 
 PACKAGE = Path(reelworks.__file__).parent
 PAGE = PACKAGE.parents[1] / "docs/concepts/way-of-a-clip.md"

@@ -34,7 +34,7 @@ from reelworks.train.startup import init_from
 from reelworks.train.startup.build import TrainedModel
 from reelworks.train.startup.open_run import OpenRun
 from reelworks.train.step.state import TrainState
-from reelworks.train.step.train_step import StepFlags
+from reelworks.train.step.step_sums import StepFlags
 
 _EXCLUDED = "excluded.npz"
 _ALIASES = "aliases.npz"

@@ -61,7 +61,8 @@ from reelworks.train.startup.open_run import FolderLock, OpenRun
 from reelworks.train.startup.stages import Stage
 from reelworks.train.step import out_of_memory
 from reelworks.train.step.examples import ExampleBuilder
-from reelworks.train.step.train_step import StepFlags, StepResult, TrainStep
+from reelworks.train.step.step_sums import StepFlags
+from reelworks.train.step.train_step import StepResult, TrainStep
 from reelworks.train.validation import Validator
 
 # "stage": finished, and another stage follows; "signal": the same command goes on

@@ -23,7 +23,8 @@ from reelworks.train.checkpointing import CheckpointManager
 from reelworks.train.logging.run_logger import RunLogger
 from reelworks.train.startup import build, open_run
 from reelworks.train.step.state import TrainState
-from reelworks.train.step.train_step import StepFlags, StepResult
+from reelworks.train.step.step_sums import StepFlags
+from reelworks.train.step.train_step import StepResult
 
 ALONE = World(0, 1, torch.device("cpu"))
 QUIET = StepFlags(stop=False, save=False, writing=False)

@@ -29,7 +29,8 @@ from reelworks.train.step.examples import ExampleBuilder, Predicted
 from reelworks.train.step.nonfinite import NonFiniteCause, NonFiniteSource, not_finite
 from reelworks.train.step.optimizers import ShardedOptimizer
 from reelworks.train.step.state import TrainState
-from reelworks.train.step.train_step import StepFlags, StepResult, TrainStep
+from reelworks.train.step.step_sums import StepFlags
+from reelworks.train.step.train_step import StepResult, TrainStep
 
 QUIET = StepFlags(stop=False, save=False, writing=False)
 

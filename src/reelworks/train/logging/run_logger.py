@@ -45,7 +45,8 @@ from reelworks.train.logging.segment_records import RecordKeeper
 from reelworks.train.step import spikes
 from reelworks.train.step.nonfinite import NonFiniteCause
 from reelworks.train.step.spikes import Spike
-from reelworks.train.step.train_step import TIMESTEP_RANGES, StepResult
+from reelworks.train.step.step_sums import TIMESTEP_RANGES
+from reelworks.train.step.train_step import StepResult
 from reelworks.train.validation import Validation
 
 _LINE_EVERY_SECONDS = 10.0
