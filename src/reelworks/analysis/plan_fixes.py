@@ -10,7 +10,7 @@ import numpy as np
 from reelworks.analysis.epoch_stats import Figures, figures
 from reelworks.core import blocks, results
 from reelworks.core.errors import UserError
-from reelworks.data.dataset import merge_targets
+from reelworks.data.plan_settings import merge_targets
 from reelworks.recipe.dataset import RecipeData
 from reelworks.schedule.plan import PlanSpec, plan_epoch
 

@@ -17,7 +17,7 @@ from reelworks.buckets.assign import Assignment, Clips, Reason
 from reelworks.buckets.table import EMPTY, BucketTable
 from reelworks.catalog import companions
 from reelworks.catalog.companions import CompanionMatches
-from reelworks.catalog.config import SHOWING, DatasetConfig, Source
+from reelworks.catalog.config import DatasetConfig, Source
 from reelworks.catalog.frame_index import FrameIndex
 from reelworks.catalog.rows import SCORE, CatalogRows, as_numpy
 from reelworks.catalog.store import Catalog
@@ -25,7 +25,7 @@ from reelworks.core import arguments, blocks, digests
 from reelworks.core.hash_rng import Purpose, bernoulli, hash64
 from reelworks.core.sources import ALIGNED, SOURCES
 from reelworks.core.words import tells_arguments
-from reelworks.data import clip_uses, duplicates, eligibility
+from reelworks.data import clip_uses, duplicates, eligibility, plan_settings
 from reelworks.data.clip_uses import ClipUses
 from reelworks.data.data_spec import SEED, DataSpec
 from reelworks.data.eligibility import ExcludeList
@@ -42,22 +42,6 @@ Mask = NDArray[np.bool_]
 _FEW = 1 << 16  # clips that are looked up one by one
 _SHAPES = ("num_frames", "fps", "height", "width", "kind")  # columns that only assignments read as a whole
 _RATIOS = 1 << 9  # more than there are ratios of a source
-# Only the buckets that result from these are digested.
-_BUCKET_SEARCH = {"entries", "max_tokens", "max_batch_size", "tuned"}
-# Clips that lack a companion, and how videos are cut, are covered by the catalog's digest.
-_NOT_OF_A_PLAN = {
-    "path",
-    "root",
-    "clip_seconds",
-    "scene_cuts",
-    *SHOWING,
-    "control",
-    "source",
-    "min_sources",
-    "loss_mask",
-}
-# Left out where they are not set, so that plans that know nothing of them keep their digests.
-_LATER = {"resolutions": None, "lengths": None, "duplicates": "keep"}
 # What is computed of the rows alone, whatever the bucket table.
 _OF_ROWS = (
     "digest",
@@ -452,38 +436,10 @@ class Dataset:
             incomplete_batch=incomplete_batch,
             batch_sizes=tuple(int(n) for n in self.table.column_sizes()),
             costs_us=cost.costs_us(names, self.table.tokens(), self.spec.cost, self.measured_ms),
-            buckets_digest=self._buckets_digest(),
-            merge_to=merge_targets(self.table, incomplete_batch),
+            buckets_digest=plan_settings.digest(self.spec, self.table, self.exclude_list),
+            merge_to=plan_settings.merge_targets(self.table, incomplete_batch),
             window_clips=self.spec.data.shuffle_window if self.spec.data.locality else 0,
         )
-
-    def _buckets_digest(self) -> str:
-        spec, buckets = self.spec, self.table
-        return digests.digest_json(
-            [
-                [[b.name, *b.shape.__dict__.values(), b.batch_size] for b in buckets.buckets],
-                buckets.config.model_dump(exclude=_BUCKET_SEARCH),
-                # What a degree changes in a plan is in the batch sizes of its specification.
-                [entry.model_dump(exclude={"sequence_degree"}) for entry in buckets.given],
-                spec.data.frame_interval,
-                spec.data.frame_rate,
-                [_settings_of_a_plan(dataset) for dataset in spec.datasets],
-                spec.data.short_clips,
-                spec.split,
-                spec.group,
-                spec.data.locality,
-                self.exclude_list.digest(),
-                *self._source_counts(),
-                *(() if spec.sound is None else (spec.sound.missing,)),
-            ]
-        )
-
-    def _source_counts(self) -> list[list[int | None]]:
-        """Return numbers of sources and the least ones of all datasets; nothing if all clips have the same number."""
-        counts = [[sum(kind in d.companions for kind in SOURCES), d.min_sources] for d in self.spec.datasets]
-        if self.spec.source_multiple is not None and any(count for count, _ in counts):
-            return [*counts, list(self.spec.source_multiple)]
-        return [] if all(count == counts[0] and count[1] is None for count in counts) else counts
 
     @tells_arguments
     def plan(
@@ -528,11 +484,6 @@ class Dataset:
         return Unplanned(self._ordinals(row, at), clips.copy[at], result.reason[at], nearest)
 
 
-def _settings_of_a_plan(dataset: DatasetConfig) -> dict[str, Any]:
-    values = dataset.model_dump(exclude=_NOT_OF_A_PLAN)
-    return {key: value for key, value in values.items() if key not in _LATER or value != _LATER[key]}
-
-
 def _assigns_alike(a: BucketTable, b: BucketTable) -> bool:
     """Return whether two tables differ in batch sizes and incomplete batches at most, on which no clip's bucket depends."""
     unsized_a, unsized_b = (
@@ -570,11 +521,6 @@ def rows_of(rows: CatalogRows, wanted: list[Source]) -> CatalogRows:
         return rows.take(np.zeros(0, dtype=np.int64))
     mine = rows.of_datasets(names)
     return rows if mine.all() else rows.take(mine)
-
-
-def merge_targets(table: BucketTable, incomplete_batch: str) -> tuple[int, ...]:
-    """Return `PlanSpec.merge_to`: the bucket that takes each bucket's incomplete batches, or nothing."""
-    return tuple(assign.targets(table).tolist()) if incomplete_batch == "merge" else ()
 
 
 def companion_sources(datasets: Iterable[DatasetConfig]) -> list[Source]:
