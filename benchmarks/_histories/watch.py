@@ -29,7 +29,7 @@ from reelworks.train.preflight import dry_run
 from reelworks.train.step.optimizers import ShardedOptimizer
 from reelworks.train.step.step_sums import StepSums
 from reelworks.train.step.train_step import StepResult, TrainStep
-from reelworks.train.trainer import Trainer
+from reelworks.train.training_loop import Trainer
 
 Json = dict[str, Any]
 # A guard stays for the life of the process.

@@ -98,4 +98,4 @@ def test_a_micro_batch_passes_through_twelve_files_at_most_and_the_page_names_th
     look_on = {"train/step/compiled_blocks.py", "train/logging/balance.py"}
     assert len(named & followed.called - look_on) <= 30
     of_the_other = {"data/shared_batches.py"} if store else {"encoders/stored_batches.py", "encoders/request_key.py"}
-    assert named - followed.called <= of_the_other | {"train/trainer.py"}
+    assert named - followed.called <= of_the_other | {"train/training_loop.py"}
