@@ -18,7 +18,7 @@ import torch
 from reelworks.data.position import Counts, next_epoch
 from reelworks.distributed.mesh import World
 from reelworks.schedule.cursor import Aliases, Excluded
-from reelworks.train import checkpointing, trainer
+from reelworks.train import checkpointing, training_loop
 from reelworks.train.checkpointing import CheckpointManager
 from reelworks.train.logging.run_logger import RunLogger
 from reelworks.train.startup import build, open_run
@@ -107,7 +107,7 @@ def test_each_planned_clip_of_a_step_is_trained_failed_or_skipped(begun: Any, ap
     planned = position.plan.planned_in(0)
     numbers = {"clips": planned - failed, "repeats": 1, "failed": failed}
     result = StepResult(applied=applied, finite=applied, learning_rate=1e-3, flags=QUIET, **numbers)
-    after = trainer._advance(position, result)
+    after = training_loop._advance(position, result)
     counts = after.counts
     assert (counts.failed, counts.trained > 0, counts.skipped > 0) == (failed, applied, not applied)
     assert counts.trained + counts.failed + counts.skipped == planned

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from reelworks.train import trainer
+from reelworks.train import training_loop
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def from_a_terminal():
 @pytest.mark.usefixtures("from_a_terminal")
 def test_the_first_ctrl_c_is_received_and_told_and_the_second_interrupts(caplog):
     before = signal.getsignal(signal.SIGINT)
-    with caplog.at_level(logging.INFO, "reelworks"), trainer._stop_signals() as received:
+    with caplog.at_level(logging.INFO, "reelworks"), training_loop._stop_signals() as received:
         os.kill(os.getpid(), signal.SIGINT)
         assert received == [signal.SIGINT]
         assert "press it again to leave at once" in caplog.text
@@ -33,7 +33,7 @@ def test_the_first_ctrl_c_is_received_and_told_and_the_second_interrupts(caplog)
 
 
 def test_a_second_signal_of_a_scheduler_changes_nothing():
-    with trainer._stop_signals() as received:
+    with training_loop._stop_signals() as received:
         for _ in range(2):
             _kill_and_wait(signal.SIGTERM)
     assert received == [signal.SIGTERM] * 2
