@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import time
 import urllib.request
 
+import headless
 import prepare_files
 import pytest
 from headless import wait_until, went_to, window
@@ -129,6 +131,105 @@ def test_a_tab_is_told_of_what_another_saved_and_does_not_undo_it(opened, addres
         there.wait_for_selector("text=The file was changed elsewhere")
         there.click("text=Discard the changes")
         wait_until(there, f"document.querySelector('{field}')?.value === {json.dumps(text if is_text else first)}")
+
+
+def held(shown, pattern):
+    """Hold back the requests that match a pattern, in a list, until a test lets them go on."""
+    requests = []
+    shown.route(pattern, lambda route: requests.append(route))
+    return requests
+
+
+def wait_for_request(shown, requests):
+    end = time.monotonic() + headless.PATIENCE_SECONDS
+    while not requests:
+        assert time.monotonic() < end, "no request was made"
+        shown.wait_for_timeout(20)
+
+
+def test_an_answer_about_a_text_that_was_discarded_changes_nothing(opened, address):
+    route, edited = f"#/new/{key_of(address)}", RECIPE.replace("max_epochs = 1", "max_epochs = 7")
+    with window(opened) as shown:
+        went_to(shown, address, route, ".form-section")
+        shown.locator(".form-text").fill(edited)
+        shown.locator(".form-text").blur()
+        shown.evaluate("location.hash = '#/runs'")
+        shown.wait_for_selector(".form-section", state="detached")
+        requests = held(shown, "**/draft")
+        shown.evaluate(f"location.hash = '{route}'")
+        wait_for_request(shown, requests)
+        shown.click("text=Discard the changes")
+        wait_until(shown, f"document.querySelector('.form-text').value === {json.dumps(RECIPE)}")
+        for request in requests:
+            request.continue_()
+        shown.wait_for_timeout(500)
+        assert shown.locator(".form-text").input_value() == RECIPE
+        assert shown.evaluate("Object.keys(sessionStorage).length") == 0
+
+
+@pytest.mark.parametrize(
+    ("route", "waits_for", "field", "saved", "typed"),
+    [
+        (
+            "#/new/{key}",
+            ".form-section",
+            ".form-text",
+            *(RECIPE.replace("max_epochs = 1", f"max_epochs = {number}") for number in (3, 4)),
+        ),
+        ("#/plan/{key}", ".meter", '[data-field="batch_sizes.0"]', "2", "1"),
+        ("#/data/{key}", ".tile img", "dialog textarea", "a grey square", "a grey square of grass"),
+    ],
+)
+def test_what_is_typed_while_it_is_saved_is_not_saved_and_stays(
+    opened, address, root, route, waits_for, field, saved, typed
+):
+    with window(opened) as shown:
+        went_to(shown, address, route.format(key=key_of(address)), waits_for)
+        if "dialog" in field:
+            shown.locator(".tile").first.click()
+        box = shown.locator(field)
+        box.fill(saved)
+        requests = held(shown, "**/caption" if "dialog" in field else "**/save")
+        save = shown.locator("button.main:has-text('Save'):visible").last
+        save.click()
+        wait_for_request(shown, requests)
+        box.fill(typed)
+        requests.pop().continue_()
+        shown.wait_for_selector(".toast")
+        shown.wait_for_timeout(500)
+        assert box.input_value() == typed
+        save.click()
+        wait_for_request(shown, requests)
+        requests.pop().continue_()
+        wait_until(shown, "Object.keys(sessionStorage).length === 0")
+    written = (root / "cats.toml").read_text()
+    if field == ".form-text":
+        assert written == typed
+    elif "dialog" in field:
+        assert (root / "mine/clip.txt").read_text().strip() == typed
+    else:
+        assert "batch_size = [1, 2]" in written
+
+
+def test_what_is_saved_of_a_stage_is_shown_of_that_stage(opened, address, root):
+    stages = "\n".join(
+        f'[[stage]]\nname = "{name}"\nepochs = 1\nbucket = [{{ resolution = "48px", num_frames = [1, 9], batch_size = {sizes} }}]'
+        for name, sizes in (("first", [3, 2]), ("second", [5, 4]))
+    )
+    (root / "cats.toml").write_text(RECIPE.replace("max_epochs = 1\n", "") + stages)
+    with window(opened) as shown:
+        went_to(shown, address, f"#/plan/{key_of(address)}", ".meter")
+        shown.locator(".plan-head select").select_option("second")
+        size = '[data-field="batch_sizes.0"]'
+        wait_until(shown, f"document.querySelector('{size}')?.value === '5'")
+        shown.locator(size).fill("6")
+        shown.get_by_role("button", name="Save", exact=True).click()
+        shown.wait_for_selector(".toast:has-text('saved in')")
+        shown.wait_for_selector(".plan-head button.main[aria-busy]", state="detached")
+        assert shown.locator(".plan-head button.main").is_disabled()
+        assert shown.locator(size).input_value() == "6"
+    saved = recipe_file.load(root / "cats.toml")
+    assert [recipe_file.of_stage(saved, i).bucket[0].batch_size for i in range(2)] == [[3, 2], [6, 4]]
 
 
 @LIKE_TEXT

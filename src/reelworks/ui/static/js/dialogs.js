@@ -19,17 +19,18 @@ export function explain(error) {
   );
 }
 
-/** A button that does something that takes time; it is inactive meanwhile, and without the token. */
+/** A button that does something that takes time; it does nothing meanwhile, and is disabled without the token. */
 export function button(text, action, { kind = "", title = null, disabled = false } = {}) {
   const element = h(`button${kind && `.${kind}`}`, { type: "button", title, disabled: disabled || !canChange() }, text);
   element.addEventListener("click", async () => {
-    element.disabled = true;
+    if (element.ariaBusy) return; // not `disabled`, which belongs to whoever made the button
+    element.ariaBusy = "true";
     try {
       await action();
     } catch (error) {
       explain(error);
     } finally {
-      element.disabled = disabled || !canChange();
+      element.ariaBusy = null;
     }
   });
   return element;

@@ -21,9 +21,9 @@ export function captionBox(key, clip, changed) {
     box.value = box.dataset.saved;
     update();
   };
-  const kept = new Draft(undo, `caption of ${key} ${clip.id}`);
+  const kept = new Draft(undo, `caption of ${key} ${clip.path}`); // its `id` is of this content only
   const former = kept.found;
-  const save = button(t`Save`, () => saveCaption(key, clip, box, kept, changed), { kind: "main" });
+  const save = button(t`Save`, () => saveCaption(key, clip, box, update, changed), { kind: "main" });
   const keys = h("span.quiet", h("kbd", "Ctrl"), " ", h("kbd", "Enter"));
   const actions = h("div.row", { hidden: true }, save, h("button", { type: "button", onclick: undo }, t`Undo`), keys);
   const update = () => {
@@ -47,12 +47,13 @@ export function captionBox(key, clip, changed) {
   return h("div.caption", h("h3", t`Caption`), kept.box, box, notes(clip), actions);
 }
 
-async function saveCaption(key, clip, box, kept, changed) {
-  const text = box.value.trim();
+async function saveCaption(key, clip, box, update, changed) {
+  const typed = box.value;
+  const text = typed.trim();
   const answer = await post(`/data/${key}/clips/${clip.id}/caption`, { text });
   box.dataset.saved = text;
-  box.value = text;
-  kept.drop();
+  if (box.value === typed) box.value = text;
+  update();
   changed({ ...(answer.clip || clip), caption: text });
   if (answer.problem)
     toast(t`The caption is written; the catalog follows with the next scan: ${answer.problem}`, "bad");

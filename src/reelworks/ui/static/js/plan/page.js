@@ -41,8 +41,17 @@ export class PlanPage {
     );
   }
 
+  /** Return what the recipe's file says of the stage that is shown; `null` if another was chosen meanwhile. */
+  async read() {
+    const { stage } = this;
+    const about = await get(`/plan/${this.key}?stage=${stage}`, this.signal);
+    return stage === this.stage ? about : null;
+  }
+
   async load() {
-    this.about = await get(`/plan/${this.key}?stage=${this.stage}`, this.signal);
+    const about = await this.read();
+    if (!about) return;
+    this.about = about;
     this.known = this.about.digest;
     if (!this.about.scanned) return offerScan(this.main, this.about, this.signal, () => this.load());
     this.saved = this.about.controls;
@@ -215,14 +224,18 @@ export class PlanPage {
   }
 
   async save() {
-    const told = await post(`/plan/${this.key}/save`, { controls: this.now, digest: this.about.digest });
+    const controls = structuredClone(this.now);
+    const told = await post(`/plan/${this.key}/save`, { controls, digest: this.about.digest });
     toast(t`saved in ${told.path}`);
-    const { world } = this.now;
-    this.about = await get(`/plan/${this.key}`, this.signal);
-    this.known = this.about.digest;
-    this.saved = this.about.controls;
-    this.now = { ...structuredClone(this.saved), world };
+    const about = await this.read();
+    if (!about) return;
+    this.about = about;
+    this.known = about.digest;
+    this.saved = about.controls;
+    const isMoved = JSON.stringify(this.now) !== JSON.stringify(controls); // meanwhile
+    if (!isMoved) this.now = { ...structuredClone(this.saved), world: controls.world };
     this.before = null;
+    this.kept.drop();
     this.update();
   }
 

@@ -79,8 +79,9 @@ class RecipeForm {
     );
   }
 
-  /** Show the recipe as its file is. */
+  /** Show the recipe as its file is; answers about an earlier text come too late. */
   show(about) {
+    this.number++;
     this.about = about;
     this.saved = about.text;
     this.take(about, true);
@@ -141,11 +142,15 @@ class RecipeForm {
   }
 
   async save() {
-    const told = await post(`/new/recipe/${this.key}/save`, { text: this.text.value, digest: this.about.digest });
+    const text = this.text.value;
+    const told = await post(`/new/recipe/${this.key}/save`, { text, digest: this.about.digest });
     toast(t`saved in ${told.path}`);
     const found = await get(`/new/recipe/${this.key}`, this.signal);
     this.known = found.digest;
-    this.show(found);
+    this.kept.drop();
+    if (this.text.value === text) return this.show(found);
+    Object.assign(this, { about: found, saved: found.text }); // what was typed meanwhile is a draft of the new file
+    this.tell();
   }
 
   async saveAs() {
