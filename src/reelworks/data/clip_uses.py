@@ -1,7 +1,8 @@
 """Uses of clips in an epoch: repeats, and for each of these one for every resolution and length that a dataset names.
 
-The uses of a clip are numbered from 0: first its repeats at the first resolution and length, then those at the next
-resolution. The number of a use is the `copy` of plans and records, so that each use is planned, drawn and accounted for by itself.
+The uses of a clip are numbered from 0: first one at each resolution and length, then those of the next repeat, so that other
+repeats change no number. The number of a use is the `copy` of plans and records, so that each use is planned, drawn and
+accounted for by itself.
 """
 
 from __future__ import annotations
@@ -71,8 +72,9 @@ def uses(rows: CatalogRows, datasets: Sequence[DatasetConfig]) -> ClipUses:
     """Return the uses of all rows; rows of other datasets have none."""
     most = {d.dataset_name: math.ceil(d.repeats) for d in datasets}
     repeats = rows.per_dataset(most, default=0, dtype=blocks.kind_of(max(most.values(), default=0)))
-    named = any(d.resolutions or d.lengths for d in datasets)
-    times = repeats * _numbers(rows, datasets) if named else repeats
+    named = bool(of_datasets(datasets))
+    numbers = _numbers(rows, datasets) if named else None
+    times = repeats if numbers is None else repeats * numbers
     row = np.arange(len(times), dtype=blocks.kind_of(len(times)))
     if not named and times.min(initial=1) == times.max(initial=1) == 1:
         zeros = np.zeros(len(times), dtype=np.int8)
@@ -87,11 +89,16 @@ def uses(rows: CatalogRows, datasets: Sequence[DatasetConfig]) -> ClipUses:
         )
     row = np.repeat(row, times)
     copy = blocks.narrow(np.arange(len(row)) - np.repeat(np.cumsum(times) - times, times))
-    if not named:
+    if numbers is None:
         return ClipUses(row, copy, copy, None)
     first = np.cumsum([0, *(len(of_one) for of_one in choices(datasets))])
     begin = rows.per_dataset({d.dataset_name: int(n) for d, n in zip(datasets, first, strict=False)}, default=0)
-    return ClipUses(row, copy, copy % repeats[row], begin[row] + copy // repeats[row])
+    return ClipUses(row, copy, copy // numbers[row], begin[row] + copy % numbers[row])
+
+
+def of_datasets(datasets: Sequence[DatasetConfig]) -> dict[str, list[list[Any]]]:
+    """Return the resolutions and lengths that datasets name, by dataset; those that name none are left out."""
+    return {d.dataset_name: [d.resolutions or [], d.lengths or []] for d in datasets if d.resolutions or d.lengths}
 
 
 def showings(rows: CatalogRows, datasets: Sequence[DatasetConfig]) -> F64:

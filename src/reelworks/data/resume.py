@@ -9,8 +9,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from reelworks.buckets import assign
+from reelworks.core import units
 from reelworks.core.errors import UserError
-from reelworks.data import position, segment_record
+from reelworks.data import clip_uses, position, segment_record
 from reelworks.data.dataset import Dataset
 from reelworks.data.identity import Identity, Known, carry_over, identify
 from reelworks.data.position import Counts, DataPosition
@@ -49,6 +51,11 @@ def resume(
             if _is_unbegun(cursor):  # a record is written when the first step is requested
                 return _begun(data, spec, cursor, cursor.epoch)
             raise
+        if (changed := _other_uses(data, former, identity)) is not None:
+            begun = without_record(data, spec, cursor)
+            if begun is None:
+                raise changed
+            return begun
         consumed = zip(former.before(cursor.plan_step), excluded.places(), strict=True)
         ordinal, copy = (np.concatenate(both) for both in consumed)
         excluded = carry_over(identity, _known(run, former), ordinal, copy, excluded)
@@ -76,6 +83,25 @@ def resume(
     )
     changes = [] if identity is None else _difference(data, spec, cursor, done, plan, identity)
     return Resumed(resumed, changes)
+
+
+def _other_uses(data: Dataset, former: Record, identity: Identity) -> UserError | None:
+    """Return an error if a dataset has other resolutions or lengths than in a segment, by which its uses are numbered."""
+    before, now = former.about.uses, clip_uses.of_datasets(data.spec.datasets)
+    same = {(d.dataset_name, d.dataset_name) for d in data.spec.datasets if d.dataset_name in former.about.datasets}
+    for name, present in sorted(same | identity.renamed.keys()):
+        was, has = before.get(name, [[], []]), now.get(present, [[], []])
+        if was != has:
+            key, index = ("resolutions", 0) if was[0] != has[0] else ("lengths", 1)
+            return UserError(
+                f"for dataset {present} they were {was[index] or 'not set'} when this epoch began, and what was trained since then "
+                "counts for these",
+                code="uses-changed",
+                field=f"dataset.{key}",
+                value=has[index] or None,
+                remedy="restore them until the epoch has ended, or restart the data with --restart-data",
+            )
+    return None
 
 
 def without_record(data: Dataset, spec: PlanSpec, cursor: Cursor) -> Resumed | None:
@@ -127,6 +153,7 @@ def start_again(
             aliases = Aliases()
         else:
             aliases, changes = identity.aliases, identity.lines(data.spec.data.renamed_clips)
+            changes += _other_sides(data, identity)
     begun = replace(first, global_step=cursor.global_step, aliases=aliases, stage=stage, clips_before=cursor.clips)
     return Resumed(begun, changes)
 
@@ -191,5 +218,23 @@ def _difference(
             "buckets, batch sizes, costs, dataset settings, micro-batches per step or the seed differ from the "
             "checkpoint's"
         )
+    lines += _other_sides(data, identity)
     lines.append(f"epoch {cursor.epoch}: {done} clips done, {rest.planned} left in {rest.num_steps} new steps")
     return lines
+
+
+def _other_sides(data: Dataset, identity: Identity) -> list[str]:
+    """Return a line if clips with another name are held out now and were trained, or the other way round."""
+    aliases, spec = identity.aliases, data.spec
+    if not identity.renamed or not spec.split or spec.group != "file":
+        return []
+    uid = data.rows.uid[data.rows_at(aliases.ordinal)]
+    before, now = (assign.held_out(spec.seed, keys, spec.split) for keys in (aliases.key, uid))
+    added, left = int((now & ~before).sum()), int((before & ~now).sum())
+    if not added and not left:
+        return []
+    return [
+        f"clips are held out by their names: {units.plural(added, 'clip')} that may have been trained "
+        f"{'is' if added == 1 else 'are'} held out now, and {left} the other way round, so that the losses of validation "
+        "cannot be compared; a dataset of the same name with the same paths below it keeps them apart"
+    ]

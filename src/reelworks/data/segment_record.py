@@ -17,6 +17,7 @@ from reelworks.catalog.companions import Problem
 from reelworks.catalog.store import Catalog
 from reelworks.core import digests, files
 from reelworks.core.errors import UserError
+from reelworks.data import clip_uses
 from reelworks.data.dataset import Dataset
 from reelworks.data.plan_cache import Unplanned
 from reelworks.data.position import DataPosition
@@ -61,6 +62,7 @@ def begin(run: RunFolder, data: Dataset, position: DataPosition, recipe_file: st
         datasets=[dataset.dataset_name for dataset in data.spec.datasets],
         buckets=[BucketShape(name=b.name, batch_size=b.batch_size, **vars(b.shape)) for b in data.table.buckets],
         entries=[str(entry) for entry in data.table.entries],
+        uses=clip_uses.of_datasets(data.spec.datasets),
     )
     plan = position.plan
     where, plan_step, column, size = _in_order_of_steps(plan)

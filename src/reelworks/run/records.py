@@ -77,6 +77,7 @@ class About(Config):
         catalog_version: Number of parts of the catalog that the segment was planned on.
         catalog_uids: Digest of the uids of all rows of these parts.
         entries: Entries of the bucket table, as reports print them.
+        uses: Resolutions and lengths by which the uses of a clip are numbered, of the datasets that name some.
         files: Checksums of the record's other files.
     """
 
@@ -102,6 +103,7 @@ class About(Config):
     datasets: list[str]
     buckets: list[BucketShape]
     entries: list[str]
+    uses: dict[str, list[list[Any]]] = Field(default={})
     files: dict[str, str] = Field(default={})
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -237,6 +238,68 @@ def test_more_repeats_in_mid_epoch_add_copies(training: Training) -> None:
     training.resume(training.save())
     training.check_end()
     assert len(training.trained) == 27
+
+
+def test_clips_that_a_new_name_holds_out_are_told(tmp_path: Path) -> None:
+    training = Training(tmp_path, num_pictures=40)
+    training.changes["validation"] = {"split": 0.25}
+    training.resume(training.save())
+    training.step()
+    held = set(training.names(training.data.held_out().ordinal))
+    rename(training, "renamed")
+    said = " ".join(training.resume(training.save()))
+    now = set(training.names(training.data.held_out().ordinal))
+    assert now != held
+    assert (
+        f"{len(now - held)} clips that may have been trained are held out now, and {len(held - now)} the other" in said
+    )
+
+
+SIZES = [{"resolution": f"{side}px", "num_frames": 1, "batch_size": 2} for side in (16, 32, 48)]
+
+
+def resolutions(training: Training, *names: str, **keys: Any) -> None:
+    dataset = {"path": str(training.folder), "resolutions": list(names) or None, **keys}
+    training.changes |= {"bucket": SIZES, "dataset": [{k: v for k, v in dataset.items() if v is not None}]}
+
+
+def begun_with(training: Training, *names: str) -> None:
+    resolutions(training, *names)
+    training.resume(training.save())  # at its first step an epoch takes any change
+    training.step()
+
+
+def test_more_repeats_leave_what_was_trained_at_each_resolution(training: Training) -> None:
+    begun_with(training, "32px", "48px")
+    resolutions(training, "32px", "48px", repeats=2)
+    training.resume(training.save())
+    plan = training.position.plan
+    left = Counter(zip(training.names(plan.ordinal), plan.bucket.tolist(), strict=True))
+    assert sum(left.values()) == 2 * 2 * 9 - len(training.trained)
+    assert max(left.values()) == 2
+    assert sorted(Counter(left.values())) == [1, 2], "what was trained once at a resolution is trained there once more"
+    training.check_end()
+
+
+@pytest.mark.parametrize(("before", "now"), [(["32px", "48px"], ["48px", "32px"]), ([], ["48px"]), (["48px"], [])])
+def test_other_resolutions_wait_for_the_end_of_the_epoch(training: Training, before: list[str], now: list[str]) -> None:
+    """What was trained is numbered by them, so that it could not be told what an epoch has left."""
+    begun_with(training, *before)
+    saved = training.save()
+    resolutions(training, *now)
+    with refused("uses-changed", "dataset.resolutions"):
+        training.resume(saved)
+    rename(training, "renamed")
+    with refused("uses-changed", "dataset.resolutions"):
+        training.resume(saved)
+    rename(training, "data")
+    resolutions(training, *before)
+    training.resume(saved)
+    training.check_end()
+    saved = training.save()
+    resolutions(training, *now)
+    training.resume(saved)
+    assert (training.position.epoch, training.position.plan_step) == (1, 0)
 
 
 actions = st.lists(
