@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,11 @@ def test_they_train_what_their_plan_forecasts(staged: Any, tmp_path: Path) -> No
     firsts = dict(starts(run))
     assert [(stage.name, stage.first_step) for stage in found.stages] == list(firsts.items())
     assert found.steps == done[-1]["step"]
+    begun = [event["stage"] for event in events.read(RunFolder(run).events_file, "start")]
+    expected = [asdict(stage_forecast.start_of(recipe_file.parse(recipe), index, world=1)) for index in range(3)]
+    assert [{key: stage[key] for key in ("name", "step", "epoch", "clips")} for stage in expected] == [
+        {key: stage[key] for key in ("name", "step", "epoch", "clips")} for stage in begun
+    ]
     for stage in found.stages:
         of_stage = done[stage.first_step : stage.first_step + stage.steps]
         assert stage.is_exact

@@ -206,6 +206,14 @@ class BucketTable:
         buckets = [replace(b, sequence_degree=degrees[b.entry], parts=ranks // degrees[b.entry]) for b in self.buckets]
         return replace(self, buckets=tuple(buckets))
 
+    def with_one_entry(self, index: int) -> BucketTable:
+        """Return the table as chance may make it for a clip: one entry takes all that fit it, and the others take none."""
+        # In a table of Open-Sora a clip that leaves a length tries the next one, but none if it leaves the resolution.
+        others = {"keep_prob": 0.0} if self.dialect is None else {"keep_prob": 1.0, "keep_length": 0.0}
+        chosen = {"keep_prob": 1.0, "keep_length": 1.0}
+        entries = (replace(e, **(chosen if i == index else others)) for i, e in enumerate(self.entries))
+        return replace(self, entries=tuple(entries))
+
     def tokens(self) -> NDArray[np.int64]:
         """Return the number of latent tokens of one clip of every bucket."""
         return np.array([b.tokens for b in self.buckets], dtype=np.int64)

@@ -8,7 +8,7 @@ from typer import Exit, Option
 
 from reelworks.cli import show
 from reelworks.cli.exit_codes import ExitCode
-from reelworks.cli.options import DataPath, Json, Overrides, RecipeArgument, load_stages
+from reelworks.cli.options import DataPath, Json, Overrides, RecipeArgument, load_recipe, named_stages
 from reelworks.core import units
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def check(
     from reelworks.recipe import dataset
 
     violations = 0
-    for stage, name in load_stages(recipe, overrides, data_path, json=json):
+    for stage, name in named_stages(load_recipe(recipe, overrides, data_path), json=json):
         with show.scan_progress(quiet=json) as on_scan:
             loaded, table = dataset.bucket_table(stage, on_scan)
         with show.loading():

@@ -6,6 +6,8 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +17,7 @@ from typer.core import TyperGroup
 from reelworks.cli import show
 from reelworks.cli.app import App
 from reelworks.cli.exit_codes import ExitCode
-from reelworks.cli.options import DataPath, EngineOption, Json, Overrides, RecipeArgument, load_recipe, load_stages
+from reelworks.cli.options import DataPath, EngineOption, Json, Overrides, RecipeArgument, load_recipe, named_stages
 from reelworks.core import terminal, units
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from reelworks.encoders.precompute.encode_worker import Progress
     from reelworks.encoders.precompute.reachable import Chunk
     from reelworks.encoders.stored_batches import StoredLatents
+    from reelworks.recipe.dataset import RecipeData
     from reelworks.recipe.recipe import Recipe
 
 _LINE_SECONDS = 10.0
@@ -68,18 +71,20 @@ def run(
     With --engine ray, the data is scanned and encoded by all nodes of a cluster, which must see the folders of data, catalog,
     store and recipe at the same place: an encoder on each GPU, or on each CPU if there are no GPUs.
     """
-    for stage, name in load_stages(recipe, overrides, data_path, json=json):
+    whole = load_recipe(recipe, overrides, data_path)
+    for index, (stage, name) in enumerate(named_stages(whole, json=json)):
         if name:
             show.line(f"stage {name}")
-        _encode_one(stage, limit, engine, json)
+        _encode_one(stage, whole, index, limit, engine, json)
 
 
-def _encode_one(recipe: Recipe, limit: int | None, engine: Engine, json: bool) -> None:
+def _encode_one(recipe: Recipe, whole: Recipe, index: int, limit: int | None, engine: Engine, json: bool) -> None:
+    """Encode a recipe, which is one stage of the `whole` one if that has stages."""
     loaded, stores = _storing(recipe)
     main = os.environ.get("RANK", "0") == "0"
     with show.stdout_for_json(json):
         work = _on_cluster if engine == "ray" else _here
-        forecast, progress = work(loaded, limit, json)
+        forecast, progress = work(loaded, partial(_open, whole, index), limit, json)
     if not main:
         return
     encoded = progress.done - len(progress.failures)
@@ -96,12 +101,24 @@ def _encode_one(recipe: Recipe, limit: int | None, engine: Engine, json: bool) -
         show.line("training reads them once the recipe has [encode] store = true")
 
 
-def _here(recipe: Recipe, limit: int | None, quiet: bool) -> tuple[EncodingForecast, Progress]:
+def _open(whole: Recipe, index: int, world: int) -> RecipeData:
+    """Open the data of a recipe or of one of its stages, with the epochs that its training comes to on `world` GPUs."""
+    from reelworks.recipe import recipe_file
+    from reelworks.recipe.dataset import RecipeData
+    from reelworks.train.preflight import stage_forecast
+
+    start = stage_forecast.start_of(whole, index, world)
+    recipe = recipe_file.of_stage(whole, index, start) if whole.stage else whole
+    return replace(RecipeData.open(_storing(recipe)[0]), stage=start)
+
+
+def _here(
+    recipe: Recipe, opened: Callable[[int], RecipeData], limit: int | None, quiet: bool
+) -> tuple[EncodingForecast, Progress]:
     """Scan and encode in this process, and in those that torchrun started beside it."""
     from reelworks.analysis import plan_forecast
     from reelworks.distributed import mesh
     from reelworks.recipe import dataset
-    from reelworks.recipe.dataset import RecipeData
     from reelworks.train.precompute import encoding
 
     with mesh.join() as world:
@@ -109,7 +126,7 @@ def _here(recipe: Recipe, limit: int | None, quiet: bool) -> tuple[EncodingForec
             with show.scan_progress(quiet=quiet) as on_scan:
                 dataset.scan_recipe(recipe, on_scan)
         world.wait()
-        data = RecipeData.open(recipe)
+        data = opened(world.size)
         source = encoding.open_store(data)
         with encode_progress(quiet=quiet or not world.is_main) as on_progress:
             spec = plan_forecast.plan_spec(data, world.size)
@@ -119,7 +136,9 @@ def _here(recipe: Recipe, limit: int | None, quiet: bool) -> tuple[EncodingForec
     return done
 
 
-def _on_cluster(recipe: Recipe, limit: int | None, quiet: bool) -> tuple[EncodingForecast, Progress]:
+def _on_cluster(
+    recipe: Recipe, opened: Callable[[int], RecipeData], limit: int | None, quiet: bool
+) -> tuple[EncodingForecast, Progress]:
     """Scan and encode on the nodes of a Ray cluster."""
     import torch
 
@@ -127,7 +146,6 @@ def _on_cluster(recipe: Recipe, limit: int | None, quiet: bool) -> tuple[Encodin
     from reelworks.core import launcher, ray_cluster
     from reelworks.core.errors import UserError
     from reelworks.recipe import dataset
-    from reelworks.recipe.dataset import RecipeData
     from reelworks.train.precompute import encode_on_cluster, encoding
 
     if launcher.number("WORLD_SIZE") > 1:
@@ -141,7 +159,7 @@ def _on_cluster(recipe: Recipe, limit: int | None, quiet: bool) -> tuple[Encodin
     with ray_cluster.connect() as cluster:
         with show.scan_progress(quiet=quiet) as on_scan:
             dataset.scan_recipe(recipe, on_scan, engine="ray")
-        data = RecipeData.open(recipe)
+        data = opened(1)
         source = encoding.open_store(data)
         job = encoding.build_encoding_job(data, source, torch.device("cpu"), plan_forecast.plan_spec(data), limit=limit)
         with encode_progress(quiet=quiet) as on_progress:
@@ -272,7 +290,6 @@ def _existing(folder: Path) -> Any:
 
 
 def _source_of(recipe: Recipe, other: StoredLatents | None) -> tuple[StoredLatents, list[Chunk]]:
-    from reelworks.analysis import plan_forecast
     from reelworks.core.errors import UserError
     from reelworks.encoders.precompute import reachable
     from reelworks.recipe import dataset
@@ -291,8 +308,7 @@ def _source_of(recipe: Recipe, other: StoredLatents | None) -> tuple[StoredLaten
             value=recipe.encoded_folder,
             remedy="prune each folder by itself, with the recipes that share it",
         )
-    spec = plan_forecast.plan_spec(data)
-    return source, reachable.chunks(data, spec, encoding.epochs(data, spec))
+    return source, reachable.chunks(data, reachable.in_any_epoch(data))
 
 
 @contextmanager

@@ -42,14 +42,11 @@ def load_recipe(path: Path, overrides: list[str] | None, data_path: Path | None 
     return recipe_file.load(path, overrides or [], data_path)
 
 
-def load_stages(
-    path: Path, overrides: list[str] | None, data_path: Path | None, *, json: bool
-) -> list[tuple[Recipe, str]]:
-    """Load a recipe as each of its stages has it, with their names; with `json`, one has to be chosen."""
+def named_stages(recipe: Recipe, *, json: bool) -> list[tuple[Recipe, str]]:
+    """Return a recipe as each of its stages has it, with their names; with `json`, one has to be chosen."""
     from reelworks.core.errors import UserError
     from reelworks.recipe import recipe_file
 
-    recipe = load_recipe(path, overrides, data_path)
     if json and recipe.stage:
         raise UserError(
             "the recipe has stages, and the result is of one",

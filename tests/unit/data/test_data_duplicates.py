@@ -189,7 +189,12 @@ def test_in_turn_the_epochs_train_all(folder: Path) -> None:
     assert each[:2] == each[2:]
     assert each[0] | each[1] == set("abcef")
     assert [names(RecipeData.open(data.recipe), epoch) for epoch in range(4)] == each
-    encoded = np.concatenate([chunk.clips.ordinal for chunk in reachable.chunks(data, data.plan_spec(1, 1), range(2))])
+    encoded = np.concatenate(
+        [
+            chunk.clips.ordinal
+            for chunk in reachable.chunks(data, reachable.in_epochs(data, data.plan_spec(1, 1), range(2)))
+        ]
+    )
     assert {data.rows.path[int(i)].as_py()[0] for i in data.rows_at(encoded)} == set("abcef")
     other = RecipeData.open(recipe(folder, "weight", seed=3))
     assert {tuple(sorted(names(replace_seed(other, seed)))) for seed in range(20)} == {

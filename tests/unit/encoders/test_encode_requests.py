@@ -195,7 +195,9 @@ def test_a_deleted_file_leaves_an_orphan_that_is_named(recipe: dict[str, Any]) -
     folder = Path(recipe["dataset"][0]["path"])
     (folder / "c1.mkv").unlink()
     _, source, data = prepared(recipe)
-    reached = upkeep.reachable_keys(source, reachable.chunks(data, plan_forecast.plan_spec(data), range(1)))
+    reached = upkeep.reachable_keys(
+        source, reachable.chunks(data, reachable.in_epochs(data, plan_forecast.plan_spec(data), range(1)))
+    )
     lost = upkeep.orphans(source.store, reached)
     assert sorted((row["kind"], row["label"]) for row in lost) == [("latent", "footage/c1.mkv"), ("text", "clip 1")]
     source.store.remove({row["key"] for row in lost})
@@ -307,7 +309,7 @@ def test_a_clip_that_changes_after_the_scan_is_trained_as_it_is_and_not_stored(r
 def test_latents_are_shown_as_pictures(recipe: dict[str, Any]) -> None:
     encode(recipe)
     _, source, data = prepared(recipe)
-    chunks = reachable.chunks(data, plan_forecast.plan_spec(data), range(1))
+    chunks = reachable.chunks(data, reachable.in_epochs(data, plan_forecast.plan_spec(data), range(1)))
     sheet = upkeep.contact_sheet(source, encoding.lazy_encoder(data.recipe, CPU), chunks, 3)
     with Image.open(io.BytesIO(sheet)) as drawn:
         assert drawn.size == (4 * 164 + 4, 3 * 182 + 4)

@@ -1,12 +1,13 @@
-"""List what a training needs encoded: every clip in every bucket and variant that its epochs can reach."""
+"""List what a training needs encoded: every clip in every bucket and variant that its epochs reach, or that any epoch may."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from reelworks.buckets import assign
 from reelworks.core import digests
 from reelworks.data.dataset import Dataset
 from reelworks.data.micro_batch import MicroBatchRequest
@@ -56,9 +57,9 @@ def request(data: Dataset, clips: Samples, epoch: int, *, augments: bool = True)
     return StepSource(data, rank=0, world=1).build_request(clips, epoch=epoch, augments=augments)
 
 
-def chunks(data: Dataset, spec: PlanSpec, epochs: range, limit: int | None = None) -> list[Chunk]:
-    """Return all clips that epochs can reach in chunks, each clip, bucket and variant once; held-out clips come last."""
-    trained, held_out = _trained(data, spec, epochs), data.held_out()
+def chunks(data: Dataset, trained: Samples, limit: int | None = None) -> list[Chunk]:
+    """Return clips of training and those held out in chunks, each clip, bucket and variant once; held-out clips come last."""
+    held_out = data.held_out()
     if limit is not None:
         trained, held_out = trained.take(np.arange(min(limit, len(trained)))), held_out.take(np.arange(0))
     variants = data.spec.variants or 1
@@ -81,9 +82,28 @@ def _cut(data: Dataset, clips: Samples, epoch: int, size: int) -> Iterator[Chunk
             yield Chunk(clips.take(where[first : first + whole]), epoch)
 
 
-def _trained(data: Dataset, spec: PlanSpec, epochs: range) -> Samples:
+def in_epochs(data: Dataset, spec: PlanSpec, epochs: range) -> Samples:
     """Return clips once for each bucket that they have in an epoch, in the order of the catalog."""
-    seen = [_of_epoch(data, spec, epoch) for epoch in (epochs if varies(data) else epochs[:1])]
+    return _once(data, [_of_epoch(data, spec, epoch) for epoch in (epochs if varies(data) else epochs[:1])])
+
+
+def in_any_epoch(data: Dataset) -> Samples:
+    """Return clips once for each bucket that chance may give them, whatever epochs a run comes to, and with any shape of steps."""
+    clips, row = data.clips()
+    moved_to = assign.targets(data.table) if data.table.config.incomplete_batch == "merge" else None
+    seen = []
+    for index in [i for i, entry in enumerate(data.table.entries) if entry.is_used]:
+        bucket = assign.assign(clips, data.table.with_one_entry(index), seed=0, epoch=0).bucket.astype(np.int64)
+        bucket[clips.held_out] = -1
+        while (bucket >= 0).any():
+            at = np.flatnonzero(bucket >= 0)
+            ordinal = data.rows.ordinal[row[at]].astype(np.int64)
+            seen.append(Samples(clips.uid[at], 0 * ordinal, ordinal, bucket[at]))
+            bucket = np.full_like(bucket, -1) if moved_to is None else np.where(bucket >= 0, moved_to[bucket], -1)
+    return _once(data, seen or [data.entries(0)])
+
+
+def _once(data: Dataset, seen: Sequence[Samples]) -> Samples:
     names = ("uid", "ordinal", "bucket")
     uid, ordinal, bucket = (np.concatenate([getattr(clips, name) for clips in seen]) for name in names)
     _, first = np.unique(ordinal * len(data.table.buckets) + bucket, return_index=True)

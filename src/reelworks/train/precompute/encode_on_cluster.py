@@ -18,7 +18,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from reelworks.encoders.precompute.encode import Encoding, EncodingForecast
 from reelworks.encoders.precompute.encode_worker import EncodeWorker, Progress
 from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
+from reelworks.schedule.cursor import StageStart
 from reelworks.train.precompute import encoding
 
 TRIES = 5
@@ -47,6 +48,7 @@ class ClusterJob:
     Attributes:
         recipe: With its bucket entries chosen.
         version: Version of its catalog.
+        stage: Where the stage begins whose recipe it is.
         limit: Number of clips to encode; None for all.
         working_folder: Folder that the recipe's paths are relative to.
         tries: Folder in the store for the tries of each part, which only a node with the same files sees.
@@ -56,6 +58,7 @@ class ClusterJob:
 
     recipe: Recipe
     version: int
+    stage: StageStart
     limit: int | None
     working_folder: str
     tries: str
@@ -103,6 +106,7 @@ def encode_missing(
             shared = ClusterJob(
                 data.recipe,
                 len(data.catalog.parts),
+                data.stage,
                 limit,
                 working_folder=str(Path.cwd()),
                 tries=str(tries.resolve()),
@@ -213,7 +217,7 @@ def _open(job: ClusterJob) -> tuple[Encoding, EncodeWorker]:
         torch.set_num_threads(1)
         workers = min(recipe.data.num_workers, 1)
         recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"num_workers": workers})})
-    data = RecipeData.open(recipe, job.version)
+    data = replace(RecipeData.open(recipe, job.version), stage=job.stage)
     source = encoding.open_store(data)
     device = torch.device("cuda" if job.uses_gpu else "cpu")
     prepared = encoding.build_encoding_job(data, source, device, plan_forecast.plan_spec(data), limit=job.limit)

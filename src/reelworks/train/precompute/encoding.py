@@ -137,7 +137,7 @@ def build_encoding_job(
     return Encoding(
         source,
         lazy_encoder(recipe, device) if encoder is None else encoder,
-        reachable.chunks(data, spec, epochs(data, spec), limit),
+        reachable.chunks(data, reachable.in_epochs(data, spec, epochs(data, spec)), limit),
         num_workers=recipe.data.num_workers,
         timeout=recipe.data.decode_timeout,
         prefetch_bytes=recipe.data.prefetch_budget_bytes,

@@ -122,6 +122,20 @@ def forecast(recipe: Recipe, scan: Callable[[Recipe], object], world: int, epoch
     )
 
 
+def start_of(recipe: Recipe, index: int, world: int) -> StageStart:
+    """Return where a stage will begin on `world` GPUs; the data of those before it must have been scanned.
+
+    Of a recipe without stages, that is the start of the run.
+    """
+    start = StageStart()
+    for before in range(index):
+        one = recipe_file.of_stage(recipe, before)
+        data = RecipeData.open(one)
+        spec = plan_forecast.plan_spec(data, one.parallel.data_ranks(world))
+        start = _extent(data, spec, recipe_file.of_stage(recipe, before, start).train, start).end
+    return replace(start, name=recipe.stage[index].name) if recipe.stage else start
+
+
 @dataclass(frozen=True)
 class _Extent:
     """Clips that a stage trains, repeats included, and its micro-batches, both by bucket, and where it ends."""
