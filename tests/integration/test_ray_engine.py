@@ -43,6 +43,7 @@ from reelworks.encoders.store import EncodedStore
 from reelworks.measures.run import measure_catalog
 from reelworks.recipe import dataset, recipe_file
 from reelworks.recipe.dataset import RecipeData
+from reelworks.schedule.cursor import RUN_START
 from reelworks.train.precompute import encode_on_cluster, encoding
 from reelworks.train.precompute.encode_on_cluster import ClusterJob, EncodeActor
 
@@ -236,7 +237,7 @@ def test_a_node_without_the_folders_is_named_with_the_path(
         recipe["catalog"] = path
     else:
         recipe["dataset"] = [{"path": path}]
-    job = ClusterJob(recipe_file.parse(recipe), 1, None, **places, most_tries=1, uses_gpu=False)
+    job = ClusterJob(recipe_file.parse(recipe), 1, RUN_START, None, **places, most_tries=1, uses_gpu=False)
     (row,) = EncodeActor(job)({"part": [json.dumps({"number": 0, "name": "chunk", "clips": 1})]})["result"]
     error = json.loads(row)["error"]
     assert (error["code"], error["value"]) == ("node-lacks-folder", path)
