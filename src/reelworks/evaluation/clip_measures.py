@@ -210,7 +210,7 @@ def covered_area(boxes_N4: Values) -> float:
 class DuplicatesByNetwork:
     """Near-duplicates by the embeddings of CLIP, SigLIP or DINOv2, near the beginning and the end of a clip, mirrored or not."""
 
-    name, version, reads = "duplicates", 1, ("stills",)
+    name, version, reads = "duplicates", 2, ("stills",)
     columns = measured_columns.BUILT_IN["duplicates"]
     pictures_px = 512  # as sharpness is measured
     feature_bytes = embeddings.FEATURE_BYTES
