@@ -133,6 +133,12 @@ def labels(kind: type[Any]) -> list[str]:
     return [label(kind.name, kind.version, name) for name in names]
 
 
+def column_labels(kind: type[Any]) -> dict[str, str]:
+    """Return for each column the label under which its values are kept, or the features that it is made of."""
+    kept = labels(kind)
+    return {column.name: kept[0 if compares(kind) else i] for i, column in enumerate(kind.columns)}
+
+
 def _with_weights(kind: type[Any], weights: Path, field: str) -> type[Any]:
     """Return the class of a measure with some weights, whose digest is part of its version."""
     if not weights.is_dir():
