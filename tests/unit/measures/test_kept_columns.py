@@ -85,6 +85,35 @@ def test_a_column_without_any_value_is_there(tmp_path: Path, decoded: list[str])
     assert DatasetConfig(path="d", filter="motion > 2").filter
 
 
+def test_what_replaced_a_file_since_the_scan_gets_no_value_of_its_former_content(
+    tmp_path: Path, decoded: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from reelworks.measures import sampling
+
+    for name in ("a", "b", "c"):
+        write(tmp_path / "d" / f"{name}.png", ord(name))
+    scan(tmp_path)
+    write(tmp_path / "d" / "a.png", 7)
+    real = sampling.sample
+
+    def replaces_b(request: sampling.MeasureRequest, *reads: frozenset[str]) -> object:
+        clip = real(request, *reads)
+        if request.path.name == "b.png":
+            write(tmp_path / "d" / "b.png", 8)
+        return clip
+
+    monkeypatch.setattr(sampling, "sample", replaces_b)
+    result = measure(tmp_path, "sharpness")
+    reason = "the file has changed since it was scanned; scan again"
+    assert result.failed == (("d/a.png", reason), ("d/b.png", reason))
+    monkeypatch.undo()
+    before = column(tmp_path, "sharpness")
+    assert [name for name, value in before.items() if value == value] == ["c.png"]
+    scan(tmp_path)
+    assert measure(tmp_path, "sharpness").measured == 2
+    assert all(value == value for value in column(tmp_path, "sharpness").values())
+
+
 def test_a_copy_of_a_segment_by_another_program_is_left_alone(tmp_path: Path, decoded: list[str]) -> None:
     write(tmp_path / "d" / "a.png", 1)
     scan(tmp_path)
