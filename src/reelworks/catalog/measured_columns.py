@@ -115,6 +115,12 @@ def measure_of(name: str) -> str | None:
     return _COLUMNS[name][0] if name in _COLUMNS else None
 
 
+def entry_of(name: str) -> str:
+    """Return what names the measure of a column on the command line, with `FOLDER` for weights."""
+    measure = measure_of(name) or name
+    return f"{measure}=FOLDER" if measure in {*OF_NETWORKS, "classes", "objects"} else measure
+
+
 def find(name: str) -> Column | None:
     """Return a column by its name; None for a name that no known measure has."""
     return _COLUMNS[name][1] if name in _COLUMNS else None

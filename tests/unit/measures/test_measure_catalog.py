@@ -279,14 +279,17 @@ def test_a_folder_may_name_measured_columns_only(tmp_path: Path, decoded: list[s
     named = DatasetConfig(path=folder, filter="sharpness > 0.1 and duplicate_rank == 0", caption="{text}, {motion:.0f}")
     with refused("filter-invalid", says="sharpness"):
         DatasetConfig(path=folder, filter="sharpnes > 0.1")
-    live = Catalog.open(tmp_path / "catalog").live()
+    catalog = Catalog.open(tmp_path / "catalog")
     with refused("not-measured", "dataset.filter", says="--only sharpness") as found:
-        eligibility.require_scores([named], live)
+        eligibility.require_scores([named], catalog.live(), catalog)
     assert "data.measures" in found.value.remedy
     with refused("not-measured", "dataset.caption"):
-        eligibility.require_scores([named.model_copy(update={"filter": None})], live)
+        eligibility.require_scores([named.model_copy(update={"filter": None})], catalog.live(), catalog)
+    with refused("not-measured", says="--only aesthetic=FOLDER"):
+        eligibility.require_scores([DatasetConfig(path=folder, filter="aesthetic > 5")], catalog.live(), catalog)
     measure(tmp_path, "sharpness", "duplicates", "motion")
-    eligibility.require_scores([named], Catalog.open(tmp_path / "catalog").live())
+    catalog = Catalog.open(tmp_path / "catalog")
+    eligibility.require_scores([named], catalog.live(), catalog)
 
 
 def test_the_page_lists_every_column() -> None:
