@@ -101,6 +101,7 @@ _COLUMNS = {
     for measure, columns in measures.items()
     for column in columns
 }
+OURS = frozenset(_COLUMNS)
 _any_name: ContextVar[bool] = ContextVar("any_name", default=False)
 _catalog: ContextVar[Path | None] = ContextVar("catalog", default=None)
 

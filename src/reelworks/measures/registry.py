@@ -154,8 +154,23 @@ def _with_weights(kind: type[Any], weights: Path, field: str) -> type[Any]:
         ]
         _digests[key] = int(digests.digest_bytes("\n".join(parts).encode())[:12], 16)
     version = (kind.version << 48) + _digests[key]
-    given = kind.columns_of(weights) if hasattr(kind, "columns_of") else kind.columns
+    try:
+        given = kind.columns_of(weights) if hasattr(kind, "columns_of") else kind.columns
+    except Exception as error:  # a file of weights may hold anything
+        raise not_loaded(kind, weights, error, field) from error
     return type(kind.__name__, (kind,), {"version": version, "weights": weights, "columns": given})
+
+
+def not_loaded(kind: type[Any], weights: Path, error: Exception, field: str) -> UserError:
+    """Return the error for weights that a measure cannot be made with."""
+    first_line = str(error).strip().partition("\n")[0]
+    return UserError(
+        f"the weights of {kind.name} cannot be loaded ({first_line})",
+        code="measure-weights-invalid",
+        field=field,
+        value=str(weights),
+        remedy="name a folder of transformers with the network, its processor and its tokenizer",
+    )
 
 
 def all_named(given: Sequence[str], field: str) -> dict[str, type[Any]]:
