@@ -24,17 +24,13 @@ from numpy.typing import NDArray
 from reelworks.buckets.assign import Assignment, Clips, Reason
 from reelworks.catalog.config import DatasetConfig
 from reelworks.catalog.rows import CatalogRows
-from reelworks.catalog.store import Catalog
-from reelworks.core.errors import UserError
 from reelworks.core.hash_rng import Purpose, hash64
-from reelworks.data import unmeasured
-from reelworks.data.unmeasured import RANK, MeasuredColumns
 
 I64 = NDArray[np.int64]
 U64 = NDArray[np.uint64]
 Mask = NDArray[np.bool_]
 
-GROUP = "duplicate_group"
+GROUP, RANK = "duplicate_group", "duplicate_rank"
 _FITTING = np.isin(np.arange(1 << 7), (Reason.NONE, Reason.NOT_DRAWN, Reason.HELD_OUT))  # by reason
 
 
@@ -60,29 +56,6 @@ class Groups:
         """Index of the first row of the group of each row."""
         begins = np.diff(self.group, prepend=-1) != 0
         return np.maximum.accumulate(np.where(begins, np.arange(len(self.row)), 0))
-
-
-def require_columns(datasets: Sequence[DatasetConfig], rows: CatalogRows, catalog: Catalog) -> None:
-    """Refuse datasets whose near-duplicates are to count once if the catalog does not tell them."""
-    missing, columns = [name for name in (GROUP, RANK) if name not in rows.scores], MeasuredColumns(catalog)
-    for dataset in datasets:
-        if dataset.duplicates != "keep" and (missing or _never_compared(dataset, rows, columns)):
-            lacks = f"it has no columns {' and '.join(missing)}" if missing else "none of the dataset was measured yet"
-            raise UserError(
-                f"the catalog does not tell which clips are near-duplicates: {lacks}",
-                code="duplicates-not-measured",
-                field="dataset.duplicates",
-                value=dataset.duplicates,
-                remedy=f"measure them: `reelworks measure {columns.arguments([RANK])}`, or in the recipe "
-                f'data.measures = ["{columns.entry(RANK)}"]',
-            )
-
-
-def _never_compared(dataset: DatasetConfig, rows: CatalogRows, columns: MeasuredColumns) -> bool:
-    if RANK not in columns.of_dataset(dataset.dataset_name):
-        return False
-    clips = unmeasured.readable(rows, dataset)
-    return len(clips) > 0 and bool(columns.unmeasured(clips, RANK).all())
 
 
 def groups(rows: CatalogRows, datasets: Sequence[DatasetConfig]) -> Groups | None:

@@ -13,15 +13,12 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from reelworks.buckets.assign import Reason
-from reelworks.catalog import filter_expression, filter_failures, filters, measured_columns, template
+from reelworks.catalog import filter_failures
 from reelworks.catalog.companions import CompanionMatches, Problem
 from reelworks.catalog.config import DatasetConfig
 from reelworks.catalog.rows import CatalogRows, as_numpy, without_range
-from reelworks.catalog.store import Catalog
 from reelworks.core import digests, user_files
 from reelworks.core.errors import UserError
-from reelworks.data import unmeasured
-from reelworks.data.unmeasured import MeasuredColumns
 from reelworks.media import decode
 from reelworks.media.config import DataConfig
 from reelworks.media.sound import SoundSpec
@@ -81,47 +78,6 @@ def _keeps_time(rows: CatalogRows, data: DataConfig, sound: SoundSpec) -> Mask:
     shown = rows.fps / decode.frame_step(rows.fps, data)
     near: Mask = np.abs(shown / sound.frame_rate - 1) <= _SAME_RATE
     return near & ~rows.variable_fps
-
-
-def require_scores(datasets: list[DatasetConfig], rows: CatalogRows, catalog: Catalog) -> None:
-    """Refuse filters and caption templates with a name that is no column and no score of any clip of their dataset.
-
-    Columns that `reelworks measure` gives are refused where it was never applied to the dataset.
-    """
-    columns = MeasuredColumns(catalog)
-    for dataset in datasets:
-        names = unmeasured.scores_of(dataset)
-        if not names:
-            continue
-        clips = rows.of_datasets([dataset.dataset_name])
-        known = frozenset(name for name, score in rows.scores.items() if np.isfinite(score[clips]).any())
-        measured = names - known & columns.of_dataset(dataset.dataset_name) & rows.scores.keys()
-        good = unmeasured.readable(rows, dataset) if measured else rows
-        never = {name for name in measured if len(good) and columns.unmeasured(good, name).all()}
-        known |= rows.scores.keys() & {*measured_columns.names(), *measured} - never  # as pictures have no motion
-        _require_measured(dataset, names - known, columns)
-        if dataset.filter:
-            filter_expression.parse(dataset.filter, scores=known)
-        template.parse(dataset.caption, known)
-
-
-def _require_measured(dataset: DatasetConfig, missing: set[str], columns: MeasuredColumns) -> None:
-    """Refuse names of columns that `reelworks measure` gives, for a dataset that was not measured yet."""
-    measures = sorted(
-        name for name in missing if name in columns.written or measured_columns.measure_of(name) is not None
-    )
-    if not measures:
-        return
-    in_filter = dataset.filter is not None and not filters.scores_named(dataset.filter).isdisjoint(measures)
-    entries = sorted({columns.entry(name) for name in measures})
-    raise UserError(
-        f"the clips of dataset {dataset.dataset_name} were not measured yet: they have no {', '.join(measures)}",
-        code="not-measured",
-        field="dataset.filter" if in_filter else "dataset.caption",
-        value=dataset.filter if in_filter else dataset.caption,
-        remedy=f"run `reelworks measure {columns.arguments(measures)}`, or in the recipe data.measures = "
-        f"[{', '.join(map(repr, entries))}] to measure after each scan",
-    )
 
 
 @dataclass(frozen=True)

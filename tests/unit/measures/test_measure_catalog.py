@@ -21,7 +21,7 @@ from reelworks.catalog.config import DatasetConfig, Source
 from reelworks.catalog.scan import ScanProgress, ScanResult, scan_sources
 from reelworks.catalog.store import Catalog
 from reelworks.core import trust
-from reelworks.data import eligibility
+from reelworks.data import required_columns
 from reelworks.measures import registry, run
 from reelworks.measures.run import MeasureResult, measure_catalog
 from reelworks.recipe import dataset as recipe_dataset
@@ -281,15 +281,15 @@ def test_a_folder_may_name_measured_columns_only(tmp_path: Path, decoded: list[s
         DatasetConfig(path=folder, filter="sharpnes > 0.1")
     catalog = Catalog.open(tmp_path / "catalog")
     with refused("not-measured", "dataset.filter", says="--only sharpness") as found:
-        eligibility.require_scores([named], catalog.live(), catalog)
+        required_columns.require_scores([named], catalog.live(), catalog)
     assert "data.measures" in found.value.remedy
     with refused("not-measured", "dataset.caption"):
-        eligibility.require_scores([named.model_copy(update={"filter": None})], catalog.live(), catalog)
+        required_columns.require_scores([named.model_copy(update={"filter": None})], catalog.live(), catalog)
     with refused("not-measured", says="--only aesthetic=FOLDER"):
-        eligibility.require_scores([DatasetConfig(path=folder, filter="aesthetic > 5")], catalog.live(), catalog)
+        required_columns.require_scores([DatasetConfig(path=folder, filter="aesthetic > 5")], catalog.live(), catalog)
     measure(tmp_path, "sharpness", "duplicates", "motion")
     catalog = Catalog.open(tmp_path / "catalog")
-    eligibility.require_scores([named], catalog.live(), catalog)
+    required_columns.require_scores([named], catalog.live(), catalog)
 
 
 def test_the_page_lists_every_column() -> None:

@@ -1,7 +1,8 @@
-"""Tell clips that were never measured from those that have no value, as pictures have no motion.
+"""Refuse recipes that need columns which clips do not have, and warn of clips that were not measured.
 
-What is kept by the content of clips tells them apart; it is asked only about clips without a value, and not at all if the
-catalog is as `reelworks measure` left it. Where nothing is kept any more, clips count as measured.
+Clips that were never measured are told from those that have no value, as pictures have no motion, by what is kept of their
+content. It is asked only about clips without a value, and not at all if the catalog is as `reelworks measure` left it. Where
+nothing is kept any more, clips count as measured.
 """
 
 from __future__ import annotations
@@ -14,17 +15,18 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from reelworks.catalog import filters, kept_measures, measured_columns, template, written_columns
+from reelworks.catalog import filter_expression, filters, kept_measures, measured_columns, template, written_columns
 from reelworks.catalog.config import DatasetConfig
 from reelworks.catalog.filter_expression import NUMBERS
 from reelworks.catalog.kept_measures import KeptMeasures
 from reelworks.catalog.rows import CatalogRows
 from reelworks.catalog.store import Catalog
 from reelworks.catalog.written_columns import WrittenColumn
+from reelworks.core.errors import UserError
 from reelworks.core.log import logger
+from reelworks.data.duplicates import GROUP, RANK
 
 Mask = NDArray[np.bool_]
-RANK = "duplicate_rank"
 
 
 def scores_of(dataset: DatasetConfig) -> set[str]:
@@ -83,6 +85,70 @@ class MeasuredColumns:
 def readable(rows: CatalogRows, dataset: DatasetConfig) -> CatalogRows:
     """Return the clips of a dataset that can be read."""
     return rows.take(np.flatnonzero(rows.of_datasets([dataset.dataset_name]) & rows.readable))
+
+
+def require_scores(datasets: list[DatasetConfig], rows: CatalogRows, catalog: Catalog) -> None:
+    """Refuse filters and caption templates with a name that is no column and no score of any clip of their dataset.
+
+    Columns that `reelworks measure` gives are refused where it was never applied to the dataset.
+    """
+    columns = MeasuredColumns(catalog)
+    for dataset in datasets:
+        names = scores_of(dataset)
+        if not names:
+            continue
+        clips = rows.of_datasets([dataset.dataset_name])
+        known = frozenset(name for name, score in rows.scores.items() if np.isfinite(score[clips]).any())
+        measured = names - known & columns.of_dataset(dataset.dataset_name) & rows.scores.keys()
+        good = readable(rows, dataset) if measured else rows
+        never = {name for name in measured if len(good) and columns.unmeasured(good, name).all()}
+        known |= rows.scores.keys() & {*measured_columns.names(), *measured} - never  # as pictures have no motion
+        _require_measured(dataset, names - known, columns)
+        if dataset.filter:
+            filter_expression.parse(dataset.filter, scores=known)
+        template.parse(dataset.caption, known)
+
+
+def _require_measured(dataset: DatasetConfig, missing: set[str], columns: MeasuredColumns) -> None:
+    """Refuse names of columns that `reelworks measure` gives, for a dataset that was not measured yet."""
+    measures = sorted(
+        name for name in missing if name in columns.written or measured_columns.measure_of(name) is not None
+    )
+    if not measures:
+        return
+    in_filter = dataset.filter is not None and not filters.scores_named(dataset.filter).isdisjoint(measures)
+    entries = sorted({columns.entry(name) for name in measures})
+    raise UserError(
+        f"the clips of dataset {dataset.dataset_name} were not measured yet: they have no {', '.join(measures)}",
+        code="not-measured",
+        field="dataset.filter" if in_filter else "dataset.caption",
+        value=dataset.filter if in_filter else dataset.caption,
+        remedy=f"run `reelworks measure {columns.arguments(measures)}`, or in the recipe data.measures = "
+        f"[{', '.join(map(repr, entries))}] to measure after each scan",
+    )
+
+
+def require_duplicates(datasets: Sequence[DatasetConfig], rows: CatalogRows, catalog: Catalog) -> None:
+    """Refuse datasets whose near-duplicates are to count once if the catalog does not tell them."""
+    missing, columns = [name for name in (GROUP, RANK) if name not in rows.scores], MeasuredColumns(catalog)
+    for dataset in datasets:
+        if dataset.duplicates != "keep" and (missing or _never_compared(dataset, rows, columns)):
+            lacks = f"it has no columns {' and '.join(missing)}" if missing else "none of the dataset was measured yet"
+            raise UserError(
+                f"the catalog does not tell which clips are near-duplicates: {lacks}",
+                code="duplicates-not-measured",
+                field="dataset.duplicates",
+                value=dataset.duplicates,
+                remedy=f"measure them: `reelworks measure {columns.arguments([RANK])}`, or in the recipe "
+                f'data.measures = ["{columns.entry(RANK)}"]',
+            )
+
+
+def _never_compared(dataset: DatasetConfig, rows: CatalogRows, columns: MeasuredColumns) -> bool:
+    if RANK not in columns.of_dataset(dataset.dataset_name):
+        return False
+    clips = readable(rows, dataset)
+    return len(clips) > 0 and bool(columns.unmeasured(clips, RANK).all())
 
 
 def warn(datasets: Sequence[DatasetConfig], catalog: Catalog, *, told: AbstractSet[str] = frozenset()) -> None:
