@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
@@ -281,7 +282,7 @@ class DatasetConfig(PublicConfig):
     @field_validator("caption")
     @classmethod
     def _caption(cls, value: str, info: ValidationInfo) -> str:
-        template.parse(value, _known_scores(info))
+        template.parse(value, _known_scores(info, template.names(value)))
         return value
 
     @field_validator("source")
@@ -315,7 +316,7 @@ class DatasetConfig(PublicConfig):
     @classmethod
     def _filter(cls, value: str | None, info: ValidationInfo) -> str | None:
         if value is not None:
-            filter_expression.parse(value, scores=_known_scores(info))
+            filter_expression.parse(value, _known_scores(info, filter_expression.parse(value, scores=None).names))
         return value
 
     @property
@@ -364,6 +365,6 @@ def _is_list(info: ValidationInfo) -> bool:
     return is_list(info.data.get("path", ""))
 
 
-def _known_scores(info: ValidationInfo) -> frozenset[str] | None:
+def _known_scores(info: ValidationInfo, named: Iterable[str]) -> frozenset[str] | None:
     """Return the names that may be scores; None for any: the scores of a list are known only once it is read."""
-    return None if _is_list(info) else measured_columns.names_in_filters()
+    return None if _is_list(info) else measured_columns.names_in_filters({*named} - {*NUMBERS, *TEXTS})

@@ -10,6 +10,7 @@ while clips are measured; a damaged one is dropped, and its clips are measured a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -66,17 +67,11 @@ class KeptMeasures:
     def __init__(self, catalog: Path) -> None:
         """Find the segments; one that cannot be read is dropped."""
         self._folder = catalog / NAME
-        self._segments = [s for path in sorted(self._folder.glob("[0-9]*.parquet")) if (s := _opened(path)) is not None]
+        self._segments = [s for path in self._files() if (s := _opened(path)) is not None]
 
-    def newest(self, columns: Sequence[str]) -> dict[str, str]:
-        """Return the label of the version of each of these columns that was kept last."""
-        found: dict[str, tuple[int, int, str]] = {}
-        for number, name in {(i, name) for i, segment in enumerate(self._segments) for name in segment.columns}:
-            measure, _, column = name.partition(":")
-            version = measure.rpartition("@")[2]
-            if column in columns and version.isdecimal():
-                found[column] = max(found.get(column, (-1, 0, "")), (number, int(version), name))
-        return {column: name for column, (*_, name) in found.items()}
+    def _files(self) -> list[Path]:
+        """Return the files of segments in their order; copies that other programs name after them are none."""
+        return sorted(path for path in self._folder.glob("*.parquet") if path.stem.isdecimal())
 
     def values(self, labels: Sequence[str], keys: U64) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         """Return the values of one measure by key, `[N, labels]`, and a mask of the keys that have them."""
@@ -87,9 +82,9 @@ class KeptMeasures:
                 values[has, i] = as_numpy(table.column(name).combine_chunks())[at[has]]
         return values, has
 
-    def has(self, name: str, keys: U64) -> NDArray[np.bool_]:
-        """Return a mask of the keys that have a value under this label."""
-        return self._find([name], keys, read=())[2]
+    def has(self, labels: Sequence[str], keys: U64) -> NDArray[np.bool_]:
+        """Return a mask of the keys that have a value under all these labels."""
+        return self._find(labels, keys, read=())[2]
 
     def features(self, name: str, keys: U64) -> tuple[NDArray[np.uint8], NDArray[np.bool_]]:
         """Return features of one measure by key, `[N, bytes]`, those of missing ones 0, and a mask of the keys."""
@@ -119,15 +114,15 @@ class KeptMeasures:
     def _find(
         self, labels: Sequence[str], keys: U64, read: Sequence[str] | None = None
     ) -> tuple[Any, NDArray[np.int64], NDArray[np.bool_]]:
-        """Return a table of these labels, the index in it of each key, and a mask of the keys that it has.
+        """Return a table of the rows with all these labels, the index in it of each key, and a mask of the keys that it has.
 
         The table has only the columns `read`, if they are given: features of millions of clips are gigabytes.
         """
         columns = [_KEY, *(labels if read is None else read)]
         tables = [
-            table.filter(table.column(labels[0]).is_valid()).select(columns)
+            table.filter(reduce(pc.and_, (table.column(name).is_valid() for name in labels))).select(columns)
             for segment in list(self._segments)
-            if labels[0] in segment.columns
+            if segment.columns.issuperset(labels)
             for table in self._read(segment, [_KEY, *labels])
         ]
         if not sum(map(len, tables)):
@@ -147,7 +142,7 @@ class KeptMeasures:
             return []
 
     def _write(self, table: Any) -> None:
-        number = 1 + max((int(path.stem) for path in self._folder.glob("[0-9]*.parquet")), default=-1)
+        number = 1 + max((int(path.stem) for path in self._files()), default=-1)
         path = self._folder / f"{number:06d}.parquet"
         buffer = pa.BufferOutputStream()
         pq.write_table(table, buffer, compression="zstd", write_page_checksum=True)
@@ -178,7 +173,12 @@ def _tell_of_damage(path: Path, error: Exception) -> None:
 
 
 def carried(
-    rows: Any, live: CatalogRows, retired: NDArray[np.int64], own: Mapping[str, frozenset[str]], catalog: Path
+    rows: Any,
+    live: CatalogRows,
+    retired: NDArray[np.int64],
+    own: Mapping[str, frozenset[str]],
+    catalog: Path,
+    labels: Mapping[str, str],
 ) -> Any:
     """Return rows of a scan with the measured columns of the same content: those of former rows, else those that are kept.
 
@@ -189,6 +189,7 @@ def carried(
             taken from them alone.
         own: Scores that lists gave or give, by dataset; they are never replaced.
         catalog: Folder of the catalog.
+        labels: Label under which the values of each column are kept.
     """
     names = [name for name in live.scores if np.isfinite(live.scores[name][~_in(live, own, name)]).any()]
     if not names or not len(rows):
@@ -198,7 +199,6 @@ def carried(
     of_content = _sources(new, live, retired)
     of_captions = _with_captions(new, live, of_content[1])
     kept = KeptMeasures(catalog)
-    newest = kept.newest(names)
     for name in names:
         column_of = measured_columns.find(name)
         keys, source = of_captions if column_of is not None and column_of.of_caption else of_content
@@ -208,8 +208,8 @@ def carried(
         former[former] &= ~_in(live.take(source[former]), own, name)
         column[former] = live.scores[name][source[former]]
         missing = np.flatnonzero(free & np.isnan(column))
-        if name in newest and len(missing):
-            column[missing] = kept.values([newest[name]], keys[missing])[0][:, 0]
+        if len(missing) and labels.get(name, "").endswith(f":{name}"):  # else features, which are no values
+            column[missing] = kept.values([labels[name]], keys[missing])[0][:, 0]
         at = rows.schema.get_field_index(SCORE + name)
         field = pa.field(SCORE + name, pa.float64())
         array = pa.array(column, from_pandas=True)

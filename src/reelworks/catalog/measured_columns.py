@@ -7,9 +7,10 @@ They lie in the catalog as scores do: a filter, a caption or a histogram makes n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 from contextvars import ContextVar
+from pathlib import Path
 from typing import NamedTuple
 
 
@@ -100,7 +101,9 @@ _COLUMNS = {
     for measure, columns in measures.items()
     for column in columns
 }
+OURS = frozenset(_COLUMNS)
 _any_name: ContextVar[bool] = ContextVar("any_name", default=False)
+_catalog: ContextVar[Path | None] = ContextVar("catalog", default=None)
 
 
 def add(measure: str, columns: Sequence[Column]) -> None:
@@ -111,6 +114,12 @@ def add(measure: str, columns: Sequence[Column]) -> None:
 def measure_of(name: str) -> str | None:
     """Return the measure that gives a column; None for a name that no known measure has."""
     return _COLUMNS[name][0] if name in _COLUMNS else None
+
+
+def entry_of(name: str) -> str:
+    """Return what names the measure of a column on the command line, with `FOLDER` for weights."""
+    measure = measure_of(name) or name
+    return f"{measure}=FOLDER" if measure in {*OF_NETWORKS, "classes", "objects"} else measure
 
 
 def find(name: str) -> Column | None:
@@ -128,16 +137,48 @@ def names() -> frozenset[str]:
     return frozenset(_COLUMNS)
 
 
-def names_in_filters() -> frozenset[str] | None:
-    """Return the names that a filter or caption of a folder may use; None while any may be one, see `any_name`."""
-    return None if _any_name.get() else names()
+def names_in_filters(named: Set[str]) -> frozenset[str] | None:
+    """Return the names that a filter or caption of a folder may use; None while any may be one, see `any_name`.
+
+    The catalog, see `in_catalog`, is read only if a name that the text has is that of no measure.
+    """
+    if _any_name.get():
+        return None
+    catalog = _catalog.get()
+    return names() if catalog is None or named <= names() else _names_with(catalog)
+
+
+def _names_with(catalog: Path) -> frozenset[str] | None:
+    """Return the names of known columns and of those that a catalog has; None if it cannot be read, which is told later."""
+    import pyarrow.parquet as pq  # most recipes are read without it
+
+    from reelworks.catalog.rows import SCORE
+
+    try:
+        columns = [name for file in catalog.glob("*.parquet") for name in pq.read_schema(file).names]
+    except (OSError, ValueError):
+        return None
+    return names() | {name.removeprefix(SCORE) for name in columns if name.startswith(SCORE)}
 
 
 @contextmanager
-def any_name(allowed: bool) -> Iterator[None]:
-    """Let any name be a column: a recipe that names code measures what is known only once that code may run."""
-    token = _any_name.set(allowed)
+def any_name(allowed: bool = True) -> Iterator[None]:
+    """Let any name be a column, or leave that as it is.
+
+    A recipe that names code measures what is known only once that code may run, and that of a run was checked already.
+    """
+    token = _any_name.set(allowed or _any_name.get())
     try:
         yield
     finally:
         _any_name.reset(token)
+
+
+@contextmanager
+def in_catalog(folder: Path) -> Iterator[None]:
+    """Let the columns of a catalog be named, such as those of a class outside that was applied to it; it need not exist."""
+    token = _catalog.set(folder)
+    try:
+        yield
+    finally:
+        _catalog.reset(token)

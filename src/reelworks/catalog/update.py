@@ -18,6 +18,7 @@ from reelworks.catalog import (
     lists,
     location,
     probe,
+    written_columns,
 )
 from reelworks.catalog.examine import FileRequest, Finding
 from reelworks.catalog.formats import kind_of
@@ -246,7 +247,9 @@ class Update:
         rows = pa.concat_tables(self._batches, promote_options="default").unify_dictionaries()
         of_lists = {name: self.catalog.list_scores(name) for name in self._live.dataset.dictionary.to_pylist()}
         retired = np.flatnonzero(self._replaced | self._vanished(datasets))
-        return kept_measures.carried(rows, self._live, retired, of_lists | self._of_lists, self.catalog.path)
+        labels = {name: column.label for name, column in written_columns.read(self.catalog.path).items()}
+        own = of_lists | self._of_lists
+        return kept_measures.carried(rows, self._live, retired, own, self.catalog.path, labels)
 
     def retired(self, datasets: Sequence[str]) -> NDArray[np.int64]:
         """Return the ordinals of rows to retire: changed files, and vanished files of these datasets."""

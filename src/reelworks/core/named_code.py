@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from typing import Any
 from reelworks.core.errors import UserError, nearest
 
 Class = type[Any]
+_WITH_WEIGHTS = re.compile(r"(.+?:[^\W\d]\w*)=.*", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,12 @@ def load(entry: str) -> Any:
     place, _, attribute = entry.rpartition(":")
     module = _module_of_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
     return getattr(module, attribute)
+
+
+def without_weights(entry: str) -> str:
+    """Return the entry of a class that stands before "=" and a folder of weights; `=` and `:` may be in either path."""
+    found = _WITH_WEIGHTS.fullmatch(entry)
+    return found[1] if found else entry
 
 
 def absolute(entry: str) -> str:

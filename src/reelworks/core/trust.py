@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from reelworks.core import user_files, user_state
+from reelworks.core import named_code, user_files, user_state
 from reelworks.core.errors import UserError
 
 Ask = Callable[[Path], bool]
@@ -46,7 +46,8 @@ def code_of(entry: str) -> Path | None:
 
 def untrusted(entries: Iterable[str]) -> list[Path]:
     """Return the files of code behind entries of a recipe that were not agreed to yet, each once."""
-    needed = dict.fromkeys(path for entry in entries if (path := code_of(entry)) is not None)
+    readings = (reading for entry in entries for reading in (entry, named_code.without_weights(entry)))
+    needed = dict.fromkeys(path for reading in readings if (path := code_of(reading)) is not None)
     known = _known() if needed else frozenset[str]()
     return [path for path in needed if str(path) not in known]
 

@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 from reelworks.buckets.assign import Assignment, Clips, Reason
 from reelworks.catalog.config import DatasetConfig
 from reelworks.catalog.rows import CatalogRows
-from reelworks.core.errors import UserError
 from reelworks.core.hash_rng import Purpose, hash64
 
 I64 = NDArray[np.int64]
@@ -57,21 +56,6 @@ class Groups:
         """Index of the first row of the group of each row."""
         begins = np.diff(self.group, prepend=-1) != 0
         return np.maximum.accumulate(np.where(begins, np.arange(len(self.row)), 0))
-
-
-def require_columns(datasets: Sequence[DatasetConfig], rows: CatalogRows) -> None:
-    """Refuse datasets whose near-duplicates are to count once if the catalog does not tell them."""
-    missing = [name for name in (GROUP, RANK) if name not in rows.scores]
-    for dataset in datasets if missing else ():
-        if dataset.duplicates != "keep":
-            raise UserError(
-                f"the catalog does not tell which clips are near-duplicates: it has no columns {' and '.join(missing)}",
-                code="duplicates-not-measured",
-                field="dataset.duplicates",
-                value=dataset.duplicates,
-                remedy="measure them: `reelworks measure CATALOG --only duplicates`, or in the recipe "
-                'data.measures = ["duplicates"]',
-            )
 
 
 def groups(rows: CatalogRows, datasets: Sequence[DatasetConfig]) -> Groups | None:

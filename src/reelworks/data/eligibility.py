@@ -13,10 +13,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from reelworks.buckets.assign import Reason
-from reelworks.catalog import filter_expression, filter_failures, filters, measured_columns, template
+from reelworks.catalog import filter_failures
 from reelworks.catalog.companions import CompanionMatches, Problem
 from reelworks.catalog.config import DatasetConfig
-from reelworks.catalog.filter_expression import NUMBERS
 from reelworks.catalog.rows import CatalogRows, as_numpy, without_range
 from reelworks.core import digests, user_files
 from reelworks.core.errors import UserError
@@ -79,39 +78,6 @@ def _keeps_time(rows: CatalogRows, data: DataConfig, sound: SoundSpec) -> Mask:
     shown = rows.fps / decode.frame_step(rows.fps, data)
     near: Mask = np.abs(shown / sound.frame_rate - 1) <= _SAME_RATE
     return near & ~rows.variable_fps
-
-
-def require_scores(datasets: list[DatasetConfig], rows: CatalogRows) -> None:
-    """Refuse filters and caption templates with a name that is no column and no score of any clip of their dataset."""
-    for dataset in datasets:
-        named = filters.scores_named(dataset.filter) if dataset.filter else set()
-        names = named | (template.names(dataset.caption) - set(NUMBERS))
-        if not names:
-            continue
-        clips = rows.of_datasets([dataset.dataset_name])
-        known = frozenset(name for name, score in rows.scores.items() if np.isfinite(score[clips]).any())
-        known |= rows.scores.keys() & measured_columns.names()  # which no clip may have, as pictures have no motion
-        _require_measured(dataset, names - known)
-        if dataset.filter:
-            filter_expression.parse(dataset.filter, scores=known)
-        template.parse(dataset.caption, known)
-
-
-def _require_measured(dataset: DatasetConfig, missing: set[str]) -> None:
-    """Refuse names of columns that `reelworks measure` gives, in a catalog that was not measured yet."""
-    measures = {name: measure for name in sorted(missing) if (measure := measured_columns.measure_of(name)) is not None}
-    if not measures:
-        return
-    listed, names = ", ".join(measures), sorted(set(measures.values()))
-    in_filter = dataset.filter is not None and not filters.scores_named(dataset.filter).isdisjoint(measures)
-    raise UserError(
-        f"the catalog has no {listed} yet: its clips were not measured",
-        code="not-measured",
-        field="dataset.filter" if in_filter else "dataset.caption",
-        value=dataset.filter if in_filter else dataset.caption,
-        remedy=f"run `reelworks measure CATALOG {' '.join(f'--only {name}' for name in names)}`, or in the recipe data.measures = "
-        f"[{', '.join(map(repr, names))}] to measure after each scan",
-    )
 
 
 @dataclass(frozen=True)

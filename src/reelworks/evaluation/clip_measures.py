@@ -5,9 +5,10 @@ Legend: N clips, D features.
 
 from __future__ import annotations
 
-import json
+import keyword
 import re
-from collections.abc import Sequence
+import unicodedata
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
@@ -16,7 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from reelworks.catalog import measured_columns
+from reelworks.catalog import measured_columns, template
+from reelworks.catalog.lists import MEASURED
 from reelworks.catalog.measured_columns import Column
 from reelworks.core import user_files
 from reelworks.evaluation import networks
@@ -101,19 +103,41 @@ def _head(weights: Path, on: torch.device) -> list[tuple[Tensor, Tensor]]:
     return [found[number] for number in sorted(found)]
 
 
-def _labels(weights: Path) -> dict[str, str]:
-    """Return the label of each class by its number, by `config.json`."""
-    config = json.loads(user_files.read_text(weights / "config.json", user_files.SETTINGS))
-    return {str(number): str(label) for number, label in config.get("id2label", {}).items()}
+def _labels(weights: Path) -> dict[int, str]:
+    """Return the label of each class by its number, by `config.json`.
+
+    Raises:
+        OSError, ValueError: There is none, or it names no labels.
+    """
+    config = user_files.parse_json(user_files.read_text(weights / "config.json", user_files.SETTINGS))
+    labels = config.get("id2label") if isinstance(config, dict) else None
+    if not isinstance(labels, dict) or not labels:
+        raise ValueError("its config.json has no id2label with the label of each class")
+    return {number: str(labels[str(number)]) for number in sorted(map(int, labels))}
 
 
-def _column_name(label: str) -> str:
-    return re.sub(r"\W+", "_", label.strip().lower())
+def _numbers_by_name(labels: Mapping[int, str], suffixes: Sequence[str] = ("",)) -> dict[str, list[int]]:
+    """Return the numbers of classes by the name that their columns begin with; classes with equal labels are one.
+
+    A label that no column can have as its name, such as "class", "path" or "3d", has `class_` before it.
+    """
+    found: dict[str, list[int]] = {}
+    for number, label in labels.items():
+        name = re.sub(r"\W+", "_", unicodedata.normalize("NFKC", label).strip().lower())  # as filters read names
+        name = name if name.strip("_") else str(number)
+        name = name if all(_is_free(name + suffix) for suffix in suffixes) else f"class_{name}"
+        found.setdefault(name, []).append(number)
+    return found
+
+
+def _is_free(name: str) -> bool:
+    taken = name in MEASURED or name in measured_columns.OURS or name == template.TEXT
+    return name.isidentifier() and not keyword.iskeyword(name) and not taken
 
 
 @final
 class Classes:
-    """Probability of each class of an image classifier, mean over frames: watermarks, faces, or whatever it was trained for."""
+    """Probability of each label of an image classifier, mean over frames: watermarks, faces, or whatever it was trained for."""
 
     name, version, reads = "classes", 1, ("stills",)
     columns: tuple[Column, ...] = ()
@@ -123,24 +147,24 @@ class Classes:
         self._device = device()
         self._model = networks.frozen("AutoModelForImageClassification", str(weights), self._device)
         self._processor = networks.pretrained("AutoImageProcessor", str(weights))
+        self._numbers = [*_numbers_by_name(_labels(weights)).values()]
 
     @staticmethod
     def columns_of(weights: Path) -> tuple[Column, ...]:
-        """Return a column for each class, by the labels in `config.json`."""
+        """Return a column for each label in `config.json`."""
         labels = _labels(weights)
-        return tuple(
-            Column(_column_name(labels[key]), "0 to 1", f"probability of {labels[key]!r}")
-            for key in sorted(labels, key=int)
-        )
+        named = _numbers_by_name(labels).items()
+        return tuple(Column(name, "0 to 1", f"probability of {labels[numbers[0]]!r}") for name, numbers in named)
 
     @torch.no_grad()
     def of_clips(self, clips: Sequence[ClipPictures]) -> Values:
-        """Return the probabilities of clips, `[N, classes]`."""
+        """Return the probabilities of clips, `[N, labels]`; that of a label is the sum of its classes."""
         values: list[Any] = []
         for clip in clips:
             pixels = self._processor(images=list(clip.frames), return_tensors="pt")["pixel_values"].to(self._device)
-            values.append(self._model(pixels).logits.softmax(dim=-1).mean(dim=0).double().cpu().numpy())
-        return np.stack(values)
+            of_classes = self._model(pixels).logits.softmax(dim=-1).mean(dim=0).double().cpu().numpy()
+            values.append([of_classes[numbers].sum() for numbers in self._numbers])
+        return np.array(values)
 
 
 @final
@@ -156,20 +180,20 @@ class Objects:
         self._device = device()
         self._model = networks.frozen("AutoModelForObjectDetection", str(weights), self._device)
         self._processor = networks.pretrained("AutoImageProcessor", str(weights))
-        labels = _labels(weights)
-        self._numbers = [[int(n) for n in labels if _column_name(labels[n]) == name] for name in self._names(labels)]
+        self._numbers = [*self._named(weights).values()]
 
     @staticmethod
-    def _names(labels: dict[str, str]) -> list[str]:
-        """Return each label once, without the unused numbers of COCO's."""
-        return [*dict.fromkeys(_column_name(labels[n]) for n in sorted(labels, key=int) if labels[n] != "N/A")]
+    def _named(weights: Path) -> dict[str, list[int]]:
+        """Return the numbers of each label, without the unused ones of COCO's."""
+        labels = {number: label for number, label in _labels(weights).items() if label != "N/A"}
+        return _numbers_by_name(labels, ("_area", "_count"))
 
     @classmethod
     def columns_of(cls, weights: Path) -> tuple[Column, ...]:
         """Return two columns for each label in `config.json`."""
         return tuple(
             column
-            for name in cls._names(_labels(weights))
+            for name in cls._named(weights)
             for column in (
                 Column(f"{name}_area", "0 to 1", f"share of the picture that boxes of {name!r} cover"),
                 Column(f"{name}_count", "count", f"number of {name!r} in the frame that shows the most"),
@@ -210,7 +234,7 @@ def covered_area(boxes_N4: Values) -> float:
 class DuplicatesByNetwork:
     """Near-duplicates by the embeddings of CLIP, SigLIP or DINOv2, near the beginning and the end of a clip, mirrored or not."""
 
-    name, version, reads = "duplicates", 1, ("stills",)
+    name, version, reads = "duplicates", 2, ("stills",)
     columns = measured_columns.BUILT_IN["duplicates"]
     pictures_px = 512  # as sharpness is measured
     feature_bytes = embeddings.FEATURE_BYTES

@@ -51,14 +51,7 @@ class Networks:
             try:
                 self._loaded[entry] = kind(kind.weights)
             except Exception as error:  # damaged files raise errors of any kind
-                first_line = str(error).strip().partition("\n")[0]
-                raise UserError(
-                    f"the weights of {kind.name} cannot be loaded ({first_line})",
-                    code="measure-weights-invalid",
-                    field="measure",
-                    value=str(kind.weights),
-                    remedy="name a folder of transformers with the network, its processor and its tokenizer",
-                ) from error
+                raise registry.not_loaded(kind, kind.weights, error, "measure") from error
         return self._loaded[entry]
 
     def add(self, clip: WaitingClip) -> Iterator[NetworkValues]:

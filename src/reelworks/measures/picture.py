@@ -46,10 +46,10 @@ class Sharpness:
     """Share of the fine differences that a further blur would remove (Crete et al. 2007): 1 minus their measure of blur.
 
     Measured where the short side has 512 px at most, as a model sees it, in nine parts of 120 × 120 px whose differences are
-    added up, so that even areas count little. Noise counts as sharp.
+    added up, so that even areas count little. Noise counts as sharp; steps of one level, which 8 bits make of any slope, do not.
     """
 
-    name, version, columns, reads = "sharpness", 1, measured_columns.BUILT_IN["sharpness"], ("stills",)
+    name, version, columns, reads = "sharpness", 2, measured_columns.BUILT_IN["sharpness"], ("stills",)
     _SHORT_PX, _TILE_PX, _PER_SIDE, _LEAST_PX = 512, 120, 3, 16
 
     def values(self, clip: SampledClip) -> Sequence[float]:
@@ -78,8 +78,8 @@ class Sharpness:
         """Return the sharpness along the last axis; a mean over 9 pixels is what blurs."""
         fine = np.abs(parts_NHW[..., 5:-4] - parts_NHW[..., 4:-5])
         blurred = np.abs(parts_NHW[..., 9:] - parts_NHW[..., :-9]) / 9  # the difference of two such means
-        total = float(fine.sum())
-        return float(np.maximum(fine - blurred, 0).sum()) / total if total > 0 else MISSING
+        total, removed = float(fine.sum()), np.maximum(fine - blurred, 0)
+        return float(removed[fine > 1].sum()) / total if total > 0 else MISSING
 
 
 @final

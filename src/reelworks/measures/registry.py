@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import importlib.util
 import keyword
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from reelworks.catalog import measured_columns
 from reelworks.catalog.kept_measures import label
 from reelworks.catalog.lists import MEASURED
+from reelworks.catalog.measured_columns import Column
 from reelworks.core import digests, named_code
 from reelworks.core.errors import UserError
 from reelworks.core.named_code import NamedClasses
 from reelworks.measures import duplicates, motion, picture, sound, text
-from reelworks.measures.measure import Measure
+from reelworks.measures.measure import Measure, Reads
 
 # Measures that run a network, which is imported when one is asked for.
 _NETWORKS = {
@@ -29,8 +30,36 @@ _NETWORKS = {
 WITH_WEIGHTS = "="
 
 
+def _are_columns(columns: Any) -> bool:
+    return isinstance(columns, tuple | list) and bool(columns) and all(isinstance(one, Column) for one in columns)
+
+
+def _is_whole(number: Any) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool) and number > 0
+
+
+# What attributes of a class are, and whether a value is that.
+_ATTRIBUTES: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "name": ("a text", lambda name: isinstance(name, str) and name != ""),
+    "version": ("a whole number from 1 on", _is_whole),
+    "columns": ('columns in brackets with a comma, as in (Column("warmth", "0 to 1", "share of red"),)', _are_columns),
+    "reads": (
+        f'names in brackets with a comma, as in ("stills",), of {", ".join(get_args(Reads))}',
+        lambda reads: isinstance(reads, tuple | list) and set(reads) <= set(get_args(Reads)),
+    ),
+    "feature_bytes": ("a whole number from 1 on", _is_whole),
+    "pictures_px": ("a whole number from 1 on", _is_whole),
+}
+
+
 def _missing(measure: type[Any]) -> list[str]:
     missing = [name for name in ("name", "version", "columns", "reads") if not hasattr(measure, name)]
+    of_weights = {"columns"} if hasattr(measure, "columns_of") else set()
+    missing += [
+        f"`{name}` as {what}"
+        for name, (what, is_right) in _ATTRIBUTES.items()
+        if hasattr(measure, name) and name not in of_weights and not is_right(getattr(measure, name))
+    ]
     if hasattr(measure, "features"):
         missing += [name for name in ("feature_bytes", "compare") if not hasattr(measure, name)]
     elif hasattr(measure, "of_clips"):
@@ -86,7 +115,7 @@ def named(name: str, field: str) -> type[Any]:
     if name == text.TextArea.name:
         _require_package(field)
         return text.TextArea
-    name, _, weights = name.partition(WITH_WEIGHTS)
+    name, weights = _split(name)
     is_network = name in _NETWORKS and (bool(weights) or name not in _MEASURES.by_name)  # or both have the name
     kind = _MEASURES.by_name.get(name) if not is_network else None
     kind = kind or _MEASURES.load(_NETWORKS.get(name, name), field)
@@ -104,6 +133,15 @@ def named(name: str, field: str) -> type[Any]:
     given = _with_weights(kind, Path(weights), field)
     _add_columns(given)
     return given
+
+
+def _split(entry: str) -> tuple[str, str]:
+    """Return what an entry names, a measure or a class in a file, and the folder of its weights; "" without any."""
+    name, _, weights = entry.partition(WITH_WEIGHTS)
+    if ":" not in entry or name in _NETWORKS or name in _MEASURES.by_name:
+        return name, weights
+    name = named_code.without_weights(entry)
+    return name, entry[len(name) + len(WITH_WEIGHTS) :]
 
 
 def _require_package(field: str) -> None:
@@ -133,6 +171,12 @@ def labels(kind: type[Any]) -> list[str]:
     return [label(kind.name, kind.version, name) for name in names]
 
 
+def column_labels(kind: type[Any]) -> dict[str, str]:
+    """Return for each column the label under which its values are kept, or the features that it is made of."""
+    kept = labels(kind)
+    return {column.name: kept[0 if compares(kind) else i] for i, column in enumerate(kind.columns)}
+
+
 def _with_weights(kind: type[Any], weights: Path, field: str) -> type[Any]:
     """Return the class of a measure with some weights, whose digest is part of its version."""
     if not weights.is_dir():
@@ -148,8 +192,25 @@ def _with_weights(kind: type[Any], weights: Path, field: str) -> type[Any]:
         ]
         _digests[key] = int(digests.digest_bytes("\n".join(parts).encode())[:12], 16)
     version = (kind.version << 48) + _digests[key]
-    given = kind.columns_of(weights) if hasattr(kind, "columns_of") else kind.columns
+    try:
+        given = kind.columns_of(weights) if hasattr(kind, "columns_of") else kind.columns
+        if not _are_columns(given):
+            raise ValueError(f"`columns_of` gives no {_ATTRIBUTES['columns'][0]}")
+    except Exception as error:  # a file of weights may hold anything
+        raise not_loaded(kind, weights, error, field) from error
     return type(kind.__name__, (kind,), {"version": version, "weights": weights, "columns": given})
+
+
+def not_loaded(kind: type[Any], weights: Path, error: Exception, field: str) -> UserError:
+    """Return the error for weights that a measure cannot be made with."""
+    first_line = str(error).strip().partition("\n")[0]
+    return UserError(
+        f"the weights of {kind.name} cannot be loaded ({first_line})",
+        code="measure-weights-invalid",
+        field=field,
+        value=str(weights),
+        remedy="name a folder of transformers with the network, its processor and its tokenizer",
+    )
 
 
 def all_named(given: Sequence[str], field: str) -> dict[str, type[Any]]:
@@ -186,7 +247,7 @@ _digests: dict[str, int] = {}  # of folders of weights, which are read once in a
 
 def _entry(name: str, measure: type[Any]) -> str:
     if runs_network(measure):
-        return f"{name.partition(WITH_WEIGHTS)[0]}{WITH_WEIGHTS}{measure.weights}"
+        return f"{_split(name)[0]}{WITH_WEIGHTS}{measure.weights}"
     if ":" in name:
         return named_code.absolute(name)
     return name if measure.__module__.startswith("reelworks.") else f"{measure.__module__}:{measure.__qualname__}"

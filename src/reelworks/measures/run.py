@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from reelworks.catalog import companions, kept_measures, location, measured_columns, probe_pool, scan
+from reelworks.catalog import companions, kept_measures, location, measured_columns, probe_pool, scan, written_columns
 from reelworks.catalog.kept_measures import KeptMeasures
 from reelworks.catalog.rows import CatalogRows
 from reelworks.catalog.scan import Examiners
 from reelworks.catalog.store import Catalog
-from reelworks.core import digests, files, ray_cluster, user_files
+from reelworks.catalog.written_columns import WrittenColumn
+from reelworks.core import files, ray_cluster
 from reelworks.core.hash_rng import U64
 from reelworks.core.ray_cluster import Engine, RayPool
 from reelworks.core.worker_pool import WorkerPool
@@ -114,11 +114,12 @@ def measure_catalog(
             )
             with lock.hold(path / ".lock", doing="scan", field="catalog", remedy=_REMEDY):
                 newest = Catalog.open(path)
-                is_same = newest.parts == catalog.parts  # or a scan found other clips meanwhile
-                catalog, changed, not_compared = _write_scores(newest, measures, kept)
-            notes, failed = _notes(catalog, measures), [*failed, *not_compared]
-            if is_same and not failed:
-                _set_done(catalog, measures)
+                written, changed, not_compared = _write_scores(newest, measures, kept)
+                compared = {entry: kind for entry, kind in measures.items() if entry not in not_compared}
+                before = catalog if newest.parts == catalog.parts else None  # or a scan found other clips meanwhile
+                _remember(before, written, compared, is_complete=not failed)
+            catalog, notes = written, _notes(written, measures)
+            failed += [("all clips", problem) for problem in not_compared.values()]
     live = _readable(catalog.live())
     return MeasureResult(
         clips=len(live),
@@ -131,32 +132,27 @@ def measure_catalog(
     )
 
 
-_DONE = "done.json"
-
-
-def _state(catalog: Catalog) -> str:
-    return digests.digest_json([asdict(part) for part in catalog.parts])
-
-
-def _done(catalog: Catalog) -> list[str]:
-    """Return the measures that this version of the catalog has for all clips."""
-    with suppress(OSError, ValueError, LookupError, TypeError):
-        found = user_files.read_json(catalog.path / kept_measures.NAME / _DONE)
-        if found["catalog"] == _state(catalog):
-            return [str(stamp) for stamp in found["measures"]]
-    return []
+def _columns_of(measures: Mapping[str, type[Any]], complete_in: str) -> dict[str, WrittenColumn]:
+    return {
+        column: WrittenColumn(label, entry, complete_in)
+        for entry, kind in measures.items()
+        for column, label in registry.column_labels(kind).items()
+    }
 
 
 def _is_done(catalog: Catalog, measures: Mapping[str, type[Any]]) -> bool:
     """Return whether nothing is missing: for millions of clips, looking at each takes a minute."""
-    return {f"{kind.name}@{kind.version}" for kind in measures.values()} <= {*_done(catalog)}
+    wanted = _columns_of(measures, written_columns.state(catalog))
+    return wanted.items() <= written_columns.read(catalog.path).items()
 
 
-def _set_done(catalog: Catalog, measures: Mapping[str, type[Any]]) -> None:
-    before = _done(catalog)
-    stamps = sorted({*before, *(f"{kind.name}@{kind.version}" for kind in measures.values())})
-    if stamps != before:
-        files.write_json(catalog.path / kept_measures.NAME / _DONE, {"catalog": _state(catalog), "measures": stamps})
+def _remember(before: Catalog | None, after: Catalog, measures: Mapping[str, type[Any]], *, is_complete: bool) -> None:
+    """Remember what the columns of these measures were written from; others that were complete in `before` still are."""
+    known, now = written_columns.read(after.path), ""
+    if before is not None:
+        former, now = written_columns.state(before), written_columns.state(after)
+        known = {name: c._replace(complete_in=now) if c.complete_in == former else c for name, c in known.items()}
+    written_columns.write(after.path, known | _columns_of(measures, now if is_complete else ""))
 
 
 def _readable(rows: CatalogRows) -> CatalogRows:
@@ -192,10 +188,7 @@ def _pending(rows: CatalogRows, measures: Mapping[str, type[Any]], kept: KeptMea
     _, index = np.unique(by_caption, return_index=True)
     keys, caption_keys = by_content[index], by_caption[index]
     missing = np.stack(
-        [
-            ~kept.has(registry.labels(kind)[0], caption_keys if _of_caption(kind) else keys)
-            for kind in measures.values()
-        ],
+        [~kept.has(registry.labels(kind), caption_keys if _of_caption(kind) else keys) for kind in measures.values()],
         axis=1,
     )
     needed = np.flatnonzero(missing.any(axis=1))
@@ -223,6 +216,7 @@ def _requests(rows: CatalogRows, pending: _ToMeasure) -> Iterator[MeasureRequest
             bool(rows.has_sound[row]),
             pending.entries(index, of_networks=False),
             max((pending.kinds[entry].pictures_px for entry in of_networks), default=0),
+            (int(rows.size_bytes[row]), int(rows.mtime_ns[row])),
         )
 
 
@@ -321,12 +315,13 @@ def _notes(catalog: Catalog, measures: Mapping[str, type[Any]]) -> list[str]:
 
 def _write_scores(
     catalog: Catalog, measures: Mapping[str, type[Any]], kept: KeptMeasures
-) -> tuple[Catalog, int, list[tuple[str, str]]]:
+) -> tuple[Catalog, int, dict[str, str]]:
     """Write the kept values as scores of the live rows.
 
-    Returns the catalog, the number of changed rows, and the problems of measures that compare clips, whose columns stay.
+    Returns the catalog, the number of changed rows, and the problems of measures that compare clips, whose columns stay, by
+    entry.
     """
-    problems: list[tuple[str, str]] = []
+    problems: dict[str, str] = {}
     rows = _readable(catalog.live())
     of_lists = _of_lists(catalog, rows)
     keys = kept_measures.keys_of(rows)
@@ -337,7 +332,7 @@ def _write_scores(
         try:
             found = _columns(entry, kind, rows, caption_keys if _of_caption(kind) else keys, kept)
         except _NotComparedError as error:
-            problems.append(("all clips", f"{kind.name}: {error}"))
+            problems[entry] = f"{kind.name}: {error}"
             continue
         for column, values in zip(kind.columns, found.T, strict=True):
             former = _former(rows, column.name)
@@ -345,11 +340,13 @@ def _write_scores(
             scores[column.name] = np.where(of_list, former, values)
             changed |= ~((scores[column.name] == former) | (np.isnan(scores[column.name]) & np.isnan(former)))
     at = np.flatnonzero(changed)
+    if not len(at) and not scores.keys() <= rows.scores.keys():
+        at = np.arange(min(len(rows), 1))  # a column that no clip has a value in is there, too
     if len(at):
         new = {name: score[at] for name, score in {**rows.scores, **scores}.items()}
         sources = [_source(catalog, rows, name, own) for name, own in of_lists.items()]
         catalog = catalog.append(rows.take(at).replaced(new).to_table(), rows.ordinal[at], sources)
-    return catalog, len(at), problems
+    return catalog, int(changed.sum()), problems
 
 
 class _NotComparedError(Exception):

@@ -49,6 +49,7 @@ class MeasureRequest(NamedTuple):
     has_sound: bool
     measures: tuple[str, ...]
     pictures_px: int = 0  # the shorter side of the frames that networks see; 0 for none
+    listed: tuple[int, int] | None = None  # size in bytes and time of change in ns of the file when it was scanned
 
 
 class Measurement(NamedTuple):
@@ -61,7 +62,24 @@ class Measurement(NamedTuple):
 
 
 def measure(request: MeasureRequest) -> Measurement:
-    """Apply measures to a clip; any problem with it, or in a measure, costs that clip the values and no more."""
+    """Apply measures to a clip; any problem with it, or in a measure, costs that clip the values and no more.
+
+    A file with another content than the scan saw has no values, which would be kept for that content.
+    """
+    found = None if _has_changed(request) else _measured(request)
+    if found is None or _has_changed(request):  # or while it was read
+        return failed(request, "the file has changed since it was scanned; scan again")
+    return found
+
+
+def _has_changed(request: MeasureRequest) -> bool:
+    try:
+        return request.listed is not None and not location.is_as_listed(request.path, *request.listed)
+    except OSError:
+        return False  # why it cannot be read is told by who reads it
+
+
+def _measured(request: MeasureRequest) -> Measurement:
     measures: list[Measure] = []
     values: dict[str, float | bytes] = {}
     problems: list[str] = []

@@ -20,7 +20,7 @@ from reelworks.core.errors import UserError
 from reelworks.core.ray_cluster import Engine
 from reelworks.core.shape import Geometry
 from reelworks.core.words import of_recipe
-from reelworks.data import duplicates, eligibility
+from reelworks.data import duplicates, required_columns
 from reelworks.data.data_spec import DataSpec
 from reelworks.data.dataset import Dataset, companion_sources, rows_of
 from reelworks.measures.run import measure_catalog
@@ -104,8 +104,8 @@ class RecipeData(Dataset):
         catalog = Catalog.open(Path(recipe.catalog_folder), version)
         opened = cls(catalog, table.EMPTY, _spec(recipe), recipe=recipe)
         if version is None:  # scores that an earlier version lacks are not a mistake in the recipe
-            eligibility.require_scores(recipe.dataset, opened.rows)
-            duplicates.require_columns(recipe.dataset, opened.rows)
+            required_columns.require_scores(recipe.dataset, opened.rows, catalog)
+            required_columns.require_duplicates(recipe.dataset, opened.rows, catalog)
         if recipe.buckets.proposes:
             recipe, chosen = opened._choose_entries()
             opened = replace(opened, recipe=recipe, chosen=chosen)
@@ -240,12 +240,16 @@ def _no_clips(clips: Clips) -> UserError:
 def scan_recipe(
     recipe: Recipe, on_progress: Callable[[ScanProgress], None] | None = None, engine: Engine = "local"
 ) -> ScanResult:
-    """Bring the recipe's catalog up to date, and apply the recipe's measures; unchanged files are not opened."""
+    """Bring the recipe's catalog up to date, and apply the recipe's measures; unchanged files are not opened.
+
+    Warns of clips that a filter, a caption or `duplicates` needs measured, and that were not.
+    """
     trust.require(recipe.data.measures, MEASURES)
     sources = [d.place for d in recipe.dataset] + companion_sources(recipe.dataset)
     folder = Path(recipe.catalog_folder)
     scanned = scan_sources(sources, folder, workers=cores.count(), on_progress=on_progress, engine=engine)
     if not recipe.data.measures:
+        required_columns.warn(recipe.dataset, Catalog.open(folder))
         return scanned
     columns = measure_catalog(
         folder,
@@ -255,5 +259,6 @@ def scan_recipe(
         on_progress=None if on_progress is None else lambda *n: on_progress(MeasureProgress(*n)),
         engine=engine,
     )
+    required_columns.warn(recipe.dataset, Catalog.open(folder), told={column.name for column in columns.columns})
     failed = tuple(f"not measured: {clip}: {reason}" for clip, reason in columns.failed[:_FAILURES_TOLD])
     return replace(scanned, version=columns.version, notes=(*scanned.notes, *columns.notes, *failed))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any, Literal, Self
 
 from pydantic import Field, ModelWrapValidatorHandler, model_validator
@@ -88,11 +88,16 @@ class Recipe(Config):
     @model_validator(mode="wrap")
     @classmethod
     def _with_measures(cls, values: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
-        """Let filters name any column if classes outside give some, which are read when their code may run."""
-        data = values.get("data") if isinstance(values, Mapping) else None
+        """Let filters name columns of the catalog, and any if classes outside give some, which are read when their code may run."""
+        given = values if isinstance(values, Mapping) else {}
+        data = given.get("data")
         measures = data.get("measures") if isinstance(data, Mapping) else getattr(data, "measures", None)
         names = measures if isinstance(measures, list | tuple) else ()
-        with measured_columns.any_name(any(":" in str(name) or "=" in str(name) for name in names)):
+        catalog = Path(str(given.get("catalog") or f"{given.get('output')}/catalog"))
+        with (
+            measured_columns.any_name(any(":" in str(name) or "=" in str(name) for name in names)),
+            measured_columns.in_catalog(catalog),
+        ):
             return handler(values)
 
     @model_validator(mode="after")

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from reelworks.buckets import table, tuned
 from reelworks.buckets.config import as_table
+from reelworks.catalog import measured_columns
 from reelworks.core import toml, toml_none, user_files
 from reelworks.core.errors import UserError, nearest
 from reelworks.core.shape import Geometry, Shape
@@ -57,7 +58,11 @@ def load(path: Path, overrides: Sequence[str] = (), data_path: Path | None = Non
         ) from error
     values.setdefault("output", f"runs/{path.stem}")
     chosen = [text for text in overrides if text.partition("=")[0].strip() == "stage"]
-    recipe = parse(with_overrides(values, [text for text in overrides if text not in chosen]))
+    of_run = any(
+        (folder / "run.json").is_file() for folder in path.parents[:2]
+    )  # whose catalog may be elsewhere by now
+    with measured_columns.any_name(of_run):
+        recipe = parse(with_overrides(values, [text for text in overrides if text not in chosen]))
     recipe = recipe if data_path is None else on_footage(recipe, data_path)
     return of_stage(recipe, _index_of(recipe, chosen[-1].partition("=")[2].strip())) if chosen else recipe
 
@@ -98,7 +103,8 @@ def parse(values: dict[str, Any]) -> Recipe:
 def of_stage(recipe: Recipe, index: int, start: StageStart | None = None) -> Recipe:
     """Return the recipe of one stage; with its start, its ends count from the start of the run, as positions do."""
     stage, total = recipe.stage[index], recipe.train.max_steps
-    one = _parse_one(stages.merged(toml_none.to_toml(recipe), stage))
+    with measured_columns.any_name():  # all names were checked when the recipe was read
+        one = _parse_one(stages.merged(toml_none.to_toml(recipe), stage))
     if start is None:
         return one
     before = {"max_steps": start.step, "max_epochs": start.epoch, "max_clips": start.clips}

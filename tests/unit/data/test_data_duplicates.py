@@ -272,4 +272,4 @@ def test_without_the_columns_it_is_refused_with_how_to_measure_them(folder: Path
     dataset.scan_recipe(made)
     with refused("duplicates-not-measured", "dataset.duplicates", says="no columns duplicate_group") as caught:
         RecipeData.open(made)
-    assert "reelworks measure CATALOG --only duplicates" in caught.value.remedy
+    assert "/catalog --only duplicates`" in caught.value.remedy

@@ -21,11 +21,13 @@ from reelworks.catalog.config import DatasetConfig, Source
 from reelworks.catalog.scan import ScanProgress, ScanResult, scan_sources
 from reelworks.catalog.store import Catalog
 from reelworks.core import trust
-from reelworks.data import eligibility
+from reelworks.data import required_columns
 from reelworks.measures import registry, run
 from reelworks.measures.run import MeasureResult, measure_catalog
 from reelworks.recipe import dataset as recipe_dataset
+from reelworks.recipe import recipe_file
 from reelworks.recipe.dataset import RecipeData
+from reelworks.recipe.recipe import Recipe
 
 OUTSIDE = '''
 import os
@@ -277,14 +279,17 @@ def test_a_folder_may_name_measured_columns_only(tmp_path: Path, decoded: list[s
     named = DatasetConfig(path=folder, filter="sharpness > 0.1 and duplicate_rank == 0", caption="{text}, {motion:.0f}")
     with refused("filter-invalid", says="sharpness"):
         DatasetConfig(path=folder, filter="sharpnes > 0.1")
-    live = Catalog.open(tmp_path / "catalog").live()
+    catalog = Catalog.open(tmp_path / "catalog")
     with refused("not-measured", "dataset.filter", says="--only sharpness") as found:
-        eligibility.require_scores([named], live)
+        required_columns.require_scores([named], catalog.live(), catalog)
     assert "data.measures" in found.value.remedy
     with refused("not-measured", "dataset.caption"):
-        eligibility.require_scores([named.model_copy(update={"filter": None})], live)
+        required_columns.require_scores([named.model_copy(update={"filter": None})], catalog.live(), catalog)
+    with refused("not-measured", says="--only aesthetic=FOLDER"):
+        required_columns.require_scores([DatasetConfig(path=folder, filter="aesthetic > 5")], catalog.live(), catalog)
     measure(tmp_path, "sharpness", "duplicates", "motion")
-    eligibility.require_scores([named], Catalog.open(tmp_path / "catalog").live())
+    catalog = Catalog.open(tmp_path / "catalog")
+    required_columns.require_scores([named], catalog.live(), catalog)
 
 
 def test_the_page_lists_every_column() -> None:
@@ -331,6 +336,36 @@ def test_code_that_a_recipe_names_runs_once_it_is_trusted(
     assert RecipeData.open(made).excluded.tolist() == [Reason.NONE]
     with refused("filter-invalid"):
         prepare_files.recipe(tmp_path, dataset=[named[0] | {"filter": "radness > 0.01"}])
+
+
+def test_a_recipe_may_name_columns_that_its_catalog_has(tmp_path: Path, decoded: list[str]) -> None:
+    code = tmp_path / "outside.py"
+    code.write_text(OUTSIDE)
+    write(tmp_path / "d" / "a.png", 1).with_suffix(".txt").write_text("a scene")
+    scan(tmp_path)
+    folder, output = str(tmp_path / "d"), tmp_path / "run"
+
+    def recipe(**entry: str) -> Recipe:
+        return prepare_files.recipe(
+            tmp_path, output=str(output), catalog=str(tmp_path / "catalog"), dataset=[{"path": folder, **entry}]
+        )
+
+    with refused("filter-invalid", says="redness"):
+        recipe(filter="redness > 0.01")
+    measure(tmp_path, f"{code}:Redness")
+    measured_columns._COLUMNS.pop("redness")  # another process does not know the class
+    assert RecipeData.open(recipe(filter="redness > 0.01")).excluded.tolist() == [Reason.NONE]
+    assert recipe(caption="{text} {redness:.1f}").dataset[0].caption
+    with refused("filter-invalid", says="redness"):
+        recipe(filter="rednes > 0.01")
+    run_file = output / "recipe.toml"
+    output.mkdir()
+    run_file.write_text(recipe_file.dump(recipe(filter="redness > 0.01")))
+    (tmp_path / "catalog").rename(tmp_path / "elsewhere")
+    with refused("filter-invalid"):
+        recipe_file.load(run_file)
+    (output / "run.json").write_text("{}")
+    assert recipe_file.load(run_file).dataset[0].filter, "the recipe of a run is read without its catalog"
 
 
 COMPARING = '''

@@ -56,6 +56,21 @@ def test_blur_makes_sharpness_fall_at_any_resolution(picture: drawn.Frame, tmp_p
     assert whole - soft < 0.8 * (found[0] - found[1])
 
 
+@pytest.mark.parametrize("deviation", [60, 25, 10])
+def test_no_blur_is_so_strong_that_sharpness_rises_again(tmp_path: Path, deviation: int) -> None:
+    scene = drawn.scene(np.random.default_rng(2), 540, 720).astype(np.float64)
+    plain = np.clip(128 + (scene - scene.mean()) / scene.std() * deviation, 0, 255).round().astype(np.uint8)
+    found = [
+        values(drawn.write_picture(tmp_path / "a.png", drawn.blurred(plain, radius)), "sharpness")["sharpness"]
+        for radius in (0, 1, 2, 4, 8, 16, 32, 64)
+    ]
+    assert found == sorted(found, reverse=True)
+    assert found[0] > 0.6
+    assert found[-1] < 0.05
+    slope = np.broadcast_to(np.linspace(60, 180, 720).round().astype(np.uint8)[:, None], (540, 720, 3))
+    assert values(drawn.write_picture(tmp_path / "b.png", slope), "sharpness") == {"sharpness": 0.0}
+
+
 def test_exposure_tells_the_share_that_was_cut_off(picture: drawn.Frame, tmp_path: Path) -> None:
     for shift, column in ((-70, "clipped_dark"), (130, "clipped_bright")):
         shifted = np.clip(picture.astype(np.int64) + shift, 0, 255).astype(np.uint8)

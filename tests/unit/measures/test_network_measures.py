@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from refused import refused
 from safetensors.torch import load_file, save_file
 from transformers.models.yolos import modeling_yolos
 
+from reelworks.catalog import filters
 from reelworks.catalog.config import Source
 from reelworks.catalog.scan import scan_sources
 from reelworks.catalog.store import Catalog
@@ -171,6 +174,49 @@ def test_a_classifier_gives_a_column_for_each_of_its_labels_and_a_recipe_filters
     marks, none = (data.rows.scores[name] for name in ("watermark", "no_watermark"))
     assert marks + none == pytest.approx(1.0)
     assert not data.failed_filters.is_valid().to_pylist().count(True)
+
+
+def test_any_labels_are_columns_and_equal_ones_are_one(
+    catalog: Path, weights: Path, decoded: list[str], tmp_path: Path
+) -> None:
+    odd = shutil.copytree(weights / "marks", tmp_path / "odd")
+    names = ["crane", "Crane", "3D render", "class", "path", "!!!", "sharpness", "text", "ﬁsh"]
+    config = json.loads((odd / "config.json").read_text())
+    config["id2label"] = {str(number): name for number, name in enumerate(names)}
+    model = transformers.ViTForImageClassification(
+        transformers.ViTConfig(**{**config, "id2label": dict(enumerate(names)), "label2id": {}})
+    )
+    model.save_pretrained(odd)
+    result = measured(catalog, f"classes={odd}")
+    assert result.failed == ()
+    expected = [
+        "crane",
+        "class_3d_render",
+        "class_class",
+        "class_path",
+        "class_5",
+        "class_sharpness",
+        "class_text",
+        "fish",
+    ]
+    assert [c.name for c in result.columns] == expected
+    assert sum(np.array(column(catalog, name)) for name in expected) == pytest.approx(1)
+    rows = Catalog.open(catalog).live()
+    assert filters.keeps(rows, " and ".join(f"{name} > 0" for name in expected)).all()
+    assert list(clip_measures._numbers_by_name({0: "text", 1: "3d"}, ("_area", "_count"))) == [
+        "class_text",
+        "class_3d",
+    ]
+
+
+@pytest.mark.parametrize("config", [None, "{", "[]", "{}", '{"id2label": ["a", "b"]}', '{"id2label": {"a": "b"}}'])
+@pytest.mark.parametrize("measure", ["classes", "objects"])
+def test_a_folder_without_labels_is_told(catalog: Path, tmp_path: Path, measure: str, config: str | None) -> None:
+    (tmp_path / "weights").mkdir()
+    if config is not None:
+        (tmp_path / "weights" / "config.json").write_text(config)
+    with refused("measure-weights-invalid", "--only", says="cannot be loaded"):
+        measured(catalog, f"{measure}={tmp_path / 'weights'}")
 
 
 @pytest.mark.parametrize("name", ["clip", "siglip", "dinov2"])
