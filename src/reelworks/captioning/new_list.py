@@ -15,7 +15,7 @@ import pyarrow.parquet
 
 from reelworks.captioning.clips import CaptionClip, CaptionSource
 from reelworks.catalog import lists, location
-from reelworks.core import digests, files
+from reelworks.core import files
 from reelworks.core.errors import UserError
 
 
@@ -68,11 +68,6 @@ def check(file: Path, sources: Sequence[CaptionSource]) -> None:
             value=str(file),
             remedy="give a name that ends in .parquet",
         ) from error
-
-
-def digest(data: bytes) -> str:
-    """Return the digest by which a list that this program wrote is known again."""
-    return digests.digest_bytes(data)
 
 
 def _table(

@@ -2,7 +2,7 @@
 
     {"run": ID, "began": TIME, "program": VERSION, "how": {…}, "captioner": {…}}
     {"run": ID, "at": TIME, "clip": PATH, "file": NAME, "captions": […], "former": TEXT, …}
-    {"run": ID, "list": DIGEST}                                        of a list that is about to be written
+    {"run": ID, "list": DIGEST, "root": FOLDER}                        of a list that is about to be written
     {"run": ID, "ended": TIME, "captioned": N, "failed": N}            missing if it was killed
 
 A line is durable before its caption file is written. So of a run that was killed, the last line may tell of a caption that
@@ -17,7 +17,7 @@ import time
 import uuid
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from reelworks.captioning.clips import CaptionClip
 from reelworks.core import digests, files, storage, user_files
@@ -25,6 +25,7 @@ from reelworks.core.errors import UserError
 
 NAME = ".reelworks-captions.jsonl"
 _MOST_BYTES = 16 << 30
+Runs = Literal["all", "alike", "continued"]
 
 
 class ClipKey(NamedTuple):
@@ -65,15 +66,17 @@ class CaptionRecord:
         continues = bool(began) and _digest_of(began[-1]) == self._digest and self._last not in done
         self._run = self._last if continues else None
 
-    def answers(self, *, continued_only: bool) -> dict[ClipKey, list[str]]:
-        """Return the captions of clips by runs with the same options.
+    def answers(self, runs: Runs) -> dict[ClipKey, list[str]]:
+        """Return the latest captions of clips by some runs.
 
-        With `continued_only`, only by the last run, and only if that was not completed, or left clips without a caption.
+        Args:
+            runs: "all"; "alike", those with the same options; or "continued", only the last one, and only if it has the
+                same options and was not completed, or left clips without a caption.
         """
-        same = {line["run"] for line in self._lines if "began" in line and _digest_of(line) == self._digest}
-        if continued_only:
-            same &= {self._run}
-        return {_key(line): line["captions"] for line in self._lines if "clip" in line and line["run"] in same}
+        alike = {line["run"] for line in self._lines if "began" in line and _digest_of(line) == self._digest}
+        some = {self._run} if runs == "continued" else alike
+        of_clips = (line for line in self._lines if "clip" in line and (runs == "all" or line["run"] in some))
+        return {_key(line): line["captions"] for line in of_clips}
 
     def settle(self, places: Collection[Path]) -> Path | None:
         """Write the caption that a killed run had answered but not yet written; returns its file, None for none.
@@ -88,13 +91,13 @@ class CaptionRecord:
         files.write_bytes(place, text_of(line["captions"]))
         return place
 
-    def lists(self) -> set[str]:
-        """Return the digests of all lists that runs have written, or were about to write."""
-        return {str(line["list"]) for line in self._lines if "list" in line}
+    def lists(self) -> dict[str, str]:
+        """Return the folders that paths are relative to, by the digests of lists that runs wrote, or were about to."""
+        return {str(line["list"]): str(line.get("root")) for line in self._lines if "list" in line}
 
-    def add_list(self, digest: str) -> None:
+    def add_list(self, digest: str, root: str) -> None:
         """Append the digest of a list durably, before it is written, so that it is known again."""
-        self._append({"run": self._begun(), "list": digest})
+        self._append({"run": self._begun(), "list": digest, "root": root})
 
     def add(self, clip: CaptionClip, captions: Sequence[str], place: Path | None) -> None:
         """Append the captions of a clip durably, before they are written to `place`, and its former text."""

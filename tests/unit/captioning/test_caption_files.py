@@ -262,6 +262,72 @@ def test_a_list_of_others_is_not_replaced(data: Path) -> None:
     assert run(data, list=data / "new.csv").captioned == 0  # the same command finds its own list
 
 
+def test_a_list_keeps_its_captions_whatever_runs_come_later(data: Path) -> None:
+    """Another captioner asks only for what is missing; one that fails for a clip takes none away."""
+    new = data / "new.jsonl"
+    says_nothing_of_p1 = SED.replace("sed -E '", r"sed -E '/p1\.png/s/.*//;")
+    run(data, list=new, command=says_nothing_of_p1)
+    first = {row["path"]: row.get("text") for row in lines(new)}
+    done = run(data, list=new, command="echo 'Another one.'", max_words=9)
+    assert (done.captioned, done.kept) == (1, 4)
+    assert {row["path"]: row["text"] for row in lines(new)} == first | {"p1.png": "Another one."}
+    done = run(data, list=new, command="sed -E 's/.*p[1-3].*//; s/.+/A third one./'", overwrite=True)
+    assert len(done.failed) == 3
+    assert {row["path"]: row["text"] for row in lines(new)} == first | {
+        "p0.png": "A third one.",
+        "p1.png": "Another one.",
+        "v.mp4": "A third one.",
+    }
+    run(data, list=new)  # without --overwrite, nothing goes back to what it was
+    assert lines(new)[0]["text"] == "A third one."
+
+
+def test_captions_in_a_list_that_was_edited_go_into_the_record_and_the_prompt(data: Path) -> None:
+    run(data, list=data / "new.jsonl")
+    edited = (data / "new.jsonl").read_text().replace("A picture named p0.", "Mine.")
+    (data / "new.jsonl").write_text(edited)
+    with refused("output-exists", "list"):
+        run(data, list=data / "new.jsonl")
+    asked = 'sed -E \'s/.*prompt": "([^"]*)".*/Not \\1/\''
+    run(data, list=data / "new.jsonl", overwrite=True, command=asked, prompt="{caption}")
+    assert lines(data / "new.jsonl")[0]["text"] == "Not Mine."
+    assert "Mine." in {line.get("former") for line in lines(data / f".new.jsonl{record.NAME}")}
+
+
+def test_a_list_that_is_written_meanwhile_stays_and_the_answers_are_not_lost(data: Path, tmp_path: Path) -> None:
+    new = tmp_path / "new.jsonl"
+    with refused("output-exists", "list", says="while clips were captioned"):
+        run(data, list=new, command=f"sh -c 'echo mine > {new}; echo A cat.'")
+    assert new.read_text() == "mine\n"
+    new.unlink()
+    done = run(data, list=new, command=f"sh -c 'echo mine > {new}; echo A cat.'")
+    assert (done.captioned, done.kept) == (0, 5)
+    assert [row["text"] for row in lines(new)] == ["A cat."] * 5
+
+
+def test_a_list_has_what_a_killed_run_with_other_options_was_told(data: Path) -> None:
+    new = data / "new.jsonl"
+    run(data, list=new, command="sed -E 's/.*p[1-3].*//; s/.+/One./'")
+    with pytest.raises(Killed), killed_at(9):
+        run(data, list=new)
+    answered = {line["clip"] for line in lines(data / f".new.jsonl{record.NAME}") if "clip" in line}
+    assert len(answered) > 2
+    done = run(data, list=new, command="echo Two.")
+    assert (done.captioned, done.kept) == (5 - len(answered), len(answered))
+
+
+def test_a_list_that_is_a_folder_is_refused(data: Path) -> None:
+    (data / "new.csv").mkdir()
+    with refused("file-unwritable", "list", says="a folder"):
+        run(data, list=data / "new.csv")
+
+
+def test_former_captions_of_a_clip_stay_several_in_a_list_of_several(data: Path) -> None:
+    (data / "p0.txt").write_text("one\ntwo\n")
+    run(data, list=data / "new.jsonl", captions=2, command="awk '{print \"words\", length($0)}'")
+    assert lines(data / "new.jsonl")[0]["text"] == ["one", "two"]
+
+
 class Killed(BaseException):
     """The process is gone."""
 
