@@ -4,6 +4,7 @@
     {"run": ID, "at": TIME, "clip": PATH, "file": NAME, "captions": […], "former": TEXT, …}
     {"run": ID, "list": DIGEST, "root": FOLDER}                        of a list that is about to be written
     {"run": ID, "ended": TIME, "captioned": N, "failed": N}            missing if it was killed
+    {"run": ID, "undone": TIME, "files": [NAME, …]}                    of caption files that have their former text again
 
 A line is durable before its caption file is written. So of a run that was killed, the last line may tell of a caption that
 is not there yet, and no file changes without a line that has its former text.
@@ -15,7 +16,7 @@ import base64
 import os
 import time
 import uuid
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -58,8 +59,7 @@ class CaptionRecord:
         self.captioner: dict[str, Any] = {}
         self._digest = None if how is None else digests.digest_json(how)
         self._lines = _read(file)
-        undone = {line["run"] for line in self._lines if "undone" in line}
-        began = [line for line in self._lines if "began" in line and line["run"] not in undone]
+        began = [line for line in self._lines if "began" in line]
         self._last: str | None = began[-1]["run"] if began else None
         done = {line["run"] for line in self._lines if "ended" in line and not line.get("failed")}
         # A run that goes on is still the same, so that it can be undone as a whole.
@@ -114,19 +114,18 @@ class CaptionRecord:
             self._append({"run": self._run, "ended": time.time(), "captioned": captioned, "failed": failed})
 
     def undo(self, places: Collection[Path]) -> list[tuple[Path, bool]]:
-        """Put back the texts that were there before the last run; returns each file, and whether it was changed.
+        """Put back the texts that were there before the last run of these files; returns each, and whether it was changed.
 
         A file that has changed since is left as it is. A caption file that was not there before is removed.
 
         Args:
             places: Caption files of the clips that there are.
         """
-        of_run = [line for line in self._lines if line["run"] == self._last and line.get("file") is not None]
+        mine = [line for line in self._lines if line.get("file") is not None and _place(self.file, line) in places]
+        of_run = [line for line in mine if line["run"] == mine[-1]["run"]]
         result = []
         for line in reversed(of_run):
             place, former = _place(self.file, line), _former(line)
-            if place not in places:
-                continue
             is_ours = _raw(place) == text_of(line["captions"])
             if is_ours and former is None:
                 storage.unlink(place)
@@ -135,7 +134,8 @@ class CaptionRecord:
                 files.write_bytes(place, former or b"")
             result.append((place, is_ours))
         if of_run:
-            self._append({"run": self._last, "undone": time.time()})
+            names = sorted({line["file"] for line in of_run})
+            self._append({"run": of_run[-1]["run"], "undone": time.time(), "files": names})
         return result
 
     def _begun(self) -> str:
@@ -182,14 +182,26 @@ def _read(file: Path) -> list[dict[str, Any]]:
             value=str(file),
             remedy="check its permissions, or move it away",
         ) from error
-    return [line for line in files.read_json_lines(file) if _is_valid(line)]
+    return _without_undone(line for line in files.read_json_lines(file) if _is_valid(line))
+
+
+def _without_undone(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Leave out captions that were undone, and runs of which nothing else is left."""
+    left: list[dict[str, Any]] = []
+    for line in lines:
+        left.append(line)
+        if "undone" in line:
+            left = [one for one in left if one["run"] != line["run"] or one.get("file") not in line["files"]]
+            if not any("clip" in one for one in left if one["run"] == line["run"]):
+                left = [*(one for one in left if one["run"] != line["run"]), line]
+    return left
 
 
 def _is_valid(line: dict[str, Any]) -> bool:
     if not isinstance(line.get("run"), str):
         return False
     if "clip" not in line:
-        return True
+        return "undone" not in line or isinstance(line.get("files"), list)
     captions, file = line.get("captions"), line.get("file")
     has_texts = isinstance(captions, list) and captions and all(isinstance(text, str) for text in captions)
     sizes = all(isinstance(line.get(name), int) for name in ("size_bytes", "mtime_ns"))

@@ -91,6 +91,24 @@ def test_overwritten_captions_can_be_put_back(data: Path) -> None:
         run(data, undo=True)
 
 
+def test_a_part_of_a_run_is_undone_and_the_rest_later(data: Path) -> None:
+    (data / "part.csv").write_text("path\np0.png\np1.png\n")
+    (data / "p0.txt").write_text("mine")
+    run(data)
+    run(data, command="echo Another one.", overwrite=True)
+    undone = run(data / "part.csv", undo=True)
+    assert (undone.restored, undone.changed_since) == ((str(data / "p1.txt"), str(data / "p0.txt")), ())
+    assert texts(data) == {name: "Another one.\n" for name in EXPECTED} | {
+        "p0.txt": "mine",
+        "p1.txt": EXPECTED["p1.txt"],
+    }
+    assert len(run(data, undo=True).restored) == 3
+    assert texts(data) == EXPECTED | {"p0.txt": "mine"}
+    assert len(run(data / "part.csv", undo=True).restored) == 1  # what the first run wrote
+    assert len(run(data, undo=True).restored) == 3
+    assert texts(data) == {"p0.txt": "mine"}
+
+
 def test_a_finished_run_with_overwrite_begins_again(data: Path) -> None:
     run(data, overwrite=True)
     assert run(data, overwrite=True).captioned == 5
