@@ -98,7 +98,7 @@ def test_a_part_of_a_run_is_undone_and_the_rest_later(data: Path) -> None:
     run(data, command="echo Another one.", overwrite=True)
     undone = run(data / "part.csv", undo=True)
     assert (undone.restored, undone.changed_since) == ((str(data / "p1.txt"), str(data / "p0.txt")), ())
-    assert texts(data) == {name: "Another one.\n" for name in EXPECTED} | {
+    assert texts(data) == dict.fromkeys(EXPECTED, "Another one.\n") | {
         "p0.txt": "mine",
         "p1.txt": EXPECTED["p1.txt"],
     }
@@ -131,6 +131,17 @@ def test_two_clips_with_one_caption_file_get_none(data: Path) -> None:
     assert {failed.clip for failed in done.failed} == {"data/v.png", "data/v.mp4"}
     assert all("v.txt is that of v." in failed.reason for failed in done.failed)
     assert "v.txt" not in texts(data)
+
+
+@pytest.mark.parametrize("count", [237, 238, 251])
+def test_a_name_too_long_for_a_caption_file_costs_its_clip_alone(data: Path, count: int) -> None:
+    named = "x" * count
+    (data / "p0.png").rename(data / f"{named}.png")
+    done = run(data, command="echo A cat.")
+    fits = count == 237
+    assert (done.captioned, ["too long" in failed.reason for failed in done.failed]) == (4 + fits, [True] * (not fits))
+    assert (f"{named}.txt" in texts(data)) == fits
+    assert run(data, list=data / "new.jsonl").failed == ()
 
 
 def test_captions_in_files_with_numbers_are_left(data: Path) -> None:
@@ -229,6 +240,17 @@ def test_a_catalog_is_captioned_beside_its_files_or_into_a_list(data: Path, tmp_
     assert any(f'root = "{data}"' in note for note in listed.notes)
     assert run(tmp_path / "catalog").captioned == 5
     assert texts(data) == EXPECTED
+
+
+def test_captions_of_a_list_are_known_by_its_catalog(data: Path, tmp_path: Path) -> None:
+    (data / "meta.csv").write_text("path,text\np0.png,mine\np1.png,\n")
+    scan_sources([Source.from_path(data / "meta.csv")], tmp_path / "catalog", workers=1)
+    done = run(tmp_path / "catalog")
+    assert (done.captioned, done.kept, [failed.clip for failed in done.failed]) == (0, 1, ["meta/p1.png"])
+    assert texts(data) == {}
+    done = run(tmp_path / "catalog", list=data / "new.jsonl")
+    assert (done.captioned, done.kept) == (1, 1)
+    assert [row["text"] for row in lines(data / "new.jsonl")] == ["mine", "A picture named p1."]
 
 
 def test_clips_of_long_videos_keep_their_ranges(data: Path, tmp_path: Path) -> None:
