@@ -231,6 +231,11 @@ def test_members_of_archives_need_a_list(data: Path, tmp_path: Path) -> None:
         "all.tar/p0.png": "a thing",
         "all.tar/v.mp4": "a thing",
     }
+    scan_sources([Source.from_path(folder / "new.jsonl")], tmp_path / "catalog", workers=1)
+    rows = Catalog.open(tmp_path / "catalog").live()
+    assert (rows.caption.to_pylist(), rows.readable.tolist()) == (["a thing"] * 2, [True] * 2)
+    assert run(folder, list=folder / "new.jsonl", overwrite=True, command="false").failed != ()
+    assert [row["text"] for row in lines(folder / "new.jsonl")] == ["a thing"] * 2
 
 
 def test_a_catalog_is_captioned_beside_its_files_or_into_a_list(data: Path, tmp_path: Path) -> None:
