@@ -268,11 +268,12 @@ _OPENINGS = (
 )
 LEFTOVERS: tuple[tuple[str, str], ...] = (
     ("an opening such as \"The image shows\"", rf"(?i)^\W*(?:{_OPENINGS})"),
-    ("words to the one who asked", r"(?i)^\W*(?:sure|certainly|of course|absolutely|okay)\b\s*[,!.:]|^\W*(?:here(?:'s| is| are)|below is)\b|\blet me know\b"),
-    ("a refusal", r"(?i)\bas an ai\b|\bi(?:'m| am) sorry\b|\bi(?: can't|'m unable| cannot| am unable)\b"),
+    ("words to the one who asked", r"(?i)^\W*(?:sure|certainly|of course|absolutely|okay)\b\s*[,!.:]|^\W*(?:here(?:['’]s| is| are)|below is)\b|\blet me know\b"),
+    ("a refusal", r"(?i)\bas an ai\b|\bi(?:['’]m| am) (?:sorry|unable)\b|\bi can(?:not|['’]t)\b|\bi (?:must )?apologi[sz]e\b"),
+    ("JSON", r"""^\s*\[\s*["{]|\{\s*["'][^"'\n]*["']\s*:"""),
     ("markdown", r"\*\*|__\S|(?:^|\n)\s*(?:#{1,6}\s|[-*•]\s)|```|`[^`]+`"),
-    ("HTML or tags of a model", r"(?i)</?(?:think|p|br|div|html|body|b|i|s)\b[^>]*>|<\|[^|]*\|>|\[/?inst\]"),
-    ("quotation marks around all", r'^\s*"[^"]*"\s*$|^\s*“[^”]*”\s*$|^\s*\'[^\']*\'\s*$'),
+    ("HTML or tags of a model", r"(?i)</?(?:think|answer|p|br|div|html|body|b|i|s)\b[^>]*>|<\|[^|]*\|>|\[/?inst\]"),
+    ("quotation marks around all", r'^\s*"[^"]*"\s*$|^\s*“[^”]*”\s*$|^\s*\'[^\']*\'\s*$|^\s*‘[^’]*’\s*$'),
     ("a label such as \"Caption:\"", r"(?i)^\W*(?:caption|description|prompt|answer|assistant|tags)\s*:"),
 )  # fmt: skip
 

@@ -119,5 +119,6 @@ def _prompts(request: CaptionRequest, clip: CaptionClip, kind: str) -> list[str]
 def _caption_of(request: CaptionRequest, answer: Answer | CaptionFailed) -> str:
     if isinstance(answer, CaptionFailed):
         raise answer
-    text = answers.caption_of(answer.text, max_words=request.max_words, is_cut=answer.is_cut)
+    of_tags = request.prompt is None and request.style == "tags"
+    text = answers.caption_of(answer.text, max_words=request.max_words, is_cut=answer.is_cut, of_tags=of_tags)
     return answers.with_trigger(text, request.trigger, is_in=request.trigger_in)

@@ -42,6 +42,8 @@ CASES = [
     ("captions_script", T5, ["猫 cat", "一只猫"], "1 caption is in another script", [1], ["cat"]),
     ("captions_leftovers", NONE, ["The image shows a cat.", "a cat"], 'an opening such as "The image shows" (1)', [0], ["a cat"]),
     ("captions_leftovers", NONE, ["Sure, here is it: a cat", "As an AI, I cannot"], "a refusal (1)", [0, 1], ["sure-footed goat"]),
+    ("captions_leftovers", NONE, ["Here’s a cat", "I’m sorry, but I can’t", "I apologize, but I cannot"], "a refusal (2)", [0, 1, 2], ["I’m"]),
+    ("captions_leftovers", NONE, ['{"caption": "A cat"}', '["cat"]', "<answer>a</answer>"], "JSON (2)", [0, 1, 2], ["[a] {b: c}"]),
     ("captions_leftovers", NONE, ["a **red** cat", '"a cat"', "<think>a</think>"], "markdown (1)", [0, 1, 2], ['a "cat" sign']),
 ]  # fmt: skip
 
