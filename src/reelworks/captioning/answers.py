@@ -43,7 +43,14 @@ _LOOP_RUN = 8  # times that one word follows itself
 
 
 class CaptionFailed(Exception):  # noqa: N818
-    """A clip gets no caption; the message is the reason, short enough for a table."""
+    """A clip gets no caption; the message is the reason, short enough for a table.
+
+    `of_clip` tells whether the clip is to blame, of a captioner that works: a model refuses it, or runs into a loop.
+    """
+
+    def __init__(self, reason: str, *, of_clip: bool = False) -> None:
+        super().__init__(reason)
+        self.of_clip = of_clip
 
 
 def caption_of(answer: str, *, max_words: int | None = None, is_cut: bool = False, of_tags: bool = False) -> str:
@@ -70,11 +77,11 @@ def caption_of(answer: str, *, max_words: int | None = None, is_cut: bool = Fals
     if _is_json(text):
         raise CaptionFailed(f"the answer is JSON: {_begin(text)}")
     if _REFUSAL.match(text):
-        raise CaptionFailed(f"the model refused: {_begin(text)}")
+        raise CaptionFailed(f"the model refused: {_begin(text)}", of_clip=True)
     if not any(letter.isalpha() for letter in text):
         raise CaptionFailed(f"the answer has no words: {_begin(text)}" if text else "the answer is empty")
     if _loops(text.casefold().split()):
-        raise CaptionFailed(f"the answer repeats itself: {_begin(text)}")
+        raise CaptionFailed(f"the answer repeats itself: {_begin(text)}", of_clip=True)
     text = _capital(_OPENING.sub("", text)) if _OPENING.match(text) else text
     if is_cut:
         text = _whole(text)

@@ -249,10 +249,10 @@ def _ask_all(
             clip = of_number[i]
             if not isinstance(found, NoCaption):
                 reason = _keep(request, books, clip, found)
-                found = found if reason is None else NoCaption(reason, of_file=True)
+                found = found if reason is None else NoCaption(reason, of_clip=True)
             if isinstance(found, NoCaption):
                 failed[i] = FailedCaption(clip.label, found.reason)
-                in_a_row = in_a_row if found.of_file else in_a_row + 1
+                in_a_row = in_a_row if found.of_clip else in_a_row + 1
             else:
                 captions[i], in_a_row = found, 0
             on_progress(len(captions) + len(failed), len(choice.todo))

@@ -527,6 +527,12 @@ def test_wrong_requests_are_refused(data: Path) -> None:
         run((data, data))
 
 
+def test_many_refusals_in_a_row_are_no_reason_to_give_up(tmp_path: Path) -> None:
+    data = clips(tmp_path / "data", 25)
+    done = run(data, command="sed -E 's/.*p[0-9]+.png.*/I am sorry, no./; s/.*mp4.*/A cat./'")
+    assert (done.captioned, len(done.failed)) == (1, 25)
+
+
 def test_a_captioner_that_always_fails_is_given_up(tmp_path: Path) -> None:
     data = clips(tmp_path / "data", 30)
     with refused("captioner-fails", "command", says="ended with code 1"):
