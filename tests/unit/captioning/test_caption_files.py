@@ -205,6 +205,51 @@ def test_lists(data: Path, tmp_path: Path) -> None:
     assert pyarrow.parquet.read_table(data / "new.parquet").column("where").to_pylist() == ["a, b", "c", ""]
 
 
+def test_other_columns_are_copied_as_they_stand(data: Path) -> None:
+    (data / "a.csv").write_text("id,path,ok,price,huge\n007,p0.png,True,1.10,123456789012345678901\nNA,p1.png,,,\n")
+    run(data / "a.csv", list=data / "new.csv", command="echo 'A cat, \"red\".'")
+    assert (data / "new.csv").read_text() == (
+        "id,path,ok,price,huge,text\n"
+        '007,p0.png,True,1.10,123456789012345678901,"A cat, ""red""."\n'
+        'NA,p1.png,,,,"A cat, ""red""."\n'
+    )
+    rows = [
+        {"image": "p0.png", "at": "2024-01-01 10:00:00", "huge": 10**30, "of": {"x": [1, None]}},
+        {"image": "p1.png"},
+    ]
+    (data / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run(data / "a.jsonl", list=data / "new.jsonl", command="echo A cat.")
+    assert lines(data / "new.jsonl") == [
+        {"path": "p0.png", "at": "2024-01-01 10:00:00", "huge": 10**30, "of": {"x": [1, None]}, "text": "A cat."},
+        {"path": "p1.png", "text": "A cat."},
+    ]
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+def test_several_lists_become_one_with_all_columns(data: Path, tmp_path: Path, suffix: str) -> None:
+    clips(data / "sub", 1)
+    (data / "a.csv").write_text("path,caption,aes\np0.png,mine,4.5\n")
+    (data / "sub" / "b.jsonl").write_text('{"path": "p0.png", "flow": 7}\n')
+    run((data / "a.csv", data / "sub" / "b.jsonl"), list=data / f"new.{suffix}")
+    scan_sources([Source.from_path(data / f"new.{suffix}")], tmp_path / "catalog", workers=1)
+    rows = Catalog.open(tmp_path / "catalog").live()
+    assert rows.path.to_pylist() == ["p0.png", "sub/p0.png"]
+    assert rows.caption.to_pylist() == ["mine", "A picture named p0."]
+    assert (rows.scores["aes"][0], rows.scores["flow"][1]) == (4.5, 7)
+
+
+def test_ranges_in_seconds_stay_and_are_not_mixed_with_frames(data: Path, tmp_path: Path) -> None:
+    (data / "a.csv").write_text("path,start_seconds,end_seconds\nv.mp4,0.05,0.2\n")
+    (data / "b.csv").write_text("path\np0.png\n")
+    (data / "c.csv").write_text("path,start_frame\nv.mp4,1\n")
+    run((data / "a.csv", data / "b.csv"), list=data / "new.csv")
+    assert (data / "new.csv").read_text() == (
+        "path,start_seconds,end_seconds,text\nv.mp4,0.05,0.2,A video named v.\np0.png,,,A picture named p0.\n"
+    )
+    with refused("ranges-given-twice", "list"):
+        run((data / "a.csv", data / "c.csv"), list=data / "mixed.csv", command="false")
+
+
 def test_a_list_of_several_captions_and_of_ranges(data: Path) -> None:
     (data / "cuts.csv").write_text("path,start_frame,end_frame\nv.mp4,0,3\nv.mp4,3,6\n")
     with refused("captions-need-a-list", "DATA"):
