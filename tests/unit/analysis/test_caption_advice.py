@@ -63,6 +63,28 @@ def test_each_rule_names_its_clips(name, needs, captions, said, clips, quiet):
     assert advice(name, needs, quiet) is None
 
 
+def test_the_template_of_each_dataset_counts_for_its_own_captions():
+    """The trigger word is in the template of one dataset and in the texts of the other, as it should be."""
+    needs = CaptionNeeds("rwmug", T5.encoder, (("a", "rwmug, {text} at {fps:.0f}."), ("b", "{text}")))
+
+    def names(*captions):
+        told = caption_advice.advise(rows(*({"dataset": name, "caption": text} for name, text in captions)), needs)
+        return {one.name: one.files for one in told}
+
+    assert names(("a", "blue"), ("b", "rwmug, red")) == {}
+    assert names(("a", "rwmug"), ("b", "red")) == {
+        "captions_trigger_twice": ("a/clip-0000",),
+        "captions_trigger_missing": ("b/clip-0001",),
+    }
+    five = "one two three four five"
+    assert names(("a", five), ("b", f"rwmug {five} six seven")) == {}
+    assert names(("a", f"{five} six"), ("b", f"rwmug {five} six")) == {"captions_long": ("a/clip-0000",)}
+
+
+def test_an_encoder_without_a_limit_reads_all():
+    assert advice("captions_long", CaptionNeeds(encoder=ReadingEncoder("mine", None)), ["word " * 200]) is None
+
+
 def test_every_rule_has_a_case():
     assert {case[0] for case in CASES} | {"captions_phrase"} == set(caption_advice.RULES)
     assert not caption_advice.RULES.keys() & data_advice.RULES.keys()
@@ -152,7 +174,7 @@ def test_a_recipe_tells_the_text_encoder_and_the_template(tmp_path: Path):
     needs = caption_needs.find("rwmug", None, recipe)
     assert needs.encoder is not None
     assert (needs.encoder.max_tokens, needs.encoder.english_only, needs.encoder.count) == (512, False, None)
-    assert needs.trigger_in_template
+    assert needs.trigger_datasets == ("data",)
     assert needs.line_datasets == ("data",)
 
 
