@@ -6,6 +6,7 @@ import base64
 import errno
 import itertools
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -546,6 +547,25 @@ def test_ctrl_c_ends_soon_and_keeps_what_is_done(tmp_path: Path) -> None:
     assert "Traceback" not in said
     assert 3 <= len(texts(data)) < 13
     assert run(data, command="echo A dog.").kept >= 3
+
+
+@pytest.mark.slow
+def test_sigterm_ends_the_commands_and_removes_their_frames(tmp_path: Path) -> None:
+    data, temporary = clips(tmp_path / "data"), tmp_path / "temporary"
+    temporary.mkdir()
+    words = ["caption", str(data), "--workers", "1", "--command", f"sh -c 'echo $$ > {tmp_path}/pid; sleep 300'"]
+    child = subprocess.Popen(
+        [sys.executable, "-m", "reelworks", *words],
+        env=os.environ | {"TMPDIR": str(temporary)},
+        stderr=subprocess.DEVNULL,
+    )
+    until = time.monotonic() + 120
+    while not ((tmp_path / "pid").exists() and (tmp_path / "pid").read_text()) and time.monotonic() < until:
+        time.sleep(0.01)
+    child.terminate()
+    assert child.wait(20) == -signal.SIGTERM
+    assert not Path("/proc", (tmp_path / "pid").read_text().strip()).exists()
+    assert list(temporary.glob("reelworks-caption-*")) == []
 
 
 def test_wrong_requests_are_refused(data: Path) -> None:
