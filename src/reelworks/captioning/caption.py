@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -154,6 +154,9 @@ def _choose(request: CaptionRequest, sources: Sequence[CaptionSource], books: _B
             choice.failed[i] = FailedCaption(clip.label, reason)
         else:
             choice.todo.append((i, clip))
+    # Those that failed before come last, so that many of them do not keep a run from the others.
+    failed = {key for book in books.records.values() for key in book.failed()}
+    choice.todo.sort(key=lambda one: ClipKey.of_clip(one[1]) in failed)
     reasons = {failed.reason for failed in choice.failed.values()}
     no_place = next((clip for clip in clips.each(sources) if clip.why_no_place in reasons and clip.place is None), None)
     if not to_list and not choice.todo and not choice.known and no_place is not None and choice.kept == 0:
@@ -252,6 +255,8 @@ def _ask_all(
                 found = found if reason is None else NoCaption(reason, of_clip=True)
             if isinstance(found, NoCaption):
                 failed[i] = FailedCaption(clip.label, found.reason)
+                with suppress(OSError):  # what only decides the order ends no run
+                    books.of_clip(clip).add_failure(clip, found.reason)
                 in_a_row = in_a_row if found.of_clip else in_a_row + 1
             else:
                 captions[i], in_a_row = found, 0

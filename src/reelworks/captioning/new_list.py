@@ -52,9 +52,9 @@ def encode(file: Path, sources: Sequence[CaptionSource], captions: Captions) -> 
         captions: Captions of clips by their number among those of all sources; no caption for others.
     """
     texts = _texts(captions, sum(len(source.clips) for source in sources), as_lists=file.suffix != ".csv")
-    root, parts, start = root_of(sources), list[_Part](), 0
+    root, parts, start = root_of(sources), list[_ListPart](), 0
     for source in sources:
-        part = _Part.of_source(source, root, texts.slice(start, len(source.clips)), is_alone=len(sources) == 1)
+        part = _ListPart.of_source(source, root, texts.slice(start, len(source.clips)), is_alone=len(sources) == 1)
         parts.append(part)
         start += len(source.clips)
     columns = list(dict.fromkeys(name for part in parts for name in part.table.column_names))
@@ -94,7 +94,7 @@ def _check_ranges(columns: Sequence[str], file: Path) -> None:
         )
 
 
-class _Part(NamedTuple):
+class _ListPart(NamedTuple):
     """Rows of one source.
 
     Attributes:
@@ -110,7 +110,7 @@ class _Part(NamedTuple):
     former: str | None
 
     @classmethod
-    def of_source(cls, source: CaptionSource, root: str, texts: Any, *, is_alone: bool) -> _Part:
+    def of_source(cls, source: CaptionSource, root: str, texts: Any, *, is_alone: bool) -> _ListPart:
         """Put captions into the columns of a list, or of clips; a list that is alone keeps their column's name."""
         paths = pa.array([_below(root, clip) for clip in source.clips], pa.large_string())
         if source.list_file is None:

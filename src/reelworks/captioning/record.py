@@ -2,6 +2,7 @@
 
     {"run": ID, "began": TIME, "program": VERSION, "how": {…}, "captioner": {…}}
     {"run": ID, "at": TIME, "clip": PATH, "file": NAME, "captions": […], "former": TEXT, …}
+    {"run": ID, "at": TIME, "no_caption": PATH, "reason": TEXT, …}     of a clip that got none
     {"run": ID, "list": DIGEST, "root": FOLDER}                        of a list that is about to be written
     {"run": ID, "ended": TIME, "captioned": N, "failed": N}            missing if it was killed
     {"run": ID, "undone": TIME, "files": [NAME, …]}                    of caption files that have their former text again
@@ -78,6 +79,10 @@ class CaptionRecord:
         of_clips = (line for line in self._lines if "clip" in line and (runs == "all" or line["run"] in some))
         return {_key(line): line["captions"] for line in of_clips}
 
+    def failed(self) -> set[ClipKey]:
+        """Return the clips that got no caption in some run."""
+        return {_key(line) for line in self._lines if "no_caption" in line}
+
     def settle(self, places: Collection[Path]) -> Path | None:
         """Write the caption that a killed run had answered but not yet written; returns its file, None for none.
 
@@ -99,12 +104,17 @@ class CaptionRecord:
         """Append the digest of a list durably, before it is written, so that it is known again."""
         self._append({"run": self._begun(), "list": digest, "root": root})
 
+    def add_failure(self, clip: CaptionClip, reason: str) -> None:
+        """Append that a clip got no caption, so that the next run asks for others first."""
+        self._append(
+            {"run": self._begun(), "at": time.time(), "no_caption": clip.path, "reason": reason} | _state(clip)
+        )
+
     def add(self, clip: CaptionClip, captions: Sequence[str], place: Path | None) -> None:
         """Append the captions of a clip durably, before they are written to `place`, and its former text."""
         raw = None if place is None else _raw(place)
         former = _as_json(raw) if place is not None else {"former": clip.caption}
-        line = {"run": self._begun(), "at": time.time(), "clip": clip.path, "root": clip.root, "range": clip.range}
-        line |= {"size_bytes": clip.size_bytes, "mtime_ns": clip.mtime_ns}
+        line = {"run": self._begun(), "at": time.time(), "clip": clip.path} | _state(clip)
         line |= {"file": None if place is None else os.path.relpath(place, self.file.parent)}
         self._append(line | {"captions": list(captions)} | former)
 
@@ -200,13 +210,22 @@ def _without_undone(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 def _is_valid(line: dict[str, Any]) -> bool:
     if not isinstance(line.get("run"), str):
         return False
+    if "no_caption" in line:
+        return _has_state(line, "no_caption")
     if "clip" not in line:
         return "undone" not in line or isinstance(line.get("files"), list)
     captions, file = line.get("captions"), line.get("file")
     has_texts = isinstance(captions, list) and captions and all(isinstance(text, str) for text in captions)
+    return bool(has_texts) and _has_state(line, "clip") and (file is None or isinstance(file, str))
+
+
+def _state(clip: CaptionClip) -> dict[str, Any]:
+    return {"root": clip.root, "range": clip.range, "size_bytes": clip.size_bytes, "mtime_ns": clip.mtime_ns}
+
+
+def _has_state(line: dict[str, Any], path: str) -> bool:
     sizes = all(isinstance(line.get(name), int) for name in ("size_bytes", "mtime_ns"))
-    names = all(isinstance(line.get(name), str) for name in ("clip", "root", "range"))
-    return bool(has_texts) and sizes and names and (file is None or isinstance(file, str))
+    return sizes and all(isinstance(line.get(name), str) for name in (path, "root", "range"))
 
 
 def _digest_of(began: dict[str, Any]) -> str:
@@ -214,7 +233,8 @@ def _digest_of(began: dict[str, Any]) -> str:
 
 
 def _key(line: dict[str, Any]) -> ClipKey:
-    return ClipKey(f"{line['root']}/{line['clip']}", line["range"], line["size_bytes"], line["mtime_ns"])
+    path = line["clip"] if "clip" in line else line["no_caption"]
+    return ClipKey(f"{line['root']}/{path}", line["range"], line["size_bytes"], line["mtime_ns"])
 
 
 def _place(record: Path, line: dict[str, Any]) -> Path:

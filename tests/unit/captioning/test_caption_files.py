@@ -598,6 +598,16 @@ def test_many_refusals_in_a_row_are_no_reason_to_give_up(tmp_path: Path) -> None
     assert (done.captioned, len(done.failed)) == (1, 25)
 
 
+def test_clips_that_failed_are_asked_for_last(tmp_path: Path) -> None:
+    """The first 20 fail at each run, which is given up; the next one captions the others first."""
+    data = clips(tmp_path / "data", 30)
+    command = "sh -c 'grep -qE \"/p([012]|1[0-9]|2[0-6])[.]png\" && exit 1; echo A cat.'"
+    for count in (0, 11):
+        with refused("captioner-fails", "command"):
+            run(data, command=command)
+        assert len(texts(data)) == count
+
+
 def test_a_captioner_that_always_fails_is_given_up(tmp_path: Path) -> None:
     data = clips(tmp_path / "data", 30)
     with refused("captioner-fails", "command", says="ended with code 1"):
