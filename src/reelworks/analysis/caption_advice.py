@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -18,7 +19,8 @@ import pyarrow.compute as pc
 from reelworks.analysis.caption_needs import CLIP_TOKENS, CaptionNeeds
 from reelworks.analysis.caption_texts import Texts
 from reelworks.analysis.caption_words import frequent_phrases, is_near, words_of
-from reelworks.analysis.data_advice import ENOUGH, DataAdvice, Finding
+from reelworks.analysis.data_advice import ENOUGH, FILES_NAMED, DataAdvice, Finding
+from reelworks.catalog import template
 from reelworks.catalog.rows import CatalogRows
 from reelworks.core import units
 
@@ -54,35 +56,67 @@ def _captions(number: int, verb: str = "") -> str:
 
 
 def _long(texts: Texts, needs: CaptionNeeds) -> Finding:
-    """Advise on captions of which the text encoder does not read the end."""
+    """Advise on captions of which the text encoder does not read the end, with what templates put around them."""
     encoder = needs.encoder
-    most = CLIP_TOKENS if encoder is None or encoder.max_tokens is None else encoder.max_tokens
-    where = np.asarray(pc.greater(pc.binary_length(texts.unique), most - 2))  # a token has at least one byte
-    measured = encoder is not None and encoder.count is not None
-    if measured and encoder is not None and encoder.count is not None:
-        at, some = texts.some(where, _TOKENIZED)
-        counts, _ = encoder.count(some)
-    else:
-        at = np.flatnonzero(where)
-        counts = np.asarray(pc.count_substring_regex(texts.unique.take(pa.array(at)), _TOKEN)).astype(np.int64)
-    is_long = counts > most
-    if not is_long.any():
+    most = CLIP_TOKENS if encoder is None else encoder.max_tokens
+    if most is None:
         return None
-    sampled = len(at) < int(where.sum())
-    long = np.zeros(len(texts.unique), dtype=np.bool_)
-    long[at[is_long]] = True
-    number = texts.number(long)
-    if sampled:
-        number = round(number * int(where.sum()) / len(at))
+    parts = [_too_long(part, form, needs, most) for form, part in _by_template(texts, needs)]
+    number, worst = sum(part.number for part in parts), max((part.worst for part in parts), default=0)
+    if not number:
+        return None
+    measured = encoder is not None and encoder.count is not None
     by = "" if measured else " in words and punctuation marks, of which tokens are at least as many"
-    about = "about " if sampled else ""
-    worst = int(counts.max()) - most
+    about = "about " if any(part.is_estimate for part in parts) else ""
     text = f"{about}{_captions(number, 'is')} longer than {most} tokens{by}; the longest loses {worst}"
     if encoder is None:
         remedy = f"CLIP text encoders read only the first {most} tokens; put what matters first, or name yours (--text-encoder)"
     else:
         remedy = f"{encoder.name} reads only the first {most}; shorten them, or put what matters first"
-    return text, remedy, texts.files(long)
+    return text, remedy, tuple(file for part in parts for file in part.files)[:FILES_NAMED]
+
+
+def _by_template(texts: Texts, needs: CaptionNeeds) -> list[tuple[str, Texts]]:
+    """Return the captions of datasets with the template of each."""
+    of_template: dict[str, list[str]] = {}
+    for name, form in needs.templates:
+        of_template.setdefault(form, []).append(name)
+    named = [name for name, _ in needs.templates]
+    parts = [(form, texts.of_datasets(names)) for form, names in of_template.items()]
+    return [(form, part) for form, part in (*parts, ("{text}", texts.of_datasets(named, others=True))) if part.total]
+
+
+class _TooLong(NamedTuple):
+    number: int = 0
+    worst: int = 0
+    is_estimate: bool = False
+    files: tuple[str, ...] = ()
+
+
+def _too_long(texts: Texts, form: str, needs: CaptionNeeds, most: int) -> _TooLong:
+    """Count the captions that exceed so many tokens in a template, in which any number has one digit."""
+    numbers = {name: 1.0 for piece in template.parse(form, None) for name in piece.numbers}
+    before, is_used, after = template.fill(form, "\0", numbers).partition("\0")
+    if not is_used:
+        return _TooLong()
+    # A token has at least one byte.
+    where = np.asarray(pc.greater(pc.binary_length(texts.unique), most - 2 - len((before + after).encode())))
+    if needs.encoder is not None and needs.encoder.count is not None:
+        at, some = texts.some(where, _TOKENIZED)
+        counts, _ = needs.encoder.count([f"{before}{text}{after}" for text in some])
+    else:
+        at = np.flatnonzero(where)
+        start, end, between = (pa.scalar(part, pa.large_string()) for part in (before, after, ""))
+        whole = pc.binary_join_element_wise(start, texts.unique.take(pa.array(at)), end, between)
+        counts = np.asarray(pc.count_substring_regex(whole, _TOKEN)).astype(np.int64)
+    if not (counts > most).any():
+        return _TooLong()
+    long = np.zeros(len(texts.unique), dtype=np.bool_)
+    long[at[counts > most]] = True
+    number, candidates = texts.number(long), int(where.sum())
+    is_estimate = len(at) < candidates
+    number = round(number * candidates / len(at)) if is_estimate else number
+    return _TooLong(number, int(counts.max()) - most, is_estimate, texts.files(long))
 
 
 def _repeated(texts: Texts, _: CaptionNeeds) -> Finding:
@@ -120,8 +154,9 @@ def _trigger_pattern(trigger: str) -> str:
 
 
 def _trigger_missing(texts: Texts, needs: CaptionNeeds) -> Finding:
-    if needs.trigger is None or needs.trigger_in_template:
+    if needs.trigger is None:
         return None
+    texts = texts.of_datasets(needs.trigger_datasets, others=True)
     lacking = ~texts.matching(_trigger_pattern(needs.trigger))
     number = texts.number(lacking)
     if not number:
@@ -133,8 +168,9 @@ def _trigger_missing(texts: Texts, needs: CaptionNeeds) -> Finding:
 
 
 def _trigger_twice(texts: Texts, needs: CaptionNeeds) -> Finding:
-    if needs.trigger is None or not needs.trigger_in_template:
+    if needs.trigger is None or not needs.trigger_datasets:
         return None
+    texts = texts.of_datasets(needs.trigger_datasets)
     having = texts.matching(_trigger_pattern(needs.trigger))
     if not (number := texts.number(having)):
         return None
@@ -268,11 +304,12 @@ _OPENINGS = (
 )
 LEFTOVERS: tuple[tuple[str, str], ...] = (
     ("an opening such as \"The image shows\"", rf"(?i)^\W*(?:{_OPENINGS})"),
-    ("words to the one who asked", r"(?i)^\W*(?:sure|certainly|of course|absolutely|okay)\b\s*[,!.:]|^\W*(?:here(?:'s| is| are)|below is)\b|\blet me know\b"),
-    ("a refusal", r"(?i)\bas an ai\b|\bi(?:'m| am) sorry\b|\bi(?: can't|'m unable| cannot| am unable)\b"),
+    ("words to the one who asked", r"(?i)^\W*(?:sure|certainly|of course|absolutely|okay)\b\s*[,!.:]|^\W*(?:here(?:['’]s| is| are)|below is)\b|\blet me know\b"),
+    ("a refusal", r"(?i)\bas an ai\b|\bi(?:['’]m| am) (?:sorry|unable)\b|\bi can(?:not|['’]t)\b|\bi (?:must )?apologi[sz]e\b"),
+    ("JSON", r"""^\s*\[\s*["{]|\{\s*["'][^"'\n]*["']\s*:"""),
     ("markdown", r"\*\*|__\S|(?:^|\n)\s*(?:#{1,6}\s|[-*•]\s)|```|`[^`]+`"),
-    ("HTML or tags of a model", r"(?i)</?(?:think|p|br|div|html|body|b|i|s)\b[^>]*>|<\|[^|]*\|>|\[/?inst\]"),
-    ("quotation marks around all", r'^\s*"[^"]*"\s*$|^\s*“[^”]*”\s*$|^\s*\'[^\']*\'\s*$'),
+    ("HTML or tags of a model", r"(?i)</?(?:think|answer|p|br|div|html|body|b|i|s)\b[^>]*>|<\|[^|]*\|>|\[/?inst\]"),
+    ("quotation marks around all", r'^\s*"[^"]*"\s*$|^\s*“[^”]*”\s*$|^\s*\'[^\']*\'\s*$|^\s*‘[^’]*’\s*$'),
     ("a label such as \"Caption:\"", r"(?i)^\W*(?:caption|description|prompt|answer|assistant|tags)\s*:"),
 )  # fmt: skip
 

@@ -62,12 +62,12 @@ class CaptionNeeds:
     line_datasets: tuple[str, ...] = ()
 
     @property
-    def trigger_in_template(self) -> bool:
-        """Whether a recipe puts the trigger word before captions, in all of its datasets."""
-        if self.trigger is None or not self.templates:
-            return False
+    def trigger_datasets(self) -> tuple[str, ...]:
+        """Names of datasets in which a recipe puts the trigger word before captions."""
+        if self.trigger is None:
+            return ()
         word = re.compile(rf"(?<!\w){re.escape(self.trigger)}(?!\w)")
-        return all(word.search(template) for _, template in self.templates)
+        return tuple(name for name, template in self.templates if word.search(template))
 
 
 def find(trigger: str | None = None, text_encoder: str | None = None, recipe: Recipe | None = None) -> CaptionNeeds:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from functools import cached_property
 from typing import Any
 
@@ -24,7 +25,7 @@ class Texts:
     """
 
     def __init__(self, rows: CatalogRows, needs: CaptionNeeds) -> None:
-        self.rows = rows
+        self.rows, self._needs = rows, needs
         captions = rows.caption.fill_null("")
         at = np.flatnonzero(rows.readable & np.asarray(pc.not_equal(pc.utf8_trim_whitespace(captions), "")))
         texts = captions.take(pa.array(at))
@@ -33,6 +34,11 @@ class Texts:
         encoded = texts.dictionary_encode()
         self.unique, self._code, self._row = encoded.dictionary, np.asarray(encoded.indices), at
         self.total = len(at)
+
+    def of_datasets(self, names: Collection[str], *, others: bool = False) -> Texts:
+        """Return the captions of some datasets, or of all others."""
+        some = self.rows.of_datasets(names) != others
+        return self if some.all() else Texts(self.rows.take(np.flatnonzero(some)), self._needs)
 
     @cached_property
     def counts(self) -> NDArray[np.int64]:

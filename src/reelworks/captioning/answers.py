@@ -13,10 +13,17 @@ _HTML = re.compile(r"<!doctype|</?(?:html|head|body|title|h1|p|div|script|center
 _FENCE = re.compile(r"^```\w*|```$", re.MULTILINE)
 _EMPHASIS = re.compile(r"(\*\*|__)(?=\S)(.+?)(?<=\S)\1", re.DOTALL)
 _LINE_START = re.compile(r"^\s*(?:#{1,6}\s+|[-*•]\s+|\d{1,2}[.)]\s+)", re.MULTILINE)
+_WRAPPER = re.compile(r"</?(?:answer|caption|output|response)>|<\|[^|<>]*\|>", re.IGNORECASE)
+_JSON = re.compile(r"""\{\s*(["'])\w[^"'\n]*\1\s*:""")
+_FAREWELL = re.compile(
+    r"""(?:\n\s*|(?<=[.!?"'”])\s+)(?:let me know (?:if|whether|what|how)\b|(?:i )?hope (?:this|that) helps|feel free to\b|"""
+    r"would you like me to\b|if you(?:['’]d| would) like me to\b|is there anything else\b).*$",
+    re.IGNORECASE | re.DOTALL,
+)
 _PREAMBLE = re.compile(
     r"^(?:(?:sure|certainly|of course|absolutely|okay|ok)(?: thing)?\s*[,!.:]\s*)?"
-    r"(?:(?:here(?:'s| is| are)|the following|below is)\b[^:\n]{0,40}\b(?:caption|description|tags)\b[^:\n]{0,40}:\s*)?"
-    r"(?:(?:caption|description|tags)\s*:\s*)?",
+    r"(?:(?:here(?:['’]s| is| are)|the following|below is)\b[^:\n]{0,40}\b(?:caption|description|tags)\b[^:\n]{0,40}:\s*)?"
+    r"(?:(?:caption|description|answer|tags)\s*:\s*)?",
     re.IGNORECASE,
 )
 _OPENING = re.compile(
@@ -25,8 +32,8 @@ _OPENING = re.compile(
     re.IGNORECASE,
 )
 _REFUSAL = re.compile(
-    r"^(?:i'?m sorry|i am sorry|sorry,|i can(?:no|')t\b|i'?m (?:unable|not able)|i am (?:unable|not able)|as an ai\b|"
-    r"unfortunately, i)",
+    r"^(?:(?:i['’]?m|i am) (?:(?:very |so )?sorry|unable|not able)|sorry,|i can(?:no|['’])t\b|i (?:must )?apologi[sz]e\b|"
+    r"my apologies|as an ai\b|unfortunately, i)",
     re.IGNORECASE,
 )
 _QUOTES = {'"': '"', "'": "'", "“": "”", "«": "»", "„": "“", "‘": "’"}
@@ -36,15 +43,23 @@ _LOOP_RUN = 8  # times that one word follows itself
 
 
 class CaptionFailed(Exception):  # noqa: N818
-    """A clip gets no caption; the message is the reason, short enough for a table."""
+    """A clip gets no caption; the message is the reason, short enough for a table.
+
+    `of_clip` tells whether the clip is to blame, of a captioner that works: a model refuses it, or runs into a loop.
+    """
+
+    def __init__(self, reason: str, *, of_clip: bool = False) -> None:
+        super().__init__(reason)
+        self.of_clip = of_clip
 
 
-def caption_of(answer: str, *, max_words: int | None = None, is_cut: bool = False) -> str:
+def caption_of(answer: str, *, max_words: int | None = None, is_cut: bool = False, of_tags: bool = False) -> str:
     """Return an answer as a caption of one line, without what models put around captions.
 
     Args:
         max_words: Most words; a longer caption ends after its last whole sentence, or else tag or word, within them.
         is_cut: The answer ended at the captioner's limit of tokens, so that its last sentence may be a part of one.
+        of_tags: Tags were asked for, so that each line is one.
 
     Raises:
         CaptionFailed: It is empty, a page of HTML, JSON, a refusal, no text, or repeats itself.
@@ -54,24 +69,32 @@ def caption_of(answer: str, *, max_words: int | None = None, is_cut: bool = Fals
         raise CaptionFailed("the answer has thoughts and no caption" if answer.strip() else "the answer is empty")
     if _NO_TEXT.search(text):
         raise CaptionFailed(f"the answer is not text: {_begin(_NO_TEXT.sub('?', text))}")
-    if _HTML.search(text):
+    if _HTML.search(text[:_MOST_LETTERS]):
         raise CaptionFailed(f"the answer is HTML: {_begin(text)}")
+    if len(text) > _MOST_LETTERS:  # before patterns whose time grows with the square of it
+        raise CaptionFailed(f"the answer has {len(text):,} letters")
+    text = _bare(text, of_tags=of_tags)
     if _is_json(text):
         raise CaptionFailed(f"the answer is JSON: {_begin(text)}")
-    text = _LINE_START.sub("", _EMPHASIS.sub(r"\2", _FENCE.sub("", text)))
-    text = _unquoted(_PREAMBLE.sub("", " ".join(text.split())))
     if _REFUSAL.match(text):
-        raise CaptionFailed(f"the model refused: {_begin(text)}")
+        raise CaptionFailed(f"the model refused: {_begin(text)}", of_clip=True)
     if not any(letter.isalpha() for letter in text):
         raise CaptionFailed(f"the answer has no words: {_begin(text)}" if text else "the answer is empty")
-    if len(text) > _MOST_LETTERS:
-        raise CaptionFailed(f"the answer has {len(text):,} letters")
     if _loops(text.casefold().split()):
-        raise CaptionFailed(f"the answer repeats itself: {_begin(text)}")
+        raise CaptionFailed(f"the answer repeats itself: {_begin(text)}", of_clip=True)
     text = _capital(_OPENING.sub("", text)) if _OPENING.match(text) else text
     if is_cut:
         text = _whole(text)
     return text if max_words is None else _shortened(text, max_words)
+
+
+def _bare(text: str, *, of_tags: bool) -> str:
+    """Return an answer in one line, without marks, preamble, farewell and quotation marks."""
+    text = _FAREWELL.sub("", _WRAPPER.sub("", _FENCE.sub("", text)).strip())
+    text = _LINE_START.sub("", _EMPHASIS.sub(r"\2", text)).strip()
+    if of_tags:
+        text = re.sub(r"(?<=[^\s,:;])\s*\n\s*", ", ", text)
+    return _unquoted(_PREAMBLE.sub("", " ".join(text.split())))
 
 
 def with_trigger(caption: str, trigger: str | None, *, is_in: bool) -> str:
@@ -80,9 +103,12 @@ def with_trigger(caption: str, trigger: str | None, *, is_in: bool) -> str:
         return caption
     word = rf"(?<!\w){re.escape(trigger)}(?!\w)"
     if is_in:
-        rest = re.sub(rf"^{word}\s*[,:]?\s*", "", caption, flags=re.IGNORECASE)
+        begin = re.match(rf"({word})(\s*[,:]\s*)?", caption, flags=re.IGNORECASE)
+        if begin is not None and begin[2] is None:  # it is the subject of a sentence
+            return trigger + caption[begin.end() :]
+        rest = caption if begin is None else caption[begin.end() :]
         return f"{trigger}, {rest}" if rest else trigger
-    without = re.sub(rf"\s*{word}(?:'s)?", "", caption, flags=re.IGNORECASE)
+    without = re.sub(rf"\s*{word}(?:['’]s)?", "", caption, flags=re.IGNORECASE)
     without = re.sub(r"(?:^[\s,.;:]+)|(\s*,)(?:\s*,)+", r"\1", without).strip()
     if not any(letter.isalpha() for letter in without):
         raise CaptionFailed("nothing is left of the answer without the trigger word")
@@ -99,13 +125,12 @@ def _begin(text: str) -> str:
 
 
 def _is_json(text: str) -> bool:
-    if text[:1] not in "{[":
-        return False
+    if _JSON.search(text):
+        return True
     try:
-        json.loads(text)
+        return isinstance(json.loads(text), (dict, list))
     except (ValueError, RecursionError):
-        return text.startswith(('{"', "{'"))
-    return True
+        return False
 
 
 def _unquoted(text: str) -> str:

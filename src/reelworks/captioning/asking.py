@@ -37,10 +37,10 @@ def captioner_of(request: CaptionRequest) -> Captioner:
 
 
 class NoCaption(NamedTuple):
-    """A reason for no caption, and whether the clip's file is to blame rather than the captioner."""
+    """A reason for no caption, and whether the clip is to blame rather than the captioner."""
 
     reason: str
-    of_file: bool = False
+    of_clip: bool = False
 
 
 def ask(
@@ -78,7 +78,7 @@ def _answer_batch(
             ]
             results[i] = []
         except CaptionFailed as error:
-            results[i] = NoCaption(str(error), of_file=True)
+            results[i] = NoCaption(str(error), of_clip=True)
     for start in range(0, len(questions), captioner.batch_size):
         asked = questions[start : start + captioner.batch_size]
         for (i, _), answer in zip(asked, captioner.answer([question for _, question in asked]), strict=True):
@@ -88,7 +88,7 @@ def _answer_batch(
             try:
                 found.append(_caption_of(request, answer))
             except CaptionFailed as error:
-                results[i] = NoCaption(str(error))
+                results[i] = NoCaption(str(error), error.of_clip)
     return [(i, r if isinstance(r, NoCaption) else list(dict.fromkeys(r))) for i, r in results.items()]
 
 
@@ -119,5 +119,6 @@ def _prompts(request: CaptionRequest, clip: CaptionClip, kind: str) -> list[str]
 def _caption_of(request: CaptionRequest, answer: Answer | CaptionFailed) -> str:
     if isinstance(answer, CaptionFailed):
         raise answer
-    text = answers.caption_of(answer.text, max_words=request.max_words, is_cut=answer.is_cut)
+    of_tags = request.prompt is None and request.style == "tags"
+    text = answers.caption_of(answer.text, max_words=request.max_words, is_cut=answer.is_cut, of_tags=of_tags)
     return answers.with_trigger(text, request.trigger, is_in=request.trigger_in)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
-from reelworks.captioning import asking, clips, new_list, prompts, record
+from reelworks.captioning import asking, clips, new_list, old_list, prompts, record
 from reelworks.captioning.asking import NoCaption
 from reelworks.captioning.clips import CaptionClip, CaptionSource
 from reelworks.captioning.record import CaptionRecord, ClipKey
 from reelworks.captioning.request import CaptionRequest
 from reelworks.captioning.result import CaptionedClip, CaptionResult, FailedCaption
-from reelworks.core import files
+from reelworks.core import digests, files
 from reelworks.core.errors import UserError
 from reelworks.run import lock
 
@@ -44,6 +44,8 @@ def caption(request: CaptionRequest, on_progress: Progress | None = None) -> Cap
         books = _Books.open(request, sources)
         if not request.dry_run and books.settle():
             sources = clips.find(request.data, request.root)
+        if request.list is not None and books.former_list is not None:
+            sources = _with_former_list(request, request.list, sources, books)
         choice = _choose(request, sources, books)
         if request.dry_run:
             return _try(request, sources, choice)
@@ -61,10 +63,14 @@ def _lock(request: CaptionRequest, sources: Sequence[CaptionSource], stack: Exit
 
 
 class _Books(NamedTuple):
-    """The record of each folder, or the one of a list, by the roots of clips; "" for the list."""
+    """The record of each folder, or the one of a list, by the roots of clips; "" for the list.
+
+    `former_list` is the digest of the list that is there, None for none.
+    """
 
     records: dict[str, CaptionRecord]
     places: frozenset[Path]
+    former_list: str | None = None
 
     @classmethod
     def open(cls, request: CaptionRequest, sources: Sequence[CaptionSource]) -> _Books:
@@ -72,7 +78,8 @@ class _Books(NamedTuple):
         places = frozenset(clip.place for clip in clips.each(sources) if clip.place is not None)
         if request.list is not None:
             file = request.list.absolute()
-            return cls({"": CaptionRecord(file.with_name(f".{file.name}{record.NAME}"), how)}, places)
+            book = CaptionRecord(file.with_name(f".{file.name}{record.NAME}"), how)
+            return cls({"": book}, places, old_list.digest(file))
         roots = sorted({clip.root for clip in clips.each(sources) if clip.place is not None})
         return cls({root: CaptionRecord(Path(root, record.NAME), how) for root in roots}, places)
 
@@ -81,10 +88,10 @@ class _Books(NamedTuple):
         settled = [book.settle(self.places) for root, book in self.records.items() if root]
         return any(place is not None for place in settled)
 
-    def answers(self, *, continued_only: bool) -> dict[ClipKey, list[str]]:
+    def answers(self, runs: record.Runs) -> dict[ClipKey, list[str]]:
         found: dict[ClipKey, list[str]] = {}
         for book in self.records.values():
-            found |= book.answers(continued_only=continued_only)
+            found |= book.answers(runs)
         return found
 
     def of_clip(self, clip: CaptionClip) -> CaptionRecord:
@@ -97,6 +104,23 @@ def _how(request: CaptionRequest) -> dict[str, Any]:
     names = ("model", "server", "command", "trigger", "trigger_in", "max_words", "captions", "frames", "frame_size")
     how = {name: getattr(request, name) for name in names}
     return how | {"prompt": request.prompt or style, "dtype": request.dtype if request.server is None else None}
+
+
+def _with_former_list(
+    request: CaptionRequest, file: Path, sources: Sequence[CaptionSource], books: _Books
+) -> list[CaptionSource]:
+    """Give clips the captions of the list that is there; refuse one that no run wrote, or that was changed since."""
+    roots = books.records[""].lists()
+    if books.former_list not in roots and not request.overwrite:
+        raise UserError(
+            "this file exists, and is not what a run with this list wrote",
+            code="output-exists",
+            field="list",
+            value=str(file),
+            remedy="name another file, or add --overwrite, which captions all clips anew too",
+        )
+    root = roots.get(books.former_list or "", next(reversed(roots.values()), request.root))
+    return old_list.with_its_captions(sources, file, root, must_be_read=not request.overwrite)
 
 
 class _Choice(NamedTuple):
@@ -114,7 +138,9 @@ class _Choice(NamedTuple):
 
 def _choose(request: CaptionRequest, sources: Sequence[CaptionSource], books: _Books) -> _Choice:
     to_list = request.list is not None
-    known = books.answers(continued_only=request.overwrite) if to_list or request.overwrite else {}
+    # What a run of any options answered for a list may be in it, or would have been, had the run not been killed.
+    runs: record.Runs = "continued" if request.overwrite else "all" if books.former_list is not None else "alike"
+    known = books.answers(runs) if to_list or request.overwrite else {}
     shared = {} if to_list else clips.sharing([*clips.each(sources)])
     choice = _Choice([], {}, {}, sum(len(source.clips) for source in sources))
     for i, clip in enumerate(clips.each(sources)):
@@ -128,6 +154,9 @@ def _choose(request: CaptionRequest, sources: Sequence[CaptionSource], books: _B
             choice.failed[i] = FailedCaption(clip.label, reason)
         else:
             choice.todo.append((i, clip))
+    # Those that failed before come last, so that many of them do not keep a run from the others.
+    failed = {key for book in books.records.values() for key in book.failed()}
+    choice.todo.sort(key=lambda one: ClipKey.of_clip(one[1]) in failed)
     reasons = {failed.reason for failed in choice.failed.values()}
     no_place = next((clip for clip in clips.each(sources) if clip.why_no_place in reasons and clip.place is None), None)
     if not to_list and not choice.todo and not choice.known and no_place is not None and choice.kept == 0:
@@ -184,7 +213,6 @@ def _file_of(request: CaptionRequest, clip: CaptionClip) -> str | None:
 def _run(
     request: CaptionRequest, sources: Sequence[CaptionSource], choice: _Choice, books: _Books, on_progress: Progress
 ) -> CaptionResult:
-    _require_own_list(request, books)
     captions, failed = _ask_all(request, choice, books, on_progress) if choice.todo else ({}, {})
     failed |= choice.failed
     if request.list is not None:
@@ -224,10 +252,12 @@ def _ask_all(
             clip = of_number[i]
             if not isinstance(found, NoCaption):
                 reason = _keep(request, books, clip, found)
-                found = found if reason is None else NoCaption(reason, of_file=True)
+                found = found if reason is None else NoCaption(reason, of_clip=True)
             if isinstance(found, NoCaption):
                 failed[i] = FailedCaption(clip.label, found.reason)
-                in_a_row = in_a_row if found.of_file else in_a_row + 1
+                with suppress(OSError):  # what only decides the order ends no run
+                    books.of_clip(clip).add_failure(clip, found.reason)
+                in_a_row = in_a_row if found.of_clip else in_a_row + 1
             else:
                 captions[i], in_a_row = found, 0
             on_progress(len(captions) + len(failed), len(choice.todo))
@@ -264,35 +294,30 @@ def _gave_up(request: CaptionRequest, reason: str) -> UserError:
     )
 
 
-def _require_own_list(request: CaptionRequest, books: _Books) -> None:
-    """Refuse to replace a list that a run of this program did not write, or that was changed since."""
-    if request.list is None or request.overwrite or not request.list.exists():
-        return
-    if new_list.digest(request.list.read_bytes()) not in books.records[""].lists():
-        raise UserError(
-            "this file exists, and is not what a run with this list wrote",
-            code="output-exists",
-            field="list",
-            value=str(request.list),
-            remedy="name another file, or add --overwrite, which captions all clips anew too",
-        )
-
-
 def _write_list(
     request: CaptionRequest, sources: Sequence[CaptionSource], books: _Books, captions: Mapping[int, Sequence[str]]
 ) -> None:
     """Write the list with new captions, and with those that clips had, unless it is that already."""
     assert request.list is not None
     had = {
-        i: [clip.caption]
+        i: clip.caption.split("\n")  # a line for each of several captions
         for i, clip in enumerate(clips.each(sources))
         if clip.caption is not None and clip.is_captioned
     }
     data = new_list.encode(request.list, sources, had | dict(captions))
-    if request.list.exists() and request.list.read_bytes() == data:
+    new, now = digests.digest_bytes(data), old_list.digest(request.list)
+    if now == new:
         return
+    if now != books.former_list:
+        raise UserError(
+            "this file was changed or written while clips were captioned; it is left as it is",
+            code="output-exists",
+            field="list",
+            value=str(request.list),
+            remedy="give it another name, and run the same command again: all answers are in the record",
+        )
     with files.writing("--list", request.list):
-        books.records[""].add_list(new_list.digest(data))
+        books.records[""].add_list(new, new_list.root_of(sources))
     files.write_for("--list", request.list, data)
 
 

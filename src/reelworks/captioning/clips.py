@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import posixpath
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -11,13 +12,19 @@ from reelworks.catalog import companions, formats, listing, lists, location, rem
 from reelworks.catalog.config import Source
 from reelworks.catalog.listing import Listing, SourceFile
 from reelworks.catalog.location import MediaPath
+from reelworks.catalog.rows import CatalogRows
 from reelworks.catalog.store import Catalog
 from reelworks.core.errors import UserError
 
-IN_LIST = "its captions are those of a list's column, which files beside the clips do not replace; add --list OUT"
+_IN_LIST = "its captions are those of a list's column, which files beside the clips do not replace; add --list OUT"
+_IN_CATALOG = "the catalog has captions of a list's column, and no file beside the clip; add --list OUT, or scan again if files are gone"
 _IN_ARCHIVE = "a member of a tar archive, beside which no file can be written; add --list OUT"
 _REMOTE = "at an address, to which no caption is written; add --list OUT"
 _RANGE = "a range of a file, whose caption file is that of the whole; add --list OUT"
+
+
+# Bytes of a caption file's name; that under which it is written first is 14 bytes longer, and file systems take 255.
+_LONGEST_NAME = 241
 
 
 @dataclass(frozen=True)
@@ -92,7 +99,7 @@ def _is_catalog(given: str) -> bool:
 
 def _of_catalog(given: str) -> CaptionSource:
     rows = companions.without(Catalog.open(Path(given)).live())
-    clips = []
+    clips, in_list = [], _in_lists(rows)
     for i in range(len(rows)):
         if not formats.may_hold_clips(rows.path[i].as_py()):
             continue
@@ -101,13 +108,32 @@ def _of_catalog(given: str) -> CaptionSource:
         text = f"{first}:{first + int(rows.num_frames[i])}" if rows.is_range[i] and problem is None else ""
         entry = SourceFile(rows.path[i].as_py(), int(rows.size_bytes[i]), int(rows.mtime_ns[i]), 0, problem, clip=text)
         caption = rows.caption[i].as_py()
-        clips.append(_clip(rows.label(i), rows.root[i].as_py(), entry, file, caption))
+        clips.append(
+            _clip(rows.label(i), rows.root[i].as_py(), entry, file, caption, in_list=_IN_CATALOG if in_list[i] else "")
+        )
     roots = {clip.root for clip in clips}
     if not clips:
         raise UserError(
             "the catalog has no clips", code="no-media", field="DATA", value=given, remedy="scan a folder into it"
         )
     return CaptionSource(given, roots.pop() if len(roots) == 1 else "", tuple(clips))
+
+
+def _in_lists(rows: CatalogRows) -> list[bool]:
+    """Return for each row whether its caption can only be that of a list, since no file has it.
+
+    A row without a caption is in a list too if others of its dataset are, and none has a caption file.
+    """
+    files = [rows.file(i) for i in range(len(rows))]
+    has_file = [isinstance(file, Path) and has_caption_file(file) for file in files]
+    only_text = [
+        isinstance(file, Path) and not there and not none
+        for file, there, none in zip(files, has_file, rows.no_caption.tolist(), strict=True)
+    ]
+    datasets = rows.dataset.to_pylist()
+    of_lists = {name for name, text in zip(datasets, only_text, strict=True) if text}
+    of_lists -= {name for name, there in zip(datasets, has_file, strict=True) if there}
+    return [text or name in of_lists for name, text in zip(datasets, only_text, strict=True)]
 
 
 def _of_source(given: str, root: str | None) -> CaptionSource:
@@ -140,38 +166,25 @@ def _listed(source: Source, files: Listing, number: int, entry: SourceFile, in_l
     label = f"{source.name}/{entry.path}{frames}"
     if not in_list:
         return _clip(label, source.address, entry, file, None)
-    return _clip(label, source.address, entry, file, files.captions[number].as_py(), in_list=True)
+    return _clip(label, source.address, entry, file, files.captions[number].as_py(), in_list=_IN_LIST)
 
 
 def _clip(
-    label: str, root: str, entry: SourceFile, file: MediaPath, caption: str | None, *, in_list: bool = False
+    label: str, root: str, entry: SourceFile, file: MediaPath, caption: str | None, *, in_list: str = ""
 ) -> CaptionClip:
-    """Return a clip with the caption that its files have now, unless a list or an archive has it."""
-    problem = entry.problem
-    why = (
-        _RANGE
-        if entry.clip
-        else _IN_ARCHIVE
-        if entry.start >= 0 or (isinstance(file, location.Location) and file.start is not None)
-        else _REMOTE
-        if isinstance(file, location.Location)
-        else IN_LIST
-        if in_list
-        else ""
-    )
-    place = None
+    """Return a clip with the caption that its files have now, unless an archive has it, or a list, for the reason given."""
+    problem, place, why = entry.problem, None, in_list
     if not in_list and problem is None and (entry.captioned or isinstance(file, Path)):
         try:
             caption = _read(file, entry)
         except OSError as error:
             problem = error.strerror or str(error)
-    if not why and isinstance(file, Path):
-        place, several = caption_file(file)
-        if several:
-            place, why = (
-                None,
-                f"its captions are in several files, {file.stem}.txt, {file.stem}.1.txt, …; remove those with a number, or add --list OUT",
-            )
+    if entry.clip:
+        why = _RANGE
+    elif isinstance(file, location.Location):
+        why = _REMOTE if file.start is None else _IN_ARCHIVE
+    elif not why:
+        place, why = _place(file)
     return CaptionClip(
         label, root, entry.path, entry.clip, file, entry.size_bytes, entry.mtime_ns, caption, place, why, problem
     )
@@ -179,23 +192,42 @@ def _clip(
 
 def _read(file: MediaPath, entry: SourceFile) -> str | None:
     if isinstance(file, Path):
-        return listing.read(file, _numbered(file) + 1)
+        return listing.read(file, _numbered(file) + 1) if has_caption_file(file) else None
     return listing.read(file, entry.captioned, entry.caption)
+
+
+def _place(file: Path) -> tuple[Path | None, str]:
+    """Return the caption file to write, or why there is none."""
+    place = caption_file(file)
+    if _numbered(file):
+        names = f"{file.stem}.txt, {file.stem}.1.txt, …"
+        return None, f"its captions are in several files, {names}; remove those with a number, or add --list OUT"
+    if len(os.fsencode(place.name)) > _LONGEST_NAME:
+        return None, "its name is too long for a caption file beside it; shorten it, or add --list OUT"
+    return place, ""
 
 
 def _numbered(media: Path) -> int:
     """Count the caption files x.1.txt, x.2.txt, … of x.mp4, of which few clips have any."""
-    if not media.with_suffix(f".1{listing.SUFFIX}").exists():
+    if not _exists(media.with_suffix(f".1{listing.SUFFIX}")):
         return 0
     names = {file.name for file in media.parent.iterdir()}
     return max(listing.count_captions(media.stem, names) - 1, 0)
 
 
-def caption_file(media: Path) -> tuple[Path, bool]:
-    """Return the file of a clip's caption, which may not exist yet, and whether it has further ones with numbers."""
-    there = [media.with_suffix(suffix) for suffix in listing.SUFFIXES if media.with_suffix(suffix).exists()]
-    place = there[0] if there else media.with_suffix(listing.SUFFIX)
-    return place, _numbered(media) > 0
+def caption_file(media: Path) -> Path:
+    """Return the file of a clip's caption, the first of several, which may not exist yet."""
+    there = (media.with_suffix(suffix) for suffix in listing.SUFFIXES if _exists(media.with_suffix(suffix)))
+    return next(there, media.with_suffix(listing.SUFFIX))
+
+
+def has_caption_file(media: Path) -> bool:
+    """Return whether a clip has a caption file of any name."""
+    return _exists(caption_file(media)) or _numbered(media) > 0
+
+
+def _exists(file: Path) -> bool:
+    return os.path.exists(file)  # noqa: PTH110, as `Path.exists` raises for a name that is too long
 
 
 def sharing(clips: Sequence[CaptionClip]) -> dict[Path, list[str]]:

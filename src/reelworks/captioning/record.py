@@ -2,8 +2,10 @@
 
     {"run": ID, "began": TIME, "program": VERSION, "how": {…}, "captioner": {…}}
     {"run": ID, "at": TIME, "clip": PATH, "file": NAME, "captions": […], "former": TEXT, …}
-    {"run": ID, "list": DIGEST}                                        of a list that is about to be written
+    {"run": ID, "at": TIME, "no_caption": PATH, "reason": TEXT, …}     of a clip that got none
+    {"run": ID, "list": DIGEST, "root": FOLDER}                        of a list that is about to be written
     {"run": ID, "ended": TIME, "captioned": N, "failed": N}            missing if it was killed
+    {"run": ID, "undone": TIME, "files": [NAME, …]}                    of caption files that have their former text again
 
 A line is durable before its caption file is written. So of a run that was killed, the last line may tell of a caption that
 is not there yet, and no file changes without a line that has its former text.
@@ -15,9 +17,9 @@ import base64
 import os
 import time
 import uuid
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from reelworks.captioning.clips import CaptionClip
 from reelworks.core import digests, files, storage, user_files
@@ -25,6 +27,7 @@ from reelworks.core.errors import UserError
 
 NAME = ".reelworks-captions.jsonl"
 _MOST_BYTES = 16 << 30
+Runs = Literal["all", "alike", "continued"]
 
 
 class ClipKey(NamedTuple):
@@ -57,23 +60,28 @@ class CaptionRecord:
         self.captioner: dict[str, Any] = {}
         self._digest = None if how is None else digests.digest_json(how)
         self._lines = _read(file)
-        undone = {line["run"] for line in self._lines if "undone" in line}
-        began = [line for line in self._lines if "began" in line and line["run"] not in undone]
+        began = [line for line in self._lines if "began" in line]
         self._last: str | None = began[-1]["run"] if began else None
         done = {line["run"] for line in self._lines if "ended" in line and not line.get("failed")}
         # A run that goes on is still the same, so that it can be undone as a whole.
         continues = bool(began) and _digest_of(began[-1]) == self._digest and self._last not in done
         self._run = self._last if continues else None
 
-    def answers(self, *, continued_only: bool) -> dict[ClipKey, list[str]]:
-        """Return the captions of clips by runs with the same options.
+    def answers(self, runs: Runs) -> dict[ClipKey, list[str]]:
+        """Return the latest captions of clips by some runs.
 
-        With `continued_only`, only by the last run, and only if that was not completed, or left clips without a caption.
+        Args:
+            runs: "all"; "alike", those with the same options; or "continued", only the last one, and only if it has the
+                same options and was not completed, or left clips without a caption.
         """
-        same = {line["run"] for line in self._lines if "began" in line and _digest_of(line) == self._digest}
-        if continued_only:
-            same &= {self._run}
-        return {_key(line): line["captions"] for line in self._lines if "clip" in line and line["run"] in same}
+        alike = {line["run"] for line in self._lines if "began" in line and _digest_of(line) == self._digest}
+        some = {self._run} if runs == "continued" else alike
+        of_clips = (line for line in self._lines if "clip" in line and (runs == "all" or line["run"] in some))
+        return {_key(line): line["captions"] for line in of_clips}
+
+    def failed(self) -> set[ClipKey]:
+        """Return the clips that got no caption in some run."""
+        return {_key(line) for line in self._lines if "no_caption" in line}
 
     def settle(self, places: Collection[Path]) -> Path | None:
         """Write the caption that a killed run had answered but not yet written; returns its file, None for none.
@@ -88,20 +96,25 @@ class CaptionRecord:
         files.write_bytes(place, text_of(line["captions"]))
         return place
 
-    def lists(self) -> set[str]:
-        """Return the digests of all lists that runs have written, or were about to write."""
-        return {str(line["list"]) for line in self._lines if "list" in line}
+    def lists(self) -> dict[str, str]:
+        """Return the folders that paths are relative to, by the digests of lists that runs wrote, or were about to."""
+        return {str(line["list"]): str(line.get("root")) for line in self._lines if "list" in line}
 
-    def add_list(self, digest: str) -> None:
+    def add_list(self, digest: str, root: str) -> None:
         """Append the digest of a list durably, before it is written, so that it is known again."""
-        self._append({"run": self._begun(), "list": digest})
+        self._append({"run": self._begun(), "list": digest, "root": root})
+
+    def add_failure(self, clip: CaptionClip, reason: str) -> None:
+        """Append that a clip got no caption, so that the next run asks for others first."""
+        self._append(
+            {"run": self._begun(), "at": time.time(), "no_caption": clip.path, "reason": reason} | _state(clip)
+        )
 
     def add(self, clip: CaptionClip, captions: Sequence[str], place: Path | None) -> None:
         """Append the captions of a clip durably, before they are written to `place`, and its former text."""
         raw = None if place is None else _raw(place)
         former = _as_json(raw) if place is not None else {"former": clip.caption}
-        line = {"run": self._begun(), "at": time.time(), "clip": clip.path, "root": clip.root, "range": clip.range}
-        line |= {"size_bytes": clip.size_bytes, "mtime_ns": clip.mtime_ns}
+        line = {"run": self._begun(), "at": time.time(), "clip": clip.path} | _state(clip)
         line |= {"file": None if place is None else os.path.relpath(place, self.file.parent)}
         self._append(line | {"captions": list(captions)} | former)
 
@@ -111,19 +124,18 @@ class CaptionRecord:
             self._append({"run": self._run, "ended": time.time(), "captioned": captioned, "failed": failed})
 
     def undo(self, places: Collection[Path]) -> list[tuple[Path, bool]]:
-        """Put back the texts that were there before the last run; returns each file, and whether it was changed.
+        """Put back the texts that were there before the last run of these files; returns each, and whether it was changed.
 
         A file that has changed since is left as it is. A caption file that was not there before is removed.
 
         Args:
             places: Caption files of the clips that there are.
         """
-        of_run = [line for line in self._lines if line["run"] == self._last and line.get("file") is not None]
+        mine = [line for line in self._lines if line.get("file") is not None and _place(self.file, line) in places]
+        of_run = [line for line in mine if line["run"] == mine[-1]["run"]]
         result = []
         for line in reversed(of_run):
             place, former = _place(self.file, line), _former(line)
-            if place not in places:
-                continue
             is_ours = _raw(place) == text_of(line["captions"])
             if is_ours and former is None:
                 storage.unlink(place)
@@ -132,7 +144,8 @@ class CaptionRecord:
                 files.write_bytes(place, former or b"")
             result.append((place, is_ours))
         if of_run:
-            self._append({"run": self._last, "undone": time.time()})
+            names = sorted({line["file"] for line in of_run})
+            self._append({"run": of_run[-1]["run"], "undone": time.time(), "files": names})
         return result
 
     def _begun(self) -> str:
@@ -179,19 +192,40 @@ def _read(file: Path) -> list[dict[str, Any]]:
             value=str(file),
             remedy="check its permissions, or move it away",
         ) from error
-    return [line for line in files.read_json_lines(file) if _is_valid(line)]
+    return _without_undone(line for line in files.read_json_lines(file) if _is_valid(line))
+
+
+def _without_undone(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Leave out captions that were undone, and runs of which nothing else is left."""
+    left: list[dict[str, Any]] = []
+    for line in lines:
+        left.append(line)
+        if "undone" in line:
+            left = [one for one in left if one["run"] != line["run"] or one.get("file") not in line["files"]]
+            if not any("clip" in one for one in left if one["run"] == line["run"]):
+                left = [*(one for one in left if one["run"] != line["run"]), line]
+    return left
 
 
 def _is_valid(line: dict[str, Any]) -> bool:
     if not isinstance(line.get("run"), str):
         return False
+    if "no_caption" in line:
+        return _has_state(line, "no_caption")
     if "clip" not in line:
-        return True
+        return "undone" not in line or isinstance(line.get("files"), list)
     captions, file = line.get("captions"), line.get("file")
     has_texts = isinstance(captions, list) and captions and all(isinstance(text, str) for text in captions)
+    return bool(has_texts) and _has_state(line, "clip") and (file is None or isinstance(file, str))
+
+
+def _state(clip: CaptionClip) -> dict[str, Any]:
+    return {"root": clip.root, "range": clip.range, "size_bytes": clip.size_bytes, "mtime_ns": clip.mtime_ns}
+
+
+def _has_state(line: dict[str, Any], path: str) -> bool:
     sizes = all(isinstance(line.get(name), int) for name in ("size_bytes", "mtime_ns"))
-    names = all(isinstance(line.get(name), str) for name in ("clip", "root", "range"))
-    return bool(has_texts) and sizes and names and (file is None or isinstance(file, str))
+    return sizes and all(isinstance(line.get(name), str) for name in (path, "root", "range"))
 
 
 def _digest_of(began: dict[str, Any]) -> str:
@@ -199,7 +233,8 @@ def _digest_of(began: dict[str, Any]) -> str:
 
 
 def _key(line: dict[str, Any]) -> ClipKey:
-    return ClipKey(f"{line['root']}/{line['clip']}", line["range"], line["size_bytes"], line["mtime_ns"])
+    path = line["clip"] if "clip" in line else line["no_caption"]
+    return ClipKey(f"{line['root']}/{path}", line["range"], line["size_bytes"], line["mtime_ns"])
 
 
 def _place(record: Path, line: dict[str, Any]) -> Path:

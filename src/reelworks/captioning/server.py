@@ -68,6 +68,7 @@ class ServerCaptioner:
         # Names and values that some models refuse, which is learned from their first answer.
         self._limit: dict[str, Any] = {"max_tokens": _TOKENS}
         self._sampling: dict[str, Any] = {"temperature": 0}
+        self._has_answered = False
         self._model = self._reach(request.model)
 
     @property
@@ -118,15 +119,21 @@ class ServerCaptioner:
         return models[0]
 
     def _refuse_key(self, reply: _Reply) -> None:
-        if reply.status in (401, 403):
-            what = "does not take the key" if self._key else "asks for a key"
-            raise UserError(
-                f"the server {what} (HTTP {reply.status})",
-                code="server-refuses-key",
-                field="server",
-                value=self._given,
-                remedy=f"put a key into the environment variable {DEFAULT_KEY}, or name another one with --key-env",
-            )
+        """End the run where the key is refused; once it was taken, 403 tells of a question that is not answered."""
+        if reply.status != 401 and (reply.status != 403 or self._has_answered):
+            return
+        what = "does not take the key" if self._key else "asks for a key"
+        remedy = f"put a key into the environment variable {DEFAULT_KEY}, or name another one with --key-env"
+        if self._key is None and os.environ.get(DEFAULT_KEY, "").strip():
+            what += f", and that of {DEFAULT_KEY} is not sent without encryption"
+            remedy = f"give an address of https, or --key-env {DEFAULT_KEY}, which sends it all the same"
+        raise UserError(
+            f"the server {what} (HTTP {reply.status}{f': {reply.text}' if reply.text else ''})",
+            code="server-refuses-key",
+            field="server",
+            value=self._given,
+            remedy=remedy,
+        )
 
     def _ask(self, question: CaptionQuestion) -> Answer:
         pictures = [
@@ -140,6 +147,7 @@ class ServerCaptioner:
             try:
                 reply = self._send_adapted(body)
                 if reply.status == 200:
+                    self._has_answered = True
                     return _answer(reply)
                 problem = f"the server answers HTTP {reply.status}: {reply.text}"
                 pause = _asked_pause(reply)
@@ -153,7 +161,7 @@ class ServerCaptioner:
                         remedy="check --model, and that the address mostly ends in /v1",
                     )
                 if reply.status not in _RETRIED:
-                    raise CaptionFailed(problem)
+                    raise CaptionFailed(problem, of_clip=self._has_answered)
             except _Lost as error:
                 problem, pause = f"the server does not answer: {error}", None
             if wait is None or self._stopped.wait(min(max(wait, pause or 0.0), _MOST_WAIT_SECONDS)):
@@ -195,7 +203,7 @@ class ServerCaptioner:
             if self._key is not None:  # which a server may repeat in an error
                 body = body.replace(self._key.encode(), b"...")
             return _Reply(response.status, response.headers, body)
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, http.client.HTTPException, UnicodeError) as error:
             is_late = late.is_set() or isinstance(error, TimeoutError)
             raise _Lost(f"no reply within {timeout:g} s" if is_late else str(error) or type(error).__name__) from error
         finally:
@@ -248,6 +256,7 @@ def _address(given: str) -> urllib.parse.SplitResult:
     try:
         at = urllib.parse.urlsplit(given.strip())
         _ = at.port  # which is only looked at now
+        (at.hostname or "").encode("idna")  # as a connection does
     except ValueError as error:
         raise _wrong(given, f"this is no address ({error})") from error
     if at.username is not None or at.query or at.fragment:
@@ -259,7 +268,7 @@ def _address(given: str) -> urllib.parse.SplitResult:
     if at.scheme not in ("http", "https") or not at.hostname:
         raise _wrong(given, "this is no address of http or https")
     path = re.sub(r"/(chat/completions|models)?$", "", at.path.rstrip("/")).rstrip("/")
-    return at._replace(path=path or "/v1")
+    return at._replace(path=urllib.parse.quote(path, safe="/%:@!$&'()*+,;=") or "/v1")
 
 
 def _wrong(given: str, problem: str, remedy: str = "give an address such as http://localhost:8000/v1") -> UserError:
@@ -324,15 +333,21 @@ def _answer(reply: _Reply) -> Answer:
     except (KeyError, IndexError, TypeError):
         raise CaptionFailed(f"the server's reply has no choices[0].message.content: {reply.text}") from None
     if isinstance(content, list):
-        content = "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
+        content = "".join(_text(part) for part in content)
     if isinstance(message, dict) and isinstance(message.get("refusal"), str) and not content:
-        raise CaptionFailed(f"the model refused: {message['refusal'][:80]}")
+        raise CaptionFailed(f"the model refused: {message['refusal'][:80]}", of_clip=True)
     if content is not None and not isinstance(content, str):
         raise CaptionFailed(f"the server's reply has no text as content: {reply.text}")
     is_cut = isinstance(choice, dict) and choice.get("finish_reason") == "length"
     if is_cut and not content:
         raise CaptionFailed(f"the model thought for {_TOKENS} tokens and wrote no caption")
     return Answer(content or "", is_cut)
+
+
+def _text(part: Any) -> str:
+    """Return the text of a part of a message, "" for what is none, such as reasoning."""
+    is_text = isinstance(part, dict) and part.get("type", "text") in ("text", "output_text")
+    return part["text"] if is_text and isinstance(part.get("text"), str) else ""
 
 
 def _asked_pause(reply: _Reply) -> float | None:

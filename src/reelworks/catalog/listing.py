@@ -12,7 +12,7 @@ import re
 import stat
 import tarfile
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from pathlib import Path, PurePath
 from types import MappingProxyType
 from typing import Any, BinaryIO, NamedTuple
@@ -159,7 +159,7 @@ def _walk(
         elif formats.is_sidecar(entry.name):
             sidecars.update([] if entry.name.endswith(SUFFIXES) else [extension_of(entry.name)])
         elif entry.name.endswith(formats.ARCHIVE_SUFFIX):
-            yield from _archive(entry, prefix, sidecars)
+            yield from list_archive(prefix + entry.name, Path(entry.path), sidecars)
         else:
             yield _entry(entry, prefix, names)
 
@@ -189,13 +189,37 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _archive(entry: os.DirEntry[str], prefix: str, sidecars: Counter[str]) -> Iterator[SourceFile]:
-    path = prefix + entry.name
+def list_archive(path: str, file: Path, sidecars: Counter[str] | None = None) -> Iterator[SourceFile]:
+    """Yield the media members of an archive on this machine, or itself with the reason why it cannot be read."""
     try:
-        with user_files.opened(Path(entry.path)) as file:
-            yield from archived(path, location.changed_ns(os.fstat(file.fileno())), file, sidecars)
+        with user_files.opened(file) as opened:
+            changed_ns = location.changed_ns(os.fstat(opened.fileno()))
+            yield from archived(path, changed_ns, opened, Counter() if sidecars is None else sidecars)
     except OSError as error:
         yield SourceFile(path, 0, 0, False, f"cannot be read: {error.strerror}")
+
+
+class Archives:
+    """The tar archives whose members a list names, each of which is read once.
+
+    Args:
+        members: Returns the members of the archive at a path, named as in a listing of its folder; None if there is none.
+    """
+
+    def __init__(self, members: Callable[[str], list[SourceFile] | None]) -> None:
+        self._members, self._found = members, dict[str, dict[str, SourceFile] | None]()
+
+    def member(self, path: str) -> SourceFile | None:
+        """Return a file such as "shard.tar/0001.mp4", None if it is in no archive."""
+        for match in re.finditer(rf"{re.escape(formats.ARCHIVE_SUFFIX)}(?=/)", path):
+            archive = path[: match.end()]
+            if archive not in self._found:
+                members = self._members(archive)
+                self._found[archive] = None if members is None else {file.path: file for file in members}
+            if (found := self._found[archive]) is not None:
+                whole = found.get(archive)  # of which no member can be read
+                return found.get(path) or SourceFile(path, 0, 0, False, NO_FILE if whole is None else whole.problem)
+        return None
 
 
 def archived(path: str, changed_ns: int, file: BinaryIO, sidecars: Counter[str]) -> Iterator[SourceFile]:

@@ -1,7 +1,7 @@
 """Read lists of files as CSV, Parquet or JSON lines, with a column each for paths, captions and scores.
 
-    path             required; absolute, or relative to the list's folder or to `root`. Other names of the column are
-                     file_name (Hugging Face), video_path and image_path (musubi-tuner), video, image
+    path             required; absolute, or relative to the list's folder or to `root`; shard.tar/0001.mp4 is a member of
+                     a tar archive. Other names of the column are file_name (Hugging Face), video_path and image_path (musubi-tuner), video, image
     text, caption    the clip's caption, or a list of them; without either, its caption file is read
     start_frame, end_frame, or start_seconds, end_seconds
                      the clip is a range of the file: the frames from the start on and before the end
@@ -30,7 +30,7 @@ import pyarrow.json
 import pyarrow.parquet
 from numpy.typing import NDArray
 
-from reelworks.catalog import formats, location, probe, remote
+from reelworks.catalog import formats, listing, location, probe, remote
 from reelworks.catalog.config import Source
 from reelworks.catalog.filter_expression import NUMBERS, TEXTS
 from reelworks.catalog.integrity import OUTSIDE, is_text
@@ -158,7 +158,9 @@ def _entries(paths: Any, source: Source) -> list[SourceFile]:
     If all are missing, the folder is probably wrong or not mounted, and the clips must not count as deleted.
     """
     if source.url is None:
-        files = [_entry(path, str(source.root)) for path in paths.to_pylist()]
+        root = source.root
+        archives = listing.Archives(lambda path: _members(path, root / path))
+        files = [_entry(path, str(root), archives) for path in paths.to_pylist()]
     else:
         files = remote.look_up(source.name, source.url, paths.to_pylist())
     if all(file.problem == NO_FILE or formats.kind_of(file.path) is None for file in files):
@@ -172,14 +174,18 @@ def _entries(paths: Any, source: Source) -> list[SourceFile]:
     return files
 
 
-def _entry(path: str, root: str) -> SourceFile:
+def _members(path: str, archive: Path) -> list[SourceFile] | None:
+    return [*listing.list_archive(path, archive)] if archive.is_file() else None
+
+
+def _entry(path: str, root: str, archives: listing.Archives) -> SourceFile:
     if formats.kind_of(path) is None:
         return SourceFile(path, 0, 0, False, formats.why_not_read(path))
     try:
         # Making a Path for each of millions of files takes longer than the lookup.
         status = os.stat(f"{root}/{path}")  # noqa: PTH116
     except (FileNotFoundError, NotADirectoryError):
-        return SourceFile(path, 0, 0, False, NO_FILE)
+        return archives.member(path) or SourceFile(path, 0, 0, False, NO_FILE)
     except OSError as error:
         return SourceFile(path, 0, 0, False, f"cannot be read: {error.strerror}")
     problem = None if stat.S_ISREG(status.st_mode) else "not a regular file"

@@ -14,6 +14,7 @@ from reelworks.catalog import formats, location
 from reelworks.catalog.listing import (
     NO_FILE,
     SUFFIXES,
+    Archives,
     Listing,
     SourceFile,
     archived,
@@ -71,11 +72,7 @@ def _entries(fs: Any, root: str, found: dict[str, dict[str, Any]], sidecars: Cou
             continue
         size, changed = int(info.get("size") or 0), changed_ns(info)
         if path.endswith(formats.ARCHIVE_SUFFIX):
-            try:
-                with location.reached(), fs.open(full, "rb") as file:
-                    yield from list(archived(path, changed, file, sidecars))
-            except OSError as error:
-                yield _unreadable(path, error)
+            yield from _members(fs, full, path, info, sidecars)
         elif formats.is_sidecar(posixpath.basename(path)):
             sidecars.update([] if path.endswith(SUFFIXES) else [extension_of(path)])
         elif formats.kind_of(path) is None:
@@ -83,6 +80,14 @@ def _entries(fs: Any, root: str, found: dict[str, dict[str, Any]], sidecars: Cou
         else:
             captioned = count_captions(posixpath.splitext(full)[0], found)
             yield SourceFile(path, size, changed, captioned)
+
+
+def _members(fs: Any, full: str, path: str, info: dict[str, Any], sidecars: Counter[str]) -> list[SourceFile]:
+    try:
+        with location.reached(), fs.open(full, "rb") as file:
+            return list(archived(path, changed_ns(info), file, sidecars))
+    except OSError as error:
+        return [_unreadable(path, error)]
 
 
 def changed_ns(info: dict[str, Any]) -> int:
@@ -107,17 +112,25 @@ def look_up(name: str, url: str, paths: Sequence[str]) -> list[SourceFile]:
     fs, root = location.filesystem(url)
     prefix = root.rstrip("/") + "/"
     found = {} if _is_web(url) else _find(fs, root, name, url)
-    files = []
+
+    def info_of(path: str) -> dict[str, Any] | None:
+        return _info(fs, prefix + path) if _is_web(url) else found.get(prefix + path)
+
+    def members(path: str) -> list[SourceFile] | None:
+        info = info_of(path)
+        return None if info is None else _members(fs, prefix + path, path, info, Counter())
+
+    files, archives = [], Archives(members)
     for path in paths:
         try:
-            info = _info(fs, prefix + path) if _is_web(url) else found.get(prefix + path)
+            info = info_of(path)
         except OSError as error:
             files.append(_unreadable(path, error))
             continue
         if formats.kind_of(path) is None:
             files.append(SourceFile(path, 0, 0, False, formats.why_not_read(path)))
         elif info is None:
-            files.append(SourceFile(path, 0, 0, False, NO_FILE))
+            files.append(archives.member(path) or SourceFile(path, 0, 0, False, NO_FILE))
         else:
             captioned = count_captions(posixpath.splitext(prefix + path)[0], found)
             files.append(SourceFile(path, int(info.get("size") or 0), changed_ns(info), captioned))

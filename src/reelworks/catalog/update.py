@@ -146,7 +146,8 @@ class Update:
             known = self._live.fingerprint[position].as_py() if position >= 0 and not ranged else ""
             file = location.below(listed.root, entry.path, entry.start, entry.size_bytes, entry.mtime_ns)
             captioned = entry.captioned if read_captions else 0
-            stated = (entry.stated, f"{entry.size_bytes:x}-{entry.mtime_ns:x}", entry.cut, entry.clip, entry.size_bytes)
+            state = f"{entry.size_bytes:x}-{entry.mtime_ns:x}" + (f"-{entry.start:x}" if entry.start >= 0 else "")
+            stated = (entry.stated, state, entry.cut, entry.clip, entry.size_bytes)
             yield Task(listed, i, FileRequest(file, captioned, opened, known, entry.problem, entry.caption, *stated))
 
     def apply(self, task: Task, finding: Finding) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from typer import Exit
@@ -32,11 +35,33 @@ def caption(request: CaptionRequest, json: Json = False) -> None:
     """
     from reelworks.captioning import caption as captioning
 
-    with show.stdout_for_json(json), show.clip_progress(quiet=json, doing="captioning") as on_progress:
+    progress = show.clip_progress(quiet=json, doing="captioning")
+    with _stopped_by_sigterm(), show.stdout_for_json(json), progress as on_progress:
         result = captioning.caption(request, on_progress)
     show.json(result) if json else _print(result)
     if result.failed:
         raise Exit(ExitCode.FAILED)
+
+
+class _Terminated(BaseException):
+    """SIGTERM has come."""
+
+
+@contextmanager
+def _stopped_by_sigterm() -> Iterator[None]:
+    """Stop the captioner before SIGTERM ends the process: by default, commands would go on without it."""
+
+    def stop(number: int, _: object) -> None:
+        signal.signal(number, signal.SIG_DFL)  # a second one ends at once
+        raise _Terminated
+
+    former = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    except _Terminated:
+        signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, former)
 
 
 def _print(result: CaptionResult) -> None:

@@ -42,6 +42,8 @@ CASES = [
     ("captions_script", T5, ["猫 cat", "一只猫"], "1 caption is in another script", [1], ["cat"]),
     ("captions_leftovers", NONE, ["The image shows a cat.", "a cat"], 'an opening such as "The image shows" (1)', [0], ["a cat"]),
     ("captions_leftovers", NONE, ["Sure, here is it: a cat", "As an AI, I cannot"], "a refusal (1)", [0, 1], ["sure-footed goat"]),
+    ("captions_leftovers", NONE, ["Here’s a cat", "I’m sorry, but I can’t", "I apologize, but I cannot"], "a refusal (2)", [0, 1, 2], ["I’m"]),
+    ("captions_leftovers", NONE, ['{"caption": "A cat"}', '["cat"]', "<answer>a</answer>"], "JSON (2)", [0, 1, 2], ["[a] {b: c}"]),
     ("captions_leftovers", NONE, ["a **red** cat", '"a cat"', "<think>a</think>"], "markdown (1)", [0, 1, 2], ['a "cat" sign']),
 ]  # fmt: skip
 
@@ -59,6 +61,28 @@ def test_each_rule_names_its_clips(name, needs, captions, said, clips, quiet):
     assert found.remedy
     assert found.files == tuple(f"data/clip-{i:04d}" for i in clips)
     assert advice(name, needs, quiet) is None
+
+
+def test_the_template_of_each_dataset_counts_for_its_own_captions():
+    """The trigger word is in the template of one dataset and in the texts of the other, as it should be."""
+    needs = CaptionNeeds("rwmug", T5.encoder, (("a", "rwmug, {text} at {fps:.0f}."), ("b", "{text}")))
+
+    def names(*captions):
+        told = caption_advice.advise(rows(*({"dataset": name, "caption": text} for name, text in captions)), needs)
+        return {one.name: one.files for one in told}
+
+    assert names(("a", "blue"), ("b", "rwmug, red")) == {}
+    assert names(("a", "rwmug"), ("b", "red")) == {
+        "captions_trigger_twice": ("a/clip-0000",),
+        "captions_trigger_missing": ("b/clip-0001",),
+    }
+    five = "one two three four five"
+    assert names(("a", five), ("b", f"rwmug {five} six seven")) == {}
+    assert names(("a", f"{five} six"), ("b", f"rwmug {five} six")) == {"captions_long": ("a/clip-0000",)}
+
+
+def test_an_encoder_without_a_limit_reads_all():
+    assert advice("captions_long", CaptionNeeds(encoder=ReadingEncoder("mine", None)), ["word " * 200]) is None
 
 
 def test_every_rule_has_a_case():
@@ -150,7 +174,7 @@ def test_a_recipe_tells_the_text_encoder_and_the_template(tmp_path: Path):
     needs = caption_needs.find("rwmug", None, recipe)
     assert needs.encoder is not None
     assert (needs.encoder.max_tokens, needs.encoder.english_only, needs.encoder.count) == (512, False, None)
-    assert needs.trigger_in_template
+    assert needs.trigger_datasets == ("data",)
     assert needs.line_datasets == ("data",)
 
 

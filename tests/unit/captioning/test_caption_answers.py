@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from catalog_rows import rows
 from hypothesis import given
@@ -27,6 +29,12 @@ KEPT = [
     ("This video clip depicts a man who walks.", "A man who walks."),
     ("The picture frame shows age.", "The picture frame shows age."),
     ("<think>It is a cat, I think.</think>\nA cat.", "A cat."),
+    ("Here’s a caption:\nA cat on a mat.", "A cat on a mat."),
+    ("<think>x</think><answer>A cat.</answer>", "A cat."),
+    ("<|begin_of_box|>A cat.<|end_of_box|>", "A cat."),
+    ('Caption: "A cat on a mat."\n\nLet me know if you want it longer!', "A cat on a mat."),
+    ("A cat on a mat. I hope this helps!", "A cat on a mat."),
+    ("A sign asks: is there anything else?", "A sign asks: is there anything else?"),
     ("so it is a cat.\n</think>A cat.", "A cat."),
     ("Two dogs are here: one brown, one white.", "Two dogs are here: one brown, one white."),
     ("This is a red car: a Ferrari.", "This is a red car: a Ferrari."),
@@ -43,6 +51,12 @@ REFUSED = [
     ("<html><body>Bad gateway</body></html>", "HTML"),
     ('{"caption": "a cat"}', "JSON"),
     ('["a", "b"]', "JSON"),
+    ('```json\n{"caption": "A cat"}\n```', "JSON"),
+    ('Here is the caption you asked for:\n{"caption": "A cat"}', "JSON"),
+    ("Sure, {'caption': 'A cat", "JSON"),
+    ("I’m sorry, but I can’t assist with that.", "refused"),
+    ("I apologize, but I cannot describe this image.", "refused"),
+    ("My apologies, I can't see it.", "refused"),
     ("caf\ufffd", "not text"),
     ("a\x00b", "not text"),
     ("a\ud800b", "not text"),
@@ -73,6 +87,18 @@ def test_what_is_no_caption_is_refused(answer: str, reason: str) -> None:
     assert len(str(caught.value)) < 120
 
 
+def test_each_line_is_a_tag_where_tags_are_asked_for() -> None:
+    for answer in ("Here are the tags:\ncat\nred mat", "- cat\n- red mat", "cat,\nred mat", "1. cat\n\n2. red mat"):
+        assert caption_of(answer, of_tags=True) == "cat, red mat"
+
+
+def test_a_long_answer_is_refused_at_once() -> None:
+    began = time.process_time()
+    with pytest.raises(CaptionFailed, match="letters"):
+        caption_of("**a " * 100_000)
+    assert time.process_time() - began < 2
+
+
 @given(st.text(), st.integers(3, 10))
 def test_a_caption_is_one_line_of_at_most_so_many_words(answer: str, most: int) -> None:
     try:
@@ -93,7 +119,10 @@ def test_a_long_caption_ends_with_a_whole_sentence_or_tag() -> None:
 def test_the_trigger_word_is_in_once_or_not_at_all() -> None:
     assert with_trigger("a blue mug", "rwmug", is_in=True) == "rwmug, a blue mug"
     assert with_trigger("rwmug, a blue mug", "rwmug", is_in=True) == "rwmug, a blue mug"
-    assert with_trigger("RWMUG a blue mug", "rwmug", is_in=True) == "rwmug, a blue mug"
+    assert with_trigger("RWMUG: a blue mug", "rwmug", is_in=True) == "rwmug, a blue mug"
+    assert with_trigger("Rwmug is standing here", "rwmug", is_in=True) == "rwmug is standing here"
+    assert with_trigger("rwmug's owner sits.", "rwmug", is_in=True) == "rwmug's owner sits."
+    assert with_trigger("Rwmugs", "rwmug", is_in=True) == "rwmug, Rwmugs"
     assert with_trigger("A rwmug on a table", "rwmug", is_in=False) == "A on a table"
     assert with_trigger("Rwmug, on a table", "rwmug", is_in=False) == "On a table"
     assert with_trigger("tags, rwmug, blue", "rwmug", is_in=False) == "tags, blue"

@@ -6,6 +6,7 @@ import base64
 import errno
 import itertools
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -91,6 +92,24 @@ def test_overwritten_captions_can_be_put_back(data: Path) -> None:
         run(data, undo=True)
 
 
+def test_a_part_of_a_run_is_undone_and_the_rest_later(data: Path) -> None:
+    (data / "part.csv").write_text("path\np0.png\np1.png\n")
+    (data / "p0.txt").write_text("mine")
+    run(data)
+    run(data, command="echo Another one.", overwrite=True)
+    undone = run(data / "part.csv", undo=True)
+    assert (undone.restored, undone.changed_since) == ((str(data / "p1.txt"), str(data / "p0.txt")), ())
+    assert texts(data) == dict.fromkeys(EXPECTED, "Another one.\n") | {
+        "p0.txt": "mine",
+        "p1.txt": EXPECTED["p1.txt"],
+    }
+    assert len(run(data, undo=True).restored) == 3
+    assert texts(data) == EXPECTED | {"p0.txt": "mine"}
+    assert len(run(data / "part.csv", undo=True).restored) == 1  # what the first run wrote
+    assert len(run(data, undo=True).restored) == 3
+    assert texts(data) == {"p0.txt": "mine"}
+
+
 def test_a_finished_run_with_overwrite_begins_again(data: Path) -> None:
     run(data, overwrite=True)
     assert run(data, overwrite=True).captioned == 5
@@ -113,6 +132,17 @@ def test_two_clips_with_one_caption_file_get_none(data: Path) -> None:
     assert {failed.clip for failed in done.failed} == {"data/v.png", "data/v.mp4"}
     assert all("v.txt is that of v." in failed.reason for failed in done.failed)
     assert "v.txt" not in texts(data)
+
+
+@pytest.mark.parametrize("count", [237, 238, 251])
+def test_a_name_too_long_for_a_caption_file_costs_its_clip_alone(data: Path, count: int) -> None:
+    named = "x" * count
+    (data / "p0.png").rename(data / f"{named}.png")
+    done = run(data, command="echo A cat.")
+    fits = count == 237
+    assert (done.captioned, ["too long" in failed.reason for failed in done.failed]) == (4 + fits, [True] * (not fits))
+    assert (f"{named}.txt" in texts(data)) == fits
+    assert run(data, list=data / "new.jsonl").failed == ()
 
 
 def test_captions_in_files_with_numbers_are_left(data: Path) -> None:
@@ -176,6 +206,51 @@ def test_lists(data: Path, tmp_path: Path) -> None:
     assert pyarrow.parquet.read_table(data / "new.parquet").column("where").to_pylist() == ["a, b", "c", ""]
 
 
+def test_other_columns_are_copied_as_they_stand(data: Path) -> None:
+    (data / "a.csv").write_text("id,path,ok,price,huge\n007,p0.png,True,1.10,123456789012345678901\nNA,p1.png,,,\n")
+    run(data / "a.csv", list=data / "new.csv", command="echo 'A cat, \"red\".'")
+    assert (data / "new.csv").read_text() == (
+        "id,path,ok,price,huge,text\n"
+        '007,p0.png,True,1.10,123456789012345678901,"A cat, ""red""."\n'
+        'NA,p1.png,,,,"A cat, ""red""."\n'
+    )
+    rows = [
+        {"image": "p0.png", "at": "2024-01-01 10:00:00", "huge": 10**30, "of": {"x": [1, None]}},
+        {"image": "p1.png"},
+    ]
+    (data / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run(data / "a.jsonl", list=data / "new.jsonl", command="echo A cat.")
+    assert lines(data / "new.jsonl") == [
+        {"path": "p0.png", "at": "2024-01-01 10:00:00", "huge": 10**30, "of": {"x": [1, None]}, "text": "A cat."},
+        {"path": "p1.png", "text": "A cat."},
+    ]
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+def test_several_lists_become_one_with_all_columns(data: Path, tmp_path: Path, suffix: str) -> None:
+    clips(data / "sub", 1)
+    (data / "a.csv").write_text("path,caption,aes\np0.png,mine,4.5\n")
+    (data / "sub" / "b.jsonl").write_text('{"path": "p0.png", "flow": 7}\n')
+    run((data / "a.csv", data / "sub" / "b.jsonl"), list=data / f"new.{suffix}")
+    scan_sources([Source.from_path(data / f"new.{suffix}")], tmp_path / "catalog", workers=1)
+    rows = Catalog.open(tmp_path / "catalog").live()
+    assert rows.path.to_pylist() == ["p0.png", "sub/p0.png"]
+    assert rows.caption.to_pylist() == ["mine", "A picture named p0."]
+    assert (rows.scores["aes"][0], rows.scores["flow"][1]) == (4.5, 7)
+
+
+def test_ranges_in_seconds_stay_and_are_not_mixed_with_frames(data: Path, tmp_path: Path) -> None:
+    (data / "a.csv").write_text("path,start_seconds,end_seconds\nv.mp4,0.05,0.2\n")
+    (data / "b.csv").write_text("path\np0.png\n")
+    (data / "c.csv").write_text("path,start_frame\nv.mp4,1\n")
+    run((data / "a.csv", data / "b.csv"), list=data / "new.csv")
+    assert (data / "new.csv").read_text() == (
+        "path,start_seconds,end_seconds,text\nv.mp4,0.05,0.2,A video named v.\np0.png,,,A picture named p0.\n"
+    )
+    with refused("ranges-given-twice", "list"):
+        run((data / "a.csv", data / "c.csv"), list=data / "mixed.csv", command="false")
+
+
 def test_a_list_of_several_captions_and_of_ranges(data: Path) -> None:
     (data / "cuts.csv").write_text("path,start_frame,end_frame\nv.mp4,0,3\nv.mp4,3,6\n")
     with refused("captions-need-a-list", "DATA"):
@@ -202,6 +277,11 @@ def test_members_of_archives_need_a_list(data: Path, tmp_path: Path) -> None:
         "all.tar/p0.png": "a thing",
         "all.tar/v.mp4": "a thing",
     }
+    scan_sources([Source.from_path(folder / "new.jsonl")], tmp_path / "catalog", workers=1)
+    rows = Catalog.open(tmp_path / "catalog").live()
+    assert (rows.caption.to_pylist(), rows.readable.tolist()) == (["a thing"] * 2, [True] * 2)
+    assert run(folder, list=folder / "new.jsonl", overwrite=True, command="false").failed != ()
+    assert [row["text"] for row in lines(folder / "new.jsonl")] == ["a thing"] * 2
 
 
 def test_a_catalog_is_captioned_beside_its_files_or_into_a_list(data: Path, tmp_path: Path) -> None:
@@ -211,6 +291,17 @@ def test_a_catalog_is_captioned_beside_its_files_or_into_a_list(data: Path, tmp_
     assert any(f'root = "{data}"' in note for note in listed.notes)
     assert run(tmp_path / "catalog").captioned == 5
     assert texts(data) == EXPECTED
+
+
+def test_captions_of_a_list_are_known_by_its_catalog(data: Path, tmp_path: Path) -> None:
+    (data / "meta.csv").write_text("path,text\np0.png,mine\np1.png,\n")
+    scan_sources([Source.from_path(data / "meta.csv")], tmp_path / "catalog", workers=1)
+    done = run(tmp_path / "catalog")
+    assert (done.captioned, done.kept, [failed.clip for failed in done.failed]) == (0, 1, ["meta/p1.png"])
+    assert texts(data) == {}
+    done = run(tmp_path / "catalog", list=data / "new.jsonl")
+    assert (done.captioned, done.kept) == (1, 1)
+    assert [row["text"] for row in lines(data / "new.jsonl")] == ["mine", "A picture named p1."]
 
 
 def test_clips_of_long_videos_keep_their_ranges(data: Path, tmp_path: Path) -> None:
@@ -260,6 +351,72 @@ def test_a_list_of_others_is_not_replaced(data: Path) -> None:
         run(data, list=data / "new.csv")
     assert run(data, list=data / "new.csv", overwrite=True).captioned == 5
     assert run(data, list=data / "new.csv").captioned == 0  # the same command finds its own list
+
+
+def test_a_list_keeps_its_captions_whatever_runs_come_later(data: Path) -> None:
+    """Another captioner asks only for what is missing; one that fails for a clip takes none away."""
+    new = data / "new.jsonl"
+    says_nothing_of_p1 = SED.replace("sed -E '", r"sed -E '/p1\.png/s/.*//;")
+    run(data, list=new, command=says_nothing_of_p1)
+    first = {row["path"]: row.get("text") for row in lines(new)}
+    done = run(data, list=new, command="echo 'Another one.'", max_words=9)
+    assert (done.captioned, done.kept) == (1, 4)
+    assert {row["path"]: row["text"] for row in lines(new)} == first | {"p1.png": "Another one."}
+    done = run(data, list=new, command="sed -E 's/.*p[1-3].*//; s/.+/A third one./'", overwrite=True)
+    assert len(done.failed) == 3
+    assert {row["path"]: row["text"] for row in lines(new)} == first | {
+        "p0.png": "A third one.",
+        "p1.png": "Another one.",
+        "v.mp4": "A third one.",
+    }
+    run(data, list=new)  # without --overwrite, nothing goes back to what it was
+    assert lines(new)[0]["text"] == "A third one."
+
+
+def test_captions_in_a_list_that_was_edited_go_into_the_record_and_the_prompt(data: Path) -> None:
+    run(data, list=data / "new.jsonl")
+    edited = (data / "new.jsonl").read_text().replace("A picture named p0.", "Mine.")
+    (data / "new.jsonl").write_text(edited)
+    with refused("output-exists", "list"):
+        run(data, list=data / "new.jsonl")
+    asked = 'sed -E \'s/.*prompt": "([^"]*)".*/Not \\1/\''
+    run(data, list=data / "new.jsonl", overwrite=True, command=asked, prompt="{caption}")
+    assert lines(data / "new.jsonl")[0]["text"] == "Not Mine."
+    assert "Mine." in {line.get("former") for line in lines(data / f".new.jsonl{record.NAME}")}
+
+
+def test_a_list_that_is_written_meanwhile_stays_and_the_answers_are_not_lost(data: Path, tmp_path: Path) -> None:
+    new = tmp_path / "new.jsonl"
+    with refused("output-exists", "list", says="while clips were captioned"):
+        run(data, list=new, command=f"sh -c 'echo mine > {new}; echo A cat.'")
+    assert new.read_text() == "mine\n"
+    new.unlink()
+    done = run(data, list=new, command=f"sh -c 'echo mine > {new}; echo A cat.'")
+    assert (done.captioned, done.kept) == (0, 5)
+    assert [row["text"] for row in lines(new)] == ["A cat."] * 5
+
+
+def test_a_list_has_what_a_killed_run_with_other_options_was_told(data: Path) -> None:
+    new = data / "new.jsonl"
+    run(data, list=new, command="sed -E 's/.*p[1-3].*//; s/.+/One./'")
+    with pytest.raises(Killed), killed_at(9):
+        run(data, list=new)
+    answered = {line["clip"] for line in lines(data / f".new.jsonl{record.NAME}") if "clip" in line}
+    assert len(answered) > 2
+    done = run(data, list=new, command="echo Two.")
+    assert (done.captioned, done.kept) == (5 - len(answered), len(answered))
+
+
+def test_a_list_that_is_a_folder_is_refused(data: Path) -> None:
+    (data / "new.csv").mkdir()
+    with refused("file-unwritable", "list", says="a folder"):
+        run(data, list=data / "new.csv")
+
+
+def test_former_captions_of_a_clip_stay_several_in_a_list_of_several(data: Path) -> None:
+    (data / "p0.txt").write_text("one\ntwo\n")
+    run(data, list=data / "new.jsonl", captions=2, command="awk '{print \"words\", length($0)}'")
+    assert lines(data / "new.jsonl")[0]["text"] == ["one", "two"]
 
 
 class Killed(BaseException):
@@ -392,6 +549,25 @@ def test_ctrl_c_ends_soon_and_keeps_what_is_done(tmp_path: Path) -> None:
     assert run(data, command="echo A dog.").kept >= 3
 
 
+@pytest.mark.slow
+def test_sigterm_ends_the_commands_and_removes_their_frames(tmp_path: Path) -> None:
+    data, temporary = clips(tmp_path / "data"), tmp_path / "temporary"
+    temporary.mkdir()
+    words = ["caption", str(data), "--workers", "1", "--command", f"sh -c 'echo $$ > {tmp_path}/pid; sleep 300'"]
+    child = subprocess.Popen(
+        [sys.executable, "-m", "reelworks", *words],
+        env=os.environ | {"TMPDIR": str(temporary)},
+        stderr=subprocess.DEVNULL,
+    )
+    until = time.monotonic() + 120
+    while not ((tmp_path / "pid").exists() and (tmp_path / "pid").read_text()) and time.monotonic() < until:
+        time.sleep(0.01)
+    child.terminate()
+    assert child.wait(20) == -signal.SIGTERM
+    assert not Path("/proc", (tmp_path / "pid").read_text().strip()).exists()
+    assert list(temporary.glob("reelworks-caption-*")) == []
+
+
 def test_wrong_requests_are_refused(data: Path) -> None:
     def request(**options: object) -> CaptionRequest:
         return CaptionRequest(data=(str(data),), **options)
@@ -414,6 +590,22 @@ def test_wrong_requests_are_refused(data: Path) -> None:
         run(data / "none")
     with refused("data-given-twice", "DATA"):
         run((data, data))
+
+
+def test_many_refusals_in_a_row_are_no_reason_to_give_up(tmp_path: Path) -> None:
+    data = clips(tmp_path / "data", 25)
+    done = run(data, command="sed -E 's/.*p[0-9]+.png.*/I am sorry, no./; s/.*mp4.*/A cat./'")
+    assert (done.captioned, len(done.failed)) == (1, 25)
+
+
+def test_clips_that_failed_are_asked_for_last(tmp_path: Path) -> None:
+    """The first 20 fail at each run, which is given up; the next one captions the others first."""
+    data = clips(tmp_path / "data", 30)
+    command = "sh -c 'grep -qE \"/p([012]|1[0-9]|2[0-6])[.]png\" && exit 1; echo A cat.'"
+    for count in (0, 11):
+        with refused("captioner-fails", "command"):
+            run(data, command=command)
+        assert len(texts(data)) == count
 
 
 def test_a_captioner_that_always_fails_is_given_up(tmp_path: Path) -> None:

@@ -86,6 +86,16 @@ def test_contents_in_parts_and_cut_answers_are_read() -> None:
     assert ask(Served(said("a ca", finish_reason="length"))) == Answer("a ca", is_cut=True)
 
 
+def test_parts_that_are_no_text_are_left_out() -> None:
+    parts = [
+        {"type": "reasoning", "text": "Hm."},
+        {"type": "text", "text": None},
+        "x",
+        {"type": "output_text", "text": "a cat"},
+    ]
+    assert ask(Served(said(parts))) == Answer("a cat")  # type: ignore[arg-type]
+
+
 def test_names_that_a_model_refuses_are_changed_once() -> None:
     refuses = body({"error": "use 'max_completion_tokens' instead"}, 400)
     served = Served(refuses, body({"error": "temperature is not supported"}, 400), said("a cat"))
@@ -124,7 +134,14 @@ def test_a_wrong_server_is_told_before_anything_is_asked() -> None:
 
     with refused("server-unreachable", "server"):
         reach(server="http://127.0.0.1:9")
-    for address in ("localhost:8000", "ftp://x", "http://", "http://x:99999"):
+    for address in (
+        "localhost:8000",
+        "ftp://x",
+        "http://",
+        "http://x:99999",
+        "http://a..b/v1",
+        f"http://{'a' * 64}/v1",
+    ):
         with refused("server-address-invalid", "server"):
             reach(server=address)
     with refused("server-address-invalid", "server") as caught:
@@ -134,6 +151,7 @@ def test_a_wrong_server_is_told_before_anything_is_asked() -> None:
         with refused("server-model-unknown", "model", says="a, b"):
             reach(server=url)
         reach(server=url, model="b")
+        reach(server=f"{url}/übung/v1", model="b")
 
 
 def test_keys_are_sent_and_kept_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,6 +196,28 @@ def test_a_refused_key_ends_the_run(tmp_path: Path) -> None:
     with serving(Served(said("A cat."), body({}, 401))) as url, refused("server-refuses-key", "server"):
         run(data, server=url)
     assert len(texts(data)) == 1  # what was answered stays
+
+
+def test_a_flagged_clip_costs_itself_alone_once_the_key_was_taken(tmp_path: Path) -> None:
+    data = clips(tmp_path / "data", 3)
+    with serving(Served(said("A cat."), body({"error": "input was flagged"}, 403), said("A dog."))) as url:
+        done = run(data, server=url)
+    assert (done.captioned, len(done.failed)) == (3, 1)
+    assert "HTTP 403" in done.failed[0].reason
+    assert "flagged" in done.failed[0].reason
+    with serving(Served(body({"error": "no credit"}, 403))) as url, refused("server-refuses-key", says="no credit"):
+        run(data, server=url)
+
+
+def test_a_key_that_is_not_sent_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "key-4711")
+    monkeypatch.setattr(server, "_LOCAL", ())
+    with serving(Served(body({}, 401))) as url:
+        asked = ServerCaptioner(CaptionRequest(data=("x",), server=url))
+        with refused(
+            "server-refuses-key", says="OPENAI_API_KEY is not sent without encryption.*--key-env OPENAI_API_KEY"
+        ):
+            asked.answer([QUESTION])
 
 
 def test_bad_answers_cost_their_clips_alone_and_the_same_command_asks_for_them_again(tmp_path: Path) -> None:

@@ -77,6 +77,29 @@ def test_members_are_scanned_and_decoded_as_files(folder: str, files: Path, tmp_
         assert np.array_equal(load(request), load(own))
 
 
+@pytest.mark.parametrize("folder", ["shards", "shards/1.tar"])
+def test_a_list_names_members(folder: str, files: Path, tmp_path: Path) -> None:
+    """As in the catalog of their folder; a caption of a list is that of its column, or else the member's."""
+    archive = pack(files, tmp_path / folder / "000.tar").relative_to(tmp_path / "shards")
+    (tmp_path / "shards" / "bad.tar").write_bytes(b"no archive" * 100)
+    wanted = [f"{archive}/{name}" for name in ("c.mkv", "e.png", "f.mp4")]
+    named = "\n".join(["path", *wanted, f"{archive}/none.png", "bad.tar/a.png", "no.tar/a.png"])
+    (tmp_path / "shards" / "meta.csv").write_text(named)
+    whole = by_name(scan(tmp_path / "shards", tmp_path / "whole")[1])
+    scan_sources([Source.from_path(tmp_path / "shards" / "meta.csv", "d")], tmp_path / "listed", workers=1)
+    rows = {row["path"]: row for row in Catalog.open(tmp_path / "listed").live().to_table().to_pylist()}
+    for path in wanted:
+        same = whole[path.rpartition("/")[2]]
+        assert {k: v for k, v in rows[path].items() if k != "ordinal"} == {
+            k: v for k, v in same.items() if k != "ordinal"
+        }
+    assert [rows[path]["error"] for path in (f"{archive}/none.png", "bad.tar/a.png", "no.tar/a.png")] == [
+        "no such file",
+        "not a tar archive: invalid header",
+        "no such file",
+    ]
+
+
 def test_webdataset_json_holds_the_caption(tmp_path: Path) -> None:
     clip = media.write_picture(tmp_path / "x.png").read_bytes()
     members = {

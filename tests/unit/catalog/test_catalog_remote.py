@@ -112,10 +112,13 @@ def test_a_list_in_a_bucket_names_files_beside_it(files: Path, cache: Path, tmp_
     assert (rows.path.to_pylist(), rows.caption.to_pylist()) == (["clip 2.mp4"], ["from the list"])
     assert rows.scores["score"].tolist() == [5.0]
     fs, path = location.filesystem(f"{url}/metadata.jsonl")
-    fs.pipe_file(path, b'{"file_name": "clip 3.mp4", "caption": "another"}\n{"file_name": "gone.mp4"}\n')
+    named = ("clip 3.mp4", "shard.tar/one.mp4", "shard.tar/gone.mp4", "gone.mp4")
+    fs.pipe_file(path, "".join(f'{{"file_name": "{name}", "caption": "another"}}\n' for name in named).encode())
     _, rows = scan(f"{url}/metadata.jsonl", tmp_path / "catalog")
     assert {row["path"]: row["error"] for row in rows.to_table().to_pylist()} == {
         "clip 3.mp4": None,
+        "shard.tar/one.mp4": None,
+        "shard.tar/gone.mp4": "no such file",
         "gone.mp4": "no such file",
     }
 
