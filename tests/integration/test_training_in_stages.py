@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +95,42 @@ def test_stages_follow_each_other_and_a_kill_changes_nothing(staged: Any, tmp_pa
     assert children.train(hurt) == [0]
     assert saved(tmp_path / "hurt") == saved(run)
     assert len(starts(tmp_path / "hurt")) > 3
+
+
+def _asked_to_leave(recipe: dict[str, Any], place: str) -> None:
+    """Get a signal on the last rank: in the last step of the first stage, in the validation behind it, or before the next stage."""
+    from reelworks.distributed import collectives
+    from reelworks.train.request import TrainRequest
+    from reelworks.train.startup import start
+    from reelworks.train.step.state import TrainState
+    from reelworks.train.trainer import run
+    from reelworks.train.validation import Validator
+
+    owner, name = {"step": (TrainState, "update_ema"), "validation": (Validator, "run"), "scan": (start, "scan")}[place]
+    original, calls = getattr(owner, name), []
+
+    def patched(*args: Any) -> Any:
+        calls.append(1)
+        is_last = collectives.rank() + 1 == collectives.world_size()
+        if is_last and len(calls) == {"step": 3, "validation": 2, "scan": 2}[place]:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return original(*args)
+
+    setattr(owner, name, patched)
+    os._exit(run(recipe_file.parse(recipe), TrainRequest()))
+
+
+@pytest.mark.parametrize(
+    ("place", "world"),
+    [("step", 1), ("validation", 1), pytest.param("validation", 2, marks=pytest.mark.slow), ("scan", 1)],
+)
+def test_a_signal_where_a_stage_ends_stops_before_the_next(staged: Any, tmp_path: Path, place: str, world: int) -> None:
+    recipe = staged("run", FIRST, {"name": "second", "steps": 1}, train={"micro_batches_per_step": 2})
+    assert children.on_ranks(_asked_to_leave, recipe, place, world=world) == [75] * world
+    assert "stopped after step 3; the same command goes on" in children.output(recipe)
+    assert starts(tmp_path / "run") == [("first", 0)]
+    assert children.train(recipe, world=world) == [0] * world
+    assert starts(tmp_path / "run") == [("first", 0), ("second", 3)]
 
 
 def test_later_stages_may_be_edited_and_finished_ones_stay_as_they_were(staged: Any, tmp_path: Path) -> None:
