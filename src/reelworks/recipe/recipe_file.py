@@ -22,6 +22,7 @@ from reelworks.recipe import preview_model, stages, validation
 from reelworks.recipe.errors import explain
 from reelworks.recipe.recipe import Recipe
 from reelworks.recipe.stages import StageConfig, StageList
+from reelworks.train.step import lr_schedule
 
 if TYPE_CHECKING:
     from reelworks.schedule.cursor import StageStart
@@ -82,7 +83,10 @@ def parse(values: dict[str, Any]) -> Recipe:
     The error for invalid values has the field of the first problem and lists the others.
     """
     if not values.get("stage"):
-        return _parse_one(values)
+        recipe = _parse_one(values)
+        if recipe.train.lacks_end and recipe.train.max_epochs is None:  # the steps of epochs are told by a plan
+            raise lr_schedule.no_end(recipe.train)
+        return recipe
     listed, train = _stages(values), values.get("train")
     train = train if isinstance(train, dict) else {}
     stages.require(listed, train)
@@ -137,6 +141,8 @@ def _stages(values: dict[str, Any]) -> list[StageConfig]:
 def _parse_stage(values: dict[str, Any], stage: StageConfig) -> Recipe:
     try:
         recipe = _parse_one(stages.merged(values, stage))
+        if recipe.train.lacks_end:
+            raise lr_schedule.no_steps_of_stage(recipe.train, stage.name)
     except UserError as error:
         table = (error.field or "").split(".")[0]
         field = f"stage.{error.field}" if getattr(stage, table, None) is not None else error.field

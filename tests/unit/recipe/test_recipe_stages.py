@@ -133,6 +133,8 @@ def test_other_footage_is_that_of_all_stages() -> None:
         ({"stage": [LOW, {**HIGH, "train": {"learning_rat": 9}}]}, "unknown-key", "stage.train.learning_rat"),
         ({"stage": [LOW, {**HIGH, "train": {"optimizer": "muon"}}]}, "optimizer-state-differs", "stage.train.optimizer"),
         ({"stage": [LOW, {**HIGH, "bucket": [], "buckets": {"entries": "auto"}}]}, "stages-with-proposed-entries", "buckets.entries"),
+        ({"stage": [LOW, {**HIGH, "train": {"learning_rate_schedule": "cosine"}}]}, "schedule-without-end", "stage.train.learning_rate_schedule"),
+        ({"stage": [LOW, {"name": "rest", "clips": 9}], "train": {"learning_rate_schedule": "linear", "max_steps": 50}}, "schedule-without-end", "train.learning_rate_schedule"),
         ({"stage": [LOW, {**HIGH, "steps": 0}]}, None, "stage.1.steps"),
         ({"train": {"max_epochs": 3}}, "stage-end-invalid", "train.max_epochs"),
         ({"model": {"name": "nothing"}}, None, "model.name"),
@@ -143,3 +145,15 @@ def test_mistakes_are_told_with_their_place(change: dict[str, Any], code: str | 
         recipe_file.parse(values(LOW, HIGH) | change)
     assert caught.value.field == field
     assert code in (None, caught.value.code)
+
+
+def test_a_rate_that_falls_needs_steps_whatever_else_ends_it() -> None:
+    falls = {"learning_rate_schedule": "cosine"}
+    with refused(
+        "schedule-without-end", "stage.train.learning_rate_schedule", says=r"write steps in \[\[stage\]\] high"
+    ):
+        recipe_file.parse(values(LOW, {**HIGH, "train": falls}))
+    recipe_file.parse(values(LOW, {**HIGH, "steps": 30, "train": falls}))
+    recipe_file.parse(values(LOW, {"name": "rest", "train": falls}, train={"max_steps": 50}))
+    with refused("schedule-without-end", "train.learning_rate_schedule", says="set train.max_steps"):
+        recipe_file.parse(values(train={**falls, "max_clips": 30}))
