@@ -149,6 +149,25 @@ def test_later_stages_may_be_edited_and_finished_ones_stay_as_they_were(staged: 
     assert "is in stage third, which the recipe does not have" in children.output(renamed)
 
 
+def test_a_later_stage_without_data_is_told_before_training(staged: Any, tmp_path: Path) -> None:
+    footage = staged()["dataset"][0]
+    for lacking, says in (
+        ({"filter": "height > 5000"}, "stage.dataset.filter"),
+        ({"path": str(tmp_path / "gone")}, "no such folder"),
+    ):
+        wrong = staged("run", FIRST, {**SECOND, "dataset": [{**footage, **lacking}]})
+        assert children.in_child(children.train_and_exit, wrong) == 2
+        assert "in stage second: " in children.output(wrong)
+        assert says in children.output(wrong)
+    assert not list((tmp_path / "run").glob("checkpoints/step-*"))
+    (tmp_path / "wrong.toml").write_text(tomli_w.dumps(wrong))
+    assert "in stage second: " in str(CliRunner().invoke(app, ["check", str(tmp_path / "wrong.toml")]).exception)
+
+    # Also where it is edited while the first stage is trained.
+    assert children.train(staged("run", FIRST, SECOND), fault=("after the optimizer stepped", 3)) != [0]
+    assert children.in_child(children.train_and_exit, wrong) == 2
+
+
 def test_steps_of_the_whole_run_end_it_in_any_stage(staged: Any, tmp_path: Path) -> None:
     for most in (3, 5, 5, 6):
         recipe = staged("run", FIRST, SECOND, {"name": "rest"})

@@ -139,15 +139,10 @@ def _stages(values: dict[str, Any]) -> list[StageConfig]:
 
 
 def _parse_stage(values: dict[str, Any], stage: StageConfig) -> Recipe:
-    try:
+    with stages.naming(stage):
         recipe = _parse_one(stages.merged(values, stage))
         if recipe.train.lacks_end:
             raise lr_schedule.no_steps_of_stage(recipe.train, stage.name)
-    except UserError as error:
-        table = (error.field or "").split(".")[0]
-        field = f"stage.{error.field}" if getattr(stage, table, None) is not None else error.field
-        error.reword(field=field, problem=f"in stage {stage.name}: {error.problem}", remedy=error.remedy)
-        raise
     if recipe.buckets.proposes:
         raise UserError(
             "with stages each has entries of its own",
@@ -160,6 +155,7 @@ def _parse_stage(values: dict[str, Any], stage: StageConfig) -> Recipe:
 
 
 def _require_successor(before: Recipe, after: Recipe, stage: StageConfig) -> None:
+    """Refuse a stage that cannot go on with the optimizer's state, or with the weights, of the one before."""
     if after.train.optimizer != before.train.optimizer and stage.optimizer == "keep":
         raise UserError(
             f"in stage {stage.name}: the state of {before.train.optimizer} is not one of {after.train.optimizer}",
@@ -168,6 +164,16 @@ def _require_successor(before: Recipe, after: Recipe, stage: StageConfig) -> Non
             value=after.train.optimizer,
             remedy='leave it out, or write optimizer = "reset" in the stage',
         )
+    for key in ("name", "prediction"):
+        had, new = getattr(before.objective, key), getattr(after.objective, key)
+        if had != new:
+            raise UserError(
+                f"in stage {stage.name}: the network learns to predict something else than with {had}, of the stage before",
+                code="other-objective",
+                field=f"stage.objective.{key}",
+                value=new,
+                remedy="write it in [objective], for all stages, or train this stage in a run of its own",
+            )
 
 
 def _parse_one(values: dict[str, Any]) -> Recipe:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -125,6 +126,18 @@ def require(stages: Sequence[StageConfig], train: Mapping[str, Any]) -> None:
                 value=train[key],
                 remedy="give the stages their ends; train.max_steps may limit the whole run",
             )
+
+
+@contextmanager
+def naming(stage: StageConfig) -> Iterator[None]:
+    """Tell a mistake in the recipe of a stage with the stage's name, and with the place of a key that it has itself."""
+    try:
+        yield
+    except UserError as error:
+        table = (error.field or "").split(".")[0]
+        field = f"stage.{error.field}" if getattr(stage, table, None) is not None else error.field
+        error.reword(field=field, problem=f"in stage {stage.name}: {error.problem}", remedy=error.remedy)
+        raise
 
 
 def merged(values: Values, stage: StageConfig) -> Values:

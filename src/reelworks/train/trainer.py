@@ -168,6 +168,7 @@ def _train_stage(
     gc.collect()
     with ExitStack() as stack:
         start.require_possible(stage.recipe, world)
+        start.require_later_stages(stage, world, on_scan)
         start.scan(stage.recipe, world, on_scan)
         this_run, data, spec = start.plan(stage, folder_lock, world)
         recipe, preview_options, resumed = data.recipe, previews.options(data), stage.step is not None
