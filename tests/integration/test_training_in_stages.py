@@ -11,8 +11,10 @@ from typing import Any
 import children
 import pytest
 import tomli_w
+from refused import refused
 from typer.testing import CliRunner
 
+import reelworks as rw
 from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.cli.main import app
 from reelworks.recipe import recipe_file
@@ -166,6 +168,17 @@ def test_a_later_stage_without_data_is_told_before_training(staged: Any, tmp_pat
     # Also where it is edited while the first stage is trained.
     assert children.train(staged("run", FIRST, SECOND), fault=("after the optimizer stepped", 3)) != [0]
     assert children.in_child(children.train_and_exit, wrong) == 2
+
+
+def test_training_is_of_all_stages(staged: Any, tmp_path: Path) -> None:
+    file = tmp_path / "staged.toml"
+    file.write_text(tomli_w.dumps(staged()))
+    with refused("stage-chosen-for-training", "--set"):
+        rw.train(file, overrides=["stage=second"])
+    assert "--set = 'stage=second'" in str(
+        CliRunner().invoke(app, ["train", str(file), "--set", "stage=second"]).exception
+    )
+    assert not (tmp_path / "run").exists()
 
 
 def test_steps_of_the_whole_run_end_it_in_any_stage(staged: Any, tmp_path: Path) -> None:

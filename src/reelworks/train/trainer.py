@@ -91,9 +91,10 @@ def train(
     Raises:
         UserError: Anything a person can mend.
     """
+    request = TrainRequest(resume=resume, restart_data=restart_data, overrides=tuple(overrides))
     if not isinstance(recipe, Recipe):
         recipe = recipe_file.load(Path(recipe), overrides)
-    return run(recipe, TrainRequest(resume=resume, restart_data=restart_data))
+    return run(recipe, request)
 
 
 @of_recipe()
