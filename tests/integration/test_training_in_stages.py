@@ -151,6 +151,24 @@ def test_later_stages_may_be_edited_and_finished_ones_stay_as_they_were(staged: 
     assert "is in stage third, which the recipe does not have" in children.output(renamed)
 
 
+def test_stages_keep_the_order_in_which_they_began(staged: Any, tmp_path: Path) -> None:
+    second, third, new = ({"name": name, "steps": 1} for name in ("second", "third", "new"))
+    assert children.train(staged("run", FIRST, second)) == [0]
+    swapped = staged("run", second, FIRST)
+    assert children.in_child(children.train_and_exit, swapped) == 2
+    assert "stage.name = 'first': it comes behind second, but was trained before it" in children.output(swapped)
+
+    inserted = staged("run", FIRST, new, second, third)
+    assert children.train(inserted) == [0]
+    assert "stage new comes before second, which has begun, and is not trained" in children.output(inserted)
+    assert starts(tmp_path / "run") == [("first", 0), ("second", 3), ("third", 4)]
+
+    # Back at the end of the first stage, the others have not begun.
+    back = staged("run", FIRST, new, third, second)
+    assert children.train(back, resume="3") == [0]
+    assert starts(tmp_path / "run")[3:] == [("new", 3), ("third", 4), ("second", 5)]
+
+
 def test_a_later_stage_without_data_is_told_before_training(staged: Any, tmp_path: Path) -> None:
     footage = staged()["dataset"][0]
     for lacking, says in (

@@ -81,6 +81,7 @@ def find(recipe: Recipe, step: int | None, world: World) -> Stage:
         return _stage(recipe, 0, StageStart(recipe.stage[0].name), None)
     cursor = _cursor(recipe, step)
     index = _index(recipe, cursor.stage.name, step)
+    _require_order(recipe, index, step)
     stage = _stage(recipe, index, cursor.stage, step)
     if stage.ends_run(step) or not _is_over(stage.recipe, cursor, world):
         return stage
@@ -88,6 +89,33 @@ def find(recipe: Recipe, step: int | None, world: World) -> Stage:
     average_step = cursor.global_step if following.ema == "reset" else cursor.stage.average_step
     start = StageStart(following.name, cursor.global_step, cursor.epoch + 1, cursor.clips, average_step)
     return _stage(recipe, index + 1, start, step, begins=True)
+
+
+def _require_order(recipe: Recipe, index: int, step: int) -> None:
+    """Refuse a stage behind the present one that was trained before it, and warn of one before it that was not. Collective."""
+    file = RunFolder(Path(recipe.output)).events_file
+    begun = collectives.on_first(lambda: _begun_before(file, step))
+    present, names = recipe.stage[index].name, [stage.name for stage in recipe.stage]
+    if again := [name for name in names[index + 1 :] if name in begun]:
+        raise UserError(
+            f"it comes behind {present}, but was trained before it",
+            code="stage-trained-before",
+            field="stage.name",
+            value=again[0],
+            remedy="rename it to train it again, or move it back",
+        )
+    for name in names[:index]:
+        if name not in begun:
+            logger.warning(f"stage {name} comes before {present}, which has begun, and is not trained; move it behind")
+
+
+def _begun_before(events_file: Path, step: int) -> set[str]:
+    """Return the names of the stages that had begun when a step was trained, but for those that a later start took back."""
+    begun: dict[str, int] = {}
+    for start in events.read(events_file, "start"):
+        resumed, stage = start.get("resumed_from") or 0, start.get("stage", {"name": "", "step": 0})
+        begun = {name: first for name, first in begun.items() if first < resumed} | {stage["name"]: stage["step"]}
+    return {name for name, first in begun.items() if first < step}
 
 
 def _stage(recipe: Recipe, index: int, start: StageStart, step: int | None, *, begins: bool = False) -> Stage:
