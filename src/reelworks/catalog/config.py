@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
@@ -57,6 +58,18 @@ class Source:
     def address(self) -> str:
         """Absolute path or address of the folder, which a catalog's rows name as their root."""
         return self.url or str(self.root.resolve())
+
+
+def same_name(name: str, sources: Iterable[Source]) -> UserError:
+    """Return the error for sources that have one name, though their clips are others."""
+    folders = ", ".join(f"{s.url or s.root}" + (f" (cut: {s.cut})" if s.cut else "") for s in sources)
+    return UserError(
+        f"two datasets have the same name: {folders}",
+        code="duplicate-dataset-name",
+        field="dataset.name",
+        value=name,
+        remedy="give each [[dataset]] its own name, by which clips are identified",
+    )
 
 
 class DatasetConfig(PublicConfig):

@@ -93,6 +93,7 @@ def parse(values: dict[str, Any]) -> Recipe:
     recipes = [_parse_stage(values, stage) for stage in listed]
     for before, after, stage in zip(recipes, recipes[1:], listed[1:], strict=False):
         _require_successor(before, after, stage)
+    stages.require_names(listed, [recipe.dataset for recipe in recipes])
     first, *others = (toml_none.to_toml(recipe) for recipe in recipes)
     kept = [stages.difference(first, other, stage) for other, stage in zip([first, *others], listed, strict=True)]
     ends = {"max_steps": train.get("max_steps"), "max_epochs": None, "max_clips": None}

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from reelworks.buckets.config import as_table
+from reelworks.catalog.config import DatasetConfig, Source, same_name
 from reelworks.core import toml_none, units
 from reelworks.core.config import Config
 from reelworks.core.errors import UserError
@@ -138,6 +139,19 @@ def naming(stage: StageConfig) -> Iterator[None]:
         field = f"stage.{error.field}" if getattr(stage, table, None) is not None else error.field
         error.reword(field=field, problem=f"in stage {stage.name}: {error.problem}", remedy=error.remedy)
         raise
+
+
+def require_names(stages: Sequence[StageConfig], datasets: Sequence[Sequence[DatasetConfig]]) -> None:
+    """Refuse a name that two stages give to other clips: their catalog holds one of both, and would be made anew each time."""
+    known: dict[tuple[str, str], Source] = {}
+    for stage, own in zip(stages, datasets, strict=True):
+        with naming(stage):
+            for dataset in own:
+                folders = {kind: Source.from_path(folder) for kind, folder in dataset.companions.items()}
+                for kind, source in {"": dataset.place, **folders}.items():
+                    both = known.setdefault((dataset.dataset_name, kind), source), source
+                    if len({(each.address, each.list_file, each.cut) for each in both}) > 1:
+                        raise same_name(dataset.dataset_name, both)
 
 
 def merged(values: Values, stage: StageConfig) -> Values:

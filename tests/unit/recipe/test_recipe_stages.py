@@ -137,6 +137,8 @@ def test_other_footage_is_that_of_all_stages() -> None:
         ({"stage": [LOW, {"name": "rest", "clips": 9}], "train": {"learning_rate_schedule": "linear", "max_steps": 50}}, "schedule-without-end", "train.learning_rate_schedule"),
         ({"stage": [LOW, {**HIGH, "objective": {"name": "iddpm"}}]}, "other-objective", "stage.objective.name"),
         ({"stage": [LOW, {**HIGH, "objective": {"prediction": "sample"}}]}, "other-objective", "stage.objective.prediction"),
+        ({"stage": [LOW, {**HIGH, "dataset": [{"path": "new/footage"}]}]}, "duplicate-dataset-name", "stage.dataset.name"),
+        ({"stage": [LOW, {**HIGH, "dataset": [{"path": "footage", "scene_cuts": True}]}]}, "duplicate-dataset-name", "stage.dataset.name"),
         ({"stage": [LOW, {**HIGH, "steps": 0}]}, None, "stage.1.steps"),
         ({"train": {"max_epochs": 3}}, "stage-end-invalid", "train.max_epochs"),
         ({"model": {"name": "nothing"}}, None, "model.name"),
@@ -159,3 +161,11 @@ def test_a_rate_that_falls_needs_steps_whatever_else_ends_it() -> None:
     recipe_file.parse(values(LOW, {"name": "rest", "train": falls}, train={"max_steps": 50}))
     with refused("schedule-without-end", "train.learning_rate_schedule", says="set train.max_steps"):
         recipe_file.parse(values(train={**falls, "max_clips": 30}))
+
+
+def test_stages_may_name_other_folders_that_have_other_names() -> None:
+    others = [{"path": "footage", "repeats": 3}, {"path": "new/footage", "name": "new"}]
+    recipe_file.parse(values(LOW, {**HIGH, "dataset": others}))
+    masked = [{**LOW, "dataset": [{"path": "footage", "loss_mask": folder}]} for folder in ("masks", "other")]
+    with refused("duplicate-dataset-name", says="in stage high: .*masks, other"):
+        recipe_file.parse(values(masked[0], {**masked[1], "name": "high"}))
