@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
@@ -149,6 +150,29 @@ def test_later_stages_may_be_edited_and_finished_ones_stay_as_they_were(staged: 
     renamed = staged("run", *[{**stage, "name": stage["name"].upper()} for stage in edited])
     assert children.in_child(children.train_and_exit, renamed) == 2
     assert "is in stage third, which the recipe does not have" in children.output(renamed)
+
+
+def test_only_what_a_person_edited_is_told_of_a_finished_stage(staged: Any, tmp_path: Path) -> None:
+    """Not the numbers that were measured, nor the steps of the run, nor that another dataset has the same files."""
+    tuned = tmp_path / "tuned.json"
+    tuned.write_text(json.dumps({"batch_sizes": {"48px ×1": 4}}))
+    first = {
+        **{"name": "first", "clips": 5, "buckets": {"tuned": str(tuned)}},
+        "bucket": [{"resolution": "48px", "num_frames": 1, "batch_size": "auto"}],
+    }
+    whole = staged()["dataset"][0]["path"]
+    shutil.copytree(whole, tmp_path / "all" / "part")
+    second = {"name": "second", "dataset": [{"path": str(tmp_path / "all" / "part")}]}
+    for most in (5, 6):
+        recipe = staged("run", first, second, dataset=[{"path": str(tmp_path / "all")}])
+        recipe["train"]["max_steps"] = most
+        assert children.train(recipe) == [0]
+        assert "stays as it was" not in children.output(recipe)
+        assert "seems to be" not in children.output(recipe)
+    edited = staged("run", {**first, "train": {"weight_decay": 0.1}}, second, dataset=[{"path": str(tmp_path / "all")}])
+    edited["train"]["max_steps"] = 6
+    assert children.train(edited) == [0]
+    assert children.output(edited).count("stays as it was") == 1
 
 
 def test_stages_keep_the_order_in_which_they_began(staged: Any, tmp_path: Path) -> None:

@@ -126,7 +126,7 @@ def start_again(
         except UserError:  # a restart does not need the clips that were trained before
             aliases = Aliases()
         else:
-            aliases, changes = identity.aliases, identity.lines(data.spec.data.renamed_clips)
+            aliases, changes = identity.aliases, identity.lines(data.spec.data.renamed_clips, begins=True)
     begun = replace(first, global_step=cursor.global_step, aliases=aliases, stage=stage, clips_before=cursor.clips)
     return Resumed(begun, changes)
 

@@ -110,17 +110,15 @@ def _begin_stage(
 ) -> DataPosition:
     """Return the first position of a stage, and begin anew what its entry in the recipe says."""
     assert stage.config is not None
-    position, changes = resume.start_again(data, spec, run.folder, cursor, aliases, stage.start)
+    # Whatever names its datasets have, all their clips are trained: nothing is told of them.
+    position, _ = resume.start_again(data, spec, run.folder, cursor, aliases, stage.start)
     model.state.spikes = SpikeDetector()
     if stage.config.optimizer == "reset":
         model.state.optimizer.begin()
     if stage.config.ema == "reset":
         model.state.begin_average()
     logger.info("stage %s begins after step %d, for %s", stage.start.name, stage.start.step, stage.config.end_text)
-    for line in (
-        *changes,
-        *(diff.of_recipes(run.folder, cursor.global_step, data.recipe) if run.world.is_main else ()),
-    ):
+    for line in diff.of_recipes(run.folder, cursor.global_step, data.recipe) if run.world.is_main else ():
         logger.info(line)
     return position
 

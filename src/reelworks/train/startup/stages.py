@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from reelworks.checkpoint import load, names
@@ -162,5 +163,19 @@ def log_edited(stage: Stage, folder: RunFolder) -> None:
         if finished.name in starts:
             event = starts[finished.name]
             now = recipe_file.of_stage(stage.whole, index, StageStart(**event["stage"]))
-            for line in diff.of_file(folder.recipes_folder / event["recipe"], now):
+            for line in diff.of_file(folder.recipes_folder / event["recipe"], now, partial(_is_edit, finished, now)):
                 logger.info(f"stage {finished.name} is finished, and stays as it was: {line}")
+
+
+def _is_edit(stage: StageConfig, now: Recipe, change: diff.KeyChange) -> bool:
+    """Whether a difference from the recipe that a run kept of a stage was written by a person.
+
+    A kept recipe has numbers in place of what was left to measurements, and the run's max_steps as end of all its stages.
+    """
+    if change.key == "train.max_steps":
+        return stage.steps is not None
+    if change.before == diff.NOT_SET and change.key in ("buckets.tuned", "train.step_seconds"):
+        return False
+    if now.parallel.sequence_degree == "auto" and "sequence_degree" in change.key:
+        return False
+    return "auto" not in (change.after if isinstance(change.after, list) else [change.after])
