@@ -47,7 +47,9 @@ class StageConfig(Config):
     objective: Values | None = Field(default=None, description="keys of `[objective]`")
     samples: Values | None = Field(default=None, description="keys of `[samples]`")
     train: Values | None = Field(
-        default=None, description="keys of `[train]`, which count steps from the stage's start"
+        default=None,
+        description="keys of `[train]` but threads; warmup_steps and the course of the learning rate count from the stage's "
+        "start, and all others, such as skip_steps, the steps of the run",
     )
 
     @field_validator("name")
@@ -75,6 +77,18 @@ class StageConfig(Config):
                     value=self.train[of_train],
                     remedy=f"write {key} in [[stage]] {self.name}",
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _check_threads(self) -> StageConfig:
+        if self.train and "threads" in self.train:
+            raise UserError(
+                "it is set once, at the start of a training, and holds for all stages",
+                code="not-of-a-stage",
+                field="stage.train.threads",
+                value=self.train["threads"],
+                remedy="write it in [train]",
+            )
         return self
 
     @property

@@ -139,6 +139,7 @@ def test_other_footage_is_that_of_all_stages() -> None:
         ({"stage": [LOW, {**HIGH, "objective": {"prediction": "sample"}}]}, "other-objective", "stage.objective.prediction"),
         ({"stage": [LOW, {**HIGH, "dataset": [{"path": "new/footage"}]}]}, "duplicate-dataset-name", "stage.dataset.name"),
         ({"stage": [LOW, {**HIGH, "dataset": [{"path": "footage", "scene_cuts": True}]}]}, "duplicate-dataset-name", "stage.dataset.name"),
+        ({"stage": [LOW, {**HIGH, "train": {"threads": 2}}]}, "not-of-a-stage", "stage.train.threads"),
         ({"stage": [LOW, {**HIGH, "steps": 0}]}, None, "stage.1.steps"),
         ({"train": {"max_epochs": 3}}, "stage-end-invalid", "train.max_epochs"),
         ({"model": {"name": "nothing"}}, None, "model.name"),
