@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 import reelworks as rw
 from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.cli.main import app
+from reelworks.core import trust
 from reelworks.recipe import recipe_file
 from reelworks.run import events, history
 from reelworks.run.folder import RunFolder
@@ -210,6 +211,18 @@ def test_a_later_stage_without_data_is_told_before_training(staged: Any, tmp_pat
     # Also where it is edited while the first stage is trained.
     assert children.train(staged("run", FIRST, SECOND), fault=("after the optimizer stepped", 3)) != [0]
     assert children.in_child(children.train_and_exit, wrong) == 2
+
+
+@pytest.mark.parametrize("command", ["train", "check"])
+def test_code_that_a_later_stage_names_is_asked_about(staged: Any, tmp_path: Path, command: str) -> None:
+    (tmp_path / "sharp.py").write_text("from pathlib import Path\nPath(__file__).with_name('ran').touch()\n")
+    file = tmp_path / "staged.toml"
+    samples = {"prompts": ["a"], "metrics": [f"{tmp_path}/sharp.py:Sharp"]}
+    file.write_text(tomli_w.dumps(staged("run", FIRST, {**SECOND, "samples": samples})))
+    trust.ask_with(lambda path: False)
+    with refused("code-not-trusted"):
+        CliRunner().invoke(app, [command, str(file)], catch_exceptions=False)
+    assert not (tmp_path / "ran").exists()
 
 
 def test_training_is_of_all_stages(staged: Any, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from reelworks.analysis import plan_forecast
+from reelworks.core import trust
 from reelworks.data.dataset import companion_sources
 from reelworks.data.position import next_epoch
 from reelworks.distributed import layout
@@ -36,5 +37,6 @@ def require(
                 scanned = sources
             data = RecipeData.open(one)
             sequence_limits.require_buckets(one.model, data.table)
+            trust.require(one.samples.metrics, "samples.metrics")
             previews.require_measured(one)
             next_epoch(data, plan_forecast.plan_spec(data, ranks), None)
