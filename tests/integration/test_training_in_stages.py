@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import signal
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -10,10 +13,13 @@ from typing import Any
 import children
 import pytest
 import tomli_w
+from refused import refused
 from typer.testing import CliRunner
 
+import reelworks as rw
 from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.cli.main import app
+from reelworks.core import trust
 from reelworks.recipe import recipe_file
 from reelworks.run import events, history
 from reelworks.run.folder import RunFolder
@@ -96,6 +102,42 @@ def test_stages_follow_each_other_and_a_kill_changes_nothing(staged: Any, tmp_pa
     assert len(starts(tmp_path / "hurt")) > 3
 
 
+def _asked_to_leave(recipe: dict[str, Any], place: str) -> None:
+    """Get a signal on the last rank: in the last step of the first stage, in the validation behind it, or before the next stage."""
+    from reelworks.distributed import collectives
+    from reelworks.train.request import TrainRequest
+    from reelworks.train.startup import start
+    from reelworks.train.step.state import TrainState
+    from reelworks.train.trainer import run
+    from reelworks.train.validation import Validator
+
+    owner, name = {"step": (TrainState, "update_ema"), "validation": (Validator, "run"), "scan": (start, "scan")}[place]
+    original, calls = getattr(owner, name), []
+
+    def patched(*args: Any) -> Any:
+        calls.append(1)
+        is_last = collectives.rank() + 1 == collectives.world_size()
+        if is_last and len(calls) == {"step": 3, "validation": 2, "scan": 2}[place]:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return original(*args)
+
+    setattr(owner, name, patched)
+    os._exit(run(recipe_file.parse(recipe), TrainRequest()))
+
+
+@pytest.mark.parametrize(
+    ("place", "world"),
+    [("step", 1), ("validation", 1), pytest.param("validation", 2, marks=pytest.mark.slow), ("scan", 1)],
+)
+def test_a_signal_where_a_stage_ends_stops_before_the_next(staged: Any, tmp_path: Path, place: str, world: int) -> None:
+    recipe = staged("run", FIRST, {"name": "second", "steps": 1}, train={"micro_batches_per_step": 2})
+    assert children.on_ranks(_asked_to_leave, recipe, place, world=world) == [75] * world
+    assert "stopped after step 3; the same command goes on" in children.output(recipe)
+    assert starts(tmp_path / "run") == [("first", 0)]
+    assert children.train(recipe, world=world) == [0] * world
+    assert starts(tmp_path / "run") == [("first", 0), ("second", 3)]
+
+
 def test_later_stages_may_be_edited_and_finished_ones_stay_as_they_were(staged: Any, tmp_path: Path) -> None:
     assert children.train(staged("run", FIRST, SECOND), fault=("after the optimizer stepped", 5)) != [0]
     edited = {**FIRST, "train": {"weight_decay": 0.1}}, {**SECOND, "epochs": 2}, THIRD
@@ -110,6 +152,89 @@ def test_later_stages_may_be_edited_and_finished_ones_stay_as_they_were(staged: 
     renamed = staged("run", *[{**stage, "name": stage["name"].upper()} for stage in edited])
     assert children.in_child(children.train_and_exit, renamed) == 2
     assert "is in stage third, which the recipe does not have" in children.output(renamed)
+
+
+def test_only_what_a_person_edited_is_told_of_a_finished_stage(staged: Any, tmp_path: Path) -> None:
+    """Not the numbers that were measured, nor the steps of the run, nor that another dataset has the same files."""
+    tuned = tmp_path / "tuned.json"
+    tuned.write_text(json.dumps({"batch_sizes": {"48px ×1": 4}}))
+    first = {
+        **{"name": "first", "clips": 5, "buckets": {"tuned": str(tuned)}},
+        "bucket": [{"resolution": "48px", "num_frames": 1, "batch_size": "auto"}],
+    }
+    whole = staged()["dataset"][0]["path"]
+    shutil.copytree(whole, tmp_path / "all" / "part")
+    second = {"name": "second", "dataset": [{"path": str(tmp_path / "all" / "part")}]}
+    for most in (5, 6):
+        recipe = staged("run", first, second, dataset=[{"path": str(tmp_path / "all")}])
+        recipe["train"]["max_steps"] = most
+        assert children.train(recipe) == [0]
+        assert "stays as it was" not in children.output(recipe)
+        assert "seems to be" not in children.output(recipe)
+    edited = staged("run", {**first, "train": {"weight_decay": 0.1}}, second, dataset=[{"path": str(tmp_path / "all")}])
+    edited["train"]["max_steps"] = 6
+    assert children.train(edited) == [0]
+    assert children.output(edited).count("stays as it was") == 1
+
+
+def test_stages_keep_the_order_in_which_they_began(staged: Any, tmp_path: Path) -> None:
+    second, third, new = ({"name": name, "steps": 1} for name in ("second", "third", "new"))
+    assert children.train(staged("run", FIRST, second)) == [0]
+    swapped = staged("run", second, FIRST)
+    assert children.in_child(children.train_and_exit, swapped) == 2
+    assert "stage.name = 'first': it comes behind second, but was trained before it" in children.output(swapped)
+
+    inserted = staged("run", FIRST, new, second, third)
+    assert children.train(inserted) == [0]
+    assert "stage new comes before second, which has begun, and is not trained" in children.output(inserted)
+    assert starts(tmp_path / "run") == [("first", 0), ("second", 3), ("third", 4)]
+
+    # Back at the end of the first stage, the others have not begun.
+    back = staged("run", FIRST, new, third, second)
+    assert children.train(back, resume="3") == [0]
+    assert starts(tmp_path / "run")[3:] == [("new", 3), ("third", 4), ("second", 5)]
+
+
+def test_a_later_stage_without_data_is_told_before_training(staged: Any, tmp_path: Path) -> None:
+    footage = staged()["dataset"][0]
+    for lacking, says in (
+        ({"filter": "height > 5000"}, "stage.dataset.filter"),
+        ({"path": str(tmp_path / "gone")}, "no such folder"),
+    ):
+        wrong = staged("run", FIRST, {**SECOND, "dataset": [{**footage, **lacking}]})
+        assert children.in_child(children.train_and_exit, wrong) == 2
+        assert "in stage second: " in children.output(wrong)
+        assert says in children.output(wrong)
+    assert not list((tmp_path / "run").glob("checkpoints/step-*"))
+    (tmp_path / "wrong.toml").write_text(tomli_w.dumps(wrong))
+    assert "in stage second: " in str(CliRunner().invoke(app, ["check", str(tmp_path / "wrong.toml")]).exception)
+
+    # Also where it is edited while the first stage is trained.
+    assert children.train(staged("run", FIRST, SECOND), fault=("after the optimizer stepped", 3)) != [0]
+    assert children.in_child(children.train_and_exit, wrong) == 2
+
+
+@pytest.mark.parametrize("command", ["train", "check"])
+def test_code_that_a_later_stage_names_is_asked_about(staged: Any, tmp_path: Path, command: str) -> None:
+    (tmp_path / "sharp.py").write_text("from pathlib import Path\nPath(__file__).with_name('ran').touch()\n")
+    file = tmp_path / "staged.toml"
+    samples = {"prompts": ["a"], "metrics": [f"{tmp_path}/sharp.py:Sharp"]}
+    file.write_text(tomli_w.dumps(staged("run", FIRST, {**SECOND, "samples": samples})))
+    trust.ask_with(lambda path: False)
+    with refused("code-not-trusted"):
+        CliRunner().invoke(app, [command, str(file)], catch_exceptions=False)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_training_is_of_all_stages(staged: Any, tmp_path: Path) -> None:
+    file = tmp_path / "staged.toml"
+    file.write_text(tomli_w.dumps(staged()))
+    with refused("stage-chosen-for-training", "--set"):
+        rw.train(file, overrides=["stage=second"])
+    assert "--set = 'stage=second'" in str(
+        CliRunner().invoke(app, ["train", str(file), "--set", "stage=second"]).exception
+    )
+    assert not (tmp_path / "run").exists()
 
 
 def test_steps_of_the_whole_run_end_it_in_any_stage(staged: Any, tmp_path: Path) -> None:

@@ -209,9 +209,9 @@ class BucketTable:
     def with_one_entry(self, index: int) -> BucketTable:
         """Return the table as chance may make it for a clip: one entry takes all that fit it, and the others take none."""
         # In a table of Open-Sora a clip that leaves a length tries the next one, but none if it leaves the resolution.
-        others = {"keep_prob": 0.0} if self.dialect is None else {"keep_prob": 1.0, "keep_length": 0.0}
-        chosen = {"keep_prob": 1.0, "keep_length": 1.0}
-        entries = (replace(e, **(chosen if i == index else others)) for i, e in enumerate(self.entries))
+        left = 0.0 if self.dialect is None else 1.0
+        entries = [replace(entry, keep_prob=left, keep_length=1.0 - left) for entry in self.entries]
+        entries[index] = replace(self.entries[index], keep_prob=1.0, keep_length=1.0)
         return replace(self, entries=tuple(entries))
 
     def tokens(self) -> NDArray[np.int64]:

@@ -60,6 +60,18 @@ class Source:
         return self.url or str(self.root.resolve())
 
 
+def same_name(name: str, sources: Iterable[Source]) -> UserError:
+    """Return the error for sources that have one name, though their clips are others."""
+    folders = ", ".join(f"{s.url or s.root}" + (f" (cut: {s.cut})" if s.cut else "") for s in sources)
+    return UserError(
+        f"two datasets have the same name: {folders}",
+        code="duplicate-dataset-name",
+        field="dataset.name",
+        value=name,
+        remedy="give each [[dataset]] its own name, by which clips are identified",
+    )
+
+
 class DatasetConfig(PublicConfig):
     """A folder of clips or a list of them.
 

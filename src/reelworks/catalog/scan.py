@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from reelworks.catalog import clip_ranges, frame_index, lists, location, probe_pool, remote, scenes
-from reelworks.catalog.config import Source
+from reelworks.catalog.config import Source, same_name
 from reelworks.catalog.examine import FileRequest, Finding, examine, examine_on_node, failed, most_seconds
 from reelworks.catalog.journal import ScanJournal
 from reelworks.catalog.listing import Listing, list_folder
@@ -171,14 +171,7 @@ def _check_names(sources: Sequence[Source]) -> None:
     names = [source.name for source in sources]
     for source in sources:
         if names.count(source.name) > 1:
-            folders = ", ".join(s.url or str(s.root) for s in sources if s.name == source.name)
-            raise UserError(
-                f"two datasets have the same name: {folders}",
-                code="duplicate-dataset-name",
-                field="dataset.name",
-                value=source.name,
-                remedy="give each [[dataset]] its own name, by which clips are identified",
-            )
+            raise same_name(source.name, [s for s in sources if s.name == source.name])
 
 
 def _known(task: Task, journal: ScanJournal) -> dict[str, Any] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Exit, Option
@@ -12,6 +13,7 @@ from reelworks.cli.options import DataPath, Json, Overrides, RecipeArgument, loa
 from reelworks.core import units
 
 if TYPE_CHECKING:
+    from reelworks.recipe.recipe import Recipe
     from reelworks.train.preflight.check import CheckReport, ComponentReport
 
 
@@ -25,7 +27,8 @@ def check(
     """Check dtypes and memory, without training.
 
     Loads the model, runs the shape of every bucket on the meta device, and runs the largest bucket of each
-    resolution for real, forward and backward. Reads no data, unless buckets have to be proposed from them.
+    resolution for real, forward and backward. Reads no data, unless buckets have to be proposed from them, or the recipe
+    has stages: then it scans the data of each and requires that they have a step.
 
     Prints the dtypes of each component, the casts of its inputs, the number of parameters, and the estimated memory of
     one process: weights, gradients, optimizer, weight average, encoders, and the peak of activations in a pass,
@@ -36,8 +39,8 @@ def check(
     """
     from reelworks.recipe import dataset
 
-    violations = 0
-    for stage, name in named_stages(load_recipe(recipe, overrides, data_path), json=json):
+    violations, whole = 0, load_recipe(recipe, overrides, data_path)
+    for stage, name in named_stages(whole, json=json):
         with show.scan_progress(quiet=json) as on_scan:
             loaded, table = dataset.bucket_table(stage, on_scan)
         with show.loading():
@@ -47,8 +50,20 @@ def check(
             show.line(f"\nstage {name}")
         show.json(report) if json else _print_report(report)
         violations += len(report.violations)
+    _require_stages(whole, world)
     if violations:
         raise Exit(ExitCode.FAILED)
+
+
+def _require_stages(recipe: Recipe, world: int) -> None:
+    from reelworks.recipe import dataset
+    from reelworks.train.preflight import stage_data
+    from reelworks.train.preflight.check import local_ranks
+
+    world = max(world, recipe.parallel.group_size)
+    with show.scan_progress() as on_scan:
+        scan = partial(dataset.scan_recipe, on_progress=on_scan)
+        stage_data.require(recipe, range(len(recipe.stage)), scan, world, local_ranks(world))
 
 
 def _print_report(report: CheckReport) -> None:

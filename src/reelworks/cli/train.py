@@ -67,10 +67,13 @@ def _train(
     if "RANK" in os.environ:
         # Before torch is loaded: one lost rank would fill the others' output with messages about sockets.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
+    from reelworks.recipe import recipe_file
+
     # Load before any process starts, so that a mistake is reported once.
     loaded = request.load_recipe()
-    trust.require(loaded.samples.metrics, "samples.metrics")
-    trust.require(loaded.data.measures, "data.measures")
+    for one in recipe_file.each_stage(loaded):
+        trust.require(one.samples.metrics, "samples.metrics")
+        trust.require(one.data.measures, "data.measures")
     if os.environ.get("RANK", "0") == "0" and LAUNCHED not in os.environ:
         show.line(
             f"training {request.recipe} in {loaded.output}"

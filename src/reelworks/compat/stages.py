@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from reelworks.catalog.config import Source
 from reelworks.compat.draft import ImportDraft
 from reelworks.core import toml_none
 from reelworks.core.errors import UserError
@@ -23,6 +24,7 @@ def text(title: str, names: Sequence[str], drafts: Sequence[ImportDraft], recipe
     Raises:
         UserError: They differ in a key that is the same in all stages of a run.
     """
+    recipes = _with_own_names(names, recipes)
     plain = [toml_none.to_toml(recipe) for recipe in recipes]
     for name, values in zip(names[1:], plain[1:], strict=True):
         _require_same(names[0], plain[0], name, values)
@@ -34,6 +36,19 @@ def text(title: str, names: Sequence[str], drafts: Sequence[ImportDraft], recipe
         stage = StageConfig.model_validate({"name": name, **ends})
         parts.append(toml_writer.tables(_lines(stages.difference(plain[0], values, stage), draft)))
     return "\n\n".join(parts) + "\n"
+
+
+def _with_own_names(names: Sequence[str], recipes: Sequence[Recipe]) -> list[Recipe]:
+    """Return the recipes of stages, with another name for each dataset whose name a stage before gives to other clips."""
+    found, known = [], dict[Source, str]()
+    for stage, recipe in zip(names, recipes, strict=True):
+        listed = []
+        for dataset in recipe.dataset:
+            had = dataset.dataset_name
+            name = known.setdefault(dataset.place, f"{had}-{stage}" if had in known.values() else had)
+            listed.append(dataset if name == had else dataset.model_copy(update={"name": name}))
+        found.append(recipe.model_copy(update={"dataset": listed}))
+    return found
 
 
 def names_of(stems: Sequence[str]) -> list[str]:

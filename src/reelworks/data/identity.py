@@ -75,16 +75,20 @@ class Identity:
     edited: int = 0
     renamed: dict[tuple[str, str], int] = field(default_factory=dict)
 
-    def lines(self, how: RenamedClips) -> list[str]:
-        """Return lines to print about renamed clips, one for each pair of datasets."""
+    def lines(self, how: RenamedClips, *, begins: bool = False) -> list[str]:
+        """Return lines to print about renamed clips, one for each pair of datasets; `begins` if all clips are trained again."""
         lines = []
         for (before, now), number in sorted(self.renamed.items()):
             clips = f"{number} clips are the same files" if number > 1 else "1 clip is the same file"
             change = f"seems to be `{now}` now" if before != now else "has other paths now"
             effect = (
-                'clips already trained in this epoch are not trained again (set data.renamed_clips = "new" to train them)'
-                if how == "same"
-                else 'they are trained as new clips because of data.renamed_clips = "new"'
+                "they are trained again, as all are"
+                if begins
+                else (
+                    'clips already trained in this epoch are not trained again (set data.renamed_clips = "new" to train them)'
+                    if how == "same"
+                    else 'they are trained as new clips because of data.renamed_clips = "new"'
+                )
             )
             lines.append(f"dataset `{before}` {change}: {clips}; {effect}")
         return lines

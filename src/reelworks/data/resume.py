@@ -142,7 +142,7 @@ def start_again(
 ) -> Resumed:
     """Return the first position of a stage, which a restart of the data begins again; the step count continues.
 
-    Only renamed datasets are listed as changes.
+    Only renamed datasets and clips that change sides with them are listed as changes.
     """
     first, _ = position.next_epoch(data, spec, None, data_restarts=cursor.data_restarts + 1, first=stage.epoch)
     changes: list[str] = []
@@ -152,8 +152,9 @@ def start_again(
         except UserError:  # a restart does not need the clips that were trained before
             aliases = Aliases()
         else:
-            aliases, changes = identity.aliases, identity.lines(data.spec.data.renamed_clips)
-            changes += _other_sides(data, identity)
+            aliases, changes = identity.aliases, _other_sides(data, identity)
+            if not stage.name:  # a stage has other datasets on purpose
+                changes = identity.lines(data.spec.data.renamed_clips, begins=True) + changes
     begun = replace(first, global_step=cursor.global_step, aliases=aliases, stage=stage, clips_before=cursor.clips)
     return Resumed(begun, changes)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -49,14 +50,16 @@ def of_recipes(folder: RunFolder, step: int, now: Recipe) -> list[str]:
     return of_file(history.recipe_of(folder, step), now)
 
 
-def of_file(file: Path, now: Recipe) -> list[str]:
-    """Describe how a recipe that a run kept differs from the present one."""
+def of_file(file: Path, now: Recipe, told: Callable[[KeyChange], bool] = lambda change: True) -> list[str]:
+    """Describe how a recipe that a run kept differs from the present one, in the changes that are to be told."""
     try:
         before = user_files.read_toml(file)
     except (OSError, ValueError):
         return []
     lines = [
-        f"{change.key}: {change.before} then, {change.after} now" for change in changes(before, toml_none.to_toml(now))
+        f"{change.key}: {change.before} then, {change.after} now"
+        for change in changes(before, toml_none.to_toml(now))
+        if told(change)
     ]
     more = len(lines) - _SHOWN
     return lines[:_SHOWN] + ([f"and {more} more keys of the recipe"] if more > 0 else [])

@@ -23,6 +23,7 @@ from reelworks.recipe import preview_model, stages, validation
 from reelworks.recipe.errors import explain
 from reelworks.recipe.recipe import Recipe
 from reelworks.recipe.stages import StageConfig, StageList
+from reelworks.train import config
 
 if TYPE_CHECKING:
     from reelworks.schedule.cursor import StageStart
@@ -87,13 +88,17 @@ def parse(values: dict[str, Any]) -> Recipe:
     The error for invalid values has the field of the first problem and lists the others.
     """
     if not values.get("stage"):
-        return _parse_one(values)
+        recipe = _parse_one(values)
+        if recipe.train.lacks_end and recipe.train.max_epochs is None:  # the steps of epochs are told by a plan
+            raise config.no_end(recipe.train)
+        return recipe
     listed, train = _stages(values), values.get("train")
     train = train if isinstance(train, dict) else {}
     stages.require(listed, train)
     recipes = [_parse_stage(values, stage) for stage in listed]
     for before, after, stage in zip(recipes, recipes[1:], listed[1:], strict=False):
         _require_successor(before, after, stage)
+    stages.require_names(listed, [recipe.dataset for recipe in recipes])
     first, *others = (toml_none.to_toml(recipe) for recipe in recipes)
     kept = [stages.difference(first, other, stage) for other, stage in zip([first, *others], listed, strict=True)]
     ends = {"max_steps": train.get("max_steps"), "max_epochs": None, "max_clips": None}
@@ -141,13 +146,10 @@ def _stages(values: dict[str, Any]) -> list[StageConfig]:
 
 
 def _parse_stage(values: dict[str, Any], stage: StageConfig) -> Recipe:
-    try:
+    with stages.naming(stage):
         recipe = _parse_one(stages.merged(values, stage))
-    except UserError as error:
-        table = (error.field or "").split(".")[0]
-        field = f"stage.{error.field}" if getattr(stage, table, None) is not None else error.field
-        error.reword(field=field, problem=f"in stage {stage.name}: {error.problem}", remedy=error.remedy)
-        raise
+        if recipe.train.lacks_end:
+            raise config.no_steps_of_stage(recipe.train, stage.name)
     if recipe.buckets.proposes:
         raise UserError(
             "with stages each has entries of its own",
@@ -160,6 +162,7 @@ def _parse_stage(values: dict[str, Any], stage: StageConfig) -> Recipe:
 
 
 def _require_successor(before: Recipe, after: Recipe, stage: StageConfig) -> None:
+    """Refuse a stage that cannot go on with the optimizer's state, or with the weights, of the one before."""
     if after.train.optimizer != before.train.optimizer and stage.optimizer == "keep":
         raise UserError(
             f"in stage {stage.name}: the state of {before.train.optimizer} is not one of {after.train.optimizer}",
@@ -168,6 +171,16 @@ def _require_successor(before: Recipe, after: Recipe, stage: StageConfig) -> Non
             value=after.train.optimizer,
             remedy='leave it out, or write optimizer = "reset" in the stage',
         )
+    for key in ("name", "prediction"):
+        had, new = getattr(before.objective, key), getattr(after.objective, key)
+        if had != new:
+            raise UserError(
+                f"in stage {stage.name}: the network learns to predict something else than with {had}, of the stage before",
+                code="other-objective",
+                field=f"stage.objective.{key}",
+                value=new,
+                remedy="write it in [objective], for all stages, or train this stage in a run of its own",
+            )
 
 
 def _parse_one(values: dict[str, Any]) -> Recipe:

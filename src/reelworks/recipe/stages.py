@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from reelworks.buckets.config import as_table
+from reelworks.catalog.config import DatasetConfig, Source, same_name
 from reelworks.core import toml_none, units
 from reelworks.core.config import Config
 from reelworks.core.errors import UserError
@@ -45,7 +47,9 @@ class StageConfig(Config):
     objective: Values | None = Field(default=None, description="keys of `[objective]`")
     samples: Values | None = Field(default=None, description="keys of `[samples]`")
     train: Values | None = Field(
-        default=None, description="keys of `[train]`, which count steps from the stage's start"
+        default=None,
+        description="keys of `[train]` but threads; warmup_steps and the course of the learning rate count from the stage's "
+        "start, and all others, such as skip_steps, the steps of the run",
     )
 
     @field_validator("name")
@@ -73,6 +77,18 @@ class StageConfig(Config):
                     value=self.train[of_train],
                     remedy=f"write {key} in [[stage]] {self.name}",
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _check_threads(self) -> StageConfig:
+        if self.train and "threads" in self.train:
+            raise UserError(
+                "it is set once, at the start of a training, and holds for all stages",
+                code="not-of-a-stage",
+                field="stage.train.threads",
+                value=self.train["threads"],
+                remedy="write it in [train]",
+            )
         return self
 
     @property
@@ -125,6 +141,31 @@ def require(stages: Sequence[StageConfig], train: Mapping[str, Any]) -> None:
                 value=train[key],
                 remedy="give the stages their ends; train.max_steps may limit the whole run",
             )
+
+
+@contextmanager
+def naming(stage: StageConfig) -> Iterator[None]:
+    """Tell a mistake in the recipe of a stage with the stage's name, and with the place of a key that it has itself."""
+    try:
+        yield
+    except UserError as error:
+        table = (error.field or "").split(".")[0]
+        field = f"stage.{error.field}" if getattr(stage, table, None) is not None else error.field
+        error.reword(field=field, problem=f"in stage {stage.name}: {error.problem}", remedy=error.remedy)
+        raise
+
+
+def require_names(stages: Sequence[StageConfig], datasets: Sequence[Sequence[DatasetConfig]]) -> None:
+    """Refuse a name that two stages give to other clips: their catalog holds one of both, and would be made anew each time."""
+    known: dict[tuple[str, str], Source] = {}
+    for stage, own in zip(stages, datasets, strict=True):
+        with naming(stage):
+            for dataset in own:
+                folders = {kind: Source.from_path(folder) for kind, folder in dataset.companions.items()}
+                for kind, source in {"": dataset.place, **folders}.items():
+                    both = known.setdefault((dataset.dataset_name, kind), source), source
+                    if len({(each.address, each.list_file, each.cut) for each in both}) > 1:
+                        raise same_name(dataset.dataset_name, both)
 
 
 def merged(values: Values, stage: StageConfig) -> Values:

@@ -35,7 +35,7 @@ Every event has `v` (schema version), `time` (seconds since 1970), `kind` and, e
     failure     uid, copy, repeat_index, path, reason: a clip could not be decoded and was trained with weight 0
     epoch_end   epoch, planned, trained, failed, skipped
     unsaved     reason: a checkpoint could not be written; training continued
-    stop        reason: "finished" | "signal"
+    stop        reason: "finished" | "stage" (another one follows) | "signal"
     error       reason: training ended with an exception
 """
 

@@ -385,3 +385,31 @@ class SamplesConfig(Config):
         """Files of the companions, by kind."""
         files = {"control": self.control, **sources.named(self.source), "mask": self.mask}
         return {kind: file for kind, file in files.items() if file is not None}
+
+
+def no_end(config: TrainConfig, steps_per_epoch: int | None = None) -> UserError:
+    """Return the error for a rate that lacks its end; names max_steps if the steps of an epoch are planned."""
+    steps = "the steps of all epochs, which `reelworks plan RECIPE` prints"
+    if config.max_epochs is None:
+        steps = "the steps in which the clips are trained"
+    elif steps_per_epoch is not None:
+        total = config.max_epochs * steps_per_epoch
+        steps = f"{total}, the steps of {config.max_epochs} epochs of {steps_per_epoch} steps"
+    return UserError(
+        "the learning rate falls until train.max_steps, which is not set; the steps of an epoch change with the data",
+        code="schedule-without-end",
+        field="train.learning_rate_schedule",
+        value=config.learning_rate_schedule,
+        remedy=f"set train.max_steps to {steps}",
+    )
+
+
+def no_steps_of_stage(config: TrainConfig, stage: str) -> UserError:
+    """Return the error for a rate that falls in a stage whose end is not counted in steps."""
+    return UserError(
+        "the learning rate falls until the steps of the stage, which are not set",
+        code="schedule-without-end",
+        field="train.learning_rate_schedule",
+        value=config.learning_rate_schedule,
+        remedy=f"write steps in [[stage]] {stage}; `reelworks plan` tells those of its epochs or clips while the rate is constant",
+    )

@@ -14,6 +14,7 @@ from reelworks.checkpoint import listing
 from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.core import arguments, log
 from reelworks.core.arguments import checked
+from reelworks.core.log import logger
 from reelworks.core.words import of_recipe
 from reelworks.data.position import DataPosition
 from reelworks.distributed import mesh
@@ -33,6 +34,7 @@ from reelworks.train.request import TrainRequest
 from reelworks.train.startup import open_run, rendezvous, resume, stages, start
 from reelworks.train.startup.open_run import FolderLock
 from reelworks.train.startup.stages import Stage
+from reelworks.train.stop_signals import Stopped, StopSignals
 from reelworks.train.training_loop import EndReason, Trainer
 
 # EX_TEMPFAIL: saved on a signal; a scheduler may requeue the same command.
@@ -89,9 +91,10 @@ def train(
     Raises:
         UserError: Anything a person can mend.
     """
+    request = TrainRequest(resume=resume, restart_data=restart_data, overrides=tuple(overrides))
     if not isinstance(recipe, Recipe):
         recipe = recipe_file.load(Path(recipe), overrides)
-    return run(recipe, TrainRequest(resume=resume, restart_data=restart_data))
+    return run(recipe, request)
 
 
 @of_recipe()
@@ -115,16 +118,22 @@ def run(
         start.require_possible(recipe, world)
         threads = resume.set_threads(recipe)
         folder_lock = stack.enter_context(open_run.lock_folder(recipe, request.resume, world))
+        signals = stack.enter_context(StopSignals.of_run())
         exported: list[Path] = []
         while True:
-            stage = resume.pick(RunFolder(Path(recipe.output)), recipe, request.resume, world)
             try:
-                end = _train_stage(stage, request, folder_lock, world, on_scan, on_encode, threads=threads)
+                stage = resume.pick(RunFolder(Path(recipe.output)), recipe, request.resume, world)
+                end = _train_stage(stage, request, folder_lock, world, signals, on_scan, on_encode, threads=threads)
             except resume.OtherStageError:
                 continue
+            except Stopped:  # after the end of a stage
+                end = replace(end, reason="signal")
+                logger.info("stopped after step %d; the same command goes on", end.position.global_step)
+                break
             exported = end.exported or exported
             if end.reason != "stage":
                 break
+            signals.end_stage()
             request = replace(request, resume="auto", load=None, weights_only=False)
     if world.is_main and on_end is not None:
         on_end(_result(RunFolder(Path(recipe.output)), end, exported))
@@ -150,6 +159,7 @@ def _train_stage(
     request: TrainRequest,
     folder_lock: FolderLock,
     world: World,
+    signals: StopSignals,
     on_scan: Callable[[ScanProgress], None] | None,
     on_encode: Callable[[Progress], None],
     *,
@@ -159,6 +169,7 @@ def _train_stage(
     gc.collect()
     with ExitStack() as stack:
         start.require_possible(stage.recipe, world)
+        start.require_later_stages(stage, world, on_scan)
         start.scan(stage.recipe, world, on_scan)
         this_run, data, spec = start.plan(stage, folder_lock, world)
         recipe, preview_options, resumed = data.recipe, previews.options(data), stage.step is not None
@@ -184,7 +195,7 @@ def _train_stage(
         checkpoints = CheckpointManager(this_run, data, model, run_log, mirror, resumed_from)
         profiler = StepProfiler(request.profiled_steps, this_run.folder, run_log, world)
         trainer = Trainer(this_run, data, model, preview_options, checkpoints, run_log, early, profiler, stored)
-        end, reason = trainer.train(position, stage)
+        end, reason = trainer.train(position, stage, signals)
     return StageEnd(end, reason, checkpoints.exported)
 
 

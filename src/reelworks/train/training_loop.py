@@ -7,10 +7,9 @@ the rest of it is planned again, as the next segment. A position is the step of 
 from __future__ import annotations
 
 import itertools
-import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -48,6 +47,7 @@ from reelworks.train.step import out_of_memory
 from reelworks.train.step.examples import ExampleBuilder
 from reelworks.train.step.step_sums import StepFlags
 from reelworks.train.step.train_step import StepResult, TrainStep
+from reelworks.train.stop_signals import StopSignals
 from reelworks.train.validation import Validator
 
 # "stage": finished, and another stage follows; "signal": the same command goes on
@@ -114,22 +114,22 @@ class Trainer:
         self._consecutive_non_finite = 0
         self._step_seconds = 0.0
 
-    def train(self, position: DataPosition, stage: Stage) -> tuple[DataPosition, EndReason]:
+    def train(self, position: DataPosition, stage: Stage, signals: StopSignals) -> tuple[DataPosition, EndReason]:
         """Train from a position to the end of the stage, and return where and why training stopped."""
+        signals.begin_stage()
         config, resumed = self._recipe.data, stage.step is not None
         with ExitStack() as stack:
             pool = DecodePool(
                 config.num_workers if self._encoder.decodes(self.data.table) else 0, config.decode_timeout
             )
             stack.callback(pool.close)
-            stop_signals = stack.enter_context(_stop_signals())
             if self._recipe.train.clip_losses != "off":
                 self._state.clip_losses.begin(self.data, position, is_main=self._world.is_main)
             if resumed and not stage.begins:
                 self._measure_if_lacking(position, pool)
             if self._is_done(position):
                 self._complete(position, pool, resumed=resumed)
-                return self._stop(position, "finished" if stage.ends_run(position.global_step) else "stage")
+                return self._end_stage(position, stage, signals)
 
             if not resumed:
                 self._validate(position, pool)  # of the untrained weights, for comparison
@@ -137,7 +137,6 @@ class Trainer:
                 self._make_lacking_previews(position.global_step)
             self._measure_clips(position, pool)  # a signal may have come before it
             batches = self._encoded_batches(position, pool)
-            flags = StepFlags(stop=False, save=False, writing=False)
             self._begin_segment(position)
             while not self._is_done(position):
                 if position.at_end:
@@ -149,17 +148,14 @@ class Trainer:
                     else:
                         self._begin_segment(position)
                     continue
-                position, flags = self._take_step(position, batches, stop=bool(stop_signals))
+                position, flags = self._take_step(position, batches, stop=bool(signals.received))
                 # A signal to any rank stops all ranks after the same step.
                 if flags.stop and not self._is_done(position):
                     self._save_and_leave(position, pool)
                     return self._stop(position, "signal")
                 self._after_step(position, pool, flags)
             self._end_record(position)
-            if stage.ends_run(position.global_step):
-                return self._stop(position, "finished")
-            # The signal may have come during the last step of the stage.
-            return self._stop(position, "signal" if flags.stop else "stage")
+            return self._end_stage(position, stage, signals)
 
     def _encoded_batches(self, position: DataPosition, pool: DecodePool) -> EncodePrefetcher:
         """Return the encoded micro-batches from a position to the end of training, across epochs."""
@@ -348,6 +344,12 @@ class Trainer:
         if self._world.is_main and ranks[0].notes:
             self._log.balance(position.global_step, balance.compare(ranks))
 
+    def _end_stage(self, position: DataPosition, stage: Stage, signals: StopSignals) -> tuple[DataPosition, EndReason]:
+        """Stop at the end of a stage. Collective, as a signal may have come to one rank since its last step began."""
+        if stage.ends_run(position.global_step):
+            return self._stop(position, "finished")
+        return self._stop(position, "signal" if any(self._world.gather(bool(signals.received))) else "stage")
+
     def _stop(self, position: DataPosition, reason: EndReason) -> tuple[DataPosition, EndReason]:
         self._log_balance(position)
         self._profiler.close(position.global_step)
@@ -394,24 +396,3 @@ def _advance(position: DataPosition, result: StepResult) -> DataPosition:
         trained, repeated, skipped = 0, 0, position.plan.planned_in(position.plan_step) - result.failed
     counts = position.counts.add(trained, result.failed, skipped, repeated)
     return replace(position, plan_step=position.plan_step + 1, global_step=position.global_step + 1, counts=counts)
-
-
-@contextmanager
-def _stop_signals() -> Iterator[list[int]]:
-    """Yield a list that receives each SIGTERM, SIGUSR1 and the first Ctrl-C; a second one does what it usually does."""
-    received: list[int] = []
-    former: dict[int, Any] = {}
-
-    def receive(number: int, _frame: object) -> None:
-        received.append(number)
-        if number == signal.SIGINT:
-            logger.info("Ctrl-C: saves after the next step and leaves; press it again to leave at once without a save")
-            signal.signal(number, former[number])
-
-    for each in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
-        former[each] = signal.signal(each, receive)
-    try:
-        yield received
-    finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)

@@ -523,6 +523,21 @@ def test_the_three_configs_of_a_release_become_the_stages_of_one_run(tmp_path: P
     assert any(key.key == "opensora-1-2-stage3: mask_ratios" for key in found.keys)
 
 
+def test_lists_of_one_name_in_several_stages_get_names_of_their_own(tmp_path: Path) -> None:
+    """A list is called meta.csv in each stage's folder; the third config has that of the second."""
+    files = []
+    for stage, folder in ((1, "a"), (2, "b"), (3, "b")):
+        files.append(tmp_path / f"stage{stage}.py")
+        text = _text("common_1_2", "opensora-1.2-stage1")
+        files[-1].write_text(
+            f'{text}\ndataset = dict(type="VariableVideoTextDataset", data_path="{folder}/meta.csv")\n'
+        )
+    importer.convert(ImportRequest(files=tuple(files), output=tmp_path / "all.toml", clips=False))
+    stages = recipe_file.each_stage(recipe_file.load(tmp_path / "all.toml"))
+    assert [stage.dataset[0].dataset_name for stage in stages] == ["meta", "meta-stage2", "meta-stage2"]
+    assert len({stage.dataset[0].place for stage in stages}) == 2
+
+
 def test_configs_of_other_models_are_not_stages_of_one_run(tmp_path: Path) -> None:
     files = tuple(CONFIGS / f"opensora-{release}-stage1.py" for release in ("1.1", "1.2"))
     with refused("stages-differ", says="opensora-1.1"):

@@ -492,3 +492,4 @@ def test_data_that_begin_again_need_no_record(training: Training) -> None:
         assert (begun.plan.planned, begun.global_step) == (9, 1)
         assert not begun.excluded
         assert bool(begun.aliases) == bool(changes) == (not lost)
+        assert all(line.endswith("they are trained again, as all are") for line in changes)

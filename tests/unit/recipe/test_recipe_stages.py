@@ -133,6 +133,13 @@ def test_other_footage_is_that_of_all_stages() -> None:
         ({"stage": [LOW, {**HIGH, "train": {"learning_rat": 9}}]}, "unknown-key", "stage.train.learning_rat"),
         ({"stage": [LOW, {**HIGH, "train": {"optimizer": "muon"}}]}, "optimizer-state-differs", "stage.train.optimizer"),
         ({"stage": [LOW, {**HIGH, "bucket": [], "buckets": {"entries": "auto"}}]}, "stages-with-proposed-entries", "buckets.entries"),
+        ({"stage": [LOW, {**HIGH, "train": {"learning_rate_schedule": "cosine"}}]}, "schedule-without-end", "stage.train.learning_rate_schedule"),
+        ({"stage": [LOW, {"name": "rest", "clips": 9}], "train": {"learning_rate_schedule": "linear", "max_steps": 50}}, "schedule-without-end", "train.learning_rate_schedule"),
+        ({"stage": [LOW, {**HIGH, "objective": {"name": "iddpm"}}]}, "other-objective", "stage.objective.name"),
+        ({"stage": [LOW, {**HIGH, "objective": {"prediction": "sample"}}]}, "other-objective", "stage.objective.prediction"),
+        ({"stage": [LOW, {**HIGH, "dataset": [{"path": "new/footage"}]}]}, "duplicate-dataset-name", "stage.dataset.name"),
+        ({"stage": [LOW, {**HIGH, "dataset": [{"path": "footage", "scene_cuts": True}]}]}, "duplicate-dataset-name", "stage.dataset.name"),
+        ({"stage": [LOW, {**HIGH, "train": {"threads": 2}}]}, "not-of-a-stage", "stage.train.threads"),
         ({"stage": [LOW, {**HIGH, "steps": 0}]}, None, "stage.1.steps"),
         ({"train": {"max_epochs": 3}}, "stage-end-invalid", "train.max_epochs"),
         ({"model": {"name": "nothing"}}, None, "model.name"),
@@ -143,3 +150,23 @@ def test_mistakes_are_told_with_their_place(change: dict[str, Any], code: str | 
         recipe_file.parse(values(LOW, HIGH) | change)
     assert caught.value.field == field
     assert code in (None, caught.value.code)
+
+
+def test_a_rate_that_falls_needs_steps_whatever_else_ends_it() -> None:
+    falls = {"learning_rate_schedule": "cosine"}
+    with refused(
+        "schedule-without-end", "stage.train.learning_rate_schedule", says=r"write steps in \[\[stage\]\] high"
+    ):
+        recipe_file.parse(values(LOW, {**HIGH, "train": falls}))
+    recipe_file.parse(values(LOW, {**HIGH, "steps": 30, "train": falls}))
+    recipe_file.parse(values(LOW, {"name": "rest", "train": falls}, train={"max_steps": 50}))
+    with refused("schedule-without-end", "train.learning_rate_schedule", says="set train.max_steps"):
+        recipe_file.parse(values(train={**falls, "max_clips": 30}))
+
+
+def test_stages_may_name_other_folders_that_have_other_names() -> None:
+    others = [{"path": "footage", "repeats": 3}, {"path": "new/footage", "name": "new"}]
+    recipe_file.parse(values(LOW, {**HIGH, "dataset": others}))
+    masked = [{**LOW, "dataset": [{"path": "footage", "loss_mask": folder}]} for folder in ("masks", "other")]
+    with refused("duplicate-dataset-name", says="in stage high: .*masks, other"):
+        recipe_file.parse(values(masked[0], {**masked[1], "name": "high"}))

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from reelworks.train import training_loop
+from reelworks.train.stop_signals import Stopped, StopSignals
 
 
 @pytest.fixture
@@ -23,9 +23,10 @@ def from_a_terminal():
 @pytest.mark.usefixtures("from_a_terminal")
 def test_the_first_ctrl_c_is_received_and_told_and_the_second_interrupts(caplog):
     before = signal.getsignal(signal.SIGINT)
-    with caplog.at_level(logging.INFO, "reelworks"), training_loop._stop_signals() as received:
+    with caplog.at_level(logging.INFO, "reelworks"), StopSignals.of_run() as signals:
+        signals.begin_stage()
         os.kill(os.getpid(), signal.SIGINT)
-        assert received == [signal.SIGINT]
+        assert signals.received == [signal.SIGINT]
         assert "press it again to leave at once" in caplog.text
         with pytest.raises(KeyboardInterrupt):
             _kill_and_wait(signal.SIGINT)
@@ -33,10 +34,22 @@ def test_the_first_ctrl_c_is_received_and_told_and_the_second_interrupts(caplog)
 
 
 def test_a_second_signal_of_a_scheduler_changes_nothing():
-    with training_loop._stop_signals() as received:
+    with StopSignals.of_run() as signals:
+        signals.begin_stage()
         for _ in range(2):
             _kill_and_wait(signal.SIGTERM)
-    assert received == [signal.SIGTERM] * 2
+    assert signals.received == [signal.SIGTERM] * 2
+
+
+def test_between_two_stages_a_signal_leaves_at_once_and_in_the_next_it_is_kept():
+    with StopSignals.of_run() as signals:
+        signals.begin_stage()
+        signals.end_stage()
+        with pytest.raises(Stopped):
+            _kill_and_wait(signal.SIGTERM)
+        signals.begin_stage()
+        _kill_and_wait(signal.SIGTERM)
+    assert signals.received == [signal.SIGTERM]
 
 
 def _kill_and_wait(number: int) -> None:

@@ -26,13 +26,13 @@ from reelworks.precision.boundary import DtypeError
 from reelworks.precision.contract import Contract, Role, name_of
 from reelworks.recipe import validation
 from reelworks.recipe.recipe import Recipe
+from reelworks.train.config import no_end
 from reelworks.train.logging import preview_model
 from reelworks.train.preflight import dry_run, estimate, memory, meter
 from reelworks.train.preflight.dry_run import Encoder
 from reelworks.train.preflight.estimate import size
 from reelworks.train.startup import build, weights_layout
 from reelworks.train.step import optimizer_names
-from reelworks.train.step.lr_schedule import no_end
 from reelworks.train.step.state import TrainState
 
 
@@ -141,7 +141,7 @@ def check_recipe(recipe: Recipe, table: BucketTable, world: int = 1) -> CheckRep
     """
     recipe.parallel.data_ranks(world)
     sequence_limits.require_buckets(recipe.model, table)
-    optimizer_names.require(recipe.train.optimizer, layout.fixed(recipe.parallel, world, _local_ranks(world)))
+    optimizer_names.require(recipe.train.optimizer, layout.fixed(recipe.parallel, world, local_ranks(world)))
     if recipe.train.lacks_end:
         raise no_end(recipe.train)
     with mesh.join(offload=recipe.parallel.offload) as this_process:
@@ -158,7 +158,7 @@ def _check(recipe: Recipe, table: BucketTable, this_process: World, world: int) 
     violations = list(audit.faults(denoiser, shapes, sharded=world > 1 or this_process.shards, units=units))
     violations += _encoder_faults(encoder, table)
     planned, reason = weights_layout.choose(
-        recipe, denoiser, ranks=world, local_ranks=_local_ranks(world), device_bytes=this_process.device_bytes
+        recipe, denoiser, ranks=world, local_ranks=local_ranks(world), device_bytes=this_process.device_bytes
     )
     if not violations:
         mesh.shard(
@@ -186,7 +186,7 @@ def _check(recipe: Recipe, table: BucketTable, this_process: World, world: int) 
     )
 
 
-def _local_ranks(world: int) -> int:
+def local_ranks(world: int) -> int:
     """Return the ranks of a node if `world` are started on nodes like this one; without GPUs all run on one."""
     return min(torch.cuda.device_count() or world, world)
 

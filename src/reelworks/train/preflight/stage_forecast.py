@@ -13,7 +13,7 @@ from reelworks.analysis import plan_forecast
 from reelworks.analysis.plan_forecast import PlanForecast
 from reelworks.checkpoint import disk_space
 from reelworks.data.position import next_epoch
-from reelworks.recipe import recipe_file
+from reelworks.recipe import recipe_file, stages
 from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
 from reelworks.schedule.cursor import StageStart
@@ -84,13 +84,14 @@ def forecast(recipe: Recipe, scan: Callable[[Recipe], object], world: int, epoch
     start = StageStart()
     for index, stage in enumerate(recipe.stage):
         start = replace(start, name=stage.name)
-        one = recipe_file.of_stage(recipe, index)
-        scan(one)
-        data = RecipeData.open(one)
-        plan = plan_forecast.forecast(one, world, epochs, data)
-        of_network = estimate.estimate(data.recipe, data.table)
-        spec = plan_forecast.plan_spec(data, one.parallel.data_ranks(world))
-        extent = _extent(data, spec, recipe_file.of_stage(recipe, index, start).train, start)
+        with stages.naming(stage):
+            one = recipe_file.of_stage(recipe, index)
+            scan(one)
+            data = RecipeData.open(one)
+            plan = plan_forecast.forecast(one, world, epochs, data)
+            of_network = estimate.estimate(data.recipe, data.table)
+            spec = plan_forecast.plan_spec(data, one.parallel.data_ranks(world))
+            extent = _extent(data, spec, recipe_file.of_stage(recipe, index, start).train, start)
         found.append(
             StageForecast(
                 stage.name,

@@ -117,10 +117,8 @@ def _begin_stage(
     if stage.config.ema == "reset":
         model.state.begin_average()
     logger.info("stage %s begins after step %d, for %s", stage.start.name, stage.start.step, stage.config.end_text)
-    for line in (
-        *changes,
-        *(diff.of_recipes(run.folder, cursor.global_step, data.recipe) if run.world.is_main else ()),
-    ):
+    of_recipes = diff.of_recipes(run.folder, cursor.global_step, data.recipe) if run.world.is_main else []
+    for line in (*changes, *of_recipes):
         logger.info(line)
     return position
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from reelworks.checkpoint import load, names
@@ -81,6 +82,7 @@ def find(recipe: Recipe, step: int | None, world: World) -> Stage:
         return _stage(recipe, 0, StageStart(recipe.stage[0].name), None)
     cursor = _cursor(recipe, step)
     index = _index(recipe, cursor.stage.name, step)
+    _require_order(recipe, index, step)
     stage = _stage(recipe, index, cursor.stage, step)
     if stage.ends_run(step) or not _is_over(stage.recipe, cursor, world):
         return stage
@@ -88,6 +90,33 @@ def find(recipe: Recipe, step: int | None, world: World) -> Stage:
     average_step = cursor.global_step if following.ema == "reset" else cursor.stage.average_step
     start = StageStart(following.name, cursor.global_step, cursor.epoch + 1, cursor.clips, average_step)
     return _stage(recipe, index + 1, start, step, begins=True)
+
+
+def _require_order(recipe: Recipe, index: int, step: int) -> None:
+    """Refuse a stage behind the present one that was trained before it, and warn of one before it that was not. Collective."""
+    file = RunFolder(Path(recipe.output)).events_file
+    begun = collectives.on_first(lambda: _begun_before(file, step))
+    present, names = recipe.stage[index].name, [stage.name for stage in recipe.stage]
+    if again := [name for name in names[index + 1 :] if name in begun]:
+        raise UserError(
+            f"it comes behind {present}, but was trained before it",
+            code="stage-trained-before",
+            field="stage.name",
+            value=again[0],
+            remedy="rename it to train it again, or move it back",
+        )
+    for name in names[:index]:
+        if name not in begun:
+            logger.warning(f"stage {name} comes before {present}, which has begun, and is not trained; move it behind")
+
+
+def _begun_before(events_file: Path, step: int) -> set[str]:
+    """Return the names of the stages that had begun when a step was trained, but for those that a later start took back."""
+    begun: dict[str, int] = {}
+    for start in events.read(events_file, "start"):
+        resumed, stage = start.get("resumed_from") or 0, start.get("stage", {"name": "", "step": 0})
+        begun = {name: first for name, first in begun.items() if first < resumed} | {stage["name"]: stage["step"]}
+    return {name for name, first in begun.items() if first < step}
 
 
 def _stage(recipe: Recipe, index: int, start: StageStart, step: int | None, *, begins: bool = False) -> Stage:
@@ -134,5 +163,19 @@ def log_edited(stage: Stage, folder: RunFolder) -> None:
         if finished.name in starts:
             event = starts[finished.name]
             now = recipe_file.of_stage(stage.whole, index, StageStart(**event["stage"]))
-            for line in diff.of_file(folder.recipes_folder / event["recipe"], now):
+            for line in diff.of_file(folder.recipes_folder / event["recipe"], now, partial(_is_edit, finished, now)):
                 logger.info(f"stage {finished.name} is finished, and stays as it was: {line}")
+
+
+def _is_edit(stage: StageConfig, now: Recipe, change: diff.KeyChange) -> bool:
+    """Whether a difference from the recipe that a run kept of a stage was written by a person.
+
+    A kept recipe has numbers in place of what was left to measurements, and the run's max_steps as end of all its stages.
+    """
+    if change.key == "train.max_steps":
+        return stage.steps is not None
+    if change.before == diff.NOT_SET and change.key in ("buckets.tuned", "train.step_seconds"):
+        return False
+    if now.parallel.sequence_degree == "auto" and "sequence_degree" in change.key:
+        return False
+    return "auto" not in (change.after if isinstance(change.after, list) else [change.after])

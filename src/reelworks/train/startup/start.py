@@ -17,20 +17,20 @@ from reelworks.encoders.encoders import FrozenEncoders
 from reelworks.encoders.precompute.encode_worker import Progress
 from reelworks.encoders.stored_batches import StoredLatents
 from reelworks.models import sequence_limits
-from reelworks.recipe import dataset, validation
+from reelworks.recipe import dataset, recipe_file, validation
 from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
 from reelworks.run.folder import RunFolder
 from reelworks.schedule.plan import PlanSpec
+from reelworks.train.config import no_end
 from reelworks.train.logging import preview_model, trackers
 from reelworks.train.precompute import encoding
-from reelworks.train.preflight import dry_run
+from reelworks.train.preflight import dry_run, stage_data
 from reelworks.train.startup import build, open_run, rendezvous, resume
 from reelworks.train.startup.build import TrainedModel
 from reelworks.train.startup.open_run import FolderLock, OpenRun
 from reelworks.train.startup.stages import Stage
 from reelworks.train.step import optimizer_names, out_of_memory
-from reelworks.train.step.lr_schedule import no_end
 
 
 def require_possible(recipe: Recipe, world: World) -> None:
@@ -45,6 +45,25 @@ def scan(recipe: Recipe, world: World, on_scan: Callable[[ScanProgress], None] |
     if world.is_main:
         dataset.scan_recipe(recipe, on_scan)
     world.wait()
+
+
+def require_later_stages(stage: Stage, world: World, on_scan: Callable[[ScanProgress], None] | None) -> None:
+    """Require that the stages behind this one can be trained too, unless the start before had the same ones.
+
+    Call it before `scan`: where two stages cut the same files in other ways, the catalog is to be that of this stage.
+    """
+    kept = RunFolder(Path(stage.recipe.output)).recipe_file
+    if world.is_main and not stage.is_last and not _holds(kept, recipe_file.dump(stage.whole)):
+        names = [one.name for one in stage.whole.stage]
+        later = range(names.index(stage.start.name) + 1, len(names))
+        stage_data.require(
+            stage.whole, later, lambda one: dataset.scan_recipe(one, on_scan), world.size, world.local_size
+        )
+    world.wait()
+
+
+def _holds(file: Path, text: str) -> bool:
+    return file.is_file() and file.read_text(encoding="utf-8", errors="replace") == text
 
 
 def plan(stage: Stage, folder_lock: FolderLock, world: World) -> tuple[OpenRun, RecipeData, PlanSpec]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-from reelworks.core.errors import UserError
 from reelworks.train.config import TrainConfig
 
 
@@ -23,19 +22,3 @@ def learning_rate(config: TrainConfig, step: int, first_step: int = 0) -> float:
     done = min((step - config.warmup_steps) / max(falls, 1), 1.0)
     left = 1 - done if config.learning_rate_schedule == "linear" else (1 + math.cos(math.pi * done)) / 2
     return config.final_learning_rate + (config.learning_rate - config.final_learning_rate) * left
-
-
-def no_end(config: TrainConfig, steps_per_epoch: int | None = None) -> UserError:
-    """Return the error for a rate that lacks its end; names max_steps if the steps of an epoch are planned."""
-    assert config.max_epochs is not None
-    steps = "the steps of all epochs, which `reelworks plan RECIPE` prints"
-    if steps_per_epoch is not None:
-        total = config.max_epochs * steps_per_epoch
-        steps = f"{total}, the steps of {config.max_epochs} epochs of {steps_per_epoch} steps"
-    return UserError(
-        "the learning rate falls until train.max_steps, which is not set; the steps of an epoch change with the data",
-        code="schedule-without-end",
-        field="train.learning_rate_schedule",
-        value=config.learning_rate_schedule,
-        remedy=f"set train.max_steps to {steps}",
-    )

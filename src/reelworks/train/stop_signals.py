@@ -1,0 +1,58 @@
+"""Signals that ask a training to save and leave: SIGTERM, SIGUSR1 and Ctrl-C."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from reelworks.core.log import logger
+
+
+class Stopped(BaseException):
+    """A signal came between two stages, where all is saved; no handler of errors may keep it."""
+
+
+class StopSignals:
+    """Receives signals from the first step on, also between stages, so that none is lost where a stage ends.
+
+    Attributes:
+        received: Those that came while a stage was trained.
+    """
+
+    def __init__(self) -> None:
+        self.received: list[int] = []
+        self._former: dict[int, Any] = {}
+        self._is_between = False
+
+    @classmethod
+    @contextmanager
+    def of_run(cls) -> Iterator[StopSignals]:
+        """Yield signals that are received from `begin_stage` on; at the end, they do what they did before."""
+        signals = cls()
+        try:
+            yield signals
+        finally:
+            for number, handler in signals._former.items():
+                signal.signal(number, handler)
+
+    def begin_stage(self) -> None:
+        """Keep signals until a step is done. A second Ctrl-C does what it usually does."""
+        self._is_between = False
+        if not self._former:
+            for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+                self._former[number] = signal.signal(number, self._receive)
+
+    def end_stage(self) -> None:
+        """Let the next signal raise `Stopped`: encoding for the next stage may take longer than a scheduler waits."""
+        self._is_between = True
+
+    def _receive(self, number: int, _frame: object) -> None:
+        if self._is_between:
+            self._is_between = False
+            raise Stopped
+        self.received.append(number)
+        if number == signal.SIGINT:
+            logger.info("Ctrl-C: saves after the next step and leaves; press it again to leave at once without a save")
+            signal.signal(number, self._former[number])
