@@ -55,7 +55,8 @@ def resume(
             begun = without_record(data, spec, cursor)
             if begun is None:
                 raise changed
-            return begun
+            lines = identity.lines(data.spec.data.renamed_clips, begins=True) + _other_sides(data, identity)
+            return Resumed(replace(begun.position, aliases=identity.aliases), [*lines, *begun.changes])
         consumed = zip(former.before(cursor.plan_step), excluded.places(), strict=True)
         ordinal, copy = (np.concatenate(both) for both in consumed)
         excluded = carry_over(identity, _known(run, former), ordinal, copy, excluded)

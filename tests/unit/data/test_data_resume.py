@@ -297,9 +297,11 @@ def test_other_resolutions_wait_for_the_end_of_the_epoch(training: Training, bef
     training.resume(saved)
     training.check_end()
     saved = training.save()
+    rename(training, "renamed")
     resolutions(training, *now)
-    training.resume(saved)
+    assert "dataset `data` seems to be `renamed` now: 9 clips are the same files" in training.resume(saved)[0]
     assert (training.position.epoch, training.position.plan_step) == (1, 0)
+    assert len(training.position.aliases.key) == 9
 
 
 actions = st.lists(
