@@ -91,7 +91,7 @@ def wait_until(shown: Any, condition: str) -> None:
 def held(shown: Any, pattern: str, most: int | None = None) -> list[Any]:
     """Hold back the requests that match a pattern, or so many of them, in a list, until a test lets them go on."""
     requests: list[Any] = []
-    shown.route(pattern, requests.append, times=most)
+    shown.route(pattern, lambda route: requests.append(route), times=most)
     return requests
 
 

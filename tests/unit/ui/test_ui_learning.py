@@ -8,17 +8,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
+import fabricate
 import page_client
 import prepare_files as made
 import pytest
 
 from reelworks.analysis import clip_history
-from reelworks.checkpoint import save
-from reelworks.checkpoint.folder import CheckpointFolder
 from reelworks.recipe import dataset, recipe_file
-from reelworks.run import clip_losses
-from reelworks.run.clip_losses import ClipLosses, LossesAbout
 from reelworks.run.folder import RunFolder
 from reelworks.ui import runs
 from reelworks.ui.workspace import key_of
@@ -33,14 +29,9 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def make_run(path: Path, losses: list[float]) -> RunFolder:
-    """Make a run with one checkpoint, which holds losses of clips."""
     run = RunFolder(path)
     run.create({})
-    table = ClipLosses.empty(LossesAbout(step=10, buckets=("a",), course=()), len(losses))
-    table.key[:] = np.arange(len(losses))
-    table.shown[:] = 20
-    table.recent[:] = np.log(losses)
-    save.save(CheckpointFolder(run.checkpoints_folder), 10, {}, extra={clip_losses.FILE: table.to_bytes()})
+    fabricate.note_losses(run, losses)
     return run
 
 
