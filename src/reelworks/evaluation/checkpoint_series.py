@@ -342,7 +342,7 @@ class _Series:
 
     def _measured_otherwise(self, store: CheckpointFolder, steps: Set[int]) -> Set[str]:
         """Return the metrics that checkpoints beside some steps have of other settings: they cannot be compared."""
-        found = {}
+        found: dict[str, int] = {}
         for info in store.list():
             if info.step not in steps:
                 known = self._known(info)
