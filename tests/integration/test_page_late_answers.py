@@ -119,6 +119,20 @@ def test_a_recipe_is_saved_and_trained_with_the_last_change_of_its_form(opened, 
     assert (root / ("cats.toml" if verb == "Save" else "cats-2.toml")).read_text().endswith(MOVED[-100:])
 
 
+@LIKE_SAVE
+def test_nothing_is_trained_without_a_change_that_cannot_be_made(opened, address):
+    with window(opened) as shown:
+        went_to(shown, address, f"#/new/{key_of(address, 'recipes')}", ".form-section")
+        requests = held(shown, "**/draft", 1)
+        shown.locator("#key-bucket-0-batch_size").fill("[1,")
+        shown.locator("#key-bucket-0-batch_size").blur()
+        wait_for_request(shown, requests)
+        press(shown, "Train")
+        shown.wait_for_selector(".toast.bad:has-text('this is no value')")
+        shown.wait_for_timeout(300)
+        assert not shown.locator(".toast:has-text('queued')").count()
+
+
 def choose(name, *values):
     return [lambda shown, value=value: shown.get_by_label(name, exact=True).select_option(value) for value in values]
 

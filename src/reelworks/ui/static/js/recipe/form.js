@@ -3,7 +3,7 @@
 import { ask, button, explain, toast } from "../dialogs.js";
 import { Draft, watchRecipe } from "../drafts.js";
 import { fill, h } from "../elements.js";
-import { canChange, get, post } from "../server.js";
+import { canChange, get, Problem, post } from "../server.js";
 import { t } from "../texts.js";
 import { newest, throttle } from "../timing.js";
 import { train } from "../training.js";
@@ -119,26 +119,28 @@ class RecipeForm {
     this.draft().catch(explain);
   }
 
-  /** Send the text with all changes that it does not have yet; returns whether the answer is still of that text. */
+  /** Send the text with all changes that it does not have yet; returns the answer, or null if it comes too late. */
   async draft() {
     const signal = this.next();
     const wish = { text: this.text.value, changes: this.changes };
     try {
       const found = await post(`/new/recipe/${this.key}/draft`, wish, signal);
-      if (wish.text !== this.text.value) return false; // which was typed since, and is sent in a moment
+      if (wish.text !== this.text.value) return null; // which was typed since, and is sent in a moment
       if (found.values) this.changes = []; // a text that is no TOML takes them later
       this.take(found);
-      return true;
+      return found;
     } catch (error) {
       if (error.name !== "AbortError") throw error;
       this.signal.throwIfAborted();
-      return false;
+      return null;
     }
   }
 
-  /** Wait until the text has all changes of the form that can be made in it. */
+  /** Wait until the text has all changes of the form; one that is wrong is not left out of what is saved or trained. */
   async settle() {
-    while (this.changes.length && !(await this.draft()));
+    let found = null;
+    while (this.changes.length && !found) found = await this.draft();
+    if (found?.problem) throw new Problem(400, found.problem);
   }
 
   /** Show what the server made of a draft. */
