@@ -94,7 +94,9 @@ def measure_in_child(recipe: dict[str, Any], metric: str) -> None:
     os._exit(0)
 
 
-def test_a_killed_measurement_goes_on_and_measures_nothing_twice(trained: Any, tmp_path: Path) -> None:
+def test_a_killed_measurement_goes_on_and_measures_nothing_twice(
+    trained: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     run, recipe = trained
     (tmp_path / "own.py").write_text(COUNTED)
     metric = f"{tmp_path}/own.py:Counted"
@@ -119,10 +121,14 @@ def test_a_killed_measurement_goes_on_and_measures_nothing_twice(trained: Any, t
     assert other.key != series.key
     assert other.checkpoints[0].loss == series.checkpoints[3].loss
     assert other.checkpoints[0].values["counted"] != series.checkpoints[3].values["counted"]
-    # What is shown last is what checkpoints have.
-    assert store.info(4).metrics["eval/counted"] == other.checkpoints[0].values["counted"]
-    measured(run, metrics=(metric,))
+    # Checkpoints have values that can be compared: other settings replace them only where all are measured.
     assert store.info(4).metrics["eval/counted"] == series.checkpoints[3].values["counted"]
+    assert "measure all checkpoints alike" in caplog.text
+    for more in ({"seed": 3}, {}):
+        shown = measured(run, metrics=(metric,), **more)
+        assert [store.info(one.step).metrics["eval/counted"] for one in shown.checkpoints] == [
+            one.values["counted"] for one in shown.checkpoints
+        ]
 
 
 def test_values_are_those_of_training_and_of_each_checkpoint_alone(trained: Any, tmp_path: Path) -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import time
 import urllib.request
 
-import headless
 import prepare_files
 import pytest
-from headless import wait_until, went_to, window
+from headless import held, wait_for_request, wait_until, went_to, window
 from page_client import served, small_recipe
 
 from reelworks.recipe import dataset, recipe_file
@@ -133,20 +131,6 @@ def test_a_tab_is_told_of_what_another_saved_and_does_not_undo_it(opened, addres
         wait_until(there, f"document.querySelector('{field}')?.value === {json.dumps(text if is_text else first)}")
 
 
-def held(shown, pattern):
-    """Hold back the requests that match a pattern, in a list, until a test lets them go on."""
-    requests = []
-    shown.route(pattern, lambda route: requests.append(route))
-    return requests
-
-
-def wait_for_request(shown, requests):
-    end = time.monotonic() + headless.PATIENCE_SECONDS
-    while not requests:
-        assert time.monotonic() < end, "no request was made"
-        shown.wait_for_timeout(20)
-
-
 def test_an_answer_about_a_text_that_was_discarded_changes_nothing(opened, address):
     route, edited = f"#/new/{key_of(address)}", RECIPE.replace("max_epochs = 1", "max_epochs = 7")
     with window(opened) as shown:
@@ -211,7 +195,7 @@ def test_what_is_typed_while_it_is_saved_is_not_saved_and_stays(
         assert "batch_size = [1, 2]" in written
 
 
-def test_what_is_saved_of_a_stage_is_shown_of_that_stage(opened, address, root):
+def test_what_is_moved_and_saved_of_a_stage_is_shown_of_that_stage(opened, address, root):
     stages = "\n".join(
         f'[[stage]]\nname = "{name}"\nepochs = 1\nbucket = [{{ resolution = "48px", num_frames = [1, 9], batch_size = {sizes} }}]'
         for name, sizes in (("first", [3, 2]), ("second", [5, 4]))
@@ -223,6 +207,12 @@ def test_what_is_saved_of_a_stage_is_shown_of_that_stage(opened, address, root):
         size = '[data-field="batch_sizes.0"]'
         wait_until(shown, f"document.querySelector('{size}')?.value === '5'")
         shown.locator(size).fill("6")
+        shown.wait_for_timeout(300)
+        shown.on("dialog", lambda dialog: dialog.accept())
+        shown.reload()
+        shown.wait_for_selector("text=Changes that were not saved are here again")
+        assert shown.input_value(".plan-head select") == "1"
+        assert shown.input_value(size) == "6"
         shown.get_by_role("button", name="Save", exact=True).click()
         shown.wait_for_selector(".toast:has-text('saved in')")
         shown.wait_for_selector(".plan-head button.main[aria-busy]", state="detached")

@@ -140,6 +140,20 @@ def measure_alike(run: RunFolder, prompts: list[str] = PROMPTS) -> Any:
     return series
 
 
+def note_losses(run: RunFolder, losses: list[float], step: int = 10) -> None:
+    """Save a checkpoint that holds losses of clips."""
+    from reelworks.checkpoint import save  # which needs torch
+    from reelworks.checkpoint.folder import CheckpointFolder
+    from reelworks.run import clip_losses
+
+    about = clip_losses.LossesAbout(step=step, buckets=("a",), course=())
+    table = clip_losses.ClipLosses.empty(about, len(losses))
+    table.key[:] = np.arange(len(losses))
+    table.shown[:] = 20
+    table.recent[:] = np.log(losses)
+    save.save(CheckpointFolder(run.checkpoints_folder), step, {}, extra={clip_losses.FILE: table.to_bytes()})
+
+
 def train(clock, rng, saved, first, last, total, every):
     for number in range(first, last + 1):
         if number % 13 == 1:

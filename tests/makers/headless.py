@@ -88,6 +88,21 @@ def wait_until(shown: Any, condition: str) -> None:
         shown.wait_for_timeout(50)
 
 
+def held(shown: Any, pattern: str, most: int | None = None) -> list[Any]:
+    """Hold back the requests that match a pattern, or so many of them, in a list, until a test lets them go on."""
+    requests: list[Any] = []
+    shown.route(pattern, lambda route: requests.append(route), times=most)
+    return requests
+
+
+def wait_for_request(shown: Any, requests: list[Any]) -> None:
+    """Wait until a request is held back."""
+    end = time.monotonic() + PATIENCE_SECONDS
+    while not requests:
+        assert time.monotonic() < end, "no request was made"
+        shown.wait_for_timeout(20)
+
+
 def require_layout(shown: Any) -> None:
     """Fail if something is too wide for its place, the page, a table or a chart, or if a row of charts leaves a hole."""
     end = time.monotonic() + 10  # tables and charts take the width of their place a moment after they have it

@@ -134,11 +134,17 @@ def points_of(measured: Mapping[int, Mapping[str, float | None]]) -> list[Point]
 
 
 def of_events(events: Iterable[dict[str, Any]]) -> StopAdvice | None:
-    """Return the advice for the metrics of previews and the validation losses in a run's events."""
+    """Return the advice for the metrics of previews and the validation losses in a run's events, starts among them.
+
+    Only those of the stage that trains now are compared: others have other clips, or other sizes of them.
+    """
     measured: dict[int, dict[str, float | None]] = {}
+    before = 0  # last step of the stages that have ended
     for event in events:
-        if event["kind"] == "metrics":
+        if event["kind"] == "start":
+            before = event.get("stage", {}).get("step", 0)
+        elif event["kind"] == "metrics":
             measured.setdefault(event["step"], {}).update(event.get("values", {}))
         elif event["kind"] == "validation":
             measured.setdefault(event["step"], {})["loss"] = event.get("loss")
-    return advise(points_of(measured))
+    return advise(points_of({step: values for step, values in measured.items() if step > before or not before}))

@@ -25,9 +25,9 @@ def evaluate(request: EvalRequest, html: Html = None, json: Json = False) -> Non
 
     With --checkpoints: measures several checkpoints of a run alike. Each generates clips from the same prompts with the same
     noise, which are compared with the training clips, and is measured on the held-out clips. What is measured is added to
-    the metrics of the checkpoint as eval/NAME, for keep_best, and is not measured again by the same command. The page of
-    --html shows the clips, a line for each checkpoint, with the numbers beside. By default the metrics are those of
-    samples.metrics, or else likeness and closeness.
+    the metrics of the checkpoint as eval/NAME, for keep_best, unless others keep such values of other settings, and is not
+    measured again by the same command. The page of --html shows the clips, a line for each checkpoint, with the numbers
+    beside. By default the metrics are those of samples.metrics, or else likeness and closeness.
 
     With --generated: prints one value for each metric. psnr and ssim compare clips with references of the same name; motion
     and flicker need none; clip-score needs prompts, in .txt files beside the clips; fid-*, kid-* and fvd-videomae compare

@@ -6,7 +6,8 @@ before the next one, and is not measured again by the same settings: `evaluation
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -44,6 +45,7 @@ from reelworks.train.validation import Validation
 
 _VERSION = 1  # raise it when the same settings give other values
 _RESULT = "measured.json"
+_METRIC = "eval/"  # before its name, among the metrics of a checkpoint
 _GONE = ("no-such-checkpoint", "checkpoint-bad")  # errors of one checkpoint, after which the others are measured
 
 
@@ -313,8 +315,9 @@ class _Series:
     ) -> tuple[list[MeasuredCheckpoint], list[SkippedCheckpoint]]:
         """Measure what is not measured yet, and return all measurements, and the checkpoints without any."""
         found = {info.step: known for info in infos if (known := self._known(info)) is not None}
+        other = self._measured_otherwise(store, {info.step for info in infos})
         for one in found.values():
-            _record(store, one)
+            _record(store, one, other)
         if found:
             logger.info("%d of %s are measured already", len(found), units.plural(len(infos), "checkpoint"))
         left = [info for info in infos if info.step not in found]
@@ -332,10 +335,28 @@ class _Series:
                             raise
                         skipped.append(SkippedCheckpoint(info.step, error.problem))
                         continue
-                    _record(store, one)
+                    _record(store, one, other)
                     told = ", ".join(f"{name} {value:.4g}" for name, value in one.values.items())
                     logger.info("step %d (%d of %d): %s", info.step, number, len(left), told)
         return [found[step] for step in sorted(found)], skipped
+
+    def _measured_otherwise(self, store: CheckpointFolder, steps: Set[int]) -> Set[str]:
+        """Return the metrics that checkpoints beside some steps have of other settings: they cannot be compared."""
+        found: dict[str, int] = {}
+        for info in store.list():
+            if info.step not in steps:
+                known = self._known(info)
+                mine = {} if known is None else _metrics(known)
+                had = {n: value for n, value in info.metrics.items() if n.startswith(_METRIC) and math.isfinite(value)}
+                found |= {name: info.step for name, value in had.items() if mine.get(name) != value}
+        if found:
+            logger.warning(
+                "step %d has values of %s of other settings, so that those of this measurement are not added to the metrics: "
+                "keep_best would compare them; measure all checkpoints alike to replace them",
+                max(found.values()),
+                ", ".join(found),
+            )
+        return found.keys()
 
     def _shown(self, model: LoadedModel, first: CheckpointInfo) -> LoadedModel:
         """Return the model that clips are generated with: that of the recipe's previews."""
@@ -381,9 +402,13 @@ class _Series:
         return found if found.save_id == info.manifest.save_id and all(path.exists() for path in clips) else None
 
 
-def _record(store: CheckpointFolder, one: MeasuredCheckpoint) -> None:
-    """Add values to the metrics of a checkpoint, unless they are there."""
-    values = {f"eval/{name}": value for name, value in one.values.items()}
+def _metrics(one: MeasuredCheckpoint) -> dict[str, float]:
+    return {f"{_METRIC}{name}": value for name, value in one.values.items()}
+
+
+def _record(store: CheckpointFolder, one: MeasuredCheckpoint, other: Set[str]) -> None:
+    """Add values to the metrics of a checkpoint, unless they are there, but those that others have of other settings."""
+    values = {name: value for name, value in _metrics(one).items() if name not in other}
     try:
         present = store.info(one.step).metrics
         if any(present.get(name) != value for name, value in values.items()):

@@ -123,7 +123,10 @@ def write_filter(source: DataSource, dataset: str, text: str | None, former: str
         old = exclude_file.read(source.file)
         values = toml.parse(old)
         names = [d.dataset_name for d in recipe_files.parse(values, source.file).dataset]
-        entry = values["dataset"][names.index(dataset)] if dataset in names else None
+        first = (values.get("stage") or [{}])[0]  # which the page shows, and which may have datasets of its own
+        own = first.get("dataset")
+        entries = own if isinstance(own, list) else values["dataset"]
+        entry = entries[names.index(dataset)] if dataset in names else None
         if entry is None or entry.get("filter") != former:
             raise UserError(
                 "the dataset has another filter by now, which would be lost",

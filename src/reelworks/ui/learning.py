@@ -13,8 +13,10 @@ from reelworks.core import results
 from reelworks.core.errors import UserError
 from reelworks.core.hash_rng import U64
 from reelworks.run.folder import RunFolder
+from reelworks.ui import datasets
 from reelworks.ui.clips import ClipView
 from reelworks.ui.context import Context
+from reelworks.ui.datasets import FileStatus
 
 Json = dict[str, Any]
 _MOST_CLIPS = 1000  # of an answer
@@ -22,8 +24,9 @@ _MOST_CLIPS = 1000  # of an answer
 
 def wall(context: Context, key: str, run: RunFolder, *, word: str, sort: str, offset: int, limit: int) -> Json:
     """Return clips of a run in an order, all of them or those with a word, and the counts of all; empty without losses."""
+    saved = CheckpointFolder(run.checkpoints_folder)
     try:
-        known = _learning(str(run.path), tuple(CheckpointFolder(run.checkpoints_folder).steps()))
+        known = _learning(str(run.path), tuple(datasets.status(saved.path(step)) for step in saved.steps()))
     except UserError as error:
         if error.code != "no-clip-losses":
             raise
@@ -40,12 +43,13 @@ def wall(context: Context, key: str, run: RunFolder, *, word: str, sort: str, of
 
 
 @lru_cache(maxsize=4)
-def _learning(path: str, _: tuple[int, ...]) -> Learning:
+def _learning(path: str, _: tuple[FileStatus, ...]) -> Learning:
     return Learning.of_run(RunFolder(Path(path)))
 
 
 def _data_of(context: Context, key: str, run: RunFolder) -> tuple[str, bool]:
-    """Return the key of a recipe of the run's data, by which clips are left out, or that of the run without one."""
+    """Return the key by which clips are left out: of the run's recipe, or else of one with its catalog, or else of the run."""
+    shared = None
     for recipe in context.workspace.index().recipes:
         if recipe == key:
             continue
@@ -53,9 +57,13 @@ def _data_of(context: Context, key: str, run: RunFolder) -> tuple[str, bool]:
             source = context.library.source(recipe)
         except UserError:
             continue
-        if source.kind == "recipe" and run.path.resolve() in [path.resolve() for path in source.runs]:
+        if source.recipe is None or source.kind != "recipe":
+            continue
+        if Path(source.recipe.output).resolve() == run.path.resolve():
             return recipe, True
-    return key, False
+        if shared is None and run.path.resolve() in [path.resolve() for path in source.runs]:
+            shared = recipe
+    return shared or key, shared is not None
 
 
 def _view(context: Context, key: str) -> ClipView | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from contextlib import suppress
 from pathlib import Path
@@ -133,10 +134,11 @@ def check_draft(context: PageContext, key: str, draft: RecipeDraft) -> Json:
     if not draft.changes:
         return _check(context, draft.text, path)
     try:
-        values = _edit_values(draft)
+        values, problem = _edit_values(draft)
     except UserError as error:
         return _check(context, draft.text, path) | {"problem": error.to_json()}
-    return _check(context, toml_text.rewrite(draft.text, values), path)
+    found = _check(context, toml_text.rewrite(draft.text, values), path)
+    return found if problem is None else found | {"problem": problem.to_json()}
 
 
 @routes.post("/recipe/{key}/save")
@@ -226,28 +228,34 @@ def _is_cached(name: str) -> bool:
     return (Path(constants.HF_HUB_CACHE) / f"models--{name.replace('/', '--')}" / "snapshots").exists()
 
 
-def _edit_values(draft: RecipeDraft) -> Json:
-    """Return the values of a text after its edits; raises `UserError` for what is wrong with one of these."""
+def _edit_values(draft: RecipeDraft) -> tuple[Json, UserError | None]:
+    """Return the values of a text after its edits, and what is wrong with one of these, which is left out.
+
+    All paths are those of the text, in which lists have no gaps yet.
+
+    Raises:
+        UserError: The text is not TOML.
+    """
     try:
         values = toml.parse(draft.text)
     except toml.Invalid as error:
         raise UserError(f"not TOML: {error}", code="not-toml", field="text", remedy="correct it") from error
-    for change in draft.changes:
+    problem = None
+    removed = sorted((c for c in draft.changes if c.remove), key=lambda c: [str(p).zfill(9) for p in c.path])
+    for change in [*(c for c in draft.changes if not c.remove), *reversed(removed)]:
         field = ".".join(map(str, change.path))
         try:
-            _apply(values, change)
-        except toml.Invalid as error:
+            values = _apply(copy.deepcopy(values), change)
+        except toml.Invalid:
             remedy = 'write it as in TOML: "a text", 1.5, true, or [1, 17]'
-            raise UserError(
-                "this is no value", code="not-toml", field=field, value=change.toml, remedy=remedy
-            ) from error
-        except (LookupError, TypeError, AttributeError) as error:
+            problem = UserError("this is no value", code="not-toml", field=field, value=change.toml, remedy=remedy)
+        except (LookupError, TypeError, AttributeError):
             remedy = "load the page again"
-            raise UserError("there is no such table", code="unknown-table", field=field, remedy=remedy) from error
-    return values
+            problem = UserError("there is no such table", code="unknown-table", field=field, remedy=remedy)
+    return values, problem
 
 
-def _apply(values: Json, change: RecipeEdit) -> None:
+def _apply(values: Json, change: RecipeEdit) -> Json:
     node: Any = values
     *parents, last = change.path
     for part, following in zip(parents, change.path[1:], strict=True):
@@ -256,9 +264,10 @@ def _apply(values: Json, change: RecipeEdit) -> None:
         node = node[part]
     if change.remove:
         del node[last]
-        return
+        return values
     value = change.value if change.toml is None else toml.parse(f"value = {change.toml}")["value"]
     if isinstance(node, list) and last == len(node):
         node.append({} if value is None else value)
     else:
         node[last] = {} if value is None else value
+    return values

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
@@ -16,7 +17,7 @@ from reelworks.analysis import plan_forecast, rejections
 from reelworks.analysis.rejections import LeftOutClip
 from reelworks.buckets.opensora.parse import MOST_CLIPS
 from reelworks.buckets.table import Entry
-from reelworks.core import files
+from reelworks.core import digests, files
 from reelworks.core.errors import UserError
 from reelworks.data.left_out import Rejection, by_reason
 from reelworks.recipe import toml_text
@@ -30,6 +31,7 @@ from reelworks.ui.workspace import key_of
 
 Json = dict[str, Any]
 _FILES_NAMED = 20
+_checking = threading.Lock()  # from a recipe's file to its job, without which the next one removes the file
 
 
 class Check(BaseModel):
@@ -96,11 +98,12 @@ def scan(context: PageContext, key: str) -> Json:
 @routes.post("/{key}/check")
 def check(context: PageContext, key: str, wish: Check) -> Json:
     session = context.plans.open(key, wish.controls.stage)
-    path = _write_checked(context, session, session.values(wish.controls))
     stages = session.text.recipe.stage
     chosen = ("--set", f"stage={stages[session.saved.stage].name}") if stages else ()
-    arguments = ("check", str(path), "--world", str(wish.controls.world), *chosen, "--json")
-    return add_job(context, "check", context.workspace.label(session.text.path), arguments, key)
+    with _checking:
+        path = _write_checked(context, session, session.values(wish.controls))
+        arguments = ("check", str(path), "--world", str(wish.controls.world), *chosen, "--json")
+        return add_job(context, "check", context.workspace.label(session.text.path), arguments, key)
 
 
 async def _answer(
@@ -190,10 +193,18 @@ def _name_left_out(data: RecipeData) -> dict[str, list[LeftOutClip]]:
 
 
 def _write_checked(context: Context, session: PlanSession, values: Json) -> Path:
-    """Write a recipe that is only checked, into the page's own folder; it has the output of the original."""
+    """Write a recipe that is only checked, into the page's own folder; it has the output of the original.
+
+    Its name tells its text from any other, since equal commands are one job. Former ones that no job reads are removed.
+    """
     recipe = session.parse(values)
-    text = tomli_w.dumps(values | {"output": recipe.output})
-    path = context.workspace.state_folder / "checked" / f"{session.text.path.stem}.toml"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    files.write_bytes(path, text.encode())
+    text = tomli_w.dumps(values | {"output": recipe.output}).encode()
+    folder = context.workspace.state_folder / "checked"
+    folder.mkdir(parents=True, exist_ok=True)
+    read = {argument for job in context.jobs.list() if job.ended is None for argument in job.arguments}
+    for former in folder.iterdir():
+        if str(former) not in read:
+            former.unlink()
+    path = folder / f"{session.text.path.stem}-{digests.digest_bytes(text)[:16]}.toml"
+    files.write_bytes(path, text)
     return path

@@ -18,8 +18,9 @@ from reelworks.report.previews import MEDIA
 from reelworks.report.run_data import Event, RunData
 from reelworks.run import lock
 from reelworks.run.folder import RunFolder
-from reelworks.ui import understood
+from reelworks.ui import datasets, understood
 from reelworks.ui.context import Context
+from reelworks.ui.datasets import FileStatus
 from reelworks.ui.event_index import EventIndex
 from reelworks.ui.jobs import PageJob
 from reelworks.ui.workspace import text_of
@@ -116,12 +117,11 @@ def overview(context: Context, key: str, run: RunFolder) -> Json:
 
 def coverage(run: RunFolder) -> list[Json]:
     """Return the numbers of clips by epoch, from the run's records, newest epoch first."""
-    size = run.events_file.stat().st_size if run.events_file.exists() else 0
-    return _coverage(str(run.path), size)
+    return _coverage(str(run.path), datasets.status(run.events_file))
 
 
 @lru_cache(maxsize=16)
-def _coverage(path: str, _: int) -> list[Json]:
+def _coverage(path: str, _: FileStatus) -> list[Json]:
     epochs = clip_history.cover(RunFolder(Path(path))).epochs
     return [results.as_json(run_facts.coverage_row(epoch)) for epoch in reversed(epochs)]
 

@@ -100,3 +100,22 @@ def test_events_of_previews_and_validations_are_one_series() -> None:
     found = stop_advice.of_events([*events, {"kind": "step", "step": 9}])
     assert found is not None
     assert found.step == 3
+
+
+def test_measurements_of_an_earlier_stage_are_not_compared() -> None:
+    """Each stage's loss has a level of its own; going back to an earlier stage takes up its series again."""
+
+    def measured(steps: range, **values: float) -> list[dict[str, Any]]:
+        return [{"kind": "metrics", "step": step, "values": values} for step in steps]
+
+    def start(name: str, step: int, resumed_from: int) -> dict[str, Any]:
+        return {"kind": "start", "step": resumed_from, "stage": {"name": name, "step": step}}
+
+    begun = [start("a", 0, 0), *measured(range(1, 6), **{"likeness-pixels": 0.6, "closeness-pixels": 0.7})]
+    events = [*begun, start("b", 5, 5), *measured(range(6, 11), **{"likeness-pixels": 0.6, "closeness-pixels": 0.9})]
+    assert stop_advice.of_events(events) is None
+    assert stop_advice.of_events([event for event in events if event["kind"] != "start"]) is not None
+    rising = [measured(range(i, i + 1), **{"likeness-pixels": 0.6, "closeness-pixels": 0.7 + i}) for i in range(6, 10)]
+    found = stop_advice.of_events(sum(rising, [*begun, start("b", 5, 5), start("a", 0, 5)]))
+    assert found is not None
+    assert found.step == 1

@@ -29,6 +29,7 @@ from reelworks.recipe import dataset, recipe_file
 from reelworks.recipe.dataset import RecipeData
 from reelworks.recipe.recipe import Recipe
 from reelworks.run import events
+from reelworks.run.events import EventLog
 from reelworks.run.folder import RunFolder
 from reelworks.train.logging import previews
 from reelworks.train.logging.previews import Previewer
@@ -211,10 +212,11 @@ def test_a_metric_that_training_does_not_measure_is_refused_with_the_nearest(
     assert 'did you mean "eval/likeness-pixels"?' in caplog.text
 
 
+@pytest.mark.parametrize(("stages", "advised_at", "use"), [(1, 6, 3), (2, 8, 5)])
 def test_the_step_to_use_is_told_once_when_only_copying_rises(
-    data_of: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    data_of: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], stages: int, advised_at: int, use: int
 ) -> None:
-    """As a line and as an event, and again only for another step; also by what an earlier start measured."""
+    """As a line and as an event, and again only for another step; also by what an earlier start of the stage measured."""
     data, run = data_of(), RunFolder(tmp_path / "run")
     run.create({})
 
@@ -223,13 +225,18 @@ def test_the_step_to_use_is_told_once_when_only_copying_rises(
         log.preview_metrics(step, [MetricResult(name, True, value) for name, value in rising.items()])
 
     for steps in (range(1, 5), range(5, 9)):
+        stage = {"name": "b", "step": 4} if stages > 1 and steps[0] > 4 else {"name": "a", "step": 0}
+        EventLog(run.events_file).write("start", step=steps[0] - 1, resumed_from=steps[0] - 1, stage=stage)
         with to_terminal(), RunLogger(run, data, World(0, 1, CPU), begins(data), recipe_name="") as log:
             for step in steps:
                 measured(log, step)
     (told,) = events.read(run.events_file, "stop_advice")
-    assert (told["step"], told["use"]) == (6, 3)
+    assert (told["step"], told["use"]) == (advised_at, use)
     said = capsys.readouterr().out
-    assert said.count("advice: use step 3: likeness has not risen in the 3 measurements since (0.75, then at most") == 1
+    assert (
+        said.count(f"advice: use step {use}: likeness has not risen in the 3 measurements since (0.75, then at most")
+        == 1
+    )
     assert "It has no checkpoint; training goes on" in said
 
 

@@ -140,6 +140,20 @@ def test_the_filter_is_written_into_the_recipe_and_taken_back(page: Page) -> Non
     assert page.file.read_text() == before
 
 
+@pytest.mark.parametrize("of_all", ["other, mine", "mine", "none"])
+def test_with_stages_the_filter_is_written_into_the_datasets_that_the_page_shows(tmp_path: Path, of_all: str) -> None:
+    page = Page(tmp_path)
+    (tmp_path / "other").mkdir()
+    mine = f'path = "{tmp_path}/data/meta.csv"\n'
+    tables = {"other": f'[[dataset]]\npath = "{tmp_path}/other"\n', "mine": f"[[dataset]]\n{mine}", "none": ""}
+    text = page.written.replace(tables["mine"], "".join(map(tables.__getitem__, of_all.split(", "))))
+    stage = f'[[stage]]\nname = "a"\nsteps = 1\n[[stage.dataset]]\n{mine}filter = "aes > 2"\n'
+    page.file.write_text(text.replace("max_epochs = 1\n", "") + stage)
+    page.clips(fresh=True)
+    assert page.write("aes > 3", "aes > 2").status_code == 200
+    assert page.file.read_text() == text.replace("max_epochs = 1\n", "") + stage.replace("aes > 2", "aes > 3")
+
+
 @pytest.mark.parametrize(
     ("text", "ranges", "rest"),
     [

@@ -305,6 +305,23 @@ def test_form_and_text_are_the_same_recipe(page: TestClient) -> None:
     assert back["values"]["train"] == {"max_steps": 10}
 
 
+def test_changes_that_were_made_at_once_are_all_made(page: TestClient) -> None:
+    """All name the text as it was shown: removing an entry moves no other; one that is wrong leaves the rest."""
+    entry = '\n[[bucket]]\nresolution = "{}px"\nnum_frames = 1\n'
+    text = RECIPE + "".join(map(entry.format, (24, 96)))
+    first, second = ({"path": ["bucket", i], "remove": True} for i in range(2))
+    wrong, right = ({"path": ["bucket", 2, "num_frames"], "toml": toml} for toml in ("[1,", "5"))
+    steps = {"path": ["train", "max_steps"], "value": 20}
+    for wish in ([first, second, right, steps], [steps, second, right, first]):
+        found = draft(page, text, *wish)
+        assert found["problem"] is None
+        assert [(b["resolution"], b["num_frames"]) for b in found["values"]["bucket"]] == [("96px", 5)]
+        assert found["values"]["train"]["max_steps"] == 20
+    found = draft(page, text, wrong, steps)
+    assert found["problem"]["field"] == "bucket.2.num_frames"
+    assert (found["values"]["train"]["max_steps"], found["values"]["bucket"][2]["num_frames"]) == (20, 1)
+
+
 def test_short_tables_become_whole_ones(page: TestClient) -> None:
     head, _, tail = RECIPE.partition("[[bucket]]")
     text = head.replace("version = 1", 'version = 1\nbuckets = "auto"') + "[model]" + tail.partition("[model]")[2]

@@ -15,6 +15,7 @@ from tests.makers import page_client, prepare_files
 from reelworks.analysis import plan_forecast
 from reelworks.core import results
 from reelworks.recipe import dataset, recipe_file
+from reelworks.ui.jobs import PageJob
 from reelworks.ui.workspace import key_of
 
 RECIPE = """# Cats and dogs.
@@ -298,3 +299,27 @@ def test_what_a_run_was_trained_with_stays_as_it_is(page: TestClient, scanned: P
     finally:
         (scanned / "run/run.json").unlink()
         (scanned / "run/recipe.toml").unlink()
+
+
+def test_each_check_reads_a_recipe_of_its_own_until_it_has_ended(
+    page: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs, running = page.app.state.context.jobs, list[PageJob]()  # type: ignore[attr-defined]
+
+    def add(kind: str, title: str, arguments: tuple[str, ...], cwd: Path, *, subject: str) -> PageJob:
+        running.append(PageJob("1", kind, title, arguments, str(cwd), 0.0, "running", subject=subject))
+        return running[-1]
+
+    def check(*sizes: int) -> Path:
+        controls = page.get(f"/api/plan/{key(page)}").json()["controls"] | {"batch_sizes": sizes}
+        job = page.post(f"/api/plan/{key(page)}/check", json={"controls": controls}).json()
+        return Path(job["arguments"][1])
+
+    monkeypatch.setattr(jobs, "add", add)
+    monkeypatch.setattr(jobs, "list", lambda: tuple(running))
+    first, other = check(1, 5, 2), check(2, 5, 2)
+    assert check(1, 5, 2) == first != other
+    written = [recipe_file.load(path).bucket[0].batch_size for path in (first, other)]
+    assert written == [[1, 5], [2, 5]]
+    running.clear()
+    assert [check(1, 1, 1)] == list(first.parent.iterdir())

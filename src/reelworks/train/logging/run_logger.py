@@ -249,7 +249,7 @@ class RunLogger:
 
     def _advise(self, step: int) -> None:
         """Log the advice to use an earlier step, if there is any and it has not been told."""
-        found = stop_advice.of_events(events.timeline(self._run.events_file, "metrics", "validation"))
+        found = stop_advice.of_events(events.timeline(self._run.events_file, "start", "metrics", "validation"))
         if found is None or found.step == self._advised_step:
             return
         self._advised_step = found.step

@@ -28,6 +28,16 @@ export function throttle(milliseconds, call) {
   };
 }
 
+/** Return a function that ends the former request, so that no late answer replaces a newer one, and makes a signal. */
+export function newest(signal) {
+  let last = new AbortController();
+  return () => {
+    last.abort();
+    last = new AbortController();
+    return AbortSignal.any([signal, last.signal]);
+  };
+}
+
 /** Draw what `load` returns, now and each time that what is essential of it has changed. */
 export async function drawOnChange(milliseconds, signal, load, draw, essential = found => found) {
   let former = "";

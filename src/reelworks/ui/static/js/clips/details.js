@@ -71,9 +71,10 @@ class ClipDialog {
 
   draw(clip) {
     const focused = this.content.querySelector(":focus")?.dataset.name;
+    const { at } = this; // another clip may be shown when an answer about this one comes
     const changed = now => {
-      this.onChange(this.at, now);
-      this.draw(now);
+      this.onChange(at, now);
+      if (at === this.at) this.draw(now);
     };
     const texts = h(
       "div.clip-texts",

@@ -4,7 +4,7 @@ import { ask, button, explain, toast } from "../dialogs.js";
 import { card, emptySection, fill, h } from "../elements.js";
 import { get, post } from "../server.js";
 import { t } from "../texts.js";
-import { throttle } from "../timing.js";
+import { newest, throttle } from "../timing.js";
 import { count, plural } from "../units.js";
 import { barDrawing } from "./distributions.js";
 import { showPicture, tileContent } from "./tiles.js";
@@ -22,7 +22,8 @@ const NAMES = {
 /** The sliders of a dataset's columns, and the filter that they make, which a recipe takes over at a button. */
 export class Limits {
   constructor({ key, about, pictures, signal, onWrite }) {
-    Object.assign(this, { key, about, pictures, signal, onWrite, asked: 0, former: undefined, drawn: [] });
+    Object.assign(this, { key, about, pictures, onWrite, former: undefined, drawn: [] });
+    Object.assign(this, { next: newest(signal), nextColumns: newest(signal) });
     this.box = h("div.limits");
     this.told = h("section.card.limits-told", { "aria-live": "polite" });
     this.cards = h("div.limits-cards");
@@ -41,6 +42,8 @@ export class Limits {
   choose(dataset) {
     this.dataset = dataset;
     this.former = undefined;
+    this.next();
+    fill(this.told); // it tells of the other dataset
     return this.load();
   }
 
@@ -48,7 +51,7 @@ export class Limits {
   async load({ keep = false } = {}) {
     const kept = new Map(keep ? this.drawn.map(one => [one.column.name, one.limits]) : []);
     const query = new URLSearchParams({ dataset: this.dataset });
-    const columns = await get(`/data/${this.key}/columns?${query}`, this.signal);
+    const columns = await get(`/data/${this.key}/columns?${query}`, this.nextColumns());
     this.drawn = columns.map(column => {
       return new ColumnCard({ ...column, ...kept.get(column.name) }, name => this.move(name));
     });
@@ -59,14 +62,12 @@ export class Limits {
 
   /** Ask what the limits do, and show the clips next to those of a column. */
   async ask(moved) {
-    const now = ++this.asked;
     const query = new URLSearchParams({ dataset: this.dataset });
     for (const { column, limits } of this.drawn)
       query.append("limit", `${column.name}:${limits.least ?? ""}:${limits.most ?? ""}`);
     if (moved) query.set("moved", moved);
     try {
-      const found = await get(`/data/${this.key}/limits?${query}`, this.signal);
-      if (now === this.asked) this.show(found, moved);
+      this.show(await get(`/data/${this.key}/limits?${query}`, this.next()), moved);
     } catch (error) {
       explain(error);
     }

@@ -4,7 +4,7 @@ import { explain } from "../dialogs.js";
 import { emptySection, fill, h } from "../elements.js";
 import { get } from "../server.js";
 import { t, translated } from "../texts.js";
-import { throttle } from "../timing.js";
+import { newest, throttle } from "../timing.js";
 import { count, plural } from "../units.js";
 import { showClip } from "./details.js";
 import { drawDistributions } from "./distributions.js";
@@ -18,7 +18,8 @@ export class ClipView {
   /** @param about returns what is known of the clips now */
   constructor(body, key, about, signal) {
     Object.assign(this, { key, about, signal, chosen: {}, opened: new Set(), pictures: new Pictures(signal) });
-    Object.assign(this, { text: "", part: "clips", counts: null, asked: 0, isStale: false, version: about().version });
+    Object.assign(this, { text: "", part: "clips", counts: null, isStale: false, version: about().version });
+    Object.assign(this, { next: newest(signal), nextBars: newest(signal) });
     this.grid = this.makeGrid();
     this.told = h("p.told", { role: "status" });
     this.filters = h("aside.filters", { "aria-label": t`Filters` });
@@ -99,15 +100,14 @@ export class ClipView {
 
   /** Ask for the clips of the choice, and show them from the first one on, or from where the page is. */
   async load({ stay = false } = {}) {
-    const now = ++this.asked;
+    const signal = this.next();
     this.shown.classList.add("busy");
     try {
-      const found = await get(`/data/${this.key}/clips${this.query({ offset: 0, limit: PAGE })}`, this.signal);
-      if (now === this.asked && !this.signal.aborted) await this.show(found, stay);
+      await this.show(await get(`/data/${this.key}/clips${this.query({ offset: 0, limit: PAGE })}`, signal), stay);
     } catch (error) {
-      if (!this.signal.aborted) explain(error);
+      if (!signal.aborted) explain(error);
     } finally {
-      if (now === this.asked) this.shown.classList.remove("busy");
+      if (!signal.aborted) this.shown.classList.remove("busy");
     }
   }
 
@@ -122,14 +122,14 @@ export class ClipView {
   }
 
   async loadBars() {
-    drawDistributions(this.bars, await get(`/data/${this.key}/distributions${this.query()}`, this.signal));
+    drawDistributions(this.bars, await get(`/data/${this.key}/distributions${this.query()}`, this.nextBars()));
   }
 
   /** Show clips again that a scan has changed. */
   renew() {
     this.version = this.about().version;
     this.pictures.forgetProblems();
-    if (this.part === "limits") this.limits.load({ keep: true });
+    if (this.part === "limits") this.limits.load({ keep: true }).catch(explain);
     if (!document.querySelector("dialog[open]")) this.load({ stay: true });
   }
 

@@ -23,6 +23,7 @@ export async function render(main, _, signal) {
   fill(main, h("div.page-head", h("h1", t`Runs`), h("span.gap"), choice.button, newRun), list, queue, recipes);
   const load = () => Promise.all(["/runs", "/jobs", "/recipes"].map(path => get(path, signal)));
   const draw = ([runs, jobs, files], update) => {
+    choice.keepOf(runs);
     fill(list, runs.length || jobs.length ? null : emptyList(files), runs.length ? card(runTable(runs, choice)) : null);
     const shown = jobs.filter(job => isOpen(job) || (job.state === "failed" && Date.now() / 1000 - job.ended < RECENT));
     fill(queue, shown.length ? [h("h2", t`Started here`), card(jobTable(shown, update))] : null);
@@ -42,11 +43,22 @@ class Choice {
     this.button = h("button", { type: "button", disabled: true, onclick }, t`Compare`);
   }
 
+  /** Forget runs that are not there any more. */
+  keepOf(runs) {
+    this.keys = new Set([...this.keys].filter(key => runs.some(run => run.key === key)));
+    this.tell();
+  }
+
+  tell() {
+    const { size } = this.keys;
+    this.button.disabled = size < 2 || size > MOST;
+    this.button.textContent = size > 1 ? t`Compare ${size} runs` : t`Compare`;
+  }
+
   box({ key, name }) {
     const onchange = event => {
       event.target.checked ? this.keys.add(key) : this.keys.delete(key);
-      this.button.disabled = this.keys.size < 2 || this.keys.size > MOST;
-      this.button.textContent = this.keys.size > 1 ? t`Compare ${this.keys.size} runs` : t`Compare`;
+      this.tell();
     };
     return h("input", {
       type: "checkbox",

@@ -22,9 +22,10 @@ const FIELDS = {
 
 export class PlanPage {
   constructor(main, key, signal) {
-    Object.assign(this, { main, key, signal, stage: 0, asked: null, advised: null, before: null, plan: null });
+    Object.assign(this, { main, key, signal, asked: null, advised: null, before: null, plan: null });
     this.move = throttle(60, () => this.compute());
     this.kept = new Draft(() => this.load());
+    this.stage = this.kept.found?.now.stage ?? 0;
     signal.addEventListener("abort", () => this.rest());
   }
 

@@ -36,6 +36,7 @@ export class KeyList {
 
   draw() {
     const focused = document.activeElement?.closest?.(".form-keys [data-path]")?.dataset.path;
+    const place = this.shown().indexOf(document.activeElement);
     const caret = document.activeElement?.selectionStart;
     this.open = new Set([...this.element.querySelectorAll("details[open]")].map(one => one.dataset.key));
     this.words = this.search.value.toLowerCase().split(/\s+/).filter(Boolean);
@@ -45,11 +46,20 @@ export class KeyList {
     );
     if (this.words.length && !this.element.children.length)
       fill(this.element, h("p.quiet", t`No key has these words.`));
-    if (focused) this.focus(focused, caret);
+    if (focused) this.focus(focused, place, caret);
   }
 
-  focus(path, caret) {
-    const input = [...this.element.querySelectorAll("[data-path]")].find(one => one.dataset.path === path);
+  /** What can be focused, fields and buttons. */
+  shown() {
+    return [...this.element.querySelectorAll("[data-path]")].filter(one => one.checkVisibility());
+  }
+
+  /** Focus what is of a path; if that is gone, its key, and else what has come into its place. */
+  focus(path, place, caret) {
+    const shown = this.shown();
+    const [key] = path.split(":");
+    const named = [path, key, `${key}:set`].map(name => shown.find(one => one.dataset.path === name)).find(Boolean);
+    const input = named || shown[Math.max(0, place - 1)];
     input?.focus({ preventScroll: true });
     const hasCaret = caret !== null && caret !== undefined && ["text", "search"].includes(input?.type);
     if (hasCaret) input.setSelectionRange(caret, caret);
@@ -82,7 +92,7 @@ export class KeyList {
       "fieldset.form-section",
       h("legend", heading(section), section.repeated ? h("span.quiet", ` ${path.at(-1) + 1}`) : null),
       section.about && !section.repeated ? h("p.quiet", section.about) : null,
-      section.repeated ? button(t`Remove`, () => this.change(path), { kind: "small" }) : null,
+      section.repeated ? this.button(t`Remove`, [path, "remove"], () => this.change(path)) : null,
       set.map(field => this.field(section, field, [...path, field.key], values[field.key])),
       this.unsetFields(more, path, isSearch),
     );
@@ -95,7 +105,13 @@ export class KeyList {
 
   addButton(section, path) {
     const add = () => this.change(path, { toml: `{ ${FIRST[section.key]} }` });
-    return h("p.form-add", button(t`Add ${heading(section)}`, add, { kind: "small" }));
+    return h("p.form-add", this.button(t`Add ${heading(section)}`, [path, "add"], add));
+  }
+
+  button(text, [path, name], action) {
+    const made = button(text, action, { kind: "small" });
+    made.dataset.path = `${path.join(".")}:${name}`;
+    return made;
   }
 
   emptyTable(section, path, fields) {
@@ -131,6 +147,7 @@ export class KeyList {
       "aria-label": t`Remove ${place}`,
       title: t`back to the default`,
       disabled: !canChange(),
+      "data-path": `${path.join(".")}:clear`,
       onclick: () => this.change(path),
     };
     return h(
@@ -144,11 +161,12 @@ export class KeyList {
 
   unset(field, path) {
     const shown = field.default === null ? "–" : toml(field.default);
+    const full = [...path, field.key];
     return h(
       "div.form-field.form-unset",
       h("span", field.key),
       h("span.quiet.form-default", shown),
-      button(t`Set`, () => this.change([...path, field.key], initialValue(field)), { kind: "small" }),
+      this.button(t`Set`, [full, "set"], () => this.change(full, initialValue(field))),
       fieldNote(field),
     );
   }

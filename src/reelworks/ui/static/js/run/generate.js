@@ -6,6 +6,7 @@ import { badge, fill, h } from "../elements.js";
 import { generatedMedia, isOpen, stopButton, watchJob } from "../jobs.js";
 import { get, post } from "../server.js";
 import { t } from "../texts.js";
+import { newest } from "../timing.js";
 import { count } from "../units.js";
 
 const NAMES = {
@@ -25,7 +26,7 @@ const NOTE = [
 
 export class Generator {
   constructor(place, key, signal, onMade) {
-    Object.assign(this, { place, key, signal, onMade, inputs: {}, made: h("div.clips") });
+    Object.assign(this, { place, key, signal, onMade, inputs: {}, made: h("div.clips"), next: newest(signal) });
     this.kept = new Draft(() => fill(place), `${location.hash} generate`);
   }
 
@@ -34,8 +35,9 @@ export class Generator {
     if (former) await this.open(former.step, former.values);
   }
 
-  async open(step, values = this.values) {
-    const usual = await get(`/runs/${this.key}/checkpoints/generate`, this.signal);
+  async open(step, former = null) {
+    const usual = await get(`/runs/${this.key}/checkpoints/generate`, this.next());
+    const values = former || this.values;
     this.inputs = makeInputs(usual);
     for (const [name, input] of Object.entries(this.inputs)) input.value = values[name] ?? "";
     const { picture, clip } = usual;
@@ -43,6 +45,7 @@ export class Generator {
       this.inputs.num_frames.addEventListener("input", event =>
         this.suggest(event.target.value === "1" ? picture : clip),
       );
+    if (this.kept.found) this.kept.keep({ step, values });
     fill(this.place, this.build(step));
     this.inputs.prompt.focus();
   }

@@ -1,10 +1,11 @@
 // What the run has learnt of each clip: a wall of them, those to look at first, each of which can be left out.
 
 import { noPicture } from "../clips/tiles.js";
-import { button, toast } from "../dialogs.js";
+import { button, explain, toast } from "../dialogs.js";
 import { emptySection, fill, h } from "../elements.js";
 import { get, post } from "../server.js";
 import { t } from "../texts.js";
+import { newest } from "../timing.js";
 import { count, plural } from "../units.js";
 
 const AT_ONCE = 60;
@@ -31,9 +32,30 @@ const HINTS = {
 
 export async function renderLearning(body, { key, signal }) {
   const chosen = { word: "", sort: "worst", shown: AT_ONCE };
+  const next = newest(signal);
+  const ask = (offset, limit, asked) => {
+    const query = new URLSearchParams({ word: chosen.word, sort: chosen.sort, offset, limit });
+    return get(`/runs/${key}/learning?${query}`, asked);
+  };
   const draw = async () => {
-    const query = new URLSearchParams({ word: chosen.word, sort: chosen.sort, limit: chosen.shown });
-    const found = await get(`/runs/${key}/learning?${query}`, signal);
+    const wall = h("div.clips.wall");
+    const rest = h("div");
+    const fillUp = async () => {
+      const asked = next();
+      let part;
+      do {
+        part = await ask(wall.children.length, chosen.shown - wall.children.length, asked); // at most 1000 at once
+        wall.append(...part.clips.map(clip => tile(clip, part, draw)));
+      } while (part.clips.length && wall.children.length < Math.min(chosen.shown, part.total));
+      const left = part.total - wall.children.length;
+      fill(rest, left > 0 ? button(t`${count(left)} more`, more) : null);
+      return part;
+    };
+    const more = () => {
+      chosen.shown = wall.children.length + AT_ONCE;
+      return fillUp();
+    };
+    const found = await fillUp();
     if (!Object.keys(found.counts).length)
       return fill(
         body,
@@ -42,8 +64,7 @@ export async function renderLearning(body, { key, signal }) {
           t`Set train.clip_losses = "auto" in the recipe: each save then tells what was learnt of each clip.`,
         ),
       );
-    const tiles = found.clips.map(clip => tile(clip, found, draw));
-    fill(body, panel(found, chosen, draw), h("div.clips.wall", tiles), moreButton(found, chosen, draw));
+    fill(body, panel(found, chosen, draw), wall, rest);
   };
   await draw();
   return draw;
@@ -57,7 +78,7 @@ function panel({ counts, step }, chosen, draw) {
         "aria-label": name === "word" ? t`word` : t`order`,
         onchange: event => {
           Object.assign(chosen, { [name]: event.target.value, shown: AT_ONCE });
-          draw();
+          draw().catch(explain);
         },
       },
       options.map(([value, text]) => h("option", { value, selected: value === chosen[name] }, text)),
@@ -104,13 +125,4 @@ function leaveOutButton(base, clip, draw) {
     await draw();
   };
   return button(clip.is_left_out ? t`Take back` : t`Leave out`, act);
-}
-
-function moreButton({ total, clips }, chosen, draw) {
-  if (clips.length >= total) return null;
-  const more = () => {
-    chosen.shown += AT_ONCE;
-    return draw();
-  };
-  return button(t`${count(total - clips.length)} more`, more);
 }
