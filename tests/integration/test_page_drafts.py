@@ -160,8 +160,10 @@ def test_an_answer_about_a_text_that_was_discarded_changes_nothing(opened, addre
             ".form-text",
             *(RECIPE.replace("max_epochs = 1", f"max_epochs = {number}") for number in (3, 4)),
         ),
-        ("#/plan/{key}", ".meter", '[data-field="batch_sizes.0"]', "2", "1"),
-        ("#/data/{key}", ".tile img", "dialog textarea", "a grey square", "a grey square of grass"),
+        pytest.param("#/plan/{key}", ".meter", '[data-field="batch_sizes.0"]', "2", "1", marks=LIKE_TEXT),
+        pytest.param(
+            "#/data/{key}", ".tile img", "dialog textarea", "a grey square", "a grey square of grass", marks=LIKE_TEXT
+        ),
     ],
 )
 def test_what_is_typed_while_it_is_saved_is_not_saved_and_stays(

@@ -21,6 +21,7 @@ RECIPE = small_recipe("runs/cats", "mine", num_frames=(1, 9), aspect_ratios=())
 RECIPE = RECIPE.replace("\n[[bucket]]", '\n[[dataset]]\npath = "other"\n\n[[bucket]]', 1)
 BATCH_SIZE = "batch_size = [3, 2]\n"
 LIKE_LEARNING = pytest.mark.slow(reason="another part of the page that asks in the same way")
+DETAIL = pytest.mark.slow(reason="a detail of one part of the page")
 LIKE_SAVE = pytest.mark.slow(reason="it waits as saving does")
 MOVED = RECIPE.replace("max_epochs = 1", "max_epochs = 7")
 
@@ -100,7 +101,7 @@ def test_a_change_of_the_form_is_made_whatever_comes_after_it(opened, address, t
             assert text_of(shown) == expected.replace("# Typed.\n", "# Typed.\n# More.\n")
 
 
-@pytest.mark.parametrize("verb", ["Save", "Train", pytest.param("Save as …", marks=LIKE_SAVE)])
+@pytest.mark.parametrize("verb", ["Train", *(pytest.param(verb, marks=LIKE_SAVE) for verb in ("Save", "Save as …"))])
 def test_a_recipe_is_saved_and_trained_with_the_last_change_of_its_form(opened, address, root, verb):
     with window(opened) as shown:
         went_to(shown, address, f"#/new/{key_of(address, 'recipes')}", ".form-section")
@@ -182,6 +183,7 @@ def test_what_was_chosen_last_is_shown(opened, address, part):
         assert shown.inner_html(place) == told
 
 
+@DETAIL
 def test_more_clips_are_added_than_one_answer_has(opened, address, root, monkeypatch):
     monkeypatch.setattr(learning, "_MOST_CLIPS", 50)
     run = RunFolder(root / "runs" / "cats")
@@ -199,6 +201,7 @@ def test_more_clips_are_added_than_one_answer_has(opened, address, root, monkeyp
         assert shown.locator(".wall figure").count() == 130
 
 
+@DETAIL
 def test_an_answer_about_a_clip_is_shown_at_that_clip(opened, address):
     with window(opened) as shown:
         went_to(shown, address, f"#/data/{key_of(address, 'recipes')}", ".tile img")
@@ -215,6 +218,7 @@ def test_an_answer_about_a_clip_is_shown_at_that_clip(opened, address):
         assert [place for place, tile in enumerate(shown.locator(".tile").all()) if tile.locator(".why").count()] == [0]
 
 
+@DETAIL
 def test_a_form_is_filled_in_by_keyboard(opened, address):
     focused = "document.activeElement.dataset.path"
     with window(opened) as shown:
@@ -230,6 +234,7 @@ def test_a_form_is_filled_in_by_keyboard(opened, address):
         assert shown.evaluate(focused)
 
 
+@DETAIL
 def test_a_generation_is_of_the_step_that_was_chosen_last(opened, address):
     with window(opened) as shown:
         went_to(shown, address, f"#/run/{key_of(address, 'runs')}/checkpoints", "main .card")
@@ -244,6 +249,7 @@ def test_a_generation_is_of_the_step_that_was_chosen_last(opened, address):
         assert shown.input_value(".generate textarea") == "a cat"
 
 
+@DETAIL
 def test_a_run_that_was_deleted_is_not_compared(opened, address, root):
     fabricate.make(root / "runs" / "dogs", steps=30, every=10, crash_at=15)
     fabricate.make(root / "runs" / "mice", steps=30, every=10, crash_at=15)
