@@ -127,7 +127,11 @@ def _asked_to_leave(recipe: dict[str, Any], place: str) -> None:
 
 @pytest.mark.parametrize(
     ("place", "world"),
-    [("step", 1), ("validation", 1), pytest.param("validation", 2, marks=pytest.mark.slow), ("scan", 1)],
+    [
+        ("step", 1),
+        ("scan", 1),
+        *(pytest.param("validation", n, marks=pytest.mark.slow(reason="a signal of another moment")) for n in (1, 2)),
+    ],
 )
 def test_a_signal_where_a_stage_ends_stops_before_the_next(staged: Any, tmp_path: Path, place: str, world: int) -> None:
     recipe = staged("run", FIRST, {"name": "second", "steps": 1}, train={"micro_batches_per_step": 2})

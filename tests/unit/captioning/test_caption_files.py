@@ -362,7 +362,7 @@ def test_a_list_keeps_its_captions_whatever_runs_come_later(data: Path) -> None:
     done = run(data, list=new, command="echo 'Another one.'", max_words=9)
     assert (done.captioned, done.kept) == (1, 4)
     assert {row["path"]: row["text"] for row in lines(new)} == first | {"p1.png": "Another one."}
-    done = run(data, list=new, command="sed -E 's/.*p[1-3].*//; s/.+/A third one./'", overwrite=True)
+    done = run(data, list=new, command=r"sed -E 's/.*p[1-3]\.png.*//; s/.+/A third one./'", overwrite=True)
     assert len(done.failed) == 3
     assert {row["path"]: row["text"] for row in lines(new)} == first | {
         "p0.png": "A third one.",
@@ -398,7 +398,7 @@ def test_a_list_that_is_written_meanwhile_stays_and_the_answers_are_not_lost(dat
 
 def test_a_list_has_what_a_killed_run_with_other_options_was_told(data: Path) -> None:
     new = data / "new.jsonl"
-    run(data, list=new, command="sed -E 's/.*p[1-3].*//; s/.+/One./'")
+    run(data, list=new, command=r"sed -E 's/.*p[1-3]\.png.*//; s/.+/One./'")
     with pytest.raises(Killed), killed_at(9):
         run(data, list=new)
     answered = {line["clip"] for line in lines(data / f".new.jsonl{record.NAME}") if "clip" in line}
