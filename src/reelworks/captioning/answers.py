@@ -17,8 +17,8 @@ _WRAPPER = re.compile(r"</?(?:answer|caption|output|response)>|<\|[^|<>]*\|>", r
 _JSON = re.compile(r"""\{\s*(["'])\w[^"'\n]*\1\s*:""")
 _FAREWELL = re.compile(
     r"""(?:\n\s*|(?<=[.!?"'”])\s+)(?:let me know (?:if|whether|what|how)\b|(?:i )?hope (?:this|that) helps|feel free to\b|"""
-    r"would you like me to\b|if you(?:['’]d| would) like me to\b|is there anything else\b).*$",
-    re.IGNORECASE | re.DOTALL,
+    r"would you like me to\b|if you(?:['’]d| would) like me to\b|is there anything else\b)[^.!?\n]*[.!?]?\s*$",
+    re.IGNORECASE,
 )
 _PREAMBLE = re.compile(
     r"^(?:(?:sure|certainly|of course|absolutely|okay|ok)(?: thing)?\s*[,!.:]\s*)?"
@@ -125,7 +125,7 @@ def _begin(text: str) -> str:
 
 
 def _is_json(text: str) -> bool:
-    if _JSON.search(text):
+    if _JSON.match(text):
         return True
     try:
         return isinstance(json.loads(text), (dict, list))

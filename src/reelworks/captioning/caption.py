@@ -120,7 +120,8 @@ def _with_former_list(
             remedy="name another file, or add --overwrite, which captions all clips anew too",
         )
     root = roots.get(books.former_list or "", next(reversed(roots.values()), request.root))
-    return old_list.with_its_captions(sources, file, root, must_be_read=not request.overwrite)
+    answered = books.answers("all").keys() if books.former_list in roots else None
+    return old_list.with_its_captions(sources, file, root, must_be_read=not request.overwrite, answered=answered)
 
 
 class _Choice(NamedTuple):
@@ -332,6 +333,10 @@ def _notes(request: CaptionRequest, sources: Sequence[CaptionSource]) -> tuple[s
         root = new_list.root_of(sources)
         if root != str(request.list.absolute().parent.resolve()):
             notes.append(f'paths of the list are relative to another folder: set root = "{root}" in [[dataset]]')
+    if gone := sum(clip.why_no_place == clips.IN_CATALOG and clip.is_captioned for clip in clips.each(sources)):
+        notes.append(
+            f"{gone} captions are kept that only the catalog has, as of a list; where files are gone, scan again first"
+        )
     return tuple(notes)
 
 

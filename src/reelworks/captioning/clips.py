@@ -17,7 +17,7 @@ from reelworks.catalog.store import Catalog
 from reelworks.core.errors import UserError
 
 _IN_LIST = "its captions are those of a list's column, which files beside the clips do not replace; add --list OUT"
-_IN_CATALOG = "the catalog has captions of a list's column, and no file beside the clip; add --list OUT, or scan again if files are gone"
+IN_CATALOG = "the catalog has captions of a list's column, and no file beside the clip; add --list OUT, or scan again if files are gone"
 _IN_ARCHIVE = "a member of a tar archive, beside which no file can be written; add --list OUT"
 _REMOTE = "at an address, to which no caption is written; add --list OUT"
 _RANGE = "a range of a file, whose caption file is that of the whole; add --list OUT"
@@ -109,7 +109,7 @@ def _of_catalog(given: str) -> CaptionSource:
         entry = SourceFile(rows.path[i].as_py(), int(rows.size_bytes[i]), int(rows.mtime_ns[i]), 0, problem, clip=text)
         caption = rows.caption[i].as_py()
         clips.append(
-            _clip(rows.label(i), rows.root[i].as_py(), entry, file, caption, in_list=_IN_CATALOG if in_list[i] else "")
+            _clip(rows.label(i), rows.root[i].as_py(), entry, file, caption, in_list=IN_CATALOG if in_list[i] else "")
         )
     roots = {clip.root for clip in clips}
     if not clips:

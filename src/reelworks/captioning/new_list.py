@@ -63,6 +63,8 @@ def encode(file: Path, sources: Sequence[CaptionSource], captions: Captions) -> 
         out = io.BytesIO()
         pa.parquet.write_table(pa.concat_tables([part.table for part in parts], promote_options="permissive"), out)
         return out.getvalue()
+    if file.suffix != ".csv":  # numbers in one list and texts in another would be a list that nobody can read
+        pa.unify_schemas([part.table.schema for part in parts], promote_options="permissive")
     rows = [row for part in parts for row in part.rows(file.suffix)]
     return _csv(columns, rows) if file.suffix == ".csv" else "".join(f"{files.to_json(row)}\n" for row in rows).encode()
 
@@ -79,7 +81,7 @@ def check(file: Path, sources: Sequence[CaptionSource]) -> None:
             code="list-suffix",
             field="list",
             value=str(file),
-            remedy="write a list for each" if file.suffix == ".parquet" else "give a name that ends in .parquet",
+            remedy="give a name that ends in .parquet" if len(sources) == 1 else "write a list for each",
         ) from error
 
 

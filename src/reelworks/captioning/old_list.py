@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from reelworks.captioning.clips import CaptionSource
+from reelworks.captioning.clips import CaptionClip, CaptionSource
+from reelworks.captioning.record import ClipKey
 from reelworks.catalog import lists
 from reelworks.catalog.config import Source
 from reelworks.core import digests, user_files
@@ -34,34 +35,38 @@ def digest(file: Path) -> str | None:
 
 
 def with_its_captions(
-    sources: Sequence[CaptionSource], file: Path, root: str | None, *, must_be_read: bool
+    sources: Sequence[CaptionSource],
+    file: Path,
+    root: str | None,
+    *,
+    must_be_read: bool,
+    answered: Collection[ClipKey] | None = None,
 ) -> list[CaptionSource]:
     """Return the sources whose clips have the captions of a list, where it has any for them.
 
     Args:
         root: Folder or address that its paths are relative to; None for its own.
-        must_be_read: Whether it is an error that the file is no list of such clips.
+        must_be_read: Whether it is an error that the file is no list.
+        answered: Clips whose captions in the list are those of a captioner, so that others are corrected in the source;
+            None if the list may have been corrected itself.
     """
     try:
         source = Source.from_path(file, root=root)
         found = lists.read(source)
-    except UserError:
-        if must_be_read:
+    except UserError as error:
+        if must_be_read and error.code != "no-media":  # its files have other names now
             raise
         return list(sources)
     texts = found.captions.to_pylist() if found.captions is not None else [None] * len(found.entries)
     of_clip = {
-        (f"{source.address}/{entry.path}", entry.clip): text
+        (f"{source.address.rstrip('/')}/{entry.path}", entry.clip): text
         for entry, text in zip(found.entries, texts, strict=True)
         if text is not None
     }
-    return [
-        replace(
-            one,
-            clips=tuple(
-                replace(clip, caption=of_clip.get((f"{clip.root}/{clip.path}", clip.range), clip.caption))
-                for clip in one.clips
-            ),
-        )
-        for one in sources
-    ]
+
+    def caption(clip: CaptionClip) -> str | None:
+        if answered is not None and clip.caption is not None and ClipKey.of_clip(clip) not in answered:
+            return clip.caption
+        return of_clip.get((f"{clip.root.rstrip('/')}/{clip.path}", clip.range), clip.caption)
+
+    return [replace(one, clips=tuple(replace(clip, caption=caption(clip)) for clip in one.clips)) for one in sources]

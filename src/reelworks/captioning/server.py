@@ -23,6 +23,8 @@ from reelworks.core.errors import UserError
 
 _WAITS_SECONDS = (1.0, 4.0, 15.0)  # before each further try
 _MOST_WAIT_SECONDS = 60.0  # that a server may ask for
+_OF_QUESTION = frozenset({400, 403, 413, 422})  # that the server may give for one question, such as a flagged picture
+_MOST_ALIKE = 20  # such answers in a row with the same words, after which they are no more about single questions
 _RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 _MOST_BYTES = 4 << 20  # of a reply
 _TOKENS = 1024
@@ -69,6 +71,7 @@ class ServerCaptioner:
         self._limit: dict[str, Any] = {"max_tokens": _TOKENS}
         self._sampling: dict[str, Any] = {"temperature": 0}
         self._has_answered = False
+        self._refusal, self._alike = "", 0
         self._model = self._reach(request.model)
 
     @property
@@ -147,7 +150,7 @@ class ServerCaptioner:
             try:
                 reply = self._send_adapted(body)
                 if reply.status == 200:
-                    self._has_answered = True
+                    self._has_answered, self._alike = True, 0
                     return _answer(reply)
                 problem = f"the server answers HTTP {reply.status}: {reply.text}"
                 pause = _asked_pause(reply)
@@ -161,12 +164,18 @@ class ServerCaptioner:
                         remedy="check --model, and that the address mostly ends in /v1",
                     )
                 if reply.status not in _RETRIED:
-                    raise CaptionFailed(problem, of_clip=self._has_answered)
+                    raise CaptionFailed(problem, of_clip=self._is_of_question(reply.status, problem))
             except _Lost as error:
                 problem, pause = f"the server does not answer: {error}", None
             if wait is None or self._stopped.wait(min(max(wait, pause or 0.0), _MOST_WAIT_SECONDS)):
                 break
         raise CaptionFailed("stopped" if self._stopped.is_set() else f"{problem} ({len(_WAITS_SECONDS) + 1} tries)")
+
+    def _is_of_question(self, status: int, problem: str) -> bool:
+        """Tell whether a refusal is about one question, of a server that has answered others."""
+        self._alike = self._alike + 1 if problem == self._refusal else 1
+        self._refusal = problem
+        return self._has_answered and status in _OF_QUESTION and self._alike < _MOST_ALIKE
 
     def _send_adapted(self, body: dict[str, Any]) -> _Reply:
         """Send a question; where a model refuses the limit's name or the temperature, leave these as it wants them."""

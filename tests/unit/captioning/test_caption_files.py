@@ -373,6 +373,29 @@ def test_a_list_keeps_its_captions_whatever_runs_come_later(data: Path) -> None:
     assert lines(new)[0]["text"] == "A third one."
 
 
+def test_captions_that_are_corrected_in_the_source_come_into_the_list(data: Path) -> None:
+    (data / "p0.txt").write_text("Before.")
+    run(data, list=data / "new.jsonl")
+    (data / "p0.txt").write_text("Corrected.")
+    run(data, list=data / "new.jsonl")
+    assert [row["text"] for row in lines(data / "new.jsonl")][:2] == ["Corrected.", "A picture named p1."]
+
+
+def test_a_list_is_written_again_when_all_its_files_have_other_names(data: Path, tmp_path: Path) -> None:
+    new = tmp_path / "new.jsonl"
+    run(data, list=new)
+    data.rename(tmp_path / "moved")
+    assert run(tmp_path / "moved", list=new).clips == 5
+    assert len(lines(new)) == 5
+
+
+def test_lists_whose_columns_do_not_fit_together_are_told_before_anything_is_asked(data: Path, tmp_path: Path) -> None:
+    (data / "a.jsonl").write_text('{"path": "p0.png", "id": 1}\n')
+    (data / "b.jsonl").write_text('{"path": "p1.png", "id": "x1"}\n')
+    with refused("list-suffix", "list", says="write a list for each"):
+        run((data / "a.jsonl", data / "b.jsonl"), list=tmp_path / "new.jsonl", command="false")
+
+
 def test_captions_in_a_list_that_was_edited_go_into_the_record_and_the_prompt(data: Path) -> None:
     run(data, list=data / "new.jsonl")
     edited = (data / "new.jsonl").read_text().replace("A picture named p0.", "Mine.")

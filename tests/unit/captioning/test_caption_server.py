@@ -209,6 +209,15 @@ def test_a_flagged_clip_costs_itself_alone_once_the_key_was_taken(tmp_path: Path
         run(data, server=url)
 
 
+@pytest.mark.parametrize("status", [402, 403])
+def test_a_server_that_refuses_all_further_clips_is_given_up(tmp_path: Path, status: int) -> None:
+    data = clips(tmp_path / "data", 45)
+    answers = Served(said("A cat."), body({"error": "no credit"}, status))
+    with serving(answers) as url, refused("captioner-fails", says="no credit"):
+        run(data, server=url, workers=1)
+    assert len(list(data.glob("*.txt"))) == 1
+
+
 def test_a_key_that_is_not_sent_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "key-4711")
     monkeypatch.setattr(server, "_LOCAL", ())
