@@ -71,11 +71,14 @@ def run(
     With --engine ray, the data is scanned and encoded by all nodes of a cluster, which must see the folders of data, catalog,
     store and recipe at the same place: an encoder on each GPU, or on each CPU if there are no GPUs.
     """
-    whole = load_recipe(recipe, overrides, data_path)
-    for index, (stage, name) in enumerate(named_stages(whole, json=json)):
-        if name:
-            show.line(f"stage {name}")
-        _encode_one(stage, whole, index, limit, engine, json)
+    from reelworks.recipe import recipe_file
+
+    whole, chosen = recipe_file.load_whole(recipe, overrides or [], data_path)
+    for index, (stage, name) in enumerate(named_stages(whole, json=json and chosen is None)):
+        if chosen in (None, index):
+            if name and not json:
+                show.line(f"stage {name}")
+            _encode_one(stage, whole, index, limit, engine, json)
 
 
 def _encode_one(recipe: Recipe, whole: Recipe, index: int, limit: int | None, engine: Engine, json: bool) -> None:

@@ -51,7 +51,7 @@ def resume(
             if _is_unbegun(cursor):  # a record is written when the first step is requested
                 return _begun(data, spec, cursor, cursor.epoch)
             raise
-        if (changed := _other_uses(data, former, identity)) is not None:
+        if (changed := _other_uses(data, former, identity, cursor)) is not None:
             begun = without_record(data, spec, cursor)
             if begun is None:
                 raise changed
@@ -86,11 +86,14 @@ def resume(
     return Resumed(resumed, changes)
 
 
-def _other_uses(data: Dataset, former: Record, identity: Identity) -> UserError | None:
+def _other_uses(data: Dataset, former: Record, identity: Identity, cursor: Cursor) -> UserError | None:
     """Return an error if a dataset has other resolutions or lengths than in a segment, by which its uses are numbered."""
     before, now = former.about.uses, clip_uses.of_datasets(data.spec.datasets)
-    same = {(d.dataset_name, d.dataset_name) for d in data.spec.datasets if d.dataset_name in former.about.datasets}
-    for name, present in sorted(same | identity.renamed.keys()):
+    had, names = former.about.datasets, [dataset.dataset_name for dataset in data.spec.datasets]
+    renamed = identity.renamed.keys() if data.spec.data.renamed_clips == "same" else set()
+    # A clip that was moved from one dataset to another has the uses of its number there.
+    same = {(was, name) for was, name in renamed if was not in names and name not in had}
+    for name, present in sorted(same | {(name, name) for name in names if name in had}):
         was, has = before.get(name, [[], []]), now.get(present, [[], []])
         if was != has:
             key, index = ("resolutions", 0) if was[0] != has[0] else ("lengths", 1)
@@ -100,7 +103,8 @@ def _other_uses(data: Dataset, former: Record, identity: Identity) -> UserError 
                 code="uses-changed",
                 field=f"dataset.{key}",
                 value=has[index] or None,
-                remedy="restore them until the epoch has ended, or restart the data with --restart-data",
+                remedy="restore them until the epoch has ended, or "
+                + ("add a stage with them" if cursor.stage.name else "restart the data with --restart-data"),
             )
     return None
 
@@ -153,7 +157,7 @@ def start_again(
         except UserError:  # a restart does not need the clips that were trained before
             aliases = Aliases()
         else:
-            aliases, changes = identity.aliases, _other_sides(data, identity)
+            aliases, changes = identity.aliases, _other_sides(data, identity, begins_stage=bool(stage.name))
             if not stage.name:  # a stage has other datasets on purpose
                 changes = identity.lines(data.spec.data.renamed_clips, begins=True) + changes
     begun = replace(first, global_step=cursor.global_step, aliases=aliases, stage=stage, clips_before=cursor.clips)
@@ -225,7 +229,7 @@ def _difference(
     return lines
 
 
-def _other_sides(data: Dataset, identity: Identity) -> list[str]:
+def _other_sides(data: Dataset, identity: Identity, *, begins_stage: bool = False) -> list[str]:
     """Return a line if clips with another name are held out now and were trained, or the other way round."""
     aliases, spec = identity.aliases, data.spec
     if not identity.renamed or not spec.split or spec.group != "file":
@@ -238,5 +242,6 @@ def _other_sides(data: Dataset, identity: Identity) -> list[str]:
     return [
         f"clips are held out by their names: {units.plural(added, 'clip')} that may have been trained "
         f"{'is' if added == 1 else 'are'} held out now, and {left} the other way round, so that the losses of validation "
-        "cannot be compared; a dataset of the same name with the same paths below it keeps them apart"
+        "cannot be compared"
+        + ("" if begins_stage else "; a dataset of the same name with the same paths below it keeps them apart")
     ]

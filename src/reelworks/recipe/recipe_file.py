@@ -35,6 +35,12 @@ def load(path: Path, overrides: Sequence[str] = (), data_path: Path | None = Non
     `stage=NAME` among them chooses one of its stages. With `data_path`, its only dataset is that folder or list, with the
     options of the first one.
     """
+    recipe, index = load_whole(path, overrides, data_path)
+    return recipe if index is None else of_stage(recipe, index)
+
+
+def load_whole(path: Path, overrides: Sequence[str] = (), data_path: Path | None = None) -> tuple[Recipe, int | None]:
+    """Read a recipe as `load` does with all its stages, and return it with the index of the chosen one, None for none."""
     try:
         values = user_files.read_toml(path)
     except OSError as error:
@@ -65,7 +71,7 @@ def load(path: Path, overrides: Sequence[str] = (), data_path: Path | None = Non
     with measured_columns.any_name(of_run):
         recipe = parse(with_overrides(values, [text for text in overrides if text not in chosen]))
     recipe = recipe if data_path is None else on_footage(recipe, data_path)
-    return of_stage(recipe, _index_of(recipe, chosen[-1].partition("=")[2].strip())) if chosen else recipe
+    return recipe, _index_of(recipe, chosen[-1].partition("=")[2].strip()) if chosen else None
 
 
 def on_footage(recipe: Recipe, data_path: Path) -> Recipe:
@@ -111,6 +117,8 @@ def of_stage(recipe: Recipe, index: int, start: StageStart | None = None) -> Rec
     with measured_columns.any_name():  # all names were checked when the recipe was read
         one = _parse_one(stages.merged(toml_none.to_toml(recipe), stage))
     if start is None:
+        if one.train.lacks_end:  # the rate falls until the end of the run
+            return one.model_copy(update={"train": one.train.model_copy(update={"max_steps": total})})
         return one
     before = {"max_steps": start.step, "max_epochs": start.epoch, "max_clips": start.clips}
     ends = {key: before[key] + end for key, end in stage.ends.items()}
@@ -148,7 +156,7 @@ def _stages(values: dict[str, Any]) -> list[StageConfig]:
 def _parse_stage(values: dict[str, Any], stage: StageConfig) -> Recipe:
     with stages.naming(stage):
         recipe = _parse_one(stages.merged(values, stage))
-        if recipe.train.lacks_end:
+        if recipe.train.lacks_end and values.get("train", {}).get("max_steps") is None:  # where the rate ends otherwise
             raise config.no_steps_of_stage(recipe.train, stage.name)
     if recipe.buckets.proposes:
         raise UserError(

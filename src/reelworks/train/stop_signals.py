@@ -34,8 +34,13 @@ class StopSignals:
         try:
             yield signals
         finally:
-            for number, handler in signals._former.items():
-                signal.signal(number, handler)
+            signals.restore()
+
+    def restore(self) -> None:
+        """Let signals do what they did before."""
+        for number, handler in self._former.items():
+            signal.signal(number, handler)
+        self._former = {}
 
     def begin_stage(self) -> None:
         """Keep signals until a step is done. A second Ctrl-C does what it usually does."""
@@ -45,8 +50,14 @@ class StopSignals:
                 self._former[number] = signal.signal(number, self._receive)
 
     def end_stage(self) -> None:
-        """Let the next signal raise `Stopped`: encoding for the next stage may take longer than a scheduler waits."""
+        """Let a signal raise `Stopped`: encoding for the next stage may take longer than a scheduler waits.
+
+        Raises:
+            Stopped: One has come since the stage ended.
+        """
         self._is_between = True
+        if self.received:
+            raise Stopped
 
     def _receive(self, number: int, _frame: object) -> None:
         if self._is_between:

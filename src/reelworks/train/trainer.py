@@ -124,17 +124,17 @@ def run(
             try:
                 stage = resume.pick(RunFolder(Path(recipe.output)), recipe, request.resume, world)
                 end = _train_stage(stage, request, folder_lock, world, signals, on_scan, on_encode, threads=threads)
+                exported = end.exported or exported
+                if end.reason != "stage":
+                    break
+                request = replace(request, resume="auto", load=None, weights_only=False)
+                signals.end_stage()
             except resume.OtherStageError:
                 continue
             except Stopped:  # after the end of a stage
                 end = replace(end, reason="signal")
                 logger.info("stopped after step %d; the same command goes on", end.position.global_step)
                 break
-            exported = end.exported or exported
-            if end.reason != "stage":
-                break
-            signals.end_stage()
-            request = replace(request, resume="auto", load=None, weights_only=False)
     if world.is_main and on_end is not None:
         on_end(_result(RunFolder(Path(recipe.output)), end, exported))
     return EXIT_REQUEUE if end.reason == "signal" else 0
@@ -196,6 +196,8 @@ def _train_stage(
         profiler = StepProfiler(request.profiled_steps, this_run.folder, run_log, world)
         trainer = Trainer(this_run, data, model, preview_options, checkpoints, run_log, early, profiler, stored)
         end, reason = trainer.train(position, stage, signals)
+        if reason != "stage":
+            signals.restore()  # nothing is left to save: what follows may wait for an upload
     return StageEnd(end, reason, checkpoints.exported)
 
 

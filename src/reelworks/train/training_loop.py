@@ -116,6 +116,7 @@ class Trainer:
 
     def train(self, position: DataPosition, stage: Stage, signals: StopSignals) -> tuple[DataPosition, EndReason]:
         """Train from a position to the end of the stage, and return where and why training stopped."""
+        self._world.wait()  # a signal stops all ranks in the same way
         signals.begin_stage()
         config, resumed = self._recipe.data, stage.step is not None
         with ExitStack() as stack:

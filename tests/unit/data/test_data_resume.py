@@ -240,6 +240,23 @@ def test_more_repeats_in_mid_epoch_add_copies(training: Training) -> None:
     assert len(training.trained) == 27
 
 
+def test_a_clip_may_move_between_datasets_with_other_resolutions(training: Training) -> None:
+    (training.root / "other").mkdir()
+    files.picture(training.root / "other" / "x.png", grey=99)
+    training.changes |= {
+        "bucket": SIZES,
+        "dataset": [
+            {"path": str(training.folder), "resolutions": ["48px"]},
+            {"path": str(training.root / "other"), "resolutions": ["32px", "48px"]},
+        ],
+    }
+    training.resume(training.save())
+    training.step()
+    (training.folder / "08.png").rename(training.root / "other" / "08.png")
+    (training.folder / "08.txt").rename(training.root / "other" / "08.txt")
+    assert any("1 clip is the same file" in line for line in training.resume(training.save()))
+
+
 def test_clips_that_a_new_name_holds_out_are_told(tmp_path: Path) -> None:
     training = Training(tmp_path, num_pictures=40)
     training.changes["validation"] = {"split": 0.25}

@@ -134,7 +134,6 @@ def test_other_footage_is_that_of_all_stages() -> None:
         ({"stage": [LOW, {**HIGH, "train": {"optimizer": "muon"}}]}, "optimizer-state-differs", "stage.train.optimizer"),
         ({"stage": [LOW, {**HIGH, "bucket": [], "buckets": {"entries": "auto"}}]}, "stages-with-proposed-entries", "buckets.entries"),
         ({"stage": [LOW, {**HIGH, "train": {"learning_rate_schedule": "cosine"}}]}, "schedule-without-end", "stage.train.learning_rate_schedule"),
-        ({"stage": [LOW, {"name": "rest", "clips": 9}], "train": {"learning_rate_schedule": "linear", "max_steps": 50}}, "schedule-without-end", "train.learning_rate_schedule"),
         ({"stage": [LOW, {**HIGH, "objective": {"name": "iddpm"}}]}, "other-objective", "stage.objective.name"),
         ({"stage": [LOW, {**HIGH, "objective": {"prediction": "sample"}}]}, "other-objective", "stage.objective.prediction"),
         ({"stage": [LOW, {**HIGH, "dataset": [{"path": "new/footage"}]}]}, "duplicate-dataset-name", "stage.dataset.name"),
@@ -160,6 +159,8 @@ def test_a_rate_that_falls_needs_steps_whatever_else_ends_it() -> None:
         recipe_file.parse(values(LOW, {**HIGH, "train": falls}))
     recipe_file.parse(values(LOW, {**HIGH, "steps": 30, "train": falls}))
     recipe_file.parse(values(LOW, {"name": "rest", "train": falls}, train={"max_steps": 50}))
+    whole = recipe_file.parse(values({"name": "first", "clips": 9}, LOW, train={**falls, "max_steps": 50}))
+    assert [stage.train.max_steps for stage in recipe_file.each_stage(whole)] == [50, 10]
     with refused("schedule-without-end", "train.learning_rate_schedule", says="set train.max_steps"):
         recipe_file.parse(values(train={**falls, "max_clips": 30}))
 

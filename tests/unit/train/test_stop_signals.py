@@ -52,6 +52,24 @@ def test_between_two_stages_a_signal_leaves_at_once_and_in_the_next_it_is_kept()
     assert signals.received == [signal.SIGTERM]
 
 
+def test_a_signal_after_the_end_of_a_stage_leaves_before_the_next():
+    with StopSignals.of_run() as signals:
+        signals.begin_stage()
+        _kill_and_wait(signal.SIGTERM)
+        with pytest.raises(Stopped):
+            signals.end_stage()
+
+
+@pytest.mark.usefixtures("from_a_terminal")
+def test_after_the_last_stage_signals_do_what_they_did_before():
+    with StopSignals.of_run() as signals:
+        signals.begin_stage()
+        signals.restore()
+        with pytest.raises(KeyboardInterrupt):
+            _kill_and_wait(signal.SIGINT)
+    assert signals.received == []
+
+
 def _kill_and_wait(number: int) -> None:
     os.kill(os.getpid(), number)
     time.sleep(0.01)
