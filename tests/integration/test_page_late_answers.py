@@ -72,6 +72,16 @@ def press(shown, name):
     shown.get_by_role("button", name=name, exact=True).click()
 
 
+def changed(shown, address, key, value):
+    """Change a key in the form of the recipe; returns the request that tells the page, which is held back."""
+    went_to(shown, address, f"#/new/{key_of(address, 'recipes')}", ".form-section")
+    requests = held(shown, "**/draft", 1)
+    shown.locator(f"#key-{key}").fill(value)
+    shown.locator(f"#key-{key}").blur()
+    wait_for_request(shown, requests)
+    return requests
+
+
 def remove_another(shown):
     press(shown, "Remove bucket.batch_size")
     return MOVED.replace(BATCH_SIZE, "")
@@ -87,11 +97,7 @@ def type_text(shown):
 @pytest.mark.parametrize("then", [remove_another, type_text])
 def test_a_change_of_the_form_is_made_whatever_comes_after_it(opened, address, then):
     with window(opened) as shown:
-        went_to(shown, address, f"#/new/{key_of(address, 'recipes')}", ".form-section")
-        requests = held(shown, "**/draft", 1)
-        shown.locator("#key-train-max_epochs").fill("7")
-        shown.locator("#key-train-max_epochs").blur()
-        wait_for_request(shown, requests)
+        requests = changed(shown, address, "train-max_epochs", "7")
         expected = then(shown)
         wait_until(shown, f"document.querySelector('.form-text').value === {json.dumps(expected)}")
         let_go(shown, requests)
@@ -104,11 +110,7 @@ def test_a_change_of_the_form_is_made_whatever_comes_after_it(opened, address, t
 @pytest.mark.parametrize("verb", ["Train", *(pytest.param(verb, marks=LIKE_SAVE) for verb in ("Save", "Save as …"))])
 def test_a_recipe_is_saved_and_trained_with_the_last_change_of_its_form(opened, address, root, verb):
     with window(opened) as shown:
-        went_to(shown, address, f"#/new/{key_of(address, 'recipes')}", ".form-section")
-        requests = held(shown, "**/draft", 1)
-        shown.locator("#key-train-max_epochs").fill("7")
-        shown.locator("#key-train-max_epochs").blur()
-        wait_for_request(shown, requests)
+        changed(shown, address, "train-max_epochs", "7")
         press(shown, verb)
         if verb == "Train":
             shown.wait_for_selector("dialog button:text-is('Save and train')")
@@ -123,11 +125,7 @@ def test_a_recipe_is_saved_and_trained_with_the_last_change_of_its_form(opened, 
 @LIKE_SAVE
 def test_nothing_is_trained_without_a_change_that_cannot_be_made(opened, address):
     with window(opened) as shown:
-        went_to(shown, address, f"#/new/{key_of(address, 'recipes')}", ".form-section")
-        requests = held(shown, "**/draft", 1)
-        shown.locator("#key-bucket-0-batch_size").fill("[1,")
-        shown.locator("#key-bucket-0-batch_size").blur()
-        wait_for_request(shown, requests)
+        changed(shown, address, "bucket-0-batch_size", "[1,")
         press(shown, "Train")
         shown.wait_for_selector(".toast.bad:has-text('this is no value')")
         shown.wait_for_timeout(300)

@@ -69,9 +69,8 @@ class MeasuredColumns:
         column, lacking = self.written[name], np.isnan(clips.scores[name])
         if column.complete_in == written_columns.state(self._catalog) or not lacking.any():
             return np.zeros(len(clips), dtype=np.bool_)
-        if not column.label.endswith(
-            f":{name}"
-        ):  # of a measure that compares: a new copy has features, and is in no group
+        # Of a measure that compares, a new copy has features and is in no group.
+        if not column.label.endswith(f":{name}"):
             together = [other for other, one in self.written.items() if one.label == column.label]
             absent = [np.isnan(clips.scores[other]) for other in together if other in clips.scores]
             return np.asarray(np.all(absent, axis=0))

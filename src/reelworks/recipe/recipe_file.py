@@ -65,9 +65,8 @@ def load_whole(path: Path, overrides: Sequence[str] = (), data_path: Path | None
         ) from error
     values.setdefault("output", f"runs/{path.stem}")
     chosen = [text for text in overrides if text.partition("=")[0].strip() == "stage"]
-    of_run = any(
-        (folder / "run.json").is_file() for folder in path.parents[:2]
-    )  # whose catalog may be elsewhere by now
+    # The catalog of a run's recipe may be elsewhere by now.
+    of_run = any((folder / "run.json").is_file() for folder in path.parents[:2])
     with measured_columns.any_name(of_run):
         recipe = parse(with_overrides(values, [text for text in overrides if text not in chosen]))
     recipe = recipe if data_path is None else on_footage(recipe, data_path)
