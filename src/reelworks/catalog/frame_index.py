@@ -42,8 +42,8 @@ class PackedTimes(NamedTuple):
 
 
 def pack(times: FrameTimes) -> PackedTimes | None:
-    """Compress frame times; None if the container has none."""
-    return PackedTimes(_pack(times.ticks), _pack(times.keys), times.tick_seconds) if times.timed else None
+    """Compress frame times; None if frames are not sought by them."""
+    return PackedTimes(_pack(times.ticks), _pack(times.keys), times.tick_seconds) if times.sought else None
 
 
 def _pack(numbers: NDArray[np.int64]) -> bytes:
@@ -95,4 +95,4 @@ class FrameIndex:
     def _times(self, fingerprint: str) -> FrameTimes:
         assert self._packed is not None
         ticks, keys, tick_seconds = self._packed[fingerprint]
-        return FrameTimes(_unpack(ticks), _unpack(keys), tick_seconds, None, timed=True)
+        return FrameTimes(_unpack(ticks), _unpack(keys), tick_seconds, None, timed=True, doubted=True)

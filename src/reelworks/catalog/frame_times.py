@@ -1,26 +1,67 @@
-"""Times of the frames of a video, by which a frame is found exactly, whatever its rate and container."""
+"""Tell which frames a video has, and when each is shown, so that one is found exactly, whatever its rate and container.
+
+The frames of a video are those that a decoder gives from the file's start, in the order in which it gives them. Reading the
+packets tells them without decoding where a packet is a frame and has the time at which that is shown. Where this may not
+hold, frames are decoded: the first few of a film that was cut between its key frames, or all where packets have no times,
+equal ones, or those of several recordings that were joined.
+"""
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+import av
 import numpy as np
 from numpy.typing import NDArray
 
-from reelworks.catalog import probe
+from reelworks.catalog import video
 from reelworks.catalog.formats import ProbeError
 from reelworks.catalog.location import MediaPath
+from reelworks.catalog.video import Video
+
+# Containers that have times of decoding alone, and codecs whose frames may be shown in another order.
+_DECODING_TIMES = {"avi", "asf"}
+_IN_ORDER = {
+    "mjpeg",
+    "rawvideo",
+    "ffv1",
+    "huffyuv",
+    "ffvhuff",
+    "utvideo",
+    "png",
+    "qtrle",
+    "prores",
+    "dnxhd",
+    "vp8",
+    "vp9",
+}
+_STREAMS = {"mpegts", "mpeg"}  # formats of streams that may be put behind each other
+_JUMP_SECONDS = (
+    10.0  # a longer step of a transport stream is the place where another recording was joined, as for players
+)
+
+
+Ticks = NDArray[np.int64]
+Mask = NDArray[np.bool_]
 
 
 class FrameTimes(NamedTuple):
-    """Times of the displayed frames in order, in ticks since the stream's zero."""
+    """Times of the frames of a video in order, in ticks since the stream's zero."""
 
-    ticks: NDArray[np.int64]  # numbers from 0 if the container has no complete timestamps
+    ticks: NDArray[np.int64]  # ascending; numbers from 0 if the container has no usable times
     keys: NDArray[np.int64]  # indices of the frames that a decoder can begin with, ascending
     tick_seconds: float
     declared_fps: Fraction | None
-    timed: bool  # whether the container has a timestamp for every frame
+    timed: bool  # whether `ticks` are times
+    # Whether frames are sought by these times; they are counted from the file's start otherwise.
+    sought: bool = True
+    # Whether the times may be those of decoding, so that the order in which frames come is to be checked.
+    doubted: bool = False
+    hidden: int = 0  # number of frames that are stored and not shown: by an edit list, or since others are missing
+    notes: tuple[str, ...] = ()  # what a person should know of the video, as predicates
 
     @property
     def seconds(self) -> NDArray[np.float64]:
@@ -35,23 +76,178 @@ class FrameTimes(NamedTuple):
         return float(seconds[-1] + last)
 
 
+CUT = "begins with frames that no player shows, since the ones that they refer to were cut off; they are not counted"
+COUNTED = (
+    "has no usable times of its frames, which are counted from the file's start by decoding: slower, the longer the film. "
+    "Encode it anew as MP4 if that matters"
+)
+RESIZED = "changes the size of its frames on the way; all are scaled to the first size"
+
+
+class Packets:
+    """Notes of the packets of a video, in the order of decoding.
+
+    Attributes:
+        pts, dts: Times of presentation and of decoding, None where the container has none.
+        is_key: Whether a decoder can begin with the packet.
+        is_shown: False if an edit list hides the frame.
+        corrupt: Numbers of packets that are flagged as incomplete.
+        last_duration: Ticks of the frame that is shown last; 0 if unknown.
+    """
+
+    def __init__(self) -> None:
+        self.pts: list[int | None] = []
+        self.dts: list[int | None] = []
+        self.is_key: list[bool] = []
+        self.is_shown: list[bool] = []
+        self.corrupt: list[int] = []
+        self.last_duration = 0
+
+    def noting(self, packets: Iterator[av.Packet]) -> Iterator[av.Packet]:
+        """Yield packets, each of which is noted before."""
+        latest: int | None = None
+        for packet in packets:
+            if packet.size:
+                pts = packet.pts
+                if packet.is_corrupt:
+                    self.corrupt.append(len(self.pts))
+                self.pts.append(pts)
+                self.dts.append(packet.dts)
+                self.is_key.append(packet.is_keyframe)
+                self.is_shown.append(not packet.is_discard)
+                if latest is None or pts is None or pts >= latest:
+                    latest, self.last_duration = pts, packet.duration or 0
+            yield packet
+
+
 def read(path: MediaPath) -> FrameTimes:
-    """Read the frame times of a file, without decoding it; raise `ProbeError` if it has no frames."""
-    with probe.video(path) as container:
-        return of_stream(container, probe.stream(container))
+    """Read the frame times of a file; raise `ProbeError` if it has no frames."""
+    with video.opened(path) as opened:
+        return of_video(opened)
 
 
-def of_stream(container: Any, stream: Any) -> FrameTimes:
-    """Read all packets of an open file, which tell the time of each frame exactly, for variable rates too."""
-    shown = [(p.pts, p.is_keyframe) for p in container.demux(stream) if p.size and not p.is_discard]
-    if not shown:
+def of_video(opened: Video) -> FrameTimes:
+    """Read the frame times of a video that is at its start."""
+    packets = Packets()
+    deque(packets.noting(opened.container.demux(opened.stream)), maxlen=0)
+    return of_packets(opened, packets)
+
+
+def of_packets(opened: Video, packets: Packets) -> FrameTimes:
+    """Return the frame times of a video whose packets were read; decode it as far as they do not tell.
+
+    Raises:
+        ProbeError: No frame is shown.
+    """
+    if not any(packets.is_shown):
         raise ProbeError("the file has no frames")
-    rate = stream.average_rate if stream.average_rate and stream.average_rate > 0 else None
-    if any(pts is None for pts, _ in shown):
-        ticks = np.arange(len(shown), dtype=np.int64)
-        keys = np.flatnonzero([key for _, key in shown])
-        return FrameTimes(ticks, keys, float(1 / (rate or 1)), rate, timed=False)
-    stamps = np.array([pts for pts, _ in shown], dtype=np.int64)
-    order = np.argsort(stamps, kind="stable")
-    keys = np.flatnonzero(np.array([key for _, key in shown], dtype=np.bool_)[order])
-    return FrameTimes(stamps[order], keys, float(stream.time_base or Fraction(1, 1000)), rate, timed=True)
+    tick = opened.stream.time_base or Fraction(1, 1000)
+    is_joined = _is_joined(packets, float(tick), opened.container.format.name)
+    if is_joined or None in packets.pts or _has_equal(packets):
+        return _counted(opened, len(packets.pts), tick, is_joined=is_joined)
+    stamps, is_key = np.array(packets.pts, dtype=np.int64), np.array(packets.is_key, dtype=np.bool_)
+    is_shown = np.array(packets.is_shown, dtype=np.bool_)
+    in_order = bool((stamps[1:] > stamps[:-1]).all())
+    is_lost = (
+        _lost(opened, stamps, is_key, is_shown) if not (in_order and is_key[0]) else np.zeros(len(stamps), np.bool_)
+    )
+    shown = stamps[is_shown & ~is_lost]
+    if not len(shown):
+        raise ProbeError("no frame can be decoded")
+    order = np.argsort(shown, kind="stable")
+    return FrameTimes(
+        shown[order],
+        np.flatnonzero(is_key[is_shown & ~is_lost][order]),
+        float(tick),
+        _rate(opened),
+        timed=True,
+        doubted=in_order and _may_reorder(opened),
+        hidden=len(stamps) - len(shown),
+        notes=(CUT,) if is_lost.any() else (),
+    )
+
+
+def _rate(opened: Video) -> Fraction | None:
+    rate = opened.stream.average_rate
+    return rate if rate and rate > 0 else None
+
+
+def _may_reorder(opened: Video) -> bool:
+    """Return whether a decoder may give frames in another order than that of packets."""
+    decoder = opened.stream.codec_context
+    if decoder.reorder_depth > 0:
+        return True
+    return decoder.name not in _IN_ORDER and not _DECODING_TIMES.isdisjoint(opened.container.format.name.split(","))
+
+
+def _has_equal(packets: Packets) -> bool:
+    shown = [pts for pts, is_shown in zip(packets.pts, packets.is_shown, strict=True) if is_shown]
+    return len(set(shown)) < len(shown)
+
+
+def _is_joined(packets: Packets, tick_seconds: float, container: str) -> bool:
+    """Return whether times begin anew on the way, as where transport streams were put behind each other."""
+    if container not in _STREAMS:
+        return False
+    steps = np.diff(np.array([dts for dts in packets.dts if dts is not None], dtype=np.int64)) * tick_seconds
+    return bool(((steps < 0) | (steps > _JUMP_SECONDS)).any())
+
+
+def _lost(opened: Video, stamps: Ticks, is_key: Mask, is_shown: Mask) -> Mask:
+    """Return which frames no decoder gives: those before the first key frame, as far as they refer to others."""
+    first_key = int(stamps[np.argmax(is_key)]) if is_key.any() else int(stamps[-1])
+    early = is_shown & (stamps < first_key)
+    if is_key[0] and not early.any():
+        return early
+    given: list[int] = []
+    with video.opened(opened.path) as again:
+        for frame in again.frames():
+            given.append(frame.pts)
+            if frame.pts >= first_key:
+                break
+    return is_shown & (stamps < max(given, default=np.iinfo(np.int64).max)) & ~np.isin(stamps, given)
+
+
+def _counted(opened: Video, num_packets: int, tick: Fraction, *, is_joined: bool) -> FrameTimes:
+    """Return the times of frames that are counted by decoding all of them."""
+    given = _decoded(opened)
+    if not given:
+        raise ProbeError("no frame can be decoded")
+    timed = not is_joined and None not in given
+    ticks = np.sort(np.array(given, dtype=np.int64)) if timed else np.arange(len(given))
+    rate = _rate(opened)
+    seconds = float(tick) if timed else float(1 / (rate or 1))
+    keys = np.zeros(1, dtype=np.int64)
+    hidden = max(num_packets - len(given), 0)
+    return FrameTimes(ticks, keys, seconds, rate, timed, sought=False, hidden=hidden, notes=(COUNTED,))
+
+
+def _decoded(opened: Video) -> list[int | None]:
+    """Return the times of all frames that a decoder gives."""
+    with video.opened(opened.path) as again:
+        return [frame.pts for frame in again.frames()]
+
+
+def are_whole(opened: Video, packets: Packets) -> bool:
+    """Return whether every frame decodes without an error and none is missing beside a packet flagged as incomplete.
+
+    The flag is no proof: the packets of transport streams that were put behind each other have it too.
+    """
+    if not packets.corrupt:
+        return True
+    if _has_gap(packets, float(opened.stream.time_base or 1)):
+        return False
+    with video.opened(opened.path) as again:
+        again.stream.codec_context.options = again.stream.codec_context.options | {"err_detect": "explode"}
+        try:
+            return sum(not frame.is_corrupt for frame in again.frames()) >= sum(packets.is_shown)
+        except av.error.InvalidDataError:
+            return False
+
+
+def _has_gap(packets: Packets, tick_seconds: float) -> bool:
+    """Return whether frames are missing where a packet is incomplete: what follows it comes later than usual."""
+    steps = np.diff(np.array([0 if dts is None else dts for dts in packets.dts], dtype=np.int64))
+    usual = float(np.median(steps[steps > 0])) if (steps > 0).any() else 0.0
+    is_gap = (steps > 1.5 * usual) & (steps * tick_seconds <= _JUMP_SECONDS)
+    return any(is_gap[max(at - 1, 0) : at + 3].any() for at in packets.corrupt)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import BinaryIO
 
 from reelworks.catalog import location
+from reelworks.catalog.container_crop import ebml_number
 from reelworks.catalog.location import MediaPath
 
 # Top-level boxes of ISO/IEC 14496-12 and QuickTime. Anything else after the last box is data that some
@@ -53,22 +54,11 @@ def _mp4_end(f: BinaryIO, size: int) -> int:
 
 def _matroska_end(f: BinaryIO) -> int:
     f.seek(4)
-    header_length = _ebml_size(f)
+    header_length = ebml_number(f)
     if header_length is None:
         return 0
     f.seek(header_length, 1)
     if f.read(4) != _MATROSKA_SEGMENT:
         return 0
-    length = _ebml_size(f)
+    length = ebml_number(f)
     return 0 if length is None else f.tell() + length
-
-
-def _ebml_size(f: BinaryIO) -> int | None:
-    """Read a variable-length size (RFC 8794, section 6); None if it is unknown or invalid."""
-    first = f.read(1)
-    if not first or first[0] == 0:
-        return None
-    num_bytes = 9 - first[0].bit_length()
-    value_bits = 7 * num_bytes
-    value = int.from_bytes(first + f.read(num_bytes - 1), "big") & ((1 << value_bits) - 1)
-    return None if value == (1 << value_bits) - 1 else value

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -11,10 +12,11 @@ from av.video.reformatter import Interpolation, VideoReformatter
 from numpy.typing import NDArray
 from PIL import Image
 
-from reelworks.catalog import display, frame_times, location, pictures, probe
+from reelworks.catalog import display, frame_times, location, pictures, video
 from reelworks.catalog.formats import ProbeError, kind_of
 from reelworks.catalog.frame_times import FrameTimes
 from reelworks.catalog.location import MediaPath
+from reelworks.catalog.video import Video
 from reelworks.core import retry
 from reelworks.core.shape import Shape
 from reelworks.media import tone_map
@@ -27,7 +29,7 @@ if TYPE_CHECKING:  # processes that only decode start in two thirds of the time 
     from reelworks.media.config import DataConfig, ShortClips
 
 # Raise it when frames of the same request change: latents that were stored of them are then encoded again.
-VERSION = 1
+VERSION = 2
 # Open-Sora v1.2 conditions the model on this frame rate for pictures; its published weights expect it.
 IMAGE_FPS = 120.0
 # Rounding may leave a product such as 25 · (30 / 24) just below an integer.
@@ -107,7 +109,8 @@ class Spot(NamedTuple):
     """Frames in a file, by their times in ticks."""
 
     ticks: tuple[int, ...]  # of the frames to return, in their order
-    key_tick: int  # of a frame before them with which a decoder can begin
+    # Of all frames from one before them with which a decoder can begin to one behind them, by which their order is checked.
+    around: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -249,74 +252,116 @@ def _chosen(request: Request, total: int) -> NDArray[np.int64]:
 def spot(request: Request, times: FrameTimes, *, interlaced: bool) -> Spot:
     """Find the frames of a request in a file with these frame times; raise `MediaError` if it has too few."""
     indices = _chosen(request, len(times.ticks))
-    # The fields of a frame are completed by those of the frame before it.
-    first = max(int(indices[0]) - 1, 0) if interlaced else int(indices[0])
-    before = times.keys[times.keys <= first]
-    return Spot(tuple(times.ticks[indices].tolist()), int(times.ticks[before[-1] if len(before) else first]))
+    (key, last), *_ = _sought([_span(indices)], times, interlaced=interlaced)
+    return Spot(tuple(times.ticks[indices].tolist()), tuple(times.ticks[key : last + 2].tolist()))
+
+
+def _span(indices: NDArray[np.int64]) -> range:
+    return range(int(indices.min()), int(indices.max()) + 1)
 
 
 def _load_video(request: Request) -> Frames:
     convert = _ToRgb(request)
+    converted: dict[int, Frames] = {}
     if request.spot is not None:
-        with probe.video(request.path) as container:
-            converted = _seek(container, request.spot, convert)
-        if len(converted) == len(set(request.spot.ticks)):
-            return np.stack([converted[tick] for tick in request.spot.ticks])
-    with probe.video(request.path) as container:
-        stream = probe.stream(container)
-        times = frame_times.of_stream(container, stream)
-        found = spot(request, times, interlaced=display.may_be_interlaced(stream))
-        needed = set(found.ticks)
-        converted = _seek(container, found, convert) if times.timed else {}
-    if len(converted) < len(needed):  # AVI files and raw streams may seek past the needed key frame
-        with probe.video(request.path) as container:
-            converted = _collect(container, times.timed, needed, convert)
-    if missing := len(needed) - len(converted):
-        raise MediaError(f"{missing} of {len(needed)} frames could not be decoded")
-    return np.stack([converted[tick] for tick in found.ticks])
+        found = _at_spot(request.path, request.spot, convert)
+        if found is not None:
+            return found
+
+    def use(number: int, frame: Any, shown: tuple[int, int]) -> None:
+        converted[number] = convert(frame, shown)
+
+    with video.opened(request.path) as opened:
+        times = frame_times.of_video(opened)
+        indices = _chosen(request, len(times.ticks))
+        numbers = indices.tolist()
+        _visit(opened, times, [_span(indices)], set(numbers), use)
+    return np.stack([converted[number] for number in numbers])
 
 
-def visit(path: MediaPath, runs: Sequence[range], use: Callable[[int, Any, tuple[int, int]], None]) -> None:
+def _at_spot(path: MediaPath, place: Spot, convert: _ToRgb) -> Frames | None:
+    """Return the frames of a spot; None if they are not there."""
+    converted: dict[int, Frames] = {}
+    ticks = np.array(place.around, dtype=np.int64)
+    with contextlib.suppress(_WrongTimesError), video.opened(path) as opened:
+        shown, wanted = display.size(opened), set(place.ticks)
+        opened.seek(place.around[0])
+        for number, frame in progressive(_by_time(opened, ticks, 0)):
+            if place.around[number] in wanted:
+                converted[place.around[number]] = convert(frame, shown)
+        if len(converted) == len(wanted):
+            return np.stack([converted[tick] for tick in place.ticks])
+    return None
+
+
+Use = Callable[[int, Any, tuple[int, int]], None]
+
+
+def visit(path: MediaPath, runs: Sequence[range], use: Use) -> None:
     """Call `use(number, frame, shown)` for frames of a local video, in ascending runs of consecutive ones that are sought.
 
-    `shown` is the height and width of the video before it is turned; a frame is valid during the call.
+    `shown` is the height and width of the video before it is turned; a frame is valid during the call. Of a video whose
+    times prove to be wrong on the way, all frames are given again.
 
     Raises:
         MediaError: The file has fewer frames, or some of these cannot be decoded.
     """
-    with probe.video(path) as container:
-        stream = probe.stream(container)
-        times, shown = frame_times.of_stream(container, stream), display.size(stream)
+    with video.opened(path) as opened:
+        times = frame_times.of_video(opened)
         if max(run.stop for run in runs) > len(times.ticks):
             raise MediaError(f"the file has {len(times.ticks)} frames, {max(run.stop for run in runs)} are needed")
-        number_of = {tick: number for number, tick in enumerate(times.ticks.tolist())}
-        wanted = {number for run in runs for number in run}
+        _visit(opened, times, runs, {number for run in runs for number in run}, use)
 
-        def decode(container: Any, stream: Any, last: int) -> None:
-            frames = ((f.pts if times.timed else at, f) for at, f in enumerate(container.decode(stream)))
-            for key, frame in progressive(frames):
-                number = number_of.get(key, -1)
-                if number in wanted:
-                    wanted.remove(number)
-                    use(number, frame, shown)
-                if number >= last:
-                    break
 
-        for key, last in _sought(runs, times, interlaced=display.may_be_interlaced(stream)) if times.timed else ():
-            container.seek(int(times.ticks[key]), stream=stream, backward=True)
-            decode(container, stream, last)
-    if wanted:  # a file without times, and one that is sought past the needed key frame
-        with probe.video(path) as container:
-            decode(container, probe.stream(container), max(wanted))
-    if wanted:
-        raise MediaError(f"{len(wanted)} of {sum(map(len, runs))} frames could not be decoded")
+def _visit(opened: Video, times: FrameTimes, runs: Sequence[range], wanted: set[int], use: Use) -> None:
+    """Use the wanted frames of runs; if they do not come in the order of their times, by counting from the start."""
+    shown, left = display.size(opened), set(wanted)
+
+    def take(frames: Iterable[tuple[int, Any]], last: int) -> None:
+        for number, frame in progressive(frames):
+            if number in left:
+                left.remove(number)
+                use(number, frame, shown)
+            if number >= last:
+                break
+
+    with contextlib.suppress(_WrongTimesError):
+        interlaced = display.may_be_interlaced(opened.stream)
+        for key, last in _sought(runs, times, interlaced=interlaced) if times.sought else ():
+            opened.seek(int(times.ticks[key]))
+            take(_by_time(opened, times.ticks[: last + 2], key), last + times.doubted)
+        if not left:
+            return
+    left |= wanted
+    with video.opened(opened.path) as again:
+        take(enumerate(again.frames()), max(wanted))
+    if left:
+        raise MediaError(f"{len(left)} of {len(wanted)} frames could not be decoded")
+
+
+class _WrongTimesError(Exception):
+    """Frames come in another order than that of their times, or from another place than was sought."""
+
+
+def _by_time(opened: Video, ticks: NDArray[np.int64], key: int) -> Iterator[tuple[int, Any]]:
+    """Yield frames with their numbers from a key frame on, as long as a decoder gives them at these ticks."""
+    number = key
+    for frame in opened.frames():
+        if frame.pts is not None and frame.pts < ticks[key]:  # of an earlier key frame, or before this one in time
+            continue
+        if frame.pts != ticks[number]:
+            raise _WrongTimesError
+        yield number, frame
+        number += 1
+        if number == len(ticks):
+            return
 
 
 def _sought(runs: Sequence[range], times: FrameTimes, *, interlaced: bool) -> list[tuple[int, int]]:
     """Return the key frames to begin with and the last frame that is needed from each, for ascending runs."""
     found: list[tuple[int, int]] = []
     for run in runs:
-        first = max(run.start - 1, 0) if interlaced else run.start
+        first = max(run.start - 1, 0) if interlaced else run.start  # fields are completed by those of the frame before
         before = times.keys[times.keys <= first]
         key, last = int(before[-1]) if len(before) else 0, run.stop - 1
         if found and key <= found[-1][1]:  # the decoder comes by
@@ -329,26 +374,6 @@ def _sought(runs: Sequence[range], times: FrameTimes, *, interlaced: bool) -> li
 def to_rgb(request: Request) -> Callable[[Any, tuple[int, int]], Frames]:
     """Return a function that makes an RGB frame of a request's shape of a frame that `visit` gives."""
     return _ToRgb(request)
-
-
-def _seek(container: Any, place: Spot, convert: _ToRgb) -> dict[int, Frames]:
-    """Convert the frames from the key frame before them on, as far as the container finds that."""
-    container.seek(place.key_tick, stream=probe.stream(container), backward=True)
-    return _collect(container, True, set(place.ticks), convert)
-
-
-def _collect(container: Any, timed: bool, keys: set[int], convert: _ToRgb) -> dict[int, Frames]:
-    """Convert the frames of these times in ticks, or numbers, until all are converted or the file ends."""
-    converted: dict[int, Frames] = {}
-    stream = probe.stream(container)
-    shown = display.size(stream)
-    decoded = ((frame.pts if timed else number, frame) for number, frame in enumerate(container.decode(stream)))
-    for key, frame in progressive(decoded):
-        if key in keys and key not in converted:
-            converted[key] = convert(frame, shown)
-        if len(converted) == len(keys):
-            break
-    return converted
 
 
 class _ToRgb:

@@ -21,7 +21,7 @@ from reelworks.core.errors import UserError
 from reelworks.core.shape import Shape
 from reelworks.data import decode_requests
 from reelworks.media import decode
-from reelworks.media.decode import Frames, Request, Spot
+from reelworks.media.decode import Frames, Request
 from reelworks.media.decode_pool import DecodePool, Failure
 from reelworks.ui.clips import EPOCH, ClipView
 from reelworks.ui.workspace import Workspace
@@ -227,7 +227,7 @@ def reduce_request(request: Request, count: int, long_px: int, frames: int) -> R
     if request.spot is not None:
         chosen = np.linspace(0, len(request.spot.ticks) - 1, number).round().astype(int).tolist()
         return replace(
-            request, shape=small, spot=Spot(tuple(request.spot.ticks[i] for i in chosen), request.spot.key_tick)
+            request, shape=small, spot=request.spot._replace(ticks=tuple(request.spot.ticks[i] for i in chosen))
         )
     indices = decode.frame_indices(count, shape.num_frames, request.step, request.first_frame_draw, request.short_clips)
     first = int(indices[0])

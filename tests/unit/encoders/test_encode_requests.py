@@ -170,7 +170,7 @@ def test_every_field_of_a_request_is_part_of_its_key() -> None:
     request = Request(Path("a"), False, Shape(3, 32, 32), measures=Shape(9, 32, 48))
     other: dict[str, Any] = {"short_clips": "loop", "is_image": True, "nearest": True, "measures": None}
     other |= {"size": (32, 48), "resize": FILTERS["area"], "augmentation": Augmentation(flip=True)}
-    other |= {"decoder": "another", "num_frames": 3, "spot": Spot((0, 1, 2), 0)}
+    other |= {"decoder": "another", "num_frames": 3, "spot": Spot((0, 1, 2), (0, 1, 2))}
     key, _ = request_key.of_request("latent", "e", request, "f")
     for field in dataclasses.fields(request):
         value = getattr(request, field.name)
