@@ -9,8 +9,9 @@ equal ones, or those of several recordings that were joined.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from fractions import Fraction
+from itertools import islice
 from typing import NamedTuple
 
 import av
@@ -38,6 +39,7 @@ _IN_ORDER = {
     "vp8",
     "vp9",
 }
+_NEVER = np.iinfo(np.int64).min  # in place of a time that the container does not have
 _STREAMS = {"mpegts", "mpeg"}  # formats of streams that may be put behind each other
 _JUMP_SECONDS = (
     10.0  # a longer step of a transport stream is the place where another recording was joined, as for players
@@ -61,7 +63,7 @@ class FrameTimes(NamedTuple):
     # Whether the times may be those of decoding, so that the order in which frames come is to be checked.
     doubted: bool = False
     hidden: int = 0  # number of frames that are stored and not shown: by an edit list, or since others are missing
-    notes: tuple[str, ...] = ()  # what a person should know of the video, as predicates
+    cut: bool = False  # whether frames at the start are hidden because those that they refer to are missing
 
     @property
     def seconds(self) -> NDArray[np.float64]:
@@ -74,14 +76,6 @@ class FrameTimes(NamedTuple):
         seconds = self.seconds
         last = seconds[-1] - seconds[-2] if len(seconds) > 1 else 1 / float(self.declared_fps or 1)
         return float(seconds[-1] + last)
-
-
-CUT = "begins with frames that no player shows, since the ones that they refer to were cut off; they are not counted"
-COUNTED = (
-    "has no usable times of its frames, which are counted from the file's start by decoding: slower, the longer the film. "
-    "Encode it anew as MP4 if that matters"
-)
-RESIZED = "changes the size of its frames on the way; all are scaled to the first size"
 
 
 class Packets:
@@ -103,8 +97,10 @@ class Packets:
         self.corrupt: list[int] = []
         self.last_duration = 0
 
-    def noting(self, packets: Iterator[av.Packet]) -> Iterator[av.Packet]:
-        """Yield packets, each of which is noted before."""
+    def noting(
+        self, packets: Iterator[av.Packet], see: Callable[[av.Packet], None] | None = None
+    ) -> Iterator[av.Packet]:
+        """Yield packets, each of which is noted and seen before."""
         latest: int | None = None
         for packet in packets:
             if packet.size:
@@ -117,6 +113,8 @@ class Packets:
                 self.is_shown.append(not packet.is_discard)
                 if latest is None or pts is None or pts >= latest:
                     latest, self.last_duration = pts, packet.duration or 0
+                if see is not None:
+                    see(packet)
             yield packet
 
 
@@ -143,14 +141,16 @@ def of_packets(opened: Video, packets: Packets) -> FrameTimes:
         raise ProbeError("the file has no frames")
     tick = opened.stream.time_base or Fraction(1, 1000)
     is_joined = _is_joined(packets, float(tick), opened.container.format.name)
-    if is_joined or None in packets.pts or _has_equal(packets):
-        return _counted(opened, len(packets.pts), tick, is_joined=is_joined)
-    stamps, is_key = np.array(packets.pts, dtype=np.int64), np.array(packets.is_key, dtype=np.bool_)
-    is_shown = np.array(packets.is_shown, dtype=np.bool_)
+    stamps = np.array([_NEVER if pts is None else pts for pts in packets.pts], dtype=np.int64)
+    is_key, is_shown = np.array(packets.is_key, dtype=np.bool_), np.array(packets.is_shown, dtype=np.bool_)
+    if is_joined or _lack_times(stamps, is_key) or _has_equal(stamps[is_shown]):
+        return _counted(opened, len(stamps), tick, is_joined=is_joined)
     in_order = bool((stamps[1:] > stamps[:-1]).all())
-    is_lost = (
-        _lost(opened, stamps, is_key, is_shown) if not (in_order and is_key[0]) else np.zeros(len(stamps), np.bool_)
-    )
+    is_lost = np.zeros(len(stamps), np.bool_)
+    if not (in_order and is_key[0]):
+        is_lost = _lost(opened, stamps, is_key, is_shown)
+    if (is_shown & ~is_lost & (stamps == _NEVER)).any():
+        return _counted(opened, len(stamps), tick, is_joined=False)
     shown = stamps[is_shown & ~is_lost]
     if not len(shown):
         raise ProbeError("no frame can be decoded")
@@ -163,7 +163,7 @@ def of_packets(opened: Video, packets: Packets) -> FrameTimes:
         timed=True,
         doubted=in_order and _may_reorder(opened),
         hidden=len(stamps) - len(shown),
-        notes=(CUT,) if is_lost.any() else (),
+        cut=bool(is_lost.any()),
     )
 
 
@@ -180,17 +180,21 @@ def _may_reorder(opened: Video) -> bool:
     return decoder.name not in _IN_ORDER and not _DECODING_TIMES.isdisjoint(opened.container.format.name.split(","))
 
 
-def _has_equal(packets: Packets) -> bool:
-    shown = [pts for pts, is_shown in zip(packets.pts, packets.is_shown, strict=True) if is_shown]
-    return len(set(shown)) < len(shown)
+def _lack_times(stamps: Ticks, is_key: Mask) -> bool:
+    """Return whether packets have no time other than those at the start whose frames were cut off."""
+    begun = stamps > stamps[np.argmax(is_key)]
+    return bool((stamps[int(np.argmax(begun)) if begun.any() else 0 :] == _NEVER).any())
+
+
+def _has_equal(stamps: Ticks) -> bool:
+    ordered = np.sort(stamps[stamps != _NEVER])
+    return bool((ordered[1:] == ordered[:-1]).any())
 
 
 def _is_joined(packets: Packets, tick_seconds: float, container: str) -> bool:
     """Return whether times begin anew on the way, as where transport streams were put behind each other."""
-    if container not in _STREAMS:
-        return False
     steps = np.diff(np.array([dts for dts in packets.dts if dts is not None], dtype=np.int64)) * tick_seconds
-    return bool(((steps < 0) | (steps > _JUMP_SECONDS)).any())
+    return bool((steps < 0).any() or (container in _STREAMS and (steps > _JUMP_SECONDS).any()))
 
 
 def _lost(opened: Video, stamps: Ticks, is_key: Mask, is_shown: Mask) -> Mask:
@@ -202,8 +206,8 @@ def _lost(opened: Video, stamps: Ticks, is_key: Mask, is_shown: Mask) -> Mask:
     given: list[int] = []
     with video.opened(opened.path) as again:
         for frame in again.frames():
-            given.append(frame.pts)
-            if frame.pts >= first_key:
+            given.append(_NEVER if frame.pts is None else frame.pts)
+            if given[-1] >= first_key:
                 break
     return is_shown & (stamps < max(given, default=np.iinfo(np.int64).max)) & ~np.isin(stamps, given)
 
@@ -219,13 +223,25 @@ def _counted(opened: Video, num_packets: int, tick: Fraction, *, is_joined: bool
     seconds = float(tick) if timed else float(1 / (rate or 1))
     keys = np.zeros(1, dtype=np.int64)
     hidden = max(num_packets - len(given), 0)
-    return FrameTimes(ticks, keys, seconds, rate, timed, sought=False, hidden=hidden, notes=(COUNTED,))
+    return FrameTimes(ticks, keys, seconds, rate, timed, sought=False, hidden=hidden)
 
 
 def _decoded(opened: Video) -> list[int | None]:
     """Return the times of all frames that a decoder gives."""
     with video.opened(opened.path) as again:
         return [frame.pts for frame in again.frames()]
+
+
+_TRIED = 64  # frames in which an order that is not that of times shows
+
+
+def have_order(opened: Video, times: FrameTimes) -> bool:
+    """Return whether frames come in the order of their times; of doubted ones the first are decoded."""
+    if not times.sought or not times.doubted:
+        return times.sought
+    with video.opened(opened.path) as again:
+        given = [frame.pts for frame in islice(again.frames(), _TRIED)]
+    return given == times.ticks[: len(given)].tolist()
 
 
 def are_whole(opened: Video, packets: Packets) -> bool:

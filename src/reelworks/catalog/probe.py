@@ -21,9 +21,11 @@ from numpy.typing import NDArray
 
 from reelworks.catalog import display, frame_times, location, pictures, video
 from reelworks.catalog.formats import ProbeError, kind_of, why_not_read
-from reelworks.catalog.frame_times import Packets
+from reelworks.catalog.frame_times import FrameTimes, Packets
 from reelworks.catalog.location import MediaPath
+from reelworks.catalog.size_changes import HeaderWatch
 from reelworks.catalog.truncation import missing_bytes
+from reelworks.catalog.video import Video
 
 
 class FrameTiming(NamedTuple):
@@ -111,14 +113,21 @@ class Probe:
     hdr: str = ""  # transfer function of a high dynamic range: "pq" or "hlg"
     icc_profile: str = ""  # description of a picture's colour profile; "" without one
     sound: str = ""  # codec of the first audio stream, such as "aac"; "" without one
-    notes: tuple[str, ...] = ()  # what a person should know of the file, as predicates; not kept in the catalog
+    notes: tuple[str, ...] = ()  # what a person should know of the file, of those below; not kept in the catalog
 
     def values(self) -> dict[str, Any]:
         """Return the measures by name, ten times as fast as `dataclasses.asdict`, which copies each of them deeply."""
         return dict(zip(MEASURES, _measures(self), strict=True))
 
 
-OTHERS = "has several streams of pictures, of which the one is read that players show"
+# What the scan tells of videos "with" them.
+OTHERS = "several streams of pictures, of which the one that players show is read"
+CUT = "frames at the start that no player shows, since those that they refer to were cut off; they are not counted"
+COUNTED = (
+    "frames that have no times, or not those at which they are shown; they are counted by decoding from the file's start, "
+    "which takes longer the longer the film. Encode it as MP4 to mend that"
+)
+RESIZED = "frames of several sizes or shapes of pixels, all of which are scaled to the size at the start"
 MEASURES = tuple(field.name for field in fields(Probe) if field.name != "notes")
 _measures = attrgetter(*MEASURES)
 
@@ -145,8 +154,8 @@ def _video(path: MediaPath) -> Probe:
         raise ProbeError(f"truncated: the last {missing:,} bytes are missing")
     with video.opened(path) as opened:
         ratio, (height, width) = display.pixel_aspect_ratio(opened.stream), display.size(opened)
-        packets = Packets()
-        noted = packets.noting(opened.container.demux(opened.stream))
+        packets, headers = Packets(), HeaderWatch(opened)
+        noted = packets.noting(opened.container.demux(opened.stream), headers.see)
         frame = next(opened.frames(noted), None)
         deque(noted, maxlen=0)  # to the end of the file
         if frame is None:
@@ -172,10 +181,21 @@ def _video(path: MediaPath) -> Probe:
             full_range=display.is_full_range(frame),
             hdr=display.hdr(frame),
             sound=_sound(opened.container),
-            notes=(*times.notes, *([OTHERS] if opened.has_others else [])),
+            notes=_notes(opened, times, headers),
             **timing._asdict(),
             **_upright(display.orientation(frame), height, width),
         )
+
+
+def _notes(opened: Video, times: FrameTimes, headers: HeaderWatch) -> tuple[str, ...]:
+    """Return what a person should know of a video."""
+    facts = {
+        OTHERS: opened.has_others,
+        CUT: times.cut,
+        COUNTED: not frame_times.have_order(opened, times),
+        RESIZED: headers.has_other_sizes(opened),
+    }
+    return tuple(note for note, holds in facts.items() if holds)
 
 
 def _sound(opened: av.container.InputContainer) -> str:

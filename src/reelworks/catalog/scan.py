@@ -72,7 +72,7 @@ class ScanResult:
     # Path and reason of each file that cannot be trained on, known ones included.
     bad_files: tuple[tuple[str, str], ...]
     version: int  # of the catalog after the scan
-    # Messages about the columns used and ignored of each list, and the sidecars in each folder.
+    # Messages about the columns used and ignored of each list, the sidecars in each folder, and odd files.
     notes: tuple[str, ...] = ()
 
     @property
@@ -155,7 +155,7 @@ def _scan(
         removed=len(retired) - update.changed,
         bad_files=tuple(update.bad_files),
         version=catalog.version,
-        notes=tuple(listing.note for listing in listings if listing.note is not None),
+        notes=(*(listing.note for listing in listings if listing.note is not None), *update.notes()),
     )
 
 

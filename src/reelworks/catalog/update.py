@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -27,7 +28,7 @@ from reelworks.catalog.journal import FileState
 from reelworks.catalog.listing import Listing, SourceFile
 from reelworks.catalog.rows import SCORE, as_numpy, schema
 from reelworks.catalog.store import Catalog
-from reelworks.core import hash_rng
+from reelworks.core import hash_rng, units
 from reelworks.core.errors import UserError
 
 _ROWS_PER_BATCH = 8192  # rows collected as Python values before they are converted to Arrow arrays
@@ -69,6 +70,7 @@ class Update:
         new, changed, unchanged: Number of files without a live row, with an outdated and with a valid one.
         bad_files: Path and reason of each file that cannot be trained on.
         frame_times: Frame times of long videos by fingerprint.
+        noted: Paths of files by what a person should know of them.
     """
 
     def __init__(self, catalog: Catalog) -> None:
@@ -76,6 +78,7 @@ class Update:
         self.new = self.changed = self.unchanged = 0
         self.bad_files: list[tuple[str, str]] = []
         self.frame_times: dict[str, PackedTimes] = {}
+        self.noted: defaultdict[str, list[str]] = defaultdict(list)
         self._live = catalog.live()
         self._scores: dict[str, None] = dict.fromkeys(self._live.scores)  # an ordered set of names
         self._of_lists: dict[str, frozenset[str]] = {}  # names of scores that a dataset's list gave, or gives now
@@ -158,6 +161,8 @@ class Update:
         error = finding.error if measured else self._live.error[position].as_py()
         if error is not None:
             self.bad_files.append((str(request.file), error))
+        for note in () if finding.probe is None else finding.probe.notes:
+            self.noted[note].append(str(request.file))
         if finding.times is not None and finding.fingerprint:
             self.frame_times[finding.fingerprint] = finding.times
         values: dict[str, Any] = {
@@ -251,6 +256,12 @@ class Update:
         labels = {name: column.label for name, column in written_columns.read(self.catalog.path).items()}
         own = of_lists | self._of_lists
         return kept_measures.carried(rows, self._live, retired, own, self.catalog.path, labels)
+
+    def notes(self) -> list[str]:
+        """Return what a person should know of files that were opened, one line for all with the same."""
+        return [
+            f"{units.plural(len(of), 'video')} with {note}; the first is {of[0]}" for note, of in self.noted.items()
+        ]
 
     def retired(self, datasets: Sequence[str]) -> NDArray[np.int64]:
         """Return the ordinals of rows to retire: changed files, and vanished files of these datasets."""
