@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import av
 import numpy as np
@@ -48,6 +48,7 @@ _JUMP_SECONDS = (
 
 Ticks = NDArray[np.int64]
 Mask = NDArray[np.bool_]
+Seconds = NDArray[np.float64]
 
 
 class FrameTimes(NamedTuple):
@@ -98,8 +99,8 @@ class Packets:
         self.last_duration = 0
 
     def noting(
-        self, packets: Iterator[av.Packet], see: Callable[[av.Packet], None] | None = None
-    ) -> Iterator[av.Packet]:
+        self, packets: Iterator[av.Packet[Any]], see: Callable[[av.Packet[Any]], None] | None = None
+    ) -> Iterator[av.Packet[Any]]:
         """Yield packets, each of which is noted and seen before."""
         latest: int | None = None
         for packet in packets:
@@ -193,7 +194,7 @@ def _has_equal(stamps: Ticks) -> bool:
 
 def _is_joined(packets: Packets, tick_seconds: float, container: str) -> bool:
     """Return whether times begin anew on the way, as where transport streams were put behind each other."""
-    steps = np.diff(np.array([dts for dts in packets.dts if dts is not None], dtype=np.int64)) * tick_seconds
+    steps: Seconds = np.diff([dts for dts in packets.dts if dts is not None]) * tick_seconds
     return bool((steps < 0).any() or (container in _STREAMS and (steps > _JUMP_SECONDS).any()))
 
 
@@ -241,7 +242,7 @@ def have_order(opened: Video, times: FrameTimes) -> bool:
         return times.sought
     with video.opened(opened.path) as again:
         given = [frame.pts for frame in islice(again.frames(), _TRIED)]
-    return given == times.ticks[: len(given)].tolist()
+    return bool(given == times.ticks[: len(given)].tolist())
 
 
 def are_whole(opened: Video, packets: Packets) -> bool:
@@ -263,7 +264,7 @@ def are_whole(opened: Video, packets: Packets) -> bool:
 
 def _has_gap(packets: Packets, tick_seconds: float) -> bool:
     """Return whether frames are missing where a packet is incomplete: what follows it comes later than usual."""
-    steps = np.diff(np.array([0 if dts is None else dts for dts in packets.dts], dtype=np.int64))
-    usual = float(np.median(steps[steps > 0])) if (steps > 0).any() else 0.0
-    is_gap = (steps > 1.5 * usual) & (steps * tick_seconds <= _JUMP_SECONDS)
+    steps: Seconds = np.diff([0 if dts is None else dts for dts in packets.dts]) * tick_seconds
+    usual = np.median(steps[steps > 0]) if (steps > 0).any() else 0.0
+    is_gap = (steps > 1.5 * usual) & (steps <= _JUMP_SECONDS)
     return any(is_gap[max(at - 1, 0) : at + 3].any() for at in packets.corrupt)

@@ -5,6 +5,8 @@ Players scale such frames to the size that the video has at its start, and so do
 
 from __future__ import annotations
 
+from typing import Any
+
 import av
 from av.bitstream import BitStreamFilterContext
 
@@ -25,13 +27,13 @@ class HeaderWatch:
         in_band = opened.container.format.name in _STREAMS and self._codec in _WITH_HEADERS
         self._filter = BitStreamFilterContext("extract_extradata", opened.stream) if in_band else None
 
-    def see(self, packet: av.Packet) -> None:
+    def see(self, packet: av.Packet[Any]) -> None:
         """Compare the header of a packet, if it has one."""
         if packet.is_keyframe and (header := self._header(packet)):
             self._first = self._first or header
             self._differs = self._differs or header != self._first
 
-    def _header(self, packet: av.Packet) -> bytes:
+    def _header(self, packet: av.Packet[Any]) -> bytes:
         if self._codec == "vp8":  # RFC 6386, section 9.1
             return bytes(memoryview(packet)[3:10])
         if self._codec == "vp9":  # the uncompressed header, up to the size of the frame

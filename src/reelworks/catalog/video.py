@@ -49,7 +49,7 @@ class Video(NamedTuple):
         """Whether transparency lies beside the stream."""
         return self.stream.metadata.get("alpha_mode") == "1" and self.stream.codec_context.name in _WITH_ALPHA
 
-    def frames(self, packets: Iterator[av.Packet] | None = None) -> Iterator[av.VideoFrame]:
+    def frames(self, packets: Iterator[av.Packet[Any]] | None = None) -> Iterator[av.VideoFrame]:
         """Yield the frames that a decoder gives from the place of the container on, in its order, cropped.
 
         Packets before the first frame that refer to others which are not there are passed over, as players do.

@@ -277,13 +277,13 @@ class Dataset:
         """Frames of each row at the frame rate of reading; 1 for a picture."""
         config, r = self.spec.data, self.rows
         frames = blocks.elementwise(
-            lambda count, fps, is_image: np.where(
-                is_image, 1, decode.frames_available(count, np.maximum(fps, 1e-6), config)
+            lambda count, fps, variable, is_image: np.where(
+                is_image, 1, decode.frames_available(count, np.maximum(fps, 1e-6), config, variable)
             ),
-            *(r.num_frames, r.fps, r.is_image),
+            *(r.num_frames, r.fps, r.variable_fps, r.is_image),
             dtype=np.int32,
         )
-        r.release("num_frames", "fps")
+        r.release("num_frames", "fps", "variable_fps")
         return frames
 
     @tells_arguments

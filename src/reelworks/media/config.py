@@ -36,7 +36,8 @@ class DataConfig(PublicConfig):
     fps: Annotated[float, Field(gt=0)] | Literal["model"] | None = Field(
         default=None,
         description='read at this frame rate instead; "model" is the rate that the model was trained with '
-        "(docs/reference/models.md). Clips with a lower rate keep their own",
+        "(docs/reference/models.md). Clips with a lower rate keep their own; of clips with a variable rate, each frame is the "
+        "one that is shown at its time, which may come twice",
     )
     clip_start: Literal["random", "start"] = Field(default="random", description="first frame used of a longer clip")
     short_clips: ShortClips = Field(

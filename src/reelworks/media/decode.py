@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -34,19 +34,28 @@ VERSION = 2
 IMAGE_FPS = 120.0
 # Rounding may leave a product such as 25 · (30 / 24) just below an integer.
 _EPSILON = 1e-6
+_ROUNDING_SECONDS = 0.001  # by which containers may tell a time too late
 
 
-def frame_step(fps: NDArray[Any] | float, config: DataConfig) -> NDArray[np.float64]:
-    """Return the source frames from one used frame to the next; at least 1, since no frames are interpolated."""
+def frame_step(
+    fps: NDArray[Any] | float, config: DataConfig, variable: NDArray[np.bool_] | bool = False
+) -> NDArray[np.float64]:
+    """Return the source frames from one used frame to the next; at least 1, since no frames are interpolated.
+
+    It is an average for clips of `variable` rate, which a frame rate reads by time, so that frames may come twice.
+    """
     if config.frame_rate is None:
         return np.full(np.shape(fps), float(config.frame_interval))
-    return np.maximum(np.asarray(fps, dtype=np.float64) / config.frame_rate, 1.0)
+    step = np.asarray(fps, dtype=np.float64) / config.frame_rate
+    return np.where(variable, step, np.maximum(step, 1.0))
 
 
-def frames_available(num_frames: NDArray[Any], fps: NDArray[Any] | float, config: DataConfig) -> NDArray[np.int64]:
+def frames_available(
+    num_frames: NDArray[Any], fps: NDArray[Any] | float, config: DataConfig, variable: NDArray[np.bool_] | bool = False
+) -> NDArray[np.int64]:
     """Return how many frames a clip has at the configured rate: the most that `frame_indices` can choose."""
     frames = np.asarray(num_frames, dtype=np.float64)
-    return np.where(frames > 0, np.ceil((frames - _EPSILON) / frame_step(fps, config)), 0).astype(np.int64)
+    return np.where(frames > 0, np.ceil((frames - _EPSILON) / frame_step(fps, config, variable)), 0).astype(np.int64)
 
 
 def frame_indices(
@@ -105,6 +114,23 @@ class MediaError(Exception):
     """A file cannot provide the requested frames; the message is the reason."""
 
 
+@dataclass(frozen=True)
+class AtRate:
+    """A frame rate at which a clip is read whose own is variable: frame i is the one that is shown at i / fps.
+
+    Attributes:
+        fps: Frames per second.
+        count: Frames that the clip has at this rate.
+        clock: File whose times count, for a companion of such a clip; None for the file itself.
+        clock_id: Fingerprint of that file.
+    """
+
+    fps: float
+    count: int
+    clock: MediaPath | None = field(default=None, compare=False)
+    clock_id: str = ""
+
+
 class Spot(NamedTuple):
     """Frames in a file, by their times in ticks."""
 
@@ -138,6 +164,8 @@ class Request:
     num_frames: int | None = None  # frames of a clip that is a range of its file; None for a whole file
     decoder: FrameReader | None = None  # of videos; None for PyAV
     whole: bool = False  # whether the whole frame is shown, with white at two sides, in place of a crop
+    at_rate: AtRate | None = None  # for a clip of variable rate, in place of `step`
+    thinned: int = 0  # frames of which only as many as `shape` has are read, evenly spread; 0 reads all
     spot: Spot | None = None  # place of the frames, if the catalog knows it; otherwise all packets are read to find it
 
     @property
@@ -209,7 +237,7 @@ def _load_image(request: Request) -> Frames:
 def _load_animation(request: Request) -> Frames:
     with location.opened(request.path) as file, pictures.picture(file) as opened:
         shown = pictures.shown_frames(opened)
-        wanted, converted = _chosen(request, len(shown)).tolist(), {}
+        wanted, converted = _chosen(request, len(shown), lambda: pictures.starts_seconds(opened)).tolist(), {}
         for i in sorted(set(wanted)):
             opened.seek(shown[i])
             opened.load()
@@ -220,7 +248,8 @@ def _load_animation(request: Request) -> Frames:
 def _by_reader(request: Request, read: FrameReader) -> Frames:
     """Return frames that a function read, resized and cropped as those of other decoders."""
     assert request.num_frames is not None  # by which frames are chosen
-    wanted = _chosen(request, request.first_frame + request.num_frames).tolist()
+    total = request.first_frame + request.num_frames
+    wanted = _chosen(request, total, lambda: _seconds(request.path)).tolist()
     frames = np.asarray(read(str(request.path), wanted))
     if frames.dtype != np.uint8 or frames.ndim != 4 or frames.shape[0] != len(wanted) or frames.shape[3] != 3:
         raise MediaError(f"the decoder returned {frames.dtype} {frames.shape}, not uint8 ({len(wanted)}, H, W, 3)")
@@ -235,23 +264,60 @@ def _resize(opened: Image.Image, request: Request) -> Frames:
     return _crop(np.asarray(image), request)
 
 
-def _chosen(request: Request, total: int) -> NDArray[np.int64]:
-    """Return the numbers of the requested frames in a file that has this many; raise `MediaError` if it has too few."""
-    whole = total if request.measures is None else request.measures.num_frames
-    count = whole if request.num_frames is None else request.num_frames
-    wanted = request.shape.num_frames
-    indices = frame_indices(count, wanted, request.step, request.first_frame_draw, request.short_clips)
-    if request.num_frames is not None and indices.max() >= count:
-        raise MediaError(f"the clip has {count} frames, {int(indices.max()) + 1} are needed")
+def _chosen(request: Request, total: int, seconds: Callable[[], NDArray[np.float64]]) -> NDArray[np.int64]:
+    """Return the numbers of the requested frames in a file that has this many; raise `MediaError` if it has too few.
+
+    `seconds` returns when each frame of the file is shown.
+    """
+    count = _count(request, total)
+    indices, rate = _places(request, count), request.at_rate
+    if rate is not None:
+        times = (seconds() if rate.clock is None else _seconds(rate.clock))[request.first_frame :][:count]
+        indices = np.searchsorted(times - times[0], indices / rate.fps + _ROUNDING_SECONDS, side="right") - 1
     indices += request.first_frame
     if indices.max() >= total:
         raise MediaError(f"the file has {total} frames, {int(indices.max()) + 1} are needed")
     return indices
 
 
+def _count(request: Request, total: int) -> int:
+    """Return how many frames the clip of a request has, of those of its file."""
+    whole = total if request.measures is None else request.measures.num_frames
+    return whole if request.num_frames is None else request.num_frames
+
+
+def _places(request: Request, count: int) -> NDArray[np.int64]:
+    """Return the numbers of the requested frames among those of the clip, or among those that it has at its rate."""
+    rate, wanted = request.at_rate, request.thinned or request.shape.num_frames
+    step, most = (request.step, count) if rate is None else (1.0, rate.count)
+    places = frame_indices(most, wanted, step, request.first_frame_draw, request.short_clips)
+    if request.thinned:
+        places = places[np.linspace(0, wanted - 1, request.shape.num_frames).round().astype(np.int64)]
+    if places.max() >= most and (request.num_frames is not None or rate is not None):
+        raise MediaError(f"the clip has {most} frames, {int(places.max()) + 1} are needed")
+    return places
+
+
+def start_seconds(request: Request, times: FrameTimes) -> float:
+    """Return the time in its container from which the frames of a request are shown."""
+    first = int(_places(request, _count(request, len(times.ticks))).min())
+    if request.at_rate is None:
+        return float(times.ticks[request.first_frame + first] * times.tick_seconds)
+    return float(times.ticks[request.first_frame] * times.tick_seconds + first / request.at_rate.fps)
+
+
+def _seconds(path: MediaPath) -> NDArray[np.float64]:
+    """Return when each frame of a video or animation is shown."""
+    path = location.local(path)
+    if kind_of(path.name) == "video":
+        return frame_times.read(path).seconds
+    with location.opened(path) as file, pictures.picture(file) as opened:
+        return pictures.starts_seconds(opened)
+
+
 def spot(request: Request, times: FrameTimes, *, interlaced: bool) -> Spot:
     """Find the frames of a request in a file with these frame times; raise `MediaError` if it has too few."""
-    indices = _chosen(request, len(times.ticks))
+    indices = _chosen(request, len(times.ticks), lambda: times.seconds)
     (key, last), *_ = _sought([_span(indices)], times, interlaced=interlaced)
     return Spot(tuple(times.ticks[indices].tolist()), tuple(times.ticks[key : last + 2].tolist()))
 
@@ -273,7 +339,7 @@ def _load_video(request: Request) -> Frames:
 
     with video.opened(request.path) as opened:
         times = frame_times.of_video(opened)
-        indices = _chosen(request, len(times.ticks))
+        indices = _chosen(request, len(times.ticks), lambda: times.seconds)
         numbers = indices.tolist()
         _visit(opened, times, [_span(indices)], set(numbers), use)
     return np.stack([converted[number] for number in numbers])

@@ -2,7 +2,7 @@
 
 Frames and sound share the times of their container. The sound of a clip begins at the time of its first used frame,
 wherever in the file that is, and goes on at its natural speed. A clip whose frames do not (slower than the rate at which
-they are shown, or unevenly spaced) is left out by `data.eligibility`.
+they are shown, or unevenly spaced and not read by time) is left out by `data.eligibility`.
 """
 
 from __future__ import annotations
@@ -134,14 +134,13 @@ def _start_seconds(clip: Request) -> float | None:
     with video.opened(clip.path) as opened:
         if not opened.container.streams.audio:
             return None
-        spot, tick = clip.spot, opened.stream.time_base
-        if spot is None:
-            times = frame_times.of_video(opened)
-            if not times.timed:
-                raise MediaError("its frames have no times, by which the sound would be found")
-            spot = decode.spot(clip, times, interlaced=False)
-        assert tick is not None, "frames with times have a unit of time"
-        return float(min(spot.ticks) * tick)
+        tick = opened.stream.time_base
+        if clip.spot is not None and clip.at_rate is None and tick is not None:
+            return float(min(clip.spot.ticks) * tick)
+        times = frame_times.of_video(opened)
+        if not times.timed:
+            raise MediaError("its frames have no times, by which the sound would be found")
+        return decode.start_seconds(clip, times)
 
 
 def _segments(container: Any, request: SoundRequest, start: float, *, seeks: bool) -> list[tuple[int, Samples]] | None:
