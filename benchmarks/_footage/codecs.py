@@ -43,7 +43,7 @@ _CODECS: dict[str, dict[str, Words]] = {
         "plain": x265(bframes=0),
         "b3": x265(bframes=3, **{"open-gop": 0, "b-adapt": 0}),
         "default": ("-c:v", "libx265", *YUV420, "-x265-params", "log-level=none:pools=1:frame-threads=1"),
-        "pyramid": x265(bframes=7, ref=3, **{"b-adapt": 0, "b-pyramid": 1}),
+        "pyramid": x265(bframes=7, **{"rc-lookahead": 20, "b-adapt": 0, "b-pyramid": 1}),
     },
     "mpeg4": {"plain": (*MPEG4, "-bf", "0"), "b2": (*MPEG4, "-bf", "2")},
     "mpeg2": {"plain": (*MPEG2, "-bf", "0"), "b2": (*MPEG2, "-bf", "2"), "default": ("-c:v", "mpeg2video", "-q:v", "2")},
@@ -59,14 +59,14 @@ _FREE = {".mkv", ".webm"}
 _STREAMS = {".ts", ".m2ts", ".mpg", ".vob"}
 _TAKES = {
     "h264": _EVERYWHERE - {".webm", ".ogv"},
-    "hevc": {".mp4", ".mov", ".m4v", ".mkv", ".avi", ".wmv", ".ts", ".m2ts", ".vob", ".3gp", ".mxf"},
-    "mpeg4": {".mp4", ".mov", ".m4v", ".mkv", ".avi", ".wmv", ".asf", ".ts", ".m2ts", ".vob", ".3gp", ".flv", ".mxf"},
+    "hevc": {".mp4", ".mov", ".m4v", ".mkv", ".avi", ".ts", ".m2ts", ".vob", ".flv"},
+    "mpeg4": {".mp4", ".mov", ".m4v", ".mkv", ".avi", ".wmv", ".asf", ".ts", ".m2ts", ".vob", ".3gp"},
     "mpeg2": {".mp4", ".mov", ".mkv", ".avi", ".asf", ".wmv", ".mxf"} | _STREAMS,
     "mpeg1": {".mp4", ".mov", ".mkv", ".avi", ".asf", ".wmv"} | _STREAMS,
-    "av1": _ISO | _FREE | {".avi", ".ts", ".wmv", ".flv"},
+    "av1": _FREE | {".mp4", ".mov", ".avi", ".wmv", ".flv"},
     "svtav1": {".mp4", ".mkv", ".webm"},
-    "vp8": _FREE | {".avi", ".ogv", ".mov", ".asf"},
-    "vp9": _FREE | {".mp4", ".mov", ".avi", ".ts", ".ogv", ".asf"},
+    "vp8": _FREE | {".avi", ".ogv", ".asf"},
+    "vp9": _FREE | {".mp4", ".mov", ".avi", ".asf"},
 }
 # Codecs of one structure: their words, and the containers that are tried.
 _SIMPLE: dict[str, tuple[Words, str]] = {
@@ -74,23 +74,23 @@ _SIMPLE: dict[str, tuple[Words, str]] = {
     "msmpeg4v3": (("-c:v", "msmpeg4", *QUALITY), ".avi .wmv .asf .mkv .mov"),
     "wmv1": (("-c:v", "wmv1", *QUALITY), ".wmv .asf .avi .mkv"),
     "wmv2": (("-c:v", "wmv2", *QUALITY), ".wmv .asf .avi .mkv"),
-    "flv1": (("-c:v", "flv", *QUALITY), ".flv .avi .mkv .f4v"),
+    "flv1": (("-c:v", "flv", *QUALITY), ".flv .avi .mkv"),
     "h263": (("-c:v", "h263", *QUALITY), ".3gp .mov .avi"),
-    "h263p": (("-c:v", "h263p", *QUALITY), ".3gp .avi .mkv"),
+    "h263p": (("-c:v", "h263p", *QUALITY), ".avi .mkv"),
     "h261": (("-c:v", "h261", "-q:v", "2"), ".avi .mov .mkv"),
     "theora": (("-c:v", "libtheora", "-q:v", "9"), ".ogv .mkv .avi"),
-    "snow": (("-c:v", "snow", "-q:v", "2"), ".avi .mkv"),
-    "mjpeg": (("-c:v", "mjpeg", "-q:v", "2", "-pix_fmt", "yuvj420p"), ".avi .mov .mp4 .mkv .mxf .asf .3gp .ts"),
+    "snow": (("-c:v", "snow", "-q:v", "2", "-strict", "-2"), ".avi .mkv"),
+    "mjpeg": (("-c:v", "mjpeg", "-q:v", "2", "-pix_fmt", "yuvj420p"), ".avi .mov .mp4 .mkv .asf"),
     "mjpeg422": (("-c:v", "mjpeg", "-q:v", "2", "-pix_fmt", "yuvj422p"), ".avi .mov .mkv"),
     "ljpeg": (("-c:v", "ljpeg", "-pix_fmt", "bgr24", "-strict", "-1"), ".avi .mov .mkv"),
     "jpegls": (("-c:v", "jpegls"), ".avi .mkv .mov"),
     "jpeg2000": (("-c:v", "jpeg2000"), ".mov .mkv .mxf .avi"),
-    "prores": (("-c:v", "prores_ks", "-profile:v", "3"), ".mov .mkv .mxf .mp4"),
+    "prores": (("-c:v", "prores_ks", "-profile:v", "3"), ".mov .mkv"),
     "prores4444": (("-c:v", "prores_ks", "-profile:v", "4444", "-pix_fmt", "yuv444p10le"), ".mov .mkv"),
-    "dnxhr": (("-c:v", "dnxhd", "-profile:v", "dnxhr_hq", "-pix_fmt", "yuv422p"), ".mov .mxf .mkv .mp4 .avi"),
+    "dnxhr": (("-c:v", "dnxhd", "-profile:v", "dnxhr_hq", "-pix_fmt", "yuv422p"), ".mov .mxf .mkv .avi"),
     "cfhd": (("-c:v", "cfhd"), ".mov .avi .mkv"),
-    "vc2": (("-c:v", "vc2", "-strict", "-1"), ".mov .mkv .ogv"),
-    "ffv1": (("-c:v", "ffv1", "-level", "3"), ".mkv .avi .mov .mp4"),
+    "vc2": (("-c:v", "vc2", "-strict", "-1"), ".mov .mkv"),
+    "ffv1": (("-c:v", "ffv1", "-level", "3"), ".mkv .avi .mov"),
     "ffv1_yuv": (("-c:v", "ffv1", "-level", "1", "-context", "1", *YUV420), ".mkv .avi"),
     "huffyuv": (("-c:v", "huffyuv", "-pix_fmt", "yuv422p"), ".avi .mkv .mov"),
     "huffyuv_rgb": (("-c:v", "huffyuv", "-pix_fmt", "rgb24"), ".avi .mkv"),
@@ -98,16 +98,15 @@ _SIMPLE: dict[str, tuple[Words, str]] = {
     "utvideo": (("-c:v", "utvideo", *YUV420), ".avi .mov .mkv"),
     "utvideo_rgb": (("-c:v", "utvideo", "-pix_fmt", "gbrp"), ".avi .mkv"),
     "magicyuv": (("-c:v", "magicyuv", "-pix_fmt", "gbrp"), ".avi .mkv"),
-    "qtrle": (("-c:v", "qtrle"), ".mov .avi .mkv"),
+    "qtrle": (("-c:v", "qtrle"), ".mov"),
     "png": (("-c:v", "png"), ".mov .avi .mkv .mp4"),
-    "tiff": (("-c:v", "tiff"), ".mov .avi .mkv"),
-    "bmp": (("-c:v", "bmp"), ".avi .mov .mkv"),
+    "tiff": (("-c:v", "tiff"), ".mov .mkv"),
+    "bmp": (("-c:v", "bmp"), ".avi"),
     "targa": (("-c:v", "targa"), ".avi .mov .mkv"),
-    "raw_bgr": (("-c:v", "rawvideo", "-pix_fmt", "bgr24", "-tag:v", "0"), ".avi .mkv"),
-    "raw_rgb": (("-c:v", "rawvideo", "-pix_fmt", "rgb24", "-tag:v", "raw "), ".mov"),
-    "raw_pal": (("-c:v", "rawvideo", "-pix_fmt", "pal8"), ".avi .mov .mkv"),
-    "msrle": (("-c:v", "msrle", "-pix_fmt", "pal8"), ".avi"),
-    "raw_420": (("-c:v", "rawvideo", *YUV420), ".avi .mkv .mov"),
+    "raw_bgr": (("-c:v", "rawvideo", "-pix_fmt", "bgr24"), ".avi .mov"),
+    "raw_rgb": (("-c:v", "rawvideo", "-pix_fmt", "rgb24"), ".mov"),
+    "raw_pal": (("-c:v", "rawvideo", "-pix_fmt", "pal8"), ".avi .mov"),
+    "raw_420": (("-c:v", "rawvideo", *YUV420), ".avi .mkv"),
     "raw_uyvy": (("-c:v", "rawvideo", "-pix_fmt", "uyvy422"), ".avi .mov .mkv"),
     "v210": (("-c:v", "v210"), ".mov .avi .mkv"),
     "v308": (("-c:v", "v308"), ".mov .avi"),
@@ -176,7 +175,7 @@ def _words(codec: str, suffix: str, words: Words) -> Words:
         added += ["-tag:v", "hvc1"]
     if suffix in _MUXERS:
         added += ["-f", _MUXERS[suffix]]
-    return (*words, *added, "-strict", "-2")
+    return (*words, *added)
 
 
 def _film(words: Words, size: tuple[int, int], rate: str, shop: Shop, path: Path) -> None:
