@@ -23,6 +23,9 @@ _HDR = {int(ColorTrc.SMPTE2084): "pq", int(ColorTrc.ARIB_STD_B67): "hlg"}
 _RATIOS = (Fraction(1, 10), Fraction(10))  # plausible shapes of a pixel
 
 
+_TURNED = {1: 8, 2: 3, 3: 6}  # EXIF orientations by quarters of a turn counterclockwise
+
+
 def pixel_aspect_ratio(track: av.VideoStream) -> Fraction:
     """Return width to height of a pixel, 1 if the file does not say; raise `ProbeError` for an implausible one."""
     ratio = track.sample_aspect_ratio
@@ -35,7 +38,10 @@ def pixel_aspect_ratio(track: av.VideoStream) -> Fraction:
 
 def orientation(frame: av.VideoFrame) -> int:
     """Return a frame's orientation as one of EXIF, 1 to 8: the multiple of 90 degrees nearest to its display matrix."""
-    data = frame.side_data.get(Type.DISPLAYMATRIX)  # type: ignore[call-overload]
+    try:
+        data = frame.side_data.get(Type.DISPLAYMATRIX)  # type: ignore[call-overload]
+    except ValueError:  # other data, such as EXIF, is of a kind that PyAV does not know
+        return _TURNED.get(round(frame.rotation / 90) % 4, 1)
     if data is None:
         return 1
     a, b, _, c, d = np.frombuffer(bytes(data), dtype=np.int32)[:5].astype(np.float64)

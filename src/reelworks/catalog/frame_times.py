@@ -23,28 +23,14 @@ from reelworks.catalog.formats import ProbeError
 from reelworks.catalog.location import MediaPath
 from reelworks.catalog.video import Video
 
-# Containers that have times of decoding alone, and codecs whose frames may be shown in another order.
-_DECODING_TIMES = {"avi", "asf"}
-_IN_ORDER = {
-    "mjpeg",
-    "rawvideo",
-    "ffv1",
-    "huffyuv",
-    "ffvhuff",
-    "utvideo",
-    "png",
-    "qtrle",
-    "prores",
-    "dnxhd",
-    "vp8",
-    "vp9",
-}
+_DECODING_TIMES = {"avi", "asf"}  # containers that have times of decoding alone
+_IN_ORDER = {"vp8", "vp9"}  # codecs whose frames are shown in the order of packets; so are those without references
+# Codecs of which every packet may be a key frame; of others with references, flags that say so are wrong.
+_ALL_KEYS = {"h264", "hevc", "vvc", "av1", "vp8", "vp9", "mpeg1video", "mpeg2video", "mpeg4", "vc1", "ffv1", "png"}
 _NEVER = np.iinfo(np.int64).min  # in place of a time that the container does not have
 _STREAMS = {"mpegts", "mpeg"}  # formats of streams that may be put behind each other
-_JUMP_SECONDS = (
-    10.0  # a longer step of a transport stream is the place where another recording was joined, as for players
-)
-
+# A longer step of such a stream is the place where another recording was joined: where a packet is flagged, and elsewhere.
+_FLAGGED_JUMP_SECONDS, _JUMP_SECONDS = 1.0, 10.0
 
 Ticks = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -54,7 +40,7 @@ Seconds = NDArray[np.float64]
 class FrameTimes(NamedTuple):
     """Times of the frames of a video in order, in ticks since the stream's zero."""
 
-    ticks: NDArray[np.int64]  # ascending; numbers from 0 if the container has no usable times
+    ticks: Ticks  # ascending; numbers from 0 if the container has no usable times
     keys: NDArray[np.int64]  # indices of the frames that a decoder can begin with, ascending
     tick_seconds: float
     declared_fps: Fraction | None
@@ -63,8 +49,14 @@ class FrameTimes(NamedTuple):
     sought: bool = True
     # Whether the times may be those of decoding, so that the order in which frames come is to be checked.
     doubted: bool = False
+    labels: Ticks | None = None  # times by which packets are sought, if others than those at which frames are shown
     hidden: int = 0  # number of frames that are stored and not shown: by an edit list, or since others are missing
     cut: bool = False  # whether frames at the start are hidden because those that they refer to are missing
+
+    @property
+    def sought_at(self) -> Ticks:
+        """Ticks of frames by which their packets are sought."""
+        return self.ticks if self.labels is None else self.labels
 
     @property
     def seconds(self) -> NDArray[np.float64]:
@@ -140,32 +132,53 @@ def of_packets(opened: Video, packets: Packets) -> FrameTimes:
     """
     if not any(packets.is_shown):
         raise ProbeError("the file has no frames")
-    tick = opened.stream.time_base or Fraction(1, 1000)
-    is_joined = _is_joined(packets, float(tick), opened.container.format.name)
     stamps = np.array([_NEVER if pts is None else pts for pts in packets.pts], dtype=np.int64)
     is_key, is_shown = np.array(packets.is_key, dtype=np.bool_), np.array(packets.is_shown, dtype=np.bool_)
-    if is_joined or _lack_times(stamps, is_key) or _has_equal(stamps[is_shown]):
-        return _counted(opened, len(stamps), tick, is_joined=is_joined)
+    if _is_joined(opened, packets) or _lack_times(stamps, is_key) or _has_equal(stamps[is_shown]):
+        return _counted(opened, packets)
     in_order = bool((stamps[1:] > stamps[:-1]).all())
     is_lost = np.zeros(len(stamps), np.bool_)
     if not (in_order and is_key[0]):
         is_lost = _lost(opened, stamps, is_key, is_shown)
-    if (is_shown & ~is_lost & (stamps == _NEVER)).any():
-        return _counted(opened, len(stamps), tick, is_joined=False)
     shown = stamps[is_shown & ~is_lost]
+    if (shown == _NEVER).any():
+        return _counted(opened, packets)
     if not len(shown):
         raise ProbeError("no frame can be decoded")
     order = np.argsort(shown, kind="stable")
+    labels = shown[order]
+    ticks = _decoding_times(opened, packets, len(labels))
     return FrameTimes(
-        shown[order],
-        np.flatnonzero(is_key[is_shown & ~is_lost][order]),
-        float(tick),
+        labels if ticks is None else ticks,
+        np.flatnonzero(_credible_keys(opened, is_key)[is_shown & ~is_lost][order]),
+        _tick_seconds(opened),
         _rate(opened),
         timed=True,
+        sought=opened.stream.codec_context.pix_fmt != "pal8",  # whose palette may lie at the start alone
         doubted=in_order and _may_reorder(opened),
+        labels=None if ticks is None else labels,
         hidden=len(stamps) - len(shown),
         cut=bool(is_lost.any()),
     )
+
+
+def _tick_seconds(opened: Video) -> float:
+    return float(opened.stream.time_base or Fraction(1, 1000))
+
+
+def _decoding_times(opened: Video, packets: Packets, count: int) -> Ticks | None:
+    """Return when frames are shown in a container of times of decoding, of which players take one after the other."""
+    if _DECODING_TIMES.isdisjoint(opened.container.format.name.split(",")):
+        return None
+    times = [dts for dts, is_shown in zip(packets.dts, packets.is_shown, strict=True) if is_shown and dts is not None]
+    return np.sort(np.array(times, dtype=np.int64)) if len(times) == count else None
+
+
+def _credible_keys(opened: Video, is_key: Mask) -> Mask:
+    codec = opened.stream.codec_context.codec
+    if is_key.all() and not codec.intra_only and codec.name not in _ALL_KEYS:
+        return np.isin(np.arange(len(is_key)), 0)
+    return is_key
 
 
 def _rate(opened: Video) -> Fraction | None:
@@ -178,7 +191,8 @@ def _may_reorder(opened: Video) -> bool:
     decoder = opened.stream.codec_context
     if decoder.reorder_depth > 0:
         return True
-    return decoder.name not in _IN_ORDER and not _DECODING_TIMES.isdisjoint(opened.container.format.name.split(","))
+    in_order = decoder.codec.intra_only or decoder.name in _IN_ORDER
+    return not in_order and not _DECODING_TIMES.isdisjoint(opened.container.format.name.split(","))
 
 
 def _lack_times(stamps: Ticks, is_key: Mask) -> bool:
@@ -192,10 +206,21 @@ def _has_equal(stamps: Ticks) -> bool:
     return bool((ordered[1:] == ordered[:-1]).any())
 
 
-def _is_joined(packets: Packets, tick_seconds: float, container: str) -> bool:
+def _is_joined(opened: Video, packets: Packets) -> bool:
     """Return whether times begin anew on the way, as where transport streams were put behind each other."""
-    steps: Seconds = np.diff([dts for dts in packets.dts if dts is not None]) * tick_seconds
-    return bool((steps < 0).any() or (container in _STREAMS and (steps > _JUMP_SECONDS).any()))
+    may = opened.container.format.name in _STREAMS
+    return may and (bool((_steps(opened, packets) < 0).any()) or _jumps(opened, packets))
+
+
+def _jumps(opened: Video, packets: Packets) -> bool:
+    most = _FLAGGED_JUMP_SECONDS if packets.corrupt else _JUMP_SECONDS
+    return opened.container.format.name in _STREAMS and bool((_steps(opened, packets) > most).any())
+
+
+def _steps(opened: Video, packets: Packets) -> Seconds:
+    """Return the seconds from each packet to the next one, in the order of decoding."""
+    times = [dts for dts in packets.dts if dts is not None]
+    return np.asarray(np.diff(times) * _tick_seconds(opened), dtype=np.float64)
 
 
 def _lost(opened: Video, stamps: Ticks, is_key: Mask, is_shown: Mask) -> Mask:
@@ -213,24 +238,21 @@ def _lost(opened: Video, stamps: Ticks, is_key: Mask, is_shown: Mask) -> Mask:
     return is_shown & (stamps < max(given, default=np.iinfo(np.int64).max)) & ~np.isin(stamps, given)
 
 
-def _counted(opened: Video, num_packets: int, tick: Fraction, *, is_joined: bool) -> FrameTimes:
+def _counted(opened: Video, packets: Packets) -> FrameTimes:
     """Return the times of frames that are counted by decoding all of them."""
-    given = _decoded(opened)
+    with video.opened(opened.path) as again:
+        given = [frame.pts for frame in again.frames()]
     if not given:
         raise ProbeError("no frame can be decoded")
-    timed = not is_joined and None not in given
-    ticks = np.sort(np.array(given, dtype=np.int64)) if timed else np.arange(len(given))
-    rate = _rate(opened)
-    seconds = float(tick) if timed else float(1 / (rate or 1))
-    keys = np.zeros(1, dtype=np.int64)
-    hidden = max(num_packets - len(given), 0)
-    return FrameTimes(ticks, keys, seconds, rate, timed, sought=False, hidden=hidden)
-
-
-def _decoded(opened: Video) -> list[int | None]:
-    """Return the times of all frames that a decoder gives."""
-    with video.opened(opened.path) as again:
-        return [frame.pts for frame in again.frames()]
+    ticks = _decoding_times(opened, packets, len(given))
+    if ticks is None and None not in given:
+        ticks = np.array(given, dtype=np.int64)
+    rate, keys = _rate(opened), np.zeros(1, dtype=np.int64)
+    hidden = max(len(packets.pts) - len(given), 0)
+    if ticks is not None and (ticks[1:] >= ticks[:-1]).all() and not _jumps(opened, packets):
+        return FrameTimes(ticks, keys, _tick_seconds(opened), rate, timed=True, sought=False, hidden=hidden)
+    numbers = np.arange(len(given))
+    return FrameTimes(numbers, keys, float(1 / (rate or 1)), rate, timed=False, sought=False, hidden=hidden)
 
 
 _TRIED = 64  # frames in which an order that is not that of times shows
@@ -242,7 +264,7 @@ def have_order(opened: Video, times: FrameTimes) -> bool:
         return times.sought
     with video.opened(opened.path) as again:
         given = [frame.pts for frame in islice(again.frames(), _TRIED)]
-    return bool(given == times.ticks[: len(given)].tolist())
+    return bool(given == times.sought_at[: len(given)].tolist())
 
 
 def are_whole(opened: Video, packets: Packets) -> bool:
@@ -252,19 +274,21 @@ def are_whole(opened: Video, packets: Packets) -> bool:
     """
     if not packets.corrupt:
         return True
-    if _has_gap(packets, float(opened.stream.time_base or 1)):
+    if _has_gap(opened, packets):
         return False
     with video.opened(opened.path) as again:
         again.stream.codec_context.options = again.stream.codec_context.options | {"err_detect": "explode"}
         try:
-            return sum(not frame.is_corrupt for frame in again.frames()) >= sum(packets.is_shown)
+            return not any(frame.is_corrupt for frame in again.frames())
         except av.error.InvalidDataError:
             return False
 
 
-def _has_gap(packets: Packets, tick_seconds: float) -> bool:
+def _has_gap(opened: Video, packets: Packets) -> bool:
     """Return whether frames are missing where a packet is incomplete: what follows it comes later than usual."""
-    steps: Seconds = np.diff([0 if dts is None else dts for dts in packets.dts]) * tick_seconds
+    if None in packets.dts:
+        return True
+    steps = _steps(opened, packets)
     usual = np.median(steps[steps > 0]) if (steps > 0).any() else 0.0
-    is_gap = (steps > 1.5 * usual) & (steps <= _JUMP_SECONDS)
+    is_gap = (steps > 1.5 * usual) & (steps <= _FLAGGED_JUMP_SECONDS)
     return any(is_gap[max(at - 1, 0) : at + 3].any() for at in packets.corrupt)

@@ -27,6 +27,9 @@ from reelworks.catalog.size_changes import HeaderWatch
 from reelworks.catalog.truncation import missing_bytes
 from reelworks.catalog.video import Video
 
+# Raise it when videos get other measures: those that a catalog has are then opened again by its next scan.
+VERSION = 2
+
 
 class FrameTiming(NamedTuple):
     """Average frames per second, duration, and whether frames are unevenly spaced."""
@@ -124,8 +127,8 @@ class Probe:
 OTHERS = "several streams of pictures, of which the one that players show is read"
 CUT = "frames at the start that no player shows, since those that they refer to were cut off; they are not counted"
 COUNTED = (
-    "frames that have no times, or not those at which they are shown; they are counted by decoding from the file's start, "
-    "which takes longer the longer the film. Encode it as MP4 to mend that"
+    "frames that cannot be found by their times; they are counted by decoding from the file's start, which takes longer the "
+    "longer the film. Encode it as MP4 to mend that"
 )
 RESIZED = "frames of several sizes or shapes of pixels, all of which are scaled to the size at the start"
 MEASURES = tuple(field.name for field in fields(Probe) if field.name != "notes")

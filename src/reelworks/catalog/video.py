@@ -29,6 +29,8 @@ _NOT_SHOWN = Disposition.attached_pic | Disposition.still_image | Disposition.ti
 # Decoders that read the transparency of WebM, which lies beside the stream; the default ones do not see it.
 _WITH_ALPHA = {"vp8": "libvpx", "vp9": "libvpx-vp9"}
 
+_ALPHA_IN_PALETTE = {"png", "apng", "gif"}  # palettes of other codecs have zeros in its place
+
 
 class Video(NamedTuple):
     """An open video and the stream of it that players show."""
@@ -65,7 +67,10 @@ class Video(NamedTuple):
                     raise
                 continue
             began = began or bool(found)
-            yield from found if self.crop is None else map(cropped, found)
+            for frame in found:
+                if frame.format.name == "pal8" and self.stream.codec_context.name not in _ALPHA_IN_PALETTE:
+                    frame = frame.reformat(format="rgb24", threads=1)
+                yield frame if self.crop is None else cropped(frame)
 
     def _decoder(self) -> Any:
         if not self.has_alpha:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+import av
 import numpy as np
 from av.video.reformatter import Interpolation, VideoReformatter
 from numpy.typing import NDArray
@@ -319,7 +320,7 @@ def spot(request: Request, times: FrameTimes, *, interlaced: bool) -> Spot:
     """Find the frames of a request in a file with these frame times; raise `MediaError` if it has too few."""
     indices = _chosen(request, len(times.ticks), lambda: times.seconds)
     (key, last), *_ = _sought([_span(indices)], times, interlaced=interlaced)
-    return Spot(tuple(times.ticks[indices].tolist()), tuple(times.ticks[key : last + 2].tolist()))
+    return Spot(tuple(times.sought_at[indices].tolist()), tuple(times.sought_at[key : last + 2].tolist()))
 
 
 def _span(indices: NDArray[np.int64]) -> range:
@@ -349,7 +350,7 @@ def _at_spot(path: MediaPath, place: Spot, convert: _ToRgb) -> Frames | None:
     """Return the frames of a spot; None if they are not there."""
     converted: dict[int, Frames] = {}
     ticks = np.array(place.around, dtype=np.int64)
-    with contextlib.suppress(_WrongTimesError), video.opened(path) as opened:
+    with contextlib.suppress(_WrongTimesError, av.error.FFmpegError), video.opened(path) as opened:
         shown, wanted = display.size(opened), set(place.ticks)
         opened.seek(place.around[0])
         for number, frame in progressive(_by_time(opened, ticks, 0)):
@@ -391,11 +392,11 @@ def _visit(opened: Video, times: FrameTimes, runs: Sequence[range], wanted: set[
             if number >= last:
                 break
 
-    with contextlib.suppress(_WrongTimesError):
+    with contextlib.suppress(_WrongTimesError, av.error.FFmpegError):  # some decoders cannot begin at a key frame
         interlaced = display.may_be_interlaced(opened.stream)
         for key, last in _sought(runs, times, interlaced=interlaced) if times.sought else ():
-            opened.seek(int(times.ticks[key]))
-            take(_by_time(opened, times.ticks[: last + 2], key), last + times.doubted)
+            opened.seek(int(times.sought_at[key]))
+            take(_by_time(opened, times.sought_at[: last + 2], key), last + times.doubted)
         if not left:
             return
     left |= wanted
