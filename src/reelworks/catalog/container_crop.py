@@ -11,9 +11,6 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import BinaryIO, NamedTuple
 
-from reelworks.catalog import location
-from reelworks.catalog.location import MediaPath
-
 _MOST_BYTES = 64 << 20  # of the header of a file of many hours
 _SEGMENT, _CLUSTER, _TRACKS, _TRACK, _TRACK_TYPE, _VIDEO = 0x18538067, 0x1F43B675, 0x1654AE6B, 0xAE, 0x83, 0xE0
 _SEEK_HEAD, _SEEK, _SEEK_ID, _SEEK_POSITION = 0x114D9B74, 0x4DBB, 0x53AB, 0x53AC
@@ -37,10 +34,11 @@ class Crop(NamedTuple):
         return inside and (self.height, self.width) != (height, width)
 
 
-def read(path: MediaPath, container: str, track_id: int, number: int) -> Crop | None:
+def read(file: BinaryIO, container: str, track_id: int, number: int) -> Crop | None:
     """Return the part of frames that is shown; None if the container says nothing of it.
 
     Args:
+        file: The open file.
         container: FFmpeg's name of its format.
         track_id: Identity of the track in MP4 and QuickTime.
         number: Number of the track among those of pictures, in Matroska.
@@ -48,8 +46,7 @@ def read(path: MediaPath, container: str, track_id: int, number: int) -> Crop | 
     names = container.split(",")
     if "matroska" not in names and "mov" not in names:
         return None
-    with location.opened(path) as file:
-        return _matroska(file, number) if "matroska" in names else _mp4(file, track_id)
+    return _matroska(file, number) if "matroska" in names else _mp4(file, track_id)
 
 
 def _mp4(file: BinaryIO, track_id: int) -> Crop | None:
@@ -140,10 +137,10 @@ def _place_of_tracks(seek_head: bytes) -> int | None:
 
 
 def _of_track(tracks: bytes, number: int) -> Crop | None:
-    videos = [track for ident, track in _children(tracks) if ident == _TRACK and _is_video(track)]
-    if number >= len(videos):
-        return None
-    found = next((dict(_children(data)) for ident, data in _children(videos[number]) if ident == _VIDEO), {})
+    videos = [track for ident, track in _children(tracks) if ident == _TRACK and _is_video(track)][number:]
+    found = (
+        next((dict(_children(data)) for ident, data in _children(videos[0]) if ident == _VIDEO), {}) if videos else {}
+    )
     width, height, bottom, top, left, right = (
         int.from_bytes(found.get(ident, b""), "big") for ident in (_WIDTH, _HEIGHT, _BOTTOM, _TOP, _LEFT, _RIGHT)
     )

@@ -29,7 +29,7 @@ _TURNED = {1: 8, 2: 3, 3: 6}  # EXIF orientations by quarters of a turn counterc
 def pixel_aspect_ratio(track: av.VideoStream) -> Fraction:
     """Return width to height of a pixel, 1 if the file does not say; raise `ProbeError` for an implausible one."""
     ratio = track.sample_aspect_ratio
-    if not ratio or ratio <= 0:
+    if not ratio or ratio.numerator <= 0:
         return Fraction(1)
     if not _RATIOS[0] <= ratio <= _RATIOS[1]:
         raise ProbeError(f"the pixels' aspect ratio of {ratio.numerator}:{ratio.denominator} is not plausible")

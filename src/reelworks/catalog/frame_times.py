@@ -93,20 +93,20 @@ class Packets:
     def noting(
         self, packets: Iterator[av.Packet[Any]], see: Callable[[av.Packet[Any]], None] | None = None
     ) -> Iterator[av.Packet[Any]]:
-        """Yield packets, each of which is noted and seen before."""
+        """Yield packets, each of which is noted before, and seen if it is a key frame."""
         latest: int | None = None
         for packet in packets:
             if packet.size:
-                pts = packet.pts
+                pts, is_key = packet.pts, packet.is_keyframe
                 if packet.is_corrupt:
                     self.corrupt.append(len(self.pts))
                 self.pts.append(pts)
                 self.dts.append(packet.dts)
-                self.is_key.append(packet.is_keyframe)
+                self.is_key.append(is_key)
                 self.is_shown.append(not packet.is_discard)
                 if latest is None or pts is None or pts >= latest:
                     latest, self.last_duration = pts, packet.duration or 0
-                if see is not None:
+                if is_key and see is not None:
                     see(packet)
             yield packet
 
@@ -132,33 +132,50 @@ def of_packets(opened: Video, packets: Packets) -> FrameTimes:
     """
     if not any(packets.is_shown):
         raise ProbeError("the file has no frames")
+    times = [pts for pts in packets.pts if pts is not None]
+    if len(times) == len(packets.pts) and packets.is_key[0] and all(packets.is_shown):  # as in nearly all files
+        ordered = sorted(times)
+        if ordered[0] == times[0] and len(set(ordered)) == len(ordered) and not _is_joined(opened, packets):
+            ticks = np.array(ordered, dtype=np.int64)
+            keys = np.searchsorted(ticks, [pts for pts, is_key in zip(times, packets.is_key, strict=True) if is_key])
+            return _sought(opened, packets, ticks, keys, in_order=ordered == times)
+    return _odd(opened, packets)
+
+
+def _odd(opened: Video, packets: Packets) -> FrameTimes:
+    """Return the frame times of a video in which packets and frames may differ."""
     stamps = np.array([_NEVER if pts is None else pts for pts in packets.pts], dtype=np.int64)
     is_key, is_shown = np.array(packets.is_key, dtype=np.bool_), np.array(packets.is_shown, dtype=np.bool_)
     if _is_joined(opened, packets) or _lack_times(stamps, is_key) or _has_equal(stamps[is_shown]):
         return _counted(opened, packets)
-    in_order = bool((stamps[1:] > stamps[:-1]).all())
-    is_lost = np.zeros(len(stamps), np.bool_)
-    if not (in_order and is_key[0]):
-        is_lost = _lost(opened, stamps, is_key, is_shown)
-    shown = stamps[is_shown & ~is_lost]
-    if (shown == _NEVER).any():
-        return _counted(opened, packets)
-    if not len(shown):
+    is_lost = _lost(opened, stamps, is_key, is_shown)
+    is_shown &= ~is_lost
+    ticks = np.sort(stamps[is_shown])
+    if not len(ticks):
         raise ProbeError("no frame can be decoded")
-    order = np.argsort(shown, kind="stable")
-    labels = shown[order]
-    ticks = _decoding_times(opened, packets, len(labels))
+    if ticks[0] == _NEVER:
+        return _counted(opened, packets)
+    keys = np.searchsorted(ticks, np.sort(stamps[is_shown & is_key]))
+    in_order = bool((stamps[1:] > stamps[:-1]).all())
+    return _sought(opened, packets, ticks, keys, in_order=in_order)._replace(cut=bool(is_lost.any()))
+
+
+def _sought(opened: Video, packets: Packets, ticks: Ticks, keys: Ticks, *, in_order: bool) -> FrameTimes:
+    """Return the times of frames that are sought by them."""
+    shown = _decoding_times(opened, packets, len(ticks))
+    codec = opened.stream.codec_context.codec
+    if all(packets.is_key) and not codec.intra_only and codec.name not in _ALL_KEYS:
+        keys = keys[:1]
     return FrameTimes(
-        labels if ticks is None else ticks,
-        np.flatnonzero(_credible_keys(opened, is_key)[is_shown & ~is_lost][order]),
+        ticks if shown is None else shown,
+        np.sort(keys),
         _tick_seconds(opened),
         _rate(opened),
         timed=True,
         sought=opened.stream.codec_context.pix_fmt != "pal8",  # whose palette may lie at the start alone
         doubted=in_order and _may_reorder(opened),
-        labels=None if ticks is None else labels,
-        hidden=len(stamps) - len(shown),
-        cut=bool(is_lost.any()),
+        labels=None if shown is None else ticks,
+        hidden=len(packets.pts) - len(ticks),
     )
 
 
@@ -168,17 +185,10 @@ def _tick_seconds(opened: Video) -> float:
 
 def _decoding_times(opened: Video, packets: Packets, count: int) -> Ticks | None:
     """Return when frames are shown in a container of times of decoding, of which players take one after the other."""
-    if _DECODING_TIMES.isdisjoint(opened.container.format.name.split(",")):
+    if opened.container.format.name not in _DECODING_TIMES:
         return None
     times = [dts for dts, is_shown in zip(packets.dts, packets.is_shown, strict=True) if is_shown and dts is not None]
     return np.sort(np.array(times, dtype=np.int64)) if len(times) == count else None
-
-
-def _credible_keys(opened: Video, is_key: Mask) -> Mask:
-    codec = opened.stream.codec_context.codec
-    if is_key.all() and not codec.intra_only and codec.name not in _ALL_KEYS:
-        return np.isin(np.arange(len(is_key)), 0)
-    return is_key
 
 
 def _rate(opened: Video) -> Fraction | None:
@@ -192,7 +202,7 @@ def _may_reorder(opened: Video) -> bool:
     if decoder.reorder_depth > 0:
         return True
     in_order = decoder.codec.intra_only or decoder.name in _IN_ORDER
-    return not in_order and not _DECODING_TIMES.isdisjoint(opened.container.format.name.split(","))
+    return not in_order and opened.container.format.name in _DECODING_TIMES
 
 
 def _lack_times(stamps: Ticks, is_key: Mask) -> bool:
@@ -259,8 +269,11 @@ _TRIED = 64  # frames in which an order that is not that of times shows
 
 
 def have_order(opened: Video, times: FrameTimes) -> bool:
-    """Return whether frames come in the order of their times; of doubted ones the first are decoded."""
-    if not times.sought or not times.doubted:
+    """Return whether frames come in the order of their times, for which the first are decoded where these may be others.
+
+    Those of other containers are rarely wrong, and prove so where they are read.
+    """
+    if not times.doubted or times.labels is None:
         return times.sought
     with video.opened(opened.path) as again:
         given = [frame.pts for frame in islice(again.frames(), _TRIED)]

@@ -83,7 +83,7 @@ def _uneven(steps: np.ndarray[tuple[int], np.dtype[np.int64]]) -> bool:
     """Return whether steps differ by more than rounding: in milliseconds, 30 fps has steps of 33 and 34."""
     spread = int(steps.max() - steps.min())
     rounding = 1 if steps.min() >= 4 else 0  # with ticks as coarse as frames, one tick is a dropped frame
-    return spread > max(rounding, 0.05 * float(np.median(steps)))
+    return spread > rounding and spread > 0.05 * float(np.median(steps))
 
 
 _CLOCKWISE = {3: 180, 4: 180, 5: 270, 6: 90, 7: 90, 8: 270}  # degrees of each EXIF orientation
@@ -152,42 +152,46 @@ def probe(path: MediaPath) -> Probe:
 
 
 def _video(path: MediaPath) -> Probe:
-    missing = missing_bytes(path)
-    if missing:
-        raise ProbeError(f"truncated: the last {missing:,} bytes are missing")
-    with video.opened(path) as opened:
-        ratio, (height, width) = display.pixel_aspect_ratio(opened.stream), display.size(opened)
-        packets, headers = Packets(), HeaderWatch(opened)
-        noted = packets.noting(opened.container.demux(opened.stream), headers.see)
-        frame = next(opened.frames(noted), None)
-        deque(noted, maxlen=0)  # to the end of the file
-        if frame is None:
-            raise ProbeError("no frame can be decoded")
-        if not frame_times.are_whole(opened, packets):
-            raise ProbeError(f"damaged: packet {packets.corrupt[0]} is incomplete")
-        times = frame_times.of_packets(opened, packets)
-        tick = opened.stream.time_base or Fraction(1, 1000)
-        stamps = times.ticks if times.timed else ()
-        timing = measure(len(times.ticks), stamps, packets.last_duration, tick, times.declared_fps)
-        components = frame.format.components
-        return Probe(
-            kind="video",
-            num_frames=len(times.ticks),
-            codec=opened.stream.codec_context.name,
-            pixel_format=frame.format.name,
-            bit_depth=max(component.bits for component in components),
-            has_alpha=any(component.is_alpha for component in components),
-            pixel_aspect_ratio=float(ratio),
-            hidden_frames=times.hidden,
-            interlaced=display.may_be_interlaced(opened.stream) or frame.interlaced_frame,
-            color_matrix=display.matrix_name(frame),
-            full_range=display.is_full_range(frame),
-            hdr=display.hdr(frame),
-            sound=_sound(opened.container),
-            notes=_notes(opened, times, headers),
-            **timing._asdict(),
-            **_upright(display.orientation(frame), height, width),
-        )
+    with location.opened(path) as file:
+        if missing := missing_bytes(file, location.num_bytes(path)):
+            raise ProbeError(f"truncated: the last {missing:,} bytes are missing")
+        with video.opened(path, file) as opened:
+            return _of_video(opened)
+
+
+def _of_video(opened: Video) -> Probe:
+    ratio, (height, width) = display.pixel_aspect_ratio(opened.stream), display.size(opened)
+    packets, headers = Packets(), HeaderWatch(opened)
+    noted = packets.noting(opened.container.demux(opened.stream), headers.see)
+    frame = next(opened.frames(noted), None)
+    deque(noted, maxlen=0)  # to the end of the file
+    if frame is None:
+        raise ProbeError("no frame can be decoded")
+    if not frame_times.are_whole(opened, packets):
+        raise ProbeError(f"damaged: packet {packets.corrupt[0]} is incomplete")
+    times = frame_times.of_packets(opened, packets)
+    tick = opened.stream.time_base or Fraction(1, 1000)
+    stamps = times.ticks if times.timed else ()
+    timing = measure(len(times.ticks), stamps, packets.last_duration, tick, times.declared_fps)
+    components = frame.format.components
+    return Probe(
+        kind="video",
+        num_frames=len(times.ticks),
+        codec=opened.stream.codec_context.name,
+        pixel_format=frame.format.name,
+        bit_depth=max(component.bits for component in components),
+        has_alpha=any(component.is_alpha for component in components),
+        pixel_aspect_ratio=float(ratio),
+        hidden_frames=times.hidden,
+        interlaced=display.may_be_interlaced(opened.stream) or frame.interlaced_frame,
+        color_matrix=display.matrix_name(frame),
+        full_range=display.is_full_range(frame),
+        hdr=display.hdr(frame),
+        sound=_sound(opened.container),
+        notes=_notes(opened, times, headers),
+        **timing._asdict(),
+        **_upright(display.orientation(frame), height, width),
+    )
 
 
 def _notes(opened: Video, times: FrameTimes, headers: HeaderWatch) -> tuple[str, ...]:

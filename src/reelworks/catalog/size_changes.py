@@ -28,8 +28,8 @@ class HeaderWatch:
         self._filter = BitStreamFilterContext("extract_extradata", opened.stream) if in_band else None
 
     def see(self, packet: av.Packet[Any]) -> None:
-        """Compare the header of a packet, if it has one."""
-        if packet.is_keyframe and (header := self._header(packet)):
+        """Compare the header of a key frame's packet, if it has one."""
+        if header := self._header(packet):
             self._first = self._first or header
             self._differs = self._differs or header != self._first
 

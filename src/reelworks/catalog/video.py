@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from contextlib import nullcontext
+from typing import Any, BinaryIO, NamedTuple
 
 import av
 from av.filter import Graph
@@ -83,26 +83,39 @@ class Video(NamedTuple):
         """Go to the key frame at or before a time, as far as the container finds it."""
         self.container.seek(tick, stream=self.stream, backward=True)
 
+    def __enter__(self) -> Video:
+        return self
 
-@contextmanager
-def opened(path: MediaPath) -> Iterator[Video]:
+    def __exit__(self, *_: object) -> None:
+        self.container.close()
+
+
+def opened(path: MediaPath, file: BinaryIO | None = None) -> Video:
     """Open a video, without access to other files or addresses that it may refer to.
+
+    Args:
+        file: The same file, if it is open already.
 
     Raises:
         ProbeError: It is no video, or has no stream of moving pictures.
     """
-    with _opened(path, _CONTAINERS, "not a video: the content does not match the extension") as container:
+    container = _opened(path, _CONTAINERS, "not a video: the content does not match the extension", file)
+    try:
         streams = [s for s in container.streams.video if not s.disposition & _NOT_SHOWN and s.codec_context is not None]
         if not streams:
             raise ProbeError("no video stream")
-        counts = Counter[int]() if len(streams) == 1 else _num_packets(path)
-        moving = [s for s in streams if counts[s.index] > 1] or streams
-        stream = max(moving, key=lambda s: (_is_default(s), s.width * s.height, counts[s.index]))
+        if len(streams) > 1:
+            streams = _by_preference(path, streams)
+        stream = streams[0]
         _prepare(stream.codec_context)
-        crop = container_crop.read(path, container.format.name, stream.id, container.streams.video.index(stream))
-        if crop is not None and not crop.fits(stream.height, stream.width):
-            crop = None
-        yield Video(path, container, stream, crop, len(moving) > 1)
+        with location.opened(path) if file is None else nullcontext(file) as header:
+            crop = container_crop.read(header, container.format.name, stream.id, container.streams.video.index(stream))
+    except BaseException:
+        container.close()
+        raise
+    if crop is not None and not crop.fits(stream.height, stream.width):
+        crop = None
+    return Video(path, container, stream, crop, len(streams) > 1)
 
 
 def sound(path: MediaPath) -> av.container.InputContainer:
@@ -110,10 +123,10 @@ def sound(path: MediaPath) -> av.container.InputContainer:
     return _opened(path, f"{_CONTAINERS},wav,mp3,flac,aac", "neither a file of sound nor a video")
 
 
-def _opened(path: MediaPath, formats: str, otherwise: str) -> av.container.InputContainer:
+def _opened(path: MediaPath, formats: str, otherwise: str, file: BinaryIO | None = None) -> av.container.InputContainer:
     options = {"protocol_whitelist": "file,subfile", "format_whitelist": formats}
     try:
-        return av.open(location.ffmpeg_url(path), options=options, metadata_errors="replace")
+        return av.open(location.ffmpeg_url(path, is_open=file is not None), options=options, metadata_errors="replace")
     except av.error.ArgumentError:  # EINVAL: a known format that is not among these
         raise ProbeError(otherwise) from None
 
@@ -123,14 +136,15 @@ def _prepare(decoder: Any) -> None:
     decoder.options = {"max_pixels": str(_MOST_PIXELS)}
 
 
-def _is_default(stream: av.VideoStream) -> bool:
-    return bool(stream.disposition & Disposition.default)
-
-
-def _num_packets(path: MediaPath) -> Counter[int]:
-    """Count the packets of each stream of pictures, by its index: a still has one, whether or not it is marked as one."""
+def _by_preference(path: MediaPath, streams: list[av.VideoStream]) -> list[av.VideoStream]:
+    """Return streams without stills, which have one packet whether or not they are marked, the one that players show first."""
     with _opened(path, _CONTAINERS, "") as container:
-        return Counter(packet.stream_index for packet in container.demux(container.streams.video) if packet.size)
+        counts = Counter(packet.stream_index for packet in container.demux(container.streams.video) if packet.size)
+
+    def preference(stream: av.VideoStream) -> tuple[bool, int, int]:
+        return bool(stream.disposition & Disposition.default), stream.width * stream.height, counts[stream.index]
+
+    return sorted([s for s in streams if counts[s.index] > 1] or streams, key=preference, reverse=True)
 
 
 class _Cropped:
