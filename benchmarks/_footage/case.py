@@ -20,8 +20,8 @@ class NotMadeError(Exception):
 class Shop:
     """Makes films in a folder of its own, by the ffmpeg program."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, first: int = 0) -> None:
+        self.folder, self.first = folder, first  # what is added to the numbers of all frames
         folder.mkdir(parents=True, exist_ok=True)
 
     def film(
@@ -41,7 +41,8 @@ class Shop:
         if sound:
             words += ["-f", "lavfi", "-i", "sine=d=1"]
         words += ["-vf", filters] if filters else []
-        program.run(*words, *codec, *_BITEXACT, path, stdin=drawn.film(numbers, size))
+        film = drawn.film((self.first + number for number in numbers), size)
+        program.run(*words, *codec, *_BITEXACT, path, stdin=film)
         return path
 
     def copy(self, source: Path, target: Path | str, *words: object, before: Words = ()) -> Path:

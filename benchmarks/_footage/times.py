@@ -85,9 +85,9 @@ def _variable() -> Iterator[Case]:
 
 def _same_time(words: Words, numbers: Sequence[int], shop: Shop, path: Path) -> None:
     """Give packets the time of the one before."""
-    same = "+".join(f"eq(N\\,{number})" for number in numbers)
+    same = "+".join(f"eq(N,{number})" for number in numbers)
     source = shop.film(f"whole{path.suffix}", words)
-    shop.copy(source, path, "-bsf:v", f"setts=ts=if({same}\\,PREV_OUTTS\\,TS)")
+    shop.copy(source, path, "-bsf:v", f"setts=ts='if({same},PREV_OUTDTS,TS)'")
 
 
 def _dropped(words: Words, shop: Shop, path: Path) -> None:
