@@ -115,7 +115,9 @@ def main() -> None:
     parser.add_argument("--only", metavar="PATTERN", default="*", help="cases whose names match, as in 'h264_*avi'")
     parser.add_argument("--keep", metavar="FOLDER", type=Path, help="leave the films in this folder")
     parser.add_argument("--trained", action="store_true", help="train on some of them too")
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line, and no lines before")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object as the last line, and no lines before"
+    )
     parser.add_argument("--save", action="store_true", help=f"keep the figures in {RESULTS.name}")
     options = parser.parse_args()
     if program.find() is None:

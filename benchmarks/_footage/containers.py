@@ -156,7 +156,14 @@ def cases() -> Iterator[Case]:
             more = ("-tag:v", "hvc1") if name == "hevc" and suffix in (".mp4", ".mov") else ()
             make = partial(_copied, words, first, more)
             yield Case(f"copied_{name}{kind}{_under(first)}{_under(suffix)}", suffix, make, rate=24.0)
-    for chain in ((".mp4", ".avi"), (".avi", ".mkv"), (".ts", ".mp4"), (".wmv", ".mkv"), (".mkv", ".flv"), (".mp4", ".ts")):
+    for chain in (
+        (".mp4", ".avi"),
+        (".avi", ".mkv"),
+        (".ts", ".mp4"),
+        (".wmv", ".mkv"),
+        (".mkv", ".flv"),
+        (".mp4", ".ts"),
+    ):
         for suffix in (".mp4", ".mkv"):
             name = f"copied_twice{''.join(map(_under, chain))}{_under(suffix)}"
             yield Case(name, suffix, partial(_copied_twice, X264_DEFAULT, chain), rate=24.0)

@@ -26,7 +26,15 @@ SOURCES: dict[str, tuple[Words, str]] = {
     "mpeg4": ((*MPEG4, "-bf", "2"), ".mp4 .mkv .avi"),
     "vp9": ((*VP9, "-g", "12"), ".webm .mkv .mp4"),
 }
-_SOURCE_SUFFIX = {".avi": ".avi", ".ts": ".ts", ".m2ts": ".ts", ".mpg": ".mpg", ".vob": ".mpg", ".flv": ".mp4", ".mov": ".mp4"}
+_SOURCE_SUFFIX = {
+    ".avi": ".avi",
+    ".ts": ".ts",
+    ".m2ts": ".ts",
+    ".mpg": ".mpg",
+    ".vob": ".mpg",
+    ".flv": ".mp4",
+    ".mov": ".mp4",
+}
 _PIECE = {".m2ts": "mpegts", ".ts": "mpegts", ".mkv": "matroska", ".mpg": "mpeg", ".vob": "vob"}
 
 
@@ -130,7 +138,12 @@ def cases() -> Iterator[Case]:
 
 def _streams() -> Iterator[Case]:
     b2 = (*X264, "-bf", "2")
-    coded: dict[str, Words] = {"h264": b2, "hevc": x265(bframes=2), "mpeg2": (*MPEG2, "-bf", "2"), "plain": (*X264, "-bf", "0")}
+    coded: dict[str, Words] = {
+        "h264": b2,
+        "hevc": x265(bframes=2),
+        "mpeg2": (*MPEG2, "-bf", "2"),
+        "plain": (*X264, "-bf", "0"),
+    }
     for name, words in coded.items():
         for share in (0.3, 0.62):
             for header in (0, 3):
@@ -138,6 +151,9 @@ def _streams() -> Iterator[Case]:
                 yield Case(f"{kind}_{share:g}_{name}", ".ts", partial(_tail, words, ".ts", share, header))
         yield Case(f"joined_{name}", ".ts", partial(_joined, words, (), ()), rate=24.0)
         yield Case(f"joined_later_{name}", ".ts", partial(_joined, words, (), ("-output_ts_offset", "7.3")), rate=24.0)
+        yield Case(
+            f"joined_much_later_{name}", ".ts", partial(_joined, words, (), ("-output_ts_offset", "30")), rate=24.0
+        )
         yield Case(f"joined_earlier_{name}", ".ts", partial(_joined, words, ("-output_ts_offset", "9"), ()), rate=24.0)
         yield Case(f"lost_sound_{name}", ".ts", partial(_lost, words, 1, 1))
         for kind, count in (("lost_pictures", 1), ("lost_more", 6)):

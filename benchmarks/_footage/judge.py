@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,7 +38,7 @@ class Verdict:
 class _Times(NamedTuple):
     """When frames are shown, as far as a film tells."""
 
-    fps: float  # mean; 0 if unknown
+    fps: float  # mean
     steady: bool
     uneven: bool
     slowest: float
@@ -66,7 +65,7 @@ def _reference(case: Case, path: Path) -> Shown:
         made_up = next((i for i, frame in enumerate(shown.frames) if _is_drawn(frame)), 0) if shown.complaints else 0
         return replace(shown, frames=shown.frames[made_up:], seconds=shown.seconds[made_up:])
     frames = case.drawn()
-    return Shown(frames, np.full(len(frames), np.nan))
+    return Shown(frames, np.array(case.seconds if case.seconds else [np.nan] * len(frames)))
 
 
 def _is_drawn(frame: Frame) -> bool:
@@ -89,7 +88,9 @@ def _compare(case: Case, path: Path, row: Row, shown: Shown) -> Verdict:
     if count != len(shown.frames):
         differences.append(f"{count} frames instead of {len(shown.frames)}")
     sizes = _sizes(shown)
-    if size not in sizes and not any(abs(size[0] - w) + abs(size[1] - h) <= 1 for w, h in sizes if shown.pixel_shape != 1):
+    if size not in sizes and not any(
+        abs(size[0] - w) + abs(size[1] - h) <= 1 for w, h in sizes if shown.pixel_shape != 1
+    ):
         differences.append(f"{size[0]} × {size[1]} instead of {' or '.join(f'{w} × {h}' for w, h in sizes)}")
     differences += _wrong_times(case, row, shown)
     if size == shown.frames[0].shape[1::-1] and all(frame.shape == shown.frames[0].shape for frame in shown.frames):
@@ -123,13 +124,14 @@ def _wrong_times(case: Case, row: Row, shown: Shown) -> list[str]:
     Either is right: after a cut, and in containers that have times of decoding alone, ffmpeg guesses some.
     """
     known = [] if case.rate is None else [_Times(case.rate, True, False, case.rate, case.rate)]
-    wrong = [_against(times, row, len(shown.frames)) for times in (*known, _told_times(shown))]
-    return min(wrong, key=len)
+    if (told := _told_times(shown)) is not None:
+        known.append(told)
+    return min((_against(times, row, len(shown.frames)) for times in known), key=len, default=[])
 
 
 def _against(times: _Times, row: Row, count: int) -> list[str]:
     found, wrong = row["fps"], []
-    if times.fps and not times.uneven and abs(found / times.fps - 1) > max(_RATE, 1 / count**2):
+    if not times.uneven and abs(found / times.fps - 1) > max(_RATE, 1 / count**2):
         wrong.append(f"{found:.5g} fps instead of {times.fps:.5g}")
     if times.uneven and not times.slowest * 0.9 <= found <= times.fastest * 1.1:
         wrong.append(f"{found:.5g} fps outside of {times.slowest:.5g} to {times.fastest:.5g}")
@@ -137,18 +139,18 @@ def _against(times: _Times, row: Row, count: int) -> list[str]:
         wrong.append("called of variable rate, while times are even")
     if times.uneven and not row["variable_fps"]:
         wrong.append("called of constant rate, while times are uneven")
-    if times.fps and not times.uneven and row["num_frames"] == count:
+    if not times.uneven and row["num_frames"] == count:
         length = count / times.fps
         if abs(row["duration_seconds"] - length) > max(_RATE * length, 1 / times.fps):
             wrong.append(f"{row['duration_seconds']:.5g} s instead of {length:.5g}")
     return wrong
 
 
-def _told_times(shown: Shown) -> _Times:
+def _told_times(shown: Shown) -> _Times | None:
     seconds: NDArray[np.float64] = shown.seconds
     steps = np.diff(seconds)
     if len(seconds) < 3 or len(seconds) != len(shown.frames) or not (steps >= 0).all() or seconds[-1] <= seconds[0]:
-        return _Times(0.0, False, False, 0.0, 0.0)
+        return None
     step = (seconds[-1] - seconds[0]) / (len(seconds) - 1)
     off = np.abs(seconds - seconds[0] - step * np.arange(len(seconds))).max()
     # Containers round times to milliseconds, or to ticks of 1/90000 s and the like.
@@ -185,9 +187,12 @@ def _wrong_windows(case: Case, path: Path, row: Row, size: tuple[int, int], want
         return []
     first, few = count // 2, min(4, count - count // 2)
     ways = {
-        f"the range {first}:{first + few}": (dict(first_frame=first, num_frames=few, count=few), np.arange(first, first + few)),
-        "the last frame": (dict(first_frame_draw=0.999, count=1), np.array([count - 1])),
-        "every second frame": (dict(step=2.0, count=(count + 1) // 2), np.arange(0, count, 2)),
+        f"the range {first}:{first + few}": (
+            {"first_frame": first, "num_frames": few, "count": few},
+            np.arange(first, first + few),
+        ),
+        "the last frame": ({"first_frame_draw": 0.999, "count": 1}, np.array([count - 1])),
+        "every second frame": ({"step": 2.0, "count": (count + 1) // 2}, np.arange(0, count, 2)),
     }
     wrong = []
     for name, (choice, indices) in ways.items():
@@ -209,6 +214,3 @@ def _some(numbers: Sequence[int]) -> str:
         parts.append(f"{numbers[at]}…{numbers[end]}" if end - at > 1 else ", ".join(map(str, numbers[at : end + 1])))
         at = end + 1
     return ", ".join(parts[:_MOST_SHOWN])
-
-
-__all__ = ["NOT_MADE", "REFUSED", "RIGHT", "WRONG", "Fraction", "Verdict", "judge"]

@@ -97,7 +97,9 @@ _CROPS: dict[str, Crop] = {
 }
 
 
-def _clap(words: Words, entry: bytes, crop: Crop, quarters: int, mirrored: bool, ratio: Fraction, shop: Shop, path: Path) -> None:
+def _clap(
+    words: Words, entry: bytes, crop: Crop, quarters: int, mirrored: bool, ratio: Fraction, shop: Shop, path: Path
+) -> None:
     shop.film(path, words, filters=f"setsar={ratio.numerator}/{ratio.denominator}")
     left, top, right, bottom = crop
     width, height = SIZE[0] - left - right, SIZE[1] - top - bottom
@@ -126,14 +128,18 @@ def _clapped() -> Iterator[Case]:
                     yield _cropped(name, ".mp4", make, _CROPS[kind], quarters, mirrored, ratio)
 
 
-def _cropped(name: str, suffix: str, make, crop: Crop, quarters: int = 0, mirrored: bool = False, ratio: Fraction = Fraction(1)) -> Case:  # type: ignore[no-untyped-def]
+def _cropped(
+    name: str, suffix: str, make, crop: Crop, quarters: int = 0, mirrored: bool = False, ratio: Fraction = Fraction(1)
+) -> Case:  # type: ignore[no-untyped-def]
     choice = (crop, quarters, mirrored, ratio)
     view = partial(_view, crop=crop, quarters=quarters, mirrored=mirrored, ratio=ratio)
     made = partial(make, *choice)
     return Case(f"{name}{_under(suffix)}", suffix, made, numbers=_NUMBERS, view=view, rate=24.0, tolerance=_LOSSY)
 
 
-def _pixel_crop(words: Words, crop: Crop, quarters: int, mirrored: bool, ratio: Fraction, shop: Shop, path: Path) -> None:
+def _pixel_crop(
+    words: Words, crop: Crop, quarters: int, mirrored: bool, ratio: Fraction, shop: Shop, path: Path
+) -> None:
     """Let the program mkvpropedit write the crop, with the size of display that belongs to it."""
     shop.film(path, words)
     left, top, right, bottom = crop
@@ -247,13 +253,14 @@ def cases() -> Iterator[Case]:
         for suffix in suffixes.split():
             for order in ("tff", "bff"):
                 filters = f"setfield={order}"
-                flags = ("-x264-params", f"{order}=1") if name == "h264" else ("-field_order", "tt" if order == "tff" else "bb")
+                flags = (
+                    ("-x264-params", f"{order}=1")
+                    if name == "h264"
+                    else ("-field_order", "tt" if order == "tff" else "bb")
+                )
                 make = partial(_fields, (*words, *flags), filters, SIZE, rate)
                 yield Case(f"fields_{order}_{name}{_under(suffix)}", suffix, make)
 
 
 def _under(suffix: str) -> str:
     return suffix.replace(".", "_")
-
-
-__all__ = ["Path", "cases"]

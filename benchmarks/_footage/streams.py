@@ -61,7 +61,12 @@ _FILES: dict[str, tuple[Parts, Words, int, str]] = {
     "thumbnail_default": (lambda s: [_still(s), _main(s)], _first(), 1, ".mov .mkv"),
     "cover_first": (lambda s: [_still(s), _main(s)], ("-disposition:v:0", "attached_pic"), 0, ".mp4 .m4v"),
     "cover_last": (lambda s: [_main(s), _still(s)], ("-disposition:v:1", "attached_pic"), 0, ".mp4 .m4v"),
-    "cover_large": (lambda s: [_main(s), _still(s, _JPEG, (256, 192))], ("-disposition:v:1", "attached_pic"), 0, ".mp4"),
+    "cover_large": (
+        lambda s: [_main(s), _still(s, _JPEG, (256, 192))],
+        ("-disposition:v:1", "attached_pic"),
+        0,
+        ".mp4",
+    ),
     "preview_first": (lambda s: [_preview(s), _main(s)], _OFF, 1, ".mkv .ts .mpg .avi .wmv"),
     "preview_last": (lambda s: [_main(s), _preview(s)], _OFF, 0, ".mkv .mp4 .mov .ts .avi"),
     "default_second": (lambda s: [_preview(s), _main(s)], _second(), 1, ".mkv .mp4 .mov"),

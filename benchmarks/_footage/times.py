@@ -13,7 +13,7 @@ from benchmarks._footage.codecs import MPEG2, MPEG4, VP8, VP9, X264, x265
 _B2: Words = (*X264, "-bf", "2")
 _PLAIN: Words = (*X264, "-bf", "0")
 _HEVC: Words = x265(bframes=2)
-_RATES = "1 15 24000/1001 25 30000/1001 50 60000/1001 120 240 480 1500".split()
+_RATES = ("1", "15", "24000/1001", "25", "30000/1001", "50", "60000/1001", "120", "240", "480", "1500")
 
 
 def _rated(words: Words, rate: str, count: int, shop: Shop, path: Path) -> None:

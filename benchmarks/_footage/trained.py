@@ -17,22 +17,22 @@ import numpy as np
 
 from benchmarks._footage import drawn, program
 from benchmarks._footage.all_cases import all_cases
-from benchmarks._footage.case import Case, Shop
+from benchmarks._footage.case import Shop
 from benchmarks._footage.drawn import Frames
 from benchmarks._footage.program import Shown
 
-CASES = """
+_CASES = """
 h264_default_avi h264_pyramid_wmv h264_b3_mxf h264_default_mpg hevc_default_avi mpeg4_b2_avi mpeg2_b2_asf xvid_mkv
 cut_early_h264_open_ts cut_late_mpeg2_mpg cut_after_mpeg4_mkv segment1_hevc_open_mkv begun_0.3_h264 joined_later_hevc lost_sound_mpeg2
 edit_swapped_b3 copied_twice_mp4_avi_mkv streams_thumbnail_first_mov streams_preview_first_mkv turned_180_pixels_1_1_h264_mp4
 alpha_vp9_webm fields_tff_mpeg2_mpg same_time_few_plain rate_480_h264_mkv time_wraps_h264 variable_drops_h264_mkv
-""".split()
+"""
 # At 16 frames a second, whatever the rate of the film.
-AT_A_RATE = """
+_AT_A_RATE = """
 variable_phone_h264_mp4 variable_slower_vp9_webm variable_faster_h264_mkv variable_frozen_end_h264_mp4 variable_screen_vp8_webm
 rate_24000_1001_h264_mkv rate_60000_1001_h264_mp4 h264_default_avi
-""".split()
-_FPS = 16.0
+"""
+CASES, AT_A_RATE = tuple(_CASES.split()), tuple(_AT_A_RATE.split())
 _FRAMES = 5  # of a clip in a batch
 _APART = 72  # numbers from one film's first frame to that of the next
 _ROUNDING = 0.003  # seconds, since containers round times to milliseconds
@@ -139,6 +139,3 @@ def _noted(given: list[Given]) -> Iterator[None]:
         yield
     finally:
         ExampleBuilder.build = original  # type: ignore[method-assign]
-
-
-__all__ = ["AT_A_RATE", "CASES", "Case", "try_run"]
