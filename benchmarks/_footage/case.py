@@ -13,6 +13,11 @@ Words = Sequence[object]  # of a command line
 LONG = 64  # frames of a film that is cut
 
 
+def underlined(suffix: str) -> str:
+    """Return a suffix as a part of a case's name."""
+    return suffix.replace(".", "_")
+
+
 class NotMadeError(Exception):
     """A file cannot be made here; the message says why."""
 
@@ -87,6 +92,7 @@ class Case:
     view: Callable[[Frame], Frame] | None = None
     seconds: tuple[float, ...] = ()  # when these frames are shown
     rate: float | None = None  # where times in the file do not tell, such as those of joined films
+    guessed: bool = False  # whether its times are guesses of programs that copied it, which are not judged
     refused: str = ""  # why the file may be refused though it is shown
     tolerance: float = 3.0  # mean difference in levels of 255
 

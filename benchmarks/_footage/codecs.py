@@ -6,7 +6,7 @@ from fractions import Fraction
 from functools import partial
 from pathlib import Path
 
-from benchmarks._footage.case import Case, Shop, Words
+from benchmarks._footage.case import Case, Shop, Words, underlined
 
 # Where a codec is not registered, the program refuses, and the pair is told as not made.
 VIDEO = (
@@ -224,8 +224,7 @@ def _case(name: str, suffix: str, words: Words) -> Case:
         size = (256, 128)  # the smallest
     make = partial(_film, _words(codec, suffix, words), size, rate)
     # Of broadcast containers the program tells uneven times; libxvid leaves frames out.
-    known = None if codec == "xvid" else float(Fraction(rate))
-    return Case(f"{name}{suffix.replace('.', '_')}", suffix, make, rate=known)
+    return Case(f"{name}{underlined(suffix)}", suffix, make, rate=float(Fraction(rate)), guessed=codec == "xvid")
 
 
 def cases() -> list[Case]:

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks._footage import boxes
-from benchmarks._footage.case import Case, Shop, Words
+from benchmarks._footage.case import Case, Shop, Words, underlined
 from benchmarks._footage.codecs import MPEG2, MPEG4, VP8, VP9, X264, X264_DEFAULT, x265
 
 B3: Words = (*X264, "-bf", "3", "-b_strategy", "0")
@@ -86,6 +86,7 @@ def _copied_twice(words: Words, chain: Sequence[str], shop: Shop, path: Path) ->
     shop.copy(source, path, before=_TIMES)
 
 
+_DECODING_TIMES = {".avi", ".wmv"}  # the program guesses when a frame from these is shown
 _ANNEXB = ("-bsf:v", "h264_mp4toannexb")
 # Films in a container, and those into which they are copied.
 _COPIES: list[tuple[str, Words, str, str]] = [
@@ -139,7 +140,7 @@ def cases() -> Iterator[Case]:
     for film, words in _FILMS.items():
         for name, more in _LAYOUTS.items():
             for suffix in (".mp4", ".mov"):
-                yield Case(f"{name}_{film}{_under(suffix)}", suffix, partial(_film, words, more))
+                yield Case(f"{name}_{film}{underlined(suffix)}", suffix, partial(_film, words, more))
         for name, more in _MATROSKA.items():
             yield Case(f"{name}_{film}_mkv", ".mkv", partial(_film, words, more))
         for name, edits in _EDITS.items():
@@ -149,13 +150,14 @@ def cases() -> Iterator[Case]:
         yield Case(f"zeros_behind_{film}", ".mp4", partial(_changed, words, lambda data: data + bytes(8192), ()))
         for seconds in ("0.5", "2.5"):
             for suffix in (".mp4", ".mkv", ".ts"):
-                yield Case(f"delayed_{seconds}_{film}{_under(suffix)}", suffix, partial(_delayed, words, seconds))
+                yield Case(f"delayed_{seconds}_{film}{underlined(suffix)}", suffix, partial(_delayed, words, seconds))
     for name, words, first, suffixes in _COPIES:
         kind = "_annexb" if "h264_mp4toannexb" in words else ""
         for suffix in suffixes.split():
             more = ("-tag:v", "hvc1") if name == "hevc" and suffix in (".mp4", ".mov") else ()
             make = partial(_copied, words, first, more)
-            yield Case(f"copied_{name}{kind}{_under(first)}{_under(suffix)}", suffix, make, rate=24.0)
+            whole, guessed = f"copied_{name}{kind}{underlined(first)}{underlined(suffix)}", first in _DECODING_TIMES
+            yield Case(whole, suffix, make, rate=24.0, guessed=guessed)
     for chain in (
         (".mp4", ".avi"),
         (".avi", ".mkv"),
@@ -165,14 +167,13 @@ def cases() -> Iterator[Case]:
         (".mp4", ".ts"),
     ):
         for suffix in (".mp4", ".mkv"):
-            name = f"copied_twice{''.join(map(_under, chain))}{_under(suffix)}"
-            yield Case(name, suffix, partial(_copied_twice, X264_DEFAULT, chain), rate=24.0)
+            name = f"copied_twice{''.join(map(underlined, chain))}{underlined(suffix)}"
+            guessed = not _DECODING_TIMES.isdisjoint(chain)
+            yield Case(name, suffix, partial(_copied_twice, X264_DEFAULT, chain), rate=24.0, guessed=guessed)
     for suffix, sound in _SOUND.items():
         for film, words in (("default", X264_DEFAULT), ("mpeg4", (*MPEG4, "-bf", "2"))):
             if film == "mpeg4" and suffix in (".flv", ".mpg", ".m2ts"):
                 continue
-            yield Case(f"sound_{film}{_under(suffix)}", suffix, partial(_with_sound, words, sound, suffix), rate=24.0)
-
-
-def _under(suffix: str) -> str:
-    return suffix.replace(".", "_")
+            yield Case(
+                f"sound_{film}{underlined(suffix)}", suffix, partial(_with_sound, words, sound, suffix), rate=24.0
+            )

@@ -123,6 +123,8 @@ def _wrong_times(case: Case, row: Row, shown: Shown) -> list[str]:
 
     Either is right: after a cut, and in containers that have times of decoding alone, ffmpeg guesses some.
     """
+    if case.guessed:
+        return []
     known = [] if case.rate is None else [_Times(case.rate, True, False, case.rate, case.rate)]
     if (told := _told_times(shown)) is not None:
         known.append(told)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from functools import partial
 from pathlib import Path
@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from benchmarks._footage import boxes, drawn
-from benchmarks._footage.case import Case, Shop, Words
+from benchmarks._footage.case import Case, Shop, Words, underlined
 from benchmarks._footage.codecs import MPEG2, MPEG4, VP8, VP9, X264, x265
 from benchmarks._footage.drawn import SIZE, Frame
 
@@ -36,7 +36,7 @@ def _turns() -> Iterator[Case]:
                             continue
                         kind = f"{90 * quarters}{'_mirrored' if mirrored else ''}_pixels_{wide}_{high}"
                         make = partial(_turned, words, quarters, mirrored, wide, high)
-                        yield Case(f"turned_{kind}_{name}{_under(suffix)}", suffix, make)
+                        yield Case(f"turned_{kind}_{name}{underlined(suffix)}", suffix, make)
 
 
 def _pixels(words: Words, filters: str, more: Words, shop: Shop, path: Path) -> None:
@@ -65,7 +65,7 @@ def _anamorphic() -> Iterator[Case]:
                 ("both", "setsar=2", ("-aspect", "4/3")),
             ):
                 make = partial(_pixels, (*words, *annexb, *rate), filters, more)
-                yield Case(f"pixels_{kind}_{name}{_under(suffix)}", suffix, make)
+                yield Case(f"pixels_{kind}_{name}{underlined(suffix)}", suffix, make)
 
 
 # --- crops by the container: the program shows whole frames before version 7.1, so that views are constructed
@@ -129,12 +129,18 @@ def _clapped() -> Iterator[Case]:
 
 
 def _cropped(
-    name: str, suffix: str, make, crop: Crop, quarters: int = 0, mirrored: bool = False, ratio: Fraction = Fraction(1)
-) -> Case:  # type: ignore[no-untyped-def]
+    name: str,
+    suffix: str,
+    make: Callable[..., object],
+    crop: Crop,
+    quarters: int = 0,
+    mirrored: bool = False,
+    ratio: Fraction = Fraction(1),
+) -> Case:
     choice = (crop, quarters, mirrored, ratio)
     view = partial(_view, crop=crop, quarters=quarters, mirrored=mirrored, ratio=ratio)
     made = partial(make, *choice)
-    return Case(f"{name}{_under(suffix)}", suffix, made, numbers=_NUMBERS, view=view, rate=24.0, tolerance=_LOSSY)
+    return Case(f"{name}{underlined(suffix)}", suffix, made, numbers=_NUMBERS, view=view, rate=24.0, tolerance=_LOSSY)
 
 
 def _pixel_crop(
@@ -248,7 +254,7 @@ def cases() -> Iterator[Case]:
             yield Case(f"size_{kind}_{name}", suffix, partial(_sized, words, size))
     for name, words, suffixes, decoder in _ALPHA:
         for suffix in suffixes.split():
-            yield Case(f"alpha_{name}{_under(suffix)}", suffix, partial(_transparent, words), decoder=decoder)
+            yield Case(f"alpha_{name}{underlined(suffix)}", suffix, partial(_transparent, words), decoder=decoder)
     for name, words, suffixes, rate in _INTERLACED:
         for suffix in suffixes.split():
             for order in ("tff", "bff"):
@@ -259,8 +265,4 @@ def cases() -> Iterator[Case]:
                     else ("-field_order", "tt" if order == "tff" else "bb")
                 )
                 make = partial(_fields, (*words, *flags), filters, SIZE, rate)
-                yield Case(f"fields_{order}_{name}{_under(suffix)}", suffix, make)
-
-
-def _under(suffix: str) -> str:
-    return suffix.replace(".", "_")
+                yield Case(f"fields_{order}_{name}{underlined(suffix)}", suffix, make)

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks._footage import boxes
-from benchmarks._footage.case import Case, Shop, Words
+from benchmarks._footage.case import Case, Shop, Words, underlined
 from benchmarks._footage.codecs import MPEG2, MPEG4, X264
 
 _B2: Words = (*X264, "-bf", "2")
@@ -112,17 +112,13 @@ def cases() -> Iterator[Case]:
         for suffix in suffixes.split():
             more = _AVI if suffix == ".avi" else ()
             make = partial(_several, parts, (*words, *more))
-            yield Case(f"streams_{name}{_under(suffix)}", suffix, make, stream=stream)
+            yield Case(f"streams_{name}{underlined(suffix)}", suffix, make, stream=stream)
     small_off: Parts = lambda s: [_preview(s), _main(s)]  # noqa: E731
     large_off: Parts = lambda s: [_main(s), _preview(s)]  # noqa: E731
     for suffix in (".mp4", ".mov"):
-        yield Case(f"streams_first_disabled{_under(suffix)}", suffix, partial(_disabled, small_off, 0), stream=1)
-        yield Case(f"streams_large_disabled{_under(suffix)}", suffix, partial(_disabled, large_off, 0), stream=1)
-        yield Case(f"streams_last_disabled{_under(suffix)}", suffix, partial(_disabled, large_off, 1))
-        yield Case(f"streams_timecode{_under(suffix)}", suffix, _timecode)
-        yield Case(f"streams_sound_first{_under(suffix)}", suffix, _sound_first)
+        yield Case(f"streams_first_disabled{underlined(suffix)}", suffix, partial(_disabled, small_off, 0), stream=1)
+        yield Case(f"streams_large_disabled{underlined(suffix)}", suffix, partial(_disabled, large_off, 0), stream=1)
+        yield Case(f"streams_last_disabled{underlined(suffix)}", suffix, partial(_disabled, large_off, 1))
+        yield Case(f"streams_timecode{underlined(suffix)}", suffix, _timecode)
+        yield Case(f"streams_sound_first{underlined(suffix)}", suffix, _sound_first)
     yield Case("streams_cover_mkv", ".mkv", _cover_mkv)
-
-
-def _under(suffix: str) -> str:
-    return suffix.replace(".", "_")

@@ -7,7 +7,7 @@ from functools import partial
 from itertools import accumulate
 from pathlib import Path
 
-from benchmarks._footage.case import Case, Shop, Words
+from benchmarks._footage.case import Case, Shop, Words, underlined
 from benchmarks._footage.codecs import MPEG2, MPEG4, VP8, VP9, X264, x265
 
 _B2: Words = (*X264, "-bf", "2")
@@ -37,7 +37,7 @@ def _constant() -> Iterator[Case]:
                     continue  # several frames a millisecond
                 kind = rate.replace("/", "_")
                 make = partial(_rated, words, rate, 40)
-                yield Case(f"rate_{kind}_{name}{_under(suffix)}", suffix, make, rate=fps)
+                yield Case(f"rate_{kind}_{name}{underlined(suffix)}", suffix, make, rate=fps)
 
 
 def _timed(words: Words, milliseconds: Sequence[int], shop: Shop, path: Path) -> None:
@@ -80,7 +80,7 @@ def _variable() -> Iterator[Case]:
     for name, words, suffixes in films:
         for suffix in suffixes.split():
             for kind, times in _VARIABLE.items():
-                yield Case(f"variable_{kind}_{name}{_under(suffix)}", suffix, partial(_timed, words, times))
+                yield Case(f"variable_{kind}_{name}{underlined(suffix)}", suffix, partial(_timed, words, times))
 
 
 def _same_time(words: Words, numbers: Sequence[int], shop: Shop, path: Path) -> None:
@@ -126,14 +126,14 @@ def cases() -> Iterator[Case]:
     for name, (words, suffixes) in films.items():
         for suffix in suffixes.split():
             for count in (1, 2, 3):
-                yield Case(f"frames_{count}_{name}{_under(suffix)}", suffix, partial(_rated, words, "24", count))
+                yield Case(f"frames_{count}_{name}{underlined(suffix)}", suffix, partial(_rated, words, "24", count))
     for name, words in {"plain": _PLAIN, "vp9": VP9}.items():
         for kind, numbers in {"one": [11], "few": [5, 11, 12, 20], "last": [23], "all": list(range(1, 24))}.items():
             yield Case(f"same_time_{kind}_{name}", ".mkv", partial(_same_time, words, numbers))
     for suffix, words in {".avi": (*MPEG4, "-bf", "0"), ".mp4": _B2, ".mkv": _B2, ".webm": VP9, ".ts": _B2}.items():
-        yield Case(f"dropped{_under(suffix)}", suffix, partial(_dropped, words))
+        yield Case(f"dropped{underlined(suffix)}", suffix, partial(_dropped, words))
     for suffix in (".mp4", ".ts", ".mkv"):
-        yield Case(f"pulldown{_under(suffix)}", suffix, partial(_rated, _pulled_down(suffix), "24", 40))
+        yield Case(f"pulldown{underlined(suffix)}", suffix, partial(_rated, _pulled_down(suffix), "24", 40))
     for name, words, suffix in _ANIMATIONS:
         for rate in ("10", "25", "50"):
             yield Case(f"animation_{rate}_{name}", suffix, partial(_rated, words, rate, 20), rate=float(rate))
@@ -142,7 +142,3 @@ def cases() -> Iterator[Case]:
     for rate in ("10", "25"):
         make = partial(_rated, _WEBP, rate, 20)
         yield Case(f"animation_{rate}_webp", ".webp", make, numbers=tuple(range(20)), rate=float(rate))
-
-
-def _under(suffix: str) -> str:
-    return suffix.replace(".", "_")
