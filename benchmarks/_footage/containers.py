@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
-from benchmarks._footage import boxes
+from benchmarks._footage import boxes, packed
 from benchmarks._footage.case import Case, Shop, Words, underlined
 from benchmarks._footage.codecs import MPEG2, MPEG4, VP8, VP9, X264, X264_DEFAULT, x265
 
@@ -135,6 +135,15 @@ def _delayed(words: Words, seconds: str, shop: Shop, path: Path) -> None:
     shop.copy(source, path, "-map", "0:a", "-map", "1:v", "-c:a", "aac", before=sound)
 
 
+def _packed(more: Words | None, shop: Shop, path: Path) -> None:
+    """Pack frames as DivX did, and copy that with further words of the program if there are some."""
+    source = shop.film("source.avi", (*MPEG4, "-bf", "1"), numbers=range(36))
+    if more is None:
+        packed.pack(source, path)
+    else:
+        shop.copy(packed.pack(source, shop.folder / "packed.avi"), path, *more, before=_TIMES)
+
+
 def cases() -> Iterator[Case]:
     """Yield the cases of layouts."""
     for film, words in _FILMS.items():
@@ -170,6 +179,11 @@ def cases() -> Iterator[Case]:
             name = f"copied_twice{''.join(map(underlined, chain))}{underlined(suffix)}"
             guessed = not _DECODING_TIMES.isdisjoint(chain)
             yield Case(name, suffix, partial(_copied_twice, X264_DEFAULT, chain), rate=24.0, guessed=guessed)
+    yield Case("packed_avi", ".avi", partial(_packed, None), rate=24.0)
+    for name, more in {"packed": (), "unpacked": ("-bsf:v", "mpeg4_unpack_bframes")}.items():
+        for suffix in (".avi", ".mkv", ".mp4"):
+            make = partial(_packed, more)
+            yield Case(f"{name}_copied{underlined(suffix)}", suffix, make, rate=24.0, guessed=True)
     for suffix, sound in _SOUND.items():
         for film, words in (("default", X264_DEFAULT), ("mpeg4", (*MPEG4, "-bf", "2"))):
             if film == "mpeg4" and suffix in (".flv", ".mpg", ".m2ts"):

@@ -181,6 +181,20 @@ def _matroska() -> Iterator[Case]:
         yield _cropped(f"crop_{kind}_pixels", ".mkv", partial(_pixel_crop, _B2), _CROPS[kind], ratio=ratio)
 
 
+def _rolled(words: Words, crop: Crop, quarters: int, mirrored: bool, ratio: Fraction, shop: Shop, path: Path) -> None:
+    """Let the film be turned by the angle of a projection, counter-clockwise."""
+    _pixel_crop(words, crop, 0, False, ratio, shop, path)
+    degrees = {1: -90, 2: 180, 3: 90}[quarters]
+    roll = ("--set", "projection-type=0", "--set", f"projection-pose-roll={degrees}")
+    shop.tool("mkvpropedit", "-q", path, "--edit", "track:v1", *roll)
+
+
+def _rolls() -> Iterator[Case]:
+    for kind, crop in {"whole": (0, 0, 0, 0), "bars": _CROPS["bars"]}.items():
+        for quarters in (1, 2, 3):
+            yield _cropped(f"rolled_{kind}_{90 * quarters}", ".mkv", partial(_rolled, _B2), crop, quarters)
+
+
 # --- sizes, transparency, fields
 
 
@@ -249,6 +263,7 @@ def cases() -> Iterator[Case]:
     yield from _anamorphic()
     yield from _clapped()
     yield from _matroska()
+    yield from _rolls()
     for name, words, suffix in _ODD:
         for kind, size in _SIZES.items():
             yield Case(f"size_{kind}_{name}", suffix, partial(_sized, words, size))

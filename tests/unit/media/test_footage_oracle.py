@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numbered_films as films
 import pytest
-from benchmarks._footage import boxes, program
+from benchmarks._footage import boxes, packed, program
 from benchmarks._footage.case import Case
-from benchmarks._footage.judge import RIGHT, judge
+from benchmarks._footage.judge import RIGHT, WRONG, judge
 from numbered_films import B2, B3, HEVC_OPEN, OPEN, PLAIN, QUALITY, X264
 
 import reelworks as rw
@@ -90,6 +91,10 @@ def _same_times(*same: int) -> Any:
     return make
 
 
+def _packed(path: Path) -> None:
+    packed.pack(films.write(path.with_name(f".{path.name}"), ALL, "mpeg4", {**QUALITY, "bf": "1"}), path)
+
+
 def _crop(**pixels: int) -> Any:
     def make(path: Path) -> None:
         films.write(path, ALL, options=B3, muxer={"live": "1"})
@@ -129,6 +134,7 @@ CASES = [
     case("avi_h264_b3.avi", _coded("libx264", B3)),
     case("avi_h264_default.avi", _coded("libx264", {"crf": "8"})),
     case("avi_mpeg4.avi", _coded("mpeg4", B2)),
+    case("avi_packed.avi", _packed),
     case("avi_mpeg1.avi", _coded("mpeg1video", B2)),
     case("asf_h264.asf", _coded("libx264", B3)),
     case("wmv_mpeg2.wmv", _coded("mpeg2video", B2)),
@@ -190,3 +196,21 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, dict
 def test_a_film_is_read_as_a_player_shows_it(film: Case, rows: dict[str, tuple[Path, dict[str, Any]]]) -> None:
     verdict = judge(film, *rows[film.file])
     assert verdict.outcome == RIGHT, verdict.why
+
+
+@pytest.mark.parametrize(
+    ("known", "told"),
+    [
+        ({"numbers": (1, 0, *range(2, 24))}, "frames 0…23 instead of 1, 0, 2…23"),
+        ({"numbers": tuple(range(23))}, "24 frames instead of 23"),
+        ({"view": films.cropped(left=32)}, "128 × 96 instead of 96 × 96"),
+        ({"view": films.cropped(quarters=2)}, "colours of quadrants differ"),
+        ({"rate": 30.0}, "24 fps instead of 30"),
+        ({"rate": None, "seconds": tuple(TIMED["milliseconds"])}, "called of constant rate"),
+    ],
+)
+def test_the_judge_finds_what_differs(known: dict[str, Any], told: str, rows: Any) -> None:
+    film = next(each for each in CASES if each.file == "mkv_pyramid.mkv")
+    verdict = judge(replace(film, **known), *rows[film.file])
+    assert verdict.outcome == WRONG
+    assert told in verdict.why
