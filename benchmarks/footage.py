@@ -3,6 +3,7 @@
 The ffmpeg program makes small films of numbered frames of every sensible pair of container, codec and structure. What it shows
 of each is what is right: order, count, times, size and colours of frames. A scan of Reelworks and the frames that it decodes are
 compared with that; where only the way a film was made tells what is right, such as for crops in containers, that is compared.
+With `--trained` a tiny model trains on some of the oddest too, and the frames of its batches are read by their numbers.
 `right`, `wrong` and `refused_clearly` (no player shows the film whole, or the reason is one that was decided) make `tried`;
 `not_made` are files that this program cannot make. Where it is missing, the benchmark is skipped with the reason.
 """
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import reelworks as rw
-from benchmarks._footage import program
+from benchmarks._footage import program, trained
 from benchmarks._footage.all_cases import all_cases
 from benchmarks._footage.case import Case, NotMadeError, Shop
 from benchmarks._footage.judge import NOT_MADE, REFUSED, RIGHT, WRONG, Verdict, judge
@@ -98,12 +99,25 @@ def figures(verdicts: dict[str, Verdict]) -> dict[str, Any]:
     return {"tried": tried, **counts, "oracles": dict(oracles), **{f"{key}_files": told[key] for key in told}}
 
 
+def train() -> dict[str, Any]:
+    """Train on some films as they are, and on some at a rate of frames that is asked for; return what is wrong."""
+    found = {}
+    for key, names, fps in (("", trained.CASES, None), (" at 16 fps", trained.AT_A_RATE, 16.0)):
+        with tempfile.TemporaryDirectory() as folder:
+            found.update({name + key: why for name, why in trained.try_run(names, Path(folder), fps=fps).items()})
+    wrong = {name: why for name, why in found.items() if why}
+    return {"tried": len(found), "wrong": len(wrong), "wrong_films": wrong}
+
+
 def main() -> None:
     """Try, tell, and save if asked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", metavar="PATTERN", default="*", help="cases whose names match, as in 'h264_*avi'")
     parser.add_argument("--keep", metavar="FOLDER", type=Path, help="leave the films in this folder")
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line, and no lines before")
+    parser.add_argument("--trained", action="store_true", help="train on some of them too")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object as the last line, and no lines before"
+    )
     parser.add_argument("--save", action="store_true", help=f"keep the figures in {RESULTS.name}")
     options = parser.parse_args()
     if program.find() is None:
@@ -113,12 +127,16 @@ def main() -> None:
     cases = [case for case in all_cases() if fnmatch.fnmatch(case.name, options.only)]
     told = figures(measure(cases, options.keep, speaks=not options.json))
     told |= {"ffmpeg": ".".join(map(str, program.version())), "seconds": round(time.perf_counter() - began, 1)}
+    if options.trained:
+        told["trained"] = train()
     if options.save:
         keep(RESULTS, told)
     if options.json:
         print(json.dumps(told | AT_START))
     else:
         print(", ".join(f"{key} {told[key]}" for key in ("tried", RIGHT, WRONG, REFUSED, NOT_MADE)))
+        if options.trained:
+            print(f"trained: {json.dumps(told['trained'])}")
 
 
 if __name__ == "__main__":

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from benchmarks._footage import codecs, cuts
+from benchmarks._footage import codecs, containers, cuts, shapes, streams, times
 from benchmarks._footage.case import Case
 
 
 def all_cases() -> list[Case]:
     """Return all cases, whose names differ."""
-    found = [*codecs.cases(), *cuts.cases()]
+    found = [case for module in (codecs, cuts, containers, streams, shapes, times) for case in module.cases()]
     assert len({case.name for case in found}) == len(found)
     return found

@@ -7,7 +7,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 _MATRICES = {0: (1, 0, 0, 1), 1: (0, 1, -1, 0), 2: (-1, 0, 0, -1), 3: (0, -1, 1, 0)}
-_ENTRIES = {b"stsd": 16, b"avc1": 86, b"hvc1": 86, b"mp4v": 86, b"apcn": 86, b"apch": 86, b"vp09": 86, b"av01": 86, b"jpeg": 86}
+_ENTRIES = {
+    b"stsd": 16,
+    b"avc1": 86,
+    b"hvc1": 86,
+    b"mp4v": 86,
+    b"apcn": 86,
+    b"apch": 86,
+    b"vp09": 86,
+    b"av01": 86,
+    b"jpeg": 86,
+}
 TRACK = (b"moov", b"trak")
 SAMPLE_ENTRY = (*TRACK, b"mdia", b"minf", b"stbl", b"stsd")
 
@@ -110,9 +120,7 @@ DISPLAY = {"display_width": b"\x54\xb0", "display_height": b"\x54\xba"}
 def crop_mkv(file: Path, **pixels: int) -> None:
     """Write how many pixels of each side are not shown, and the size of display, into a file without an index (`live`)."""
     data = bytearray(file.read_bytes())
-    added = b"".join(
-        (CROPS | DISPLAY)[side] + b"\x84" + value.to_bytes(4, "big") for side, value in pixels.items()
-    )
+    added = b"".join((CROPS | DISPLAY)[side] + b"\x84" + value.to_bytes(4, "big") for side, value in pixels.items())
     at = 0
     parents = []
     for name in (_SEGMENT, _TRACKS, _ENTRY, _VIDEO):

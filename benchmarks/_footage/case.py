@@ -7,10 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks._footage import drawn, program
-from benchmarks._footage.drawn import SIZE, Frame, Frames
+from benchmarks._footage.drawn import SIZE, Frame
 
 Words = Sequence[object]  # of a command line
 LONG = 64  # frames of a film that is cut
+
+
+def underlined(suffix: str) -> str:
+    """Return a suffix as a part of a case's name."""
+    return suffix.replace(".", "_")
 
 
 class NotMadeError(Exception):
@@ -20,8 +25,8 @@ class NotMadeError(Exception):
 class Shop:
     """Makes films in a folder of its own, by the ffmpeg program."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, first: int = 0) -> None:
+        self.folder, self.first = folder, first  # what is added to the numbers of all frames
         folder.mkdir(parents=True, exist_ok=True)
 
     def film(
@@ -37,11 +42,23 @@ class Shop:
     ) -> Path:
         """Encode frames of these numbers to a path, or to a file of this name in the own folder, and return its path."""
         path = self.folder / target
-        words: list[object] = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{size[0]}x{size[1]}", "-r", rate, "-i", "-"]
+        words: list[object] = [
+            "-f",
+            "rawvideo",
+            "-pix_fmt",
+            "rgb24",
+            "-s",
+            f"{size[0]}x{size[1]}",
+            "-r",
+            rate,
+            "-i",
+            "-",
+        ]
         if sound:
             words += ["-f", "lavfi", "-i", "sine=d=1"]
         words += ["-vf", filters] if filters else []
-        program.run(*words, *codec, *_BITEXACT, path, stdin=drawn.film(numbers, size))
+        film = drawn.film((self.first + number for number in numbers), size)
+        program.run(*words, *codec, *_BITEXACT, path, stdin=film)
         return path
 
     def copy(self, source: Path, target: Path | str, *words: object, before: Words = ()) -> Path:
@@ -73,7 +90,9 @@ class Case:
     # Frames as they are shown, where the program does not know (crops of containers, animations of WebP): numbers and view.
     numbers: tuple[int, ...] | None = None
     view: Callable[[Frame], Frame] | None = None
+    seconds: tuple[float, ...] = ()  # when these frames are shown
     rate: float | None = None  # where times in the file do not tell, such as those of joined films
+    guessed: bool = False  # whether its times are guesses of programs that copied it, which are not judged
     refused: str = ""  # why the file may be refused though it is shown
     tolerance: float = 3.0  # mean difference in levels of 255
 
@@ -87,10 +106,3 @@ class Case:
         assert self.numbers is not None
         frames = [drawn.frame(number) for number in self.numbers]
         return frames if self.view is None else [self.view(frame) for frame in frames]
-
-
-def drawn_frames(numbers: Iterable[int], size: tuple[int, int] = SIZE) -> Frames:
-    """Return frames [T, H, W, 3] of these numbers."""
-    import numpy as np
-
-    return np.stack([drawn.frame(number, size) for number in numbers])

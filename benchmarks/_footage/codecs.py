@@ -6,10 +6,28 @@ from fractions import Fraction
 from functools import partial
 from pathlib import Path
 
-from benchmarks._footage.case import Case, Shop, Words
+from benchmarks._footage.case import Case, Shop, Words, underlined
 
 # Where a codec is not registered, the program refuses, and the pair is told as not made.
-VIDEO = ".mp4 .mov .m4v .mkv .webm .avi .wmv .asf .flv .f4v .ts .m2ts .mpg .vob .mxf .ogv .3gp".split()
+VIDEO = (
+    ".mp4",
+    ".mov",
+    ".m4v",
+    ".mkv",
+    ".webm",
+    ".avi",
+    ".wmv",
+    ".asf",
+    ".flv",
+    ".f4v",
+    ".ts",
+    ".m2ts",
+    ".mpg",
+    ".vob",
+    ".mxf",
+    ".ogv",
+    ".3gp",
+)
 _MUXERS = {".m4v": "mp4", ".wmv": "asf", ".f4v": "f4v", ".m2ts": "mpegts", ".vob": "vob", ".mpg": "mpeg", ".ogv": "ogg"}
 
 YUV420 = ("-pix_fmt", "yuv420p")
@@ -46,12 +64,19 @@ _CODECS: dict[str, dict[str, Words]] = {
         "pyramid": x265(bframes=7, **{"rc-lookahead": 20, "b-adapt": 0, "b-pyramid": 1}),
     },
     "mpeg4": {"plain": (*MPEG4, "-bf", "0"), "b2": (*MPEG4, "-bf", "2")},
-    "mpeg2": {"plain": (*MPEG2, "-bf", "0"), "b2": (*MPEG2, "-bf", "2"), "default": ("-c:v", "mpeg2video", "-q:v", "2")},
+    "mpeg2": {
+        "plain": (*MPEG2, "-bf", "0"),
+        "b2": (*MPEG2, "-bf", "2"),
+        "default": ("-c:v", "mpeg2video", "-q:v", "2"),
+    },
     "mpeg1": {"plain": (*MPEG1, "-bf", "0"), "b2": (*MPEG1, "-bf", "2")},
     "av1": {"plain": AV1, "default": ("-c:v", "libaom-av1", "-crf", "20", "-cpu-used", "6", "-lag-in-frames", "19")},
     "svtav1": {"default": ("-c:v", "libsvtav1", "-crf", "15", "-preset", "10")},
     "vp8": {"plain": VP8, "altref": ("-c:v", "libvpx", "-b:v", "900k", "-auto-alt-ref", "1", "-lag-in-frames", "16")},
-    "vp9": {"plain": VP9, "altref": ("-c:v", "libvpx-vp9", "-b:v", "900k", "-auto-alt-ref", "1", "-lag-in-frames", "16")},
+    "vp9": {
+        "plain": VP9,
+        "altref": ("-c:v", "libvpx-vp9", "-b:v", "900k", "-auto-alt-ref", "1", "-lag-in-frames", "16"),
+    },
 }
 _EVERYWHERE = set(VIDEO)
 _ISO = {".mp4", ".mov", ".m4v", ".f4v", ".3gp"}
@@ -170,7 +195,9 @@ def _words(codec: str, suffix: str, words: Words) -> Words:
     """Add what a container wants of a codec."""
     added: list[object] = []
     if suffix == ".avi" and codec in ("h264", "hevc"):
-        added += ["-bsf:v", f"{codec}_mp4toannexb"] if codec == "h264" else ["-bsf:v", "hevc_mp4toannexb", "-tag:v", "HEVC"]
+        added += (
+            ["-bsf:v", f"{codec}_mp4toannexb"] if codec == "h264" else ["-bsf:v", "hevc_mp4toannexb", "-tag:v", "HEVC"]
+        )
     if codec == "hevc" and suffix in _ISO:
         added += ["-tag:v", "hvc1"]
     if suffix in _MUXERS:
@@ -197,8 +224,7 @@ def _case(name: str, suffix: str, words: Words) -> Case:
         size = (256, 128)  # the smallest
     make = partial(_film, _words(codec, suffix, words), size, rate)
     # Of broadcast containers the program tells uneven times; libxvid leaves frames out.
-    known = None if codec == "xvid" else float(Fraction(rate))
-    return Case(f"{name}{suffix.replace('.', '_')}", suffix, make, rate=known)
+    return Case(f"{name}{underlined(suffix)}", suffix, make, rate=float(Fraction(rate)), guessed=codec == "xvid")
 
 
 def cases() -> list[Case]:

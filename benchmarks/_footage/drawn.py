@@ -1,6 +1,6 @@
 """Draw frames that tell their own number and orientation, and read both.
 
-Quadrants of four colours tell how a frame is turned, mirrored or cut. A band across its middle has the number's eight bits, white
+Quadrants of four colours tell how a frame is turned, mirrored or cut. A band across its middle has the number's bits, white
 for 1, and a grey bar above moves by a little from frame to frame.
 """
 
@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 Frame = NDArray[np.uint8]  # [H, W, 3]
 Frames = NDArray[np.uint8]  # [T, H, W, 3]
 SIZE = (128, 96)  # width and height
-BITS = 8
+BITS = 11
 COLORS = np.array([(215, 40, 40), (40, 190, 40), (40, 60, 210), (210, 200, 50)], np.uint8)  # left to right, then below
 _WHITE, _GREY = 255, 128
 
 
 def frame(number: int, size: tuple[int, int] = SIZE) -> Frame:
-    """Draw the frame of a number below 256; the size is width and height."""
+    """Draw the frame of a number below 2048; the size is width and height."""
     width, height = size
     drawn = np.zeros((height, width, 3), np.uint8)
     half = width // 2

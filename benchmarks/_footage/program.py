@@ -6,7 +6,6 @@ import importlib.util
 import re
 import shutil
 import subprocess
-from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -60,7 +59,9 @@ def run(*words: object, stdin: bytes | None = None, program: str | None = None) 
 
 def _last_line(told: bytes) -> str:
     lines = [line.strip() for line in told.decode(errors="replace").splitlines() if line.strip()]
-    return next((line for line in lines if "Error" in line or "not " in line), lines[-1] if lines else "no reason told")[-200:]
+    return next(
+        (line for line in lines if "Error" in line or "not " in line), lines[-1] if lines else "no reason told"
+    )[-200:]
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,9 @@ class Shown:
     complaints: tuple[str, ...] = ()  # errors that the program told while it decoded
 
 
-def show(path: Path, *, stream: int = 0, decoder: str | None = None, filters: str = "", size: tuple[int, int] | None = None) -> Shown:
+def show(
+    path: Path, *, stream: int = 0, decoder: str | None = None, filters: str = "", size: tuple[int, int] | None = None
+) -> Shown:
     """Decode a film as players do: turned, deinterlaced, in the size and shape of pixels that it has, or scaled to a size."""
     found = _decode(path, stream, decoder, filters, size)
     if found.interlaced and not filters:
@@ -135,6 +138,3 @@ def over_white(pixels: NDArray[np.uint8]) -> Frame:
 def has(tool: str) -> bool:
     """Return whether another program is installed."""
     return shutil.which(tool) is not None
-
-
-Words = Sequence[object]
