@@ -5,6 +5,7 @@ Players scale such frames to the size that the video has at its start, and so do
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import av
@@ -42,7 +43,8 @@ class HeaderWatch:
         if self._filter is not None:
             copy = av.Packet(bytes(packet))  # the filter takes it
             copy.is_keyframe = True
-            packet = next(iter(self._filter.filter(copy)), packet)
+            with suppress(av.error.InvalidDataError):  # as of H.264 that was copied from MP4 as it is
+                packet = next(iter(self._filter.filter(copy)), packet)
         return bytes(packet.get_sidedata("new_extradata")) if packet.has_sidedata("new_extradata") else b""
 
     def has_other_sizes(self, opened: Video) -> bool:
