@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
 from pathlib import Path
 
 import av
@@ -15,6 +16,7 @@ def pack(source: Path, path: Path) -> Path:
     """Copy a film of MPEG-4 with at most one frame out of order at a time into AVI, packed."""
     with av.open(str(source)) as opened:
         stream = opened.streams.video[0]
+        tick = 1 / Fraction(stream.average_rate or 24)
         frames = [bytes(packet) for packet in opened.demux(stream) if packet.size]
         at = frames[0].index(_FRAME)
         frames[0] = frames[0][:at] + _BY_DIVX + frames[0][at:]
@@ -26,7 +28,7 @@ def pack(source: Path, path: Path) -> Path:
                     copied,
                     number,
                     number,
-                    1 / stream.average_rate,
+                    tick,
                 )
                 packet.is_keyframe = _type(data) == "I"
                 container.mux(packet)
