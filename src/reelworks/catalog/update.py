@@ -97,7 +97,9 @@ class Update:
         """
         if outdated := self._outdated(dataset):
             self.outdated.add(dataset)
-        files = clip_ranges.expand(files, self._live, dataset, cut) if cut and not outdated else files
+        if cut:
+            former = self._live.take(np.zeros(0, dtype=np.int64)) if outdated else self._live
+            files = clip_ranges.expand(files, former, dataset, cut)
         entries = files.entries
         self._scores |= dict.fromkeys(files.scores)
         uid = uids_of(dataset, [entry.path for entry in entries], [entry.clip for entry in entries])
