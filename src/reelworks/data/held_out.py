@@ -3,8 +3,8 @@
 Clips with a key in common are on one side, in every epoch, stage and world size. The key is that of the content, which all
 ranges of a file and all copies of it share; of near-duplicates, where they were measured, that of their group; of a folder
 that is held out as a whole, the least of its contents. A file whose content the scan did not read has the key of its name.
-Clips that several of these connect have one key: that of the oldest group of near-duplicates among them, or else of the least
-content. So a new clip moves another one to the other side only if it connects that with something.
+Clips that several of these connect have one key: that of the first group of near-duplicates among them, whose number stays while
+clips come and go, or else of the least content.
 """
 
 from __future__ import annotations
