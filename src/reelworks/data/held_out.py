@@ -16,12 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reelworks.buckets import assign
-from reelworks.catalog import content
 from reelworks.catalog.rows import CatalogRows
-from reelworks.core import blocks
+from reelworks.core import blocks, digests
 from reelworks.core.hash_rng import U64
 from reelworks.data import duplicates
-from reelworks.measures import duplicate_groups
 
 I64 = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -36,7 +34,7 @@ def held_out(rows: CatalogRows, seed: int, split: float, by: Literal["file", "fo
 def keys(rows: CatalogRows, by: Literal["file", "folder"]) -> U64:
     """Return the key of each row, equal for all that are held out together."""
     key = rows.content_keys()
-    unread = np.flatnonzero(key == content.UNKNOWN)
+    unread = np.flatnonzero(key == digests.NO_CONTENT)
     if len(unread):
         key[unread] = rows.take(unread).group_keys(by)
     links = list(_links(rows, by))
@@ -63,7 +61,7 @@ def _joined(key: U64, unread: I64, links: list[tuple[int, I64, U64]]) -> U64:
     kind[np.isin(nodes, key[unread])] = _NAME
     for what, _, group in links:
         kind[np.searchsorted(nodes, group)] = what
-    label = duplicate_groups.components(len(nodes), index.reshape(2, -1).T)
+    label = blocks.components(len(nodes), index.reshape(2, -1).T)
     first = np.full(len(nodes), np.iinfo(np.int64).max)
     np.minimum.at(first, label, kind * len(nodes) + np.arange(len(nodes)))
     of_node = nodes[first[label] % len(nodes)]

@@ -12,9 +12,9 @@ from catalog_rows import rows
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reelworks.catalog import content
 from reelworks.catalog.rows import CatalogRows
 from reelworks.catalog.update import uids_of
+from reelworks.core import digests
 from reelworks.data import duplicates, held_out
 from reelworks.data.held_out import keys
 from reelworks.recipe.dataset import RecipeData
@@ -116,9 +116,9 @@ def test_content_is_told_by_a_digest_alone() -> None:
     texts = ["", _STATED, "ffffffffffffffff-ffffffffffffffff", fingerprint(1), "clip-1", fingerprint(2), fingerprint(1)]
     column = rows(*({"fingerprint": text} for text in texts)).fingerprint
     known = [text in (fingerprint(1), fingerprint(2)) for text in texts]
-    assert (content.keys(column) != content.UNKNOWN).tolist() == known
-    assert content.keys(column)[3] == content.keys(column)[6] != content.keys(column)[5]
-    assert np.array_equal(content.keys(column.slice(3, 3)), content.keys(column)[3:6])
+    assert (digests.content_keys(column) != digests.NO_CONTENT).tolist() == known
+    assert digests.content_keys(column)[3] == digests.content_keys(column)[6] != digests.content_keys(column)[5]
+    assert np.array_equal(digests.content_keys(column.slice(3, 3)), digests.content_keys(column)[3:6])
 
 
 def test_files_of_other_folders_and_datasets_are_on_the_same_side(tmp_path: Path) -> None:
