@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from reelworks.catalog import content, location
+from reelworks.catalog import location
 from reelworks.catalog.column_files import ColumnFiles
 from reelworks.catalog.location import MediaPath
 from reelworks.core import digests, optional_imports
@@ -372,10 +372,10 @@ class CatalogRows:
         return groups
 
     def content_keys(self) -> NDArray[np.uint64]:
-        """Return a key for the content of each row's file, see `content.keys`."""
+        """Return a key for the content of each row's file, see `digests.content_keys`."""
         keys, first = np.empty(len(self), dtype=np.uint64), 0
         for chunk in self._text_chunks("fingerprint"):
-            keys[first : first + len(chunk)] = content.keys(chunk)
+            keys[first : first + len(chunk)] = digests.content_keys(chunk)
             first += len(chunk)
         return keys
 

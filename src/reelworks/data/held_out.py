@@ -3,8 +3,8 @@
 Clips with a key in common are on one side, in every epoch, stage and world size. The key is that of the content, which all
 ranges of a file and all copies of it share; of near-duplicates, where they were measured, that of their group; of a folder
 that is held out as a whole, the least of its contents. A file whose content the scan did not read has the key of its name.
-Clips that several of these connect have one key: that of the oldest group of near-duplicates among them, or else of the least
-content. So a new clip moves another one to the other side only if it connects that with something.
+Clips that several of these connect have one key: that of the first group of near-duplicates among them, whose number stays while
+clips come and go, or else of the least content.
 """
 
 from __future__ import annotations
@@ -16,12 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from reelworks.buckets import assign
-from reelworks.catalog import content
 from reelworks.catalog.rows import CatalogRows
-from reelworks.core import blocks
+from reelworks.core import blocks, digests
 from reelworks.core.hash_rng import U64
 from reelworks.data import duplicates
-from reelworks.measures import duplicate_groups
 
 I64 = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -36,7 +34,7 @@ def held_out(rows: CatalogRows, seed: int, split: float, by: Literal["file", "fo
 def keys(rows: CatalogRows, by: Literal["file", "folder"]) -> U64:
     """Return the key of each row, equal for all that are held out together."""
     key = rows.content_keys()
-    unread = np.flatnonzero(key == content.UNKNOWN)
+    unread = np.flatnonzero(key == digests.NO_CONTENT)
     if len(unread):
         key[unread] = rows.take(unread).group_keys(by)
     links = list(_links(rows, by))
@@ -63,7 +61,7 @@ def _joined(key: U64, unread: I64, links: list[tuple[int, I64, U64]]) -> U64:
     kind[np.isin(nodes, key[unread])] = _NAME
     for what, _, group in links:
         kind[np.searchsorted(nodes, group)] = what
-    label = duplicate_groups.components(len(nodes), index.reshape(2, -1).T)
+    label = blocks.components(len(nodes), index.reshape(2, -1).T)
     first = np.full(len(nodes), np.iinfo(np.int64).max)
     np.minimum.at(first, label, kind * len(nodes) + np.arange(len(nodes)))
     of_node = nodes[first[label] % len(nodes)]

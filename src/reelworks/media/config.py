@@ -101,7 +101,7 @@ class DataConfig(PublicConfig):
         default=120.0,
         gt=0,
         description="seconds that a decoding process may spend on one clip before it is killed and the clip recorded "
-        "as failed; its other clip is decoded again. Threads (num_workers = 0) cannot be killed: a decoder that hangs in one stops the run",
+        "as failed; its other clip is decoded again. A thread (num_workers = 0) cannot be killed: one that hangs goes on beside the run",
     )
     prefetch_bytes: str = Field(
         default=_PREFETCH,

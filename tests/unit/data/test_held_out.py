@@ -12,8 +12,9 @@ from catalog_rows import rows
 from hypothesis import given
 from hypothesis import strategies as st
 
-from reelworks.catalog import content
 from reelworks.catalog.rows import CatalogRows
+from reelworks.catalog.update import uids_of
+from reelworks.core import digests
 from reelworks.data import duplicates, held_out
 from reelworks.data.held_out import keys
 from reelworks.recipe.dataset import RecipeData
@@ -47,7 +48,7 @@ def rows_of(clips: list[dict[str, Any]], named: str = "") -> CatalogRows:
     for i, clip in enumerate(clips):
         path = f"{clip['folder']}{named}/{clip.get('name', i)}{named}.mp4"
         dataset = clip["dataset"] + named
-        identity = {"dataset": dataset, "path": path, "group": path, "uid": abs(hash((dataset, path))) % 2**63}
+        identity = {"dataset": dataset, "path": path, "group": path, "uid": int(uids_of(dataset, [path])[0])}
         how = {"cut": "list", "first_frame": i} if clip["is_range"] else {}
         made.append({**identity, **how, "fingerprint": fingerprint(clip["content"]), _SCORE: clip["group"]})
     return rows(*made)
@@ -82,7 +83,9 @@ def test_neither_order_nor_names_matter(clips: list[dict[str, Any]], by: Any, ra
 
 
 @given(_CLIPS, _CLIP)
-def test_a_further_clip_moves_no_other_unless_it_connects_some(clips: list[dict[str, Any]], new: dict[str, Any]) -> None:
+def test_a_further_clip_moves_no_other_unless_it_connects_some(
+    clips: list[dict[str, Any]], new: dict[str, Any]
+) -> None:
     """It is a file of its own, a copy, or a near-duplicate of clips that were measured."""
     clips = [{**clip, "name": i} for i, clip in enumerate(clips)]
     copy, near = new["content"], {**new, "name": "new", "content": 99}
@@ -113,9 +116,9 @@ def test_content_is_told_by_a_digest_alone() -> None:
     texts = ["", _STATED, "ffffffffffffffff-ffffffffffffffff", fingerprint(1), "clip-1", fingerprint(2), fingerprint(1)]
     column = rows(*({"fingerprint": text} for text in texts)).fingerprint
     known = [text in (fingerprint(1), fingerprint(2)) for text in texts]
-    assert (content.keys(column) != content.UNKNOWN).tolist() == known
-    assert content.keys(column)[3] == content.keys(column)[6] != content.keys(column)[5]
-    assert np.array_equal(content.keys(column.slice(3, 3)), content.keys(column)[3:6])
+    assert (digests.content_keys(column) != digests.NO_CONTENT).tolist() == known
+    assert digests.content_keys(column)[3] == digests.content_keys(column)[6] != digests.content_keys(column)[5]
+    assert np.array_equal(digests.content_keys(column.slice(3, 3)), digests.content_keys(column)[3:6])
 
 
 def test_files_of_other_folders_and_datasets_are_on_the_same_side(tmp_path: Path) -> None:
