@@ -19,7 +19,7 @@ _IS_VIDEO = 1
 _ENTRY_BYTES = 78  # of a visual sample entry before its boxes (ISO/IEC 14496-12, section 12.1.3)
 
 
-class Crop(NamedTuple):
+class ShownArea(NamedTuple):
     """A part of stored frames, in pixels."""
 
     top: int
@@ -34,7 +34,7 @@ class Crop(NamedTuple):
         return inside and (self.height, self.width) != (height, width)
 
 
-def read(file: BinaryIO, container: str, track_id: int, number: int) -> Crop | None:
+def read(file: BinaryIO, container: str, track_id: int, number: int) -> ShownArea | None:
     """Return the part of frames that is shown; None if the container says nothing of it.
 
     Args:
@@ -49,7 +49,7 @@ def read(file: BinaryIO, container: str, track_id: int, number: int) -> Crop | N
     return _matroska(file, number) if "matroska" in names else _mp4(file, track_id)
 
 
-def _mp4(file: BinaryIO, track_id: int) -> Crop | None:
+def _mp4(file: BinaryIO, track_id: int) -> ShownArea | None:
     moov = _moov(file)
     if b"clap" not in moov:  # as in nearly all files
         return None
@@ -100,17 +100,17 @@ def _boxes(data: bytes) -> Iterator[tuple[bytes, bytes]]:
         at += length
 
 
-def _clean_aperture(clap: bytes, height: int, width: int) -> Crop | None:
+def _clean_aperture(clap: bytes, height: int, width: int) -> ShownArea | None:
     """Return the clean aperture, which lies around the centre of the frame with an offset (section 12.1.4)."""
     numbers = struct.unpack_from(">IIIIiIiI", clap)
     if 0 in numbers[1::2]:
         return None
     wide, high, across, down = (Fraction(*pair) for pair in zip(numbers[::2], numbers[1::2], strict=True))
     left, top = (width - wide) / 2 + across, (height - high) / 2 + down
-    return Crop(round(top), round(left), round(high), round(wide))
+    return ShownArea(round(top), round(left), round(high), round(wide))
 
 
-def _matroska(file: BinaryIO, number: int) -> Crop | None:
+def _matroska(file: BinaryIO, number: int) -> ShownArea | None:
     file.seek(0)
     start = 0
     for ident, size in _elements(file):
@@ -136,7 +136,7 @@ def _place_of_tracks(seek_head: bytes) -> int | None:
     return None
 
 
-def _of_track(tracks: bytes, number: int) -> Crop | None:
+def _of_track(tracks: bytes, number: int) -> ShownArea | None:
     videos = [track for ident, track in _children(tracks) if ident == _TRACK and _is_video(track)][number:]
     found = (
         next((dict(_children(data)) for ident, data in _children(videos[0]) if ident == _VIDEO), {}) if videos else {}
@@ -144,7 +144,7 @@ def _of_track(tracks: bytes, number: int) -> Crop | None:
     width, height, bottom, top, left, right = (
         int.from_bytes(found.get(ident, b""), "big") for ident in (_WIDTH, _HEIGHT, _BOTTOM, _TOP, _LEFT, _RIGHT)
     )
-    return Crop(top, left, height - top - bottom, width - left - right) if bottom or top or left or right else None
+    return ShownArea(top, left, height - top - bottom, width - left - right) if bottom or top or left or right else None
 
 
 def _is_video(track: bytes) -> bool:

@@ -13,7 +13,7 @@ from av.sidedata.sidedata import Type
 from av.video.reformatter import ColorPrimaries, ColorRange, Colorspace, ColorTrc
 
 from reelworks.catalog.formats import ProbeError
-from reelworks.catalog.video import Video
+from reelworks.catalog.video import OpenVideo
 
 # ISO/IEC 23091-2 numbers of matrix coefficients that libswscale converts.
 _MATRICES = {1: "bt709", 4: "fcc", 5: "bt601", 6: "bt601", 7: "smpte240m", 9: "bt2020"}
@@ -50,7 +50,7 @@ def orientation(frame: av.VideoFrame) -> int:
     return {(False, False): 5, (True, False): 6, (True, True): 7, (False, True): 8}[c < 0, b < 0]  # x' = cy, y' = bx
 
 
-def size(video: Video) -> tuple[int, int]:
+def size(video: OpenVideo) -> tuple[int, int]:
     """Return height and width of a video as cropped and with square pixels, which change the width, before it is turned.
 
     It is to be asked before frames are decoded: where their size changes midway, players scale them to that of the

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from reelworks.catalog import video
 from reelworks.catalog.formats import ProbeError
 from reelworks.catalog.location import MediaPath
-from reelworks.catalog.video import Video
+from reelworks.catalog.video import OpenVideo
 
 _DECODING_TIMES = {"avi", "asf"}  # containers that have times of decoding alone
 _IN_ORDER = {"vp8", "vp9"}  # codecs whose frames are shown in the order of packets; so are those without references
@@ -117,14 +117,14 @@ def read(path: MediaPath) -> FrameTimes:
         return of_video(opened)
 
 
-def of_video(opened: Video) -> FrameTimes:
+def of_video(opened: OpenVideo) -> FrameTimes:
     """Read the frame times of a video that is at its start."""
     packets = Packets()
     deque(packets.noting(opened.container.demux(opened.stream)), maxlen=0)
     return of_packets(opened, packets)
 
 
-def of_packets(opened: Video, packets: Packets) -> FrameTimes:
+def of_packets(opened: OpenVideo, packets: Packets) -> FrameTimes:
     """Return the frame times of a video whose packets were read; decode it as far as they do not tell.
 
     Raises:
@@ -142,7 +142,7 @@ def of_packets(opened: Video, packets: Packets) -> FrameTimes:
     return _odd(opened, packets)
 
 
-def _odd(opened: Video, packets: Packets) -> FrameTimes:
+def _odd(opened: OpenVideo, packets: Packets) -> FrameTimes:
     """Return the frame times of a video in which packets and frames may differ."""
     stamps = np.array([_NEVER if pts is None else pts for pts in packets.pts], dtype=np.int64)
     is_key, is_shown = np.array(packets.is_key, dtype=np.bool_), np.array(packets.is_shown, dtype=np.bool_)
@@ -160,7 +160,7 @@ def _odd(opened: Video, packets: Packets) -> FrameTimes:
     return _sought(opened, packets, ticks, keys, in_order=in_order)._replace(cut=bool(is_lost.any()))
 
 
-def _sought(opened: Video, packets: Packets, ticks: Ticks, keys: Ticks, *, in_order: bool) -> FrameTimes:
+def _sought(opened: OpenVideo, packets: Packets, ticks: Ticks, keys: Ticks, *, in_order: bool) -> FrameTimes:
     """Return the times of frames that are sought by them."""
     shown = _decoding_times(opened, packets, len(ticks))
     codec = opened.stream.codec_context.codec
@@ -179,11 +179,11 @@ def _sought(opened: Video, packets: Packets, ticks: Ticks, keys: Ticks, *, in_or
     )
 
 
-def _tick_seconds(opened: Video) -> float:
+def _tick_seconds(opened: OpenVideo) -> float:
     return float(opened.stream.time_base or Fraction(1, 1000))
 
 
-def _decoding_times(opened: Video, packets: Packets, count: int) -> Ticks | None:
+def _decoding_times(opened: OpenVideo, packets: Packets, count: int) -> Ticks | None:
     """Return when frames are shown in a container of times of decoding, of which players take one after the other."""
     if opened.container.format.name not in _DECODING_TIMES:
         return None
@@ -191,12 +191,12 @@ def _decoding_times(opened: Video, packets: Packets, count: int) -> Ticks | None
     return np.sort(np.array(times, dtype=np.int64)) if len(times) == count else None
 
 
-def _rate(opened: Video) -> Fraction | None:
+def _rate(opened: OpenVideo) -> Fraction | None:
     rate = opened.stream.average_rate
     return rate if rate and rate > 0 else None
 
 
-def _may_reorder(opened: Video) -> bool:
+def _may_reorder(opened: OpenVideo) -> bool:
     """Return whether a decoder may give frames in another order than that of packets."""
     decoder = opened.stream.codec_context
     if decoder.reorder_depth > 0:
@@ -216,24 +216,24 @@ def _has_equal(stamps: Ticks) -> bool:
     return bool((ordered[1:] == ordered[:-1]).any())
 
 
-def _is_joined(opened: Video, packets: Packets) -> bool:
+def _is_joined(opened: OpenVideo, packets: Packets) -> bool:
     """Return whether times begin anew on the way, as where transport streams were put behind each other."""
     may = opened.container.format.name in _STREAMS
     return may and (bool((_steps(opened, packets) < 0).any()) or _jumps(opened, packets))
 
 
-def _jumps(opened: Video, packets: Packets) -> bool:
+def _jumps(opened: OpenVideo, packets: Packets) -> bool:
     most = _FLAGGED_JUMP_SECONDS if packets.corrupt else _JUMP_SECONDS
     return opened.container.format.name in _STREAMS and bool((_steps(opened, packets) > most).any())
 
 
-def _steps(opened: Video, packets: Packets) -> Seconds:
+def _steps(opened: OpenVideo, packets: Packets) -> Seconds:
     """Return the seconds from each packet to the next one, in the order of decoding."""
     times = [dts for dts in packets.dts if dts is not None]
     return np.asarray(np.diff(times) * _tick_seconds(opened), dtype=np.float64)
 
 
-def _lost(opened: Video, stamps: Ticks, is_key: Mask, is_shown: Mask) -> Mask:
+def _lost(opened: OpenVideo, stamps: Ticks, is_key: Mask, is_shown: Mask) -> Mask:
     """Return which frames no decoder gives: those before the first key frame, as far as they refer to others."""
     first_key = int(stamps[np.argmax(is_key)]) if is_key.any() else int(stamps[-1])
     early = is_shown & (stamps < first_key)
@@ -248,7 +248,7 @@ def _lost(opened: Video, stamps: Ticks, is_key: Mask, is_shown: Mask) -> Mask:
     return is_shown & (stamps < max(given, default=np.iinfo(np.int64).max)) & ~np.isin(stamps, given)
 
 
-def _counted(opened: Video, packets: Packets) -> FrameTimes:
+def _counted(opened: OpenVideo, packets: Packets) -> FrameTimes:
     """Return the times of frames that are counted by decoding all of them."""
     with video.opened(opened.path) as again:
         given = [frame.pts for frame in again.frames()]
@@ -268,7 +268,7 @@ def _counted(opened: Video, packets: Packets) -> FrameTimes:
 _TRIED = 64  # frames in which an order that is not that of times shows
 
 
-def have_order(opened: Video, times: FrameTimes) -> bool:
+def have_order(opened: OpenVideo, times: FrameTimes) -> bool:
     """Return whether frames come in the order of their times, for which the first are decoded where these may be others.
 
     Those of other containers are rarely wrong, and prove so where they are read.
@@ -280,7 +280,7 @@ def have_order(opened: Video, times: FrameTimes) -> bool:
     return bool(given == times.sought_at[: len(given)].tolist())
 
 
-def are_whole(opened: Video, packets: Packets) -> bool:
+def are_whole(opened: OpenVideo, packets: Packets) -> bool:
     """Return whether every frame decodes without an error and none is missing beside a packet flagged as incomplete.
 
     The flag is no proof: the packets of transport streams that were put behind each other have it too.
@@ -297,7 +297,7 @@ def are_whole(opened: Video, packets: Packets) -> bool:
             return False
 
 
-def _has_gap(opened: Video, packets: Packets) -> bool:
+def _has_gap(opened: OpenVideo, packets: Packets) -> bool:
     """Return whether frames are missing where a packet is incomplete: what follows it comes later than usual."""
     if None in packets.dts:
         return True

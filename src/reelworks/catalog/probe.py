@@ -25,7 +25,7 @@ from reelworks.catalog.frame_times import FrameTimes, Packets
 from reelworks.catalog.location import MediaPath
 from reelworks.catalog.size_changes import HeaderWatch
 from reelworks.catalog.truncation import missing_bytes
-from reelworks.catalog.video import Video
+from reelworks.catalog.video import OpenVideo
 
 # Raise it when videos get other measures: those that a catalog has are then opened again by its next scan.
 VERSION = 2
@@ -159,7 +159,7 @@ def _video(path: MediaPath) -> Probe:
             return _of_video(opened)
 
 
-def _of_video(opened: Video) -> Probe:
+def _of_video(opened: OpenVideo) -> Probe:
     ratio, (height, width) = display.pixel_aspect_ratio(opened.stream), display.size(opened)
     packets, headers = Packets(), HeaderWatch(opened)
     noted = packets.noting(opened.container.demux(opened.stream), headers.see)
@@ -194,7 +194,7 @@ def _of_video(opened: Video) -> Probe:
     )
 
 
-def _notes(opened: Video, times: FrameTimes, headers: HeaderWatch) -> tuple[str, ...]:
+def _notes(opened: OpenVideo, times: FrameTimes, headers: HeaderWatch) -> tuple[str, ...]:
     """Return what a person should know of a video."""
     facts = {
         OTHERS: opened.has_others,

@@ -12,7 +12,7 @@ import av
 from av.bitstream import BitStreamFilterContext
 
 from reelworks.catalog import video
-from reelworks.catalog.video import Video
+from reelworks.catalog.video import OpenVideo
 
 # Streams that repeat their headers, and codecs whose headers FFmpeg finds in the packets of such streams.
 _STREAMS = {"mpegts", "mpeg", "avi", "h264", "hevc", "mpegvideo"}
@@ -22,7 +22,7 @@ _WITH_HEADERS = {"h264", "hevc", "mpeg1video", "mpeg2video", "mpeg4", "vc1", "av
 class HeaderWatch:
     """Compares the headers of a video's key frames."""
 
-    def __init__(self, opened: Video) -> None:
+    def __init__(self, opened: OpenVideo) -> None:
         self._codec, self._first = opened.stream.codec_context.name, b""
         self._differs = False
         in_band = opened.container.format.name in _STREAMS and self._codec in _WITH_HEADERS
@@ -47,7 +47,7 @@ class HeaderWatch:
                 packet = next(iter(self._filter.filter(copy)), packet)
         return bytes(packet.get_sidedata("new_extradata")) if packet.has_sidedata("new_extradata") else b""
 
-    def has_other_sizes(self, opened: Video) -> bool:
+    def has_other_sizes(self, opened: OpenVideo) -> bool:
         """Return whether frames have several sizes or shapes of pixels, for which all are decoded if headers differ."""
         if not self._differs:
             return False

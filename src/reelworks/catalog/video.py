@@ -15,7 +15,7 @@ from av.filter import Graph
 from av.stream import Disposition
 
 from reelworks.catalog import container_crop, location
-from reelworks.catalog.container_crop import Crop
+from reelworks.catalog.container_crop import ShownArea
 from reelworks.catalog.formats import ProbeError
 from reelworks.catalog.location import MediaPath
 
@@ -32,13 +32,13 @@ _WITH_ALPHA = {"vp8": "libvpx", "vp9": "libvpx-vp9"}
 _ALPHA_IN_PALETTE = {"png", "apng", "gif"}  # palettes of other codecs have zeros in its place
 
 
-class Video(NamedTuple):
+class OpenVideo(NamedTuple):
     """An open video and the stream of it that players show."""
 
     path: MediaPath
     container: av.container.InputContainer
     stream: av.VideoStream
-    crop: Crop | None  # part of stored frames that is shown; None for all
+    crop: ShownArea | None  # part of stored frames that is shown; None for all
     has_others: bool  # whether it has other streams of moving pictures
 
     @property
@@ -83,14 +83,14 @@ class Video(NamedTuple):
         """Go to the key frame at or before a time, as far as the container finds it."""
         self.container.seek(tick, stream=self.stream, backward=True)
 
-    def __enter__(self) -> Video:
+    def __enter__(self) -> OpenVideo:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.container.close()
 
 
-def opened(path: MediaPath, file: BinaryIO | None = None) -> Video:
+def opened(path: MediaPath, file: BinaryIO | None = None) -> OpenVideo:
     """Open a video, without access to other files or addresses that it may refer to.
 
     Args:
@@ -115,7 +115,7 @@ def opened(path: MediaPath, file: BinaryIO | None = None) -> Video:
         raise
     if crop is not None and not crop.fits(stream.height, stream.width):
         crop = None
-    return Video(path, container, stream, crop, len(streams) > 1)
+    return OpenVideo(path, container, stream, crop, len(streams) > 1)
 
 
 def sound(path: MediaPath) -> av.container.InputContainer:
@@ -150,7 +150,7 @@ def _by_preference(path: MediaPath, streams: list[av.VideoStream]) -> list[av.Vi
 class _Cropped:
     """Cuts frames to the part that is shown, by FFmpeg's own filter, which takes no copy of the pixels."""
 
-    def __init__(self, crop: Crop | None) -> None:
+    def __init__(self, crop: ShownArea | None) -> None:
         self._crop, self._graph, self._of = crop, Graph(), (0, 0, "")
 
     def __call__(self, frame: av.VideoFrame) -> Any:
@@ -163,7 +163,7 @@ class _Cropped:
         return self._graph.vpull()
 
     @staticmethod
-    def _filter(frame: av.VideoFrame, crop: Crop) -> Graph:
+    def _filter(frame: av.VideoFrame, crop: ShownArea) -> Graph:
         graph = Graph()
         graph.threads = 1
         source = graph.add_buffer(

@@ -17,7 +17,7 @@ from reelworks.catalog import display, frame_times, location, pictures, video
 from reelworks.catalog.formats import ProbeError, kind_of
 from reelworks.catalog.frame_times import FrameTimes
 from reelworks.catalog.location import MediaPath
-from reelworks.catalog.video import Video
+from reelworks.catalog.video import OpenVideo
 from reelworks.core import retry
 from reelworks.core.shape import Shape
 from reelworks.media import tone_map
@@ -380,7 +380,7 @@ def visit(path: MediaPath, runs: Sequence[range], use: Use) -> None:
         _visit(opened, times, runs, {number for run in runs for number in run}, use)
 
 
-def _visit(opened: Video, times: FrameTimes, runs: Sequence[range], wanted: set[int], use: Use) -> None:
+def _visit(opened: OpenVideo, times: FrameTimes, runs: Sequence[range], wanted: set[int], use: Use) -> None:
     """Use the wanted frames of runs; if they do not come in the order of their times, by counting from the start."""
     shown, left = display.size(opened), set(wanted)
 
@@ -410,7 +410,7 @@ class _WrongTimesError(Exception):
     """Frames come in another order than that of their times, or from another place than was sought."""
 
 
-def _by_time(opened: Video, ticks: NDArray[np.int64], key: int) -> Iterator[tuple[int, Any]]:
+def _by_time(opened: OpenVideo, ticks: NDArray[np.int64], key: int) -> Iterator[tuple[int, Any]]:
     """Yield frames with their numbers from a key frame on, as long as a decoder gives them at these ticks."""
     number = key
     for frame in opened.frames():
