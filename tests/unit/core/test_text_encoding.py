@@ -119,6 +119,36 @@ def test_a_few_texts_of_another_encoding_are_left_out(most: tuple[str, str], few
     assert found == wanted if number == 1 else all(a in (b, None) for a, b in zip(found, wanted, strict=True))
 
 
+@pytest.mark.parametrize("text", ["猫", "一只猫", "一只猫, 4k"])
+def test_what_is_utf_8_by_chance_is_read_as_the_others(text: str) -> None:
+    data = text.encode("gbk")
+    assert text_encoding.is_doubtful(data.decode())
+    assert text_encoding.settle([data, *(other.encode("gbk") for other in captions("chinese"))]).texts[0] == text
+
+
+def test_what_is_no_writing_is_no_text() -> None:
+    assert text_encoding.settle(["一只猫".encode("gbk")]).texts == [None]
+
+
+@pytest.mark.parametrize("text", ["é", "ñ, ü", "Излазни кôд"])
+def test_what_may_be_writing_is_utf_8_unless_others_tell(text: str) -> None:
+    settled = text_encoding.settle([text.encode()])
+    assert settled.texts == [text]
+    assert not settled.encodings
+
+
+@pytest.mark.parametrize("language", [*_WORDS])
+def test_what_people_write_is_not_doubtful(language: str) -> None:
+    assert not any(text_encoding.is_doubtful(text) for text in captions(language))
+
+
+@pytest.mark.parametrize(
+    "text", ["a cat", "à la plage", "5 µm × 3", "XL-размер", "3Dпринтер", "cafe\u0301", "שלום", "قطة", ""]
+)
+def test_words_of_two_scripts_with_ascii_are_not_doubtful(text: str) -> None:
+    assert not text_encoding.is_doubtful(text)
+
+
 def test_empty_texts() -> None:
     assert text_encoding.decoded(b"") == ""
     assert text_encoding.settle([]).texts == []
