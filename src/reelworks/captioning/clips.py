@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import posixpath
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from reelworks.catalog import companions, formats, listing, lists, location, remote
-from reelworks.catalog.config import Source
+from reelworks.catalog.config import Source, is_list
 from reelworks.catalog.listing import Listing, SourceFile
 from reelworks.catalog.location import MediaPath
 from reelworks.catalog.rows import CatalogRows
@@ -137,7 +136,7 @@ def _in_lists(rows: CatalogRows) -> list[bool]:
 
 
 def _of_source(given: str, root: str | None) -> CaptionSource:
-    source = Source.from_path(given, root=root if _is_list(given) else None)
+    source = Source.from_path(given, root=root if is_list(given) else None)
     files = _listing(source)
     in_list = files.captions is not None
     clips = tuple(
@@ -146,10 +145,6 @@ def _of_source(given: str, root: str | None) -> CaptionSource:
         if source.list_file is not None or formats.may_hold_clips(entry.path)  # each row of a list stays one
     )
     return CaptionSource(given, source.address, clips, source.list_file)
-
-
-def _is_list(given: str) -> bool:
-    return posixpath.splitext(given)[1].lower() in (".csv", ".parquet", ".jsonl")
 
 
 def _listing(source: Source) -> Listing:

@@ -1,0 +1,227 @@
+"""Decode texts that people wrote: UTF-8, what says itself to be UTF-16 or UTF-32, and older encodings where these are sure.
+
+A caption is too short to tell GBK from Shift-JIS or Latin-1, so the texts of a dataset that are not UTF-8 are judged
+together (`settle`). The library chardet rates all encodings that it knows. One is taken if
+
+- it decodes the texts strictly, and its rating is at least `_LEAST_RATING`;
+- its text looks like writing: hardly any box drawing, any word of two scripts, or any capital accent within a word;
+- it is one that systems wrote texts in (`_NAMES`), and not that of a DOS or Mac, where mistakes are likelier than texts;
+- the next encoding that gives another text is rated so much lower that `log(ratio) * bytes above 127` is at least
+  `_LEAST_LEAD`, where the logarithm counts at most 1; encodings of two bytes for a sign need twice as much.
+
+Then each text is looked at alone: one that is no writing in that encoding, or rather in another one, is left out.
+
+Measured on 15,000 samples of 1 to 100 made captions and messages of programs, in 36 languages and 40 encodings: none is
+decoded wrongly. Of those in the encodings of Windows, 87 % are decoded from a single Chinese, Japanese or Korean text, 98 %
+from three; of the others 28 % from one, 75 % from ten and 94 % from a hundred. What is unsure is no text: a wrong
+caption is worse than none.
+"""
+
+from __future__ import annotations
+
+import codecs
+import itertools
+import math
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+_BYTE_ORDER_MARKS = (  # that of UTF-32 begins with that of UTF-16
+    (codecs.BOM_UTF32_LE, "utf-32"),
+    (codecs.BOM_UTF32_BE, "utf-32"),
+    (codecs.BOM_UTF16_LE, "utf-16"),
+    (codecs.BOM_UTF16_BE, "utf-16"),
+)
+_NO_TEXT = re.compile("[\0-\x08\x0e-\x1b\ufffd]")  # controls, and the sign for a character that was lost
+_SAMPLE_BYTES = 200_000  # of the texts by which an encoding is found
+_LEAST_RATING, _LEAST_LEAD = 0.1, 5.0
+_MOST_ODD = 0.05  # share of signs and words that no one writes, beside characters that are not ASCII
+_ZEROS, _ZEROS_OF_ASCII = 0.05, 0.9  # least share of upper bytes that are 0 in UTF-16 and UTF-32 without a mark
+_PARTS = 8  # that texts of one encoding are judged in, if a few others are among them
+_MOST_AGAINST = 0.5  # lead of another encoding in a single text
+
+_TWO_BYTES = ("gb18030", "big5", "cp950", "big5hkscs", "cp932", "shift_jis", "euc_jp", "cp949", "euc_kr")
+_JAPANESE = ("cp932", "euc_jp", "euc_jis_2004", "shift_jis", "shift_jis_2004")
+
+# The names by which people know encodings, and that of Python for the largest form of each, which Windows writes.
+_NAMES = {
+    "gb18030": ("GBK", "gb18030"),
+    "big5": ("Big5", "cp950"),
+    "cp950": ("Big5", "cp950"),
+    "big5hkscs": ("Big5-HKSCS", "big5hkscs"),
+    "cp932": ("Shift-JIS", "cp932"),
+    "shift_jis": ("Shift-JIS", "cp932"),
+    "euc_jp": ("EUC-JP", "euc_jp"),
+    "cp949": ("EUC-KR", "cp949"),
+    "euc_kr": ("EUC-KR", "cp949"),
+    "cp1252": ("Windows-1252", "cp1252"),
+    "iso8859-1": ("Latin-1", "cp1252"),
+    "iso8859-15": ("ISO 8859-15", "iso8859-15"),
+    "cp1250": ("Windows-1250", "cp1250"),
+    "iso8859-2": ("ISO 8859-2", "iso8859-2"),
+    "cp1251": ("Windows-1251", "cp1251"),
+    "koi8-r": ("KOI8-R", "koi8-r"),
+    "koi8-u": ("KOI8-U", "koi8-u"),
+    "iso8859-5": ("ISO 8859-5", "iso8859-5"),
+    "cp1253": ("Windows-1253", "cp1253"),
+    "iso8859-7": ("ISO 8859-7", "iso8859-7"),
+    "cp1254": ("Windows-1254", "cp1254"),
+    "iso8859-9": ("ISO 8859-9", "cp1254"),
+    "cp1255": ("Windows-1255", "cp1255"),
+    "cp1256": ("Windows-1256", "cp1256"),
+    "cp1257": ("Windows-1257", "cp1257"),
+    "cp874": ("Windows-874", "cp874"),
+    "tis-620": ("Windows-874", "cp874"),
+}
+
+
+class Settled(NamedTuple):
+    """Texts that were decoded together, None where that was not sure, and their number by the encoding's name."""
+
+    texts: list[str | None]
+    encodings: Counter[str]
+
+
+class Encoding(NamedTuple):
+    """An encoding by the name that people know, and by that of Python."""
+
+    name: str
+    codec: str
+
+
+def decoded(data: bytes) -> str | None:
+    """Return a text in UTF-8, or with the mark of UTF-16 or UTF-32; None for bytes that are no text in these."""
+    marked = next((codec for mark, codec in _BYTE_ORDER_MARKS if data.startswith(mark)), "utf-8-sig")
+    return _in(data, marked)
+
+
+def settle(texts: Sequence[bytes]) -> Settled:
+    """Decode texts of one origin that `decoded` does not read."""
+    found = [_without_mark(data) for data in texts]
+    together = [i for i, one in enumerate(found) if one is None and _may_be_legacy(texts[i])]
+    if (encoding := find([texts[i] for i in together])) is not None:
+        known = set[str]()
+        for i in together:
+            if (text := _in(texts[i], encoding.codec)) is not None and _fits(texts[i], text, encoding.codec, known):
+                found[i] = encoding.name, text
+    names = Counter(one[0] for one in found if one is not None)
+    return Settled([None if one is None else one[1] for one in found], names)
+
+
+def find(texts: Sequence[bytes]) -> Encoding | None:
+    """Return the encoding in which all texts, but for a few, surely are; None if that is not sure, or there are none."""
+    if (whole := _find(_sample(texts))) is not None:
+        return whole
+    parts = Counter(_find(_sample(texts[i::_PARTS])) for i in range(_PARTS)) if len(texts) > _PARTS else Counter()
+    encoding, number = next(iter(parts.most_common(1)), (None, 0))
+    return encoding if number > _PARTS // 2 and len(parts.keys() - {None}) == 1 else None
+
+
+def _find(sample: bytes) -> Encoding | None:
+    rated = _rated(sample)
+    if not rated or rated[0][1] < _LEAST_RATING:
+        return None
+    (codec, rating, text), rest = rated[0], rated[1:]
+    lead = _lead(sample, codec, rating, rest[0][1] if rest else 0)
+    if codec not in _NAMES or lead < _LEAST_LEAD:
+        return None
+    name, largest = _NAMES[codec]
+    return Encoding(name, largest if _in(sample, largest) == text else codec)
+
+
+def _lead(sample: bytes, codec: str, rating: float, other: float) -> float:
+    bytes_above = len(sample.translate(None, bytes(range(128)))) / (2 if codec in _TWO_BYTES else 1)
+    return bytes_above * min(math.log(rating / other), 1.0) if other else bytes_above
+
+
+def _fits(data: bytes, text: str, codec: str, known: set[str]) -> bool:
+    """Return whether a text is rather in this encoding than in another; its signs are then `known`, and not judged again."""
+    signs = {sign for sign in text if not sign.isascii()}
+    if signs <= known:
+        return True
+    rated = _rated(data)
+    own = next((rating for _, rating, other in rated if other == text), 0)
+    if not own or _lead(data, rated[0][0], rated[0][1], own) > _MOST_AGAINST:
+        return False
+    known |= signs
+    return True
+
+
+def _sample(texts: Sequence[bytes]) -> bytes:
+    taken, size = list[bytes](), 0
+    for text in texts:
+        if taken and size + len(text) > _SAMPLE_BYTES:
+            break
+        taken.append(text)
+        size += len(text)
+    return b"\n".join(taken)
+
+
+def _rated(sample: bytes) -> list[tuple[str, float, str]]:
+    """Return encodings that give different texts which look like writing, with their ratings, the best first."""
+    import chardet  # slow to import, and few datasets need it
+
+    found: list[tuple[str, float, str]] = []
+    for one in chardet.detect_all(sample, ignore_threshold=True, max_bytes=max(len(sample), 1)):
+        if one["encoding"] is None:
+            continue
+        try:
+            text, codec = sample.decode(one["encoding"]), codecs.lookup(one["encoding"]).name
+        except (UnicodeDecodeError, LookupError):
+            continue
+        if all(text != other for _, _, other in found) and _looks_written(text, codec):
+            found.append((codec, one["confidence"], text))
+    return found
+
+
+def _looks_written(text: str, codec: str) -> bool:
+    beyond = [sign for sign in text if not sign.isascii()]
+    kinds = Counter(unicodedata.category(sign) for sign in beyond)
+    if kinds["Cc"] or kinds["Cn"] or kinds["Co"] or kinds["Cs"]:
+        return False
+    words = (word for word in re.findall(r"[^\W\d_]+", text) if not word.isascii())
+    odd = kinds["So"] + kinds["Sm"] + kinds["Sk"] + sum(map(_is_odd, words))
+    odd += 0 if codec in _JAPANESE else len(re.findall("[\u3041-\u30fa]", text))
+    return odd <= _MOST_ODD * len(beyond)
+
+
+def _is_odd(word: str) -> bool:
+    """Return whether a word has letters of two scripts, or a capital with an accent after a small letter."""
+    scripts = {_script(letter) for letter in word}
+    broken = any(a.islower() and b.isupper() and not b.isascii() for a, b in itertools.pairwise(word))
+    return broken or (len(scripts) > 1 and not scripts <= {"CJK", "LATIN"})
+
+
+def _script(letter: str) -> str:
+    first = unicodedata.name(letter, "?").partition(" ")[0]
+    return "CJK" if first.startswith(("HIRAGANA", "KATAKANA", "HANGUL", "FULLWIDTH", "IDEOGRAPHIC")) else first
+
+
+def _without_mark(data: bytes) -> tuple[str, str] | None:
+    """Return a text in UTF-16 or UTF-32 without a mark with its encoding: the upper bytes of ASCII and spaces are 0."""
+    # Zeros in a text of bytes are no upper bytes, unless nearly every other byte is one.
+    least = _ZEROS_OF_ASCII if decoded(data.replace(b"\0", b"")) is not None else _ZEROS
+    for codec, size, lowest in (("utf-32-le", 4, 0), ("utf-32-be", 4, 3), ("utf-16-le", 2, 0), ("utf-16-be", 2, 1)):
+        upper = data[size - 1 - lowest :: size]
+        text = _in(data, codec) if upper.count(0) > least * len(upper) and not data[lowest::size].count(0) else None
+        if text is not None:
+            return codec.upper().rpartition("-")[0], text
+    return None
+
+
+def _may_be_legacy(data: bytes) -> bool:
+    """Return whether a text is neither binary nor UTF-8 of which a few bytes are damaged, or were before."""
+    text = data.decode(errors="replace")
+    lost = text.count("\ufffd")
+    is_damaged = lost <= sum(not sign.isascii() for sign in text) - lost or "\ufffd".encode() in data
+    return not is_damaged and not _NO_TEXT.search(text.replace("\ufffd", ""))
+
+
+def _in(data: bytes, codec: str) -> str | None:
+    try:
+        text = data.decode(codec)
+    except UnicodeDecodeError:
+        return None
+    return None if _NO_TEXT.search(text) else text
