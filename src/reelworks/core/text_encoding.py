@@ -112,11 +112,16 @@ def settle(texts: Sequence[bytes]) -> Settled:
 
 def find(texts: Sequence[bytes]) -> Encoding | None:
     """Return the encoding in which all texts, but for a few, surely are; None if that is not sure, or there are none."""
-    if (whole := _find(_sample(texts))) is not None:
-        return whole
-    parts = Counter(_find(_sample(texts[i::_PARTS])) for i in range(_PARTS)) if len(texts) > _PARTS else Counter()
-    encoding, number = next(iter(parts.most_common(1)), (None, 0))
-    return encoding if number > _PARTS // 2 and len(parts.keys() - {None}) == 1 else None
+    whole = _sample(texts)
+    if (encoding := _find(whole)) is not None or len(texts) <= _PARTS:
+        return encoding
+    parts = Counter(_find(_sample(texts[i::_PARTS])) for i in range(_PARTS))
+    encoding, number = parts.most_common(1)[0]
+    if encoding is None or number <= _PARTS // 2 or len(parts.keys() - {None}) > 1:
+        return None
+    text = _in(whole, encoding.codec)
+    is_all = text is not None and _looks_written(text, encoding.codec)  # then the whole was not sure for another reason
+    return None if is_all else encoding
 
 
 def _find(sample: bytes) -> Encoding | None:
@@ -138,6 +143,8 @@ def _lead(sample: bytes, codec: str, rating: float, other: float) -> float:
 
 def _fits(data: bytes, text: str, codec: str, known: set[str]) -> bool:
     """Return whether a text is rather in this encoding than in another; its signs are then `known`, and not judged again."""
+    if any(map(_is_odd, _words(text))):
+        return False
     signs = {sign for sign in text if not sign.isascii()}
     if signs <= known:
         return True
@@ -181,10 +188,13 @@ def _looks_written(text: str, codec: str) -> bool:
     kinds = Counter(unicodedata.category(sign) for sign in beyond)
     if kinds["Cc"] or kinds["Cn"] or kinds["Co"] or kinds["Cs"]:
         return False
-    words = (word for word in re.findall(r"[^\W\d_]+", text) if not word.isascii())
-    odd = kinds["So"] + kinds["Sm"] + kinds["Sk"] + sum(map(_is_odd, words))
+    odd = kinds["So"] + kinds["Sm"] + kinds["Sk"] + sum(map(_is_odd, _words(text)))
     odd += 0 if codec in _JAPANESE else len(re.findall("[\u3041-\u30fa]", text))
     return odd <= _MOST_ODD * len(beyond)
+
+
+def _words(text: str) -> list[str]:
+    return [word for word in re.findall(r"[^\W\d_]+", text) if not word.isascii()]
 
 
 def _is_odd(word: str) -> bool:
